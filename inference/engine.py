@@ -91,6 +91,12 @@ class Engine:
         """Seconds spent compiling so far; no step's time includes it."""
         return self._steps.compile_s + (self._prefill.compile_s if self._prefill else 0.0)
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step is being compiled; any thread may ask."""
+        runners = [each.model_runner for each in (self, self._prefill) if each]
+        return any(runner.is_compiling for runner in runners)
+
     @classmethod
     def from_model(
         cls,

@@ -70,6 +70,11 @@ class Executables:
         found = self._found.get(shape)
         return found is not None and found.done()
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether one is being compiled; any thread may ask."""
+        return any(not found.done() for found in list(self._found.values()))
+
     def step(self, shape: StepShape) -> Executable:
         """The executable of a shape."""
         return self._once(shape, functools.partial(self._lower_step, shape))

@@ -239,6 +239,11 @@ class ModelRunner:
         self.num_late_compiles += is_new and self._is_warm
         return found
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step is being compiled; any thread may ask."""
+        return self._executables.is_compiling
+
     def is_ready(self, schedule: StepSchedule) -> bool:
         """Whether a schedule needs no compilation."""
         has = self._executables.has

@@ -202,8 +202,12 @@ class Heartbeat(Message):
     accepted_per_position: list[int] = []
 
 
+class Compiling(Message):
+    """The engine compiles, and its loop waits for that."""
+
+
 ToEngine = Add | Abort | Stop
-FromEngine = Loaded | Ready | Outputs | Refused | Heartbeat
+FromEngine = Loaded | Ready | Outputs | Refused | Heartbeat | Compiling
 
 _ENCODER = msgspec.msgpack.Encoder()
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)

@@ -146,11 +146,11 @@ class Metrics:
             self._most.labels(name).observe(params.max_new_tokens)
 
     @contextmanager
-    def watching(self, num_answers: int) -> Iterator[list["Watch"]]:
-        """The times of answers that begin now; those that have not ended at the end of the block
-        were given up, or failed.
+    def watching(self, num_answers: int, prepared_s: float = 0.0) -> Iterator[list["Watch"]]:
+        """The times of answers whose request came before so many seconds; those that have not ended
+        at the end of the block were given up, or failed.
         """
-        watches, reason = [Watch(self) for _ in range(num_answers)], "abort"
+        watches, reason = [Watch(self, prepared_s) for _ in range(num_answers)], "abort"
         try:
             yield watches
         except Exception:
@@ -176,12 +176,13 @@ class Watch:
         queued_s, first_s: seconds until it was scheduled, and had a token; None: not yet.
     """
 
-    def __init__(self, metrics: Metrics):
-        """It begins now."""
+    def __init__(self, metrics: Metrics, prepared_s: float = 0.0):
+        """Its request came before so many seconds, in which the prompt was encoded."""
         name = metrics._model_name()
         self._metrics, self._name = metrics, name
         self._gap, self._first = metrics._gap.labels(name), metrics._first.labels(name)
-        self._started = time.perf_counter()
+        self._prepared_s = prepared_s
+        self._started = time.perf_counter() - prepared_s
         self._last = 0.0
         self._num_tokens = 0
         self.has_ended = False
@@ -192,7 +193,7 @@ class Watch:
         """So many have come; the engine let it wait for so long."""
         now = time.perf_counter() - self._started
         if self.first_s is None:
-            self.first_s, self.queued_s = now, min(queued_s, now)
+            self.first_s, self.queued_s = now, min(queued_s, now - self._prepared_s)
             self._first.observe(now)
         elif num_tokens:
             self._gap.observe((now - self._last) / num_tokens)
@@ -210,8 +211,8 @@ class Watch:
             return
         decode_s = self._last - self.first_s
         metrics._queue.labels(name).observe(self.queued_s)
-        metrics._prefill.labels(name).observe(self.first_s - self.queued_s)
+        metrics._prefill.labels(name).observe(self.first_s - self._prepared_s - self.queued_s)
         metrics._decode.labels(name).observe(decode_s)
-        metrics._inference.labels(name).observe(self._last - self.queued_s)
+        metrics._inference.labels(name).observe(self._last - self._prepared_s - self.queued_s)
         if self._num_tokens > 1:
             metrics._mean_gap.labels(name).observe(decode_s / (self._num_tokens - 1))

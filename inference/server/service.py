@@ -27,7 +27,7 @@ class Limits:
         queue_s: that a request is expected to wait for a slot; those that would longer are refused.
         stall_s: a client that reads nothing for so long is disconnected.
         idle_s: silence of a stream after which a comment keeps the connection.
-        heartbeat_s: silence of an engine that has work, after which it counts as dead.
+        heartbeat_s: silence of an engine that serves, after which it counts as dead, and is ended.
         connections: on which a request is being answered, at a time.
         workers: processes that encode texts.
     """
@@ -70,7 +70,7 @@ class Service:
         started with the engine, not when the first one comes.
         """
         self.limits = limits
-        self.client = EngineClient(launcher, on_loaded=self._load_texts)
+        self.client = EngineClient(launcher, self._load_texts, limits.heartbeat_s)
         self.started = int(time.time())
         self.num_keys = 0
         self.is_draining = False
@@ -144,6 +144,8 @@ class Service:
             raise unavailable("the server is shutting down")
         if self.client.state is not State.READY:
             raise unavailable(f"the engine is {self.client.state.value}")
+        if not self.is_alive:
+            raise unavailable("the engine does not answer")
 
     def check_room(
         self,
@@ -160,7 +162,7 @@ class Service:
             num_prompts, num_each: their numbers.
             deadline: of the answers.
             name: who asks, by the key.
-            priority: the higher goes first.
+            priority: among this client's, the higher goes first.
 
         Raises:
             ApiError: 400, it never has; 429, this client has its share; 503, it is full.

@@ -24,6 +24,7 @@ from inference.text.tool_calls.formats import Format
 
 _CHARS_A_TOKEN = 16  # a prompt with more characters for each token of the context is refused unread
 _INLINE_CHARS, _INLINE_IDS = 1024, 1024  # a fraction of a millisecond: less than a worker's answer
+_CALL_CHARS = 64  # as many take as long as the call itself
 _KNOWN_GRAMMARS = 256
 
 
@@ -40,6 +41,7 @@ class Texts:
         self._tokenizer = tokenizer
         self._pool = pool
         self._max_chars = _CHARS_A_TOKEN * max_context
+        self._num_inline = 0  # characters since others had their turn
         self._known: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._starting: asyncio.Task[None] | None = None
 
@@ -79,6 +81,10 @@ class Texts:
         self._check_length(len(text), param)
         if len(text) > _INLINE_CHARS or self.tokenizer.may_panic:
             return await self._ask(Encode(text, add_special), param)
+        self._num_inline += len(text) + _CALL_CHARS
+        if self._num_inline > _INLINE_CHARS:  # many short ones take as long as a long one
+            self._num_inline = 0
+            await asyncio.sleep(0)
         try:
             return self.tokenizer.encode(text, add_special)
         except InputError as error:

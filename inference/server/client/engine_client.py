@@ -34,6 +34,7 @@ _RESTARTS, _WITHIN_S = 5, 600.0
 _FIRST_PAUSE_S = 0.05  # before a restart; doubled for each further one
 _KILLED = (0, -signal.SIGKILL, -signal.SIGTERM)  # 0: nothing ended yet
 _END_S = 10.0  # for the process to end by itself
+_LOOKS = 4  # in the time after which an engine counts as dead
 _AHEAD = 4  # for so many slots, a request lies ready in the engine's own queue
 
 _log = logging.getLogger(__name__)
@@ -78,8 +79,15 @@ class EngineClient:
         on_state: called with each new state.
     """
 
-    def __init__(self, launcher: Launcher, on_loaded: Callable[[Loaded], Awaitable[None]]):
-        """`on_loaded`: what the engine says of itself; it is not ready before this is done."""
+    def __init__(
+        self,
+        launcher: Launcher,
+        on_loaded: Callable[[Loaded], Awaitable[None]],
+        silence_s: float,
+    ):
+        """`on_loaded`: what the engine says of itself; it is not ready before this is done.
+        `silence_s`: an engine that serves and says nothing for so long is ended.
+        """
         self.state = State.LOADING
         self.facts: Loaded | None = None
         self._history = History()
@@ -89,6 +97,8 @@ class EngineClient:
         self.on_state: Callable[[State], None] = lambda _: None
         self._on_loaded = on_loaded
         self._launcher = launcher
+        self._silence_s = silence_s
+        self._is_silent = False
         self._writer: asyncio.StreamWriter | None = None
         self._waiting = FairQueue()  # for the engine, which gets what it can run and little more
         self._sent: dict[PendingRequest, None] = {}  # what it has got, and has not ended
@@ -145,7 +155,7 @@ class EngineClient:
                 if self._stopped.is_set():
                     await self._launcher.end(_END_S if was_ready else 0)
                     return
-                status = await self._launcher.end(_END_S)
+                status = await self._launcher.end(0 if self._is_silent else _END_S)
                 self._history.end()
                 self._open = {}
                 if was_ready:
@@ -242,12 +252,14 @@ class EngineClient:
 
         All at once if somebody killed that one. But if it failed by itself, or engines ended
         repeatedly, a request may be why: each is then tried alone until it has a token, and has
-        failed if the engine fails again meanwhile.
+        failed if the engine fails again meanwhile, or is killed twice: for want of memory, perhaps.
         """
         suspect, self._alone = self._alone, None
         was_killed = self._status in _KILLED
-        if suspect in self._sent and not was_killed:
-            self._fail(suspect, RequestFailed())
+        if suspect in self._sent:
+            suspect.num_blamed += 1
+            if not was_killed or suspect.num_blamed > 1:
+                self._fail(suspect, RequestFailed())
         for asked in list(self._sent):
             if asked not in self._sent:  # it has left
                 continue
@@ -266,7 +278,8 @@ class EngineClient:
         """Serves one engine to its end; says whether it was ready once."""
         connection = self._launcher.start()
         reader, self._writer = await asyncio.open_unix_connection(sock=connection)
-        was_ready = False
+        was_ready = self._is_silent = False
+        watching = asyncio.create_task(self._end_if_silent(self._writer.transport))
         try:
             while not self._stopped.is_set():
                 header = await reader.readexactly(frames.HEADER_BYTES)
@@ -279,6 +292,7 @@ class EngineClient:
         except (asyncio.IncompleteReadError, OSError, ConnectionClosed):
             pass  # it has ended
         finally:
+            watching.cancel()
             self._holds = True
             self._pace.note(0, others_wait=False)
             if self._going_on is not None:
@@ -286,6 +300,19 @@ class EngineClient:
             self._writer.close()
             self._writer = None
         return was_ready
+
+    async def _end_if_silent(self, transport: asyncio.WriteTransport) -> None:
+        """Looks a few times: if this process was stopped for a while, the engine is not to blame,
+        and what it said is read before the next.
+        """
+        num_silent, heard_at = 0, self.heard_at
+        while num_silent < _LOOKS:
+            await asyncio.sleep(self._silence_s / _LOOKS)
+            is_silent = self.state is State.READY and self.heard_at == heard_at
+            num_silent, heard_at = num_silent + 1 if is_silent else 0, self.heard_at
+        _log.error("the engine said nothing for %g s: it is ended", self._silence_s)
+        self._is_silent = True
+        transport.abort()
 
     def _take(self, message: FromEngine) -> None:
         self.heard_at = time.monotonic()

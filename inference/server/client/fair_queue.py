@@ -1,9 +1,9 @@
-"""Which request goes to the engine next: those of a higher priority first, and among these that of
-whoever was served least.
+"""Which request goes to the engine next: that of whoever was served least, and of its own the one
+of the highest priority. What a client says of its requests is no reason for others to wait.
 
 A virtual token counter (Sheng et al. 2024, https://arxiv.org/abs/2401.00588): each client's grows
 by the tokens that it is served, those of prompts once and those of answers twice. One that comes
-back begins where the others are: time without requests is not saved up.
+back begins where those are that wait: time without requests is not saved up.
 """
 
 import bisect
@@ -43,14 +43,15 @@ class FairQueue:
     def add(self, asked: PendingRequest) -> None:
         """A request that has to wait."""
         if asked.client not in self._waiting:
+            least = min((self._served[name] for name in self._waiting), default=self._least)
             self._waiting[asked.client] = []
-            self._served[asked.client] = max(self._served[asked.client], self._least)
+            self._served[asked.client] = max(self._served[asked.client], least)
         bisect.insort(self._waiting[asked.client], asked, key=_rank)
 
     def pop(self) -> PendingRequest:
         """The next."""
-        client = min(self._waiting, key=self._turn)
-        self._least = max(self._least, self._served[client])
+        client = min(self._waiting, key=self._served.__getitem__)
+        self._least = self._served[client]
         asked = self._waiting[client][0]
         self._served[client] += _PROMPT_WEIGHT * asked.num_prompt_tokens
         self.discard(asked)
@@ -70,22 +71,10 @@ class FairQueue:
     def num_ahead(self, client: str, priority: int) -> int:
         """Requests that would go before one that came now, where each takes as long."""
         own = self._waiting.get(client, [])
-        turns = 1 + len(own) - _num_above(own, priority)
-        found = 0
-        for name, waiting in self._waiting.items():
-            num_above = _num_above(waiting, priority)
-            num_equal = bisect.bisect_right(waiting, -priority, key=_rank) - num_above
-            found += num_above + (num_equal if name == client else min(num_equal, turns))
-        return found
-
-    def _turn(self, client: str) -> tuple[int, int]:
-        return _rank(self._waiting[client][0]), self._served[client]
+        num_own = bisect.bisect_right(own, -priority, key=_rank)
+        others = (len(each) for name, each in self._waiting.items() if name != client)
+        return num_own + sum(min(num, num_own + 1) for num in others)
 
 
 def _rank(asked: PendingRequest) -> int:
     return -asked.priority
-
-
-def _num_above(waiting: list[PendingRequest], priority: int) -> int:
-    """Of a higher priority than this."""
-    return bisect.bisect_left(waiting, -priority, key=_rank)

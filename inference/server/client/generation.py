@@ -19,12 +19,19 @@ class Deadline:
 
     Attributes:
         at: by the event loop's clock.
+        started: when the request came, by the same.
     """
 
     def __init__(self, limit_s: float):
         """`limit_s`: seconds from now."""
         self._limit_s = limit_s
-        self.at = asyncio.get_running_loop().time() + limit_s
+        self.started = asyncio.get_running_loop().time()
+        self.at = self.started + limit_s
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the request came."""
+        return asyncio.get_running_loop().time() - self.started
 
     @property
     def left_s(self) -> float:

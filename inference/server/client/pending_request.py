@@ -22,6 +22,7 @@ class PendingRequest:
         since: when, by the monotonic clock.
         ids: of the engine's requests that serve it, and the answer that each begins with.
         num_engines: that it was sent to.
+        num_blamed: of these, the ones that ended while it was tried alone.
         has_news: set once the last of them brought something, or nothing more comes.
     """
 
@@ -39,17 +40,19 @@ class PendingRequest:
             params = dataclasses.replace(params, seed=secrets.randbits(63))
         self.client = client
         self.since = time.monotonic()
+        self._waited_s = 0.0  # until an engine was asked first
         self.ids: dict[int, int] = {}
         self._inbox = inbox
         self._tokens, self._params, self._num_top_logprobs = list(tokens), params, num_top_logprobs
         self._told: list[list[int]] = [[] for _ in range(params.n)]  # tokens of each answer
         self._is_done = [False] * params.n
         self.num_engines = 0
+        self.num_blamed = 0
         self.has_news = asyncio.Event()
 
     @property
     def priority(self) -> int:
-        """The higher goes first."""
+        """Among its client's: the higher goes first."""
         return self._params.priority
 
     @property
@@ -73,7 +76,8 @@ class PendingRequest:
         index = self.ids[output.id] + output.index
         self._told[index] += output.token_ids
         self._is_done[index] |= output.finish_reason is not None
-        self._inbox(dataclasses.replace(output, index=index))
+        queued_s = self._waited_s + output.queued_s
+        self._inbox(dataclasses.replace(output, index=index, queued_s=queued_s))
 
     def fail(self, error: Exception) -> None:
         """Nothing more comes, and why."""
@@ -86,10 +90,14 @@ class PendingRequest:
         An answer that has begun goes on from its tokens. Those of which nothing was told are asked
         for as in the beginning.
         """
+        if not self.num_engines:
+            self._waited_s = time.monotonic() - self.since
         self.num_engines += 1
         self.has_news.clear()
         self.ids = {}
         params, most = self._params, self._num_top_logprobs
+        if self.client:  # whose priorities are among its own, and the queue has seen to them
+            params = dataclasses.replace(params, priority=0)
         if not any(self._told):
             self.ids[id := next(ids)] = 0
             return [Add(id, self._tokens, params, most)]

@@ -92,7 +92,7 @@ class Answers:
         num_answers, trace = len(self.prompts) * each, traces.current()
         trace.asked(service.model_name, self.prompts[0].params, self.usage)
         with (
-            service.metrics.watching(num_answers) as watches,
+            service.metrics.watching(num_answers, self._deadline.spent_s) as watches,
             Generation(service.client, self._deadline, self._name) as generation,
         ):
             try:

@@ -2,6 +2,7 @@
 
 import select
 import socket
+import threading
 import time
 
 from inference.server import frames
@@ -20,15 +21,17 @@ class Channel:
         connection.settimeout(_MAX_SEND_S)
         self._connection = connection
         self._received = bytearray()
+        self._sending = threading.Lock()
 
     def send(self, message: Message) -> None:
-        """Sends a message.
+        """Sends a message; any thread may.
 
         Raises:
             ConnectionClosed: the other side has gone, or has not read for a minute.
         """
         try:
-            self._connection.sendall(frames.encode(message))
+            with self._sending:
+                self._connection.sendall(frames.encode(message))
         except OSError as error:
             raise ConnectionClosed(str(error)) from None
 

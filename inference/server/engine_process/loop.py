@@ -1,7 +1,9 @@
 """The loop of the process that owns the engine: messages in, a step, outputs out."""
 
+import contextlib
 import dataclasses
 import logging
+import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -9,7 +11,16 @@ from configs.errors import InputError
 from inference.outputs import RequestOutput
 from inference.server.engine_process.channel import Channel
 from inference.server.engine_process.served import Served
-from inference.server.frames import Abort, Add, ConnectionClosed, Outputs, Ready, Refused, ToEngine
+from inference.server.frames import (
+    Abort,
+    Add,
+    Compiling,
+    ConnectionClosed,
+    Outputs,
+    Ready,
+    Refused,
+    ToEngine,
+)
 
 _HEARTBEAT_S = 0.5
 _POLL_S = 0.005
@@ -39,6 +50,7 @@ class EngineLoop:
         self._preparing: dict[int, tuple[Add, Future[None]]] = {}  # by the other side's ids
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self._is_stopped = False
+        self._has_ended = threading.Event()
         self._told_at = 0.0
 
     def run(self) -> None:
@@ -50,11 +62,13 @@ class EngineLoop:
             self._channel.send(self._engine.facts())
             self._engine.warm_up()
             self._channel.send(Ready())
+            threading.Thread(target=self._tell_of_compiling, daemon=True).start()
             while not self._is_stopped:
                 self._turn()
         except ConnectionClosed as error:
             _log.info("the connection ends: %s", error)
         finally:
+            self._has_ended.set()
             for id in list(self._open):
                 self._forget(id)
             self._thread.shutdown(wait=False, cancel_futures=True)
@@ -74,6 +88,13 @@ class EngineLoop:
         if (now := time.monotonic()) - self._told_at >= _HEARTBEAT_S:
             self._channel.send(self._engine.heartbeat())
             self._told_at = now
+
+    def _tell_of_compiling(self) -> None:
+        """A loop that waits for a compiler tells nothing, and nobody shall think that it hangs."""
+        with contextlib.suppress(ConnectionClosed):
+            while not self._has_ended.wait(_HEARTBEAT_S):
+                if self._engine.is_compiling:
+                    self._channel.send(Compiling())
 
     def _handle(self, message: ToEngine) -> None:
         if isinstance(message, Add):

@@ -15,6 +15,10 @@ class Served(Protocol):
     def has_work(self) -> bool:
         """Whether a request is unfinished."""
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step may take long since it is being compiled; any thread may ask."""
+
     def facts(self) -> Loaded:
         """What those who ask have to know."""
 

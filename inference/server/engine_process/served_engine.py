@@ -48,6 +48,11 @@ class ServedEngine:
         """Whether a request is unfinished."""
         return self._engine.scheduler.has_work
 
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a step is being compiled."""
+        return self._engine.is_compiling
+
     def facts(self) -> Loaded:
         """What those who ask have to know."""
         config, tokenizer = self._engine.config, self._engine.tokenizer

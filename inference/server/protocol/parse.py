@@ -21,6 +21,7 @@ _WORDS = {
 }  # fmt: skip
 _WORD = re.compile(r"`(\w+)`|(>=|<=|>)")
 _MAX_TOKEN_ID = 2**31 - 1
+_MOST_WALKED = 65536  # numbers one by one: no field takes more, and a million take a second
 
 
 class Parsed(NamedTuple):
@@ -104,15 +105,18 @@ def check_ids(ids: list[int], vocab_size: int, param: str) -> list[int]:
 def _are_ids(value: Any) -> bool:
     return (
         isinstance(value, list)
-        and bool(value)
-        and all(type(id) is int and 0 <= id <= _MAX_TOKEN_ID for id in value)
+        and set(map(type, value)) == {int}
+        and min(value) >= 0
+        and max(value) <= _MAX_TOKEN_ID
     )
 
 
 def _whole(value: Any) -> Any:
     """JSON knows one kind of number: 68.0 is 68, also in lists."""
     if isinstance(value, list):
-        return [_whole(each) for each in value]
+        is_short = len(value) <= _MOST_WALKED
+        is_walked = is_short and not {float, list}.isdisjoint(map(type, value))
+        return [_whole(each) for each in value] if is_walked else value
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
     return int(value) if is_whole else value
 

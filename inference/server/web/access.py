@@ -112,7 +112,10 @@ class Access:
         if len(headers.getlist("host")) != 1 or (self._is_local and not _is_this_machine(host)):
             raise ApiError(403, "the header Host names another server")
         origin = headers.get("origin")
-        if origin is not None and origin != f"{scope['scheme']}://{host}":
+        # Behind a proxy that speaks TLS the page's scheme is another. What keeps pages of other
+        # servers out is the key.
+        schemes = [scope["scheme"]] if self._keys is None else ["http", "https"]
+        if origin is not None and origin not in [f"{scheme}://{host}" for scheme in schemes]:
             raise ApiError(403, "requests from pages of other servers are not served")
         if scope["path"] in OPEN_PATHS:
             return ""

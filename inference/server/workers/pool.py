@@ -25,7 +25,9 @@ _TRIES = 3  # of a job whose worker somebody else ended
 
 
 class WorkerLost(Exception):
-    """A worker could not be started, or was ended by somebody else, repeatedly."""
+    """A worker could not be started, or was ended by somebody else, repeatedly; or it had too
+    little of the processor.
+    """
 
 
 class Pool:
@@ -107,9 +109,9 @@ class _Worker:
                     reply = await self._exchange(data)
             except WorkerLost:
                 continue
-            except TimeoutError:
+            except TimeoutError:  # without its processor time: it waits, or never got that
                 await self._end()
-                return jobs.too_long(limit_s)
+                raise WorkerLost from None
             except (asyncio.IncompleteReadError, OSError, ConnectionClosed):
                 status = await self._end()
                 if status == -signal.SIGPROF:

@@ -86,6 +86,7 @@ class FakeEngine:
         self.running: list[_Sequence] = []
         self.aborted: list[int] = []
         self.num_steps = 0
+        self.is_compiling = False
         self.params: list[SamplingParams] = []  # of all requests
         self.prompts: list[list[int]] = []
         self.may_go_on = threading.Event()  # of a step that hangs

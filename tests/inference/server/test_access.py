@@ -3,10 +3,12 @@
 import re
 
 import pytest
+from starlette.responses import Response
+from starlette.testclient import TestClient
 
 from configs.errors import InputError
 from inference.server.web import access, app, page_files
-from inference.server.web.access import OPEN_PATHS, Keys
+from inference.server.web.access import OPEN_PATHS, Access, Keys
 from tests.inference.server.fake_engine import FakeEngine
 from tests.inference.server.running import running
 
@@ -47,6 +49,17 @@ def test_everything_but_probes_and_pages_needs_a_key(locked):
 def test_keys(locked, header, status):
     response = locked.http.post("/v1/completions", json=BODY, headers={"authorization": header})
     assert response.status_code == status and KEY not in response.text
+
+
+@pytest.mark.parametrize("origin, status", [
+    ("https://chat.example", 200), ("http://chat.example", 200), ("https://chat.example:8", 403),
+    ("https://other.example", 403), ("ftp://chat.example", 403), ("null", 403),
+])  # fmt: skip
+def test_with_keys_a_proxy_may_speak_tls(origin, status):
+    passed = Access(Response("", 200), Keys([KEY]), False, 9)
+    client = TestClient(passed, base_url="http://chat.example")
+    headers = {"authorization": f"Bearer {KEY}", "origin": origin}
+    assert client.get("/v1/models", headers=headers).status_code == status
 
 
 def test_one_key_is_enough(locked):

@@ -1,12 +1,14 @@
 """Who waits for whom, and who is told at once that there is no use in waiting."""
 
 import contextlib
+import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
 
+from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server import service
 from inference.server.client.fair_queue import FairQueue
@@ -80,16 +82,37 @@ def test_one_who_comes_back_has_saved_nothing_up():
     assert order(queue, {})[:4] in ("abab", "baba")
 
 
-def test_a_priority_goes_first_and_within_it_there_are_turns():
+def test_a_priority_goes_first_among_those_of_one_client():
     queue = filled(*"aaa")
-    for client, priority in (("a", 1), ("b", -1), ("b", 1), ("a", 1)):
+    for client, priority in (("a", 1), ("b", -1), ("b", 1), ("a", 2)):
         queue.add(asked(client, priority))
-    assert queue.num_ahead("c", 2) == 0 and queue.num_ahead("c", 1) == 2
-    assert queue.num_ahead("c", 0) == 4 and queue.num_ahead("a", 0) == 6
-    assert queue.num_ahead("c", -1) == 7
-    first = [queue.pop().client for _ in range(3)]
-    assert sorted(first) == ["a", "a", "b"] and first[0] != first[1]
-    assert order(queue, {}) == "aaab"
+    assert queue.num_ahead("c", 9) == queue.num_ahead("c", -9) == 2  # one turn of each other
+    assert queue.num_ahead("a", 2) == 1 + 2 and queue.num_ahead("a", 0) == 5 + 2
+    assert queue.num_ahead("b", 0) == 1 + 2 and queue.num_ahead("b", 2) == 0 + 1
+    found = []
+    while queue:
+        found.append(queue.pop())
+        queue.served(found[-1].client, 5)
+    assert "".join(one.client for one in found) == "ababaaa"
+    for client, priorities in (("a", [2, 1, 0, 0, 0]), ("b", [1, -1])):
+        assert [one.priority for one in found if one.client == client] == priorities
+
+
+def test_whoever_comes_new_begins_where_those_are_that_wait():
+    queue = filled("b")
+    for _ in range(50):
+        queue.add(asked("a", 1))
+        queue.served(queue.pop().client, 100)
+    queue.add(asked("a", 1))
+    for client in "bbbccc":
+        queue.add(asked(client))
+    assert "c" in order(queue, {})[:3]
+
+
+def test_a_priority_is_told_to_the_engine_where_there_are_no_keys():
+    for client, told in (("", 3), ("a", 0)):
+        (add,) = asked(client, 3).messages(itertools.count(1))
+        assert add.params.priority == told
 
 
 def test_prompts_count_too():
@@ -97,6 +120,15 @@ def test_prompts_count_too():
     for _ in range(3):
         queue.add(asked("b"))
     assert order(queue, {"a": 0, "b": 0}) == "abbbaa"
+
+
+def test_the_time_in_the_queue_is_told_as_such():
+    found = []
+    one = PendingRequest(found.append, [1], SamplingParams(max_new_tokens=9), None, True)
+    one.since -= 5
+    (add,) = one.messages(itertools.count(1))
+    one.take(RequestOutput(add.id, [7], "", None, queued_s=0.25))
+    assert found[0].queued_s == pytest.approx(5.25, abs=0.5)
 
 
 def test_what_leaves_the_queue_is_gone():

@@ -3,10 +3,12 @@
 import contextlib
 import json
 import socket
+import time
 
 import pytest
 
 from inference.server.service import Limits
+from inference.server.web.access import Keys
 from tests.inference.server.fake_engine import MAX_SEQS, FakeEngine
 from tests.inference.server.running import running, wait_until
 
@@ -89,6 +91,52 @@ def test_bodies_in_chunks_have_the_same_limits(short):
 
     assert short.http.post("/v1/completions", content=body(9), headers=how).status_code == 200
     assert short.http.post("/v1/completions", content=body(3000), headers=how).status_code == 413
+
+
+@pytest.mark.parametrize("trailers", [b"X: a\r\n" * 1000, b"X: " + b"a" * 4000])
+def test_trailers_have_the_limit_of_heads(short, trailers):
+    with connect(short) as connection:
+        head, _, body = request(BODY, more="Transfer-Encoding: chunked\r\n").partition(b"\r\n\r\n")
+        head = b"\r\n".join(line for line in head.split(b"\r\n") if b"Length" not in line)
+        connection.sendall(head + b"\r\n\r\n%x\r\n" % len(body) + body + b"\r\n")
+        time.sleep(0.1)
+        connection.sendall(b"0\r\n" + trailers)
+        assert read_all(connection).startswith(b"HTTP/1.1 431 ")
+
+
+def test_trailers_are_no_headers():
+    with running(keys=Keys(["a" * 16])) as server, connect(server) as connection:
+        chunked = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+        own = b"Authorization: Bearer " + b"a" * 16
+        connection.sendall(chunked + b"\r\n0\r\n" + own + b"\r\n\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize("more", [b"a", b"\r\n"])
+def test_what_follows_an_answer_does_not_keep_the_connection(short, more):
+    with connect(short) as connection:
+        length = b"Content-Length: 100\r\n" * (more == b"a")
+        connection.sendall(b"POST /no HTTP/1.1\r\nHost: localhost\r\n" + length + b"\r\n")
+        assert connection.recv(65536).startswith(b"HTTP/1.1 404 ")
+        connection.sendall(more)
+        connection.settimeout(3)
+        while connection.recv(65536):
+            pass
+
+
+@pytest.mark.parametrize("more", [
+    b"GET / HTTP/1.1\r\nHost: local", b"\x16\x03", b"GET / HTTP/1.1\r\nX: " + b"a" * 4000,
+    b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 1000 + b"\r\n",
+])  # fmt: skip
+def test_a_bad_request_behind_another_writes_nothing_into_its_answer(more):
+    limits = Limits(head_bytes=3000, head_s=0.3)
+    with running(FakeEngine(step_s=0.05), limits) as server, connect(server) as connection:
+        connection.sendall(request(STREAM))
+        answer = connection.recv(65536)
+        connection.sendall(more)
+        with contextlib.suppress(ConnectionResetError):
+            answer += read_all(connection)
+        assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"HTTP/1.1") == 1
 
 
 def test_a_connection_serves_one_request_after_the_other(server):

@@ -13,8 +13,9 @@ import pytest
 from configs.errors import InputError
 from inference.server.client.engine_client import EngineFailed
 from inference.server.client.launch import Thread
+from inference.server.engine_process import loop
 from inference.server.frames import Heartbeat, TextFacts
-from inference.server.service import Limits
+from inference.server.service import Limits, Service
 from inference.server.web import report, serving
 from tests.inference.server import events
 from tests.inference.server.fake_engine import CRASHES, HANGS, MAX_SEQS, FakeEngine, reply
@@ -154,6 +155,15 @@ def test_a_request_is_not_blamed_where_somebody_killed_the_engine(statuses, stat
         wait_until(lambda: len(launcher.engines) == 3)
 
 
+def test_a_request_that_gets_engines_killed_does_not_end_the_server():
+    launcher = Failing(*[-9] * 9)
+    with running(launcher) as server:
+        answer = server.post(TEXT, prompt="a", max_tokens=3)
+        assert answer.status_code == 500 and answer.headers["x-should-retry"] == "false"
+        server.wait_ready(20)
+        assert len(launcher.engines) == 5
+
+
 def test_requests_that_come_while_another_is_tried_wait():
     engines, may_compile, found = [], threading.Event(), {}
     may_compile.set()
@@ -241,15 +251,47 @@ def test_an_engine_that_cannot_be_loaded_ends_the_server():
     assert isinstance(server.error, EngineFailed)
 
 
-def test_a_step_that_hangs_is_seen():
-    engine = FakeEngine()
-    with running(engine, Limits(heartbeat_s=0.3, request_s=0.5)) as server:
-        late = server.post(TEXT, prompt=[HANGS])
-        assert late.status_code == 408 and late.headers["x-should-retry"] == "false"
-        wait_until(lambda: server.http.get("/health").status_code == 503)
-        engine.may_go_on.set()
-        wait_until(lambda: server.http.get("/health").status_code == 200)
-        assert server.post(TEXT, prompt="a").status_code == 200
+def test_a_step_that_hangs_is_seen_and_its_engine_ended():
+    engines, found = [], []
+
+    def load():
+        engines.append(FakeEngine(step_s=0.02))
+        return engines[-1]
+
+    with running(Thread(load), Limits(heartbeat_s=1)) as server:
+        other = threading.Thread(
+            target=lambda: found.append(server.post(TEXT, prompt="a", max_tokens=90).json())
+        )
+        other.start()
+        wait_until(lambda: engines[0].num_steps > 3)
+        hangs = server.post(TEXT, prompt=[HANGS])
+        assert hangs.status_code == 500 and hangs.headers["x-should-retry"] == "false"
+        other.join(10)
+        assert found[0]["choices"][0]["text"] == bytes(reply(90)).decode(errors="replace")
+        assert len(engines) == 3  # the second for the request that was to blame
+        server.wait_ready()
+        for engine in engines:
+            engine.may_go_on.set()
+
+
+def test_an_engine_that_was_not_heard_of_is_not_ready(server, monkeypatch):
+    monkeypatch.setattr(Service, "heartbeat_age_s", 31)
+    for path in ("/health", "/ready"):
+        assert server.http.get(path).status_code == 503
+
+
+def test_an_engine_that_compiles_is_not_taken_for_one_that_hangs(monkeypatch):
+    monkeypatch.setattr(loop, "_HEARTBEAT_S", 0.1)
+
+    class Compiles(FakeEngine):
+        def step(self):
+            self.is_compiling = self.num_steps == 0
+            time.sleep(2.0 * self.is_compiling)
+            return super().step()
+
+    with running(Compiles(), Limits(heartbeat_s=1)) as server:
+        assert server.post(TEXT, prompt="a", max_tokens=3).status_code == 200
+        assert not server.service.client.num_restarts
 
 
 def test_the_queue_is_bounded():

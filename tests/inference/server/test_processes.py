@@ -18,6 +18,7 @@ from inference.server.client import engine_client
 from inference.server.client.engine_client import State
 from inference.server.client.launch import Subprocess
 from inference.server.engine_process import entry
+from inference.server.service import Limits
 from tests.inference.server import events
 from tests.inference.server.fake_engine import HANGS, REPLY
 from tests.inference.server.fake_process import COMMAND
@@ -108,6 +109,23 @@ def test_an_engine_that_is_killed_while_it_loads_is_started_again():
         assert server.service.client.state is State.RESTARTING
         server.wait_ready(20)
         assert server.post(TEXT, prompt="a", max_tokens=3).status_code == 200
+
+
+def test_streams_go_on_when_the_engine_is_stopped():
+    launcher = Subprocess(COMMAND)
+    with running(launcher, Limits(heartbeat_s=2)) as server, ThreadPoolExecutor(1) as pool:
+        asked = {"prompt": "a", "max_tokens": 100, "return_token_ids": True}
+        before = launcher.pid
+        found = pool.submit(server.post, TEXT, **asked)
+        wait_until(lambda: server.service.client.num_sequences)
+        os.kill(before, signal.SIGSTOP)
+        ((text, tokens, reasons),) = answers(found.result(20))
+        assert (text, len(tokens), reasons) == (
+            bytes(tokens).decode(errors="replace"),
+            100,
+            ["length"],
+        )
+        assert launcher.pid != before and not is_running(before)
 
 
 def test_a_signal_before_a_restart_ends_the_server(monkeypatch):
