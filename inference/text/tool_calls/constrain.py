@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from configs.errors import InputError
 from inference.text import grammar
 from inference.text.tool_calls.formats import Format
 
@@ -20,17 +21,31 @@ def of_calls(format: Format, schemas: Schemas, is_parallel: bool) -> str:
         format: how calls are written.
         schemas: JSON schemas of objects.
         is_parallel: whether there may be several.
+
+    Raises:
+        InputError: the schemas are too long together.
     """
+    _check_length(schemas)
     return _lark(format, schemas, is_parallel, "start")
 
 
 def of_calls_or(format: Format, schemas: Schemas, is_parallel: bool, answer: str) -> str:
     """The same, or a text of another grammar."""
+    _check_length(schemas)
     other = grammar.schema_of(answer)
     if format.brackets and other is not None:
         return _json_or(format, schemas, is_parallel, other)
     calls = _lark(format, schemas, is_parallel, "calls")
     return grammar.either(calls, "calls", answer)
+
+
+def _check_length(schemas: Schemas) -> None:
+    num_chars = sum(len(json.dumps(schema)) for schema in schemas.values())
+    if num_chars > grammar.MAX_CHARS:
+        raise InputError(
+            f"the schemas of functions have at most {grammar.MAX_CHARS} characters together, not "
+            f"{num_chars}"
+        )
 
 
 def _lark(format: Format, schemas: Schemas, is_parallel: bool, first: str) -> str:

@@ -6,6 +6,7 @@ import random
 import jsonschema
 import pytest
 
+from configs.errors import InputError
 from inference.text import grammar
 from inference.text.grammar import Grammars
 from inference.text.tool_calls import constrain
@@ -116,6 +117,16 @@ def test_an_object_beside_too_many_calls(grammars, name):
     follow(state, first + more * (constrain.MAX_CALLS - 1))
     with pytest.raises(AssertionError):
         follow(state, more)
+
+
+def test_schemas_are_not_too_long_together():
+    each = {"type": "object", "description": "x" * (grammar.MAX_CHARS // 3)}
+    answer = grammar.of_json_schema(QUESTION)
+    for format in FORMATS.values():
+        assert constrain.of_calls(format, {"a": each, "b": each}, True)
+        for write in (constrain.of_calls, lambda *how: constrain.of_calls_or(*how, answer)):
+            with pytest.raises(InputError, match="at most 65536 characters together, not 65"):
+                write(format, {"a": each, "b": each, "c": each}, True)
 
 
 @pytest.mark.parametrize("name", FORMATS)
