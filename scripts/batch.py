@@ -50,8 +50,8 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("--concurrency is one number here")
     label = f"--output={_OUTPUT.value}"
     target = resumable_results.check_target(label, _OUTPUT.value, _INPUT.value)
-    from inference.server.batches import lines, records
-    from inference.server.batches.lines import BadLine, Line
+    from inference.batches import lines, records
+    from inference.batches.lines import BadLine, Line
     from scripts.modes import batch_servers
 
     found = lines.read(_INPUT.value)

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 
 from configs.errors import InputError
+from inference.batches import records, run
+from inference.batches.lines import Line
+from inference.batches.records import Record
 from inference.files.resumable_results import ResumableResults
 from inference.http_client import until
 from inference.http_client.address import Address, read_key
 from inference.http_client.connections import Connections, NoConnection, Unanswered
-from inference.server.batches import records, run
-from inference.server.batches.lines import Line
-from inference.server.batches.records import Record
 from scripts import common, interrupts
 from scripts.flags.requests import key_flag
 

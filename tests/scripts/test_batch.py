@@ -12,9 +12,9 @@ from inference.server.client import launch
 from inference.server.client.launch import Thread
 from scripts import batch
 from tests import compiling
+from tests.inference.batches.test_batches import CHAT, line
 from tests.inference.server.fake_engine import FakeEngine
 from tests.inference.server.running import running
-from tests.inference.server.test_batches import CHAT, line
 from tests.scripts import apps
 
 

@@ -5,10 +5,10 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from inference.batches import records
+from inference.batches.lines import Line
+from inference.batches.records import Record
 from inference.http_client.connections import Answer, NoConnection, Unanswered
-from inference.server.batches import records
-from inference.server.batches.lines import Line
-from inference.server.batches.records import Record
 
 _BUSY = (429, 503)
 _PATIENCE_S = 300.0  # with a server that is busy, or cannot be reached for now

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from configs.errors import InputError, reason
+from inference.batches.lines import BadLine, Line
 from inference.http_client.connections import Answer
-from inference.server.batches.lines import BadLine, Line
 
 Record = dict[str, Any]
 
