@@ -51,12 +51,11 @@ def main(argv: Sequence[str]) -> None:
     label = f"--output={_OUTPUT.value}"
     target = resumable_results.check_target(label, _OUTPUT.value, _INPUT.value)
     from inference.batches import lines, records
-    from inference.batches.lines import BadLine, Line
+    from inference.batches.lines import Line
     from scripts.modes import batch_servers
 
     found = lines.read(_INPUT.value)
     asked = [line for line in found if isinstance(line, Line)]
-    bad = [records.bad(line) for line in found if isinstance(line, BadLine)]
     ids = {line.custom_id for line in asked}
     earlier = [] if _OVERWRITE.value else records.read(target)
     results = {each["custom_id"]: each for each in earlier if records.is_final(each)}
@@ -73,7 +72,10 @@ def main(argv: Sequence[str]) -> None:
             batch_servers.answer(todo, url, engine, serve.SERVED_NAME.value, most, saved)
             results |= saved.results
         others = [each for name, each in results.items() if name not in ids]
-        ours = [*(results[line.custom_id] for line in asked), *bad]
+        ours = [
+            results[line.custom_id] if isinstance(line, Line) else records.bad(line)
+            for line in found
+        ]
         text = "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in [*others, *ours])
         user_files.write({target: text.encode()})
         finished = True
