@@ -14,7 +14,8 @@ from inference.http_client.connections import Answer
 Record = dict[str, Any]
 
 _NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_FOR_A_WHILE = (408, 429)  # and from 500 on: another attempt may succeed
+DENIED = (401, 403)  # whoever asks, not what is asked, so another key may be what it takes
+_FOR_A_WHILE = (408, 429, *DENIED)  # and from 500 on: another attempt may succeed
 
 
 def answered(line: Line, answer: Answer) -> Record:

@@ -44,7 +44,7 @@ def answer(
         saved: takes the results.
 
     Raises:
-        InputError: the server cannot be reached, at first or for too long.
+        InputError: the server cannot be reached, at first or for too long, or refuses the key.
         KeyboardInterrupt: at Ctrl-C, once what had come was added.
     """
     with interrupts.Deferred() as interrupt, common.bars() as bar:
@@ -62,7 +62,7 @@ def answer(
             working = _by_server(lines, address, at_a_time or _AT_A_TIME, add)
         try:
             is_whole = until.run(working, lambda: interrupt.asked)
-        except NoConnection as error:
+        except (NoConnection, run.Denied) as error:
             raise InputError(
                 f"{error}; {len(saved.results)} results are in {saved.path}, and the same command "
                 "goes on from there"
@@ -78,7 +78,7 @@ async def _by_server(
 ) -> None:
     connections = Connections(address)
     try:
-        await connections.get("/v1/models")
+        run.check_allowed(await connections.get("/v1/models"))
         await run.run(connections, lines, at_a_time, add)
     except NoConnection:
         raise

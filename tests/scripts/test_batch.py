@@ -10,6 +10,7 @@ import pytest
 
 from inference.server.client import launch
 from inference.server.client.launch import Thread
+from inference.server.web.access import Keys
 from scripts import batch
 from tests import compiling
 from tests.inference.batches.test_batches import CHAT, line
@@ -87,6 +88,17 @@ def test_what_failed_for_a_while_is_asked_again(run, tmp_path):
     assert "1 of 3 results are there already" in ran.err
     assert ids(found) == ["a", "b", "c"] and found[1] == good
     assert found[0]["response"]["status_code"] == 200
+
+
+def test_a_wrong_key_leaves_no_result(run, monkeypatch, tmp_path):
+    key = "k" * 20
+    with running(FakeEngine(), keys=Keys([key])) as closed:
+        ran, _ = run("\n".join(map(line, "ab")), url=closed.url)
+        assert "the server refuses the key" in ran.error and "status 401" in ran.error
+        assert not (tmp_path / "results.jsonl").exists()
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        ran, found = run(None, url=closed.url)
+    assert [each["response"]["status_code"] for each in found] == [200, 200]
 
 
 REFUSED = {

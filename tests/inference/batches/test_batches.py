@@ -64,8 +64,8 @@ def test_what_is_kept(tmp_path):
     path = tmp_path / "results.jsonl"
     assert records.read(path) == []
     (one,) = asked("one")
-    for status, final in ((200, True), (400, True), (404, True), (408, False), (429, False),
-                          (500, False), (503, False)):  # fmt: skip
+    for status, final in ((200, True), (400, True), (404, True), (401, False), (403, False),
+                          (408, False), (429, False), (500, False), (503, False)):  # fmt: skip
         record = records.answered(one, Answer(status, {"x-request-id": "r"}, b'{"a": 1}'))
         assert records.is_final(record) is final and record["error"] is None
         assert records.is_good(record) is (status == 200)
@@ -134,6 +134,15 @@ def test_a_request_that_ends_its_connection_ends_no_batch():
     found = results(Scripted(ended, ended, ended, 200), "a", "b")
     assert found["a"]["error"] == {"code": "no_answer", "message": "the connection ended"}
     assert found["b"]["response"]["status_code"] == 200
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_that_is_refused_ends_the_run_and_is_no_result(status):
+    server, found = Scripted(200, status), {}
+    ran = run.run(server, asked(*"abc"), 1, lambda one, r: found.update({one.custom_id: r}))
+    with pytest.raises(run.Denied, match=f"refuses the key.* status {status}, '{{}}'"):
+        asyncio.run(ran)
+    assert list(found) == ["a"] and server.num_asked == 2
 
 
 def test_patience_ends():
