@@ -7,6 +7,7 @@ import sys
 import time
 
 import pytest
+from absl import flags
 
 from inference.server.client import launch
 from inference.server.client.launch import Thread
@@ -15,7 +16,9 @@ from scripts import batch
 from tests import compiling
 from tests.inference.batches.test_batches import CHAT, line
 from tests.inference.server.fake_engine import FakeEngine
+from tests.inference.server.parrot import TEMPLATES, Parrot
 from tests.inference.server.running import running
+from tests.inference.server.test_tools import CALLS
 from tests.scripts import apps
 
 
@@ -107,7 +110,11 @@ REFUSED = {
     "several sizes": (["--concurrency=1,2"], "x", "--concurrency is one number"),
     "no size": (["--concurrency=0"], "x", "--concurrency takes whole numbers"),
     "an engine's flag": (["--weights=int4"], "x", "batch --url does not read --weights"),
-    "a server's flag": (["--port=1"], "x", "batch --url does not read --port"),
+    "another's flag": (
+        ["--pooling=mean"],
+        "x",
+        "--url does not read --pooling: it goes with batch",
+    ),
     "no url": (["--url=nonsense"], "x", "--url=nonsense is no URL"),
     "nobody there": (["--url=http://127.0.0.1:1"], "x", "no connection to 127.0.0.1:1"),
 }
@@ -142,6 +149,31 @@ def test_an_engine_of_its_own(run, monkeypatch):
     (command,) = commands
     assert command[1:3] == ["-m", "scripts.serve"]
     assert command[3:] == ["--nowarm_up", "--model=some", "--set=engine.max_seqs=4"]
+
+
+def test_an_engine_of_its_own_answers_as_the_server_does(run, monkeypatch):
+    engine, commands = Parrot(TEMPLATES["smollm2"]), []
+    engine.says = CALLS["hermes"]
+
+    def started(command):
+        commands.append(command)
+        return Thread(lambda: engine)
+
+    monkeypatch.setattr(launch, "Subprocess", started)
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    body = {"prompt": None, "messages": [{"role": "user", "content": "x"}], "tools": tools}
+    body["max_tokens"] = 400
+    args = ("--model=some", "--tool_call_parser=hermes", "--pooling=mean")
+    ran, (found,) = run(line("a", CHAT, **body), *args, url=None)
+    assert ran.status == 0, ran.err
+    (call,) = found["response"]["body"]["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "now"
+    assert commands[0][3:] == ["--nowarm_up", "--model=some", "--pooling=mean"]
+
+
+def test_help_lists_no_flag_that_is_refused():
+    known = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(batch)}
+    assert known <= {name for names in batch._READ.values() for name in names}
 
 
 def test_ctrl_c_loses_nothing(tmp_path):
