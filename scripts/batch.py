@@ -16,24 +16,25 @@ from absl import flags
 from configs.errors import InputError
 from inference.files import resumable_results, user_files
 from inference.files.resumable_results import ResumableResults
-from scripts import common, serve
+from scripts import common
 from scripts.flags import output_flag, shared_flags
-from scripts.flags.requests import input_flags, server_flags
+from scripts.flags.requests import input_flags, remote_flags, serving_flags
 
 _INPUT, _OUTPUT = input_flags.INPUT, output_flag.OUTPUT
 _OVERWRITE = input_flags.OVERWRITE
-_URL, _CONCURRENCY = server_flags.URL, server_flags.CONCURRENCY
-for _module in (input_flags, output_flag, server_flags, serve):
+_URL, _CONCURRENCY = remote_flags.URL, remote_flags.CONCURRENCY
+for _module in (input_flags, output_flag, remote_flags, serving_flags):
     flags.adopt_module_key_flags(_module)
 
 _OWN = ("input", "output", "overwrite", "concurrency")
 _ENGINE = (
     *("model", "config", "set", "weights", "cache", "mesh", "speculate", "executables"),
-    *("max_model_len", "max_num_seqs", "max_logprobs", "warm_up"),
+    *("max_model_len", "max_num_seqs", "max_logprobs", "pooling", "warm_up"),
 )
+_APPLICATION = ("served_model_name", "tool_call_parser")
 _READ = {
     "batch --url": (*_OWN, "url", "api_key_file"),
-    "batch": (*_OWN, *_ENGINE, "served_model_name"),
+    "batch": (*_OWN, *_ENGINE, *_APPLICATION),
 }
 
 
@@ -50,13 +51,12 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("--concurrency is one number here")
     label = f"--output={_OUTPUT.value}"
     target = resumable_results.check_target(label, _OUTPUT.value, _INPUT.value)
-    from inference.server.batches import lines, records
-    from inference.server.batches.lines import BadLine, Line
+    from inference.batches import lines, records
+    from inference.batches.lines import Line
     from scripts.modes import batch_servers
 
     found = lines.read(_INPUT.value)
     asked = [line for line in found if isinstance(line, Line)]
-    bad = [records.bad(line) for line in found if isinstance(line, BadLine)]
     ids = {line.custom_id for line in asked}
     earlier = [] if _OVERWRITE.value else records.read(target)
     results = {each["custom_id"]: each for each in earlier if records.is_final(each)}
@@ -70,10 +70,13 @@ def main(argv: Sequence[str]) -> None:
         if todo:
             url, most = _URL.value, at_a_time[0] if at_a_time else None
             engine = _engine_flags() if url is None else []
-            batch_servers.answer(todo, url, engine, serve.SERVED_NAME.value, most, saved)
+            batch_servers.answer(todo, url, engine, most, saved)
             results |= saved.results
         others = [each for name, each in results.items() if name not in ids]
-        ours = [*(results[line.custom_id] for line in asked), *bad]
+        ours = [
+            results[line.custom_id] if isinstance(line, Line) else records.bad(line)
+            for line in found
+        ]
         text = "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in [*others, *ours])
         user_files.write({target: text.encode()})
         finished = True

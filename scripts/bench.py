@@ -28,10 +28,10 @@ from scripts.flags import (  # noqa: E402
     shared_flags,
     workload_flags,
 )
-from scripts.flags.requests import server_flags  # noqa: E402
+from scripts.flags.requests import remote_flags  # noqa: E402
 from scripts.modes import bench_modes  # noqa: E402
 
-_CONCURRENCY = server_flags.CONCURRENCY
+_CONCURRENCY = remote_flags.CONCURRENCY
 _PREFILL_TOKENS = flags.DEFINE_integer(
     "prefill_tokens", 500, "Tokens of each of four prompts that measure prefill."
 )
@@ -55,7 +55,7 @@ _DECODE = flags.DEFINE_list(
 _GAP = flags.DEFINE_bool("gap", False, "--decode: also what the engine adds to a step.")
 _HOST_COST = flags.DEFINE_bool("host_cost", False, "The host's part of a step, without a device.")
 _PLOT = file_flags.PLOT
-_URL = server_flags.URL
+_URL = remote_flags.URL
 _ENDPOINT = flags.DEFINE_enum(
     "endpoint", "/v1/completions", ["/v1/completions", "/v1/chat/completions"], "--url: its path."
 )
@@ -76,7 +76,7 @@ _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 32000, "--url: random token ids
 _GOODPUT = flags.DEFINE_string(
     "goodput", None, "--url: milliseconds that a good answer keeps: ttft:500,tpot:50,e2el:5000."
 )
-for _module in (file_flags, json_lines_flag, deployment_flags, workload_flags, server_flags):
+for _module in (file_flags, json_lines_flag, deployment_flags, workload_flags, remote_flags):
     flags.adopt_module_key_flags(_module)
 
 

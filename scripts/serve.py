@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from configs.errors import InputError
-from inference.request import POOLINGS
-from inference.text.tool_calls import formats
 from scripts import common
-from scripts.flags import deployment_flags
 from scripts.flags.host_flags import HOSTS
-from scripts.flags.requests import key_flag
+from scripts.flags.requests import key_flag, serving_flags
 
 if TYPE_CHECKING:
     from inference.server.engine_process.served_engine import ServedEngine
@@ -29,24 +26,10 @@ if TYPE_CHECKING:
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
 _PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes a free one.")
 _KEYS = key_flag.API_KEY_FILE
-_MAX_MODEL_LEN = flags.DEFINE_integer(
-    "max_model_len", None, "Tokens of a prompt and its answer (engine.max_context)."
-)
-_MAX_NUM_SEQS = flags.DEFINE_integer(
-    "max_num_seqs", None, "Sequences that run at the same time (engine.max_seqs)."
-)
-_TOOL_CALLS = flags.DEFINE_enum(
-    "tool_call_parser", formats.AUTO, formats.CHOICES,
-    "How the model writes calls of tools; auto: as its chat template tells it to.",
-)  # fmt: skip
-SERVED_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
-_MAX_LOGPROBS = flags.DEFINE_integer(
-    "max_logprobs", 20, "Alternatives of a token that requests may ask for (engine.top_logprobs)."
-)
-_POOLING = flags.DEFINE_enum(
-    "pooling", "last", POOLINGS, "Of hidden states, what embeddings are: the last, or the mean."
-)
-_WARM_UP = flags.DEFINE_bool("warm_up", True, "Compile every step before the first request.")
+_TOOL_CALLS, _SERVED_NAME = serving_flags.TOOL_CALL_PARSER, serving_flags.SERVED_MODEL_NAME
+_MAX_MODEL_LEN, _MAX_NUM_SEQS = serving_flags.MAX_MODEL_LEN, serving_flags.MAX_NUM_SEQS
+_MAX_LOGPROBS, _POOLING = serving_flags.MAX_LOGPROBS, serving_flags.POOLING
+_WARM_UP = serving_flags.WARM_UP
 _REQUEST_S = flags.DEFINE_float("request_timeout", 600.0, "Seconds that an answer may take.")
 _QUEUE_S = flags.DEFINE_float(
     "max_queue_s", 60.0, "Seconds that a request may be expected to wait; others are refused."
@@ -62,7 +45,7 @@ _OTLP = flags.DEFINE_string(
 _SOCKET = flags.DEFINE_integer(
     "engine_socket", None, "For serve itself: it starts its engine by this."
 )
-flags.adopt_module_key_flags(deployment_flags)
+flags.adopt_module_key_flags(serving_flags)
 
 
 def main(argv: Sequence[str]) -> None:
@@ -83,7 +66,7 @@ def main(argv: Sequence[str]) -> None:
     url = url_of(listening)
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
     limits = Limits(request_s=_REQUEST_S.value, queue_s=_QUEUE_S.value)
-    service = Service(launcher, limits, SERVED_NAME.value, _TOOL_CALLS.value, warms_up=True)
+    service = Service(launcher, limits, _SERVED_NAME.value, _TOOL_CALLS.value, warms_up=True)
 
     def tell(state: State) -> None:
         if state is State.READY:

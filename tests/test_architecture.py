@@ -41,7 +41,7 @@ ROOMS = (
         "engine",
         "follower",
     ),
-    *("training", "quantize", "http_client", "benchmark", "server"),
+    *("training", "quantize", "http_client", "benchmark", "batches", "server"),
 )
 
 # These receive a sampler as an argument, so that each can be used without an engine.

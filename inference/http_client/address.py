@@ -4,9 +4,9 @@ import dataclasses
 import os
 import re
 import urllib.parse
-from pathlib import Path
 
-from configs.errors import InputError, reason
+from configs.errors import InputError
+from inference.files import key_file
 
 KEY_VARIABLE = "OPENAI_API_KEY"  # as OpenAI's own client has it
 
@@ -71,18 +71,12 @@ def read_key(path: str | None) -> str | None:
         InputError: the file cannot be read, or holds no key, or what is there is none.
     """
     if path is None:
-        label, lines = KEY_VARIABLE, [os.environ.get(KEY_VARIABLE, "")]
+        label, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE, "").strip()
+        if not key:
+            return None
     else:
         label = f"--api_key_file={path}"
-        try:
-            lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError) as error:
-            raise InputError(f"{label}: {reason(error)}") from None
-    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not keys:
-        if path is None:
-            return None
-        raise InputError(f"{label} holds no key: write one a line")
-    if not _KEY.fullmatch(keys[0]):
+        key = key_file.read(label, path)[0]
+    if not _KEY.fullmatch(key):
         raise InputError(f"{label}: a key is printable ASCII without spaces")
-    return keys[0]
+    return key

@@ -3,6 +3,7 @@ server that it measures may share a processor.
 """
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,11 +12,19 @@ import httptools
 
 from inference.http_client.address import Address
 
+# An answer that is no stream is silent until its end, and servers end one after minutes themselves.
+_SILENCE_S = 900.0
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # seconds, seconds, tries
+
 OnBody = Callable[[bytes], None]
 
 
 class Unanswered(Exception):
     """There is no answer; says why."""
+
+
+class _Silent(Unanswered):
+    """Nothing came for too long."""
 
 
 class NoConnection(Unanswered):
@@ -63,7 +72,7 @@ class Connections:
             on_body: takes the body of the answer as it comes, where its status is 200.
 
         Raises:
-            Unanswered: there is none, or it ended before its end.
+            Unanswered: there is none, it ended before its end, or nothing came for 15 minutes.
         """
         return await self.send(self.posted(path, body), on_body)
 
@@ -78,6 +87,8 @@ class Connections:
             connection, is_new = await self._connection()
             try:
                 answer = await connection.exchange(request, on_body)
+            except _Silent:
+                raise
             except Unanswered:
                 # A server closes what was idle for a while, perhaps as this request was sent.
                 if is_new or connection.has_begun:
@@ -128,6 +139,7 @@ class _Connection(asyncio.Protocol):
         self.has_begun = False
         self.is_closed = False
         self.may_stay = False
+        self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[Answer] | None = None
         self._headers: dict[str, str] = {}
         self._status = 0
@@ -142,7 +154,9 @@ class _Connection(asyncio.Protocol):
         self._on_body = on_body
         self._status = 0
         self._parser = httptools.HttpResponseParser(self)
-        self._waiting = asyncio.get_running_loop().create_future()
+        self._waiting = self._loop.create_future()
+        self._heard = self._loop.time()
+        self._timer = self._loop.call_later(_SILENCE_S, self._check_silence)
         self._transport.write(request)
         try:
             return await self._waiting
@@ -151,6 +165,7 @@ class _Connection(asyncio.Protocol):
             raise
         finally:
             self._waiting = None
+            self._timer.cancel()
 
     def close(self) -> None:
         """Ends it."""
@@ -160,8 +175,13 @@ class _Connection(asyncio.Protocol):
     # --- what the event loop calls ---
 
     def connection_made(self, transport: Any) -> None:
-        """It is open."""
+        """It is open: the system asks now and then whether the other side is there."""
         self._transport = transport
+        own = transport.get_extra_info("socket")
+        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _KEEP_ALIVE.items():
+            if hasattr(socket, name):  # not on every system
+                own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def data_received(self, data: bytes) -> None:
         """The server sent something."""
@@ -169,6 +189,7 @@ class _Connection(asyncio.Protocol):
             self.close()
             return
         self.has_begun = True
+        self._heard = self._loop.time()
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -182,6 +203,13 @@ class _Connection(asyncio.Protocol):
             self.on_message_complete()
         else:
             self._fail("the connection ended before the answer did")
+
+    def _check_silence(self) -> None:
+        left_s = self._heard + _SILENCE_S - self._loop.time()
+        if left_s > 0:
+            self._timer = self._loop.call_later(left_s, self._check_silence)
+        else:
+            self._fail(f"the server was silent for {_SILENCE_S:g} s", _Silent)
 
     # --- what the parser calls ---
 
@@ -207,7 +235,7 @@ class _Connection(asyncio.Protocol):
             answer = Answer(self._status, self._headers, b"".join(self._parts))
             self._waiting.set_result(answer)
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, why: str, kind: type[Unanswered] = Unanswered) -> None:
         if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(Unanswered(why))
+            self._waiting.set_exception(kind(why))
         self.close()

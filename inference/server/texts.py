@@ -26,6 +26,7 @@ _CHARS_A_TOKEN = 16  # a prompt with more characters for each token of the conte
 _INLINE_CHARS, _INLINE_IDS = 1024, 1024  # a fraction of a millisecond: less than a worker's answer
 _CALL_CHARS = 64  # as many take as long as the call itself
 _KNOWN_GRAMMARS = 256
+_SEARCH_S = 10.0  # on the clock, for the schema that cannot be compiled: a worker may have to start
 
 
 class Texts:
@@ -144,16 +145,38 @@ class Texts:
         if not accepts:
             raise ApiError(400, f"{param} is not supported by this server", param, "unsupported")
         if offer is not None and param != "bad_words":  # which calls may hold no more than texts
-            for name, schema in offer.schemas.items():
-                await self._compile(functools.partial(grammar.of_json_schema, schema),
-                                    offer.places[name])  # fmt: skip
-            how = format, offer.schemas, offer.is_parallel
-            other = found
-            if other is None:
-                return await self._compile(lambda: constrain.of_calls(*how), "tools")
-            return await self._compile(lambda: constrain.of_calls_or(*how, other), "tools")
+            return await self._compile_calls(offer, format, found, param)
         assert found is not None
         return await self._compile(lambda: found, param)
+
+    async def _compile_calls(
+        self, offer: Offer, format: Format, other: str | None, param: str
+    ) -> str:
+        """A grammar of calls, or also of what another one describes, which `param` asks for. Only
+        where it cannot be compiled are its parts, one by one, for a while: to tell which it is.
+        """
+        how = format, offer.schemas, offer.is_parallel
+
+        def write() -> str:
+            return constrain.of_calls(*how) if other is None else constrain.of_calls_or(*how, other)
+
+        try:
+            return await self._compile(write, "tools")
+        except ApiError as error:
+            if error.status != 400:
+                raise
+            clock = asyncio.get_running_loop().time
+            until = clock() + _SEARCH_S
+            parts: list[tuple[Callable[[], str], str]] = [
+                (functools.partial(grammar.of_json_schema, schema), offer.places[name])
+                for name, schema in offer.schemas.items()
+            ]
+            if other is not None:
+                parts.append((functools.partial(str, other), param))
+            for part, place in parts:
+                if clock() < until:
+                    await self._compile(part, place)
+            raise
 
     async def _compile(self, write: Callable[[], str], param: str) -> str:
         """What is written, which can be compiled."""

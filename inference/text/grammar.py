@@ -154,6 +154,14 @@ def either(rules: str, name: str, other: str) -> str:
     return json.dumps({"grammars": [first, {**found, "name": "other"}]})
 
 
+def schema_of(text: str) -> dict[str, Any] | None:
+    """The schema of a grammar that `of_json_schema` wrote; None of another one."""
+    if not text.startswith("{"):
+        return None
+    found: dict[str, Any] | None = json.loads(text)["grammars"][0].get("json_schema")
+    return found
+
+
 def json_rule(schema: dict[str, Any]) -> str:
     """A rule's text in Lark: JSON of a schema, as `of_json_schema` has it."""
     return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACE}})

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 
 from configs.errors import InputError
+from inference.batches import records, run
+from inference.batches.lines import Line
+from inference.batches.records import Record
 from inference.files.resumable_results import ResumableResults
 from inference.http_client import until
 from inference.http_client.address import Address, read_key
 from inference.http_client.connections import Connections, NoConnection, Unanswered
-from inference.server.batches import records, run
-from inference.server.batches.lines import Line
-from inference.server.batches.records import Record
 from scripts import common, interrupts
-from scripts.flags.requests import key_flag
+from scripts.flags.requests import key_flag, serving_flags
 
 _AT_A_TIME = 16  # at a URL
 _SYNC_EVERY, _SAY_EVERY_S = 16, 30.0
@@ -29,7 +29,6 @@ def answer(
     lines: Sequence[Line],
     url: str | None,
     engine: Sequence[str],
-    served_name: str | None,
     at_a_time: int | None,
     saved: ResumableResults,
 ) -> None:
@@ -39,12 +38,11 @@ def answer(
         lines: what is asked.
         url: of a server; None: an engine is started.
         engine: flags of its process.
-        served_name: of its model.
         at_a_time: requests; None: what fits.
         saved: takes the results.
 
     Raises:
-        InputError: the server cannot be reached, at first or for too long.
+        InputError: the server cannot be reached, at first or for too long, or refuses the key.
         KeyboardInterrupt: at Ctrl-C, once what had come was added.
     """
     with interrupts.Deferred() as interrupt, common.bars() as bar:
@@ -56,13 +54,13 @@ def answer(
                 saved.sync()
 
         if url is None:
-            working = _by_engine(lines, engine, served_name, at_a_time, add)
+            working = _by_engine(lines, engine, at_a_time, add)
         else:
             address = Address.parse(f"--url={url}", url, read_key(key_flag.API_KEY_FILE.value))
             working = _by_server(lines, address, at_a_time or _AT_A_TIME, add)
         try:
             is_whole = until.run(working, lambda: interrupt.asked)
-        except NoConnection as error:
+        except (NoConnection, run.Denied) as error:
             raise InputError(
                 f"{error}; {len(saved.results)} results are in {saved.path}, and the same command "
                 "goes on from there"
@@ -78,7 +76,7 @@ async def _by_server(
 ) -> None:
     connections = Connections(address)
     try:
-        await connections.get("/v1/models")
+        run.check_allowed(await connections.get("/v1/models"))
         await run.run(connections, lines, at_a_time, add)
     except NoConnection:
         raise
@@ -91,7 +89,6 @@ async def _by_server(
 async def _by_engine(
     lines: Sequence[Line],
     engine: Sequence[str],
-    served_name: str | None,
     at_a_time: int | None,
     add: OnResult,
 ) -> None:
@@ -101,7 +98,8 @@ async def _by_engine(
 
     limits = dataclasses.replace(Limits(), request_s=_REQUEST_S, queue_s=_REQUEST_S)
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *engine])
-    service = Service(launcher, limits, served_name)
+    name, tool_calls = serving_flags.SERVED_MODEL_NAME.value, serving_flags.TOOL_CALL_PARSER.value
+    service = Service(launcher, limits, name, tool_calls)
     async with in_process.serving(service) as server:
         await run.run(server, lines, at_a_time or 2 * service.facts.max_seqs, add)
 

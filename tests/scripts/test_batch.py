@@ -7,14 +7,18 @@ import sys
 import time
 
 import pytest
+from absl import flags
 
 from inference.server.client import launch
 from inference.server.client.launch import Thread
+from inference.server.web.access import Keys
 from scripts import batch
 from tests import compiling
+from tests.inference.batches.test_batches import CHAT, line
 from tests.inference.server.fake_engine import FakeEngine
+from tests.inference.server.parrot import TEMPLATES, Parrot
 from tests.inference.server.running import running
-from tests.inference.server.test_batches import CHAT, line
+from tests.inference.server.test_tools import CALLS
 from tests.scripts import apps
 
 
@@ -51,19 +55,21 @@ def test_a_batch(run, tmp_path):
     ran, found = run(text)
     assert ran.status == 0 and ran.out == ""
     assert ran.err.endswith("results.jsonl, 2 refused, 1 without an answer\n")
-    assert ids(found) == ["b", "a", "c", "d", None]
+    assert ids(found) == ["b", "a", None, "c", "d"]
     assert all(set(each) == {"id", "custom_id", "response", "error"} for each in found)
     assert len({each["id"] for each in found}) == 5
     assert [each["response"] and each["response"]["status_code"] for each in found] == [
-        200, 200, 400, 404, None,
+        200, 200, None, 400, 404,
     ]  # fmt: skip
     assert found[0]["response"]["body"]["choices"][0]["text"] and found[0]["error"] is None
     assert found[0]["response"]["request_id"]
-    assert found[4]["error"]["message"].startswith("line 3: ")
+    assert found[2]["error"]["message"].startswith("line 3: ")
     assert not (tmp_path / "results.jsonl.partial").exists()
 
     ran, again = run(None, "--url=http://127.0.0.1:1")  # which nobody asks
-    assert "4 of 4 results are there already" in ran.err and again[:4] == found[:4]
+    assert "4 of 4 results are there already" in ran.err and [
+        again[n] == found[n] for n in range(5)
+    ] == [True, True, False, True, True]
     ran, more = run(line("e") + "\n" + line("b"))
     assert ids(more) == ["a", "c", "d", "e", "b"], "what is there is kept"
     assert more[4] == found[0]
@@ -87,13 +93,28 @@ def test_what_failed_for_a_while_is_asked_again(run, tmp_path):
     assert found[0]["response"]["status_code"] == 200
 
 
+def test_a_wrong_key_leaves_no_result(run, monkeypatch, tmp_path):
+    key = "k" * 20
+    with running(FakeEngine(), keys=Keys([key])) as closed:
+        ran, _ = run("\n".join(map(line, "ab")), url=closed.url)
+        assert "the server refuses the key" in ran.error and "status 401" in ran.error
+        assert not (tmp_path / "results.jsonl").exists()
+        monkeypatch.setenv("OPENAI_API_KEY", key)
+        ran, found = run(None, url=closed.url)
+    assert [each["response"]["status_code"] for each in found] == [200, 200]
+
+
 REFUSED = {
     "nothing": ([], None, "no line holds a request"),
     "no target": (["--output="], "x", "--output"),
     "several sizes": (["--concurrency=1,2"], "x", "--concurrency is one number"),
     "no size": (["--concurrency=0"], "x", "--concurrency takes whole numbers"),
     "an engine's flag": (["--weights=int4"], "x", "batch --url does not read --weights"),
-    "a server's flag": (["--port=1"], "x", "batch --url does not read --port"),
+    "another's flag": (
+        ["--pooling=mean"],
+        "x",
+        "--url does not read --pooling: it goes with batch",
+    ),
     "no url": (["--url=nonsense"], "x", "--url=nonsense is no URL"),
     "nobody there": (["--url=http://127.0.0.1:1"], "x", "no connection to 127.0.0.1:1"),
 }
@@ -128,6 +149,31 @@ def test_an_engine_of_its_own(run, monkeypatch):
     (command,) = commands
     assert command[1:3] == ["-m", "scripts.serve"]
     assert command[3:] == ["--nowarm_up", "--model=some", "--set=engine.max_seqs=4"]
+
+
+def test_an_engine_of_its_own_answers_as_the_server_does(run, monkeypatch):
+    engine, commands = Parrot(TEMPLATES["smollm2"]), []
+    engine.says = CALLS["hermes"]
+
+    def started(command):
+        commands.append(command)
+        return Thread(lambda: engine)
+
+    monkeypatch.setattr(launch, "Subprocess", started)
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    body = {"prompt": None, "messages": [{"role": "user", "content": "x"}], "tools": tools}
+    body["max_tokens"] = 400
+    args = ("--model=some", "--tool_call_parser=hermes", "--pooling=mean")
+    ran, (found,) = run(line("a", CHAT, **body), *args, url=None)
+    assert ran.status == 0, ran.err
+    (call,) = found["response"]["body"]["choices"][0]["message"]["tool_calls"]
+    assert call["function"]["name"] == "now"
+    assert commands[0][3:] == ["--nowarm_up", "--model=some", "--pooling=mean"]
+
+
+def test_help_lists_no_flag_that_is_refused():
+    known = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(batch)}
+    assert known <= {name for names in batch._READ.values() for name in names}
 
 
 def test_ctrl_c_loses_nothing(tmp_path):

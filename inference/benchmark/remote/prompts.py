@@ -14,8 +14,6 @@ from inference.benchmark import requests
 from inference.files import json_lines, user_files
 from inference.http_client.connections import Connections, Unanswered
 
-DATASETS = ("random", "sharegpt", "custom", "prefix_repetition")
-
 _MAX_BYTES = 2 << 30
 _CHARS_A_TOKEN = 4  # of English, where no server counts
 # Which conversations of ShareGPT vLLM's and SGLang's benchmarks leave out, in tokens.

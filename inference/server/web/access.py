@@ -6,13 +6,13 @@ import ipaddress
 import re
 import secrets
 from collections.abc import Iterable
-from pathlib import Path
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from configs.errors import InputError, reason
+from configs.errors import InputError
+from inference.files import key_file
 from inference.server.protocol.errors import ApiError, unavailable
 
 CLIENT = "ridgeline.client"  # of a request's scope: who asks, by the key; "" where there are none
@@ -44,13 +44,7 @@ def read_keys(label: str, path: str) -> Keys:
     Raises:
         InputError: the file cannot be read, or has no key, or a short one.
     """
-    try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{label}: {reason(error)}") from None
-    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not keys:
-        raise InputError(f"{label} holds no key: write one a line")
+    keys = key_file.read(label, path)
     if min(map(len, keys)) < _MIN_KEY_CHARS:
         raise InputError(f"{label}: a key has at least {_MIN_KEY_CHARS} characters")
     return Keys(keys)

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from configs.errors import InputError
 from inference.text import grammar
 from inference.text.tool_calls.formats import Format
 
@@ -20,14 +21,31 @@ def of_calls(format: Format, schemas: Schemas, is_parallel: bool) -> str:
         format: how calls are written.
         schemas: JSON schemas of objects.
         is_parallel: whether there may be several.
+
+    Raises:
+        InputError: the schemas are too long together.
     """
+    _check_length(schemas)
     return _lark(format, schemas, is_parallel, "start")
 
 
 def of_calls_or(format: Format, schemas: Schemas, is_parallel: bool, answer: str) -> str:
     """The same, or a text of another grammar."""
+    _check_length(schemas)
+    other = grammar.schema_of(answer)
+    if format.brackets and other is not None:
+        return _json_or(format, schemas, is_parallel, other)
     calls = _lark(format, schemas, is_parallel, "calls")
     return grammar.either(calls, "calls", answer)
+
+
+def _check_length(schemas: Schemas) -> None:
+    num_chars = sum(len(json.dumps(schema)) for schema in schemas.values())
+    if num_chars > grammar.MAX_CHARS:
+        raise InputError(
+            f"the schemas of functions have at most {grammar.MAX_CHARS} characters together, not "
+            f"{num_chars}"
+        )
 
 
 def _lark(format: Format, schemas: Schemas, is_parallel: bool, first: str) -> str:
@@ -39,6 +57,32 @@ def _lark(format: Format, schemas: Schemas, is_parallel: bool, first: str) -> st
         rules.append(f"call_{n}: {json.dumps(head)} arguments_{n} {json.dumps('}')}")
         rules.append(f"arguments_{n}: {grammar.json_rule(schema)}")
     return "\n".join([f"{first}: {_sequence(format, is_parallel)}", *rules])
+
+
+def _json_or(format: Format, schemas: Schemas, is_parallel: bool, other: dict[str, Any]) -> str:
+    """Calls as JSON of a schema, or that of another one. Both begin with the same bracket, behind
+    which llguidance does not go back: it has to be one token of its lexer in both.
+    """
+    calls = {"anyOf": [_call_schema(format, n, *each) for n, each in enumerate(schemas.items())]}
+    call = grammar.json_rule(calls)
+    first = _sequence(format, is_parallel)
+    if is_parallel and "[" in format.brackets:
+        one = {"$ref": "#/$defs/call"}
+        several = {"type": "array", "items": one, "minItems": 1, "maxItems": MAX_CALLS}
+        call = grammar.json_rule({"$defs": {"call": calls}, "anyOf": [one, several]})
+        first = "call"
+    rules = f"start: calls | other\ncalls: {first}\ncall: {call}\n"
+    return f"{rules}other: {grammar.json_rule(other)}"
+
+
+def _call_schema(format: Format, n: int, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """Of a call; what a schema of arguments refers to is in itself."""
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, format.key: {"$id": f"arguments:{n}", **schema}},
+        "required": ["name", format.key],
+        "additionalProperties": False,
+    }
 
 
 def _sequence(format: Format, is_parallel: bool) -> str:

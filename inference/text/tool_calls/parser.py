@@ -31,6 +31,45 @@ class Part:
     name: str | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Json:
+    """JSON that began with a line of a text and has not ended.
+
+    Attributes:
+        brackets: one of these it begins with.
+        depth: how many brackets are open; 0: there is none.
+        in_string, is_escaped: within it.
+        is_line_start: nothing but blanks stands before, in this line.
+    """
+
+    brackets: str
+    depth: int = 0
+    in_string: bool = False
+    is_escaped: bool = False
+    is_line_start: bool = True
+
+    def after(self, text: str) -> "_Json":
+        """What it is behind further text; where one comes that no JSON has there, it was none."""
+        depth, in_string, is_escaped = self.depth, self.in_string, self.is_escaped
+        is_line_start = self.is_line_start
+        for c in text:
+            if not depth:
+                depth = int(is_line_start and c in self.brackets)
+            elif in_string:
+                in_string = is_escaped or c != '"'
+                is_escaped = c == "\\" and not is_escaped
+                if c < " ":
+                    depth, in_string, is_escaped = 0, False, False
+            elif c not in _BARE:
+                depth = 0
+            elif c == '"':
+                in_string = True
+            else:
+                depth += (c in "{[") - (c in "}]")
+            is_line_start = c == "\n" or (is_line_start and c in _SPACE)
+        return _Json(self.brackets, depth, in_string, is_escaped, is_line_start)
+
+
 class Parser:
     """Reads one answer. The parts are the same wherever its text is cut.
 
@@ -51,6 +90,7 @@ class Parser:
         self._num_calls = 0
         self._has_text = self._follows_call = False
         self._is_line_start = True
+        self._json = _Json(format.brackets)  # that the text is in
         self._machine = self._read_all()
         next(self._machine)
 
@@ -79,7 +119,7 @@ class Parser:
             if opening and held.endswith(opening):
                 self._keep(held, len(opening))
                 yield from self._read_block("")
-            elif held and held[-1] in brackets and self._begins_line(held[:-1]):
+            elif held and held[-1] in brackets and self._may_begin(held[:-1]):
                 self._keep(held, 1)
                 yield from self._read_block(held[-1])
             else:
@@ -95,6 +135,10 @@ class Parser:
         self._tell(held[:end])
         self._held = [held[end:]]
 
+    def _may_begin(self, before: str) -> bool:
+        """Whether calls may begin behind what is held: a line does, within no other JSON."""
+        return self._begins_line(before) and not self._json.after(before).depth
+
     def _begins_line(self, before: str) -> bool:
         """Whether a line begins behind what is held."""
         _, newline, line = before.rpartition("\n")
@@ -107,6 +151,8 @@ class Parser:
         if not text:
             return
         self._has_text = True
+        if self._format.brackets:
+            self._json = self._json.after(text)
         self._is_line_start = self._begins_line(text)
         self._follows_call = False
         if self._parts and self._parts[-1].index is None:
@@ -118,6 +164,7 @@ class Parser:
         """What is held belongs to a call."""
         self._held = []
         self._follows_call = self._is_line_start = True
+        self._json = _Json(self._format.brackets)
 
     # --- calls ------------------------------------------------------------------------------------
 

@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import socket
 
 import pytest
 
 from configs.errors import InputError
+from inference.http_client import connections
 from inference.http_client.address import Address, read_key
 from inference.http_client.connections import Connections, Unanswered
 
@@ -13,8 +15,10 @@ OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 
 @contextlib.asynccontextmanager
-async def server(*scripts: list[bytes | None]):
-    """The nth connection answers its requests in turn; None, or the end of its list, closes it."""
+async def server(*scripts: list[bytes | None], pause_s: float = 0.005):
+    """The nth connection answers its requests in turn, with pauses at each "|"; None, or the end of
+    its list, closes it.
+    """
     heads, opened = [], iter(scripts)
 
     async def serve(reader, writer):
@@ -26,7 +30,7 @@ async def server(*scripts: list[bytes | None]):
             for part in answer.split(b"|"):
                 writer.write(part)
                 await writer.drain()
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(pause_s)
         writer.close()
 
     listening = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -94,6 +98,34 @@ def test_there_is_no_answer(answer, why):
         async with server([answer]) as (connections, _):
             with pytest.raises(Unanswered, match=why):
                 await connections.get("/x")
+
+    asyncio.run(run())
+
+
+def test_a_server_is_silent(monkeypatch):
+    """As one is whose machine has vanished: neither an answer nor an end comes."""
+    monkeypatch.setattr(connections, "_SILENCE_S", 0.2)
+    head = b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\n"
+
+    async def run():
+        slow = head + b"a|" * 9  # silent for less at a time, and for as long in all
+        async with server([OK, slow, head, OK], pause_s=0.03) as (one, heads):
+            assert (await one.get("/x")).status == 200
+            assert (await one.get("/x")).body == b"a" * 9
+            with pytest.raises(Unanswered, match="silent for 0.2 s"):
+                async with asyncio.timeout(5):
+                    await one.get("/x")
+            assert len(heads) == 3 and not one._idle
+
+    asyncio.run(run())
+
+
+def test_the_system_asks_whether_the_other_side_is_there():
+    async def run():
+        async with server([OK]) as (one, _):
+            await one.get("/x")
+            own = one._idle[0]._transport.get_extra_info("socket")
+            assert own.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
     asyncio.run(run())
 

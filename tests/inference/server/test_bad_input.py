@@ -263,6 +263,19 @@ def test_schemas_of_tools_that_cannot_be_compiled_are_told_with_their_place(serv
         assert auto.status_code == 200 or not is_short, auto.text
 
 
+def test_of_tools_and_a_schema_the_wrong_one_is_told(server):
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
+    asked = {"messages": ASKED, "tools": [TOOL], "max_tokens": 1, "response_format": form}
+    assert error_of(server.post(CHAT, **asked))["param"] == "response_format"
+
+
+def test_schemas_have_one_limit_together(server):
+    tools = [tool(f"f{n}", {"description": "x" * 30_000}) for n in range(3)]
+    asked = {"messages": ASKED, "tools": tools, "tool_choice": "required", "max_tokens": 1}
+    found = error_of(server.post(CHAT, **asked))
+    assert found["param"] == "tools" and "65536 characters together" in found["message"]
+
+
 def test_as_many_tools_as_there_may_be(server):
     tools = [tool(f"f{n}") for n in range(64)]
     asked = {"messages": ASKED, "tools": tools, "max_tokens": 1}

@@ -6,6 +6,7 @@ import random
 import jsonschema
 import pytest
 
+from configs.errors import InputError
 from inference.text import grammar
 from inference.text.grammar import Grammars
 from inference.text.tool_calls import constrain
@@ -22,6 +23,13 @@ SCHEMAS = {
                                              "t": {"type": "array", "items": {"type": "null"}}},
             "additionalProperties": False, "required": ["s"]},
 }  # fmt: skip
+QUESTION = {
+    "type": "object",
+    "properties": {"q": {"$ref": "#/$defs/n"}},
+    "required": ["q"],
+    "additionalProperties": False,
+    "$defs": {"n": {"type": "integer", "maximum": 9}},
+}
 ONE, OTHER = '{"name": "f", "KEY": {"a": 7}}', '{"name": "g-1", "KEY": {"s":"</tool_call>"}}'
 WRITTEN = {
     "hermes": (f"<tool_call>\n{ONE}\n</tool_call>", f"\n<tool_call>\n{OTHER}\n</tool_call>"),
@@ -67,16 +75,58 @@ def test_there_are_not_too_many_calls(grammars, name):
 
 @pytest.mark.parametrize("name", FORMATS)
 @pytest.mark.parametrize("other, text", [
-    (grammar.of_json_schema({"type": "array"}), "[1, null]"), (grammar.of_regex("[0-9]+"), "123"),
+    (grammar.of_json_schema({"type": "array"}), "[1, null]"),
+    (grammar.of_json_schema(QUESTION), '{"q": 7}'), (grammar.of_json_schema(QUESTION), '{"q":7}'),
+    (grammar.of_json_schema({"type": "object"}), '{"name": "f", "n": [{}]}'),
+    (grammar.of_json_schema({"type": "array"}), '[{"name": "f", "n": 1}, {"q":1}]'),
+    (grammar.of_regex("[0-9]+"), "123"),
     (grammar.of_choices(["ja", "nein"]), "ja"), (grammar.of_lark('start: "a" start?'), "aa"),
 ])  # fmt: skip
 def test_calls_or_something_else(grammars, name, other, text):
     format = FORMATS[name]
     source = constrain.of_calls_or(format, SCHEMAS, True, other)
-    for asked in ("".join(WRITTEN[name]).replace("KEY", format.key), text):
+    for asked, num_calls in (("".join(WRITTEN[name]).replace("KEY", format.key), 2), (text, 0)):
         state = grammars.start(source)
         follow(state, asked)
         assert END in permitted(state)
+        parser = Parser(format, SCHEMAS)
+        told, calls = whole(parser.push(asked) + parser.finish())
+        assert len(calls) == num_calls and told == (asked if not num_calls else "")
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("is_parallel", [False, True])
+def test_calls_or_an_object_and_nothing_else(grammars, name, is_parallel):
+    format = FORMATS[name]
+    source = constrain.of_calls_or(format, SCHEMAS, is_parallel, grammar.of_json_schema(QUESTION))
+    first, more = (text.replace("KEY", format.key) for text in WRITTEN[name])
+    wrongs = ['{"q": 10}', '{"q": 1}; {"name"', first.replace("7", "700"),
+              first.replace('"f"', '"h"')]  # fmt: skip
+    for wrong in wrongs if is_parallel else [*wrongs, first.strip("[") + more]:
+        with pytest.raises(AssertionError):
+            follow(grammars.start(source), wrong)
+    follow(grammars.start(source), first.strip("["))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_object_beside_too_many_calls(grammars, name):
+    format = FORMATS[name]
+    first, more = (text.replace("KEY", format.key).rstrip("]") for text in WRITTEN[name])
+    source = constrain.of_calls_or(format, SCHEMAS, True, grammar.of_json_schema(QUESTION))
+    state = grammars.start(source)
+    follow(state, first + more * (constrain.MAX_CALLS - 1))
+    with pytest.raises(AssertionError):
+        follow(state, more)
+
+
+def test_schemas_are_not_too_long_together():
+    each = {"type": "object", "description": "x" * (grammar.MAX_CHARS // 3)}
+    answer = grammar.of_json_schema(QUESTION)
+    for format in FORMATS.values():
+        assert constrain.of_calls(format, {"a": each, "b": each}, True)
+        for write in (constrain.of_calls, lambda *how: constrain.of_calls_or(*how, answer)):
+            with pytest.raises(InputError, match="at most 65536 characters together, not 65"):
+                write(format, {"a": each, "b": each, "c": each}, True)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -93,6 +93,24 @@ def test_what_is_no_call_is_told_as_it_is(format, text):
     assert whole(read(format, *text)) == (text, [])
 
 
+@pytest.mark.parametrize("format", ["llama3_json", "json"])
+@pytest.mark.parametrize("before", [
+    '{"x":\n', '{"x": [1,\n', 'Well.\n{"a": "\\"}", "x":\n  ', '{"x": {}, "y":\n\n'
+])  # fmt: skip
+def test_what_stands_within_other_json_is_no_call(format, before):
+    text = f"{before}{F}}}"
+    assert whole(read(format, text)) == whole(read(format, *text)) == (text, [])
+
+
+@pytest.mark.parametrize("format", ["llama3_json", "json"])
+@pytest.mark.parametrize("before", [
+    '{"x": 1}', "{x:", '{"x": "a', "{ is a bracket", '{"x": {}}', "f({", '{"x": "}"} [',
+])  # fmt: skip
+def test_a_call_behind_what_has_ended_or_is_no_json(format, before):
+    text = f"{before}\n{F}"
+    assert whole(read(format, text)) == whole(read(format, *text)) == (before, [CALLED_F])
+
+
 def test_a_call_is_told_while_it_is_written():
     parser = Parser(FORMATS["hermes"], NAMES)
     assert parser.push('Yes. <tool_call>{"name": "f", "arguments": ') == [Part("Yes.")]

@@ -1,23 +1,15 @@
-"""Batches: lines that are none, servers busy or away, and the application without a port."""
+"""Batches: lines that are none, and servers busy or away."""
 
 import asyncio
-import dataclasses
 import json
 
 import pytest
 
 from configs.errors import InputError
-from inference.http_client.address import Address
-from inference.http_client.connections import Answer, Connections, NoConnection, Unanswered
-from inference.server.batches import lines, records, run
-from inference.server.batches.lines import BadLine, Line
-from inference.server.client.engine_client import EngineFailed
-from inference.server.client.launch import Thread
-from inference.server.service import Limits, Service
-from inference.server.web import in_process
-from tests.inference.server.fake_engine import CRASHES, REFUSED, FakeEngine
+from inference.batches import lines, records, run
+from inference.batches.lines import BadLine, Line
+from inference.http_client.connections import Answer, NoConnection, Unanswered
 
-LIMITS = Limits()
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -72,8 +64,8 @@ def test_what_is_kept(tmp_path):
     path = tmp_path / "results.jsonl"
     assert records.read(path) == []
     (one,) = asked("one")
-    for status, final in ((200, True), (400, True), (404, True), (408, False), (429, False),
-                          (500, False), (503, False)):  # fmt: skip
+    for status, final in ((200, True), (400, True), (404, True), (401, False), (403, False),
+                          (408, False), (429, False), (500, False), (503, False)):  # fmt: skip
         record = records.answered(one, Answer(status, {"x-request-id": "r"}, b'{"a": 1}'))
         assert records.is_final(record) is final and record["error"] is None
         assert records.is_good(record) is (status == 200)
@@ -144,63 +136,16 @@ def test_a_request_that_ends_its_connection_ends_no_batch():
     assert found["b"]["response"]["status_code"] == 200
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_key_that_is_refused_ends_the_run_and_is_no_result(status):
+    server, found = Scripted(200, status), {}
+    ran = run.run(server, asked(*"abc"), 1, lambda one, r: found.update({one.custom_id: r}))
+    with pytest.raises(run.Denied, match=f"refuses the key.* status {status}, '{{}}'"):
+        asyncio.run(ran)
+    assert list(found) == ["a"] and server.num_asked == 2
+
+
 def test_patience_ends():
     assert results(Scripted(503), "a", patience_s=0.01)["a"]["response"]["status_code"] == 503
     with pytest.raises(NoConnection):
         results(Scripted(NoConnection("away")), "a", "b", patience_s=0.01)
-
-
-def in_this_process(bodies, engine=None, limits=LIMITS):
-    async def ask():
-        service = Service(Thread(lambda: engine or FakeEngine()), limits)
-        async with in_process.serving(service) as server:
-            return await asyncio.gather(*(server.post(path, body) for path, body in bodies))
-
-    return asyncio.run(ask())
-
-
-def test_the_application_answers_without_a_port(server):
-    """As over HTTP, but for what no two answers share."""
-    bodies = [
-        (TEXT, b'{"prompt": "one", "max_tokens": 5, "logprobs": 2, "temperature": 0}'),
-        (CHAT, b'{"messages": [{"role": "user", "content": "two"}], "max_tokens": 3}'),
-        (TEXT, b'{"prompt": []}'), (TEXT, b"[]"), ("/v1/nothing", b"{}"),
-        (TEXT, b'{"prompt": [%d], "max_tokens": 1}' % REFUSED), (TEXT, b'{"model": "other"}'),
-    ]  # fmt: skip
-
-    async def over_http():
-        connections = Connections(Address.parse("--url", server.url))
-        found = [await connections.post(*each) for each in bodies]
-        connections.close()
-        return found
-
-    def plain(answer):
-        body = json.loads(answer.body)
-        return answer.status, {k: v for k, v in body.items() if k not in ("id", "created")}
-
-    ours = in_this_process(bodies)
-    assert [each.status for each in ours] == [200, 200, 400, 400, 404, 400, 404]
-    assert all(each.headers["x-request-id"] for each in ours)
-    seeded = bodies[1]  # an answer that is drawn has another seed each time
-    for body, own, other in zip(bodies, ours, asyncio.run(over_http()), strict=True):
-        assert body == seeded or plain(own) == plain(other)
-
-
-def test_an_engine_that_does_not_start():
-    def fails():
-        raise RuntimeError("no weights")
-
-    async def ask():
-        async with in_process.serving(Service(Thread(fails))):
-            pass
-
-    with pytest.raises(EngineFailed, match="status 1"):
-        asyncio.run(ask())
-
-
-def test_a_request_at_which_the_engine_fails_ends_no_batch():
-    limits = dataclasses.replace(Limits(), request_s=20)
-    bodies = [(TEXT, b'{"prompt": [65], "max_tokens": 2}')] * 2
-    bodies.insert(1, (TEXT, b'{"prompt": [%d], "max_tokens": 2}' % CRASHES))
-    found = in_this_process(bodies, limits=limits)
-    assert [each.status for each in found] == [200, 500, 200]

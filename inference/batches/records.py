@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from configs.errors import InputError, reason
+from inference.batches.lines import BadLine, Line
 from inference.http_client.connections import Answer
-from inference.server.batches.lines import BadLine, Line
 
 Record = dict[str, Any]
 
 _NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-_FOR_A_WHILE = (408, 429)  # and from 500 on: another attempt may succeed
+DENIED = (401, 403)  # whoever asks, not what is asked, so another key may be what it takes
+_FOR_A_WHILE = (408, 429, *DENIED)  # and from 500 on: another attempt may succeed
 
 
 def answered(line: Line, answer: Answer) -> Record:

@@ -5,15 +5,21 @@ import random
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
+from configs.errors import shown
+from inference.batches import records
+from inference.batches.lines import Line
+from inference.batches.records import Record
 from inference.http_client.connections import Answer, NoConnection, Unanswered
-from inference.server.batches import records
-from inference.server.batches.lines import Line
-from inference.server.batches.records import Record
 
 _BUSY = (429, 503)
 _PATIENCE_S = 300.0  # with a server that is busy, or cannot be reached for now
 _ATTEMPTS = 3  # of a request whose connection ended
+_SHOWN = 200  # bytes of a refusal
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.25, 10.0
+
+
+class Denied(Exception):
+    """The server refuses whoever asks; says why."""
 
 
 class Server(Protocol):
@@ -40,7 +46,8 @@ async def run(
         patience_s: for a server that is busy or cannot be reached.
 
     Raises:
-        NoConnection: it cannot be reached any more; what was not answered has no result.
+        NoConnection: it cannot be reached any more.
+        Denied: it refuses the key, or wants one. In both cases what was not answered has no result.
     """
     waiting = iter(lines)
 
@@ -55,6 +62,17 @@ async def run(
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
+
+
+def check_allowed(answer: Answer) -> None:
+    """Whether an answer is one to whoever asks.
+
+    Raises:
+        Denied: it is not.
+    """
+    if answer.status in records.DENIED:
+        why = f"status {answer.status}, {shown(answer.body[:_SHOWN].decode(errors='replace'))}"
+        raise Denied(f"the server refuses the key, or that there is none: {why}")
 
 
 async def _answer(server: Server, line: Line, patience_s: float) -> Record:
@@ -72,6 +90,7 @@ async def _answer(server: Server, line: Line, patience_s: float) -> Record:
             if ended == _ATTEMPTS:
                 return records.failed(line, "no_answer", str(error))
         else:
+            check_allowed(answer)
             if answer.status not in _BUSY or clock() >= until:
                 return records.answered(line, answer)
             wanted_s = _retry_after_s(answer)
