@@ -84,6 +84,12 @@ def test_what_is_asked_for_without_a_body_is_passed_on(pair, path):
     assert pair.http.post(path, json={}).status_code == 405
 
 
+def test_what_is_nested_too_deep_is_a_bad_request(pair):
+    headers = {"content-type": "application/json"}
+    response = pair.http.post("/v1/completions", content=b"[" * 100_000, headers=headers)
+    assert response.status_code == 400 and "message" in response.json()["error"]
+
+
 @pytest.mark.parametrize("asked, status", [
     ({"content": b"{}"}, 415), ({"json": {"prompt": 1}}, 400),
     ({"json": {"prompt": [REFUSED]}}, 400),

@@ -100,7 +100,7 @@ def test_prompts_share_the_digests_of_what_they_share():
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'{"prompt": "short"}', b'{"other": 1}', b"\xff"]
+    "body", [b"", b"{", b"[]", b'{"prompt": "short"}', b'{"other": 1}', b"\xff", b"[" * 100_000]
 )
 def test_where_there_is_no_long_prompt_there_is_no_digest(body):
     assert prefixes(body, "") == []
