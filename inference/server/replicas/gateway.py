@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 from contextlib import aclosing
 
 from starlette.datastructures import Headers
@@ -10,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
+from inference.server.endpoints.answers import as_api_error
 from inference.server.endpoints.responses.bodies import Completed, Cut, Failed
 from inference.server.protocol import caller
 from inference.server.protocol.caller import Caller
@@ -32,10 +34,17 @@ _GRACE_S = 1.0  # a replica that has a request says itself that it was late
 _LAST = tuple(  # of the events of a response: they have no other end
     f"event: {kind.__struct_config__.tag}\n".encode() for kind in (Completed, Cut, Failed)
 )
+_LOST = ApiError(
+    500,
+    "the replica that generated this answer ended: send the request again",
+    code="replica_lost",
+)
 _KEPT = (  # headers that replicas read
     *("accept", "content-type", "if-none-match", "traceparent", "tracestate", "x-request-id"),
     caller.TIMEOUT,
 )
+
+_log = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -68,6 +77,13 @@ class Gateway:
             await answer(scope, receive, send)
         except ClientDisconnect:
             pass
+        except ReplicaLost:
+            raise  # in the middle of an answer: the connection is closed, and its client knows
+        except Exception as error:
+            _log.exception("a request failed")
+            found = as_api_error(error)
+            answer = Response(found.body(), found.status, found.headers, "application/json")
+            await answer(scope, receive, send)
 
     async def _health(self) -> Response:
         """Of the gateway; who looks after replicas sees to theirs."""
@@ -153,10 +169,15 @@ class Gateway:
                 if answer.has_begun:
                     if not answer.is_whole:
                         self._metrics.lost()
-                        await answer.break_off()
-                    await answer.end()
+                    await answer.break_off(_LOST)
                     return
                 self._metrics.retried()
+            except Exception as error:
+                if not answer.has_begun:
+                    raise
+                _log.exception("an answer broke off")
+                await answer.break_off(as_api_error(error))
+                return
         if refused is None:
             why = f"{_TRIES} replicas ended while they had this request: it is not tried again"
             raise ApiError(500, why, code="replica_lost", may_retry=False)
@@ -200,18 +221,18 @@ class _Answer:
         self._last = part
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
-    async def break_off(self) -> None:
-        """Says in a stream that something is missing. Of another answer the connection is closed:
-        then its client knows.
+    async def break_off(self, error: ApiError) -> None:
+        """Nothing more comes. If something is missing, a stream says so; of another answer the
+        connection is closed: then its client knows.
 
         Raises:
-            ReplicaLost: it is no stream.
+            ReplicaLost: something is missing, and it is no stream.
         """
-        if self._headers and b"content-length" in self._headers:
-            raise ReplicaLost
-        why = "the replica that generated this answer ended: send the request again"
-        error = ApiError(500, why, code="replica_lost")
-        await self.go_on(b"data: " + error.body() + b"\n\n" + DONE)
+        if not self.is_whole:
+            if self._headers and b"content-length" in self._headers:
+                raise ReplicaLost
+            await self.go_on(b"data: " + error.body() + b"\n\n" + DONE)
+        await self.end()
 
     async def end(self) -> None:
         """Nothing more comes."""

@@ -4,14 +4,13 @@ import asyncio
 from contextlib import suppress
 
 from ray import serve
-from ray.exceptions import RayActorError, RayError, TaskCancelledError
-from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from inference.server.replicas.forwarded import HttpRequest, Parts, ReplicaLost
 
 _METRICS_S = 5.0
-_GONE = (RayActorError, TaskCancelledError, DeploymentUnavailableError)
 
 
 class RayReplicas:
@@ -25,7 +24,7 @@ class RayReplicas:
         """The answer of the replica that Ray's router chooses, once there is one.
 
         Raises:
-            ReplicaLost: it has gone.
+            ReplicaLost: it has gone, or Ray could not bring what it said.
         """
         response = self._stream.remote(request)
         is_over = False
@@ -33,7 +32,7 @@ class RayReplicas:
             async for part in response:
                 yield part
             is_over = True
-        except _GONE:
+        except (RayError, RayServeException):
             is_over = True
             raise ReplicaLost from None
         finally:

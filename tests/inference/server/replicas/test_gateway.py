@@ -162,6 +162,34 @@ def test_a_stream_that_is_whole_has_no_error():
         assert one.metric(LOST) == 0
 
 
+def test_what_nobody_expects_is_told_in_the_shape_of_other_errors(caplog):
+    with running(FakeEngine()) as one:
+        num_parts = 0
+
+        async def answer(request, answer=one.fleet.answer):
+            told = 0
+            async for part in answer(request):
+                if told == num_parts:
+                    raise ValueError("odd")
+                yield part
+                told += 1
+
+        one.fleet.answer = answer
+        for stream in (False, True):
+            response = one.post(prompt="a", max_tokens=LONG, stream=stream)
+            assert response.status_code == 500 and "odd" not in response.text
+            assert response.json()["error"]["type"] == "server_error"
+        num_parts = 3
+        *told, last = events.read(one.post(prompt="a", max_tokens=LONG, stream=True).text)
+        assert len(told) == 3 and last["error"]["type"] == "server_error"
+
+        async def metrics():
+            raise ValueError("odd")
+
+        one.fleet.metrics = metrics
+        assert one.http.get("/metrics").json()["error"]["type"] == "server_error"
+
+
 def test_a_request_that_ends_its_replicas_is_given_up():
     engines = [FakeEngine() for _ in range(4)]
     with running(*engines) as one, ThreadPoolExecutor() as pool:
