@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
+from inference.server.client.generation import Deadline
 from inference.server.endpoints.answers import as_api_error
 from inference.server.endpoints.responses.bodies import Completed, Cut, Failed
 from inference.server.protocol import caller
@@ -40,8 +41,12 @@ _LOST = ApiError(
     code="replica_lost",
 )
 _KEPT = (  # headers that replicas read
-    *("accept", "content-type", "if-none-match", "traceparent", "tracestate", "x-request-id"),
-    caller.TIMEOUT,
+    "accept",
+    "content-type",
+    "if-none-match",
+    "traceparent",
+    "tracestate",
+    "x-request-id",
 )
 
 _log = logging.getLogger(__name__)
@@ -138,19 +143,23 @@ class Gateway:
     async def _relay(
         self, replicas: Replicas, request: HttpRequest, send: Send, limit_s: float
     ) -> None:
-        """Tells a client what a replica answers; `limit_s`: seconds until one takes the request.
+        """Tells a client what a replica answers; `limit_s`: seconds until the end of it.
 
         Raises:
             ApiError: none answers, and nothing was told.
         """
         refused: HttpStart | None = None
-        deadline = asyncio.get_running_loop().time() + limit_s + _GRACE_S
+        deadline = Deadline(limit_s)
         for _ in range(_TRIES):
+            if deadline.left_s <= 0:
+                raise as_api_error(deadline.passed())
             answer = _Answer(send)
             try:
-                async with aclosing(replicas.answer(request)) as parts:
-                    async with asyncio.timeout_at(deadline):
-                        start = await anext(parts)
+                async with (
+                    asyncio.timeout_at(deadline.at + _GRACE_S),
+                    aclosing(replicas.answer(_until(deadline, request))) as parts,
+                ):
+                    start = await anext(parts)
                     assert isinstance(start, HttpStart)
                     if start.status == 503 and start.replica not in request.avoid:
                         refused = start  # another may have room, or an engine
@@ -164,6 +173,9 @@ class Gateway:
                     await answer.end()
                     return
             except TimeoutError:
+                if answer.has_begun:
+                    await answer.break_off(as_api_error(deadline.passed()))
+                    return
                 raise unavailable("no replica took the request in time") from None
             except ReplicaLost:
                 if answer.has_begun:
@@ -184,6 +196,12 @@ class Gateway:
         answer = _Answer(send)
         await answer.begin(refused)
         await answer.end()
+
+
+def _until(deadline: Deadline, request: HttpRequest) -> HttpRequest:
+    """It, with the seconds that are left."""
+    left = (caller.TIMEOUT.encode(), f"{max(deadline.left_s, 0.001):.3f}".encode())
+    return dataclasses.replace(request, headers=(*request.headers, left))
 
 
 class _Answer:

@@ -1,8 +1,11 @@
 """Requests through a gateway: as without one, and when replicas go."""
 
+import asyncio
 import contextlib
+import dataclasses
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -232,6 +235,42 @@ def test_a_client_says_how_long_it_waits():
             headers = {"x-request-timeout": value}
             response = one.http.post("/v1/completions", json=asked, headers=headers)
             assert response.status_code == status and response.json()["error"]["code"] == code
+
+
+def test_another_replica_has_the_seconds_that_are_left():
+    first, second = FakeEngine(), FakeEngine()
+    second.may_go_on.set()
+    with running(first, second) as one, ThreadPoolExecutor() as pool:
+        found = pool.submit(one.post, prompt=[HANGS], max_tokens=LONG)
+        wait_until(lambda: first.prompts)
+        time.sleep(0.3)
+        one.lose(0)
+        assert text_of(found.result()) == TEXT
+        headers = [dict(request.headers) for request in one.fleet.requests]
+        left = [float(each[b"x-request-timeout"]) for each in headers]
+        assert left[0] <= 600 and left[1] <= left[0] - 0.3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_replica_has_a_request_for_longer_than_its_client_waits(stream):
+    """Whether it was lost when the time is over, or goes on as if it were not."""
+    with running(FakeEngine(step_s=0.02), limits=Limits(request_s=0.3)) as one:
+
+        async def answer(request, answer=one.fleet.answer):
+            if not stream:
+                await asyncio.sleep(0.4)
+                raise ReplicaLost
+            headers = [(k, v) for k, v in request.headers if k != b"x-request-timeout"]
+            headers.append((b"x-request-timeout", b"600"))
+            one.fleet.services[0].limits = Limits()
+            async for part in answer(dataclasses.replace(request, headers=tuple(headers))):
+                yield part
+
+        one.fleet.answer = answer
+        response = one.post(prompt="a", max_tokens=400, stream=stream)
+        told = events.read(response.text)[-1] if stream else response.json()
+        assert told["error"]["code"] == "timeout" and told["error"]["type"] == "timeout_error"
+        assert response.status_code == (200 if stream else 408)
 
 
 @pytest.mark.parametrize("stream", [False, True])
