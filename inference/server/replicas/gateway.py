@@ -91,8 +91,9 @@ class Gateway:
             await answer(scope, receive, send)
 
     async def _health(self) -> Response:
-        """Of the gateway; who looks after replicas sees to theirs."""
-        return JSONResponse({"status": "ready"})
+        """Of the gateway, which answers; who looks after replicas sees to theirs."""
+        status = "draining" if self.is_draining else "loading" if self.replicas is None else "ready"
+        return JSONResponse({"status": status})
 
     async def _ready(self) -> Response:
         num_ready = await self._served_by().num_ready()

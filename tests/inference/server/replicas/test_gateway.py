@@ -81,6 +81,20 @@ def test_a_stream_comes_event_by_event():
     assert len(chunks) > 10
 
 
+def test_its_health_says_what_it_does(pair):
+    gateway, replicas = pair.gateway, pair.gateway.replicas
+    try:
+        assert pair.http.get("/health").json() == {"status": "ready"}
+        gateway.replicas = None
+        response = pair.http.get("/health")
+        assert response.status_code == 200 and response.json() == {"status": "loading"}
+        assert pair.http.get("/ready").status_code == 503
+        gateway.is_draining = True
+        assert pair.http.get("/health").json() == {"status": "draining"}
+    finally:
+        gateway.replicas, gateway.is_draining = replicas, False
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/version", "/openapi.json", "/docs"])
 def test_what_is_asked_for_without_a_body_is_passed_on(pair, path):
     assert pair.http.get(path).status_code == 200
