@@ -49,8 +49,12 @@ class RayReplicas:
         return 0
 
     async def metrics(self) -> dict[str, str]:
-        """Each one's metrics as text, by its id; none where one does not answer in time."""
+        """Each one's metrics as text, by its id; without those that do not answer in time."""
         with suppress(RayError, RayServeException, TimeoutError):
-            found = self._handle.broadcast("metrics").results_async(timeout_s=_METRICS_S)
-            return dict(await found)
+            # Ray's own way to collect them, `results_async`, has none where one is late.
+            asked = self._handle.broadcast("metrics")._fetch_replica_results_async()
+            answers = [each.get_async() for each in await asyncio.wait_for(asked, _METRICS_S)]
+            in_time = (asyncio.wait_for(each, _METRICS_S) for each in answers)
+            found = await asyncio.gather(*in_time, return_exceptions=True)
+            return dict(each for each in found if not isinstance(each, BaseException))
         return {}
