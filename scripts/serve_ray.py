@@ -4,11 +4,13 @@ from scripts import interrupts  # noqa: F401
 
 # isort: split
 import asyncio
+import contextlib
 import importlib.util
 import socket
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
@@ -26,6 +28,7 @@ _MAX_REPLICAS = flags.DEFINE_integer(
     "max_replicas", None, "So many while there is work for them; default: --replicas."
 )
 flags.adopt_module_key_flags(serve)
+T = TypeVar("T")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -85,7 +88,7 @@ async def _serve(
     server = Server(seen, gateway, plan.limits, plan.drain_s)
 
     async def deploy() -> None:
-        gateway.replicas = await asyncio.to_thread(_deployed, plan)
+        gateway.replicas = await _left_behind(lambda: _deployed(plan))
         common.say(f"the model is served at {url}/v1; replicas: {plan.min_replicas}")
 
     def ended(deploying: asyncio.Task[None]) -> None:
@@ -100,6 +103,30 @@ async def _serve(
         await asyncio.to_thread(traces.close)
     if deploying.done():
         deploying.result()
+
+
+async def _left_behind(work: Callable[[], T]) -> T:
+    """What a thread returns, or raises, for which nobody waits at the end of the process: unlike
+    `asyncio.to_thread`'s.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[T] = loop.create_future()
+
+    def tell(how: Callable[[Any], None], what: Any) -> None:
+        if not found.done():
+            how(what)
+
+    def run() -> None:
+        told: tuple[Callable[[Any], None], Any]
+        try:
+            told = found.set_result, work()
+        except Exception as error:
+            told = found.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, *told)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await found
 
 
 def _deployed(plan: "Plan") -> "RayReplicas":
