@@ -18,8 +18,8 @@ from configs.errors import InputError
 from scripts import common, serve
 
 if TYPE_CHECKING:
-    from inference.server.replicas.plan import Plan
     from inference.server.replicas.ray_replicas import RayReplicas
+    from inference.server.replicas.replica_config import ReplicaConfig
     from inference.server.traces import Traces
     from inference.server.web.access import Keys
 
@@ -52,28 +52,31 @@ def main(argv: Sequence[str]) -> None:
     _, config = common.named_config({}, serve.engine_needs())
     listening = serving.bound(flags.FLAGS.host, flags.FLAGS.port)
     with ray_cluster.started():
-        from inference.server.replicas.plan import Plan
+        from inference.server.replicas.replica_config import ReplicaConfig
 
         given = flags.FLAGS
-        plan = Plan(
+        replica_config = ReplicaConfig(
             [sys.executable, "-m", "scripts.serve_ray", *sys.argv[1:]],
             _REPLICAS.value,
             most,
             config.engine.max_seqs,
             ray_cluster.chips(config.num_chips),
             shares_cores=True,
-            request_s=given.request_timeout,
-            queue_s=given.max_queue_s,
-            drain_s=given.drain_timeout,
-            name=given.served_model_name,
+            request_timeout=given.request_timeout,
+            max_queue_s=given.max_queue_s,
+            drain_timeout=given.drain_timeout,
+            served_model_name=given.served_model_name,
             tool_call_parser=given.tool_call_parser,
             num_keys=len(keys or ()),
         )
-        uvloop.run(_serve(plan, listening, keys, traces))
+        uvloop.run(_serve(replica_config, listening, keys, traces))
 
 
 async def _serve(
-    plan: "Plan", listening: socket.socket, keys: "Keys | None", traces: "Traces | None"
+    replica_config: "ReplicaConfig",
+    listening: socket.socket,
+    keys: "Keys | None",
+    traces: "Traces | None",
 ) -> None:
     """Until a signal, or the replicas do not start."""
     from inference.server.replicas.gateway import Gateway
@@ -82,14 +85,14 @@ async def _serve(
     from inference.server.web.observed import Observed
     from inference.server.web.serving import Server
 
-    url, gateway = serve.url_of(listening), Gateway(plan.limits)
-    app = guarded(gateway, plan.limits, keys, is_local(listening.getsockname()[0]))
+    url, gateway = serve.url_of(listening), Gateway(replica_config.limits)
+    app = guarded(gateway, replica_config.limits, keys, is_local(listening.getsockname()[0]))
     seen = Observed(app, lambda *_: None, traces)  # replicas count what is asked
-    server = Server(seen, gateway, plan.limits, plan.drain_s)
+    server = Server(seen, gateway, replica_config.limits, replica_config.drain_timeout)
 
     async def deploy() -> None:
-        gateway.replicas = await _left_behind(lambda: _deployed(plan))
-        common.say(f"the model is served at {url}/v1; replicas: {plan.min_replicas}")
+        gateway.replicas = await _left_behind(lambda: _deployed(replica_config))
+        common.say(f"the model is served at {url}/v1; replicas: {replica_config.min_replicas}")
 
     def ended(deploying: asyncio.Task[None]) -> None:
         if deploying.cancelled() or deploying.exception():
@@ -129,7 +132,7 @@ async def _left_behind(work: Callable[[], T]) -> T:
     return await found
 
 
-def _deployed(plan: "Plan") -> "RayReplicas":
+def _deployed(replica_config: "ReplicaConfig") -> "RayReplicas":
     """The replicas, once they are ready.
 
     Raises:
@@ -140,7 +143,7 @@ def _deployed(plan: "Plan") -> "RayReplicas":
     from inference.server.replicas import ray_application, ray_cluster
     from inference.server.replicas.ray_replicas import RayReplicas
 
-    model = ray_application.model(plan)
+    model = ray_application.model(replica_config)
     return RayReplicas(ray_serve.run(model, name=ray_cluster.APP, route_prefix=None))
 
 

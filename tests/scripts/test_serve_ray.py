@@ -6,7 +6,9 @@ import threading
 import time
 
 import pytest
+from absl import flags
 
+from inference.server.replicas import replica_config
 from scripts import serve_ray
 from tests.scripts import apps
 
@@ -37,6 +39,10 @@ def test_without_ray_it_says_what_to_install(run, monkeypatch):
         importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
     )
     assert "pip install 'ridgeline[serve,ray]'" in run().error
+
+
+def test_arguments_of_a_cluster_are_flags():
+    assert all(name in flags.FLAGS for name in replica_config.SHARED)
 
 
 def test_what_is_loaded_does_not_keep_a_process_that_ends():
