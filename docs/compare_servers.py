@@ -4,11 +4,11 @@
     python docs/compare_servers.py vllm --model=HF_DIRECTORY --python=VENV/bin/python --json=FILE
     python docs/compare_servers.py engine --model=HF_DIRECTORY --json=FILE
 
-Both run all the time; loads go to one and the other by turns, the same load in each turn and
-another one in the next, so that nothing is found in a cache. `vllm`: requests of Poisson's
-arrivals, from `scripts.bench --url`. `engine`: so many streams, and one at a time, through HTTP and
-in a process that calls `Engine` with the server's settings. A table's last column is the median of
-each turn's ratio.
+Both run all the time; loads go to one and the other by turns, of which each begins with the other
+one: the same load in each turn and another one in the next, so that nothing is found in a cache.
+`vllm`: requests of Poisson's arrivals, from `scripts.bench --url`. `engine`: so many streams, and
+one at a time, through HTTP and in a process that calls `Engine` with the server's settings. A
+table's last column is the median of each turn's ratio.
 """
 
 import argparse
@@ -27,9 +27,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-PROMPT, NEW, VOCAB = 64, 48, 49152
+PROMPT, NEW, VOCAB, MAX_LEN = 64, 48, 49152, 1024
 READY_S = 900.0
-NEEDS = {"penalties": True, "top_logprobs": 20, "grammars": True}  # as scripts.serve has them
 QUIET = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1",
          "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "2"}  # fmt: skip
 FIGURES = {
@@ -84,9 +83,13 @@ def by_turns(name: str, pair: tuple[Load, Load], turns: int, beside: str) -> lis
     found = []
     for turn in range(turns + 1):
         seed = 1000 * turn + len(name)
-        ours, theirs = (load(seed) for load in pair)
+        order = ((0, "ours"), (1, beside))[:: -1 if turn % 2 else 1]
+        both = {who: pair[which](seed) for which, who in order}
+        for who, figures in both.items():
+            if figures["failed"]:
+                raise SystemExit(f"{name}: {figures['failed']} requests of {who} failed")
         if turn:
-            found.append({"ours": ours, beside: theirs})
+            found.append(both)
     print(f"\n{name}: {PROMPT} + {NEW} tokens, {turns} turns")
     print(f"{'median (each)':24}{'ours':>38}{beside:>38}{'ratio':>8}")
     for key, label in FIGURES.items():
@@ -94,11 +97,8 @@ def by_turns(name: str, pair: tuple[Load, Load], turns: int, beside: str) -> lis
         cells = [f"{statistics.median(v):.1f} ({', '.join(f'{x:.1f}' for x in v)})" for v in each]
         ratio = statistics.median(a / b for a, b in zip(*each, strict=True))
         print(f"{label:24}{cells[0]:>38}{cells[1]:>38}{ratio:8.3f}", flush=True)
-    failed = sum(turn[who]["failed"] for turn in found for who in turn)
     more = [turn["ours"]["p50_ttft_ms"] - turn[beside]["p50_ttft_ms"] for turn in found]
-    print(
-        f"requests that failed: {failed}; first token p50, ms more: {statistics.median(more):.2f}"
-    )
+    print(f"first token p50, ms more: {statistics.median(more):.2f}")
     return found
 
 
@@ -123,7 +123,11 @@ def ours_command(given: argparse.Namespace) -> list[str]:
     """Of our server, but for its port."""
     return [
         *(sys.executable, "-m", "scripts.serve", f"--model={given.model}"),
-        *("--max_model_len=1024", f"--max_num_seqs={given.streams}", "--served_model_name=it"),
+        *(
+            f"--max_model_len={MAX_LEN}",
+            f"--max_num_seqs={given.streams}",
+            "--served_model_name=it",
+        ),
     ]
 
 
@@ -131,7 +135,11 @@ def vllm_command(given: argparse.Namespace) -> list[str]:
     """Of vLLM's, likewise."""
     return [
         *(given.python, "-m", "vllm.entrypoints.openai.api_server", f"--model={given.model}"),
-        *("--served-model-name=it", "--max-model-len=1024", f"--max-num-seqs={given.streams}"),
+        *(
+            "--served-model-name=it",
+            f"--max-model-len={MAX_LEN}",
+            f"--max-num-seqs={given.streams}",
+        ),
         *("--dtype=bfloat16", "--disable-log-stats", "--host=127.0.0.1"),
         *(f"--{flag}" for flag in given.vllm),
     ]
@@ -219,18 +227,23 @@ class Engine:
 
 def serve_loads(model: str, streams: int) -> None:
     """What that process does: reads a load a line, and writes its figures."""
+    from absl import flags
+
     from configs.workload import Fixed, Workload
     from inference import engine as engines
     from inference.benchmark import drive, requests
     from inference.benchmark.remote.results import percentile
+    from scripts import serve
 
-    engine = engines.Engine.from_model(model, max_seqs=streams, max_context=1024, **NEEDS)
+    serve_flags = [f"--max_model_len={MAX_LEN}", f"--max_num_seqs={streams}"]
+    flags.FLAGS(["serve", f"--model={model}", *serve_flags])
+    engine = engines.Engine.from_model(model, **serve.engine_needs())
     engine.warm_up(seals=False)
     print(json.dumps({"is": "ready"}), flush=True)
     for line in sys.stdin:
         concurrency, count, seed = json.loads(line)
         workload = Workload("closed", count, prompt=Fixed(PROMPT), output=Fixed(NEW), seed=seed)
-        asked = requests.generate(workload, VOCAB, 1024)
+        asked = requests.generate(workload, VOCAB, MAX_LEN)
         run = drive.drive(engine, asked, drive.WallClock(), concurrency)
         ttft = sorted(each.ttft_s for each in run.requests)
         tpot = sorted(each.tpot_s for each in run.requests if each.tpot_s is not None)

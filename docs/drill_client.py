@@ -24,6 +24,7 @@ class Asked:
     def __init__(self, given: dict[str, Any]):
         self.given = given
         self.status = 0
+        self.at_s = 0.0
         self.error = ""
         self.took_s = self.first_s = 0.0
         self.times: list[float] = []
@@ -32,10 +33,10 @@ class Asked:
         self.retry_after: str | None = None
 
     def told(self) -> dict[str, Any]:
-        """For the other process."""
+        """For the other process; `at_s`: seconds from the start of all to that of this one."""
         gaps = [b - a for a, b in zip(self.times, self.times[1:], strict=False)]
         return {
-            "status": self.status, "error": self.error, "took_s": self.took_s,
+            "status": self.status, "error": self.error, "at_s": self.at_s, "took_s": self.took_s,
             "first_s": self.first_s, "gaps": gaps, "num_tokens": len(self.times),
             "text": [self.texts[index] for index in sorted(self.texts)], "reasons": self.reasons,
             "retry_after": self.retry_after,
@@ -123,19 +124,23 @@ async def _all(spec: dict[str, Any]) -> list[Asked]:
     asked = [Asked(each) for each in spec["requests"]]
     start, port, headers = time.perf_counter(), spec["port"], spec.get("headers", "")
 
+    async def ask(one: Asked) -> None:
+        one.at_s = time.perf_counter() - start
+        await _ask(one, port, headers)
+
     async def at_its_time(one: Asked) -> None:
         await asyncio.sleep(one.given.get("at", 0) - (time.perf_counter() - start))
-        await _ask(one, port, headers)
+        await ask(one)
 
     async def repeatedly(num: int, done: list[Asked]) -> None:
         dice = random.Random(num)
         while time.perf_counter() - start < spec["seconds"]:
             done.append(Asked(dice.choice(spec["requests"])))
-            await _ask(done[-1], port, headers)
+            await ask(done[-1])
 
     async def one_after_the_other(rest: list[Asked]) -> None:
         while rest:
-            await _ask(rest.pop(), port, headers)
+            await ask(rest.pop())
 
     done: list[Asked] = []
     with contextlib.suppress(TimeoutError):

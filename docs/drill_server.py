@@ -78,6 +78,16 @@ class Server:
             time.sleep(0.02)
         return time.monotonic() - start
 
+    def wait_replaced(self, engine: int, seconds: float = _START_S) -> float:
+        """Seconds until another engine than this one serves new requests."""
+        start = time.monotonic()
+        while self.engine in (None, engine):
+            if time.monotonic() - start > seconds:
+                raise SystemExit("the engine was not started again")
+            time.sleep(0.02)
+        self.wait_ready(seconds)
+        return time.monotonic() - start
+
     def wait_idle(self, seconds: float = 120) -> None:
         """Until nothing runs or waits, by two heartbeats."""
         deadline = time.monotonic() + seconds
@@ -123,6 +133,31 @@ def started(flags: Sequence[str]) -> Iterator[Server]:
         process.wait()
 
 
+class Servers:
+    """The one that runs: drills that leave it as it was share it."""
+
+    def __init__(self, flags: Sequence[str]):
+        self._flags = list(flags)
+        self._with: list[str] = []
+        self._server: Server | None = None
+        self._stack = contextlib.ExitStack()
+
+    def get(self, flags: Sequence[str] | None) -> Server:
+        """One with more flags; None: whichever there is."""
+        runs = self._server is not None and self._server.process.poll() is None
+        if self._server is not None and runs and (flags is None or list(flags) == self._with):
+            return self._server
+        self.close()
+        self._with = list(flags or ())
+        self._server = self._stack.enter_context(started([*self._flags, *self._with]))
+        return self._server
+
+    def close(self) -> None:
+        """Ends it."""
+        self._stack.close()
+        self._server = None
+
+
 class Clients:
     """Requests under way, in a process of their own; requests as `drill_client` has them."""
 
@@ -146,6 +181,12 @@ class Clients:
     def is_done(self) -> bool:
         """Whether all have ended."""
         return not self._thread.is_alive()
+
+    def stop(self) -> None:
+        """They leave at once."""
+        self._process.kill()
+        self._process.wait()
+        self._thread.join()
 
     def wait(self) -> dict[str, Any]:
         """`seconds` they took, and their `answers`, in the order of the requests."""

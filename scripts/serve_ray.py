@@ -4,11 +4,13 @@ from scripts import interrupts  # noqa: F401
 
 # isort: split
 import asyncio
+import contextlib
 import importlib.util
 import socket
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from absl import flags
 
@@ -17,8 +19,8 @@ from scripts import common, serve
 from scripts.flags import replicas_flag
 
 if TYPE_CHECKING:
-    from inference.server.replicas.plan import Plan
     from inference.server.replicas.ray_replicas import RayReplicas
+    from inference.server.replicas.replica_config import ReplicaConfig
     from inference.server.traces import Traces
     from inference.server.web.access import Keys
 
@@ -27,6 +29,7 @@ _MAX_REPLICAS = flags.DEFINE_integer(
 )
 flags.adopt_module_key_flags(serve)
 flags.adopt_module_key_flags(replicas_flag)
+T = TypeVar("T")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -49,28 +52,31 @@ def main(argv: Sequence[str]) -> None:
     _, config = common.named_config({}, serve.engine_needs())
     listening = serving.bound(flags.FLAGS.host, flags.FLAGS.port)
     with ray_cluster.started():
-        from inference.server.replicas.plan import Plan
+        from inference.server.replicas.replica_config import ReplicaConfig
 
         given = flags.FLAGS
-        plan = Plan(
+        replica_config = ReplicaConfig(
             [sys.executable, "-m", "scripts.serve_ray", *sys.argv[1:]],
             least,
             most,
             config.engine.max_seqs,
             ray_cluster.chips(config.num_chips),
             shares_cores=True,
-            request_s=given.request_timeout,
-            queue_s=given.max_queue_s,
-            drain_s=given.drain_timeout,
-            name=given.served_model_name,
+            request_timeout=given.request_timeout,
+            max_queue_s=given.max_queue_s,
+            drain_timeout=given.drain_timeout,
+            served_model_name=given.served_model_name,
             tool_call_parser=given.tool_call_parser,
             num_keys=len(keys or ()),
         )
-        uvloop.run(_serve(plan, listening, keys, traces))
+        uvloop.run(_serve(replica_config, listening, keys, traces))
 
 
 async def _serve(
-    plan: "Plan", listening: socket.socket, keys: "Keys | None", traces: "Traces | None"
+    replica_config: "ReplicaConfig",
+    listening: socket.socket,
+    keys: "Keys | None",
+    traces: "Traces | None",
 ) -> None:
     """Until a signal, or the replicas do not start."""
     from inference.server.replicas.gateway import Gateway
@@ -79,14 +85,14 @@ async def _serve(
     from inference.server.web.observed import Observed
     from inference.server.web.serving import Server
 
-    url, gateway = serve.url_of(listening), Gateway(plan.limits)
-    app = guarded(gateway, plan.limits, keys, is_local(listening.getsockname()[0]))
+    url, gateway = serve.url_of(listening), Gateway(replica_config.limits)
+    app = guarded(gateway, replica_config.limits, keys, is_local(listening.getsockname()[0]))
     seen = Observed(app, lambda *_: None, traces)  # replicas count what is asked
-    server = Server(seen, gateway, plan.limits, plan.drain_s)
+    server = Server(seen, gateway, replica_config.limits, replica_config.drain_timeout)
 
     async def deploy() -> None:
-        gateway.replicas = await asyncio.to_thread(_deployed, plan)
-        common.say(f"the model is served at {url}/v1; replicas: {plan.min_replicas}")
+        gateway.replicas = await _left_behind(lambda: _deployed(replica_config))
+        common.say(f"the model is served at {url}/v1; replicas: {replica_config.min_replicas}")
 
     def ended(deploying: asyncio.Task[None]) -> None:
         if deploying.cancelled() or deploying.exception():
@@ -102,7 +108,31 @@ async def _serve(
         deploying.result()
 
 
-def _deployed(plan: "Plan") -> "RayReplicas":
+async def _left_behind(work: Callable[[], T]) -> T:
+    """What a thread returns, or raises, for which nobody waits at the end of the process: unlike
+    `asyncio.to_thread`'s.
+    """
+    loop = asyncio.get_running_loop()
+    found: asyncio.Future[T] = loop.create_future()
+
+    def tell(how: Callable[[Any], None], what: Any) -> None:
+        if not found.done():
+            how(what)
+
+    def run() -> None:
+        told: tuple[Callable[[Any], None], Any]
+        try:
+            told = found.set_result, work()
+        except Exception as error:
+            told = found.set_exception, error
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(tell, *told)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await found
+
+
+def _deployed(replica_config: "ReplicaConfig") -> "RayReplicas":
     """The replicas, once they are ready.
 
     Raises:
@@ -113,7 +143,7 @@ def _deployed(plan: "Plan") -> "RayReplicas":
     from inference.server.replicas import ray_application, ray_cluster
     from inference.server.replicas.ray_replicas import RayReplicas
 
-    model = ray_application.model(plan)
+    model = ray_application.model(replica_config)
     return RayReplicas(ray_serve.run(model, name=ray_cluster.APP, route_prefix=None))
 
 

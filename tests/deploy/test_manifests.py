@@ -1,7 +1,6 @@
 """`docs/deploy`: each resource as its kind declares it, and as this program is."""
 
 import copy
-import dataclasses
 import importlib.util
 import re
 import subprocess
@@ -91,7 +90,7 @@ def test_what_is_wrong_is_found(kind, spoil, at):
 
 
 def test_the_serve_configuration_is_what_the_application_takes():
-    from inference.server.replicas import plan as plans
+    from inference.server.replicas.replica_config import ReplicaConfig
 
     spec = of("RayService")["spec"]
     config = yaml.safe_load(spec["serveConfigV2"])
@@ -101,14 +100,15 @@ def test_the_serve_configuration_is_what_the_application_takes():
     source = Path(importlib.util.find_spec(module).origin).read_text()
     assert f"\ndef {function}(" in source
     args = application["args"]
-    known = {field.name for field in dataclasses.fields(plans.Plan)} - {"command", "num_keys"}
-    assert args.keys() <= known | {"flags", "api_key_file"}
-    assert f"--max_num_seqs={args['num_seqs']}" in args["flags"]
+    given = {name: value for name, value in args.items() if name != "api_key_file"}
+    built = ReplicaConfig.from_args(given, num_keys=1)
+    assert built.drain_timeout == args["drain_timeout"] and built.num_keys == 1
+    assert f"--max_num_seqs={built.max_num_seqs}" in built.command
     (workers,) = spec["rayClusterConfig"]["workerGroupSpecs"]
     assert workers["minReplicas"] == args["min_replicas"]
     assert workers["maxReplicas"] == args["max_replicas"]
     grace = workers["template"]["spec"]["terminationGracePeriodSeconds"]
-    assert grace >= args["drain_s"] + 10
+    assert grace >= args["drain_timeout"] + 10
     declared = re.search(r'"ray\[serve\]>=(.*?)"', (ROOT / "pyproject.toml").read_text())[1]
     version = spec["rayClusterConfig"]["rayVersion"]
     assert version.split(".")[:2] >= declared.split(".")[:2]

@@ -1,9 +1,14 @@
 """What `serve_ray` refuses before it loads anything."""
 
+import asyncio
 import importlib.util
+import threading
+import time
 
 import pytest
+from absl import flags
 
+from inference.server.replicas import replica_config
 from scripts import serve_ray
 from tests.scripts import apps
 
@@ -34,6 +39,28 @@ def test_without_ray_it_says_what_to_install(run, monkeypatch):
         importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
     )
     assert "pip install 'ridgeline[serve,ray]'" in run().error
+
+
+def test_arguments_of_a_cluster_are_flags():
+    assert all(name in flags.FLAGS for name in replica_config.SHARED)
+
+
+def test_what_is_loaded_does_not_keep_a_process_that_ends():
+    may_end = threading.Event()
+
+    async def main():
+        loading = asyncio.create_task(serve_ray._left_behind(lambda: may_end.wait(20)))
+        await asyncio.sleep(0.01)
+        assert not loading.done()
+
+    started = time.monotonic()
+    asyncio.run(main())
+    took = time.monotonic() - started
+    may_end.set()
+    assert took < 5
+    assert asyncio.run(serve_ray._left_behind(lambda: "loaded")) == "loaded"
+    with pytest.raises(ZeroDivisionError):
+        asyncio.run(serve_ray._left_behind(lambda: 1 / 0))
 
 
 def test_another_cluster_is_not_joined(run, monkeypatch):

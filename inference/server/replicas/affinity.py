@@ -28,7 +28,7 @@ def prefixes(body: bytes, client: str) -> list[bytes]:
     """
     try:
         found = _DECODER.decode(body)
-    except msgspec.DecodeError:  # which a replica explains to its sender
+    except (msgspec.DecodeError, RecursionError):  # which a replica explains to its sender
         return []
     text = bytes(found.messages) or bytes(found.prompt) or bytes(found.input)
     digest, digests, start = hashlib.blake2b(client.encode(), digest_size=16), [], 0

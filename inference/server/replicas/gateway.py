@@ -2,6 +2,7 @@
 
 import asyncio
 import dataclasses
+import logging
 from contextlib import aclosing
 
 from starlette.datastructures import Headers
@@ -10,6 +11,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
+from inference.server.client.generation import Deadline
+from inference.server.endpoints.answers import as_api_error
 from inference.server.endpoints.responses.bodies import Completed, Cut, Failed
 from inference.server.protocol import caller
 from inference.server.protocol.caller import Caller
@@ -32,10 +35,21 @@ _GRACE_S = 1.0  # a replica that has a request says itself that it was late
 _LAST = tuple(  # of the events of a response: they have no other end
     f"event: {kind.__struct_config__.tag}\n".encode() for kind in (Completed, Cut, Failed)
 )
-_KEPT = (  # headers that replicas read
-    *("accept", "content-type", "if-none-match", "traceparent", "tracestate", "x-request-id"),
-    caller.TIMEOUT,
+_LOST = ApiError(
+    500,
+    "the replica that generated this answer ended: send the request again",
+    code="replica_lost",
 )
+_KEPT = (  # headers that replicas read
+    "accept",
+    "content-type",
+    "if-none-match",
+    "traceparent",
+    "tracestate",
+    "x-request-id",
+)
+
+_log = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -68,10 +82,18 @@ class Gateway:
             await answer(scope, receive, send)
         except ClientDisconnect:
             pass
+        except ReplicaLost:
+            raise  # in the middle of an answer: the connection is closed, and its client knows
+        except Exception as error:
+            _log.exception("a request failed")
+            found = as_api_error(error)
+            answer = Response(found.body(), found.status, found.headers, "application/json")
+            await answer(scope, receive, send)
 
     async def _health(self) -> Response:
-        """Of the gateway; who looks after replicas sees to theirs."""
-        return JSONResponse({"status": "ready"})
+        """Of the gateway, which answers; who looks after replicas sees to theirs."""
+        status = "draining" if self.is_draining else "loading" if self.replicas is None else "ready"
+        return JSONResponse({"status": status})
 
     async def _ready(self) -> Response:
         num_ready = await self._served_by().num_ready()
@@ -122,19 +144,23 @@ class Gateway:
     async def _relay(
         self, replicas: Replicas, request: HttpRequest, send: Send, limit_s: float
     ) -> None:
-        """Tells a client what a replica answers; `limit_s`: seconds until one takes the request.
+        """Tells a client what a replica answers; `limit_s`: seconds until the end of it.
 
         Raises:
             ApiError: none answers, and nothing was told.
         """
         refused: HttpStart | None = None
-        deadline = asyncio.get_running_loop().time() + limit_s + _GRACE_S
+        deadline = Deadline(limit_s)
         for _ in range(_TRIES):
+            if deadline.left_s <= 0:
+                raise as_api_error(deadline.passed())
             answer = _Answer(send)
             try:
-                async with aclosing(replicas.answer(request)) as parts:
-                    async with asyncio.timeout_at(deadline):
-                        start = await anext(parts)
+                async with (
+                    asyncio.timeout_at(deadline.at + _GRACE_S),
+                    aclosing(replicas.answer(_until(deadline, request))) as parts,
+                ):
+                    start = await anext(parts)
                     assert isinstance(start, HttpStart)
                     if start.status == 503 and start.replica not in request.avoid:
                         refused = start  # another may have room, or an engine
@@ -148,21 +174,35 @@ class Gateway:
                     await answer.end()
                     return
             except TimeoutError:
+                if answer.has_begun:
+                    await answer.break_off(as_api_error(deadline.passed()))
+                    return
                 raise unavailable("no replica took the request in time") from None
             except ReplicaLost:
                 if answer.has_begun:
                     if not answer.is_whole:
                         self._metrics.lost()
-                        await answer.break_off()
-                    await answer.end()
+                    await answer.break_off(_LOST)
                     return
                 self._metrics.retried()
+            except Exception as error:
+                if not answer.has_begun:
+                    raise
+                _log.exception("an answer broke off")
+                await answer.break_off(as_api_error(error))
+                return
         if refused is None:
             why = f"{_TRIES} replicas ended while they had this request: it is not tried again"
             raise ApiError(500, why, code="replica_lost", may_retry=False)
         answer = _Answer(send)
         await answer.begin(refused)
         await answer.end()
+
+
+def _until(deadline: Deadline, request: HttpRequest) -> HttpRequest:
+    """It, with the seconds that are left."""
+    left = (caller.TIMEOUT.encode(), f"{max(deadline.left_s, 0.001):.3f}".encode())
+    return dataclasses.replace(request, headers=(*request.headers, left))
 
 
 class _Answer:
@@ -200,18 +240,18 @@ class _Answer:
         self._last = part
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
-    async def break_off(self) -> None:
-        """Says in a stream that something is missing. Of another answer the connection is closed:
-        then its client knows.
+    async def break_off(self, error: ApiError) -> None:
+        """Nothing more comes. If something is missing, a stream says so; of another answer the
+        connection is closed: then its client knows.
 
         Raises:
-            ReplicaLost: it is no stream.
+            ReplicaLost: something is missing, and it is no stream.
         """
-        if self._headers and b"content-length" in self._headers:
-            raise ReplicaLost
-        why = "the replica that generated this answer ended: send the request again"
-        error = ApiError(500, why, code="replica_lost")
-        await self.go_on(b"data: " + error.body() + b"\n\n" + DONE)
+        if not self.is_whole:
+            if self._headers and b"content-length" in self._headers:
+                raise ReplicaLost
+            await self.go_on(b"data: " + error.body() + b"\n\n" + DONE)
+        await self.end()
 
     async def end(self) -> None:
         """Nothing more comes."""

@@ -3,7 +3,6 @@ gateway, and `build` for a cluster whose proxies listen (`import_path` of a Serv
 """
 
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,10 @@ from starlette.types import ASGIApp
 from configs.errors import InputError
 from inference.server.replicas.forwarded import HttpRequest, Parts
 from inference.server.replicas.gateway import Gateway
-from inference.server.replicas.plan import Plan
 from inference.server.replicas.ray_replicas import RayReplicas
 from inference.server.replicas.ray_router import PrefixRouter
 from inference.server.replicas.replica import Replica
+from inference.server.replicas.replica_config import ReplicaConfig
 from inference.server.service import QUEUED_PER_SEQ, Limits
 from inference.server.web import access
 from inference.server.web.access import Keys
@@ -35,11 +34,11 @@ _QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 class ModelReplica:
     """`Replica`, as Ray Serve starts, asks and ends it."""
 
-    async def __init__(self, plan: Plan):  # type: ignore[misc]
+    async def __init__(self, config: ReplicaConfig):  # type: ignore[misc]
         context = serve.get_replica_context()
-        if plan.shares_cores:
-            _take_cores(context.rank.local_rank, plan.max_replicas)
-        self._replica = Replica(plan.service(), context.replica_id.unique_id)
+        if config.shares_cores:
+            _take_cores(context.rank.local_rank, config.max_replicas)
+        self._replica = Replica(config.service(), context.replica_id.unique_id)
         await self._replica.start()
 
     async def answer(self, request: HttpRequest) -> Parts:
@@ -62,57 +61,55 @@ class ModelReplica:
 class Ingress:
     """The gateway, behind Ray's proxies."""
 
-    def __init__(self, model: DeploymentHandle, plan: Plan, keys: Keys):
-        gateway = Gateway(plan.limits, RayReplicas(model))
-        self._app = guarded(gateway, plan.limits, keys, is_local=False)
+    def __init__(self, model: DeploymentHandle, config: ReplicaConfig, keys: Keys):
+        gateway = Gateway(config.limits, RayReplicas(model))
+        self._app = guarded(gateway, config.limits, keys, is_local=False)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._app
 
 
-def model(plan: Plan) -> Application:
+def model(config: ReplicaConfig) -> Application:
     """The deployment `model`, whose replicas `RayReplicas` knows."""
-    most = plan.num_seqs * (1 + QUEUED_PER_SEQ)
+    most = config.max_num_seqs * (1 + QUEUED_PER_SEQ)
     return serve.deployment(
         name="model",
         autoscaling_config=AutoscalingConfig(
-            min_replicas=plan.min_replicas,
-            max_replicas=plan.max_replicas,
-            target_ongoing_requests=plan.num_seqs,
+            min_replicas=config.min_replicas,
+            max_replicas=config.max_replicas,
+            target_ongoing_requests=config.max_num_seqs,
         ),
         max_ongoing_requests=2 * most,  # so that it answers those that it refuses
-        ray_actor_options={"num_cpus": 0, **plan.resources},
+        ray_actor_options={"num_cpus": 0, **config.resources},
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         health_check_period_s=_CHECK_S,
         health_check_timeout_s=_CHECK_TIMEOUT_S,
-        graceful_shutdown_timeout_s=plan.drain_s,
+        graceful_shutdown_timeout_s=config.drain_timeout,
         graceful_shutdown_wait_loop_s=0.5,
         max_constructor_retry_count=_STARTS,
         logging_config=_QUIET,
-    )(ModelReplica).bind(plan)
+    )(ModelReplica).bind(config)
 
 
 def build(args: Mapping[str, Any]) -> Application:
     """Replicas and a gateway, from the `args` of a Serve configuration.
 
     Args:
-        args: `flags` of `scripts.serve` for the engines, `api_key_file`, and by the names of
-            `Plan`, numbers of replicas and seconds.
+        args: `api_key_file`, and what `ReplicaConfig.from_args` takes.
 
     Raises:
-        InputError: there is no key file: proxies listen to everybody.
+        InputError: there is no key file: proxies listen to everybody; or an argument is unknown.
     """
     given = dict(args)
     if "api_key_file" not in given:
         raise InputError("args name no api_key_file: a file with a key a line")
     keys = access.read_keys("api_key_file", given.pop("api_key_file"))
-    command = [sys.executable, "-m", "scripts.serve", *given.pop("flags", [])]
-    plan = Plan(command, num_keys=len(keys), **given)
+    config = ReplicaConfig.from_args(given, len(keys))
     ingress = serve.deployment(
         name="gateway", max_ongoing_requests=Limits().connections, logging_config=_QUIET,
-        graceful_shutdown_timeout_s=plan.drain_s, ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_timeout_s=config.drain_timeout, ray_actor_options={"num_cpus": 0},
     )(serve.ingress()(Ingress))  # fmt: skip
-    return ingress.bind(model(plan), plan, keys)
+    return ingress.bind(model(config), config, keys)
 
 
 def _take_cores(rank: int, num_replicas: int) -> None:

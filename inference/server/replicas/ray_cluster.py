@@ -28,6 +28,7 @@ def started() -> Iterator[None]:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # elsewhere, too, this means loopback alone
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # or a call after the end would start another one
     }
     import ray
     from ray import serve

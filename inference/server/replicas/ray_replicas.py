@@ -4,14 +4,13 @@ import asyncio
 from contextlib import suppress
 
 from ray import serve
-from ray.exceptions import RayActorError, RayError, TaskCancelledError
-from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
 from inference.server.replicas.forwarded import HttpRequest, Parts, ReplicaLost
 
 _METRICS_S = 5.0
-_GONE = (RayActorError, TaskCancelledError, DeploymentUnavailableError)
 
 
 class RayReplicas:
@@ -25,7 +24,7 @@ class RayReplicas:
         """The answer of the replica that Ray's router chooses, once there is one.
 
         Raises:
-            ReplicaLost: it has gone.
+            ReplicaLost: it has gone, or Ray could not bring what it said.
         """
         response = self._stream.remote(request)
         is_over = False
@@ -33,7 +32,7 @@ class RayReplicas:
             async for part in response:
                 yield part
             is_over = True
-        except _GONE:
+        except (RayError, RayServeException):
             is_over = True
             raise ReplicaLost from None
         finally:
@@ -50,8 +49,12 @@ class RayReplicas:
         return 0
 
     async def metrics(self) -> dict[str, str]:
-        """Each one's metrics as text, by its id; none where one does not answer in time."""
+        """Each one's metrics as text, by its id; without those that do not answer in time."""
         with suppress(RayError, RayServeException, TimeoutError):
-            found = self._handle.broadcast("metrics").results_async(timeout_s=_METRICS_S)
-            return dict(await found)
+            # Ray's own way to collect them, `results_async`, has none where one is late.
+            asked = self._handle.broadcast("metrics")._fetch_replica_results_async()
+            answers = [each.get_async() for each in await asyncio.wait_for(asked, _METRICS_S)]
+            in_time = (asyncio.wait_for(each, _METRICS_S) for each in answers)
+            found = await asyncio.gather(*in_time, return_exceptions=True)
+            return dict(each for each in found if not isinstance(each, BaseException))
         return {}

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
-from typing import Any
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message
 
 from inference.http_client.connections import Answer, Unanswered
 from inference.server.client.start import start
 from inference.server.service import Service
+from inference.server.web import asgi_client
 from inference.server.web.app import application
 
 
@@ -35,27 +35,15 @@ class InProcess:
             b"content-type": b"application/json",
             b"content-length": str(len(body)).encode(),
         }
-        scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST",
-            "scheme": "http", "path": path, "raw_path": path.encode(), "query_string": b"",
-            "root_path": "", "headers": list(headers.items()), "client": None, "server": None,
-        }  # fmt: skip
-        request = [{"type": "http.request", "body": body, "more_body": False}]
-        start: dict[str, Any] = {}
+        start: Message = {}
         parts: list[bytes] = []
-
-        async def receive() -> Any:
-            if request:
-                return request.pop()
-            await asyncio.Event().wait()  # this client stays until it is cancelled
-
-        async def send(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                start.update(message)
-            else:
-                parts.append(message.get("body", b""))
-
-        await self._app(scope, receive, send)
+        told = asgi_client.messages(self._app, "POST", path, headers.items(), body)
+        async with contextlib.aclosing(told) as messages:
+            async for message in messages:
+                if message["type"] == "http.response.start":
+                    start = message
+                else:
+                    parts.append(message.get("body", b""))
         if not start:
             raise Unanswered("the application has no answer")
         found = {name.decode("latin-1").lower(): value.decode("latin-1")

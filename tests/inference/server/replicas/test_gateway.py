@@ -1,8 +1,11 @@
 """Requests through a gateway: as without one, and when replicas go."""
 
+import asyncio
 import contextlib
+import dataclasses
 import json
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
@@ -78,10 +81,30 @@ def test_a_stream_comes_event_by_event():
     assert len(chunks) > 10
 
 
+def test_its_health_says_what_it_does(pair):
+    gateway, replicas = pair.gateway, pair.gateway.replicas
+    try:
+        assert pair.http.get("/health").json() == {"status": "ready"}
+        gateway.replicas = None
+        response = pair.http.get("/health")
+        assert response.status_code == 200 and response.json() == {"status": "loading"}
+        assert pair.http.get("/ready").status_code == 503
+        gateway.is_draining = True
+        assert pair.http.get("/health").json() == {"status": "draining"}
+    finally:
+        gateway.replicas, gateway.is_draining = replicas, False
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/version", "/openapi.json", "/docs"])
 def test_what_is_asked_for_without_a_body_is_passed_on(pair, path):
     assert pair.http.get(path).status_code == 200
     assert pair.http.post(path, json={}).status_code == 405
+
+
+def test_what_is_nested_too_deep_is_a_bad_request(pair):
+    headers = {"content-type": "application/json"}
+    response = pair.http.post("/v1/completions", content=b"[" * 100_000, headers=headers)
+    assert response.status_code == 400 and "message" in response.json()["error"]
 
 
 @pytest.mark.parametrize("asked, status", [
@@ -156,6 +179,34 @@ def test_a_stream_that_is_whole_has_no_error():
         assert one.metric(LOST) == 0
 
 
+def test_what_nobody_expects_is_told_in_the_shape_of_other_errors(caplog):
+    with running(FakeEngine()) as one:
+        num_parts = 0
+
+        async def answer(request, answer=one.fleet.answer):
+            told = 0
+            async for part in answer(request):
+                if told == num_parts:
+                    raise ValueError("odd")
+                yield part
+                told += 1
+
+        one.fleet.answer = answer
+        for stream in (False, True):
+            response = one.post(prompt="a", max_tokens=LONG, stream=stream)
+            assert response.status_code == 500 and "odd" not in response.text
+            assert response.json()["error"]["type"] == "server_error"
+        num_parts = 3
+        *told, last = events.read(one.post(prompt="a", max_tokens=LONG, stream=True).text)
+        assert len(told) == 3 and last["error"]["type"] == "server_error"
+
+        async def metrics():
+            raise ValueError("odd")
+
+        one.fleet.metrics = metrics
+        assert one.http.get("/metrics").json()["error"]["type"] == "server_error"
+
+
 def test_a_request_that_ends_its_replicas_is_given_up():
     engines = [FakeEngine() for _ in range(4)]
     with running(*engines) as one, ThreadPoolExecutor() as pool:
@@ -198,6 +249,42 @@ def test_a_client_says_how_long_it_waits():
             headers = {"x-request-timeout": value}
             response = one.http.post("/v1/completions", json=asked, headers=headers)
             assert response.status_code == status and response.json()["error"]["code"] == code
+
+
+def test_another_replica_has_the_seconds_that_are_left():
+    first, second = FakeEngine(), FakeEngine()
+    second.may_go_on.set()
+    with running(first, second) as one, ThreadPoolExecutor() as pool:
+        found = pool.submit(one.post, prompt=[HANGS], max_tokens=LONG)
+        wait_until(lambda: first.prompts)
+        time.sleep(0.3)
+        one.lose(0)
+        assert text_of(found.result()) == TEXT
+        headers = [dict(request.headers) for request in one.fleet.requests]
+        left = [float(each[b"x-request-timeout"]) for each in headers]
+        assert left[0] <= 600 and left[1] <= left[0] - 0.3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_replica_has_a_request_for_longer_than_its_client_waits(stream):
+    """Whether it was lost when the time is over, or goes on as if it were not."""
+    with running(FakeEngine(step_s=0.02), limits=Limits(request_s=0.3)) as one:
+
+        async def answer(request, answer=one.fleet.answer):
+            if not stream:
+                await asyncio.sleep(0.4)
+                raise ReplicaLost
+            headers = [(k, v) for k, v in request.headers if k != b"x-request-timeout"]
+            headers.append((b"x-request-timeout", b"600"))
+            one.fleet.services[0].limits = Limits()
+            async for part in answer(dataclasses.replace(request, headers=tuple(headers))):
+                yield part
+
+        one.fleet.answer = answer
+        response = one.post(prompt="a", max_tokens=400, stream=stream)
+        told = events.read(response.text)[-1] if stream else response.json()
+        assert told["error"]["code"] == "timeout" and told["error"]["type"] == "timeout_error"
+        assert response.status_code == (200 if stream else 408)
 
 
 @pytest.mark.parametrize("stream", [False, True])

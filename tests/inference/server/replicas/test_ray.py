@@ -143,7 +143,8 @@ from ray import serve
 from inference.server.replicas.ray_application import build
 ray.init(address="local", include_dashboard=False)
 serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": 8179})
-args = {"flags": sys.argv[2:], "api_key_file": sys.argv[1], "num_seqs": 24, "name": "tiny"}
+args = {"flags": sys.argv[2:], "max_num_seqs": 24, "served_model_name": "tiny"}
+args["api_key_file"] = sys.argv[1]
 serve.run(build(args), name="ridgeline", route_prefix="/")
 print("ready", flush=True)
 sys.stdin.read()
@@ -156,7 +157,8 @@ def test_in_a_cluster_the_gateway_is_a_deployment(tmp_path, monkeypatch):
     """As a RayService starts it, behind Ray's own proxy."""
     keys = tmp_path / "keys"
     keys.write_text("0123456789abcdef")
-    command = [sys.executable, "-c", CLUSTER, str(keys), *FLAGS]
+    flags = [flag for flag in FLAGS if not flag.startswith("--max_num_seqs")]
+    command = [sys.executable, "-c", CLUSTER, str(keys), *flags]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "0" * 64)

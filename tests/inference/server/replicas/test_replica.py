@@ -12,6 +12,7 @@ from inference.server.replicas import affinity
 from inference.server.replicas.affinity import Affinity, prefixes
 from inference.server.replicas.forwarded import HttpRequest
 from inference.server.replicas.replica import Replica, Unhealthy
+from inference.server.replicas.replica_config import ReplicaConfig
 from inference.server.service import Limits, Service
 from tests.inference.server.fake_engine import FakeEngine
 
@@ -80,6 +81,30 @@ def test_an_engine_that_does_not_start_ends_the_start():
     asyncio.run(main())
 
 
+# --- what a Serve configuration says --------------------------------------------------------------
+
+
+def test_its_arguments_are_the_flags_of_an_engine_too():
+    args = {"flags": ["--model=m"], "max_num_seqs": 8, "served_model_name": "n", "min_replicas": 2}
+    built = ReplicaConfig.from_args(args, num_keys=3)
+    assert built.command[1:] == [
+        "-m", "scripts.serve", "--model=m", "--max_num_seqs=8", "--served_model_name=n",
+    ]  # fmt: skip
+    assert (built.min_replicas, built.num_keys, built.max_num_seqs) == (2, 3, 8)
+    usual = ReplicaConfig.from_args({}, num_keys=0)
+    assert usual.command[3:] == [f"--max_num_seqs={usual.max_num_seqs}"]
+
+
+@pytest.mark.parametrize("args, expected", [
+    ({"num_seqs": 8}, "unknown argument 'num_seqs'; valid: api_key_file, flags, .*max_num_seqs"),
+    ({"command": ["x"]}, "unknown argument 'command'"),
+    ({"flags": ["--max_num_seqs=8"]}, "flags have --max_num_seqs: give it as an argument"),
+])  # fmt: skip
+def test_arguments_that_nobody_knows_are_refused(args, expected):
+    with pytest.raises(InputError, match=expected):
+        ReplicaConfig.from_args(args, num_keys=0)
+
+
 # --- which one is preferred -----------------------------------------------------------------------
 
 
@@ -99,7 +124,7 @@ def test_prompts_share_the_digests_of_what_they_share():
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"{", b"[]", b'{"prompt": "short"}', b'{"other": 1}', b"\xff"]
+    "body", [b"", b"{", b"[]", b'{"prompt": "short"}', b'{"other": 1}', b"\xff", b"[" * 100_000]
 )
 def test_where_there_is_no_long_prompt_there_is_no_digest(body):
     assert prefixes(body, "") == []
