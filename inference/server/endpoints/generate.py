@@ -8,9 +8,9 @@ from inference.server.endpoints.completions import Completions
 from inference.server.endpoints.responses.fields import ResponsesRequest
 from inference.server.endpoints.responses.respond import Respond
 from inference.server.protocol.caller import Caller
+from inference.server.protocol.event_stream import EventStream, primed
 from inference.server.protocol.fields import ChatRequest, CompletionRequest
 from inference.server.service import Service
-from inference.server.web.event_stream import EventStream, primed
 
 _Request = CompletionRequest | ChatRequest | ResponsesRequest
 
