@@ -44,6 +44,8 @@ ROOMS = (
     *("training", "quantize", "http_client", "benchmark", "batches", "server"),
 )
 
+SERVER_ROOMS = ("protocol", "endpoints", "web", "replicas")  # of inference/server/, likewise
+
 # These receive a sampler as an argument, so that each can be used without an engine.
 ENGINELESS = ("checkpoints", "planner", "training", "quantize", "prune")
 
@@ -186,6 +188,24 @@ def test_rooms_import_one_way():
         and ROOMS.index(room_of(name)) > ROOMS.index(room_of(dotted(path)))
     ]
     report(f"rooms import {' -> '.join(ROOMS)}, never to the right:", problems)
+
+
+def test_rooms_of_the_server_import_one_way():
+    rooms = [f"inference.server.{name}" for name in SERVER_ROOMS]
+    rank = {
+        path: position
+        for position, room in enumerate(rooms)
+        for path in python_files()
+        if is_below(dotted(path), room)
+    }
+    assert set(rank.values()) == {*range(len(rooms))}
+    problems = [
+        f"{relative(path)}:{line} imports {name}"
+        for path, position in rank.items()
+        for line, name in imports(path)
+        if any(is_below(name, room) for room in rooms[position + 1 :])
+    ]
+    report(f"rooms of the server import {' -> '.join(SERVER_ROOMS)}, never to the right:", problems)
 
 
 def test_no_modules_import_each_other():

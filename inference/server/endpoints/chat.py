@@ -13,6 +13,7 @@ from inference.server.endpoints.answers import Answers, Piece, Prompt
 from inference.server.endpoints.messages import MessageReader, News
 from inference.server.protocol import logprobs, parse, sampling, tools
 from inference.server.protocol.caller import Caller
+from inference.server.protocol.event_stream import DONE, Events
 from inference.server.protocol.fields import ChatRequest
 from inference.server.protocol.responses import (
     AnswerMessage,
@@ -24,7 +25,6 @@ from inference.server.protocol.responses import (
     Usage,
 )
 from inference.server.service import Service
-from inference.server.web.event_stream import DONE, Events
 
 
 class Chat:

@@ -10,11 +10,11 @@ from inference.server.endpoints.answer import Header, whole
 from inference.server.endpoints.answers import Answers, Piece, Prompt
 from inference.server.protocol import logprobs, parse, sampling
 from inference.server.protocol.caller import Caller
+from inference.server.protocol.event_stream import DONE, Events
 from inference.server.protocol.fields import CompletionRequest
 from inference.server.protocol.logprobs import CompletionShape
 from inference.server.protocol.responses import CompletionChoice
 from inference.server.service import Service
-from inference.server.web.event_stream import DONE, Events
 
 
 class Completions:

@@ -9,8 +9,8 @@ from starlette.responses import Response
 
 from inference.planner.page import render
 from inference.server.protocol.errors import ApiError
+from inference.server.protocol.event_stream import Events, EventStream
 from inference.server.service import Service
-from inference.server.web.event_stream import Events, EventStream
 
 _EVERY_S = 1.0
 _ENCODER = msgspec.json.Encoder()

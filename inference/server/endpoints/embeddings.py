@@ -23,7 +23,7 @@ from inference.server.protocol.embeddings import (
     EmbeddingUsage,
     vector,
 )
-from inference.server.protocol.errors import ApiError
+from inference.server.protocol.errors import ApiError, invalid
 from inference.server.protocol.responses import Usage
 from inference.server.service import Service
 
@@ -38,13 +38,13 @@ async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller
     """
     service.check_ready()
     deadline = Deadline(caller.limit_s)
-    service.check_room(1, 1, deadline, caller.name, -(request.priority or 0))
+    service.check_room(1, 1, deadline, caller.name, sampling.priority(request.priority))
     parse.check_model(request.model, service.model_name)
     facts = service.facts
     if facts.pooling is None:
         raise ApiError(400, "this server makes no embeddings", code="unsupported")
     if (request.dimensions or 0) > facts.embedding_width:
-        raise _invalid(f"is at most {facts.embedding_width} for this model", "dimensions")
+        raise invalid("dimensions", f"is at most {facts.embedding_width} for this model")
     given = parse.prompts(request.input, "input", MAX_INPUTS)
     async with deadline.kept():
         prompts = [await _tokens(service, request, index, one) for index, one in enumerate(given)]
@@ -78,7 +78,7 @@ async def _tokens(
     else:
         tokens = parse.check_ids(one, facts.vocab_size, "input")
     if not tokens:
-        raise _invalid("is empty: at least one token is needed", "input")
+        raise invalid("input", "is empty: at least one token is needed")
     if len(tokens) > facts.max_context:
         raise ApiError(
             400,
@@ -94,7 +94,7 @@ def _params(request: EmbeddingRequest, pooling: str, client: str) -> SamplingPar
     try:
         return SamplingParams(
             max_new_tokens=0, pooling=pooling,
-            priority=-(request.priority or 0),  # lower ones go first there
+            priority=sampling.priority(request.priority),
             cache_salt=sampling.salt(client, request.cache_salt),
         )  # fmt: skip
     except InputError as error:
@@ -136,7 +136,3 @@ async def _vectors(
         except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
             raise as_api_error(error) from None
     return found
-
-
-def _invalid(why: str, param: str) -> ApiError:
-    return ApiError(400, f"{param} {why}", param, "invalid_value")

@@ -6,7 +6,12 @@ from typing import Annotated, Literal
 import numpy as np
 from msgspec import Meta, Struct
 
-from inference.server.protocol.fields import Inputs, Short
+from inference.server.protocol.fields import (
+    Inputs,
+    Priority,
+    Salt,
+    Short,
+)
 
 MAX_INPUTS = 2048
 
@@ -26,8 +31,8 @@ class EmbeddingRequest(Struct, kw_only=True):
     model: Short | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    priority: Priority | None = None
+    cache_salt: Salt | None = None
     add_special_tokens: bool | None = None
     user: Short | None = None
 

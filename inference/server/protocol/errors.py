@@ -81,6 +81,11 @@ class ApiError(Exception):
         return msgspec.json.encode(ErrorBody(ErrorFacts(self.message, kind, self.param, self.code)))
 
 
+def invalid(param: str, why: str, code: str = "invalid_value") -> ApiError:
+    """A field of the request is wrong: the message is its name and why."""
+    return ApiError(400, f"{param} {why}", param, code)
+
+
 def unavailable(why: str, retry_s: float | None = None) -> ApiError:
     """The request would be served at another moment, after so many seconds perhaps."""
     return ApiError(503, why, code="unavailable", retry_s=retry_s)

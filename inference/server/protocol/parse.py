@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from configs.errors import shown
-from inference.server.protocol.errors import ApiError
+from inference.server.protocol.errors import ApiError, invalid
 from inference.server.protocol.fields import MAX_PROMPTS, REFUSED
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -68,21 +68,17 @@ def prompts(value: Any, param: str = "prompt", most: int = MAX_PROMPTS) -> list[
     Raises:
         ApiError: 400, it does not.
     """
-
-    def invalid(why: str) -> ApiError:
-        return ApiError(400, f"{param} {why}", param, "invalid_value")
-
     each = [value] if isinstance(value, str) or _are_ids(value) else value
     if not isinstance(each, list) or not each:
-        raise invalid("is a text, token ids, or a list of one of the two, not empty")
+        raise invalid(param, "is a text, token ids, or a list of one of the two, not empty")
     if len(each) > most:
-        raise invalid(f"is a list of at most {most}, not {len(each)}")
+        raise invalid(param, f"is a list of at most {most}, not {len(each)}")
     is_text = isinstance(each[0], str)
     for one in each:
         if not (isinstance(one, str) if is_text else _are_ids(one)):
-            raise invalid("is a text, token ids, or a list of one of the two")
+            raise invalid(param, "is a text, token ids, or a list of one of the two")
         if not one:
-            raise invalid("is empty: at least one token is needed")
+            raise invalid(param, "is empty: at least one token is needed")
     return each
 
 

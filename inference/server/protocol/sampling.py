@@ -5,6 +5,7 @@ import dataclasses
 from configs.errors import InputError
 from inference.request import SamplingParams
 from inference.server.frames import Loaded
+from inference.server.protocol import errors
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.fields import ChatRequest, CompletionRequest, Sampling
 
@@ -53,7 +54,7 @@ def read(
             stop_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
             seed=request.seed,
-            priority=-(request.priority or 0),  # lower ones go first there
+            priority=priority(request.priority),
             n=request.n or 1,
             best_of=request.best_of if isinstance(request, CompletionRequest) else None,
             speculate=request.speculate is not False,
@@ -125,6 +126,11 @@ def invalid(message: str) -> ApiError:
     )
 
 
+def priority(asked: int | None) -> int:
+    """The engine's, where the higher goes first: in requests the lower does."""
+    return -(asked or 0)
+
+
 def salt(client: str, asked: str | None) -> str | None:
     """Of a client's cached prefixes; None where there are no keys and nothing is asked for."""
     return f"{client}/{asked or ''}" if client or asked else None
@@ -165,7 +171,7 @@ def _check(request: Sampling, facts: Loaded) -> None:
     """What one field asks of another, or of the engine."""
 
     def refuse(param: str, why: str) -> None:
-        raise ApiError(400, f"{param} {why}", param, "invalid_value")
+        raise errors.invalid(param, why)
 
     if request.stream_options is not None and not request.stream:
         refuse("stream_options", "goes with stream=true")

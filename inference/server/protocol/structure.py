@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from configs.errors import InputError
-from inference.server.protocol.errors import ApiError
+from inference.server.protocol.errors import invalid
 from inference.server.protocol.fields import Sampling
 from inference.text import grammar
 
@@ -20,7 +20,7 @@ def read(request: Sampling) -> tuple[str | None, str]:
     each = _response_format(request), _structured_outputs(request), _bad_words(request)
     found = [asked for asked in each if asked]
     if len(found) > 1:
-        raise _invalid(found[1][0], f"and {found[0][0]} exclude each other")
+        raise invalid(found[1][0], f"and {found[0][0]} exclude each other")
     if not found:
         return None, ""
     ((name, kind, value),) = found
@@ -35,7 +35,7 @@ def read(request: Sampling) -> tuple[str | None, str]:
             return grammar.without(value), name
         return grammar.of_json_schema(value), name
     except InputError as error:
-        raise _invalid(name, str(error)) from None
+        raise invalid(name, str(error)) from None
 
 
 def _response_format(request: Sampling) -> tuple[str, str, Any] | None:
@@ -45,9 +45,9 @@ def _response_format(request: Sampling) -> tuple[str, str, Any] | None:
     if asked.type == "json_object":
         return name, "json", _ANY_OBJECT
     if asked.json_schema is None:
-        raise _invalid(f"{name}.json_schema", "is required")
+        raise invalid(f"{name}.json_schema", "is required")
     if not isinstance(asked.json_schema.schema, dict):
-        raise _invalid(f"{name}.json_schema.schema", "is an object")
+        raise invalid(f"{name}.json_schema.schema", "is an object")
     return name, "json", asked.json_schema.schema
 
 
@@ -63,7 +63,7 @@ def _structured_outputs(request: Sampling) -> tuple[str, str, Any] | None:
     if asked.json_object:
         given["object"] = _ANY_OBJECT
     if len(given) != 1:
-        raise _invalid(name, "is one of json, regex, choice, grammar and json_object=true")
+        raise invalid(name, "is one of json, regex, choice, grammar and json_object=true")
     ((kind, value),) = given.items()
     if isinstance(value, str) and kind == "json":
         try:
@@ -71,13 +71,9 @@ def _structured_outputs(request: Sampling) -> tuple[str, str, Any] | None:
         except (ValueError, RecursionError):
             value = None
         if not isinstance(value, dict):
-            raise _invalid(f"{name}.json", "is a JSON schema")
+            raise invalid(f"{name}.json", "is a JSON schema")
     return name, kind, value
 
 
 def _bad_words(request: Sampling) -> tuple[str, str, Any] | None:
     return ("bad_words", "words", request.bad_words) if request.bad_words else None
-
-
-def _invalid(param: str, why: str) -> ApiError:
-    return ApiError(400, f"{param} {why}", param, "invalid_value")

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from inference.server.protocol.errors import ApiError
+from inference.server.protocol.errors import invalid
 from inference.server.protocol.fields import ChatRequest, TokenizeRequest
 from inference.server.protocol.tool_fields import AllowedTools, Tool, ToolChoice
 
@@ -44,7 +44,7 @@ def read(request: Asked) -> Offer | None:
     choice = request.tool_choice
     if not request.tools:
         if choice is not None and choice != "none":
-            raise _invalid("tool_choice", "goes with tools")
+            raise invalid("tool_choice", "goes with tools")
         return None
     schemas = _schemas(request.tools)
     places = {tool.function.name: _place(n) for n, tool in enumerate(request.tools)}
@@ -53,7 +53,7 @@ def read(request: Asked) -> Offer | None:
     names, is_required, is_parallel = list(schemas), choice == "required", True
     if isinstance(choice, ToolChoice) and choice.type == "function":
         if choice.function is None:
-            raise _invalid("tool_choice.function", "is required")
+            raise invalid("tool_choice.function", "is required")
         names, is_required, is_parallel = [choice.function.name], True, False
         _check_known("tool_choice.function.name", names[0], schemas)
     elif isinstance(choice, ToolChoice):
@@ -75,10 +75,10 @@ def check_turn(request: Asked) -> tuple[bool, bool]:
     """
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
-        raise _invalid("continue_final_message", "and add_generation_prompt exclude each other")
+        raise invalid("continue_final_message", "and add_generation_prompt exclude each other")
     for name in request.chat_template_kwargs or ():
         if name in _OWN_VARIABLES:
-            raise _invalid("chat_template_kwargs", f"may not hold {name}")
+            raise invalid("chat_template_kwargs", f"may not hold {name}")
     return not continues and request.add_generation_prompt is not False, continues
 
 
@@ -87,10 +87,10 @@ def _schemas(tools: list[Tool]) -> dict[str, dict[str, Any]]:
     for n, tool in enumerate(tools):
         function = tool.function
         if function.name in found:
-            raise _invalid(f"tools[{n}].function.name", f"is that of another tool: {function.name}")
+            raise invalid(f"tools[{n}].function.name", f"is that of another tool: {function.name}")
         schema = _NO_PARAMETERS if function.parameters is None else function.parameters
         if schema.get("type", "object") != "object":
-            raise _invalid(f"{_place(n)}.type", 'is "object"')
+            raise invalid(f"{_place(n)}.type", 'is "object"')
         found[function.name] = {**schema, "type": "object"}
     return found
 
@@ -99,7 +99,7 @@ def _allowed(
     allowed: AllowedTools | None, schemas: dict[str, dict[str, Any]]
 ) -> tuple[list[str], bool]:
     if allowed is None:
-        raise _invalid("tool_choice.allowed_tools", "is required")
+        raise invalid("tool_choice.allowed_tools", "is required")
     names = list(dict.fromkeys(tool.function.name for tool in allowed.tools))
     for n, name in enumerate(names):
         _check_known(f"tool_choice.allowed_tools.tools[{n}].function.name", name, schemas)
@@ -108,7 +108,7 @@ def _allowed(
 
 def _check_known(where: str, name: str, schemas: dict[str, dict[str, Any]]) -> None:
     if name not in schemas:
-        raise _invalid(where, f"is that of a tool, and {name} is none of these")
+        raise invalid(where, f"is that of a tool, and {name} is none of these")
 
 
 def _plain(tool: Tool) -> dict[str, Any]:
@@ -123,7 +123,3 @@ def _plain(tool: Tool) -> dict[str, Any]:
 
 def _place(n: int) -> str:
     return f"tools[{n}].function.parameters"
-
-
-def _invalid(param: str, why: str) -> ApiError:
-    return ApiError(400, f"{param} {why}", param, "invalid_value")

@@ -17,6 +17,7 @@ from inference.server.endpoints.responses.bodies import Completed, Cut, Failed
 from inference.server.protocol import caller
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError, unavailable
+from inference.server.protocol.event_stream import DONE, gone
 from inference.server.replicas import affinity
 from inference.server.replicas.forwarded import (
     HttpRequest,
@@ -28,7 +29,6 @@ from inference.server.replicas.merged_metrics import GatewayMetrics
 from inference.server.service import Limits
 from inference.server.web import body
 from inference.server.web.access import CLIENT
-from inference.server.web.event_stream import DONE
 
 _TRIES = 3  # replicas that a request may be lost with: it may be why
 _GRACE_S = 1.0  # a replica that has a request says itself that it was late
@@ -112,7 +112,7 @@ class Gateway:
         timeout = Headers(scope=scope).get(caller.TIMEOUT)
         own = Caller.of(request.client, timeout, self._limits.request_s)
         relay = asyncio.ensure_future(self._relay(replicas, request, send, own.limit_s))
-        leaving = asyncio.ensure_future(body.gone(receive))
+        leaving = asyncio.ensure_future(gone(receive))
         try:
             await asyncio.wait([relay, leaving], return_when=asyncio.FIRST_COMPLETED)
             if relay.done():

@@ -15,6 +15,7 @@ from inference.server.endpoints.answers import as_api_error
 from inference.server.protocol import caller, parse
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
+from inference.server.protocol.event_stream import gone
 from inference.server.service import Limits, Service
 from inference.server.web import body, page_files
 from inference.server.web.access import CLIENT, Access, Keys
@@ -70,7 +71,7 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
     own = Caller.of(request.scope[CLIENT], timeout, limits.request_s)
     parsed = parse.parse(data, operation.body)
     working = asyncio.ensure_future(operation.work(service, parsed.request, own))
-    leaving = asyncio.ensure_future(body.gone(request.receive))
+    leaving = asyncio.ensure_future(gone(request.receive))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
         if not working.done():

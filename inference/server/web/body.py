@@ -3,7 +3,6 @@
 import asyncio
 
 from starlette.requests import Request
-from starlette.types import Receive
 
 from inference.server.protocol.errors import ApiError
 
@@ -35,9 +34,3 @@ async def read(request: Request, max_bytes: int, max_s: float) -> bytes:
     except TimeoutError:
         raise ApiError(408, f"the body did not come within {max_s:g} s") from None
     return b"".join(parts)
-
-
-async def gone(receive: Receive) -> None:
-    """Returns when the client has left, its body being read."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

@@ -12,7 +12,7 @@ from inference.server.endpoints.responses.fields import (
     Mode,
     ResponsesRequest,
 )
-from inference.server.protocol.errors import ApiError
+from inference.server.protocol.errors import ApiError, invalid
 from inference.server.protocol.fields import (
     ChatMessage,
     ChatRequest,
@@ -83,17 +83,17 @@ def _check(request: ResponsesRequest) -> None:
     for name in ("previous_response_id", "conversation"):
         if getattr(request, name):
             why = "is not supported: nothing is stored here; send all items as input"
-            raise _invalid(name, why, "unsupported")
+            raise invalid(name, why, "unsupported")
     if request.background:
         why = "is not supported: nothing is stored here; leave it out, or stream"
-        raise _invalid("background", why, "unsupported")
+        raise invalid("background", why, "unsupported")
     if request.prompt:
-        raise _invalid("prompt", "is not supported: this server keeps no templates", "unsupported")
+        raise invalid("prompt", "is not supported: this server keeps no templates", "unsupported")
     if request.truncation == "auto":
         why = "is disabled here: what does not fit into the context is an error"
-        raise _invalid("truncation", why, "unsupported")
+        raise invalid("truncation", why, "unsupported")
     if not request.tools and request.tool_choice not in (None, "none", "auto"):
-        raise _invalid("tool_choice", "goes with tools")
+        raise invalid("tool_choice", "goes with tools")
 
 
 def _messages(request: ResponsesRequest) -> list[ChatMessage]:
@@ -142,7 +142,7 @@ def _content(content: Content, where: str) -> str | list[ContentPart]:
         text = part.refusal if part.type == "refusal" else part.text
         if part.type not in (*_TEXTS, "refusal") or text is None:
             place = f"{where}[{index}].type"
-            raise _invalid(place, f"is one of {', '.join(_TEXTS)}, with text", "unsupported")
+            raise invalid(place, f"is one of {', '.join(_TEXTS)}, with text", "unsupported")
         found.append(ContentPart("text", text))
     return found
 
@@ -152,7 +152,7 @@ def _format(request: ResponsesRequest) -> ResponseFormat | None:
     if asked is None or asked.type != "json_schema":
         return None if asked is None else ResponseFormat(asked.type)
     if asked.schema is None:
-        raise _invalid("text.format.schema", "is required", "missing_required_parameter")
+        raise invalid("text.format.schema", "is required", "missing_required_parameter")
     return ResponseFormat("json_schema", JsonSchema(asked.schema, asked.name, asked.description))
 
 
@@ -170,14 +170,10 @@ def _choice(choice: Mode | ChosenTool | None) -> Mode | ToolChoice | None:
         return choice
     if choice.type == "function":
         if choice.name is None:
-            raise _invalid("tool_choice.name", "is required", "missing_required_parameter")
+            raise invalid("tool_choice.name", "is required", "missing_required_parameter")
         return ToolChoice("function", NamedFunction(choice.name))
     if choice.tools is None or choice.mode is None:
         name = "tool_choice.tools" if choice.tools is None else "tool_choice.mode"
-        raise _invalid(name, "is required", "missing_required_parameter")
+        raise invalid(name, "is required", "missing_required_parameter")
     tools = [NamedTool("function", NamedFunction(tool.name)) for tool in choice.tools]
     return ToolChoice("allowed_tools", None, AllowedTools(choice.mode, tools))
-
-
-def _invalid(param: str, why: str, code: str = "invalid_value") -> ApiError:
-    return ApiError(400, f"{param} {why}", param, code)

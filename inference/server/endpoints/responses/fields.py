@@ -4,7 +4,21 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from inference.server.protocol.fields import MAX_MESSAGES, MAX_TOP_LOGPROBS, NewTokens, Short
+from inference.server.protocol.fields import (
+    MAX_MESSAGES,
+    MAX_TOP_LOGPROBS,
+    MinP,
+    NewTokens,
+    Penalty,
+    Priority,
+    Repetition,
+    Salt,
+    Seed,
+    Short,
+    Temperature,
+    TopK,
+    TopP,
+)
 from inference.server.protocol.tool_fields import MAX_TOOLS
 
 _MAX_LABELS = 16
@@ -100,8 +114,8 @@ class ResponsesRequest(Struct, kw_only=True):
     model: Short | None = None
     instructions: str | None = None
     max_output_tokens: NewTokens | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
     text: TextConfig | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Mode | ChosenTool | None = None
@@ -110,14 +124,14 @@ class ResponsesRequest(Struct, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream: bool | None = None
 
-    top_k: Annotated[int, Meta(ge=-1, le=2**31 - 1)] | None = None
-    min_p: Annotated[float, Meta(ge=0, le=1)] | None = None
-    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
-    repetition_penalty: Annotated[float, Meta(gt=0, le=2)] | None = None
-    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] | None = None
-    cache_salt: Annotated[str, Meta(min_length=1, max_length=256)] | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    repetition_penalty: Repetition | None = None
+    seed: Seed | None = None
+    priority: Priority | None = None
+    cache_salt: Salt | None = None
     ignore_eos: bool | None = None
     speculate: bool | None = None
 

@@ -20,8 +20,8 @@ from inference.server.endpoints.responses.fields import ResponsesRequest, TextCo
 from inference.server.endpoints.responses.output import Output
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
+from inference.server.protocol.event_stream import Events
 from inference.server.service import Service
-from inference.server.web.event_stream import Events
 
 _ENCODER = msgspec.json.Encoder()
 

@@ -7,8 +7,6 @@ from collections.abc import AsyncGenerator, Callable
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from inference.server.web.body import gone
-
 DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
 
@@ -93,3 +91,9 @@ class EventStream(Response):
             await asyncio.sleep(max(0.0, self._sent_at + self._idle_s - time.monotonic()))
             if time.monotonic() - self._sent_at >= self._idle_s:
                 await put(_KEEP_ALIVE)
+
+
+async def gone(receive: Receive) -> None:
+    """Returns when the client has left, its body being read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
