@@ -1,19 +1,16 @@
 """One of several servers of a model: the HTTP application without a socket."""
 
 import asyncio
-import contextlib
-from collections.abc import Iterator
+from contextlib import aclosing
 
 from starlette.types import Message
 
 from inference.server.client.start import start
 from inference.server.replicas.forwarded import HttpRequest, HttpStart, Parts
 from inference.server.service import Service
-from inference.server.web.access import CLIENT
+from inference.server.web import in_process
 from inference.server.web.app import routed
 from inference.server.web.observed import Observed
-
-_LEAVE_S = 1.0  # for what served a client that has left to end by itself
 
 
 class Unhealthy(Exception):
@@ -40,24 +37,13 @@ class Replica:
 
     async def answer(self, request: HttpRequest) -> Parts:
         """The answer to a request; whoever stops reading ends it."""
-        parts: asyncio.Queue[Message | None] = asyncio.Queue()  # bounded by the tokens asked for
-        has_left = asyncio.Event()
-        given = _once({"type": "http.request", "body": request.body, "more_body": False})
-
-        async def receive() -> Message:
-            for message in given:
-                return message
-            await has_left.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Message) -> None:
-            parts.put_nowait(message)
-
-        app = asyncio.ensure_future(self._app(_scope(request), receive, send))
-        app.add_done_callback(lambda _: parts.put_nowait(None))
-        try:
-            head: Message | None = None
-            while (message := await parts.get()) is not None:
+        told = in_process.messages(
+            self._app, request.method, request.path, request.headers, request.body, request.query,
+            request.client,
+        )  # fmt: skip
+        head: Message | None = None
+        async with aclosing(told) as messages:
+            async for message in messages:
                 if message["type"] == "http.response.start":
                     head = message
                     continue
@@ -67,13 +53,6 @@ class Replica:
                     head = None
                 elif body:
                     yield body
-            app.result()
-        finally:
-            has_left.set()
-            await asyncio.wait([app], timeout=_LEAVE_S)
-            app.cancel()
-            with contextlib.suppress(asyncio.CancelledError, Exception):
-                await app
 
     def check(self) -> None:
         """Whether the engine is alive, or being started again.
@@ -95,24 +74,3 @@ class Replica:
         if self._engine is not None:
             await asyncio.wait([self._engine])
         self._service.close()
-
-
-def _once(message: Message) -> Iterator[Message]:
-    yield message
-
-
-def _scope(request: HttpRequest) -> dict:
-    return {
-        "type": "http",
-        "asgi": {"version": "3.0"},
-        "http_version": "1.1",
-        "scheme": "http",
-        "method": request.method,
-        "path": request.path,
-        "raw_path": request.path.encode(),
-        "query_string": request.query,
-        "headers": list(request.headers),
-        "client": None,
-        "server": None,
-        CLIENT: request.client,
-    }
