@@ -9,7 +9,9 @@ from configs.errors import InputError, shown
 from inference.request import SamplingParams
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
-NAMES = tuple(field.name for field in dataclasses.fields(SamplingParams))
+NAMES = tuple(  # a pooled answer is no text
+    field.name for field in dataclasses.fields(SamplingParams) if field.name != "pooling"
+)
 
 
 def override(params: SamplingParams, values: Mapping[str, Any]) -> SamplingParams:
