@@ -32,10 +32,10 @@ from scripts.flags import (
     file_flags,
     output_flag,
     placement_flags,
-    replicas_flag,
     shared_flags,
     speculation_flags,
 )
+from scripts.flags.requests import replicas_flag
 from scripts.reports import plan_text
 
 _HARDWARE = flags.DEFINE_string("hardware", "h100", f"{', '.join(catalog.NAMES)} or cpu.")

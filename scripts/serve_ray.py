@@ -16,7 +16,7 @@ from absl import flags
 
 from configs.errors import InputError
 from scripts import common, serve
-from scripts.flags import replicas_flag
+from scripts.flags.requests import replicas_flag
 
 if TYPE_CHECKING:
     from inference.server.replicas.ray_replicas import RayReplicas
