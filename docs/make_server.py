@@ -43,10 +43,12 @@ def main() -> None:
     if paths.drills:
         print("\n## Faults\n")
         print("| drill | | what came of it |\n|---|---|---|")
+        drills: dict[str, Any] = {}  # of a drill that was repeated, the last
         for path in paths.drills:
-            for name, found in read(path)["drills"].items():
-                holds = "holds" if found["holds"] else "**does not hold**"
-                print(f"| `{name}` | {holds} | {found['text']} |")
+            drills |= read(path)["drills"]
+        for name, found in drills.items():
+            holds = "holds" if found["holds"] else "**does not hold**"
+            print(f"| `{name}` | {holds} | {found['text']} |")
     for path in paths.compared:
         _show_compared(read(path))
     for title, path in (
