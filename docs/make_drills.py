@@ -133,7 +133,8 @@ def overload(drill: Drill) -> Found:
         return drill.request(max_tokens=drill.dice.randint(drill.tokens // 2, drill.tokens))
 
     requests = [request() for _ in range(64)]
-    closed = {"workers": (num + 8) * 3 // 2, "seconds": seconds}  # more than there are slots
+    # More than the num + 8 slots, but so few that none is refused: those would ask all the time.
+    closed = {"workers": num + 16, "seconds": seconds}
     ask(server, requests, 600, workers=8)
     peak = ask(server, requests, seconds + 120, **closed)
     server.wait_idle()
