@@ -8,7 +8,7 @@ from inference.server.workers import entry, jobs
 from inference.server.workers.jobs import Encode
 
 LONG = 2000  # characters, which no process encodes beside its event loop
-SECONDS, MEGABYTES = 0.2, 64
+SECONDS, MEGABYTES = 0.5, 64
 
 
 def text(what: str) -> str:

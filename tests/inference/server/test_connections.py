@@ -248,7 +248,7 @@ def test_requests_beyond_the_limit_are_refused_in_the_same_shape():
     ("/v1/chat/completions", {"messages": ASKED, "prompt_logprobs": 1}),
 ])  # fmt: skip
 def test_all_that_a_request_asks_for_has_one_deadline(path, asked):
-    with running(FakeEngine(step_s=0.9), Limits(request_s=1.5)) as server:
+    with running(FakeEngine(step_s=1.3), Limits(request_s=2.3)) as server:
         server.post("/tokenize", messages=ASKED)  # starts what renders templates
         generates = {name: asked[name] for name in ("prompt", "messages") if name in asked}
         assert server.post(path, **generates, max_tokens=1).status_code == 200
