@@ -23,17 +23,6 @@ PATH = "/v1/embeddings"
 
 
 @pytest.fixture(scope="module")
-def engine():
-    return FakeEngine()
-
-
-@pytest.fixture(scope="module")
-def server(engine):
-    with running(engine) as one:
-        yield one
-
-
-@pytest.fixture(scope="module")
 def client(server):
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as one:
         yield one

@@ -8,7 +8,7 @@ import pytest
 
 from tests.inference.server import fake_engine
 from tests.inference.server.described import validator
-from tests.inference.server.fake_engine import END, MAX_CONTEXT, REPLY, START, FakeEngine
+from tests.inference.server.fake_engine import END, MAX_CONTEXT, REPLY, START
 from tests.inference.server.parrot import TEMPLATES, Parrot
 from tests.inference.server.running import running
 
@@ -31,17 +31,6 @@ OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "wet"}
 
 class Answer(pydantic.BaseModel):
     yes: bool
-
-
-@pytest.fixture(scope="module")
-def engine():
-    return FakeEngine()
-
-
-@pytest.fixture(scope="module")
-def server(engine):
-    with running(engine) as one:
-        yield one
 
 
 @pytest.fixture(scope="module")
