@@ -119,7 +119,7 @@ async def _ask(asked: Asked, port: int, headers: str) -> None:
 
 async def _all(spec: dict[str, Any]) -> list[Asked]:
     """Open loop: each at its time; or `workers`, each of which sends one after the other until
-    `seconds` have passed, from the list again and again.
+    `seconds` have passed, from the list again and again; who is refused comes again when told.
     """
     asked = [Asked(each) for each in spec["requests"]]
     start, port, headers = time.perf_counter(), spec["port"], spec.get("headers", "")
@@ -137,6 +137,7 @@ async def _all(spec: dict[str, Any]) -> list[Asked]:
         while time.perf_counter() - start < spec["seconds"]:
             done.append(Asked(dice.choice(spec["requests"])))
             await ask(done[-1])
+            await asyncio.sleep(float(done[-1].retry_after or 0))
 
     async def one_after_the_other(rest: list[Asked]) -> None:
         while rest:

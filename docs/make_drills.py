@@ -132,10 +132,10 @@ def overload(drill: Drill) -> Found:
         """Their lengths differ, or all would end at the same time."""
         return drill.request(max_tokens=drill.dice.randint(drill.tokens // 2, drill.tokens))
 
-    requests = [request() for _ in range(64)]
-    # More than the num + 8 slots, but so few that none is refused: those would ask all the time.
+    requests = [request() for _ in range(50 * seconds)]  # few come twice, as prefixes are shared
+    # A few more than the num + 8 slots.
     closed = {"workers": num + 16, "seconds": seconds}
-    ask(server, requests, 600, workers=8)
+    ask(server, requests[:64], 600, workers=8)
     peak = ask(server, requests, seconds + 120, **closed)
     server.wait_idle()
     capacity = _rate(peak["answers"], seconds)
@@ -146,7 +146,7 @@ def overload(drill: Drill) -> Found:
     time.sleep(seconds)
     start = time.monotonic()
     while (recovery_s := time.monotonic() - start) < 60:
-        (one,) = ask(server, requests[:1], 60)["answers"]
+        (one,) = ask(server, [drill.request(max_tokens=1)], 60)["answers"]
         if _is_whole(one) and one["first_s"] < _RECOVERED_FIRST_S:
             break
         time.sleep(0.2)

@@ -465,6 +465,7 @@ class Engine:
                     has_read = chunk.sequence.num_cached_tokens > 0 or self._prefill is not None
                     self._versions.note(chunk.sequence, has_read)
             self._committed.extend(self.scheduler.commit(step.schedule, output))
+            self._steps.launch_held()
         while self._committed:
             sequence, tokens = self._committed.popleft()
             request = self._requests.get(sequence.id)

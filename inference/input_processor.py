@@ -198,7 +198,7 @@ class InputProcessor:
         return Sequence(
             self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
             speculates=proposes and params.speculate and not params.beam_width and grammar is None,
-            needs_commit=(engine.num_drafts > 0 and not proposes) or grammar is not None,
+            needs_commit=engine.num_drafts > 0 and not proposes,
             grammar=grammar, arrival_s=hosts.current().now(),
             cache_key=cache_key(engine, self._next_id, params.cache_salt),
             num_excess_tokens=num_excess_tokens,

@@ -10,6 +10,7 @@ import numpy as np
 from configs.engine import Config
 from inference.sampling import parameters
 from inference.sampling.parameters import Array, SlotSampling
+from inference.scheduling.sequence import Status
 from inference.scheduling.step_schedule import Admission, ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
 
@@ -116,7 +117,10 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
             table[r, : len(pages)] = pages
     tokens_T = np.concatenate([decode_YW.ravel(), chunk_YW.ravel()])
     expanded = tuple(device_pages(table, config)[:, : config.page_columns] for table in tables)
-    mask_QX = _masks(shape, schedule, config.model.vocab_size) if config.engine.grammars else None
+    mask_QX = None
+    if config.engine.grammars:
+        words = -(-config.model.vocab_size // 32)
+        mask_QX = np.full((shape.num_logits, words), 2**32 - 1, np.uint32)
     is_pooled_YW = _pooled(shape, schedule) if config.engine.embeddings else None
     return Batch(
         tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets, dropped_Y, mask_QX,
@@ -124,15 +128,20 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
     )  # fmt: skip
 
 
-def _masks(shape: StepShape, schedule: ShardSchedule, vocab_size: int) -> np.ndarray:
-    """What grammars permit, for each row of logits: a sequence with one has no drafts."""
+def fill_masks(mask_QX: Array, schedule: StepSchedule) -> None:
+    """Writes what grammars permit, which have seen all tokens before this step's: u32[Q, X], all
+    shards' rows of logits. A sequence with a grammar has no drafts.
+    """
+    shape = schedule.shape
     rows, width = shape.decode
-    mask_QX = np.full((shape.num_logits, -(-vocab_size // 32)), 2**32 - 1, np.uint32)
-    decode = ((r * width, row) for r, row in enumerate(schedule.decode))
-    for q, row in (*decode, *enumerate(schedule.prefill, rows * width)):
-        if row.emits and row.sequence.grammar is not None:
-            mask_QX[q] = row.sequence.grammar.mask()
-    return mask_QX
+    for index, shard in enumerate(schedule.shards):
+        first = index * shape.num_logits
+        decode = ((first + r * width, row) for r, row in enumerate(shard.decode))
+        for q, row in (*decode, *enumerate(shard.prefill, first + rows * width)):
+            sequence = row.sequence
+            is_asked = row.emits and sequence.status is not Status.FINISHED
+            if is_asked and sequence.grammar is not None:
+                mask_QX[q] = sequence.grammar.mask()
 
 
 def _pooled(shape: StepShape, schedule: ShardSchedule) -> np.ndarray:

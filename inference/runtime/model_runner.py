@@ -335,6 +335,8 @@ class ModelRunner:
         self.before_admit(schedule)
         self.admit(inputs.admissions)
         executable = self.compiled(schedule.shape)
+        if inputs.batch.mask_QX is not None:
+            batches.fill_masks(inputs.batch.mask_QX, schedule)
         batch = meshes.to_global(self._mesh, EACH_GROUP, inputs.batch)
         self.cache, self.slots, output = executable(self.params, self.cache, self.slots, batch)
         self.cache = self._snapshots.keep(self.cache, schedule.snapshots)

@@ -46,8 +46,9 @@ class StepsInFlight:
     """The steps that were scheduled and are not committed yet, oldest first.
 
     Attributes:
-        held: a step whose executable is not compiled yet: scheduled as if it were in flight, it
-            is launched when the outputs of those before it were returned.
+        held: a step that is scheduled as if it were in flight, but cannot be launched yet: its
+            grammars have to see tokens of the one before it, or its executable is not compiled,
+            which is done when the outputs of those before it were returned.
         records: of the newest steps that were committed.
         compile_s: seconds spent compiling so far; no step's time includes it.
     """
@@ -87,7 +88,7 @@ class StepsInFlight:
 
     def launch(self, is_open: bool) -> bool:
         """Schedules a step and gives it to the device; False where there is nothing to do, or where
-        its executable is missing and the outputs of a step in flight come first.
+        the step in flight comes first: its tokens are needed, or its outputs before compiling.
 
         Args:
             is_open: as `Scheduler.schedule` takes it.
@@ -97,8 +98,20 @@ class StepsInFlight:
             step = self._schedule(is_open)
         if step is None:
             return False
+        if self._steps and step.schedule.awaits_tokens:
+            self.held = step
+            return False
+        return self._start(step)
+
+    def launch_held(self) -> None:
+        """Gives the device the step that was held for tokens, which are committed."""
+        step, self.held = self.held, None
+        if step is not None and step.is_needed:
+            self._start(step, may_compile=False)
+
+    def _start(self, step: StepInFlight, may_compile: bool = True) -> bool:
         if not hosts.current().broadcast(self._model_runner.is_ready(step.schedule)):
-            if self._steps:
+            if self._steps or not may_compile:
                 self.held = step
                 return False
             self._compile(step.schedule)

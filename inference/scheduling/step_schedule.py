@@ -110,6 +110,16 @@ class StepSchedule:
         return tuple((chunk.length, chunk.num_context_tokens) for _, chunk in self.rows)
 
     @property
+    def awaits_tokens(self) -> bool:
+        """Whether grammars have to see tokens of steps before it, to say what may come."""
+        return any(
+            chunk.emits
+            and chunk.sequence.grammar is not None
+            and chunk.sequence.num_awaited_tokens > chunk.most_emitted
+            for _, chunk in self.rows
+        )
+
+    @property
     def has_admissions(self) -> bool:
         """Whether any slot is written."""
         return any(shard.admissions for shard in self.shards)

@@ -71,6 +71,24 @@ def test_texts_follow_their_grammars_beside_others(alone, overlap):
     engine.scheduler.check_integrity()
 
 
+def test_the_device_works_while_the_host_reads_texts(alone):
+    """Each step is launched before the outputs of the one before it are made, and none is left out
+    for whom masks have to wait.
+    """
+    engine, free = make(), SamplingParams(max_new_tokens=200, ignore_eos=True)
+    for prompt, how in zip(PROMPTS, HOW, strict=True):
+        engine.add_request(prompt, asked(**how))
+    engine.add_request(PROMPTS[0], free)
+    nums = [len(engine.step()) for _ in range(12)]
+    assert nums[-5:] == [6] * 5 and len(engine._steps) == 1
+    engine.add_request(PROMPTS[1], free)
+    before = engine.scheduler.counters.num_steps
+    nums = [len(engine.step()) for _ in range(20)]
+    assert sum(nums) >= 20 * 2 and engine.scheduler.counters.num_steps - before == 20
+    fakes.drain(engine)
+    engine.scheduler.check_integrity()
+
+
 @pytest.mark.parametrize("mesh", [Mesh(data=2, model=2)])
 def test_texts_follow_their_grammars_on_several_chips(mesh):
     for answer in make(mesh=mesh).generate(PROMPTS, [asked(**how) for how in HOW]):

@@ -16,8 +16,8 @@ from inference.server import frames
 from inference.server.client.fair_queue import FairQueue
 from inference.server.client.history import History
 from inference.server.client.launch import Launcher
-from inference.server.client.pace import Pace
 from inference.server.client.pending_request import Inbox, PendingRequest
+from inference.server.client.turnover import Turnover
 from inference.server.frames import (
     Abort,
     ConnectionClosed,
@@ -104,7 +104,8 @@ class EngineClient:
         self._sent: dict[PendingRequest, None] = {}  # what it has got, and has not ended
         self._num_sent = 0  # sequences of these
         self._held: Counter[str] = Counter()  # sequences of each client, sent or waiting
-        self._pace = Pace()
+        self._num_told = self._num_done = 0.0  # parts of these, which `_turnover` does not know yet
+        self._turnover = Turnover()
         self._open: dict[
             int, PendingRequest
         ] = {}  # of those sent, by the ids of the engine's requests
@@ -135,11 +136,17 @@ class EngineClient:
             return 0.0
         num_each = (self.num_sequences - self._num_sent) / max(1, len(self._waiting))
         num_ahead = self._num_sent + num_each * self._waiting.num_ahead(client, priority)
-        return self._pace.wait_s(num_ahead + num_sequences - self.facts.num_slots)
+        num_late = num_ahead + num_sequences - self.facts.num_slots
+        if num_late <= 0:
+            return 0.0
+        # Answers that began together end together: until the first does, nothing comes free.
+        progress = max((asked.progress for asked in self._sent), default=0.0)
+        first = self.facts.num_slots * self._turnover.left(progress)
+        return self._turnover.wait_s(first + num_late - 1)
 
     def end_s(self, num_sequences: int) -> float:
-        """Seconds until so many have ended; 0 where nothing is known."""
-        return self._pace.wait_s(num_sequences)
+        """Seconds until so many are done; 0 where nothing is known."""
+        return self._turnover.wait_s(num_sequences)
 
     async def run(self) -> None:
         """Keeps an engine until `stop`.
@@ -226,6 +233,7 @@ class EngineClient:
                 if id in self._open:
                     self._writer.write(frames.encode(Abort(id)))
         self._forget(asked)
+        self._release()
 
     def _release(self) -> None:
         """Gives the engine what it has room for."""
@@ -237,7 +245,9 @@ class EngineClient:
             self._sent[asked] = None
             self._num_sent += asked.num_sequences
             self._ask(asked)
-        self._pace.note(0, bool(self._waiting))
+        is_full = self._num_sent >= self.facts.num_slots
+        self._turnover.note(self._num_told, self._num_done, is_full)
+        self._num_told = self._num_done = 0.0
 
     def _ask(self, asked: PendingRequest) -> None:
         """Asks the engine that is there for what is missing."""
@@ -294,7 +304,7 @@ class EngineClient:
         finally:
             watching.cancel()
             self._holds = True
-            self._pace.note(0, others_wait=False)
+            self._turnover.note(0, 0, is_full=False)
             if self._going_on is not None:
                 self._going_on.cancel()
             self._writer.close()
@@ -319,6 +329,7 @@ class EngineClient:
         if isinstance(message, Outputs):
             for output in message.outputs:
                 self._pass_on(output)
+            self._release()
         elif isinstance(message, Heartbeat):
             message.num_waiting += self.num_sequences - self._num_sent
             message.oldest_waiting_s = max(message.oldest_waiting_s, self._waiting.oldest_s)
@@ -340,36 +351,34 @@ class EngineClient:
             return
         if asked is self._alone:
             self._alone = None
-        num_before = asked.num_sequences
-        asked.take(output)
+        num_before, left_before = asked.num_sequences, asked.num_left
+        self._num_told += asked.take(output)
         self._waiting.served(asked.client, len(output.token_ids))
-        if output.finish_reason is not None:
-            self._ended(asked, num_before - asked.num_sequences)
-            if not asked.num_answers:
-                self._forget(asked)
-            self._release()
+        self._leave(asked, num_before - asked.num_sequences, left_before - asked.num_left)
+        if not asked.num_answers:
+            self._forget(asked)
 
     def _fail(self, asked: PendingRequest, error: Exception) -> None:
         self._forget(asked)
+        self._release()
         asked.fail(error)
 
     def _forget(self, asked: PendingRequest) -> None:
         """Of a request, sent or waiting, or neither any more."""
         if asked in self._sent:
-            self._ended(asked, asked.num_sequences)
+            self._leave(asked, asked.num_sequences, asked.num_left)
             del self._sent[asked]
         elif asked in self._waiting:
             self._waiting.discard(asked)
             self._held[asked.client] -= asked.num_sequences
         for id in asked.ids:
             self._open.pop(id, None)
-        self._release()
 
-    def _ended(self, asked: PendingRequest, num_sequences: int) -> None:
-        """So many sequences of a request that was sent have."""
+    def _leave(self, asked: PendingRequest, num_sequences: int, num_done: float) -> None:
+        """Of a request that was sent so many sequences have ended, and so much of them got done."""
         self._held[asked.client] -= num_sequences
         self._num_sent -= num_sequences
-        self._pace.note(num_sequences, bool(self._waiting))
+        self._num_done += num_done
 
     def _enter(self, state: State) -> None:
         self.state = state

@@ -46,6 +46,7 @@ class PendingRequest:
         self._tokens, self._params, self._num_top_logprobs = list(tokens), params, num_top_logprobs
         self._told: list[list[int]] = [[] for _ in range(params.n)]  # tokens of each answer
         self._is_done = [False] * params.n
+        self._most = max(1, params.max_new_tokens)  # tokens of an answer
         self.num_engines = 0
         self.num_blamed = 0
         self.has_news = asyncio.Event()
@@ -70,14 +71,28 @@ class PendingRequest:
         """Sequences that the engine runs for these."""
         return self.num_answers + self._params.num_running - self._params.n
 
-    def take(self, output: RequestOutput) -> None:
-        """Passes an output on."""
+    @property
+    def num_left(self) -> float:
+        """Of these, in parts of one, as far as they can go."""
+        answers = zip(self._told, self._is_done, strict=True)
+        missing = sum(1 - len(told) / self._most for told, is_done in answers if not is_done)
+        return missing + self.num_sequences - self.num_answers
+
+    @property
+    def progress(self) -> float:
+        """Of its furthest answer: the share of the tokens that it may have."""
+        answers = zip(self._told, self._is_done, strict=True)
+        return max((len(told) for told, is_done in answers if not is_done), default=0) / self._most
+
+    def take(self, output: RequestOutput) -> float:
+        """Passes an output on; what share it is of all that its answer may be."""
         self.has_news.set()
         index = self.ids[output.id] + output.index
         self._told[index] += output.token_ids
         self._is_done[index] |= output.finish_reason is not None
         queued_s = self._waited_s + output.queued_s
         self._inbox(dataclasses.replace(output, index=index, queued_s=queued_s))
+        return len(output.token_ids) / self._most
 
     def fail(self, error: Exception) -> None:
         """Nothing more comes, and why."""

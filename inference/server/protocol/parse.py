@@ -50,7 +50,7 @@ def parse(body: bytes, kind: type[Body]) -> Parsed:
     for name in REFUSED:
         if given.get(name):
             raise ApiError(400, f"{name} is not supported by this server", name, "unsupported")
-    known = {field.encode_name for field in msgspec.structs.fields(kind)}
+    known = set(kind.__struct_encode_fields__)
     try:
         whole = {name: _whole(value) for name, value in given.items() if name in known}
         request = msgspec.convert(whole, kind)

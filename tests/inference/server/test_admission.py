@@ -12,8 +12,8 @@ from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server import service
 from inference.server.client.fair_queue import FairQueue
-from inference.server.client.pace import Pace
 from inference.server.client.pending_request import PendingRequest
+from inference.server.client.turnover import Turnover
 from inference.server.service import Limits
 from inference.server.web.access import Keys
 from tests.inference.server.fake_engine import MAX_SEQS, FakeEngine
@@ -139,26 +139,43 @@ def test_what_leaves_the_queue_is_gone():
     assert queue.pop() is second and not queue and second not in queue
 
 
-def test_the_pace_is_that_of_the_seconds_in_which_others_wait():
+def test_the_turnover_is_that_of_the_seconds_in_which_all_slots_are_taken():
     now = [0.0]
-    pace = Pace(lambda: now[0])
-    pace.note(8, others_wait=False)
-    assert pace.wait_s(10) == 0  # nobody waited
-    pace.note(0, others_wait=True)
-    for _ in range(10):
-        now[0] += 0.5
-        pace.note(1, others_wait=True)
-    assert pace.wait_s(6) == pytest.approx(3) and pace.wait_s(0) == 0 == pace.wait_s(-3)
-    pace.note(0, others_wait=False)
+    turnover = Turnover(lambda: now[0])
+    turnover.note(8, 8, is_full=False)
+    assert turnover.wait_s(10) == 0  # there was room
+    turnover.note(8, 8, is_full=True)
+    assert turnover.wait_s(10) == 0
+    for _ in range(40):
+        now[0] += 0.125
+        turnover.note(0.0625, 0.25, is_full=True)
+    assert turnover.wait_s(6) == pytest.approx(3)
+    assert turnover.wait_s(0) == 0 == turnover.wait_s(-3)
+    assert turnover.left(0) == 1 and turnover.left(0.125) == 0.5  # they end at a quarter
+    assert turnover.left(0.25) == 0 == turnover.left(1)
+    turnover.note(0, 0, is_full=False)
     now[0] += 1000
-    assert pace.wait_s(6) == pytest.approx(3)
-    pace.note(0, others_wait=True)
-    now[0] += 5  # in which none ended
-    assert pace.wait_s(6) == pytest.approx(6)
+    assert turnover.wait_s(6) == pytest.approx(3)
+    turnover.note(0, 0, is_full=True)
+    now[0] += 5  # in which nothing got done
+    assert turnover.wait_s(6) == pytest.approx(6)
     for _ in range(1000):
         now[0] += 0.1
-        pace.note(1, others_wait=True)
-    assert pace.wait_s(10) == pytest.approx(1, rel=0.2)  # what was long ago counts little
+        turnover.note(0.25, 1, is_full=True)
+    assert turnover.wait_s(10) == pytest.approx(1, rel=0.2)  # what was long ago counts little
+
+
+def test_a_token_is_its_share_of_what_it_takes_to_the_end():
+    params = SamplingParams(max_new_tokens=8, temperature=1, n=2, best_of=3)
+    one = PendingRequest(lambda _: None, [1], params, None, True)
+    (add,) = one.messages(itertools.count(1))
+    assert one.num_left == one.num_sequences == 3
+    assert one.take(RequestOutput(add.id, [7, 7], "", None)) == 0.25
+    assert one.num_left == 2.75 and one.progress == 0.25
+    one.take(RequestOutput(add.id, [7], "", "stop"))  # the rest of it is not needed
+    assert one.num_left == one.num_sequences == 2
+    one.take(RequestOutput(add.id, [7] * 8, "", "length", index=1))
+    assert one.num_left == one.num_sequences == 1  # the one that is not returned
 
 
 def test_a_greedy_client_does_not_hold_up_another(keyed, engine, monkeypatch):
