@@ -9,7 +9,7 @@ from inference.server.client.launch import Launcher
 from inference.server.frames import Loaded
 from inference.server.metrics import Metrics
 from inference.server.protocol.errors import ApiError, unavailable
-from inference.server.texts import Texts
+from inference.server.text_processor import TextProcessor
 from inference.text.tool_calls import formats
 from inference.text.tool_calls.formats import Format
 
@@ -78,7 +78,7 @@ class Service:
         self._served_model_name = served_model_name
         self._tool_call_parser = tool_call_parser
         self._warms_up = warms_up
-        self._texts: Texts | None = None
+        self._texts: TextProcessor | None = None
 
     @property
     def model_name(self) -> str:
@@ -99,7 +99,7 @@ class Service:
         return self.client.facts
 
     @property
-    def texts(self) -> Texts:
+    def texts(self) -> TextProcessor:
         """Text of the model.
 
         Raises:
@@ -205,7 +205,7 @@ class Service:
     async def _load_texts(self, facts: Loaded) -> None:
         """What an engine says that was started again is the same."""
         if self._texts is None:
-            texts = await Texts.load(facts.text, facts.max_context, self.limits.workers)
+            texts = await TextProcessor.load(facts.text, facts.max_context, self.limits.workers)
             if self._warms_up:
                 texts.warm_up()
             self._texts = texts

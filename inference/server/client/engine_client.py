@@ -13,8 +13,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server import frames
+from inference.server.client.engine_totals import EngineTotals
 from inference.server.client.fair_queue import FairQueue
-from inference.server.client.history import History
 from inference.server.client.launch import Launcher
 from inference.server.client.pending_request import Inbox, PendingRequest
 from inference.server.client.turnover import Turnover
@@ -90,7 +90,7 @@ class EngineClient:
         """
         self.state = State.LOADING
         self.facts: Loaded | None = None
-        self._history = History()
+        self._totals = EngineTotals()
         self.heartbeat_at = time.monotonic()
         self.heard_at = time.monotonic()
         self.num_restarts = 0
@@ -119,7 +119,7 @@ class EngineClient:
     @property
     def heartbeat(self) -> Heartbeat:
         """What was heard last of what the engine holds, and what all engines have done."""
-        return self._history.heartbeat
+        return self._totals.heartbeat
 
     @property
     def num_sequences(self) -> int:
@@ -163,7 +163,7 @@ class EngineClient:
                     await self._launcher.end(_END_S if was_ready else 0)
                     return
                 status = await self._launcher.end(0 if self._is_silent else _END_S)
-                self._history.end()
+                self._totals.end()
                 self._open = {}
                 if was_ready:
                     was_ever_ready, self._status = True, status
@@ -333,7 +333,7 @@ class EngineClient:
         elif isinstance(message, Heartbeat):
             message.num_waiting += self.num_sequences - self._num_sent
             message.oldest_waiting_s = max(message.oldest_waiting_s, self._waiting.oldest_s)
-            self._history.take(message)
+            self._totals.take(message)
             self.heartbeat_at = self.heard_at
         elif isinstance(message, Loaded):
             self.facts = message

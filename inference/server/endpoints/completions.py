@@ -6,8 +6,8 @@ from contextlib import aclosing
 from starlette.responses import Response
 
 from inference.server.client.generation import Deadline
-from inference.server.endpoints.answer import Header, whole
 from inference.server.endpoints.answers import Answers, Piece, Prompt
+from inference.server.endpoints.chunks import Header, whole
 from inference.server.protocol import logprobs, parse, sampling
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.event_stream import DONE, Events

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from inference.server.endpoints.answers import Piece
 from inference.server.protocol.responses import AnswerMessage, CallDelta, FunctionDelta
-from inference.server.protocol.tools import Offer
+from inference.server.protocol.tools import OfferedTools
 from inference.text.tool_calls.formats import Format
 from inference.text.tool_calls.parser import Parser, Part
 
@@ -21,7 +21,7 @@ class News(NamedTuple):
 class MessageReader:
     """Reads the pieces of one answer."""
 
-    def __init__(self, offer: Offer | None, format: Format):
+    def __init__(self, offer: OfferedTools | None, format: Format):
         """`offer`: None: calls are text."""
         self._parser = Parser(format, offer.schemas) if offer is not None else None
         self._most = 1 if offer is not None and not offer.is_parallel else None

@@ -3,14 +3,14 @@
 from starlette.responses import JSONResponse, Response
 
 from inference.server.client.generation import Deadline
-from inference.server.endpoints.answer import whole
+from inference.server.endpoints.chunks import whole
 from inference.server.protocol import logprobs, parse, tools
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.fields import DetokenizeRequest, TokenizeRequest
 from inference.server.protocol.responses import Detokenized, Tokenized
 from inference.server.service import Service
-from inference.server.texts import Texts
+from inference.server.text_processor import TextProcessor
 
 
 async def tokenize(service: Service, request: TokenizeRequest, caller: Caller) -> Response:
@@ -29,7 +29,7 @@ async def tokenize(service: Service, request: TokenizeRequest, caller: Caller) -
     return whole(Tokenized(len(tokens), service.facts.max_context, tokens, spelled))
 
 
-async def _tokens(texts: Texts, request: TokenizeRequest) -> list[int]:
+async def _tokens(texts: TextProcessor, request: TokenizeRequest) -> list[int]:
     if (request.prompt is None) == (request.messages is None):
         raise ApiError(400, "give either prompt or messages", "prompt", "invalid_value")
     if request.messages is not None:

@@ -17,7 +17,7 @@ _OWN_VARIABLES = frozenset(
 
 
 @dataclasses.dataclass(frozen=True)
-class Offer:
+class OfferedTools:
     """Tools that the model may call, or has to.
 
     Attributes:
@@ -35,7 +35,7 @@ class Offer:
     is_parallel: bool
 
 
-def read(request: Asked) -> Offer | None:
+def read(request: Asked) -> OfferedTools | None:
     """What a request offers; None: nothing, or the model may call nothing.
 
     Raises:
@@ -60,7 +60,7 @@ def read(request: Asked) -> Offer | None:
         names, is_required = _allowed(choice.allowed_tools, schemas)
     if isinstance(request, ChatRequest) and request.parallel_tool_calls is False:
         is_parallel = False
-    return Offer(
+    return OfferedTools(
         [_plain(tool) for tool in request.tools], {name: schemas[name] for name in names}, places,
         is_required, is_parallel,
     )  # fmt: skip

@@ -15,7 +15,7 @@ from inference.planner.simulate import Simulator
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import Status
-from inference.server.client.history import History
+from inference.server.client.engine_totals import EngineTotals
 from inference.server.engine_process import pages
 from inference.server.engine_process.served_engine import ServedEngine
 from inference.server.engine_process.step_figures import StepFigures
@@ -151,7 +151,7 @@ def test_accepted_drafts_are_counted_by_position():
 
 
 def test_counts_go_on_where_an_engine_ends():
-    history = History()
+    history = EngineTotals()
     history.take(Heartbeat(1, 2, 0.5, {"steps": 3, "old": 1}, iteration_tokens=[1, 2]))
     assert history.heartbeat.counters == {"steps": 3, "old": 1}
     history.end()

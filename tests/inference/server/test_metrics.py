@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from inference.outputs import RequestOutput
 from inference.server.client.launch import Thread
 from inference.server.service import Limits
-from inference.server.texts import Texts
+from inference.server.text_processor import TextProcessor
 from tests.inference.server.fake_engine import CRASHES, FakeEngine
 from tests.inference.server.running import running, wait_until
 
@@ -164,13 +164,13 @@ def test_times_of_a_request_add_up(busy):
 
 
 def test_times_begin_when_the_request_comes(busy, monkeypatch):
-    encode = Texts.encode
+    encode = TextProcessor.encode
 
     async def slow(*how):
         await asyncio.sleep(0.2)
         return await encode(*how)
 
-    monkeypatch.setattr(Texts, "encode", slow)
+    monkeypatch.setattr(TextProcessor, "encode", slow)
     names = [
         f"vllm:{what}_seconds_sum"
         for what in (

@@ -6,12 +6,12 @@ import time
 
 import numpy as np
 
-from inference.server import texts
+from inference.server import text_processor
 from inference.server.endpoints import embeddings
 from inference.server.protocol import parse
 from inference.server.protocol.embeddings import Embedding, EmbeddingRequest
 from inference.server.protocol.fields import CompletionRequest
-from inference.server.texts import Texts
+from inference.server.text_processor import TextProcessor
 from tests.inference.server.fake_engine import tokenizer
 
 
@@ -36,13 +36,13 @@ def turns(work) -> int:
 
 
 def test_many_short_texts_are_encoded_with_turns_for_others():
-    own = Texts(1000, tokenizer(), None)
+    own = TextProcessor(1000, tokenizer(), None)
 
     async def encode():
         for _ in range(100):
             await own.encode("a" * 500, "input")
 
-    assert turns(encode) >= 100 * 500 / texts._INLINE_CHARS
+    assert turns(encode) >= 100 * 500 / text_processor._INLINE_CHARS
 
     async def encode_empty():
         for _ in range(200):

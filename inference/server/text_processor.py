@@ -14,7 +14,7 @@ from inference.server.frames import TextFacts
 from inference.server.protocol import structure
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.fields import ChatMessage, Sampling
-from inference.server.protocol.tools import Offer
+from inference.server.protocol.tools import OfferedTools
 from inference.server.workers.jobs import Compile, Convert, Decode, Encode, EncodeChat, Failed, Job
 from inference.server.workers.pool import Pool, WorkerLost
 from inference.text import grammar
@@ -29,7 +29,7 @@ _KNOWN_GRAMMARS = 256
 _SEARCH_S = 10.0  # on the clock, for the schema that cannot be compiled: a worker may have to start
 
 
-class Texts:
+class TextProcessor:
     """The tokenizer of the engine, and workers that encode: what takes long delays others of its
     kind, and no token of a stream; what takes too long or too much memory ends its worker.
 
@@ -47,7 +47,9 @@ class Texts:
         self._starting: asyncio.Task[None] | None = None
 
     @classmethod
-    async def load(cls, facts: TextFacts | None, max_context: int, num_workers: int) -> "Texts":
+    async def load(
+        cls, facts: TextFacts | None, max_context: int, num_workers: int
+    ) -> "TextProcessor":
         """Makes the tokenizer in a thread; `facts` are None where the engine serves token ids
         alone.
         """
@@ -122,7 +124,7 @@ class Texts:
         self,
         request: Sampling,
         accepts: bool,
-        offer: Offer | None = None,
+        offer: OfferedTools | None = None,
         format: Format = formats.JSON,
     ) -> str | None:
         """The grammar that a request's answer has to follow, if it asks for one, which was compiled
@@ -150,7 +152,7 @@ class Texts:
         return await self._compile(lambda: found, param)
 
     async def _compile_calls(
-        self, offer: Offer, format: Format, other: str | None, param: str
+        self, offer: OfferedTools, format: Format, other: str | None, param: str
     ) -> str:
         """A grammar of calls, or also of what another one describes, which `param` asks for. Only
         where it cannot be compiled are its parts, one by one, for a while: to tell which it is.

@@ -8,7 +8,7 @@ import msgspec
 from inference.server.frames import Heartbeat
 
 
-class History:
+class EngineTotals:
     """Adds the counts of engines that have ended to those of the one that runs.
 
     Attributes:
