@@ -56,8 +56,8 @@ small-model: .venv/.core  ## train the small model and its draft, for half an ho
 	.venv/bin/python -m scripts.train --task=lm
 	.venv/bin/python -m scripts.train --task=draft
 
-test: .venv/.test  ## the suite, on WORKERS=2 processes
-	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile
+test: .venv/.test  ## the suite, on WORKERS=2 processes; of tests of many cases the part PART=0 of three
+	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART)
 
 test-long: .venv/.test  ## only the tests marked long
 	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile -m long
@@ -72,8 +72,8 @@ test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there 
 	@PYENV_VERSION=3.12.1; export PYENV_VERSION; \
 	$(PYTHON312) -c 'import ensurepip, venv' 2>/dev/null || unset PYENV_VERSION; \
 	if $(PYTHON312) -c 'import ensurepip, venv' 2>/dev/null; then \
-		$(MAKE) .venv312/.test && echo ".venv312/bin/python -m pytest -n $(WORKERS) --dist=loadfile" && \
-		.venv312/bin/python -m pytest -n $(WORKERS) --dist=loadfile; \
+		$(MAKE) .venv312/.test && echo ".venv312/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=1" && \
+		.venv312/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=1; \
 	else \
 		echo "test-py312: SKIPPED, there is no $(PYTHON312) with venv on this machine"; \
 	fi

@@ -1,5 +1,6 @@
 """The suite runs on the CPU unless the caller chose a platform, and asks no hub for anything."""
 
+import collections
 import contextlib
 import gc
 import os
@@ -7,6 +8,7 @@ import pathlib
 import shutil
 import signal
 import tempfile
+import zlib
 
 import hypothesis
 import pytest
@@ -26,6 +28,27 @@ hypothesis.settings.load_profile("ridgeline")
 # What a process has mapped, a line each. Linux allows 65,530; XLA aborts where it gets no more.
 _MAPS = pathlib.Path("/proc/self/maps")
 _MANY_MAPS = 20_000
+
+
+def pytest_addoption(parser):
+    parser.addoption("--part", type=int, default=0, help="of tests marked `parts`: which one runs")
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` is applied
+def pytest_collection_modifyitems(config, items):
+    """Of a test marked `parts(n)` every n-th of its cases runs, in an order without order, and the
+    others are long; one that is asked for alone runs.
+    """
+    cases = collections.defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("parts") and not item.get_closest_marker("long"):
+            cases[item.nodeid.partition("[")[0]].append(item)
+    for own in cases.values():
+        (num_parts,) = own[0].get_closest_marker("parts").args
+        part = min(config.getoption("part"), len(own) - 1)
+        for nth, item in enumerate(sorted(own, key=lambda each: zlib.crc32(each.name.encode()))):
+            if (nth - part) % num_parts:
+                item.add_marker("long")
 
 
 def pytest_collection_finish():

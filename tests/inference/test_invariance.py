@@ -109,6 +109,7 @@ CASES += [
 ]
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("model, count, name", CASES)
 def test_no_bit_changes(model, count, name):
     expected = alone(model, count)

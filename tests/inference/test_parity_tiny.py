@@ -223,6 +223,7 @@ _ALONE = "mamba-bias-tied", "mamba2-groups-bias-limit", "olmo_hybrid-mha-rope"
 _STRETCHED = "llama-mqa-dynamic", "llama-gqa-yarn-bias", "phi3-gqa-longrope-partial"
 
 
+@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("name", _briefly(_NAMES, {*_CACHES, *_STRETCHED}))
 def test_without_a_cache(name):
@@ -483,6 +484,7 @@ def test_a_quirk_is_visible(name):
         assert np.abs(found[0] - expected[0]).max() > 0.05
 
 
+@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("name", _briefly(_GREEDY, {*_CACHES} - {*_ALONE}))
 def test_greedy_text(name):
@@ -523,6 +525,7 @@ _OTHER_HEADS = (
 )  # fmt: skip
 
 
+@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("name", _briefly(_NAMES, {*_NAMES} - {*_SECOND, *_OTHER_HEADS}))
 def test_both_prompts_packed_in_one_step(name):
@@ -541,6 +544,7 @@ def test_both_prompts_packed_in_one_step(name):
 _STEPWISE = ("llama-mqa-float32", "llama-mqa-dynamic", "llama-gqa-tied-rope3", "llama-mha-sharded")
 
 
+@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize(
     "name", _briefly(sorted({*_STEPWISE, *_GREEDY} - {*_LIKE_OTHERS}), {*_STEPWISE, *_CACHES})

@@ -335,6 +335,7 @@ def test_a_held_step_that_serves_no_request_is_dropped(monkeypatch):
     assert len(engine.records) == 2
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize(("num_drafts", "readiness"), [(2, 1.0), (2, 0.5), (0, 0.4)])
 def test_everything_at_once(num_drafts, readiness, monkeypatch):
     """Random requests, forks, aborts, drafts, preemption and rebuilds, also while a step

@@ -181,6 +181,7 @@ def disturbing(engine, name):
     return disturb
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("model, proposer, num_drafts, count, name", CASES)
 def test_no_bit_changes(model, proposer, num_drafts, count, name, monkeypatch):
     monkeypatch.setattr(adaptive, "_PATIENCE", 1)  # drafts do not pay here, and are to be tried
@@ -233,6 +234,7 @@ def test_a_request_may_go_without():
 BRIEF = ("itself", "eagle, fused")
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=pytest.mark.quick_code if name in BRIEF else pytest.mark.long)
     for name in DRAFTS
@@ -270,6 +272,7 @@ TREES = {
 }
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("model, kind, count, name", [
     pytest.param("gemma", "eagle", 14, "preempted, chunked", marks=pytest.mark.quick_code),
     *(

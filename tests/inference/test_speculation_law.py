@@ -105,6 +105,7 @@ def counted(proposer, name, samples):
     return found
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("samples, proposer, name", [
     pytest.param(1024, "ngram", "undisturbed", marks=pytest.mark.quick_code),
     *(pytest.param(20_000, proposer, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])

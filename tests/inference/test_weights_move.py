@@ -73,6 +73,7 @@ def _device_bytes():
     )
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("mesh", _CHIPS, ids=str)
 @pytest.mark.parametrize("keeps_pages", [False, True])
 def test_an_engine_sleeps_and_goes_on(mesh, keeps_pages):

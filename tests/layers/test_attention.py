@@ -172,6 +172,7 @@ def test_large_scores_do_not_overflow():
 _LAYOUTS = ((9, 3), 64), ((4, 1), 256), ((8, 8), 32), ((14, 2), 80), ((6, 2), 24), ((16, 16), 96)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.quick_code(False)
 @pytest.mark.parametrize(("heads", "head_width", "dtype"), [
     pytest.param(*layout, dtype, marks=() if n % 2 == bit else pytest.mark.long)

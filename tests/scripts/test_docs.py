@@ -34,6 +34,7 @@ def blocks(page: str) -> list[str]:
     return [textwrap.dedent(block).strip("\n") + "\n" for block in found]
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("page", _PAGES)
 def test_commands(page, tmp_path, monkeypatch, capfd):
     """What is one command without a shell's signs needs no process of its own; chats read stdin."""

@@ -108,6 +108,7 @@ BITWISE = [
 ]
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("model", [
     "llama float32", "quirks float32", "jamba float32",
     *(pytest.param(model, marks=pytest.mark.long)

@@ -183,7 +183,9 @@ def test_a_greedy_client_does_not_hold_up_another(keyed, engine, monkeypatch):
     monkeypatch.setattr(service, "QUEUED_PER_SEQ", 100)
     with ThreadPoolExecutor(3) as threads:
         greedy = [threads.submit(post, keyed, "greedy", prompt=["a"] * 50) for _ in range(2)]
-        wait_until(lambda: keyed.service.client.num_sequences > 90)
+        wait_until(
+            lambda: keyed.service.client.num_sequences > 90 and len(engine.prompts) > MAX_SEQS
+        )
         num_before = len(engine.prompts)
         assert post(keyed, "modest", prompt="mine").status_code == 200
         at = engine.prompts.index(list(b"mine"))

@@ -156,6 +156,7 @@ print(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, time.proces
 """
 
 
+@pytest.mark.parts(3)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_bombs_are_ended(bomb):

@@ -120,6 +120,7 @@ def _each(cases, later):
     ]  # fmt: skip
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("name, case", _each(_CASES, ("drafts", "window of one")))
 def test_ragged_lengths(name, case):
     heads, page_tokens, width, head_width, dtype, window = _CASES[case]
@@ -159,6 +160,7 @@ def test_first_tokens_and_chunks(instruction_set, sight, masks):  # noqa: F811
             _check("ffi_cpu", paged_case.Case(lengths, (4, 2), 16, width, **masks), sight)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", _FORMATS)
 @pytest.mark.parametrize("width", [1, 4, 20])
 def test_page_formats_beside_keys_and_values_of_one_width(case, width):
@@ -207,6 +209,7 @@ def _check_latents(name, case, lengths, seed, **sizes):
 _LATER = "drafts", "tiles of tokens"  # one token has as many heads, and others several tokens
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("name, case", [
     pytest.param(
         name, case,
@@ -286,6 +289,7 @@ def _check_drawn(name, case, seed):
     _check(name, drawn, window, cap, sinks_N, **options)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "name, case", _each(_DRAWN, ("one token", "drafts", "a tree, window", "a canvas"))
 )

@@ -92,6 +92,7 @@ def test_rows_are_the_librarys_numbers(format):
         assert matrix.data.nbytes >= FORMATS[format].bytes_for(F * D, D)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _ALL)
 def test_products_are_exact_up_to_their_sums(instruction_set, format):  # noqa: F811
     for T, F, D in (1, 40, 512), (7, 16, 256), (12, 100, 256), (33, 31, 768), (2, 5, 256):

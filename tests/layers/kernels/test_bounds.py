@@ -89,6 +89,7 @@ def test_bounds_exceed_the_scores_of_every_key(instruction_set, dtype):  # noqa:
         assert not (scores > bounds + 1e-4).any()
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("heads", _HEADS)
 def test_a_bound_has_the_same_bits_in_any_company(instruction_set, heads, dtype):  # noqa: F811

@@ -116,6 +116,7 @@ def test_a_row_has_the_same_bits_in_any_company(format, dtype):
         np.testing.assert_array_equal(jax.jit(linear)(x_TD[some], w), whole[some])
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", ["fp8", "w8a8", "w8a8_fp8", "int4_asym_g32", "int3", "mxfp4"])
 def test_a_matrix_is_never_expanded_whole(format):
     F, D = 4096, 1024

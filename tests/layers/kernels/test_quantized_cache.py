@@ -125,6 +125,7 @@ _LONG = [
 ]  # fmt: skip
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     ("name", "case"), [*((name, case) for case, name in _QUICK.items()), *_LONG]
 )
@@ -181,6 +182,7 @@ _TPU_CASES = {  # as `_CASES`; heads begin at half a tile of lanes
 }  # fmt: skip
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     ("name", "case"),
     [

@@ -80,6 +80,7 @@ def test_bfloat16_is_rounded_as_numpy_does(instruction_set):  # noqa: F811
     assert np.isnan(np.asarray(rows.gate(nan, "silu", "bfloat16")).astype(np.float32)).all()
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("vocab", [1, 40, 128, 131, 8192, 8200, 49_152, 70_001])
 def test_a_summary_of_logits_equals_xlas(instruction_set, vocab):  # noqa: F811
     x = 9 * _drawn(vocab, 9, vocab)

@@ -180,11 +180,12 @@ function show(described, needsKey) {
 async function load() {
   const key = sessionStorage.getItem(KEY);
   const answer = await fetch("openapi.json", { headers: key ? { authorization: `Bearer ${key}` } : {} });
+  const found = await answer.json();
   const problem = find("#problem");
+  problem.textContent = answer.ok ? "" : found.error.message;
   problem.hidden = answer.ok;
   find("#key").hidden = answer.status !== 401 && key === null;
-  if (answer.ok) show(await answer.json(), key !== null);
-  else problem.textContent = (await answer.json()).error.message;
+  if (answer.ok) show(found, key !== null);
 }
 
 document.documentElement.dataset.theme = sessionStorage.getItem(THEME) ?? "";
