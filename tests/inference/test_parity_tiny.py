@@ -33,6 +33,8 @@ from layers import decoder, kv_cache
 from layers.ragged import contiguous
 from tests import compiling, fakes
 
+pytestmark = pytest.mark.parts(3)
+
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
 _GREEDY = [n for n in _NAMES if "greedy_tokens" in np.load(_GOLDEN / n / "expected.npz").files]
@@ -223,7 +225,6 @@ _ALONE = "mamba-bias-tied", "mamba2-groups-bias-limit", "olmo_hybrid-mha-rope"
 _STRETCHED = "llama-mqa-dynamic", "llama-gqa-yarn-bias", "phi3-gqa-longrope-partial"
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("name", _briefly(_NAMES, {*_CACHES, *_STRETCHED}))
 def test_without_a_cache(name):
@@ -484,7 +485,6 @@ def test_a_quirk_is_visible(name):
         assert np.abs(found[0] - expected[0]).max() > 0.05
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("name", _briefly(_GREEDY, {*_CACHES} - {*_ALONE}))
 def test_greedy_text(name):
@@ -525,7 +525,6 @@ _OTHER_HEADS = (
 )  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("name", _briefly(_NAMES, {*_NAMES} - {*_SECOND, *_OTHER_HEADS}))
 def test_both_prompts_packed_in_one_step(name):
@@ -544,7 +543,6 @@ def test_both_prompts_packed_in_one_step(name):
 _STEPWISE = ("llama-mqa-float32", "llama-mqa-dynamic", "llama-gqa-tied-rope3", "llama-mha-sharded")
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize(
     "name", _briefly(sorted({*_STEPWISE, *_GREEDY} - {*_LIKE_OTHERS}), {*_STEPWISE, *_CACHES})
