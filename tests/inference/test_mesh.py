@@ -151,6 +151,7 @@ def _disturbed(mesh, preemption, name="uneven"):
     return answers, groups[4].sequences[0].prompt_logprobs
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("name, preemption", [
     ("uneven", "recompute"), ("uneven", "swap"),
     pytest.param("deepseek", "recompute", marks=pytest.mark.long),

@@ -34,8 +34,10 @@ def blocks(page: str) -> list[str]:
     return [textwrap.dedent(block).strip("\n") + "\n" for block in found]
 
 
-@pytest.mark.parts(3)
-@pytest.mark.parametrize("page", _PAGES)
+@pytest.mark.parts(2)
+@pytest.mark.parametrize(
+    "page", [pytest.param("generate", marks=pytest.mark.long), "chat", "evaluate"]
+)
 def test_commands(page, tmp_path, monkeypatch, capfd):
     """What is one command without a shell's signs needs no process of its own; chats read stdin."""
     found = blocks(page)

@@ -171,6 +171,7 @@ def tuned(monkeypatch, tmp_path):
     tuning.results.cache_clear()
 
 
+@pytest.mark.long
 def test_a_kernel_is_tuned_from_check_to_file(monkeypatch, tuned):
     """The Hopper kernel in its interpreter, which says nothing of its time; what an earlier run
     wrote does not matter.

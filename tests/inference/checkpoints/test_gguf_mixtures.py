@@ -415,6 +415,7 @@ def test_a_part_of_blocks_is_not_kept(tmp_path):
         tiny.load(path)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("case", ["mixtral", "deepseek2", "gpt-oss"])
 def test_a_file_runs_in_its_own_blocks(case, tmp_path, monkeypatch):

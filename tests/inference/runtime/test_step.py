@@ -118,6 +118,7 @@ def test_chunks_change_no_bit(model):
     assert together(model, "whole", True) == together(model, "chunks", True)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("model, chunks", BITWISE)
 def test_neighbours_change_no_bit(model, chunks):
     engine, expected = make(model, chunks, True), together(model, chunks, True)
