@@ -104,7 +104,8 @@ class Attention(NamedTuple):
     window: int | None = None
     cap: float | None = None
     dtype: str = "bfloat16"
-    has_trees: bool = False  # and sinks
+    has_trees: bool = False
+    has_sinks: bool = False
     cache: str | None = None  # format of the pages, where it is another
 
 
@@ -126,7 +127,7 @@ def compiled_attention(device: Any, name: str, case: Attention) -> tuple[Any, An
     page_format = spec.page_format(case.cache or case.dtype)
     pages = api.implementation(name).layout(1025, page_tokens, page_format)
     q, kv = (tensor(rows * width, heads, H, dtype=case.dtype) for heads in (N, K))
-    sinks_N = tensor(N, dtype="float32") if case.has_trees else None
+    sinks_N = tensor(N, dtype="float32") if case.has_sinks else None
 
     def attend(q: Any, k: Any, v: Any, pages: Any, ragged: Any, sinks_N: Any) -> Any:
         context = StepContext(ragged, None, spec, 0, True, False, name, page_format)

@@ -37,6 +37,11 @@ OTHERS = {
     "a canvas": Rows((4, 2), 64, 64, 40, "float16", masks={"canvases": True}),
     "a prompt": Rows((32, 8), 128, 64, 64),
     "wide heads": Rows((8, 4), 256, 64, 33, window=100, cap=50.0),
+    "a prompt, wide heads": Rows((16, 8), 256, 64, 40, window=100, cap=50.0),
+    "a prompt, odd group": Rows((24, 8), 64, 128, 40, window=90),
+    "a prompt, many heads": Rows((64, 8), 64, 64, 70, "float16"),
+    "a wide tree": Rows((64, 8), 128, 64, 16, window=5, masks={"trees": True}),
+    "a wide canvas": Rows((32, 8), 64, 64, 40, masks={"canvases": True}),
 }
 CASES = DECODE | OTHERS
 

@@ -64,8 +64,10 @@ def _ours(name: str) -> Kernel:
         chosen: Any = api.implementation(name)
         told = pages, arrays.rectangle, 0, arrays.page_format
         if chosen.append_and_attend is None:
-            return chosen.attend_pages(q_YWNH, *told, **sizes), pages
-        return chosen.append_and_attend(q_YWNH, arrays.newest_YWX, *told, **sizes)
+            out_YWNH = chosen.attend_pages(q_YWNH, *told, **sizes)
+        else:
+            out_YWNH, pages = chosen.append_and_attend(q_YWNH, arrays.newest_YWX, *told, **sizes)
+        return out_YWNH.astype(q_YWNH.dtype), pages  # as the next product of a step reads it
 
     found = Kernel(name, limit, functools.partial(_written, name), attend)
     return found._replace(candidates=_hopper_sizes) if name == "pallas_gpu" else found

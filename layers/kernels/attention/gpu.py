@@ -16,6 +16,7 @@ The step's keys and values are already in the pages (`kv_cache.write`, in place)
 from the launch that rotates them, so an append in here would save no launch (`docs/kernels.md`).
 
 Latents have a kernel of their own (`gpu_latent.py`), which takes the place of this one's blocks.
+So have prompts (`gpu_prefill.py`), where time is the tensor core's.
 
 Z counts rows of the kernel's grid, U the query rows of a tile (W G of them are used), X splits.
 """
@@ -32,7 +33,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from configs.cache import PageFormat
 from layers import kv_cache
 from layers.kernels import tuning
-from layers.kernels.attention import gpu_latent, hopper
+from layers.kernels.attention import gpu_latent, gpu_prefill, hopper
 from layers.kernels.attention.contract import (
     CHOICE,
     FIRST_TOKENS,
@@ -116,7 +117,7 @@ def attend_pages(
     that are not valid.
 
     A row with more query tokens than a tile holds is several rows of the grid, which read its
-    pages once each.
+    pages once each, or several tiles of `gpu_prefill.py` where these are enough for the device.
 
     Args:
         q_YWNH: as there.
@@ -132,7 +133,14 @@ def attend_pages(
         interpret: `InterpretGPUParams`: interpreted, on any device.
     """
     (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
-    is_latent = page_format.values_in_keys
+    is_latent, device = page_format.values_in_keys, target_device()
+    if num_splits is None and num_stages is None and not is_latent:
+        K = page_format.kv_heads
+        if gpu_prefill.suits(q_YWNH.shape, K, options, device):
+            found_YWNH = gpu_prefill.attend_pages(
+                q_YWNH, pages, rectangle, group, K, options, interpret
+            )
+            return found_YWNH.astype(jnp.float32)
     K = gpu_latent.head_tiles(N) if is_latent else page_format.kv_heads
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
@@ -140,7 +148,7 @@ def attend_pages(
     valid_ZW = tiling.split(rectangle.valid_YW)
     bounds, Z = mask_bounds(rectangle, options.window, options.chunked), len(valid_ZW)
     bounds = jax.tree.map(tiling.split, bounds)
-    device, shape_class = target_device(), tuning.attention_class(Z, K, H, page_tokens)
+    shape_class = tuning.attention_class(Z, K, H, page_tokens)
     if is_latent:
         most = gpu_latent.most_stages(H)
     else:

@@ -3,6 +3,7 @@ core (wgmma) and the online softmax between them (Milakov & Gimelshein 2018, arX
 """
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +18,7 @@ from layers.linear import soft_cap
 ROWS = 64  # of a wgmma tile
 SHARED_BYTES = 227 << 10  # of one block (CUDA C++ programming guide, compute capability 9.0)
 LOG2_E = math.log2(math.e)
-_MASKED = -1e30
+MASKED = -1e30  # a score of what is not seen
 
 
 class Sums(NamedTuple):
@@ -31,7 +32,7 @@ class Sums(NamedTuple):
 def no_sums(width: int) -> Sums:
     """Before the first key, of values of a width."""
     return Sums(
-        jnp.full((ROWS,), _MASKED, jnp.float32),
+        jnp.full((ROWS,), MASKED, jnp.float32),
         jnp.zeros((ROWS,), jnp.float32),
         jnp.zeros((ROWS, width), jnp.float32),
     )
@@ -44,6 +45,15 @@ def operand_layout(dtype: Any) -> tuple[Any, ...]:
     return plgpu.TilingTransform((8, 128 // dtype.itemsize)), plgpu.SwizzleTransform(128)
 
 
+def seen(shape: tuple[int, ...], kv_position: jax.Array, bounds: MaskBounds) -> jax.Array:
+    """Which keys, beginning at a KV position, each row sees: bool[U, S], the given shape. `bounds`
+    are i32[U] each.
+    """
+    kv_position_US = kv_position + lax.broadcasted_iota(jnp.int32, shape, 1)
+    bounds_US = jax.tree.map(lambda x_U: lax.broadcast_in_dim(x_U, shape, (0,)), bounds)
+    return visible(kv_position_US, *bounds_US)
+
+
 def weigh(
     sums: Sums, scores_US: jax.Array, kv_position: jax.Array, bounds: MaskBounds,
     score_cap: float | None,
@@ -53,9 +63,8 @@ def weigh(
     """
     shape = scores_US.shape
     scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
-    kv_position_US = kv_position + lax.broadcasted_iota(jnp.int32, shape, 1)
-    bounds_US = jax.tree.map(lambda x_U: lax.broadcast_in_dim(x_U, shape, (0,)), bounds)
-    scores_US = jnp.where(visible(kv_position_US, *bounds_US), scores_US * LOG2_E, _MASKED)
+    seen_US = seen(shape, kv_position, bounds)
+    scores_US = jnp.where(seen_US, scores_US * LOG2_E, MASKED)
     maximum_U = jnp.maximum(sums.maximum_U, scores_US.max(1))
     decay_U = jnp.exp2(sums.maximum_U - maximum_U)
     weights_US = jnp.exp2(scores_US - lax.broadcast_in_dim(maximum_U, shape, (0,)))
@@ -73,7 +82,9 @@ def quotient(sums: Sums) -> jax.Array:
 def scores(q_smem: Any, keys_smem: Any, interpret: Any) -> jax.Array:
     """Products of queries [U, H] with keys [S, H]: float32 [U, S]."""
     if interpret:
-        return _dot(q_smem[...], keys_smem[...], 1)
+        scores_US = _dot(q_smem[...], keys_smem[...], 1)
+        plgpu.commit_smem()  # later copies wait for plain reads; those of wgmma are in their order
+        return scores_US
     shape = (q_smem.shape[0], keys_smem.shape[0])
 
     def product(sum_ref: Any) -> jax.Array:
@@ -88,13 +99,41 @@ def add_values(sums: Sums, weights_US: jax.Array, values_smem: Any, interpret: A
     weights_US = weights_US.astype(values_smem.dtype)
     if interpret:
         values_UH = sums.values_UH + _dot(weights_US, values_smem[...], 0)
-        plgpu.commit_smem()  # later copies wait for plain reads; those of wgmma are in their order
+        plgpu.commit_smem()
         return sums._replace(values_UH=values_UH)
 
     def product(sum_ref: Any) -> None:
         plgpu.wgmma(sum_ref, weights_US, values_smem)
 
     return sums._replace(values_UH=pl.run_state(product)(plgpu.ACC.init(sums.values_UH)))
+
+
+def scores_and_values(
+    q_smem: Any, keys_smem: Any, soften: Callable[[jax.Array], Any],
+    values_UH: jax.Array, weights_US: jax.Array, values_smem: Any, interpret: Any,
+) -> tuple[Any, jax.Array]:  # fmt: skip
+    """What `soften` makes of `scores`, and values [U, H] with what weights [U, S] of other keys
+    make of theirs, [S, H]: the latter product runs while `soften` does.
+    """
+    if interpret:
+        softened = soften(scores(q_smem, keys_smem, interpret))
+        values_UH = values_UH + _dot(weights_US, values_smem[...], 0)
+        plgpu.commit_smem()
+        return softened, values_UH
+
+    def products(scores_ref: Any, values_ref: Any) -> tuple[Any, jax.Array]:
+        values_ref[...] = values_UH
+        plgpu.wgmma(scores_ref, q_smem, keys_smem.transpose((1, 0)))
+        plgpu.wgmma(values_ref, weights_US, values_smem)
+        softened = soften(plgpu.wgmma_accumulator_load(scores_ref, wait_n=1))
+        return softened, values_ref[...]
+
+    U, H = values_UH.shape
+    return pl.run_scoped(
+        products,
+        plgpu.ACC((U, keys_smem.shape[0]), jnp.float32),
+        plgpu.ACC((U, H), jnp.float32),
+    )
 
 
 def _dot(x: jax.Array, y: jax.Array, contract: int) -> jax.Array:

@@ -18,9 +18,10 @@ from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call  # no pub
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
 from jax.experimental.pallas import tpu as pltpu
 
-from layers.kernels.attention import ffi_cpu, gpu, reference, tpu
+from layers.kernels.attention import ffi_cpu, gpu, gpu_prefill, reference, tpu
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds
+from layers.kernels.device import target_device
 from tests import compiling
 from tests.interpreted import threads_are_compiled_once  # noqa: F401
 from tests.layers import native, paged_case
@@ -363,6 +364,48 @@ def test_splits_of_a_row_are_combined(num_splits, window):
     """Among them empty ones, and ones whose keys a draft does not see yet."""
     case = paged_case.Case((1, 65, 257, 300), (4, 2), 64, 2, head_width=64, scale=1 / 8)
     _check("pallas_gpu", case, window, num_splits=num_splits)
+
+
+def test_tiles_of_a_row_may_be_split():
+    case = paged_case.Case((1, 130), (8, 1), 64, 12, head_width=64, scale=1 / 8)
+    _check("pallas_gpu", case, 70, num_splits=2)
+
+
+_PROMPTS = {  # lengths, (N, K), page tokens, query tokens, dtype, head width; window, cap; masks
+    "several tiles": ((200, 1, 90), (2, 1), 64, 70, "float32", 64, None, None, {}),
+    "odd group, large pages": ((60, 0, 150), (6, 2), 128, 24, "bfloat16", 64, None, None, {}),
+    "window": ((300, 150), (4, 1), 64, 40, "float32", 64, 70, None, {}),
+    "wide heads, cap": ((60, 200), (2, 1), 64, 33, "bfloat16", 256, 100, 3.0, {}),
+    "chunks": ((300, 70), (8, 1), 64, 12, "float16", 64, Sight(70, chunked=True), None, {}),
+    "tree": ((200, 40), (8, 1), 64, 12, "float32", 64, 24, None, {"trees": True}),
+    "canvas": ((200, 30), (4, 1), 64, 20, "float16", 64, None, None, {"canvases": True}),
+}
+
+
+@pytest.mark.parametrize("case", [
+    pytest.param(case, marks=pytest.mark.long if case in ("several tiles", "window") else ())
+    for case in _PROMPTS
+])  # fmt: skip
+def test_prompts_of_any_mask(case):
+    """Pages that all tokens see and others, an odd number of them; padding beside and in tiles."""
+    lengths, heads, page_tokens, width, dtype, head_width, window, cap, masks = _PROMPTS[case]
+    drawn = paged_case.Case(
+        lengths, heads, page_tokens, width, dtype, 0, head_width, head_width**-0.5, **masks
+    )
+    assert gpu_prefill.suits(drawn.q_YWNH.shape, heads[1], Options(), target_device())
+    _check("pallas_gpu", drawn, window, cap)
+
+
+def test_a_prompts_bits_depend_on_its_own_tokens_alone():
+    """Not on the tile that a token lies in, nor on which steps are masked there."""
+    case = paged_case.Case((200,), (4, 1), 64, 70, head_width=64, scale=1 / 8)
+    q_YWNH, pages, rectangle = case.arguments
+    later = dataclasses.replace(
+        rectangle, position_YW=rectangle.position_YW[:, 37:], valid_YW=rectangle.valid_YW[:, 37:]
+    )
+    attend = compiling.jit(functools.partial(_interpreted, group=0, page_format=case.page_format))
+    found = np.asarray(attend(q_YWNH, pages, rectangle))
+    np.testing.assert_array_equal(np.asarray(attend(q_YWNH[:, 37:], pages, later)), found[:, 37:])
 
 
 @pytest.mark.parametrize("num_stages", [1, pytest.param(2, marks=pytest.mark.long), 8])

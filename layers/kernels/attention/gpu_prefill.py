@@ -1,0 +1,292 @@
+"""Attention of prompts over pages on Hopper GPUs (Pallas, Mosaic GPU): of rows with more query
+tokens than a tile of `gpu.py` holds, whose time is the tensor core's.
+
+A block of threads belongs to a KV head and a tile of up to 128 query rows. So
+
+* two warpgroups have 64 rows each and read the same keys and values: a page is fetched half as
+  often, by a third warpgroup and as soon as both are done with an earlier one;
+* a warpgroup has the products of the next keys and of the last weights computed at once, and
+  softens the scores of the former beside the latter (Shah et al. 2024, arXiv 2407.08608);
+* a step takes 128 keys where registers allow it, so that sums are rescaled half as often; only
+  steps with a key that some token does not see are masked;
+* tiles with the most keys begin first, since the device waits for what ends last.
+
+In a tile the tokens of one query head lie behind those of another. Each head's are one box of the
+copy engine, which takes queries and brings results as XLA has them: nothing is packed before.
+
+Z counts tiles, U their rows, S the keys of a step.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from layers import kv_cache
+from layers.kernels.attention import hopper
+from layers.kernels.attention.contract import Options
+from layers.kernels.attention.hopper import LOG2_E, ROWS
+from layers.kernels.attention.mask import MaskBounds, mask_bounds
+from layers.kernels.attention.tiles import Tiling, visible_pages
+from layers.kernels.device import Device
+from layers.linear import soft_cap
+from layers.ragged import Rectangle
+
+_READERS = 2  # warpgroups that share keys and values
+_TILE_ROWS = _READERS * ROWS
+_BOX_ROWS = 8  # of a tile in shared memory: what is copied comes in multiples
+_STAGES = 2  # steps that are on their way or in use; a third was slower on an H200
+_MOST_WIDTH = 128  # of heads of which a step takes 128 keys; 64 of wider ones
+# Registers a thread: 168 each at first, of which who fetches needs few.
+_READER_REGISTERS, _FETCHER_REGISTERS = 240, 24
+
+
+def suits(shape: tuple[int, ...], num_kv_heads: int, options: Options, device: Device) -> bool:
+    """Whether queries [Y, W, N, H] are this kernel's: with as many blocks as fill a third of a
+    device it takes no longer than `gpu.py`, which divides the keys of a tile among blocks.
+    """
+    Y, W, N, _ = shape
+    G = N // num_kv_heads
+    if W * G <= ROWS or not _tile_tokens(G) or options.sinks_N is not None:
+        return False
+    return 3 * Y * -(-W // _tile_tokens(G)) * num_kv_heads >= device.num_cores
+
+
+def _tile_tokens(group: int) -> int:
+    """Query tokens of a tile, with as many query heads a KV head; 0 if they are too many."""
+    return _TILE_ROWS // group // _BOX_ROWS * _BOX_ROWS
+
+
+def attend_pages(
+    q_YWNH: jax.Array,
+    pages: jax.Array,
+    rectangle: Rectangle,
+    group: int,
+    num_kv_heads: int,
+    options: Options,
+    interpret: Any,
+) -> jax.Array:
+    """`gpu.attend_pages`, in the pages' dtype, of queries that it `suits`."""
+    (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
+    G = N // num_kv_heads
+    tiling = Tiling(_tile_tokens(G), G, _TILE_ROWS)
+    step_tokens = max(page_tokens, 128 if H <= _MOST_WIDTH else 64)
+    bounds = jax.tree.map(tiling.split, mask_bounds(rectangle, options.window, options.chunked))
+    valid_ZW = tiling.split(rectangle.valid_YW)
+    ranges = visible_pages(bounds, valid_ZW, page_tokens), _clear(bounds, valid_ZW, step_tokens)
+    padding = (0, 0), (0, _TILE_ROWS - tiling.width * G)
+    found = _attend_tiles(
+        tiling.split(q_YWNH).reshape(-1, N * H), kv_cache.decode(pages), rectangle.tables[group],
+        jax.tree.map(lambda x_ZW: jnp.pad(jnp.tile(x_ZW, (1, G)), padding), bounds),
+        jnp.stack(jax.tree.leaves(ranges), axis=1),
+        tiling=tiling, head_width=H, step_pages=step_tokens // page_tokens,
+        score_cap=options.score_cap, interpret=interpret,
+    )  # fmt: skip
+    return found.reshape(Y, -1, N, H)[:, :W]
+
+
+def _clear(
+    bounds: MaskBounds, valid_ZW: jax.Array, step_tokens: int
+) -> tuple[jax.Array, jax.Array]:
+    """First step of which all valid tokens of a tile see all keys, and the one after the last:
+    i32[Z] each.
+    """
+    stop_ZW = bounds.last_YW + 1
+    if bounds.tree_start_YW is not None:
+        stop_ZW = jnp.minimum(stop_ZW, bounds.tree_start_YW)
+    stop_Z = jnp.where(valid_ZW, stop_ZW, jnp.iinfo(jnp.int32).max).min(1) // step_tokens
+    if bounds.first_YW is None:
+        return jnp.zeros_like(stop_Z), stop_Z
+    return -(-jnp.where(valid_ZW, bounds.first_YW, 0).max(1) // step_tokens), stop_Z
+
+
+# --- the kernel -----------------------------------------------------------------------------------
+
+
+class _Shared(NamedTuple):
+    """A block's shared memory and its barriers."""
+
+    q: Any  # [U, H]; at last, what is attended to
+    bounds: Any  # i32[fields of a MaskBounds, U]
+    keys: Any  # [stages, S, H]
+    values: Any  # likewise
+    q_arrived: Any
+    bounds_arrived: Any
+    keys_arrived: Any  # one a stage
+    values_arrived: Any  # likewise
+    keys_read: Any  # likewise
+    values_read: Any  # likewise
+    attended: Any
+
+
+def _attend_tiles(
+    q: jax.Array,  # [Z width, N H]
+    pages: jax.Array,
+    table_YP: jax.Array,
+    bounds: MaskBounds,  # i32[Z, U] each
+    ranges_Z4: jax.Array,  # pages with a key that is seen, steps whose keys all are: from, to
+    *,
+    tiling: Tiling,
+    head_width: int,
+    step_pages: int,
+    score_cap: float | None,
+    interpret: Any,
+) -> jax.Array:
+    """Attention, as the queries lie."""
+    Z, page_tokens, (width, G, _), H = len(ranges_Z4), pages.shape[1], tiling, head_width
+    K, tiles = q.shape[1] // (G * H), Z // len(table_YP)
+    dtype, bounds_ZU, step_tokens = pages.dtype, jax.tree.leaves(bounds), step_pages * page_tokens
+
+    def kernel(q_ref, pages_ref, table_ref, bounds_ref, ranges_ref, out_ref, **scratch):
+        shared = _Shared(**scratch)
+        z, head = Z - 1 - lax.axis_index("tile"), lax.axis_index("head")
+        warpgroup = lax.axis_index("warpgroup")
+        first_page, stop_page, clear, unclear = (ranges_ref[z, i] for i in range(4))
+        start = lax.div(first_page, jnp.int32(step_pages))
+        stop = lax.div(stop_page + (step_pages - 1), jnp.int32(step_pages))
+
+        def at(step):
+            return lax.rem(step - start, jnp.int32(_STAGES))
+
+        def boxes():
+            """A query head's tokens in memory, and in the tile."""
+            for g in range(G):
+                columns = pl.ds((head * G + g) * H, H)
+                yield (pl.ds(z * width, width), columns), pl.ds(g * width, width)
+
+        def read():
+            plgpu.set_max_registers(_READER_REGISTERS, action="increase")
+            plgpu.barrier_wait(shared.q_arrived)
+            plgpu.barrier_wait(shared.bounds_arrived)
+            rows = pl.ds(warpgroup * ROWS, ROWS)
+
+            def release(read_barrier, j):
+                is_awaited = j + _STAGES < stop
+                pl.when(is_awaited)(lambda: plgpu.barrier_arrive(read_barrier.at[at(j)]))
+
+            def masked(scores_US, j):
+                fields_U = [shared.bounds[i, rows] for i in range(len(bounds_ZU))]
+                bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
+                seen_US = hopper.seen(scores_US.shape, j * step_tokens, bounds_U)
+                return jnp.where(seen_US, scores_US, hopper.MASKED)
+
+            def soften(j, maximum_U, mass_U, scores_US):
+                """Largest score and mass so far, what earlier sums decay by, and weights."""
+                if score_cap is not None:
+                    scores_US = soft_cap(scores_US, score_cap)
+                is_clear = (clear <= j) & (j < unclear)
+                scores_US = lax.cond(is_clear, lambda x, j: x, masked, scores_US, j)
+                release(shared.keys_read, j)
+                most_U = jnp.maximum(maximum_U, scores_US.max(1) * LOG2_E)
+                decay_U = jnp.exp2(maximum_U - most_U)
+                most_US = lax.broadcast_in_dim(most_U, scores_US.shape, (0,))
+                weights_US = jnp.exp2(scores_US * LOG2_E - most_US)  # one operation beside `exp2`
+                found = most_U, mass_U * decay_U + weights_US.sum(1), decay_U, weights_US
+                # All of it before the next keys are waited for, behind which the compiler would
+                # move it otherwise, and then behind the end of the product that runs beside it.
+                found = lax.optimization_barrier(found)
+                pl.when(j + 1 < stop)(lambda: plgpu.barrier_wait(shared.keys_arrived.at[at(j + 1)]))
+                return found
+
+            def fold(j, sums):
+                maximum_U, mass_U, values_UH, weights_US = sums
+                plgpu.barrier_wait(shared.values_arrived.at[at(j - 1)])
+                softened, values_UH = hopper.scores_and_values(
+                    shared.q.at[rows], shared.keys.at[at(j)],
+                    lambda scores_US: soften(j, maximum_U, mass_U, scores_US),
+                    values_UH, weights_US, shared.values.at[at(j - 1)], interpret,
+                )  # fmt: skip
+                release(shared.values_read, j - 1)
+                maximum_U, mass_U, decay_U, weights_US = softened
+                values_UH *= lax.broadcast_in_dim(decay_U, values_UH.shape, (0,))
+                return maximum_U, mass_U, values_UH, weights_US.astype(dtype)
+
+            @pl.when(start < stop)
+            def _():
+                plgpu.barrier_wait(shared.keys_arrived.at[0])
+                scores_US = hopper.scores(shared.q.at[rows], shared.keys.at[0], interpret)
+                none = hopper.no_sums(H)
+                maximum_U, mass_U, _, weights_US = soften(
+                    start, none.maximum_U, none.mass_U, scores_US
+                )
+                sums = maximum_U, mass_U, none.values_UH, weights_US.astype(dtype)
+                *rest, weights_US = lax.fori_loop(start + 1, stop, fold, sums)
+                plgpu.barrier_wait(shared.values_arrived.at[at(stop - 1)])
+                whole = hopper.add_values(
+                    hopper.Sums(*rest), weights_US, shared.values.at[at(stop - 1)], interpret
+                )
+                shared.q[rows] = hopper.quotient(whole).astype(dtype)
+
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(shared.attended)
+
+        def fetch():
+            plgpu.set_max_registers(_FETCHER_REGISTERS, action="decrease")
+            for in_memory, in_tile in boxes():
+                plgpu.copy_gmem_to_smem(q_ref.at[in_memory], shared.q.at[in_tile], shared.q_arrived)
+            plgpu.copy_gmem_to_smem(bounds_ref.at[z], shared.bounds, shared.bounds_arrived)
+
+            @pl.loop(start, stop)
+            def _(j):
+                # Beside a page that is seen may be one that is not, nor be read: some other, then.
+                columns = [j * step_pages + i for i in range(step_pages)]
+                columns = [jnp.clip(column, first_page, stop_page - 1) for column in columns]
+                step = [table_ref[lax.div(z, jnp.int32(tiles)), column] for column in columns]
+                for part, target, arrived, read_barrier in (
+                    (head, shared.keys, shared.keys_arrived, shared.keys_read),
+                    (K + head, shared.values, shared.values_arrived, shared.values_read),
+                ):
+
+                    @pl.when(j - start >= _STAGES)
+                    def _(read_barrier=read_barrier):
+                        plgpu.barrier_wait(read_barrier.at[at(j)])
+
+                    for i, page in enumerate(step):
+                        box = pages_ref.at[page, :, pl.ds(part * H, H)]
+                        place = target.at[at(j), pl.ds(i * page_tokens, page_tokens)]
+                        plgpu.copy_gmem_to_smem(box, place, arrived.at[at(j)])
+
+            plgpu.barrier_wait(shared.attended)
+            for in_memory, in_tile in boxes():
+                plgpu.copy_smem_to_gmem(shared.q.at[in_tile], out_ref.at[in_memory])
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+
+        pl.when(warpgroup < _READERS)(read)
+        pl.when(warpgroup == _READERS)(fetch)
+
+    operands = hopper.operand_layout(dtype)
+    held = plgpu.SMEM((_STAGES, step_tokens, H), dtype, transforms=operands)
+    arrived = plgpu.Barrier(num_arrivals=step_pages, num_barriers=_STAGES)
+    was_read = plgpu.Barrier(num_arrivals=_READERS, num_barriers=_STAGES)
+    scratch = _Shared(
+        q=plgpu.SMEM((_TILE_ROWS, H), dtype, transforms=operands),
+        bounds=plgpu.SMEM((len(bounds_ZU), _TILE_ROWS), jnp.int32),
+        keys=held,
+        values=held,
+        q_arrived=plgpu.Barrier(num_arrivals=G),
+        bounds_arrived=plgpu.Barrier(),
+        keys_arrived=arrived,
+        values_arrived=arrived,
+        keys_read=was_read,
+        values_read=was_read,
+        attended=plgpu.Barrier(num_arrivals=_READERS),
+    )
+    return plgpu.kernel(
+        kernel,
+        out_type=jax.ShapeDtypeStruct(q.shape, dtype),
+        scratch_types=scratch._asdict(),
+        grid=(Z, K),  # neighbours run at the same time: the heads of a tile
+        grid_names=("tile", "head"),
+        num_threads=_READERS + 1,
+        thread_name="warpgroup",
+        kernel_name="paged_attention_of_prompts",
+        # The approximate tanh is off by up to 2^-11, which a soft cap would multiply.
+        compiler_params=plgpu.CompilerParams(
+            approx_math=score_cap is None,
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,  # jax 0.10's default is another
+        ),
+        interpret=interpret,
+    )(q, pages, table_YP, jnp.stack(bounds_ZU, axis=1), ranges_Z4)
