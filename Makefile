@@ -6,6 +6,7 @@ PYTHON ?= python3
 PYTHON311 ?= python3.11
 PYTHON312 ?= python3.12
 WORKERS ?= 2
+PART ?= 0
 MODEL ?= smollm2-135m
 # The one preset whose weights bring a chat template; any other model continues the prompt.
 CHAT ?= $(if $(filter smollm2-135m,$(MODEL)),--chat)
@@ -56,7 +57,7 @@ small-model: .venv/.core  ## train the small model and its draft, for half an ho
 	.venv/bin/python -m scripts.train --task=lm
 	.venv/bin/python -m scripts.train --task=draft
 
-test: .venv/.test  ## the suite, on WORKERS=2 processes; of tests of many cases the part PART=0 of three
+test: .venv/.test  ## the suite, on WORKERS=2 processes; of tests of many cases one part (PART=0)
 	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART)
 
 test-long: .venv/.test  ## only the tests marked long

@@ -135,9 +135,10 @@ async def _all(spec: dict[str, Any]) -> list[Asked]:
     async def repeatedly(num: int, done: list[Asked]) -> None:
         dice = random.Random(num)
         while time.perf_counter() - start < spec["seconds"]:
-            done.append(Asked(dice.choice(spec["requests"])))
-            await ask(done[-1])
-            await asyncio.sleep(float(done[-1].retry_after or 0))
+            one = Asked(dice.choice(spec["requests"]))
+            done.append(one)
+            await ask(one)
+            await asyncio.sleep(float(one.retry_after or 0))
 
     async def one_after_the_other(rest: list[Asked]) -> None:
         while rest:

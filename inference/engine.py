@@ -454,8 +454,8 @@ class Engine:
         return request.group.id in self._requests
 
     def _process(self, is_due: bool) -> None:
-        """Commits the oldest step in flight, if that is due, and makes outputs of what was
-        committed; what an interrupt leaves of either is not lost.
+        """Commits the oldest step in flight, if that is due, launches the one that waited for it,
+        and makes outputs of what was committed; what an interrupt leaves of either is not lost.
         """
         step = None
         if is_due:

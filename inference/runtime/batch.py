@@ -54,8 +54,9 @@ class Admissions:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """A schedule as the device gets it, whatever becomes of its sequences afterwards. Arrays of
-    several data shards lie one behind the other along their first axis.
+    """A schedule as the device gets it, whatever becomes of its sequences afterwards; masks alone
+    are written when it is launched. Arrays of several data shards lie one behind the other along
+    their first axis.
     """
 
     admissions: tuple[Admissions, ...]
@@ -128,9 +129,9 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
     )  # fmt: skip
 
 
-def fill_masks(mask_QX: Array, schedule: StepSchedule) -> None:
-    """Writes what grammars permit, which have seen all tokens before this step's: u32[Q, X], all
-    shards' rows of logits. A sequence with a grammar has no drafts.
+def fill_masks(mask_QX: np.ndarray, schedule: StepSchedule) -> None:
+    """Writes into `mask_QX` (u32[Q, X], all shards' rows of logits) what grammars permit; they have
+    seen all tokens before this step's. A sequence with a grammar has no drafts.
     """
     shape = schedule.shape
     rows, width = shape.decode

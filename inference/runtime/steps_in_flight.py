@@ -1,5 +1,5 @@
-"""Steps from their scheduling to their commit: what the device runs, what waits for an executable,
-and how long each took.
+"""Steps from their scheduling to their commit: what the device runs, what waits for tokens or an
+executable, and how long each took.
 """
 
 import dataclasses
@@ -46,9 +46,9 @@ class StepsInFlight:
     """The steps that were scheduled and are not committed yet, oldest first.
 
     Attributes:
-        held: a step that is scheduled as if it were in flight, but cannot be launched yet: its
-            grammars have to see tokens of the one before it, or its executable is not compiled,
-            which is done when the outputs of those before it were returned.
+        held: a step that is scheduled as if it were in flight, but cannot be launched yet: because
+            its grammars have to see tokens of the step before it, or because its executable is
+            missing; that is compiled once the outputs of the steps before it were returned.
         records: of the newest steps that were committed.
         compile_s: seconds spent compiling so far; no step's time includes it.
     """
@@ -58,6 +58,7 @@ class StepsInFlight:
         self._model_runner = model_runner
         self._steps: deque[StepInFlight] = deque()
         self._last_done_at = 0.0  # of the steps that were committed
+        self._held_s = 0.0  # that launching a held step took, while another was processed
         self.held: StepInFlight | None = None
         self.records: deque[StepRecord] = deque(maxlen=4096)
         self.compile_s = 0.0
@@ -104,10 +105,14 @@ class StepsInFlight:
         return self._start(step)
 
     def launch_held(self) -> None:
-        """Gives the device the step that was held for tokens, which are committed."""
+        """Gives the device the step that is held, if its executable is there: the tokens that it
+        may be held for are committed, and their outputs do not wait for a compilation.
+        """
+        start = time.perf_counter()
         step, self.held = self.held, None
         if step is not None and step.is_needed:
             self._start(step, may_compile=False)
+        self._held_s = time.perf_counter() - start
 
     def _start(self, step: StepInFlight, may_compile: bool = True) -> bool:
         if not hosts.current().broadcast(self._model_runner.is_ready(step.schedule)):
@@ -130,7 +135,7 @@ class StepsInFlight:
 
     def record(self, step: StepInFlight) -> None:
         """Records a step whose output was fetched and has been processed just now."""
-        host_s = step.schedule_s + time.perf_counter() - step.fetched_at
+        host_s = step.schedule_s + time.perf_counter() - step.fetched_at - self._held_s
         done_at = step.done_at or step.fetched_at
         seconds = done_at - max(step.launched_at, self._last_done_at)
         schedule = step.schedule

@@ -72,8 +72,8 @@ def test_texts_follow_their_grammars_beside_others(alone, overlap):
 
 
 def test_the_device_works_while_the_host_reads_texts(alone):
-    """Each step is launched before the outputs of the one before it are made, and none is left out
-    for whom masks have to wait.
+    """Each step is launched before the outputs of the one before it are made, and no row is left
+    out because its mask is not known yet.
     """
     engine, free = make(), SamplingParams(max_new_tokens=200, ignore_eos=True)
     for prompt, how in zip(PROMPTS, HOW, strict=True):

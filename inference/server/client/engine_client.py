@@ -104,7 +104,6 @@ class EngineClient:
         self._sent: dict[PendingRequest, None] = {}  # what it has got, and has not ended
         self._num_sent = 0  # sequences of these
         self._held: Counter[str] = Counter()  # sequences of each client, sent or waiting
-        self._num_told = self._num_done = 0.0  # parts of these, which `_turnover` does not know yet
         self._turnover = Turnover()
         self._open: dict[
             int, PendingRequest
@@ -136,13 +135,13 @@ class EngineClient:
             return 0.0
         num_each = (self.num_sequences - self._num_sent) / max(1, len(self._waiting))
         num_ahead = self._num_sent + num_each * self._waiting.num_ahead(client, priority)
-        num_late = num_ahead + num_sequences - self.facts.num_slots
-        if num_late <= 0:
+        num_missing = num_ahead + num_sequences - self.facts.num_slots
+        if num_missing <= 0:
             return 0.0
-        # Answers that began together end together: until the first does, nothing comes free.
-        progress = max((asked.progress for asked in self._sent), default=0.0)
-        first = self.facts.num_slots * self._turnover.left(progress)
-        return self._turnover.wait_s(first + num_late - 1)
+        # Answers that began together end together: until the first does, no slot comes free.
+        told = [asked.progress for asked in self._sent if asked.progress is not None]
+        first = self.facts.num_slots * self._turnover.left(max(told)) if told else 1
+        return self._turnover.wait_s(first + num_missing - 1)
 
     def end_s(self, num_sequences: int) -> float:
         """Seconds until so many are done; 0 where nothing is known."""
@@ -245,9 +244,7 @@ class EngineClient:
             self._sent[asked] = None
             self._num_sent += asked.num_sequences
             self._ask(asked)
-        is_full = self._num_sent >= self.facts.num_slots
-        self._turnover.note(self._num_told, self._num_done, is_full)
-        self._num_told = self._num_done = 0.0
+        self._turnover.look(is_full=self._num_sent >= self.facts.num_slots)
 
     def _ask(self, asked: PendingRequest) -> None:
         """Asks the engine that is there for what is missing."""
@@ -304,7 +301,7 @@ class EngineClient:
         finally:
             watching.cancel()
             self._holds = True
-            self._turnover.note(0, 0, is_full=False)
+            self._turnover.look(is_full=False)
             if self._going_on is not None:
                 self._going_on.cancel()
             self._writer.close()
@@ -351,10 +348,10 @@ class EngineClient:
             return
         if asked is self._alone:
             self._alone = None
-        num_before, left_before = asked.num_sequences, asked.num_left
-        self._num_told += asked.take(output)
+        num_before = asked.num_sequences
+        self._turnover.add(*asked.take(output))
         self._waiting.served(asked.client, len(output.token_ids))
-        self._leave(asked, num_before - asked.num_sequences, left_before - asked.num_left)
+        self._leave(asked, num_before - asked.num_sequences)
         if not asked.num_answers:
             self._forget(asked)
 
@@ -366,7 +363,8 @@ class EngineClient:
     def _forget(self, asked: PendingRequest) -> None:
         """Of a request, sent or waiting, or neither any more."""
         if asked in self._sent:
-            self._leave(asked, asked.num_sequences, asked.num_left)
+            self._turnover.add(asked.num_left)
+            self._leave(asked, asked.num_sequences)
             del self._sent[asked]
         elif asked in self._waiting:
             self._waiting.discard(asked)
@@ -374,11 +372,10 @@ class EngineClient:
         for id in asked.ids:
             self._open.pop(id, None)
 
-    def _leave(self, asked: PendingRequest, num_sequences: int, num_done: float) -> None:
-        """Of a request that was sent so many sequences have ended, and so much of them got done."""
+    def _leave(self, asked: PendingRequest, num_sequences: int) -> None:
+        """So many sequences of a request that was sent have."""
         self._held[asked.client] -= num_sequences
         self._num_sent -= num_sequences
-        self._num_done += num_done
 
     def _enter(self, state: State) -> None:
         self.state = state

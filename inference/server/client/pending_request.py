@@ -47,6 +47,8 @@ class PendingRequest:
         self._told: list[list[int]] = [[] for _ in range(params.n)]  # tokens of each answer
         self._is_done = [False] * params.n
         self._most = max(1, params.max_new_tokens)  # tokens of an answer
+        self._tells = params.max_new_tokens > 0 and params.num_running == params.n
+        self._tells &= not params.beam_width
         self.num_engines = 0
         self.num_blamed = 0
         self.has_news = asyncio.Event()
@@ -73,26 +75,37 @@ class PendingRequest:
 
     @property
     def num_left(self) -> float:
-        """Of these, in parts of one, as far as they can go."""
+        """What is left of these, each counted as 1 when it begins."""
         answers = zip(self._told, self._is_done, strict=True)
         missing = sum(1 - len(told) / self._most for told, is_done in answers if not is_done)
         return missing + self.num_sequences - self.num_answers
 
     @property
-    def progress(self) -> float:
-        """Of its furthest answer: the share of the tokens that it may have."""
+    def progress(self) -> float | None:
+        """Of its furthest answer: the share of the most tokens that it may have; None: nothing is
+        told before the end.
+        """
+        if not self._tells:
+            return None
         answers = zip(self._told, self._is_done, strict=True)
         return max((len(told) for told, is_done in answers if not is_done), default=0) / self._most
 
-    def take(self, output: RequestOutput) -> float:
-        """Passes an output on; what share it is of all that its answer may be."""
+    def take(self, output: RequestOutput) -> tuple[float, float | None]:
+        """Passes an output on.
+
+        Returns:
+            What of its answer is done by it, and what of that is tokens, as shares of the most that
+            it may have; None: nothing is told before the end.
+        """
         self.has_news.set()
         index = self.ids[output.id] + output.index
+        before, told = len(self._told[index]) / self._most, len(output.token_ids) / self._most
+        done = told if output.finish_reason is None else 1 - before
         self._told[index] += output.token_ids
         self._is_done[index] |= output.finish_reason is not None
         queued_s = self._waited_s + output.queued_s
         self._inbox(dataclasses.replace(output, index=index, queued_s=queued_s))
-        return len(output.token_ids) / self._most
+        return done, told if self._tells else None
 
     def fail(self, error: Exception) -> None:
         """Nothing more comes, and why."""

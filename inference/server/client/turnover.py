@@ -3,48 +3,62 @@
 import time
 from collections.abc import Callable
 
-_WINDOW_S = 30.0
+_WINDOW_S, _WINDOW_DONE = 30.0, 8  # whichever is longer
 _MIN_DONE = 4  # fewer tell nothing yet
 
 
 class Turnover:
     """Sequences that get done while all slots are taken: as many can begin.
 
-    Each token is its share of the longest that its sequence can get, and one that ends early the
-    rest of it, so that a speed is known long before a first sequence has ended.
+    Each token is its share of the most tokens that its sequence may have, and one that ends early
+    the rest of it, so that a speed is known before a first sequence has ended.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         """`clock`: seconds."""
         self._clock = clock
-        # In the latest seconds in which all slots were taken.
-        self._num_told = self._num_done = self._seconds = 0.0
         self._since: float | None = None
+        # In the latest seconds in which all slots were taken, and since the last look: sequences
+        # done; of those that tell their tokens as they come the same, and what of it was told.
+        self._seconds = self._done = self._telling_done = self._told = 0.0
+        self._new = (0.0, 0.0, 0.0)
 
-    def note(self, num_told: float, num_done: float, is_full: bool) -> None:
-        """What came since the last call.
+    def add(self, num_done: float, num_told: float | None = None) -> None:
+        """So many sequences got done, or parts of them, and so much of it by tokens; None: they
+        tell none before they end.
+        """
+        done, telling_done, told = self._new
+        if num_told is not None:
+            telling_done, told = telling_done + num_done, told + num_told
+        self._new = done + num_done, telling_done, told
 
-        Args:
-            num_told: sequences, in shares of the longest that they can get: their tokens.
-            num_done: these, and the rest of those that ended.
-            is_full: all slots are taken from here on.
+    def look(self, is_full: bool) -> None:
+        """What was added counts if all slots were taken until now; `is_full`: they are from here
+        on.
         """
         now = self._clock()
         if self._since is not None:
-            seconds = self._seconds + now - self._since
-            kept = min(1.0, _WINDOW_S / max(seconds, 1e-9))
-            self._num_told = kept * (self._num_told + num_told)
-            self._num_done = kept * (self._num_done + num_done)
-            self._seconds = kept * seconds
+            done, telling_done, told = self._new
+            self._seconds += now - self._since
+            self._done += done
+            self._telling_done += telling_done
+            self._told += told
+            window = max(_WINDOW_S / max(self._seconds, 1e-9), _WINDOW_DONE / max(self._done, 1e-9))
+            kept = min(1.0, window)
+            self._seconds, self._done = kept * self._seconds, kept * self._done
+            self._telling_done, self._told = kept * self._telling_done, kept * self._told
+        self._new = (0.0, 0.0, 0.0)
         self._since = now if is_full else None
 
     def left(self, progress: float) -> float:
-        """Of a sequence, as long as sequences get, that has told this share of the longest."""
-        return max(0.0, 1 - progress * self._num_done / max(self._num_told, 1e-9))
+        """What is left of a sequence of average length that has told this share of the most tokens
+        that it may have.
+        """
+        return max(0.0, 1 - progress * self._telling_done / max(self._told, 1e-9))
 
     def wait_s(self, num_ahead: float) -> float:
         """Seconds until so many are done; 0 where nothing is known."""
-        if num_ahead <= 0 or self._num_done < _MIN_DONE:
+        if num_ahead <= 0 or self._done < _MIN_DONE:
             return 0.0
         silent = 0.0 if self._since is None else self._clock() - self._since
-        return num_ahead * (self._seconds + silent) / self._num_done
+        return num_ahead * (self._seconds + silent) / self._done

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from inference.server.client.generation import Deadline
 from inference.server.endpoints import messages
 from inference.server.endpoints.answers import Answers, Piece, Prompt
-from inference.server.endpoints.chunks import Header, whole
+from inference.server.endpoints.envelope import Header, whole
 from inference.server.endpoints.messages import MessageReader, News
 from inference.server.protocol import logprobs, parse, sampling, tools
 from inference.server.protocol.caller import Caller

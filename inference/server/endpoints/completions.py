@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from inference.server.client.generation import Deadline
 from inference.server.endpoints.answers import Answers, Piece, Prompt
-from inference.server.endpoints.chunks import Header, whole
+from inference.server.endpoints.envelope import Header, whole
 from inference.server.protocol import logprobs, parse, sampling
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.event_stream import DONE, Events

@@ -12,7 +12,7 @@ from inference.server import traces
 from inference.server.client.engine_client import EngineLost, RequestFailed, RequestRefused
 from inference.server.client.generation import Deadline, DeadlinePassed, Generation
 from inference.server.endpoints.answers import as_api_error
-from inference.server.endpoints.chunks import whole
+from inference.server.endpoints.envelope import whole
 from inference.server.protocol import parse, sampling
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.embeddings import (

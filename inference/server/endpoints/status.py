@@ -5,7 +5,7 @@ from starlette.responses import JSONResponse, Response
 from inference.server import metrics
 from inference.server import version as program
 from inference.server.client.engine_client import State
-from inference.server.endpoints.chunks import whole
+from inference.server.endpoints.envelope import whole
 from inference.server.protocol import parse
 from inference.server.protocol.responses import Model, Models
 from inference.server.service import Service

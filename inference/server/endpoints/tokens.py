@@ -3,7 +3,7 @@
 from starlette.responses import JSONResponse, Response
 
 from inference.server.client.generation import Deadline
-from inference.server.endpoints.chunks import whole
+from inference.server.endpoints.envelope import whole
 from inference.server.protocol import logprobs, parse, tools
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError

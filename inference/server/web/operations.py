@@ -8,8 +8,8 @@ import msgspec
 from starlette.responses import Response
 
 from inference.server.endpoints import console, generate, status, tokens
-from inference.server.endpoints.chunks import whole
 from inference.server.endpoints.embeddings import embeddings
+from inference.server.endpoints.envelope import whole
 from inference.server.endpoints.responses import bodies
 from inference.server.endpoints.responses.fields import ResponsesRequest
 from inference.server.protocol import fields, responses

@@ -142,40 +142,77 @@ def test_what_leaves_the_queue_is_gone():
 def test_the_turnover_is_that_of_the_seconds_in_which_all_slots_are_taken():
     now = [0.0]
     turnover = Turnover(lambda: now[0])
-    turnover.note(8, 8, is_full=False)
+
+    def pass_by(seconds: float, num_done: float, num_told: float | None = None) -> None:
+        now[0] += seconds
+        turnover.add(num_done, num_told)
+        turnover.look(is_full=True)
+
+    turnover.add(8, 8)
+    turnover.look(is_full=False)
     assert turnover.wait_s(10) == 0  # there was room
-    turnover.note(8, 8, is_full=True)
+    turnover.add(8, 8)
+    turnover.look(is_full=True)
     assert turnover.wait_s(10) == 0
     for _ in range(40):
-        now[0] += 0.125
-        turnover.note(0.0625, 0.25, is_full=True)
+        pass_by(0.125, 0.125, 0.03125)
+        pass_by(0, 0.125)  # what tells nothing before its end
     assert turnover.wait_s(6) == pytest.approx(3)
     assert turnover.wait_s(0) == 0 == turnover.wait_s(-3)
     assert turnover.left(0) == 1 and turnover.left(0.125) == 0.5  # they end at a quarter
     assert turnover.left(0.25) == 0 == turnover.left(1)
-    turnover.note(0, 0, is_full=False)
+    turnover.look(is_full=False)
     now[0] += 1000
     assert turnover.wait_s(6) == pytest.approx(3)
-    turnover.note(0, 0, is_full=True)
+    turnover.look(is_full=True)
     now[0] += 5  # in which nothing got done
     assert turnover.wait_s(6) == pytest.approx(6)
     for _ in range(1000):
-        now[0] += 0.1
-        turnover.note(0.25, 1, is_full=True)
+        pass_by(0.1, 1)
     assert turnover.wait_s(10) == pytest.approx(1, rel=0.2)  # what was long ago counts little
+    for _ in range(20):
+        pass_by(100, 1)  # slower than any window
+    assert turnover.wait_s(10) == pytest.approx(1000, rel=0.2)
 
 
 def test_a_token_is_its_share_of_what_it_takes_to_the_end():
-    params = SamplingParams(max_new_tokens=8, temperature=1, n=2, best_of=3)
+    params = SamplingParams(max_new_tokens=8, temperature=1, n=2)
     one = PendingRequest(lambda _: None, [1], params, None, True)
     (add,) = one.messages(itertools.count(1))
-    assert one.num_left == one.num_sequences == 3
-    assert one.take(RequestOutput(add.id, [7, 7], "", None)) == 0.25
-    assert one.num_left == 2.75 and one.progress == 0.25
-    one.take(RequestOutput(add.id, [7], "", "stop"))  # the rest of it is not needed
-    assert one.num_left == one.num_sequences == 2
-    one.take(RequestOutput(add.id, [7] * 8, "", "length", index=1))
-    assert one.num_left == one.num_sequences == 1  # the one that is not returned
+    assert one.num_left == one.num_sequences == 2 and one.progress == 0
+    assert one.take(RequestOutput(add.id, [7, 7], "", None)) == (0.25, 0.25)
+    assert one.num_left == 1.75 and one.progress == 0.25
+    # The rest of it is not needed.
+    assert one.take(RequestOutput(add.id, [7], "", "stop")) == (0.75, 0.125)
+    assert one.num_left == one.num_sequences == 1 and one.progress == 0
+    assert one.take(RequestOutput(add.id, [7] * 8, "", "length", index=1)) == (1, 1)
+    assert one.num_left == one.num_sequences == 0
+
+
+@pytest.mark.parametrize("params", [
+    SamplingParams(max_new_tokens=8, temperature=1, n=1, best_of=3),
+    SamplingParams(max_new_tokens=8, beam_width=3), SamplingParams(max_new_tokens=0),
+])  # fmt: skip
+def test_what_is_told_at_the_end_alone_has_no_progress(params):
+    one = PendingRequest(lambda _: None, [1], params, None, True)
+    (add,) = one.messages(itertools.count(1))
+    assert one.progress is None and one.num_left == one.num_sequences
+    assert one.take(RequestOutput(add.id, [7] * params.max_new_tokens, "", "length")) == (1, None)
+
+
+def test_answers_that_began_together_end_together(engine):
+    """The wait is that for the first of them; where none is ahead of the others it is the most."""
+    with running(engine) as server, ThreadPoolExecutor(1) as threads:
+        client = server.service.client
+        server.post(
+            TEXT, prompt=["a"] * 3 * MAX_SEQS, max_tokens=50
+        )  # from which the speed is known
+        many = threads.submit(server.post, TEXT, prompt=["a"] * MAX_SEQS, max_tokens=100)
+        wait_until(lambda: client.num_sequences == MAX_SEQS)
+        at_first = client.expected_wait_s(1)
+        wait_until(lambda: client.expected_wait_s(1) < 0.3 * at_first)
+        assert not many.done() and many.result(20).status_code == 200
+        assert client.expected_wait_s(1) == 0
 
 
 def test_a_greedy_client_does_not_hold_up_another(keyed, engine, monkeypatch):

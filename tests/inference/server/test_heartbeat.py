@@ -151,19 +151,19 @@ def test_accepted_drafts_are_counted_by_position():
 
 
 def test_counts_go_on_where_an_engine_ends():
-    history = EngineTotals()
-    history.take(Heartbeat(1, 2, 0.5, {"steps": 3, "old": 1}, iteration_tokens=[1, 2]))
-    assert history.heartbeat.counters == {"steps": 3, "old": 1}
-    history.end()
-    ended = history.heartbeat
+    totals = EngineTotals()
+    totals.take(Heartbeat(1, 2, 0.5, {"steps": 3, "old": 1}, iteration_tokens=[1, 2]))
+    assert totals.heartbeat.counters == {"steps": 3, "old": 1}
+    totals.end()
+    ended = totals.heartbeat
     assert (ended.num_running, ended.cache_used, ended.counters["steps"]) == (0, 0, 3)
     for count in (1, 2):
         told = Heartbeat(1, 0, 0.1, {"steps": count}, iteration_tokens=[count, 0, 4],
                          accepted_per_position=[count])  # fmt: skip
-        history.take(told)
-        assert history.heartbeat.counters == {"steps": 3 + count, "old": 1}
-        assert history.heartbeat.iteration_tokens == [1 + count, 2, 4]
-        assert history.heartbeat.accepted_per_position == [count]
-    history.end()
-    history.take(Heartbeat(counters={"steps": 1}))
-    assert history.heartbeat.counters["steps"] == 6
+        totals.take(told)
+        assert totals.heartbeat.counters == {"steps": 3 + count, "old": 1}
+        assert totals.heartbeat.iteration_tokens == [1 + count, 2, 4]
+        assert totals.heartbeat.accepted_per_position == [count]
+    totals.end()
+    totals.take(Heartbeat(counters={"steps": 1}))
+    assert totals.heartbeat.counters["steps"] == 6

@@ -12,7 +12,7 @@ from starlette.responses import Response
 from inference.server.client.generation import Deadline
 from inference.server.endpoints.answers import Piece, stream_failed
 from inference.server.endpoints.chat import Chat
-from inference.server.endpoints.chunks import whole
+from inference.server.endpoints.envelope import whole
 from inference.server.endpoints.messages import News
 from inference.server.endpoints.responses import bodies, conversation
 from inference.server.endpoints.responses.bodies import Event, ResponseBody, ResponseUsage
