@@ -141,6 +141,7 @@ def test_speculation_is_exact_whoever_has_few_bits(few):
     assert 0 < made.scheduler.counters.num_accepted < made.scheduler.counters.num_drafts
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "format", ["int4_g32", "int8", pytest.param("fp8", marks=pytest.mark.long), "llm_int8"]
 )

@@ -166,6 +166,7 @@ def test_outputs_say_what_stopped_them():
         assert not any(output.stopped_by for output in outputs if not output.finish_reason)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "more",
     [

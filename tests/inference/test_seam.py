@@ -96,6 +96,7 @@ def test_the_continuation_is_not_trivial():
         assert fakes.continuation(changed, 3) != fakes.continuation([1, 2, 3, *tokens], 3)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("build", [make, plain, functools.partial(plain, page_tokens=1)])
 def test_admission_and_chunks(build):
     assert_plain(build(), fakes.prompts(LENGTHS), 12)

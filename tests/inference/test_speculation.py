@@ -398,6 +398,7 @@ def test_a_tree_on_what_cannot_branch_is_refused():
             Config(MODELS[name], branching, draft=heads_of("llama", Eagle))
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("changes, expected", [
     ({"draft": None}, "engine.proposer=draft goes with a draft model"),
     ({"draft": fakes.llama(vocab_size=130)}, "a vocabulary of 130 tokens, tiny-llama one of 131"),

@@ -128,6 +128,7 @@ def test_weights_that_sleep_dropped_are_given_to_wake(monkeypatch):
     assert (before.params_versions, after.params_versions) == ((0,), (1,))
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("mesh", _CHIPS, ids=str)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_weights_change_under_load(mesh, overlap):

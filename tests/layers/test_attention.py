@@ -99,6 +99,7 @@ def test_windows_and_page_sizes(path, window, page_tokens):
 _SIGHTS = [Sight(24, first_tokens=5), Sight(40, first_tokens=140), Sight(96, chunked=True)]
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("path", _PATHS)
 @pytest.mark.parametrize("sight", _SIGHTS)
 def test_first_tokens_and_chunks(sight, path):

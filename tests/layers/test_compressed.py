@@ -154,6 +154,7 @@ def _small(dtype="float32", **changes):
     )
 
 
+@pytest.mark.long
 def test_what_chooses_all_reads_all_bit_for_bit():
     """Beside a row that has more to choose from than it may read, too."""
     plain = _small(indexer=None)

@@ -177,6 +177,7 @@ def test_probes(run, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_draws")
+@pytest.mark.long
 def test_decode_steps_of_random_weights(run, monkeypatch):
     """Of a checkpoint nothing but its configuration is read."""
     monkeypatch.setattr(bench.common, "open_checkpoint", None)

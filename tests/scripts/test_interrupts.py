@@ -26,6 +26,7 @@ sys.addaudithook(interrupt)
 """
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "app, module",
     [("plan", "absl.flags"), ("bench", "jax"), ("generate", "jax._src.compiler"),

@@ -46,6 +46,7 @@ _MODELS = {
 }  # fmt: skip
 
 
+@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize(
     "name, shape",

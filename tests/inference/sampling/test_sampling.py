@@ -430,6 +430,7 @@ LAWS = [
 ]
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("request_", LAWS)
 def test_samples_follow_the_law(request_):
     x = peaked(np.random.default_rng(5), 1, 131, 1.5)

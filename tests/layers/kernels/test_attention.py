@@ -175,6 +175,7 @@ def test_page_formats_beside_keys_and_values_of_one_width(case, width):
     drawn.check(compiling.jit(attend)(*drawn.arguments))
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", _FORMATS)
 def test_page_formats_on_every_instruction_set(instruction_set, case):  # noqa: F811
     for width in (1, 4, 20):
@@ -222,6 +223,7 @@ def test_latents(name, case):
     _check_latents(name, _LATENTS[case], (0, 65, 172), 0)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("name", _LATENT_KERNELS)
 def test_latents_of_deepseek_v3(name):
     """128 heads, a latent vector of 512 and a rotary key of 64."""
@@ -229,6 +231,7 @@ def test_latents_of_deepseek_v3(name):
     _check_latents(name, case, (0, 200), 0, twice=True)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("sizes", [{"num_splits": 3}, {"num_stages": 1}, {"num_stages": 5}])
 def test_latents_are_split_and_come_ahead(sizes):
     """Among the splits empty ones; of stages one, and more than there are pages."""
@@ -311,6 +314,7 @@ def test_a_random_batch_on_every_instruction_set(instruction_set, case):  # noqa
     _check_drawn("ffi_cpu", case, seed=1)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("heads", "widths"), [((6, 2), {}), ((70, 1), _INSIDE)])
 def test_a_token_has_the_same_bits_in_any_rectangle(
@@ -382,6 +386,7 @@ _PROMPTS = {  # lengths, (N, K), page tokens, query tokens, dtype, head width; w
 }
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", [
     pytest.param(case, marks=pytest.mark.long if case in ("several tiles", "window") else ())
     for case in _PROMPTS

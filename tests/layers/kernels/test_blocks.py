@@ -81,6 +81,7 @@ def test_every_block_format_is_tested():
     assert set(_ALL) == set(packed.BLOCKS)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _ALL)
 def test_rows_are_the_librarys_numbers(format):
     need()
@@ -109,6 +110,7 @@ def test_products_are_exact_up_to_their_sums(instruction_set, format):  # noqa: 
         assert np.median(error) < 1e-6 and error.max() < 1e-3
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _FORMATS)
 def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noqa: F811
     blocks, _ = _drawn(format, 100, 256)
@@ -120,6 +122,7 @@ def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noq
         np.testing.assert_array_equal(jax.jit(linear)(x_TD[-rows:], w), whole[-rows:])
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _FORMATS)
 def test_groups_of_rows_have_the_bits_of_their_products(instruction_set, format):  # noqa: F811
     """Of a stack of matrices, of which none needs to be whole strips."""

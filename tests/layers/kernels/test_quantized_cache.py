@@ -52,6 +52,7 @@ def test_a_reader_finds_the_nearest_multiples_of_the_stored_scale(name, spec):
     np.testing.assert_allclose(found_TX, expected_TX, rtol=1e-6)  # no element rounds otherwise
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("name", _FORMATS)
 def test_a_token_is_stored_whatever_is_beside_it(name):
     page_format = _SPECS["uneven"].page_format(name)
@@ -136,6 +137,7 @@ def test_attention_over_quantized_pages(name, case):
         drawn.check(attend(*drawn.arguments), window)
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     ("name", "case"), [*((name, case) for case, name in _QUICK.items()), *_LONG]
 )
@@ -152,6 +154,7 @@ def test_quantized_pages_on_every_instruction_set(instruction_set, name, case): 
     np.testing.assert_array_equal(alone[valid_Y1], found[:, :1][valid_Y1])
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("name", ["int8", "int4"])
 @pytest.mark.parametrize("attend", [reference.attend_pages, ffi_cpu.attend_pages])
 def test_a_visible_nan_reaches_its_readers_only(attend, name):

@@ -105,6 +105,7 @@ def test_a_summary_says_what_is_not_finite(instruction_set):  # noqa: F811
     assert ((found.best_Q >= 0) & (found.best_Q < 20_000)).all()
 
 
+@pytest.mark.parts(3)
 @pytest.mark.parametrize("most", [1, 7, 64, 300])
 @pytest.mark.parametrize("size", [300, 1032, 17_000])
 def test_a_choice_is_xlas(instruction_set, size, most):  # noqa: F811
