@@ -36,8 +36,8 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(config, items):
-    """Of a test marked `parts(n)` every n-th of its cases runs, in an order without order, and the
-    others are long; one that is asked for by its id runs.
+    """Of a test marked `parts(n)` every n-th of its cases runs, in the order of a hash, which mixes
+    their parameters, and the others are long; one that is asked for by its id runs.
     """
     cases = collections.defaultdict(list)
     for item in items:

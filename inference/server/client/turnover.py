@@ -43,8 +43,8 @@ class Turnover:
             self._done += done
             self._telling_done += telling_done
             self._told += told
-            window = max(_WINDOW_S / max(self._seconds, 1e-9), _WINDOW_DONE / max(self._done, 1e-9))
-            kept = min(1.0, window)
+            by_time = _WINDOW_S / max(self._seconds, 1e-9)
+            kept = min(1.0, max(by_time, _WINDOW_DONE / max(self._done, 1e-9)))
             self._seconds, self._done = kept * self._seconds, kept * self._done
             self._telling_done, self._told = kept * self._telling_done, kept * self._told
         self._new = (0.0, 0.0, 0.0)
