@@ -5,7 +5,6 @@ back.
 """
 
 import dataclasses
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as Items
@@ -81,7 +80,6 @@ class Engine:
         self._requests: dict[int, RequestState] = {}  # by the ids of their sequences
         self._committed: deque[tuple[Sequence, list[int]]] = deque()  # and not processed yet
         self._outputs: deque[RequestOutput] = deque()  # that `step` has not returned yet
-        self._returned_at = 0.0  # when the last step was processed
         self._num_failed_steps = 0
         self._versions = ParamsVersions()
         self._declared = config.model  # as a checkpoint says; `config` may have been changed
@@ -229,7 +227,7 @@ class Engine:
         """As `step`; outputs wait where they are read."""
         self._check_awake()
         hosts.current().tell("step", is_open)
-        self._steps.note_done(self._returned_at)
+        self._steps.note_done()
         try:
             if self._prefill and self._steps.held is None:  # which may need pages from there
                 self._prefill.launch()
@@ -250,7 +248,11 @@ class Engine:
         else:
             if is_due and self._steps.held is None:  # a missing executable may fail to compile
                 self._num_failed_steps = 0
-        self._returned_at = time.perf_counter()
+        self._steps.look_away()
+
+    def slack_s(self) -> float:
+        """Seconds for which `step` need not be called, as `StepsInFlight` says; 0: call it."""
+        return 0.0 if self._prefill else self._steps.slack_s()
 
     def rebuild(self) -> None:
         """Starts over with an empty cache: running requests are computed again from the host's

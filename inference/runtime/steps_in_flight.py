@@ -16,7 +16,12 @@ from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import Status
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import StepRecord, StepSchedule
+from inference.scheduling.step_shapes import StepShape
 from sharding import hosts
+
+_NUM_RECENT = 8  # steps of a shape
+_MIN_LEAD_S = 1e-3  # the host's own clocks and threads
+_MOST_LEAD = 1 / 8  # of a step: else waiting gains little, and costs what its errors cost
 
 
 @dataclasses.dataclass
@@ -58,6 +63,9 @@ class StepsInFlight:
         self._model_runner = model_runner
         self._steps: deque[StepInFlight] = deque()
         self._last_done_at = 0.0  # of the steps that were committed
+        self._recent: dict[StepShape, deque[float]] = {}  # seconds of the last steps of a shape
+        self._lead_s = 0.0  # that the host takes to schedule and launch a step, at most
+        self._looked_at = 0.0  # when the host last looked whether steps are done
         self._held_s = 0.0  # that launching a held step took, while another was processed
         self.held: StepInFlight | None = None
         self.records: deque[StepRecord] = deque(maxlen=4096)
@@ -78,14 +86,36 @@ class StepsInFlight:
         self._steps.clear()
         self.held = None
 
-    def note_done(self, since: float) -> None:
-        """Dates the steps that the device has finished while the host did something else, which is
-        no step's time, since `since`.
+    def slack_s(self) -> float:
+        """Seconds for which no step needs to be scheduled: until the one in flight ends, if it
+        takes as long as the fastest of the last of its shape, less what the host takes to schedule
+        and launch the next; 0 for short steps. Requests that come within them are in the next step.
+        To be asked again every few milliseconds: a step may be faster than it was.
         """
+        self.note_done()
+        if len(self._steps) != 1 or self.held is not None:
+            return 0.0
+        (step,) = self._steps
+        recent = self._recent.get(step.schedule.shape)
+        if step.done_at is not None or recent is None:
+            return 0.0
+        lead_s, expected_s = _MIN_LEAD_S + 1.5 * self._lead_s, min(recent)
+        if lead_s > _MOST_LEAD * expected_s:
+            return 0.0
+        self.look_away()
+        began_at = max(step.launched_at, self._last_done_at)
+        return max(0.0, began_at + expected_s - lead_s - self._looked_at)
+
+    def look_away(self) -> None:
+        """The host does something else from now on, which is no step's time."""
+        self._looked_at = time.perf_counter()
+
+    def note_done(self) -> None:
+        """Dates the steps that the device has finished while the host did something else."""
         for step in self._steps:
             assert step.output is not None
             if step.done_at is None and self._model_runner.is_done(step.output):
-                step.done_at = max(step.launched_at, since)
+                step.done_at = max(step.launched_at, self._looked_at)
 
     def launch(self, is_open: bool) -> bool:
         """Schedules a step and gives it to the device; False where there is nothing to do, or where
@@ -122,6 +152,8 @@ class StepsInFlight:
             self._compile(step.schedule)
         step.launched_at = time.perf_counter()
         step.output = self._model_runner.launch(step.schedule, step.inputs)
+        lead_s = step.schedule_s + time.perf_counter() - step.launched_at
+        self._lead_s = max(lead_s, 0.9 * self._lead_s)
         self._steps.append(step)
         return True
 
@@ -140,6 +172,7 @@ class StepsInFlight:
         seconds = done_at - max(step.launched_at, self._last_done_at)
         schedule = step.schedule
         self.records.append(StepRecord(schedule.shape, schedule.row_sizes, seconds, host_s))
+        self._recent.setdefault(schedule.shape, deque(maxlen=_NUM_RECENT)).append(seconds)
         self._last_done_at = done_at
         if self._scheduler.draft_policy is not None:
             self._scheduler.draft_policy.took(schedule.shape, hosts.current().broadcast(seconds))

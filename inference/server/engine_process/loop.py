@@ -24,6 +24,7 @@ from inference.server.frames import (
 
 _HEARTBEAT_S = 0.5
 _POLL_S = 0.005
+_LOOK_S = 0.01  # whether a step has ended before it was expected to
 
 _log = logging.getLogger(__name__)
 
@@ -74,14 +75,16 @@ class EngineLoop:
             self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _turn(self) -> None:
-        wait_s = 0.0 if self._engine.has_work else _POLL_S if self._preparing else _HEARTBEAT_S
+        wait_s = _POLL_S if self._preparing else _HEARTBEAT_S
+        if self._engine.has_work:
+            wait_s = min(self._engine.slack_s(), _LOOK_S)
         for message in self._channel.receive(wait_s):
             self._handle(message)
         for id, (asked, future) in list(self._preparing.items()):
             if future.done():
                 del self._preparing[id]
                 self._add(asked, future)
-        if self._engine.has_work:
+        if self._engine.has_work and not self._engine.slack_s():
             told = [told for output in self._engine.step() if (told := self._told(output))]
             if told:
                 self._channel.send(Outputs(told))

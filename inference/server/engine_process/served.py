@@ -15,6 +15,11 @@ class Served(Protocol):
     def has_work(self) -> bool:
         """Whether a request is unfinished."""
 
+    def slack_s(self) -> float:
+        """Seconds for which `step` need not be called: what is added meanwhile is in the same step
+        as if it had been there before. To be asked again every few milliseconds.
+        """
+
     @property
     def is_compiling(self) -> bool:
         """Whether a step may take long since it is being compiled; any thread may ask."""

@@ -48,6 +48,10 @@ class ServedEngine:
         """Whether a request is unfinished."""
         return self._engine.scheduler.has_work
 
+    def slack_s(self) -> float:
+        """Seconds until the next step has to be scheduled."""
+        return self._engine.slack_s()
+
     @property
     def is_compiling(self) -> bool:
         """Whether a step is being compiled."""

@@ -86,6 +86,7 @@ class FakeEngine:
         self.running: list[_Sequence] = []
         self.aborted: list[int] = []
         self.num_steps = 0
+        self.slack = 0.0  # that it says it has
         self.is_compiling = False
         self.params: list[SamplingParams] = []  # of all requests
         self.prompts: list[list[int]] = []
@@ -97,6 +98,9 @@ class FakeEngine:
     @property
     def has_work(self) -> bool:
         return bool(self.running)
+
+    def slack_s(self) -> float:
+        return self.slack
 
     def facts(self) -> Loaded:
         text = TextFacts.of(tokenizer()) if self._has_text else None

@@ -1,0 +1,120 @@
+"""When the next step is scheduled while one runs, on a clock of the test's own."""
+
+import types
+
+import pytest
+
+from inference.runtime import steps_in_flight
+from inference.runtime.steps_in_flight import StepsInFlight
+from inference.scheduling.step_schedule import ShardSchedule, StepSchedule
+from inference.scheduling.step_shapes import StepShape
+
+pytestmark = pytest.mark.quick_code
+
+LAUNCH_S, LOOK_S = 0.001, 0.002
+SHAPE = StepShape((8, 1), (0, 64))
+
+
+class Device:
+    """Runner, scheduler and clock: a step takes `step_s` once those before it are done."""
+
+    config = draft_policy = None
+    choosing = ()
+    has_work = True
+
+    def __init__(self, step_s: float):
+        self.now, self.step_s, self.idle_s, self.busy_until = 0.0, step_s, 0.0, 0.0
+        self.shape, self.schedule_s = SHAPE, 0.002
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def schedule(self, now, is_open):
+        self.now += self.schedule_s
+        return StepSchedule(self.shape, (ShardSchedule(),))
+
+    def is_ready(self, schedule):
+        return True
+
+    def launch(self, schedule, inputs):
+        self.now += LAUNCH_S
+        self.idle_s = max(0.0, self.now - self.busy_until)
+        self.busy_until = max(self.now, self.busy_until) + self.step_s
+        return self.busy_until  # what is its output here
+
+    def is_done(self, output):
+        return self.now >= output
+
+    def wait(self, output):
+        self.now = max(self.now, output)
+
+
+@pytest.fixture
+def make(monkeypatch):
+    def made(step_s):
+        device = Device(step_s)
+        monkeypatch.setattr(steps_in_flight, "time", device)
+        monkeypatch.setattr(steps_in_flight, "batch", types.SimpleNamespace(build=lambda *_: None))
+        return device, StepsInFlight(device, device)
+
+    return made
+
+
+def turn(device, steps) -> float:
+    """Waits, launches a step, and commits the one before it; how long it waited."""
+    start = device.now
+    while slack_s := steps.slack_s():
+        device.now += min(slack_s, LOOK_S)
+    waited_s = device.now - start
+    steps.note_done()
+    steps.launch(is_open=True)
+    if len(steps) > 1:
+        step, _ = steps.fetch()
+        steps.record(step)
+    steps.look_away()
+    return waited_s
+
+
+def test_a_step_is_scheduled_shortly_before_the_one_that_runs_should_end(make):
+    device, steps = make(0.05)
+    waited = [turn(device, steps) for _ in range(12)]
+    assert waited[:2] == [0.0, 0.0]  # nothing ran, or nobody knew how long that takes
+    assert all(0.04 < waited_s < 0.05 - device.schedule_s - LAUNCH_S for waited_s in waited[3:])
+    assert device.idle_s == 0
+    assert [round(record.seconds, 6) for record in steps.records][2:] == [0.05] * 9
+
+
+def test_a_step_that_is_faster_than_it_was_is_noticed(make):
+    device, steps = make(0.05)
+    for _ in range(5):
+        turn(device, steps)
+    device.step_s = 0.01
+    for _ in range(3):
+        turn(device, steps)
+        assert device.idle_s <= LOOK_S + device.schedule_s + LAUNCH_S
+    assert max(steps.records[-1].seconds, steps.records[-2].seconds) < 0.01 + LOOK_S
+    turn(device, steps)
+    assert device.idle_s == 0
+
+
+def test_a_short_step_waits_for_nobody(make):
+    device, steps = make(0.01)
+    assert not any(turn(device, steps) for _ in range(12)) and device.idle_s == 0
+
+
+def test_a_shape_that_never_ran_does_not_wait(make):
+    device, steps = make(0.05)
+    for _ in range(5):
+        turn(device, steps)
+    device.shape = StepShape((8, 1), (1, 64))
+    assert turn(device, steps) > 0
+    assert turn(device, steps) == 0
+
+
+def test_where_the_host_is_slow_it_begins_earlier(make):
+    device, steps = make(0.05)
+    for _ in range(5):
+        usual_s = turn(device, steps)
+    device.schedule_s += 0.018
+    turn(device, steps)
+    assert turn(device, steps) < usual_s - 0.018 and device.idle_s == 0
