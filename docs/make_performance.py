@@ -52,13 +52,14 @@ class Step:
 
     point: Point
     shape: StepShape
+    config: Config
 
     @property
     def operations(self) -> tuple[Operation, ...]:
         """What the planner counts of it."""
         queries = 1 if self.point.rows else self.point.chunk_tokens
         rows = tuple((queries, context) for context in self.point.contexts)
-        return report.operations(self.point.model, StepRecord(self.shape, rows, 0.0, 0.0))
+        return report.operations(self.config, StepRecord(self.shape, rows, 0.0, 0.0))
 
 
 class Stepper:
@@ -71,13 +72,13 @@ class Stepper:
     def decode(self, count: int, context: int) -> Step:
         """The step in which so many requests decode."""
         shape = step_shapes.choose(self._shapes, count, 0, False)
-        return Step(Point(self.config.model, count, 0, context), shape)
+        return Step(Point(self.config.model, count, 0, context), shape, self.config)
 
     def prefill(self) -> Step:
         """The step that computes a prompt."""
         tokens = self.config.engine.chunk_tokens
         point = Point(self.config.model, 0, _CHUNKS, _CHUNKS * tokens, tokens)
-        return Step(point, point.shape)
+        return Step(point, point.shape, self.config)
 
     def runs(self, step: Step) -> Callable[[], float]:
         """What runs a step and returns its seconds; it ran twice already."""

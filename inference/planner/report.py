@@ -35,11 +35,18 @@ def predicted_by(hardware: HardwareSpec) -> str:
     return "calibrated" if hardware.is_calibrated else "roofline"
 
 
-def operations(model: ModelConfig, record: StepRecord) -> tuple[Operation, ...]:
-    """What a step that ran had to do."""
+def operations(config: Config, record: StepRecord) -> tuple[Operation, ...]:
+    """What a step that ran had to do. The CPU's own products leave padding out; which experts it
+    would visit is asked of whole shapes, and so are all products beside these.
+    """
     rows = tuple(Rows(1, queries, context) for queries, context in record.rows)
-    work = Work(record.shape.num_tokens, rows, record.shape.num_logits)
-    return cost.step_operations(model, work)
+    num_tokens, num_logits = record.shape.num_tokens, record.shape.num_logits
+    if config.engine.linear == "ffi_cpu" and config.model.mixtures is None:
+        width = record.shape.decode[1]
+        num_tokens = min(num_tokens, sum(queries for queries, _ in record.rows))
+        own = sum(queries if queries <= width else 1 for queries, _ in record.rows)
+        num_logits = min(num_logits, own)  # of a chunk its last token's
+    return cost.step_operations(config.model, Work(num_tokens, rows, num_logits))
 
 
 def decode_steps(
@@ -50,7 +57,7 @@ def decode_steps(
     bandwidth, by = hardware.read_bandwidth, predicted_by(hardware)
     if not steps:
         return DecodeReport(None, None, None, bandwidth, None, by)
-    needed = [operations(config.model, record) for record in steps]
+    needed = [operations(config, record) for record in steps]
     drafting = [speculation.drafting_operations(config, record) for record in steps]
     both = list(zip(needed, drafting, strict=True))
     num_bytes = int(statistics.median(cost.total((*own, *more)).bytes for own, more in both))
@@ -93,7 +100,7 @@ def shares(
     """
     bandwidth, rate = rates
     steps = [
-        cost.total(operations(config.model, record)).bytes / record.seconds
+        cost.total(operations(config, record)).bytes / record.seconds
         for record in decoded
         if not record.shape.prefill[0]
     ]

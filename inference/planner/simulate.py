@@ -108,7 +108,7 @@ class Simulator:
         self.clock.sleep(self._host_s)
         model, now = self.config.model, self.clock.now()
         record = StepRecord(schedule.shape, schedule.row_sizes, 0.0, 0.0)
-        seconds = report.seconds(model, report.operations(model, record), self._hardware)
+        seconds = report.seconds(model, report.operations(self.config, record), self._hardware)
         started_at = max(now, self._steps[-1].done_at) if self._steps else now
         self._steps.append(_StepInFlight(schedule, started_at, started_at + seconds))
 

@@ -98,7 +98,7 @@ class StepTable:
         """Of a step with so many sequences that are alike."""
         config, hardware = self._config, self._hardware
         record = StepRecord(shape, ((queries, context),) * count, 0.0, 0.0)
-        own = report.operations(config.model, record)
+        own = report.operations(config, record)
         drafting = speculation.drafting_operations(config, record)
         found = []
         for model, operations in ((config.model, own), (config.draft, drafting)):

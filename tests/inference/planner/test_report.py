@@ -28,13 +28,24 @@ DECODE, PREFILL = StepShape((2, 1), (0, 32)), StepShape((0, 1), (1, 32))
 def test_shares_of_measured_rates():
     records = [StepRecord(DECODE, ((1, 50),), seconds, 0.0) for seconds in (0.5, 0.25, 0.125)]
     prompt = StepRecord(PREFILL, ((32, 32),), 9.0, 0.0)
-    num_bytes = cost.total(report.operations(CONFIG.model, records[0])).bytes
+    num_bytes = cost.total(report.operations(CONFIG, records[0])).bytes
     flops = cost.total(cost.step_operations(CONFIG.model, Work.prefill(1, 30))).flops
     found = report.shares(CONFIG, [*records, prompt], 30, 300.0, (8 * num_bytes, 20 * flops))
     assert found.decode_bandwidth_share == pytest.approx(0.5)
     assert found.prefill_rate_share == pytest.approx(0.5)  # ten prompts a second
     assert (found.read_bandwidth, found.best_product_rate) == (8 * num_bytes, 20 * flops)
     assert report.shares(CONFIG, [prompt], 30, 300.0, (1.0, 1.0)).decode_bandwidth_share is None
+
+
+@pytest.mark.parametrize("linear", ["reference", "ffi_cpu"])
+def test_the_cpus_own_products_leave_padding_out(linear):
+    config = dataclasses.replace(CONFIG, engine=EngineConfig(linear=linear))
+    shape = StepShape((8, 2), (4, 32))
+    rows = ((2, 50), (1, 40), (32, 32), (7, 90))
+    found = report.operations(config, StepRecord(shape, rows, 0.0, 0.0))
+    counts = (42, 5) if linear == "ffi_cpu" else (144, 20)  # tokens and rows of logits
+    each = tuple(cost.Rows(1, *row) for row in rows)
+    assert found == cost.step_operations(config.model, Work(counts[0], each, counts[1]))
 
 
 def test_formats_of_products():

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from inference.runtime import cpu_kernels
+from layers import decoder
 from layers.kernels.cpu import build, library
 from layers.kernels.linear import packed
 from tests import fakes
@@ -212,6 +213,29 @@ def test_bfloat16_is_no_less_exact(instruction_set):  # noqa: F811
         for name in ("reference", "ffi_cpu")
     )
     assert own < 1.1 * reference
+
+
+def test_padding_is_zero_in_every_layer(monkeypatch):
+    """So products leave it out."""
+    native.need()
+    layers, seen = decoder.layers, []
+
+    def watched(params, config, x_TD, ragged, *args, features=(), **kwargs):
+        numbers = tuple(range(1, config.num_layers + 1))
+        found = layers(params, config, x_TD, ragged, *args, features=numbers, **kwargs)
+        for stream_TD in (x_TD, *found.streams, found.hidden_TD):
+            is_used_T = (stream_TD != 0).any(-1)
+            jax.debug.callback(lambda *told: seen.append(told), is_used_T, ragged.valid_T)
+        return found._replace(streams=())
+
+    monkeypatch.setattr(decoder, "layers", watched)
+    fakes.forget_programs()
+    engine = fakes.engine(MODEL, max_seqs=8)
+    engine.generate(fakes.prompts([70, 3, 33]), fakes.greedy(4))
+    fakes.forget_programs()
+    for is_used_T, valid_T in seen:
+        np.testing.assert_array_equal(is_used_T, valid_T)
+    assert not all(valid_T.all() for _, valid_T in seen)
 
 
 def test_a_tied_table_is_kept_once():

@@ -25,7 +25,7 @@ def exact(config, records):
     """Bytes and seconds, operation by operation."""
     num_bytes = seconds = 0.0
     for record in records:
-        own = report.operations(config.model, record)
+        own = report.operations(config, record)
         more = speculation.drafting_operations(config, record)
         num_bytes += cost.total((*own, *more)).bytes
         seconds += report.seconds(config.model, own, MACHINE)
@@ -53,9 +53,10 @@ MODELS = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("linear", [None, "ffi_cpu"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
-def test_sums_are_those_of_the_cost_model(model):
-    config = Config(model, EngineConfig(max_seqs=8, overcommit=True))
+def test_sums_are_those_of_the_cost_model(model, linear):
+    config = Config(model, EngineConfig(max_seqs=8, overcommit=True, linear=linear))
     records = steps(config, 1, np.random.default_rng(0))
     found = StepTable(config, MACHINE).needs(records)
     assert (found.bytes, found.seconds) == pytest.approx(exact(config, records), rel=1e-9)

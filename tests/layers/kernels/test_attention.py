@@ -341,6 +341,10 @@ def test_a_token_has_the_same_bits_in_any_rectangle(
         )  # fmt: skip
         found = np.asarray(attend(q_YWNH[rows][:, tokens], pages, part))
         np.testing.assert_array_equal(found, whole[rows][:, tokens])
+        valid_YW = part.valid_YW.at[:, 1:].set(False).at[-1].set(False)
+        found = attend(q_YWNH[rows][:, tokens], pages, dataclasses.replace(part, valid_YW=valid_YW))
+        expected = np.where(valid_YW[..., None, None], whole[rows][:, tokens], 0)
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_padding_reads_no_pages():

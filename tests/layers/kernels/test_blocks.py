@@ -120,6 +120,9 @@ def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noq
     for rows in _ROWS:
         np.testing.assert_array_equal(jax.jit(linear)(x_TD[:rows], w), whole[:rows])
         np.testing.assert_array_equal(jax.jit(linear)(x_TD[-rows:], w), whole[-rows:])
+    is_used_T1 = np.arange(40)[:, None] % 5 < 3
+    found = jax.jit(linear)(np.where(is_used_T1, x_TD, 0), w)
+    np.testing.assert_array_equal(found, np.where(is_used_T1, whole, 0))
 
 
 @pytest.mark.parts(3)

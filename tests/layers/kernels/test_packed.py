@@ -41,6 +41,23 @@ def test_a_row_has_the_same_bits_in_any_company(instruction_set, weights):  # no
         np.testing.assert_array_equal(jax.jit(linear)(x_TD[-rows:], w), whole[-rows:])
 
 
+@pytest.mark.parametrize("inputs", ["float32", "bfloat16"])
+@pytest.mark.parametrize("D", [96, 33])
+def test_rows_of_zeros_are_left_out(instruction_set, inputs, D):  # noqa: F811
+    """They get zeros, whatever is in the matrix; the others have the bits that they have alone."""
+    x_TD, w_FD = _drawn(0, 150, D, dtype=inputs), _drawn(1, 100, D, dtype=inputs)
+    whole = np.asarray(jax.jit(linear)(x_TD, packed.pack(w_FD)))
+    w_FD[3] = np.nan
+    w, expected = packed.pack(w_FD), whole.copy()
+    expected[:, 3] = np.nan
+    rng = np.random.default_rng(2)
+    for is_zero_T in (np.arange(150) > 5, np.arange(150) < 140, *(rng.random((3, 150)) < 0.6),
+                      np.arange(150) == 7, np.full(150, True)):  # fmt: skip
+        rows_TD = np.where(is_zero_T[:, None], np.copysign(0, x_TD), x_TD).astype(x_TD.dtype)
+        found = jax.jit(linear)(rows_TD, w)
+        np.testing.assert_array_equal(found, np.where(is_zero_T[:, None], 0, expected))
+
+
 @pytest.mark.parametrize("weights", ["float32", "bfloat16"])
 def test_rows_of_a_packed_table_are_its_rows(instruction_set, weights):  # noqa: F811
     table_VD = _drawn(0, 37, 18, dtype=weights)

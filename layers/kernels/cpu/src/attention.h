@@ -3,6 +3,7 @@
 // blocks (Milakov & Gimelshein 2018, arXiv 1805.02867). Decoding and prefill sum in one order.
 #pragma once
 #include <array>
+#include <cstring>
 #include <type_traits>
 
 #include "kernels.h"
@@ -314,12 +315,22 @@ class Attender {
   uint64_t* seen_;
 };
 
-// `Dense::attend_float32` and `attend_bfloat16`.
+// `Dense::attend_float32` and `attend_bfloat16`. Padding behind an item's tokens gets zeros.
 template <class Arithmetic>
 void attend(const Attention& a, const AttentionItem& item) {
   static thread_local Scratch scratch;
   [[maybe_unused]] typename Arithmetic::Session session;
-  Attender<Arithmetic>(a, item, scratch).run();
+  AttentionItem own = item;
+  const int64_t first_token = item.y * a.num_tokens, group = a.num_heads / a.kv_heads;
+  const int64_t size = (item.stop_query - item.first_query) * a.value_width;
+  while (own.stop_token > own.first_token && !a.valid[first_token + own.stop_token - 1]) {
+    const int64_t token = first_token + --own.stop_token;
+    for (int64_t head = item.first_head; head < item.stop_head; head++) {
+      const int64_t query_head = head * group + item.first_query;
+      memset(a.out + (token * a.num_heads + query_head) * a.value_width, 0, size * sizeof(float));
+    }
+  }
+  if (own.stop_token > own.first_token) Attender<Arithmetic>(a, own, scratch).run();
 }
 
 }  // namespace

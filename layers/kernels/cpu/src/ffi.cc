@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <numeric>
 #include <string_view>
 #include <vector>
 
@@ -53,10 +54,41 @@ const Group& group_of(const std::vector<Group>& groups, int64_t Group::* first, 
   return *std::prev(std::upper_bound(groups.begin(), groups.end(), piece, is_before));
 }
 
+// Whether all of a row is 0, of either sign.
+template <class Bits>
+bool is_zero(const Bits* row, int64_t size) {
+  constexpr int64_t kAtOnce = 64;
+  constexpr Bits kAllButSign = (Bits)~(Bits)0 >> 1;
+  for (int64_t i = 0; i < size; i += kAtOnce) {
+    Bits any = 0;
+    for (int64_t j = i; j < size && j < i + kAtOnce; j++) any |= row[j];
+    if (any & kAllButSign) return false;
+  }
+  return true;
+}
+
+// Rows of a matrix of float32 or bfloat16: those that are not 0, then the others; how many there
+// are of the first.
+int64_t sort_rows(const ffi::AnyBuffer& x, std::vector<int64_t>& order) {
+  const int64_t T = x.dimensions()[0], D = x.dimensions()[1];
+  std::vector<int64_t> zeros;
+  for (int64_t t = 0; t < T; t++) {
+    const bool is_unused = x.element_type() == ffi::DataType::F32
+                               ? is_zero((const uint32_t*)x.untyped_data() + t * D, D)
+                               : is_zero((const uint16_t*)x.untyped_data() + t * D, D);
+    (is_unused ? zeros : order).push_back(t);
+  }
+  const int64_t num_used = order.size();
+  order.insert(order.end(), zeros.begin(), zeros.end());
+  return num_used;
+}
+
 // y = x w^T: x [T, D] of float32 or bfloat16, w matrices in strips of a format, one behind the
 // other, y float32 [T, F]. Matrix e multiplies the next sizes[e] rows; those behind them all are 0.
+// Without sizes there is one matrix for all rows, of which those of zeros, as padding has them,
+// cost nothing.
 ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::AnyBuffer& x,
-                    const ffi::AnyBuffer& w, const std::vector<int64_t>& sizes,
+                    const ffi::AnyBuffer& w, const std::vector<int64_t>* given_sizes,
                     ffi::BufferR2<ffi::F32>& y) {
   if (x.dimensions().size() != 2)
     return ffi::Error::InvalidArgument("a product of Ridgeline: x is not a matrix");
@@ -68,9 +100,8 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     return ffi::Error::InvalidArgument("a product of Ridgeline: x or w of another type");
   const Multiplier& kernels = *found.multiplier;
   const Activations type = kernels.activations;
-  const int64_t strip_bytes = found.strip_bytes;
-  if ((int64_t)w.size_bytes() != (int64_t)sizes.size() * strips * strip_bytes ||
-      y.dimensions()[0] != T)
+  const int64_t strip_bytes = found.strip_bytes, matrices = given_sizes ? given_sizes->size() : 1;
+  if ((int64_t)w.size_bytes() != matrices * strips * strip_bytes || y.dimensions()[0] != T)
     return ffi::Error::InvalidArgument("a product of Ridgeline: shapes do not go together");
   if (T * F == 0) return ffi::Error::Success();
   prefer_large_pages(y.untyped_data(), y.size_bytes());
@@ -78,6 +109,15 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     memset(y.typed_data(), 0, T * F * sizeof(float));
     return ffi::Error::Success();
   }
+  std::vector<int64_t> order, sizes;  // of rows as they are taken
+  if (given_sizes) {
+    sizes = *given_sizes;
+    order.resize(T);
+    std::iota(order.begin(), order.end(), 0);
+  } else {
+    sizes.push_back(sort_rows(x, order));
+  }
+  const bool is_in_order = std::is_sorted(order.begin(), order.end());
   constexpr int64_t kPutRows = 8, kBlockBytes = 1 << 20, kLeastBlock = 64;
   const int64_t fitting = kBlockBytes / bytes_of_rows(type, kLeastBlock, depth);
   const int64_t block_rows = kLeastBlock * (fitting < 1 ? 1 : fitting);
@@ -105,7 +145,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   static thread_local Scratch scratch;
   const char* rows = (const char*)x.untyped_data();
   const auto given = is_float ? Activations::kFloat32 : Activations::kBfloat16;
-  const bool is_ready = type == given && depth == D;
+  const bool is_ready = type == given && depth == D && is_in_order;
   char* own = is_ready ? nullptr : (char*)scratch.reserve(bytes_of_rows(type, places, depth));
   if (own) rows = own;
   auto work = [&](int phase, int64_t piece) {
@@ -113,8 +153,8 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
       const Group& g = group_of(groups, &Group::first_put, piece);
       const int64_t start = (piece - g.first_put) * kPutRows;
       for (int64_t t = start; t < g.num_rows && t < start + kPutRows; t++)
-        kernels.put((const char*)x.untyped_data() + (g.row + t) * D * (is_float ? 4 : 2), is_float,
-                    D, depth, own, g.place + t);
+        kernels.put((const char*)x.untyped_data() + order[g.row + t] * D * (is_float ? 4 : 2),
+                    is_float, D, depth, own, g.place + t);
       return;
     }
     const Group& g = group_of(groups, &Group::first_piece, piece);
@@ -128,22 +168,24 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     p.shift = found.shift;
     p.strips = (const char*)w.untyped_data() + (g.matrix * strips + first) * strip_bytes;
     p.num_strips = strips - first < g.together ? strips - first : g.together;
-    p.y = y.typed_data() + (g.row + block) * F + first * kStrip;
-    p.y_stride = F;
+    const int64_t width = std::min(F - first * kStrip, p.num_strips * kStrip);
+    const int64_t* const own_rows = order.data() + g.row + block;
+    auto out = [&](int64_t t) { return y.typed_data() + own_rows[t] * F + first * kStrip; };
     if (g.matrix < 0) {
-      memset(p.y, 0, p.num_rows * F * sizeof(float));
+      for (int64_t t = 0; t < p.num_rows; t++) memset(out(t), 0, width * sizeof(float));
       return;
     }
-    const int64_t whole = F / kStrip - first;  // the last strip may be wider than y
-    if (whole >= p.num_strips) return kernels.multiply(p);
-    static thread_local Scratch last;
-    float* const wide = (float*)last.reserve(p.num_rows * p.num_strips * kStrip * 4);
-    float* const out = p.y;
-    p.y = wide;
+    // The last strip may be wider than y.
+    if (is_in_order && width == p.num_strips * kStrip) {
+      p.y = out(0);
+      p.y_stride = F;
+      return kernels.multiply(p);
+    }
+    static thread_local Scratch wide;
+    p.y = (float*)wide.reserve(p.num_rows * p.num_strips * kStrip * 4);
     p.y_stride = p.num_strips * kStrip;
     kernels.multiply(p);
-    for (int64_t t = 0; t < p.num_rows; t++)
-      memcpy(out + t * F, wide + t * p.y_stride, (F - first * kStrip) * 4);
+    for (int64_t t = 0; t < p.num_rows; t++) memcpy(out(t), p.y + t * p.y_stride, width * 4);
   };
   parallel(pool, {own ? puts : 0, pieces}, work);
   scratch.trim();
@@ -153,7 +195,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
 // All rows with one matrix.
 ffi::Error linear(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer x, ffi::AnyBuffer w,
                   ffi::Result<ffi::BufferR2<ffi::F32>> y) {
-  return multiply(pool, format, x, w, {y->dimensions()[0]}, *y);
+  return multiply(pool, format, x, w, nullptr, *y);
 }
 
 // Rows that are sorted by their matrix, `sizes` of each; sizes that x does not have are cut.
@@ -166,7 +208,7 @@ ffi::Error grouped(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer
     size = size < 0 ? 0 : size < left ? size : left;
     left -= size;
   }
-  return multiply(pool, format, x, w, own, *y);
+  return multiply(pool, format, x, w, &own, *y);
 }
 
 // Some rows of a matrix in strips of blocks: float32 [T, D].
