@@ -8,6 +8,7 @@ window, and a reader of an earlier layer's pages.
 import contextlib
 import dataclasses
 import functools
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -493,6 +494,20 @@ def no_draws() -> Iterator[None]:
     """Steps traced in this context are for greedy requests alone."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sampler, "_draw", lambda x_QV, *_: jnp.zeros(len(x_QV), jnp.int32))
+        yield
+
+
+@contextlib.contextmanager
+def slow_compiler(seconds: float) -> Iterator[None]:
+    """Each shape of a step takes so much longer to compile in this context."""
+    lower_step = Executables._lower_step
+
+    def lower_slowly(executables: Executables, shape: StepShape) -> Any:
+        time.sleep(seconds)
+        return lower_step(executables, shape)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Executables, "_lower_step", lower_slowly)
         yield
 
 

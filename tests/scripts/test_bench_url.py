@@ -115,9 +115,9 @@ def test_ctrl_c_ends_it(tmp_path):
         environment = compiling.environment(tmp_path / "cache")
         how = {"cwd": apps.ROOT, "env": environment, "stderr": subprocess.PIPE, "text": True}
         with subprocess.Popen(command, **how) as process:
-            wait_until(lambda: len(engine.prompts) > 5, 30)
+            wait_until(lambda: len(engine.prompts) > 5, 60)
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=10)
+            _, said = process.communicate(timeout=120)
         assert (process.returncode, said) == (1, "error: interrupted\n")
 
 

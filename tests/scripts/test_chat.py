@@ -262,6 +262,7 @@ def test_through_a_pipe(tmp_path):
     assert said[3].startswith("4 messages, ") and "measured" in said[4]
 
 
+@pytest.mark.timeout(900)
 def test_ctrl_c_at_a_terminal(tmp_path):
     """In an answer it ends the answer, at the prompt the program."""
     master, slave = pty.openpty()

@@ -34,6 +34,7 @@ def blocks(page: str) -> list[str]:
     return [textwrap.dedent(block).strip("\n") + "\n" for block in found]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parts(2)
 @pytest.mark.parametrize(
     "page", [pytest.param("generate", marks=pytest.mark.long), "chat", "evaluate"]

@@ -1,5 +1,6 @@
 """Several processes that run one mesh: the same tokens, and none outlives another."""
 
+import contextlib
 import dataclasses
 import json
 import random
@@ -126,7 +127,7 @@ def test_hosts_that_differ_are_refused_in_the_same_words(pair, other, expected):
 def test_a_lost_host_is_named(pair, capfd):
     first, second, statuses = pair
     second._links[0].connection.shutdown(socket.SHUT_RDWR)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while len(statuses) < 2 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert statuses == [1, 1]
@@ -138,7 +139,7 @@ def test_silence_is_a_loss(monkeypatch, pair, capfd):
     monkeypatch.setattr(hosts, "HEARTBEAT_TIMEOUT_S", 0.2)
     one, other = socket.socketpair(socket.AF_UNIX)
     hosts.Hosts(0, {3: hosts._Link(one)}, 2)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not pair[2] and time.monotonic() < deadline:
         time.sleep(0.01)
     other.close()
@@ -147,8 +148,8 @@ def test_silence_is_a_loss(monkeypatch, pair, capfd):
 
 def test_a_late_host_and_strangers_delay_nothing_but_the_start(monkeypatch):
     """Host 1 hears from host 0 while that waits for host 2; who says nothing of use is ignored."""
-    monkeypatch.setattr(hosts, "HEARTBEAT_TIMEOUT_S", 0.6)
-    monkeypatch.setattr(hosts, "_HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(hosts, "HEARTBEAT_TIMEOUT_S", 1.2)
+    monkeypatch.setattr(hosts, "_HEARTBEAT_S", 0.4)
     port, found = _free_port(), {}
     waiting = threading.Thread(target=lambda: found.update(hosts._accept("localhost", port, 3)))
     waiting.start()
@@ -156,17 +157,18 @@ def test_a_late_host_and_strangers_delay_nothing_but_the_start(monkeypatch):
     strangers = [socket.create_connection(("localhost", port)) for _ in range(3)]
     for stranger, said in zip(strangers, (b"5\n", b"{}\n", b"GET / HTTP/1.1\n"), strict=True):
         stranger.sendall(said)
-    time.sleep(1.5)
-    assert json.loads(first.lines.readline()) == {}
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        assert json.loads(first.lines.readline()) == {}
     hosts._connect("localhost", port, 3, 2)
-    waiting.join(timeout=5)
+    waiting.join(timeout=60)
     assert sorted(found) == [1, 2]
 
 
 def test_those_who_came_hear_for_whom_host_0_waits_no_longer(monkeypatch, capfd):
     statuses = []
     monkeypatch.setattr(hosts.os, "_exit", statuses.append)
-    monkeypatch.setattr(hosts, "_JOIN_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(hosts, "_JOIN_TIMEOUT_S", 1.4)
     port, found = _free_port(), []
 
     def accept():
@@ -177,8 +179,8 @@ def test_those_who_came_hear_for_whom_host_0_waits_no_longer(monkeypatch, capfd)
     waiting = threading.Thread(target=accept)
     waiting.start()
     hosts.Hosts(1, {0: hosts._connect("localhost", port, 4, 1)}, 4)
-    waiting.join(timeout=5)
-    deadline = time.monotonic() + 5
+    waiting.join(timeout=60)
+    deadline = time.monotonic() + 60
     while not statuses and time.monotonic() < deadline:
         time.sleep(0.01)
     assert found == ["host 2, 3 did not come within 1 s"]
@@ -209,11 +211,13 @@ def test_bad_numbers_are_named(coordinator, count, index, expected):
 
 
 def _free_port():
-    with socket.socket() as one, socket.socket() as next_one:
-        one.bind(("localhost", 0))
-        port = one.getsockname()[1]
-        next_one.bind(("localhost", port + 1))
-    return port
+    """One that is free, and so is the next."""
+    while True:
+        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
+            one.bind(("localhost", 0))
+            port = one.getsockname()[1]
+            other.bind(("localhost", port + 1))
+            return port
 
 
 def _command(mesh, *arguments):

@@ -24,6 +24,16 @@ def interrupt(event, arguments):
 
 sys.addaudithook(interrupt)
 """
+_SAYS_THAT_IT_RUNS = """
+import os, sys
+
+class Watched:
+    def find_spec(name, path=None, target=None):
+        if name == "absl":  # what an app imports once it listens to interrupts
+            open(os.environ["RUNS"], "w").close()
+
+sys.meta_path.insert(0, Watched)
+"""
 
 
 @pytest.mark.parts(3)
@@ -45,14 +55,21 @@ def test_at_any_moment(starts, tmp_path):
     """Of the first seconds, but for Python's own start."""
     source = tmp_path / "in.jsonl"
     source.write_text(f"{json.dumps({'prompt': 'A'})}\n" * 2000)
-    moments = random.Random(starts)
+    (tmp_path / "sitecustomize.py").write_text(_SAYS_THAT_IT_RUNS)
+    moments, runs = random.Random(starts), tmp_path / "runs"
     for _ in range(starts):
+        runs.unlink(missing_ok=True)
         process = subprocess.Popen(
             [sys.executable, "-m", "scripts.generate", *_SETTINGS, f"--input={source}"],
             cwd=apps.ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=compiling.environment(tmp_path / "cache"),
+            env=compiling.environment(
+                tmp_path / "cache", PYTHONPATH=str(tmp_path), RUNS=str(runs)
+            ),
         )  # fmt: skip
-        time.sleep(moments.uniform(0.5, 2.5))
+        while not runs.exists():
+            assert process.poll() is None
+            time.sleep(0.002)
+        time.sleep(moments.uniform(0, 2.5))
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
         said = [line for line in err.splitlines() if not line.startswith("llama-tokenizer, ")]

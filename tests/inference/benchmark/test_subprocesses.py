@@ -48,11 +48,10 @@ def test_what_became_of_each(run):
 
 def test_a_program_is_ended_with_its_children(run, monkeypatch):
     monkeypatch.setattr(subprocesses, "_LEAST_S", 0.1)
-    child = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', '{0}']); {0}"
-    sleep = "import time; print(1, flush=True); time.sleep(60)"
+    command = "sh", "-c", "sleep 60 & echo 1; sleep 60"
     start = time.monotonic()
     late, never = run(
-        python("late", child.format(sleep), 2.0, is_json=True), python("next", ""), budget_s=2.05
+        Subprocess("late", command, 2.0, is_json=True), python("next", ""), budget_s=2.05
     )
     assert time.monotonic() - start < 20
     assert late.status == "out of time" and 2 <= late.seconds < 20 and late.result == 1

@@ -566,7 +566,8 @@ def test_a_killed_conversion_never_loads_wrongly(to, tmp_path, request):
             with contextlib.suppress(ProcessLookupError):  # it was done
                 os.kill(child, signal.SIGKILL)
         status = int(server.stdout.readline())
-        duration = duration or time.monotonic() - start
+        if status == 0:  # the machine may have been busier before
+            duration = time.monotonic() - start
         assert status in ((0, signal.SIGKILL) if attempt else (0,))
         if left.exists():
             interrupted += 1

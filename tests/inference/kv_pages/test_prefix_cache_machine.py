@@ -338,12 +338,12 @@ def test_eviction_takes_no_longer_with_more_in_the_cache():
     for i in range(50, 100):
         run(cache, range(400 * i, 400 * (i + 1))).end()
     assert cache.num_nodes == 10_000
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(1000):
         cache.allocate(0, 1)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert seconds < 0.5, f"{seconds:.3f} s for 1,000 evictions"
-    start = time.perf_counter()
+    start = time.process_time()
     match = cache.match_prefix(users[0].tokens)
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     assert match.num_tokens == 396 and seconds < 0.05, f"{seconds:.4f} s to match 99 pages"

@@ -143,16 +143,22 @@ import resource, sys, time
 from configs.errors import InputError
 from inference.text import chat_template
 
+def used_by_workers():
+    chat_template._WORKER.stop()
+    found = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return found.ru_utime + found.ru_stime, found.ru_maxrss / 1024
+
 template = sys.stdin.read()
+chat_template.render("x", [])
+started_s, _ = used_by_workers()
 start = time.process_time(), time.perf_counter()
 try:
     chat_template.render(template, [{"role": "user", "content": "x" * 1000}])
 except InputError as error:
     print(error, file=sys.stderr)
-seconds = time.perf_counter() - start[1]
-chat_template._WORKER.stop()
-used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(seconds, used.ru_utime + used.ru_stime, used.ru_maxrss / 1024, time.process_time() - start[0])
+wall_s = time.perf_counter() - start[1]
+ended_s, megabytes = used_by_workers()
+print(wall_s, started_s, ended_s - started_s, megabytes, time.process_time() - start[0])
 """
 
 
@@ -164,9 +170,9 @@ def test_bombs_are_ended(bomb):
                          capture_output=True, text=True, timeout=60)  # fmt: skip
     assert ran.returncode == 0 and ran.stderr.startswith("the chat template "), ran.stderr
     assert ran.stderr.count("\n") == 1
-    wall, child, megabytes, own = map(float, ran.stdout.split())
-    # Processor seconds: those of the wall are the machine's business as well.
-    assert child <= 1 and own <= 0.1 and megabytes <= 64 and wall <= 10
+    wall, start, child, megabytes, own = map(float, ran.stdout.split())
+    # Processor seconds, beyond those of a worker's start: the wall's are the machine's business.
+    assert child - start <= 0.9 and own <= 0.1 and megabytes <= 64 and wall <= 10
 
 
 def test_after_a_bomb_the_next_rendering_works_again():
@@ -192,6 +198,7 @@ def test_a_worker_that_is_gone_is_started_again():
 
 
 def test_a_worker_starts_fast_and_leaves_with_its_parent():
+    """Within five times of what Python and Jinja take anyway."""
     code = (
         "import sys, time\nfrom inference.text import chat_template\n"
         "assert chat_template._WORKER._process is None\nstart = time.perf_counter()\n"
@@ -199,8 +206,12 @@ def test_a_worker_starts_fast_and_leaves_with_its_parent():
         "print(time.perf_counter() - start, chat_template._WORKER._process.pid)\n"
         "import os; os.kill(os.getpid(), 9)"
     )
-    runs = []
+    bare = [sys.executable, "-P", "-c", "import jinja2.ext, jinja2.sandbox"]
+    runs, bare_runs = [], []
     for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run(bare, check=True)
+        bare_runs.append(time.perf_counter() - start)
         ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
         seconds, pid = ran.stdout.split()
         runs.append(float(seconds))
@@ -208,7 +219,7 @@ def test_a_worker_starts_fast_and_leaves_with_its_parent():
         while is_running(int(pid)):
             assert time.monotonic() < deadline
             time.sleep(0.01)
-    assert min(runs) < 0.5  # 0.1 s on an idle machine
+    assert min(runs) < 5 * min(bare_runs)
 
 
 def is_running(pid: int) -> bool:
