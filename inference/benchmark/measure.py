@@ -12,6 +12,7 @@ from inference.benchmark.requests import TimedRequest
 from inference.planner import cache_policy
 from inference.planner.simulate import Simulator
 from inference.request import SamplingParams
+from inference.runtime.model_runner import for_this_device
 from inference.scheduling.scheduler import Scheduler
 
 _COMPILED = "/jax/core/compile/backend_compile_duration"
@@ -58,7 +59,8 @@ def predict(
     concurrency: int | None = None,
     params: SamplingParams = GREEDY,
 ) -> Run:
-    """The run that the planner expects, on a simulated clock."""
+    """The run that the planner expects of this device, on a simulated clock."""
+    config, _ = for_this_device(config)
     scheduler = Scheduler(config, *cache_policy.of_caches(config, hardware))
     simulator = Simulator(config, scheduler, hardware, host_s)
     return drive.drive(simulator, requests, simulator.clock, concurrency, params)
