@@ -24,6 +24,7 @@ from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
 from layers import kv_cache, norm, registry, rope
 from layers.feed_forwards import dense, experts, layer_inputs
+from layers.kernels.cpu import rows
 from layers.kernels.device import has_free_views
 from layers.kernels.linear import low_bit, packed
 from layers.kernels.linear.low_bit import Quantized
@@ -132,6 +133,8 @@ def embedded(params: Params, config: ModelConfig, tokens_T: jax.Array, ragged: R
         x_TD = _embed_here(params["embed"]["table"], tokens_T, config) * config.embedding_scale
         if config.learned_positions:
             x_TD += embed(params["positions"]["table"], ragged.position_T)
+        if rows.is_native():  # with products that leave out rows of zeros
+            x_TD = jnp.where(ragged.valid_T[:, None], x_TD, 0)
     return x_TD
 
 

@@ -13,11 +13,13 @@ import math
 from collections.abc import Iterable, Mapping
 
 from configs.cache import CacheSpec
+from configs.engine import Config
 from configs.kinds import operations
 from configs.kinds.operations import Amount, Quantity
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from configs.precision import CACHE_FORMATS, FORMATS, Format
+from inference.scheduling.step_schedule import StepRecord
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +96,8 @@ class Rows:
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one step does: T packed tokens (padding included), the rows they belong to, Q rows of
-    logits.
+    """What one step does: T packed tokens (padding included, unless it is left out), the rows they
+    belong to, Q rows of logits.
     """
 
     num_tokens: int
@@ -117,6 +119,25 @@ class Work:
     def prefill(cls, batch: int, context: int) -> "Work":
         """Prompts of `context` tokens, from nothing."""
         return cls(batch * context, (Rows(batch, context, context),), batch)
+
+    @classmethod
+    def of_step(cls, config: Config, model: ModelConfig, record: StepRecord) -> "Work":
+        """That of a step of an engine which feeds its tokens to `model`."""
+        shape, sizes = record.shape, record.rows
+        rows = tuple(Rows(1, queries, context) for queries, context in sizes)
+        if not leaves_padding_out(config, model):
+            return cls(shape.num_tokens, rows, shape.num_logits)
+        width = shape.decode[1]  # what is longer is a chunk, of which the last token is asked
+        num_logits = sum(queries if queries <= width else 1 for queries, _ in sizes)
+        num_tokens = sum(queries for queries, _ in sizes)
+        return cls(min(num_tokens, shape.num_tokens), rows, min(num_logits, shape.num_logits))
+
+
+def leaves_padding_out(config: Config, model: ModelConfig) -> bool:
+    """Whether products of an engine with a model's weights leave padding out, as the CPU's own do.
+    Which experts are visited is asked of whole shapes, and there so are all products.
+    """
+    return config.engine.linear == "ffi_cpu" and model.mixtures is None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,17 +36,8 @@ def predicted_by(hardware: HardwareSpec) -> str:
 
 
 def operations(config: Config, record: StepRecord) -> tuple[Operation, ...]:
-    """What a step that ran had to do. The CPU's own products leave padding out; which experts it
-    would visit is asked of whole shapes, and so are all products beside these.
-    """
-    rows = tuple(Rows(1, queries, context) for queries, context in record.rows)
-    num_tokens, num_logits = record.shape.num_tokens, record.shape.num_logits
-    if config.engine.linear == "ffi_cpu" and config.model.mixtures is None:
-        width = record.shape.decode[1]
-        num_tokens = min(num_tokens, sum(queries for queries, _ in record.rows))
-        own = sum(queries if queries <= width else 1 for queries, _ in record.rows)
-        num_logits = min(num_logits, own)  # of a chunk its last token's
-    return cost.step_operations(config.model, Work(num_tokens, rows, num_logits))
+    """What a step that ran had to do."""
+    return cost.step_operations(config.model, Work.of_step(config, config.model, record))
 
 
 def decode_steps(

@@ -109,8 +109,8 @@ def drafting_operations(config: Config, record: StepRecord) -> tuple[Operation, 
     if not isinstance(draft, Eagle):
         return tuple(found)
     drafting = [each for each in found if each.name != "eagle.fuse"]
-    rows = tuple(Rows(1, queries, context) for queries, context in record.rows)
-    fed = cost.step_operations(draft, Work(record.shape.num_tokens, rows, 0))
+    work = dataclasses.replace(Work.of_step(config, draft, record), num_logits=0)
+    fed = cost.step_operations(draft, work)
     return (*drafting, *_observing(draft, fed))
 
 
@@ -120,6 +120,8 @@ def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
     engine, (num_rows, width) = config.engine, record.shape.decode
     if width == 1:
         return
+    if cost.leaves_padding_out(config, config.draft):
+        num_rows = len(record.rows)
     starts = [context - queries + 1 for queries, context in record.rows]  # with the newest token
     if isinstance(config.draft, Medusa):
         yield from [Work(num_rows, (), num_rows)] * min(engine.draft_levels, width - 1)

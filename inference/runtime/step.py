@@ -144,12 +144,9 @@ def step(
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
     num_own = config.chip_model.num_layers  # the others are a proposer's
-    x_TD = decoder.embedded(params, config.chip_model, tokens_T, ragged)
-    if config.engine.linear == "ffi_cpu":  # whose products leave out rows of zeros
-        x_TD = jnp.where(ragged.valid_T[:, None], x_TD, 0)
     hidden_TD, features, own_cache, visits = decoder.layers(
-        params, config.chip_model, x_TD, ragged, cache[:num_own], tokens_T=tokens_T,
-        features=proposer.features if proposer else (),
+        params, config.chip_model, decoder.embedded(params, config.chip_model, tokens_T, ragged),
+        ragged, cache[:num_own], tokens_T=tokens_T, features=proposer.features if proposer else (),
         deterministic=config.engine.deterministic, attention=attention,
     )  # fmt: skip
     cache = (*own_cache, *cache[num_own:])

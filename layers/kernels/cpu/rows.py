@@ -27,6 +27,11 @@ def native(chosen: bool) -> AbstractContextManager[None]:
     return context
 
 
+def is_native() -> bool:
+    """Whether the program that is traced calls the kernels."""
+    return bool(_chosen.value)
+
+
 def kernel_or(
     reference: Callable[_Arrays, _Out], kernel: Callable[_Arrays, _Out]
 ) -> Callable[_Arrays, _Out]:
@@ -37,7 +42,7 @@ def kernel_or(
     differentiable.defjvp(lambda primals, tangents: jax.jvp(reference, primals, tangents))
 
     def run(*arrays: _Arrays.args, **named: _Arrays.kwargs) -> _Out:
-        return (differentiable if _chosen.value else reference)(*arrays, **named)
+        return (differentiable if is_native() else reference)(*arrays, **named)
 
     return run
 

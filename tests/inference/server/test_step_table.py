@@ -72,12 +72,15 @@ EAGLE = Eagle(**OWN | {"num_layers": 1, "pattern": MODELS[0].layers[:1]}, featur
     ("medusa", Medusa(**OWN | {"num_layers": 0, "pattern": ()}), {}),
 ])  # fmt: skip
 def test_what_drafts_is_in_the_sums(proposer, draft, settings):
-    engine = EngineConfig(max_seqs=8, proposer=proposer, num_drafts=3, **settings)
-    config = Config(MODELS[0], engine, draft=draft)
-    generator = np.random.default_rng(1)
-    records = steps(config, 4, generator) + steps(config, 1, generator)
-    found = StepTable(config, MACHINE).needs(records)
-    assert (found.bytes, found.seconds) == pytest.approx(exact(config, records), rel=1e-9)
+    for linear in (None, "ffi_cpu"):
+        engine = EngineConfig(
+            max_seqs=8, proposer=proposer, num_drafts=3, linear=linear, **settings
+        )
+        config = Config(MODELS[0], engine, draft=draft)
+        generator = np.random.default_rng(1)
+        records = steps(config, 4, generator) + steps(config, 1, generator)
+        found = StepTable(config, MACHINE).needs(records)
+        assert (found.bytes, found.seconds) == pytest.approx(exact(config, records), rel=1e-9)
 
 
 def test_a_table_asks_the_cost_model_once(monkeypatch):
