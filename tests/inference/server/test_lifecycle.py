@@ -70,6 +70,7 @@ def test_a_first_signal_lets_answers_end():
         for thread in threads:
             thread.join(60)
         server.join()
+    assert len(found) == MAX_SEQS
     for n, response in found.items():
         assert response.status_code == 200
         answer = events.read(response.text)[-1] if n % 2 == 0 else response.json()
