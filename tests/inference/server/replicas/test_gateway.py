@@ -356,8 +356,7 @@ def test_while_it_drains_nothing_new_is_served():
 
 
 def test_nothing_stays_behind():
-    engine = FakeEngine()
-    with running(engine, engine) as one:
+    with running(FakeEngine(), FakeEngine()) as one:
         before = threading.active_count()
         for n in range(20):
             body = json.dumps({"prompt": "a", "max_tokens": 2, "stream": n % 2 == 0})
