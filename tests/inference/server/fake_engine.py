@@ -80,9 +80,8 @@ class _Sequence:
 class FakeEngine:
     """As `Served`."""
 
-    def __init__(self, step_s: float = 0.0, has_text: bool = True, warm_up_s: float = 0.0):
+    def __init__(self, step_s: float = 0.0, has_text: bool = True):
         self.step_s = step_s
-        self.warm_up_s = warm_up_s
         self.running: list[_Sequence] = []
         self.aborted: list[int] = []
         self.num_steps = 0
@@ -91,6 +90,8 @@ class FakeEngine:
         self.params: list[SamplingParams] = []  # of all requests
         self.prompts: list[list[int]] = []
         self.may_go_on = threading.Event()  # of a step that hangs
+        self.gate = threading.Event()  # closed: no step begins, and no warm-up ends
+        self.gate.set()
         self._has_text = has_text
         self._grammars = Grammars(tokenizer(), [END])
         self._next_id = 100  # nobody else's ids
@@ -109,7 +110,7 @@ class FakeEngine:
         return Loaded(*facts, pooling="last", embedding_width=WIDTH, cache=CACHE)
 
     def warm_up(self) -> None:
-        time.sleep(self.warm_up_s)
+        self.gate.wait(60)
 
     def prepare(self, params: SamplingParams) -> None:
         self._grammars.start(params.grammar)
@@ -143,12 +144,13 @@ class FakeEngine:
         self.running = [each for each in self.running if each.id != id]
 
     def step(self) -> list[RequestOutput]:
+        self.gate.wait(60)
         self.num_steps += 1
         time.sleep(self.step_s)
         if any(CRASHES in each.prompt for each in self.running):
             raise RuntimeError("a step failed at 0x7f00 in /some/path")
         if any(HANGS in each.prompt for each in self.running):
-            self.may_go_on.wait(20)
+            self.may_go_on.wait(60)
         outputs = [self._advance(each) for each in self.running[:MAX_SEQS]]
         ended = {(each.id, each.index) for each in outputs if each.finish_reason}
         self.running = [each for each in self.running if (each.id, each.index) not in ended]

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from pathlib import Path
 
 from inference.server.workers import entry, jobs
 from inference.server.workers.jobs import Encode
@@ -25,6 +26,9 @@ class OddWorker(entry.Worker):
             time.sleep(60)
         elif what == "waits":
             time.sleep(0.3)
+        elif what.startswith("stays "):  # as long as there is this file
+            while Path(what[6:]).exists():
+                time.sleep(0.01)
         elif what == "grows":
             return [len(bytearray(1 << 30))]
         elif what == "aborts":  # as a Rust library does that finds no memory

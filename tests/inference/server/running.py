@@ -23,7 +23,7 @@ class Running:
         self.service, self.url, self.server, self._thread = service, url, server, thread
         self.said = said  # lines about what was served
         self.error: BaseException | None = None
-        self.http = httpx2.Client(base_url=url, timeout=30)
+        self.http = httpx2.Client(base_url=url, timeout=120)
 
     @property
     def port(self) -> int:
@@ -34,18 +34,18 @@ class Running:
         greedy = {"temperature": 0} if path.endswith("completions") else {}
         return self.http.post(path, json=greedy | body)
 
-    def wait_ready(self, seconds: float = 10) -> None:
+    def wait_ready(self, seconds: float = 60) -> None:
         wait_until(lambda: self.http.get("/ready").status_code == 200, seconds)
 
     def stop(self) -> None:
         self.server.handle_exit(15, None)
 
-    def join(self, seconds: float = 10) -> None:
+    def join(self, seconds: float = 60) -> None:
         self._thread.join(seconds)
         assert not self._thread.is_alive(), "the server did not end"
 
 
-def wait_until(holds, seconds: float = 10) -> None:
+def wait_until(holds, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < deadline, "it did not happen in time"
@@ -84,7 +84,7 @@ def running(
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    assert has_started.wait(10)
+    assert has_started.wait(60)
     one = Running(service, url, found["server"], thread, said)
     try:
         if waits:
@@ -92,7 +92,9 @@ def running(
         yield one
     finally:
         one.http.close()
+        if isinstance(engine, FakeEngine):
+            engine.gate.set()
         one.stop()
         one.stop()
-        thread.join(20)
+        thread.join(60)
         one.error = found.get("error")

@@ -193,7 +193,8 @@ def test_texts_are_continued_as_they_are(page, engine):
     assert page.do("document.getElementById('text').hidden")
 
 
-def test_an_answer_is_stopped(page, engine):
+def test_an_answer_is_stopped(page, engine, monkeypatch):
+    monkeypatch.setattr(engine, "step_s", 0.02)
     put(page, max_tokens=400)
     for stop in (lambda: page.press("Escape"), lambda: page.click("#stop-answer")):
         num_aborted = len(engine.aborted)
@@ -298,19 +299,21 @@ def test_texts_become_paragraphs_and_code_and_no_markup(page):
 # --- live figures ---------------------------------------------------------------------------------
 
 
-def test_charts_move(page):
+def test_charts_move(page, engine, monkeypatch):
     def drawn():
         return page.do("[...document.querySelectorAll('#live svg')].map((each) => each.innerHTML)")
 
     first = drawn()
     put(page, max_tokens=400)
-    send(page, "Hi", waits=False)
-    page.wait("parseFloat(document.querySelector('[data-chart=rate] data').textContent) > 20")
-    assert page.text("[data-chart=step] data") == "21.3 ms"
-    assert page.text("[data-chart=step] small") == "predicted 12.5 ms"
-    assert page.text("[data-chart=batch] data") == "1 sequence"
-    assert page.text("[data-chart=pages] data").startswith("25")
-    assert page.text("[data-chart=first] data") != "–"
+    with monkeypatch.context() as slower:
+        slower.setattr(engine, "step_s", 0.01)
+        send(page, "Hi", waits=False)
+        page.wait("parseFloat(document.querySelector('[data-chart=rate] data').textContent) > 20")
+        assert page.text("[data-chart=step] data") == "21.3 ms"
+        assert page.text("[data-chart=step] small") == "predicted 12.5 ms"
+        assert page.text("[data-chart=batch] data") == "1 sequence"
+        assert page.text("[data-chart=pages] data").startswith("25")
+        assert page.text("[data-chart=first] data") != "–"
     page.wait(DONE)
     assert all(a != b for a, b in zip(first, drawn(), strict=True))
     page.point("[data-chart=rate] svg")
@@ -321,13 +324,16 @@ def test_charts_move(page):
 
 
 def test_figures_are_there_while_the_model_is_not():
+    engine = Engine()
+    engine.gate.clear()
     with (
-        running(Engine(warm_up_s=0.5), waits=False) as server,
+        running(engine, waits=False) as server,
         server.http.stream("GET", "/console/events") as response,
     ):
         events = (line for line in response.iter_lines() if line)
         first = json.loads(next(events).removeprefix("data: "))
         assert first["state"] in ("loading", "warming up") and first["first_tokens"] == 0
+        engine.gate.set()
         later = (json.loads(event.removeprefix("data: ")) for event in events)
         found = next(each for each in later if each["at"] > first["at"])
         assert found["state"] == "ready" and found["max_seqs"] == MAX_SEQS and found["has_chats"]

@@ -234,8 +234,7 @@ def test_answers_that_do_not_end_well_are_counted():
 
 
 def test_streams_that_fail_are_counted():
-    limits = Limits(request_s=0.2)
-    with running(FakeEngine(step_s=0.02), limits) as one:
+    with running(FakeEngine(step_s=0.02), Limits(request_s=1)) as one:
         response = ask(one, max_tokens=400, stream=True)
         assert response.status_code == 200 and '"timeout"' in response.text
         assert count(one, "ridgeline:stream_errors_total") == 1
@@ -251,7 +250,7 @@ def test_no_count_falls_when_the_engine_is_started_again():
         one.post(TEXT, prompt=[CRASHES], max_tokens=2)
         wait_until(lambda: count(one, "ridgeline:engine_restarts_total"))
         seen = [before]
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while time.monotonic() < deadline:
             seen.append(counts(one))
             if one.service.client.state.value == "ready" and seen[-1] != seen[-2]:

@@ -247,6 +247,8 @@ def test_answers_go_on_when_the_engine_is_killed(served):
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]" and '"finish_reason":"' in rest[-2]
         assert list(again) == expected
+    wait_until(lambda: before not in children(served.process.pid))
+    wait_until(lambda: served.http.get("/ready").status_code == 200)
     assert engine_of(served) != before
 
 

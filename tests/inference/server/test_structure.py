@@ -67,7 +67,7 @@ def test_compiling_stops_no_other_request():
 
     class Slow(FakeEngine):
         def prepare(self, params):
-            may_go_on.wait(10)
+            may_go_on.wait(60)
             super().prepare(params)
 
     with running(Slow()) as server:
@@ -79,7 +79,7 @@ def test_compiling_stops_no_other_request():
         assert server.post(TEXT, prompt="a", max_tokens=30).status_code == 200
         assert not found
         may_go_on.set()
-        thread.join(10)
+        thread.join(60)
         assert found[0].json()["choices"][0]["text"] == "ab"
 
 
@@ -88,7 +88,7 @@ def test_a_client_that_disconnects_while_it_is_compiled_is_forgotten():
 
     class Slow(FakeEngine):
         def prepare(self, params):
-            may_go_on.wait(10)
+            may_go_on.wait(60)
 
     engine = Slow()
     with running(engine) as server:

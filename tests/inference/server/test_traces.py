@@ -98,7 +98,7 @@ def test_what_its_sender_does_not_sample_has_no_span(server, exporter):
 
 def test_errors_are_in_the_span(exporter):
     exporter.clear()
-    with running(FakeEngine(0.02), Limits(request_s=0.2), traces=fresh(exporter)) as one:
+    with running(FakeEngine(0.02), Limits(request_s=1), traces=fresh(exporter)) as one:
         assert one.post(TEXT, prompt="a", max_tokens=400, stream=True).status_code == 200
         span = the_span(exporter)
         assert span.attributes["error.type"] == "stream_error"

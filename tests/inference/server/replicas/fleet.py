@@ -72,7 +72,7 @@ class Running:
 
     def __init__(self, url, gateway, loop):
         self.url, self.gateway, self.loop = url, gateway, loop
-        self.http = httpx2.Client(base_url=url, timeout=20)
+        self.http = httpx2.Client(base_url=url, timeout=120)
 
     @property
     def fleet(self) -> Fleet:
@@ -118,8 +118,9 @@ def running(*engines, limits: Limits = USUAL, keys=None):
     finally:
         one.http.close()
         for engine in engines:
+            engine.gate.set()
             engine.may_go_on.set()
         for _ in range(2):
             one.loop.call_soon_threadsafe(found["server"].handle_exit, 15, None)
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive(), "the gateway did not end"
