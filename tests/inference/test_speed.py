@@ -73,6 +73,28 @@ def test_step_time_does_not_grow_with_the_pool(checkpoint, params):
     assert ratio <= 1.05
 
 
+def test_padding_costs_little(checkpoint, params):
+    """A prompt of 8 tokens in a chunk of 64, and 8 such prompts in 8."""
+    engine = Engine(Config(checkpoint.config, EngineConfig(max_seqs=8)), params)
+    if engine.config.engine.linear != "ffi_cpu":
+        pytest.skip("products of XLA's compute padding, too")
+    one = SamplingParams(max_new_tokens=1)
+
+    def seconds(count, length):
+        for each in range(count):
+            engine.add_request([100 + 7 * each + j for j in range(length)], one)
+        while engine.scheduler.has_work:
+            engine.step()
+        engine.rebuild()  # nothing is found in the cache
+        return engine.records[-1].seconds
+
+    for count in (1, 8):
+        pairs = [(seconds(count, 8), seconds(count, 64)) for _ in range(8)][1:]
+        ratio = statistics.median(short / whole for short, whole in pairs)
+        print(f"{count} x 8 of 64 tokens: {ratio:.3f} x the time of whole chunks")
+        assert ratio <= 0.5
+
+
 def test_full_sampling_keeps_most_of_the_greedy_rate(checkpoint, params):
     engine = Engine(Config(checkpoint.config, EngineConfig(max_seqs=32)), params)
     greedy = SamplingParams(max_new_tokens=24, ignore_eos=True)
