@@ -37,6 +37,11 @@ class StepInFlight:
     fetched_at: float = 0.0
 
     @property
+    def num_tokens(self) -> int:
+        """Tokens that it feeds."""
+        return sum(queries for queries, _ in self.schedule.row_sizes)
+
+    @property
     def is_needed(self) -> bool:
         """Whether it still has to run: for a sequence, or for the pages that it transfers."""
         sequences = [chunk.sequence for _, chunk in self.schedule.rows]
@@ -63,7 +68,7 @@ class StepsInFlight:
         self._model_runner = model_runner
         self._steps: deque[StepInFlight] = deque()
         self._last_done_at = 0.0  # of the steps that were committed
-        self._recent: dict[StepShape, deque[float]] = {}  # seconds of the last steps of a shape
+        self._recent: dict[StepShape, deque[tuple[int, float]]] = {}  # tokens and seconds
         self._lead_s = 0.0  # that the host takes to schedule and launch a step, at most
         self._looked_at = 0.0  # when the host last looked whether steps are done
         self._held_s = 0.0  # that launching a held step took, while another was processed
@@ -88,9 +93,10 @@ class StepsInFlight:
 
     def slack_s(self) -> float:
         """Seconds for which no step needs to be scheduled: until the one in flight ends, if it
-        takes as long as the fastest of the last of its shape, less what the host takes to schedule
-        and launch the next; 0 for short steps. Requests that come within them are in the next step.
-        To be asked again every few milliseconds: a step may be faster than it was.
+        takes as long as the fastest of the last of its shape (with fewer tokens: a share of that),
+        less what the host takes to schedule and launch the next; 0 for short steps. Requests that
+        come within them are in the next step. To be asked again every few milliseconds: a step may
+        be faster than it was.
         """
         self.note_done()
         if len(self._steps) != 1 or self.held is not None:
@@ -99,7 +105,8 @@ class StepsInFlight:
         recent = self._recent.get(step.schedule.shape)
         if step.done_at is not None or recent is None:
             return 0.0
-        lead_s, expected_s = _MIN_LEAD_S + 1.5 * self._lead_s, min(recent)
+        expected_s = min(s * min(1.0, step.num_tokens / tokens) for tokens, s in recent)
+        lead_s = _MIN_LEAD_S + 1.5 * self._lead_s
         if lead_s > _MOST_LEAD * expected_s:
             return 0.0
         self.look_away()
@@ -172,7 +179,8 @@ class StepsInFlight:
         seconds = done_at - max(step.launched_at, self._last_done_at)
         schedule = step.schedule
         self.records.append(StepRecord(schedule.shape, schedule.row_sizes, seconds, host_s))
-        self._recent.setdefault(schedule.shape, deque(maxlen=_NUM_RECENT)).append(seconds)
+        recent = self._recent.setdefault(schedule.shape, deque(maxlen=_NUM_RECENT))
+        recent.append((step.num_tokens, seconds))
         self._last_done_at = done_at
         if self._scheduler.draft_policy is not None:
             self._scheduler.draft_policy.took(schedule.shape, hosts.current().broadcast(seconds))

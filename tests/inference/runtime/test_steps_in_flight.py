@@ -6,13 +6,13 @@ import pytest
 
 from inference.runtime import steps_in_flight
 from inference.runtime.steps_in_flight import StepsInFlight
-from inference.scheduling.step_schedule import ShardSchedule, StepSchedule
+from inference.scheduling.step_schedule import ScheduledChunk, ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
 
 pytestmark = pytest.mark.quick_code
 
 LAUNCH_S, LOOK_S = 0.001, 0.002
-SHAPE = StepShape((8, 1), (0, 64))
+SHAPE = StepShape((8, 1), (1, 64))
 
 
 class Device:
@@ -24,14 +24,15 @@ class Device:
 
     def __init__(self, step_s: float):
         self.now, self.step_s, self.idle_s, self.busy_until = 0.0, step_s, 0.0, 0.0
-        self.shape, self.schedule_s = SHAPE, 0.002
+        self.shape, self.num_tokens, self.schedule_s = SHAPE, 64, 0.002
 
     def perf_counter(self) -> float:
         return self.now
 
     def schedule(self, now, is_open):
         self.now += self.schedule_s
-        return StepSchedule(self.shape, (ShardSchedule(),))
+        chunk = ScheduledChunk(None, 0, 0, 0, self.num_tokens, emits=False)
+        return StepSchedule(self.shape, (ShardSchedule(prefill=(chunk,)),))
 
     def is_ready(self, schedule):
         return True
@@ -97,6 +98,19 @@ def test_a_step_that_is_faster_than_it_was_is_noticed(make):
     assert device.idle_s == 0
 
 
+def test_fewer_tokens_are_expected_to_take_less(make):
+    """In proportion: it may be less than they take, so the device does not wait for the host."""
+    device, steps = make(0.1)
+    for _ in range(5):
+        turn(device, steps)
+    device.num_tokens, device.step_s = 32, 0.06
+    for _ in range(3):
+        turn(device, steps)
+        assert device.idle_s == 0
+    device.num_tokens, device.step_s = 64, 0.1  # and of more tokens at least as much
+    assert turn(device, steps) > 0.03 and turn(device, steps) > 0.04 and device.idle_s == 0
+
+
 def test_a_short_step_waits_for_nobody(make):
     device, steps = make(0.01)
     assert not any(turn(device, steps) for _ in range(12)) and device.idle_s == 0
@@ -106,7 +120,7 @@ def test_a_shape_that_never_ran_does_not_wait(make):
     device, steps = make(0.05)
     for _ in range(5):
         turn(device, steps)
-    device.shape = StepShape((8, 1), (1, 64))
+    device.shape = StepShape((8, 1), (2, 64))
     assert turn(device, steps) > 0
     assert turn(device, steps) == 0
 
