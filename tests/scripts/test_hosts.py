@@ -261,9 +261,16 @@ def _tokens(text):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("count, mesh", [(2, "model=2"), (2, "data=2"), (4, "data=2,model=2")])
-def test_processes_give_the_tokens_of_one(count, mesh, tmp_path):
+@pytest.mark.parametrize("count, mesh, schema", [
+    (2, "model=2", None), (2, "data=2", None), (4, "data=2,model=2", None),
+    (2, "data=2", {"type": "array", "items": {"enum": ["rain", "hills", 7]}, "minItems": 2}),
+])  # fmt: skip
+def test_processes_give_the_tokens_of_one(count, mesh, schema, tmp_path):
     asked = _mixed(tmp_path / "mixed.jsonl"), "--json"
+    if schema is not None:
+        file = tmp_path / "schema.json"
+        file.write_text(json.dumps(schema))
+        asked += (f"--json_schema={file}",)
     alone = subprocess.run(_command(mesh, *asked), capture_output=True, text=True, cwd=ROOT)
     started = _start(count, mesh, *asked)
     ended = [process.communicate(timeout=300) for process in started]
