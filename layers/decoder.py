@@ -134,7 +134,7 @@ def embedded(params: Params, config: ModelConfig, tokens_T: jax.Array, ragged: R
         if config.learned_positions:
             x_TD += embed(params["positions"]["table"], ragged.position_T)
         if rows.is_native():  # with products that leave out rows of zeros
-            x_TD = jnp.where(ragged.valid_T[:, None], x_TD, 0)
+            x_TD = jnp.where(ragged.valid_T[:, None], rounded(x_TD), 0)
     return x_TD
 
 
