@@ -251,8 +251,9 @@ class Engine:
         self._steps.look_away()
 
     def slack_s(self) -> float:
-        """Seconds for which `step` need not be called, as `StepsInFlight` says; 0: call it."""
-        return 0.0 if self._prefill else self._steps.slack_s()
+        """Seconds for which `step` need not be called: requests that come may start in the next."""
+        can_start = any(shard.free_slots for shard in self.scheduler.shards)
+        return self._steps.slack_s() if can_start and self._prefill is None else 0.0
 
     def rebuild(self) -> None:
         """Starts over with an empty cache: running requests are computed again from the host's

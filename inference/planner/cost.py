@@ -14,7 +14,11 @@ from collections.abc import Iterable, Mapping
 
 from configs.cache import CacheSpec
 from configs.engine import Config
+from configs.heads import Eagle
 from configs.kinds import operations
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.latent import Latent
 from configs.kinds.operations import Amount, Quantity
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
@@ -127,17 +131,34 @@ class Work:
         rows = tuple(Rows(1, queries, context) for queries, context in sizes)
         if not leaves_padding_out(config, model):
             return cls(shape.num_tokens, rows, shape.num_logits)
-        width = shape.decode[1]  # what is longer is a chunk, of which the last token is asked
+        width = shape.decode[1]  # what is longer is a chunk; a shorter one counts as drafts do
         num_logits = sum(queries if queries <= width else 1 for queries, _ in sizes)
-        num_tokens = sum(queries for queries, _ in sizes)
-        return cls(min(num_tokens, shape.num_tokens), rows, min(num_logits, shape.num_logits))
+        return cls(sum(queries for queries, _ in sizes), rows, num_logits)
 
 
 def leaves_padding_out(config: Config, model: ModelConfig) -> bool:
-    """Whether products of an engine with a model's weights leave padding out, as the CPU's own do.
-    Which experts are visited is asked of whole shapes, and there so are all products.
+    """Whether products with the weights of an engine's model, or of its draft, are counted without
+    padding: those of the CPU's library leave out rows of zeros. Padding is counted where it may be
+    something else behind a layer, and where there are experts, since what one more sequence brings
+    could not be added up (`server.engine_process.step_table`).
     """
-    return config.engine.linear == "ffi_cpu" and model.mixtures is None
+    engine = config.engine
+    is_native = engine.linear == "ffi_cpu" and engine.attention in (None, "ffi_cpu")
+    models = {id(each): each for each in (config.model, model)}.values()
+    return is_native and config.mesh.num_groups == 1 and all(map(_keeps_zeros, models))
+
+
+def _keeps_zeros(model: ModelConfig) -> bool:
+    """Whether rows of zeros are known to stay so in all layers: nothing is added to them."""
+    if model.norm != "rms" or isinstance(model, Eagle):  # whose state is shifted into padding
+        return False
+    return all(
+        isinstance(layer.mixer, (Attention, Latent))
+        and "out" not in getattr(layer.mixer, "biases", ())
+        and isinstance(layer.ffn, (Gated, Plain))
+        and not layer.ffn.has_bias
+        for layer in model.pattern
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Predicted beside measured: what the steps that ran had to cost."""
 
 import dataclasses
+import functools
 import statistics
 from collections.abc import Iterable
 
@@ -128,14 +129,14 @@ def naive_seconds(
     return sum(_step_seconds(config, hardware, length, length, 1) for length in lengths)
 
 
-def cached_seconds(
-    config: ModelConfig, hardware: HardwareSpec, num_prompt: int, num_new: int, chunk: int
-) -> float:
-    """Predicted time of the same with a cache: the prompt once, then one row a token."""
-    padded = -(-num_prompt // chunk) * chunk
-    prefill = _step_seconds(config, hardware, padded, num_prompt, 1, num_prompt)
-    lengths = (num_prompt + n for n in range(1, num_new))
-    return prefill + sum(_step_seconds(config, hardware, 2, n, 2, 1) for n in lengths)
+def cached_seconds(config: Config, hardware: HardwareSpec, num_prompt: int, num_new: int) -> float:
+    """Predicted time of the same by an engine with a cache: the prompt once, then a row a token."""
+    chunk, rows = config.engine.chunk_tokens, 2
+    if cost.leaves_padding_out(config, config.model):
+        chunk = rows = 1
+    seconds = functools.partial(_step_seconds, config.model, hardware)
+    prefill = seconds(-(-num_prompt // chunk) * chunk, num_prompt, 1, num_prompt)
+    return prefill + sum(seconds(rows, num_prompt + n, rows, 1) for n in range(1, num_new))
 
 
 def _step_seconds(

@@ -21,7 +21,7 @@ from sharding import hosts
 
 _NUM_RECENT = 8  # steps of a shape
 _MIN_LEAD_S = 1e-3  # the host's own clocks and threads
-_MOST_LEAD = 1 / 8  # of a step: else waiting gains little, and costs what its errors cost
+_MOST_LEAD = 1 / 8  # of a step: of a shorter one, waiting gains less than a wrong guess costs
 
 
 @dataclasses.dataclass
@@ -69,8 +69,8 @@ class StepsInFlight:
         self._steps: deque[StepInFlight] = deque()
         self._last_done_at = 0.0  # of the steps that were committed
         self._recent: dict[StepShape, deque[tuple[int, float]]] = {}  # tokens and seconds
-        self._lead_s = 0.0  # that the host takes to schedule and launch a step, at most
-        self._looked_at = 0.0  # when the host last looked whether steps are done
+        self._lead_s = 0.0  # that the host took to schedule and launch a step; the most, decaying
+        self._away_since = 0.0  # when the host turned to something else than steps
         self._held_s = 0.0  # that launching a held step took, while another was processed
         self.held: StepInFlight | None = None
         self.records: deque[StepRecord] = deque(maxlen=4096)
@@ -93,10 +93,10 @@ class StepsInFlight:
 
     def slack_s(self) -> float:
         """Seconds for which no step needs to be scheduled: until the one in flight ends, if it
-        takes as long as the fastest of the last of its shape (with fewer tokens: a share of that),
-        less what the host takes to schedule and launch the next; 0 for short steps. Requests that
-        come within them are in the next step. To be asked again every few milliseconds: a step may
-        be faster than it was.
+        takes as long as the fastest of the last of its shape (with fewer tokens: at least a share
+        of that), less what the host takes to schedule and launch the next; 0 for short steps.
+        Requests that come within them are in the next step. To be asked again every few
+        milliseconds: a step may be faster than it was.
         """
         self.note_done()
         if len(self._steps) != 1 or self.held is not None:
@@ -111,18 +111,20 @@ class StepsInFlight:
             return 0.0
         self.look_away()
         began_at = max(step.launched_at, self._last_done_at)
-        return max(0.0, began_at + expected_s - lead_s - self._looked_at)
+        return max(0.0, began_at + expected_s - lead_s - self._away_since)
 
     def look_away(self) -> None:
-        """The host does something else from now on, which is no step's time."""
-        self._looked_at = time.perf_counter()
+        """The host turns to something else."""
+        self._away_since = time.perf_counter()
 
     def note_done(self) -> None:
-        """Dates the steps that the device has finished while the host did something else."""
+        """Dates the steps that the device has finished while the host did something else, which is
+        no step's time: by when it turned to that.
+        """
         for step in self._steps:
             assert step.output is not None
             if step.done_at is None and self._model_runner.is_done(step.output):
-                step.done_at = max(step.launched_at, self._looked_at)
+                step.done_at = max(step.launched_at, self._away_since)
 
     def launch(self, is_open: bool) -> bool:
         """Schedules a step and gives it to the device; False where there is nothing to do, or where
@@ -152,6 +154,7 @@ class StepsInFlight:
         self._held_s = time.perf_counter() - start
 
     def _start(self, step: StepInFlight, may_compile: bool = True) -> bool:
+        start, compile_s = time.perf_counter(), self.compile_s
         if not hosts.current().broadcast(self._model_runner.is_ready(step.schedule)):
             if self._steps or not may_compile:
                 self.held = step
@@ -159,7 +162,7 @@ class StepsInFlight:
             self._compile(step.schedule)
         step.launched_at = time.perf_counter()
         step.output = self._model_runner.launch(step.schedule, step.inputs)
-        lead_s = step.schedule_s + time.perf_counter() - step.launched_at
+        lead_s = step.schedule_s + time.perf_counter() - start - (self.compile_s - compile_s)
         self._lead_s = max(lead_s, 0.9 * self._lead_s)
         self._steps.append(step)
         return True

@@ -41,12 +41,9 @@ def compare(
     completions = [engine.generate([prompt], params)[0] for prompt in prompts]
     cached_s = time.perf_counter() - start_cached
     machine = lookup.this_machine(model.dtype, model=model)
-    settings = engine.config.engine
-    is_native = settings.linear == "ffi_cpu"  # whose products leave padding out
-    chunk = 1 if is_native else settings.chunk_tokens
     sizes = [(s.num_prompt_tokens, s.num_output_tokens) for s in decoded]
     predicted_naive = sum(report.naive_seconds(model, machine, *s, naive.BLOCK) for s in sizes)
-    predicted_cached = sum(report.cached_seconds(model, machine, *s, chunk) for s in sizes)
+    predicted_cached = sum(report.cached_seconds(engine.config, machine, *s) for s in sizes)
     num_tokens = sum(new for _, new in sizes)
     stats = {
         "prompt_tokens": sum(length for length, _ in sizes),

@@ -24,7 +24,7 @@ from inference.server.frames import (
 
 _HEARTBEAT_S = 0.5
 _POLL_S = 0.005
-_LOOK_S = 0.01  # whether a step has ended before it was expected to
+_LOOK_S = 0.01  # between looks whether a step has ended early
 
 _log = logging.getLogger(__name__)
 

@@ -131,7 +131,8 @@ def product(x_TD: jax.Array, w: Packed) -> jax.Array:
     """x w^T, float32 [T, F], for x of float32 or bfloat16. Beside blocks x is rounded to int8, 32
     numbers by a scale; beside `w8a8` and `w8a8_fp8` to int8 and e4m3, a token by a scale; beside
     `fp8` it stays. Under `shard_map` F is that of the strips that are here, some of the matrix's:
-    columns of padding are among them unless F is a multiple of 16 times the devices.
+    columns of padding are among them unless F is a multiple of 16 times the devices. Rows of x
+    that are zeros cost nothing, and give zeros whatever is in w.
 
     Raises:
         ValueError: x has other columns than w, or w is a stack.

@@ -322,7 +322,7 @@ def test_the_ladders_first_rung():
     short = step_cost(_TINY, 128, [(128, 128)], 1).flops
     long = step_cost(_TINY, 256, [(256, 256)], 1).flops
     assert naive == 9 * short + long  # the tenth new token runs 129 tokens
-    cached = report.cached_seconds(_TINY, chip, 120, 10, 64)
+    cached = report.cached_seconds(Config(_TINY), chip, 120, 10)
     assert cached == step_cost(_TINY, 128, [(120, 120)], 1).flops + sum(
         step_cost(_TINY, 2, [(1, n)], 2).flops for n in range(121, 130)
     )

@@ -42,10 +42,14 @@ def test_the_cpus_own_products_leave_padding_out(linear):
     config = dataclasses.replace(CONFIG, engine=EngineConfig(linear=linear))
     shape = StepShape((8, 2), (4, 32))
     rows = ((2, 50), (1, 40), (32, 32), (7, 90))
-    found = report.operations(config, StepRecord(shape, rows, 0.0, 0.0))
+    record = StepRecord(shape, rows, 0.0, 0.0)
+    found = report.operations(config, record)
     counts = (42, 5) if linear == "ffi_cpu" else (144, 20)  # tokens and rows of logits
     each = tuple(cost.Rows(1, *row) for row in rows)
     assert found == cost.step_operations(config.model, Work(counts[0], each, counts[1]))
+    for model in (fakes.quirks(), fakes.deepseek(), fakes.delta()):  # biases, experts, states
+        whole = cost.step_operations(model, Work(144, each, 20))
+        assert report.operations(dataclasses.replace(config, model=model), record) == whole
 
 
 def test_formats_of_products():

@@ -8,6 +8,8 @@ from inference.runtime import steps_in_flight
 from inference.runtime.steps_in_flight import StepsInFlight
 from inference.scheduling.step_schedule import ScheduledChunk, ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
+from inference.server.engine_process.served_engine import ServedEngine
+from tests import fakes
 
 pytestmark = pytest.mark.quick_code
 
@@ -123,6 +125,27 @@ def test_a_shape_that_never_ran_does_not_wait(make):
     device.shape = StepShape((8, 1), (2, 64))
     assert turn(device, steps) > 0
     assert turn(device, steps) == 0
+
+
+def test_an_engine_waits_where_requests_could_start(monkeypatch):
+    engine = fakes.engine(fakes.llama(max_context=64), max_seqs=2)
+    served = ServedEngine(engine, "it", lambda: None)
+    assert engine.slack_s() == 0  # nothing runs
+    engine.add_request([1, 2, 3], fakes.greedy(20))
+    for _ in range(4):
+        engine.step()
+    recent = dict.fromkeys(engine.scheduler.shapes, [(1, 100.0)])
+    monkeypatch.setattr(engine._steps, "_recent", recent)
+    monkeypatch.setattr(engine.model_runner, "is_done", lambda output: False)
+    assert 50 < engine.slack_s() < 100 and 50 < served.slack_s() < 100
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._steps, "held", engine._steps._steps[0])
+        assert engine.slack_s() == 0
+    monkeypatch.setattr(engine.scheduler.shards[0], "free_slots", [])
+    assert engine.slack_s() == 0
+    monkeypatch.undo()
+    engine.rebuild()
+    assert engine.slack_s() == 0
 
 
 def test_where_the_host_is_slow_it_begins_earlier(make):

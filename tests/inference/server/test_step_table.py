@@ -37,7 +37,7 @@ def steps(config, width, generator, most=60):
     found = []
     last = config.max_context
     for _ in range(most):
-        slots = int(generator.choice([2, 8]))
+        slots = int(generator.choice([1, 2, 8]))
         rows = []
         for _ in range(int(generator.integers(1, slots + 1))):
             queries = int(generator.integers(1, width + 1))

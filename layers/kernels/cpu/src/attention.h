@@ -315,7 +315,8 @@ class Attender {
   uint64_t* seen_;
 };
 
-// `Dense::attend_float32` and `attend_bfloat16`. Padding behind an item's tokens gets zeros.
+// `Dense::attend_float32` and `attend_bfloat16`. Padding behind an item's tokens gets zeros,
+// which products leave out.
 template <class Arithmetic>
 void attend(const Attention& a, const AttentionItem& item) {
   static thread_local Scratch scratch;

@@ -67,8 +67,8 @@ bool is_zero(const Bits* row, int64_t size) {
   return true;
 }
 
-// Rows of a matrix of float32 or bfloat16: those that are not 0, then the others; how many there
-// are of the first.
+// Rows of a matrix of float32 or bfloat16, into an empty order: those that are not 0, then the
+// others; how many there are of the first.
 int64_t sort_rows(const ffi::AnyBuffer& x, std::vector<int64_t>& order) {
   const int64_t T = x.dimensions()[0], D = x.dimensions()[1];
   std::vector<int64_t> zeros;
@@ -86,7 +86,7 @@ int64_t sort_rows(const ffi::AnyBuffer& x, std::vector<int64_t>& order) {
 // y = x w^T: x [T, D] of float32 or bfloat16, w matrices in strips of a format, one behind the
 // other, y float32 [T, F]. Matrix e multiplies the next sizes[e] rows; those behind them all are 0.
 // Without sizes there is one matrix for all rows, of which those of zeros, as padding has them,
-// cost nothing.
+// cost nothing: their results are 0, whatever is in the matrix.
 ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::AnyBuffer& x,
                     const ffi::AnyBuffer& w, const std::vector<int64_t>* given_sizes,
                     ffi::BufferR2<ffi::F32>& y) {
@@ -175,7 +175,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
       for (int64_t t = 0; t < p.num_rows; t++) memset(out(t), 0, width * sizeof(float));
       return;
     }
-    // The last strip may be wider than y.
+    // Else rows of y lie apart, or the last strip is wider than y.
     if (is_in_order && width == p.num_strips * kStrip) {
       p.y = out(0);
       p.y_stride = F;
