@@ -144,8 +144,8 @@ def leaves_padding_out(config: Config, model: ModelConfig) -> bool:
     """
     engine = config.engine
     is_native = engine.linear == "ffi_cpu" and engine.attention in (None, "ffi_cpu")
-    models = {id(each): each for each in (config.model, model)}.values()
-    return is_native and config.mesh.num_groups == 1 and all(map(_keeps_zeros, models))
+    is_one = config.mesh.num_groups == 1
+    return is_native and is_one and _keeps_zeros(config.model) and _keeps_zeros(model)
 
 
 def _keeps_zeros(model: ModelConfig) -> bool:
