@@ -42,7 +42,7 @@ IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeli
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve small-model test test-long test-sanitized check test-py312 test-aot test-aarch64 device golden wheel lock clean
+.PHONY: help run serve small-model test test-long test-sanitized check test-py312 test-aot test-aarch64 device pages golden wheel lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -63,11 +63,12 @@ test: .venv/.test  ## the suite, on WORKERS=2 processes; of tests of many cases 
 test-long: .venv/.test  ## only the tests marked long
 	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile -m long
 
-check: .venv/.test  ## format, lint, types, architecture
+check: .venv/.test  ## format, lint, types, architecture, marks of stale figures
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/python -m pytest -q tests/test_architecture.py
+	.venv/bin/python docs/figures.py --check
 
 test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there is no python3.12
 	@PYENV_VERSION=3.12.1; export PYENV_VERSION; \
@@ -111,6 +112,9 @@ test-aot:  ## compile for H200 and TPUs without a device; skipped by name where 
 
 device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerator at hand does, in 13 minutes (PYTHON=..., RESULTS=...)
 	@$(if $(filter file,$(origin PYTHON)),.venv/bin/python,$(PYTHON)) -m scripts.device --device=$(DEVICE) --results=$(RESULTS)
+
+pages: .venv/.test  ## measure stale pages again that take less than 10 minutes
+	.venv/bin/python docs/figures.py --regenerate
 
 golden: .venv-golden/.golden  ## recompute the goldens with transformers and compare
 	.venv-golden/bin/python tests/golden/make_golden.py --compare

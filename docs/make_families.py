@@ -63,8 +63,9 @@ _REAL = """\
 The real SmolLM2 135M and Gemma 3 270M are compared with transformers too: greedy text up to near
 ties, perplexity within 0.5 % (`tests/inference/test_parity_real.py`). Of the other presets only
 configuration and number of parameters are checked, no real weights. Those of `deepseek-v3` are
-published in FP8, which is refused; a directory in bfloat16 is read. Those of gpt-oss are published
-with experts in MXFP4, which become bfloat16 as they are read, to the same numbers. Layers that
+published in FP8 by blocks of 128 x 128, which are dequantized as they are read. Those of gpt-oss
+are published with experts in MXFP4, which become bfloat16 as they are read, to the same numbers.
+Layers that
 predict a second token (DeepSeek-V3, GLM) are left out, as many as the configuration announces;
 where it is one, `--speculate=mtp` has it draft
 ([how](speculation.md#the-layer-that-a-checkpoint-brings)). Of Gemma 4 the text is served: what

@@ -193,7 +193,7 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         sys.exit(f"what is {argv[1]!r}? Everything is a flag")
     if importlib.util.find_spec("matplotlib") is None:
-        sys.exit("the page has a picture: pip install 'ridgeline[plots]'")
+        sys.exit("the page has a picture: pip install '.[plots]'")
     hardware = first_start.of_model(_mixture(_EXPERTS[0]))
     machine = f"{store.num_cores()} cores of {store.processor()}"
     found = _of_experts(hardware)

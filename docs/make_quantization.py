@@ -131,8 +131,11 @@ def _of_memory(found: Rows) -> list[str]:
     for model, own in found.items():
         for when_, saved in (("loaded", own["loading"]), ("running", own["running"])):
             share = 1 - (saved - own["tables_saved"]) / own["matrices"]
-            rows.append((model, when_, f"{own['matrices'] / 1e6:.0f}", f"{saved / 1e6:.0f}",
-                         f"{share:.2f}", bar(share, _MOST_RESIDENT)))  # fmt: skip
+            judged = (f"{share:.2f}", bar(share, _MOST_RESIDENT))
+            if share < 0:
+                judged = ("none", "loading bfloat16 takes more than its matrices")
+            sizes = (f"{own['matrices'] / 1e6:.0f}", f"{saved / 1e6:.0f}")
+            rows.append((model, when_, *sizes, *judged))
     peaks = ", ".join(
         f"{own['calibration'] / 1e6:.0f} MB of {model} ({own['model'] / 1e6:.0f} MB in bfloat16)"
         for model, own in found.items()

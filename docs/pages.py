@@ -22,7 +22,7 @@ def check(argv: Sequence[str], parts: Sequence[str], known: Collection[str]) -> 
         if part not in known:
             sys.exit(f"--parts names {part!r}; valid: {', '.join(known)}")
     if importlib.util.find_spec("matplotlib") is None:
-        sys.exit("the page has a picture: pip install 'ridgeline[plots]'")
+        sys.exit("the page has a picture: pip install '.[plots]'")
 
 
 class Results:

@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> None:
     common.check_flags("batch" if _URL.value is None else "batch --url", _READ)
     for name in ("httptools", "msgspec", "starlette", "uvloop"):
         if importlib.util.find_spec(name) is None:
-            raise InputError("batch needs more packages: pip install 'ridgeline[serve]'")
+            raise InputError("batch needs more packages: pip install '.[serve]'")
     if _INPUT.value is None or _OUTPUT.value is None:
         raise InputError("give --input and --output")
     at_a_time = shared_flags.whole_numbers(_CONCURRENCY) if _CONCURRENCY.present else []

@@ -152,7 +152,7 @@ def _read_schema(name: str) -> str:
     from inference.text import grammar
 
     if not grammar.is_available():
-        raise InputError("--json_schema needs llguidance: pip install 'ridgeline[serve]'")
+        raise InputError("--json_schema needs llguidance: pip install '.[serve]'")
     try:
         schema = json.loads(Path(name).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:

@@ -130,7 +130,7 @@ def check_flags() -> None:
         InputError: they cannot.
     """
     if importlib.util.find_spec("starlette") is None:
-        raise InputError("serve needs more packages: pip install 'ridgeline[serve]'")
+        raise InputError("serve needs more packages: pip install '.[serve]'")
     if common.JSON.value:
         raise InputError("serve answers over HTTP, and prints no JSON")
     if HOSTS.value > 1:

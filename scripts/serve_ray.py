@@ -38,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
         return
     serve.check_flags()
     if importlib.util.find_spec("ray") is None:
-        raise InputError("serve_ray needs more packages: pip install 'ridgeline[serve,ray]'")
+        raise InputError("serve_ray needs more packages: pip install '.[serve,ray]'")
     least = 2 if replicas_flag.REPLICAS.value is None else replicas_flag.REPLICAS.value
     most = least if _MAX_REPLICAS.value is None else _MAX_REPLICAS.value
     if not 1 <= least <= most:

@@ -109,7 +109,7 @@ def _report(recipe: Recipe, output: Path, folder: Path, losses: np.ndarray, step
     per_step = training.batch * training.window
     picture = folder / _PICTURE
     if importlib.util.find_spec("matplotlib") is None:
-        common.say("no picture of the losses: pip install 'ridgeline[plots]'")
+        common.say("no picture of the losses: pip install '.[plots]'")
     else:
         from scripts.reports.plots import loss_plot
 

@@ -1,5 +1,6 @@
 """Pages that are written by programs are up to date, and what pages show runs."""
 
+import json
 import os
 import re
 import shlex
@@ -12,6 +13,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT / "docs"))
+
+import figures  # noqa: E402
+
 _FOR_A_SHORT_CONTEXT = {
     "evaluate": ["--window=64"],
     "bench": ["--prompt_tokens=32", "--new_tokens=16"],
@@ -22,6 +27,11 @@ GOLDEN_PYTHON = ROOT / ".venv-golden" / "bin" / "python"
 
 def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
+
+
+def written(page: str) -> str:
+    """A page as its program writes it: without the mark of stale figures."""
+    return figures.marked(read(page), is_stale=False)
 
 
 def blocks(page: str) -> list[str]:
@@ -49,7 +59,7 @@ def test_the_page_of_smaller_caches_says_what_was_measured():
         make_caches.text(parts, "caches.png")
     """
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert run.stdout == read("docs/caches.md"), "stale: python docs/make_caches.py --parts="
+    assert run.stdout == written("docs/caches.md"), "stale: python docs/make_caches.py --parts="
     assert run.returncode == 1
     assert "MHA: 69120.0 bytes are predicted, 69121.0 allocated" in run.stderr
 
@@ -70,7 +80,40 @@ def test_a_page_says_what_was_measured(page):
     """
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
-    assert run.stdout == read(f"docs/{page}.md"), f"stale: python docs/make_{page}.py --parts="
+    assert run.stdout == written(f"docs/{page}.md"), f"stale: python docs/make_{page}.py --parts="
+
+
+def test_figures_are_stale_once_their_code_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr(figures, "RECORDS", tmp_path / "figures.json")
+    code, page = tmp_path / "code", figures.Page("page.md", ("code",))
+    code.mkdir()
+    (code / "step.py").write_text("x = 1  # ms\n")
+    figures.record(page, "2026-11-26", tmp_path)
+    (code / "step.py").write_text('"""What.\n\nWhy.\n"""\n\n# why\nx = 1  # ms\n')
+    assert figures.changed_inputs(page, tmp_path) == []
+    (code / "step.py").write_text("x = 2  # ms\n")
+    assert figures.changed_inputs(page, tmp_path) == ["code"]
+    marked = figures.marked("# A title\n\nFigures.\n", True)
+    assert marked == figures.marked(marked, True)
+    assert figures.MARK in marked and figures.marked(marked, False) == "# A title\n\nFigures.\n"
+
+
+def test_figures_have_records_and_pages():
+    records = json.loads(figures.RECORDS.read_text("utf-8"))
+    assert list(records) == sorted(page.path for page in figures.PAGES)
+    for page in figures.PAGES:
+        assert list(records[page.path]["inputs"]) == list(page.inputs)
+        assert (ROOT / page.path).exists()
+        assert all((ROOT / source).exists() for source in page.inputs), page.path
+
+
+def test_install_hints_name_the_checkout():
+    """`pip install 'ridgeline[serve]'` would fetch a stranger's package from PyPI."""
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True).stdout
+    hint = re.compile(r"pip install '?ridgeline\[")
+    for name in files.split():
+        if name.endswith((".py", ".md", ".html", ".js", ".yaml")) and name != "tests/test_docs.py":
+            assert not hint.search(read(name)), name
 
 
 @pytest.mark.parametrize("page", ["add_a_model", "add_a_mixer"])

@@ -79,9 +79,7 @@ class Traces:
             from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
         except ImportError:
-            raise InputError(
-                f"{label} needs more packages: pip install 'ridgeline[otel]'"
-            ) from None
+            raise InputError(f"{label} needs more packages: pip install '.[otel]'") from None
         target = endpoint.rstrip("/").removesuffix("/v1/traces") + "/v1/traces"
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=target, timeout=_EXPORT_S)))
 

@@ -226,7 +226,7 @@ class Grammars:
             InputError: llguidance is not installed.
         """
         if not is_available():
-            raise InputError("grammars need llguidance: pip install 'ridgeline[serve]'")
+            raise InputError("grammars need llguidance: pip install '.[serve]'")
         import llguidance
 
         self._llguidance = llguidance

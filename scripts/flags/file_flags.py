@@ -22,7 +22,7 @@ def check_plot() -> None:
         return
     user_files.check_target(f"--plot={PLOT.value}", PLOT.value, ".png")
     if importlib.util.find_spec("matplotlib") is None:
-        raise InputError("--plot needs matplotlib: pip install 'ridgeline[plots]'")
+        raise InputError("--plot needs matplotlib: pip install '.[plots]'")
 
 
 def write(name: str, content: bytes) -> None:

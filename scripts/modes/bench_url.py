@@ -42,7 +42,7 @@ def run(asked: Asked) -> None:
     """One load, and its figures."""
     for name in ("httptools", "msgspec", "uvloop"):
         if importlib.util.find_spec(name) is None:
-            raise InputError("--url needs more packages: pip install 'ridgeline[serve]'")
+            raise InputError("--url needs more packages: pip install '.[serve]'")
     from inference.http_client import until
 
     workload = _workload(asked)

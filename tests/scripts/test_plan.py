@@ -281,7 +281,7 @@ def test_plot(plan, tmp_path):
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        assert "pip install 'ridgeline[plots]'" in ran.err and not target.exists()
+        assert "pip install '.[plots]'" in ran.err and not target.exists()
         assert ran.error
     else:
         assert ran.status == 0 and target.read_bytes().startswith(b"\x89PNG")

@@ -38,7 +38,7 @@ def test_without_ray_it_says_what_to_install(run, monkeypatch):
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "ray" else found(name)
     )
-    assert "pip install 'ridgeline[serve,ray]'" in run().error
+    assert "pip install '.[serve,ray]'" in run().error
 
 
 def test_arguments_of_a_cluster_are_flags():
