@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import tracemalloc
 
+import chex
 import jax
 import ml_dtypes
 import numpy as np
@@ -253,9 +254,7 @@ def test_random_weights_are_drawn_as_an_engine_holds_them():
     config, infos = Config(own, settings), decoder.param_infos(own)
     drawn = linear.random_params(config, infos)
     declared = linear.abstract(config, infos)
-    assert jax.tree.structure(drawn) == jax.tree.structure(declared)
-    for leaf, expected in zip(jax.tree.leaves(drawn), jax.tree.leaves(declared), strict=True):
-        assert (leaf.shape, leaf.dtype) == (expected.shape, expected.dtype)
+    chex.assert_trees_all_equal_shapes_and_dtypes(drawn, declared)
     made = fakes.engine(own, drawn, "one", False, linear="reference", **_SIZES)
     held = jax.tree.leaves(made.model_runner.params)
     assert all(a is b for a, b in zip(held, jax.tree.leaves(drawn), strict=True))

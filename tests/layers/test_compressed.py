@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -244,7 +245,7 @@ def test_gradients_are_finite(length):
         return jax.grad(loss)(weights)
 
     found = gradients(weights)
-    assert all(jnp.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
+    chex.assert_tree_all_finite(found)
     pooled = found["layers"][2]["mixer"]["pooled"]  # of entries of eight tokens
     assert bool((pooled != 0).any()) == (length >= 8)
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -122,7 +123,8 @@ def test_gradients_flow_without_a_cache():
         return (decoder.logits(weights, own, hidden_TD) ** 2).mean()
 
     gradients = compiling.call(jax.grad(loss), weights)["layers"][0]["mixer"]
-    assert all(np.isfinite(leaf).all() and leaf.any() for leaf in jax.tree.leaves(gradients))
+    chex.assert_tree_all_finite(gradients)
+    assert all(leaf.any() for leaf in jax.tree.leaves(gradients))
 
 
 def test_an_indexer_needs_positions():

@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,8 +46,7 @@ def test_paths_name_every_leaf_and_lead_back():
     values = params.init(infos)
     leaves = dict(reversed(params.flatten(values).items()))  # by path, not by order
     restored = params.unflatten(infos, leaves)
-    assert jax.tree.structure(restored) == jax.tree.structure(values)
-    jax.tree.map(np.testing.assert_array_equal, restored, values)
+    chex.assert_trees_all_equal(restored, values)
 
 
 @pytest.mark.parametrize("name", presets.NAMES)

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+import chex
 import jax
-import numpy as np
 import pytest
 
 from configs import presets
@@ -71,12 +71,7 @@ def test_it_is_the_same_model(native):
     one, two = first.open(None), second.open(None)
     assert one.eos_ids == two.eos_ids
     infos = decoder.param_infos(first.config)
-    for a, b in zip(
-        jax.tree.leaves(one.load_params(infos, None)),
-        jax.tree.leaves(two.load_params(infos, None)),
-        strict=True,
-    ):
-        assert np.array_equal(np.asarray(a), np.asarray(b))
+    chex.assert_trees_all_equal(one.load_params(infos, None), two.load_params(infos, None))
     old, new = one.load_tokenizer(), two.load_tokenizer()
     assert (old.special_tokens, old.template) == (new.special_tokens, new.template)
     text = "The cat's 12 naïve 猫 \n\n  def f(x):\t<|im_start|>user\n"

@@ -1,7 +1,7 @@
 """Packed weights in a file: mapped as they were, and written again where they are of no use."""
 
+import chex
 import jax
-import numpy as np
 import pytest
 
 from configs.engine import Config, EngineConfig
@@ -33,7 +33,7 @@ class Kept:
             return self.params
 
         found = packed_file.load(self.folder, self.expected, read)
-        jax.tree.map(np.testing.assert_array_equal, found, self.params)
+        chex.assert_trees_all_equal(found, self.params)
         return found
 
     @property

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -403,8 +404,7 @@ def test_a_request_as_a_row():
     assert row.stop_ids.tolist() == [4, 5, 6] + [-1] * (MAX_STOP_IDS - 3)
     assert row.bias_ids[:3].tolist() == [7, 9, -1] and row.bias_values[:3].tolist() == [1.5, -2, 0]
     np.testing.assert_array_equal(row.allowed, parameters.pack_mask(40, None, (8,)))
-    for mine, other in zip(jax.tree.leaves(row), jax.tree.leaves(neutral), strict=True):
-        assert (mine.shape, mine.dtype) == (other.shape, other.dtype)
+    chex.assert_trees_all_equal_shapes_and_dtypes(row, neutral)
 
 
 # --- the law --------------------------------------------------------------------------------------
@@ -508,7 +508,7 @@ def test_an_edge_of_the_nucleus_does_not_move_with_the_rows(vocab, top_k):
         some = jax.tree.map(lambda leaf: leaf[:8], arguments)
         for program in (floors, sample):
             whole, found = program(*arguments), program(*some)
-            jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:8]), found, whole)
+            chex.assert_trees_all_equal(found, jax.tree.map(lambda leaf: leaf[:8], whole))
 
 
 def test_seeds_name_the_stream():

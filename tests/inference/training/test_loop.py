@@ -5,6 +5,7 @@ import resource
 import shutil
 from pathlib import Path
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -45,15 +46,6 @@ def straight():
     return run()
 
 
-def assert_equal(a, b):
-    assert all(map(np.array_equal, jax.tree.leaves(a), jax.tree.leaves(b)))
-
-
-def assert_near(a, b):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
-
-
 def test_the_loss_falls_where_there_is_something_to_learn():
     class Same:
         def batch(self, step):
@@ -67,7 +59,7 @@ def test_interrupted_and_resumed_it_is_the_same_bit_for_bit(straight, tmp_path):
     folder = StepFolder(tmp_path / "run", {"seed": 0})
     run(folder, steps=3)
     assert folder.newest().name == "00000003"
-    assert_equal(run(StepFolder(tmp_path / "run", {"seed": 0})), straight)
+    chex.assert_trees_all_equal(run(StepFolder(tmp_path / "run", {"seed": 0})), straight)
     kept = sorted(path.name for path in (tmp_path / "run").iterdir())
     assert kept == ["00000004", "00000006", "run.json"]
 
@@ -82,12 +74,12 @@ def test_a_step_holds_parameters_that_an_engine_takes(straight, tmp_path):
 
 
 def test_in_parts_it_is_the_same_up_to_rounding(straight):
-    assert_near(run(accumulate=2), straight)
+    chex.assert_trees_all_close(run(accumulate=2), straight, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("mesh", [Mesh(data=2, model=2), Mesh(data=4)])
 def test_over_chips_it_is_the_same_up_to_rounding(straight, mesh):
-    assert_near(run(mesh=mesh), straight)
+    chex.assert_trees_all_close(run(mesh=mesh), straight, rtol=1e-4, atol=1e-5)
 
 
 def test_the_chips_divide_parameters_and_moments():
@@ -112,7 +104,7 @@ def test_a_step_that_cannot_be_written_leaves_the_last_good_one(straight, tmp_pa
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["00000002", "run.json"]
-    assert_equal(run(folder), straight)
+    chex.assert_trees_all_equal(run(folder), straight)
 
 
 def _cut(place: Path) -> str:
@@ -155,7 +147,7 @@ def test_a_damaged_step_is_said_beside_the_last_good_one(straight, damage, tmp_p
         run(folder)
     assert "\n" not in str(caught.value)
     shutil.rmtree(newest)
-    assert_equal(run(folder), straight)
+    chex.assert_trees_all_equal(run(folder), straight)
 
 
 def test_where_no_step_is_good_a_run_starts_over(straight, tmp_path):
@@ -168,7 +160,7 @@ def test_where_no_step_is_good_a_run_starts_over(straight, tmp_path):
     with pytest.raises(InputError, match=f"^{each}; {way_on}$"):
         run(folder)
     shutil.rmtree(folder.path)
-    assert_equal(run(folder), straight)
+    chex.assert_trees_all_equal(run(folder), straight)
 
 
 def test_where_digests_alone_are_damaged_a_step_may_go_unchecked(straight, tmp_path):
@@ -183,7 +175,7 @@ def test_where_digests_alone_are_damaged_a_step_may_go_unchecked(straight, tmp_p
     with pytest.raises(InputError, match=way_on):
         run(folder)
     (newest / "sha256.json").unlink()
-    assert_equal(run(folder), straight)
+    chex.assert_trees_all_equal(run(folder), straight)
 
 
 def test_a_step_whose_digests_cannot_be_written_is_whole(straight, monkeypatch, tmp_path):
@@ -200,7 +192,7 @@ def test_a_step_whose_digests_cannot_be_written_is_whole(straight, monkeypatch, 
         run(folder)
     assert "\n" not in str(caught.value)
     monkeypatch.undo()
-    assert_equal(run(folder), straight)
+    chex.assert_trees_all_equal(run(folder), straight)
 
 
 def test_another_runs_steps_are_refused(tmp_path):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,17 +53,16 @@ def test_it_is_the_mean_over_all_targets(model, monkeypatch):
     wanted = compiling.call(jax.value_and_grad(by_hand), values, tokens, model=model)
     monkeypatch.setattr(losses, "_BLOCK_ROWS", 16)  # three blocks of eight positions
     found = slopes(model, values, tokens)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    chex.assert_trees_all_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
 def test_bfloat16_computes_and_float32_is_trained():
     values, tokens = case(fakes.llama("bfloat16"))
-    assert {leaf.dtype for leaf in jax.tree.leaves(values)} == {jnp.dtype("float32")}
+    chex.assert_type(jax.tree.leaves(values), jnp.float32)
     loss, found = slopes(fakes.llama("bfloat16"), values, tokens)
     exact, _ = slopes(fakes.llama(), values, tokens)
     assert loss == pytest.approx(float(exact), abs=0.05) and loss != exact
-    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {jnp.dtype("float32")}
+    chex.assert_type(jax.tree.leaves(found), jnp.float32)
 
 
 def test_medusa_heads_learn_what_the_target_might_have_said(monkeypatch):
@@ -102,8 +102,7 @@ def test_gradients_beside_the_cpus_kernels():
     wanted = slopes(fakes.llama(), values, tokens)
     with rows.native(True):
         found = slopes(fakes.llama(), values, tokens)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5)
+    chex.assert_trees_all_close(found, wanted, rtol=1e-3, atol=1e-5)
 
 
 def test_uneven_visits_cost_something():

@@ -3,6 +3,7 @@
 import dataclasses
 import operator
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -50,9 +51,7 @@ def test_rows_are_the_blocks_numbers_and_bytes_those_of_the_format(format):
     leaves = jax.tree.leaves(w)
     assert sum(leaf.nbytes for leaf in leaves) == round(FORMATS[format].bytes_for(37 * 384, 384))
     declared = low_bit.abstract((37, 384), format, "float32")
-    assert jax.tree.structure(declared) == jax.tree.structure(w)
-    for given, leaf in zip(jax.tree.leaves(declared), leaves, strict=True):
-        assert (given.shape, given.dtype) == (leaf.shape, leaf.dtype)
+    chex.assert_trees_all_equal_shapes_and_dtypes(declared, w)
 
 
 @pytest.mark.parts(3)
@@ -258,7 +257,7 @@ def test_weights_are_replaced_by_blocks_and_by_what_another_engine_has():
     infos = decoder.param_infos(model)
     packed = api.pack_params(config, blocks, infos)
     again = api.copy_params(config, packed)
-    assert all(map(np.array_equal, jax.tree.leaves(again), jax.tree.leaves(packed)))
+    chex.assert_trees_all_equal(again, packed)
     assert jax.tree.structure(api.abstract(config, infos)) == jax.tree.structure(packed)
     native = dataclasses.replace(config, engine=EngineConfig(linear="ffi_cpu"))
     with pytest.raises(InputError, match="arrays of few bits go with engine.linear=reference"):

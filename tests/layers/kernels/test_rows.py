@@ -1,5 +1,6 @@
 """Rows beside products and attention: the native library against XLA's path and float64."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +24,7 @@ def _alone(function, x, counts=(1, 2, 3, 7, 40)):
     for count in counts:
         for part in (slice(count), slice(-count, None)):
             found = jax.jit(function)(x[part])
-            jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[part]), found, whole)  # noqa: B023
+            chex.assert_trees_all_equal(found, jax.tree.map(lambda leaf: leaf[part], whole))  # noqa: B023
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
