@@ -17,6 +17,8 @@ GOLDEN_PIP_ARGS ?=
 # brings JAX for its accelerator needs no environment of ours.
 RESULTS ?= docs/results
 DEVICE ?= auto
+# `make mutants MUTANTS_ARGS="--sample=10 --groups=kv_pages"`.
+MUTANTS_ARGS ?=
 # `make lock LOCK_ARGS=--upgrade` moves every pin; without it existing pins stay where they can.
 LOCK_ARGS ?=
 UV_VERSION := 0.13.8
@@ -42,7 +44,7 @@ IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeli
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve small-model test test-long test-sanitized check test-py312 test-aot test-aarch64 device pages golden wheel lock clean
+.PHONY: help run serve small-model test test-long test-sanitized check test-py312 mutants test-aot test-aarch64 device pages golden wheel lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -79,6 +81,9 @@ test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there 
 	else \
 		echo "test-py312: SKIPPED, there is no $(PYTHON312) with venv on this machine"; \
 	fi
+
+mutants: .venv/.test .venv-mutants/.ready  ## which changes of the code the tests do not find; hours (MUTANTS_ARGS=...)
+	.venv-mutants/bin/python tests/mutants.py $(MUTANTS_ARGS)
 
 test-sanitized: .venv/.test  ## the CPU kernels under AddressSanitizer and UBSan; skipped without g++
 	@if command -v g++ >/dev/null; then \
@@ -134,7 +139,7 @@ lock: .venv-lock/.uv  ## rewrite the hashed locks from pyproject.toml
 	$(COMPILE) --extra serve --extra test -c requirements-serve.lock -o requirements-test.lock
 
 clean:  ## remove everything that make created
-	rm -rf .venv .venv312 .venv-aot-* .venv-golden .venv-lock .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv312 .venv-aot-* .venv-golden .venv-lock .venv-mutants .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf build dist ridgeline.egg-info
 	find configs sharding layers inference scripts tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -174,6 +179,12 @@ clean:  ## remove everything that make created
 	$(PYTHON) -m venv .venv-golden
 	.venv-golden/bin/python $(INSTALL) $(GOLDEN_PIP_ARGS) $$(.venv-golden/bin/python -c \
 		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['golden'])")
+	@touch $@
+
+.venv-mutants/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-mutants
+	.venv-mutants/bin/python $(INSTALL) $$($(PYTHON) -c \
+		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['mutants'])")
 	@touch $@
 
 .venv-zig/.ready: pyproject.toml

@@ -1,0 +1,143 @@
+"""Mutants of the host's code, and the share of them that the suite's tests find.
+
+    make mutants [MUTANTS_ARGS="--sample=40 --groups=scheduling,kv_pages --seed=7"]
+
+Each mutant is one change of one operator, comparison, number or loop (cosmic-ray's), made in a copy
+of the repository, where the tests of its package then run until one fails. Mutants are drawn at
+random: every seed tries others. Exit status 1 says that fewer than 92 % of a group were found.
+"""
+
+import argparse
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import cosmic_ray.plugins
+from cosmic_ray.ast import ast_nodes, get_ast_from_path
+from cosmic_ray.mutating import mutate_and_test
+from cosmic_ray.work_item import MutationSpec
+
+ROOT = Path(__file__).resolve().parents[1]
+_TESTS = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider")
+_REQUIRED = 0.92
+# `|` stands in annotations, which nothing evaluates or which fail while they are imported.
+_EXCLUDED = "BitOr"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Packages that are changed together.
+
+    Attributes:
+        sources: files and folders of the code.
+        tests: files and folders of the tests that are to find its mutants, the quickest first.
+    """
+
+    sources: tuple[str, ...]
+    tests: tuple[str, ...]
+
+
+_T = "tests/inference"
+_ENGINE = (f"{_T}/test_request_state.py", f"{_T}/test_engine.py")
+GROUPS = {
+    "scheduling": Group(
+        ("inference/scheduling",),
+        (f"{_T}/scheduling", f"{_T}/kv_pages", *_ENGINE),
+    ),
+    "kv_pages": Group(("inference/kv_pages",), (f"{_T}/kv_pages", f"{_T}/scheduling")),
+    "server": Group(("inference/server",), (f"{_T}/server", "tests/scripts/test_serve.py")),
+    "sampling": Group(
+        ("inference/sampling",), (f"{_T}/sampling", f"{_T}/runtime/test_step.py")
+    ),
+    "speculation": Group(
+        ("inference/speculation",), (f"{_T}/speculation", f"{_T}/test_speculation.py")
+    ),
+}  # fmt: skip
+
+
+def mutants(sources: tuple[str, ...]) -> Iterator[MutationSpec]:
+    """All mutants of the modules of a group."""
+    paths = [
+        path
+        for source in sources
+        for path in ([ROOT / source] if source.endswith(".py") else (ROOT / source).rglob("*.py"))
+    ]
+    for path in sorted(paths):
+        nodes = list(ast_nodes(get_ast_from_path(path)))
+        for name in cosmic_ray.plugins.operator_names():
+            operator = cosmic_ray.plugins.get_operator(name)
+            if operator.arguments() or _EXCLUDED in name:
+                continue
+            spans = (span for node in nodes for span in operator().mutation_positions(node))
+            for occurrence, (start, end) in enumerate(spans):
+                yield MutationSpec(path.relative_to(ROOT), name, occurrence, start, end)
+
+
+def command(group: Group) -> list[str]:
+    """What finds the mutants of a group."""
+    return [str(ROOT / ".venv" / "bin" / "python"), *_TESTS, *group.tests]
+
+
+def unmutated_s(command: list[str]) -> float:
+    """Seconds that the tests take in this process's copy of the repository, where they pass."""
+    began_at = time.monotonic()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return time.monotonic() - began_at
+
+
+def trial(mutant: MutationSpec, test_command: str, limit_s: float) -> tuple[bool, str]:
+    """Whether the tests find a mutant in this process's copy of the repository, and its diff."""
+    result = mutate_and_test([mutant], test_command, limit_s)
+    return bool(result.is_killed), result.diff or str(mutant)
+
+
+def _enter_copy(folder: str) -> None:
+    copy = Path(folder) / str(os.getpid())
+    ignored = shutil.ignore_patterns(".*", "__pycache__", "build", "dist")
+    shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
+    os.chdir(copy)
+
+
+def main() -> None:
+    """Tries a sample of each group's mutants and prints those that survive."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--sample", type=int, default=50, help="Mutants of each group.")
+    parser.add_argument("--seed", type=int, default=int(time.time() // 86_400), help="Of the draw.")
+    parser.add_argument("--groups", default=",".join(GROUPS), help="Their names.")
+    parser.add_argument("--workers", type=int, default=2, help="Processes that try mutants.")
+    flags = parser.parse_args()
+
+    is_short = False
+    for name in flags.groups.split(","):
+        group, pool = GROUPS[name], list(mutants(GROUPS[name].sources))
+        sample = random.Random(flags.seed).sample(pool, min(flags.sample, len(pool)))
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            multiprocessing.Pool(flags.workers, _enter_copy, (folder,)) as workers,
+        ):
+            limit_s = 60 + 4 * workers.apply(unmutated_s, (command(group),))
+            arguments = [(mutant, " ".join(command(group)), limit_s) for mutant in sample]
+            results = workers.starmap(trial, arguments, chunksize=1)
+        for is_found, diff in results:
+            if not is_found:
+                print(diff, flush=True)
+        share = sum(is_found for is_found, _ in results) / len(results)
+        is_short |= share < _REQUIRED
+        print(
+            f"{name}: {share:.0%} of {len(results)} mutants found (bar {_REQUIRED:.0%}; "
+            f"{len(pool)} in all, seed {flags.seed})",
+            flush=True,
+        )
+    sys.exit(is_short)
+
+
+if __name__ == "__main__":
+    main()
