@@ -9,8 +9,9 @@ from typing import Any
 
 from configs.errors import InputError, shown
 
-MAX_STOP_IDS = 16
-MAX_BIASES = 32  # entries of a logit bias
+MAX_STOP_IDS = 16  # that `min_tokens` bans: every step compares all of them with all tokens
+MAX_OWN_STOP_IDS = 128  # of a request
+MAX_BIASES = 300  # entries of a logit bias
 POOLINGS = ("last", "mean")
 
 _Reader = Callable[[str, Any], Any]  # (name, value) of a field -> the value as it is kept
@@ -132,6 +133,7 @@ _READERS: dict[str, _Reader] = {
     "prompt_budget": _or(None, _number(int, 1)),
     "grammar": _or(None, _text),
     "cache_salt": _or(None, _text),
+    "skip_special_tokens": _switch,
     "pooling": _or(None, _pooling),
 }
 
@@ -176,6 +178,7 @@ class SamplingParams:
         grammar: what the whole text has to be, as `inference/text/grammar.py` writes it.
         cache_salt: only requests of the same find each other's cached prefixes, which a shorter
             time to the first token would give away.
+        skip_special_tokens: the text leaves special tokens out; the one that ends it never is text.
         pooling: of the final hidden states of a prompt, those of the 'last' token or the 'mean' of
             all; goes with max_new_tokens=0. None scores the prompt.
     """
@@ -206,6 +209,7 @@ class SamplingParams:
     prompt_budget: int | None = None
     grammar: str | None = None
     cache_salt: str | None = None
+    skip_special_tokens: bool = True
     pooling: str | None = None
 
     def __post_init__(self) -> None:
@@ -214,8 +218,10 @@ class SamplingParams:
         for name in ("top_p", "repetition"):
             if not getattr(self, name):
                 raise InputError(f"{name} is above 0")
-        if len(self.stop_ids) > MAX_STOP_IDS // 2:
-            raise InputError(f"at most {MAX_STOP_IDS // 2} stop_ids, not {len(self.stop_ids)}")
+        most = MAX_STOP_IDS // 2 if self.min_tokens else MAX_OWN_STOP_IDS
+        if len(self.stop_ids) > most:
+            where = " with min_tokens" if self.min_tokens else ""
+            raise InputError(f"stop_ids are at most {most}{where}, not {len(self.stop_ids)}")
         if self.stop and 0 < self.max_new_tokens <= self.min_tokens:
             raise InputError(
                 f"stop can never match: min_tokens={self.min_tokens} ignores it in all "

@@ -39,7 +39,8 @@ class RequestState:
         self._num_told = {one.id: one.num_output_tokens for one in sequences}  # of its tokens
         if tokenizer is not None:
             for sequence in sequences:
-                own = Detokenizer(tokenizer, params.stop, params.min_tokens)
+                how = params.stop, params.min_tokens, params.skip_special_tokens
+                own = Detokenizer(tokenizer, *how)
                 own.push(sequence.output_tokens)
                 self._detokenizers[sequence.id] = own
 
@@ -107,7 +108,8 @@ class RequestState:
         """Text of a finished sequence that was not followed as it grew."""
         if self._tokenizer is None:
             return ""
-        detokenizer = Detokenizer(self._tokenizer)
+        skip_special = sequence.params.skip_special_tokens
+        detokenizer = Detokenizer(self._tokenizer, skip_special=skip_special)
         tokens = _without_end(sequence, sequence.output_tokens)
         return detokenizer.push(tokens) + detokenizer.flush()
 

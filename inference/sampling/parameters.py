@@ -60,7 +60,11 @@ def neutral_row(vocab_size: int) -> SlotSampling:
 def request_row(sequence: Sequence, vocab_size: int) -> SlotSampling:
     """A request's parameters as one row: numpy scalars and arrays."""
     params, neutral = sequence.params, neutral_row(vocab_size)
-    seed, ends, bias = sequence.seed % 2**64, sorted(sequence.end_ids), params.logit_bias
+    seed, ends, bias = (
+        sequence.seed % 2**64,
+        sorted(sequence.end_ids)[:MAX_STOP_IDS],
+        params.logit_bias,
+    )
     neutral.stop_ids[: len(ends)] = ends
     neutral.bias_ids[: len(bias)] = [token for token, _ in bias]
     neutral.bias_values[: len(bias)] = [value for _, value in bias]

@@ -110,7 +110,7 @@ class Sequence:
             leader's waits until the others are forked.
 
     Raises:
-        InputError: more than `MAX_STOP_IDS` tokens end it.
+        InputError: more than `MAX_STOP_IDS` tokens end it, and `min_tokens` bans them.
     """
 
     id: int
@@ -166,10 +166,10 @@ class Sequence:
         self.pools = self.params.pooling is not None
         self.scores = self.keeps_last = self.params.max_new_tokens == 0 and not self.pools
         self.keeps_last |= self.sends_pages and not self.pools
-        if len(self.end_ids) > MAX_STOP_IDS:
+        if self.params.min_tokens and len(self.end_ids) > MAX_STOP_IDS:
             raise InputError(
-                f"at most {MAX_STOP_IDS} tokens end a sequence, the model's own and stop_ids "
-                f"together, not {len(self.end_ids)}"
+                f"min_tokens bans at most {MAX_STOP_IDS} tokens, the model's own end tokens and "
+                f"stop_ids together, not {len(self.end_ids)}"
             )
 
     @property

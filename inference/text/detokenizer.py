@@ -10,7 +10,8 @@ class Detokenizer:
     """Turns one sequence's tokens into text as they arrive.
 
     Without stop strings, the texts that `push` and `flush` return are, joined, `tokenizer.decode`
-    of all ids. No stop string may begin within the first `min_tokens` tokens.
+    of all ids, special tokens included unless `skip_special`. No stop string may begin within the
+    first `min_tokens` tokens.
 
     Attributes:
         stopped: the stop string that was found; neither it nor what follows is returned.
@@ -18,12 +19,20 @@ class Detokenizer:
             ignored.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop: Sequence[str] = (), min_tokens: int = 0):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        min_tokens: int = 0,
+        skip_special: bool = True,
+    ):
         self.stopped: str | None = None
         self.num_tokens = 0
         self._tokenizer = tokenizer
         self._stop = tuple(stop)
+        self._starts = {text[:size] for text in stop for size in range(1, len(text))}
         self._min_tokens = min_tokens
+        self._skip_special = skip_special
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._pending = ""  # may be the start of a stop string
         self._at_start = tokenizer.strips_first_space
@@ -35,7 +44,7 @@ class Detokenizer:
             if self.stopped is not None:
                 break
             self.num_tokens += 1
-            data = self._tokenizer.token_bytes(token)
+            data = self._tokenizer.token_bytes(token, self._skip_special)
             text += self._until_stop(self._decoder.decode(data))
         return text
 
@@ -60,14 +69,14 @@ class Detokenizer:
             start, self.stopped = min(found, key=lambda hit: (hit[0], -len(hit[1])))
             self._pending = ""
             return text[:start]
-        keep = max(_overlap(text, stop) for stop in self._stop)
+        keep = self._overlap(text)
         self._pending = text[len(text) - keep :]
         return text[: len(text) - keep]
 
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest suffix of `text` that is a prefix of `stop`, not all of it."""
-    for size in range(min(len(text), len(stop) - 1), 0, -1):
-        if stop.startswith(text[-size:]):
-            return size
-    return 0
+    def _overlap(self, text: str) -> int:
+        """Length of the longest suffix of `text` that begins a stop string, and is not all of it.
+        Its time does not depend on how many there are.
+        """
+        longest = min(len(text), max(map(len, self._stop)) - 1)
+        sizes = range(longest, 0, -1)
+        return next((size for size in sizes if text[-size:] in self._starts), 0)

@@ -28,7 +28,7 @@ NAN, INF, HUGE = math.nan, math.inf, 10**5000  # which Python refuses to print
         ("seed", [None, 0, -(2**63), 2**64 - 1], [2**64, -(2**63) - 1, 1.0, NAN, "1"]),
         ("stop", [(), ("a", "\n")], [("",), ("a", ""), "abc", (HUGE,), 3, (b"a",), ("\udcff",)]),
         ("stop", [("a",)], [{"a": 1}]),
-        ("stop_ids", [(), tuple(range(8))], [tuple(range(9)), 3, "3", (3.0,), (True,)]),
+        ("stop_ids", [(), tuple(range(128))], [tuple(range(129)), 3, "3", (3.0,), (True,)]),
         ("allowed_ids", [(), None, (3,)], [3, np.array([3.0]), np.array([True])]),
         ("banned_ids", [(), (3,)], [3, ("3",), np.eye(2, dtype=int), {3: 1.0}, b"a", (HUGE, "a")]),
         (

@@ -4,6 +4,7 @@ import pytest
 
 from configs.errors import InputError
 from inference.request import MAX_STOP_IDS, SamplingParams
+from inference.sampling import parameters
 from inference.scheduling.sequence import Sequence
 
 
@@ -31,8 +32,16 @@ def test_a_scored_prompt_feeds_all_but_its_last_token():
 
 def test_end_tokens_are_few():
     eos_ids = frozenset(range(MAX_STOP_IDS - 1))
-    fits = Sequence(1, SamplingParams(stop_ids=(0, 90)), [1], 1, eos_ids)
+    fits = Sequence(1, SamplingParams(stop_ids=(0, 90), min_tokens=1), [1], 1, eos_ids)
     assert fits.end_ids == eos_ids | {90} and fits.is_end(90) and fits.is_end(0)
-    with pytest.raises(InputError, match="at most 16 tokens end a sequence, .* not 17") as error:
-        Sequence(1, SamplingParams(stop_ids=(90, 91)), [1], 1, eos_ids)
+    with pytest.raises(InputError, match="min_tokens bans at most 16 tokens, .* not 17") as error:
+        Sequence(1, SamplingParams(stop_ids=(90, 91), min_tokens=1), [1], 1, eos_ids)
     assert "\n" not in str(error.value)
+
+
+def test_end_tokens_that_nothing_bans_are_many():
+    eos_ids = frozenset(range(MAX_STOP_IDS))
+    many = Sequence(1, SamplingParams(stop_ids=tuple(range(100, 228))), [1], 1, eos_ids)
+    assert len(many.end_ids) == 144 and many.is_end(227)
+    row = parameters.request_row(many, 300)
+    assert row.stop_ids.tolist() == list(range(MAX_STOP_IDS))

@@ -127,7 +127,8 @@ class FakeEngine:
             if params.grammar is not None:
                 planned = walk(self._grammars.start(params.grammar))
             assert planned[: len(told)] == told
-            own = Detokenizer(tokenizer(), params.stop, params.min_tokens)
+            how = params.stop, params.min_tokens, params.skip_special_tokens
+            own = Detokenizer(tokenizer(), *how)
             own.push(told)
             sequence = _Sequence(
                 self._next_id, index, list(tokens), params, planned, own, len(told)
