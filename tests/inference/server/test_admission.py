@@ -124,6 +124,15 @@ def test_prompts_count_too():
     assert order(queue, {"a": 0, "b": 0}) == "abbbaa"
 
 
+@pytest.mark.parametrize("num_answer_tokens, expected", [(12, "ababab"), (9, "abbaba")])
+def test_a_token_of_an_answer_counts_as_two_of_a_prompt(num_answer_tokens, expected):
+    """Each of a's requests counts 20, each of b's twice its answer and 1."""
+    queue = filled(*"aaa", num_tokens=20)
+    for _ in range(3):
+        queue.add(asked("b"))
+    assert order(queue, {"a": 0, "b": num_answer_tokens}) == expected
+
+
 def test_the_time_in_the_queue_is_told_as_such():
     found = []
     one = PendingRequest(found.append, [1], SamplingParams(max_new_tokens=9), None, True)
