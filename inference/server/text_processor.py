@@ -100,6 +100,7 @@ class TextProcessor:
         tools: Sequence[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] = MappingProxyType({}),
         continues: bool = False,
+        documents: Sequence[dict[str, str]] | None = None,
     ) -> list[int]:
         """Token ids of a conversation.
 
@@ -109,15 +110,20 @@ class TextProcessor:
             tools: that the model may call.
             variables: further ones of the chat template.
             continues: it ends where the last message does, which goes on.
+            documents: that the chat template shows to the model.
 
         Raises:
             ApiError: 400, the messages hold what is not supported, the template refuses them, or
                 they take too long.
         """
         given = [_plain(message, index) for index, message in enumerate(messages)]
-        self._check_length(_num_chars([given, tools, dict(variables)]), "messages")
+        told_documents = list(documents or ()) or None
+        whole = [given, tools, dict(variables), told_documents]
+        self._check_length(_num_chars(whole), "messages")
         told = None if tools is None else list(tools)
-        job = EncodeChat(given, add_generation_prompt, told, dict(variables), continues)
+        job = EncodeChat(
+            given, add_generation_prompt, told, dict(variables), continues, told_documents
+        )
         return await self._ask(job, "messages")
 
     async def read_structure(
@@ -272,7 +278,7 @@ def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": content or "",
     }
-    for name in ("name", "reasoning_content", "tool_call_id"):
+    for name in ("name", "reasoning_content", "reasoning", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
             found[name] = value
     if message.tool_calls:

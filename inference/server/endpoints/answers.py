@@ -37,6 +37,7 @@ class Piece:
         tokens: the same with log-probabilities, where these are asked for.
         finish_reason: of the answer's last piece.
         stop_reason: the request's stop string or token that ended it.
+        num_cached_tokens: of its prompt, with the last piece of the prompt's first answer.
     """
 
     index: int
@@ -45,6 +46,7 @@ class Piece:
     tokens: Sequence[Token] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    num_cached_tokens: int = 0
 
     @property
     def is_told(self) -> bool:
@@ -57,7 +59,7 @@ class Answers:
 
     Attributes:
         prompts: each of them.
-        usage: tokens so far.
+        usage: tokens of the pieces that were counted.
     """
 
     def __init__(
@@ -144,18 +146,24 @@ class Answers:
 
     def _piece(self, index: int, output: RequestOutput) -> Piece:
         self._check_generated(output)
-        self.usage.completion_tokens += len(output.token_ids)
-        self.usage.total_tokens += len(output.token_ids)
-        if output.finish_reason is not None and not output.index:
-            assert self.usage.prompt_tokens_details is not None
-            self.usage.prompt_tokens_details.cached_tokens += output.num_cached_tokens
         text = output.text
         if self._shows_stop and isinstance(output.stopped_by, str):
             text += output.stopped_by
         tokens: Sequence[Token] = ()
         if self._num_top_logprobs is not None:
             tokens = logprobs.tokens(output.token_ids, output.logprobs, output.top_logprobs)
-        return Piece(index, text, output.token_ids, tokens, output.finish_reason, output.stopped_by)
+        is_last = output.finish_reason is not None and not output.index
+        return Piece(
+            index, text, output.token_ids, tokens, output.finish_reason, output.stopped_by,
+            output.num_cached_tokens if is_last else 0,
+        )  # fmt: skip
+
+    def count(self, piece: Piece) -> None:
+        """Adds a piece to `usage`: what a stream tells before it does not count its tokens."""
+        self.usage.completion_tokens += len(piece.token_ids)
+        self.usage.total_tokens += len(piece.token_ids)
+        assert self.usage.prompt_tokens_details is not None
+        self.usage.prompt_tokens_details.cached_tokens += piece.num_cached_tokens
 
     def _check_generated(self, output: RequestOutput) -> None:
         if output.finish_reason == "error":

@@ -55,11 +55,12 @@ class Chat:
         grammar = await service.texts.read_structure(request, accepts, *how)
         params = sampling.read(request, service.facts, grammar, self._caller.name)
         begins, continues = tools.check_turn(request)
-        variables = request.chat_template_kwargs or {}
         offered = None if self._offer is None else self._offer.tools
+        variables = tools.variables(request, service.texts.tokenizer.template_for(offered) or "")
         tokens = await service.texts.encode_chat(
-            request.messages, begins, offered, variables, continues
+            request.messages, begins, offered, variables, continues, request.documents
         )
+        tokens = sampling.truncate(request, tokens, service.facts)
         self._readers = [MessageReader(*how) for _ in range(request.n or 1)]
         prompt = Prompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
         stop = bool(request.include_stop_str_in_output)
@@ -73,23 +74,27 @@ class Chat:
             ApiError: the engine cannot answer.
         """
         choices = [ChatChoice(index, AnswerMessage("")) for index, _ in enumerate(self._readers)]
-        for choice in choices if self._request.logprobs else ():
-            choice.logprobs = ChatLogprobs([])
+        for choice in choices:
+            choice.logprobs = ChatLogprobs([]) if self._request.logprobs else None
+            choice.token_ids = [] if self._request.return_token_ids else UNSET
         prompt_logprobs: PromptLogprobs | UnsetType = UNSET
         if self._request.prompt_logprobs is not None:
             (own,) = await self._answers.scores(self._request.prompt_logprobs)
             prompt_logprobs = logprobs.prompt_shape(self._service.texts.tokenizer, own)
         async for piece in self._answers.pieces():
+            self._answers.count(piece)
             choice = choices[piece.index]
             news = self._readers[piece.index].read(piece)
             messages.add(choice.message, news)
             if choice.logprobs and (found := self.logprobs_of(piece)):
                 choice.logprobs.content += found.content
-            if self._request.return_token_ids:
-                choice.token_ids = [*(choice.token_ids or ()), *piece.token_ids]
+            if isinstance(choice.token_ids, list):
+                choice.token_ids += piece.token_ids
             choice.finish_reason, choice.stop_reason = news.finish_reason, piece.stop_reason
         answer = self._header.answer(choices, self._answers.usage)
         answer.prompt_logprobs = prompt_logprobs
+        if self._request.return_token_ids:
+            answer.prompt_token_ids = self._answers.prompts[0].tokens
         return whole(answer)
 
     async def events(self) -> Events:
@@ -100,17 +105,20 @@ class Chat:
         """
         begun: set[int] = set()
         usage = self._answers.usage
+        asks_ids = bool(self._request.return_token_ids)
         async with aclosing(self._answers.pieces()) as pieces:
             async for piece in pieces:
                 event = b""
                 if piece.index not in begun:
-                    begun.add(piece.index)
                     content = "" if self._offer is None else None  # it may have calls alone
                     role = ChatDelta(piece.index, Delta("assistant", content))
-                    event = self._header.chunk([role], usage)
+                    ids = self._answers.prompts[0].tokens if asks_ids and not begun else UNSET
+                    event = self._header.chunk([role], usage, ids)
+                    begun.add(piece.index)
+                self._answers.count(piece)
                 news = self._readers[piece.index].read(piece)
                 is_told = news.content or news.calls or piece.tokens or piece.finish_reason
-                if is_told or self._request.return_token_ids:
+                if is_told or asks_ids:
                     event += self._header.chunk([self._delta(piece, news)], usage)
                 if event:
                     yield event
@@ -134,6 +142,7 @@ class Chat:
         """
         async with aclosing(self._answers.pieces()) as pieces:
             async for piece in pieces:
+                self._answers.count(piece)
                 yield piece, self._readers[piece.index].read(piece)
 
     @property
@@ -145,4 +154,5 @@ class Chat:
         """Those of its tokens, where they are asked for."""
         if not self._request.logprobs:
             return None
-        return logprobs.chat_shape(self._service.texts.tokenizer, piece.tokens)
+        as_ids = bool(self._request.return_tokens_as_token_ids)
+        return logprobs.chat_shape(self._service.texts.tokenizer, piece.tokens, as_ids)

@@ -52,8 +52,10 @@ class Completions:
                 tokens = await service.texts.encode(one, "prompt", add_special)
             else:
                 tokens = parse.check_ids(one, facts.vocab_size, "prompt")
-            prompts.append(Prompt(tokens, sampling.limit(request, params, len(tokens), facts)))
-            self._echoes.append(one if isinstance(one, str) else await self._text(tokens))
+            left = sampling.truncate(request, tokens, facts)
+            prompts.append(Prompt(left, sampling.limit(request, params, len(left), facts)))
+            is_shown = isinstance(one, str) and len(left) == len(tokens)
+            self._echoes.append(str(one) if is_shown else await self._text(left))
         stop = bool(request.include_stop_str_in_output)
         self._answers = Answers(
             service, prompts, request.logprobs, stop, self.deadline, self._caller.name
@@ -67,6 +69,8 @@ class Completions:
         """
         choices = [CompletionChoice(index, "") for index in range(self._num_answers)]
         tokens: list[list] = [[] for _ in choices]
+        for choice in choices if self._request.return_token_ids else ():
+            choice.token_ids, choice.prompt_token_ids = [], self._prompt_of(choice.index).tokens
         if self._request.prompt_logprobs is not None:
             scores = await self._answers.scores(self._request.prompt_logprobs)
             for choice in choices:
@@ -76,9 +80,8 @@ class Completions:
             choice = choices[piece.index]
             choice.text += piece.text
             tokens[piece.index] += piece.tokens
-            if self._request.return_token_ids:
-                choice.token_ids = [*(choice.token_ids or ()), *piece.token_ids]
-                choice.prompt_token_ids = self._prompt_of(piece.index).tokens
+            if isinstance(choice.token_ids, list):
+                choice.token_ids += piece.token_ids
             choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
         if self._request.logprobs is not None:
             for choice in choices:
@@ -91,10 +94,15 @@ class Completions:
         Raises:
             ApiError: as `answer`.
         """
+        begun: set[int] = set()
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
                 if piece.is_told or self._request.return_token_ids:
-                    yield self._header.chunk([self._choice(piece)], self._answers.usage)
+                    choice = self._choice(piece)
+                    if self._request.return_token_ids and piece.index not in begun:
+                        choice.prompt_token_ids = self._prompt_of(piece.index).tokens
+                    begun.add(piece.index)
+                    yield self._header.chunk([choice], self._answers.usage)
         yield self._header.last(self._answers.usage) + DONE
 
     def _choice(self, piece: Piece) -> CompletionChoice:
@@ -115,7 +123,7 @@ class Completions:
         if request.echo and request.logprobs is not None:
             scores = await answers.scores(request.logprobs)
         is_over = not answers.prompts[0].params.max_new_tokens
-        first = []
+        first: list[Piece] = []
         for index in range(self._num_answers if request.echo or is_over else 0):
             nth = index // self._num_each
             text, tokens = (self._echoes[nth], scores[nth]) if request.echo else ("", ())
@@ -128,6 +136,7 @@ class Completions:
             async for piece in pieces:
                 while first:
                     yield first.pop(0)
+                answers.count(piece)
                 yield piece
 
     @property
@@ -143,7 +152,9 @@ class Completions:
 
     def _shape(self, index: int) -> CompletionShape:
         if index not in self._shapes:
-            self._shapes[index] = CompletionShape(self._service.texts.tokenizer)
+            request = self._request
+            how = request.skip_special_tokens is not False, bool(request.return_tokens_as_token_ids)
+            self._shapes[index] = CompletionShape(self._service.texts.tokenizer, *how)
         return self._shapes[index]
 
     async def _text(self, tokens: list[int]) -> str:

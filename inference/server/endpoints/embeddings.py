@@ -77,6 +77,8 @@ async def _tokens(
         tokens = await service.texts.encode(one, "input", add_special)
     else:
         tokens = parse.check_ids(one, facts.vocab_size, "input")
+    side = request.truncation_side or "right"
+    tokens = sampling.cut(tokens, request.truncate_prompt_tokens, facts.max_context, side)
     if not tokens:
         raise invalid("input", "is empty: at least one token is needed")
     if len(tokens) > facts.max_context:

@@ -64,19 +64,27 @@ class Header:
         """All of it."""
         return self._answer(self.kind, choices, usage)
 
-    def chunk(self, choices: list[Any], usage: Usage) -> bytes:
-        """An event with what is new."""
+    def chunk(
+        self, choices: list[Any], usage: Usage, prompt_token_ids: list[int] | UnsetType = UNSET
+    ) -> bytes:
+        """An event with what is new; that of a chat's prompt comes with the first."""
         told: Usage | None | UnsetType = UNSET
         if self.options.include_usage:
             told = usage if self.options.continuous_usage_stats else None
-        return self._event(choices, told)
+        return self._event(choices, told, prompt_token_ids)
 
     def last(self, usage: Usage) -> bytes:
         """The event behind the last chunk that counts tokens, where that is asked for."""
         return self._event([], usage) if self.options.include_usage else b""
 
-    def _event(self, choices: list[Any], usage: Usage | None | UnsetType) -> bytes:
+    def _event(
+        self,
+        choices: list[Any],
+        usage: Usage | None | UnsetType,
+        prompt_token_ids: list[int] | UnsetType = UNSET,
+    ) -> bytes:
         answer = self._answer(self.chunk_kind, choices, usage)
+        answer.prompt_token_ids = prompt_token_ids
         if self.options.include_obfuscation and choices:
             num_missing = -len(_ENCODER.encode(choices)) % _OBFUSCATED_BYTES
             answer.obfuscation = "".join(secrets.choice(_LETTERS) for _ in range(num_missing))

@@ -11,6 +11,8 @@ from inference.server.protocol.fields import (
     Priority,
     Salt,
     Short,
+    Side,
+    TruncatedTokens,
 )
 
 MAX_INPUTS = 2048
@@ -23,7 +25,8 @@ class EmbeddingRequest(Struct, kw_only=True):
         input: a text, token ids, or a list of one of the two.
         encoding_format: of vectors: lists of numbers, or the base64 of little-endian float32s.
         dimensions: vectors are cut after so many numbers, and have length 1 again.
-        priority, cache_salt, add_special_tokens: as vLLM has them.
+        priority, cache_salt, add_special_tokens, truncate_prompt_tokens, truncation_side: as vLLM
+            has them; the first tokens of a text are kept unless its left side is cut.
         user: has no effect.
     """
 
@@ -34,6 +37,8 @@ class EmbeddingRequest(Struct, kw_only=True):
     priority: Priority | None = None
     cache_salt: Salt | None = None
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: TruncatedTokens | None = None
+    truncation_side: Side | None = None
     user: Short | None = None
 
 

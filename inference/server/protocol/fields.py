@@ -4,18 +4,24 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from inference.request import MAX_BIASES, MAX_STOP_IDS
+from inference.request import MAX_BIASES, MAX_OWN_STOP_IDS
 from inference.server.protocol.tool_fields import Choice, EarlierCall, Tools, Variables
 
-MAX_CHOICES, MAX_PROMPTS, MAX_MESSAGES, MAX_TOP_LOGPROBS = 16, 64, 2048, 20
+MAX_CHOICES, MAX_PROMPTS, MAX_STOPS, MAX_MESSAGES, MAX_TOP_LOGPROBS = 16, 2048, 64, 2048, 20
 _INT64 = 2**63
 
 Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 NewTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-TokenIds = Annotated[list[Tokens], Meta(max_length=MAX_STOP_IDS // 2)]
+TokenIds = Annotated[list[Tokens], Meta(max_length=MAX_OWN_STOP_IDS)]
 StopText = Annotated[str, Meta(min_length=1, max_length=256)]
+Stop = StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
+Bias = Annotated[float, Meta(ge=-100, le=100)]
+LogitBias = Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)]
 Short = Annotated[str, Meta(max_length=512)]
 Temperature = Annotated[float, Meta(ge=0, le=2)]
+TruncatedTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
+Side = Literal["left", "right"]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 MinP = Annotated[float, Meta(ge=0, le=1)]
@@ -66,21 +72,31 @@ class JsonSchema(Struct):
     strict: bool | None = None
 
 
-class ResponseFormat(Struct):
-    """What an answer looks like."""
+class ResponseFormat(Struct, forbid_unknown_fields=True):
+    """What an answer looks like; `schema` and `value` are what llama.cpp and TGI call a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
+    value: dict[str, Any] | None = None
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """The same in vLLM's words: one of these."""
+    """The same in vLLM's words: one of those of the first paragraph. Of the others only values that
+    ask for nothing are accepted; there is nothing to fall back to.
+    """
 
     json: dict[str, Any] | str | None = None
     regex: Annotated[str, Meta(min_length=1)] | None = None
     choice: Annotated[list[str], Meta(min_length=1, max_length=5000)] | None = None
     json_object: bool | None = None
     grammar: Annotated[str, Meta(min_length=1)] | None = None
+
+    structural_tag: Annotated[str, Meta(max_length=0)] | None = None
+    whitespace_pattern: Annotated[str, Meta(max_length=0)] | None = None
+    disable_any_whitespace: bool | None = None
+    disable_additional_properties: bool | None = None
+    disable_fallback: bool | None = None
 
 
 class Sampling(Struct, kw_only=True):
@@ -98,15 +114,12 @@ class Sampling(Struct, kw_only=True):
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
-    logit_bias: (
-        Annotated[dict[str, Annotated[float, Meta(ge=-100, le=100)]], Meta(max_length=MAX_BIASES)]
-        | None
-    ) = None
+    logit_bias: LogitBias | None = None
     allowed_token_ids: Annotated[list[Tokens], Meta(min_length=1, max_length=65536)] | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Tokens | None = None
     min_tokens: Tokens | None = None
-    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
+    stop: Stop | None = None
     stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
@@ -117,6 +130,10 @@ class Sampling(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    skip_special_tokens: bool | None = None
+    truncate_prompt_tokens: TruncatedTokens | None = None
+    truncation_side: Side | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -162,6 +179,7 @@ class ChatMessage(Struct):
     content: str | Annotated[list[ContentPart], Meta(max_length=MAX_MESSAGES)] | None = None
     name: Short | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: Annotated[list[EarlierCall], Meta(max_length=64)] | None = None
     tool_call_id: Short | None = None
 
@@ -176,6 +194,7 @@ class ChatRequest(Sampling, kw_only=True):
         chat_template_kwargs: further variables of the template.
         add_generation_prompt: the assistant's turn begins; unless the last message goes on.
         continue_final_message: the last message goes on where it ends.
+        reasoning_effort, documents: variables of the template, which has to read them.
     """
 
     messages: Messages
@@ -189,6 +208,8 @@ class ChatRequest(Sampling, kw_only=True):
     chat_template_kwargs: Variables | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    reasoning_effort: Effort | None = None
+    documents: Annotated[list[dict[str, str]], Meta(max_length=MAX_MESSAGES)] | None = None
 
 
 class TokenizeRequest(Struct, kw_only=True):
@@ -211,11 +232,3 @@ class DetokenizeRequest(Struct, kw_only=True):
 
     tokens: list[Tokens]
     model: Short | None = None
-
-
-# Fields that change what an answer is and that nobody here would obey: ignoring them misleads.
-REFUSED = (
-    *("functions", "function_call", "guided_json", "guided_regex"),
-    *("guided_choice", "guided_grammar", "prompt_embeds", "use_beam_search"),
-    *("chat_template", "modalities", "audio", "web_search_options", "truncate_prompt_tokens"),
-)

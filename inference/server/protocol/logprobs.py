@@ -35,11 +35,19 @@ def spelled(tokenizer: Tokenizer, id: int) -> str:
         return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
+def id_name(id: int) -> str:
+    """A token by its id, as vLLM names it."""
+    return f"token_id:{id}"
+
+
 class CompletionShape:
     """Those of one text as it grows."""
 
-    def __init__(self, tokenizer: Tokenizer):
+    def __init__(self, tokenizer: Tokenizer, skip_special: bool, as_ids: bool):
+        """`skip_special`: the text is without special tokens; `as_ids`: names are token ids."""
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
+        self._as_ids = as_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0
 
@@ -47,29 +55,34 @@ class CompletionShape:
         """Of further tokens."""
         found = CompletionLogprobs([], [], [], [])
         for id, logprob, (ids, values) in each:
-            name = spelled(self._tokenizer, id)
+            name = self._name(id)
             found.tokens.append(name)
             found.text_offset.append(self._offset)
             found.token_logprobs.append(None if logprob is None else max(logprob, _LOWEST))
             found.top_logprobs.append(None if logprob is None else self._top(ids, values))
             if logprob is not None:  # another token of the same spelling does not replace it
                 found.top_logprobs[-1][name] = max(logprob, _LOWEST)  # type: ignore[index]
-            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(id)))
+            data = self._tokenizer.token_bytes(id, self._skip_special)
+            self._offset += len(self._decoder.decode(data))
         return found
+
+    def _name(self, id: int) -> str:
+        return id_name(id) if self._as_ids else spelled(self._tokenizer, id)
 
     def _top(self, ids: Sequence[int], values: Sequence[float]) -> dict[str, float]:
         found: dict[str, float] = {}
         for id, value in zip(ids, values, strict=True):
-            found.setdefault(spelled(self._tokenizer, id), max(value, _LOWEST))
+            found.setdefault(self._name(id), max(value, _LOWEST))
         return found
 
 
-def chat_shape(tokenizer: Tokenizer, each: Sequence[Token]) -> ChatLogprobs:
-    """Those of an answer's tokens."""
+def chat_shape(tokenizer: Tokenizer, each: Sequence[Token], as_ids: bool = False) -> ChatLogprobs:
+    """Those of an answer's tokens; `as_ids`: their names are token ids."""
 
     def alternative(id: int, logprob: float) -> tuple[str, float, list[int]]:
         data = tokenizer.token_bytes(id, skip_special=False)
-        return data.decode(errors="replace"), max(logprob, _LOWEST), list(data)
+        name = id_name(id) if as_ids else data.decode(errors="replace")
+        return name, max(logprob, _LOWEST), list(data)
 
     return ChatLogprobs(
         [

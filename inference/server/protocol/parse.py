@@ -6,8 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from configs.errors import shown
+from inference.server.protocol.dialects.translate import renamed, translate
 from inference.server.protocol.errors import ApiError, invalid
-from inference.server.protocol.fields import MAX_PROMPTS, REFUSED
+from inference.server.protocol.fields import MAX_PROMPTS
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 
@@ -25,10 +26,17 @@ _MOST_WALKED = 65536  # numbers one by one: no field takes more, and a million t
 
 
 class Parsed(NamedTuple):
-    """A request, and the names of fields that nobody reads."""
+    """A request.
+
+    Attributes:
+        request: as its kind declares it.
+        ignored: names of fields without effect.
+        names: of declared fields, those that the client sent in their stead.
+    """
 
     request: Any
     ignored: list[str]
+    names: dict[str, str]
 
 
 def parse(body: bytes, kind: type[Body]) -> Parsed:
@@ -47,18 +55,15 @@ def parse(body: bytes, kind: type[Body]) -> Parsed:
         raise ApiError(400, "the body is nested too deeply") from None
     if not isinstance(given, dict):
         raise ApiError(400, "the body is not a JSON object")
-    for name in REFUSED:
-        if given.get(name):
-            raise ApiError(400, f"{name} is not supported by this server", name, "unsupported")
-    known = set(kind.__struct_encode_fields__)
+    body_here, ignored, names = translate(given, kind.__struct_encode_fields__)
     try:
-        whole = {name: _whole(value) for name, value in given.items() if name in known}
+        whole = {name: _whole(value) for name, value in body_here.items()}
         request = msgspec.convert(whole, kind)
     except msgspec.ValidationError as error:
-        raise _invalid(error) from None
+        raise renamed(_invalid(error), names) from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
-    return Parsed(request, sorted(given.keys() - known - set(REFUSED)))
+    return Parsed(request, ignored, names)
 
 
 def prompts(value: Any, param: str = "prompt", most: int = MAX_PROMPTS) -> list[str | list[int]]:

@@ -164,7 +164,9 @@ class Answer(Struct):
     choices: list[Any]
     usage: Usage | None | UnsetType = UNSET
     system_fingerprint: str | None = None
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET  # of chats; completions have them by choice
+    # Of chats; completions have both by choice.
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    prompt_token_ids: list[int] | UnsetType = UNSET
     obfuscation: str | UnsetType = UNSET  # of chunks, where a client asks for it
 
 

@@ -7,7 +7,7 @@ from inference.request import SamplingParams
 from inference.server.frames import Loaded
 from inference.server.protocol import errors
 from inference.server.protocol.errors import ApiError
-from inference.server.protocol.fields import ChatRequest, CompletionRequest, Sampling
+from inference.server.protocol.fields import ChatRequest, CompletionRequest, Sampling, Side
 
 _DEFAULT_COMPLETION_TOKENS = 16
 _ANY_LENGTH = 2**31 - 1
@@ -60,6 +60,7 @@ def read(
             speculate=request.speculate is not False,
             grammar=grammar,
             cache_salt=salt(client, request.cache_salt),
+            skip_special_tokens=request.skip_special_tokens is not False,
         )
     except InputError as error:
         raise invalid(str(error)) from None
@@ -68,10 +69,11 @@ def read(
 def limit(
     request: Sampling, params: SamplingParams, num_tokens: int, facts: Loaded
 ) -> SamplingParams:
-    """The same for a prompt of so many tokens, with a limit of new ones.
+    """The same for a prompt of so many tokens, with a limit of new ones: what was asked for, or
+    what the context has room for.
 
     Raises:
-        ApiError: 400, the context does not hold both; says how many tokens each has.
+        ApiError: 400, the context does not hold the prompt; says how many tokens each has.
     """
     room = facts.max_context - num_tokens
     most = _asked_tokens(request, room)
@@ -84,15 +86,7 @@ def limit(
             where,
             "context_length_exceeded",
         )
-    if most > room:
-        name = _limit_name(request)
-        raise ApiError(
-            400,
-            f"{name}: the context of this model is {facts.max_context} tokens, and {num_tokens} in "
-            f"the {where} and {most} to generate are {num_tokens + most}",
-            name,
-            "context_length_exceeded",
-        )
+    most = min(most, room)
     if params.min_tokens > most:
         raise ApiError(
             400, f"min_tokens is at most max_tokens, {most} here", "min_tokens", "invalid_value"
@@ -103,6 +97,23 @@ def limit(
         return dataclasses.replace(params, max_new_tokens=most)
     except InputError as error:
         raise invalid(str(error)) from None
+
+
+def truncate(request: Sampling, tokens: list[int], facts: Loaded) -> list[int]:
+    """A prompt as `truncate_prompt_tokens` cuts it: -1 leaves room in the context for the tokens
+    that are asked for, or for one where they fill it.
+    """
+    most = _explicit_tokens(request) or 1
+    room = facts.max_context - (most if most < facts.max_context else 1)
+    return cut(tokens, request.truncate_prompt_tokens, room, request.truncation_side or "left")
+
+
+def cut(tokens: list[int], most: int | None, room: int, side: Side) -> list[int]:
+    """At most so many tokens of a prompt (-1: `room`; 0 or None: all), without those at one side
+    of it.
+    """
+    most = room if most == -1 else most or len(tokens)
+    return tokens[-most:] if side == "left" else tokens[:most]
 
 
 def num_top_logprobs(request: Sampling) -> int | None:
@@ -138,18 +149,18 @@ def salt(client: str, asked: str | None) -> str | None:
 
 def _asked_tokens(request: Sampling, room: int) -> int:
     """To generate at most; where nothing is said, at least one."""
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        return request.max_completion_tokens
-    if request.max_tokens is not None:
-        return request.max_tokens
+    if (most := _explicit_tokens(request)) is not None:
+        return most
     return max(
         1, room if isinstance(request, ChatRequest) else min(_DEFAULT_COMPLETION_TOKENS, room)
     )
 
 
-def _limit_name(request: Sampling) -> str:
-    is_new = isinstance(request, ChatRequest) and request.max_completion_tokens is not None
-    return "max_completion_tokens" if is_new else "max_tokens"
+def _explicit_tokens(request: Sampling) -> int | None:
+    """To generate at most, as the request says."""
+    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
+        return request.max_completion_tokens
+    return request.max_tokens
 
 
 def _biases(request: Sampling, vocab_size: int) -> list[tuple[int, float]]:

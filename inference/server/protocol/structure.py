@@ -40,15 +40,28 @@ def read(request: Sampling) -> tuple[str | None, str]:
 
 def _response_format(request: Sampling) -> tuple[str, str, Any] | None:
     asked, name = request.response_format, "response_format"
-    if asked is None or asked.type == "text":
+    if asked is None:
         return None
-    if asked.type == "json_object":
+    schemas: dict[str, Any] = {
+        place: schema for place in ("schema", "value")
+        if (schema := getattr(asked, place)) is not None
+    }  # fmt: skip
+    if asked.json_schema is not None:
+        schemas["json_schema.schema"] = asked.json_schema.schema
+    if len(schemas) > 1:
+        raise invalid(name, f"has one of {' and '.join(schemas)}")
+    if asked.type == "text":
+        if schemas:
+            raise invalid(f"{name}.type", "is json_schema where there is a schema")
+        return None
+    if not schemas:
+        if asked.type == "json_schema":
+            raise invalid(f"{name}.json_schema", "is required")
         return name, "json", _ANY_OBJECT
-    if asked.json_schema is None:
-        raise invalid(f"{name}.json_schema", "is required")
-    if not isinstance(asked.json_schema.schema, dict):
-        raise invalid(f"{name}.json_schema.schema", "is an object")
-    return name, "json", asked.json_schema.schema
+    ((place, schema),) = schemas.items()
+    if not isinstance(schema, dict):
+        raise invalid(f"{name}.{place}", "is an object")
+    return name, "json", schema
 
 
 def _structured_outputs(request: Sampling) -> tuple[str, str, Any] | None:
@@ -64,6 +77,9 @@ def _structured_outputs(request: Sampling) -> tuple[str, str, Any] | None:
         given["object"] = _ANY_OBJECT
     if len(given) != 1:
         raise invalid(name, "is one of json, regex, choice, grammar and json_object=true")
+    for part in ("disable_any_whitespace", "disable_additional_properties"):
+        if getattr(asked, part):
+            raise invalid(f"{name}.{part}", "is not supported by this server", "unsupported")
     ((kind, value),) = given.items()
     if isinstance(value, str) and kind == "json":
         try:

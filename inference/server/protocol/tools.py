@@ -1,6 +1,7 @@
 """What a request says of tools, and of the chat template, checked."""
 
 import dataclasses
+import re
 from typing import Any
 
 from inference.server.protocol.errors import invalid
@@ -9,6 +10,7 @@ from inference.server.protocol.tool_fields import AllowedTools, Tool, ToolChoice
 
 Asked = ChatRequest | TokenizeRequest
 
+_EFFORT, _SWITCHES = "reasoning_effort", ("enable_thinking", "thinking")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _OWN_VARIABLES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
@@ -80,6 +82,34 @@ def check_turn(request: Asked) -> tuple[bool, bool]:
         if name in _OWN_VARIABLES:
             raise invalid("chat_template_kwargs", f"may not hold {name}")
     return not continues and request.add_generation_prompt is not False, continues
+
+
+def variables(request: ChatRequest, template: str) -> dict[str, Any]:
+    """What a chat template is given beside the conversation. A template obeys `reasoning_effort`,
+    and `documents`, if it has their names; the effort `medium` is what models do anyhow.
+
+    Raises:
+        ApiError: 400, the template does not read a field.
+    """
+    if request.documents and not _reads(template, "documents"):
+        raise invalid("documents", "are not read by this model's chat template", "unsupported")
+    found = dict(request.chat_template_kwargs or {})
+    effort = request.reasoning_effort
+    if effort is None:
+        return found
+    switches = {name: effort != "none" for name in _SWITCHES if _reads(template, name)}
+    if _reads(template, _EFFORT):
+        return switches | {_EFFORT: effort} | found
+    if effort == "none" and switches:
+        return switches | found
+    if effort != "medium":
+        why = f"of {effort} is not read by this model's chat template"
+        raise invalid(_EFFORT, why, "unsupported")
+    return found
+
+
+def _reads(template: str, variable: str) -> bool:
+    return re.search(rf"\b{variable}\b", template) is not None
 
 
 def _schemas(tools: list[Tool]) -> dict[str, dict[str, Any]]:

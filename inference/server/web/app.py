@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from inference.server.endpoints.answers import as_api_error
 from inference.server.protocol import caller, parse
 from inference.server.protocol.caller import Caller
+from inference.server.protocol.dialects.translate import renamed
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.event_stream import gone
 from inference.server.service import Limits, Service
@@ -78,6 +79,8 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
             service.metrics.disconnected()
             return Response(status_code=499)
         response = working.result()
+    except ApiError as error:
+        raise renamed(error, parsed.names) from None
     finally:
         for task in (working, leaving):
             task.cancel()

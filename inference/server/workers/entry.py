@@ -110,7 +110,7 @@ class Worker:
         template = tokenizer.template_for(job.tools)
         asked, told = prompting.prepare(job.messages, job.tools, template)
         as_texts = prompting.with_texts(asked)
-        how = (job.add_generation_prompt, told, None, job.variables, job.continues)
+        how = (job.add_generation_prompt, told, job.documents, job.variables, job.continues)
         try:
             return tokenizer.apply_chat_template(asked, *how)
         except InputError:

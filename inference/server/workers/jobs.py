@@ -33,6 +33,7 @@ class EncodeChat(Message):
     tools: list[dict[str, Any]] | None = None
     variables: dict[str, Any] = {}
     continues: bool = False
+    documents: list[dict[str, str]] | None = None
 
 
 class Decode(Message):

@@ -9,6 +9,7 @@ import pytest
 
 from inference.request import MAX_BIASES
 from inference.server.protocol import fields
+from inference.server.protocol.dialects.table import ROWS
 from tests.inference.server.fake_engine import MAX_CONTEXT, MAX_SEQS, REFUSED, VOCAB
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -56,16 +57,16 @@ BOTH = {
     "frequency_penalty": ([-2, 2], [-2.1, 2.1]),
     "repetition_penalty": ([0.01, 2], [0, -1, 2.1]),
     "logit_bias": (
-        [{}, {"0": -100, str(VOCAB - 1): 100}, {str(n): 1 for n in range(MAX_BIASES)}],
+        [{}, {"0": -100, str(VOCAB - 1): 100}, {str(n): 1 for n in range(VOCAB)}],
         [{"0": 100.1}, {"0": "x"}, {"a": 1}, {"-1": 1}, {str(VOCAB): 1}, {"٣": 1}, [],
          {str(n): 1 for n in range(MAX_BIASES + 1)}],
     ),
     "allowed_token_ids": ([[0], [VOCAB - 1]], [[], [VOCAB], [-1], ["a"], 3]),
     "n": ([1, MAX_SEQS], [0, -1, MAX_SEQS + 1, 17, 10**9, 1.5, "1", True]),
     "min_tokens": ([0, 1], [-1, 2, 2**31, 1.5]),
-    "stop": (["a", ["a"] * 16, "a" * 256], ["", [""], ["a"] * 17, "a" * 257, 3, [3], {}]),
+    "stop": (["a", ["a"] * 64, "a" * 256], ["", [""], ["a"] * 65, "a" * 257, 3, [3], {}]),
     "stop_token_ids": (
-        [[], list(range(8)), [VOCAB - 1], [1.0]], [list(range(9)), [VOCAB], [-1], 3],
+        [[], list(range(128)), [VOCAB - 1], [1.0]], [list(range(129)), [VOCAB], [-1], 3],
     ),
     "ignore_eos": ([True, False], [1, "true"]),
     "seed": ([0, -BIG, BIG - 1], [BIG, -BIG - 1, 1.5, "1", 2**70]),
@@ -102,10 +103,15 @@ BOTH = {
          {"grammar": '%import "x"'}],
     ),
     "return_token_ids": ([True], ["x"]),
+    "return_tokens_as_token_ids": ([True], ["x"]),
+    "skip_special_tokens": ([True, False], [1]),
+    "truncate_prompt_tokens": ([-1, 0, 1, 2**31 - 1, None], [-2, 2**31, "x", 1.5]),
+    "truncation_side": (["left", "right", None], ["middle", 3]),
     "prompt_logprobs": ([0, 20, None], [-1, 21, "x", True]),
     "include_stop_str_in_output": ([True], [0]),
     "chat_template": ([None, ""], ["{{ x }}"]),
-    "guided_json": ([None], [{"type": "object"}]),
+    "guided_json": ([None, {"type": "object"}, "{}"], [{"type": "x"}, 3, "x"]),
+    "typical_p": ([None, 1, 1.0], [0.5, "x"]),
     "bad_words": (
         [[], ["a"], ["a" * 256], [f"w{n}" for n in range(64)], ["(?i).*\\ \n", "🙂"]],
         [[""], ["a" * 257], ["a"] * 65, "a", [3], {}],
@@ -117,10 +123,10 @@ OWN = {
             ["a", ["a"] * 16, [1], [[1]], [1.0], [[1.0]], "a" * (MAX_CONTEXT - 1),
              [1] * (MAX_CONTEXT - 1)],
             ["", [], [""], [[]], None, 3, True, {}, [1, "a"], ["a", 1], [1.5], [True], [-1],
-             [VOCAB], [2**31], [2**63], [["a"]], ["a"] * 65, [1] * MAX_CONTEXT, "a" * MAX_CONTEXT,
-             "a" * (16 * MAX_CONTEXT + 1)],
+             [VOCAB], [2**31], [2**63], [["a"]], ["a"] * 21, ["a"] * 2049,
+             [1] * MAX_CONTEXT, "a" * MAX_CONTEXT, "a" * (16 * MAX_CONTEXT + 1)],
         ),
-        "max_tokens": ([0, 1, MAX_CONTEXT - 2], [-1, MAX_CONTEXT - 1, 2**31, 2**63, 1.5, "inf"]),
+        "max_tokens": ([0, 1, 2**31 - 1], [-1, 2**31, 2**63, 1.5, "inf"]),
         "logprobs": ([0, 20], [-1, 21, "x", True]),
         "best_of": ([1, MAX_SEQS], [0, MAX_SEQS + 1, "x"]),
         "echo": ([True, False], ["x", 1]),
@@ -149,8 +155,10 @@ OWN = {
                  {"function": {"name": "f", "arguments": 3}})),
              [{"role": "assistant", "tool_calls": [CALL] * 65}]],
         ),
-        "max_tokens": ([1, 400], [0, -1, MAX_CONTEXT, "x"]),
-        "max_completion_tokens": ([1, 400], [0, MAX_CONTEXT]),
+        "max_tokens": ([1, 2**31 - 1], [0, -1, 2**31, "x"]),
+        "max_completion_tokens": ([1, MAX_CONTEXT], [0]),
+        "documents": ([None, []], ["x", [{"a": 1}]]),
+        "reasoning_effort": ([None, "medium"], ["none", "high", "x", 0.5]),
         "logprobs": ([True, False], [1, "x"]),
         "top_logprobs": ([], [1, 21, -1]),
         "tools": (
@@ -217,9 +225,9 @@ def test_the_model(server, asked, status):
 
 
 def test_a_context_that_is_exceeded_is_told_in_numbers(server):
-    found = error_of(server.post(TEXT, prompt="a" * 500, max_tokens=100))
-    assert found["code"] == "context_length_exceeded" and found["param"] == "max_tokens"
-    assert {"512", "500", "100", "600"} <= set(re.findall(r"\d+", found["message"]))
+    found = error_of(server.post(TEXT, prompt="a" * 512, max_tokens=100))
+    assert found["code"] == "context_length_exceeded" and found["param"] == "prompt"
+    assert re.findall(r"\d+", found["message"]) == ["512", "512"]
     found = error_of(server.post(CHAT, messages=[{"role": "user", "content": "a" * 600}]))
     assert found["code"] == "context_length_exceeded" and found["param"] == "messages"
     assert "512" in found["message"] and "618" in found["message"]
@@ -239,6 +247,8 @@ def test_some_fields_go_together(server):
         ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         ({"n": 3, "best_of": 2}, "n"),
         ({"min_tokens": 3, "max_tokens": 2}, "min_tokens"),
+        ({"min_tokens": 600, "max_tokens": 600}, "min_tokens"),
+        ({"min_tokens": 1, "stop_token_ids": list(range(9))}, "stop_token_ids"),
         ({"min_tokens": 3, "max_tokens": 3, "stop": "a"}, "stop"),
     ]:
         assert error_of(server.post(TEXT, **{"prompt": "a"} | asked))["param"] == param
@@ -384,7 +394,7 @@ KINDS = {
 @pytest.mark.parametrize("path", KINDS)
 def test_whatever_fields_hold_no_answer_is_a_failure(server, path):
     dice = random.Random(path)
-    names = [field.name for field in msgspec.structs.fields(KINDS[path])] + list(fields.REFUSED)
+    names = [field.name for field in msgspec.structs.fields(KINDS[path])] + list(ROWS)
     for _ in range(100):
         body = {"max_tokens": 2} | BODIES.get(path, {"prompt": "Hi"})
         body |= {name: dice.choice(ODD) for name in dice.sample(names, dice.randint(1, 4))}

@@ -208,10 +208,9 @@ def test_an_answer_is_stopped(page, engine, monkeypatch):
 
 
 def test_what_is_wrong_is_said(page):
-    put(page, max_tokens=4000)
-    send(page, "Hi")
-    assert "the context of this model is 512 tokens" in page.text(".problem[role=alert]")
     put(page, max_tokens=4)
+    send(page, "a" * 600)
+    assert "the context of this model is 512 tokens" in page.text(".problem[role=alert]")
     send(page, "Hi again")  # the failed turn is left out
     assert page.do("document.querySelectorAll('.turn:last-child .problem').length") == 0
     failed = [entry for entry in page.problems() if "status of 400" in entry]

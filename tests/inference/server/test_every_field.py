@@ -50,6 +50,7 @@ NARROWER = {
     "max_output_tokens": "the context", "text": "what can be compiled", "truncation": "none",
     "background": "none is stored", "conversation": "none is stored",
     "previous_response_id": "none is stored", "continue_final_message": "an answer that has begun",
+    "documents": "the template", "reasoning": "the template", "reasoning_effort": "the template",
     "bad_words": "what can be compiled", "add_generation_prompt": "continue_final_message",
 }  # fmt: skip
 # Fields without a declared limit, and what limits them.
@@ -58,8 +59,9 @@ UNLIMITED = {
     "tokens": "the body", "response_format": "64 KiB of schema", "metadata": "the body",
     "structured_outputs": "64 KiB of grammar", "tools": "the body", "tool_choice": "the body",
     "chat_template_kwargs": "16 characters a token of the context", "input": "the same",
-    "instructions": "the same", "text": "64 KiB of schema", "background": "none is stored",
-    "conversation": "none is stored", "previous_response_id": "none is stored",
+    "instructions": "the same", "documents": "the same", "text": "64 KiB of schema",
+    "background": "none is stored", "conversation": "none is stored",
+    "previous_response_id": "none is stored",
 }  # fmt: skip
 
 

@@ -77,9 +77,9 @@ class Failure(Struct):
 
 
 class Reasoning(Struct):
-    """What models that reason apart would be asked."""
+    """How much a model was asked to reason; nothing of it is summarized."""
 
-    effort: None = None
+    effort: str | None = None
     summary: None = None
 
 
@@ -101,6 +101,7 @@ class ResponseBody(Struct):
     tools: list[FunctionTool]
     top_logprobs: int
     top_p: float
+    reasoning: Reasoning
     user: str | None = None
     completed_at: int | None = None
     error: Failure | None = None
@@ -108,7 +109,6 @@ class ResponseBody(Struct):
     usage: ResponseUsage | None = None
     background: bool = False
     previous_response_id: None = None
-    reasoning: Reasoning = field(default_factory=Reasoning)
     service_tier: str = "default"
     store: bool = False
     truncation: str = "disabled"

@@ -35,6 +35,7 @@ _TEXTS = ("input_text", "output_text", "text")  # types of parts
 # What fields of a conversation are called here, the longer names first.
 _NAMES = (
     (r"messages\b.*", "input"),
+    (r"reasoning_effort", "reasoning.effort"),
     (r"max_(completion_)?tokens", "max_output_tokens"),
     (r"response_format\.json_schema\.schema", "text.format.schema"),
     (r"response_format(\.json_schema)?", "text.format"),
@@ -62,6 +63,7 @@ def read(request: ResponsesRequest) -> ChatRequest:
         response_format=_format(request),
         tools=_tools(request),
         tool_choice=_choice(request.tool_choice) if request.tools else None,
+        reasoning_effort=request.reasoning.effort if request.reasoning else None,
     )
 
 

@@ -7,6 +7,8 @@ from msgspec import Meta, Struct
 from inference.server.protocol.fields import (
     MAX_MESSAGES,
     MAX_TOP_LOGPROBS,
+    Effort,
+    LogitBias,
     MinP,
     NewTokens,
     Penalty,
@@ -15,11 +17,13 @@ from inference.server.protocol.fields import (
     Salt,
     Seed,
     Short,
+    Stop,
+    StructuredOutputs,
     Temperature,
     TopK,
     TopP,
 )
-from inference.server.protocol.tool_fields import MAX_TOOLS
+from inference.server.protocol.tool_fields import MAX_TOOLS, Variables
 
 _MAX_LABELS = 16
 _Name = Annotated[str, Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z", max_length=64)]
@@ -97,6 +101,16 @@ class ChosenTool(Struct, omit_defaults=True):
     tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
 
 
+class Reasoning(Struct):
+    """How much a model reasons: the template has to read it. The rest has no effect: no reasoning
+    is hidden, so none is summarized.
+    """
+
+    effort: Effort | None = None
+    summary: Literal["auto", "concise", "detailed"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+
+
 class ResponsesRequest(Struct, kw_only=True):
     """POST /v1/responses. null stands for the default everywhere. Nothing is stored, whatever
     `store` says: a conversation goes on with all of its items as `input`.
@@ -123,6 +137,7 @@ class ResponsesRequest(Struct, kw_only=True):
     include: Annotated[list[Short], Meta(max_length=_MAX_LABELS)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream: bool | None = None
+    reasoning: Reasoning | None = None
 
     top_k: TopK | None = None
     min_p: MinP | None = None
@@ -133,6 +148,12 @@ class ResponsesRequest(Struct, kw_only=True):
     priority: Priority | None = None
     cache_salt: Salt | None = None
     ignore_eos: bool | None = None
+    stop: Stop | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: LogitBias | None = None
+    structured_outputs: StructuredOutputs | None = None
+    chat_template_kwargs: Variables | None = None
     speculate: bool | None = None
 
     metadata: (
@@ -156,5 +177,6 @@ class ResponsesRequest(Struct, kw_only=True):
 SAME = (
     *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "seed", "priority", "cache_salt", "ignore_eos", "speculate", "stream"),
-    *("parallel_tool_calls", "top_logprobs"),
+    *("stop", "include_stop_str_in_output", "skip_special_tokens", "logit_bias"),
+    *("structured_outputs", "chat_template_kwargs", "parallel_tool_calls", "top_logprobs"),
 )

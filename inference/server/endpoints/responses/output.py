@@ -51,7 +51,7 @@ class Output:
         part = message.content[0] if message.content else OutputText()
         message.content = [part]
         part.text += text
-        part.logprobs = [*part.logprobs, *logprobs]
+        part.logprobs += logprobs
         if text or logprobs:
             told = bodies.TextDelta(
                 item_id=message.id, output_index=self._at, delta=text, logprobs=logprobs

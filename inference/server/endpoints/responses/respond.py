@@ -47,7 +47,8 @@ class Respond:
             request.parallel_tool_calls is not False,
             1.0 if request.temperature is None else request.temperature, text,
             request.tool_choice or "auto", request.tools or [], request.top_logprobs or 0,
-            1.0 if request.top_p is None else request.top_p, request.user,
+            1.0 if request.top_p is None else request.top_p,
+            bodies.Reasoning(request.reasoning.effort if request.reasoning else None), request.user,
         )  # fmt: skip
 
     @property

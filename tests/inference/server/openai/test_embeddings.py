@@ -107,7 +107,8 @@ def test_one_request_leaves_room_for_others():
     ({"input": "a", "dimensions": 0}, "dimensions", "from 1"),
     ({"input": "a", "dimensions": WIDTH + 1}, "dimensions", f"at most {WIDTH}"),
     ({"input": "a", "dimensions": "8"}, "dimensions", "got a text"),
-    ({"input": "a", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens", "not supported"),
+    ({"input": "a", "truncate_prompt_tokens": -2}, "truncate_prompt_tokens", "from -1"),
+    ({"input": "a", "normalize": False}, "normalize", "not supported"),
     ({"input": "a", "cache_salt": ""}, "cache_salt", "length"),
     ({"input": [REFUSED]}, None, "every token is banned"),
 ])  # fmt: skip

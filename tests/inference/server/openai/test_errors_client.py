@@ -25,7 +25,9 @@ KEY = "key-0123456789abcdef"
     ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "invalid_value"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
-    ({"max_tokens": CONTEXT}, "max_tokens", "context_length_exceeded"),
+    ({"messages": [{"role": "user", "content": "a" * CONTEXT}]}, "messages",
+     "context_length_exceeded"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "unsupported"),
     ({"modalities": ["text", "audio"]}, "modalities", "unsupported"),
     ({"response_format": {"type": "json_schema", "json_schema": {
         "name": "x", "schema": {"$ref": "#/y"}}}}, "response_format", "invalid_value"),

@@ -1,0 +1,166 @@
+"""Fields of other servers (vLLM, SGLang, llama.cpp, TGI, OpenAI) that no body here declares.
+
+`docs/server.md` has the same table. A field that is in neither is accepted and listed in a header.
+"""
+
+import enum
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+MAX_INT = 2**31 - 1  # of a number of tokens: the context's end comes first
+_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
+_UNSET: tuple[Any, ...] = (None, "", [])  # where {} is a schema
+_UNLIMITED = (None, -1)
+_IS_TRUE = (None, True)
+
+
+class Fate(enum.StrEnum):
+    """What becomes of a field whose value is not neutral."""
+
+    OBEYED = "obeyed"
+    IGNORED = "no effect"
+    REFUSED = "refused"
+
+
+class Row(NamedTuple):
+    """What becomes of some fields.
+
+    Attributes:
+        names: of the fields.
+        fate: of each.
+        why: why they are ignored, or what to send instead of those that are refused.
+        becomes: the declared field that obeys; with a dot, a field of an object.
+        neutral: values that ask for nothing: they are dropped, whatever the fate.
+        values: those that have another value here.
+    """
+
+    names: tuple[str, ...]
+    fate: Fate
+    why: str = ""
+    becomes: str = ""
+    neutral: tuple[Any, ...] = _NOTHING
+    values: Mapping[Any, Any] = MappingProxyType({})
+
+
+def _obeyed(names: str, becomes: str, neutral: tuple[Any, ...] = _NOTHING) -> Row:
+    return Row(tuple(names.split()), Fate.OBEYED, "", becomes, neutral)
+
+
+def _ignored(names: str, why: str) -> Row:
+    return Row(tuple(names.split()), Fate.IGNORED, why)
+
+
+def _refused(names: str, why: str, *defaults: Any, neutral: tuple[Any, ...] = _NOTHING) -> Row:
+    return Row(tuple(names.split()), Fate.REFUSED, why, "", (*neutral, *defaults))
+
+
+_NO_ADAPTERS = "no adapters are loaded"
+_NO_SAMPLER = "the sampler has temperature, top_k, top_p, min_p, penalties and logit_bias"
+_NO_OUTPUT = "the answer has no such part"
+_NO_STATE = "nothing is stored; send all items as input"
+_NO_TRANSFER = "caches are not transferred"
+_VECTORS = "vectors are float32, little-endian and of length 1"
+
+TABLE = (
+    _obeyed("guided_json json_schema", "structured_outputs.json", _UNSET),
+    _obeyed("guided_regex regex", "structured_outputs.regex", _UNSET),
+    _obeyed("guided_choice", "structured_outputs.choice", _UNSET),
+    _obeyed("guided_grammar grammar ebnf", "structured_outputs.grammar", _UNSET),
+    _obeyed("repeat_penalty", "repetition_penalty"),
+    Row(("n_predict",), Fate.OBEYED, "", "max_tokens", (None,), {-1: MAX_INT}),
+    _obeyed("n_cmpl", "n"),
+    _obeyed("no_stop_trim", "include_stop_str_in_output"),
+    _obeyed("extra_key", "cache_salt"),
+    _ignored("request_id rid session_id custom_labels", "names a request or its sender"),
+    _ignored(
+        "cache_prompt id_slot n_keep n_discard n_cache_reuse prediction prompt_cache_options "
+        "prompt_cache_retention ngram_corpus_id routed_dp_rank disagg_prefill_dp_rank "
+        "data_parallel_rank backend_sampling guided_decoding_backend stream_interval "
+        "sse_ping_interval speculative.n_max speculative.n_min speculative.p_min",
+        "says how fast, or where, an answer is made",
+    ),
+    _ignored(
+        "media_io_kwargs mm_processor_kwargs images_config max_dynamic_patch min_dynamic_patch "
+        "use_audio_in_video return_mm_kwargs",
+        "is about images, video or sound, which are refused themselves",
+    ),
+    _ignored(
+        "length_penalty dynatemp_exponent dry_base dry_allowed_length dry_penalty_last_n "
+        "dry_sequence_breakers xtc_threshold mirostat_tau mirostat_eta adaptive_decay "
+        "max_tool_calls routed_experts_prompt_start routed_experts_start_len",
+        "belongs to a method that is off, or is refused",
+    ),
+    _ignored(
+        "separate_reasoning stream_reasoning spaces_between_special_tokens",
+        "chooses how the same tokens are presented",
+    ),
+    _ignored(
+        "return_cached_tokens_details return_progress return_token_offsets timings_per_token "
+        "verbose stream_options",
+        "asks for figures beside the answer",
+    ),
+    _ignored("verbosity", "is a hint to models that were trained for it"),
+    _refused("lora lora_path adapter_id", _NO_ADAPTERS),
+    _refused("typical_p", _NO_SAMPLER, 1),
+    _refused("top_n_sigma adaptive_target", _NO_SAMPLER, -1),
+    _refused(
+        "dynatemp_range dry_multiplier xtc_probability mirostat min_keep n_indent samplers "
+        "custom_logit_processor custom_params logits_processors vllm_xargs watermarking",
+        _NO_SAMPLER,
+    ),
+    _refused("repeat_last_n", "penalties count all tokens; leave it out, or send -1", 64, -1),
+    _refused("use_beam_search", "send n, or best_of"),
+    _refused("repetition_detection", "send repetition_penalty"),
+    _refused("logprob_token_ids n_probs post_sampling_probs", "send logprobs (and top_logprobs)"),
+    _refused("stop_regex", "send stop, or structured_outputs.regex for the whole answer"),
+    _refused("thinking_token_budget thinking_budget_tokens reasoning_budget_tokens",
+             "send max_tokens for the whole answer", neutral=_UNLIMITED),
+    _refused("reasoning_format", "reasoning is part of the text", "none", "auto"),
+    _refused("reasoning_budget_message", "send stop"),
+    _refused("reasoning_control", "an answer that runs cannot be changed"),
+    _refused("include_reasoning", "reasoning is part of the text", neutral=_IS_TRUE),
+    _refused("reasoning", "send reasoning_effort"),
+    _refused("t_max_predict_ms", "send the header x-request-timeout, in seconds"),
+    _refused("guided_whitespace_pattern", "JSON has at most one space between its parts"),
+    _refused("structural_tag grammar_lazy grammar_triggers preserved_tokens",
+             "send structured_outputs, or tools"),
+    _refused("prompt_embeds embed_overrides embed_override_token_id input_ids",
+             "send text, or token ids as the prompt of a completion"),
+    _refused("image_data multimodal_data", "send text"),
+    _refused("chat_template tool_prompt task", "the model's own template is used; "
+             "chat_template_kwargs are its variables"),
+    _refused("add_special_tokens", "the chat template writes them"),
+    _refused("echo", "send continue_final_message"),
+    _refused("messages", "send a prompt, or input"),
+    _refused("functions", "send tools"),
+    _refused("function_call", "send tool_choice", "none", "auto"),
+    _refused("web_search_options moderation", "nothing but the model is asked"),
+    _refused("modalities", "answers are text", ["text"]),
+    _refused("audio", "answers are text"),
+    _refused("return_prompt_token_ids return_tokens", "send return_token_ids"),
+    _refused("return_prompt_text", "send return_token_ids, and the ids to /detokenize"),
+    _refused("return_hidden_states return_routed_experts return_meta_info response_fields "
+             "enable_response_messages", _NO_OUTPUT),
+    _refused("context_management previous_input_messages previous_response session_params",
+             _NO_STATE),
+    _refused("kv_transfer_params ec_transfer_params bootstrap_host bootstrap_port bootstrap_room",
+             _NO_TRANSFER),
+    _refused("embed_dtype", _VECTORS, "float32", "float"),
+    _refused("endianness", _VECTORS, "native", "little"),
+    _refused("use_activation normalize", _VECTORS, neutral=_IS_TRUE),
+    _refused("embd_normalize", _VECTORS, neutral=(None, 2)),
+    _refused("padding", "texts are not padded", "do_not_pad"),
+)  # fmt: skip
+
+ROWS = {name: row for row in TABLE for name in row.names}
+
+
+def markdown() -> str:
+    """The table as `docs/server.md` shows it."""
+    lines = ["| fields | what becomes of them |", "|---|---|"]
+    for row in TABLE:
+        names = ", ".join(f"`{name}`" for name in row.names)
+        does = f"`{row.becomes}`" if row.fate is Fate.OBEYED else f"{row.fate}: {row.why}"
+        lines.append(f"| {names} | {does} |")
+    return "\n".join(lines) + "\n"

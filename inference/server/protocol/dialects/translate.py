@@ -1,0 +1,62 @@
+"""A body with fields of other servers becomes one in the words of this server."""
+
+import re
+from collections.abc import Collection
+from typing import Any, NamedTuple
+
+from inference.server.protocol.dialects.table import ROWS, Fate
+from inference.server.protocol.errors import ApiError, invalid
+
+
+class Translated(NamedTuple):
+    """A body in our words.
+
+    Attributes:
+        body: the declared fields alone.
+        ignored: fields without effect, by name.
+        names: of declared fields, those that the client sent in their stead.
+    """
+
+    body: dict[str, Any]
+    ignored: list[str]
+    names: dict[str, str]
+
+
+def translate(body: dict[str, Any], declared: Collection[str]) -> Translated:
+    """Reads what a body does not declare by the table of other servers' fields.
+
+    Raises:
+        ApiError: 400, a field would change the answer, and nothing here obeys it.
+    """
+    translated = Translated({name: body[name] for name in body if name in declared}, [], {})
+    for name in sorted(body.keys() - set(declared)):
+        row = ROWS.get(name)
+        if row is not None and body[name] in row.neutral:
+            continue
+        target, _, part = row.becomes.partition(".") if row is not None else ("", "", "")
+        if row is None or row.fate is Fate.IGNORED or target and target not in declared:
+            translated.ignored.append(name)
+        elif row.fate is Fate.REFUSED:
+            raise invalid(name, f"is not supported by this server: {row.why}", "unsupported")
+        else:
+            if translated.body.get(target) is not None:
+                other = translated.names.get(target, target)
+                raise invalid(name, f"and {other} exclude each other")
+            value = body[name]
+            if isinstance(value, int | float):
+                value = row.values.get(value, value)
+            translated.body[target] = {part: value} if part else value
+            translated.names[target] = name
+    return translated
+
+
+def renamed(error: ApiError, names: dict[str, str]) -> ApiError:
+    """The same error, of the field that the client sent."""
+    target = re.match(r"\w*", error.param or "")
+    name = names.get(target[0]) if target else None
+    if name is None or error.param is None:
+        return error
+    message = error.message
+    if message.startswith(error.param):
+        message = name + message[len(error.param) :]
+    return ApiError(error.status, message, name, error.code, error.may_retry, error.retry_s)
