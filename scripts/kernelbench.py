@@ -72,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
     else:
         print("\n".join(kernel_text.table(found)))
     if _TUNE.value and reason is None:  # last, so that what was measured is printed in any case
-        tune.write(device.kind, found["tuning"])
+        tune.write(device, found["tuning"])
 
 
 def _device() -> Any:

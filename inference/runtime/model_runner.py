@@ -4,6 +4,7 @@ warm-up.
 
 import dataclasses
 import itertools
+import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,7 +57,22 @@ def for_this_device(config: Config) -> tuple[Config, str]:
         cpu_kernels.load()
     engine = dataclasses.replace(config.engine, linear=linear.choose(config))
     config = dataclasses.replace(config, engine=engine)
-    return config, api.choose(config)
+    attention = api.choose(config)
+    _log(config, attention)
+    return config, attention.name
+
+
+def _log(config: Config, attention: api.Choice) -> None:
+    """One line names the implementations; it is a warning where a faster one cannot run."""
+    device = target_device()
+    is_slow = attention.name == "reference" and config.engine.attention is None
+    why = "".join(f"; {name} {reason}" for name, reason in attention.passed_over.items())
+    # Where the CPU's library is not there, a line of its own has said why.
+    level = logging.WARNING if is_slow and device.platform != "cpu" else logging.INFO
+    logging.log(
+        level, "on %s: attention by %s, products by %s%s", device.kind, attention.name,
+        config.engine.linear, why,
+    )  # fmt: skip
 
 
 def cache_arguments(config: Config, attention: str) -> tuple[Any, ...]:

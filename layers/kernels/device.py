@@ -4,7 +4,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-_HOPPER = ("H100", "H200", "H800", "H20")
+_HOPPER = ("H100", "H200", "H800", "H20")  # parts of names, where the capability is not known
+_TPUS = {  # by the names that runtimes and compilers give
+    "TPU v5 lite": "TPU v5e", "TPU v5": "TPU v5p", "TPU v6 lite": "TPU v6e", "TPU v7x": "TPU7x",
+}  # fmt: skip
 
 
 class Device(NamedTuple):
@@ -13,11 +16,28 @@ class Device(NamedTuple):
     platform: str  # "cpu", "gpu" or "tpu"
     kind: str  # as `jax.Device.device_kind` names it
     num_cores: int  # streaming multiprocessors, tensor cores
+    compute_capability: str = ""  # of NVIDIA's, such as "9.0"; "" where only the kind is known
 
     @property
     def is_hopper(self) -> bool:
         """Whether it is a GPU of NVIDIA's Hopper."""
-        return self.platform == "gpu" and any(name in self.kind for name in _HOPPER)
+        return self.architecture == "Hopper"
+
+    @property
+    def architecture(self) -> str:
+        """What devices that run the same kernels alike have in common: "Hopper", a generation of
+        TPUs, or the kind itself.
+        """
+        if self.platform == "gpu" and self.compute_capability:
+            return "Hopper" if self.compute_capability == "9.0" else self.kind
+        return architecture(self.kind)
+
+
+def architecture(kind: str) -> str:
+    """`Device.architecture` by the name of a kind alone."""
+    if kind.startswith("NVIDIA") and any(name in kind for name in _HOPPER):
+        return "Hopper"
+    return _TPUS.get(kind, kind)
 
 
 def target_is_cpu() -> bool:
@@ -54,4 +74,6 @@ def target_device() -> Device:
         platform = "gpu" if described.platform == "cuda" else described.platform
         return Device(platform, described.device_kind, described.num_cores or 1)
     device = jax.devices()[0]
-    return Device(device.platform, device.device_kind, getattr(device, "core_count", None) or 1)
+    num_cores = getattr(device, "core_count", None) or 1
+    capability = str(getattr(device, "compute_capability", ""))
+    return Device(device.platform, device.device_kind, num_cores, capability)

@@ -1,17 +1,19 @@
 """Measurements: which kernels were correct and faster, and the best sizes, by kind of device.
 
 `tuning.json` maps a device kind (as `jax.Device.device_kind` names it) to what
-`python -m scripts.kernelbench --tune` found there:
+`python -m scripts.kernelbench --tune` measured there:
 
     {"NVIDIA H200": {
         "attention": ["pallas_gpu"],
         "cases": ["decode 32 x 1 at 4096, ..."],
+        "cores": 132,
         "date": "...", "jax": "...",
         "sizes": {"pallas_gpu": {"H128 page64 blocks256": {"num_splits": 2, "num_stages": 2}}}}}
 
 `attention` lists the implementations that won in all of `cases`, best first. `sizes` are keyword
 arguments of an implementation's kernel by class of shape; for a class that is not listed the
-kernel's own rule holds.
+kernel's own rule holds. Both hold for the whole architecture (`Device.architecture`): those of the
+kind itself, else those of the measured kind whose number of cores is nearest.
 """
 
 import functools
@@ -19,18 +21,34 @@ import json
 from pathlib import Path
 from typing import Any
 
+from layers.kernels.device import Device, architecture
+
 PATH = Path(__file__).with_name("tuning.json")
 
 
-def winners(operation: str, device_kind: str) -> tuple[str, ...]:
-    """Implementations of an operation that a committed measurement ranks above the reference."""
-    return tuple(results().get(device_kind, {}).get(operation, ()))
+def winners(operation: str, device: Device) -> tuple[str, ...] | None:
+    """Implementations of an operation that a committed measurement on the device's architecture
+    ranks above the reference; None: there is no such measurement.
+    """
+    ranked = _nearest(device).get(operation)
+    return None if ranked is None else tuple(ranked)
 
 
-def sizes(implementation: str, device_kind: str, shape_class: str) -> dict[str, int]:
+def sizes(implementation: str, device: Device, shape_class: str) -> dict[str, int]:
     """Tuned sizes of a kernel; it chooses those that are missing."""
-    tuned = results().get(device_kind, {}).get("sizes", {})
+    tuned = _nearest(device).get("sizes", {})
     return dict(tuned.get(implementation, {}).get(shape_class, {}))
+
+
+def _nearest(device: Device) -> dict[str, Any]:
+    """What was measured on the kind of device that is nearest to this one."""
+    measured = results()
+    alike = [kind for kind in measured if architecture(kind) == device.architecture]
+
+    def distance(kind: str) -> tuple[bool, int]:
+        return kind != device.kind, abs(measured[kind].get("cores", 0) - device.num_cores)
+
+    return measured[min(alike, key=distance)] if alike else {}
 
 
 def attention_class(rows: int, num_kv_heads: int, head_width: int, page_tokens: int) -> str:

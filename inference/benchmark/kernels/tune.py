@@ -11,6 +11,7 @@ from typing import Any
 from configs.engine import ATTENTIONS
 from inference.files import atomic
 from layers.kernels import tuning
+from layers.kernels.device import Device
 
 _GAIN = 1.01  # below, a difference is noise
 _OWN = [name for name in ATTENTIONS if name not in ("reference", "ffi_cpu")]  # of accelerators
@@ -43,13 +44,13 @@ def entry(rows: Sequence[Row], today: datetime.date | None = None) -> dict[str, 
     }
 
 
-def write(device_kind: str, found: Mapping[str, Any]) -> None:
-    """Replaces a device's entry; the other devices keep theirs.
+def write(device: Device, measured: Mapping[str, Any]) -> None:
+    """Replaces the entry of a kind of device; the other kinds keep theirs.
 
     Raises:
         OSError: the file cannot be written.
     """
-    whole = tuning.results() | {device_kind: found}
+    whole = tuning.results() | {device.kind: {**measured, "cores": device.num_cores}}
     with atomic.open_file(tuning.PATH) as file:
         file.write(json.dumps(whole, indent=1, sort_keys=True).encode() + b"\n")
     tuning.results.cache_clear()

@@ -13,7 +13,7 @@ from jax.sharding import SingleDeviceSharding
 from jax.stages import Compiled
 
 from configs.engine import Config
-from configs.errors import InputError, reason
+from configs.errors import reason
 from configs.hardware.targets import Target
 from inference.planner.compiled import program
 from inference.planner.compiled.program import CompiledProgram
@@ -23,11 +23,8 @@ from inference.runtime.serialization.files import ExecutableFiles
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import kv_cache
-from layers.kernels.attention import api
 from sharding import mesh as meshes
 from sharding import topologies
-
-_KERNELS = {"gpu": "pallas_gpu", "tpu": "pallas_tpu"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +69,7 @@ class AbsentEngine:
     """What an engine would compile on a target, from shapes alone."""
 
     def __init__(self, config: Config, target: Target):
-        """As `ModelRunner` takes a configuration; where it names no attention, the kernel of the
-        target's platform is taken if it can run.
+        """As `ModelRunner` takes a configuration.
 
         Raises:
             InputError: as `model_runner.for_this_device`, or there is no such topology.
@@ -82,7 +78,6 @@ class AbsentEngine:
         self._devices = topologies.devices(target)
         self._mesh = meshes.of(config.mesh, self._devices)
         with self._traced():
-            config = _with_kernel(config, target.platform)
             self.config, self.attention = model_runner.for_this_device(config)
             values = model_runner.abstract_params(self.config, self._mesh)
             cache = kv_cache.abstract(*model_runner.cache_arguments(self.config, self.attention))
@@ -168,21 +163,6 @@ def _measured(
         memory.output_size_in_bytes - memory.alias_size_in_bytes,
         program.read(executable.as_text() or ""),
     )  # fmt: skip
-
-
-def _with_kernel(config: Config, platform: str) -> Config:
-    """The configuration with the platform's kernel of attention, where none is named and it can
-    run.
-    """
-    if config.engine.attention is not None or platform not in _KERNELS:
-        return config
-    engine = dataclasses.replace(config.engine, attention=_KERNELS[platform])
-    found = dataclasses.replace(config, engine=engine).for_platform(platform)
-    try:
-        api.choose(found)
-    except InputError:
-        return config
-    return found
 
 
 def _num_bytes(tree: Any) -> int:

@@ -1,5 +1,7 @@
 """The implementations of attention over pages, and which one a configuration gets."""
 
+from typing import NamedTuple
+
 from configs.cache import CacheSpec
 from configs.engine import Config
 from configs.errors import InputError
@@ -38,36 +40,58 @@ def implementation(name: str) -> Implementation:
     )
 
 
-def choose(config: Config) -> str:
-    """The implementation that `engine.attention` names. If that is None: on a CPU
-    'ffi_cpu', elsewhere the first that a committed measurement ranks above the reference on such a
-    device, where it can run; else the reference.
+# Those written for a platform, where nothing was measured on the device's architecture.
+_UNMEASURED = {"cpu": ("ffi_cpu",), "gpu": ("pallas_gpu",), "tpu": ("pallas_tpu", "jax_tpu")}
+
+
+class Choice(NamedTuple):
+    """Who computes attention.
+
+    Attributes:
+        name: of the implementation.
+        passed_over: those that are preferred on the device and cannot run, and why.
+    """
+
+    name: str
+    passed_over: dict[str, str]
+
+
+def choose(config: Config) -> Choice:
+    """The implementation that `engine.attention` names. If that is None: the first that can run of
+    those that a committed measurement on such a device ranks above the reference, or, where there
+    is no measurement, of those that are written for the platform; else the reference.
 
     Raises:
         InputError: the named implementation cannot do what the model and the engine require.
     """
     model, engine, device = config.chip_model, config.engine, target_device()
-    asked = {
+    read = {
         (layer.mixer, model.stored_by(index)): None
         for index, layer in enumerate(model.layers)
         if layer.mixer.query_heads
     }
-    demands = [demand(config, mixer, stored) for mixer, stored in asked]
+    demands = [demand(config, mixer, stored) for mixer, stored in read]
 
     def limit(name: str) -> str | None:
-        found = (implementation(name).limit(demand, device) for demand in demands)
-        return next((reason for reason in found if reason is not None), None)
+        reasons = (implementation(name).limit(demand, device) for demand in demands)
+        return next((reason for reason in reasons if reason is not None), None)
 
-    name = engine.attention
-    if name is None:
-        is_cpu = device.platform == "cpu"
-        winners = ("ffi_cpu",) if is_cpu else tuning.winners("attention", device.kind)
-        return next((name for name in winners if limit(name) is None), "reference")
-    if (reason := limit(name)) is not None:
-        raise InputError(
-            f"engine.attention={name} {reason}; 'reference' computes any attention anywhere"
-        )
-    return name
+    if engine.attention is not None:
+        if (reason := limit(engine.attention)) is not None:
+            raise InputError(
+                f"engine.attention={engine.attention} {reason}; 'reference' computes any attention "
+                "anywhere"
+            )
+        return Choice(engine.attention, {})
+    winners = tuning.winners("attention", device)
+    if winners is None:
+        winners = _UNMEASURED.get(device.platform, ())
+    passed_over: dict[str, str] = {}
+    for name in winners:
+        if (reason := limit(name)) is None:
+            return Choice(name, passed_over)
+        passed_over[name] = reason
+    return Choice("reference", passed_over)
 
 
 def demand(config: Config, mixer: Mixer, stored: CacheSpec) -> Demand:

@@ -154,7 +154,7 @@ def attend_pages(
     else:
         most = most_stages(page_tokens, H, pages.dtype.itemsize)
     sizes = own_sizes(Z * K, most, device)
-    sizes |= tuning.sizes("pallas_gpu", device.kind, shape_class)
+    sizes |= tuning.sizes("pallas_gpu", device, shape_class)
     num_splits = num_splits or sizes["num_splits"]
     is_whole = num_splits == 1 and options.sinks_N is None
     out_rows = width * G if is_whole else tiling.num_rows

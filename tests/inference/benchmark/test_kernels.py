@@ -352,14 +352,16 @@ def test_the_file_keeps_other_devices(tuned):
     path = tuned({"other": {"attention": ["pallas_gpu"]}})
     shape_class = tuning.attention_class(3, 2, 64, 64)
     sizes = {"pallas_gpu": {shape_class: {"num_splits": 2}}}
-    tune.write("chip", {"attention": ["pallas_gpu"], "sizes": sizes})
-    assert tuning.winners("attention", "other") == ("pallas_gpu",)
-    assert tuning.winners("attention", "chip") == ("pallas_gpu",)
-    assert tuning.sizes("pallas_gpu", "chip", shape_class) == {"num_splits": 2}
-    assert tuning.sizes("pallas_gpu", "chip", "H1 page64 blocks1") == {}
-    assert tuning.sizes("pallas_gpu", "nobody's", shape_class) == {}
-    tune.write("chip", {"attention": []})
-    assert tuning.winners("attention", "chip") == ()
+    chip, other, unknown = (Device("gpu", kind, 4) for kind in ("chip", "other", "unknown"))
+    tune.write(chip, {"attention": ["pallas_gpu"], "sizes": sizes})
+    assert tuning.winners("attention", other) == ("pallas_gpu",)
+    assert tuning.winners("attention", chip) == ("pallas_gpu",)
+    assert tuning.sizes("pallas_gpu", chip, shape_class) == {"num_splits": 2}
+    assert tuning.sizes("pallas_gpu", chip, "H1 page64 blocks1") == {}
+    assert tuning.sizes("pallas_gpu", unknown, shape_class) == {}
+    tune.write(chip, {"attention": []})
+    assert tuning.winners("attention", chip) == () and tuning.winners("attention", unknown) is None
+    assert json.loads(path.read_text())["chip"] == {"attention": [], "cores": 4}
     assert list(json.loads(path.read_text())) == ["chip", "other"]
 
 

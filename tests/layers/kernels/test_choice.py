@@ -8,6 +8,7 @@ import pytest
 from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from inference.runtime import model_runner
 from layers.kernels import tuning
 from layers.kernels.attention import api, ffi_cpu, gpu, gpu_latent, jax_tpu, reference, tpu
 from layers.kernels.attention.contract import Demand
@@ -215,16 +216,16 @@ def test_tables_are_counted_of_the_most_rows_a_step_has(monkeypatch):
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64, max_context=131072)
     monkeypatch.setattr(api, "target_device", lambda: _V6E)
     fits = EngineConfig(max_seqs=32, max_context=112 << 10, page_tokens=16, attention="pallas_tpu")
-    assert api.choose(Config(model, fits)) == "pallas_tpu"
+    assert api.choose(Config(model, fits)).name == "pallas_tpu"
     for change in ({"max_seqs": 33}, {"max_context": None}, {"prefill_chunks": (33,)}):
         with pytest.raises(InputError, match="pallas_tpu has room .* raise engine.page_tokens"):
             api.choose(Config(model, dataclasses.replace(fits, **change)))
     large = dataclasses.replace(fits, max_seqs=200, page_tokens=None)
-    assert api.choose(Config(model, large).for_platform("tpu")) == "pallas_tpu"
+    assert api.choose(Config(model, large).for_platform("tpu")).name == "pallas_tpu"
 
 
 def test_a_name_never_falls_back():
-    assert api.choose(_config("reference")) == "reference"
+    assert api.choose(_config("reference")).name == "reference"
     for name, devices in (
         ("pallas_gpu", "Hopper GPUs"),
         ("pallas_tpu", "TPU v5e"),
@@ -236,29 +237,85 @@ def test_a_name_never_falls_back():
         _config("magic")
 
 
-def test_without_a_measurement_the_reference_runs(monkeypatch):
-    """On an accelerator; a measured winner that cannot run is passed over."""
-    monkeypatch.setattr(tuning, "winners", lambda operation, kind: ())
+def test_a_winner_that_cannot_run_is_passed_over(monkeypatch):
+    """And no kernel that lost is taken."""
+    monkeypatch.setattr(tuning, "winners", lambda operation, device: ())
     with jax.sharding.use_abstract_mesh(_mesh()):
-        assert api.choose(_config(None)) == "reference"
-        monkeypatch.setattr(tuning, "winners", lambda operation, kind: ("pallas_gpu",))
-        assert api.choose(_config(None)) == "pallas_gpu"
-        assert api.choose(_config(None, page_tokens=16)) == "reference"
+        assert api.choose(_config(None)) == ("reference", {})
+        monkeypatch.setattr(tuning, "winners", lambda operation, device: ("pallas_gpu",))
+        assert api.choose(_config(None)) == ("pallas_gpu", {})
+        name, passed_over = api.choose(_config(None, page_tokens=16))
+    assert name == "reference" and "64 or 128 tokens, not 16" in passed_over["pallas_gpu"]
 
 
-def test_an_h200_gets_the_kernel_that_was_measured_there():
-    assert tuning.winners("attention", "NVIDIA H200") == ("pallas_gpu",)
-    with jax.sharding.use_abstract_mesh(_mesh()):
-        assert api.choose(_config(None)) == "pallas_gpu"
+_CHOICES = [
+    (Device("gpu", "NVIDIA H200", 132), "Hopper", "pallas_gpu"),
+    (Device("gpu", "NVIDIA H100 80GB HBM3", 132), "Hopper", "pallas_gpu"),
+    (Device("gpu", "NVIDIA H100 PCIe", 114, "9.0"), "Hopper", "pallas_gpu"),
+    (Device("gpu", "NVIDIA GH200 480GB", 132), "Hopper", "pallas_gpu"),
+    (Device("gpu", "NVIDIA H20", 78), "Hopper", "pallas_gpu"),
+    (Device("gpu", "a card of another name", 132, "9.0"), "Hopper", "pallas_gpu"),
+    (Device("gpu", "NVIDIA A100-SXM4-80GB", 108, "8.0"), "NVIDIA A100-SXM4-80GB", "reference"),
+    (Device("gpu", "NVIDIA B200", 148, "10.0"), "NVIDIA B200", "reference"),
+    (Device("gpu", "AMD Instinct MI300X", 304), "AMD Instinct MI300X", "reference"),
+    (Device("tpu", "TPU v5 lite", 1), "TPU v5e", "pallas_tpu"),
+    (Device("tpu", "TPU v5", 2), "TPU v5p", "pallas_tpu"),
+    (Device("tpu", "TPU v6 lite", 1), "TPU v6e", "pallas_tpu"),
+    (Device("tpu", "TPU7x", 2), "TPU7x", "pallas_tpu"),
+    (Device("tpu", "TPU v4", 2), "TPU v4", "reference"),
+]
+
+
+@pytest.mark.parametrize(("device", "architecture", "name"), _CHOICES)
+def test_a_choice_holds_for_an_architecture(monkeypatch, device, architecture, name):
+    """The H200's measurement for every Hopper; a fallback says what could not run, and why."""
+    monkeypatch.setattr(api, "target_device", lambda: device)
+    config = dataclasses.replace(_config(None), engine=EngineConfig()).for_platform(device.platform)
+    choice = api.choose(config)
+    assert (device.architecture, choice.name) == (architecture, name)
+    assert device.is_hopper == (architecture == "Hopper")
+    assert bool(choice.passed_over) == (name == "reference")
+    assert all(device.kind in reason for reason in choice.passed_over.values())
+    if device.is_hopper:
+        assert tuning.sizes("pallas_gpu", device, "H64 page64 blocks128") == {
+            "num_splits": 2, "num_stages": 4,
+        }  # fmt: skip
+
+
+def test_sizes_are_those_of_the_nearest_device(monkeypatch):
+    sizes = {kind: {"a": {"n": n}} for n, kind in enumerate(("NVIDIA H100 PCIe", "NVIDIA H200"))}
+    cores = {"NVIDIA H100 PCIe": 114, "NVIDIA H200": 132}
+    measured = {kind: {"sizes": {"k": size}, "cores": cores[kind]} for kind, size in sizes.items()}
+    monkeypatch.setattr(tuning, "results", lambda: measured | {"TPU v6 lite": {"attention": ["t"]}})
+    for kind, num_cores, n in (
+        ("NVIDIA H200", 114, 1), ("NVIDIA H100 80GB HBM3", 132, 1), ("NVIDIA H20", 78, 0),
+    ):  # fmt: skip
+        assert tuning.sizes("k", Device("gpu", kind, num_cores), "a") == {"n": n}
+    assert tuning.winners("attention", Device("tpu", "TPU v6e", 1)) == ("t",)
+    assert tuning.winners("attention", Device("tpu", "TPU v5e", 1)) is None
+
+
+@pytest.mark.parametrize(("device", "level", "line"), [
+    (_H200, "INFO", "on NVIDIA H200: attention by pallas_gpu, products by reference"),
+    (Device("gpu", "NVIDIA A100", 108), "WARNING",
+     "on NVIDIA A100: attention by reference, products by reference; pallas_gpu runs on Hopper"),
+])  # fmt: skip
+def test_a_start_names_its_implementations(monkeypatch, caplog, device, level, line):
+    for module in (api, linear, model_runner):
+        monkeypatch.setattr(module, "target_device", lambda: device)
+    caplog.set_level("INFO")
+    model_runner.for_this_device(_config(None))
+    (record,) = caplog.records
+    assert record.levelname == level and record.getMessage().startswith(line)
 
 
 def test_a_cpu_gets_the_native_library_where_it_is_there(monkeypatch):
     """And the reference for what that cannot read, or without it."""
     native.need()
-    assert api.choose(_config(None)) == "ffi_cpu" == linear.choose(_config(None))
+    assert api.choose(_config(None)).name == "ffi_cpu" == linear.choose(_config(None))
     assert linear.choose(_config(None, linear="reference")) == "reference"
     monkeypatch.setattr(library, "_library", None)
-    assert api.choose(_config(None)) == "reference" == linear.choose(_config(None))
+    assert api.choose(_config(None)).name == "reference" == linear.choose(_config(None))
     for choose, part in ((api.choose, "attention"), (linear.choose, "linear")):
         with pytest.raises(InputError, match=f"engine.{part}=ffi_cpu needs the native library"):
             choose(_named(part))
