@@ -111,7 +111,8 @@ def main(argv: Sequence[str]) -> None:
         common.say(line)
     failed = [str(n) for n, r in enumerate(ordered, 1) if r["finish_reason"] == "error"]
     if failed:
-        common.fail(f"the model gave non-finite logits for prompt {', '.join(failed)}")
+        why = "a grammar failed, or " if any(one.params.grammar for one in requests) else ""
+        common.fail(f"{why}the model gave non-finite logits for prompt {', '.join(failed)}")
 
 
 def _read_requests() -> list[Prompt]:
@@ -159,7 +160,13 @@ def _read_schema(name: str) -> str:
         raise InputError(f"--json_schema={name}: {reason(error)}") from None
     if not isinstance(schema, dict):
         raise InputError(f"--json_schema={name} holds no JSON object")
-    return grammar.of_json_schema(schema)
+    try:
+        text = grammar.of_json_schema(schema)
+    except InputError as error:
+        raise InputError(f"--json_schema={name}: {error}") from None
+    if relaxed := grammar.relaxed(text):
+        common.say(f"--json_schema={name}: answers may not obey {', '.join(relaxed)}")
+    return text
 
 
 def _num_slots(requests: Sequence[Prompt]) -> int:

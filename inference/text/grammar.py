@@ -8,20 +8,24 @@ A grammar says of each token whether it may come next (llguidance). It is text, 
 import collections
 import importlib.util
 import json
+import logging
 import re
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from configs.errors import InputError, shown
+from configs.errors import InputError, reason
+from inference.text import panics
+from inference.text.json_schema.lower import lower
 from inference.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     import llguidance
 
 MAX_CHARS = 1 << 16
+_MAX_LOWERED_CHARS = 1 << 20
 _MAX_RULES = 512  # llguidance follows them by recursion; longer ones than these are as few
 _RULE = re.compile(r"\w(?:\.-?\d+|\[[^\]\n]{0,120}\]|\{[^}\n]{0,120}\})?\s*:")
 _GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
@@ -33,8 +37,18 @@ _LIMITS: dict[str, Any] = {  # a fifth of llguidance's own: of what one grammar 
     "step_max_items": 10_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 100_000,
+    "verbose_errors": False,
 }
+_SCHEMA = re.compile(r"%json\s+")
+_REASON_CHARS = 300
+_RELAXED = re.compile(r'(?<!\\)"\$comment": "relaxed: ([a-zA-Z, ]+)"')
+_REGEX_ERROR = re.compile(
+    r"regex parse error:\n {4}(?P<pattern>.*)\n[\s\S]*?^error: (?P<what>.*)", re.MULTILINE
+)
+_EXCERPT = re.compile(r"\s*(\d+ \||\^+$)")  # of a grammar, and what points into it
+_COSTS = re.compile("too many|too complex|too large|limit|max is", re.IGNORECASE)
 _SIGNS = frozenset("\\.+*?()|[]{}^$#&-~/\"'<>!@%")  # of regular expressions
+_NOTHING = "permits no text: a part of it that has to come permits nothing, or has no end"
 _SPACE = "[ ]?"  # what JSON may have between its parts: without an end, models find none
 
 
@@ -44,22 +58,18 @@ def is_available() -> bool:
 
 
 def of_json_schema(schema: dict[str, Any]) -> str:
-    """JSON that a schema describes.
+    """JSON that a schema describes, but for keywords that `relaxed` names.
 
     Raises:
-        InputError: it is too long, or nested too deeply.
+        InputError: it is too long, nested too deeply, no schema, or cannot be obeyed.
     """
-    import llguidance
+    written = {"name": "json_schema", "json_schema": _lowered(schema)}
+    return json.dumps({"grammars": [written]})
 
-    options: Any = {"whitespace_pattern": _SPACE}
-    try:
-        text = json.dumps(schema)
-        _check_length("the schema", text)
-        return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=options)
-    except InputError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the schema cannot be read: {_reason(str(error))}") from None
+
+def relaxed(grammar: str) -> list[str]:
+    """Keywords of a grammar's schemas that some of its texts do not obey, such as `uniqueItems`."""
+    return sorted({name for match in _RELAXED.findall(grammar) for name in match.split(", ")})
 
 
 def of_regex(pattern: str) -> str:
@@ -95,12 +105,12 @@ def of_lark(text: str) -> str:
     """A text of a grammar in Lark, as llguidance has it.
 
     Raises:
-        InputError: it is too long, or has too many rules.
+        InputError: it is too long, has too many rules, or a schema within it cannot be obeyed.
     """
     import llguidance
 
     _check_rules(text)
-    return llguidance.LLMatcher.grammar_from_lark(text)
+    return llguidance.LLMatcher.grammar_from_lark(_with_lowered_schemas(text))
 
 
 def is_gbnf(text: str) -> bool:
@@ -164,7 +174,41 @@ def schema_of(text: str) -> dict[str, Any] | None:
 
 def json_rule(schema: dict[str, Any]) -> str:
     """A rule's text in Lark: JSON of a schema, as `of_json_schema` has it."""
-    return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": _SPACE}})
+    return "%json " + json.dumps(_lowered(schema))
+
+
+def _with_lowered_schemas(text: str) -> str:
+    """A grammar in Lark, whose schemas are in words that are obeyed."""
+    parts, end = [], 0
+    for match in _SCHEMA.finditer(text):
+        is_quoted = text.count('"', text.rfind("\n", 0, match.start()) + 1, match.start()) % 2
+        if match.start() < end or is_quoted:
+            continue
+        try:
+            schema, after = json.JSONDecoder().raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            continue  # the compiler says what is wrong with it
+        if isinstance(schema, dict):
+            options = schema.get("x-guidance", {})
+            parts += [text[end : match.end()], json.dumps(_lowered(schema, options))]
+            end = after
+    return "".join([*parts, text[end:]])
+
+
+def _lowered(schema: dict[str, Any], options: Any = None) -> dict[str, Any]:
+    try:
+        text = json.dumps(schema, allow_nan=False)
+        _check_length("the schema", text)
+        options = {"whitespace_pattern": _SPACE} if options is None else dict(options)
+        lowered = lower(json.loads(text), options)
+        _check_length("the schema, written out,", json.dumps(lowered), _MAX_LOWERED_CHARS)
+    except InputError:
+        raise
+    except RecursionError:
+        raise InputError("the schema is nested too deeply") from None
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise InputError(f"the schema cannot be read: {reason(error)}") from None
+    return lowered
 
 
 def _check_rules(text: str) -> None:
@@ -179,16 +223,23 @@ def _literal(text: str) -> str:
     return "".join(f"\\x{{{ord(c):x}}}" if c in _SIGNS or c < " " else c for c in text)
 
 
+class GrammarError(Exception):
+    """llguidance broke at a text, by an exception or a panic."""
+
+
 class Grammar:
     """One text as it grows.
 
     Attributes:
-        has_failed: a token came that it does not permit, or it costs more than it may.
+        has_failed: nothing may follow: a token came that it does not permit, no token of the
+            vocabulary continues it, or it costs more than it may.
+        failure: which of these, in words.
         is_complete: nothing can follow.
     """
 
     def __init__(self, matcher: "llguidance.LLMatcher", num_words: int):
-        self.has_failed = matcher.is_error()
+        self.has_failed = False
+        self.failure = ""
         self.is_complete = False
         self._matcher = matcher
         self._num_words = num_words
@@ -196,19 +247,39 @@ class Grammar:
     def mask(self) -> np.ndarray:
         """u32[words], bit v % 32 of word v // 32: token v may be next. No bit is set once it has
         failed.
+
+        Raises:
+            GrammarError: llguidance broke.
         """
-        found = np.zeros(self._num_words, np.int32)
+        mask_X = np.zeros(self._num_words, np.int32)
         if not self.has_failed:
-            self._matcher.unsafe_compute_mask_ptr(found.ctypes.data, found.nbytes)
-            self.has_failed = self._matcher.is_error()
-        return found.view(np.uint32) * np.uint32(not self.has_failed)
+            self._guard(self._matcher.unsafe_compute_mask_ptr, mask_X.ctypes.data, mask_X.nbytes)
+            if self._matcher.is_error() or not mask_X.any():
+                self._fail(_failure(self._matcher))
+        return mask_X.view(np.uint32) * np.uint32(not self.has_failed)
 
     def accept(self, token: int) -> None:
-        """The next token is this."""
-        if self.has_failed or not self._matcher.consume_token(token):
-            self.has_failed = True
+        """The next token is this.
+
+        Raises:
+            GrammarError: llguidance broke.
+        """
+        if self.has_failed or not self._guard(self._matcher.consume_token, token):
+            self._fail(_failure(self._matcher))
         else:
             self.is_complete = self._matcher.is_stopped()
+
+    def _fail(self, why: str) -> None:
+        if not self.has_failed:
+            logging.warning("an answer ends: its grammar %s", why)
+            self.has_failed, self.failure = True, why
+
+    def _guard(self, call: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return panics.guard(lambda: call(*arguments), "llguidance", holds_stderr=False)
+        except InputError as error:
+            self._fail(f"has failed: {error}")
+            raise GrammarError(self.failure) from None
 
 
 class Grammars:
@@ -230,10 +301,11 @@ class Grammars:
         import llguidance
 
         self._llguidance = llguidance
+        self._eos_ids = sorted(eos_ids) or [0]
         self._tokenizer = llguidance.LLTokenizer(
             llguidance.TokenizerWrapper(_Vocabulary(tokenizer)),
             n_vocab=tokenizer.vocab_size,
-            eos_token=sorted(eos_ids) or [0],
+            eos_token=self._eos_ids,
         )
         self._num_words = -(-tokenizer.vocab_size // 32)
         self._lock = threading.Lock()
@@ -244,14 +316,15 @@ class Grammars:
         """The text of a grammar after some tokens.
 
         Raises:
-            InputError: it cannot be compiled, or does not permit these tokens.
+            InputError: it cannot be compiled, permits no text, costs more than it may, or does not
+                permit these tokens.
         """
-        found = Grammar(self._compiled(grammar).deep_copy(), self._num_words)
+        text = Grammar(self._compiled(grammar).deep_copy(), self._num_words)
         for token in tokens:
-            found.accept(token)
-        if found.has_failed or found.is_complete:
+            text.accept(token)
+        if text.has_failed or text.is_complete:
             raise InputError(f"the grammar permits nothing after {len(tokens)} tokens of an output")
-        return found
+        return text
 
     def _compiled(self, grammar: str) -> "llguidance.LLMatcher":
         with self._lock:
@@ -259,9 +332,18 @@ class Grammars:
                 self._kept.move_to_end(grammar)
                 return self._kept[grammar]
         limits = self._llguidance.LLParserLimits(**_LIMITS)
-        matcher = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        matcher = panics.guard(
+            lambda: self._llguidance.LLMatcher(
+                self._tokenizer, grammar, log_level=0, limits=limits
+            ),
+            "the grammar cannot be compiled", holds_stderr=False,
+        )  # fmt: skip
         if matcher.is_error():
             raise InputError(f"the grammar cannot be compiled: {_reason(matcher.get_error())}")
+        panics.guard(
+            lambda: self._check_begins(matcher.deep_copy()), "the grammar cannot be compiled",
+            holds_stderr=False,
+        )  # fmt: skip
         with self._lock:
             if grammar not in self._kept:  # another thread may have been faster
                 self._kept[grammar] = matcher
@@ -269,6 +351,23 @@ class Grammars:
             while self._kept_bytes > self._max_kept_bytes:
                 self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[0])
         return matcher
+
+    def _check_begins(self, matcher: "llguidance.LLMatcher") -> None:
+        """Some text begins as the grammar permits. Many a grammar that costs too much fails at its
+        first token, behind which llguidance follows all that has to come.
+        """
+        first = _first(matcher.compute_bitmask(), self._eos_ids)
+        if not matcher.is_error() and first is not None and matcher.consume_token(first):
+            _first(matcher.compute_bitmask(), ())
+        if matcher.is_error():
+            raise InputError(f"the grammar {_failure(matcher)}")
+
+
+def _first(mask: bytes, eos_ids: Sequence[int]) -> int | None:
+    """The first token that is permitted and does not end the text."""
+    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
+    bits[list(eos_ids)] = 0
+    return int(bits.argmax()) if bits.any() else None
 
 
 class _Vocabulary:
@@ -296,12 +395,27 @@ def _num_bytes(grammar: str) -> int:
     return _GRAMMAR_BYTES + _CHAR_BYTES * len(grammar)
 
 
-def _check_length(what: str, text: str) -> None:
-    if len(text) > MAX_CHARS:
-        raise InputError(f"{what} has at most {MAX_CHARS} characters, not {len(text)}")
+def _check_length(what: str, text: str, most: int = MAX_CHARS) -> None:
+    if len(text) > most:
+        raise InputError(f"{what} has at most {most} characters, not {len(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InputError(f"{what} holds half of a surrogate pair, which is no character") from None
+
+
+def _failure(matcher: "llguidance.LLMatcher") -> str:
+    """Why a text has failed."""
+    error = _reason(matcher.get_error())
+    if error.startswith("NoExtension") or not matcher.is_error():
+        return _NOTHING
+    return f"costs more than it may: {error}" if _COSTS.search(error) else f"has failed: {error}"
 
 
 def _reason(error: str) -> str:
-    """The line that says what is wrong, without the trace behind it."""
-    lines = [line for line in error.splitlines() if line.strip()]
-    return shown(lines[0])[1:-1] if lines else "no reason is given"
+    """What is wrong, in one line, without the state and the excerpts behind it."""
+    error = error.split("<non-verbose/>")[0].split("<state>")[0]
+    if (match := _REGEX_ERROR.search(error)) is not None:
+        return f"invalid regular expression {match['pattern']}: {match['what']}"[:_REASON_CHARS]
+    lines = (line.strip() for line in error.splitlines() if not _EXCERPT.match(line))
+    return " ".join(line for line in lines if line)[:_REASON_CHARS] or "no reason is given"

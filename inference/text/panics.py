@@ -1,4 +1,4 @@
-"""Calls into `tokenizers`, whose Rust may panic: one clear line instead of a trace."""
+"""Calls into Rust (`tokenizers`, `llguidance`), which may panic: one clear line and no trace."""
 
 import contextlib
 import os
@@ -82,7 +82,7 @@ def may_panic(backend: "tokenizers.Tokenizer") -> bool:
 
 
 def guard(call: Callable[[], _T], message: str, holds_stderr: bool = True) -> _T:
-    """Runs a call into `tokenizers`, whose Rust panics are no `Exception`s.
+    """Runs a call into Rust, whose panics are no `Exception`s.
 
     Args:
         call: what to run.
@@ -96,6 +96,8 @@ def guard(call: Callable[[], _T], message: str, holds_stderr: bool = True) -> _T
     try:
         with _STDERR if holds_stderr else contextlib.nullcontext():
             return call()
+    except InputError:
+        raise
     except BaseException as error:
         if not isinstance(error, Exception) and not _is_panic(type(error)):
             raise

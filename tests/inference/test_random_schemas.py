@@ -48,6 +48,10 @@ def test_schemas_differ_and_are_schemas():
     for schema in found:
         jsonschema.Draft202012Validator.check_schema(schema)
     text = json.dumps(found)
-    for word in ("anyOf", "allOf", "prefixItems", "$ref", "pattern", "format", "multipleOf"):
+    words = (
+        "anyOf allOf prefixItems $ref pattern format multipleOf oneOf not if uniqueItems contains "
+        "dependentRequired propertyNames patternProperties minProperties unevaluatedProperties"
+    )
+    for word in words.split():
         assert f'"{word}"' in text
     assert len({json.dumps(schema) for schema in found}) == len(found)

@@ -25,6 +25,7 @@ from inference.server.protocol.responses import (
     Usage,
 )
 from inference.server.service import Service
+from inference.text.grammar import relaxed
 
 
 class Chat:
@@ -53,6 +54,7 @@ class Chat:
         self._offer, accepts = tools.read(request), service.facts.accepts_grammars
         how = self._offer, service.tool_format
         grammar = await service.texts.read_structure(request, accepts, *how)
+        self._caller.relaxed.update(relaxed(grammar or ""))
         params = sampling.read(request, service.facts, grammar, self._caller.name)
         begins, continues = tools.check_turn(request)
         offered = None if self._offer is None else self._offer.tools

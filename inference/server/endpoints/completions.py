@@ -15,6 +15,7 @@ from inference.server.protocol.fields import CompletionRequest
 from inference.server.protocol.logprobs import CompletionShape
 from inference.server.protocol.responses import CompletionChoice
 from inference.server.service import Service
+from inference.text.grammar import relaxed
 
 
 class Completions:
@@ -43,6 +44,7 @@ class Completions:
         parse.check_model(request.model, service.model_name)
         given = parse.prompts(request.prompt)
         grammar = await service.texts.read_structure(request, facts.accepts_grammars)
+        self._caller.relaxed.update(relaxed(grammar or ""))
         params = sampling.read(request, facts, grammar, self._caller.name)
         prompts = []
         self._echoes = []

@@ -16,10 +16,12 @@ class Caller:
     Attributes:
         name: by the key; "" where there are none.
         limit_s: seconds until the end of its answer.
+        relaxed: keywords of its schemas that the answer may not obey, which a header names.
     """
 
     name: str
     limit_s: float
+    relaxed: set[str] = dataclasses.field(default_factory=set)
 
     @classmethod
     def of(cls, name: str, timeout: str | None, most_s: float) -> "Caller":

@@ -85,6 +85,8 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
+    if own.relaxed:
+        response.headers["x-relaxed-schema"] = ", ".join(sorted(own.relaxed))
     if parsed.ignored:
         names = [parse.as_header(name) for name in parsed.ignored[:_MAX_NAMED]]
         response.headers["x-ignored-params"] = ", ".join(names)

@@ -56,6 +56,23 @@ def test_both_ways_of_asking_exclude_each_other(server):
     assert ignoring.status_code == 400 and ignoring.json()["error"]["param"] == "ignore_eos"
 
 
+def test_what_an_answer_may_not_obey_is_named(server):
+    """Of the schemas that its grammar has, those of tools among them."""
+    words = {"type": "array", "items": {"const": "a"}, "uniqueItems": True}
+    lists = {"type": "array", "items": {"enum": list("abcdefgh")}, "uniqueItems": True}
+    arguments = {"type": "object", "properties": {"a": lists}, "required": ["a"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": arguments}}
+    for path, body, relaxed in (
+        (TEXT, {"prompt": "a", "structured_outputs": {"json": words}}, None),
+        (TEXT, {"prompt": "a", "structured_outputs": {"json": lists}}, "uniqueItems"),
+        (CHAT, {**ASKED, "tools": [tool], "tool_choice": "required"}, "uniqueItems"),
+        (CHAT, {**ASKED, "tools": [tool]}, None),
+    ):
+        response = server.post(path, max_tokens=50, **body)
+        assert response.status_code == 200, response.text
+        assert response.headers.get("x-relaxed-schema") == relaxed
+
+
 def test_without_a_tokenizer_there_are_none():
     with running(FakeEngine(has_text=False)) as server:
         response = server.post(TEXT, prompt=[1], structured_outputs={"regex": "a"})

@@ -29,6 +29,9 @@ for _ in range(70):
 CHAIN = "start: a0\n" + "".join(f"a{n}: a{n + 1}\n" for n in range(3000))
 
 
+DOUBLING = "start: r0\n" + "".join(f"r{n}: r{n + 1} r{n + 1}\n" for n in range(20)) + 'r20: "a"\n'
+
+
 @pytest.fixture(scope="module")
 def grammars():
     return Grammars(tokenizer(), [END])
@@ -102,12 +105,19 @@ def test_any_walk_ends_in_json_of_the_schema(grammars):
 @pytest.mark.parametrize("write, given, problem", [
     (grammar.of_json_schema, {"type": "stsring"}, "stsring"),
     (grammar.of_json_schema, {"$ref": "#/missing"}, "does not exist"),
-    (grammar.of_json_schema, {"$ref": "http://localhost/x"}, "not present"),
-    (grammar.of_json_schema, {"type": "array", "uniqueItems": True}, "uniqueItems"),
+    (grammar.of_json_schema, {"$ref": "http://localhost/x"}, "is not fetched"),
     (grammar.of_json_schema, {"minLength": "x"}, "minLength"),
-    (grammar.of_json_schema, NESTED, "recursion limit"),
+    (grammar.of_json_schema, NESTED, "nested too deeply"),
     (grammar.of_json_schema, {"enum": ["x" * grammar.MAX_CHARS]}, "at most 65536 characters"),
-    (grammar.of_regex, "((((", "invalid regex"), (grammar.of_regex, "(?<=a)b", "invalid regex"),
+    (grammar.of_regex, r"\d\.((", r"invalid regular expression \\d\\.\(\(: unclosed group$"),
+    (grammar.of_regex, "(?<=a)b", r"expression \(\?<=a\)b: look-around, .* is not supported$"),
+    (grammar.of_regex, r"[^\s\S]", "permits no text"), (grammar.of_regex, "\ud800", "surrogate"),
+    (grammar.of_lark, 'start: a\na: a "x"', "permits no text"),
+    (grammar.of_lark, 'start: "a" B\nB: /a/ & /b/', "permits no text"),
+    (grammar.of_regex, "a{70000}", "costs more than it may: [^\n]*too many"),
+    (grammar.of_lark, DOUBLING, "costs more than it may: [^\n]*Too many"),
+    (grammar.of_lark, DOUBLING.upper().replace("START", "start"), "costs more than it may"),
+    (grammar.of_gbnf, DOUBLING.replace(":", " ::=").replace("start", "root"), "costs more"),
     (grammar.of_regex, "a" * (grammar.MAX_CHARS + 1), "at most 65536 characters"),
     (grammar.of_choices, [], "at least one character"),
     (grammar.of_lark, "start: nothing", "unknown name"), (grammar.of_lark, "", "Empty grammar"),
