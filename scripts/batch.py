@@ -81,10 +81,7 @@ def main(argv: Sequence[str]) -> None:
         user_files.write({target: text.encode()})
         finished = True
     except KeyboardInterrupt:
-        raise InputError(
-            f"interrupted: {len(saved.results)} results are in {saved.path}; the same command goes "
-            "on from there"
-        ) from None
+        raise saved.interrupted(len(asked)) from None
     finally:
         saved.close(finished)
     failed = sum(each["error"] is not None for each in ours)

@@ -52,6 +52,8 @@ def main(argv: Sequence[str]) -> None:
     if _OUTPUT.value is not None and common.serves():
         label = f"--output={_OUTPUT.value}"
         target = resumable_results.check_target(label, _OUTPUT.value, _INPUT.value)
+        if not _OVERWRITE.value:
+            resumable_results.check_unfinished(label, target)
     resolved, config = common.resolve_config(
         {"max_seqs": _num_slots(requests)},
         _engine_needs(requests),
@@ -229,12 +231,7 @@ def _resumable(
         yield saved
         finished = True
     except KeyboardInterrupt:
-        count = f"{len(saved.results)} of {len(keys)} results"
-        raise InputError(
-            f"interrupted: {count} are in {saved.path}; the same command goes on from there"
-            if saved.results
-            else "interrupted before the first result"
-        ) from None
+        raise saved.interrupted(len(keys)) from None
     finally:
         saved.close(finished)
 

@@ -66,6 +66,7 @@ class ResumableResults:
         """
         self.path = _partial(target)
         self.results: dict[str, dict[str, Any]] = {}
+        self._overwrites = overwrite
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
             self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
@@ -146,6 +147,16 @@ class ResumableResults:
         with contextlib.suppress(OSError):  # a file system that cannot
             os.fsync(self._file.fileno())
 
+    def interrupted(self, num_requests: int) -> InputError:
+        """What to say of a run that was cut off: how far it came, and how it goes on."""
+        if not self.results:
+            return InputError("interrupted before the first result")
+        command = "the same command without --overwrite" if self._overwrites else "the same command"
+        return InputError(
+            f"interrupted: {len(self.results)} of {num_requests} results are in {self.path}; "
+            f"{command} goes on from there"
+        )
+
     def close(self, finished: bool) -> None:
         """Closes the file; deletes it if it is of no more use."""
         if finished or not self.results:
@@ -172,6 +183,17 @@ def check_target(label: str, name: str, source: str | None = None) -> Path:
         if source is not None and written == Path(source).resolve():
             raise InputError(f"{label}: {written} is the --input, which would be replaced")
     return path
+
+
+def check_unfinished(label: str, target: Path) -> None:
+    """Whether writing results replaces nothing but what an interrupted run had begun to replace.
+
+    Raises:
+        InputError: the target holds results of a run that ended.
+    """
+    if not target.exists() or not target.stat().st_size or _partial(target).exists():
+        return
+    raise InputError(f"{label}: holds results already; give --overwrite to replace them")
 
 
 def write(target: Path, results: Sequence[dict[str, Any]], config: Config) -> None:

@@ -201,12 +201,17 @@ def test_a_run_goes_on_where_it_was_interrupted(run, tmp_path, monkeypatch):
     undisturbed = target.read_text()
     target.write_text("before")
     kept = tmp_path / "out.jsonl.partial"
+    for more in ([], ["--temperature=1"]):
+        refused = run(*args, *more)
+        assert refused.status == 1 and "give --overwrite to replace them" in refused.error
+        assert target.read_text() == "before" and not kept.exists()
     with monkeypatch.context() as patch:
         cut_off(patch, 4)
-        error = run(*args)
+        error = run(*args, "--overwrite")
     assert error.status == 1 and target.read_text() == "before"
     assert error.err.endswith(
-        f"error: interrupted: 4 of 9 results are in {kept}; the same command goes on from there\n"
+        f"error: interrupted: 4 of 9 results are in {kept}; the same command without --overwrite "
+        "goes on from there\n"
     )
     lines_kept = kept.read_text()
     assert len(read_lines(kept)) == 5
@@ -238,12 +243,14 @@ def test_a_run_goes_on_where_it_was_interrupted(run, tmp_path, monkeypatch):
 
     with monkeypatch.context() as patch:
         cut_off(patch, 2)
-        run(*args)
+        run(*args, "--overwrite")
     assert len(read_lines(kept)) == 3
     assert run(*args, "--overwrite", "--max_new_tokens=5").status == 0 and asked[-1] == 9
     with monkeypatch.context() as patch:
         cut_off(patch, 0)
-        assert run(*args).err.endswith("error: interrupted before the first result\n")
+        assert run(*args, "--overwrite").err.endswith(
+            "error: interrupted before the first result\n"
+        )
     assert not kept.exists()
 
 
@@ -276,7 +283,7 @@ def test_lines_may_come_go_and_move(run, tmp_path, monkeypatch):
     results = read_lines(target)
     assert sum(json.dumps(result) in kept for result in results) >= 4
     write_lines(source, changed)
-    run(*args)
+    run(*args, "--overwrite")
     assert read_lines(target) == results and asked[2] == len(changed)
 
 

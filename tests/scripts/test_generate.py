@@ -409,7 +409,7 @@ def test_neither_file_is_replaced_unless_both_are_written(run, tmp_path, monkeyp
                 raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(atomic, "open_file", full)
-    ran = run("--prompt=A", f"--output={target}", "--max_new_tokens=2")
+    ran = run("--prompt=A", f"--output={target}", "--max_new_tokens=2", "--overwrite")
     assert ran.status == 1 and ran.err.endswith("out.jsonl: No space left on device\n")
     kept = tmp_path / "out.jsonl.partial"  # nothing computed is lost
     assert target.read_text() == "before" and set(tmp_path.iterdir()) == {target, beside, kept}

@@ -9,5 +9,5 @@ INPUT = flags.DEFINE_string(
     "of OpenAI's batches.",
 )
 OVERWRITE = flags.DEFINE_bool(
-    "overwrite", False, "Start over where an earlier run of --output was cut off."
+    "overwrite", False, "Start over: drop what an earlier run of --output has left or finished."
 )
