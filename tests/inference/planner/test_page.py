@@ -293,6 +293,7 @@ const look = (step) => results.push({ step, state: { ...state },
             +l.getAttribute('y1')]; }),
   dots: document.querySelectorAll('#roofline .dot').length,
   hidden: document.querySelector('[data-control=expert]').hidden,
+  request: document.getElementById('request_note').textContent,
   command: document.getElementById('command').textContent });
 const slide = (id, stop) => { const range = document.getElementById(id);
   range.value = stop; range.dispatchEvent(new Event('input', { bubbles: true })); };
@@ -386,6 +387,8 @@ def check_pictures(look, expected):
         if len(marks) > 1:
             at = position(look["ticks"], axis, expected[axis], 3)
             assert float(point["cy"]) == pytest.approx(at, abs=1), (look["step"], axis)
+    steps = math.ceil((look["state"]["new_tokens"] - 1) / expected["tokens_per_step"])
+    assert look["request"].startswith(f"{steps:,} steps after the prefill"), look["step"]
     computing = [name for name, value in expected.items() if name.endswith(".flops") and value]
     assert look["dots"] == len(computing), look["step"]
     layers = MODELS[look["state"]["model"]].layers

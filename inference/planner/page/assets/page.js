@@ -70,7 +70,7 @@ function showFigures(p) {
     `${chips} ${bytes(moved)}: ${parts.join(", ")}. The step <b>waits for ${WAITS[p.bound]}</b>.` +
     mixtureOf(p);
   at("request_note").textContent = state.new_tokens
-    ? `${digits(Math.ceil(state.new_tokens / p.tokens_per_step))} steps after the prefill; in each, the longer part hides the shorter`
+    ? `${digits(Math.ceil((state.new_tokens - 1) / p.tokens_per_step))} steps after the prefill; in each, the longer part hides the shorter`
     : "the prefill alone";
 }
 
