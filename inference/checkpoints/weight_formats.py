@@ -54,6 +54,7 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
                 f"engine.weights={weights} would round them again; leave it out"
             )
         formats = rounded(config.model, weights)
+        _warn_of_rounding_again(formats, checkpoint.formats(), weights)
     model = dataclasses.replace(config.model, formats=tuple(formats.items()))
     exact = dataclasses.replace(
         checkpoint, load_params=checkpoint.load_exact or checkpoint.load_params
@@ -82,6 +83,23 @@ def drawn(config: Config) -> Config:
 def rounded(model: ModelConfig, format: str) -> Formats:
     """Formats by path of a model whose matrices are in one of few bits (`few_bits.formats`)."""
     return {path: (own,) for path, own in few_bits.formats(model, format).items()}
+
+
+def _warn_of_rounding_again(asked: Formats, stored: Formats, weights: str) -> None:
+    """Says which blocks of a file are rounded once more and take no fewer bits afterwards."""
+    bits = FORMATS[weights].bits
+    again = {
+        path: stored[path]
+        for path, (own,) in asked.items()
+        if FORMATS[own].is_quantized and FORMATS[own].bits == bits  # not tables, which get more
+        and any(FORMATS[name].bits <= bits for name in _blocks({path: stored[path]}))
+    }  # fmt: skip
+    if again:
+        logging.warning(
+            "engine.weights=%s rounds %d matrices again that the file has in %s and saves nothing; "
+            "--weights=file keeps them as they are",
+            weights, len(again), _listed(_blocks(again)),
+        )  # fmt: skip
 
 
 def _listed(names: set[str]) -> str:

@@ -159,6 +159,19 @@ def test_dense_formats_change_the_type_of_every_weight(tmp_path):
         assert {leaf.dtype for leaf in params.flatten(loaded).values()} == {np.dtype(dtype)}
 
 
+def test_blocks_that_are_rounded_again_are_named(tmp_path, caplog):
+    """Those of as few bits as asked for: nothing is won of them."""
+    path = write(tmp_path / "mixed.gguf")
+    for asked, kinds in (("int3", None), ("int4", "q4_0, q4_1, q4_k"), ("int8", "q4_0")):
+        caplog.clear()
+        checkpoint = resolve.resolve(str(path)).open(None)
+        config = Config(WIDE, EngineConfig(weights=asked, linear="reference"))
+        weight_formats.choose(config, checkpoint, "reference")
+        [line] = caplog.messages if kinds else [""]
+        assert not kinds or f"weights={asked} rounds" in line and kinds in line, line
+        assert len(caplog.messages) == (kinds is not None)
+
+
 def test_what_routes_stays_float32():
     """Also in a model of which all else is."""
     folder = Path(__file__).parents[2] / "golden" / "gpt_oss-gqa-limit"
