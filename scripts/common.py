@@ -22,8 +22,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from configs import mesh, overrides
 from configs.engine import Config, Run
-from configs.errors import InputError, reason
-from scripts import interrupts
+from configs.errors import InputError
+from scripts import failures, interrupts
 from scripts.flags import speculation_flags
 from scripts.flags.deployment_flags import CACHE, MESH, WEIGHTS
 from scripts.flags.host_flags import COORDINATOR, HOST, HOSTS
@@ -43,8 +43,6 @@ _EXECUTABLES = flags.DEFINE_string(
 )
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object on stdout, nothing else.")
 flags.adopt_module_key_flags(speculation_flags)
-
-_MAX_REASON = 500  # characters of a failure: XLA's run to pages
 
 _GC_THRESHOLD = 100_000  # imports and tracing make as many objects, and nearly all of them stay
 
@@ -67,17 +65,15 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
                 raise InputError(f"unexpected argument {argv[1]!r}: every input is a flag")
             with interrupts.caught():
                 main(argv)
-        except InputError as error:
-            fail(str(error))
         except KeyboardInterrupt:
             interrupts.end()
             fail("interrupted")
         except BrokenPipeError:
             raise
-        except (OSError, MemoryError, RuntimeError) as error:  # JAX's own are RuntimeErrors
-            if logging.get_verbosity() > logging.INFO:
+        except Exception as error:
+            if logging.get_verbosity() > logging.INFO and not isinstance(error, InputError):
                 raise
-            fail(reason(error)[:_MAX_REASON])
+            fail(failures.line(error))
 
     gc.set_threshold(_GC_THRESHOLD)
     for stream in (sys.stdout, sys.stderr):  # a terminal that cannot show a character ends no run
@@ -131,7 +127,8 @@ def check_flags(reader: str, readers: Mapping[str, Collection[str]]) -> None:
 def fail(message: str) -> None:
     """Ends the process with one line on stderr and status 1."""
     interrupts.ignore()
-    line = " ".join(message.split())
+    words = " ".join(message.split())  # of which a file may give some: nothing for a terminal
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
     print("error:", line, file=sys.stderr)
     _end_hosts(line)
     sys.exit(1)

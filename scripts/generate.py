@@ -15,7 +15,7 @@ from absl import flags
 
 from configs.engine import Config
 from configs.errors import InputError, reason
-from inference.files import resumable_results
+from inference.files import resumable_results, user_files
 from inference.files.resumable_results import ResumableResults
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
@@ -42,6 +42,8 @@ flags.adopt_module_key_flags(output_flag)
 flags.adopt_module_key_flags(input_flags)
 flags.adopt_module_key_flags(sampling_flags)
 
+_MAX_SCHEMA_BYTES = 1 << 20
+
 Results = dict[str, dict[str, Any]]  # by key of the request
 
 
@@ -62,7 +64,7 @@ def main(argv: Sequence[str]) -> None:
         common.check_one_chip(config, "--naive")
     checkpoint = common.open_checkpoint(resolved)
     tokenizer = checkpoint.load_tokenizer()
-    ids = [request.encode(tokenizer) for request in requests]
+    ids = [request.encode(tokenizer, config.max_context) for request in requests]
     _check(requests, ids, config, tokenizer, checkpoint.eos_ids)
     keys = resumable_results.keys(
         [request.id, tokens, dataclasses.asdict(request.params)]
@@ -157,8 +159,8 @@ def _read_schema(name: str) -> str:
     if not grammar.is_available():
         raise InputError("--json_schema needs llguidance: pip install '.[serve]'")
     try:
-        schema = json.loads(Path(name).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        schema = json.loads(user_files.read_text(name, _MAX_SCHEMA_BYTES))
+    except (ValueError, RecursionError) as error:  # InputError is a ValueError
         raise InputError(f"--json_schema={name}: {reason(error)}") from None
     if not isinstance(schema, dict):
         raise InputError(f"--json_schema={name} holds no JSON object")

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import msgspec
 
 from configs.errors import InputError, reason, shown
+from inference.files import user_files
 
 WANTED = '{"custom_id": text, "method": "POST", "url": "/v1/...", "body": {...}}'
 
@@ -77,12 +78,12 @@ def read(name: str) -> list[Line | BadLine]:
 
 def _read(name: str) -> Iterator[bytes]:
     try:
-        with open(name, "rb") as file:
+        with user_files.open_file(name) as file:
             while data := file.readline(_MAX_BYTES + 2):
                 yield data
                 while not data.endswith(b"\n") and len(data) > _MAX_BYTES:
                     data = file.readline(_MAX_BYTES + 2)  # the rest of it
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise InputError(f"cannot read {name}: {reason(error)}") from None
 
 

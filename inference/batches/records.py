@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
-from configs.errors import InputError, reason
+from configs.errors import InputError
 from inference.batches.lines import BadLine, Line
+from inference.files import user_files
 from inference.http_client.connections import Answer
 
 Record = dict[str, Any]
 
+_MAX_BYTES = 4 << 30  # of results, which are held at once
 _NO_JSON = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 DENIED = (401, 403)  # whoever asks, not what is asked, so another key may be what it takes
 _FOR_A_WHILE = (408, 429, *DENIED)  # and from 500 on: another attempt may succeed
@@ -72,12 +74,9 @@ def read(path: Path) -> list[Record]:
     Raises:
         InputError: the file cannot be read, or another line is none.
     """
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
+    if not path.exists():
         return []
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {reason(error)}") from None
+    data = user_files.read(str(path), _MAX_BYTES)
     *lines, last = data.split(b"\n")
     found = []
     for number, line in enumerate([*lines, last], 1):

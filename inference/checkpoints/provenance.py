@@ -34,7 +34,7 @@ def identity(model: str) -> list[str]:
     elif path.is_dir():
         listed = path / manifest.NAME
         if listed.exists():
-            return [listed.read_text()]
+            return [mapped.read_text(listed)]
         found = (file for file in sorted(path.rglob("*")) if file.suffix in _READ)
         return [mapped.fingerprint(file, file.stat()) for file in found if file.is_file()]
     elif path.exists():

@@ -7,8 +7,20 @@ from configs.errors import InputError, shown
 
 
 def path() -> Path:
-    """RIDGELINE_CACHE, or ~/.cache/ridgeline."""
-    return Path(os.environ.get("RIDGELINE_CACHE") or Path.home() / ".cache" / "ridgeline")
+    """RIDGELINE_CACHE, or ~/.cache/ridgeline.
+
+    Raises:
+        InputError: neither is known.
+    """
+    named = os.environ.get("RIDGELINE_CACHE")
+    if named:
+        return Path(named)
+    try:
+        return Path.home() / ".cache" / "ridgeline"
+    except RuntimeError:
+        raise InputError(
+            "this user has no home directory: RIDGELINE_CACHE=DIR names where caches are kept"
+        ) from None
 
 
 def trained(name: str) -> Path:

@@ -1,8 +1,11 @@
 """Files of keys, one a line, which a server checks and its clients send."""
 
-from pathlib import Path
+import os
 
-from configs.errors import InputError, reason
+from configs.errors import InputError
+from inference.files import user_files
+
+_MAX_BYTES = 1 << 20
 
 
 def read(label: str, path: str) -> list[str]:
@@ -12,9 +15,9 @@ def read(label: str, path: str) -> list[str]:
         InputError: the file cannot be read, or has no key.
     """
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError) as error:
-        raise InputError(f"{label}: {reason(error)}") from None
+        lines = user_files.read_text(os.path.expanduser(path), _MAX_BYTES).splitlines()
+    except InputError as error:
+        raise InputError(f"{label}: {error}") from None
     found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not found:
         raise InputError(f"{label} holds no key: write one a line")

@@ -2,29 +2,61 @@
 
 import contextlib
 import os
+import stat
 from collections.abc import Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 from configs.errors import InputError, reason
 from inference.files import atomic
+
+
+def open_file(path: str) -> BinaryIO:
+    """A file, a pipe or a terminal, to read; nothing is waited for that nothing writes to.
+
+    Raises:
+        InputError: it cannot be opened, or is something else: a directory, or a device, which may
+            never end.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO's other end may be missing
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or os.isatty(descriptor):
+            os.set_blocking(descriptor, True)
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"cannot read {path}: {why}") from None
+    kind = "a directory" if stat.S_ISDIR(mode) else "a device or a socket"
+    raise InputError(f"cannot read {path}: it is {kind}, and a file is needed")
+
+
+def read(path: str, max_bytes: int) -> bytes:
+    """What a file, or a pipe, holds.
+
+    Raises:
+        InputError: it cannot be read, or is larger.
+    """
+    with open_file(path) as file:
+        try:
+            data = file.read(max_bytes + 1)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
+    if len(data) > max_bytes:
+        most = f"{max_bytes >> 20} MiB" if max_bytes >> 20 else f"{max_bytes} bytes"
+        raise InputError(f"{path}: at most {most} are read; cut it into parts")
+    return data
 
 
 def read_text(path: str, max_bytes: int) -> str:
     """A UTF-8 file, its line ends as they are; a byte order mark at its start is left out.
 
     Raises:
-        InputError: it cannot be read, is larger (a device that never ends, say), or is not UTF-8.
+        InputError: as `read`, or it is not UTF-8.
     """
     try:
-        with open(path, "rb") as file:
-            data = file.read(max_bytes + 1)
-    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
-        why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"cannot read {path}: {why}") from None
-    if len(data) > max_bytes:
-        raise InputError(f"{path}: at most {max_bytes >> 20} MiB are read; cut it into parts")
-    try:
-        return data.decode("utf-8-sig")
+        return read(path, max_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not UTF-8: byte {error.start}") from None
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # reading a file needs neither
 
 _WANTED = 'one of {"prompt": text} and {"messages": [{"role": text, "content": text}, ...]}'
 _OTHERS = ("id", "tools", "documents", "template", *sampling_fields.NAMES)
+_SOON_ENCODED = 1 << 20  # characters: so many take less than a second
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,12 +37,25 @@ class Prompt:
     template: str | None = None
     id: str | int | None = None
 
-    def encode(self, tokenizer: "Tokenizer") -> list[int]:
+    def encode(self, tokenizer: "Tokenizer", max_context: int) -> list[int]:
         """Its token ids.
 
+        Args:
+            tokenizer: of the model.
+            max_context: tokens that are not exceeded by far, or it is not encoded at all.
+
         Raises:
-            InputError: it has none; names the request.
+            InputError: it has none, or is far too long; names the request.
         """
+        contents = (message.get("content") for message in self.messages)
+        size = sum(len(text) for text in (self.text, *contents) if isinstance(text, str))
+        if size > _SOON_ENCODED:
+            most = max_context * tokenizer.longest_token
+            if size > most:
+                raise InputError(
+                    f"{self.where} has {size} characters; the context of {max_context} tokens "
+                    f"holds at most {most}"
+                )
         try:
             if self.text is not None:
                 return tokenizer.encode(self.text)

@@ -1,6 +1,7 @@
 """Text to token ids and back: a thin wrapper around `tokenizers`, and the bytes of each token."""
 
 import copy
+import functools
 import json
 import re
 import types
@@ -141,6 +142,11 @@ class Tokenizer:
             content = self._backend.id_to_token(token)
             known = self._bytes[token] = b"" if content is None else self._to_bytes(content)
         return known
+
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token: no text has more characters for each of its tokens."""
+        return max(len(self.token_bytes(token, False)) for token in range(self.vocab_size))
 
     def with_template(self, name: str | None) -> "Tokenizer":
         """The tokenizer with the chat template of this name for every conversation; itself where

@@ -30,7 +30,7 @@ def refuse(monkeypatch, capfd, tmp_path):
     target.write_text("before")
 
     def run(*args: str, app=generate) -> apps.Ran:
-        output = [f"--output={target}"] if app is generate else []
+        output = [f"--output={target}", "--overwrite"] if app is generate else []
         ran = apps.call(app, monkeypatch, capfd, *output, *args)
         assert ran.error and target.read_text() == "before"
         assert not list(tmp_path.glob(".*"))
@@ -154,9 +154,9 @@ def test_lines(refuse, tmp_path, case):
 
 
 def test_files_without_end_are_refused(refuse):
-    for app, flag, size in ((generate, "--input", 64), (evaluate, "--text", 16)):
+    for app, flag in ((generate, "--input"), (evaluate, "--text")):
         ran = refuse(_TINY, f"{flag}=/dev/zero", app=app)
-        assert f"/dev/zero: at most {size} MiB are read" in ran.err
+        assert "cannot read /dev/zero: it is a device" in ran.err
 
 
 def test_a_file_is_not_replaced_by_its_answers(monkeypatch, capfd, tmp_path):

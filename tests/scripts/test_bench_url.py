@@ -85,7 +85,7 @@ REFUSED = {
     "no file": (["--dataset=sharegpt"], "--dataset_path goes with"),
     "a file for nothing": (["--dataset_path=x"], "--dataset_path goes with"),
     "no goodput": (["--goodput=fast"], "--goodput is milliseconds"),
-    "no keys": (["--api_key_file=/nowhere"], "--api_key_file=/nowhere: No such file"),
+    "no keys": (["--api_key_file=/nowhere"], "cannot read /nowhere: No such file"),
     "another model": (["--model=other"], "404 the model 'other' is not served here"),
     "an engine's flag": (["--weights=int4"], "--url does not read --weights"),
     "two modes": (["--host_cost"], "give one of"),

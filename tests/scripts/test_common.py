@@ -90,8 +90,13 @@ def test_flags_are_checked_before_jax_is_loaded():
 
 FAILURES = {
     "file": (OSError(2, "No such file", "/x"), "error: No such file: /x"),
-    "disk": (OSError(28, "No space left on device"), "error: No space left on device"),
-    "memory": (MemoryError(), "error: out of memory"),
+    "disk": (OSError(28, "No space left on device"), "left on device; free some there, or write"),
+    "disk of a library": (RuntimeError("tensorstore: No space left on device [x]"), "; free some"),
+    "files": (OSError(24, "Too many open files"), "open files; raise the limit on open files"),
+    "read-only": (OSError(30, "Read-only file system", "/x"), "system: /x; write elsewhere"),
+    "memory": (MemoryError(), "error: out of memory; raise the limit of this process"),
+    "fault": (KeyError("x"), "error: a fault of this program, KeyError: 'x' (" + __file__),
+    "terminal": (InputError("a \x1b[31m \0 b"), r"error: a \x1b[31m \x00 b"),
     "device": (
         jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory\n" + "detail\n" * 9999),
         "error: RESOURCE_EXHAUSTED: Out of memory detail",
@@ -108,7 +113,17 @@ def test_a_failure_is_one_line(run, case):
         raise error
 
     ran = run(main)
-    assert ran.status == 1 and message in ran.error and len(ran.err) < 600
+    assert ran.status == 1 and message in ran.error and len(ran.err) < 700
+
+
+def test_what_to_do_is_said_of_the_cause_of_a_refusal(run):
+    def main(argv):
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError:
+            raise InputError("cannot write x") from None
+
+    assert "cannot write x; free some there, or write elsewhere (--output" in run(main).error
 
 
 def test_a_failure_in_detail(run):

@@ -19,7 +19,7 @@ def run(monkeypatch, capfd):
     (["--host=0.0.0.0"], "can be reached by others: give --api_key_file"),
     (["--host=::"], "can be reached by others: give --api_key_file"),
     (["--host=300.1.1.1", "--api_key_file={keys}"], "--host=300.1.1.1 --port=8000: "),
-    (["--api_key_file=missing"], "--api_key_file=missing: No such file"),
+    (["--api_key_file=missing"], "--api_key_file=missing: cannot read missing: No such file"),
     (["--api_key_file={empty}"], "holds no key"),
     (["--max_logprobs=21"], "--max_logprobs is between 0 and 20, not 21"),
     (["--request_timeout=-1"], "--request_timeout is a number of seconds, not -1"),

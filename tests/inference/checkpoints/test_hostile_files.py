@@ -186,6 +186,7 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
     "data cut off": (_header(lambda h: None, bytes(100)), "not a valid safetensors"),
     "index to the parent": (_index({NORM: "../model.safetensors"}), "of this directory"),
     "index to the root": (_index({NORM: "/etc/passwd"}), "of this directory"),
+    "index with a NUL": (_index({NORM: "\0.safetensors"}), "embedded null byte"),
     "index with duplicate keys": (
         _index(None, '{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}'),
         "duplicate key 'a'",

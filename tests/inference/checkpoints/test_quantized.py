@@ -242,6 +242,9 @@ KEYS = {
         "ct-int4-g32", {"format": "marlin-24"} | group(),
         "config_groups: group_0: format='marlin-24' is not served; valid: pack-quantized",
     ),
+    "no text as a format": (
+        "ct-int4-g32", group(format=[1]), "group_0: format=[1] is not served; valid: pack",
+    ),
     "no groups": ("ct-int4-g32", {"config_groups": {}}, "config_groups is missing"),
     "no weights": ("ct-int4-g32", group(weights=None), "group_0: weights is missing"),
     "two bits": (

@@ -97,7 +97,7 @@ def test_without_keys_all_prefixes_are_shared(server, engine):
 @pytest.mark.parametrize("content, problem", [
     ("", "no key"), ("# a comment\n\n", "no key"), ("short\n", "at least 16"),
     (None, "No such file"),
-    (b"\xff\xfe", "utf-8"),
+    (b"\xff\xfe", "not UTF-8"),
 ])  # fmt: skip
 def test_files_of_keys(tmp_path, content, problem):
     path = tmp_path / "keys"

@@ -1,10 +1,15 @@
 """Lines of a file of requests, as prompts and how to sample."""
 
 import json
+import types
 
+import pytest
+
+from configs.errors import InputError
 from inference.files import user_files
 from inference.request import SamplingParams
 from inference.text import prompts, sampling_fields
+from inference.text.prompts import Prompt
 
 
 def test_every_field_of_a_line(tmp_path):
@@ -37,6 +42,18 @@ def test_every_field_of_a_line(tmp_path):
     assert read[1].params == SamplingParams(temperature=0.5, stop=("x",), **grammar)
     assert (read[2].params, read[2].id, read[2].tools, read[2].documents) == (base, 7, [{}], [])
     assert read[2].messages == tuple(messages) and read[0].id is None
+
+
+def test_a_prompt_far_beyond_the_context_is_not_encoded():
+    """Nor is one whose text is in messages."""
+    fake = types.SimpleNamespace(longest_token=16, encode=len)
+    size = 2 << 20
+    messages = ({"role": "user", "content": "a" * size},)
+    for given in ({"text": "a" * size}, {"messages": messages}):
+        prompt = Prompt("prompt 1", SamplingParams(), **given)
+        with pytest.raises(InputError, match=f"prompt 1 has {size} characters; the context of 99"):
+            prompt.encode(fake, 99)
+    assert Prompt("prompt 1", SamplingParams(), "a" * size).encode(fake, size // 16) == size
 
 
 def test_a_mark_of_byte_order_is_no_text(tmp_path):

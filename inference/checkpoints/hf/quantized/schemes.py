@@ -164,7 +164,7 @@ _FORMATS = {
 
 
 def _compressed_scheme(group: Keys, format: Any) -> Scheme:
-    if format not in _FORMATS:
+    if not isinstance(format, str) or format not in _FORMATS:
         raise InputError(
             f"{group.label}format={shown(format)} is not served; valid: {', '.join(_FORMATS)}"
         )

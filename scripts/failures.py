@@ -1,0 +1,59 @@
+"""What an app says of the error that ends it: one line, with what to do where the machine's limits
+are the cause.
+"""
+
+import errno
+import traceback
+
+from configs.errors import InputError, reason
+
+_MAX_CHARS = 400  # of what others say: XLA's run to pages
+_ELSEWHERE = "free some there, or write elsewhere (--output, RIDGELINE_CACHE)"
+_MORE_MEMORY = (
+    "raise the limit of this process (ulimit -v, or its container's), or take a smaller model, "
+    "fewer bits (--weights) or a smaller cache (--set=engine.cache_bytes)"
+)
+_ADVICE = {
+    errno.ENOSPC: _ELSEWHERE,
+    errno.EDQUOT: _ELSEWHERE,
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f)",
+    errno.EROFS: "write elsewhere (--output, RIDGELINE_CACHE)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.ENFILE: "end what holds so many files open on this machine",
+    errno.ENOMEM: _MORE_MEMORY,
+    errno.EAGAIN: "raise the limit on threads and processes (ulimit -u)",
+}
+_OF_LIBRARIES = {  # which raise errors of their own, or lose the number
+    "No space left on device": errno.ENOSPC, "Too many open files": errno.EMFILE,
+    "Read-only file system": errno.EROFS, "File too large": errno.EFBIG,
+    "Cannot allocate memory": errno.ENOMEM, "RESOURCE_EXHAUSTED": errno.ENOMEM,
+    "bad_alloc": errno.ENOMEM, "can't start new thread": errno.EAGAIN,
+}  # fmt: skip
+
+
+def line(error: Exception) -> str:
+    """Of an error that ended an app."""
+    if not isinstance(error, InputError | OSError | MemoryError | RuntimeError):
+        return (
+            f"a fault of this program, {type(error).__name__}: {reason(error)[:_MAX_CHARS]} "
+            f"({_place(error)}); --verbosity=1 shows the trace"
+        )
+    said = str(error) if isinstance(error, InputError) else reason(error)[:_MAX_CHARS]
+    advice = _advice(error, said)
+    return f"{said}; {advice}" if advice and advice not in said else said
+
+
+def _advice(error: BaseException | None, said: str) -> str | None:
+    """What to do about a limit, if one is behind it."""
+    while error is not None:
+        if isinstance(error, MemoryError):
+            return _MORE_MEMORY
+        if isinstance(error, OSError) and error.errno in _ADVICE:
+            return _ADVICE[error.errno]
+        error = error.__cause__ or error.__context__
+    return next((_ADVICE[number] for text, number in _OF_LIBRARIES.items() if text in said), None)
+
+
+def _place(error: BaseException) -> str:
+    *_, last = traceback.extract_tb(error.__traceback__)
+    return f"{last.filename}:{last.lineno}"
