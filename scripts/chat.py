@@ -59,6 +59,7 @@ def main(argv: Sequence[str]) -> None:
     conversation.instruct(_SYSTEM.value or "")
     engine = common.load_engine(checkpoint, config, [1], greedy=params.is_greedy)  # most are short
     talk = _Talk(engine, conversation, params)
+    interrupts.end_at_sigterm()  # and not an answer alone
     if sys.stdin.isatty():
         common.say("/help lists what can be done beside talking; Ctrl-C ends an answer early")
     for text in _lines():

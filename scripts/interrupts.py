@@ -1,6 +1,7 @@
-"""Ctrl-C: one line and exit status 1 wherever it lands, or a moment of the app's own choosing.
+"""Ctrl-C and SIGTERM: one line and exit status 1 wherever they land, or a moment of the app's own
+choosing.
 
-Every app imports this first. In a process that runs an app, Ctrl-C then ends it at once, imports
+Every app imports this first. In a process that runs an app, either then ends it at once, imports
 included; while `caught`, it raises KeyboardInterrupt instead, so that what is under way is undone.
 Inside JAX and imports that exception would be printed, turned into another one or lost, and in the
 scheduler it would leave a sequence in no queue: there it waits until they return to their caller.
@@ -16,6 +17,8 @@ _UNSAFE = (
     "jax", "jaxlib", "importlib", "_frozen_importlib", "_frozen_importlib_external",
     "inference.scheduling", "inference.kv_pages",
 )  # fmt: skip
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 _is_caught = False
 _is_waiting = False
@@ -43,24 +46,36 @@ class Deferred:
     def __enter__(self) -> "Deferred":
         """Starts to listen."""
         self.asked = False
-        self._before = signal.getsignal(signal.SIGINT)
-        if self._before is not signal.SIG_IGN:
-            signal.signal(signal.SIGINT, self._on_signal)
+        self._before = {
+            number: before
+            for number in _SIGNALS
+            if (before := signal.getsignal(number)) in (signal.default_int_handler, _on_signal)
+        }
+        for number in self._before:
+            signal.signal(number, self._on_signal)
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Leaves interrupts as they were."""
-        signal.signal(signal.SIGINT, self._before)
+        for number, before in self._before.items():
+            signal.signal(number, before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self.asked and callable(self._before):
-            self._before(number, frame)
+        before = self._before[number]
+        if self.asked and callable(before):
+            before(number, frame)
         self.asked = True
+
+
+def end_at_sigterm() -> None:
+    """From here on SIGTERM does not wait for a moment of the app's choosing, as Ctrl-C does."""
+    if _runs_app:
+        signal.signal(signal.SIGTERM, lambda *arguments: end())
 
 
 def end() -> None:
     """Ends a process that runs an app: nothing that happens on the way out is seen."""
-    if signal.getsignal(signal.SIGINT) is not _on_signal:
+    if not _runs_app:
         return
     cursor = b"\033[?25h" if os.isatty(2) else b""  # which a progress bar may have hidden
     with contextlib.suppress(OSError):
@@ -70,8 +85,9 @@ def end() -> None:
 
 def ignore() -> None:
     """The work is done: an interrupt on the way out changes nothing."""
-    if signal.getsignal(signal.SIGINT) is _on_signal:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _SIGNALS:
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, signal.SIG_IGN)
 
 
 def leave(status: int) -> None:
@@ -118,5 +134,6 @@ def _raise(frame: FrameType, event: str, argument: object) -> object:
 
 _spec = getattr(sys.modules["__main__"], "__spec__", None)
 _runs_app = _spec is not None and _spec.name.startswith("scripts.")  # and does not only import one
-if _runs_app and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _on_signal)
+for _number in _SIGNALS if _runs_app else ():
+    if signal.getsignal(_number) in (signal.default_int_handler, signal.SIG_DFL):
+        signal.signal(_number, _on_signal)

@@ -200,7 +200,7 @@ def test_ctrl_c_loses_nothing(tmp_path, monkeypatch):
                 time.sleep(0.01)
             patch.setattr(engine, "step", step)
             wait_until(lambda: is_held.is_set() and len(engine.running) == 2, 60)
-            process.send_signal(signal.SIGINT)
+            process.send_signal(signal.SIGTERM)
             _, said = process.communicate(timeout=60)
         assert process.returncode == 1 and said.count("\n") == 1
         assert "the same command goes on from there" in said

@@ -1,5 +1,6 @@
 """`generate` on files of requests: sampling by the line, and runs that go on where they stopped."""
 
+import itertools
 import json
 import os
 import shutil
@@ -361,7 +362,8 @@ def test_killed_and_interrupted_runs_lose_no_line(tmp_path, times, num_lines):
     kept, cache = tmp_path / "out.jsonl.partial", tmp_path / "cache"
     args = [f"--input={source}", f"--output={target}", "--ignore_eos"]
     seen: list[dict] = []
-    for end in [signal.SIGINT, signal.SIGKILL] * times:
+    ends = (signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGKILL)
+    for end in itertools.islice(itertools.cycle(ends), 2 * times):
         process, count = start(args, cache), len(seen) + 4
         wait_for_lines(kept, count, process)
         process.send_signal(end)
@@ -370,7 +372,7 @@ def test_killed_and_interrupted_runs_lose_no_line(tmp_path, times, num_lines):
         assert now[: len(seen)] == seen and len(now) >= count
         seen = now
         assert out == "" and not target.exists()
-        if end is signal.SIGINT:
+        if end is not signal.SIGKILL:
             assert process.returncode == 1 and "Traceback" not in err
             held = f"{len(now) - 1} of {num_lines} results are in {kept}"
             line = f"error: interrupted: {held}; the same "

@@ -1,4 +1,4 @@
-"""Ctrl-C: one line and status 1, wherever it lands."""
+"""Ctrl-C and SIGTERM: one line and status 1, wherever they land."""
 
 import json
 import random
@@ -20,7 +20,7 @@ import os, signal, sys
 
 def interrupt(event, arguments):
     if event == "import" and arguments[0] == os.environ["INTERRUPTED_AT"]:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.Signals[os.environ["INTERRUPTED_BY"]])
 
 sys.addaudithook(interrupt)
 """
@@ -38,14 +38,14 @@ sys.meta_path.insert(0, Watched)
 
 @pytest.mark.parts(3)
 @pytest.mark.parametrize(
-    "app, module",
-    [("plan", "absl.flags"), ("bench", "jax"), ("generate", "jax._src.compiler"),
-     ("generate", "inference.engine")],
+    "app, module, name",
+    [("plan", "absl.flags", "SIGTERM"), ("bench", "jax", "SIGINT"),
+     ("generate", "jax._src.compiler", "SIGTERM"), ("generate", "inference.engine", "SIGINT")],
 )  # fmt: skip
-def test_while_an_app_starts(app, module, tmp_path):
+def test_while_an_app_starts(app, module, name, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(_AT_AN_IMPORT)
     flags = [*_SETTINGS, "--prompt=A"] if app == "generate" else []
-    more = {"PYTHONPATH": str(tmp_path), "INTERRUPTED_AT": module}
+    more = {"PYTHONPATH": str(tmp_path), "INTERRUPTED_AT": module, "INTERRUPTED_BY": name}
     ran = apps.start(app, *flags, cache=tmp_path / "cache", **more)
     assert (ran.status, ran.out, ran.err) == (1, "", "error: interrupted\n")
 
@@ -70,7 +70,7 @@ def test_at_any_moment(starts, tmp_path):
             assert process.poll() is None
             time.sleep(0.002)
         time.sleep(moments.uniform(0, 2.5))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(moments.choice([signal.SIGINT, signal.SIGTERM]))
         out, err = process.communicate(timeout=60)
         said = [line for line in err.splitlines() if not line.startswith("llama-tokenizer, ")]
         assert (process.returncode, out, said) == (1, "", ["error: interrupted"])
@@ -78,9 +78,10 @@ def test_at_any_moment(starts, tmp_path):
 
 @pytest.fixture
 def installed():
-    before = signal.signal(signal.SIGINT, interrupts._on_signal)
+    before = {n: signal.signal(n, interrupts._on_signal) for n in interrupts._SIGNALS}
     yield
-    signal.signal(signal.SIGINT, before)
+    for number, handler in before.items():
+        signal.signal(number, handler)
     assert sys.gettrace() is None
 
 
@@ -134,6 +135,17 @@ def test_the_second_does_not_wait(installed, monkeypatch):
     monkeypatch.setattr(interrupts, "_is_waiting", True)
     with interrupts.caught(), pytest.raises(SystemExit):
         call()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_app_chooses_its_moment(installed, number):
+    other = ({signal.SIGINT, signal.SIGTERM} - {number}).pop()
+    with interrupts.caught(), interrupts.Deferred() as interrupt:
+        signal.raise_signal(number)
+        assert interrupt.asked
+        with pytest.raises(KeyboardInterrupt):  # the second does not wait
+            signal.raise_signal(other)
+    assert signal.getsignal(number) is signal.getsignal(other) is interrupts._on_signal
 
 
 def test_status_0_where_stderr_is_closed(tmp_path):
