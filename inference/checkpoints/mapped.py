@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.errors import InputError
-from inference.files import json_lines
+from inference.files import digests, json_lines
 
 # Read whole into memory, where JSON takes up to ten times its size, by the number of its values.
 MAX_JSON_BYTES = 8 << 20
@@ -43,6 +43,16 @@ def map_identified(path: Path) -> tuple[mmap.mmap, str]:
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), fingerprint(path, status)
     finally:
         os.close(descriptor)
+
+
+def check_digest(path: Path) -> None:
+    """Compares a file with the digest that it holds (`digests.seal`).
+
+    Raises:
+        InputError: as `map_file`, or it is damaged.
+    """
+    with map_file(path) as data:
+        digests.check(data, str(path))
 
 
 def fingerprint(path: Path, status: os.stat_result) -> str:

@@ -9,18 +9,24 @@ from typing import BinaryIO
 
 
 @contextmanager
-def open_file(path: Path) -> Iterator[BinaryIO]:
+def open_file(path: Path, is_kept: bool = False) -> Iterator[BinaryIO]:
     """A new file to write to, which appears under its name only when complete.
+
+    Args:
+        path: its name.
+        is_kept: it is one of those that later starts map or run: nobody else may write to it, or
+            to its directory where that is new (`ownership`).
 
     Raises:
         OSError: it cannot be written; whatever had the name before is untouched.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    mode = 0o755 if is_kept else 0o777
+    path.parent.mkdir(mode, parents=True, exist_ok=True)
     # Not `tempfile`, whose files nobody else may read.
     temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex[:12]}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o666)
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with os.fdopen(descriptor, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())  # or the name may outlive a power cut, and the bytes not

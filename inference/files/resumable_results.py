@@ -1,8 +1,8 @@
 """Results of a batch of requests, kept as they end, so that a run that was cut off can resume.
 
 They are kept in a file beside the target. Its first line identifies the run; each further one holds
-the key of a request and its result. Lines are only ever appended, so that whatever ends the
-process, those that end in a newline are whole.
+the key of a request and its result. Each ends with a digest of itself. Lines are only ever
+appended, so that whatever ends the process, those that end in a newline are whole.
 """
 
 import contextlib
@@ -23,6 +23,9 @@ try:
     import fcntl
 except ImportError:  # not a POSIX system: two runs of one output are not told apart
     fcntl = None  # type: ignore[assignment]
+
+
+_DIGEST = "digest"
 
 
 def digest(value: Any) -> str:
@@ -106,11 +109,11 @@ class ResumableResults:
         for number, line in enumerate(lines, 1):
             try:
                 read = json.loads(line)
+                if read.pop(_DIGEST) != digest(read):
+                    raise ValueError
                 if number > 1:
                     self.results[str(read["key"])] = dict(read["result"])
-                elif not isinstance(read, dict):
-                    raise ValueError
-            except (ValueError, TypeError, LookupError, RecursionError):
+            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
                 raise InputError(f"{self.path} is damaged in line {number}: {start_over}") from None
             if number == 1 and read != identity:
                 differs = [key for key in identity if read.get(key) != identity[key]]
@@ -135,7 +138,8 @@ class ResumableResults:
         self.results[key] = result
 
     def _append(self, value: dict[str, Any]) -> None:
-        line = memoryview(json.dumps(value, ensure_ascii=False).encode() + b"\n")
+        text = json.dumps(value | {_DIGEST: digest(value)}, ensure_ascii=False)
+        line = memoryview(text.encode() + b"\n")
         try:
             while line:
                 line = line[os.write(self._file.fileno(), line) :]

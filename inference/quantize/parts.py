@@ -11,7 +11,7 @@ from configs.errors import InputError, reason, shown
 from inference.checkpoints import mapped
 from inference.checkpoints.hf import safetensors_file
 from inference.checkpoints.native import converted
-from inference.files import atomic, user_files
+from inference.files import atomic, digests, user_files
 
 ENDING = ".quantizing"  # how the folder beside an output ends
 
@@ -60,9 +60,11 @@ class Parts:
         tensors = {path: (array.shape, array.dtype.name) for path, array in arrays.items()}
         try:
             with atomic.open_file(self._place(name)) as file:
-                converted.write_header(file, tensors, {_FIGURES: json.dumps(dict(figures))})
+                metadata = digests.UNSEALED | {_FIGURES: json.dumps(dict(figures))}
+                converted.write_header(file, tensors, metadata)
                 for array in arrays.values():
                     file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+                digests.seal(file)
         except OSError as error:
             raise InputError(f"cannot write {self._place(name)}: {reason(error)}") from None
 
@@ -70,9 +72,14 @@ class Parts:
         """A part's arrays, mapped.
 
         Raises:
-            InputError: the file is unsound.
+            InputError: the file is damaged.
         """
-        return safetensors_file.map_arrays(self._place(name))
+        place = self._place(name)
+        try:
+            mapped.check_digest(place)
+        except InputError as error:
+            raise InputError(f"{error}; remove it, and what it holds is computed again") from None
+        return safetensors_file.map_arrays(place)
 
     def figures(self, name: str) -> dict[str, float]:
         """What is told of a part.

@@ -1,14 +1,28 @@
-"""Executables kept between starts. They are code: only the owner may read or write them."""
+"""Executables kept between starts. They are code: only the owner may read or write them.
+
+JAX compiles what it cannot read, warns, and leaves the damaged entry: it would warn at every start.
+Here an entry that cannot be read is removed when JAX says so, and JAX writes it again.
+"""
 
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+import warnings
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
 
-from inference.files import cache_directory
+from configs.errors import InputError, reason
+from inference.files import cache_directory, ownership
+
+_UNREADABLE = "Error reading persistent compilation cache entry"
+_UNWRITABLE = "Error writing persistent compilation cache entry"
+_ENTRIES = "*-cache"
+_ZSTD = b"\x28\xb5\x2f\xfd"  # where a package for it is installed
 
 
 @contextlib.contextmanager
@@ -30,9 +44,46 @@ def enable() -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         os.chmod(folder, 0o700)
-    except OSError as error:
-        logging.warning("executables are not kept: %s: %s", folder, error.strerror)
+        ownership.check(folder)
+    except (OSError, InputError) as error:
+        logging.warning("executables are not kept: %s", reason(error))
         return
+    warnings.showwarning = _mending(folder, warnings.showwarning)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def _mending(folder: Path, show: Callable[..., None]) -> Callable[..., None]:
+    """`warnings.showwarning`, which JAX reaches before it compiles what it could not read."""
+
+    def mend(message: Warning | str, *where: Any, **more: Any) -> None:
+        text = str(message)
+        if text.startswith(_UNREADABLE):
+            removed = [path for path in folder.glob(_ENTRIES) if _remove_damaged(path)]
+            logging.warning("%s: %d damaged, compiled and kept again", folder, len(removed))
+        elif text.startswith(_UNWRITABLE):
+            logging.warning("an executable is not kept: %s", text.rpartition("': ")[2])
+        else:
+            show(message, *where, **more)
+
+    return mend
+
+
+def is_whole(path: Path) -> bool:
+    """Whether an entry can be decompressed: zlib's checksum is its digest. Of zstd's, which have
+    none, it is not known.
+    """
+    data = path.read_bytes()
+    try:
+        return data.startswith(_ZSTD) or bool(zlib.decompress(data))
+    except zlib.error:
+        return False
+
+
+def _remove_damaged(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # another process may do the same
+        if not is_whole(path):
+            path.unlink()
+            return True
+    return False

@@ -8,7 +8,8 @@ import os
 import threading
 from pathlib import Path
 
-from inference.files import cache_directory
+from configs.errors import InputError
+from inference.files import cache_directory, ownership
 from layers.kernels.cpu import build, library
 
 _LOCK = threading.Lock()
@@ -34,6 +35,7 @@ def _load() -> None:
             build.check(folder)
             logging.warning("building the CPU kernels, once (some seconds)")
             found = build.build(folder)
+        ownership.check(found)
         library.load(found)
-    except (build.BuildError, OSError) as error:
+    except (build.BuildError, InputError, OSError) as error:
         logging.warning("CPU kernels are not used, XLA's run instead: %s", error)

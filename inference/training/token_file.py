@@ -1,27 +1,30 @@
 """Texts as one file of token ids in the cache, which is mapped: encoded once."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from configs.errors import InputError
+from inference.checkpoints.hf import safetensors_file
 from inference.checkpoints.load import Progress
-from inference.files import atomic, cache_directory
+from inference.checkpoints.native import converted
+from inference.files import atomic, cache_directory, digests
 from inference.text.tokenizer import Tokenizer
 from inference.training.start import Vocabulary
 
 _PIECE_CHARS = 1 << 20  # encoded at once: `tokenizers` takes some 300 bytes a token
-_FORMAT = "1"
+_FORMAT = "2"
+_TENSOR = "tokens"
 
 
 def of_texts(
     texts: Sequence[str], vocabulary: Vocabulary, progress: Progress | None = None
 ) -> tuple[np.ndarray, str]:
     """The token ids of documents one after the other, each followed by the tokenizer's end token if
-    it has one: mapped, uint16 or (of a larger vocabulary) uint32.
+    it has one: mapped, uint16 or (of a larger vocabulary) int32.
 
     Args:
         texts: the documents.
@@ -50,19 +53,26 @@ def kept(digest: str, make: Callable[[], np.ndarray], vocab_size: int) -> np.nda
     Raises:
         InputError: the cache cannot be written.
     """
-    path = cache_directory.path() / "tokens" / f"{digest[:32]}.npy"
-    if not _is_sound(path):
-        tokens = make().astype(_dtype(vocab_size))
+    path = cache_directory.path() / "tokens" / f"{digest[:32]}.safetensors"
+    if path.exists():
         try:
-            with atomic.open_file(path) as file:
-                np.save(file, tokens)
-        except OSError as error:
-            raise InputError(f"cannot write {path}: {error.strerror}") from None
-    return np.load(path, mmap_mode="r")
+            return converted.map_kept(path)[_TENSOR]
+        except InputError as error:
+            logging.warning("%s; text is encoded again", error)
+    tokens = make().astype(_dtype(vocab_size))
+    try:
+        with atomic.open_file(path, is_kept=True) as file:
+            tensors = {_TENSOR: (tokens.shape, tokens.dtype.name)}
+            converted.write_header(file, tensors, digests.UNSEALED)
+            file.write(tokens.data)
+            digests.seal(file)
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {error.strerror}") from None
+    return safetensors_file.map_arrays(path)[_TENSOR]
 
 
-def _dtype(vocab_size: int) -> type[np.unsignedinteger[Any]]:
-    return np.uint16 if vocab_size <= 1 << 16 else np.uint32
+def _dtype(vocab_size: int) -> type[np.integer[Any]]:
+    return np.uint16 if vocab_size <= 1 << 16 else np.int32
 
 
 def _digest(texts: Sequence[str], identity: bytes) -> str:
@@ -70,14 +80,6 @@ def _digest(texts: Sequence[str], identity: bytes) -> str:
     for text in texts:
         whole.update(hashlib.sha256(text.encode()).digest())
     return whole.hexdigest()
-
-
-def _is_sound(path: Path) -> bool:
-    try:
-        np.load(path, mmap_mode="r")
-    except (OSError, ValueError, EOFError):
-        return False
-    return True
 
 
 def _encoded(texts: Sequence[str], tokenizer: Tokenizer, progress: Progress | None) -> np.ndarray:

@@ -21,7 +21,7 @@ from configs.kinds.params import ParamInfo
 from configs.kinds.rope import Llama3, LongRope, Proportional
 from configs.model import ModelConfig
 from inference.checkpoints import names
-from inference.checkpoints.gguf import gguf_parts, gguf_scan, gguf_stacks
+from inference.checkpoints.gguf import gguf_digests, gguf_parts, gguf_scan, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.names import NameMap
@@ -38,7 +38,18 @@ LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.we
 
 
 def open_gguf(path: Path) -> Header:
-    """Scans the file's header (`gguf_scan.scan`), and those of its further parts."""
+    """Scans the file's header (`gguf_scan.scan`), and those of its further parts.
+
+    Raises:
+        InputError: a header is not sound, or, of a file that we wrote, not what was written.
+    """
+    header = scan_gguf(path)
+    gguf_digests.check_head(header)
+    return header
+
+
+def scan_gguf(path: Path) -> Header:
+    """As `open_gguf`, of a file that may hold no digests yet."""
     import gguf
 
     sizes = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
@@ -54,7 +65,8 @@ def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> Ten
     of it is undone here.
 
     Raises:
-        InputError: a tensor's type cannot be dequantized.
+        InputError: a tensor's type cannot be dequantized; reading it, the data of a file that we
+            wrote are damaged.
     """
     example = {entry.ggml_type: name for name, entry in header.tensors.items()}
     for ggml_type, name in example.items():
@@ -64,8 +76,16 @@ def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> Ten
             raise InputError(f"{header.path}: {error}") from None
     configured = _in_configuration(config)
     shapes = {n: entry.shape for n, entry in header.tensors.items() if n not in configured}
-    read = functools.partial(_read_rows, header, config, np.dtype(dtype))
-    blocks = functools.partial(_read_blocks, header, config)
+    check = functools.cache(functools.partial(gguf_digests.check_data, header))
+
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        check()
+        return _read_rows(header, config, np.dtype(dtype), name, start, stop, columns)
+
+    def blocks(name: str) -> np.ndarray:
+        check()
+        return _read_blocks(header, config, name)
+
     kinds = {name: _kind(header, name) for name in shapes}
     kept = {name: KEPT[kind] for name, kind in kinds.items() if kind in KEPT}
     source = TensorSource(str(header.path), shapes, read, dtype, read_blocks=blocks, formats=kept)

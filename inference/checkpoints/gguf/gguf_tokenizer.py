@@ -15,17 +15,18 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
+from inference.checkpoints import mapped
 from inference.checkpoints import text_files as names
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
 from inference.checkpoints.gguf.pretokenizers import SPLITS
 from inference.checkpoints.hf import hf_tokenizer
 from inference.checkpoints.native import converted
-from inference.files import atomic
+from inference.files import atomic, digests
 from inference.text import panics
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 
-_FORMAT = 2  # of the cached file; a new number when the rebuilding changes
+_FORMAT = 3  # of the cached file; a new number when the rebuilding changes
 _MAX_TOKEN_CHARS = 1024  # every way to cut a token in two is tried; real ones have some 100
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPECIAL_KEYS = {
@@ -114,17 +115,21 @@ def _templates(header: Header) -> dict[str, str]:
 
 
 def _cached(path: Path) -> tokenizers.Tokenizer | None:
+    if not path.exists():
+        return None
     try:
-        return hf_tokenizer.load_backend(path)
-    except InputError:
-        return None  # absent or unsound: rebuild
+        kept = mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES)
+        return hf_tokenizer.parse_backend(digests.opened(kept.encode(), str(path)), path)
+    except InputError as error:
+        logging.warning("%s; the tokenizer is built again", error)
+        return None
 
 
 def _rebuild(header: Header, path: Path) -> tokenizers.Tokenizer:
     backend = panics.guard(lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer")
     try:
         with atomic.open_file(path) as file:
-            file.write(backend.to_str().encode())
+            file.write(digests.sealed(backend.to_str()))
     except OSError as error:
         logging.warning("the tokenizer is not cached: %s: %s", path, error.strerror)
     return backend

@@ -48,7 +48,15 @@ def load_backend(path: Path) -> tokenizers.Tokenizer:
     Raises:
         InputError: the file is unsound.
     """
-    text = mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES)
+    return parse_backend(mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES), path)
+
+
+def parse_backend(text: str, path: Path) -> tokenizers.Tokenizer:
+    """What a `tokenizer.json` holds; `path` names it in errors.
+
+    Raises:
+        InputError: it is unsound.
+    """
     return panics.guard(lambda: _tried(text), f"{path}: not a valid tokenizer")
 
 

@@ -6,6 +6,7 @@ was made from something else, is written anew.
 
 import hashlib
 import json
+import logging
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,15 +17,15 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo
-from inference.checkpoints import load, names
+from inference.checkpoints import load, mapped, names
 from inference.checkpoints.hf import safetensors_file
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
-from inference.files import atomic, cache_directory
+from inference.files import atomic, cache_directory, digests, ownership
 from layers import params
 
-_FORMAT = "1"
+_FORMAT = "2"
 _DTYPE_NAMES = {
     "bfloat16": "BF16", "float32": "F32", "uint16": "U16", "uint8": "U8", "int8": "I8",
     "int32": "I32", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
@@ -64,16 +65,30 @@ def open_or_convert(
     metadata = {"format": _FORMAT, "declaration": _digest(declared)}
     if path.exists():
         try:
+            ownership.check(path)
+            mapped.check_digest(path)
             cached = safetensors_file.open_file(path)
             load.check(declared, cached, names.identity)
-            if safetensors_file.read_metadata(path) == metadata:
+            if safetensors_file.read_metadata(path).items() >= metadata.items():
                 return cached
-        except InputError:
-            pass  # unsound: convert again
+        except InputError as error:
+            logging.warning("%s; weights are converted again", error)
     load.check(declared, source, name_map)
-    with atomic.open_file(path) as file:
-        write(file, declared, metadata, source, name_map, progress)
+    with atomic.open_file(path, is_kept=True) as file:
+        write(file, declared, digests.UNSEALED | metadata, source, name_map, progress)
+        digests.seal(file)
     return safetensors_file.open_file(path)
+
+
+def map_kept(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a sealed file in the cache, mapped.
+
+    Raises:
+        InputError: it is damaged, or another user may write it.
+    """
+    ownership.check(path)
+    mapped.check_digest(path)
+    return safetensors_file.map_arrays(path)
 
 
 def _digest(declared: dict[str, ParamInfo]) -> str:
@@ -109,7 +124,7 @@ def write_header(
     Args:
         file: what is written to.
         tensors: shape and type of each.
-        metadata: free-form strings.
+        metadata: free-form strings; `digests.UNSEALED` first among those of a file that is sealed.
 
     Returns:
         Bytes that the tensors take.

@@ -12,9 +12,8 @@ import jax
 import numpy as np
 
 from configs.errors import InputError
-from inference.checkpoints.hf import safetensors_file
 from inference.checkpoints.native import converted
-from inference.files import atomic
+from inference.files import atomic, digests
 from layers.kernels.cpu import library
 from layers.params import Params
 
@@ -35,8 +34,8 @@ def load(folder: Path, expected: Any, read: Callable[[], Params]) -> Params:
     if path.exists():
         try:
             return jax.tree.unflatten(tree, _mapped(path, described))
-        except InputError:
-            logging.warning("%s is damaged: weights are packed again", path)
+        except InputError as error:
+            logging.warning("%s; weights are packed again", error)
     params = read()
     try:
         for old in folder.glob("packed-*"):
@@ -50,7 +49,7 @@ def load(folder: Path, expected: Any, read: Callable[[], Params]) -> Params:
 
 
 def _mapped(path: Path, described: list[tuple[list[int], str]]) -> list[jax.Array]:
-    arrays = safetensors_file.map_arrays(path)
+    arrays = converted.map_kept(path)
     found = [arrays.get(str(index)) for index in range(len(described))]
     if [leaf is not None and (list(leaf.shape), str(leaf.dtype)) for leaf in found] != described:
         raise InputError(f"{path}: holds other arrays")
@@ -62,8 +61,9 @@ def _write(path: Path, leaves: list[jax.Array]) -> None:
     sizes = {str(index): leaf.nbytes for index, leaf in enumerate(leaves)}
     order = sorted(sizes, key=lambda name: sizes[name] % converted.ALIGNMENT != 0)
     arrays = {name: np.asarray(leaves[int(name)]) for name in order}
-    with atomic.open_file(path) as file:
+    with atomic.open_file(path, is_kept=True) as file:
         tensors = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
-        converted.write_header(file, tensors, {})
+        converted.write_header(file, tensors, digests.UNSEALED)
         for array in arrays.values():
             file.write(np.ascontiguousarray(array).view(np.uint8).data)
+        digests.seal(file)

@@ -16,10 +16,10 @@ from typing import Any
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
-from inference.files import atomic, cache_directory
+from inference.files import atomic, cache_directory, digests
 from inference.planner.calibration.calibrate import CONSTANTS
 
-_VERSION = 2  # of what is measured, and how
+_VERSION = 3  # of what is measured, and how
 
 
 def processor() -> str:
@@ -50,7 +50,7 @@ def write(hardware: HardwareSpec, model: ModelConfig | None = None) -> None:
     """Keeps what was measured; a folder that cannot be written costs a warning."""
     try:
         with atomic.open_file(path(model)) as file:
-            file.write(json.dumps(dataclasses.asdict(hardware), indent=1).encode())
+            file.write(digests.sealed(json.dumps(dataclasses.asdict(hardware), indent=1)))
     except OSError as error:
         logging.getLogger(__name__).warning("cannot keep %s: %s", path(model), error.strerror)
 
@@ -58,7 +58,8 @@ def write(hardware: HardwareSpec, model: ModelConfig | None = None) -> None:
 def read(model: ModelConfig | None = None) -> HardwareSpec | None:
     """What was kept of this machine; None where nothing was, or the file is damaged."""
     try:
-        found = json.loads(path(model).read_bytes())
+        place = path(model)
+        found = json.loads(digests.opened(place.read_bytes(), str(place)))
         rates = {str(name): _number(rate) for name, rate in found["rates"].items()}
         sizes: dict[str, Any] = {
             name: _number(found[name]) for name in ("memory_bytes", "read_bandwidth")

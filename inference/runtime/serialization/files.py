@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from jax.stages import Compiled
 
 from configs.engine import Config
 from configs.errors import InputError, reason
-from inference.files import atomic
+from inference.files import atomic, ownership
 from inference.runtime.packed_output import PackedOutput
 from inference.runtime.serialization import key as keys
 from inference.runtime.serialization.key import Key
@@ -91,8 +90,7 @@ class ExecutableFiles:
         body = _LENGTH.pack(len(header)) + header + executable.serialize()
         path = self._path(name, key)
         try:
-            with atomic.open_file(path) as file:
-                os.fchmod(file.fileno(), 0o644)
+            with atomic.open_file(path, is_kept=True) as file:
                 file.write(_MAGIC + hashlib.sha256(body).digest() + body)
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
@@ -142,12 +140,8 @@ def _read_key(path: Path) -> dict[str, Any]:
 
 
 def _opened(path: Path) -> BinaryIO:
-    file = path.open("rb")
-    for status in (os.fstat(file.fileno()), path.parent.stat()):
-        if status.st_uid not in (os.getuid(), 0) or status.st_mode & 0o022:
-            file.close()
-            raise ValueError("others may write to it or to its directory, and it is code")
-    return file
+    ownership.check(path)
+    return path.open("rb")
 
 
 def _header(body: memoryview) -> tuple[dict[str, Any], int]:

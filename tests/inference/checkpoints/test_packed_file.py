@@ -70,7 +70,7 @@ def test_a_file_of_no_use_is_written_again(kept, damage, caplog):
     kept.load()
     kept.load()
     assert kept.num_reads == 2 and kept.path.read_bytes() == whole
-    assert caplog.text.count("is damaged: weights are packed again") == 1
+    assert caplog.text.count("; weights are packed again") == 1
 
 
 def test_another_layout_is_packed_again(kept, monkeypatch, caplog):

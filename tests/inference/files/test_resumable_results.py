@@ -31,7 +31,8 @@ def test_a_line_that_was_cut_off_anywhere_is_computed_again(tmp_path):
         again.add("nine", {"text": "more"})
         again.close(False)
         last = kept.path.read_bytes().split(b"\n")
-        assert json.loads(last[-2]) == {"key": "nine", "result": {"text": "more"}} and not last[-1]
+        added = json.loads(last[-2])
+        assert (added["key"], added["result"]) == ("nine", {"text": "more"}) and not last[-1]
     assert complete == lines == 4
 
 

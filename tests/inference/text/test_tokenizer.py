@@ -320,7 +320,7 @@ def test_rebuilt_tokenizer_comes_from_the_cache_and_survives_damage(tmp_path, mo
     header = gguf_file.open_gguf(tmp_path / "a.gguf")
     again = gguf_tokenizer.load_tokenizer(header, first.vocab_size)
     assert again.encode("abc cab") == first.encode("abc cab")
-    assert cached.read_text().startswith("{")
+    assert "damaged" not in cached.read_text()
     monkeypatch.setattr(gguf_tokenizer, "_build", None)
     cached_only = gguf_tokenizer.load_tokenizer(header, first.vocab_size)
     assert cached_only.encode("abc cab") == first.encode("abc cab")

@@ -22,7 +22,7 @@ from configs.kinds.rope import Llama3
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load, names
-from inference.checkpoints.gguf import gguf_file, gguf_metadata
+from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_metadata
 from inference.checkpoints.gguf.export import export_metadata, export_states, export_tokenizer
 from inference.checkpoints.gguf.export.export_metadata import Metadata
 from inference.checkpoints.gguf.states import gguf_state_parts
@@ -91,6 +91,7 @@ def write(
         own = _fused(config, list(_tensors(config, declared, contents, dtype, factors)))
         tensors = [*own, *_divisors(config)]
         digests = _write(path, metadata, tensors, progress)
+        gguf_digests.seal(path, gguf_file.scan_gguf(path))
         _compare(path, model, checkpoint, digests)
 
 
@@ -242,7 +243,7 @@ def _write(
     writer = gguf.GGUFWriter(path, metadata["general.architecture"])
     if any(FORMATS[tensor.format].is_quantized for tensor in tensors):
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    for key, value in metadata.items():
+    for key, value in (gguf_digests.METADATA | metadata).items():
         if key != "general.architecture":
             writer.add_key_value(key, *_typed(value))
     for tensor in tensors:

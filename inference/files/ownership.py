@@ -1,0 +1,28 @@
+"""Whether files of ours that run or are mapped are the user's own: who may write one decides what
+this process does.
+"""
+
+import os
+from pathlib import Path
+
+from configs.errors import InputError
+
+_OTHERS_WRITE = 0o022
+
+
+def check(path: Path) -> None:
+    """Whether nobody else may write a file, or into its directory.
+
+    Raises:
+        InputError: somebody may; says what to do.
+        OSError: it is not there.
+    """
+    for place in (path, path.parent):
+        status = place.stat()
+        if status.st_uid not in (os.getuid(), 0):
+            raise InputError(
+                f"{place} is another user's: chown it, or RIDGELINE_CACHE=DIR keeps such files "
+                "elsewhere"
+            )
+        if status.st_mode & _OTHERS_WRITE:
+            raise InputError(f"{place} can be written by other users: chmod go-w {place}")
