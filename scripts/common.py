@@ -49,8 +49,9 @@ _GC_THRESHOLD = 100_000  # imports and tracing make as many objects, and nearly 
 console = Console(stderr=True)
 
 
-def run(main: Callable[[Sequence[str]], None]) -> None:
-    """Runs an app: exit 0 done, 1 the work failed (one line on stderr), 2 bad flags.
+def run(main: Callable[[Sequence[str]], None], takes_names: bool = False) -> None:
+    """Runs an app: exit 0 done, 1 the work failed (one line on stderr), 2 bad flags. One that takes
+    names gets what is no flag.
 
     Under --verbosity=1 a failure that is not the input's shows where it happened.
     """
@@ -61,8 +62,9 @@ def run(main: Callable[[Sequence[str]], None]) -> None:
         if HOSTS.value > 1:  # what JAX's service logs of a lost host, `hosts` says in one line
             os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
         try:
-            if len(argv) > 1:
+            if len(argv) > 1 and not takes_names:
                 raise InputError(f"unexpected argument {argv[1]!r}: every input is a flag")
+            failures.check_limits()
             with interrupts.caught():
                 main(argv)
         except KeyboardInterrupt:

@@ -3,11 +3,13 @@ are the cause.
 """
 
 import errno
+import resource
 import traceback
 
 from configs.errors import InputError, reason
 
 _MAX_CHARS = 400  # of what others say: XLA's run to pages
+_LEAST_ADDRESSES = 1800 << 20
 _ELSEWHERE = "free some there, or write elsewhere (--output, RIDGELINE_CACHE)"
 _MORE_MEMORY = (
     "raise the limit of this process (ulimit -v, or its container's), or take a smaller model, "
@@ -24,11 +26,26 @@ _ADVICE = {
     errno.EAGAIN: "raise the limit on threads and processes (ulimit -u)",
 }
 _OF_LIBRARIES = {  # which raise errors of their own, or lose the number
-    "No space left on device": errno.ENOSPC, "Too many open files": errno.EMFILE,
+    "No space left on device": errno.ENOSPC, "requested and": errno.ENOSPC,
+    "Too many open files": errno.EMFILE,
     "Read-only file system": errno.EROFS, "File too large": errno.EFBIG,
     "Cannot allocate memory": errno.ENOMEM, "RESOURCE_EXHAUSTED": errno.ENOMEM,
     "bad_alloc": errno.ENOMEM, "can't start new thread": errno.EAGAIN,
 }  # fmt: skip
+
+
+def check_limits() -> None:
+    """Whether there is room for JAX's code and threads, which end the process where there is not.
+
+    Raises:
+        InputError: there is not.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
+        raise InputError(
+            f"this process may have {limit >> 20} MiB of addresses (ulimit -v), and JAX alone "
+            f"takes {_LEAST_ADDRESSES >> 20} MiB: raise the limit"
+        )
 
 
 def line(error: Exception) -> str:

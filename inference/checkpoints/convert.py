@@ -1,8 +1,11 @@
 """One checkpoint written in another format: complete under its name, or not there at all."""
 
 import dataclasses
+import errno
 import hashlib
 import json
+import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +14,7 @@ import jax
 import numpy as np
 
 from configs import precision
-from configs.errors import InputError
+from configs.errors import InputError, reason
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
 from inference.checkpoints import load, mapped, opened, text_files
@@ -33,6 +36,7 @@ from layers import decoder, params
 FORMATS = ("orbax", "hf")
 SHARD_BYTES = 5 * 10**9  # what transformers writes
 
+_MAX_REASON = 300  # characters
 _INTERMEDIATE = "weights.safetensors"
 
 
@@ -173,7 +177,14 @@ def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None)
             if progress:
                 progress(done, total, "writing weights")
     leaves = safetensors_file.map_arrays(intermediate)
-    orbax_directory.save(folder, params.unflatten(infos, leaves))
+    if shutil.disk_usage(folder).free < total:  # which Orbax would say in pages
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    try:
+        orbax_directory.save(folder, params.unflatten(infos, leaves))
+    except OSError:
+        raise
+    except Exception as error:  # whatever its libraries raise
+        raise OSError(reason(error)[:_MAX_REASON]) from error
     intermediate.unlink()
 
 

@@ -21,7 +21,7 @@ EMPTY = "0" * 64  # what is written in its place first
 UNSEALED = {FIELD: EMPTY}
 
 _PIECE = 4 << 20
-_SEARCHED = 4096  # bytes in which the field is
+SEARCHED = 4096  # bytes in which the field is
 _GAP = rb"[^0-9a-f]{1,16}([0-9a-f]{64})(?![0-9a-f])"  # of any format, then the digits
 
 
@@ -49,7 +49,7 @@ def of(data: "memoryview | mmap.mmap", place: slice | None = None) -> str:
 
 def place(data: "memoryview | mmap.mmap", field: str = FIELD) -> slice | None:
     """Where a field's digits are; None: there is no such field, or a damaged one."""
-    match = re.compile(re.escape(field.encode()) + _GAP, re.DOTALL).search(bytes(data[:_SEARCHED]))
+    match = re.compile(re.escape(field.encode()) + _GAP, re.DOTALL).search(bytes(data[:SEARCHED]))
     return None if match is None else slice(*match.span(1))
 
 

@@ -25,7 +25,10 @@ except ImportError:  # not a POSIX system: two runs of one output are not told a
     fcntl = None  # type: ignore[assignment]
 
 
+SUFFIX = ".partial"
+
 _DIGEST = "digest"
+_START_OVER = "give --overwrite to start over"
 
 
 def digest(value: Any) -> str:
@@ -104,18 +107,12 @@ class ResumableResults:
         if not lines:
             self._append(identity)
             return
-        start_over = "give --overwrite to start over"
-        repeat = f"repeat that run to finish it, or {start_over}"
+        repeat = f"repeat that run to finish it, or {_START_OVER}"
         for number, line in enumerate(lines, 1):
-            try:
-                read = json.loads(line)
-                if read.pop(_DIGEST) != digest(read):
-                    raise ValueError
-                if number > 1:
-                    self.results[str(read["key"])] = dict(read["result"])
-            except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-                raise InputError(f"{self.path} is damaged in line {number}: {start_over}") from None
-            if number == 1 and read != identity:
+            read = _parsed(line, f"{self.path} is damaged in line {number}: {_START_OVER}")
+            if number > 1:
+                self.results[str(read["key"])] = dict(read["result"])
+            elif read != identity:
                 differs = [key for key in identity if read.get(key) != identity[key]]
                 raise InputError(
                     f"{self.path} holds {len(lines) - 1} results of another run, whose "
@@ -200,6 +197,27 @@ def check_unfinished(label: str, target: Path) -> None:
     raise InputError(f"{label}: holds results already; give --overwrite to replace them")
 
 
+def check(path: Path) -> None:
+    """Compares each line that a run has left with its digest.
+
+    Raises:
+        InputError: one is damaged.
+    """
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
+        _parsed(line, f"{path} is damaged in line {number}: {_START_OVER}")
+
+
+def _parsed(line: bytes, message: str) -> dict[str, Any]:
+    """What a line holds but its digest; raises InputError with the message where that differs."""
+    try:
+        read: dict[str, Any] = json.loads(line)
+        if read.pop(_DIGEST) == digest(read):
+            return read
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        pass
+    raise InputError(message)
+
+
 def write(target: Path, results: Sequence[dict[str, Any]], config: Config) -> None:
     """Writes one result a line, and the configuration beside them; neither replaces anything before
     both are complete.
@@ -213,7 +231,7 @@ def write(target: Path, results: Sequence[dict[str, Any]], config: Config) -> No
 
 
 def _partial(target: Path) -> Path:
-    return target.with_name(f"{target.name}.partial")
+    return target.with_name(target.name + SUFFIX)
 
 
 def _config(target: Path) -> Path:

@@ -21,7 +21,7 @@ from inference.files import cache_directory, ownership
 
 _UNREADABLE = "Error reading persistent compilation cache entry"
 _UNWRITABLE = "Error writing persistent compilation cache entry"
-_ENTRIES = "*-cache"
+ENTRIES = "*-cache"
 _ZSTD = b"\x28\xb5\x2f\xfd"  # where a package for it is installed
 
 
@@ -60,7 +60,7 @@ def _mending(folder: Path, show: Callable[..., None]) -> Callable[..., None]:
     def mend(message: Warning | str, *where: Any, **more: Any) -> None:
         text = str(message)
         if text.startswith(_UNREADABLE):
-            removed = [path for path in folder.glob(_ENTRIES) if _remove_damaged(path)]
+            removed = [path for path in folder.glob(ENTRIES) if _remove_damaged(path)]
             logging.warning("%s: %d damaged, compiled and kept again", folder, len(removed))
         elif text.startswith(_UNWRITABLE):
             logging.warning("an executable is not kept: %s", text.rpartition("': ")[2])

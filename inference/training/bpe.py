@@ -9,6 +9,7 @@ from pathlib import Path
 
 from configs.errors import InputError
 from inference.checkpoints import text_files
+from inference.checkpoints.native import manifest
 from inference.files import atomic, cache_directory
 
 END = "<|endoftext|>"
@@ -35,7 +36,7 @@ def directory(texts: Sequence[str], vocab_size: int) -> Path:
     for text in texts:
         digest.update(hashlib.sha256(text.encode()).digest())
     folder = cache_directory.path() / "tokenizers" / digest.hexdigest()[:32]
-    if not (folder / text_files.TOKENIZER).exists():
+    if not _is_whole(folder):
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
         contents = {
             text_files.TOKENIZER_CONFIG: (json.dumps(config) + "\n").encode(),
@@ -47,7 +48,17 @@ def directory(texts: Sequence[str], vocab_size: int) -> Path:
                     file.write(content)
             except OSError as error:
                 raise InputError(f"cannot write {folder / name}: {error.strerror}") from None
+        manifest.write(folder)
     return folder
+
+
+def _is_whole(folder: Path) -> bool:
+    try:
+        listed = manifest.read(folder)
+        listed.verify(listed.digests)
+    except InputError:
+        return False
+    return True
 
 
 def _trained(texts: Sequence[str], vocab_size: int) -> str:

@@ -143,25 +143,40 @@ class StepFolder:
             time.sleep(0.02)
 
 
+def has_digests(place: Path) -> bool:
+    """Whether it can be checked: not where a run was killed before it wrote them."""
+    return (place / _DIGESTS).exists()
+
+
+def check(place: Path) -> None:
+    """Compares the files of a step with their digests, if it has them.
+
+    Raises:
+        InputError: one is not what was written.
+    """
+    if not has_digests(place):
+        return
+    try:
+        written = mapped.read_json(place / _DIGESTS)
+    except InputError:
+        raise InputError(
+            f"{place} cannot be checked, since its {_DIGESTS} is damaged: remove that file to go "
+            "on from there all the same"
+        ) from None
+    digests = _digests(place)
+    for name, digest in written.items():
+        if digests.get(name) != digest:
+            why = "is not what was written" if name in digests else "is missing"
+            raise InputError(f"{place} is damaged: its {name} {why}")
+
+
 def _read(place: Path, like: State) -> State:
     """A step, laid out as `like` is.
 
     Raises:
         InputError: its files are not those that were written, or it cannot be read.
     """
-    if (place / _DIGESTS).exists():  # not where a run was killed before it wrote them
-        try:
-            written = mapped.read_json(place / _DIGESTS)
-        except InputError:
-            raise InputError(
-                f"{place} cannot be checked, since its {_DIGESTS} is damaged: remove that file to "
-                "go on from there all the same"
-            ) from None
-        found = _digests(place)
-        for name, digest in written.items():
-            if found.get(name) != digest:
-                why = "is not what was written" if name in found else "is missing"
-                raise InputError(f"{place} is damaged: its {name} {why}")
+    check(place)
     import orbax.checkpoint as ocp  # 0.2 to 1 s
 
     try:

@@ -15,7 +15,7 @@ from configs.runs import smollm2_laptop
 from inference.engine import Engine
 from inference.planner.calibration import lookup, on_device
 from layers.kernels import device
-from scripts import common, quantize, train
+from scripts import common, failures, quantize, train
 from scripts.flags import speculation_flags
 from tests import compiling, fakes
 from tests.scripts import apps
@@ -124,6 +124,11 @@ def test_what_to_do_is_said_of_the_cause_of_a_refusal(run):
             raise InputError("cannot write x") from None
 
     assert "cannot write x; free some there, or write elsewhere (--output" in run(main).error
+
+
+def test_too_little_memory_for_jax_is_said_before_it_is_loaded(run, monkeypatch):
+    monkeypatch.setattr(failures.resource, "getrlimit", lambda kind: (900 << 20, -1))
+    assert "may have 900 MiB of addresses (ulimit -v)" in run(lambda argv: None).error
 
 
 def test_a_failure_in_detail(run):

@@ -31,7 +31,7 @@ _MAGIC = b"RIDGELINE-EXE 1\n"
 _LENGTH = struct.Struct("<Q")
 _START = len(_MAGIC) + hashlib.sha256().digest_size  # of the body
 _MOST_HEADER = 1 << 16  # bytes that are looked at to say why a file is not used
-_SUFFIX = ".executable"
+SUFFIX = ".executable"
 _DAMAGED = "it is damaged, or no file of an executable"
 
 
@@ -98,12 +98,12 @@ class ExecutableFiles:
 
     def _path(self, name: str, key: Key) -> Path:
         words = name.replace(" x ", "x").replace(", ", "-").replace(" ", "")
-        return self._folder / f"{words}-{keys.digest(json.dumps(key))}{_SUFFIX}"
+        return self._folder / f"{words}-{keys.digest(json.dumps(key))}{SUFFIX}"
 
     def _why(self, name: str, key: Key) -> str:
         """What sets the most similar file apart."""
         apart: list[tuple[str, ...]] = []
-        for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
+        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             try:
                 found = _read_key(path)
             except (OSError, ValueError):
@@ -114,6 +114,20 @@ class ExecutableFiles:
             return "no file of it is there; it is compiled"
         nearest = min(apart, key=lambda parts: len(parts))
         return f"those that are there differ in {', '.join(nearest)}; it is compiled"
+
+
+def check(path: Path) -> None:
+    """Compares a file with its digest.
+
+    Raises:
+        InputError: it is damaged, no file of an executable, or others may write it.
+    """
+    try:
+        _read(path)
+    except InputError:
+        raise
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
 
 
 def _read(path: Path) -> tuple[dict[str, Any], bytes]:

@@ -80,13 +80,15 @@ def find(folder: Path) -> Path | None:
 
 def _find(folder: Path, name: str) -> Path | None:
     for library in sorted(folder.glob(f"{name}-*.so")):
-        try:
-            is_whole = library.stem.endswith(f"-{_digest(library.read_bytes())}")
-        except OSError:
-            continue
-        if is_whole:
-            return library
+        with contextlib.suppress(OSError):
+            if is_whole(library):
+                return library
     return None
+
+
+def is_whole(library: Path) -> bool:
+    """Whether a library is what was built: its name ends with its digest."""
+    return library.stem.endswith(f"-{_digest(library.read_bytes())}")
 
 
 def check(folder: Path) -> None:

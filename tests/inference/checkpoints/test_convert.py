@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -499,6 +500,23 @@ def test_whoever_is_killed_at_once_has_left_a_mark(tmp_path):
         new_directory.check(tmp_path / "native")
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
+
+
+def test_no_room_for_the_second_copy_is_one_line(tmp_path, monkeypatch):
+    """Or what the library says that writes it."""
+    usage = types.SimpleNamespace(free=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(convert.shutil, "disk_usage", lambda path: usage)
+        with pytest.raises(InputError, match="cannot write .*native: No space left on device$"):
+            run(TINY, tmp_path / "native", "orbax")
+
+    def fail(*args):
+        raise ValueError("RESOURCE_EXHAUSTED: " + "detail\n" * 999)
+
+    monkeypatch.setattr(orbax_directory, "save", fail)
+    with pytest.raises(InputError, match="cannot write .*native: RESOURCE_EXHAUSTED") as caught:
+        run(TINY, tmp_path / "native", "orbax")
+    assert len(str(caught.value)) < 600 and not list(tmp_path.iterdir())
 
 
 def test_a_failed_conversion_leaves_nothing(tmp_path, monkeypatch):
