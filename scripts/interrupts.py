@@ -61,7 +61,7 @@ class Deferred:
             signal.signal(number, before)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        before = self._before[number]
+        before = self._before[signal.Signals(number)]
         if self.asked and callable(before):
             before(number, frame)
         self.asked = True

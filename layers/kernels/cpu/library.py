@@ -46,6 +46,7 @@ def load(path: Path) -> str:
         name, pointer = ctypes.c_char_p, ctypes.c_void_p
         found.ridgeline_pack_blocks.argtypes = [name, pointer, size, size, size, pointer]
         found.ridgeline_pack_blocks.restype = ctypes.c_bool
+        found.ridgeline_name_bus_errors.restype = None
     except AttributeError as error:
         raise OSError(f"not the library of Ridgeline's kernels ({error})") from None
     instruction_set = found.ridgeline_use(None)
@@ -56,6 +57,7 @@ def load(path: Path) -> str:
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu")
     except RuntimeError as error:  # another one has taken the names
         raise OSError(str(error)) from None
+    found.ridgeline_name_bus_errors()  # of weights, which are mapped
     _library = found
     return str(instruction_set, "ascii")
 

@@ -5,6 +5,8 @@ import logging
 import os
 import platform
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -246,3 +248,18 @@ def test_a_tied_table_is_kept_once():
     params = fakes.engine(MODEL, max_seqs=2).model_runner.params
     assert packed.is_packed(params["head"]["table"])
     assert not packed.is_packed(params["embed"]["table"])
+
+
+def test_weights_that_are_cut_short_while_they_are_mapped(whole, tmp_path):
+    code = f"""if True:
+        import ctypes, mmap, os
+        ctypes.CDLL({str(whole)!r}).ridgeline_name_bus_errors()
+        with open({str(tmp_path / "weights")!r}, "w+b") as file:
+            file.truncate(1 << 16)
+            data = mmap.mmap(file.fileno(), 0)
+            file.truncate(0)
+            data[1 << 15]
+    """
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ran.returncode == 1 and ran.stderr.count("\n") == 1
+    assert "a mapped file became shorter" in ran.stderr

@@ -2,6 +2,9 @@
 // compiler's `__builtin_cpu_supports` can be trusted.
 #include "dispatch.h"
 
+#include <signal.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <cstring>
 #include <initializer_list>
@@ -9,7 +12,6 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace ridgeline {
@@ -99,4 +101,18 @@ extern "C" __attribute__((visibility("default"))) const char* ridgeline_use(cons
       return set.name;
     }
   return nullptr;
+}
+
+// From here on a mapped file that is cut short ends the process with a line, not without a word.
+// Where there is nothing behind an address, nothing can go on: a read has no way to fail.
+extern "C" __attribute__((visibility("default"))) void ridgeline_name_bus_errors() {
+  struct sigaction action = {};
+  action.sa_handler = [](int) {
+    static const char line[] =
+        "error: a mapped file became shorter, or its disk failed, while it was in use: write "
+        "another file and rename it, never in place\n";
+    [[maybe_unused]] ssize_t written = write(2, line, sizeof line - 1);
+    _exit(1);
+  };
+  sigaction(SIGBUS, &action, nullptr);
 }
