@@ -86,7 +86,7 @@ _UNSERVED = {
     "stop_ids": ([320], "token id 320 is not in the vocabulary of 320"),
     "allowed_ids": ([5, -1], "token id -1 is not in the vocabulary of 320"),
     "banned_ids": ([10**20], f"token id {10**20} is not in the vocabulary of 320"),
-    "logit_bias": ({str(token): 1 for token in range(99)}, "logit biases, not 99"),
+    "logit_bias": ({str(token): 1 for token in range(310)}, "logit biases, not 310"),
 }
 
 
