@@ -35,6 +35,8 @@ from inference.checkpoints.tensor_source import TensorSource
 FORMAT = "ridgeline-orbax-2"
 PARAMS = "params"
 
+_METADATA = "_CHECKPOINT_METADATA"
+_COMMITTED = "commit_success.txt"
 _BLOCK_BYTES = 1 << 20
 _MAX_LAYOUT_BYTES = 1 << 16
 _DTYPES = {
@@ -99,7 +101,7 @@ def config_bytes(
 
 
 def save(directory: Path, params: Any) -> None:
-    """Writes parameters as an Orbax checkpoint.
+    """Writes parameters as an Orbax checkpoint, whose bytes depend on nothing else.
 
     Orbax copies the whole tree to memory first; mapped arrays keep that the only copy.
     """
@@ -113,6 +115,19 @@ def save(directory: Path, params: Any) -> None:
             checkpointer.save(directory.absolute() / PARAMS, args=ocp.args.PyTreeSave(params))
     finally:
         logging.set_verbosity(verbosity)
+    _remove_time_and_place(directory / PARAMS)
+
+
+def _remove_time_and_place(checkpoint: Path) -> None:
+    """Of its writing: two conversions of the same weights have the same digests. Orbax reads times
+    that are missing as unknown, and of the file that says where only whether it exists.
+    """
+    path = checkpoint / _METADATA
+    metadata = mapped.read_json(path)
+    for time in ("init_timestamp_nsecs", "commit_timestamp_nsecs"):
+        metadata.pop(time, None)
+    path.write_text(json.dumps(metadata))
+    (checkpoint / _COMMITTED).write_text("Checkpoint commit was successful\n")
 
 
 def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:

@@ -137,6 +137,12 @@ def test_orbax_itself_restores_what_is_written(tmp_path):
 
 
 @pytest.mark.parametrize("to", convert.FORMATS)
+def test_two_conversions_have_the_same_manifest(to, tmp_path):
+    first, second = (run(TINY, tmp_path / name, to) for name in ("first", "second"))
+    assert (first / manifest.NAME).read_text() == (second / manifest.NAME).read_text()
+
+
+@pytest.mark.parametrize("to", convert.FORMATS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_type_is_a_choice(to, dtype, tmp_path):
     for case in ("llama-mqa-float32", "llama-tokenizer"):
