@@ -323,7 +323,15 @@ TENSORS = {
         "gptq-int4-g32", replaced("scales", lambda own: own.T), "is [64, 2]; expected [2, 64]",
     ),
     "gptq zeros": (
-        "gptq-int4-g32", replaced("qzeros", lambda own: own + 1), "are not all 8, which they are",
+        "gptq-int4-g32", replaced("qzeros", lambda own: own + 2),
+        "qzeros hold 9; expected 7, because config.json says sym=true and checkpoint_format=gptq, "
+        "which stores zero points less 1; it should say sym=false",
+    ),
+    "gptq zeros as they are": (
+        "gptq-int4-g32", replaced("qzeros", lambda own: own + 0x11111111),
+        "qzeros hold 8; expected 7, because config.json says sym=true and checkpoint_format=gptq, "
+        "which stores zero points less 1; it should say checkpoint_format=gptq_v2, if they are "
+        "stored as they are",
     ),
     "order": (
         "gptq-int4-g32", replaced("g_idx", lambda own: own[::-1]), "an order of their own, of",

@@ -277,15 +277,28 @@ def _gptq_values(module: Module, start: int, stop: int) -> Values:
     # Those below 0 that are stored as the largest come back as 0.
     mask = np.uint8((1 << scheme.bits) - 1)
     zero_FG = ((stored_GF + np.uint8(scheme.zero_offset)) & mask).T
-    centre = 1 << (scheme.bits - 1)
-    if scheme.is_symmetric and (zero_FG != centre).any():
-        raise InputError(
-            f"{module.source.label}: {module.name}.qzeros are not all {centre}, which they are "
-            "where config.json says sym"
-        )
+    if scheme.is_symmetric:
+        _check_centred(module, stored_GF)
     if scheme.bits == 8 and scheme.is_symmetric:
         q_FD, zero_FG = (q_FD ^ 128).view(np.int8), np.zeros(scale_FG.shape, np.int8)
     return Values(q_FD, scale_FG, zero_FG, module.in_order("g_idx", width))
+
+
+def _check_centred(module: Module, stored_GF: np.ndarray) -> None:
+    """Refuses zero points, as they are stored, that are not in the middle of the integers."""
+    offset = module.scheme.zero_offset
+    expected = (1 << (module.scheme.bits - 1)) - offset
+    others = stored_GF[stored_GF != expected]
+    if not others.size:
+        return
+    format = "gptq, which stores zero points less 1" if offset else "gptq_v2"
+    remedy = "sym=false"
+    if offset and (others == expected + 1).all():
+        remedy = "checkpoint_format=gptq_v2, if they are stored as they are"
+    raise InputError(
+        f"{module.source.label}: {module.name}.qzeros hold {others.flat[0]}; expected {expected}, "
+        f"because config.json says sym=true and checkpoint_format={format}; it should say {remedy}"
+    )
 
 
 def _awq_shape(module: Module) -> tuple[int, int]:
