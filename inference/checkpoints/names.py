@@ -324,13 +324,21 @@ FAMILIES: dict[str, Names] = {
     "qwen2_moe": Names(_QWEN2_MOE, gguf=tensor_names.EXPERTS),
     "qwen3": Names(_LLAMA),
     "qwen3_moe": Names(_EXPERTS, gguf=tensor_names.EXPERTS),
-    "kimi_linear": Names(_KIMI_LINEAR, gguf={}),
+    "kimi_linear": Names(
+        _KIMI_LINEAR,
+        gguf={},
+        also={
+            f"block_sparse_moe.{part}_proj.weight": f"mlp.{part}_proj.weight"
+            for part in ("gate", "up", "down")
+        },
+    ),
     "olmo_hybrid": Names(
         _OLMO_HYBRID,
         gguf={},
         also={
             "input_layernorm.weight": "attention_layer_norm.weight",
             "post_attention_layernorm.weight": "feedforward_layer_norm.weight",
+            "feedforward_layer_norm.weight": "post_attention_layernorm.weight",
         },
     ),
     "qwen3_5": Names(

@@ -131,7 +131,8 @@ CASES = (
         seed=412,
         dtype=torch.float32,
     ),
-    # Steps that overshoot, and norms behind attention; then neither rotation nor overshooting.
+    # Steps that overshoot, and norms behind attention, as transformers saves them; then neither
+    # rotation nor overshooting, by the names of published files.
     Case(
         "olmo_hybrid-mha-rope",
         widths(24, 2, 4, 4)
@@ -146,7 +147,6 @@ CASES = (
             **rope("default", 1e4),
         },
         seed=421,
-        published=_olmo_hybrid,
         greedy=True,
     ),
     Case(
@@ -168,7 +168,7 @@ CASES = (
         published=_olmo_hybrid,
         dtype=torch.float32,
     ),
-    # By the keys of published files.
+    # By the keys of published files; then as transformers saves it.
     Case(
         "kimi_linear-experts-groups",
         {
@@ -233,7 +233,6 @@ CASES = (
             "attention_bias": True,
         },
         seed=432,
-        published=_kimi_linear,
         dtype=torch.float32,
     ),
     # Decays follow from the number of heads and the layer's; files may hold them, in float32.

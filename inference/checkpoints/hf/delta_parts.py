@@ -2,6 +2,8 @@
 queries and keys.
 """
 
+import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -10,6 +12,7 @@ from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.model import ModelConfig
 from inference.checkpoints import names
 from inference.checkpoints.hf.tensor_parts import Part, Whole
+from inference.checkpoints.tensor_source import TensorSource
 
 
 def of_delta_net(config: ModelConfig, prefix: str, kind: DeltaNet) -> Iterator[Whole]:
@@ -43,6 +46,42 @@ def of_delta_net(config: ModelConfig, prefix: str, kind: DeltaNet) -> Iterator[W
     tensor, _, part = table["delta_net/rate"][0].rpartition(".")
     if part == "heads":
         yield _of_heads(f"{prefix}.{tensor}", kind.num_heads)
+
+
+def with_aligned_taps(source: TensorSource, config: ModelConfig, first: int) -> TensorSource:
+    """The source with the taps of queries, of keys and of values each in the tensor of that name.
+    transformers fuses the three, and saves thirds of all channels under these names.
+
+    Args:
+        source: the checkpoint's tensors.
+        config: the model.
+        first: number of the model's first layer there.
+    """
+    joined: dict[str, tuple[list[str], int]] = {}  # each tensor: all three, and its first row there
+    shapes = dict(source.shapes)
+    for index, layer in enumerate(config.layers, first):
+        for kind in (mixer for mixer in layer.mixer.parts if isinstance(mixer, DeltaNet)):
+            prefix = f"{names.FAMILIES[config.family].layers}.{index}"
+            stored = names.FAMILIES[config.family].table["delta_net/conv"]
+            whole = [f"{prefix}.{name.rpartition('.')[0]}" for name in (*stored[1:], stored[0])]
+            values, keys, _ = kind.channels
+            taps = {source.shapes.get(name, (0,))[1:] for name in whole}
+            rows = [source.shapes.get(name, (0,))[0] for name in whole]
+            own = [keys, keys, values]
+            if len(set(whole)) < 3 or len(taps) > 1 or rows == own or sum(rows) != sum(own):
+                continue
+            starts = itertools.accumulate(own, initial=0)
+            joined |= {name: (whole, start) for name, start in zip(whole, starts, strict=False)}
+            shapes |= {name: (n, *shapes[name][1:]) for name, n in zip(whole, own, strict=True)}
+
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        if name not in joined:
+            return source.read(name, start, stop, columns)
+        whole, offset = joined[name]
+        rows = [source.read(part, 0, source.shapes[part][0], columns) for part in whole]
+        return np.concatenate(rows)[offset + start : offset + stop]
+
+    return dataclasses.replace(source, shapes=shapes, read=read) if joined else source
 
 
 def _of_rows(

@@ -38,6 +38,7 @@ def split(
         InputError: such a tensor is missing, or has another shape or type; or there is one of a
             part's own name.
     """
+    source = delta_parts.with_aligned_taps(source, config, first)
     parts: dict[str, Part | Packed] = {}
     for tensor, stored, own in _wholes(config, first):
         can_be_packed = is_packed and len(stored) == 3 and tensor not in source.shapes

@@ -61,6 +61,8 @@ def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) 
         assert found[name].tobytes() == value.tobytes(), name
 
 
+# As transformers saves them; what is written has the names and shapes of published files.
+SAVED_OTHERWISE = ("kimi_linear-latent-queries-dense-float32", "olmo_hybrid-mha-rope")
 CASES = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 
 
@@ -116,11 +118,13 @@ def test_there_and_back_is_bit_identical(case, tmp_path):
     if case.startswith("minimax-"):  # decays, which its configuration says
         ends = "slope_rate", "_decay"
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(ends)}
-    assert_equal(stored(back), tensors)
+    if case not in SAVED_OTHERWISE:
+        assert_equal(stored(back), tensors)
     first, second, third = (resolve.resolve(str(d)) for d in (GOLDEN / case, native, back))
     assert first.config == second.config == dataclasses.replace(third.config, name=case)
     assert len({r.open(None).eos_ids for r in (first, second, third)}) == 1
     assert_equal(load(native), load(GOLDEN / case))
+    assert_equal(load(back), load(GOLDEN / case))
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (GOLDEN / case / name).exists():
             assert (back / name).read_bytes() == (GOLDEN / case / name).read_bytes()
