@@ -3,6 +3,7 @@
 import json
 import mmap
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,19 @@ from inference.files import digests, json_lines
 MAX_JSON_BYTES = 8 << 20
 _MAX_VALUES = 1 << 18
 MAX_TOKENIZER_BYTES = 100 << 20
+_BEGINNING_BYTES = 1024  # more than a pointer has
+_POINTER = re.compile(
+    rb"version https://git-lfs\.github\.com/spec/.*?^size (\d+)$", re.DOTALL | re.M
+)
+_WEB_PAGE = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:!doctype html|html|\?xml)\b", re.IGNORECASE)
 
 
 def map_file(path: Path) -> mmap.mmap:
     """The whole file as read-only memory.
 
     Raises:
-        InputError: it is missing, unreadable, empty or not a regular file.
+        InputError: it is missing, unreadable, empty or not a regular file, or stands for one
+            (`check_stand_in`).
     """
     return map_identified(path)[0]
 
@@ -40,6 +47,7 @@ def map_identified(path: Path) -> tuple[mmap.mmap, str]:
             raise InputError(f"{path}: not a regular file")
         if status.st_size == 0:
             raise InputError(f"{path}: the file is empty")
+        check_stand_in(path, os.pread(descriptor, _BEGINNING_BYTES, 0))
         return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), fingerprint(path, status)
     finally:
         os.close(descriptor)
@@ -53,6 +61,33 @@ def check_digest(path: Path) -> None:
     """
     with map_file(path) as data:
         digests.check(data, str(path))
+
+
+def check_stand_in(path: Path, beginning: bytes | None = None) -> None:
+    """Refuses what was stored under the name of a file and is not that file.
+
+    Args:
+        path: the file.
+        beginning: its first bytes; None: they are read, if they can be.
+
+    Raises:
+        InputError: it is a pointer of Git LFS, or a page that a server sent.
+    """
+    if beginning is None:
+        if not path.is_file():
+            return
+        with path.open("rb") as file:
+            beginning = file.read(_BEGINNING_BYTES)
+    if pointer := _POINTER.match(beginning):
+        raise InputError(
+            f"{path}: a Git LFS pointer, not the file of {int(pointer[1])} bytes; run `git lfs "
+            "pull` in its repository, or download the file itself"
+        )
+    if _WEB_PAGE.match(beginning):
+        raise InputError(
+            f"{path}: a web page, not the file; download it again, and look at this page for why a "
+            "server sent it (an error, a login)"
+        )
 
 
 def fingerprint(path: Path, status: os.stat_result) -> str:

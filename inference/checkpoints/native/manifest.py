@@ -46,9 +46,10 @@ class Manifest:
         """Compares a digest with the one that is listed.
 
         Raises:
-            InputError: they differ, or none is listed.
+            InputError: they differ, or none is listed; or the file is a stand-in.
         """
         if self.digests.get(name) != digest:
+            mapped.check_stand_in(self.directory / name)
             raise InputError(
                 f"{self.directory / name}: not what was written (its SHA-256 is {digest[:16]}..., "
                 f"{NAME} says {self.digests.get(name, 'nothing')[:16]}...): the file is damaged or "

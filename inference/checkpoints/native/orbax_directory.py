@@ -151,6 +151,7 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
         expected = int(np.prod(shape)) * dtype.itemsize
         file = directory / name
         if not file.is_file() or file.stat().st_size != expected:
+            mapped.check_stand_in(file)
             raise InputError(f"{file}: not the {expected} bytes of {path}, {list(shape)}")
     declared = {"/".join(path): info for path, info in leaves(config.parameters())}
     packed: dict[str, ParamInfo] = {}

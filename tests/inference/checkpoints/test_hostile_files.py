@@ -318,6 +318,22 @@ DIRECTORIES: dict[str, tuple[Callable[[Path], None], str]] = {
 }  # fmt: skip
 
 
+_POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 98000\n" % (b"0" * 64)
+_IS_POINTER = "a Git LFS pointer, not the file of 98000 bytes; run `git lfs pull` in its repository"
+_PAGE = b"\n<!DOCTYPE html>\n<html><title>Sign in</title></html>"
+STAND_INS: dict[str, tuple[Callable[[Path], None], str]] = {
+    f"{kind} as {name}": (_bytes(name, data), expected)
+    for kind, data, expected in (
+        ("pointer", _POINTER, _IS_POINTER),
+        ("page", _PAGE, "a web page, not the file; download it again"),
+        ("error", b'<?xml version="1.0"?><Error/>', "a web page, not the file"),
+    )
+    for name in ("model.safetensors", "model.safetensors.index.json", "config.json",
+                 "tokenizer.json")
+}  # fmt: skip
+DIRECTORIES |= STAND_INS
+
+
 @pytest.mark.parametrize("case", DIRECTORIES)
 def test_directory(case, tmp_path):
     folder = Path(shutil.copytree(TINY, tmp_path / "model"))
@@ -414,6 +430,8 @@ GGUFS = {
     ),
     "parts of 2^16": (_file({"split.count": (2, struct.pack("<H", 65535))}), "valid: 1 to 1024"),
     "tensors that are missing": (_file(), "is missing"),
+    "pointer": (_POINTER, _IS_POINTER),
+    "page": (_PAGE, "a web page, not the file"),
 }  # fmt: skip
 
 
@@ -445,6 +463,12 @@ OURS = {
     ),
     "a manifest that leads elsewhere": (
         lambda f: (f / manifest.NAME).write_text(f"{0:064x}  ../../etc/passwd\n"), "is",
+    ),
+    "weights that are a pointer": (
+        lambda f: (f / "params" / "final_norm" / "0").write_bytes(_POINTER), _IS_POINTER,
+    ),
+    "tokenizer that is a pointer": (
+        lambda f: (f / "tokenizer.json").write_bytes(_POINTER), _IS_POINTER,
     ),
     "weights that are a pipe": (
         lambda f: (
