@@ -16,6 +16,7 @@ PREEMPTIONS = ("auto", "recompute", "swap")
 PROPOSERS = ("ngram", "draft", "medusa", "eagle")
 ACCEPTANCES = ("coupled", "rejection", "typical")
 WEIGHTS = ("bfloat16", "float32", "file", *precision.OURS)
+ACTIVATIONS = ("int8", "exact")
 LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
 ATTENTIONS: tuple[str, ...] = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu", "ffi_cpu")
 
@@ -99,6 +100,9 @@ class EngineConfig:
             device, where it can run; else the reference.
         linear: implementation of products with weights: 'reference' is XLA's, 'ffi_cpu' packs them
             for the native library's kernels; None is the latter where the library is there.
+        activations: of products with weights in blocks by 'ffi_cpu': 'int8' rounds them, 32 numbers
+            by a scale, unless the format says how; 'exact' multiplies them as they are, in three
+            products instead of one.
         weights: the format of all weights: 'bfloat16', 'float32', or 'file': each as the checkpoint
             stores it, blocks of a GGUF file as they are; of the matrices also one of few bits
             (`precision.OURS`), to which each number is rounded while weights are read. None is what
@@ -145,6 +149,7 @@ class EngineConfig:
     deterministic: bool = False
     attention: str | None = None
     linear: str | None = None
+    activations: str = "int8"
     weights: str | None = None
     seed: int | None = None
 
@@ -164,6 +169,7 @@ class EngineConfig:
             ("policy", POLICIES),
             ("preemption", PREEMPTIONS),
             ("acceptance", ACCEPTANCES),
+            ("activations", ACTIVATIONS),
         ):
             if getattr(self, name) not in valid:
                 raise InputError(
@@ -486,13 +492,3 @@ class Config:
             return tuple(1 for _ in pages)
         times = min(4.0, self.engine.swap_bytes / (total * self.mesh.num_chips))
         return tuple(1 + int((n - 1) * times) for n in pages)
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """A file of `configs/runs`: a model by name (as `--model` takes it), its engine and chips."""
-
-    model: str
-    engine: EngineConfig = EngineConfig()
-    mesh: Mesh = ONE_CHIP
-    prefill: Prefill = TOGETHER

@@ -148,6 +148,7 @@ class Engine:
         named = config.engine.linear
         config, _ = for_this_device(config)
         config, checkpoint = weight_formats.choose(config, checkpoint, named)
+        weight_formats.warn_of_rounding(config)
         tokenizer, why_no_text = None, ""
         try:
             tokenizer = checkpoint.load_tokenizer()

@@ -21,11 +21,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from configs import mesh, overrides
-from configs.engine import Config, Run
+from configs.engine import Config
 from configs.errors import InputError
+from configs.recipes.run import Run
 from scripts import failures, interrupts
 from scripts.flags import speculation_flags
-from scripts.flags.deployment_flags import CACHE, MESH, WEIGHTS
+from scripts.flags.deployment_flags import ACTIVATIONS, CACHE, MESH, WEIGHTS
 from scripts.flags.host_flags import COORDINATOR, HOST, HOSTS
 
 _MODEL = flags.DEFINE_string(
@@ -158,7 +159,8 @@ def resolve_config(
     from sharding import mesh as meshes
 
     executables()
-    asked = {} if WEIGHTS.value is None else {"weights": WEIGHTS.value}
+    named = {"weights": WEIGHTS.value, "activations": ACTIVATIONS.value}
+    asked = {name: value for name, value in named.items() if value is not None}
     resolved, config = named_config(sizes, (needs or {}) | asked)
     config = speculation_flags.apply(config, model_name())
     hosts.start(COORDINATOR.value, HOSTS.value, HOST.value)

@@ -4,8 +4,9 @@ Llama 3 70B on the eight H100 of one host, 17.6 GB of weights each; the compiler
 the H200's, which differs in its memory alone.
 """
 
-from configs.engine import EngineConfig, Run
+from configs.engine import EngineConfig
 from configs.mesh import Mesh
+from configs.recipes.run import Run
 
 RUN = Run(
     model="llama3-70b",

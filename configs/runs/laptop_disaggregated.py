@@ -3,8 +3,9 @@
 A CPU stands for two chips: one computes prompts, and sends their pages to the one that decodes.
 """
 
-from configs.engine import EngineConfig, Run
+from configs.engine import EngineConfig
 from configs.prefill import Prefill
+from configs.recipes.run import Run
 
 RUN = Run(
     model="smollm2-135m",

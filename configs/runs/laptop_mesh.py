@@ -3,8 +3,9 @@
 A CPU stands for eight chips: nothing is faster, but the program is that of eight.
 """
 
-from configs.engine import EngineConfig, Run
+from configs.engine import EngineConfig
 from configs.mesh import Mesh
+from configs.recipes.run import Run
 
 RUN = Run(
     model="smollm2-135m", engine=EngineConfig(max_seqs=4, cache_bytes=16 << 20), mesh=Mesh(model=8)

@@ -3,8 +3,9 @@
 Llama 3 8B on a host of eight v5e: a KV head and 2.0 GB of weights each.
 """
 
-from configs.engine import EngineConfig, Run
+from configs.engine import EngineConfig
 from configs.mesh import Mesh
+from configs.recipes.run import Run
 
 RUN = Run(
     model="llama3-8b",

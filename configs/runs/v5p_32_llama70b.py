@@ -3,8 +3,9 @@
 Llama 3 70B on 32 v5p: four groups of eight chips, each with sequences and pages of its own.
 """
 
-from configs.engine import EngineConfig, Run
+from configs.engine import EngineConfig
 from configs.mesh import Mesh
+from configs.recipes.run import Run
 
 RUN = Run(
     model="llama3-70b",

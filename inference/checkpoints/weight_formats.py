@@ -12,6 +12,7 @@ from configs.precision import FORMATS
 from configs.recipes import few_bits
 from inference.checkpoints import load
 from inference.checkpoints.opened import Checkpoint
+from layers.kernels.linear import packed
 
 Formats = dict[str, tuple[str, ...]]
 
@@ -60,6 +61,18 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
         checkpoint, load_params=checkpoint.load_exact or checkpoint.load_params
     )
     return dataclasses.replace(config, model=model), exact
+
+
+def warn_of_rounding(config: Config) -> None:
+    """One line where products round activations, which no format of the weights asks for."""
+    engine = config.engine
+    names = {name for _, own in config.model.formats for name in own if packed.rounds(name)}
+    if names and (engine.linear, engine.activations) == ("ffi_cpu", "int8"):
+        logging.warning(
+            "activations are rounded to int8 in products with weights in %s; --activations=exact "
+            "leaves them as they are, and is slower",
+            _listed(names),
+        )
 
 
 def drawn(config: Config) -> Config:

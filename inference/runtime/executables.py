@@ -25,6 +25,7 @@ from inference.scheduling.step_shapes import StepShape
 from layers.kernels.cpu import rows
 from layers.kernels.device import compiler_options
 from layers.kernels.linear import api as linear
+from layers.kernels.linear import packed
 from sharding import mesh as meshes
 from sharding.mesh import ALIKE, AXES, EACH_GROUP, EVERY_CHIP
 
@@ -172,7 +173,11 @@ class Executables:
         """
         function = meshes.over(self._mesh, function, given, returned)
         donated = len(arguments) - 3, len(arguments) - 2
-        with rows.native(self._config.engine.linear == "ffi_cpu"):
+        engine = self._config.engine
+        with (
+            rows.native(engine.linear == "ffi_cpu"),
+            packed.exact(engine.activations == "exact"),
+        ):
             jitted = jax.jit(
                 function, donate_argnums=donated, keep_unused=True,
                 compiler_options=compiler_options(),

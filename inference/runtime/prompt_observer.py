@@ -15,6 +15,7 @@ from configs.model import ModelConfig
 from inference.runtime.batch import device_pages
 from layers import decoder
 from layers.kernels.cpu import rows
+from layers.kernels.linear import packed
 from layers.kv_cache import Cache
 from layers.params import Params
 from layers.ragged import Ragged, Rectangle
@@ -34,6 +35,7 @@ class PromptObserver:
         self._run = functools.partial(
             observe, model=config.chip_model, deterministic=config.engine.deterministic,
             attention=attention, is_native=config.engine.linear == "ffi_cpu",
+            is_exact=config.engine.activations == "exact",
         )  # fmt: skip
         self.is_compiled = False
 
@@ -68,7 +70,7 @@ class PromptObserver:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("model", "deterministic", "attention", "is_native")
+    jax.jit, static_argnames=("model", "deterministic", "attention", "is_native", "is_exact")
 )  # engines that differ in nothing of this share it
 def observe(
     params: Params,
@@ -81,6 +83,7 @@ def observe(
     deterministic: bool,
     attention: str,
     is_native: bool,
+    is_exact: bool,
 ) -> jax.Array:
     """Feeds cached tokens again, over their pages, without writing.
 
@@ -92,6 +95,7 @@ def observe(
         tables: i32[1, P] a page group.
         model, deterministic, attention: as `decoder.layers` takes them.
         is_native: whether rows are computed by the native library (`kernels.cpu.rows`).
+        is_exact: whether its products leave activations as they are (`packed.exact`).
 
     Returns:
         Float32 [S]: weights of the softmax, summed over all layers that keep all of the past.
@@ -109,7 +113,7 @@ def observe(
         return Observed(leaf, jnp.zeros(tables[group].size * leaf.shape[1], jnp.float32))
 
     leaves = tuple(observed(layer) for layer in range(model.num_layers))
-    with rows.native(is_native):
+    with rows.native(is_native), packed.exact(is_exact):
         x_TD = decoder.embedded(params, model, tokens_W, ragged)
         passed = decoder.layers(
             params, model, x_TD, ragged, leaves, tokens_T=tokens_W, deterministic=deterministic,

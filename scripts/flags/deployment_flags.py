@@ -14,6 +14,13 @@ WEIGHTS = flags.DEFINE_string(
     f"{', '.join(precision.OURS)}; default: the model's type, or that of a quantized directory. "
     f"`plan` reads no checkpoint, and leaves tables as they are: {', '.join(precision.PLANNED)}.",
 )
+ACTIVATIONS = flags.DEFINE_enum(
+    "activations",
+    None,
+    ["int8", "exact"],
+    "What products of a CPU's kernels with weights of few bits make of activations: round them to "
+    "int8 (the default), or multiply them as they are, in three products instead of one.",
+)
 CACHE = flags.DEFINE_string(
     "cache",
     None,

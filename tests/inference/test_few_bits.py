@@ -17,7 +17,7 @@ from configs.mesh import Mesh
 from configs.model import LayerSpec
 from configs.precision import FORMATS, OUTLIERS
 from configs.recipes import few_bits
-from inference.checkpoints import load, names
+from inference.checkpoints import load, names, weight_formats
 from inference.checkpoints.tensor_source import TensorSource
 from inference.planner import cost, weights
 from inference.planner.calibration import measure
@@ -84,6 +84,17 @@ def scores(made):
     return np.concatenate([score.logprobs for score in made.score(_PROMPTS)])
 
 
+def test_rounded_activations_are_said(caplog):
+    for format, settings, is_said in (
+        ("int4_g32", {"linear": "ffi_cpu"}, True), ("w8a8", {"linear": "ffi_cpu"}, False),
+        ("int4_g32", {"linear": "ffi_cpu", "activations": "exact"}, False),
+        ("int4_g32", {"linear": "reference"}, False), (None, {"linear": "ffi_cpu"}, False),
+    ):  # fmt: skip
+        caplog.clear()
+        weight_formats.warn_of_rounding(Config(model(format), EngineConfig(**settings)))
+        assert ("weights in int4_g32, int8; --activations=exact" in caplog.text) is is_said
+
+
 _FORMATS = "int8", "w8a8", "fp8", "int4_g32", "int3_asym_g32", "mxfp4", "llm_int8"
 
 
@@ -109,6 +120,9 @@ def test_scores_are_those_of_the_numbers_that_are_stored(format):
     stored = scores(engine(plain, params=_stored(own, values(own))))
     error, size = np.abs(few - stored).mean(), stored.std()
     assert error < (1e-5 if format == "fp8" else 0.03) * size
+    if format == "int4_g32":
+        exact = scores(engine(own, activations="exact"))
+        assert np.abs(exact - stored).mean() < 1e-5 * size < error
     assert np.abs(few - full).mean() > (0.1 if FORMATS[format].bits < 8 else 0.01) * size
 
 

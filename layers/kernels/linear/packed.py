@@ -10,6 +10,7 @@ A stack [E, F, D], of a mixture's experts, has an axis E before these.
 import dataclasses
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import jax
@@ -36,9 +37,25 @@ class Packed:
 
 
 _TOGETHER = 1 << 18  # numbers that are read and packed at a time
+_LARGEST = 127  # of what the kernels round activations to
+_exact = jax.make_user_context(default_value=False)  # a part of the keys of jit's caches
 BLOCKS = tuple(
     name for name, format in FORMATS.items() if format.is_quantized and name != "llm_int8"
 )
+
+
+def exact(chosen: bool) -> AbstractContextManager[None]:
+    """A context: products that are traced in it leave activations as they are, where a format does
+    not say what becomes of them, or round them to int8 (as by default). They are three products
+    with int8 then (`_in_parts`), whose sum is float32's.
+    """
+    context: AbstractContextManager[None] = _exact(chosen)
+    return context
+
+
+def rounds(format: str) -> bool:
+    """Whether products with blocks of a format round activations, and the format does not."""
+    return format in BLOCKS and format != "fp8" and FORMATS[format].activations is None
 
 
 def is_packed(node: Any) -> bool:
@@ -129,10 +146,10 @@ def abstract(shape: tuple[int, ...], format: str) -> Packed:
 
 def product(x_TD: jax.Array, w: Packed) -> jax.Array:
     """x w^T, float32 [T, F], for x of float32 or bfloat16. Beside blocks x is rounded to int8, 32
-    numbers by a scale; beside `w8a8` and `w8a8_fp8` to int8 and e4m3, a token by a scale; beside
-    `fp8` it stays. Under `shard_map` F is that of the strips that are here, some of the matrix's:
-    columns of padding are among them unless F is a multiple of 16 times the devices. Rows of x
-    that are zeros cost nothing, and give zeros whatever is in w.
+    numbers by a scale, or is not (`exact`); beside `w8a8` and `w8a8_fp8` to int8 and e4m3, a token
+    by a scale; beside `fp8` it stays. Under `shard_map` F is that of the strips that are here, some
+    of the matrix's: columns of padding are among them unless F is a multiple of 16 times the
+    devices. Rows of x that are zeros cost nothing, and give zeros whatever is in w.
 
     Raises:
         ValueError: x has other columns than w, or w is a stack.
@@ -141,6 +158,9 @@ def product(x_TD: jax.Array, w: Packed) -> jax.Array:
         raise ValueError(f"{x_TD.shape} does not go with a packed matrix of {w.shape}")
     if FORMATS[w.format].activations == "fp8":
         x_TD = rounded_to_fp8(x_TD)
+    if _exact.value and rounds(w.format):
+        with exact(False):
+            return _sum_of_parts(product(_in_parts(x_TD), w))
     F = min(w.shape[0], w.data.shape[0] * STRIP)
     out = jax.ShapeDtypeStruct((x_TD.shape[0], F), jnp.float32)
     return calls.call(library.LINEAR, out, x_TD, w.data, format=w.format)
@@ -167,8 +187,33 @@ def grouped_product(x_XD: jax.Array, w: Packed, sizes_E: jax.Array) -> jax.Array
     E, strips = w.data.shape[:2]
     if sizes_E.shape != (E,) or sizes_E.dtype != jnp.int32:
         raise ValueError(f"{E} matrices have {E} sizes of int32, not {sizes_E.shape}")
+    if _exact.value and rounds(w.format):
+        sizes_E = 3 * jnp.clip(sizes_E, 0, len(x_XD))
+        with exact(False):
+            return _sum_of_parts(grouped_product(_in_parts(x_XD), w, sizes_E))
     out = jax.ShapeDtypeStruct((x_XD.shape[0], min(w.shape[1], strips * STRIP)), jnp.float32)
     return calls.call(library.GROUPED, out, x_XD, w.data, sizes_E, format=w.format)
+
+
+def _in_parts(x_TD: jax.Array) -> jax.Array:
+    """Each row as three, [3 T, D]: what int8 holds of it, what it holds of the rest, and the rest
+    of that, of which the kernels' rounding takes less than float32's would.
+    """
+    T, D = x_TD.shape
+    rest_TGN = jnp.pad(x_TD.astype(jnp.float32), ((0, 0), (0, -D % DEPTH))).reshape(T, -1, DEPTH)
+    parts = []
+    for _ in range(2):
+        scale_TG1 = jnp.abs(rest_TGN).max(-1, keepdims=True) / _LARGEST
+        own_TGN = jnp.round(rest_TGN / jnp.where(scale_TG1 > 0, scale_TG1, 1)) * scale_TG1
+        own_TGN = jax.lax.optimization_barrier(own_TGN)  # no multiply-add of what follows
+        rest_TGN = rest_TGN - own_TGN
+        parts.append(own_TGN)
+    return jnp.stack([*parts, rest_TGN], axis=1).reshape(3 * T, -1)[:, :D]
+
+
+def _sum_of_parts(found_XF: jax.Array) -> jax.Array:
+    first_TF, second_TF, rest_TF = jnp.moveaxis(found_XF.reshape(-1, 3, found_XF.shape[1]), 1, 0)
+    return first_TF + (second_TF + rest_TF)
 
 
 def rounded_to_fp8(x_TD: jax.Array) -> jax.Array:

@@ -77,6 +77,26 @@ def test_a_token_that_is_not_finite_is_nowhere_a_number():
     np.testing.assert_array_equal(found[[0, 2, 4]], expected[[0, 2, 4]])
 
 
+@pytest.mark.parametrize("format", ["q4_0", "q6_k", "int8", "int4_asym", "mxfp4"])
+def test_exact_products_leave_activations_as_they_are(format):
+    """One product, and rows in groups: a group is empty, and a row is behind all of them."""
+    need()
+    blocks_FX, numbers_FD = _drawn(format, 40, 256)
+    x_TD = np.random.default_rng(1).standard_normal((6, 256)).astype(np.float32)
+    w, stack = (packed.pack_blocks(own, format, 256) for own in (
+        blocks_FX, np.stack([blocks_FX, blocks_FX, blocks_FX[::-1]])))  # fmt: skip
+    sizes_E = jnp.array([2, 0, 3], jnp.int32)
+    exact_TF = x_TD.astype(np.float64) @ numbers_FD.T
+    grouped_TF = np.concatenate([exact_TF[:2], exact_TF[2:5, ::-1], 0 * exact_TF[5:]])
+    near = 1e-6 * np.abs(x_TD).astype(np.float64) @ np.abs(numbers_FD).T
+    with packed.exact(True):
+        found_TF = np.asarray(jax.jit(linear)(x_TD, w))
+        found_XF = np.asarray(jax.jit(packed.grouped_product)(x_TD, stack, sizes_E))
+    assert (np.abs(found_TF - exact_TF) <= near).all()
+    assert (np.abs(found_XF - grouped_TF) <= np.maximum(near, near[:, ::-1])).all()
+    assert not (np.abs(np.asarray(jax.jit(linear)(x_TD, w)) - exact_TF) <= near).all()
+
+
 def test_every_block_format_is_tested():
     assert set(_ALL) == set(packed.BLOCKS)
 
