@@ -32,6 +32,9 @@ _KV_HEADS = flags.DEFINE_integer(
 _KV_SHARE = flags.DEFINE_integer(
     "kv_share", None, "Layers that share one cache, whose projections are the mean of theirs."
 )
+_PACK_HEAD = flags.DEFINE_bool(
+    "pack_head", False, "Keep the few bits of a head in --to=hf, where vLLM on a CPU reads none."
+)
 flags.adopt_module_key_flags(output_flag)
 
 
@@ -64,6 +67,8 @@ def main(argv: Sequence[str]) -> None:
         raise InputError(
             "--kv_heads and --kv_share go with --to=orbax or hf: convert what they made"
         )
+    if _PACK_HEAD.value and _TO.value != "hf":
+        raise InputError(f"--pack_head goes with --to=hf: --to={_TO.value} keeps every format")
     start = time.monotonic()
     checkpoint = common.open_checkpoint(resolved)
     with contextlib.suppress(MissingTokenizer):
@@ -74,7 +79,7 @@ def main(argv: Sequence[str]) -> None:
         else:
             convert.convert(
                 checkpoint, target, _TO.value, _DTYPE.value, int(_MAX_SHARD_GB.value * 1e9),
-                progress, smaller,
+                progress, smaller, _PACK_HEAD.value,
             )  # fmt: skip
     seconds = time.monotonic() - start
     files = [target, *target.rglob("*")]

@@ -37,6 +37,8 @@ FORMATS = ("orbax", "hf")
 SHARD_BYTES = 5 * 10**9  # what transformers writes
 
 _MAX_REASON = 300  # characters
+_TABLES = "embed/table", "inputs/table"  # of which compressed-tensors packs none
+_PLAIN = ("float32",)
 _INTERMEDIATE = "weights.safetensors"
 
 
@@ -48,6 +50,7 @@ def convert(
     max_shard_bytes: int = SHARD_BYTES,
     progress: Progress | None = None,
     smaller: ModelConfig | None = None,
+    packs_head: bool = False,
 ) -> None:
     """Writes a checkpoint as a directory, reads it back and compares before it gets its name.
 
@@ -61,6 +64,8 @@ def convert(
         progress: called as parameters are written.
         smaller: the model with less to cache that it becomes (`configs/recipes/smaller_caches.py`);
             None: it stays as it is.
+        packs_head: an untied head of few bits stays so in 'hf', too, where others read fewer such
+            directories.
 
     Raises:
         InputError: the source is unsound, the format cannot hold it, or the output is in the way
@@ -82,7 +87,8 @@ def convert(
     formats = model.formats if dtype is None else ()
     config = dataclasses.replace(model, dtype=stored, formats=formats)
     if to == "hf" and formats:
-        config = dataclasses.replace(config, formats=_with_plain_table(config))
+        tables = _TABLES if packs_head else (*_TABLES, "head/table")
+        config = dataclasses.replace(config, formats=_with_plain(config, tables))
     infos = decoder.param_infos(config)
     declared = params.flatten(infos)
     load.check(declared, contents.source, contents.name_map)
@@ -119,8 +125,10 @@ def convert(
         _compare(folder, checkpoint, declared, digests)
 
 
-def _with_plain_table(config: ModelConfig) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Formats that transformers' directories have, where tables hold numbers.
+def _with_plain(
+    config: ModelConfig, tables: tuple[str, ...]
+) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """Formats that transformers' directories have, where these tables hold numbers.
 
     Raises:
         InputError: another format has no place there.
@@ -129,9 +137,10 @@ def _with_plain_table(config: ModelConfig) -> tuple[tuple[str, tuple[str, ...]],
         for format in own:
             export.check(path, format)
     found = dict(config.formats)
-    if "embed/table" in found and precision.FORMATS[found["embed/table"][0]].is_quantized:
-        found["embed/table"] = ("float32",)
-    return tuple(found.items())
+    packed = (
+        table for table in tables if precision.FORMATS[found.get(table, _PLAIN)[0]].is_quantized
+    )
+    return tuple((found | dict.fromkeys(packed, _PLAIN)).items())
 
 
 def _generation(copied: dict[str, bytes]) -> dict[str, Any]:

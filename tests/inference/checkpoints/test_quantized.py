@@ -104,6 +104,27 @@ def test_numbers_are_those_of_the_package(case):
         np.testing.assert_array_equal(found, numbers)
 
 
+def test_three_bits_as_older_packages_lay_them(tmp_path):
+    """Ten integers a word, of compressed-tensors before 0.18."""
+    case = "ct-int3-channel"
+
+    def edit(tensors):
+        for name in [name for name in tensors if name.endswith("weight_packed")]:
+            width = int(tensors[name.replace("packed", "shape")][1])
+            q_FD = words.unpack(tensors[name], 3, width).astype(np.uint32)
+            q_FWN = np.pad(q_FD, ((0, 0), (0, -width % 10))).reshape(len(q_FD), -1, 10)
+            packed_FW = (q_FWN << np.arange(10, dtype=np.uint32) * 3).sum(-1, dtype=np.uint32)
+            tensors[name] = packed_FW.view(np.int32)
+
+    found, source = (
+        checkpoint(folder).contents().source
+        for folder in (changed(tmp_path, case, edit), GOLDEN / case)
+    )
+    assert found.shapes == source.shapes
+    for name, (rows, *_) in source.shapes.items():
+        np.testing.assert_array_equal(found.read(name, 0, rows), source.read(name, 0, rows))
+
+
 @pytest.mark.parametrize("case", FORMATS)
 def test_logits_are_the_references(case):
     own = checkpoint(GOLDEN / case)
@@ -169,14 +190,14 @@ def with_formats(formats: dict[str, tuple[str, ...]]):
 
 
 def test_tables_are_written_as_numbers(tmp_path):
-    """And formats of several kinds beside each other, the head's too."""
+    """And formats of several kinds beside each other; the head's too, where it is asked for."""
     formats = {
         "embed/table": ("int8",),
         "head/table": ("w8a8",),
         "layers/0/mixer/qkv": ("int4_asym_g64", "float32", "int3_g32"),
         "layers/1/ffn/down": ("fp8",),
     }
-    convert.convert(with_formats(formats), tmp_path / "hf", "hf")
+    convert.convert(with_formats(formats), tmp_path / "hf", "hf", packs_head=True)
     found = checkpoint(tmp_path / "hf")
     assert found.formats() == checkpoint(GOLDEN / "fp8-blocks").formats() | {
         path: own for path, own in formats.items() if path != "embed/table"
@@ -437,7 +458,14 @@ def test_a_head_of_few_bits_is_no_embedding(case, tmp_path):
     own = checkpoint(GOLDEN / case)
     formats = dict(own.config.formats) | {"head/table": (FORMATS[case],)}
     config = dataclasses.replace(own.config, formats=tuple(formats.items()))
-    convert.convert(dataclasses.replace(own, config=config), tmp_path / "hf", "hf")
+    own = dataclasses.replace(own, config=config)
+    convert.convert(own, tmp_path / "plain", "hf")  # what any reader has a place for
+    plain = checkpoint(tmp_path / "plain")
+    assert dict(plain.config.formats) == {
+        path: kept for path, kept in formats.items() if path != "head/table"
+    }
+    assert plain.contents().source.dtypes["lm_head.weight"] == "float32"
+    convert.convert(own, tmp_path / "hf", "hf", packs_head=True)
     (tmp_path / "hf" / "ridgeline.sha256").unlink()
     raw = json.loads((tmp_path / "hf" / "config.json").read_text())
     (tmp_path / "hf" / "config.json").write_text(json.dumps(raw | {"tie_word_embeddings": True}))

@@ -173,7 +173,7 @@ def _packed_shape(module: Module) -> tuple[int, int]:
     if module.has("weight_shape"):
         module.need("weight_shape", (2,), dtype="int64")
         found = module.read("weight_shape").tolist()
-        if found[0] != rows or words.num_words(found[1], bits) != packed[1] or found[1] < 1:
+        if found[0] != rows or packed[1] not in words.lengths(found[1], bits) or found[1] < 1:
             raise InputError(
                 f"{module.source.label}: {module.name}.weight_shape is {found}, which "
                 f"{list(packed)} words of {bits} bits are not"
@@ -183,7 +183,8 @@ def _packed_shape(module: Module) -> tuple[int, int]:
     count = module.groups(width)
     module.need("weight_scale", *_scale_shapes(module, rows, count))
     if not module.scheme.is_symmetric:
-        module.need("weight_zero_point", (words.num_words(rows, bits), count), dtype="int32")
+        shapes = ((length, count) for length in words.lengths(rows, bits))
+        module.need("weight_zero_point", *shapes, dtype="int32")
     return rows, width
 
 

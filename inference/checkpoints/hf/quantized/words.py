@@ -1,5 +1,6 @@
 """Integers of few bits in words of 32, one behind the other from a word's lowest bit on, over the
-ends of words where bits do not divide 32.
+ends of words where bits do not divide 32; or, as compressed-tensors had them before 0.18, as many
+as a word has room for.
 """
 
 import numpy as np
@@ -11,7 +12,7 @@ def unpack(words_FX: np.ndarray, bits: int, count: int) -> np.ndarray:
     """The integers: uint8 [F, count].
 
     Args:
-        words_FX: int32.
+        words_FX: int32, in number one of `lengths`.
         bits: of an integer, 8 at most.
         count: of a row's integers; what is behind them is padding.
     """
@@ -20,6 +21,10 @@ def unpack(words_FX: np.ndarray, bits: int, count: int) -> np.ndarray:
         return data[:, :count]
     if bits == 4:
         return np.stack([data & 15, data >> 4], axis=-1).reshape(len(data), -1)[:, :count]
+    if words_FX.shape[1] != num_words(count, bits):
+        shifts = np.arange(WORD // bits, dtype=np.uint32) * np.uint32(bits)
+        apart = data.view(np.uint32)[..., None] >> shifts & np.uint32((1 << bits) - 1)
+        return apart.reshape(len(data), -1)[:, :count].astype(np.uint8)
     flat = np.unpackbits(data, axis=-1, count=count * bits, bitorder="little")
     parts = flat.reshape(len(data), count, bits)
     return np.packbits(parts, axis=-1, bitorder="little")[..., 0]
@@ -35,6 +40,11 @@ def pack(integers_FN: np.ndarray, bits: int) -> np.ndarray:
     padded = np.zeros((F, words * WORD), np.uint8)
     padded[:, : flat.shape[1]] = flat
     return np.packbits(padded, axis=-1, bitorder="little").view(np.int32)
+
+
+def lengths(count: int, bits: int) -> tuple[int, ...]:
+    """Numbers of words that so many integers may take, ours first."""
+    return num_words(count, bits), -(-count // (WORD // bits))
 
 
 def num_words(count: int, bits: int) -> int:
