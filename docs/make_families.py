@@ -48,7 +48,10 @@ them, OLMo 3 an olmo2, FalconMamba a mamba, and DeepSeek-V2, V3 and GLM-4.7-Flas
 families with states decays come back up to the rounding of an exponential, and Falcon-H1 without
 its factors, which llama.cpp has in its weights (`test_gguf_states.py`). FlexOlmo, DeepSeek-V3.2,
 GLM-5, Bamba, MiniMax-Text-01, Qwen3-Next, Qwen3.5, Kimi Linear and OLMo Hybrid are read from no
-`.gguf` file.
+`.gguf` file. Keys that few files have (`clip_qkv`, `scale_attn_by_inverse_layer_idx`,
+`attention_bias` of latent attention, more experts a token than its groups have) are compared by the
+last logits; a `partial_rotary_factor` where heads rotate whole, and `attention_bias` of Nemotron-H,
+have no effect, as in transformers, and a line says so (`test_changed.py`).
 [Adding a family](add_a_model.md).
 """
 _GGUF = """\

@@ -32,6 +32,8 @@ class Attention(Mixer, name="attention"):
         scale: factor on q.k; None means head_width ** -0.5.
         key_scale: factor on keys, before they rotate (Falcon-H1).
         score_cap: soft limit c tanh(x / c) of the scores.
+        input_limit: queries and keys after their norm, and values, are clipped to +-this; None:
+            they are not (OLMoE's `clip_qkv`).
         token_budget: tokens that a query reads of each KV head, in whole pages: those whose keys'
             extremes allow the largest scores, the first page and its own among them (Quest, Tang et
             al. 2024, arXiv 2406.10774); None reads all that it sees. Decoding and prefill read
@@ -72,6 +74,7 @@ class Attention(Mixer, name="attention"):
     first_tokens: int = 0
     token_budget: int | None = None
     has_output_gate: bool = False
+    input_limit: float | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "num_kv_heads", "head_width", "token_budget")
@@ -90,10 +93,10 @@ class Attention(Mixer, name="attention"):
             raise InputError(
                 f"attention biases names each of qkv, out at most once, not {self.biases}"
             )
-        if self.score_cap is not None and not 0 < self.score_cap < math.inf:
-            raise InputError(
-                f"attention score_cap is a finite number above 0, not {self.score_cap}"
-            )
+        for name in ("score_cap", "input_limit"):
+            limit = getattr(self, name)
+            if limit is not None and not 0 < limit < math.inf:
+                raise InputError(f"attention {name} is a finite number above 0, not {limit}")
         if not 0 < self.key_scale < math.inf:
             raise InputError(
                 f"attention key_scale is a finite number above 0, not {self.key_scale}"

@@ -28,7 +28,8 @@ class Router:
         has_offsets: whether a learned offset of each expert takes part in the choice, not in the
             scores (Wang et al. 2024, arXiv 2408.15664; `e_score_correction_bias`).
         num_groups, top_groups: experts lie in so many groups, and those of the best few are
-            eligible (DeepSeek-AI 2024, arXiv 2405.04434; `n_group`, `topk_group`).
+            eligible (DeepSeek-AI 2024, arXiv 2405.04434; `n_group`, `topk_group`). Where that
+            leaves fewer than a token visits, the others count 0.
         group_best: a group is as good as the sum of so many of its best experts.
         has_norm: whether it reads tokens after an RMS norm of its own, times D ** -0.5 (Gemma 4).
         has_factors: whether a learned factor of each expert multiplies what it counts (Gemma 4).
@@ -74,10 +75,11 @@ class Router:
             raise InputError(
                 f"router group_best={self.group_best} exceeds the {each} experts of a group"
             )
-        if top_k > self.top_groups * each:
+        if top_k > self.top_groups * each and self.has_offsets:
             raise InputError(
                 f"experts top_k={top_k} exceeds the {self.top_groups * each} experts of "
-                f"top_groups={self.top_groups}"
+                f"top_groups={self.top_groups}: which others are chosen is undefined, because "
+                "offsets rank none of them, and their scores count"
             )
 
 

@@ -220,10 +220,7 @@ def _of_directory(
     raw: dict[str, Any],
 ) -> Checkpoint:
     load.check_parts(config, source, name_map)
-    # What is copied is not packed, and without layers that predict.
-    copied = hf_directory.without_storage(raw)
-    if "num_nextn_predict_layers" in copied:
-        copied["num_nextn_predict_layers"] = 0
+    copied = hf_directory.as_copied(raw, config)
     return Checkpoint(
         config,
         defaults.read_eos_ids(path, config.vocab_size),

@@ -3,8 +3,8 @@ what it is: elements are divided where they are made and multiplied where they a
 
 norm -> what reads it; rows of v -> columns of out, one factor for all queries of a key/value head;
 rows of up -> columns of down. Nothing is folded where something else happens in between: limits and
-offsets of gpt-oss, an activation on up, norms of values, values that later layers read, and parts
-of a layer that norm by themselves.
+offsets of gpt-oss, an activation on up, norms or limits of values, values that later layers read,
+and parts of a layer that norm by themselves.
 """
 
 import dataclasses
@@ -167,7 +167,7 @@ def _of_rows(config: ModelConfig, index: int) -> Iterator[Fold]:
     is_shared = any(spec.owner == index for spec in config.cache_specs)
     if isinstance(mixer, Attention) and mixer.has_values and not mixer.has_value_norm:
         N, K, H = mixer.num_heads, mixer.num_kv_heads, mixer.head_width
-        if mixer.owner is None and not is_shared:
+        if mixer.owner is None and mixer.input_limit is None and not is_shared:
             rows = slice(mixer.query_rows + K * H, None)
             yield Fold((K * H,), ("mixer/out",), rows=("mixer/qkv", rows), head=H, copies=N // K)
     if isinstance(mixer, Latent):

@@ -32,6 +32,9 @@ def route(params: Params, router: Router, top_k: int, x_TD: jax.Array) -> Routes
         choice_TE = _of_best_groups(router, choice_TE)
     _, ids_TJ = jax.lax.top_k(choice_TE, top_k)
     weights_TJ = jnp.take_along_axis(scores_TE, ids_TJ, axis=1)
+    if top_k > scores_TE.shape[1] // router.num_groups * router.top_groups:
+        is_eligible_TJ = jnp.isfinite(jnp.take_along_axis(choice_TE, ids_TJ, axis=1))
+        weights_TJ = jnp.where(is_eligible_TJ, weights_TJ, 0)
     if router.is_normalized:
         weights_TJ /= row_sum(weights_TJ) + _LEAST_SUM
     if router.has_factors:

@@ -45,7 +45,7 @@ def apply(
                 v_TKH = norm.rms_norm(v_TKH, jnp.ones(H), config.norm_eps)
             k_TKH = _rotated(k_TKH * kind.key_scale, params.get("k_norm"), config, kind, context)
             k_TKH = k_TKH.astype(config.dtype)
-            v_TKH = v_TKH.astype(config.dtype)
+            v_TKH = _clipped(v_TKH, kind).astype(config.dtype)
         else:
             q_TNH = add_bias(linear(x_TD, params["q"]), params, "q_bias").reshape(T, X, H)
         if kind.has_output_gate:
@@ -147,16 +147,23 @@ def _rotated(
     kind: Attention,
     context: StepContext,
 ) -> jax.Array:
-    """Heads after their norm (of each, or of all at once) and RoPE, if they have them: float32
-    [T, N, H].
+    """Heads after their norm (of each, or of all at once), limit and RoPE, if they have them:
+    float32 [T, N, H].
     """
     if weight is not None:
         parts_TXX = x_TNH.reshape(x_TNH.shape[0], -1, weight.shape[0])
         is_divided = kind.qk_norm == "all"
         x_TNH = norm.apply(parts_TXX, weight, config, is_divided).reshape(x_TNH.shape)
+    x_TNH = _clipped(x_TNH, kind)
     if context.angles is None or kind.rope is None:
         return x_TNH
     return rotate(x_TNH, *context.angles, kind.rope.neighbours)
+
+
+def _clipped(x_TNH: jax.Array, kind: Attention) -> jax.Array:
+    if kind.input_limit is None:
+        return x_TNH
+    return jnp.clip(x_TNH, -kind.input_limit, kind.input_limit)
 
 
 def packed_row(k_TKH: jax.Array, v_TKH: jax.Array, is_inside: bool) -> jax.Array:

@@ -97,7 +97,7 @@ _BAD_KINDS = {
         "group_best=3 exceeds the 2 experts of a group",
     ),
     "few groups": (
-        lambda: Experts(4, 3, 8, Router(num_groups=2)),
+        lambda: Experts(4, 3, 8, Router(num_groups=2, has_offsets=True)),
         "top_k=3 exceeds the 2 experts of top_groups=1",
     ),
     "most": (lambda: Gated(1 << 25), "gated width is at most 16777216, not 33554432"),

@@ -23,6 +23,7 @@ import numpy as np
 import real_models
 import real_weights
 import special_tokens
+import tiny_changed
 import tiny_checkpoints
 import tiny_compressed
 import tiny_predicting
@@ -92,6 +93,7 @@ def _write(root: pathlib.Path, args: argparse.Namespace) -> None:
         chat_templates.write(root)
         special_tokens.write(root)
         tiny_sentencepiece.write(root)
+        tiny_changed.write(root)
     if args.only != "tiny":
         models = {name: _load_real(name, args.work) for name in _REAL}
         for name, (model, tokenizer) in models.items():

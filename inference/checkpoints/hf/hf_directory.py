@@ -13,7 +13,7 @@ from configs.kinds.params import leaves
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints import mapped, names
 from inference.checkpoints.hf import mxfp4
-from inference.checkpoints.hf.architectures import families
+from inference.checkpoints.hf.architectures import families, gemma4
 from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.hf.quantized.schemes import Quantization
@@ -117,6 +117,14 @@ def without_storage(raw: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in raw.items() if key not in QUANTIZATION}
 
 
+def as_copied(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+    """A `config.json` for copies of its model: nothing is packed, layers that predict a second
+    token and rows that no token has stay behind.
+    """
+    left = {"num_nextn_predict_layers": 0, gemma4.NUM_ROWS: config.vocab_size}
+    return without_storage(raw) | {key: value for key, value in left.items() if key in raw}
+
+
 def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> TensorSource:
     """The source under the names of a whole model, without tensors that only repeat what the
     configuration says.
@@ -124,8 +132,8 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
     Old checkpoints store the rotary frequencies or the causal masks, and tied ones may store the
     head beside the embedding or in its place. One that was written without its head lacks the
     prefix of all other names. Layers that predict a second token, of which `num_predicting` are
-    announced, are left out, as are what reads images and sounds, and keys and values of layers that
-    read earlier ones'.
+    announced, are left out, as are what reads images and sounds, keys and values of layers that
+    read earlier ones', and rows of inputs of layers that no token has.
 
     Raises:
         InputError: the configuration ties the head to an embedding of other values.
@@ -145,7 +153,7 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
     if config.tied and _HEAD in stored:
         head = stored.pop(_HEAD)
         stored.setdefault(_embedding(config), head)
-    return _renamed(source, stored)
+    return _without_unread_rows(_renamed(source, stored), config)
 
 
 def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
@@ -177,6 +185,15 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
                 "token shares"
             )
     return _renamed(source, own)
+
+
+def _without_unread_rows(source: TensorSource, config: ModelConfig) -> TensorSource:
+    if config.layer_inputs is None:
+        return source
+    table = names.huggingface(config)("inputs/table").names[0]
+    rows, *rest = source.shapes.get(table, (0,))
+    shapes = {**source.shapes, table: (config.vocab_size, *rest)}
+    return dataclasses.replace(source, shapes=shapes) if rows > config.vocab_size else source
 
 
 def has_other_head(source: TensorSource, config: ModelConfig) -> bool:

@@ -340,7 +340,7 @@ def test_the_shortest_pattern_is_found_among_thousands_of_layers():
 
 
 BAD = {
-    "scale": ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights=False is not supported"),
+    "scale": ("gpt2", {"scale_attn_weights": 1}, "scale_attn_weights must be true or false"),
     "odd heads": ("gpt2", {"n_head": 7}, "n_embd=768 is not a multiple of n_head=7"),
     "gelu": ("gpt2", {"activation_function": "gelu"}, "valid: gelu_pytorch_tanh, gelu_new"),
     "Ministral": ("mistral-7b", {"layer_types": ["full_attention"] * 32}, "layer_types=.* is not"),
@@ -388,7 +388,7 @@ BAD = {
         "deepseek-v3", {"quantization_config": {"quant_method": "fp8"}},
         "quantization_config=.* is not supported",
     ),
-    "clipped": ("olmoe-1b-7b", {"clip_qkv": 8.0}, "clip_qkv=8.0 is not supported"),
+    "clipped": ("olmoe-1b-7b", {"clip_qkv": "8"}, "clip_qkv must be a number"),
     "layers": ("qwen3-30b-a3b", {"mlp_only_layers": "all"}, "mlp_only_layers lists numbers"),
     "groups": ("glm-4.5-air", {"n_group": 3}, "n_group=3 does not divide n_routed_experts=128"),
     "choice": ("deepseek-v2", {"topk_method": "noaux_tc"}, "topk_method='noaux_tc' is not"),

@@ -105,7 +105,7 @@ BAD_CONFIG = {
     "no architecture": ({"architectures": None}, "architecture None"),
     "odd architecture": ({"architectures": [["x"]]}, "is not supported"),
     "attention bias": ({"attention_bias": "qkv"}, "attention_bias must be true or false"),
-    "partial rotation": ({"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not"),
+    "partial rotation": ({"partial_rotary_factor": -0.5}, "partial_rotary_factor must be positive"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config="),
     "code": ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map="),
     "soft cap": ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),

@@ -165,6 +165,7 @@ def _phi3(config: ModelConfig) -> dict[str, Any]:
 
 def _gpt2(config: ModelConfig) -> dict[str, Any]:
     attention, ffn = export_fields.first(config)
+    scales = {mixer.scale for mixer in config.mixers(Attention)}
     return {
         "vocab_size": config.vocab_size,
         "n_embd": config.width,
@@ -174,6 +175,8 @@ def _gpt2(config: ModelConfig) -> dict[str, Any]:
         "n_positions": config.learned_positions,
         "layer_norm_epsilon": config.norm_eps,
         "activation_function": "gelu_new",
+        "scale_attn_weights": attention.scale != 1.0,
+        "scale_attn_by_inverse_layer_idx": len(scales) > 1,
     }
 
 

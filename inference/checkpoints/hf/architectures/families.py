@@ -30,7 +30,6 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "attn_logit_softcapping": (None,),
     "final_logit_softcapping": (None,),
     "use_bidirectional_attention": (False, None),
-    "partial_rotary_factor": (1, None),
     "rope_interleaved": (False, None),
     "num_local_experts": (None, 0),
     "is_encoder_decoder": (False, None),
@@ -220,8 +219,9 @@ def _phi3_rope(keys: Keys) -> Rope:
         share = own.number("partial_rotary_factor", share)
         kind = own.raw.get("rope_type", own.raw.get("type"))
         kind = "longrope" if kind in ("su", "yarn") else kind
-        own = Keys(own.raw | {"rope_type": kind, "partial_rotary_factor": None}, own.label)
-    return dataclasses.replace(rope_keys.scaled(keys, own, theta), share=share)
+        own = rope_keys.without_share(Keys(own.raw | {"rope_type": kind}, own.label))
+    rope = rope_keys.scaled(rope_keys.without_share(keys), own, theta)
+    return dataclasses.replace(rope, share=share)
 
 
 def _olmo2(keys: Keys, name: str) -> ModelConfig:
@@ -254,20 +254,24 @@ def _olmo3(keys: Keys, name: str) -> ModelConfig:
 
 
 def _gpt2(keys: Keys, name: str) -> ModelConfig:
-    keys.require_neutral(
-        {
-            "scale_attn_weights": (True, None),
-            "scale_attn_by_inverse_layer_idx": (False, None),
-            "add_cross_attention": (False, None),
-        }
-    )
+    keys.require_neutral({"add_cross_attention": (False, None)})
     width, num_heads = keys.integer("n_embd", 768), keys.integer("n_head", 12)
     if width % num_heads:
         raise InputError(f"n_embd={width} is not a multiple of n_head={num_heads}")
     positions = keys.integer("n_positions", 1024)
     attention = Attention(
-        num_heads, num_heads, width // num_heads, rope=None, biases=("qkv", "out")
+        num_heads,
+        num_heads,
+        width // num_heads,
+        rope=None,
+        biases=("qkv", "out"),
+        scale=None if keys.boolean("scale_attn_weights", True) else 1.0,
     )
+    num_layers = keys.integer("n_layer", 12, limit=MOST_LAYERS)
+    mixers = [attention] * num_layers
+    if keys.boolean("scale_attn_by_inverse_layer_idx", False):
+        scale = attention.scale or attention.head_width**-0.5
+        mixers = [dataclasses.replace(attention, scale=scale / n) for n in range(1, num_layers + 1)]
     activation = keys.choice("activation_function", _GELU_TANH, "gelu_new")
     ffn = Plain(keys.integer("n_inner", 4 * width), activation, has_bias=True)
     return ModelConfig(
@@ -275,9 +279,9 @@ def _gpt2(keys: Keys, name: str) -> ModelConfig:
         family="gpt2",
         vocab_size=keys.integer("vocab_size", 50257),
         width=width,
-        num_layers=keys.integer("n_layer", 12, limit=MOST_LAYERS),
+        num_layers=num_layers,
         max_context=positions,
-        pattern=(LayerSpec(attention, ffn),),
+        pattern=fields.pattern(mixers, ffn),
         norm="layer",
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
         learned_positions=positions,
@@ -332,14 +336,14 @@ ARCHITECTURES: dict[str, Family] = {
     "Qwen2MoeForCausalLM": Family("qwen2_moe", mixtures.qwen2_moe),
     "Qwen3MoeForCausalLM": Family("qwen3_moe", mixtures.qwen3_moe, mixtures.QWEN3),
     "OlmoeForCausalLM": Family("olmoe", mixtures.olmoe, ("attention_bias",)),
-    "DeepseekV2ForCausalLM": Family("deepseek_v2", mixtures.deepseek_v2, ("auto_map",)),
-    "DeepseekV3ForCausalLM": Family("deepseek_v3", mixtures.deepseek_v3, ("auto_map",)),
-    "DeepseekV32ForCausalLM": Family("deepseek_v32", mixtures.deepseek_v32, ("auto_map",)),
-    "GlmMoeDsaForCausalLM": Family("glm_moe_dsa", mixtures.glm_moe_dsa),
+    "DeepseekV2ForCausalLM": Family("deepseek_v2", mixtures.deepseek_v2, mixtures.LATENT),
+    "DeepseekV3ForCausalLM": Family("deepseek_v3", mixtures.deepseek_v3, mixtures.LATENT),
+    "DeepseekV32ForCausalLM": Family("deepseek_v32", mixtures.deepseek_v32, mixtures.LATENT),
+    "GlmMoeDsaForCausalLM": Family("glm_moe_dsa", mixtures.glm_moe_dsa, ("attention_bias",)),
     "Glm4MoeForCausalLM": Family("glm4_moe", mixtures.glm4_moe, mixtures.GLM4),
     "Dots1ForCausalLM": Family("dots1", mixtures.dots1, ("attention_bias", "num_local_experts")),
     "FlexOlmoForCausalLM": Family("flex_olmo", mixtures.flex_olmo, mixtures.QWEN3),
-    "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", mixtures.glm4_moe_lite),
+    "Glm4MoeLiteForCausalLM": Family("glm4_moe_lite", mixtures.glm4_moe_lite, ("attention_bias",)),
     "BambaForCausalLM": Family("bamba", mamba2.bamba, mamba2.BAMBA),
     "FalconH1ForCausalLM": Family("falcon_h1", mamba2.falcon_h1, mamba2.FALCON),
     "GraniteMoeHybridForCausalLM": Family("granitemoehybrid", mamba2.granite, mamba2.GRANITE),
@@ -357,5 +361,5 @@ ARCHITECTURES: dict[str, Family] = {
     "Qwen3_5ForCausalLM": Family("qwen3_5", builders.qwen3_5, builders.QWEN),
     "Qwen3NextForCausalLM": Family("qwen3_next", builders.qwen3_next, builders.QWEN),
     "Olmo3ForCausalLM": Family("olmo3", _olmo3, ("attention_bias",)),
-    "Phi3ForCausalLM": Family("phi3", _phi3, ("partial_rotary_factor", "auto_map")),
+    "Phi3ForCausalLM": Family("phi3", _phi3, ("auto_map",)),
 }

@@ -16,6 +16,8 @@ from inference.checkpoints.hf.architectures.config_keys import Keys
 
 # Keys that are refused elsewhere, and read here.
 READS = ("attention_bias", "final_logit_softcapping", "use_bidirectional_attention")
+# A table may have more rows than there are tokens, which are not read.
+NUM_ROWS = "vocab_size_per_layer_input"
 _ACTIVATION = {"gelu_pytorch_tanh": "gelu_tanh"}
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _ROPE = {
@@ -131,11 +133,11 @@ def _inputs_width(keys: Keys, vocab_size: int) -> int:
     """Elements of a token for each layer; 0: there are none."""
     name = "hidden_size_per_layer_input"
     width = 0 if keys.raw.get(name, 256) is None else keys.whole(name, 256)
-    rows = keys.integer("vocab_size_per_layer_input", 262_144)
-    if width and rows != vocab_size:
+    rows = keys.integer(NUM_ROWS, 262_144)
+    if width and rows < vocab_size:
         raise InputError(
-            f"vocab_size_per_layer_input={rows} is not supported: all {vocab_size} tokens of "
-            "vocab_size have inputs of layers"
+            f"{NUM_ROWS}={rows} is not supported: tokens from there to vocab_size={vocab_size} "
+            "have no inputs of layers, and transformers fails on them"
         )
     return width
 
@@ -161,7 +163,7 @@ def export(config: ModelConfig) -> dict[str, Any]:
         "rope_parameters": {_GLOBAL: _stated(far.rope), _LOCAL: _stated(near.rope)},
         "num_kv_shared_layers": len(mixers) - len(makers),
         "hidden_size_per_layer_input": config.layer_inputs.width if config.layer_inputs else 0,
-        "vocab_size_per_layer_input": config.vocab_size,
+        NUM_ROWS: config.vocab_size,
         "final_logit_softcapping": config.logit_cap,
         "use_bidirectional_attention": None,
     }  # fmt: skip

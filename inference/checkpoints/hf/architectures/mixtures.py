@@ -16,10 +16,11 @@ from inference.checkpoints.hf.architectures import fields, rope_keys
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
 # Keys that are refused elsewhere, and read here.
-GLM4 = ("attention_bias", "partial_rotary_factor")
+LATENT = ("attention_bias", "auto_map")
+GLM4 = ("attention_bias",)
 QWEN3 = ("attention_bias", "num_local_experts")
 GPT_OSS = (*QWEN3, "quantization_config")
-MINIMAX = ("num_local_experts", "partial_rotary_factor")
+MINIMAX = ("num_local_experts",)
 _PLAIN = Router()
 
 
@@ -86,9 +87,9 @@ def kimi_ffns(keys: Keys) -> list[FeedForward]:
 
 def olmoe(keys: Keys, name: str) -> ModelConfig:
     """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060)."""
-    keys.require_neutral({"clip_qkv": (None,)})
     rope = rope_keys.read(keys)
-    attention = fields.attention(keys, rope=rope, qk_norm="all")
+    limit = keys.optional_number("clip_qkv")
+    attention = fields.attention(keys, rope=rope, qk_norm="all", input_limit=limit)
     width = keys.integer("intermediate_size", 2048)
     experts = _experts(keys, "num_experts", 64, 8, width, _norm(keys, False))
     return _model(keys, name, "olmoe", rope, [attention], experts, eps=1e-5)
@@ -210,6 +211,8 @@ def glm4_moe_lite(keys: Keys, name: str) -> ModelConfig:
     """GLM-4.7-Flash (Z.ai 2026): DeepSeek-V3's attention and mixture, without the layer that
     predicts a second token.
     """
+    for described in (keys, rope_keys.described(keys) or keys):
+        described.require_neutral({"partial_rotary_factor": (1, None)})
     width, shared = keys.integer("moe_intermediate_size", 1536), keys.whole("n_shared_experts", 1)
     experts = _experts(
         keys, "n_routed_experts", 64, 4, width, _offset_router(keys, 1.8, 1, 1),
@@ -319,6 +322,7 @@ def _latent_model(
         rope=rope,
         scale=scale,
         indexer=indexer,
+        has_bias=keys.boolean("attention_bias", False),
     )
     ffns = ffns or _after_dense(keys, experts, first_dense)
     return _model(keys, name, family, rope, [latent], ffns)

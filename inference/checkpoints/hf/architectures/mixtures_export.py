@@ -54,7 +54,7 @@ def olmoe(config: ModelConfig) -> dict[str, Any]:
         "num_experts_per_tok": experts.top_k,
         "norm_topk_prob": experts.router.is_normalized,
         "attention_bias": "out" in attention(config).biases,
-        "clip_qkv": None,
+        "clip_qkv": attention(config).input_limit,
     }
 
 
@@ -217,7 +217,7 @@ def _latent(config: ModelConfig) -> dict[str, Any]:
         "qk_nope_head_dim": own.nope_width,
         "qk_rope_head_dim": own.rope_width,
         "v_head_dim": own.value_width,
-        "attention_bias": False,
+        "attention_bias": own.has_bias,
         "moe_layer_freq": 1,
     }
 

@@ -5,6 +5,8 @@ them, `rope_parameters` as transformers 5 does.
 import dataclasses
 import math
 
+from absl import logging
+
 from configs.errors import InputError
 from configs.kinds.rope import (
     Dynamic,
@@ -18,6 +20,7 @@ from configs.kinds.rope import (
 )
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
+_SHARE = "partial_rotary_factor"
 _MAX_STRETCHED = 1 << 24
 _MAX_FACTORS = 1 << 16
 # Under these names an object holds one for each kind of layer, which few families have.
@@ -63,6 +66,7 @@ def scaled(keys: Keys, own: Keys | None, theta: float) -> Rope:
         InputError: the object is unsound, or of another kind.
     """
     if own is None:
+        _check_whole(keys, "default")
         return Rope(theta)
     own.require_neutral(dict.fromkeys(_LAYERS, (None,)))
     theta = own.number("rope_theta", theta)
@@ -70,20 +74,44 @@ def scaled(keys: Keys, own: Keys | None, theta: float) -> Rope:
         "type" if own.raw.get("rope_type") is None else "rope_type", _KINDS, "default"
     )
     if kind == "proportional":
-        share = own.number("partial_rotary_factor", 1.0)
+        share = own.number(_SHARE, 1.0)
         return Rope(theta, Proportional(share, own.number("factor", 1.0)))
-    own.require_neutral({"partial_rotary_factor": (1, None)})
+    _check_whole(keys, kind)
+    _check_whole(own, kind)
     return Rope(theta, _scaling(kind, keys, own))
+
+
+def _check_whole(keys: Keys, kind: str) -> None:
+    """Of an architecture whose heads rotate whole, as transformers has it: of a share that is named
+    it takes no notice, or, where positions are scaled, it fails.
+    """
+    share = keys.number(_SHARE, 1.0)
+    if share != 1 and kind != "default":
+        raise InputError(
+            f"{keys.label}{_SHARE}={share:g} with rope_type={kind} is not supported: transformers "
+            "scales positions for this share of each head, and fails to rotate it; leave it out"
+        )
+    if share != 1:
+        logging.log_first_n(
+            logging.WARNING,
+            "%s%s=%g has no effect: heads of this architecture rotate whole, in transformers, too",
+            1,
+            *(keys.label, _SHARE, share),
+        )
 
 
 def partial(keys: Keys, theta: float, share: float) -> Rope:
     """RoPE of a share of each head, which the object that describes it may name."""
-    own = described(keys)
+    keys, own = without_share(keys), described(keys)
     if own is not None:
-        share = own.number("partial_rotary_factor", share)
-        own = Keys(own.raw | {"partial_rotary_factor": None}, own.label)
+        share, own = own.number(_SHARE, share), without_share(own)
     rope = scaled(keys, own, keys.number("rope_theta", theta))
     return dataclasses.replace(rope, share=share)
+
+
+def without_share(keys: Keys) -> Keys:
+    """The object without the share of each head that it names."""
+    return Keys(keys.raw | {_SHARE: None}, keys.label)
 
 
 def max_context(keys: Keys, rope: Rope) -> int:

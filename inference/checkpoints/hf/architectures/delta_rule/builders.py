@@ -11,7 +11,7 @@ from inference.checkpoints.hf.architectures import fields, mixtures, rope_keys
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
 # Keys that are refused elsewhere, and read here.
-QWEN = ("attention_bias", "partial_rotary_factor")
+QWEN = ("attention_bias",)
 _QWEN3_NEXT = {"num_key_value_heads": 2, "intermediate_size": 5632}
 _QWEN3_5 = {"num_key_value_heads": 4, "intermediate_size": 12288}
 

@@ -17,7 +17,7 @@ from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.hf.architectures.scans import recurrent
 
 # Keys that are refused elsewhere, and read here.
-BAMBA = ("attention_bias", "mlp_bias", "partial_rotary_factor")
+BAMBA = ("attention_bias", "mlp_bias")
 FALCON = ("attention_bias", "mlp_bias")
 GRANITE = ("attention_bias", "num_local_experts")
 
@@ -37,7 +37,7 @@ def bamba(keys: Keys, name: str) -> ModelConfig:
     """Bamba (IBM, Princeton & UIUC 2024): attention in the layers that are listed."""
     keys = with_defaults(keys, _BAMBA)
     keys.require_neutral({"partial_rotary_factor": (0.5, None)})  # else beside the positions' base
-    rope = _half_rope(keys)
+    rope = rope_keys.partial(keys, 10_000.0, 0.5)
     mixers = fields.attention(keys, rope=rope), mamba2(keys, expanded(keys))
     layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
     attends = fields.numbered(keys, "attn_layer_indices", layers)
@@ -178,16 +178,6 @@ def mamba2(keys: Keys, inner: int, **own: Any) -> Mamba2:
     }
     state, conv = keys.integer("mamba_d_state", 256), keys.integer("mamba_d_conv", 4)
     return Mamba2(heads, head_width, state, groups, conv, **told | own)
-
-
-def _half_rope(keys: Keys) -> Rope:
-    """A share of each head rotates: half of it, unless the positions' own object says another."""
-    own, share = rope_keys.described(keys), 0.5
-    if own is not None:
-        share = own.number("partial_rotary_factor", share)
-        own = Keys(own.raw | {"partial_rotary_factor": None}, own.label)
-    rope = rope_keys.scaled(keys, own, keys.number("rope_theta", 10_000.0))
-    return dataclasses.replace(rope, share=share)
 
 
 def export_bamba(config: ModelConfig) -> dict[str, Any]:

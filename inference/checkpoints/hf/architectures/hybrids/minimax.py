@@ -13,7 +13,7 @@ from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints.hf.architectures import export_fields, fields, mixtures, rope_keys
 from inference.checkpoints.hf.architectures.config_keys import Keys
 
-READS = ("num_local_experts", "partial_rotary_factor")  # keys that are refused elsewhere
+READS = ("num_local_experts",)  # keys that are refused elsewhere
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 _FACTORS = {_FULL: "full_attn", _LINEAR: "linear_attn"}  # as their keys begin

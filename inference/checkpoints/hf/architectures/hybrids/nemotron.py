@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from absl import logging
+
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.combined import NoMixer
@@ -15,7 +17,7 @@ from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.hf.architectures.scans import recurrent
 
 # Keys that are refused elsewhere, and read or known here.
-READS = ("auto_map", "mlp_bias")
+READS = ("attention_bias", "auto_map", "mlp_bias")
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -106,6 +108,13 @@ def _state(keys: Keys) -> tuple[Mixer, None]:
 def _attention(keys: Keys) -> tuple[Mixer, None]:
     heads, width = keys.integer("num_attention_heads", 32), keys.integer("head_dim", 128)
     keys.require_neutral({"attention_head_dim": (width, None)})  # of older files
+    if keys.boolean("attention_bias", False):
+        logging.log_first_n(
+            logging.WARNING,
+            "attention_bias=true has no effect: attention of nemotron_h has no biases, in "
+            "transformers, too",
+            1,
+        )
     kv_heads = heads if keys.raw.get("num_key_value_heads", 8) is None else 8
     return Attention(heads, keys.integer("num_key_value_heads", kv_heads), width, rope=None), None
 
