@@ -1,20 +1,42 @@
-"""Connections that end before a request does: heads that are large or slow, and clients that do not
-read. uvicorn limits none of these.
+"""Connections that end before a request does: heads that are large, slow or no HTTP, clients that
+do not read, and those that still send when they are answered. uvicorn limits none of these.
 """
 
 import asyncio
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from inference.server.protocol.errors import ApiError
 from inference.server.service import Limits
 
+_UPGRADE = (b"upgrade", b"http2-settings")  # headers of a request for another protocol
+_NO_HTTP = ApiError(400, "this is not a valid HTTP request")
+_LARGE_HEAD = ApiError(431, "the head of the request is too large")
+_LATE_HEAD = ApiError(408, "the head of the request did not come in time")
+_DROPPED = 16  # times the largest body: what is read behind the last request that is answered
+
+_log = logging.getLogger(__name__)
+
+
+class _Refused(Exception):
+    """Stops the parser: nothing behind this request is served."""
+
+    def __init__(self, error: ApiError):
+        self.error = error
+
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection."""
+    """One connection.
+
+    Requests for another protocol (`Upgrade`) are answered over HTTP/1.1, as RFC 9110 permits. What
+    follows a request that is refused is read and dropped, up to a limit: a reset, which the system
+    sends where unread data is left, would overtake the answer.
+    """
 
     def __init__(
         self,
@@ -32,6 +54,9 @@ class GuardedProtocol(HttpToolsProtocol):
         self._trailer_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
+        self._refusal: ApiError | None = None  # of what came last, behind the answers before it
+        self._is_closing = False  # nothing more is written
+        self._dropped_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client is there."""
@@ -46,10 +71,16 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """It sent something."""
+        if self._is_closing or self._refusal is not None:
+            self._drop(data)
+            return
+        self._unset_keepalive_if_required()
         self._head_bytes += len(data)
-        super().data_received(data)
+        self._parse(data)
+        if self._is_closing or self._refusal is not None:
+            return
         if max(self._head_bytes, self._trailer_bytes) > self._limits.head_bytes:
-            self._refuse(ApiError(431, "the head of the request is too large"))
+            self._refuse(_LARGE_HEAD)
         elif self._is_answered and self._head_timer is None:
             # What is left of a body, or empty lines: no reason to keep the connection for long.
             self._within_head_s(self.transport.close)
@@ -69,22 +100,44 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """The head is whole."""
+        if self.parser.get_method() == b"CONNECT":
+            raise _Refused(ApiError(405, "this server is no proxy"))
+        if self.parser.should_upgrade():
+            return  # it is parsed once more
         self._cancel_head_timer()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.head_bytes:
-            self._refuse(ApiError(431, "the head of the request is too large"))
-            return
+            raise _Refused(_LARGE_HEAD)
         self._in_head, self._head_bytes, self._trailer_bytes = False, 0, 0
         super().on_headers_complete()
+        self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
         """A part of it has come."""
         self._head_bytes = 0
         super().on_body(body)
 
-    def send_400_response(self, msg: str) -> None:
-        """What came is not HTTP."""
-        self._refuse(ApiError(400, "this is not a valid HTTP request"))
+    def on_message_complete(self) -> None:
+        """A request is whole, or the head of one that is parsed once more."""
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """An answer is whole; what was refused behind the last one is answered now."""
+        if self._is_closing:
+            self.pipeline.clear()
+        super().on_response_complete()
+        if self._refusal is not None and not self._is_in_between:
+            self._answer_refusal(self._refusal)
+
+    def close_gently(self) -> None:
+        """Writes nothing more, and leaves the client time to read and to finish sending."""
+        if self._is_closing or self.transport.is_closing():
+            return
+        self._is_closing = True
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self._within_head_s(self.transport.close)
 
     def pause_writing(self) -> None:
         """The client does not read."""
@@ -113,11 +166,11 @@ class GuardedProtocol(HttpToolsProtocol):
         """
         cycle = self.cycle
         is_open = cycle is not None and not cycle.response_complete
-        return bool(self.pipeline) or (is_open and (self._in_head or cycle.response_started))
+        is_whole = self._in_head or (is_open and not cycle.more_body)  # and its answer to come
+        return bool(self.pipeline) or (is_open and (is_whole or cycle.response_started))
 
     def _await_head(self) -> None:
-        late = ApiError(408, "the head of the request did not come in time")
-        self._within_head_s(functools.partial(self._refuse, late))
+        self._within_head_s(functools.partial(self._refuse, _LATE_HEAD))
 
     def _within_head_s(self, late: Callable[[], None]) -> None:
         self._cancel_head_timer()
@@ -133,14 +186,75 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._stall_timer is not None:
             self._stall_timer.cancel()
 
-    def _refuse(self, error: ApiError) -> None:
-        """Says so, where nothing else is being said, and closes the connection."""
-        if self.transport.is_closing():
-            return
-        if self._is_in_between:
+    def _parse(self, data: bytes) -> None:
+        rest = memoryview(data)
+        try:
+            while True:
+                try:
+                    self.parser.feed_data(rest)
+                    return
+                except httptools.HttpParserUpgrade as upgrade:
+                    rest = rest[upgrade.args[0] :]
+                    self._parse_without_upgrade()
+        except httptools.HttpParserError as error:
+            why = error.__context__
+            self._refuse(why.error if isinstance(why, _Refused) else _NO_HTTP)
+
+    def _parse_without_upgrade(self) -> None:
+        """Parses the head of a request once more, as if it asked for no other protocol."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        lines = [b"%s %s HTTP/%s" % (method, self.url, version.encode())]
+        for name, value in self.headers:
+            if name == b"connection":
+                tokens = [token.strip() for token in value.split(b",")]
+                value = b", ".join(token for token in tokens if token.lower() not in _UPGRADE)
+            if name not in _UPGRADE and (value or name != b"connection"):
+                lines.append(name + b": " + value)
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
+
+    def _drop(self, data: bytes) -> None:
+        """Reads what nobody waits for, but not without end."""
+        self._dropped_bytes += len(data)
+        if self._dropped_bytes > _DROPPED * self._limits.body_bytes:
             self.transport.abort()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Says so, behind the answers to earlier requests, and closes the connection."""
+        if self._is_closing or self.transport.is_closing() or self._refusal is not None:
             return
+        if error.status != 408:  # a connection that a browser keeps at hand is no fault
+            _log.warning("%s: %d, %s", _peer(self.client), error.status, error.message)
+        self._cancel_head_timer()
+        self._refusal = error
+        if not self._is_in_between:
+            self._answer_refusal(error)
+
+    def _answer_refusal(self, error: ApiError) -> None:
+        if self._is_closing:
+            return
+        if self.cycle is not None:  # one whose body goes wrong has no other answer
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
         body = error.body()
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[error.status] + head % len(body) + body)
-        self.transport.close()
+        self.close_gently()
+
+
+class _AnswerTransport:
+    """What one answer is written to; closed with it where the connection ends."""
+
+    def __init__(self, connection: GuardedProtocol):
+        self._connection = connection
+        self.write = connection.transport.write
+        self.is_closing = connection.transport.is_closing
+
+    def close(self) -> None:
+        """The answer is the last of its connection."""
+        self._connection.close_gently()
+
+
+def _peer(client: tuple[str, int] | None) -> str:
+    return "a client" if client is None else f"{client[0]}:{client[1]}"

@@ -1,6 +1,7 @@
 """Connections that are slow, large, no HTTP at all, or end too early."""
 
 import contextlib
+import itertools
 import json
 import socket
 import time
@@ -16,6 +17,7 @@ from tests.inference.server.running import running, wait_until
 
 ASKED = [{"role": "user", "content": "a"}]
 BODY = json.dumps({"prompt": "a", "max_tokens": 400}).encode()
+SHORT = json.dumps({"prompt": "a", "max_tokens": 30, "stream": True}).encode()
 STREAM = json.dumps({"prompt": "a", "max_tokens": 400, "stream": True}).encode()
 
 
@@ -74,6 +76,7 @@ def slow():
     (request(BODY, more="Content-Length: 3\r\n"), 400),
     (request(BODY, length=-1), 400),
     (b"\x16\x03\x01\x02\x00\x01\x00", 400),
+    (b"CONNECT localhost:22 HTTP/1.1\r\nHost: localhost\r\n\r\nSSH", 405),
     (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
     (b"GET / HTTP/1.1\r\nHost: a\r\nX: a\x00b\r\n\r\n", 400),
 ])  # fmt: skip
@@ -86,6 +89,47 @@ def test_requests_that_end_their_connection(small, short, sent, status):
     assert head.startswith(b"HTTP/1.1 %d " % status), answer
     assert json.loads(body)["error"]["message"]
     assert server.http.get("/ready").status_code == 200
+
+
+@pytest.mark.parametrize("asked", [
+    b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n",
+    b"Connection: keep-alive\r\nConnection: upgrade\r\nUpgrade: websocket\r\n",
+])  # fmt: skip
+def test_a_request_for_another_protocol_is_answered_in_this_one(server, asked):
+    """Body and all, however it is cut, as are those before and behind it."""
+    ask = request(json.dumps({"prompt": "a", "max_tokens": 1}).encode())
+    upgrade = ask.replace(b"Host", asked + b"Host")
+    with connect(server) as connection:
+        for cuts in ([], [40, 200], [len(upgrade) - 3], [len(upgrade) + 30]):
+            sent = upgrade + ask + upgrade
+            for start, end in itertools.pairwise([0, *cuts, len(sent)]):
+                connection.sendall(sent[start:end])
+                time.sleep(0.01)
+            answers = b""
+            while answers.count(b'"usage"') < 3:
+                part = connection.recv(65536)
+                assert part, answers
+                answers += part
+            assert answers.count(b"HTTP/1.1 200") == 3 and b"upgrade" not in answers.lower()
+
+
+@pytest.mark.parametrize("more, status", [("", 413), ("Connection: close\r\n", 404)])
+def test_who_sends_all_before_reading_gets_the_answer(small, more, status):
+    """Though it is there long before: a reset would take it away."""
+    sent = request(b"a" * 25_000, more=more)
+    if status == 404:
+        sent = sent.replace(b"/v1/completions", b"/no")
+    with connect(small) as connection:
+        connection.sendall(sent[:300])
+        wait_until(lambda: connection.recv(9, socket.MSG_PEEK))
+        for n in range(300, len(sent), 1000):
+            connection.sendall(sent[n : n + 1000])
+            time.sleep(0.001)
+        assert read_all(connection).startswith(b"HTTP/1.1 %d " % status)
+    with connect(small) as connection, pytest.raises(OSError):  # but not for ever
+        connection.sendall(request(b"", length=10**12))
+        while True:
+            connection.sendall(b"a" * 10_000)
 
 
 def test_bodies_in_chunks_have_the_same_limits(small):
@@ -135,15 +179,26 @@ def test_what_follows_an_answer_does_not_keep_the_connection(short, more):
     b"GET / HTTP/1.1\r\nHost: local", b"\x16\x03", b"GET / HTTP/1.1\r\nX: " + b"a" * 4000,
     b"GET / HTTP/1.1\r\n" + b"X: a\r\n" * 1000 + b"\r\n",
 ])  # fmt: skip
-def test_a_bad_request_behind_another_writes_nothing_into_its_answer(more):
+def test_a_bad_request_is_refused_behind_the_answers_before_it(more, caplog):
+    """Whether it comes with them or while they are streamed, and nothing behind it is served."""
+    status = 408 if more.endswith(b"local") else 400 if more == b"\x16\x03" else 431
     limits = Limits(head_bytes=3000, head_s=0.3)
-    with running(FakeEngine(step_s=0.05), limits) as server, connect(server) as connection:
-        connection.sendall(request(STREAM))
-        answer = connection.recv(65536)
-        connection.sendall(more)
-        with contextlib.suppress(ConnectionResetError):
-            answer += read_all(connection)
-        assert answer.startswith(b"HTTP/1.1 200") and answer.count(b"HTTP/1.1") == 1
+    with running(FakeEngine(step_s=0.01), limits) as server:
+        for early in (request(SHORT) * 2, b""):
+            with connect(server) as connection:
+                connection.sendall(early + request(SHORT) + more * bool(early))
+                answer = b"" if early else connection.recv(65536)
+                if not early:
+                    connection.sendall(more)
+                if status != 408:
+                    connection.sendall(request(SHORT))
+                answer += read_all(connection)
+                host, port = connection.getsockname()
+            *served, refused = answer.split(b"HTTP/1.1 ")[1:]
+            assert len(served) == (3 if early else 1), answer
+            assert all(each.startswith(b"200") and b"[DONE]" in each for each in served)
+            assert refused.startswith(b"%d " % status) and b"connection: close" in refused
+            assert (f"{host}:{port}: {status}, " in caplog.text) is (status != 408)
 
 
 def test_a_connection_serves_one_request_after_the_other(server):
