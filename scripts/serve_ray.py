@@ -88,7 +88,9 @@ async def _serve(
     url, gateway = serve.url_of(listening), Gateway(replica_config.limits)
     app = guarded(gateway, replica_config.limits, keys, is_local(listening.getsockname()[0]))
     seen = Observed(app, lambda *_: None, traces)  # replicas count what is asked
-    server = Server(seen, gateway, replica_config.limits, replica_config.drain_timeout)
+    server = Server(
+        seen, gateway, replica_config.limits, replica_config.drain_timeout, say=common.say
+    )
 
     async def deploy() -> None:
         gateway.replicas = await _left_behind(lambda: _deployed(replica_config))

@@ -1,7 +1,6 @@
 """The answers to the prompts of one request, told as they come."""
 
 import dataclasses
-import logging
 from collections.abc import AsyncGenerator, Sequence
 from typing import NamedTuple
 
@@ -10,13 +9,12 @@ from inference.request import SamplingParams
 from inference.server import traces
 from inference.server.client.engine_client import EngineLost, RequestFailed, RequestRefused
 from inference.server.client.generation import Deadline, DeadlinePassed, Generation
+from inference.server.failures import log_failure
 from inference.server.protocol import logprobs, sampling
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.logprobs import Token
 from inference.server.protocol.responses import PromptTokensDetails, Usage
 from inference.server.service import Service
-
-_log = logging.getLogger(__name__)
 
 
 class Prompt(NamedTuple):
@@ -190,12 +188,12 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def stream_failed(service: Service, error: Exception) -> ApiError:
-    """Counts a stream that ends with an error; returns what its client is told."""
-    if not isinstance(error, ApiError):
-        _log.error("a stream ends with an error", exc_info=error)
+    """Counts and logs a stream that ends with an error; returns what its client is told."""
+    failure = as_api_error(error)
+    log_failure(error, failure)
     service.metrics.stream_failed()
     traces.current().failed("stream_error")
-    return as_api_error(error)
+    return failure
 
 
 def _unscored(tokens: Sequence[int]) -> list[Token]:

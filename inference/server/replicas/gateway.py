@@ -2,7 +2,6 @@
 
 import asyncio
 import dataclasses
-import logging
 from contextlib import aclosing
 
 from starlette.datastructures import Headers
@@ -14,6 +13,7 @@ from inference.server import metrics
 from inference.server.client.generation import Deadline
 from inference.server.endpoints.answers import as_api_error
 from inference.server.endpoints.responses.bodies import Completed, Cut, Failed
+from inference.server.failures import log_failure, request_id
 from inference.server.protocol import caller
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError, unavailable
@@ -28,7 +28,7 @@ from inference.server.replicas.forwarded import (
 from inference.server.replicas.merged_metrics import GatewayMetrics
 from inference.server.service import Limits
 from inference.server.web import body
-from inference.server.web.access import CLIENT
+from inference.server.web.access import CLIENT, REQUEST_ID
 
 _TRIES = 3  # replicas that a request may be lost with: it may be why
 _GRACE_S = 1.0  # a replica that has a request says itself that it was late
@@ -46,10 +46,7 @@ _KEPT = (  # headers that replicas read
     "if-none-match",
     "traceparent",
     "tracestate",
-    "x-request-id",
 )
-
-_log = logging.getLogger(__name__)
 
 
 class Gateway:
@@ -77,17 +74,14 @@ class Gateway:
                 await response(scope, receive, send)
             else:
                 await self._pass_on(scope, receive, send)
-        except ApiError as error:
-            answer = Response(error.body(), error.status, error.headers, "application/json")
-            await answer(scope, receive, send)
         except ClientDisconnect:
             pass
         except ReplicaLost:
             raise  # in the middle of an answer: the connection is closed, and its client knows
         except Exception as error:
-            _log.exception("a request failed")
-            found = as_api_error(error)
-            answer = Response(found.body(), found.status, found.headers, "application/json")
+            failure = as_api_error(error)
+            log_failure(error, failure)
+            answer = Response(failure.body(), failure.status, failure.headers, "application/json")
             await answer(scope, receive, send)
 
     async def _health(self) -> Response:
@@ -135,6 +129,7 @@ class Gateway:
         if scope["method"] == "POST":
             data = await body.read(request, limits.body_bytes, limits.body_s)
         headers = tuple((k, v) for k, v in scope["headers"] if k.decode("latin-1") in _KEPT)
+        headers += ((REQUEST_ID.encode(), request_id.get().encode()),)
         client = scope.get(CLIENT, "")
         return HttpRequest(
             scope["method"], scope["path"], scope["query_string"], headers, data, client,
@@ -178,18 +173,20 @@ class Gateway:
                     await answer.break_off(as_api_error(deadline.passed()))
                     return
                 raise unavailable("no replica took the request in time") from None
-            except ReplicaLost:
+            except ReplicaLost as error:
                 if answer.has_begun:
                     if not answer.is_whole:
                         self._metrics.lost()
+                        log_failure(error, _LOST)
                     await answer.break_off(_LOST)
                     return
                 self._metrics.retried()
             except Exception as error:
                 if not answer.has_begun:
                     raise
-                _log.exception("an answer broke off")
-                await answer.break_off(as_api_error(error))
+                failure = as_api_error(error)
+                log_failure(error, failure)
+                await answer.break_off(failure)
                 return
         if refused is None:
             why = f"{_TRIES} replicas ended while they had this request: it is not tried again"

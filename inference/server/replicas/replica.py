@@ -6,9 +6,11 @@ from contextlib import aclosing
 from starlette.types import Message
 
 from inference.server.client.start import start
+from inference.server.failures import request_id
 from inference.server.replicas.forwarded import HttpRequest, HttpStart, Parts
 from inference.server.service import Service
 from inference.server.web import asgi_client
+from inference.server.web.access import REQUEST_ID
 from inference.server.web.app import routed
 from inference.server.web.observed import Observed
 
@@ -37,6 +39,7 @@ class Replica:
 
     async def answer(self, request: HttpRequest) -> Parts:
         """The answer to a request; whoever stops reading ends it."""
+        request_id.set(dict(request.headers).get(REQUEST_ID.encode(), b"").decode("latin-1"))
         told = asgi_client.messages(
             self._app, request.method, request.path, request.headers, request.body, request.query,
             request.client,

@@ -13,11 +13,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.errors import InputError
 from inference.files import key_file
+from inference.server.failures import request_id
 from inference.server.protocol.errors import ApiError, unavailable
 
 CLIENT = "ridgeline.client"  # of a request's scope: who asks, by the key; "" where there are none
+REQUEST_ID = "x-request-id"  # header of requests and answers
 OPEN_PATHS = ("/health", "/ready")  # without a key: probes have none
-_REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _MIN_KEY_CHARS = 16
 
 
@@ -80,12 +82,14 @@ class Access:
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
-        asked = headers.get("x-request-id", "")
-        id = asked if _REQUEST_ID.fullmatch(asked) else secrets.token_hex(16)
+        id = headers.get(REQUEST_ID, "")
+        if not _ID.fullmatch(id):
+            id = secrets.token_hex(16)
+        request_id.set(id)
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(raw=message.setdefault("headers", []))["x-request-id"] = id
+                MutableHeaders(raw=message.setdefault("headers", []))[REQUEST_ID] = id
             await send(message)
 
         try:

@@ -1,7 +1,6 @@
 """The HTTP application: which path is answered by what."""
 
 import asyncio
-import logging
 from collections.abc import Awaitable
 
 from starlette.applications import Starlette
@@ -12,6 +11,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from inference.server.endpoints.answers import as_api_error
+from inference.server.failures import log_failure
 from inference.server.protocol import caller, parse
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.dialects.translate import renamed
@@ -23,8 +23,6 @@ from inference.server.web.access import CLIENT, Access, Keys
 from inference.server.web.operations import OPERATIONS, Operation
 
 _MAX_NAMED = 16  # fields that were ignored
-
-_log = logging.getLogger(__name__)
 
 
 def application(service: Service, keys: Keys | None = None, is_local: bool = True) -> ASGIApp:
@@ -101,10 +99,9 @@ async def _answered(work: Awaitable[Response]) -> Response:
     try:
         return await work
     except Exception as error:
-        if not isinstance(error, ApiError):
-            _log.exception("a request failed")
-        found = as_api_error(error)
-        return Response(found.body(), found.status, found.headers, "application/json")
+        failure = as_api_error(error)
+        log_failure(error, failure)
+        return Response(failure.body(), failure.status, failure.headers, "application/json")
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:

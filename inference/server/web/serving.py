@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import functools
+import signal
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -64,9 +65,10 @@ class Server(uvicorn.Server):
         limits: Limits,
         drain_s: float,
         stalled: Callable[[], None] = lambda: None,
+        say: Callable[[str], None] | None = None,
     ):
-        """`app`: answers requests, and draws on the service; `drain_s`: as `serve` takes it;
-        `stalled`: called where a client that reads nothing is disconnected.
+        """`app`: answers requests, and draws on the service; `drain_s`, `say`: as `serve` takes
+        them; `stalled`: called where a client that reads nothing is disconnected.
         """
         guarded = functools.partial(GuardedProtocol, limits=limits, stalled=stalled)
         config = uvicorn.Config(
@@ -84,10 +86,14 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._drain_s = drain_s
+        self._say = say or (lambda line: None)
+        self._why = "the engine ended"
         self._drained_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal has come."""
+        """A signal has come, or the engine has ended (0)."""
+        if sig:
+            self._why = signal.Signals(sig).name
         if self._service.is_draining:
             self.should_exit = self.force_exit = True
         self._service.is_draining = True
@@ -96,7 +102,10 @@ class Server(uvicorn.Server):
         """Ten times a second: whether to end."""
         if self._service.is_draining and not self.should_exit:
             now = asyncio.get_running_loop().time()
-            self._drained_at = now + self._drain_s if self._drained_at is None else self._drained_at
+            if self._drained_at is None:
+                self._drained_at = now + self._drain_s
+                requests = _requests(len(self.server_state.tasks))
+                self._say(f"{self._why}: draining {requests}, {self._drain_s:g} s at most")
             self.should_exit = not self.server_state.tasks or now > self._drained_at
         return await super().on_tick(counter)
 
@@ -104,10 +113,16 @@ class Server(uvicorn.Server):
         """Closes connections: where nobody is waited for, at once, since from Python 3.12 on a
         server is closed when they are.
         """
+        if num_open := len(self.server_state.tasks):
+            self._say(f"cut off: {_requests(num_open)}")
         if self.force_exit:
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
         await super().shutdown(sockets)
+
+
+def _requests(count: int) -> str:
+    return f"{count} request{'' if count == 1 else 's'}"
 
 
 async def serve(
@@ -126,7 +141,7 @@ async def serve(
         listening: as `bound` returns it.
         keys: of those who may ask; None: everybody who can.
         drain_s: seconds for requests that are served when the signal comes.
-        say: told every ten seconds what was served.
+        say: takes lines for the log: every ten seconds what was served, and how it ends.
         started: called before anything is answered.
         traces: of requests, which are closed in the end.
 
@@ -136,7 +151,7 @@ async def serve(
     host = listening.getsockname()[0]
     service.num_keys = len(keys or ())
     app = Observed(application(service, keys, is_local(host)), service.metrics.answered, traces)
-    server = Server(app, service, service.limits, drain_s, service.metrics.stalled)
+    server = Server(app, service, service.limits, drain_s, service.metrics.stalled, say)
     engine = asyncio.create_task(service.client.run())
     engine.add_done_callback(lambda _: server.handle_exit(0, None))
     started(server)

@@ -3,6 +3,7 @@
 import contextlib
 import itertools
 import json
+import re
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -223,7 +224,12 @@ def test_a_failure_leaves_the_connection_to_the_next_request(server, monkeypatch
                 assert part, answer
                 answer += part
             assert answer.startswith(b"HTTP/1.1 500") and b"the server failed" in answer
-    assert "ZeroDivisionError" in caplog.text
+            id = re.search(rb"x-request-id: (\w+)", answer)[1].decode()
+            line = f"request {id}: 500 internal_error: ZeroDivisionError: division by zero ("
+            assert caplog.messages[-1].startswith(line), caplog.text
+    assert "Traceback" not in caplog.text and len(caplog.messages) == 2
+    caplog.set_level("DEBUG", "inference.server.failures")
+    assert server.http.get("/metrics").status_code == 500 and "Traceback" in caplog.text
 
 
 @pytest.mark.parametrize("body", [BODY, STREAM])

@@ -70,6 +70,8 @@ def test_a_first_signal_lets_answers_end():
         for thread in threads:
             thread.join(60)
         server.join()
+    assert server.said[0] == f"SIGTERM: draining {MAX_SEQS} requests, 10 s at most"
+    assert not any("cut off" in line for line in server.said)
     assert len(found) == MAX_SEQS
     for n, response in found.items():
         assert response.status_code == 200
@@ -89,6 +91,7 @@ def test_a_second_signal_ends_at_once():
         server.join()
         assert time.monotonic() - start < 5
         thread.join(60)
+    assert server.said[-1] == "cut off: 1 request"
 
 
 def _ignored(server):
@@ -347,7 +350,7 @@ def test_all_sequences_of_a_request_count():
         assert not server.service.client.num_sequences
 
 
-def test_an_answer_that_fails_is_not_asked_for_again():
+def test_an_answer_that_fails_is_not_asked_for_again(caplog):
     class Failing(FakeEngine):
         def step(self):
             return [dataclasses.replace(out, finish_reason="error") for out in super().step()]
@@ -356,6 +359,9 @@ def test_an_answer_that_fails_is_not_asked_for_again():
         failed = server.post(TEXT, prompt="a")
         assert failed.status_code == 500 and failed.headers["x-should-retry"] == "false"
         assert failed.json()["error"]["message"] == "the answer could not be generated"
+        id = failed.headers["x-request-id"]
+        line = f"request {id}: 500 model_error: the answer could not be generated"
+        assert caplog.messages == [line]
 
 
 def test_nothing_waits_for_the_tokenizer(monkeypatch):

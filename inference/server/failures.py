@@ -1,0 +1,32 @@
+"""Failures of the server itself: a line of the log each, with the id that the answer has, too."""
+
+import logging
+import traceback
+from contextvars import ContextVar
+
+from inference.server.protocol.errors import ApiError
+
+request_id: ContextVar[str] = ContextVar("request_id", default="")  # of what is answered here
+
+_MAX_CHARS = 500
+
+_log = logging.getLogger(__name__)
+
+
+def log_failure(error: BaseException, answer: ApiError) -> None:
+    """Logs an answer of status 500 as one line, under `--verbosity=1` with where it came from.
+
+    Args:
+        error: what was raised.
+        answer: what the client gets for it; only a 500 is the server's failure.
+    """
+    if answer.status != 500:
+        return
+    cause = answer.message
+    if not isinstance(error, ApiError):
+        frames = traceback.extract_tb(error.__traceback__)
+        where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+        cause = f"{type(error).__name__}: {error}"[:_MAX_CHARS] + where
+    trace = error if _log.isEnabledFor(logging.DEBUG) else None
+    line = f"request {request_id.get()}: 500 {answer.code}: {' '.join(cause.split())}"
+    _log.error("%s", line, exc_info=trace)
