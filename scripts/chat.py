@@ -60,6 +60,12 @@ def main(argv: Sequence[str]) -> None:
     engine = common.load_engine(checkpoint, config, [1], greedy=params.is_greedy)  # most are short
     talk = _Talk(engine, conversation, params)
     interrupts.end_at_sigterm()  # and not an answer alone
+    with common.compile_progress(engine):
+        _converse(talk)
+
+
+def _converse(talk: "_Talk") -> None:
+    """Answers what is typed, until its end."""
     if sys.stdin.isatty():
         common.say("/help lists what can be done beside talking; Ctrl-C ends an answer early")
     for text in _lines():

@@ -12,7 +12,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ _EXECUTABLES = flags.DEFINE_string(
 )
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object on stdout, nothing else.")
 flags.adopt_module_key_flags(speculation_flags)
+
+_COMPILE_SILENCE_S, _COMPILE_EVERY_S, _COMPILE_POLL_S = 2.0, 10.0, 0.25
 
 _GC_THRESHOLD = 100_000  # imports and tracing make as many objects, and nearly all of them stay
 
@@ -344,9 +346,42 @@ def warm_up(engine: Any, label: str = "compiling steps", seals: bool = True) -> 
     """
     shapes, done = engine.scheduler.shapes, itertools.count(1)
     start = time.perf_counter()
-    with bars() as progress:
+    with bars() as progress, compile_progress(engine, len(shapes), shown=not console.is_terminal):
         engine.warm_up(lambda: progress(next(done), len(shapes), label), seals)
     return time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def compile_progress(engine: Any, num_steps: int = 0, shown: bool = True) -> Iterator[None]:
+    """Context in which a line on stderr says so where steps are compiled for more than 2 s, and
+    again every 10 s.
+
+    Args:
+        num_steps: that are compiled in the end; 0: as many as are requested.
+        shown: whether anything is said.
+    """
+    ended = threading.Event()
+
+    def watch() -> None:
+        due_s = None
+        while not ended.wait(_COMPILE_POLL_S):
+            now = time.monotonic()
+            if not engine.is_compiling:
+                due_s = None
+            elif due_s is None:
+                due_s = now + _COMPILE_SILENCE_S
+            elif now >= due_s:
+                due_s = now + _COMPILE_EVERY_S
+                runner = engine.model_runner
+                count = num_steps or runner.num_requested
+                say(f"compiling {min(len(runner.shapes) + 1, count)} of {count} steps")
+
+    if shown:
+        threading.Thread(target=watch, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def say(line: str) -> None:

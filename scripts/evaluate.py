@@ -60,7 +60,7 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("the text has fewer than 2 tokens: nothing to predict")
     engine = common.load_engine(checkpoint, config)
     logprobs: list[float] = []
-    with common.bars() as progress:
+    with common.bars() as progress, common.compile_progress(engine):
         for first in range(0, len(windows), _WINDOWS_AT_ONCE):
             for score in engine.score(windows[first : first + _WINDOWS_AT_ONCE]):
                 logprobs += score.logprobs

@@ -253,7 +253,7 @@ def _run(
     """
     params = [request.params for request in requests]
     watch, completions = costs.Stopwatch(engine), []
-    with common.bars() as bar:
+    with common.bars() as bar, common.compile_progress(engine):
         say = None if streams or common.console.is_terminal else common.say
         limit = engine.config.max_context
         most = [
@@ -299,7 +299,8 @@ def _run_naive(
 ) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
     from scripts.modes import generate_naive
 
-    results, stats = generate_naive.compare(engine, ids, params)
+    with common.compile_progress(engine):
+        results, stats = generate_naive.compare(engine, ids, params)
     if _LOGPROBS.value is None:
         results = [result | {"logprobs": None} for result in results]
     return results, stats, generate_naive.summary(stats)

@@ -66,6 +66,11 @@ class Executables:
         """Those that are compiled."""
         return tuple(shape for shape in list(self._found) if shape and self.has(shape))
 
+    @property
+    def num_requested(self) -> int:
+        """How many shapes were requested so far, compiled or not."""
+        return sum(shape is not None for shape in list(self._found))
+
     def has(self, shape: StepShape | None) -> bool:
         """Whether a shape (None: what admits) is compiled."""
         found = self._found.get(shape)

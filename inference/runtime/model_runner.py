@@ -256,6 +256,11 @@ class ModelRunner:
         return found
 
     @property
+    def num_requested(self) -> int:
+        """How many shapes were requested so far, compiled or not."""
+        return self._executables.num_requested
+
+    @property
     def is_compiling(self) -> bool:
         """Whether a step is being compiled; any thread may ask."""
         return self._executables.is_compiling

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from scripts.reports import tables
+
 _STATISTICS = ("mean", "p50", "p90", "p99")
 _LATENCIES = {
     "ttft": "first token, s",
@@ -56,8 +58,8 @@ def show_closed(result: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
     if decoded is not None:
         smallest = min(row["concurrency"] for row in rows)
         print(
-            f"of rates measured in this run: decoding at {smallest} {decoded:.0%} of "
-            f"{result['read_bandwidth'] / 1e9:.1f} GB/s, prefill "
+            f"of rates measured in this run: decoding at {smallest} "
+            f"{tables.bandwidth_share(decoded, result['read_bandwidth'])}, prefill "
             f"{result['prefill_rate_share']:.0%} of the best product's "
             f"{result['best_product_rate'] / 1e9:.0f} GFLOP/s"
         )

@@ -6,6 +6,7 @@ from typing import Any
 
 from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
+from scripts.reports import tables
 
 _LEAST_COMPILE_S = 0.05  # less is no news
 
@@ -109,19 +110,19 @@ def _no_steps() -> dict[str, None]:
 
 
 def summary(stats: dict[str, Any]) -> str:
-    """The line of figures."""
-    line = f"{stats['prompt_tokens']} prompt tokens, first token after {stats['ttft_s']:.2f} s"
-    if stats["output_tok_s"] is not None:
-        line += f", then {stats['output_tok_s']:.1f} tokens/s"
-    if stats["tokens_per_pass"] is not None:
-        line += f", {stats['tokens_per_pass']:.1f} tokens a pass"
+    """The line of figures, each group with its unit and its base."""
+    groups = [f"prompt {stats['prompt_tokens']} tokens", f"TTFT {stats['ttft_s']:.2f} s"]
     if stats["compile_s"] >= _LEAST_COMPILE_S:
-        line += f" beside {stats['compile_s']:.1f} s of compiling"
-    if stats["measured_step_s"] is None:
-        return line
-    return (
-        f"{line}; a step reads {stats['step_bytes'] / 1e6:.0f} MB: "
-        f"predicted {1e3 * stats['predicted_step_s']:.1f} ms ({stats['predicted_by']}), "
-        f"measured {1e3 * stats['measured_step_s']:.1f} ms, "
-        f"{100 * stats['bandwidth_share']:.0f} % of {stats['read_bandwidth'] / 1e9:.0f} GB/s"
-    )
+        groups.append(f"compiling {stats['compile_s']:.1f} s")
+    if stats["output_tok_s"] is not None:
+        groups.append(f"decode {stats['output_tok_s']:.1f} tok/s")
+    if stats["tokens_per_pass"] is not None:
+        groups.append(f"accepted {stats['tokens_per_pass']:.1f} tokens/pass")
+    if stats["measured_step_s"] is not None:
+        groups.append(
+            f"step {1e3 * stats['measured_step_s']:.1f} ms "
+            f"(predicted {1e3 * stats['predicted_step_s']:.1f} ms, {stats['predicted_by']})"
+        )
+        share = tables.bandwidth_share(stats["bandwidth_share"], stats["read_bandwidth"])
+        groups.append(f"read {stats['step_bytes'] / 1e6:.0f} MB/step, {share}")
+    return "  |  ".join(groups)

@@ -17,10 +17,11 @@ def table(rows: Sequence[dict[str, Any]], hardware: HardwareSpec) -> list[str]:
             room = f"{hardware.memory_bytes / 1e9:.1f} GB"
             lines.append(f"{line}  does not fit: {row['needed_bytes'] / 1e9:.1f} GB of {room}")
             continue
+        share = f"{row['bandwidth_share']:.0%}" if row["bandwidth_share"] <= 1 else "caches"
         gap = "" if row["gap_s"] is None else f"{1e6 * row['gap_s']:.0f}"
         lines.append(
             f"{line}{1e3 * row['measured_s']:16.3f}{1e3 * row['predicted_s']:16.3f}"
-            f"{row['ratio']:16.2f}{row['step_bytes'] / 1e9:16.2f}{row['bandwidth_share']:16.0%}"
+            f"{row['ratio']:16.2f}{row['step_bytes'] / 1e9:16.2f}{share:>16}"
             f"{gap:>16}"
         )
     lines.append(

@@ -35,3 +35,9 @@ def seconds(duration: float) -> str:
         if duration >= whole:
             return f"{duration / whole:.4g} {unit}"
     return f"{duration * 1e6:.4g} us"
+
+
+def bandwidth_share(share: float, bandwidth: float) -> str:
+    """The share of the memory's bandwidth (bytes/s); what is read faster comes from caches."""
+    memory = f"{bandwidth / 1e9:.0f} GB/s"
+    return f"{100 * share:.0f} % of {memory}" if share <= 1 else f"from caches, above {memory}"

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import types
 
 import jax
@@ -138,6 +139,36 @@ def test_a_failure_in_detail(run):
     with pytest.raises(RuntimeError, match="where is it"):
         run(main, "--verbosity=1")
     assert "where is it?" in run(main).error
+
+
+def test_a_long_compilation_says_how_far_it_is(monkeypatch, capsys):
+    """Again and again, and nothing where none is long."""
+    runner = types.SimpleNamespace(shapes=["a", "b"], num_requested=3)
+    engine = types.SimpleNamespace(is_compiling=True, model_runner=runner)
+    lines: list[str] = []
+    has_said = threading.Event()
+
+    def say(line):
+        lines.append(line)
+        runner.shapes.append("c")
+        if len(lines) == 2:
+            has_said.set()
+
+    monkeypatch.setattr(common, "say", say)
+    for name in ("_COMPILE_SILENCE_S", "_COMPILE_EVERY_S", "_COMPILE_POLL_S"):
+        monkeypatch.setattr(common, name, 1e-3)
+    with common.compile_progress(engine, 18):
+        assert has_said.wait(60)
+    assert lines[:2] == ["compiling 3 of 18 steps", "compiling 4 of 18 steps"]
+    lines.clear(), has_said.clear()
+    with common.compile_progress(engine):
+        assert has_said.wait(60)
+    assert lines[0] == "compiling 3 of 3 steps"
+    monkeypatch.setattr(common, "_COMPILE_SILENCE_S", 1e9)
+    lines.clear()
+    with common.compile_progress(engine):
+        pass
+    assert not lines
 
 
 def test_runs_by_name_and_by_path(monkeypatch, tmp_path):

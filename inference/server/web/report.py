@@ -51,7 +51,8 @@ def line(before: Heartbeat, now: Heartbeat, seconds: float) -> str:
             found.append(("predicted_ms", f"{1000 * predicted_s / steps:.2f}"))
         if now.read_bandwidth and step_s:
             share = more("decode_step_bytes") / step_s / now.read_bandwidth
-            found.append(("roofline", f"{share:.0%}"))
+            if share <= 1:  # else the bytes came from caches, which no roofline of memory bounds
+                found.append(("roofline", f"{share:.0%}"))
     if now.num_running:
         found += [("waste", f"{now.page_waste:.0%}"), ("shared", f"{now.page_sharing:.0%}")]
     if now.oldest_waiting_s:

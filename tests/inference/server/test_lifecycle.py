@@ -410,6 +410,8 @@ def test_a_line_says_what_happened_between_two_heartbeats():
         held, read_bandwidth=4e10, counters=held.counters | {"predicted_decode_step_seconds": 0.08}
     )
     assert "step_ms=12.50 predicted_ms=10.00 roofline=50% waste" in report.line(old, known, 10.0)
+    cached = msgspec.structs.replace(known, read_bandwidth=1.9e10)
+    assert "predicted_ms=10.00 waste" in report.line(old, cached, 10.0)
     counters = {"drafts": 10, "accepted_drafts": 4, "generated_tokens": 505, "preemptions": 5}
     more = Heartbeat(0, 0, 0.0, old.counters | counters)
     assert report.line(old, more, 10.0) == (
