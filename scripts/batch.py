@@ -23,7 +23,7 @@ from scripts.flags.requests import input_flags, remote_flags, serving_flags
 _INPUT, _OUTPUT = input_flags.INPUT, output_flag.OUTPUT
 _OVERWRITE = input_flags.OVERWRITE
 _URL, _CONCURRENCY = remote_flags.URL, remote_flags.CONCURRENCY
-for _module in (input_flags, output_flag, remote_flags, serving_flags):
+for _module in (common, input_flags, output_flag, remote_flags, serving_flags):
     flags.adopt_module_key_flags(_module)
 
 _OWN = ("input", "output", "overwrite", "concurrency")
@@ -103,4 +103,4 @@ def _engine_flags() -> list[str]:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    common.run(main, ("json",))

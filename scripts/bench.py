@@ -76,7 +76,8 @@ _VOCAB_SIZE = flags.DEFINE_integer("vocab_size", 32000, "--url: random token ids
 _GOODPUT = flags.DEFINE_string(
     "goodput", None, "--url: milliseconds that a good answer keeps: ttft:500,tpot:50,e2el:5000."
 )
-for _module in (file_flags, json_lines_flag, deployment_flags, workload_flags, remote_flags):
+_shared = (common, file_flags, json_lines_flag, deployment_flags, workload_flags, remote_flags)
+for _module in _shared:
     flags.adopt_module_key_flags(_module)
 
 

@@ -20,7 +20,10 @@ from scripts.flags.host_flags import HOSTS
 from scripts.reports import costs
 
 _SYSTEM = flags.DEFINE_string("system", None, "What the model is told first; see /system.")
-flags.adopt_module_key_flags(sampling_flags)
+for _module in (common, sampling_flags):
+    flags.adopt_module_key_flags(_module)
+
+UNREAD = ("json", "n", "best_of", "beam_width")
 
 _HELP = """\
 /system TEXT   another instruction for the model; without TEXT none
@@ -209,4 +212,4 @@ class _Talk:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    common.run(main, UNREAD)

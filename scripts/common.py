@@ -24,7 +24,7 @@ from configs import mesh, overrides
 from configs.engine import Config
 from configs.errors import InputError
 from configs.recipes.run import Run
-from scripts import failures, interrupts
+from scripts import failures, interrupts, usage
 from scripts.flags import speculation_flags
 from scripts.flags.deployment_flags import ACTIVATIONS, CACHE, MESH, WEIGHTS
 from scripts.flags.host_flags import COORDINATOR, HOST, HOSTS
@@ -52,11 +52,14 @@ _GC_THRESHOLD = 100_000  # imports and tracing make as many objects, and nearly 
 console = Console(stderr=True)
 
 
-def run(main: Callable[[Sequence[str]], None], takes_names: bool = False) -> None:
+def run(
+    main: Callable[[Sequence[str]], None], unread: Collection[str] = (), takes_names: bool = False
+) -> None:
     """Runs an app: exit 0 done, 1 the work failed (one line on stderr), 2 bad flags. One that takes
     names gets what is no flag.
 
-    Under --verbosity=1 a failure that is not the input's shows where it happened.
+    Under --verbosity=1 a failure that is not the input's shows where it happened. `unread`: flags
+    of this module that the app refuses, which its help leaves out.
     """
 
     def guarded(argv: Sequence[str]) -> None:
@@ -66,7 +69,8 @@ def run(main: Callable[[Sequence[str]], None], takes_names: bool = False) -> Non
             os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
         try:
             if len(argv) > 1 and not takes_names:
-                raise InputError(f"unexpected argument {argv[1]!r}: every input is a flag")
+                model = f", as --model={argv[1]}" if not argv[1].startswith("-") else ""
+                raise InputError(f"unexpected argument {argv[1]!r}: every input is a flag{model}")
             failures.check_limits()
             with interrupts.caught():
                 main(argv)
@@ -85,7 +89,7 @@ def run(main: Callable[[Sequence[str]], None], takes_names: bool = False) -> Non
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        _run(guarded)
+        _run(guarded, functools.partial(_parse_flags, main.__module__, unread))
     except SystemExit as ended:
         if ended.code is None or isinstance(ended.code, int):
             _end_hosts("it failed" if ended.code else None)
@@ -93,10 +97,12 @@ def run(main: Callable[[Sequence[str]], None], takes_names: bool = False) -> Non
         raise
 
 
-def _run(guarded: Callable[[Sequence[str]], None]) -> None:
+def _run(
+    guarded: Callable[[Sequence[str]], None], parse: Callable[[Sequence[str]], list[str]]
+) -> None:
     try:
         try:
-            app.run(guarded, flags_parser=_parse_flags)
+            app.run(guarded, flags_parser=parse)
         finally:
             if sys.stdout is not None:
                 sys.stdout.flush()  # while a closed pipe can still be caught
@@ -425,9 +431,17 @@ def print_plain(result: Mapping[str, Any]) -> None:
     print(json.dumps(result, ensure_ascii=False), flush=True)
 
 
-def _parse_flags(argv: Sequence[str]) -> list[str]:
+def _parse_flags(module: str, unread: Collection[str], argv: Sequence[str]) -> list[str]:
     try:
-        return flags.FLAGS(argv)
+        if usage.is_asked_for(argv):
+            about = sys.modules[module].__doc__ or ""
+            print(usage.page(about, argv[0], unread), end="")
+            sys.exit(0)
+        return flags.FLAGS(usage.with_underscores(argv))
+    except flags.UnrecognizedFlagError as error:
+        line = " ".join(str(error).split()) + usage.hint(error.flagname)
+        print("error:", line, file=sys.stderr)
+        sys.exit(2)
     except flags.Error as error:
         print("error:", " ".join(str(error).split()), file=sys.stderr)
         sys.exit(2)

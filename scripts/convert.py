@@ -35,7 +35,8 @@ _KV_SHARE = flags.DEFINE_integer(
 _PACK_HEAD = flags.DEFINE_bool(
     "pack_head", False, "Keep the few bits of a head in --to=hf, where vLLM on a CPU reads none."
 )
-flags.adopt_module_key_flags(output_flag)
+for _module in (common, output_flag):
+    flags.adopt_module_key_flags(_module)
 
 
 def main(argv: Sequence[str]) -> None:

@@ -26,9 +26,8 @@ _MAX_TOKENS = flags.DEFINE_integer("max_tokens", None, "Score only the first N t
 _AGAINST = flags.DEFINE_string(
     "against", None, "As --model: another model of the same tokens, whose laws are compared."
 )
-flags.adopt_module_key_flags(text_flag)
-flags.adopt_module_key_flags(deployment_flags)
-flags.adopt_module_key_flags(host_flags)
+for _module in (common, text_flag, deployment_flags, host_flags):
+    flags.adopt_module_key_flags(_module)
 
 _MAX_BYTES = 16 << 20  # of a text: `tokenizers` takes some 300 bytes a token
 _WINDOWS_AT_ONCE = 64  # keeps every sequence of the engine busy, and the bar moving

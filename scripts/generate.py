@@ -37,10 +37,8 @@ _JSON_SCHEMA = flags.DEFINE_string(
     "json_schema", None, "File with a JSON schema that every answer follows."
 )
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")
-flags.adopt_module_key_flags(host_flags)
-flags.adopt_module_key_flags(output_flag)
-flags.adopt_module_key_flags(input_flags)
-flags.adopt_module_key_flags(sampling_flags)
+for _module in (common, host_flags, output_flag, input_flags, sampling_flags):
+    flags.adopt_module_key_flags(_module)
 
 _MAX_SCHEMA_BYTES = 1 << 20
 

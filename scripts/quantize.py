@@ -53,9 +53,10 @@ _TOKENS = flags.DEFINE_integer(
 _SKIP = flags.DEFINE_list(
     "skip", [], "Parameters that stay, by path or a part of it: embed,head,layers/0,mixer/out."
 )
-flags.adopt_module_key_flags(output_flag)
+for _module in (common, output_flag):
+    flags.adopt_module_key_flags(_module)
 
-_UNREAD = (
+UNREAD = (
     "config", "executables", "speculate", "weights", "cache", "hosts", "host_index", "coordinator",
 )  # fmt: skip
 _OWN = "own"
@@ -69,7 +70,7 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("--output=DIR names the directory to write")
     output = Path(_OUTPUT.value)
     new_directory.check(output)
-    for name in _UNREAD:
+    for name in UNREAD:
         if flags.FLAGS[name].present:
             raise InputError(f"quantize does not read --{name}")
     from inference.checkpoints import load, provenance, resolve
@@ -214,4 +215,4 @@ def _errors(made: Any, parts: Any) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    common.run(main, UNREAD)

@@ -16,36 +16,27 @@ from absl import flags
 from configs.errors import InputError
 from scripts import common
 from scripts.flags.host_flags import HOSTS
-from scripts.flags.requests import key_flag, serving_flags
+from scripts.flags.requests import http_flags, serving_flags
 
 if TYPE_CHECKING:
     from inference.server.engine_process.served_engine import ServedEngine
     from inference.server.traces import Traces
     from inference.server.web.access import Keys
 
-_HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
-_PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes a free one.")
-_KEYS = key_flag.API_KEY_FILE
+_HOST, _PORT, _KEYS = http_flags.HOST, http_flags.PORT, http_flags.API_KEY_FILE
+_REQUEST_S, _QUEUE_S = http_flags.REQUEST_S, http_flags.QUEUE_S
+_DRAIN_S, _OTLP = http_flags.DRAIN_S, http_flags.OTLP
 _TOOL_CALLS, _SERVED_NAME = serving_flags.TOOL_CALL_PARSER, serving_flags.SERVED_MODEL_NAME
 _MAX_MODEL_LEN, _MAX_NUM_SEQS = serving_flags.MAX_MODEL_LEN, serving_flags.MAX_NUM_SEQS
 _MAX_LOGPROBS, _POOLING = serving_flags.MAX_LOGPROBS, serving_flags.POOLING
 _WARM_UP = serving_flags.WARM_UP
-_REQUEST_S = flags.DEFINE_float("request_timeout", 600.0, "Seconds that an answer may take.")
-_QUEUE_S = flags.DEFINE_float(
-    "max_queue_s", 60.0, "Seconds that a request may be expected to wait; others are refused."
-)
-_DRAIN_S = flags.DEFINE_float(
-    "drain_timeout", 30.0, "Seconds that answers have at SIGTERM; a second one ends at once."
-)
-_OTLP = flags.DEFINE_string(
-    "otlp_endpoint",
-    None,
-    "Collector that gets a span of every request, by OTLP over HTTP: http://localhost:4318.",
-)
 _SOCKET = flags.DEFINE_integer(
     "engine_socket", None, "For serve itself: it starts its engine by this."
 )
-flags.adopt_module_key_flags(serving_flags)
+for _module in (common, http_flags, serving_flags):
+    flags.adopt_module_key_flags(_module)
+
+UNREAD = ("json", "engine_socket")
 
 
 def main(argv: Sequence[str]) -> None:
@@ -175,4 +166,4 @@ def _load() -> "ServedEngine":
 
 
 if __name__ == "__main__":
-    common.run(main)
+    common.run(main, UNREAD)

@@ -150,4 +150,4 @@ def _deployed(replica_config: "ReplicaConfig") -> "RayReplicas":
 
 
 if __name__ == "__main__":
-    common.run(main)
+    common.run(main, serve.UNREAD)

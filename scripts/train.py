@@ -34,10 +34,10 @@ _TASK = flags.DEFINE_enum(
     "on what it writes itself.",
 )
 _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
-flags.adopt_module_key_flags(output_flag)
-flags.adopt_module_key_flags(text_flag)
+for _module in (common, output_flag, text_flag):
+    flags.adopt_module_key_flags(_module)
 
-_UNREAD = (
+UNREAD = (
     "config", "executables", "speculate", "weights", "cache", "hosts", "host_index", "coordinator",
 )  # fmt: skip
 _CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
@@ -46,7 +46,7 @@ _PICTURE = "loss.png"
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    for name in _UNREAD:
+    for name in UNREAD:
         if flags.FLAGS[name].present:
             raise InputError(f"train does not read --{name}")
     resolved = _resolved()
@@ -188,4 +188,4 @@ def _record(subject: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    common.run(main, UNREAD)

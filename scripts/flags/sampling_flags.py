@@ -27,8 +27,10 @@ _PARAMS = {
     "top_p": flags.DEFINE_float("top_p", 1.0, "Keep the smallest set of this mass."),
     "min_p": flags.DEFINE_float("min_p", 0.0, "Keep tokens this likely beside the best."),
     "repetition": flags.DEFINE_float("repetition", 1.0, "Penalty on prompt and output tokens."),
-    "presence": flags.DEFINE_float("presence", 0.0, "Penalty on tokens of the output."),
-    "frequency": flags.DEFINE_float("frequency", 0.0, "The same for each occurrence."),
+    "presence": flags.DEFINE_float("presence", 0.0, "Penalty on each token that is in the output."),
+    "frequency": flags.DEFINE_float(
+        "frequency", 0.0, "Penalty on a token for each time it is in the output."
+    ),
     "min_tokens": flags.DEFINE_integer("min_tokens", 0, "No end before this many tokens."),
     "ignore_eos": flags.DEFINE_bool("ignore_eos", False, "Go on past the model's end token."),
     "seed": seed_flag.SEED,

@@ -42,7 +42,7 @@ def call(module, monkeypatch, capfd, *args: str) -> Ran:
     capfd.readouterr()
     with flagsaver.flagsaver():
         try:
-            common.run(module.main)
+            common.run(module.main, getattr(module, "UNREAD", ()))
         except SystemExit as end:
             status = end.code or 0
     return Ran(int(status), *capfd.readouterr())

@@ -221,6 +221,6 @@ def test_a_character_the_terminal_lacks_ends_nothing(tmp_path):
 @pytest.mark.parametrize("app", [quantize, train])
 def test_what_an_app_does_not_read_is_not_defined_by_another(app):
     """Whose flags are there when both are loaded, as here, and not where it runs alone."""
-    for name in app._UNREAD:
+    for name in app.UNREAD:
         found = flags.FLAGS.find_module_defining_flag(name)
         assert found == "scripts.common" or found.startswith("scripts.flags."), (name, found)

@@ -61,7 +61,7 @@ class ReplicaConfig:
                 raise InputError(f"unknown argument {name!r}; valid: {valid}")
         command = [sys.executable, "-m", "scripts.serve", *given.pop("flags", [])]
         for flag in command[3:]:
-            name = flag.lstrip("-").partition("=")[0]
+            name = flag.lstrip("-").partition("=")[0].replace("-", "_")
             if name in SHARED:
                 raise InputError(f"flags have --{name}: give it as an argument beside them")
         command += [f"--{name}={given[name]}" for name in SHARED if name in given]

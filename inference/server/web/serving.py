@@ -87,13 +87,13 @@ class Server(uvicorn.Server):
         self._service = service
         self._drain_s = drain_s
         self._say = say or (lambda line: None)
-        self._why = "the engine ended"
+        self._signal = ""
         self._drained_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal has come, or the engine has ended (0)."""
         if sig:
-            self._why = signal.Signals(sig).name
+            self._signal = signal.Signals(sig).name
         if self._service.is_draining:
             self.should_exit = self.force_exit = True
         self._service.is_draining = True
@@ -105,7 +105,8 @@ class Server(uvicorn.Server):
             if self._drained_at is None:
                 self._drained_at = now + self._drain_s
                 requests = _requests(len(self.server_state.tasks))
-                self._say(f"{self._why}: draining {requests}, {self._drain_s:g} s at most")
+                if self._signal:
+                    self._say(f"{self._signal}: draining {requests}, {self._drain_s:g} s at most")
             self.should_exit = not self.server_state.tasks or now > self._drained_at
         return await super().on_tick(counter)
 

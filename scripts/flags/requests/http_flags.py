@@ -1,0 +1,22 @@
+"""Flags of the apps that listen: `serve` and `serve_ray`."""
+
+from absl import flags
+
+from scripts.flags.requests import key_flag
+
+API_KEY_FILE = key_flag.API_KEY_FILE
+HOST = flags.DEFINE_string("host", "127.0.0.1", "Address to listen on.")
+PORT = flags.DEFINE_integer("port", 8000, "Port to listen on; 0 takes a free one.")
+REQUEST_S = flags.DEFINE_float("request_timeout", 600.0, "Seconds that an answer may take.")
+QUEUE_S = flags.DEFINE_float(
+    "max_queue_s", 60.0, "Seconds that a request may be expected to wait; others are refused."
+)
+DRAIN_S = flags.DEFINE_float(
+    "drain_timeout", 30.0, "Seconds that answers have at SIGTERM; a second one ends at once."
+)
+OTLP = flags.DEFINE_string(
+    "otlp_endpoint",
+    None,
+    "Collector that gets a span of every request, by OTLP over HTTP: http://localhost:4318.",
+)
+flags.adopt_module_key_flags(key_flag)
