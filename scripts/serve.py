@@ -3,8 +3,10 @@
 from scripts import interrupts  # noqa: F401
 
 # isort: split
+import dataclasses
 import functools
 import importlib.util
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -21,7 +23,7 @@ from scripts.flags.requests import http_flags, serving_flags
 if TYPE_CHECKING:
     from inference.server.engine_process.served_engine import ServedEngine
     from inference.server.traces import Traces
-    from inference.server.web.access import Keys
+    from inference.server.web.access import Keys, Site
 
 _HOST, _PORT, _KEYS = http_flags.HOST, http_flags.PORT, http_flags.API_KEY_FILE
 _REQUEST_S, _QUEUE_S = http_flags.REQUEST_S, http_flags.QUEUE_S
@@ -52,7 +54,7 @@ def main(argv: Sequence[str]) -> None:
     from inference.server.service import Limits, Service
     from inference.server.web import serving
 
-    keys, traces = read_keys(), read_traces()
+    keys, traces, site = read_keys(), read_traces(), read_site()
     listening = serving.bound(_HOST.value, _PORT.value)
     url = url_of(listening)
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
@@ -66,7 +68,7 @@ def main(argv: Sequence[str]) -> None:
     service.client.on_state = tell
     common.say(f"{url} answers, while the model is loaded")
     serve = functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value, common.say)
-    _run(functools.partial(serve, traces=traces))
+    _run(functools.partial(serve, traces=traces, site=site))
 
 
 def read_keys() -> "Keys | None":
@@ -87,6 +89,28 @@ def read_keys() -> "Keys | None":
             f"--host={_HOST.value} can be reached by others: give --api_key_file, a key a line"
         )
     return keys
+
+
+def read_site() -> "Site":
+    """Where the server is, behind a proxy.
+
+    Raises:
+        InputError: a flag holds no name of a host, no origin, or no path.
+    """
+    from inference.server.web.access import Site
+
+    hosts = tuple(host.strip().lower() for host in http_flags.ALLOWED_HOSTS.value)
+    origins = tuple(origin.strip(" '\"[]") for origin in http_flags.ALLOWED_ORIGINS.value)
+    root_path = http_flags.ROOT_PATH.value.rstrip("/")
+    for host in hosts:
+        if not re.fullmatch(r"(\*\.)?[a-z0-9._-]+|[0-9a-f:.]+", host):
+            raise InputError(f"--allowed_hosts={host}: is no name of a host; leave the port out")
+    for origin in origins:
+        if not re.fullmatch(r"\*|https?://[^/\s]+", origin):
+            raise InputError(f"--allowed_origins={origin}: is no origin, such as https://host:8443")
+    if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", root_path):
+        raise InputError(f"--root_path={root_path}: is no path, such as /llm")
+    return Site(hosts, origins, root_path)
 
 
 def read_traces() -> "Traces | None":
@@ -130,6 +154,7 @@ def check_flags() -> None:
         raise InputError(f"--port is between 0 and 65535, not {_PORT.value}")
     if not 0 <= _MAX_LOGPROBS.value <= 20:
         raise InputError(f"--max_logprobs is between 0 and 20, not {_MAX_LOGPROBS.value}")
+    serving_flags.chat_template()
     for flag in (_REQUEST_S, _QUEUE_S, _DRAIN_S):
         if not 0 <= flag.value < 1e6:
             raise InputError(f"--{flag.name} is a number of seconds, not {flag.value}")
@@ -155,7 +180,11 @@ def _load() -> "ServedEngine":
     from inference.server.engine_process.served_engine import ServedEngine
 
     resolved, config = common.resolve_config({}, engine_needs())
-    engine = common.load_engine(common.open_checkpoint(resolved), config)
+    checkpoint = common.open_checkpoint(resolved)
+    if (template := serving_flags.chat_template()) is not None:
+        tokenizer = checkpoint.load_tokenizer().with_template_text(template)
+        checkpoint = dataclasses.replace(checkpoint, load_tokenizer=lambda: tokenizer)
+    engine = common.load_engine(checkpoint, config)
     name = common.model_name()
     if Path(name).exists():  # clients need not know where it lies
         name = Path(name).resolve().name

@@ -86,8 +86,9 @@ async def _serve(
     from inference.server.web.serving import Server
 
     url, gateway = serve.url_of(listening), Gateway(replica_config.limits)
-    app = guarded(gateway, replica_config.limits, keys, is_local(listening.getsockname()[0]))
-    seen = Observed(app, lambda *_: None, traces)  # replicas count what is asked
+    site, here = serve.read_site(), is_local(listening.getsockname()[0])
+    app = guarded(gateway, replica_config.limits, keys, here, site)
+    seen = site.around(Observed(app, lambda *_: None, traces))  # replicas count what is asked
     server = Server(
         seen, gateway, replica_config.limits, replica_config.drain_timeout, say=common.say
     )

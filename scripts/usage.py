@@ -92,7 +92,7 @@ def page(about: str, app: str, unread: Collection[str]) -> str:
     own = app.rpartition("/")[2].removesuffix(".py").rpartition(".")[2]
     groups: dict[str, list[Any]] = {title: [] for title in (own, *_TITLES)}
     for flag in {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(app)}.values():
-        definer = flags.FLAGS.find_module_defining_flag(flag.name)
+        definer = flags.FLAGS.find_module_defining_flag(flag.name) or ""
         if flag.name not in unread:
             groups[_GROUPS.get(flag.name) or _GROUPS.get(definer, own)].append(flag)
     lines = [about.strip()]

@@ -75,6 +75,17 @@ def render(template: str, variables: Mapping[str, Any], max_chars: int) -> str:
     return "".join(pieces)
 
 
+def syntax_problem(template: str) -> str:
+    """Where a template is no Jinja; '' where it is."""
+    try:
+        _compile(template)
+    except jinja2.TemplateSyntaxError as error:
+        return f"line {error.lineno}: {' '.join(str(error.message).split())[:300]}"
+    except (RecursionError, SyntaxError, MemoryError) as error:
+        return _reason(error, 1)
+    return ""
+
+
 def _reason(error: Exception, scale: int) -> str:
     text = " ".join(str(error).split())[:300]
     if isinstance(error, sandbox.SecurityError):

@@ -163,8 +163,12 @@ class Tokenizer:
         if name not in named:
             have = f"valid: {', '.join(named)}" if named else "this checkpoint has none"
             raise InputError(f"no chat template {name[:80]!r}; {have}")
+        return self.with_template_text(named[name])
+
+    def with_template_text(self, template: str) -> "Tokenizer":
+        """The tokenizer with this chat template for every conversation."""
         chosen = copy.copy(self)
-        chosen.template, chosen.templates = named[name], {}
+        chosen.template, chosen.templates = template, {}
         return chosen
 
     def template_for(self, tools: "Sequence[Message] | None") -> str | None:

@@ -4,7 +4,9 @@ import socket
 
 import pytest
 
-from scripts import serve
+from configs.errors import InputError
+from inference.server.engine_process import entry
+from scripts import common, serve
 from tests.scripts import apps
 
 
@@ -26,6 +28,12 @@ def run(monkeypatch, capfd):
     (["--json"], "prints no JSON"),
     (["--hosts=2"], "leave --hosts out"),
     (["--port={busy}"], "in use"),
+    (["--allowed_hosts=a.example:8000"], "leave the port out"),
+    (["--allowed_origins=chat.example"], "is no origin, such as https://"),
+    (["--root_path=llm"], "is no path, such as /llm"),
+    (["--chat_template=missing.jinja"], "=missing.jinja: is neither a file nor a template"),
+    (["--chat_template=."], "is neither a file"),
+    (["--chat_template={{% for m in messages %}}"], "line 1: Unexpected end of template"),
     (["--otlp_endpoint=localhost:4318"], "localhost:4318 is the address of a collector"),
 ])  # fmt: skip
 def test_bad_flags(run, tmp_path, monkeypatch, flags, expected):
@@ -45,3 +53,23 @@ def test_a_model_that_is_not_there_ends_both_processes(tmp_path):
     *_, cause, last = ran.err.splitlines()
     assert cause.startswith("error: ") and "no/such-model" in cause
     assert last == "error: the engine ended with status 1"
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_chat_template_may_replace_the_checkpoints(run, tmp_path, monkeypatch, is_file):
+    """In the engine's process, from which the other one has its text."""
+    text = "{% for m in messages %}\n<{{ m.role }}>{{ m.content }}{% endfor %}"
+    (tmp_path / "ours.jinja").write_text(text)
+    given = str(tmp_path / "ours.jinja") if is_file else text.replace("\n", "\\n")
+    checkpoints = []
+
+    def load(checkpoint, config):
+        checkpoints.append(checkpoint)
+        raise InputError("far enough")
+
+    monkeypatch.setattr(common, "load_engine", load)
+    monkeypatch.setattr(entry, "serve", lambda descriptor, load: load())
+    ran = run("--engine_socket=9", f"--model={apps.TINY}", f"--chat_template={given}")
+    assert "far enough" in ran.error
+    tokenizer = checkpoints[0].load_tokenizer()
+    assert (tokenizer.template, tokenizer.templates) == (text, {})

@@ -65,9 +65,11 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the answer: when to come again, or that OpenAI's clients should not, and not to send
-        the rest of a body.
+        """Of the answer: how to authenticate, when to come again, or that OpenAI's clients should
+        not, and not to send the rest of a body.
         """
+        if self.status == 401:
+            return {"www-authenticate": "Bearer"}
         if self.status in (429, 503):
             if self.retry_s is None:
                 return {"retry-after": str(RETRY_S)}

@@ -1,5 +1,6 @@
 """Who may ask: keys, and the addresses by which a browser may be led here."""
 
+import dataclasses
 import hashlib
 import hmac
 import ipaddress
@@ -8,7 +9,8 @@ import secrets
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.responses import Response
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.errors import InputError
@@ -20,6 +22,7 @@ CLIENT = "ridgeline.client"  # of a request's scope: who asks, by the key; "" wh
 REQUEST_ID = "x-request-id"  # header of requests and answers
 OPEN_PATHS = ("/health", "/ready")  # without a key: probes have none
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
+_EXPOSED = (REQUEST_ID, "retry-after", "x-should-retry", "x-ignored-params")  # to pages elsewhere
 _MIN_KEY_CHARS = 16
 
 
@@ -52,6 +55,57 @@ def read_keys(label: str, path: str) -> Keys:
     return Keys(keys)
 
 
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """The addresses of a server behind a proxy.
+
+    Attributes:
+        hosts: names in the header `Host`, beside this machine's; `*.example.org` stands for all
+            names below it. Empty: where others can reach the server, any.
+        origins: of pages of other servers that may ask; `*` stands for all.
+        root_path: of the server's paths, where the proxy leaves it there: `/llm`.
+    """
+
+    hosts: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+    root_path: str = ""
+
+    def has(self, host: str) -> bool:
+        """Whether a name is one of `hosts`."""
+        return any(
+            host == name or (name.startswith("*.") and host.endswith(name[1:]))
+            for name in self.hosts
+        )
+
+    def admits(self, origin: str) -> bool:
+        """Whether pages of an origin may ask."""
+        return origin in self.origins or "*" in self.origins
+
+    def around(self, app: ASGIApp) -> ASGIApp:
+        """An application that browsers of `origins` may ask, and that lies under `root_path`."""
+        if self.origins:
+            app = CORSMiddleware(
+                app, allow_origins=self.origins, allow_methods=("GET", "POST"),
+                allow_headers=("*",), expose_headers=_EXPOSED,
+            )  # fmt: skip
+        if not self.root_path:
+            return app
+
+        async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+            path = scope.get("path", "")
+            if path == self.root_path:  # links of its pages are relative
+                await RedirectResponse(f"{path}/")(scope, receive, send)
+                return
+            if path.startswith(f"{self.root_path}/"):
+                scope = {**scope, "path": path.removeprefix(self.root_path)}
+            await app(scope, receive, send)
+
+        return answer
+
+
+NO_PROXY = Site()
+
+
 class Access:
     """Passes on what may pass: `Host` is ours where only this machine can ask, `Origin` is none or
     our own, and a key is right where there are any. Every answer has an id, the client's where it
@@ -65,16 +119,18 @@ class Access:
         is_local: bool,
         most: int,
         pages: Iterable[str] = (),
+        site: Site = NO_PROXY,
     ):
         """`is_local`: the server is bound to this machine alone; `most`: requests at a time, beside
         those of probes; `pages`: paths of files that anybody has, for whom a browser asks without a
-        key.
+        key; `site`: where it is.
         """
         self._app = app
         self._keys = keys
         self._is_local = is_local
         self._most = most
         self._pages = frozenset(pages)
+        self._site = site
         self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,13 +163,14 @@ class Access:
     def _check(self, scope: Scope, headers: Headers) -> str:
         """Who asks."""
         host = headers.get("host", "")
-        if len(headers.getlist("host")) != 1 or (self._is_local and not _is_this_machine(host)):
+        if len(headers.getlist("host")) != 1 or not self._is_ours(host):
             raise ApiError(403, "the header Host names another server")
         origin = headers.get("origin")
         # Behind a proxy that speaks TLS the page's scheme is another. What keeps pages of other
         # servers out is the key.
         schemes = [scope["scheme"]] if self._keys is None else ["http", "https"]
-        if origin is not None and origin not in [f"{scheme}://{host}" for scheme in schemes]:
+        own = [f"{scheme}://{host}" for scheme in schemes]
+        if origin is not None and origin not in own and not self._site.admits(origin):
             raise ApiError(403, "requests from pages of other servers are not served")
         if scope["path"] in OPEN_PATHS:
             return ""
@@ -130,6 +187,14 @@ class Access:
             )
         return client
 
+    def _is_ours(self, host: str) -> bool:
+        """Whether a header `Host`, with or without a port, names this server."""
+        match = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(:[0-9]{1,5})?", host.lower())
+        name = match[1].strip("[]") if match else ""
+        if not (self._is_local or self._site.hosts):
+            return True
+        return is_local(name) or self._site.has(name)
+
 
 def is_local(host: str) -> bool:
     """Whether only this machine can reach what is bound to a host."""
@@ -137,12 +202,6 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-def _is_this_machine(host: str) -> bool:
-    """Of the header, with or without a port."""
-    match = re.fullmatch(r"(\[[0-9a-f:.]+\]|[^:\[\]]+)(:[0-9]{1,5})?", host.lower())
-    return match is not None and is_local(match[1].strip("[]"))
 
 
 def _hash(key: str) -> bytes:

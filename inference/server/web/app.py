@@ -19,21 +19,25 @@ from inference.server.protocol.errors import ApiError
 from inference.server.protocol.event_stream import gone
 from inference.server.service import Limits, Service
 from inference.server.web import body, page_files
-from inference.server.web.access import CLIENT, Access, Keys
+from inference.server.web.access import CLIENT, NO_PROXY, Access, Keys, Site
 from inference.server.web.operations import OPERATIONS, Operation
 
 _MAX_NAMED = 16  # fields that were ignored
 
 
-def application(service: Service, keys: Keys | None = None, is_local: bool = True) -> ASGIApp:
-    """The whole of it; `keys` and `is_local` as `Access` takes them."""
-    return guarded(routed(service), service.limits, keys, is_local)
+def application(
+    service: Service, keys: Keys | None = None, is_local: bool = True, site: Site = NO_PROXY
+) -> ASGIApp:
+    """The whole of it; `keys`, `is_local` and `site` as `Access` takes them."""
+    return guarded(routed(service), service.limits, keys, is_local, site)
 
 
-def guarded(app: ASGIApp, limits: Limits, keys: Keys | None, is_local: bool) -> ASGIApp:
+def guarded(
+    app: ASGIApp, limits: Limits, keys: Keys | None, is_local: bool, site: Site = NO_PROXY
+) -> ASGIApp:
     """What answers those who may ask, pages to anybody."""
     paths = [file.path for file in page_files.routes()]
-    return Access(app, keys, is_local, limits.connections, paths)
+    return Access(app, keys, is_local, limits.connections, paths, site)
 
 
 def routed(service: Service) -> ASGIApp:

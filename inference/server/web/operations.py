@@ -94,6 +94,7 @@ def describe() -> dict[str, Any]:
     return {
         "openapi": "3.1.0",
         "info": {"title": "Ridgeline", "version": "1"},
+        "servers": [{"url": "./"}],  # beside this description, whatever a proxy puts before it
         "paths": paths,
         "components": {
             "schemas": components,

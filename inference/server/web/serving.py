@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from configs.errors import InputError
 from inference.server.service import Limits, Service
 from inference.server.traces import Traces
-from inference.server.web.access import Keys, is_local
+from inference.server.web.access import NO_PROXY, Keys, Site, is_local
 from inference.server.web.app import application
 from inference.server.web.guard import GuardedProtocol
 from inference.server.web.observed import Observed
@@ -134,6 +134,7 @@ async def serve(
     say: Callable[[str], None] | None = None,
     started: Callable[[Server], None] = lambda server: None,
     traces: Traces | None = None,
+    site: Site = NO_PROXY,
 ) -> None:
     """Serves on a listening socket until a signal, with an engine of its own.
 
@@ -145,14 +146,16 @@ async def serve(
         say: takes lines for the log: every ten seconds what was served, and how it ends.
         started: called before anything is answered.
         traces: of requests, which are closed in the end.
+        site: where it is, behind a proxy.
 
     Raises:
         EngineFailed: the engine could not be started, or ended too often.
     """
     host = listening.getsockname()[0]
     service.num_keys = len(keys or ())
-    app = Observed(application(service, keys, is_local(host)), service.metrics.answered, traces)
-    server = Server(app, service, service.limits, drain_s, service.metrics.stalled, say)
+    app = application(service, keys, is_local(host), site)
+    seen = site.around(Observed(app, service.metrics.answered, traces))
+    server = Server(seen, service, service.limits, drain_s, service.metrics.stalled, say)
     engine = asyncio.create_task(service.client.run())
     engine.add_done_callback(lambda _: server.handle_exit(0, None))
     started(server)

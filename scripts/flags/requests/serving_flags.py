@@ -1,7 +1,10 @@
 """Flags of the apps that serve a model, over HTTP or to a file of requests: `serve` and `batch`."""
 
+from pathlib import Path
+
 from absl import flags
 
+from configs.errors import InputError, reason
 from inference.request import POOLINGS
 from inference.text.tool_calls import formats
 from scripts.flags import deployment_flags
@@ -16,6 +19,10 @@ TOOL_CALL_PARSER = flags.DEFINE_enum(
     "tool_call_parser", formats.AUTO, formats.CHOICES,
     "How the model writes calls of tools; auto: as its chat template tells it to.",
 )  # fmt: skip
+CHAT_TEMPLATE = flags.DEFINE_string(
+    "chat_template", None,
+    "Chat template instead of the checkpoint's: a file, or the template itself ('{% for ...').",
+)  # fmt: skip
 SERVED_MODEL_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
 MAX_LOGPROBS = flags.DEFINE_integer(
     "max_logprobs", 20, "Alternatives of a token that requests may ask for (engine.top_logprobs)."
@@ -25,3 +32,33 @@ POOLING = flags.DEFINE_enum(
 )
 WARM_UP = flags.DEFINE_bool("warm_up", True, "Compile every step before the first request.")
 flags.adopt_module_key_flags(deployment_flags)
+
+
+def chat_template() -> str | None:
+    """The template that --chat_template holds, or whose file it names.
+
+    Raises:
+        InputError: there is no such file, or it is no template.
+    """
+    from inference.text import template_worker
+
+    if (value := CHAT_TEMPLATE.value) is None:
+        return None
+    label = f"--chat_template={value[:80]}"
+    if "{{" in value or "{%" in value:
+        text = value.replace("\\n", "\n")  # as shells pass it on
+    else:
+        path = Path(value).expanduser()
+        if not path.is_file():
+            raise InputError(f"{label}: is neither a file nor a template, which holds {{{{ or {{%")
+        try:
+            with path.open(encoding="utf-8") as file:
+                text = file.read(template_worker.MAX_TEMPLATE_CHARS + 1)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{label}: {reason(error)}") from None
+    if len(text) > template_worker.MAX_TEMPLATE_CHARS:
+        most = template_worker.MAX_TEMPLATE_CHARS
+        raise InputError(f"{label}: has more than {most} characters, which no template needs")
+    if problem := template_worker.syntax_problem(text):
+        raise InputError(f"{label}: {problem}")
+    return text

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 
 from configs.errors import InputError
 from inference.server.web import access, app, page_files
-from inference.server.web.access import OPEN_PATHS, Access, Keys
+from inference.server.web.access import OPEN_PATHS, Access, Keys, Site
 from tests.inference.server.fake_engine import FakeEngine
 from tests.inference.server.running import running
 
@@ -36,6 +36,7 @@ def test_everything_but_probes_and_pages_needs_a_key(locked):
             assert response.status_code == 401, path
             if method != "HEAD":
                 assert response.json()["error"]["code"] == "invalid_api_key"
+                assert response.headers["www-authenticate"] == "Bearer"
     assert locked.http.get("//health").text == locked.http.get("/").text  # a host, and no path
     for path in ("/nothing", "/health/", "/v1/%2e%2e/health", "/%68ealth/x"):
         assert locked.http.get(path).status_code == 401
@@ -60,6 +61,57 @@ def test_with_keys_a_proxy_may_speak_tls(origin, status):
     client = TestClient(passed, base_url="http://chat.example")
     headers = {"authorization": f"Bearer {KEY}", "origin": origin}
     assert client.get("/v1/models", headers=headers).status_code == status
+
+
+@pytest.mark.parametrize("is_local, host, status", [
+    (True, "chat.example", 200), (True, "CHAT.example:8443", 200), (True, "a.b.site.example", 200),
+    (True, "localhost", 200), (True, "site.example", 403), (True, "evilsite.example", 403),
+    (True, "chat.example.evil", 403), (False, "chat.example", 200), (False, "127.0.0.1", 200),
+    (False, "other.example", 403),
+])  # fmt: skip
+def test_hosts_that_are_allowed(is_local, host, status):
+    site = Site(hosts=("chat.example", "*.site.example"))
+    passed = Access(Response("", 200), None, is_local, 9, (), site)
+    assert TestClient(passed).get("/v1/models", headers={"host": host}).status_code == status
+
+
+@pytest.mark.parametrize("origins", [("https://chat.example",), ("*",)])
+def test_pages_of_allowed_origins_may_ask(origins):
+    """A browser asks without a key whether it may; without the flag nobody is told so."""
+    site, origin = Site(origins=origins), {"origin": "https://chat.example"}
+    keys = Keys([KEY])
+    answers = site.around(Access(Response("", 200), keys, False, 9, (), site))
+    client = TestClient(answers, base_url="http://api.example")
+    asks = origin | {
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    told = client.options("/v1/models", headers=asks)
+    assert told.status_code == 200
+    assert "authorization" in told.headers["access-control-allow-headers"]
+    answer = client.get("/v1/models", headers=origin | {"authorization": f"Bearer {KEY}"})
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] in ("*", origin["origin"])
+    assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    refused = client.get("/v1/models", headers=origin)
+    assert refused.status_code == 401 and "access-control-allow-origin" in refused.headers
+    other = {"origin": "https://evil.example", "authorization": f"Bearer {KEY}"}
+    assert client.get("/v1/models", headers=other).status_code == (200 if "*" in origins else 403)
+
+
+def test_a_server_may_lie_under_a_path():
+    """Whether a proxy takes it off or leaves it there."""
+    paths = []
+
+    async def app(scope, receive, send):
+        paths.append(scope["path"])
+        await Response("")(scope, receive, send)
+
+    client = TestClient(Site(root_path="/llm/a").around(app), follow_redirects=False)
+    for path in ("/llm/a/v1/models", "/v1/models", "/llm/a/", "/llm/ab/v1"):
+        assert client.get(path).status_code == 200
+    assert paths == ["/v1/models", "/v1/models", "/", "/llm/ab/v1"]
+    assert client.get("/llm/a").headers["location"] == "/llm/a/"
 
 
 def test_one_key_is_enough(locked):
