@@ -60,6 +60,7 @@ class RequestOutput:
         num_cached_tokens: of the prompt, whose pages were there already.
         queued_s: seconds that its sequence waited for a slot.
         embedding: of the prompt, where it is asked for: D float32 numbers, little-endian.
+        num_preemptions: times its sequence gave up slot and pages.
     """
 
     id: int
@@ -74,6 +75,7 @@ class RequestOutput:
     num_cached_tokens: int = 0
     queued_s: float = 0.0
     embedding: bytes = b""
+    num_preemptions: int = 0
 
 
 def alternatives(tops: list[Alternatives]) -> list[dict[int, float]]:

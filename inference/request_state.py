@@ -80,7 +80,7 @@ class RequestState:
             sequence.id, tokens, text, reason and reason.value, 0, sequence.params_versions,
             logprobs, tops, self._stopped_by(sequence, tokens),
             min(sequence.num_cached_tokens, sequence.num_prompt_tokens), sequence.queued_s,
-            _embedding(sequence),
+            _embedding(sequence), sequence.num_preemptions,
         )  # fmt: skip
 
     def _stopped_by(self, sequence: Sequence, tokens: list[int]) -> str | int | None:

@@ -83,6 +83,7 @@ class SequenceGroup(ABC):
                 sequence.top_logprobs,
                 self._stopped_by.get(sequence.id),
                 sequence.num_cached_tokens,
+                num_preemptions=sequence.num_preemptions,
             )  # fmt: skip
             for index, (sequence, text, _) in enumerate(self._results())
         ]

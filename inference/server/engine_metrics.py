@@ -1,5 +1,6 @@
 """What `/metrics` shows of the engine: its last heartbeat, when somebody asks."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from prometheus_client.core import (
@@ -55,14 +56,13 @@ class EngineCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Its figures now; those that are not known are absent."""
+        """Its figures now: counters from 0 on, and NaN for what is not known."""
         heartbeat, client = self._client.heartbeat, self._client
         yield from self._gauges(heartbeat)
         yield self._waiting(heartbeat)
         yield from self._counters(heartbeat.counters)
         yield self._iterations(heartbeat)
-        if heartbeat.accepted_per_position:
-            yield self._positions(heartbeat.accepted_per_position)
+        yield self._positions(heartbeat.accepted_per_position or [0])
         yield self._counter(
             "ridgeline:engine_restarts",
             "Times the engine ended and was started again.",
@@ -92,10 +92,9 @@ class EngineCollector(Collector):
             ("ridgeline:engine_ready", "Whether the engine serves; 1 if so.", is_ready),
         ]  # fmt: skip
         for name, about, value in found:
-            if value is not None:
-                gauge = GaugeMetricFamily(name, about, labels=("model_name",))
-                gauge.add_metric((self._model_name(),), value)
-                yield gauge
+            gauge = GaugeMetricFamily(name, about, labels=("model_name",))
+            gauge.add_metric((self._model_name(),), math.nan if value is None else value)
+            yield gauge
 
     def _waiting(self, heartbeat: Heartbeat) -> Metric:
         """Some wait for others of their request, not for room."""
@@ -111,9 +110,11 @@ class EngineCollector(Collector):
         for key, name, about, labels in _COUNTERS:
             yield self._counter(name, about, [(labels, counters.get(key, 0))])
         for name in dict.fromkeys(name for _, name, _, _ in _STEPS):
-            rows = [row for row in _STEPS if row[1] == name and row[0] in counters]
+            rows = [row for row in _STEPS if row[1] == name]
+            if counters.get("decode_steps"):  # of steps that ran, what is not known is no 0
+                rows = [row for row in rows if row[0] in counters]
             if rows:
-                values = [(labels, counters[key]) for key, _, _, labels in rows]
+                values = [(labels, counters.get(key, 0)) for key, _, _, labels in rows]
                 yield self._counter(name, rows[0][2], values)
 
     def _iterations(self, heartbeat: Heartbeat) -> Metric:

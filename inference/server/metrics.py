@@ -21,6 +21,7 @@ from inference.server.engine_metrics import EngineCollector
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 REASONS = ("stop", "length", "abort", "error")  # why answers end
+REJECTIONS = ("queue_full", "key_share", "deadline", "queue_time")  # why requests find no room
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120, 300, 600)
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
@@ -35,6 +36,7 @@ class Metrics:
         disable_created_metrics()  # a line for each of the others, which nobody reads
         self._model_name = model_name
         self._registry = CollectorRegistry()
+        self._plain: list[Counter | Histogram] = []  # whose one label is the model's name
         self._registry.register(EngineCollector(client, model_name))
         ProcessCollector(registry=self._registry)
         self._success = self._counter(
@@ -94,14 +96,19 @@ class Metrics:
             "vllm:request_params_max_tokens", "Tokens that an answer may have.", _TOKENS
         )
         self._n = self._histogram("vllm:request_params_n", "Answers asked for.", _SOME)
+        self._preemptions = self._histogram(
+            "vllm:request_num_preemptions", "Times that an answer gave up its pages.", _SOME
+        )
 
     def text(self) -> bytes:
         """All of it, as Prometheus reads it."""
         if name := self._model_name():
             for reason in REASONS:  # a counter that appears with its first event has no rate
                 self._success.labels(name, reason)
-            for counter in (self._corrupted, self._disconnects, self._stalls, self._stream_errors):
-                counter.labels(name)
+            for reason in REJECTIONS:
+                self._rejected.labels(name, reason)
+            for metric in self._plain:
+                metric.labels(name)
         return generate_latest(self._registry)
 
     def answered(self, handler: str, method: str, status: int) -> None:
@@ -162,10 +169,16 @@ class Metrics:
                     self._success.labels(self._model_name(), reason).inc()
 
     def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        return Counter(name, about, ("model_name", *labels), registry=self._registry)
+        counter = Counter(name, about, ("model_name", *labels), registry=self._registry)
+        self._plain += () if labels else (counter,)
+        return counter
 
     def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-        return Histogram(name, about, ("model_name",), registry=self._registry, buckets=buckets)
+        histogram = Histogram(
+            name, about, ("model_name",), registry=self._registry, buckets=buckets
+        )
+        self._plain.append(histogram)
+        return histogram
 
 
 class Watch:
@@ -200,12 +213,13 @@ class Watch:
         self._last = now
         self._num_tokens += num_tokens
 
-    def end(self, reason: str) -> None:
-        """The answer is whole."""
+    def end(self, reason: str, num_preemptions: int = 0) -> None:
+        """The answer is whole; its sequence gave up its pages so many times."""
         self.has_ended = True
         metrics, name = self._metrics, self._name
         metrics._whole.labels(name).observe(time.perf_counter() - self._started)
         metrics._answer.labels(name).observe(self._num_tokens)
+        metrics._preemptions.labels(name).observe(num_preemptions)
         metrics._success.labels(name, reason).inc()
         if self.first_s is None or self.queued_s is None:
             return

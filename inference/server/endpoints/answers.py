@@ -105,7 +105,7 @@ class Answers:
                     watches[piece.index].note(len(piece.token_ids), output.queued_s)
                     trace.note(piece.finish_reason, output.queued_s)
                     if piece.finish_reason is not None:
-                        watches[piece.index].end(piece.finish_reason)
+                        watches[piece.index].end(piece.finish_reason, output.num_preemptions)
                     yield piece
             except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
                 raise as_api_error(error) from None
