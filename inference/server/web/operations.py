@@ -10,6 +10,7 @@ from starlette.responses import Response
 from inference.server.endpoints import console, generate, status, tokens
 from inference.server.endpoints.embeddings import embeddings
 from inference.server.endpoints.envelope import whole
+from inference.server.endpoints.field_descriptions import DESCRIPTIONS
 from inference.server.endpoints.responses import bodies
 from inference.server.endpoints.responses.fields import ResponsesRequest
 from inference.server.protocol import fields, responses
@@ -90,6 +91,10 @@ def describe() -> dict[str, Any]:
     kinds = list(dict.fromkeys([*kinds, ErrorBody]))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     by_kind = dict(zip(kinds, schemas, strict=True))
+    for name in (each.body.__name__ for each in OPERATIONS if each.body):
+        for field, schema in components[name]["properties"].items():
+            if field in DESCRIPTIONS:
+                schema["description"] = DESCRIPTIONS[field]
     paths = {each.path.replace(":path", ""): _described(each, by_kind) for each in OPERATIONS}
     return {
         "openapi": "3.1.0",

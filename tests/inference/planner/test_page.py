@@ -455,6 +455,26 @@ def test_every_control_has_a_name_and_nothing_is_loaded(tmp_path, width):
     assert browse(tmp_path, script, width=width) == []
 
 
+@needs_browser
+def test_no_label_lies_over_another(tmp_path):
+    """Of any model, in a window where there is little room."""
+    script = """
+    for (const model of Object.keys(CATALOG.models)) for (const batch of [256]) {
+      state = settled({ ...CATALOG.start, model, batch });
+      refresh();
+      const texts = [...document.querySelectorAll("svg text")].filter((text) => text.textContent);
+      const boxes = texts.map((text) => [text.textContent, text.getBoundingClientRect()]);
+      for (const [n, [name, a]] of boxes.entries()) for (const [other, b] of boxes.slice(n + 1)) {
+        const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+        const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+        if (across > 1 && down > 3) results.push([model, batch, name, other]);
+      }
+    }
+    finish();
+    """
+    assert browse(tmp_path, script, width=900) == []
+
+
 def test_the_page_asks_no_network():
     text = render.render()
     assert not re.search(r"https?:|//[a-z]+\.|@import|\burl\(|\bfetch\(|XMLHttp|WebSocket", text)

@@ -420,6 +420,9 @@ def test_nothing_is_wider_than_the_window(page):
         if width < 761:
             page.click("#unfold")
             assert not page.do(folded)
+            page.do("scrollTo(0, 0)")
+            at = page.do("JSON.stringify(document.getElementById('send').getBoundingClientRect())")
+            assert 0 < json.loads(at)["top"] < json.loads(at)["bottom"] < 800  # settings or not
         outside = page.do(f"""[...document.querySelectorAll('main *, form *')].filter((each) => {{
             const b = each.getBoundingClientRect(); return b.width && (b.right > {width} + 0.5 ||
             b.left < -0.5) && !each.closest('.unseen, .skip, svg, pre');

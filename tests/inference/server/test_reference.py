@@ -49,6 +49,15 @@ def test_examples_are_answered_as_described(server, operation):
     assert body["application/json"]["example"] == operation.example
 
 
+@pytest.mark.parametrize("operation", POSTS, ids=lambda each: each.path)
+def test_every_field_of_a_request_is_described(operation):
+    schema = describe()["components"]["schemas"][operation.body.__name__]
+    attributes = schema.get("description", "").partition("Attributes:")[2]
+    named = set(re.findall(r"\w+", " ".join(re.findall(r"^\s*([\w, .]+):", attributes, re.M))))
+    silent = {name for name, own in schema["properties"].items() if "description" not in own}
+    assert silent <= named
+
+
 @chromium.needs_browser
 def test_the_page_shows_every_operation_and_object(page, server):
     described = server.http.get("/openapi.json").json()
@@ -98,6 +107,29 @@ def test_examples_are_commands(page, server):
 
 
 @chromium.needs_browser
+def test_a_call_can_be_tried(page, server, engine):
+    """Its body can be edited, an error is shown as it is, and a stream can be stopped."""
+    own = "document.querySelector('#post-v1-completions .trial')"
+
+    def answer(body, said):
+        page.do(f"{own}.querySelector('textarea').value = {json.dumps(json.dumps(body))}")
+        page.do(f"{own}.querySelector('button').click()")
+        page.wait(f"{own}.querySelector('pre').textContent.includes({json.dumps(said)})")
+        page.wait(f"{own}.querySelector('button').textContent === 'Send'")
+
+    page.do(f"{own}.open = true")
+    answer({"prompt": "a", "max_tokens": 3, "temperature": 0}, '"completion_tokens": 3')
+    assert page.do(f"{own}.querySelector('pre').textContent").startswith("200 OK\n{")
+    answer({"prompt": "a", "max_tokens": 3, "stream": True}, "[DONE]")
+    answer({"prompt": "a", "n": 0}, "400 Bad Request")
+    assert len(page.problems()) == 1  # the browser's own, of that answer
+    page.forget_problems()
+    page.do("document.querySelector('#get-v1-models-id- .trial input').value = '/v1/models/fake'")
+    page.do("document.querySelector('#get-v1-models-id- .trial button').click()")
+    page.wait("document.querySelector('#get-v1-models-id- pre[role]').textContent.includes('200')")
+
+
+@chromium.needs_browser
 def test_a_key_opens_it(browser):
     with running(keys=Keys([KEY])) as server:
         page = browser.page()
@@ -107,7 +139,7 @@ def test_a_key_opens_it(browser):
         page.forget_problems()
         page.do("document.querySelector('#key input').focus()")
         page.type(KEY)
-        page.press("Enter")
+        page.click("#key button")
         page.wait(SHOWN)
         assert "Authorization: Bearer $KEY" in page.text('[id="post-v1-responses"] pre')
         assert KEY not in page.text("main")

@@ -175,7 +175,7 @@ function drawRoofline(p, width) {
   }
   markup +=
     text(right, bottom + 34, "FLOPs a byte", "end") + text(left + 5, top + 9, "FLOP/s", "halo");
-  const taken = [];
+  const taken = [[left, top - 4, left + 5 + widthOf("FLOP/s"), top + 12]];
   const ridge = peak / bandwidth,
     isKnown = roofs.length > 0; // else the rate of no type is
   if (isKnown) markup += line(x(ridge), y(peak), x(ridge), bottom, "thin dashed");
@@ -199,7 +199,7 @@ function drawRoofline(p, width) {
     const label = `${roof.types.map(typeName).join(", ")} ${said(roof.rate, FLOPS)}/s`;
     const top = y(roof.rate) + (roof.rate === peak ? -16 : 18);
     texts += text(right, top, label, "end halo");
-    taken.push([right - 6.4 * label.length, top - 11, right, top + 3]);
+    taken.push([right - widthOf(label), top - 11, right, top + 3]);
   });
   const sides = [
     ["waits for memory", x(ridge) - 8, "end"],
@@ -208,7 +208,7 @@ function drawRoofline(p, width) {
   ];
   for (const [label, at, side] of isKnown ? sides : []) {
     const up = label.startsWith("ridge") ? 24 : 8,
-      size = 6.4 * label.length;
+      size = widthOf(label);
     texts += text(at, bottom - up, label, `${side} halo ${up === 24 ? "strong" : ""}`);
     taken.push([side ? at - size : at, bottom - up - 11, side ? at : at + size, bottom - up + 3]);
   }
@@ -233,6 +233,12 @@ function drawRoofline(p, width) {
     roofAt,
   });
   return { height: bottom + 40, markup: markup + circles + named.leaders + texts + named.texts };
+}
+
+/** Pixels of a label of 12 px, by letters of three widths: fonts differ, and none is measured. */
+function widthOf(label) {
+  const letter = (each) => (/[mwMW%]/.test(each) ? 11.8 : /[fijlrtI.,:' ]/.test(each) ? 4.8 : 7.7);
+  return [...label].reduce((sum, each) => sum + letter(each), 0);
 }
 
 /** Dots of one phase that lie together share a label. */
@@ -269,7 +275,7 @@ function labelled(groups, taken, { left, right, top, bottom, roofAt }) {
     texts = "";
   for (const group of groups) {
     const { label } = group,
-      size = 6.3 * label.length,
+      size = widthOf(label),
       up = group.phase === "decode";
     let best = null;
     for (let n = 0; n < 60 && !best; n++) {

@@ -100,7 +100,7 @@ function fields(schema) {
     const more = isTold ? ` Default: ${JSON.stringify(own.default)}.` : "";
     return element("tr", {}, first, element("td", {}, ...type(own)), element("td", {}, (told[name] ?? own.description ?? "") + more));
   });
-  const head = element("tr", {}, ...["Field", "Type", ""].map((each) => element("th", { scope: "col" }, each)));
+  const head = element("tr", {}, ...["Field", "Type", "Meaning"].map((each) => element("th", { scope: "col" }, each)));
   found.push(element("table", {}, element("thead", {}, head), element("tbody", {}, ...rows)));
   return found;
 }
@@ -129,6 +129,70 @@ function copyable(text) {
   return element("div", { className: "example" }, element("pre", {}, element("code", {}, text)), button);
 }
 
+// --- a call from this page ------------------------------------------------------------------------
+
+const MOST_CHARS = 1 << 16; // of an answer that are shown
+
+async function send(path, method, body, show, signal) {
+  const key = sessionStorage.getItem(KEY);
+  const headers = key ? { authorization: `Bearer ${key}` } : {};
+  if (body !== undefined) headers["content-type"] = "application/json";
+  const answer = await fetch(path.slice(1), { method, headers, body, signal });
+  const reader = answer.body.pipeThrough(new TextDecoderStream()).getReader();
+  let said = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (!done) said += value;
+    const whole = done && answer.headers.get("content-type") === "application/json" ? pretty(said) : said;
+    show(`${answer.status} ${answer.statusText}\n${whole.slice(0, MOST_CHARS)}`);
+    if (done) return;
+    if (said.length > MOST_CHARS) {
+      await reader.cancel();
+      return;
+    }
+  }
+}
+
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+/** A body to edit, a button that sends it, and the answer as it comes. */
+function trial(path, method, operation) {
+  const example = operation.requestBody?.content["application/json"].example;
+  const address = element("input", { value: path, hidden: !path.includes("{"), spellcheck: false, ariaLabel: `path of ${path}` });
+  const body = element("textarea", { value: example ? JSON.stringify(example, null, 2) : "", rows: 8, hidden: !example, spellcheck: false, ariaLabel: `body for ${path}` });
+  const button = element("button", { type: "submit" }, "Send");
+  const answer = element("pre", { hidden: true, tabIndex: 0 });
+  answer.setAttribute("role", "status");
+  const form = element("form", {}, address, body, button, answer);
+  let running = null;
+  form.addEventListener("submit", async (event) => {
+    event.preventDefault();
+    if (running) {
+      running.abort();
+      return;
+    }
+    running = new AbortController();
+    button.textContent = "Stop";
+    const show = (text) => Object.assign(answer, { hidden: false, textContent: text });
+    show("waiting for the answer");
+    try {
+      await send(address.value, method.toUpperCase(), example && body.value, show, running.signal);
+    } catch (error) {
+      if (error.name !== "AbortError") show(`no answer: ${error.message}`);
+      else answer.append("\n(stopped)");
+    }
+    running = null;
+    button.textContent = "Send";
+  });
+  return element("details", { className: "trial" }, element("summary", {}, "Try it"), form);
+}
+
 function content(title, described, schemas) {
   return Object.entries(described ?? {}).flatMap(([media, { schema }]) => {
     const name = schema.$ref?.slice(PREFIX.length);
@@ -147,6 +211,7 @@ function section(path, method, operation, schemas, needsKey) {
   const body = element(
     "section", { id }, heading, element("p", {}, operation.summary),
     copyable(command(path, method, operation, needsKey)),
+    trial(path, method, operation),
     ...content("Fields", operation.requestBody?.content, schemas),
     ...content("Answer", operation.responses["200"].content, schemas),
   );
