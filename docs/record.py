@@ -15,7 +15,7 @@ def main(target: str, *command: str) -> None:
         Text("$ " + " ".join(command[:1] + tuple(map(_quote, command[1:]))), style="bold")
     )
     console.print(Text(done.stdout.strip()))
-    console.print(Text(" ".join(done.stderr.split()), style="dim"))
+    console.print(Text(done.stderr.strip(), style="dim"))
     console.save_svg(target, title="Ridgeline")
 
 

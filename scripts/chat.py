@@ -63,12 +63,6 @@ def main(argv: Sequence[str]) -> None:
     engine = common.load_engine(checkpoint, config, [1], greedy=params.is_greedy)  # most are short
     talk = _Talk(engine, conversation, params)
     interrupts.end_at_sigterm()  # and not an answer alone
-    with common.compile_progress(engine):
-        _converse(talk)
-
-
-def _converse(talk: "_Talk") -> None:
-    """Answers what is typed, until its end."""
     if sys.stdin.isatty():
         common.say("/help lists what can be done beside talking; Ctrl-C ends an answer early")
     for text in _lines():
@@ -182,8 +176,12 @@ class _Talk:
         engine = self._engine
         engine.records.clear()
         watch = costs.Stopwatch(engine)
-        with closing(engine.stream(ids, self._params)) as outputs:
+        with (
+            common.compile_progress(engine) as compiling,
+            closing(engine.stream(ids, self._params)) as outputs,
+        ):
             for output in outputs:
+                compiling.set()
                 watch.note(len(output.token_ids))
                 self._took = len(ids), watch.figures(is_one=True)
                 yield output

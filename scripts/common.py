@@ -358,13 +358,18 @@ def warm_up(engine: Any, label: str = "compiling steps", seals: bool = True) -> 
 
 
 @contextlib.contextmanager
-def compile_progress(engine: Any, num_steps: int = 0, shown: bool = True) -> Iterator[None]:
+def compile_progress(
+    engine: Any, num_steps: int = 0, shown: bool = True
+) -> Iterator[threading.Event]:
     """Context in which a line on stderr says so where steps are compiled for more than 2 s, and
     again every 10 s.
 
     Args:
         num_steps: that are compiled in the end; 0: as many as are requested.
         shown: whether anything is said.
+
+    Yields:
+        What ends it earlier, where it is set: once text is streamed, no line may cut it.
     """
     ended = threading.Event()
 
@@ -385,7 +390,7 @@ def compile_progress(engine: Any, num_steps: int = 0, shown: bool = True) -> Ite
     if shown:
         threading.Thread(target=watch, daemon=True).start()
     try:
-        yield
+        yield ended
     finally:
         ended.set()
 

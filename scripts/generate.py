@@ -251,7 +251,7 @@ def _run(
     """
     params = [request.params for request in requests]
     watch, completions = costs.Stopwatch(engine), []
-    with common.bars() as bar, common.compile_progress(engine):
+    with common.bars() as bar, common.compile_progress(engine) as compiling:
         say = None if streams or common.console.is_terminal else common.say
         limit = engine.config.max_context
         most = [
@@ -263,6 +263,7 @@ def _run(
         def on_output(output: RequestOutput) -> None:
             watch.note(len(output.token_ids))
             if streams:
+                compiling.set()
                 print(output.text, end="", flush=True)
             else:
                 progress.add_tokens(len(output.token_ids))
