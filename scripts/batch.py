@@ -26,6 +26,7 @@ _URL, _CONCURRENCY = remote_flags.URL, remote_flags.CONCURRENCY
 for _module in (common, input_flags, output_flag, remote_flags, serving_flags):
     flags.adopt_module_key_flags(_module)
 
+UNREAD = ("json",)
 _OWN = ("input", "output", "overwrite", "concurrency")
 _ENGINE = (
     *("model", "config", "set", "weights", "cache", "mesh", "speculate", "executables"),
@@ -103,4 +104,4 @@ def _engine_flags() -> list[str]:
 
 
 if __name__ == "__main__":
-    common.run(main, ("json",))
+    common.run(main, UNREAD)
