@@ -17,7 +17,7 @@ from tests.scripts import apps
 @pytest.fixture
 def run(monkeypatch, capfd):
     guarded = common.run
-    monkeypatch.setattr(common, "run", lambda main: guarded(main, takes_names=True))
+    monkeypatch.setattr(common, "run", lambda main, unread: guarded(main, unread, takes_names=True))
     app = types.SimpleNamespace(main=verify.main, __name__="verify")
     return lambda *args: apps.call(app, monkeypatch, capfd, *map(str, args))
 

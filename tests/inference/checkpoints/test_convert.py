@@ -1,13 +1,11 @@
 """Conversion: nothing is lost, nothing is half there, and no flipped bit goes unseen."""
 
-import contextlib
 import dataclasses
 import fcntl
 import json
 import os
 import random
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -550,58 +548,3 @@ def test_what_would_not_come_back_is_refused(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="mixer/qkv would not come back as written: llama cannot"):
         run(TINY, tmp_path / "back", "hf")
     assert not list(tmp_path.iterdir())
-
-
-_CONVERTING = """
-import os, sys
-from pathlib import Path
-import orbax.checkpoint
-from inference.checkpoints import convert, resolve
-
-print("ready", flush=True)
-for output in sys.stdin:
-    child = os.fork()  # nothing has started a thread yet
-    if not child:
-        checkpoint = resolve.resolve(sys.argv[1]).open(None)
-        convert.convert(checkpoint, Path(output.strip()), sys.argv[2], max_shard_bytes=20_000)
-        os._exit(0)
-    print(child, flush=True)
-    print(os.waitpid(child, 0)[1], flush=True)
-"""
-
-
-@pytest.mark.parametrize("to", convert.FORMATS)
-def test_a_killed_conversion_never_loads_wrongly(to, tmp_path, request):
-    """Twenty moments a format, from the first file to past the last."""
-    expected, generator = load(TINY), random.Random(7)
-    duration, interrupted = 0.0, 0
-    command = [sys.executable, "-c", _CONVERTING, str(TINY), to]
-    server = subprocess.Popen(
-        command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    request.addfinalizer(server.kill)
-    assert server.stdin is not None and server.stdout is not None
-    assert server.stdout.readline() == "ready\n"
-    for attempt in range(21):
-        output = tmp_path / f"out{attempt}"
-        print(output, file=server.stdin, flush=True)
-        child, left = int(server.stdout.readline()), Path(f"{output}.incomplete")
-        while not (left.exists() or output.exists()):
-            time.sleep(0.0005)
-        start = time.monotonic()
-        if attempt:  # the first is left alone: how long it takes
-            time.sleep(generator.uniform(0, 1.1 * duration))
-            with contextlib.suppress(ProcessLookupError):  # it was done
-                os.kill(child, signal.SIGKILL)
-        status = int(server.stdout.readline())
-        if status == 0:  # the machine may have been busier before
-            duration = time.monotonic() - start
-        assert status in ((0, signal.SIGKILL) if attempt else (0,))
-        if left.exists():
-            interrupted += 1
-            with pytest.raises(InputError, match="what an interrupted conversion left"):
-                load(left)
-        if output.exists():
-            assert not left.exists()
-            assert_equal(load(output), expected)
-    assert interrupted >= 5  # the moments were inside
