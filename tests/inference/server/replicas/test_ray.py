@@ -10,19 +10,16 @@ import time
 import httpx2
 import pytest
 
-from docs import drill_replicas as drill
 from tests import compiling
+from tests.drills import replicas as drill
+from tests.drills.replicas import FLAGS
 from tests.inference.server.running import wait_until
 from tests.inference.server.test_processes import is_running
-from tests.inference.server.test_real_engine import ROOT, TINY
+from tests.inference.server.test_real_engine import ROOT
 
 pytest.importorskip("ray")
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
-FLAGS = [
-    *(f"--model={TINY}", "--nowarm_up", "--max_num_seqs=24", "--set=model.dtype=float32"),
-    *("--set=engine.decode_rows=(24,)", "--set=engine.prefill_chunks=(1,)"),
-]
 LONG = {"prompt": "a", "max_tokens": 240, "ignore_eos": True, "temperature": 0, "stream": True}
 
 

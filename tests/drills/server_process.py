@@ -11,7 +11,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,10 +111,12 @@ class Server:
 
 
 @contextlib.contextmanager
-def started(flags: Sequence[str]) -> Iterator[Server]:
-    """One that is ready; nothing of it is left in the end."""
+def started(flags: Sequence[str], environment: Mapping[str, str] = {}) -> Iterator[Server]:
+    """One that is ready; nothing of it is left in the end. `environment`: more of its variables."""
     command = [sys.executable, "-m", "scripts.serve", "--port=0", *flags]
-    process = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=ROOT, env=os.environ | environment, stderr=subprocess.PIPE, text=True
+    )
     try:
         assert process.stderr is not None
         line, seen = "", []
@@ -136,8 +138,8 @@ def started(flags: Sequence[str]) -> Iterator[Server]:
 class Servers:
     """The one that runs: drills that leave it as it was share it."""
 
-    def __init__(self, flags: Sequence[str]):
-        self._flags = list(flags)
+    def __init__(self, flags: Sequence[str], environment: Mapping[str, str] = {}):
+        self._flags, self._environment = list(flags), dict(environment)
         self._with: list[str] = []
         self._server: Server | None = None
         self._stack = contextlib.ExitStack()
@@ -149,7 +151,9 @@ class Servers:
             return self._server
         self.close()
         self._with = list(flags or ())
-        self._server = self._stack.enter_context(started([*self._flags, *self._with]))
+        self._server = self._stack.enter_context(
+            started([*self._flags, *self._with], self._environment)
+        )
         return self._server
 
     def close(self) -> None:
@@ -159,12 +163,12 @@ class Servers:
 
 
 class Clients:
-    """Requests under way, in a process of their own; requests as `drill_client` has them."""
+    """Requests under way, in a process of their own; requests as `clients` has them."""
 
     def __init__(self, port: int, requests: Sequence[dict[str, Any]], most_s: float, **how: Any):
         spec = {"port": port, "requests": list(requests), "most_s": most_s, **how}
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("drill_client.py"))],
+            [sys.executable, str(Path(__file__).with_name("clients.py"))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )

@@ -1,15 +1,11 @@
 """What becomes of streamed requests when one of two replicas is killed, and what two are worth.
 
-    PYTHONPATH=. python docs/drill_replicas.py [--requests=100] [--max_tokens=128] [--model=... and
-        other flags of scripts.serve_ray]
-
 Serves the same requests, all at once, with one replica and with two, on the cores of this machine,
 and again with two, of which one is killed (SIGKILL) in the middle. A request ends whole, or with an
 error event; one that ends otherwise is lost, and so is one that ends with an error though it had no
-token at the kill: then the exit status is 1. Needs the extras `serve` and `ray`.
+token at the kill. Needs the extras `serve` and `ray`, of the Python that RAY_PYTHON names.
 """
 
-import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -25,6 +21,13 @@ from pathlib import Path
 
 import httpx2
 
+from tests.drills.harness import TINY_FLAGS, Drill, Outcome, Setting, Skipped
+
+PYTHON = os.environ.get("RAY_PYTHON", sys.executable)
+FLAGS = (
+    *(*TINY_FLAGS, "--nowarm_up", "--max_num_seqs=24"),
+    *("--set=engine.decode_rows=(24,)", "--set=engine.prefill_chunks=(1,)"),
+)
 _START_S, _AGAIN_S, _ANSWER_S = 600.0, 120.0, 600.0
 
 
@@ -113,7 +116,7 @@ def below(pid: int) -> Iterator[int]:
 @contextlib.contextmanager
 def serving(num: int, flags: Sequence[str]) -> Iterator[Server]:
     """A server with so many replicas, which are ready."""
-    command = [sys.executable, "-m", "scripts.serve_ray", "--port=0", f"--replicas={num}", *flags]
+    command = [PYTHON, "-m", "scripts.serve_ray", "--port=0", f"--replicas={num}", *flags]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr is not None
         try:
@@ -228,26 +231,24 @@ def drill(num: int, max_tokens: int, flags: Sequence[str]) -> dict[str, float]:
     }  # fmt: skip
 
 
-def main() -> None:
-    """Prints what became of the requests."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--requests", type=int, default=100)
-    parser.add_argument("--max_tokens", type=int, default=128)
-    given, flags = parser.parse_known_args()
-    found = drill(given.requests, given.max_tokens, flags)
-    print(
-        "{requests} streamed requests, one of 2 replicas killed in the middle: {whole} whole "
-        "({retried} of them tried again before their first token; {same_text} with the text that "
-        "they have without a fault), {told} ended with an error event after their first token, "
-        "{lost} lost; 2 replicas again after {again_s:.1f} s".format(**found)
+def of_replicas(setting: Setting) -> Outcome:
+    """The streams of two replicas of a tiny model, one of which is killed in the middle."""
+    if subprocess.run([PYTHON, "-c", "import ray"], capture_output=True).returncode:
+        raise Skipped("Ray is not installed (RAY_PYTHON=the Python of an environment with it)")
+    num = setting.size(100, 16)
+    figures = drill(num, num, FLAGS)
+    return Outcome(
+        not figures["lost"] and figures["same_text"] == figures["whole"] > 0,
+        "{requests} streams: {whole} whole ({retried} of them tried again, {same_text} with the "
+        "text of a run without a fault), {told} ended with an error event after their first "
+        "token, {lost} lost; 2 replicas again after {again_s:.1f} s".format(**figures),
+        figures,
     )
-    print(
-        "{tok_s_1:.1f} tokens/s with 1 replica, {tok_s_2:.1f} with 2: ratio {ratio:.2f}".format(
-            **found
-        )
-    )
-    sys.exit(found["lost"] > 0)
 
 
-if __name__ == "__main__":
-    main()
+DRILLS = (
+    Drill(
+        "replicas", "kill -9 of one of two replicas under 100 streams: 0 lost, the same texts",
+        of_replicas,
+    ),
+)  # fmt: skip

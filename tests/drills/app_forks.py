@@ -1,0 +1,107 @@
+"""Runs apps as forks of one process that has imported them: a hundred runs a minute.
+
+`run` starts that process. It reads from stdin a list of [cache, NAME, FLAG, ...] as JSON and writes
+one of [status, stdout, stderr] each; status is None where a run did not end in time.
+"""
+
+import importlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from inference.files import cache_directory
+
+_LIMIT_S = 60.0
+_MEMORY = 8 << 30  # of addresses; what reads without end fails by itself
+_PRELOADED = ("jax", "inference.engine", "inference.checkpoints.convert", "scripts.common")
+
+
+def run(
+    commands: Sequence[Sequence[str]], folder: Path, caches: Sequence[Path] = ()
+) -> list[tuple[int | None, str, str]]:
+    """What became of `python -m scripts.NAME FLAGS`, for each (NAME, *FLAGS); a name with dots is
+    that of another module. Caches lie in `folder`, or each in one of `caches`.
+    """
+    places = caches or [folder / "cache"] * len(commands)
+    listed = [[str(cache), *command] for cache, command in zip(places, commands, strict=True)]
+    root = Path(__file__).resolve().parents[2]
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.drills.app_forks"], cwd=root, text=True, check=True,
+        input=json.dumps(listed), stdout=subprocess.PIPE,
+        env=environment(folder),
+    )  # fmt: skip
+    return [(status, out, err) for status, out, err in json.loads(ran.stdout)]
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Of an app whose caches lie in a folder, but for the CPU's kernels, which are built once."""
+    kernels = os.environ.get("RIDGELINE_KERNELS") or str(cache_directory.path() / "kernels")
+    own = {"RIDGELINE_CACHE": str(folder / "cache"), "RIDGELINE_KERNELS": kernels}
+    return os.environ | own | {"JAX_PLATFORMS": "cpu"}
+
+
+def main() -> None:
+    """Serves one list."""
+    commands = json.load(sys.stdin)
+    for name in _PRELOADED:
+        importlib.import_module(name)
+    json.dump([_fork(*command) for command in commands], sys.stdout)
+
+
+def _fork(cache: str, *command: str) -> tuple[int | None, str, str]:
+    pipes = os.memfd_create("stdout"), os.memfd_create("stderr")
+    pid = os.fork()
+    if not pid:
+        try:
+            for number, pipe in enumerate(pipes, 1):
+                os.dup2(pipe, number)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+            os.environ["RIDGELINE_CACHE"] = cache
+            _app(*command)
+        finally:
+            os._exit(99)
+    status = _wait(pid)
+    out, err = (_text(pipe) for pipe in pipes)
+    return status, out, err
+
+
+def _app(name: str, *flags: str) -> None:
+    from scripts import common
+
+    sys.argv = [name, *flags]
+    module: Any = importlib.import_module(name if "." in name else f"scripts.{name}")
+    try:
+        common.run(module.main)
+    except SystemExit as end:
+        sys.stderr.flush()
+        os._exit(end.code if isinstance(end.code, int) else bool(end.code))
+
+
+def _wait(pid: int) -> int | None:
+    deadline = time.monotonic() + _LIMIT_S
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return None
+
+
+def _text(pipe: int) -> str:
+    os.lseek(pipe, 0, os.SEEK_SET)
+    with os.fdopen(pipe, "rb") as file:
+        return file.read(1 << 20).decode(errors="replace")
+
+
+if __name__ == "__main__":
+    main()

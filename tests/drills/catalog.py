@@ -1,0 +1,27 @@
+"""All drills, in the order in which they run and the page lists them."""
+
+from tests.drills import (
+    flipped_bits,
+    hostile,
+    interrupts,
+    kills,
+    poison,
+    replicas,
+    schemas,
+    server_faults,
+    suites,
+)
+
+DRILLS = (
+    *server_faults.TIMED,
+    *poison.DRILLS,
+    *interrupts.DRILLS,
+    *kills.DRILLS,
+    *flipped_bits.DRILLS,
+    *hostile.DRILLS,
+    *schemas.DRILLS,
+    *server_faults.OTHERS,
+    *replicas.DRILLS,
+    server_faults.SOAK,
+)
+SUITES = suites.DRILLS

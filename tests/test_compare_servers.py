@@ -1,0 +1,56 @@
+"""Comparisons of servers hold on what happened, and on nothing else."""
+
+import importlib
+
+import pytest
+
+pytestmark = pytest.mark.quick_code
+
+
+@pytest.fixture
+def compare():
+    return importlib.import_module("docs.compare_servers")
+
+
+def test_the_one_that_is_measured_first_changes_every_turn(compare, capsys):
+    asked = []
+
+    def load(who, failed=0):
+        def run(seed):
+            asked.append((seed, who))
+            return dict.fromkeys(compare.FIGURES, 2.0) | {"failed": failed, "who": who}
+
+        return run
+
+    found = compare.by_turns("a", (load("ours"), load("vllm")), 3, "vllm")
+    assert all(turn[who]["who"] == who for turn in found for who in ("ours", "vllm"))
+    firsts = [who for _, who in asked[::2]]
+    assert firsts in (["ours", "vllm"] * 2, ["vllm", "ours"] * 2)
+    assert [seed for seed, _ in asked[::2]] == [seed for seed, _ in asked[1::2]]
+    with pytest.raises(SystemExit, match="2 requests of vllm failed"):
+        compare.by_turns("a", (load("ours"), load("vllm", failed=2)), 3, "vllm")
+
+
+def test_the_engine_beside_the_server_has_its_settings(compare, monkeypatch):
+    from absl.testing import flagsaver
+
+    from inference import engine
+    from scripts import serve
+
+    given = {}
+
+    class Loaded:
+        @classmethod
+        def from_model(cls, model, **settings):
+            given.update(settings)
+            return cls()
+
+        def warm_up(self, seals):
+            pass
+
+    monkeypatch.setattr(engine, "Engine", Loaded)
+    monkeypatch.setattr(compare.sys, "stdin", [])
+    with flagsaver.flagsaver():
+        compare.serve_loads("smollm2-135m", 5)
+        assert given == serve.engine_needs() and given["embeddings"]
+    assert given["max_seqs"] == 5 and given["max_context"] == compare.MAX_LEN
