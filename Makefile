@@ -19,6 +19,11 @@ RESULTS ?= docs/results
 DEVICE ?= auto
 # `make mutants MUTANTS_ARGS="--sample=10 --groups=kv_pages"`.
 MUTANTS_ARGS ?=
+# `make drills SUITE=1 RAY=1`: the suite without asserts and without root, too, and two replicas by Ray
+# (0.5 GB); DRILLS_ARGS="--only=bits --quick".
+SUITE ?=
+RAY ?=
+DRILLS_ARGS ?=
 # `make lock LOCK_ARGS=--upgrade` moves every pin; without it existing pins stay where they can.
 LOCK_ARGS ?=
 UV_VERSION := 0.13.8
@@ -44,7 +49,7 @@ IS_NEW_ENOUGH = -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Ridgeli
 export PROMPT
 
 .DEFAULT_GOAL := help
-.PHONY: help run serve small-model test test-long test-sanitized check test-py312 mutants test-aot test-aarch64 device pages golden wheel lock clean
+.PHONY: help run serve small-model test test-long test-sanitized check test-py312 mutants drills test-aot test-aarch64 device pages golden wheel lock clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' Makefile
@@ -84,6 +89,10 @@ test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there 
 
 mutants: .venv/.test .venv-mutants/.ready  ## which changes of the code the tests do not find; hours (MUTANTS_ARGS=...)
 	.venv-mutants/bin/python tests/mutants.py $(MUTANTS_ARGS)
+
+drills: .venv/.test $(if $(RAY),.venv-ray/.ready)  ## faults brought about at real processes, in 30 minutes, into docs/results/drills.md (SUITE=1, RAY=1, DRILLS_ARGS=...)
+	@$(MAKE) .venv-drills/.ready || echo "drills: schemathesis cannot be installed here, its drill is skipped"
+	$(if $(RAY),RAY_PYTHON=.venv-ray/bin/python) .venv/bin/python -m tests.drills --page=docs/results/drills.md $(if $(SUITE),--suite) $(DRILLS_ARGS)
 
 test-sanitized: .venv/.test  ## the CPU kernels under AddressSanitizer and UBSan; skipped without g++
 	@if command -v g++ >/dev/null; then \
@@ -139,7 +148,7 @@ lock: .venv-lock/.uv  ## rewrite the hashed locks from pyproject.toml
 	$(COMPILE) --extra serve --extra test -c requirements-serve.lock -o requirements-test.lock
 
 clean:  ## remove everything that make created
-	rm -rf .venv .venv312 .venv-aot-* .venv-golden .venv-lock .venv-mutants .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv312 .venv-aot-* .venv-drills .venv-golden .venv-lock .venv-mutants .venv-ray .venv-zig .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -rf build dist ridgeline.egg-info
 	find configs sharding layers inference scripts tests -name __pycache__ -prune -exec rm -rf {} +
 
@@ -185,6 +194,17 @@ clean:  ## remove everything that make created
 	$(PYTHON) -m venv .venv-mutants
 	.venv-mutants/bin/python $(INSTALL) $$($(PYTHON) -c \
 		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['mutants'])")
+	@touch $@
+
+.venv-drills/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-drills
+	.venv-drills/bin/python $(INSTALL) $$($(PYTHON) -c \
+		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['drills'])")
+	@touch $@
+
+.venv-ray/.ready: requirements-ray.lock
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python $(LOCKED) -r requirements-ray.lock
 	@touch $@
 
 .venv-zig/.ready: pyproject.toml

@@ -1,7 +1,7 @@
-"""What the drills and the comparisons of a server gave on one machine, as a page.
+"""What the comparisons of a server gave on one machine, as a page.
 
-python docs/make_server.py --drills A.json B.json ... --compared vllm.json engine.json \
-        --grammars=grammars.txt --replicas=replicas.txt > docs/results/server-NAME.md
+python docs/make_server.py --compared vllm.json engine.json --grammars=grammars.txt \
+        > docs/results/server-NAME.md
 """
 
 import argparse
@@ -31,32 +31,18 @@ def read(path: Path) -> dict[str, Any]:
 def main() -> None:
     """Prints the page: a section for each file."""
     parser = argparse.ArgumentParser()
-    for name in ("drills", "compared"):
-        parser.add_argument(f"--{name}", type=Path, nargs="+", default=())
-    for name in ("grammars", "replicas"):
-        parser.add_argument(f"--{name}", type=Path)
+    parser.add_argument("--compared", type=Path, nargs="+", default=())
+    parser.add_argument("--grammars", type=Path)
     paths = parser.parse_args()
     print("# A server\n")
     print(f"{datetime.date.today()}, {processor()}; SmolLM2-135M in bfloat16, clients beside it")
-    print("on the same cores. Written by `docs/make_server.py` from what `docs/make_drills.py` and")
-    print("`docs/compare_servers.py` wrote, `measure_grammars.py` and `drill_replicas.py` printed.")
-    if paths.drills:
-        print("\n## Faults\n")
-        print("| drill | | what came of it |\n|---|---|---|")
-        drills: dict[str, Any] = {}  # of a drill that was repeated, the last
-        for path in paths.drills:
-            drills |= read(path)["drills"]
-        for name, found in drills.items():
-            holds = "holds" if found["holds"] else "**does not hold**"
-            print(f"| `{name}` | {holds} | {found['text']} |")
+    print("on the same cores. Written by `docs/make_server.py` from what `docs/compare_servers.py`")
+    print("wrote and `measure_grammars.py` printed; `make drills` brings faults about.")
     for path in paths.compared:
         _show_compared(read(path))
-    for title, path in (
-        ("Grammars", paths.grammars), ("Two replicas, one of which is killed", paths.replicas),
-    ):  # fmt: skip
-        if path is not None:
-            print(f"\n## {title}\n")
-            print(path.read_text(encoding="utf-8").strip())
+    if paths.grammars:
+        print("\n## Grammars\n")
+        print(paths.grammars.read_text(encoding="utf-8").strip())
 
 
 def _show_compared(found: dict[str, Any]) -> None:

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from inference.planner.calibration import store
-from tests.drills.server_process import Server, Servers
+from tests.drills.server_process import ROOT, Server, Servers
 
-ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "tests" / "golden" / "llama-tokenizer"
 TINY_FLAGS = (f"--model={TINY}", "--set=model.dtype=float32")
 
@@ -137,7 +136,8 @@ class Harness:
             except Skipped as reason:
                 return None, str(reason)
             except (Exception, SystemExit) as error:  # a drill that breaks down has not held
-                traceback.print_exc()
+                if isinstance(error, Exception):
+                    traceback.print_exc()
                 servers.close()
                 text = f"broke down: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 return Outcome(False, text), text

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.drills import app_forks, full_disk, harness, server_process
-from tests.drills.harness import ROOT, TINY, TINY_FLAGS, Drill, Outcome, Setting, Skipped
+from tests.drills.harness import TINY, TINY_FLAGS, Drill, Outcome, Setting, Skipped
 from tests.drills.server_faults import is_whole, request
-from tests.drills.server_process import Clients, Servers, ask
+from tests.drills.server_process import ROOT, Clients, Servers, ask
 
 _LIMIT_S = 240.0
 _SIGNALS = signal.SIGKILL, signal.SIGTERM, signal.SIGINT

@@ -7,7 +7,8 @@ import subprocess
 from pathlib import Path
 
 from tests.drills import harness
-from tests.drills.harness import ROOT, Drill, Outcome, Setting, Skipped
+from tests.drills.harness import Drill, Outcome, Setting, Skipped
+from tests.drills.server_process import ROOT
 
 _LEAST_CASES = 3000
 _LIMIT_S = 1200

@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.drills.harness import ROOT, Drill, Outcome, Setting, Skipped
+from tests.drills.harness import Drill, Outcome, Setting, Skipped
+from tests.drills.server_process import ROOT
 
 _USER = "1000"
 _PARTS = ("tests/configs", "tests/scripts/test_common.py", "tests/inference/kv_pages",
