@@ -41,11 +41,14 @@ def main() -> None:
         drills = [*catalog.DRILLS, *(catalog.SUITES if options.suite else ())]
     if not any(flag.startswith("--model") for flag in flags):
         flags = ["--model=smollm2-135m", *flags]
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # which ends the servers, too
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # which ends the servers, too
     print(f"{harness.machine()}; {len(drills)} drills", flush=True)
     minutes = options.minutes or (1.0 if options.quick else 20.0)
     start = time.monotonic()
-    rows = harness.Harness(flags, options.quick, minutes, options.tokens).run(drills)
+    try:
+        rows = harness.Harness(flags, options.quick, minutes, options.tokens).run(drills)
+    except KeyboardInterrupt:
+        sys.exit("error: interrupted")
     page = harness.page(rows, time.monotonic() - start)
     print(f"\n{page}", end="")
     if options.page:

@@ -110,16 +110,21 @@ class Harness:
         alone = [drill for drill in drills if drill.is_timed]
         long = [drill for drill in drills if drill.is_long]
         others = [drill for drill in drills if not (drill.is_timed or drill.is_long)]
-        self._lane(alone)
-        beside = threading.Thread(target=self._lane, args=(long,), name="long drills")
+        self._lane(alone, Servers(self._flags))
+        servers = Servers(self._flags)
+        beside = threading.Thread(target=self._lane, args=(long, servers), daemon=True)
         beside.start()
-        self._lane(others)
-        beside.join()
+        try:
+            self._lane(others, Servers(self._flags))
+            beside.join()
+        except BaseException:
+            servers.close()
+            raise
         rows = {row.drill.name: row for row in self._rows}
         return [rows[drill.name] for drill in drills]
 
-    def _lane(self, drills: Sequence[Drill]) -> None:
-        with contextlib.closing(Servers(self._flags)) as servers:
+    def _lane(self, drills: Sequence[Drill], servers: Servers) -> None:
+        with contextlib.closing(servers):
             for drill in drills:
                 self._say(f"{drill.name} begins: {drill.bar}")
                 start = time.monotonic()
@@ -135,9 +140,8 @@ class Harness:
                 outcome = drill.run(Setting(servers, *self._sizes, Path(folder)))
             except Skipped as reason:
                 return None, str(reason)
-            except (Exception, SystemExit) as error:  # a drill that breaks down has not held
-                if isinstance(error, Exception):
-                    traceback.print_exc()
+            except Exception as error:  # a drill that breaks down has not held
+                traceback.print_exc()
                 servers.close()
                 text = f"broke down: {type(error).__name__}: {' '.join(str(error).split())[:300]}"
                 return Outcome(False, text), text

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import os
 import random
 import re
 import shutil
@@ -23,6 +22,7 @@ from tests.drills.server_process import ROOT, Clients, Servers, ask
 _LIMIT_S = 240.0
 _SIGNALS = signal.SIGKILL, signal.SIGTERM, signal.SIGINT
 _FREE = 20_000  # bytes of a disk that is about to be full
+_FIRST_BYTES = 600
 _UNFINISHED = re.compile(r"\.partial|\.quantizing|tmp|\.lock$")
 _TRAINING = {
     "model.vocab_size": 300, "model.width": 16, "model.num_layers": 1,
@@ -61,6 +61,7 @@ _APPS = (
     )),
     App("batch", "answers.jsonl", lambda inputs: (
         f"--model={TINY}", f"--input={inputs / 'requests.jsonl'}", "--max_num_seqs=8",
+        "--set=engine.decode_rows=(8,)", "--set=engine.prefill_chunks=(1,)",
     ), _answers),
     App("train", "model", lambda inputs: (
         "--task=lm", f"--text={inputs / 'text.txt'}",
@@ -144,11 +145,20 @@ def _inputs(folder: Path, num: int) -> None:
     (folder / "text.txt").write_text("def function(argument):\n    return argument + 1\n" * 200)
 
 
+def _has_begun(folder: Path) -> bool:
+    """Whether something was written that is more than the first line of a file of results."""
+    sizes = []
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):  # gone by now
+            sizes.append(path.stat().st_size if path.is_file() else 0)
+    return sum(sizes) > _FIRST_BYTES
+
+
 def _watched(trial: Trial) -> tuple[float, float]:
     """Runs an app undisturbed; seconds until it writes anything, and from then to its end."""
     start, process, began_s = time.monotonic(), trial.start(), None
     while process.poll() is None:
-        if began_s is None and os.listdir(trial.folder):
+        if began_s is None and _has_begun(trial.folder):
             began_s = time.monotonic() - start
         time.sleep(0.002)
     assert process.stderr is not None
@@ -161,7 +171,7 @@ def _watched(trial: Trial) -> tuple[float, float]:
 def _ended(trial: Trial, number: signal.Signals, works_s: float, dice: random.Random) -> str:
     """Starts an app and ends it once it has written something, a random time later."""
     process = trial.start()
-    while process.poll() is None and not os.listdir(trial.folder):
+    while process.poll() is None and not _has_begun(trial.folder):
         time.sleep(0.002)
     time.sleep(dice.uniform(0, works_s))
     process.send_signal(number)

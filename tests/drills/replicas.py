@@ -84,7 +84,7 @@ class Server:
         deadline = time.monotonic() + seconds
         while self.num_ready() != num or len({*self.replicas()} - {without}) != num:
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise SystemExit(f"no {num} replicas in {seconds:.0f} s")
+                raise RuntimeError(f"no {num} replicas in {seconds:.0f} s")
             time.sleep(0.25)
 
     def num_retried(self) -> int:
@@ -92,7 +92,7 @@ class Server:
         for line in httpx2.get(f"{self.url}/metrics", timeout=30).text.splitlines():
             if line.startswith("ridgeline:replica_retries_total "):
                 return int(float(line.split()[1]))
-        raise SystemExit("the server does not count what is retried")
+        raise RuntimeError("the server does not count what is retried")
 
     def replicas(self) -> list[int]:
         """Process ids of the replicas."""
@@ -123,7 +123,7 @@ def serving(num: int, flags: Sequence[str]) -> Iterator[Server]:
             line, before = process.stderr.readline(), ""
             while not line.startswith("http://"):
                 if not line:
-                    raise SystemExit(f"{before}the server ended with status {process.wait()}")
+                    raise RuntimeError(f"{before}the server ended with status {process.wait()}")
                 before, line = before + line, process.stderr.readline()
             url = line.split()[0]
             rest = threading.Thread(target=_drop, args=(process.stderr,), daemon=True)

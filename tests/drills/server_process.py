@@ -74,7 +74,7 @@ class Server:
         start = time.monotonic()
         while self.get("/ready")[0] != 200:
             if self.process.poll() is not None or time.monotonic() - start > seconds:
-                raise SystemExit("the server did not get ready")
+                raise RuntimeError("the server did not get ready")
             time.sleep(0.02)
         return time.monotonic() - start
 
@@ -83,7 +83,7 @@ class Server:
         start = time.monotonic()
         while self.engine in (None, engine):
             if time.monotonic() - start > seconds:
-                raise SystemExit("the engine was not started again")
+                raise RuntimeError("the engine was not started again")
             time.sleep(0.02)
         self.wait_ready(seconds)
         return time.monotonic() - start
@@ -124,7 +124,7 @@ def started(flags: Sequence[str], environment: Mapping[str, str] = {}) -> Iterat
             line = process.stderr.readline()
             seen.append(line)
             if not line:
-                raise SystemExit("the server did not start: " + "".join(seen[-5:]))
+                raise RuntimeError("the server did not start: " + "".join(seen[-5:]))
         threading.Thread(target=process.stderr.read, daemon=True).start()
         server = Server(process, int(match[1]))
         server.wait_ready()
@@ -199,7 +199,7 @@ class Clients:
         self._process.wait()
         found: dict[str, Any] = json.loads(self._found[0])
         if any(one["status"] == 400 for one in found["answers"]):
-            raise SystemExit("requests are refused: the context is too short for --tokens")
+            raise RuntimeError("requests are refused: the context is too short for --tokens")
         return found
 
 
