@@ -43,8 +43,8 @@ def run(
 def environment(folder: Path) -> dict[str, str]:
     """Of an app whose caches lie in a folder, but for the CPU's kernels, which are built once."""
     kernels = os.environ.get("RIDGELINE_KERNELS") or str(cache_directory.path() / "kernels")
-    own = {"RIDGELINE_CACHE": str(folder / "cache"), "RIDGELINE_KERNELS": kernels}
-    return os.environ | own | {"JAX_PLATFORMS": "cpu"}
+    places = {"RIDGELINE_CACHE": str(folder / "cache"), "RIDGELINE_KERNELS": kernels}
+    return os.environ | places | {"JAX_PLATFORMS": "cpu"}
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ def bits(setting: Setting) -> Outcome:
     for command, (status, _, err) in zip(commands, app_forks.run(commands, folder), strict=True):
         if status:
             raise RuntimeError(f"{' '.join(command)}: {err}")
-    found = {
+    counts = {
         name: _in_artifact(path, num, setting.dice, folder) for name, path in artifacts.items()
     }
     cache = folder / "cache"
@@ -50,11 +50,11 @@ def bits(setting: Setting) -> Outcome:
         ("tokenizer cache", "converted/*/tokenizer-*", commands[3]),
         ("token cache", "tokens/*", commands[4]),
     ):
-        found[name] = _in_cache(cache, pattern, command, num, setting.dice, folder)
+        counts[name] = _in_cache(cache, pattern, command, num, setting.dice, folder)
     return Outcome(
-        all(count == num for count in found.values()),
-        f"of {num} bits each: {', '.join(f'{name} {count}' for name, count in found.items())}",
-        found,
+        all(count == num for count in counts.values()),
+        f"of {num} bits each: {', '.join(f'{name} {count}' for name, count in counts.items())}",
+        counts,
     )
 
 
@@ -67,9 +67,9 @@ def _in_artifact(path: Path, num: int, dice: random.Random, folder: Path) -> int
         flipped(copies[-1], dice)
     has_verify = importlib.util.find_spec("scripts.verify") is not None
     commands = [_check(copy, has_verify) for copy in copies]
-    found = app_forks.run(commands, folder, [folder / "scratch"] * num)
+    results = app_forks.run(commands, folder, [folder / "scratch"] * num)
     shutil.rmtree(folder / f"flips-{path.name}")
-    return sum(bool(status) for status, _, _ in found)
+    return sum(bool(status) for status, _, _ in results)
 
 
 def _check(path: Path, has_verify: bool) -> tuple[str, ...]:
@@ -93,12 +93,12 @@ def _in_cache(
         flipped(path, dice)
         flips.append((path, path.read_bytes()))
     statuses = [status for status, _, _ in app_forks.run([command] * num, folder, caches)]
-    found = sum(
+    num_found = sum(
         bool(status) or not path.exists() or path.read_bytes() != data
         for status, (path, data) in zip(statuses, flips, strict=True)
     )
     shutil.rmtree(folder / "caches")
-    return found
+    return num_found
 
 
 DRILLS = (

@@ -89,7 +89,7 @@ _CONFIGS: dict[str, Any] = {  # None: as an empty file; text as it is; a dict is
     "of an unknown activation": {"hidden_act": "evil"},
     "of a negative end": {"eos_token_id": -1},
     "of an end beyond the vocabulary": {"eos_token_id": 10**6},
-    "quantized as nobody does": {"quantization_config": {"quant_method": "magic"}},
+    "quantized by an unknown method": {"quantization_config": {"quant_method": "magic"}},
     "quantized by a list": {"quantization_config": [1]},
 }  # fmt: skip
 # What is wrong is not read where something else says the same.

@@ -43,10 +43,10 @@ def post(path: str, body: bytes, *fields: str) -> bytes:
 
 def cases() -> list[Case]:
     """All of them, each with a name of its own."""
-    found = [*_transport(), *_structure(), *_fields(), *_messages(), *_grammars(), *_tools()]
+    listed = [*_transport(), *_structure(), *_fields(), *_messages(), *_grammars(), *_tools()]
     return [
         dataclasses.replace(case, name=f"{number:03d} {case.name}")
-        for number, case in enumerate(found, 1)
+        for number, case in enumerate(listed, 1)
     ]
 
 
@@ -332,10 +332,10 @@ def _messages() -> Iterator[Case]:
 
 
 def _nested(depth: int) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": "object"}
+    schema: dict[str, Any] = {"type": "object"}
     for _ in range(depth):
-        found = {"properties": {"a": found}}
-    return found
+        schema = {"properties": {"a": schema}}
+    return schema
 
 
 def _grammars() -> Iterator[Case]:
@@ -389,11 +389,11 @@ def _tools() -> Iterator[Case]:
     def tool(name: Any, **function: Any) -> dict[str, Any]:
         return {"type": "function", "function": {"name": name, **function}}
 
-    def tools(label: str, given: Any, expected: tuple[int, ...] = REFUSED, **more: Any) -> Case:
-        body = {"messages": _ASKED, "max_tokens": 2, "tools": given} | more
+    def tools(label: str, offered: Any, expected: tuple[int, ...] = REFUSED, **more: Any) -> Case:
+        body = {"messages": _ASKED, "max_tokens": 2, "tools": offered} | more
         return Case(f"tools: {label}", (post(CHAT, json.dumps(body).encode()),), expected)
 
-    for label, given in (
+    for label, offered in (
         ("no list", "x"), ("empty", []), ("no function", [{"type": "function"}]),
         ("another type", [{"type": "custom", "custom": {"name": "f"}}]), ("no name", [tool("")]),
         ("a name with spaces", [tool("a b")]), ("a name of 65", [tool("n" * 65)]),
@@ -402,7 +402,7 @@ def _tools() -> Iterator[Case]:
         ("parameters of an array", [tool("f", parameters={"type": "array"})]),
         ("a description that is a number", [tool("f", description=3)]),
     ):  # fmt: skip
-        yield tools(label, given)
+        yield tools(label, offered)
     for choice in ("x", 3, [], {}, {"type": "function"}, tool("g"), {"type": "allowed_tools"}):
         yield tools(f"choice {json.dumps(choice)[:40]}", [tool("f")], tool_choice=choice)
     yield tools("a choice without tools", None, tool_choice="required")

@@ -28,7 +28,7 @@ def marked(place: str) -> dict[str, Any]:
 
 def poison(setting: Setting) -> Outcome:
     """The same requests again and again, a tenth of them poisoned in every other turn."""
-    num = setting.size(200, 40)
+    num = setting.size(200, 60)
     repeated = " ".join(["the ridge of a line"] * 8)  # drafts are found in it
     clean = [request(setting, prompt=f"{n} {repeated}", max_tokens=48) for n in range(num)]
     places = {n: _PLACES[n // 10 % len(_PLACES)] for n in range(0, num, 10)}

@@ -109,8 +109,8 @@ def test_a_run_prints_and_writes_drill_bar_and_figure(monkeypatch, capsys, tmp_p
         "| breaks | **FAILS** | it holds | broke down: OSError: no room / at all",
         "| skips | skipped | a moon | there is no moon",
     ]
-    said = capsys.readouterr().out.splitlines()
-    assert any(line.endswith("breaks begins: it holds") for line in said)
+    lines_printed = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("breaks begins: it holds") for line in lines_printed)
     assert json.loads(figures.read_text())["counts"] == {"count": 3}
     monkeypatch.setattr(sys, "argv", ["drills", "--quick", "--only=counts,skips"])
     with pytest.raises(SystemExit) as ended:
@@ -132,15 +132,15 @@ def test_names_differ_and_one_that_is_none_is_refused(monkeypatch, capsys):
 def test_one_bit_is_flipped_in_any_file(tmp_path):
     files = [tmp_path / "a", tmp_path / "b" / "c"]
     files[1].parent.mkdir()
-    dice, seen = random.Random(0), set()
+    dice, flipped_files = random.Random(0), set()
     for _ in range(20):
         for file in files:
             file.write_bytes(bytes(50))
         path, bit = flipped_bits.flipped(tmp_path, dice)
-        seen.add(path)
+        flipped_files.add(path)
         data = b"".join(file.read_bytes() for file in files)
         assert sum(byte.bit_count() for byte in data) == 1 and path.read_bytes()[bit // 8]
-    assert seen == {*files}
+    assert flipped_files == {*files}
 
 
 ANSWER = b"HTTP/1.1 400 Bad Request\r\n\r\n"

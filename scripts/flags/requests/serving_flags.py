@@ -10,10 +10,10 @@ from inference.text.tool_calls import formats
 from scripts.flags import deployment_flags
 
 MAX_MODEL_LEN = flags.DEFINE_integer(
-    "max_model_len", None, "Tokens of a prompt and its answer (engine.max_context)."
+    "max_model_len", None, "Tokens of a prompt and its answer (engine.max_context).", lower_bound=1
 )
 MAX_NUM_SEQS = flags.DEFINE_integer(
-    "max_num_seqs", None, "Sequences that run at the same time (engine.max_seqs)."
+    "max_num_seqs", None, "Sequences that run at the same time (engine.max_seqs).", lower_bound=1
 )
 TOOL_CALL_PARSER = flags.DEFINE_enum(
     "tool_call_parser", formats.AUTO, formats.CHOICES,
