@@ -8,13 +8,13 @@ import importlib
 import json
 import os
 import resource
+import runpy
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from inference.files import cache_directory
 
@@ -74,15 +74,14 @@ def _fork(cache: str, *command: str) -> tuple[int | None, str, str]:
 
 
 def _app(name: str, *flags: str) -> None:
-    from scripts import common
-
     sys.argv = [name, *flags]
-    module: Any = importlib.import_module(name if "." in name else f"scripts.{name}")
     try:
-        common.run(module.main)
+        runpy.run_module(name if "." in name else f"scripts.{name}", run_name="__main__")
     except SystemExit as end:
         sys.stderr.flush()
         os._exit(end.code if isinstance(end.code, int) else bool(end.code))
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def _wait(pid: int) -> int | None:

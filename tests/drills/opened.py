@@ -25,3 +25,7 @@ def main(argv: Sequence[str]) -> None:
         token_file.of_texts(texts.of_file(text_flag.TEXT.value), vocabulary)
     else:
         Engine.from_model(common.model_name(), max_seqs=1)
+
+
+if __name__ == "__main__":
+    common.run(main)
