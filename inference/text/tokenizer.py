@@ -2,11 +2,11 @@
 
 import copy
 import functools
+import itertools
 import json
-import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from configs.errors import InputError, shown
 from inference.text import panics
@@ -16,8 +16,6 @@ if TYPE_CHECKING:  # an engine of token ids alone needs neither
 
     from inference.text.chat_template import Message
     from inference.text.quoting import Quoter
-
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
 class MissingTokenizer(InputError):
@@ -39,6 +37,8 @@ class Tokenizer:
         bos_id, eos_id: the tokenizer's own; None when it has none.
         may_panic: it fails at some texts in a way that is costly to catch (`panics`).
         strips_first_space: the decoded text loses one leading space (SentencePiece's dummy prefix).
+        byte_ids: SentencePiece's tokens of one byte each, for characters without a piece; runs of
+            them are text together (`text_of_bytes`).
     """
 
     def __init__(
@@ -56,12 +56,14 @@ class Tokenizer:
         self._backend = backend
         self._backend.no_truncation()
         self._backend.no_padding()
-        self._to_bytes, self.strips_first_space = _byte_decoder(backend)
+        spelling = _spelling(backend)
+        self.strips_first_space, self.byte_ids = spelling.strips_first_space, spelling.byte_ids
+        self._to_bytes = spelling.to_bytes
+        self._bytes = dict(spelling.fixed)  # and of the tokens that were needed so far
         self._special_ids = {
             token for token, added in backend.get_added_tokens_decoder().items() if added.special
         }
         self.may_panic = panics.may_panic(backend)
-        self._bytes: dict[int, bytes] = {}
         self._quoter: Quoter | None = None  # until a conversation needs it
         self.bos_id = self._id("bos_token")
         self.eos_id = self._id("eos_token")
@@ -127,9 +129,12 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
-        """The text of token ids; invalid UTF-8 becomes U+FFFD."""
-        text = b"".join(self.token_bytes(token, skip_special) for token in ids).decode(
-            errors="replace"
+        """The text of token ids, as `tokenizers` decodes them; invalid UTF-8 becomes U+FFFD."""
+        spelled = [(token in self.byte_ids, self.token_bytes(token, skip_special)) for token in ids]
+        runs = itertools.groupby((each for each in spelled if each[1]), lambda each: each[0])
+        text = "".join(
+            (text_of_bytes if is_run else _replaced)(b"".join(data for _, data in run))
+            for is_run, run in runs
         )
         return text[1:] if self.strips_first_space and text.startswith(" ") else text
 
@@ -263,20 +268,39 @@ def _until_end(text: str) -> str:
     return before
 
 
-def _byte_decoder(backend: "tokenizers.Tokenizer") -> tuple[Callable[[str], bytes], bool]:
-    """How this tokenizer spells bytes, and whether it strips the first space."""
+class _Spelling(NamedTuple):
+    """How a tokenizer spells bytes.
+
+    Attributes:
+        to_bytes: the bytes of a token's content.
+        fixed: bytes of tokens that `to_bytes` does not apply to, by their ids.
+        byte_ids, strips_first_space: as `Tokenizer` has them.
+    """
+
+    to_bytes: Callable[[str], bytes]
+    fixed: dict[int, bytes]
+    byte_ids: frozenset[int] = frozenset()
+    strips_first_space: bool = False
+
+
+def _spelling(backend: "tokenizers.Tokenizer") -> _Spelling:
     decoder = json.loads(backend.decoder.__getstate__()) if backend.decoder else {}
     steps = decoder.get("decoders", [decoder])
     kinds = [step.get("type") for step in steps]
     if kinds == ["ByteLevel"]:
-        return _from_byte_level, False
+        # Added tokens are found in the text itself: their letters do not stand for bytes.
+        added = backend.get_added_tokens_decoder()
+        return _Spelling(
+            _from_byte_level, {id: token.content.encode() for id, token in added.items()}
+        )
     if set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"} and kinds:
         strips = any(
             (step["type"] == "Strip" and step.get("start") == 1)
             or (step["type"] == "Metaspace" and step.get("prepend_scheme") != "never")
             for step in steps
         )
-        return _from_sentencepiece, strips
+        values = _byte_values(backend) if "ByteFallback" in kinds else {}
+        return _Spelling(_from_sentencepiece, values, frozenset(values), strips)
     raise InputError(
         f"tokenizer decoder {' + '.join(map(str, kinds))} is not supported; "
         "valid: byte-level BPE, SentencePiece"
@@ -299,9 +323,27 @@ def _from_byte_level(content: str) -> bytes:
     try:
         return bytes(_BYTE_OF[character] for character in content)
     except KeyError:
-        return content.encode()  # an added token, spelled as it is
+        return content.encode()  # as `tokenizers` has it
 
 
 def _from_sentencepiece(content: str) -> bytes:
-    byte = _BYTE_TOKEN.fullmatch(content)
-    return bytes([int(byte[1], 16)]) if byte else content.replace("▁", " ").encode()
+    return content.replace("▁", " ").encode()
+
+
+def _byte_values(backend: "tokenizers.Tokenizer") -> dict[int, bytes]:
+    """The byte of each token of the form <0xE4>."""
+    names = [(f"<0x{byte:{case}}>", byte) for byte in range(256) for case in ("02X", "02x")]
+    ids = [(backend.token_to_id(name), bytes([byte])) for name, byte in names]
+    return {id: data for id, data in ids if id is not None}
+
+
+def text_of_bytes(data: bytes) -> str:
+    """The text of a whole run of byte tokens; U+FFFD for each byte of one that is not UTF-8."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "\ufffd" * len(data)
+
+
+def _replaced(data: bytes) -> str:
+    return data.decode(errors="replace")

@@ -1,6 +1,5 @@
 """Log-probabilities of tokens in the two shapes in which clients want them."""
 
-import codecs
 from collections.abc import Sequence
 
 from inference.outputs import Alternatives
@@ -12,6 +11,7 @@ from inference.server.protocol.responses import (
     PromptLogprob,
     PromptLogprobs,
 )
+from inference.text.detokenizer import incremental_decoder
 from inference.text.tokenizer import Tokenizer
 
 _LOWEST = -9999.0  # JSON knows no infinity
@@ -48,7 +48,7 @@ class CompletionShape:
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._as_ids = as_ids
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = incremental_decoder(tokenizer)
         self._offset = 0
 
     def of(self, each: Sequence[Token]) -> CompletionLogprobs:
@@ -62,8 +62,7 @@ class CompletionShape:
             found.top_logprobs.append(None if logprob is None else self._top(ids, values))
             if logprob is not None:  # another token of the same spelling does not replace it
                 found.top_logprobs[-1][name] = max(logprob, _LOWEST)  # type: ignore[index]
-            data = self._tokenizer.token_bytes(id, self._skip_special)
-            self._offset += len(self._decoder.decode(data))
+            self._offset += len(self._decoder.decode(id, self._skip_special))
         return found
 
     def _name(self, id: int) -> str:

@@ -1,5 +1,8 @@
 """Streaming text equals decoding at once, however the tokens arrive."""
 
+import itertools
+import json
+
 import pytest
 import tokenizers
 from hypothesis import given
@@ -38,6 +41,10 @@ TOKENIZERS = {
     "sentencepiece": sentencepiece(False),
     "sentencepiece with a dummy prefix": sentencepiece(True),
 }
+LIBRARY = {
+    name: tokenizers.Tokenizer.from_str(json.dumps(ours.to_json()))
+    for name, ours in TOKENIZERS.items()
+}
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
@@ -51,7 +58,45 @@ def test_deltas_join_to_the_decoded_text(name, data):
         size = data.draw(st.integers(1, 3))
         start = detokenizer.num_tokens
         deltas.append(detokenizer.push(ids[start : start + size]))
-    assert "".join(deltas) + detokenizer.flush() == tokenizer.decode(ids)
+    assert "".join(deltas) + detokenizer.flush() == streamed(tokenizer, ids)
+
+
+def streamed(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """What a stream can tell: of a run of byte tokens first what is UTF-8 from its beginning on."""
+    if not tokenizer.byte_ids:
+        return tokenizer.decode(ids)
+    text = ""
+    for _, run in itertools.groupby(ids, tokenizer.byte_ids.__contains__):
+        data = b"".join(map(tokenizer.token_bytes, run))
+        try:
+            text += data.decode()
+        except UnicodeDecodeError as error:
+            text += data[: error.start].decode() + "\ufffd" * (len(data) - error.start)
+    return text.removeprefix(" ") if tokenizer.strips_first_space else text
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@given(st.data())
+def test_decoded_as_the_library_does(name, data):
+    ours, library = TOKENIZERS[name], LIBRARY[name]
+    lookup = {ours.token_bytes(i): i for i in reversed(range(ours.vocab_size))}
+    spelled = st.text(max_size=2).map(lambda text: [lookup[bytes([b])] for b in text.encode()])
+    one = st.integers(0, ours.vocab_size - 1).map(lambda token: [token])
+    ids = sum(data.draw(st.lists(one | spelled, max_size=8)), [])
+    assert ours.decode(ids) == library.decode(ids)
+    assert ours.decode(ids, False) == library.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("data, whole, told", [
+    (b"\xe0d", "\ufffd" * 2, "\ufffd" * 2), (b"\xe2\x82", "\ufffd" * 2, "\ufffd" * 2),
+    (b"d\xe0d", "\ufffd" * 3, "d\ufffd\ufffd"), ("日d".encode(), "日d", "日d"),
+])  # fmt: skip
+def test_bytes_that_are_no_text_are_replaced_one_by_one(data, whole, told):
+    tokenizer = TOKENIZERS["sentencepiece"]
+    ids = [1 + byte for byte in data]
+    detokenizer = Detokenizer(tokenizer)
+    assert tokenizer.decode([*ids, 257, *ids]) == f"{whole}hello{whole}"
+    assert detokenizer.push([*ids, 257, *ids]) + detokenizer.flush() == f"{told}hello{told}"
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)

@@ -8,8 +8,10 @@ from pathlib import Path
 import gguf
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
 
 from configs.errors import InputError
 from inference.checkpoints import resolve
@@ -17,7 +19,10 @@ from inference.checkpoints.gguf import gguf_file, gguf_tokenizer
 from inference.checkpoints.hf import hf_tokenizer
 from inference.engine import Engine
 from inference.request import SamplingParams
-from inference.text import tokenizer
+from inference.server.protocol import logprobs
+from inference.text import grammar, tokenizer
+from inference.text.detokenizer import Detokenizer
+from inference.text.grammar import Grammars
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "llama-tokenizer"
 TEXTS = (
@@ -228,6 +233,47 @@ def test_a_checkpoint_without_a_tokenizer_serves_ids():
     missing = f"{bare}/tokenizer.json is missing (save it from the fast tokenizer)"
     with pytest.raises(InputError, match=f"^{re.escape(missing)}: give token ids instead of text$"):
         engine.generate(["a text"])
+
+
+# Letters among those by which byte-level vocabularies spell bytes, and others.
+ADDED = ("größe", "đem", "ö", "日本", "plain")
+BYTE_LETTERS = [letter for letter in tokenizer.byte_alphabet().values() if letter not in ADDED]
+
+
+def check_added(tokens: tokenizer.Tokenizer) -> None:
+    """Added tokens are their own text, wherever text is made of them."""
+    text = "".join(f"{word}-" for word in ADDED)
+    ids = tokens.encode(text)
+    added = ids[::2]
+    assert [tokens.decode([token]) for token in added] == list(ADDED)
+    detokenizer = Detokenizer(tokens)
+    assert tokens.decode(ids) == "".join(detokenizer.push([token]) for token in ids) == text
+    shape = logprobs.chat_shape(tokens, [(token, -1.0, ((), ())) for token in added])
+    assert [bytes(one.bytes).decode() for one in shape.content] == list(ADDED)
+    state = Grammars(tokens, [0]).start(grammar.of_choices([text]))
+    for token in ids:
+        assert state.mask()[token // 32] >> token % 32 & 1
+        state.accept(token)
+    assert state.is_complete and not state.has_failed
+
+
+def test_letters_of_added_tokens_are_no_bytes():
+    vocab = {letter: n for n, letter in enumerate(["<|end|>", *BYTE_LETTERS])}
+    backend = tokenizers.Tokenizer(models.BPE(vocab, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_tokens(list(ADDED))
+    check_added(tokenizer.Tokenizer(backend, backend.get_vocab_size(), {}, None))
+
+
+def test_nor_are_those_of_user_tokens_in_a_gguf_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    tokens = ["<|end|>", "ab", *BYTE_LETTERS, *ADDED]
+    kinds = [3, 1] + [1] * len(BYTE_LETTERS) + [4] * len(ADDED)
+    header = gguf_header(
+        tmp_path / "a.gguf", "gpt2", tokens, kinds, tokenizer_pre="llama-bpe", token_merges=["a b"]
+    )
+    check_added(gguf_tokenizer.load_tokenizer(header, len(tokens)))
 
 
 # Rebuilt from GGUF metadata.
