@@ -74,7 +74,7 @@ class Checkpoint:
     `formats()` are those in which the checkpoint's own numbers are kept, by path, of each part of a
     stack where they differ; `load_exact` loads these numbers, each rounded to its declared format
     alone, where `load_params` does not.
-    `load_tokenizer()` builds the tokenizer; `contents()` is for conversion to another format.
+    `load_tokenizer()` builds the tokenizer, once; `contents()` is for conversion to another format.
     """
 
     config: ModelConfig
@@ -224,7 +224,7 @@ def _of_directory(
     return Checkpoint(
         config,
         defaults.read_eos_ids(path, config.vocab_size),
-        lambda: _hf_tokenizer(path, config.vocab_size),
+        functools.cache(lambda: _hf_tokenizer(path, config.vocab_size)),
         functools.partial(_load, source, name_map),
         lambda: Contents(
             source,
@@ -253,7 +253,7 @@ def orbax(path: Path, config: ModelConfig, raw: dict[str, Any]) -> Checkpoint:
     return Checkpoint(
         config,
         defaults.read_eos_ids(path, config.vocab_size),
-        lambda: _hf_tokenizer(path, config.vocab_size),
+        functools.cache(lambda: _hf_tokenizer(path, config.vocab_size)),
         functools.partial(_load, source, names.identity),
         lambda: Contents(
             source,
@@ -292,6 +292,7 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
     ids = [token for token in (end, turn_end) if token is not None]
     eos_ids = defaults.check_ids(ids, config.vocab_size, str(header.path))
 
+    @functools.cache
     def load_tokenizer() -> Tokenizer:
         from inference.checkpoints.gguf import gguf_tokenizer
 

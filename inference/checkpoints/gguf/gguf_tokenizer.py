@@ -19,7 +19,7 @@ from inference.checkpoints import mapped
 from inference.checkpoints import text_files as names
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
-from inference.checkpoints.gguf.pretokenizers import SPLITS
+from inference.checkpoints.gguf.pretokenizers import FAMILY_DEFAULTS, SPLITS
 from inference.checkpoints.hf import hf_tokenizer
 from inference.checkpoints.native import converted
 from inference.files import atomic, digests
@@ -28,6 +28,7 @@ from inference.text.tokenizer import MissingTokenizer, Tokenizer
 
 _FORMAT = 3  # of the cached file; a new number when the rebuilding changes
 _MAX_TOKEN_CHARS = 1024  # every way to cut a token in two is tried; real ones have some 100
+_PRE = "tokenizer.ggml.pre"
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPECIAL_KEYS = {
     "bos_token": "bos_token_id",
@@ -95,6 +96,11 @@ def text_files(header: Header, config: ModelConfig, eos_ids: Sequence[int]) -> d
 def _load(header: Header) -> tokenizers.Tokenizer:
     if "tokenizer.ggml.model" not in header.metadata:
         raise MissingTokenizer(f"{header.path}: tokenizer.ggml.model is missing")
+    if header.metadata["tokenizer.ggml.model"] == "gpt2" and _PRE not in header.metadata:
+        logging.warning(
+            "%s: %s is missing: texts are cut as %r cuts them, the default of %s",
+            header.path, _PRE, pre_tokenizer(header), header.metadata.get("general.architecture"),
+        )  # fmt: skip
     path = converted.place(header.path, *header.fingerprints) / f"tokenizer-{_FORMAT}.json"
     return _cached(path) or _rebuild(header, path)
 
@@ -178,8 +184,14 @@ def _ids(tokens: list[str]) -> dict[str, int]:
     return ids
 
 
+def pre_tokenizer(header: Header) -> str:
+    """The name of how texts are cut; where the file has none, that of its architecture."""
+    family = str(header.metadata.get("general.architecture"))
+    return gguf_file.string_metadata(header, _PRE) or FAMILY_DEFAULTS.get(family, "default")
+
+
 def _byte_level(header: Header, tokens: list[str]) -> tuple[tokenizers.Tokenizer, bool]:
-    name = gguf_file.string_metadata(header, "tokenizer.ggml.pre") or "default"
+    name = pre_tokenizer(header)
     split = SPLITS.get(name)
     if split is None:
         raise InputError(

@@ -52,6 +52,22 @@ _ONE, _THREE = r"\p{N}", r"\p{N}{1,3}"
 _LLAMA3 = Split((_by_digits(_THREE),), whole_words=True, adds_bos=True)
 _DIGITS_FIRST = Split((_ONE, GPT2))
 
+# Of files from before llama.cpp wrote it (April 2024), by their architecture.
+FAMILY_DEFAULTS = {
+    "gpt2": "gpt-2",
+    "llama": "llama-bpe",  # earlier ones have no byte-level vocabulary
+    "smollm3": "llama-bpe",
+    "qwen2": "qwen2",
+    "qwen2moe": "qwen2",
+    "qwen3": "qwen2",
+    "qwen3moe": "qwen2",
+    "olmoe": "olmo",
+    "olmo2": "dbrx",
+    "gpt-oss": "gpt-4o",
+    "mamba": "gpt-2",
+    "mamba2": "gpt-2",
+}
+
 SPLITS = {
     "gpt-2": Split((GPT2,)),
     "phi-2": Split((GPT2,)),

@@ -372,11 +372,12 @@ def test_rebuilt_tokenizer_comes_from_the_cache_and_survives_damage(tmp_path, mo
     assert cached_only.encode("abc cab") == first.encode("abc cab")
 
 
-def byte_level(path: Path, pre: str, **metadata) -> tokenizer.Tokenizer:
+def byte_level(path: Path, pre: str | None, **metadata) -> tokenizer.Tokenizer:
     tokens = ["<|end|>", *tokenizer.byte_alphabet().values(), "12", "123", "1234", "ab"]
     kinds = [3] + [1] * (len(tokens) - 1)
+    named = {} if pre is None else {"tokenizer_pre": pre}
     header = gguf_header(
-        path, "gpt2", tokens, kinds, tokenizer_pre=pre,
+        path, "gpt2", tokens, kinds, **named,
         token_merges=["1 2", "12 3", "123 4", "a b"], eos_token_id=0, **metadata,
     )  # fmt: skip
     return gguf_tokenizer.load_tokenizer(header, len(tokens))
@@ -395,6 +396,29 @@ def test_byte_level_digits_by_pre_tokenizer(pre, pieces, tmp_path, monkeypatch):
     text = "ab é😀\n\t don't <|end|>"
     assert rebuilt.decode(rebuilt.encode(text), skip_special=False) == text
     assert rebuilt.encode("<|end|>") == [0]
+
+
+def test_without_a_pre_tokenizer_a_file_is_read_as_its_family(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    for _ in range(2):  # rebuilt, and from the cache
+        caplog.clear()
+        rebuilt = byte_level(tmp_path / "a.gguf", None)
+        assert [rebuilt.token_bytes(i) for i in rebuilt.encode("1234")] == [b"123", b"4"]
+        (line,) = caplog.messages
+        assert line.endswith(
+            "pre is missing: texts are cut as 'llama-bpe' cuts them, the default of llama"
+        )
+    caplog.clear()
+    assert byte_level(tmp_path / "b.gguf", "smollm") and not caplog.messages
+    header = gguf_file.open_gguf(tmp_path / "a.gguf")
+    for family, name in (
+        ("gpt2", "gpt-2"),
+        ("qwen3moe", "qwen2"),
+        ("olmo2", "dbrx"),
+        ("x", "default"),
+    ):
+        monkeypatch.setitem(header.metadata, "general.architecture", family)
+        assert gguf_tokenizer.pre_tokenizer(header) == name
 
 
 @pytest.mark.parametrize(
