@@ -203,13 +203,13 @@ class TextProcessor:
         return text
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids.
+        """The text of token ids, special ones included: they are somebody's prompt.
 
         Raises:
             ApiError: 400, it takes too long.
         """
         if len(ids) <= _INLINE_IDS:
-            return self.tokenizer.decode(ids)
+            return self.tokenizer.decode(ids, skip_special=False)
         found: str = await self._ask(Decode(list(ids)), "tokens")
         return found
 

@@ -33,7 +33,7 @@ PROMPTS = fakes.prompts((20, 3, 50, 9), VOCAB)
 class Bytes:
     """A tokenizer whose tokens are single bytes."""
 
-    strips_first_space = False
+    strips_first_space, byte_ids = False, frozenset()
 
     def encode(self, text):
         return list(text.encode())

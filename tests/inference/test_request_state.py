@@ -21,6 +21,7 @@ class Bytes:
     """A tokenizer whose tokens are single bytes."""
 
     strips_first_space = False
+    byte_ids = frozenset()
 
     def token_bytes(self, token, skip_special=True):
         return bytes([token])

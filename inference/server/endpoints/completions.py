@@ -48,6 +48,7 @@ class Completions:
         params = sampling.read(request, facts, grammar, self._caller.name)
         prompts = []
         self._echoes = []
+        self._num_spelled = []  # of each prompt's tokens, those that its echo spells
         add_special = request.add_special_tokens is not False
         for one in given:
             if isinstance(one, str):
@@ -58,6 +59,7 @@ class Completions:
             prompts.append(Prompt(left, sampling.limit(request, params, len(left), facts)))
             is_shown = isinstance(one, str) and len(left) == len(tokens)
             self._echoes.append(str(one) if is_shown else await self._text(left))
+            self._num_spelled.append(0 if is_shown or not request.echo else len(left))
         stop = bool(request.include_stop_str_in_output)
         self._answers = Answers(
             service, prompts, request.logprobs, stop, self.deadline, self._caller.name
@@ -154,9 +156,10 @@ class Completions:
 
     def _shape(self, index: int) -> CompletionShape:
         if index not in self._shapes:
-            request = self._request
+            request, num_spelled = self._request, self._num_spelled[index // self._num_each]
             how = request.skip_special_tokens is not False, bool(request.return_tokens_as_token_ids)
-            self._shapes[index] = CompletionShape(self._service.texts.tokenizer, *how)
+            tokenizer = self._service.texts.tokenizer
+            self._shapes[index] = CompletionShape(tokenizer, *how, num_spelled)
         return self._shapes[index]
 
     async def _text(self, tokens: list[int]) -> str:

@@ -43,11 +43,16 @@ def id_name(id: int) -> str:
 class CompletionShape:
     """Those of one text as it grows."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special: bool, as_ids: bool):
-        """`skip_special`: the text is without special tokens; `as_ids`: names are token ids."""
+    def __init__(
+        self, tokenizer: Tokenizer, skip_special: bool, as_ids: bool, num_spelled: int = 0
+    ):
+        """`skip_special`: the text is without special tokens, but for the first `num_spelled`
+        tokens; `as_ids`: names are token ids.
+        """
         self._tokenizer = tokenizer
         self._skip_special = skip_special
         self._as_ids = as_ids
+        self._num_spelled = num_spelled
         self._decoder = incremental_decoder(tokenizer)
         self._offset = 0
 
@@ -62,7 +67,9 @@ class CompletionShape:
             found.top_logprobs.append(None if logprob is None else self._top(ids, values))
             if logprob is not None:  # another token of the same spelling does not replace it
                 found.top_logprobs[-1][name] = max(logprob, _LOWEST)  # type: ignore[index]
-            self._offset += len(self._decoder.decode(id, self._skip_special))
+            skip_special = self._skip_special and len(found.tokens) > self._num_spelled
+            self._offset += len(self._decoder.decode(id, skip_special))
+        self._num_spelled -= len(found.tokens)
         return found
 
     def _name(self, id: int) -> str:

@@ -94,7 +94,7 @@ class Worker:
         if isinstance(job, EncodeChat):
             return self._encode_chat(job)
         if isinstance(job, Decode):
-            return tokenizer.decode(job.ids)
+            return tokenizer.decode(job.ids, skip_special=False)
         if isinstance(job, Convert):
             return grammar.of_gbnf(job.grammar)
         assert isinstance(job, Compile)
@@ -120,7 +120,8 @@ class Worker:
     @functools.cached_property
     def _grammars(self) -> Grammars:
         """Of which none is kept: the other side remembers what can be compiled."""
-        return Grammars(self._tokenizer, [self._tokenizer.eos_id or 0], max_kept_bytes=0)
+        end = self._tokenizer.eos_id
+        return Grammars(self._tokenizer, [] if end is None else [end], max_kept_bytes=0)
 
 
 def _limit_memory(num_bytes: int) -> None:

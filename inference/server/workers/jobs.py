@@ -37,7 +37,7 @@ class EncodeChat(Message):
 
 
 class Decode(Message):
-    """The text of token ids."""
+    """The text of token ids, special ones included."""
 
     ids: list[int]
 

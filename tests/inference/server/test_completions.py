@@ -113,6 +113,17 @@ def test_scores_as_evaluation_harnesses_ask_for_them(server, num_new):
     assert given["usage"]["completion_tokens"] == 2 * num_new
 
 
+def test_the_echo_of_token_ids_has_special_tokens(server):
+    asked = {"echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}
+    (choice,) = answered(server.post(TEXT, prompt=[72, END, 73], **asked))["choices"]
+    assert choice["text"] == "H<|end|>I" + say(1)
+    assert choice["logprobs"]["text_offset"] == [0, 1, 8, 9]
+    streamed = events.read(server.post(TEXT, prompt=[72, END, 73], stream=True, **asked).text)
+    told = [chunk["choices"][0] for chunk in streamed]
+    assert "".join(one["text"] for one in told) == choice["text"]
+    assert sum((one["logprobs"]["text_offset"] for one in told), []) == [0, 1, 8, 9]
+
+
 def test_nothing_is_generated_where_nothing_is_asked_for(server, engine):
     engine.prompts.clear()
     given = answered(server.post(TEXT, prompt=["Hi", "you"], max_tokens=0, echo=True, n=2))

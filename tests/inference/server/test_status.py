@@ -48,6 +48,8 @@ def test_texts_become_tokens(server, asked, tokens):
 
 def test_tokens_become_text(server):
     assert server.post("/detokenize", tokens=[72, 0xC3, 0xA9]).json() == {"prompt": "Hé"}
+    spelled = server.post("/detokenize", tokens=[72, END, 73]).json()
+    assert spelled == {"prompt": "H<|end|>I"}
     for asked in ({}, {"tokens": [VOCAB]}, {"tokens": [-1]}, {"tokens": "a"}):
         error = server.post("/detokenize", **asked).json()["error"]
         assert error["param"].startswith("tokens")

@@ -14,7 +14,7 @@ import pytest
 from inference.server.frames import TextFacts
 from inference.server.workers import pool
 from tests.inference.server import odd_worker
-from tests.inference.server.fake_engine import FakeEngine, tokenizer
+from tests.inference.server.fake_engine import END, FakeEngine, tokenizer
 from tests.inference.server.odd_worker import text
 from tests.inference.server.running import running, wait_until
 from tests.inference.server.test_processes import is_running
@@ -143,6 +143,7 @@ def test_long_texts_of_every_kind_are_encoded_as_short_ones_are(server):
     )
     assert server.post("/v1/completions", prompt=long, max_tokens=0, echo=True).status_code == 400
     assert server.post("/detokenize", tokens=[97] * 5000).json()["prompt"] == "a" * 5000
+    assert server.post("/detokenize", tokens=[END] * 5000).json()["prompt"] == "<|end|>" * 5000
     assert server.post("/v1/completions", **asked).status_code == 400
     for messages in (
         [{"role": "user", "content": long[:99]}],
