@@ -36,6 +36,7 @@ from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import FinishReason, Sequence
 from inference.scheduling.step_shapes import StepShape
 from inference.speculation.adaptive import AdaptiveDrafts
+from inference.text.end_tokens import EndTokens
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 from layers.params import Params
 from sharding import hosts
@@ -138,9 +139,8 @@ class Engine:
         executables: Path | None = None,
         draft: Checkpoint | None = None,
     ) -> "Engine":
-        """An engine for an opened checkpoint; `config` may differ from its own in how it runs. One
-        without a tokenizer serves prompts of token ids. The steps that are expected first are
-        compiled while weights are read. `draft` is that of `config.draft`.
+        """An engine for an opened checkpoint; without a tokenizer it serves token ids. `config` may
+        differ in how it runs, `expected` is compiled while weights are read, `draft` drafts.
 
         Raises:
             InputError: this device cannot run it so.
@@ -157,7 +157,8 @@ class Engine:
         if draft is not None and tokenizer is not None:
             tokenizer.check_same(draft.load_tokenizer())
         read = new_weights.reader(config, checkpoint, progress, draft)
-        made = cls(config, read, tokenizer, checkpoint.eos_ids, why_no_text, expected, executables)
+        ends = EndTokens(tokenizer, checkpoint.eos_ids)  # read when the weights are there
+        made = cls(config, read, tokenizer, ends, why_no_text, expected, executables)
         made._declared = checkpoint.config
         return made
 

@@ -14,16 +14,18 @@ _MAX_EOS_IDS = MAX_STOP_IDS // 2  # the rest of a row is for a request's own sto
 
 
 def read_eos_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
-    """End-token ids of a directory: of `generation_config.json`, else of `config.json`.
+    """End-token ids of a directory: of `generation_config.json` and of `config.json`, whose authors
+    may know of one each.
 
     Raises:
         InputError: a file is unsound, or as `check_ids`.
     """
+    ids: list[int] = []
     for path in (directory / text_files.GENERATION, directory / text_files.CONFIG):
-        value = hf_directory.read_config(path).get("eos_token_id") if path.exists() else None
-        if value is not None:
-            return check_ids(value, vocab_size, str(path))
-    return ()
+        if path.exists():
+            value = hf_directory.read_config(path).get("eos_token_id")
+            ids += check_ids(value, vocab_size, str(path))
+    return tuple(dict.fromkeys(ids))
 
 
 def check_ids(value: Any, vocab_size: int, label: str) -> tuple[int, ...]:

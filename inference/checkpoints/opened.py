@@ -287,9 +287,8 @@ def gguf(header: Header, config: ModelConfig) -> Checkpoint:
         InputError: an end token is not a valid id, or experts are missing.
     """
     header = gguf_stacks.split(header, config)
-    end = header.metadata.get("tokenizer.ggml.eos_token_id")
-    turn_end = header.metadata.get("tokenizer.ggml.eot_token_id")
-    ids = [token for token in (end, turn_end) if token is not None]
+    keys = (f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
+    ids = [header.metadata[key] for key in keys if key in header.metadata]
     eos_ids = defaults.check_ids(ids, config.vocab_size, str(header.path))
 
     @functools.cache

@@ -237,12 +237,15 @@ class Grammar:
         is_complete: nothing can follow.
     """
 
-    def __init__(self, matcher: "llguidance.LLMatcher", num_words: int):
+    def __init__(self, matcher: "llguidance.LLMatcher", vocab_size: int, has_end: bool):
+        """`has_end`: a token of the vocabulary ends a text; else the matcher's end is behind it."""
         self.has_failed = False
         self.failure = ""
         self.is_complete = False
         self._matcher = matcher
-        self._num_words = num_words
+        self._num_words = _num_words(vocab_size)
+        self._num_matcher_words = _num_words(vocab_size + (not has_end))
+        self._last_word = np.uint32((1 << 32) - 1 >> -vocab_size % 32)
 
     def mask(self) -> np.ndarray:
         """u32[words], bit v % 32 of word v // 32: token v may be next. No bit is set once it has
@@ -251,12 +254,14 @@ class Grammar:
         Raises:
             GrammarError: llguidance broke.
         """
-        mask_X = np.zeros(self._num_words, np.int32)
+        mask_X = np.zeros(self._num_matcher_words, np.int32)
+        words_X = mask_X.view(np.uint32)[: self._num_words]
         if not self.has_failed:
             self._guard(self._matcher.unsafe_compute_mask_ptr, mask_X.ctypes.data, mask_X.nbytes)
-            if self._matcher.is_error() or not mask_X.any():
+            words_X[-1] &= self._last_word
+            if self._matcher.is_error() or not words_X.any():
                 self._fail(_failure(self._matcher))
-        return mask_X.view(np.uint32) * np.uint32(not self.has_failed)
+        return words_X * np.uint32(not self.has_failed)
 
     def accept(self, token: int) -> None:
         """The next token is this.
@@ -291,7 +296,8 @@ class Grammars:
         eos_ids: Iterable[int],
         max_kept_bytes: int = _MAX_KEPT_BYTES,
     ):
-        """`eos_ids` end a text that is complete; of compiled grammars so many bytes are kept.
+        """`eos_ids` end a text that is complete; without any, one ends where nothing can follow.
+        Of compiled grammars so many bytes are kept.
 
         Raises:
             InputError: llguidance is not installed.
@@ -300,14 +306,16 @@ class Grammars:
             raise InputError("grammars need llguidance: pip install '.[serve]'")
         import llguidance
 
+        ends, self._vocab_size = sorted(eos_ids), tokenizer.vocab_size
         self._llguidance = llguidance
-        self._eos_ids = sorted(eos_ids) or [0]
+        self._has_end = bool(ends)
+        # llguidance needs an end, which no token of the model may be where it has none.
+        self._eos_ids = ends or [self._vocab_size]
         self._tokenizer = llguidance.LLTokenizer(
-            llguidance.TokenizerWrapper(_Vocabulary(tokenizer)),
-            n_vocab=tokenizer.vocab_size,
+            llguidance.TokenizerWrapper(_Vocabulary(tokenizer, self._eos_ids[-1])),
+            n_vocab=self._vocab_size + (not self._has_end),
             eos_token=self._eos_ids,
         )
-        self._num_words = -(-tokenizer.vocab_size // 32)
         self._lock = threading.Lock()
         self._kept: collections.OrderedDict[str, Any] = collections.OrderedDict()
         self._kept_bytes, self._max_kept_bytes = 0, max_kept_bytes
@@ -319,7 +327,8 @@ class Grammars:
             InputError: it cannot be compiled, permits no text, costs more than it may, or does not
                 permit these tokens.
         """
-        text = Grammar(self._compiled(grammar).deep_copy(), self._num_words)
+        matcher = self._compiled(grammar).deep_copy()
+        text = Grammar(matcher, self._vocab_size, self._has_end)
         for token in tokens:
             text.accept(token)
         if text.has_failed or text.is_complete:
@@ -375,10 +384,11 @@ class _Vocabulary:
 
     bos_token_id = None
 
-    def __init__(self, tokenizer: Tokenizer):
-        self.eos_token_id = tokenizer.eos_id or 0
+    def __init__(self, tokenizer: Tokenizer, end: int):
+        self.eos_token_id = end
         ids = range(tokenizer.vocab_size)
         self.tokens = [tokenizer.token_bytes(id, skip_special=False) for id in ids]
+        self.tokens += [b""] * (end + 1 - tokenizer.vocab_size)
         self.special_token_ids = [
             id for id in ids if self.tokens[id] and not tokenizer.token_bytes(id)
         ]
@@ -388,6 +398,11 @@ class _Vocabulary:
         if not isinstance(text, str):
             raise TypeError("texts are encoded")
         return self._encode(text, add_special=False)
+
+
+def _num_words(num_tokens: int) -> int:
+    """Of a mask."""
+    return -(-num_tokens // 32)
 
 
 def _num_bytes(grammar: str) -> int:

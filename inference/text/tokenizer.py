@@ -34,6 +34,7 @@ class Tokenizer:
         templates: further ones by name; "tool_use" is for conversations with tools.
         vocab_size: ids are below this, the rows of the model's embedding.
         special_tokens: {"bos_token": "<s>", ...}, as templates see them.
+        added_tokens: those that are found in a text before it is cut, by id; special ones too.
         bos_id, eos_id: the tokenizer's own; None when it has none.
         may_panic: it fails at some texts in a way that is costly to catch (`panics`).
         strips_first_space: the decoded text loses one leading space (SentencePiece's dummy prefix).
@@ -60,9 +61,8 @@ class Tokenizer:
         self.strips_first_space, self.byte_ids = spelling.strips_first_space, spelling.byte_ids
         self._to_bytes = spelling.to_bytes
         self._bytes = dict(spelling.fixed)  # and of the tokens that were needed so far
-        self._special_ids = {
-            token for token, added in backend.get_added_tokens_decoder().items() if added.special
-        }
+        self.added_tokens: dict[int, tokenizers.AddedToken] = backend.get_added_tokens_decoder()
+        self._special_ids = {id for id, token in self.added_tokens.items() if token.special}
         self.may_panic = panics.may_panic(backend)
         self._quoter: Quoter | None = None  # until a conversation needs it
         self.bos_id = self._id("bos_token")

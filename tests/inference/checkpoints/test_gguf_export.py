@@ -138,7 +138,7 @@ def directory(folder: Path, vocab_size: int, tokenizer: dict, **described) -> Pa
     (folder / "config.json").write_text(json.dumps(raw))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2]}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 3, 4]}))
     return folder
 
 

@@ -147,7 +147,7 @@ def test_end_tokens(tmp_path):
     path, other = tmp_path / "generation_config.json", tmp_path / "config.json"
     path.write_text('{"eos_token_id": [1, 2, 1], "temperature": 0.6}')
     other.write_text('{"eos_token_id": 7}')
-    assert defaults.read_eos_ids(tmp_path, 32) == (1, 2)
+    assert defaults.read_eos_ids(tmp_path, 32) == (1, 2, 7)
     for bad in ("32", '"x"', "[1, [2]]", "true", "[1, 2.5]", '{"a": 1}'):
         path.write_text(f'{{"eos_token_id": {bad}}}')
         with pytest.raises(InputError, match="generation_config.json: eos_token_id") as caught:

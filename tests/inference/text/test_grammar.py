@@ -5,11 +5,14 @@ import json
 import random
 import time
 
+import numpy as np
 import pytest
+import tokenizers
 
 from configs.errors import InputError
 from inference.text import grammar
 from inference.text.grammar import Grammars
+from inference.text.tokenizer import Tokenizer
 from tests.inference.server.fake_engine import END, VOCAB, tokenizer
 from tests.inference.text import test_quoting
 
@@ -35,6 +38,20 @@ DOUBLING = "start: r0\n" + "".join(f"r{n}: r{n + 1} r{n + 1}\n" for n in range(2
 @pytest.fixture(scope="module")
 def grammars():
     return Grammars(tokenizer(), [END])
+
+
+@pytest.mark.parametrize("vocab_size", [270, 288])  # of words that are full, and are not
+def test_without_an_end_token_no_other_ends_a_text(vocab_size):
+    backend = tokenizers.Tokenizer.from_str(json.dumps(tokenizer().to_json()))
+    grammars = Grammars(Tokenizer(backend, vocab_size, {}, None), [])
+    state = grammars.start(grammar.of_regex("a+"), b"aaa")
+    (word,) = np.flatnonzero(words := state.mask())
+    assert (word, words[word], len(words)) == (3, 1 << 1, 9) and not state.is_complete
+    state.accept(0)  # which stood for the end
+    assert state.has_failed
+    state = grammars.start(grammar.of_regex("ab"), b"a")
+    state.accept(98)
+    assert state.is_complete and not state.has_failed and not state.mask().any()
 
 
 def permitted(state) -> list[int]:

@@ -168,17 +168,17 @@ def _pieces(
 
 
 def _ends(ids: Mapping[str, int], eos_ids: Sequence[int]) -> Metadata:
-    """The tokens with a name, and two at most that end a sequence."""
+    """The tokens with a name, and three at most that end a sequence."""
     keys = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}
     found: Metadata = {
         f"tokenizer.ggml.{key}_token_id": ids[name] for name, key in keys.items() if name in ids
     }
     own = ids.get("eos_token")
     ends = sorted(eos_ids, key=lambda id: id != own) or ([] if own is None else [own])
-    for key, id in zip(("eos", "eot"), ends, strict=False):
+    for key, id in zip(("eos", "eot", "eom"), ends, strict=False):
         found[f"tokenizer.ggml.{key}_token_id"] = id
-    if len(ends) > 2:
-        logging.warning("a .gguf file names two end tokens: %s are left out", ends[2:])
+    if len(ends) > 3:
+        logging.warning("a .gguf file names three end tokens: %s are left out", ends[3:])
     return found
 
 
