@@ -1,6 +1,7 @@
 """What the endpoints share."""
 
 import dataclasses
+import logging
 import time
 
 from inference.server.client.engine_client import EngineClient, State
@@ -13,6 +14,7 @@ from inference.server.text_processor import TextProcessor
 from inference.text.tool_calls import formats
 from inference.text.tool_calls.formats import Format
 
+_log = logging.getLogger(__name__)
 QUEUED_PER_SEQ = 4  # requests that wait, for each that can run
 
 
@@ -209,6 +211,12 @@ class Service:
             if self._warms_up:
                 texts.warm_up()
             self._texts = texts
+            if facts.text is not None and not self.tool_format.is_read:
+                _log.warning(
+                    "tool calls: the chat template's format, %s, is not read: they stay text "
+                    "(--tool_call_parser names another)",
+                    self.tool_format.name,
+                )
 
     def close(self) -> None:
         """Ends what was started here."""

@@ -26,6 +26,9 @@ from inference.server.protocol.responses import (
 )
 from inference.server.service import Service
 from inference.text.grammar import relaxed
+from inference.text.tool_calls import parser
+
+_TAG_TOKENS = 16  # a tag has at most, and blanks behind it
 
 
 class Chat:
@@ -63,7 +66,9 @@ class Chat:
             request.messages, begins, offered, variables, continues, request.documents
         )
         tokens = sampling.truncate(request, tokens, service.facts)
-        self._readers = [MessageReader(*how) for _ in range(request.n or 1)]
+        end = service.texts.tokenizer.decode(tokens[-_TAG_TOKENS:])
+        thinks = grammar is None and parser.opens_thought(end)  # a grammar permits no thought
+        self._readers = [MessageReader(*how, thinks) for _ in range(request.n or 1)]
         prompt = Prompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
         stop = bool(request.include_stop_str_in_output)
         most = sampling.num_top_logprobs(request)

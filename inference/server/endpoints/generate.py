@@ -23,13 +23,24 @@ async def completions(service: Service, request: CompletionRequest, caller: Call
 
 async def chat(service: Service, request: ChatRequest, caller: Caller) -> Response:
     """Create a chat completion: the next message of a conversation."""
-    return await _answer(service, Chat(service, request, caller), request, caller)
+    response = await _answer(service, Chat(service, request, caller), request, caller)
+    return _with_format(service, request, response)
 
 
 async def responses(service: Service, request: ResponsesRequest, caller: Caller) -> Response:
     """Create a response: an answer to a conversation, of which nothing is stored."""
     service.check_ready()
-    return await _answer(service, Respond(service, request, caller), request, caller)
+    response = await _answer(service, Respond(service, request, caller), request, caller)
+    return _with_format(service, request, response)
+
+
+def _with_format(
+    service: Service, request: ChatRequest | ResponsesRequest, response: Response
+) -> Response:
+    """Says of an answer that might have been a call that calls of this model are not read."""
+    if request.tools and not service.tool_format.is_read:
+        response.headers["x-unread-tool-format"] = service.tool_format.name
+    return response
 
 
 async def _answer(

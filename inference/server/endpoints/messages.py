@@ -21,9 +21,9 @@ class News(NamedTuple):
 class MessageReader:
     """Reads the pieces of one answer."""
 
-    def __init__(self, offer: OfferedTools | None, format: Format):
-        """`offer`: None: calls are text."""
-        self._parser = Parser(format, offer.schemas) if offer is not None else None
+    def __init__(self, offer: OfferedTools | None, format: Format, thinks: bool = False):
+        """`offer`: None: calls are text; `thinks` as `Parser` takes it."""
+        self._parser = Parser(format, offer.schemas, thinks) if offer is not None else None
         self._most = 1 if offer is not None and not offer.is_parallel else None
         self._has_calls = False
 

@@ -18,6 +18,8 @@ class Format:
         brackets: with one of these a line may begin that is a call, or a list of them, without the
             opening.
         key: of the arguments, as the grammar of such calls has it; both keys are understood.
+        is_read: False: the template's calls have this name and stay text; what a request forces is
+            plain JSON, as the other fields say.
     """
 
     name: str
@@ -25,6 +27,7 @@ class Format:
     closing: str = ""
     brackets: str = ""
     key: str = "arguments"
+    is_read: bool = True
 
 
 HERMES = Format("hermes", "<tool_call>", "</tool_call>")
@@ -36,6 +39,31 @@ CHOICES = (AUTO, *FORMATS)
 
 _TOOLS = re.compile(r"\btools\b")
 _PARAMETERS = re.compile(r'"name"[^{}]{1,60}"parameters"')
+_JSON_CALLS = re.compile(
+    r"""["']name\\?["']\s*:|(?:calls?|calls?["']\]|(?<!\btool)\.function)\s*\|\s*tojson"""
+)
+# What templates write around calls in formats that are not read, by the names of vLLM's parsers.
+_UNREAD = {
+    "<function=": "qwen3_coder",
+    "<arg_key>": "glm45",
+    "<minimax:tool_call>": "minimax_m2",
+    "<|tool_call_start|>": "lfm2",
+    "<|tool_list_start|>": "lfm2",
+    "[ARGS]": "mistral",
+    "<|channel|>": "openai",
+    "<｜tool▁call": "deepseek_v3",
+    "<｜DSML｜": "deepseek_v32",
+    "<|tool_calls_section_begin|>": "kimi_k2",
+    "<|tool_call>": "gemma4",
+    "<start_function_call>": "functiongemma",
+    "<|tool_call|>": "granite",
+    "<tool_calls>": "jamba",
+    "<TOOLCALL>": "nemotron",
+    "<function_calls>": "olmo3",
+    "<seed:tool_call>": "seed_oss",
+    "<|action_start|>": "internlm",
+    "<|START_ACTION|>": "cohere",
+}
 
 
 def named(name: str, template: str | None) -> Format:
@@ -53,10 +81,17 @@ def named(name: str, template: str | None) -> Format:
 
 @functools.lru_cache(maxsize=8)
 def of_template(template: str | None) -> Format:
-    """What a chat template tells the model to write; plain JSON where it does not say."""
+    """What a chat template tells the model to write; plain JSON where it does not say. Another
+    format is not `is_read`, and has a name if it is known.
+    """
     source = template or ""
     if not knows_tools(source):
         return JSON
+    unread = next((name for mark, name in _UNREAD.items() if mark in source), None)
+    if unread is None and knows_calls(source) and not _JSON_CALLS.search(source):
+        unread = "unknown"
+    if unread is not None:
+        return dataclasses.replace(JSON, name=unread, is_read=False)
     if HERMES.opening in source:
         return HERMES
     plain = source.replace('\\"', '"')  # in a string of Jinja

@@ -9,6 +9,7 @@ from inference.text.tool_calls.formats import Format
 _SPACE = " \t\r\n"
 _BARE = frozenset(_SPACE + '{}[]:,"+-.0123456789truefalsnE')  # in JSON, outside of strings
 _ARGUMENTS = ("arguments", "parameters")
+_THOUGHT = ("<think>", "</think>")
 _IGNORED = ("id", "type")  # texts that some models write beside a name
 _MAX_NAME_CHARS = 512  # of a key or a name as JSON may spell it
 
@@ -77,11 +78,16 @@ class Parser:
     whatever follows. Until then it may turn out to be none (JSON of another shape, a function that
     nobody offered), and is told as text. Blanks before a call belong to it.
 
+    What a model thinks, between `<think>` and `</think>`, is text, whatever it looks like.
+
     Nothing is evaluated: names, and arguments that come before a name, are read as JSON.
     """
 
-    def __init__(self, format: Format, names: Collection[str]):
-        """`names`: of the functions that may be called."""
+    def __init__(self, format: Format, names: Collection[str], thinks: bool = False):
+        """`names`: of the functions that may be called; `thinks`: the answer begins in a thought,
+        which the prompt has opened.
+        """
+        self._thinks = thinks
         self._format = format
         self._names = names
         self._parts: list[Part] = []
@@ -114,20 +120,36 @@ class Parser:
 
     def _read_all(self) -> Generator[None, str, None]:
         opening, brackets = self._format.opening, self._format.brackets
+        if self._thinks:
+            yield from self._tell_thought()
         while True:
             held = "".join(self._held)
-            if opening and held.endswith(opening):
+            if held.endswith(_THOUGHT[0]):
+                self._tell(held)
+                self._held = []
+                yield from self._tell_thought()
+            elif opening and held.endswith(opening):
                 self._keep(held, len(opening))
                 yield from self._read_block("")
             elif held and held[-1] in brackets and self._may_begin(held[:-1]):
                 self._keep(held, 1)
                 yield from self._read_block(held[-1])
             else:
-                size = _overlap(held, opening)
+                size = max(_overlap(held, opening), _overlap(held, _THOUGHT[0]))
                 self._keep(held, size)
                 c = yield from self._hold()
                 while not size and c in _SPACE:  # there may be many
                     c = yield from self._hold()
+
+    def _tell_thought(self) -> Generator[None, str, None]:
+        """Up to its end; a line begins behind it."""
+        end, last = _THOUGHT[1], ""
+        while last != end:
+            c = yield from self._next()
+            last = (last + c)[-len(end) :]
+            self._tell(c)
+        self._is_line_start = True
+        self._json = _Json(self._format.brackets)
 
     def _keep(self, held: str, num_last: int) -> None:
         """Holds so many last characters and the blanks before them, and tells the rest."""
@@ -326,6 +348,11 @@ class Parser:
             if (yield from self._hold()) != expected:
                 return False
         return True
+
+
+def opens_thought(prompt: str) -> bool:
+    """Whether an answer to this prompt, of which the end is enough, begins in a thought."""
+    return prompt.rstrip(_SPACE).endswith(_THOUGHT[0])
 
 
 def _is_object(text: str) -> bool:

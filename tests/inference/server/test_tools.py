@@ -262,6 +262,42 @@ def test_the_format_can_be_named():
         assert len(called(choice)) == 2
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_what_the_prompt_began_to_think_is_no_call(streams):
+    engine = Parrot(TEMPLATES["qwen"] + "{{ '<think>\n' }}")
+    engine.says = f"Or <tool_call>{{}}</tool_call>?\n{CALLS['hermes']}</think>\n{CALLS['hermes']}"
+    forced = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+    with running(engine) as server:
+        for asked, number in ({"tool_choice": "auto"}, 2), ({"tool_choice": "required"}, 1):
+            if number == 1:
+                engine.says = forced  # by a grammar, which permits no thought
+            body = {"messages": ASKED, "tools": TOOLS, "stream": streams} | asked
+            response = server.post(CHAT, **body)
+            found = events.choices(events.read(response.text)) if streams else None
+            choice = streamed(found) if found else response.json()["choices"][0]
+            assert len(called(choice)) == number
+            assert "x-unread-tool-format" not in response.headers
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_format_that_is_not_read_is_said(streams, caplog):
+    engine = Parrot("{{ tools }}<tool_call>{{ tool_calls }}<arg_key>")
+    engine.says = "<tool_call>weather\n<arg_key>city</arg_key></tool_call>"
+    with running(engine) as server:
+        body = {"messages": ASKED, "stream": streams}
+        response = server.post(CHAT, **body, tools=TOOLS)
+        assert response.headers["x-unread-tool-format"] == "glm45"
+        found = events.choices(events.read(response.text)) if streams else None
+        choice = streamed(found) if found else response.json()["choices"][0]
+        assert choice["message"]["content"] == engine.says and not called(choice)
+        assert "x-unread-tool-format" not in server.post(CHAT, **body).headers
+        given = [{"type": "function", **one["function"]} for one in TOOLS]
+        other = server.post("/v1/responses", input="a", tools=given, stream=streams)
+        assert other.headers["x-unread-tool-format"] == "glm45"
+    (line,) = [one for one in caplog.messages if one.startswith("tool calls:")]
+    assert "glm45, is not read" in line
+
+
 WANTS_TEXTS = (
     "{% for m in messages %}{{ m.role }}: {{ m.content }}"
     "{% for c in m.tool_calls or [] %}{{ c.function.name + '(' + c.function.arguments + ')' }}"

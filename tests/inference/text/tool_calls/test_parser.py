@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.text.tool_calls.formats import FORMATS
-from inference.text.tool_calls.parser import Parser, Part
+from inference.text.tool_calls.parser import Parser, Part, opens_thought
 
 NAMES = ("f", "get_weather")
 F = '{"name": "f", "arguments": {"a": [1, {"b": "}\\""}]}}'
@@ -16,8 +16,8 @@ W = '{"name": "get_weather", "arguments": {"city": "Zürich 🙂"}}'
 CALLED_F, CALLED_W = ("f", '{"a": [1, {"b": "}\\""}]}'), ("get_weather", '{"city": "Zürich 🙂"}')
 
 
-def read(format: str, *pieces: str) -> list[Part]:
-    parser = Parser(FORMATS[format], NAMES)
+def read(format: str, *pieces: str, thinks: bool = False) -> list[Part]:
+    parser = Parser(FORMATS[format], NAMES, thinks)
     found = [part for piece in pieces for part in parser.push(piece)] + parser.finish()
     assert all(part.text or part.name is not None for part in found)
     return found
@@ -111,6 +111,37 @@ def test_a_call_behind_what_has_ended_or_is_no_json(format, before):
     assert whole(read(format, text)) == whole(read(format, *text)) == (before, [CALLED_F])
 
 
+CALLED = {"hermes": f"<tool_call>{F}</tool_call>", "llama3_json": F, "json": F}
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("before, behind, thinks", [
+    ("<think>\nPerhaps\n", "\n</think>", False), ("Well. <think>", "</think>", False),
+    ("<think><think>", "<</think></think>", False), ("\n", "\nSo.</think>", True),
+    ("a <thin<think>\n{\n", "</think> Well.\n<think>\n</think>", False),
+])  # fmt: skip
+def test_what_is_thought_is_no_call(format, before, behind, thinks):
+    call = CALLED[format]
+    thought = f"{before}{call}{behind}"
+    for text, calls in ((thought, []), (f"{thought}\n\n{call}", [CALLED_F])):
+        found = whole(read(format, text, thinks=thinks))
+        assert found == whole(read(format, *text, thinks=thinks)) == (thought, calls)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_a_thought_without_an_end_has_no_calls(format):
+    for text, thinks in ((f"<think>\n{CALLED[format]}", False), (f"\n{CALLED[format]}", True)):
+        assert whole(read(format, *text, thinks=thinks)) == (text, [])
+
+
+@pytest.mark.parametrize("prompt, opens", [
+    ("<|assistant|>\n<think>\n", True), ("<think>", True), ("<think>\n\n</think>\n\n", False),
+    ("<think> is a tag<|assistant|>", False), ("", False),
+])  # fmt: skip
+def test_prompts_that_open_a_thought(prompt, opens):
+    assert opens_thought(prompt) is opens
+
+
 def test_a_call_is_told_while_it_is_written():
     parser = Parser(FORMATS["hermes"], NAMES)
     assert parser.push('Yes. <tool_call>{"name": "f", "arguments": ') == [Part("Yes.")]
@@ -132,7 +163,8 @@ def test_text_waits_for_nothing_but_what_may_begin_a_call():
 
 
 PIECES = st.sampled_from([
-    F, W, "<tool_call>", "</tool_call>", "<|python_tag|>", "\n", " ", "{", "}", "[", "]", ",", ";",
+    F, W, "<tool_call>", "</tool_call>", "<|python_tag|>", "<think>", "</think>", "\n", " ", "{",
+    "}", "[", "]", ",", ";",
     '{"name": "f", "arguments": ', '{"a": 1}', '"name": ', '"f"', '"arguments": ', "Text", "<", '"',
     '{"arguments": {"x": null}, ', '"name": "f"}', "\\", "null", ":", "1",
 ])  # fmt: skip

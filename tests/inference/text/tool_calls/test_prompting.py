@@ -3,7 +3,7 @@
 import pytest
 
 from configs.errors import InputError
-from inference.text.tool_calls import formats, prompting
+from inference.text.tool_calls import constrain, formats, prompting
 from tests.inference.server.parrot import TEMPLATES
 
 USER = {"role": "user", "content": "Hi"}
@@ -31,6 +31,48 @@ def test_the_format_of_a_template(template, name):
     assert formats.named("hermes", template).name == "hermes"
     with pytest.raises(InputError, match="one of auto, hermes, llama3_json, json, not 'pythonic'"):
         formats.named("pythonic", template)
+
+
+SHOWS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for c in message.tool_calls %}"
+UNREAD = {
+    "qwen3_coder": "<tool_call>\n<function={{ c.name }}>\n<parameter={{ key }}>\n{{ value }}",
+    "glm45": "<tool_call>{{ c.name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="{{ c.name }}">',
+    "lfm2": "<|tool_call_start|>[{{ c.name }}({{ arguments }})]<|tool_call_end|>",
+    "mistral": "[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}",
+    "openai": "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}",
+    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.name }}",
+    "granite": "<|tool_call|>{{ message.tool_calls | tojson }}",
+    "unknown": "CALL {{ c.name }} WITH {{ c.arguments }}",
+}
+
+
+@pytest.mark.parametrize("name, template", [
+    *((name, SHOWS + calls) for name, calls in UNREAD.items()),
+    ("lfm2", "List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>"),
+])  # fmt: skip
+def test_a_format_that_is_not_read_is_no_other(name, template):
+    found = formats.of_template(template)
+    assert (found.name, found.is_read) == (name, False)
+    assert formats.named("hermes", template).is_read
+    forced = grammar_of(found)
+    assert forced == grammar_of(formats.JSON)  # as which the parser reads it
+
+
+def grammar_of(format):
+    return constrain.of_calls(format, {"f": {"type": "object"}}, True)
+
+
+@pytest.mark.parametrize("calls, name", [
+    ("""<tool_call>\n{"name": "' + c.name + '", "arguments": '""", "hermes"),
+    ("[TOOL_CALLS] {{ message.tool_calls | tojson }}", "json"),
+    ("{{ c.function | tojson }}", "json"), ("{{ message['tool_calls'] | tojson }}", "json"),
+    ('<|python_tag|>{"name": "', "llama3_json"), (r"""{{ '{\"name\": "' }}""", "json"),
+])  # fmt: skip
+def test_a_format_that_is_read_is_known_by_its_json(calls, name):
+    found = formats.of_template(SHOWS + calls)
+    assert (found.name, found.is_read) == (name, True)
 
 
 @pytest.mark.parametrize("given, read", [
