@@ -6,7 +6,7 @@ back.
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class Engine:
             self._prefill = PrefillWorker(config, self.model_runner, prompts)
         self._memory = DeviceMemory(self.model_runner, self._prefill)
         self.tokenizer = tokenizer
-        self.eos_ids = frozenset(eos_ids)
+        self.eos_ids = eos_ids if isinstance(eos_ids, Set) else frozenset(eos_ids)
         self.input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
         self.scheduler = Scheduler(config, *cache_policy.of_caches(config))
         if config.engine.adapt_drafts:
@@ -157,7 +157,7 @@ class Engine:
         if draft is not None and tokenizer is not None:
             tokenizer.check_same(draft.load_tokenizer())
         read = new_weights.reader(config, checkpoint, progress, draft)
-        ends = EndTokens(tokenizer, checkpoint.eos_ids)  # read when the weights are there
+        ends = EndTokens(tokenizer, checkpoint.eos_ids)  # found while weights are read
         made = cls(config, read, tokenizer, ends, why_no_text, expected, executables)
         made._declared = checkpoint.config
         return made

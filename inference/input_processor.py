@@ -5,6 +5,7 @@ import functools
 import math
 import operator
 from collections.abc import Sequence as Tokens
+from collections.abc import Set
 
 import numpy as np
 
@@ -25,7 +26,7 @@ class InputProcessor:
         self,
         config: Config,
         tokenizer: Tokenizer | None,
-        eos_ids: frozenset[int],
+        eos_ids: Set[int],
         why_no_text: str = "",
     ):
         """As `Engine` takes them."""
@@ -186,7 +187,7 @@ class InputProcessor:
         seed = params.seed
         if seed is None:
             seed = hosts.current().broadcast(int(self._seeds.integers(2**63)))
-        eos_ids = frozenset() if params.ignore_eos else self._eos_ids
+        eos_ids = frozenset(() if params.ignore_eos else self._eos_ids)
         grammar = None
         if params.grammar is not None and params.max_new_tokens:
             grammar = self._grammars.start(params.grammar, tokens[num_prompt_tokens:])

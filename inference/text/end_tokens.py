@@ -5,7 +5,7 @@ with which its chat template closes an answer, which authors forget to list.
 import logging
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Set
 
 from configs.errors import InputError
 from inference.text.tokenizer import Tokenizer
@@ -15,9 +15,9 @@ _QUESTION, _THOUGHT, _ANSWER = "questionable", "thoughtful", "answerable"
 _CONTROL = re.compile(r"<[|｜].+[|｜]>")  # the form of a token that nobody writes in a text
 
 
-class EndTokens(Iterable[int]):
+class EndTokens(Set[int]):
     """Ids of end tokens. A template is rendered by a process that takes a while to start: a thread
-    waits for it, and they for the thread when they are read.
+    waits for it, and a reader for the thread.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, listed: Iterable[int]):
@@ -28,8 +28,17 @@ class EndTokens(Iterable[int]):
         self._thread.start()
 
     def __iter__(self) -> Iterator[int]:
+        return iter(self._known())
+
+    def __contains__(self, token: object) -> bool:
+        return token in self._known()
+
+    def __len__(self) -> int:
+        return len(self._known())
+
+    def _known(self) -> list[int]:
         self._thread.join()
-        return iter(self._ids)
+        return self._ids
 
     def _join(self) -> None:
         """Adds those that are not listed, and says which."""

@@ -30,7 +30,7 @@ def compare(
         first_token_s = first_token_s or time.perf_counter() - start
 
     for number, prompt in enumerate(prompts):
-        eos_ids = frozenset() if params.ignore_eos else engine.eos_ids
+        eos_ids = frozenset(() if params.ignore_eos else engine.eos_ids)
         room = engine.config.max_context - len(prompt)
         own = dataclasses.replace(params, max_new_tokens=min(params.max_new_tokens, room))
         sequence = Decoded(number, own, list(prompt), len(prompt), eos_ids, params.seed or 0)

@@ -78,7 +78,6 @@ def test_answers_of_an_engine_end_with_what_the_checkpoint_forgot(tmp_path):
         values = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(values | {"eos_token_id": None}))
     engine = Engine.from_model(str(folder), max_seqs=1, decode_rows=(2,), prefill_chunks=(1,))
-    assert engine.eos_ids == {
-        1,
-        2,
-    }  # the tokenizer's <|end_of_text|>, the template's <|end_of_turn|>
+    tokens = engine.tokenizer
+    assert tokens.encode("<|end_of_text|><|end_of_turn|>", add_special=False) == [1, 2]
+    assert engine.eos_ids == {1, 2}
