@@ -162,7 +162,7 @@ class SamplingParams:
         ignore_eos: the model's own end tokens do not end the sequence.
         seed: 64-bit; the same request with the same seed gives the same tokens, whatever runs
             beside it.
-        priority: requests of a higher one are admitted first and preempted last.
+        priority: requests of a lower value are admitted first and preempted last.
         n: answers to return.
         best_of: answers to sample, of which the n with the highest mean log-probability a token are
             returned, best first; None samples n and returns them in the order of their seeds.

@@ -10,7 +10,7 @@ _NUM_COMPARED = 16  # sequences whose cached prefixes are looked up when one may
 
 
 class WaitingQueue:
-    """Waiting sequences: the higher priority first, then the earlier arrival."""
+    """Waiting sequences: the lowest `priority` value first, then the earlier arrival."""
 
     def __init__(self, max_overtakes: int):
         """`max_overtakes`: later arrivals that may go before a sequence."""
@@ -65,4 +65,4 @@ def _is_ready(sequence: Sequence) -> bool:
 
 def rank(sequence: Sequence) -> tuple[int, int]:
     """Sorts sequences: the first is admitted first and preempted last."""
-    return -sequence.params.priority, sequence.id
+    return sequence.params.priority, sequence.id

@@ -164,7 +164,7 @@ class Service:
             num_prompts, num_each: their numbers.
             deadline: of the answers.
             name: who asks, by the key.
-            priority: among this client's, the higher goes first.
+            priority: among this client's, the lower value goes first.
 
         Raises:
             ApiError: 400, it never has; 429, this client has its share; 503, it is full.

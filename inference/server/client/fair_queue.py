@@ -1,5 +1,5 @@
 """Which request goes to the engine next: that of whoever was served least, and of its own the one
-of the highest priority. What a client says of its requests is no reason for others to wait.
+of the lowest `priority` value. What a client says of its requests is no reason for others to wait.
 
 A virtual token counter (Sheng et al. 2024, https://arxiv.org/abs/2401.00588): each client's grows
 by the tokens that it is served, those of prompts once and those of answers twice. One that comes
@@ -71,10 +71,10 @@ class FairQueue:
     def num_ahead(self, client: str, priority: int) -> int:
         """Requests that would go before one that came now, where each takes as long."""
         own = self._waiting.get(client, [])
-        num_own = bisect.bisect_right(own, -priority, key=_rank)
+        num_own = bisect.bisect_right(own, priority, key=_rank)
         others = (len(each) for name, each in self._waiting.items() if name != client)
         return num_own + sum(min(num, num_own + 1) for num in others)
 
 
 def _rank(asked: PendingRequest) -> int:
-    return -asked.priority
+    return asked.priority

@@ -55,7 +55,7 @@ class PendingRequest:
 
     @property
     def priority(self) -> int:
-        """Among its client's: the higher goes first."""
+        """Among its client's: the lower value goes first."""
         return self._params.priority
 
     @property

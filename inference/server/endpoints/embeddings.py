@@ -38,7 +38,7 @@ async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller
     """
     service.check_ready()
     deadline = Deadline(caller.limit_s)
-    service.check_room(1, 1, deadline, caller.name, sampling.priority(request.priority))
+    service.check_room(1, 1, deadline, caller.name, request.priority or 0)
     parse.check_model(request.model, service.model_name)
     facts = service.facts
     if facts.pooling is None:
@@ -96,7 +96,7 @@ def _params(request: EmbeddingRequest, pooling: str, client: str) -> SamplingPar
     try:
         return SamplingParams(
             max_new_tokens=0, pooling=pooling,
-            priority=sampling.priority(request.priority),
+            priority=request.priority or 0,
             cache_salt=sampling.salt(client, request.cache_salt),
         )  # fmt: skip
     except InputError as error:

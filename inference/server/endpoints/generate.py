@@ -7,7 +7,6 @@ from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.completions import Completions
 from inference.server.endpoints.responses.fields import ResponsesRequest
 from inference.server.endpoints.responses.respond import Respond
-from inference.server.protocol import sampling
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.event_stream import EventStream, primed
 from inference.server.protocol.fields import ChatRequest, CompletionRequest
@@ -48,7 +47,7 @@ async def _answer(
 ) -> Response:
     """Refused before any work is done for it, where there is no room for what is the least."""
     service.check_ready()
-    service.check_room(1, 1, asked.deadline, caller.name, sampling.priority(request.priority))
+    service.check_room(1, 1, asked.deadline, caller.name, request.priority or 0)
     async with asked.deadline.kept():
         await asked.prepare()
     if not request.stream:

@@ -54,7 +54,7 @@ def read(
             stop_ids=tuple(request.stop_token_ids or ()),
             ignore_eos=bool(request.ignore_eos),
             seed=request.seed,
-            priority=priority(request.priority),
+            priority=request.priority or 0,
             n=request.n or 1,
             best_of=request.best_of if isinstance(request, CompletionRequest) else None,
             speculate=request.speculate is not False,
@@ -135,11 +135,6 @@ def invalid(message: str) -> ApiError:
         known if is_field else None,
         "invalid_value",
     )
-
-
-def priority(asked: int | None) -> int:
-    """The engine's, where the higher goes first: in requests the lower does."""
-    return -(asked or 0)
 
 
 def salt(client: str, asked: str | None) -> str | None:

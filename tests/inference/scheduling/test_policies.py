@@ -125,10 +125,10 @@ def test_few_prompts_at_a_time():
     assert step(one) == ([0], {1: 4})
 
 
-def test_a_higher_priority_goes_first_and_stays_longest():
+def test_the_lowest_priority_value_goes_first_and_stays_longest():
     one = scheduler(num_tokens=64)
     one.shards[0].admission_control.will_fit = lambda *who: True  # so that memory runs out
-    for i, priority in enumerate((0, 5, 0)):
+    for i, priority in enumerate((0, -5, 0)):
         one.add(request(i, length=8, n=40, priority=priority, key=None))
     assert list(step(one)[1]) == [1, 0]
     preempted = set()

@@ -86,17 +86,17 @@ def test_one_who_comes_back_has_saved_nothing_up():
 
 def test_a_priority_goes_first_among_those_of_one_client():
     queue = filled(*"aaa")
-    for client, priority in (("a", 1), ("b", -1), ("b", 1), ("a", 2)):
+    for client, priority in (("a", -1), ("b", 1), ("b", -1), ("a", -2)):
         queue.add(asked(client, priority))
     assert queue.num_ahead("c", 9) == queue.num_ahead("c", -9) == 2  # one turn of each other
-    assert queue.num_ahead("a", 2) == 1 + 2 and queue.num_ahead("a", 0) == 5 + 2
-    assert queue.num_ahead("b", 0) == 1 + 2 and queue.num_ahead("b", 2) == 0 + 1
+    assert queue.num_ahead("a", -2) == 1 + 2 and queue.num_ahead("a", 0) == 5 + 2
+    assert queue.num_ahead("b", 0) == 1 + 2 and queue.num_ahead("b", -2) == 0 + 1
     found = []
     while queue:
         found.append(queue.pop())
         queue.served(found[-1].client, 5)
     assert "".join(one.client for one in found) == "ababaaa"
-    for client, priorities in (("a", [2, 1, 0, 0, 0]), ("b", [1, -1])):
+    for client, priorities in (("a", [-2, -1, 0, 0, 0]), ("b", [-1, 1])):
         assert [one.priority for one in found if one.client == client] == priorities
 
 

@@ -188,7 +188,7 @@ def test_every_field_reaches_the_engine(server, engine):
     assert params.logit_bias == ((5, -100), (7, 2.5)) and params.allowed_ids == (1, 2)
     assert (params.min_tokens, params.stop, params.stop_ids) == (2, ("x", "y"), (END,))
     assert params.ignore_eos and params.seed == -3 and not params.speculate
-    assert params.priority == -5  # of lower numbers first there, of higher ones here
+    assert params.priority == 5
     assert (params.n, params.max_new_tokens) == (2, 9)
     answered(server.post(TEXT, prompt="a", best_of=3))
     assert engine.params[-1].best_of == 3

@@ -143,7 +143,7 @@ def test_answers_are_as_described(server):
 def test_salts_keep_prefixes_apart(server, engine):
     for salt, told in ((None, None), ("mine", "/mine")):
         assert server.post(PATH, input="a", cache_salt=salt, priority=3).status_code == 200
-        assert (engine.params[-1].cache_salt, engine.params[-1].priority) == (told, -3)
+        assert (engine.params[-1].cache_salt, engine.params[-1].priority) == (told, 3)
 
 
 def test_who_leaves_ends_what_was_asked(server):

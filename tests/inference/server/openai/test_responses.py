@@ -191,7 +191,7 @@ def test_sampling_fields_reach_the_engine(client, engine):
     )
     params = engine.params[-1]
     assert (params.temperature, params.top_p, params.seed, params.top_k) == (0.5, 0.9, 7, 9)
-    assert (params.min_p, params.priority, params.cache_salt) == (0.1, -2, "/s")
+    assert (params.min_p, params.priority, params.cache_salt) == (0.1, 2, "/s")
     assert params.max_new_tokens == 2
 
 
