@@ -17,6 +17,16 @@ def reason(error: BaseException) -> str:
     return said or ("out of memory" if isinstance(error, MemoryError) else "it gives no reason")
 
 
+def is_panic(kind: type[BaseException] | None) -> bool:
+    """Whether exceptions of a class are panics of Rust code, which are no `Exception`s."""
+    return kind is not None and kind.__name__ == "PanicException"
+
+
+def is_fault(error: BaseException) -> bool:
+    """Whether code failed, rather than that somebody ends or interrupts it."""
+    return isinstance(error, Exception) or is_panic(type(error))
+
+
 def shown(value: Any) -> str:
     """A value in a message: of one line, cut where it is long."""
     if isinstance(value, int) and value.bit_length() > 256:  # its digits may be refused, or slow

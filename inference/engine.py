@@ -23,6 +23,7 @@ from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 from inference.device_memory import DeviceMemory
 from inference.input_processor import InputProcessor
+from inference.open_requests import OpenRequests
 from inference.outputs import Completion, RequestOutput, Score, alternatives
 from inference.params_versions import ParamsVersions
 from inference.planner import cache_policy
@@ -33,7 +34,7 @@ from inference.request_state import RequestState
 from inference.runtime.model_runner import ModelRunner, for_this_device
 from inference.runtime.steps_in_flight import StepsInFlight
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import FinishReason, Sequence
+from inference.scheduling.sequence import FinishReason, Sequence, SequenceFault
 from inference.scheduling.step_shapes import StepShape
 from inference.speculation.adaptive import AdaptiveDrafts
 from inference.text.end_tokens import EndTokens
@@ -78,9 +79,8 @@ class Engine:
             self.scheduler.draft_policy = AdaptiveDrafts(config.engine)
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self.records = self._steps.records
-        self._requests: dict[int, RequestState] = {}  # by the ids of their sequences
-        self._committed: deque[tuple[Sequence, list[int]]] = deque()  # and not processed yet
-        self._outputs: deque[RequestOutput] = deque()  # that `step` has not returned yet
+        self._requests = OpenRequests(self.scheduler, tokenizer)
+        self._is_whole = True  # no call was interrupted
         self._num_failed_steps = 0
         self._versions = ParamsVersions()
         self._declared = config.model  # as a checkpoint says; `config` may have been changed
@@ -89,6 +89,11 @@ class Engine:
     def compile_s(self) -> float:
         """Seconds spent compiling so far; no step's time includes it."""
         return self._steps.compile_s + (self._prefill.compile_s if self._prefill else 0.0)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request is unfinished, or outputs wait for `step`."""
+        return bool(self.scheduler.has_work or self.scheduler.commits or self._requests.unread)
 
     @property
     def is_compiling(self) -> bool:
@@ -168,7 +173,7 @@ class Engine:
         Raises:
             InputError: it is empty or too long, or asks for what this engine was not built for.
         """
-        self._check_awake()
+        self._check_ready()
         tokens = self.input_processor.encode(prompt)
         hosts.current().tell("add_request", tokens, dataclasses.asdict(params), [*output])
         sequences = self.input_processor.sequences(tokens, params, output)
@@ -176,7 +181,7 @@ class Engine:
             self.scheduler.add(sequence)
         if self._prefill:
             self._prefill.add(sequences[0])
-        return self._register(self._state(sequences))
+        return self._requests.add(sequences).group.id
 
     def fork(self, id: int, params: SamplingParams) -> int:
         """A second continuation of a running request, sharing its pages; returns the new id.
@@ -185,29 +190,25 @@ class Engine:
             InputError: there is no such request, it has several answers or is to have them, or
                 nothing is left to generate.
         """
-        self._check_awake()
+        self._check_ready()
         hosts.current().tell("fork", id, dataclasses.asdict(params))
-        parent = self._requests[id].group.sequences[0] if id in self._requests else None
-        if parent is None or parent.is_only_read:
-            raise InputError(f"request {id} is not generating: there is nothing to fork")
-        if any(asked.num_running > 1 or asked.beam_width for asked in (parent.params, params)):
-            raise InputError("a fork and what it is forked from have one answer each: leave n=1")
-        if params.max_new_tokens <= parent.num_output_tokens:
-            raise InputError(
-                f"request {id} has generated {parent.num_output_tokens} tokens: a fork's "
-                f"max_new_tokens is more, not {params.max_new_tokens}"
-            )
+        parent = self._requests.parent(id, params)
         child = self.input_processor.continuation(parent, params)
-        request = self._state([child])
         self.scheduler.fork(parent, child)
-        return self._register(request)
+        return self._requests.add([child]).group.id
 
     def abort(self, id: int) -> None:
         """Ends a request wherever it is; an unknown id has no effect."""
-        if request := self._requests.get(id):
-            hosts.current().tell("abort", id)
+        if id not in self._requests:
+            return
+        hosts.current().tell("abort", id)
+        request = self._requests[id]
+        try:
             request.finish(FinishReason.ABORT)
-            self._retire(request)
+        except SequenceFault:  # or what an interrupt left half done
+            self.rebuild()
+            request.finish(FinishReason.ABORT)
+        self._requests.remove(request)
 
     def step(self, is_open: bool = False) -> list[RequestOutput]:
         """Starts a step for every request that can run, and returns the outputs of the oldest one
@@ -221,14 +222,15 @@ class Engine:
             is_open: more requests will come, which a policy of whole batches may wait for.
         """
         self.run_step(is_open)
-        outputs = list(self._outputs)
-        self._outputs.clear()
-        return outputs
+        return self._requests.take_outputs()
 
     def run_step(self, is_open: bool = False) -> None:
-        """As `step`; outputs wait where they are read."""
-        self._check_awake()
+        """As `step`; outputs wait where they are read. A fault in a sequence ends that one, and an
+        interrupt loses nothing: what runs is computed again.
+        """
+        self._check_ready()
         hosts.current().tell("step", is_open)
+        self._is_whole = False
         self._steps.note_done()
         try:
             if self._prefill and self._steps.held is None:  # which may need pages from there
@@ -238,6 +240,8 @@ class Engine:
             if self._prefill:
                 self._end(self._prefill.commit(waits=not (is_launched or is_due)))
             self._process(is_due)
+        except SequenceFault as fault:
+            self._fail(fault)
         except BaseException as error:
             if isinstance(error, Exception):
                 hosts.current().await_loss()
@@ -251,6 +255,7 @@ class Engine:
             if is_due and self._steps.held is None:  # a missing executable may fail to compile
                 self._num_failed_steps = 0
         self._steps.look_away()
+        self._is_whole = True
 
     def slack_s(self) -> float:
         """Seconds for which `step` need not be called: requests that come may start in the next."""
@@ -268,6 +273,7 @@ class Engine:
         hosts.current().tell("rebuild")
         self._forget_pages()
         self._memory.empty_pages()
+        self._is_whole = True
 
     def update_params(
         self,
@@ -297,7 +303,7 @@ class Engine:
         if not keeps_pages:
             self.rebuild()  # first: where it fails, the old ones are still there
         self._memory.set_params(params)
-        self._versions.advance(keeps_pages, self._unfinished)
+        self._versions.advance(keeps_pages, self._requests.sequences)
         return self._versions.current
 
     def sleep(self, keeps_weights: bool = True, keeps_pages: bool = False) -> None:
@@ -337,11 +343,13 @@ class Engine:
         params = None if source is None else new_weights.find(source, self.config, self._declared)()
         has_pages = self._memory.restore(params)
         if source is not None:
-            self._versions.advance(has_pages, self._unfinished)
+            self._versions.advance(has_pages, self._requests.sequences)
 
-    @property
-    def _unfinished(self) -> list[Sequence]:
-        return [own for request in self._requests.values() for own in request.group.sequences]
+    def _check_ready(self) -> None:
+        """Does again what an interrupt has left half done."""
+        self._check_awake()
+        if not self._is_whole:
+            self.rebuild()
 
     def _check_awake(self) -> None:
         if self._memory.is_free:
@@ -355,16 +363,25 @@ class Engine:
             while len(self._steps):
                 self._process(is_due=True)
             self._process(is_due=False)
+        except SequenceFault as fault:
+            self._fail(fault)
         except BaseException:
             self.rebuild()
             raise
 
+    def _fail(self, fault: SequenceFault) -> None:
+        """Ends the sequence that a fault lies in; the others go on from their tokens."""
+        self.rebuild()
+        own = self._prefill if self._prefill and fault.sequence.sends_pages else self
+        own.scheduler.fail(fault)
+
     def _forget_pages(self) -> None:
         """All that was computed is to be computed again."""
         self._steps.clear()
-        self.scheduler.start_over()
+        self._requests.start_over()
         if self._prefill:
             self._prefill.start_over()
+        self.scheduler.start_over(self._requests.sequences)
         self._versions.forget_pages()
 
     def warm_up(self, progress: Callable[[], None] = lambda: None, seals: bool = True) -> None:
@@ -460,7 +477,7 @@ class Engine:
 
     def _process(self, is_due: bool) -> None:
         """Commits the oldest step in flight, if that is due, launches the one that waited for it,
-        and makes outputs of what was committed; what an interrupt leaves of either is not lost.
+        and makes outputs of what was committed.
         """
         step = None
         if is_due:
@@ -469,16 +486,9 @@ class Engine:
                 if chunk.emits or chunk.sequence.is_only_read:
                     has_read = chunk.sequence.num_cached_tokens > 0 or self._prefill is not None
                     self._versions.note(chunk.sequence, has_read)
-            self._committed.extend(self.scheduler.commit(step.schedule, output))
+            self.scheduler.commit(step.schedule, output)
             self._steps.launch_held()
-        while self._committed:
-            sequence, tokens = self._committed.popleft()
-            request = self._requests.get(sequence.id)
-            if request is None:  # ended by what another of its sequences brought
-                continue
-            request.process(sequence, tokens)
-            if request.group.is_finished:
-                self._retire(request)
+        self._requests.process()
         if step is not None:
             self._steps.record(step)
 
@@ -486,16 +496,4 @@ class Engine:
         """Ends sequences that need no decoding."""
         for sequence, reason in ended:
             self._versions.note(sequence, has_read_pages=True)
-            self.scheduler.finish(sequence, reason)
-            self._committed.append((sequence, []))
-
-    def _state(self, sequences: list[Sequence]) -> RequestState:
-        return RequestState(sequences, self.scheduler, self.tokenizer, self._outputs)
-
-    def _register(self, request: RequestState) -> int:
-        self._requests |= dict.fromkeys(request.group.ids, request)
-        return request.group.id
-
-    def _retire(self, request: RequestState) -> None:
-        for id in request.group.ids:
-            self._requests.pop(id, None)
+            self.scheduler.end(sequence, reason)

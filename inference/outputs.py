@@ -57,7 +57,7 @@ class RequestOutput:
         logprobs, top_logprobs: of each of `token_ids`; where a prompt is scored, of each of its
             tokens after the first. The latter are empty in an engine without `top_logprobs`.
         stopped_by: the request's stop string, or its stop token, that ended it.
-        num_cached_tokens: of the prompt, whose pages were there already.
+        num_cached_tokens: of the prompt, whose pages were there when it began.
         queued_s: seconds that its sequence waited for a slot.
         embedding: of the prompt, where it is asked for: D float32 numbers, little-endian.
         num_preemptions: times its sequence gave up slot and pages.

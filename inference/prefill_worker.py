@@ -125,16 +125,26 @@ class PrefillWorker:
         sequences that end with their prompts, which were only read or gave non-finite logits,
         before the next step, which may fail, is fetched.
         """
+        yield from self._ended()  # what an interrupt left, or a fault
         while len(self._steps) and (waits or self._steps.is_done):
             waits = False
             step, output = self._steps.fetch()
-            for leader, _ in self.scheduler.commit(step.schedule, output):
-                sequence = self._led.pop(leader)
+            self.scheduler.commit(step.schedule, output)
+            yield from self._ended()
+            self._steps.record(step)
+
+    def _ended(self) -> Iterator[tuple[Sequence, FinishReason]]:
+        """Sequences that end with their prompts."""
+        commits = self.scheduler.commits
+        while commits:
+            leader = commits[0].sequence
+            if sequence := self._led.get(leader):
                 sequence.prompt_logprobs = leader.prompt_logprobs
                 sequence.prompt_top_logprobs = leader.prompt_top_logprobs
                 sequence.pooled = leader.pooled
                 yield sequence, leader.finish_reason or FinishReason.ERROR
-            self._steps.record(step)
+                del self._led[leader]
+            commits.popleft()
 
     def send(self, schedule: StepSchedule) -> None:
         """Sends the pages that a step's admissions need; they are free here then."""
@@ -153,7 +163,13 @@ class PrefillWorker:
     def start_over(self) -> None:
         """Forgets what is computed and not sent: it is computed again."""
         self._steps.clear()
-        self.scheduler.start_over()
+        for commit in self.scheduler.commits:
+            commit.restore()
+        committed = {commit.sequence for commit in self.scheduler.commits}
+        for leader in list(self._led):
+            if leader.status is Status.FINISHED and leader not in committed:
+                self._finish(leader)
+        self.scheduler.start_over(self._led)
 
     def _finish(self, leader: Sequence) -> None:
         self.scheduler.finish(leader, FinishReason.ABORT)

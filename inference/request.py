@@ -222,9 +222,9 @@ class SamplingParams:
         if len(self.stop_ids) > most:
             where = " with min_tokens" if self.min_tokens else ""
             raise InputError(f"stop_ids are at most {most}{where}, not {len(self.stop_ids)}")
-        if self.stop and 0 < self.max_new_tokens <= self.min_tokens:
+        if self.stop and 0 < self.max_new_tokens < self.min_tokens:
             raise InputError(
-                f"stop can never match: min_tokens={self.min_tokens} ignores it in all "
+                f"stop can never match: min_tokens={self.min_tokens} ignores it beyond "
                 f"max_new_tokens={self.max_new_tokens}"
             )
         self._check_answers()

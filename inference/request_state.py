@@ -3,11 +3,13 @@
 import logging
 from collections import deque
 
+from configs.errors import is_fault
 from inference.outputs import RequestOutput
 from inference.scheduling.beam_search import BeamSearch
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import FinishReason, Sequence, Status
 from inference.scheduling.sequence_group import ParallelSampling, SequenceGroup
+from inference.scheduling.step_output import Commit
 from inference.text.detokenizer import Detokenizer
 from inference.text.tokenizer import Tokenizer
 
@@ -36,72 +38,101 @@ class RequestState:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._detokenizers: dict[int, Detokenizer] = {}  # by the id of the sequence
-        self._num_told = {one.id: one.num_output_tokens for one in sequences}  # of its tokens
-        if tokenizer is not None:
-            for sequence in sequences:
-                how = params.stop, params.min_tokens, params.skip_special_tokens
-                own = Detokenizer(tokenizer, *how)
-                own.push(sequence.output_tokens)
-                self._detokenizers[sequence.id] = own
+        self._starts = {one.id: len(one.tokens) for one in sequences}  # of what it is to generate
+        for sequence in sequences:
+            self._follow(sequence, len(sequence.tokens))
 
-    def process(self, sequence: Sequence, tokens: list[int]) -> None:
-        """Makes the outputs that follow from a commit of one of its sequences; a fault on the way
-        ends this request, and no other.
-
-        Args:
-            sequence: that was committed.
-            tokens: its new ones.
+    def process(self, commit: Commit) -> None:
+        """Makes the outputs that follow from a commit of one of its sequences, and leaves them
+        where they are read, once though an interrupt comes between; a fault on the way ends this
+        sequence (of a beam search, all), and no other.
         """
-        try:
-            text = self._new_text(sequence, tokens)
-            if decisions := self.group.decide():
-                self._scheduler.apply(decisions)
-            outputs = self.group.add(self._output(sequence, tokens, text))
-        except Exception:
-            logging.getLogger(__name__).exception("request %d ends with an error", self.group.id)
-            self.finish(FinishReason.ERROR)
-            outputs = self.group.fail(sequence, tokens)
-        self.unread.extend(outputs)
+        if commit.outputs is None:
+            commit.outputs = self._outputs(commit)
+        if commit.outputs and not (self.unread and self.unread[-1] is commit.outputs[-1]):
+            self.unread.extend(commit.outputs)
+
+    def start_over(self, commit: Commit) -> None:
+        """What is known of the text is what was before a commit whose outputs are not made: an
+        interrupt may have come meanwhile.
+        """
+        self.group.start_over(commit.sequence, self._follow(commit.sequence, commit.start))
 
     def finish(self, reason: FinishReason) -> None:
         """Ends all of its sequences."""
         for sequence in self.group.sequences:
             self._scheduler.finish(sequence, reason)
 
-    def _output(self, sequence: Sequence, tokens: list[int], text: str) -> RequestOutput:
+    def _follow(self, sequence: Sequence, num_tokens: int) -> str:
+        """Makes the detokenizer that has seen so many of a sequence's tokens; returns the text that
+        they brought to it here.
+        """
+        if self._tokenizer is None:
+            return ""
+        params = sequence.params
+        start = self._starts.get(sequence.id, sequence.num_prompt_tokens)
+        how = params.stop, params.min_tokens, params.skip_special_tokens
+        detokenizer = Detokenizer(self._tokenizer, *how)
+        detokenizer.push(sequence.tokens[sequence.num_prompt_tokens : start])
+        self._detokenizers[sequence.id] = detokenizer
+        return detokenizer.push(sequence.tokens[start:num_tokens])
+
+    def _outputs(self, commit: Commit) -> list[RequestOutput]:
+        """What a commit brings to who asked."""
+        sequence = commit.sequence
+        try:
+            text = self._new_text(commit)
+            if decisions := self.group.decide():
+                self._scheduler.apply(decisions)
+            return self.group.add(self._output(commit, text))
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            logging.getLogger(__name__).exception("request %d ends with an error", self.group.id)
+            for one in self.group.failing(sequence):
+                self._scheduler.finish(one, FinishReason.ERROR)
+                one.finish_reason = FinishReason.ERROR
+            return self.group.fail(self._output(commit, ""))
+
+    def _output(self, commit: Commit, text: str) -> RequestOutput:
         """What is new of one sequence."""
+        sequence, logprobs, tops = commit.sequence, commit.logprobs, commit.top_logprobs
+        if sequence.scores:
+            logprobs, tops = sequence.prompt_logprobs, sequence.prompt_top_logprobs
         reason = sequence.finish_reason
-        logprobs, tops = sequence.prompt_logprobs, sequence.prompt_top_logprobs
-        if not sequence.scores:
-            start = self._num_told.get(sequence.id, 0)  # beams have none; they are told as a whole
-            self._num_told[sequence.id] = end = start + len(tokens)
-            logprobs, tops = sequence.logprobs[start:end], sequence.top_logprobs[start:end]
         return RequestOutput(
-            sequence.id, tokens, text, reason and reason.value, 0, sequence.params_versions,
-            logprobs, tops, self._stopped_by(sequence, tokens),
-            min(sequence.num_cached_tokens, sequence.num_prompt_tokens), sequence.queued_s,
-            _embedding(sequence), sequence.num_preemptions,
+            sequence.id, commit.tokens, text, reason and reason.value, 0, sequence.params_versions,
+            logprobs, tops, self._stopped_by(sequence, commit.tokens),
+            sequence.num_hit_tokens or 0, sequence.queued_s, _embedding(sequence),
+            sequence.num_preemptions,
         )  # fmt: skip
 
     def _stopped_by(self, sequence: Sequence, tokens: list[int]) -> str | int | None:
         """The request's own string or token that ended it."""
+        if sequence.finish_reason is not FinishReason.STOP:
+            return None
         detokenizer = self._detokenizers.get(sequence.id)
         if detokenizer is not None and detokenizer.stopped is not None:
             return detokenizer.stopped
-        is_own = bool(tokens) and tokens[-1] in sequence.params.stop_ids
-        return tokens[-1] if is_own and sequence.finish_reason is FinishReason.STOP else None
+        return tokens[-1] if tokens and tokens[-1] in sequence.params.stop_ids else None
 
-    def _new_text(self, sequence: Sequence, tokens: list[int]) -> str:
-        """Text of new tokens, as far as it is certain; a stop string ends the sequence."""
+    def _new_text(self, commit: Commit) -> str:
+        """Text of new tokens, as far as it is certain. A stop string ends the sequence with the
+        token that completes it: of those behind it, drafts that were accepted, nothing is told.
+        """
+        sequence = commit.sequence
         detokenizer = self._detokenizers.get(sequence.id)
         if detokenizer is None:
             return ""
-        text = detokenizer.push(_without_end(sequence, tokens))
+        text = detokenizer.push(_without_end(sequence, commit.tokens))
+        if detokenizer.stopped is not None:
+            num_before = commit.start - sequence.num_prompt_tokens
+            commit.cut(max(0, detokenizer.num_tokens - num_before))
+        elif sequence.status is Status.FINISHED:
+            text += detokenizer.flush()
         if detokenizer.stopped is not None:
             self._scheduler.finish(sequence, FinishReason.STOP)
             sequence.finish_reason = FinishReason.STOP
-        elif sequence.status is Status.FINISHED:
-            text += detokenizer.flush()
         return text
 
     def _text_of(self, sequence: Sequence) -> str:

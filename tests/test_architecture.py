@@ -34,6 +34,7 @@ ROOMS = (
     *("speculation", "runtime", "checkpoints", "new_weights", "planner", "input_processor"),
     *(
         "request_state",
+        "open_requests",
         "request_batch",
         "params_versions",
         "prefill_worker",

@@ -41,10 +41,16 @@ class PagePool:
             self._references[group][page] += 1
 
     def free(self, group: int, pages: Iterable[int]) -> None:
-        """Drops a reference to each page; one without any is free again. Sinks are skipped."""
+        """Drops a reference to each page; one without any is free again. Sinks are skipped.
+
+        Raises:
+            RuntimeError: one of them is free already; two sequences might get it.
+        """
         references = self._references[group]
         for page in pages:
             if page:
+                if not references[page]:
+                    raise RuntimeError(f"page {page} of group {group} is freed twice")
                 references[page] -= 1
                 if not references[page]:
                     self._free_pages[group].append(page)

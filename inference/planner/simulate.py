@@ -117,7 +117,11 @@ class Simulator:
         self.clock.sleep(step.done_at - self.clock.now())
         schedule, seconds = step.schedule, step.done_at - step.started_at
         committed = self.scheduler.commit(schedule, simulated_output(schedule))
+        self.scheduler.commits.clear()
         self.records.append(StepRecord(schedule.shape, schedule.row_sizes, seconds, self._host_s))
         if not self.scheduler.has_work:  # steps in flight serve no sequence any more
             self._steps.clear()
-        return [RequestOutput(s.id, tokens, "", s.finish_reason) for s, tokens in committed]
+        return [
+            RequestOutput(commit.sequence.id, commit.tokens, "", commit.reason)
+            for commit in committed
+        ]

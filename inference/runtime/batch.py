@@ -10,7 +10,7 @@ import numpy as np
 from configs.engine import Config
 from inference.sampling import parameters
 from inference.sampling.parameters import Array, SlotSampling
-from inference.scheduling.sequence import Status
+from inference.scheduling.sequence import Status, blame
 from inference.scheduling.step_schedule import Admission, ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
 
@@ -64,7 +64,11 @@ class Inputs:
 
 
 def build(schedule: StepSchedule, config: Config) -> Inputs:
-    """The arrays of a schedule."""
+    """The arrays of a schedule; rows and admissions of sequences that have ended are padding.
+
+    Raises:
+        SequenceFault: one of its sequences has no such arrays.
+    """
     most = max(len(shard.admissions) for shard in schedule.shards)
     admissions = [
         joined(
@@ -100,22 +104,29 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
         np.zeros((shape.num_rows, columns), np.int32) for _ in config.cached_model.page_groups
     ]
     targets = np.zeros(chunk_YW.shape if shape.scored else (0, 0), np.int32)
-    for r, row in enumerate(schedule.decode):
-        decode_YW[r, 0] = -1
-        drafts = row.sequence.drafts[: row.length - 1]
-        decode_YW[r, 1 : row.length] = -1 if row.sequence.speculates else drafts
-    for r, row in enumerate(schedule.prefill):
-        first = row.start
-        chunk_YW[r, : row.length] = row.sequence.tokens[first : first + row.length]
-        if row.sequence.scores:
-            targets[r, : row.length] = row.sequence.tokens[first + 1 : first + 1 + row.length]
     for r, row in (*enumerate(schedule.decode), *enumerate(schedule.prefill, rows)):
+        sequence = row.sequence
+        if sequence.status is Status.FINISHED:
+            continue
+        try:
+            if r < rows:
+                decode_YW[r, 0] = -1
+                drafts = sequence.drafts[: row.length - 1]
+                decode_YW[r, 1 : row.length] = -1 if sequence.speculates else drafts
+            else:
+                fed = slice(row.start, row.start + row.length)
+                chunk_YW[r - rows, : row.length] = sequence.tokens[fed]
+                if sequence.scores:
+                    fed = slice(row.start + 1, row.start + 1 + row.length)
+                    targets[r - rows, : row.length] = sequence.tokens[fed]
+            for table, pages in zip(tables, sequence.pages, strict=False):  # no snapshots'
+                table[r, : len(pages)] = pages
+        except BaseException as error:
+            raise blame(sequence, error) from error
         slot_Y[r], start_Y[r], length_Y[r] = row.slot, row.offset, row.length
         emits_Y[r] = row.emits
         if dropped_Y is not None:
             dropped_Y[r] = row.num_dropped
-        for table, pages in zip(tables, row.sequence.pages, strict=False):  # no snapshots'
-            table[r, : len(pages)] = pages
     tokens_T = np.concatenate([decode_YW.ravel(), chunk_YW.ravel()])
     expanded = tuple(device_pages(table, config)[:, : config.page_columns] for table in tables)
     mask_QX = None
@@ -132,6 +143,10 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
 def fill_masks(mask_QX: np.ndarray, schedule: StepSchedule) -> None:
     """Writes into `mask_QX` (u32[Q, X], all shards' rows of logits) what grammars permit; they have
     seen all tokens before this step's. A sequence with a grammar has no drafts.
+
+    Raises:
+        SequenceFault: a grammar has failed; once its sequence has ended, the others' masks can be
+            written.
     """
     shape = schedule.shape
     rows, width = shape.decode
@@ -142,7 +157,10 @@ def fill_masks(mask_QX: np.ndarray, schedule: StepSchedule) -> None:
             sequence = row.sequence
             is_asked = row.emits and sequence.status is not Status.FINISHED
             if is_asked and sequence.grammar is not None:
-                mask_QX[q] = sequence.grammar.mask()
+                try:
+                    mask_QX[q] = sequence.grammar.mask()
+                except BaseException as error:
+                    raise blame(sequence, error) from error
 
 
 def _pooled(shape: StepShape, schedule: ShardSchedule) -> np.ndarray:
@@ -182,8 +200,15 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
     has_history = config.engine.penalties or config.engine.proposer == "ngram"
     longest = config.max_context if has_history else 0
     history = np.zeros((size, longest), np.int32)
+    rows = [parameters.neutral_row(vocab)] * size
     for a, admission in enumerate(admissions):
         sequence = admission.sequence
+        if sequence.status is Status.FINISHED:
+            continue
+        try:
+            rows[a] = parameters.request_row(sequence, vocab)
+        except BaseException as error:
+            raise blame(sequence, error) from error
         slot_A[a] = admission.slot
         source_A[a] = -1 if admission.source is None else admission.source
         snapshot_A[a] = admission.snapshot
@@ -193,8 +218,6 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
             copies[group][:, a] = source, target
         if longest:
             history[a, : len(sequence.tokens)] = sequence.tokens
-    rows = [parameters.request_row(admission.sequence, vocab) for admission in admissions]
-    rows += [parameters.neutral_row(vocab)] * (size - len(rows))
     stacked = jax.tree.map(lambda *values: np.stack(values), *rows)
     copied = tuple(device_pages(pages, config) for pages in copies)
     return Admissions(

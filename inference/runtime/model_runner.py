@@ -351,13 +351,16 @@ class ModelRunner:
     def launch(self, schedule: StepSchedule, inputs: Inputs) -> PackedOutput:
         """Queues a step on the device, after those launched before, and the copy of its output to
         the host; returns that output, not ready yet. Masks of grammars are written into the inputs.
+
+        Raises:
+            SequenceFault: a grammar has failed; nothing was queued.
         """
+        if inputs.batch.mask_QX is not None:
+            batches.fill_masks(np.asarray(inputs.batch.mask_QX), schedule)
         self.cache = self._swapper.transfer(self.cache, schedule.transfers)
         self.before_admit(schedule)
         self.admit(inputs.admissions)
         executable = self.compiled(schedule.shape)
-        if inputs.batch.mask_QX is not None:
-            batches.fill_masks(np.asarray(inputs.batch.mask_QX), schedule)
         batch = meshes.to_global(self._mesh, EACH_GROUP, inputs.batch)
         self.cache, self.slots, output = executable(self.params, self.cache, self.slots, batch)
         self.cache = self._snapshots.keep(self.cache, schedule.snapshots)

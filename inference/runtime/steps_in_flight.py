@@ -6,6 +6,7 @@ import dataclasses
 import time
 from collections import deque
 
+import jax
 import numpy as np
 
 from inference.runtime import batch
@@ -13,7 +14,7 @@ from inference.runtime.batch import Inputs
 from inference.runtime.model_runner import ModelRunner
 from inference.runtime.packed_output import PackedOutput
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import Status
+from inference.scheduling.sequence import SequenceFault, Status, blame
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import StepRecord, StepSchedule
 from inference.scheduling.step_shapes import StepShape
@@ -161,7 +162,11 @@ class StepsInFlight:
                 return False
             self._compile(step.schedule)
         step.launched_at = time.perf_counter()
-        step.output = self._model_runner.launch(step.schedule, step.inputs)
+        while step.output is None:
+            try:
+                step.output = self._model_runner.launch(step.schedule, step.inputs)
+            except SequenceFault as fault:
+                self._scheduler.fail(fault)
         lead_s = step.schedule_s + time.perf_counter() - start - (self.compile_s - compile_s)
         self._lead_s = max(lead_s, 0.9 * self._lead_s)
         self._steps.append(step)
@@ -196,8 +201,14 @@ class StepsInFlight:
             start = time.perf_counter()
             self._model_runner.prepare_observer()
             self.compile_s += time.perf_counter() - start
-            weight_S = self._model_runner.observe(sequence)
-            self._scheduler.shorten(sequence, weight_S)
+            try:
+                weight_S = self._model_runner.observe(sequence)
+            except jax.errors.JaxRuntimeError:  # the device's, not the sequence's
+                raise
+            except BaseException as error:
+                self._scheduler.fail(blame(sequence, error))
+            else:
+                self._scheduler.shorten(sequence, weight_S)
 
     def _schedule(self, is_open: bool) -> StepInFlight | None:
         self._shorten_prompts()
@@ -205,8 +216,13 @@ class StepsInFlight:
         schedule = self._scheduler.schedule(hosts.current().now(), is_open)
         if schedule is None:
             return None
-        inputs = batch.build(schedule, self._model_runner.config)
-        return StepInFlight(schedule, inputs, time.perf_counter() - start)
+        while True:
+            try:
+                inputs = batch.build(schedule, self._model_runner.config)
+            except SequenceFault as fault:
+                self._scheduler.fail(fault)
+            else:
+                return StepInFlight(schedule, inputs, time.perf_counter() - start)
 
     def _compile(self, schedule: StepSchedule) -> None:
         start = time.perf_counter()

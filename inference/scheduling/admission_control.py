@@ -75,18 +75,15 @@ class LengthStatistics:
     """Output lengths of the newest `size` finished requests, and what they say of running ones."""
 
     def __init__(self, size: int = 256):
-        self._size = size
-        self._newest: deque[int] = deque()
+        self._newest: deque[int] = deque(maxlen=size)
         self._sorted: list[int] = []
         self._sums = [0]  # entry i: of the i longest
 
     def record(self, num_output_tokens: int) -> None:
         """Adds a finished request, and forgets the oldest where there are more than `size`."""
-        if len(self._newest) == self._size:
-            del self._sorted[bisect.bisect_left(self._sorted, self._newest.popleft())]
         self._newest.append(num_output_tokens)
-        bisect.insort(self._sorted, num_output_tokens)
-        self._sums = [0, *itertools.accumulate(reversed(self._sorted))]
+        ordered = sorted(self._newest)
+        self._sorted, self._sums = ordered, [0, *itertools.accumulate(reversed(ordered))]
 
     def remaining(self, num_output_tokens: int, most: int) -> int:
         """Expected tokens still to come of a request that has generated `num_output_tokens` and

@@ -57,6 +57,7 @@ class BeamSearch(SequenceGroup):
         super().__init__([first], range(first.id, first.id + first.params.beam_width))
         self._text_of = text_of
         self._hypotheses: list[tuple[float, Sequence]] = []  # by score, best first
+        self._decided = (0, Decisions())  # by beams of so many tokens, and what, last
 
     @property
     def is_finished(self) -> bool:
@@ -66,8 +67,8 @@ class BeamSearch(SequenceGroup):
     def decide(self) -> Decisions | None:
         """The next beams, once all have their candidates."""
         if any(beam.status is Status.FINISHED for beam in self.sequences):  # not a finite logit
-            return self._end(FinishReason.ERROR)
-        if all(beam.candidates for beam in self.sequences):
+            return _all_end(self.sequences, FinishReason.ERROR)
+        if self.sequences and all(beam.candidates for beam in self.sequences):
             return self._advance()
         return None
 
@@ -75,7 +76,21 @@ class BeamSearch(SequenceGroup):
         """All hypotheses, in the end."""
         return self._outputs() if self.is_finished else []
 
-    def fail(self, sequence: Sequence, tokens: list[int]) -> list[RequestOutput]:
+    def failing(self, sequence: Sequence) -> list[Sequence]:
+        """All beams."""
+        return self.sequences
+
+    def start_over(self, sequence: Sequence, text: str) -> None:
+        """What was decided may not have been applied; beams that were forked wait in any case."""
+        num_tokens, decisions = self._decided
+        for beam, reason in decisions.ended:
+            if beam.status is not Status.FINISHED:
+                beam.status, beam.finish_reason = Status.FINISHED, reason
+        for beam, token, logprob in decisions.chosen:
+            if len(beam.tokens) == num_tokens:
+                beam.choose(token, logprob)
+
+    def fail(self, output: RequestOutput) -> list[RequestOutput]:
         """The beams as they are, without text, which may be what failed."""
         self._text_of = lambda sequence: ""
         self.sequences = self.sequences or [found for _, found in self._hypotheses]
@@ -102,32 +117,35 @@ class BeamSearch(SequenceGroup):
         )
         first = self.sequences[0]
         is_last = len(first.tokens) + 1 == first.max_length
+        hypotheses = list(self._hypotheses)
         for continuation in ranked[:width]:
             if is_last or continuation.is_end:
                 found = continuation.sequence(self.id)
                 reason = FinishReason.STOP if continuation.is_end else FinishReason.LENGTH
                 found.status, found.finish_reason = Status.FINISHED, reason
-                self._hypotheses.append((self._score(found), found))
-        self._hypotheses = sorted(self._hypotheses, key=lambda found: -found[0])[:width]
+                hypotheses.append((self._score(found), found))
+        hypotheses = sorted(hypotheses, key=lambda found: -found[0])[:width]
         chosen = [] if is_last else [c for c in ranked if not c.is_end][:width]
-        if chosen and not self._is_settled(chosen[0]):
-            return self._continue(chosen)
-        decisions = self._end(FinishReason.ABORT)
-        self.sequences = []
+        beams: list[Sequence] = []
+        decisions = _all_end(self.sequences, FinishReason.ABORT)
+        if chosen and not self._is_settled(hypotheses, chosen[0]):
+            beams, decisions = self._continue(chosen)
+        decided = len(first.tokens), decisions
+        self._hypotheses, self.sequences, self._decided = hypotheses, beams, decided  # at once
         return decisions
 
-    def _is_settled(self, best: _Continuation) -> bool:
+    def _is_settled(self, hypotheses: list[tuple[float, Sequence]], best: _Continuation) -> bool:
         """Whether no hypothesis is to be found any more: exactly so for a length penalty of 0 or
         less, and taken to be so for others, which may yet favour a longer one.
         """
-        if len(self._hypotheses) < self.params.beam_width:
+        if len(hypotheses) < self.params.beam_width:
             return False
         num_tokens = best.beam.num_output_tokens + 1
         score = best.logprob_sum / num_tokens**self.params.length_penalty
-        return self.params.early_stopping or score <= self._hypotheses[-1][0]
+        return self.params.early_stopping or score <= hypotheses[-1][0]
 
-    def _continue(self, chosen: list[_Continuation]) -> Decisions:
-        """Makes these continuations the beams."""
+    def _continue(self, chosen: list[_Continuation]) -> tuple[list[Sequence], Decisions]:
+        """The beams that these continuations become, and what that takes."""
         best: dict[Sequence, _Continuation] = {}  # of each beam that continues
         for continuation in chosen:
             best.setdefault(continuation.beam, continuation)
@@ -135,22 +153,23 @@ class BeamSearch(SequenceGroup):
         used_ids = {beam.id for beam in best}
         free_ids = iter([id for id in self.ids if id not in used_ids])
         forks: list[tuple[Sequence, Sequence]] = []
-        self.sequences = []
+        beams: list[Sequence] = []
         for continuation in chosen:
             beam = continuation.beam
             if best[beam] is not continuation:
                 beam = continuation.sequence(next(free_ids))
                 forks.append((continuation.beam, beam))
-            self.sequences.append(beam)
-        return Decisions(
+            beams.append(beam)
+        return beams, Decisions(
             ended=tuple((beam, FinishReason.ABORT) for beam in ended),
             forks=tuple(forks),
             chosen=tuple((beam, own.token, own.logprob) for beam, own in best.items()),
         )
 
-    def _end(self, reason: FinishReason) -> Decisions:
-        return Decisions(ended=tuple((beam, reason) for beam in self.sequences))
-
     def _score(self, sequence: Sequence) -> float:
         num_tokens = max(1, len(sequence.logprobs))
         return sum(sequence.logprobs) / num_tokens**self.params.length_penalty
+
+
+def _all_end(beams: list[Sequence], reason: FinishReason) -> Decisions:
+    return Decisions(ended=tuple((beam, reason) for beam in beams))

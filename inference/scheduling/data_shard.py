@@ -65,6 +65,7 @@ class DataShard:
         prompt that other chips have computed, pages to receive it.
         """
         self.pages.attach(sequence, match)
+        sequence.note_hit()
         sender = sequence.sender
         sent = () if sender is None else self.pages.receive(sequence, sender)
         slot = self._allocate(sequence)
@@ -90,6 +91,7 @@ class DataShard:
         if copies is None:
             child.num_computed_tokens = child.num_scheduled_tokens = 0
             return False
+        child.note_hit()
         if not self._config.engine.prefix_cache:  # its pages go by the parent's key
             child.cache_key = None
         self.admissions.append(Admission(child, self._allocate(child), parent.slot, copies))

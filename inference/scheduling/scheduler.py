@@ -15,8 +15,12 @@ A step may be scheduled while the one before it is in flight: its tokens then co
 each row that samples as one token, whose value only the device knows.
 """
 
+import functools
 import heapq
-from collections.abc import Callable
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -28,8 +32,8 @@ from inference.scheduling.admission_control import LengthStatistics
 from inference.scheduling.batch_policy import WholeBatches
 from inference.scheduling.data_shard import DataShard
 from inference.scheduling.queue import WaitingQueue, rank
-from inference.scheduling.sequence import FinishReason, Sequence, Status
-from inference.scheduling.step_output import StepOutput, StepResults
+from inference.scheduling.sequence import FinishReason, Sequence, SequenceFault, Status, blame
+from inference.scheduling.step_output import Commit, StepOutput, StepResults
 from inference.scheduling.step_schedule import (
     Counters,
     Decisions,
@@ -42,6 +46,8 @@ from inference.scheduling.step_shapes import enumerate_shapes
 
 _STEPS_TO_LOOK_AGAIN = 16  # for room: windows slide, outputs turn out longer or shorter
 
+_log = logging.getLogger(__name__)
+
 
 class Scheduler:
     """The queue of an engine, and the slots and pages of its data shards.
@@ -50,6 +56,7 @@ class Scheduler:
         shapes: that a step may have, cheapest first.
         shards: one for each group of chips that computes rows of its own.
         waiting: sequences that no shard runs.
+        commits: that no outputs were made of yet, oldest first.
         counters: of what was done.
         draft_policy: chooses how many drafts a step verifies; None: `engine.num_drafts`.
     """
@@ -66,11 +73,13 @@ class Scheduler:
         self._engine = config.engine
         self.shapes = enumerate_shapes(config.engine)
         self._lengths = LengthStatistics()
-        self.shards = tuple(
-            DataShard(config, index, should_offload, self._lengths, snapshot_tokens)
-            for index in range(config.mesh.num_groups)
-        )
+        self._new_shard = functools.partial(
+            DataShard, config, should_offload=should_offload, lengths=self._lengths,
+            snapshot_tokens=snapshot_tokens,
+        )  # fmt: skip
+        self.shards = tuple(map(self._new_shard, range(config.mesh.num_groups)))
         self.waiting = WaitingQueue(config.engine.max_overtakes)
+        self.commits: deque[Commit] = deque()
         self.counters = Counters()
         usable = self.shards[0].pages.pool.num_usable_pages  # of each shard
         self._num_usable_pages = usable[: len(config.num_pages)]
@@ -131,13 +140,20 @@ class Scheduler:
         self._suspend(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
-        """Ends a sequence in whatever state it is and frees its slot and pages."""
+        """Ends a sequence in whatever state it is and frees its slot and pages.
+
+        Raises:
+            SequenceFault: slots and pages may be left half changed.
+        """
         if sequence.status is Status.FINISHED:
             return
-        if sequence.status is Status.WAITING:
-            self.waiting.remove(sequence)
-        else:
-            self._stop(sequence)
+        try:
+            if sequence.status is Status.WAITING:
+                self.waiting.remove(sequence)
+            else:
+                self._stop(sequence)
+        except BaseException as error:
+            raise blame(sequence, error) from error
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.is_only_read:
             self._lengths.record(sequence.num_output_tokens)
@@ -145,16 +161,45 @@ class Scheduler:
             for shard in self.shards:
                 shard.pages.drop(sequence)
 
-    def start_over(self) -> None:
-        """The device lost its cache: nothing is in flight or cached, and all sequences wait."""
-        for sequence in self.running:
-            self._suspend(sequence)
-        for sequence in self.waiting:
-            sequence.num_rows_in_flight = sequence.num_awaited_tokens = 0
-            sequence.num_drafts_in_flight = 0
-        for shard in self.shards:
-            shard.pages.finish_schedule()
-            shard.pages.prefix_cache.clear()
+    def end(self, sequence: Sequence, reason: FinishReason) -> None:
+        """As `finish`, with a commit that says so: its last one, where outputs are still to be made
+        of that.
+        """
+        if sequence.status is Status.FINISHED:
+            return
+        for commit in reversed(self.commits):
+            if commit.sequence is sequence and commit.outputs is None:
+                commit.reason = reason
+                break
+        else:
+            self.commits.append(Commit(sequence, len(sequence.tokens), reason=reason))
+        self.finish(sequence, reason)
+
+    def fail(self, fault: SequenceFault) -> None:
+        """Ends the sequence that a fault lies in.
+
+        Raises:
+            SequenceFault: slots and pages may be left half changed.
+        """
+        id, cause = fault.sequence.id, fault.__cause__
+        _log.error("sequence %d ends with an error", id, exc_info=cause)
+        self.end(fault.sequence, FinishReason.ERROR)
+
+    def start_over(self, sequences: Iterable[Sequence]) -> None:
+        """Nothing is in flight or cached, and these sequences wait, but for those that have ended.
+        All that was known of slots and pages is made anew: an interrupt may have left any of it
+        half done.
+        """
+        self.shards = tuple(map(self._new_shard, range(len(self.shards))))
+        self.waiting = WaitingQueue(self._engine.max_overtakes)
+        self._is_refused = False
+        for sequence in sequences:
+            if sequence.status is not Status.FINISHED:
+                self.waiting.add(sequence)
+                try:
+                    sequence.start_over()
+                except BaseException as error:
+                    self.fail(blame(sequence, error))
 
     def schedule(self, now: float = 0.0, is_open: bool = False) -> StepSchedule | None:
         """Schedules the next step; None where nothing can run.
@@ -200,24 +245,29 @@ class Scheduler:
         """Gives up pages of a prompt, by the attention of its end, as `prompt_pages.choose` takes
         it.
         """
-        dropped = prompt_pages.choose(
-            weight_S, sequence.num_prompt_tokens, sequence.num_excess_tokens,
-            self._config.page_tokens,
-        )  # fmt: skip
-        self.shards[sequence.shard].pages.shorten(sequence, dropped)
+        try:
+            dropped = prompt_pages.choose(
+                weight_S, sequence.num_prompt_tokens, sequence.num_excess_tokens,
+                self._config.page_tokens,
+            )  # fmt: skip
+            self.shards[sequence.shard].pages.shorten(sequence, dropped)
+        except BaseException as error:
+            raise blame(sequence, error) from error
         self._is_refused = False
 
-    def commit(
-        self, schedule: StepSchedule, output: StepOutput[np.ndarray]
-    ) -> list[tuple[Sequence, list[int]]]:
-        """Takes a step's results into its sequences; returns those that have new tokens or
-        candidates or have ended, with their new tokens.
+    def commit(self, schedule: StepSchedule, output: StepOutput[np.ndarray]) -> list[Commit]:
+        """Takes a step's results into its sequences; returns the commits of those that have new
+        tokens or candidates or have ended, which are among `commits`, too. What is wrong with one
+        of them ends it.
 
         Args:
             schedule: the step, the oldest one that is not committed.
             output: what the device returned.
+
+        Raises:
+            SequenceFault: slots and pages may be left half changed.
         """
-        committed: list[tuple[Sequence, list[int]]] = []
+        committed: list[Commit] = []
         results = StepResults(schedule, output)
         for row, chunk in schedule.rows:
             sequence = chunk.sequence
@@ -229,16 +279,30 @@ class Scheduler:
             if num_drafted := results.num_drafted(row):
                 self.counters.num_drafts += num_drafted
                 self.counters.verified[results.num_levels(row), results.num_accepted(row)] += 1
-            if self.draft_policy is not None and (asked := chunk.most_accepted):
-                self.draft_policy.verified(sequence, asked, results.num_accepted(row))
-            tokens, reason = results.commit(row, chunk)
-            if reason is not None:
-                self.finish(sequence, reason)
+            try:
+                if self.draft_policy is not None and (asked := chunk.most_accepted):
+                    self.draft_policy.verified(sequence, asked, results.num_accepted(row))
+                commit = results.commit(row, chunk)
+            except BaseException as error:
+                self.fail(blame(sequence, error))
+                continue
+            if commit.tokens or commit.reason is not None or commit.candidates:
+                self.commits.append(commit)
+                committed.append(commit)
+            self._write(commit)
+        return committed
+
+    def _write(self, commit: Commit) -> None:
+        """Writes a commit that is noted, and what follows from it for slots and pages."""
+        sequence = commit.sequence
+        try:
+            commit.write()
+            if commit.reason is not None:
+                self.finish(sequence, commit.reason)
             elif sequence.status is Status.RUNNING:
                 self.shards[sequence.shard].pages.cache(sequence)
-            if tokens or reason is not None or sequence.candidates:
-                committed.append((sequence, tokens))
-        return committed
+        except BaseException as error:
+            raise blame(sequence, error) from error
 
     def check_integrity(self) -> None:
         """Raises RuntimeError where slots or pages do not add up."""
@@ -254,12 +318,7 @@ class Scheduler:
     def _suspend(self, sequence: Sequence) -> None:
         """Makes a running sequence wait."""
         self._stop(sequence)
-        sequence.status, sequence.drafts = Status.WAITING, ()
-        sequence.prompt_logprobs.clear()
-        sequence.prompt_top_logprobs.clear()
-        sequence.pooled = None
-        if sequence.is_only_read:
-            sequence.params_versions = ()
+        sequence.suspend()
         self.waiting.add(sequence)
 
     def _check_fits(self, sequence: Sequence) -> None:
@@ -316,7 +375,10 @@ class Scheduler:
         }
         for index in sorted(ready, key=loads.__getitem__):
             if self.shards[index].will_fit(sequence, match(sequence, index)):
-                self._start(sequence, index, match(sequence, index))
+                try:
+                    self._start(sequence, index, match(sequence, index))
+                except BaseException as error:
+                    raise blame(sequence, error) from error
                 return sequence
         self._is_refused = ready == free
         return None
@@ -324,7 +386,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, index: int, match: Match) -> None:
         """Gives a waiting sequence a slot of a shard."""
         self.waiting.pop(sequence)
-        if not sequence.num_preemptions:  # finding its own pages again is no cache hit
+        if sequence.num_hit_tokens is None:  # finding its own pages again is no cache hit
             self.counters.num_prompt_tokens += len(sequence.tokens)
             self.counters.num_cached_tokens += match.num_tokens
         self.shards[index].start(sequence, match)
@@ -378,38 +440,42 @@ class Scheduler:
         its shard, and so perhaps the sequence itself, where there are none.
         """
         shard, builder = self.shards[sequence.shard], builders[sequence.shard]
-        num_tokens = builder.num_tokens(sequence)
-        if not num_tokens or sequence.slot is None:  # preempted while the step was scheduled
-            return
-        while not shard.pages.allocate(sequence, num_tokens):
-            victim = shard.running[-1]
-            self.preempt(victim)
-            if victim is sequence:
+        try:
+            num_tokens = builder.num_tokens(sequence)
+            if not num_tokens or sequence.slot is None:  # preempted while the step was scheduled
                 return
-        builder.add(sequence, sequence.slot, num_tokens)
-        if snapshot := shard.pages.snapshot(sequence):
-            builder.keep(sequence, snapshot)
+            while not shard.pages.allocate(sequence, num_tokens):
+                victim = shard.running[-1]
+                self.preempt(victim)
+                if victim is sequence:
+                    return
+            builder.add(sequence, sequence.slot, num_tokens)
+            if snapshot := shard.pages.snapshot(sequence):
+                builder.keep(sequence, snapshot)
+        except BaseException as error:
+            raise blame(sequence, error) from error
 
     def _finish_schedule(self, builders: list[ShardBuilder]) -> StepSchedule:
         """The step that was scheduled, with all admissions and transfers that are due."""
-        counters, caches = self.counters, [shard.pages.prefix_cache for shard in self.shards]
+        counters = self.counters
         num_running = [len(shard.running) for shard in self.shards]
         counters.num_steps += 1
         counters.num_passes += sum(len(builder.decode) for builder in builders)
         counters.num_prefilled_tokens += sum(
             chunk.length for builder in builders for chunk in builder.prefill
         )
-        counters.num_offloaded_pages = sum(cache.num_offloaded_pages for cache in caches)
-        counters.num_restored_pages = sum(cache.num_restored_pages for cache in caches)
         counters.peak_running = max(counters.peak_running, sum(num_running))
         num_rows = max(len(builder.decode) for builder in builders)
         if self._batches is not None:
             num_rows = self._batches.num_decode_rows(num_rows, max(num_running))
-        shape = shape_of(builders, self.shapes, num_rows)
-        return StepSchedule(
-            shape,
+        schedule = StepSchedule(
+            shape_of(builders, self.shapes, num_rows),
             tuple(
                 builder.schedule(shard.take_admissions(), shard.pages.finish_schedule())
                 for shard, builder in zip(self.shards, builders, strict=True)
             ),
         )
+        for transfer in itertools.chain.from_iterable(schedule.transfers):
+            counters.num_offloaded_pages += transfer.to_host
+            counters.num_restored_pages += not transfer.to_host
+        return schedule

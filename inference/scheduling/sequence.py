@@ -3,10 +3,11 @@
 import dataclasses
 import enum
 from collections.abc import Hashable
+from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
 
 from configs.engine import OBSERVED_TOKENS, EngineConfig
-from configs.errors import InputError
+from configs.errors import InputError, is_fault
 from inference.kv_pages.radix_tree import Node
 from inference.outputs import Alternatives
 from inference.request import MAX_STOP_IDS, SamplingParams
@@ -49,6 +50,9 @@ class Grammar(Protocol):
     def accept(self, token: int) -> None:
         """This one does."""
 
+    def start_over(self, tokens: Items[int]) -> None:
+        """These do, and nothing else did."""
+
 
 @dataclasses.dataclass(eq=False)
 class Sequence:
@@ -88,6 +92,7 @@ class Sequence:
         num_drafts_in_flight: of these, accepted drafts, all of which may be rejected instead.
         num_cached_tokens: tokens whose pages were there when it last took a slot: found in the
             prefix cache, or shared with what it was forked from.
+        num_hit_tokens: of its prompt, those when it first took a slot; None: it has not yet.
         num_preemptions: times it gave up slot and pages.
         params_versions: of the weights that its tokens, or its scores, came from, in order; where
             older weights' pages were kept and it may have read them, of these too.
@@ -144,6 +149,7 @@ class Sequence:
     num_awaited_tokens: int = 0
     num_drafts_in_flight: int = 0
     num_cached_tokens: int = 0
+    num_hit_tokens: int | None = None
     num_preemptions: int = 0
     num_overtakes: int = 0
     params_versions: tuple[int, ...] = ()
@@ -265,17 +271,59 @@ class Sequence:
         if version not in self.params_versions:
             self.params_versions += (version,)
 
+    def note_hit(self) -> None:
+        """Its first slot shows which tokens were cached: pages that it finds later are its own."""
+        if self.num_hit_tokens is None:
+            self.num_hit_tokens = min(self.num_cached_tokens, self.num_prompt_tokens)
+
     def choose(self, token: int, logprob: float) -> None:
         """Continues with one of the candidates."""
         assert self.candidates is not None
-        self.tokens.append(token)
-        self.logprobs.append(logprob)
-        self.top_logprobs.append(self.candidates)
-        self.candidates = None
+        self.tokens, self.logprobs, self.top_logprobs, self.candidates = (  # all, or none
+            [*self.tokens, token], [*self.logprobs, logprob],
+            [*self.top_logprobs, self.candidates], None,
+        )  # fmt: skip
+
+    def suspend(self) -> None:
+        """Waits without slot and pages."""
+        self.status, self.drafts = Status.WAITING, ()
+        self.prompt_logprobs, self.prompt_top_logprobs, self.pooled = [], [], None
+        if self.is_only_read:
+            self.params_versions = ()
+
+    def start_over(self) -> None:
+        """Waits with nothing computed, nor in flight, whatever was."""
+        self.suspend()
+        self.slot, self.pages, self.node = None, [], None
+        self.num_computed_tokens = self.num_scheduled_tokens = self.num_dropped_tokens = 0
+        self.num_rows_in_flight = self.num_awaited_tokens = self.num_drafts_in_flight = 0
+        if self.grammar is not None:
+            self.grammar.start_over(self.output_tokens)
 
     def is_end(self, token: int) -> bool:
         """Whether a generated token ends the sequence."""
         return token in self.eos_ids or token in self.params.stop_ids
+
+
+class SequenceFault(Exception):
+    """Something is wrong with one sequence, which is to end; the cause says what."""
+
+    def __init__(self, sequence: Sequence, cause: BaseException):
+        super().__init__(f"sequence {sequence.id}: {cause!r}")
+        self.sequence, self.__cause__ = sequence, cause
+
+
+def blame(sequence: Sequence, error: BaseException) -> SequenceFault:
+    """What an exception is that comes while a sequence has its turn.
+
+    Raises:
+        BaseException: the exception itself, where it ends more than that: an interrupt, an exit.
+    """
+    if isinstance(error, SequenceFault):
+        return error
+    if not is_fault(error):
+        raise error
+    return SequenceFault(sequence, error)
 
 
 def cache_key(engine: EngineConfig, id: int, salt: str | None = None) -> Hashable | None:

@@ -27,6 +27,7 @@ class SequenceGroup(ABC):
         self.id = sequences[0].id
         self.ids = ids
         self.sequences = sequences
+        self._first = sequences[0]
         self.params = sequences[0].params
         self._stopped_by: dict[int, str | int | None] = {}  # of each sequence that has ended
 
@@ -44,12 +45,23 @@ class SequenceGroup(ABC):
         """Takes the output of one sequence; returns the request's outputs that follow from it."""
 
     @abstractmethod
-    def fail(self, sequence: Sequence, tokens: list[int]) -> list[RequestOutput]:
-        """The request's last outputs after a fault of its own, all sequences being finished.
+    def failing(self, sequence: Sequence) -> list[Sequence]:
+        """The sequences that end with a fault in one of them."""
+
+    @abstractmethod
+    def fail(self, output: RequestOutput) -> list[RequestOutput]:
+        """Takes the last output, without text, of a sequence that a fault lies in, once all that
+        end with it have; returns the request's outputs that follow.
+        """
+
+    @abstractmethod
+    def start_over(self, sequence: Sequence, text: str) -> None:
+        """An interrupt may have left half of what a commit means: what is known again is what was
+        before.
 
         Args:
-            sequence: whose new tokens could not be processed.
-            tokens: those.
+            sequence: that was committed.
+            text: that it had before.
         """
 
     @abstractmethod
@@ -82,7 +94,7 @@ class SequenceGroup(ABC):
                 sequence.logprobs,
                 sequence.top_logprobs,
                 self._stopped_by.get(sequence.id),
-                sequence.num_cached_tokens,
+                self._first.num_hit_tokens or 0,
                 num_preemptions=sequence.num_preemptions,
             )  # fmt: skip
             for index, (sequence, text, _) in enumerate(self._results())
@@ -113,17 +125,18 @@ class ParallelSampling(SequenceGroup):
             return [dataclasses.replace(output, id=self.id, index=output.id - self.id)]
         return self._outputs() if self.is_finished else []
 
-    def fail(self, sequence: Sequence, tokens: list[int]) -> list[RequestOutput]:
-        """An error for each sequence that has not ended yet."""
-        outputs, reason = [], FinishReason.ERROR
-        for each in self.sequences:
-            if each.id in self._open:
-                each.finish_reason, own = reason, tokens if each is sequence else []
-                versions = each.params_versions
-                outputs += self.add(
-                    RequestOutput(each.id, own, "", reason.value, params_versions=versions)
-                )
-        return outputs
+    def failing(self, sequence: Sequence) -> list[Sequence]:
+        """That one alone."""
+        return [sequence]
+
+    def fail(self, output: RequestOutput) -> list[RequestOutput]:
+        """As any other."""
+        return self.add(output)
+
+    def start_over(self, sequence: Sequence, text: str) -> None:
+        """The sequence has this text, and has not ended."""
+        self._texts[sequence.id] = text
+        self._open.add(sequence.id)
 
     def _results(self) -> list[Result]:
         ranked = self.sequences

@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
+from inference.outputs import Alternatives, RequestOutput
 from inference.scheduling.sequence import FinishReason, Sequence, Status
 from inference.scheduling.step_schedule import ScheduledChunk, StepSchedule
 
@@ -33,8 +34,59 @@ class StepOutput(Generic[Array]):
     pooled: Array  # f32[chunks, D] sums of final hidden states; [0, 0] without engine.embeddings
 
 
+@dataclasses.dataclass(eq=False, slots=True)
+class Commit:
+    """What a step brings to one sequence: it is noted first and then written, so that what an
+    interrupt leaves half done is done again.
+
+    Attributes:
+        sequence: whose results these are.
+        start: the number of its tokens before.
+        tokens, logprobs, top_logprobs: new ones, the latter empty in an engine without them.
+        candidates: of a beam.
+        reason: why the sequence ends with them, if it does.
+        outputs: made of it for who asked; None: not yet.
+    """
+
+    sequence: Sequence
+    start: int
+    tokens: list[int] = dataclasses.field(default_factory=list)
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    top_logprobs: list[Alternatives] = dataclasses.field(default_factory=list)
+    candidates: Alternatives | None = None
+    reason: FinishReason | None = None
+    outputs: list[RequestOutput] | None = None
+
+    def write(self) -> None:
+        """Writes results into the sequence; a second time changes nothing."""
+        sequence = self.sequence
+        first = self.start - sequence.num_prompt_tokens
+        sequence.logprobs[first:] = self.logprobs
+        sequence.top_logprobs[first:] = self.top_logprobs
+        sequence.tokens[self.start :] = self.tokens
+        if self.candidates is not None:
+            sequence.candidates = self.candidates
+
+    def cut(self, num_tokens: int) -> None:
+        """Leaves so many of the tokens: the text ends with them."""
+        self.tokens, self.logprobs, self.top_logprobs = (
+            self.tokens[:num_tokens], self.logprobs[:num_tokens], self.top_logprobs[:num_tokens],
+        )  # fmt: skip
+        self.write()
+
+    def restore(self) -> None:
+        """Writes results, and that the sequence has ended, after an interrupt; a beam whose search
+        went on from them stays as it is.
+        """
+        sequence = self.sequence
+        if self.candidates is None or len(sequence.tokens) == self.start:
+            self.write()
+        if self.reason is not None:
+            sequence.status, sequence.finish_reason = Status.FINISHED, self.reason
+
+
 class StepResults:
-    """A step's output, taken into its sequences row by row."""
+    """A step's output, read row by row."""
 
     def __init__(self, schedule: StepSchedule, output: StepOutput[np.ndarray]):
         self._shape = schedule.shape
@@ -56,13 +108,15 @@ class StepResults:
         """How many of these were right."""
         return self._num_emitted[row] - 1
 
-    def commit(self, row: int, chunk: ScheduledChunk) -> tuple[list[int], FinishReason | None]:
-        """Adds a row's results to its sequence, which has not ended; returns the new tokens, and
-        why the sequence ends with them.
+    def commit(self, row: int, chunk: ScheduledChunk) -> Commit:
+        """Counts as computed what a row fed of its sequence, which has not ended, and returns what
+        it brings, not written yet.
         """
         sequence, num_emitted = chunk.sequence, self._num_emitted[row]
+        commit = Commit(sequence, len(sequence.tokens))
         if not self._finite[row]:
-            return [], FinishReason.ERROR
+            commit.reason = FinishReason.ERROR
+            return commit
         if sequence.status is Status.RUNNING:
             nth_shard, own_row = divmod(row, self._shape.num_rows)
             nth_chunk = own_row - self._shape.decode[0]
@@ -72,35 +126,35 @@ class StepResults:
             sequence.drafts = ()
             if sequence.is_only_read:
                 index = nth_shard * self._shape.prefill[0] + nth_chunk
-                commit = self._commit_scores if sequence.scores else self._commit_pooled
-                return [], commit(index, chunk)
+                add = self._add_scores if sequence.scores else self._add_pooled
+                commit.reason = add(index, chunk)
+                return commit
         if num_emitted and sequence.params.beam_width:  # the search chooses, not the device
-            sequence.candidates = self._alternatives(row, 0)
-            return [], None
-        return self._commit_tokens(row, num_emitted, sequence)
+            commit.candidates = self._alternatives(row, 0)
+        elif num_emitted:
+            self._take_tokens(row, num_emitted, commit)
+        return commit
 
-    def _commit_tokens(
-        self, row: int, num_emitted: int, sequence: Sequence
-    ) -> tuple[list[int], FinishReason | None]:
-        """Adds sampled tokens, up to one that ends the sequence."""
-        tokens, logprobs = self._tokens[row], self._logprobs[row]
-        for w in range(num_emitted):
-            sequence.tokens.append(tokens[w])
-            sequence.logprobs.append(logprobs[w])
-            if self._has_alternatives:
-                sequence.top_logprobs.append(self._alternatives(row, w))
-            grammar = sequence.grammar
+    def _take_tokens(self, row: int, num_emitted: int, commit: Commit) -> None:
+        """Takes sampled tokens, up to one that ends the sequence."""
+        sequence, tokens = commit.sequence, self._tokens[row]
+        grammar, room = sequence.grammar, sequence.max_length - commit.start
+        n = 0
+        while n < num_emitted and commit.reason is None:
+            token, n = tokens[n], n + 1
             if grammar is not None:
-                grammar.accept(tokens[w])
-                if grammar.has_failed:
-                    return tokens[: w + 1], FinishReason.ERROR
-            if sequence.is_end(tokens[w]) or (grammar is not None and grammar.is_complete):
-                return tokens[: w + 1], FinishReason.STOP
-            if len(sequence.tokens) >= sequence.max_length:
-                return tokens[: w + 1], FinishReason.LENGTH
-        return tokens[:num_emitted], None
+                grammar.accept(token)
+            if grammar is not None and grammar.has_failed:
+                commit.reason = FinishReason.ERROR
+            elif sequence.is_end(token) or (grammar is not None and grammar.is_complete):
+                commit.reason = FinishReason.STOP
+            elif n >= room:
+                commit.reason = FinishReason.LENGTH
+        commit.tokens, commit.logprobs = tokens[:n], self._logprobs[row][:n]
+        if self._has_alternatives:
+            commit.top_logprobs = [self._alternatives(row, w) for w in range(n)]
 
-    def _commit_scores(self, index: int, chunk: ScheduledChunk) -> FinishReason | None:
+    def _add_scores(self, index: int, chunk: ScheduledChunk) -> FinishReason | None:
         """Adds the log-probabilities of a chunk of a prompt; says whether it was the last."""
         output, sequence, fed = self._output, chunk.sequence, slice(chunk.length)
         logprobs = output.target_logprobs[index, fed].tolist()
@@ -112,7 +166,7 @@ class StepResults:
             sequence.prompt_top_logprobs += zip(ids.tolist(), values.tolist(), strict=True)
         return _end_of_prompt(sequence)
 
-    def _commit_pooled(self, index: int, chunk: ScheduledChunk) -> FinishReason | None:
+    def _add_pooled(self, index: int, chunk: ScheduledChunk) -> FinishReason | None:
         """Adds what a chunk of a prompt adds to its vector; says whether it was the last."""
         sequence, pooled_D = chunk.sequence, self._output.pooled[index].astype(np.float64)
         if not np.isfinite(pooled_D).all():

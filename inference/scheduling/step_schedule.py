@@ -293,7 +293,7 @@ class Counters:
     """What a scheduler has done so far."""
 
     num_steps: int = 0
-    num_prompt_tokens: int = 0  # of admitted sequences, resumed ones again
+    num_prompt_tokens: int = 0  # of admitted sequences, each once
     num_cached_tokens: int = 0  # of these, found in the prefix cache
     num_prefilled_tokens: int = 0  # that went through prefill chunks
     num_preemptions: int = 0

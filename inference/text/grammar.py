@@ -263,6 +263,13 @@ class Grammar:
                 self._fail(_failure(self._matcher))
         return words_X * np.uint32(not self.has_failed)
 
+    def start_over(self, tokens: Sequence[int]) -> None:
+        """The text is these tokens."""
+        self._matcher.reset()
+        self.has_failed, self.is_complete = self._matcher.is_error(), False
+        for token in tokens:
+            self.accept(token)
+
     def accept(self, token: int) -> None:
         """The next token is this.
 

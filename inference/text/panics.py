@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from typing import IO, TYPE_CHECKING, TypeVar
 
-from configs.errors import InputError
+from configs.errors import InputError, is_fault, is_panic
 
 if TYPE_CHECKING:
     import tokenizers
@@ -45,7 +45,7 @@ class _HeldStderr:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         with self._lock:
             self._depth -= 1
-            self._panicked = self._panicked or _is_panic(kind)
+            self._panicked = self._panicked or is_panic(kind)
             if self._depth or self._own is None:
                 return
             os.dup2(self._own, 2)
@@ -67,10 +67,6 @@ class _HeldStderr:
 
 
 _STDERR = _HeldStderr()
-
-
-def _is_panic(kind: type[BaseException] | None) -> bool:
-    return kind is not None and kind.__name__ == "PanicException"
 
 
 def may_panic(backend: "tokenizers.Tokenizer") -> bool:
@@ -99,6 +95,6 @@ def guard(call: Callable[[], _T], message: str, holds_stderr: bool = True) -> _T
     except InputError:
         raise
     except BaseException as error:
-        if not isinstance(error, Exception) and not _is_panic(type(error)):
+        if not is_fault(error):
             raise
         raise InputError(f"{message}: {' '.join(str(error).split())[:300]}") from None

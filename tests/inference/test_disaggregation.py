@@ -239,9 +239,8 @@ def test_little_room_on_either_side(preemption):
     params = [fakes.greedy(30, ignore_eos=True)] * len(prompts)
     expected = _make(model, TOGETHER).generate(prompts, params)
     small = _make(model, _LITTLE, cache_bytes=60_000, preemption=preemption)
-    for prompt, own in zip(prompts, params, strict=True):
-        small.add_request(prompt, own)
-    groups = [request.group for request in small._requests.values()]
+    ids = [small.add_request(*request) for request in zip(prompts, params, strict=True)]
+    groups = [small._requests[id].group for id in ids]
     preempted = 0
 
     def disturb():

@@ -70,9 +70,9 @@ def test_values_are_kept_as_pythons_own():
 
 
 def test_a_stop_that_min_tokens_ignores_to_the_end():
-    SamplingParams(stop=("a",), min_tokens=7, max_new_tokens=8)
-    with pytest.raises(InputError, match="^stop can never match: min_tokens=8 ignores it in all"):
-        SamplingParams(stop=("a",), min_tokens=8, max_new_tokens=8)
+    SamplingParams(stop=("a",), min_tokens=8, max_new_tokens=8)  # as others take it
+    with pytest.raises(InputError, match="^stop can never match: min_tokens=9 ignores it beyond"):
+        SamplingParams(stop=("a",), min_tokens=9, max_new_tokens=8)
 
 
 @pytest.mark.parametrize(

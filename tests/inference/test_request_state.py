@@ -1,12 +1,15 @@
 """A fault inside one request ends that request; the others miss nothing."""
 
-import contextlib
-
 import pytest
 
 from configs.errors import InputError
 from inference.request import SamplingParams
 from inference.request_state import RequestState
+from inference.runtime.batch import parameters
+from inference.scheduling.data_shard import DataShard
+from inference.scheduling.page_manager import PageManager
+from inference.scheduling.step_output import StepResults
+from inference.scheduling.step_schedule import ShardBuilder
 from inference.text.detokenizer import Detokenizer
 from tests import fakes
 
@@ -58,6 +61,69 @@ def test_a_detokenizer_that_raises_ends_its_request_alone(overlap, monkeypatch, 
     assert "ZeroDivisionError" in caplog.text
 
 
+class PanicException(BaseException):
+    """As pyo3 raises it where Rust panics."""
+
+
+# What works on one sequence, and which of its arguments says on which.
+STAGES = {
+    "start": (DataShard, "start", lambda self, sequence, match: sequence),
+    "allocate": (PageManager, "allocate", lambda self, sequence, num_tokens: sequence),
+    "schedule": (ShardBuilder, "add", lambda self, sequence, slot, num_tokens: sequence),
+    "build": (parameters, "request_row", lambda sequence, vocab_size: sequence),
+    "commit": (StepResults, "commit", lambda self, row, chunk: chunk.sequence),
+    "cache": (PageManager, "cache", lambda self, sequence: sequence),
+    "free": (PageManager, "free", lambda self, sequence: sequence),
+    "text": (RequestState, "_new_text", lambda self, commit: commit.sequence),
+}
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_fault_in_one_sequence_ends_that_one_alone(stage, monkeypatch, caplog):
+    """Before or after what the stage does, in the answer that computes the prompt for two, or in
+    the other one.
+    """
+    where, name, sequence_of = STAGES[stage]
+    asked = SamplingParams(max_new_tokens=8, n=2)
+    expected = make().generate(PROMPTS, asked)
+    for nth, error in enumerate((PanicException("poison"), ValueError("poison"))):
+        engine, outputs = make(), []
+        ids = [engine.add_request(prompt, asked) for prompt in PROMPTS]
+        faulty = _faulty(getattr(where, name), sequence_of, ids[1] + nth, error)
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, faulty)
+            for _ in range(100):
+                outputs += engine.step()
+                engine.scheduler.check_integrity()
+        for id, completion in zip(ids, expected, strict=True):
+            for index, answer in enumerate([completion, *completion.others]):
+                own = [output for output in outputs if (output.id, output.index) == (id, index)]
+                tokens = [token for output in own for token in output.token_ids]
+                reasons = [output.finish_reason for output in own if output.finish_reason]
+                is_victim = id + index == ids[1] + nth
+                is_victim &= (stage, nth) != ("start", 1) and stage != "free"  # forked; whole
+                assert reasons == ["error" if is_victim else "length"]
+                assert tokens == answer.token_ids[: len(tokens) if is_victim else 8]
+        pages = engine.scheduler.shards[0].pages
+        assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
+        assert not engine._requests and not engine.has_work and "poison" in caplog.text
+
+
+def _faulty(works, sequence_of, id, error):
+    """A panic comes before what a function does to a sequence of this id, an error after it."""
+
+    def function(*args):
+        is_its = sequence_of(*args).id == id
+        if is_its and isinstance(error, PanicException):
+            raise error
+        found = works(*args)
+        if is_its:
+            raise error
+        return found
+
+    return function
+
+
 @pytest.mark.parametrize(
     "params",
     [
@@ -95,28 +161,6 @@ def test_calls_keep_the_outputs_of_other_requests():
             assert output.id == id
             tokens += output.token_ids
     assert tokens == expected.token_ids and not engine._requests
-
-
-def test_what_an_interrupt_leaves_is_handed_out(monkeypatch):
-    """Ctrl-C between the commit of a step and the outputs of its other requests."""
-    expected = make().generate(PROMPTS, fakes.greedy(8))
-    engine, outputs, calls = make(), [], []
-    ids = [engine.add_request(prompt, fakes.greedy(8)) for prompt in PROMPTS]
-    process = RequestState.process
-
-    def interrupt(request, sequence, tokens):
-        calls.append(sequence.id)
-        if len(calls) == 5:
-            raise KeyboardInterrupt
-        return process(request, sequence, tokens)
-
-    monkeypatch.setattr(RequestState, "process", interrupt)
-    while engine.scheduler.has_work:
-        with contextlib.suppress(KeyboardInterrupt):
-            outputs += engine.step()
-    for id, completion in zip(ids, expected, strict=True):
-        tokens = [token for output in outputs if output.id == id for token in output.token_ids]
-        assert len(tokens) == 8 - (id == calls[4]) and set(tokens) <= set(completion.token_ids)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -46,7 +46,7 @@ class ServedEngine:
     @property
     def has_work(self) -> bool:
         """Whether a request is unfinished."""
-        return self._engine.scheduler.has_work
+        return self._engine.has_work
 
     def slack_s(self) -> float:
         """Seconds until the next step has to be scheduled."""

@@ -60,8 +60,8 @@ def test_searches_side_by_side_all_end(seed):
         in_flight += [schedule] if schedule else []
         if len(in_flight) > (schedule is not None and overlap):
             schedule = in_flight.pop(0)
-            for sequence, _ in one.commit(schedule, searched(schedule, rng)):
-                search = searches[sequence.id]
+            for commit in one.commit(schedule, searched(schedule, rng)):
+                search = searches[commit.sequence.id]
                 if not search.is_finished and (decisions := search.decide()):
                     one.apply(decisions)
         one.check_integrity()

@@ -138,6 +138,59 @@ def test_the_lowest_priority_value_goes_first_and_stays_longest():
     assert preempted == {0, 2}
 
 
+def test_a_cached_prefix_does_not_overtake_another_priority():
+    one = scheduler(max_seqs=1)
+    known = [1, 2, 3, 4, 5, 6, 7, 8]
+    one.add(request(0, tokens=[*known, 9], n=1))
+    finish(one)
+    one.add(request(1, tokens=[*known, 8], n=1))
+    one.add(request(2, length=6, n=1, priority=-1))
+    one.add(request(3, tokens=[*known, 7], n=1, priority=-1))
+    order = []
+    while one.has_work:
+        decoded, fed = step(one)
+        order += [*decoded, *fed]
+    assert order == [3, 2, 1]
+
+
+def test_pages_of_its_own_are_no_prefix_hits():
+    """Of a request that is preempted, or computed again: only what its first slot found is."""
+    one = scheduler()
+    one.add(request(0, tokens=[1, 2, 3, 4, 5], n=1))
+    finish(one)
+    known, new = request(1, tokens=[1, 2, 3, 4, 6, 7, 8, 9, 1], n=20), request(2, length=9, n=20)
+    for own in (known, new):
+        one.add(own)
+    for nth in range(8):
+        step(one)
+        if nth == 5:
+            one.preempt(new)
+            one.preempt(known)
+    assert new.num_cached_tokens > new.num_prompt_tokens  # to admission, they are there
+    assert (known.num_hit_tokens, new.num_hit_tokens) == (4, 0)
+    counters = one.counters
+    assert (counters.num_prompt_tokens, counters.num_cached_tokens) == (5 + 9 + 9, 4)
+    one.start_over([known, new])
+    finish(one)
+    assert (counters.num_prompt_tokens, counters.num_cached_tokens) == (5 + 9 + 9, 4)
+    assert (known.num_hit_tokens, new.num_hit_tokens) == (4, 0)
+
+
+@pytest.mark.parametrize("num_preemptions, starts", [(1, True), (2, False)])
+def test_after_two_preemptions_a_request_waits_for_room_to_its_end(num_preemptions, starts):
+    """Before, where outputs as short as earlier ones would find it."""
+    one = scheduler(num_tokens=52)
+    for _ in range(5):
+        one._lengths.record(2)
+    one.add(request(0, length=8, n=20))
+    step(one)
+    waiting = request(1, length=8, n=40)
+    waiting.num_preemptions = num_preemptions
+    one.add(waiting)
+    step(one)
+    assert (waiting.status is Status.RUNNING) == starts
+
+
 def test_a_cached_prefix_goes_first_but_not_for_ever():
     one = scheduler(max_seqs=1, max_overtakes=2)
     known = [1, 2, 3, 4, 5, 6, 7, 8]

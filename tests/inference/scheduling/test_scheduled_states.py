@@ -161,7 +161,7 @@ class Run:
                 self.fork()
             case 4 if self.rng.random() < 0.1:
                 self.in_flight.clear()
-                self.scheduler.start_over()
+                self.scheduler.start_over(self.everyone)
                 self.counts += sum((d.counts for d in self.devices), collections.Counter())
                 self.devices = self.new_devices()
             case 5 | 6 | 7 if len(self.everyone) < 40:

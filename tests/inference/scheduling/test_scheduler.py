@@ -254,8 +254,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         decode = [row for shard in schedule.shards for row in shard.decode]
         was_running = any(row.sequence.status is not Status.FINISHED for row in decode)
         committed = self.scheduler.commit(schedule, fake_output(schedule, choose, is_finite))
-        for owner, tokens in committed:
-            assert len(owner.tokens) == lengths[owner.id] + len(tokens)
+        for commit in committed:
+            owner = commit.sequence
+            assert len(owner.tokens) == lengths[owner.id] + len(commit.tokens)
         assert committed or not was_running
 
     @rule(data=st.data())
@@ -288,7 +289,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def lose_the_cache(self):
         order = list(self.scheduler.running)
-        self.scheduler.start_over()
+        self.scheduler.start_over(self.unfinished())
         self.in_flight.clear()
         assert not self.scheduler.running and all(s in self.scheduler.waiting for s in order)
 
@@ -453,7 +454,7 @@ def test_a_preempted_score_starts_over():
     scheduler.add(scored)
     scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
     assert len(scored.prompt_logprobs) == 12
-    scheduler.start_over()
+    scheduler.start_over([*scheduler.running, *scheduler.waiting])
     steps_of(scheduler)
     assert len(scored.prompt_logprobs) == 29
 
