@@ -111,6 +111,9 @@ class EngineClient:
         self._holds = True  # new requests wait, until the engine has those of the last one
         self._alone: PendingRequest | None = None  # what a new engine is tried with
         self._status = 0  # with which the last engine ended that had requests
+        self._ends: deque[float] = deque()  # when engines ended lately
+        self._explained: deque[float] = deque()  # likewise, by requests that no answer came behind
+        self._is_unexplained = False  # the newest of them, for which requests are tried alone
         self._ids = itertools.count(1)
         self._going_on: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
@@ -153,7 +156,6 @@ class EngineClient:
         Raises:
             EngineFailed: it could not be started, or ended too often.
         """
-        ends: deque[float] = deque()
         was_ever_ready = False
         try:
             while not self._stopped.is_set():
@@ -166,22 +168,42 @@ class EngineClient:
                 self._open = {}
                 if was_ready:
                     was_ever_ready, self._status = True, status
-                ends.append(time.monotonic())
-                while ends[0] < ends[-1] - _WITHIN_S:
-                    ends.popleft()
-                if not was_ever_ready or len(ends) > _RESTARTS:
+                self._note_end(status)
+                if not was_ever_ready or len(self._ends) + len(self._explained) > _RESTARTS:
                     raise EngineFailed(f"the engine ended with status {status}")
                 _log.error("the engine ended with status %d: it is started again", status)
                 self.num_restarts += 1
                 self._enter(State.RESTARTING)
                 with contextlib.suppress(TimeoutError):
-                    pause_s = _FIRST_PAUSE_S * 2 ** (len(ends) - 1)
+                    num_ends = len(self._ends) + len(self._explained)
+                    pause_s = _FIRST_PAUSE_S * 2 ** (num_ends - 1)
                     await asyncio.wait_for(self._stopped.wait(), pause_s)
         finally:
             self._enter(State.ENDED)
             for asked in [*self._sent, *self._waiting]:
                 self._fail(asked, EngineLost())
             await self._launcher.end(0)
+
+    def _note_end(self, status: int) -> None:
+        """Counts an end. A request that was tried alone has failed if the engine failed by itself,
+        or was killed for the second time; then the ends that it caused do not count, once an engine
+        has answered others.
+        """
+        now = time.monotonic()
+        self._ends.append(now)
+        suspect, self._alone = self._alone, None
+        if suspect is None or suspect not in self._sent:
+            self._is_unexplained = True
+        else:
+            suspect.num_blamed += 1
+            if status not in _KILLED or suspect.num_blamed > 1:
+                self._fail(suspect, RequestFailed())
+                for _ in range(min(suspect.num_blamed + self._is_unexplained, len(self._ends))):
+                    self._explained.append(self._ends.pop())
+                self._is_unexplained = False
+        for ends in (self._ends, self._explained):
+            while ends and ends[0] < now - _WITHIN_S:
+                ends.popleft()
 
     async def stop(self) -> None:
         """Ends the engine; `run` returns."""
@@ -258,15 +280,10 @@ class EngineClient:
         """Asks a new engine for what the last one has left, and then for what came since.
 
         All at once if somebody killed that one. But if it failed by itself, or engines ended
-        repeatedly, a request may be why: each is then tried alone until it has a token, and has
-        failed if the engine fails again meanwhile, or is killed twice: for want of memory, perhaps.
+        repeatedly, a request may be why: each is then tried alone until it has a token
+        (`_note_end`). One may get engines killed for want of memory, perhaps.
         """
-        suspect, self._alone = self._alone, None
         was_killed = self._status in _KILLED
-        if suspect in self._sent:
-            suspect.num_blamed += 1
-            if not was_killed or suspect.num_blamed > 1:
-                self._fail(suspect, RequestFailed())
         for asked in list(self._sent):
             if asked not in self._sent:  # it has left
                 continue
@@ -346,6 +363,7 @@ class EngineClient:
         asked = self._open.get(output.id)
         if asked is None:  # aborted meanwhile
             return
+        self._explained.clear()
         if asked is self._alone:
             self._alone = None
         num_before = asked.num_sequences

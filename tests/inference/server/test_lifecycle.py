@@ -133,6 +133,21 @@ def test_a_request_that_ends_engines_is_found_and_no_other_is_lost():
         assert restarts in server.http.get("/metrics").text
 
 
+def test_ends_that_a_request_caused_are_none_of_the_five():
+    engines = []
+
+    def load():
+        engines.append(FakeEngine())
+        return engines[-1]
+
+    with running(Thread(load)) as server:
+        for _ in range(4):  # or it is the engine that is to blame, and not they
+            assert server.post(TEXT, prompt=[CRASHES]).status_code == 500
+            server.wait_ready()
+            assert server.post(TEXT, prompt="a", max_tokens=3).status_code == 200
+        assert len(engines) == 1 + 4 * 2
+
+
 class Failing(Thread):
     """Whose first engines fail at their first step, and end with these statuses."""
 
