@@ -171,6 +171,33 @@ def test_a_grammar_that_fails_ends_its_request_alone(monkeypatch):
     check(second)
 
 
+class PanicException(BaseException):
+    """As pyo3 raises it where Rust panics."""
+
+
+@pytest.mark.parametrize("error", [ValueError("poison"), PanicException("poison")])
+@pytest.mark.parametrize("name", ["mask", "accept"])
+def test_a_grammar_that_raises_ends_its_request_alone(name, error, alone, monkeypatch, caplog):
+    """Without that the others are computed again."""
+    engine, works, calls = make(), getattr(grammar.Grammar, name), []
+
+    def fail(state, *args):
+        calls.append(state)
+        if state is calls[0] and calls.count(state) > 5:
+            raise error
+        return works(state, *args)
+
+    monkeypatch.setattr(grammar.Grammar, name, fail)
+    monkeypatch.setattr(engine, "rebuild", lambda: pytest.fail("it starts over"))
+    params = [asked(**how) for how in HOW]
+    first, *others = engine.generate(PROMPTS, params)
+    assert first.finish_reason == "error"
+    assert first.token_ids == alone[0].token_ids[: len(first.token_ids)]
+    assert [other.token_ids for other in others] == [answer.token_ids for answer in alone[1:]]
+    assert not engine._requests and "poison" in caplog.text
+    engine.scheduler.check_integrity()
+
+
 @pytest.mark.parametrize("params, settings, problem", [
     ({"grammar": grammar.of_regex("((")}, {}, "the grammar cannot be compiled"),
     ({"grammar": "start: nothing"}, {}, "the grammar cannot be compiled"),

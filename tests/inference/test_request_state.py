@@ -1,14 +1,19 @@
 """A fault inside one request ends that request; the others miss nothing."""
 
+from collections import deque
+
 import pytest
 
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from inference.request import SamplingParams
 from inference.request_state import RequestState
 from inference.runtime.batch import parameters
 from inference.scheduling.data_shard import DataShard
 from inference.scheduling.page_manager import PageManager
-from inference.scheduling.step_output import StepResults
+from inference.scheduling.scheduler import Scheduler
+from inference.scheduling.sequence import FinishReason, Sequence
+from inference.scheduling.step_output import Commit, StepResults
 from inference.scheduling.step_schedule import ShardBuilder
 from inference.text.detokenizer import Detokenizer
 from tests import fakes
@@ -209,6 +214,51 @@ def test_outputs_say_what_stopped_them():
         make().generate(PROMPTS[:1], params, outputs.append)
         assert [output.stopped_by for output in outputs if output.finish_reason] == [stopped]
         assert not any(output.stopped_by for output in outputs if not output.finish_reason)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "stop, min_tokens, num_tokens, stopped",
+    [
+        (("the mat",), 0, 11, "the mat"), (("the m", "the mat", "t"), 0, 1, "t"),
+        (("mat", "e m"), 0, 9, "e m"), (("the",), 3, 7, "the"), (("never",), 0, 16, None),
+        (("t",), 16, 16, None),
+    ],
+)  # fmt: skip
+def test_nothing_is_told_behind_a_stop_string(size, stop, min_tokens, num_tokens, stopped):
+    """However many tokens a step commits, drafts or others."""
+    text = b"the the mat sat."  # a token a byte
+    scheduler = Scheduler(Config(MODEL, EngineConfig(**SETTINGS, cache_bytes=1 << 20)))
+    params = fakes.greedy(16, stop=stop, min_tokens=min_tokens)
+    sequence = Sequence(1, params, [5], 1)
+    scheduler.add(sequence)
+    outputs: deque = deque()
+    state = RequestState([sequence], scheduler, Bytes(), outputs)
+    for start in range(0, 16, size):
+        tokens = list(text[start : start + size])
+        values = [-float(start + n) for n in range(len(tokens))]
+        commit = Commit(sequence, 1 + start, tokens, values, [([0], [v]) for v in values])
+        commit.write()
+        if start + size >= 16:
+            scheduler.finish(sequence, FinishReason.LENGTH)
+        state.process(commit)
+        if state.group.is_finished:
+            break
+    told = [token for output in outputs for token in output.token_ids]
+    assert bytes(told) == text[:num_tokens] and sequence.output_tokens == told
+    logprobs = [-float(n) for n in range(num_tokens)]
+    for values, tops in (
+        (sequence.logprobs, sequence.top_logprobs),
+        ([v for o in outputs for v in o.logprobs], [t for o in outputs for t in o.top_logprobs]),
+    ):
+        assert values == logprobs and tops == [([0], [value]) for value in logprobs]
+    shown = "".join(output.text for output in outputs)
+    assert shown.encode() == text[:num_tokens].removesuffix((stopped or "").encode())
+    assert (outputs[-1].finish_reason, outputs[-1].stopped_by) == (
+        "stop" if stopped else "length", stopped,
+    )  # fmt: skip
+    completion = state.group.completion()
+    assert (completion.token_ids, completion.text) == (told, shown)
 
 
 @pytest.mark.parts(3)

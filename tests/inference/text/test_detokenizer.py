@@ -167,3 +167,12 @@ def test_special_tokens_are_decoded_only_when_asked():
     ids = [tokenizer.eos_id]
     assert Detokenizer(tokenizer).push(ids) == tokenizer.decode(ids) == ""
     assert tokenizer.decode(ids, skip_special=False) == "<|end|>"
+
+
+def test_of_two_stop_strings_at_one_place_the_longer_is_reported():
+    """Whichever is named first, where one token completes both."""
+    tokenizer = TOKENIZERS["byte-level"]
+    ids = [id for id in range(tokenizer.vocab_size) if tokenizer.token_bytes(id) == b"stop"]
+    for stop in (("st", "sto"), ("sto", "st"), ("op", "sto", "st")):
+        detokenizer = Detokenizer(tokenizer, stop)
+        assert detokenizer.push(ids) == "" and detokenizer.stopped == "sto"
