@@ -356,10 +356,12 @@ class Grammars:
         )  # fmt: skip
         if matcher.is_error():
             raise InputError(f"the grammar cannot be compiled: {_reason(matcher.get_error())}")
-        panics.guard(
-            lambda: self._check_begins(matcher.deep_copy()), "the grammar cannot be compiled",
+        failure = panics.guard(
+            lambda: self._begin(matcher.deep_copy()), "the grammar cannot be compiled",
             holds_stderr=False,
         )  # fmt: skip
+        if failure:
+            raise InputError(f"the grammar {failure}")
         with self._lock:
             if grammar not in self._kept:  # another thread may have been faster
                 self._kept[grammar] = matcher
@@ -368,15 +370,15 @@ class Grammars:
                 self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[0])
         return matcher
 
-    def _check_begins(self, matcher: "llguidance.LLMatcher") -> None:
-        """Some text begins as the grammar permits. Many a grammar that costs too much fails at its
-        first token, behind which llguidance follows all that has to come.
+    def _begin(self, matcher: "llguidance.LLMatcher") -> str:
+        """Begins a text as the grammar permits; returns why there is none, or "". Many a grammar
+        that costs too much fails at its first token, behind which llguidance follows all that has
+        to come.
         """
         first = _first(matcher.compute_bitmask(), self._eos_ids)
         if not matcher.is_error() and first is not None and matcher.consume_token(first):
             _first(matcher.compute_bitmask(), ())
-        if matcher.is_error():
-            raise InputError(f"the grammar {_failure(matcher)}")
+        return _failure(matcher) if matcher.is_error() else ""
 
 
 def _first(mask: bytes, eos_ids: Sequence[int]) -> int | None:

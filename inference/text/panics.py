@@ -92,8 +92,6 @@ def guard(call: Callable[[], _T], message: str, holds_stderr: bool = True) -> _T
     try:
         with _STDERR if holds_stderr else contextlib.nullcontext():
             return call()
-    except InputError:
-        raise
     except BaseException as error:
         if not is_fault(error):
             raise

@@ -12,7 +12,7 @@ from jax.sharding import SingleDeviceSharding
 
 from configs import presets
 from configs.cache import keys_values, latent
-from configs.engine import Config, EngineConfig, Run
+from configs.engine import Config, EngineConfig
 from configs.hardware import targets
 from configs.kinds import params
 from configs.kinds.compressed import Compressed
@@ -20,6 +20,7 @@ from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer
 from configs.mesh import Mesh
 from configs.recipes import heads
+from configs.recipes.run import Run
 from inference.planner.compiled import program
 from inference.planner.compiled.prediction import exchanged, predict
 from inference.planner.compiled.report import AbsentEngine, CompiledStep

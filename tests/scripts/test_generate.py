@@ -14,7 +14,8 @@ import jax
 import numpy as np
 import pytest
 
-from configs.engine import EngineConfig, Run
+from configs.engine import EngineConfig
+from configs.recipes.run import Run
 from configs.runs import smollm2_laptop
 from inference.benchmark import first_start
 from inference.engine import Engine

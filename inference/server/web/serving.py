@@ -88,6 +88,7 @@ class Server(uvicorn.Server):
         self._drain_s = drain_s
         self._say = say or (lambda line: None)
         self._signal = ""
+        self._num_requests = 0  # that were being answered when it came
         self._drained_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -96,6 +97,8 @@ class Server(uvicorn.Server):
             self._signal = signal.Signals(sig).name
         if self._service.is_draining:
             self.should_exit = self.force_exit = True
+        else:
+            self._num_requests = len(self.server_state.tasks)
         self._service.is_draining = True
 
     async def on_tick(self, counter: int) -> bool:
@@ -104,7 +107,7 @@ class Server(uvicorn.Server):
             now = asyncio.get_running_loop().time()
             if self._drained_at is None:
                 self._drained_at = now + self._drain_s
-                requests = _requests(len(self.server_state.tasks))
+                requests = _requests(self._num_requests)
                 if self._signal:
                     self._say(f"{self._signal}: draining {requests}, {self._drain_s:g} s at most")
             self.should_exit = not self.server_state.tasks or now > self._drained_at

@@ -9,6 +9,7 @@ import pytest
 
 from configs import presets
 from configs.hardware.spec import HardwareSpec
+from inference.files import digests
 from inference.planner import weights
 from inference.planner.calibration import calibrate, lookup, measure, store, verify
 from inference.planner.calibration.calibrate import Sample
@@ -235,7 +236,8 @@ def test_a_calibration_is_kept_by_machine(cache, monkeypatch):
 def test_a_damaged_calibration_is_none(cache, damage):
     store.write(TRUE)
     path = store.path()
-    path.write_text(damage(path.read_text()))
+    text = digests.opened(path.read_bytes(), "kept")
+    path.write_bytes(digests.sealed(damage(text)))
     assert store.calibration() is None
 
 

@@ -114,7 +114,7 @@ def test_whole_pages_move_in_any_layout(monkeypatch):
     expected = run()
     heads = Implementation(reference.limit, _heads_layout, _heads_write, _heads_attend)
     monkeypatch.setattr(api, "implementation", lambda name: heads)
-    monkeypatch.setattr(api, "choose", lambda config: "heads")
+    monkeypatch.setattr(api, "choose", lambda config: api.Choice("heads", {}))
     assert run() == expected
 
 
@@ -143,5 +143,5 @@ def test_the_step_with_a_kernel_gives_the_reference_tokens(kernel, monkeypatch):
     with fakes.no_draws():
         expected = _tokens(_engine(model, **sizes), (70, 3), 2)
         monkeypatch.setattr(api, "implementation", lambda name: kernel)
-        monkeypatch.setattr(api, "choose", lambda config: "kernel")
+        monkeypatch.setattr(api, "choose", lambda config: api.Choice("kernel", {}))
         assert _tokens(_engine(model, **sizes), (70, 3), 2) == expected

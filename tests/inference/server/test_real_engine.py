@@ -216,7 +216,7 @@ def test_what_the_engine_refuses_is_told(served):
         response = served.http.post(TEXT, json=never | {"stream": streams})
         assert response.status_code == 400
         assert response.json()["error"]["message"].startswith("every token is banned")
-    response = served.http.post(TEXT, json={"prompt": "a", "max_tokens": 300})
+    response = served.http.post(TEXT, json={"prompt": [5] * 257, "max_tokens": 1})
     assert response.status_code == 400 and "256" in response.json()["error"]["message"]
     model = served.http.get("/v1/models").json()["data"][0]
     assert model["id"] == "llama-tokenizer" and model["max_model_len"] == 256

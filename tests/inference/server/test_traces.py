@@ -172,5 +172,5 @@ def test_an_address_is_checked(endpoint):
 def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(InputError, match=r"pip install 'ridgeline\[otel\]'"):
+    with pytest.raises(InputError, match=r"pip install '\.\[otel\]'"):
         Traces.sent_to("--otlp_endpoint", "http://localhost:4318")
