@@ -96,7 +96,8 @@ def text_files(header: Header, config: ModelConfig, eos_ids: Sequence[int]) -> d
 def _load(header: Header) -> tokenizers.Tokenizer:
     if "tokenizer.ggml.model" not in header.metadata:
         raise MissingTokenizer(f"{header.path}: tokenizer.ggml.model is missing")
-    if header.metadata["tokenizer.ggml.model"] == "gpt2" and _PRE not in header.metadata:
+    kind = header.metadata["tokenizer.ggml.model"]
+    if isinstance(kind, str) and kind == "gpt2" and _PRE not in header.metadata:
         logging.warning(
             "%s: %s is missing: texts are cut as %r cuts them, the default of %s",
             header.path, _PRE, pre_tokenizer(header), header.metadata.get("general.architecture"),
