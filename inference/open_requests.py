@@ -85,9 +85,10 @@ class OpenRequests:
         """Makes the outputs of what was committed."""
         commits = self._scheduler.commits
         while commits:
-            request = self._requests.get(commits[0].sequence.id)
+            commit = commits[0]
+            request = self._requests.get(commit.sequence.id)
             if request is not None:  # else ended by what another of its sequences brought
-                request.process(commits[0])
+                request.process(commit)
                 if request.group.is_finished:
                     self.remove(request)
             commits.popleft()

@@ -49,8 +49,9 @@ class RequestState:
         """
         if commit.outputs is None:
             commit.outputs = self._outputs(commit)
-        if commit.outputs and not (self.unread and self.unread[-1] is commit.outputs[-1]):
-            self.unread.extend(commit.outputs)
+        elif self.unread and commit.outputs and self.unread[-1] is commit.outputs[-1]:
+            return  # they are there
+        self.unread.extend(commit.outputs)
 
     def start_over(self, commit: Commit) -> None:
         """What is known of the text is what was before a commit whose outputs are not made: an

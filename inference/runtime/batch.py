@@ -104,9 +104,10 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
         np.zeros((shape.num_rows, columns), np.int32) for _ in config.cached_model.page_groups
     ]
     targets = np.zeros(chunk_YW.shape if shape.scored else (0, 0), np.int32)
+    finished = Status.FINISHED
     for r, row in (*enumerate(schedule.decode), *enumerate(schedule.prefill, rows)):
         sequence = row.sequence
-        if sequence.status is Status.FINISHED:
+        if sequence.status is finished:
             continue
         try:
             if r < rows:

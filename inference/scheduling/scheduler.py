@@ -172,7 +172,7 @@ class Scheduler:
                 commit.reason = reason
                 break
         else:
-            self.commits.append(Commit(sequence, len(sequence.tokens), reason=reason))
+            self.commits.append(Commit(sequence, len(sequence.tokens), [], [], [], None, reason))
         self.finish(sequence, reason)
 
     def fail(self, fault: SequenceFault) -> None:
@@ -286,23 +286,19 @@ class Scheduler:
             except BaseException as error:
                 self.fail(blame(sequence, error))
                 continue
-            if commit.tokens or commit.reason is not None or commit.candidates:
-                self.commits.append(commit)
+            if commit is not None:
+                self.commits.append(commit)  # noted first, then written
                 committed.append(commit)
-            self._write(commit)
+            try:
+                if commit is not None:
+                    commit.write()
+                if commit is not None and commit.reason is not None:
+                    self.finish(sequence, commit.reason)
+                elif sequence.status is Status.RUNNING:
+                    self.shards[sequence.shard].pages.cache(sequence)
+            except BaseException as error:
+                raise blame(sequence, error) from error
         return committed
-
-    def _write(self, commit: Commit) -> None:
-        """Writes a commit that is noted, and what follows from it for slots and pages."""
-        sequence = commit.sequence
-        try:
-            commit.write()
-            if commit.reason is not None:
-                self.finish(sequence, commit.reason)
-            elif sequence.status is Status.RUNNING:
-                self.shards[sequence.shard].pages.cache(sequence)
-        except BaseException as error:
-            raise blame(sequence, error) from error
 
     def check_integrity(self) -> None:
         """Raises RuntimeError where slots or pages do not add up."""

@@ -121,6 +121,8 @@ class ParallelSampling(SequenceGroup):
         if output.finish_reason is not None:
             self._open.discard(output.id)
             self._stopped_by[output.id] = output.stopped_by
+        if self.params.best_of is None and output.id == self.id:
+            return [output]  # the request's first answer, as it is
         if self.params.best_of is None:
             return [dataclasses.replace(output, id=self.id, index=output.id - self.id)]
         return self._outputs() if self.is_finished else []

@@ -50,15 +50,25 @@ class Commit:
 
     sequence: Sequence
     start: int
-    tokens: list[int] = dataclasses.field(default_factory=list)
-    logprobs: list[float] = dataclasses.field(default_factory=list)
-    top_logprobs: list[Alternatives] = dataclasses.field(default_factory=list)
+    tokens: list[int]
+    logprobs: list[float]
+    top_logprobs: list[Alternatives]
     candidates: Alternatives | None = None
     reason: FinishReason | None = None
     outputs: list[RequestOutput] | None = None
 
     def write(self) -> None:
-        """Writes results into the sequence; a second time changes nothing."""
+        """Writes results into the sequence, for the first time."""
+        sequence = self.sequence
+        if self.tokens:
+            sequence.logprobs += self.logprobs
+            sequence.top_logprobs += self.top_logprobs
+            sequence.tokens += self.tokens
+        elif self.candidates is not None:
+            sequence.candidates = self.candidates
+
+    def _rewrite(self) -> None:
+        """Writes them, whatever of them the sequence has."""
         sequence = self.sequence
         first = self.start - sequence.num_prompt_tokens
         sequence.logprobs[first:] = self.logprobs
@@ -72,7 +82,7 @@ class Commit:
         self.tokens, self.logprobs, self.top_logprobs = (
             self.tokens[:num_tokens], self.logprobs[:num_tokens], self.top_logprobs[:num_tokens],
         )  # fmt: skip
-        self.write()
+        self._rewrite()
 
     def restore(self) -> None:
         """Writes results, and that the sequence has ended, after an interrupt; a beam whose search
@@ -80,7 +90,7 @@ class Commit:
         """
         sequence = self.sequence
         if self.candidates is None or len(sequence.tokens) == self.start:
-            self.write()
+            self._rewrite()
         if self.reason is not None:
             sequence.status, sequence.finish_reason = Status.FINISHED, self.reason
 
@@ -108,16 +118,13 @@ class StepResults:
         """How many of these were right."""
         return self._num_emitted[row] - 1
 
-    def commit(self, row: int, chunk: ScheduledChunk) -> Commit:
+    def commit(self, row: int, chunk: ScheduledChunk) -> Commit | None:
         """Counts as computed what a row fed of its sequence, which has not ended, and returns what
-        it brings, not written yet.
+        it brings, not written yet; None: nothing.
         """
         sequence, num_emitted = chunk.sequence, self._num_emitted[row]
-        commit = Commit(sequence, len(sequence.tokens))
-        if not self._finite[row]:
-            commit.reason = FinishReason.ERROR
-            return commit
-        if sequence.status is Status.RUNNING:
+        reason = None if self._finite[row] else FinishReason.ERROR
+        if reason is None and sequence.status is Status.RUNNING:
             nth_shard, own_row = divmod(row, self._shape.num_rows)
             nth_chunk = own_row - self._shape.decode[0]
             num_kept = num_emitted if nth_chunk < 0 else chunk.length
@@ -127,32 +134,40 @@ class StepResults:
             if sequence.is_only_read:
                 index = nth_shard * self._shape.prefill[0] + nth_chunk
                 add = self._add_scores if sequence.scores else self._add_pooled
-                commit.reason = add(index, chunk)
-                return commit
-        if num_emitted and sequence.params.beam_width:  # the search chooses, not the device
-            commit.candidates = self._alternatives(row, 0)
-        elif num_emitted:
-            self._take_tokens(row, num_emitted, commit)
-        return commit
+                reason = add(index, chunk)
+        if reason is not None:
+            return Commit(sequence, len(sequence.tokens), [], [], [], None, reason)
+        if not num_emitted:
+            return None
+        if sequence.params.beam_width:  # the search chooses, not the device
+            candidates = self._alternatives(row, 0)
+            return Commit(sequence, len(sequence.tokens), [], [], [], candidates)
+        return self._commit_tokens(row, num_emitted, sequence)
 
-    def _take_tokens(self, row: int, num_emitted: int, commit: Commit) -> None:
-        """Takes sampled tokens, up to one that ends the sequence."""
-        sequence, tokens = commit.sequence, self._tokens[row]
-        grammar, room = sequence.grammar, sequence.max_length - commit.start
-        n = 0
-        while n < num_emitted and commit.reason is None:
-            token, n = tokens[n], n + 1
+    def _commit_tokens(self, row: int, num_emitted: int, sequence: Sequence) -> Commit:
+        """Sampled tokens, up to one that ends the sequence."""
+        tokens, logprobs, start = self._tokens[row], self._logprobs[row], len(sequence.tokens)
+        grammar, room = sequence.grammar, sequence.max_length - start
+        reason, n = None, 0
+        for token in tokens[:num_emitted]:
+            n += 1
             if grammar is not None:
                 grammar.accept(token)
-            if grammar is not None and grammar.has_failed:
-                commit.reason = FinishReason.ERROR
-            elif sequence.is_end(token) or (grammar is not None and grammar.is_complete):
-                commit.reason = FinishReason.STOP
-            elif n >= room:
-                commit.reason = FinishReason.LENGTH
-        commit.tokens, commit.logprobs = tokens[:n], self._logprobs[row][:n]
+                if grammar.has_failed:
+                    reason = FinishReason.ERROR
+                    break
+            if sequence.is_end(token) or (grammar is not None and grammar.is_complete):
+                reason = FinishReason.STOP
+                break
+            if n >= room:
+                reason = FinishReason.LENGTH
+                break
+        if n < len(tokens):
+            tokens, logprobs = tokens[:n], logprobs[:n]
+        tops: list[Alternatives] = []
         if self._has_alternatives:
-            commit.top_logprobs = [self._alternatives(row, w) for w in range(n)]
+            tops = [self._alternatives(row, w) for w in range(n)]
+        return Commit(sequence, start, tokens, logprobs, tops, None, reason)
 
     def _add_scores(self, index: int, chunk: ScheduledChunk) -> FinishReason | None:
         """Adds the log-probabilities of a chunk of a prompt; says whether it was the last."""
