@@ -29,8 +29,16 @@ for _module in (common, input_flags, output_flag, remote_flags, serving_flags):
 UNREAD = ("json",)
 _OWN = ("input", "output", "overwrite", "concurrency")
 _ENGINE = (
-    *("model", "config", "set", "weights", "cache", "mesh", "speculate", "executables"),
-    *("max_model_len", "max_num_seqs", "max_logprobs", "pooling", "warm_up", "chat_template"),
+    *("model", "config", "set", "weights", "activations", "cache", "mesh", "speculate"),
+    *(
+        "executables",
+        "max_model_len",
+        "max_num_seqs",
+        "max_logprobs",
+        "pooling",
+        "warm_up",
+        "chat_template",
+    ),
 )
 _APPLICATION = ("served_model_name", "tool_call_parser")
 _READ = {

@@ -57,7 +57,8 @@ for _module in (common, output_flag):
     flags.adopt_module_key_flags(_module)
 
 UNREAD = (
-    "config", "executables", "speculate", "weights", "cache", "hosts", "host_index", "coordinator",
+    "config", "executables", "speculate", "weights", "activations", "cache", "hosts", "host_index",
+    "coordinator",
 )  # fmt: skip
 _OWN = "own"
 _WINDOW = 512  # tokens that are read together

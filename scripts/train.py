@@ -38,7 +38,8 @@ for _module in (common, output_flag, text_flag):
     flags.adopt_module_key_flags(_module)
 
 UNREAD = (
-    "config", "executables", "speculate", "weights", "cache", "hosts", "host_index", "coordinator",
+    "config", "executables", "speculate", "weights", "activations", "cache", "hosts", "host_index",
+    "coordinator",
 )  # fmt: skip
 _CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
 _PICTURE = "loss.png"

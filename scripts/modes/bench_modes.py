@@ -8,7 +8,7 @@ _LOAD = (  # requests, drawn
 _SERVING = (
     *_EVERY,
     *_LOAD,
-    *("weights", "mesh", "executables", "speculate"),
+    *("weights", "activations", "mesh", "executables", "speculate"),
     "workload",
     "slo_ttft_s",
     "slo_itl_s",
@@ -20,9 +20,26 @@ READ = {
     "--workload=closed": (*_SERVING, "concurrency", "prefill_tokens", "beside", "plot"),
     "--workload=poisson or FILE.jsonl": (*_SERVING, "plot"),
     "--ablation": (*_EVERY, *_LOAD, "ablation", "ablation_only", "repeats", "plot"),
-    "--interference": (*_EVERY, "weights", "interference", "running", "long_tokens", "repeats"),
+    "--interference": (
+        *_EVERY,
+        "weights",
+        "activations",
+        "interference",
+        "running",
+        "long_tokens",
+        "repeats",
+    ),
     "--host_cost": (*_EVERY, "host_cost"),
-    "--decode": (*_EVERY, "weights", "decode", "gap", "repeats", "random_weights", "json_lines"),
+    "--decode": (
+        *_EVERY,
+        "weights",
+        "activations",
+        "decode",
+        "gap",
+        "repeats",
+        "random_weights",
+        "json_lines",
+    ),
 }
 URL = "--url"
 READ[URL] = (

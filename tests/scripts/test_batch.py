@@ -51,7 +51,7 @@ def ids(found):
 
 def test_a_batch(run, tmp_path):
     chat = line("a", CHAT, prompt=None, messages=[{"role": "user", "content": "x"}])
-    texts = [line("b"), chat, "{torn", line("c", max_tokens=10**9), line("d", "/v1/nothing")]
+    texts = [line("b"), chat, "{torn", line("c", max_tokens=-1), line("d", "/v1/nothing")]
     text = "\n".join(texts)
     ran, found = run(text)
     assert ran.status == 0 and ran.out == ""
