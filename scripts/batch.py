@@ -30,15 +30,8 @@ UNREAD = ("json",)
 _OWN = ("input", "output", "overwrite", "concurrency")
 _ENGINE = (
     *("model", "config", "set", "weights", "activations", "cache", "mesh", "speculate"),
-    *(
-        "executables",
-        "max_model_len",
-        "max_num_seqs",
-        "max_logprobs",
-        "pooling",
-        "warm_up",
-        "chat_template",
-    ),
+    *("executables", "max_model_len", "max_num_seqs", "max_logprobs", "pooling", "warm_up"),
+    "chat_template",
 )
 _APPLICATION = ("served_model_name", "tool_call_parser")
 _READ = {

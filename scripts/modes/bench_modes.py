@@ -16,30 +16,14 @@ _SERVING = (
     "random_weights",
 )
 
+_FORMATS = ("weights", "activations")
 READ = {
     "--workload=closed": (*_SERVING, "concurrency", "prefill_tokens", "beside", "plot"),
     "--workload=poisson or FILE.jsonl": (*_SERVING, "plot"),
     "--ablation": (*_EVERY, *_LOAD, "ablation", "ablation_only", "repeats", "plot"),
-    "--interference": (
-        *_EVERY,
-        "weights",
-        "activations",
-        "interference",
-        "running",
-        "long_tokens",
-        "repeats",
-    ),
+    "--interference": (*_EVERY, *_FORMATS, "interference", "running", "long_tokens", "repeats"),
     "--host_cost": (*_EVERY, "host_cost"),
-    "--decode": (
-        *_EVERY,
-        "weights",
-        "activations",
-        "decode",
-        "gap",
-        "repeats",
-        "random_weights",
-        "json_lines",
-    ),
+    "--decode": (*_EVERY, *_FORMATS, "decode", "gap", "repeats", "random_weights", "json_lines"),
 }
 URL = "--url"
 READ[URL] = (
