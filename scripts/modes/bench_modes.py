@@ -5,18 +5,12 @@ _LOAD = (  # requests, drawn
     *("requests", "rate", "seed", "prompt_tokens", "new_tokens", "prompt_lengths"),
     *("output_lengths", "prefix_tokens", "prefix_share", "prefixes", "burstiness"),
 )
+_FORMATS = ("weights", "activations")
 _SERVING = (
-    *_EVERY,
-    *_LOAD,
-    *("weights", "activations", "mesh", "executables", "speculate"),
-    "workload",
-    "slo_ttft_s",
-    "slo_itl_s",
-    "repeats",
-    "random_weights",
+    *(*_EVERY, *_LOAD, *_FORMATS, "mesh", "executables", "speculate"),
+    *("workload", "slo_ttft_s", "slo_itl_s", "repeats", "random_weights"),
 )
 
-_FORMATS = ("weights", "activations")
 READ = {
     "--workload=closed": (*_SERVING, "concurrency", "prefill_tokens", "beside", "plot"),
     "--workload=poisson or FILE.jsonl": (*_SERVING, "plot"),
