@@ -190,16 +190,11 @@ clean:  ## remove everything that make created
 		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['golden'])")
 	@touch $@
 
-.venv-mutants/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv-mutants
-	.venv-mutants/bin/python $(INSTALL) $$($(PYTHON) -c \
-		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['mutants'])")
-	@touch $@
-
-.venv-drills/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv-drills
-	.venv-drills/bin/python $(INSTALL) $$($(PYTHON) -c \
-		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['drills'])")
+# Of the extra of the same name.
+.venv-mutants/.ready .venv-drills/.ready: .venv-%/.ready: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(INSTALL) $$($(PYTHON) -c \
+		"import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['$*'])")
 	@touch $@
 
 .venv-ray/.ready: requirements-ray.lock
