@@ -124,7 +124,7 @@ test-aot:  ## compile for H200 and TPUs without a device; skipped by name where 
 			tests/aot/test_$${name%-*}.py || exit 1; \
 	done
 
-device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerator at hand does, in 13 minutes (PYTHON=..., RESULTS=...)
+device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerator at hand does, in 14 minutes (PYTHON=..., RESULTS=...)
 	@$(if $(filter file,$(origin PYTHON)),.venv/bin/python,$(PYTHON)) -m scripts.device --device=$(DEVICE) --results=$(RESULTS)
 
 pages: .venv/.test  ## measure stale pages again that take less than 10 minutes

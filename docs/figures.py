@@ -71,6 +71,7 @@ PAGES = (
     Page("docs/results/serving-epyc-2cores.md", _CPU + _STEP + _HOST + _PLAN),
     Page(_VERIFIED, _CPU + _STEP + _PLAN, _VERIFY, 20),
     Page("docs/results/nvidia-h200-2026-11-26.md", _HOPPER),
+    Page("docs/results/nvidia-h100-80gb-hbm3-2026-11-27.md", _HOPPER),
     Page("docs/performance.md", _CPU + _STEP + _PLAN, ("docs/make_performance.py",), 5),
     Page("docs/mixtures.md", (*_CPU, *_STEP, "layers/feed_forwards", "layers/sparse")),
     Page("docs/caches.md", (*_CPU, *_STEP, "layers/kv_cache.py")),

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from configs.cache import PageFormat
 from tests.layers import paged_case
 
 _SEQUENCES, _MOST_TOKENS = 6, 500
@@ -22,6 +23,7 @@ class Rows(NamedTuple):
     cap: float | None = None
     has_sinks: bool = False
     masks: Mapping[str, Any] = {}
+    latent_width: int | None = None  # of values that are what their keys begin with
 
 
 DECODE = {
@@ -43,7 +45,22 @@ OTHERS = {
     "a wide tree": Rows((64, 8), 128, 64, 16, window=5, masks={"trees": True}),
     "a wide canvas": Rows((32, 8), 64, 64, 40, masks={"canvases": True}),
 }
-CASES = DECODE | OTHERS
+LATENTS = {
+    "deepseek-v2-lite": Rows((16, 1), 576, 64, 1, latent_width=512),
+    "deepseek-v3": Rows((128, 1), 576, 64, 1, latent_width=512),
+    "latents, drafts": Rows((16, 1), 576, 64, 4, latent_width=512),
+    "latents, a tree": Rows((16, 1), 192, 64, 8, has_sinks=True, masks={"trees": True},
+                            latent_width=128),
+    "latents, a chunk": Rows((16, 1), 576, 64, 40, latent_width=512),
+}  # fmt: skip
+CASES = DECODE | OTHERS | LATENTS
+
+
+def page_format(case: str) -> PageFormat:
+    rows = CASES[case]
+    num_kv_heads, H = rows.heads[1], rows.head_width
+    is_latent = rows.latent_width is not None
+    return PageFormat(num_kv_heads, H, rows.latent_width or H, is_latent, rows.dtype)
 
 
 def lengths(case: str, seed: int) -> list[int]:
@@ -62,7 +79,8 @@ def draw(case: str, seed: int) -> tuple[paged_case.Case, np.ndarray | None, np.n
     rows, generator = CASES[case], np.random.default_rng(seed)
     drawn = paged_case.Case(
         lengths(case, seed), rows.heads, rows.page_tokens, rows.queries, rows.dtype, seed,
-        rows.head_width, rows.head_width**-0.5, **rows.masks,
+        rows.head_width, rows.head_width**-0.5, value_width=rows.latent_width,
+        values_in_keys=rows.latent_width is not None, **rows.masks,
     )  # fmt: skip
     sinks_N = np.float32(generator.normal(size=rows.heads[0]) * 3) if rows.has_sinks else None
     asked_YW = np.zeros_like(drawn.valid_YW)

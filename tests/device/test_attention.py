@@ -21,7 +21,7 @@ from layers.kernels.device import target_device
 from tests import fakes
 from tests.device import batches
 from tests.device.answers import answers
-from tests.device.batches import CASES, DECODE, OTHERS
+from tests.device.batches import CASES, DECODE, LATENTS, OTHERS
 from tests.layers import paged_case
 
 pytestmark = pytest.mark.device
@@ -59,7 +59,7 @@ def _stored(chosen, drawn):
 def check(name, case, seeds):
     """Within the bound of the dtype, the same bits again, and appended tokens where they belong."""
     rows, chosen = CASES[case], api.implementation(name)
-    page_format = keys_values(rows.heads[1], rows.head_width).page_format(rows.dtype)
+    page_format = batches.page_format(case)
     demand = Demand(rows.heads[0], page_format, rows.page_tokens, False, rows.window is not None)
     if (reason := chosen.limit(demand, target_device())) is not None:
         pytest.skip(f"{name} {reason}")
@@ -86,7 +86,7 @@ def test_decoding(case, name):
 
 
 @pytest.mark.parametrize("name", ATTENTIONS)
-@pytest.mark.parametrize("case", OTHERS)
+@pytest.mark.parametrize("case", OTHERS | LATENTS)
 def test_other_rows(case, name):
     check(name, case, range(2))
 
