@@ -13,7 +13,7 @@ import numpy as np
 from configs.engine import OBSERVED_TOKENS
 from configs.errors import InputError
 
-_POOLED = 7  # tokens whose mean stands for the one in the middle, so that neighbours stay together
+_POOLED = 7  # tokens whose sum stands for the one in the middle, so that neighbours stay together
 
 
 def num_excess_tokens(num_prompt_tokens: int, budget: int | None, page_tokens: int) -> int:
@@ -47,7 +47,7 @@ def choose(
         page_tokens: tokens a page.
     """
     weight_S = weight_S[: num_prompt_tokens - 1].astype(np.float64)
-    pooled_S = np.convolve(weight_S, np.full(_POOLED, 1 / _POOLED), "same")
+    pooled_S = np.convolve(weight_S, np.ones(_POOLED), "same")
     sum_P = np.add.reduceat(pooled_S, np.arange(0, len(pooled_S), page_tokens))
     best_first = np.argsort(-sum_P, kind="stable").tolist()
     must_stay = _must_stay(num_prompt_tokens, page_tokens)

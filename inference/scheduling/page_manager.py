@@ -270,8 +270,9 @@ class PageManager:
             for group, (own, pages) in enumerate(zip(filled, sequence.pages, strict=False)):
                 for index, page in enumerate(pages, self._gap(sequence, group)):
                     if page:
-                        rest = sequence.num_scheduled_tokens - index * self._page
-                        own[page] = max(own.get(page, 0), min(max(rest, 0), self._page))
+                        rest = max(0, sequence.num_scheduled_tokens - index * self._page)
+                        num_tokens = min(rest, self._page)
+                        own[page] = max(num_tokens, own.get(page, num_tokens))
         return [(self._page * len(own), sum(own.values())) for own in filled]
 
     def prompt_usage(self, running: Iterable[Sequence]) -> tuple[int, int]:

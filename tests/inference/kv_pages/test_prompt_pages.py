@@ -49,6 +49,11 @@ def test_of_equal_pages_the_later_go():
     assert prompt_pages.choose(np.ones(96, np.float32), 97, 24, 8) == [5, 6, 7]
 
 
+def test_what_stands_behind_the_prompt_is_no_page():
+    weight_S = np.append(np.ones(95, np.float32), np.zeros(33, np.float32))
+    assert prompt_pages.choose(weight_S, 96, 24, 8) == [4, 5, 6]
+
+
 def test_a_token_speaks_for_its_neighbours():
     """Its weight is that of seven tokens: at the edge of a page the next one has a share."""
     weight_S = np.zeros(96, np.float32)

@@ -219,6 +219,34 @@ def test_a_prefix_is_computed_once():
     assert pages[0] == pages[1] != pages[2]
 
 
+def test_usage_counts_a_shared_page_once():
+    """(prompt pages of all, distinct ones, tokens that pages have room for, tokens in them)."""
+    one = scheduler()
+    [shard] = one.shards
+    tokens = [1, 2, 3, 4, 5, 6, 7, 8, 9, 1]
+    one.add(request(0, tokens=tokens, n=9))
+    for _ in range(4):
+        step(one)
+    assert shard.usage() == (3, 3, 16, 13)
+    one.add(request(1, tokens=tokens))
+    one.add(request(2, length=12, key=None))
+    step(one)
+    step(one)
+    assert shard.usage() == (9, 7, 4 * (4 + 1 + 4), 15 + 3 + 13)
+
+
+def test_usage_counts_neither_pages_given_up_nor_tokens_to_come():
+    one = scheduler()
+    [shard] = one.shards
+    one.add(request(0, length=13, n=9))
+    for _ in range(5):
+        step(one)
+    [running] = shard.running
+    assert shard.pages.allocate(running, 6) and shard.usage() == (4, 4, 24, 17)
+    shard.pages.shorten(running, [1])
+    assert shard.usage() == (3, 3, 20, 13)
+
+
 def test_a_full_page_is_kept_once_though_computed_twice():
     """Both start before either is committed: the later one takes over the earlier one's pages."""
     one = scheduler()
