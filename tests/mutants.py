@@ -110,10 +110,12 @@ def unmutated_s(command: list[str]) -> float:
     return time.monotonic() - began_at
 
 
-def trial(mutant: MutationSpec, test_command: str, limit_s: float) -> tuple[bool, str]:
-    """Whether the tests find a mutant in this process's copy of the repository, and its diff."""
+def trial(mutant: MutationSpec, test_command: str, limit_s: float) -> tuple[bool, str] | None:
+    """Whether the tests find a mutant in this process's copy of the repository, and its diff; None
+    where cosmic-ray cannot write it, as for an exception of a dotted name.
+    """
     result = mutate_and_test([mutant], test_command, limit_s)
-    return bool(result.is_killed), result.diff or str(mutant)
+    return (bool(result.is_killed), result.diff) if result.diff else None
 
 
 def _enter_copy(folder: str) -> None:
@@ -145,7 +147,7 @@ def main() -> None:
         ):
             limit_s = 60 + 4 * workers.apply(unmutated_s, (command(group),))
             arguments = [(mutant, " ".join(command(group)), limit_s) for mutant in sample]
-            results = workers.starmap(trial, arguments, chunksize=1)
+            results = [*filter(None, workers.starmap(trial, arguments, chunksize=1))]
         for is_found, diff in results:
             if not is_found:
                 print(diff, flush=True)

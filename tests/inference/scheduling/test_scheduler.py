@@ -386,6 +386,7 @@ def test_decoding_goes_on_beside_prompts():
     scheduler.commit(schedule, fake_output(schedule))
     steps_of(scheduler)
     assert first.num_output_tokens == 9 and second.num_output_tokens == 2
+    assert first.top_logprobs == []  # not an empty one a token
 
 
 def test_chunks_of_one_step_belong_to_several_prompts():

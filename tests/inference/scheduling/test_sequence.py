@@ -5,7 +5,7 @@ import pytest
 from configs.errors import InputError
 from inference.request import MAX_STOP_IDS, SamplingParams
 from inference.sampling import parameters
-from inference.scheduling.sequence import Sequence
+from inference.scheduling.sequence import Sequence, Status
 
 
 def test_counters():
@@ -28,6 +28,20 @@ def test_a_scored_prompt_feeds_all_but_its_last_token():
     assert sequence.num_pending_tokens == 1 and sequence.is_prefilling
     sequence.num_scheduled_tokens = 2
     assert sequence.num_pending_tokens == 0
+
+
+def test_a_leader_on_other_chips_sends_all_but_the_last_token():
+    leader, follower = (Sequence(i, SamplingParams(), [5, 6, 8], 3) for i in range(2))
+    assert follower.sender is None
+    follower.leader, leader.sends_pages = leader, True
+    leader.status = Status.RUNNING
+    for num_tokens, is_sender in enumerate([False, False, True, False]):
+        leader.num_computed_tokens = num_tokens
+        assert (follower.sender is leader) == is_sender
+    leader.num_computed_tokens, leader.status = 2, Status.FINISHED
+    assert follower.sender is None
+    leader.status, leader.sends_pages = Status.RUNNING, False
+    assert follower.sender is None
 
 
 def test_end_tokens_are_few():

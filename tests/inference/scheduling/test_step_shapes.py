@@ -96,6 +96,20 @@ def test_what_comes_first(num_seqs, rows):
     assert prefill.decode[0] == 0 and prefill.prefill[0] >= min(num_seqs, 2)
 
 
+def test_drafts_that_adapt_decode_with_half_of_them_and_ride_on_prompts_without():
+    engine = EngineConfig(
+        proposer="ngram", num_drafts=5, adapt_drafts=True, max_seqs=8, prefill_chunks=(1, 2)
+    )
+    shapes = enumerate_shapes(engine)
+    alone = {shape.decode[1] for shape in shapes if not shape.prefill[0]}
+    riding = {shape.decode for shape in shapes if all((shape.decode[0], shape.prefill[0]))}
+    assert alone == {1, 3, 6} and riding == {(8, 1), (8, 6)}
+    assert [shape.decode[1] for shape in expected(engine, [9], 1)] == [6, 1, 3, 6]
+    assert {width for _, width in (s.decode for s in enumerate_shapes(
+        dataclasses.replace(engine, greedy_steps=True)
+    ))} == {1, 6}  # fmt: skip
+
+
 def test_greedy_steps_are_there_twice():
     """With decode rows; a step that is not greedy serves such requests too."""
     engine = EngineConfig(greedy_steps=True)
