@@ -99,6 +99,32 @@ def test_what_changes_is_noticed():
         assert np.mean(np.array(chosen[200:]) == expected) > 0.9
 
 
+def test_rates_follow_a_sequence_faster_than_all():
+    """By an eighth of what was seen of it, and a 64th; drafts not verified say nothing."""
+    policy, (one, other) = AdaptiveDrafts(ENGINE), decoding(2)
+    assert policy.acceptance == [32768, 16384, 8192, 4096]
+    policy.choose([one, other], 2, True)
+    policy.verified(one, 3, 2)
+    assert policy._rates == {0: [36864, 22528, 7168, 4096], 1: [32768, 16384, 8192, 4096]}
+    assert policy.acceptance == [33280, 17152, 8064, 4096]
+    policy.verified(decoding(3)[2], 9, 0)  # one that no step drafted for, of more than there are
+    assert policy.acceptance == [32760, 16884, 7938, 4032] and len(policy._rates) == 2
+
+
+def test_a_late_step_says_little():
+    policy, shape = AdaptiveDrafts(ENGINE), enumerate_shapes(ENGINE)[0]
+    for seconds, expected in [
+        (9.0, None), (1.0, 1_000_000_000), (5.0, 1_062_500_000), (0.5, 781_250_000),
+        (0.8, 800_000_000), (0.8, 800_000_000), (0.0, 400_000_000),
+    ]:  # fmt: skip
+        policy.took(shape, seconds)
+        assert policy._cost.get(shape) == expected
+    other = StepShape((2, 1), (1, 64))
+    policy.took(other, 1.0)
+    policy.took(other, 1.0)
+    assert list(policy._cost) == [shape]  # beside prompts no time counts
+
+
 def test_without_anything_to_draft_for_there_are_no_drafts():
     policy = AdaptiveDrafts(ENGINE)
     (sequence,) = decoding(1)
