@@ -16,6 +16,9 @@ import pytest
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# XLA's own caches lie in the folder of compiled programs, and its path is part of each program's
+# key: processes that reach the folder by other paths would compile everything again.
+os.environ.setdefault("JAX_PERSISTENT_CACHE_ENABLE_XLA_CACHES", "none")
 
 # A shell's background jobs ignore interrupts, and so would what they start: tests send some.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -5,6 +5,12 @@ import os
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache.compilation_cache import reset_cache
+
 from inference.runtime import compilation_cache
 from tests.scripts import apps
 
@@ -43,6 +49,29 @@ def test_damaged_entries_are_removed_and_written_again(tmp_path):
     assert ran.returncode == 0, ran.stderr
     mended, count = ran.stderr.splitlines()  # and nothing at the third
     assert f"{count.split()[0]} damaged, compiled and kept again" in mended
+
+
+@pytest.fixture
+def keep_all():
+    names = "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs"
+    before = {name: getattr(jax.config, name) for name in names}
+    jax.config.update(names[1], 0.0)
+    yield
+    for name, value in before.items():
+        jax.config.update(name, value)
+    reset_cache()
+
+
+@pytest.mark.usefixtures("keep_all")
+def test_processes_of_the_suite_find_what_it_compiled(tmp_path):
+    """By whatever path they reach the folder: it is no part of an entry's name."""
+    names = []
+    for folder in (tmp_path / "one", tmp_path / "other"):
+        jax.config.update("jax_compilation_cache_dir", str(folder))
+        reset_cache()
+        jax.jit(lambda x: jnp.tanh(x) @ x).lower(np.ones((8, 8))).compile()
+        names.append({path.name for path in folder.glob(compilation_cache.ENTRIES)})
+    assert names[0] == names[1] != set()
 
 
 def test_what_cannot_be_kept_is_one_line(tmp_path, caplog):
