@@ -35,7 +35,10 @@ def init_leaf(info: ParamInfo, key: jax.Array) -> jax.Array:
             values = drawn[: info.elements].reshape(shape) * np.float32(scale)
             return jnp.asarray(values.astype(jnp.dtype(format)))
         return (jax.random.normal(key, shape, jnp.float32) * scale).astype(format)
-    return jnp.full(info.shape, 0.0 if info.init == "zeros" else 1.0, format)
+    value = 0.0 if info.init == "zeros" else 1.0
+    if info.elements < _DRAWN:
+        return jnp.asarray(np.full(info.shape, value, jnp.dtype(format)))
+    return jnp.full(info.shape, value, format)
 
 
 def init(

@@ -422,7 +422,13 @@ def real_params(model: ModelConfig) -> Any:
     params = init(decoder.param_infos(model), seed=3)
     has_biases = any(mixer.biases for mixer in model.mixers(Attention)) or model.mixtures
     shift = 0.1 if has_biases else 0.0  # biases are 0 at first
-    return jax.tree.map(lambda leaf: leaf * 2 if leaf.ndim > 1 else leaf + shift, params)
+
+    def changed(leaf: jax.Array) -> jax.Array:
+        host = np.asarray(leaf)  # JAX would compile a program for each shape
+        number = host.dtype.type
+        return jnp.asarray(host * number(2) if host.ndim > 1 else host + number(shift))
+
+    return jax.tree.map(changed, params)
 
 
 # --- engines --------------------------------------------------------------------------------------
