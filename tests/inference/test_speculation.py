@@ -108,7 +108,8 @@ def plain(model, count, is_weak=False):
 @functools.cache
 def _plain(model, count, is_weak, _is_quick):
     params = weak(fakes.real_params(MODELS[model])) if is_weak else None
-    return answers(make(model, params).generate(*requests(count, MODELS[model].vocab_size)))
+    engine = make(model, params, shapes="one")
+    return answers(engine.generate(*requests(count, MODELS[model].vocab_size)))
 
 
 def heads_of(model, kind, **more):

@@ -204,7 +204,7 @@ def test_slo(answer, plan):
     assert "load" in shown and "time in the queue comes on top" in shown
 
 
-def test_advice(answer, plan):
+def test_advice(answer):
     asked = ("--model=llama2-70b", "--hardware=h100", "--chips=2", "--advise")
     found = answer(*asked)["advice"]
     scores = [choice["output_tok_s"] for choice in found["choices"]]
@@ -217,7 +217,6 @@ def test_advice(answer, plan):
     soon = answer(*asked, "--goal=latency")["advice"]["choices"]
     assert soon[0]["batch"] == 1 and soon[0]["speculation"]["drafts"] > 2
     assert soon[0]["request_s"] < best["request_s"]
-    assert "in the best" in plan(*asked).out
 
 
 def test_advice_on_experts_and_latents(answer, plan):
@@ -231,7 +230,7 @@ def test_advice_on_experts_and_latents(answer, plan):
     assert "experts: 6 of 64 a token, 2.451 B of 15.71 B parameters" in text
     assert "MLA, chips divide the tokens (predicted alone)" in text
     assert "absorbed, chunks of 159 tokens on take more FLOPs" in text
-    assert "all-gather, leave a chip" in text
+    assert "all-gather, leave a chip" in text and "in the best" in text
 
 
 # --- its start ------------------------------------------------------------------------------------

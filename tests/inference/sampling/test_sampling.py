@@ -494,17 +494,12 @@ def test_a_row_depends_on_itself_only():
 @pytest.mark.parametrize("vocab, top_k", [(300, 0), (300, 50)])
 def test_an_edge_of_the_nucleus_does_not_move_with_the_rows(vocab, top_k):
     """top_p is exactly the mass of the best tokens: the last bit of a sum decides on the next."""
-    rows = 40
-    x = peaked(np.random.default_rng(0), rows, vocab)
+    x = peaked(np.random.default_rng(0), ROWS, vocab)
     best = np.sort(x.astype(np.float64))[:, ::-1][:, : top_k or vocab]
     mass = np.cumsum(softmax_rows(best), axis=-1).astype(np.float32)
     for j in range(1, 20):
-        own = parameters.init(rows, vocab)
-        own = dataclasses.replace(
-            own, temperature=np.ones(rows, np.float32), top_p=mass[:, j],
-            top_k=np.full(rows, top_k, np.int32), seed=np.full((rows, 2), j, np.uint32),
-        )  # fmt: skip
-        arguments = x, own, np.arange(rows, dtype=np.int32), None, None
+        requests = [Request(1.0, top_k, float(p), seed=(j, j)) for p in mass[:, j]]
+        arguments = fill(x, requests, position=np.arange(ROWS))
         some = jax.tree.map(lambda leaf: leaf[:8], arguments)
         for program in (floors, sample):
             whole, found = program(*arguments), program(*some)
