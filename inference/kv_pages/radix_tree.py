@@ -115,9 +115,15 @@ class RadixTree:
         self.evictable[group].pop(page, None)
 
     def free(self, group: int, page: int) -> None:
-        """Drops a sequence's reference to a page, cached or not."""
-        self._pool.free(group, [page])
+        """Drops a sequence's reference to a page, cached or not.
+
+        Raises:
+            RuntimeError: no sequence refers to it; others might get a page that is still found.
+        """
         node = self._nodes[group].get(page)
+        if node and self._pool.num_references(group, page) == 1:  # the tree's own
+            raise RuntimeError(f"page {page} of group {group} is freed twice")
+        self._pool.free(group, [page])
         if node and self._pool.num_references(group, page) == 1:
             evictable = self.evictable[group]
             evictable[page] = node

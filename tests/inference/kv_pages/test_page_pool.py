@@ -70,6 +70,16 @@ def test_the_sink_is_never_allocated():
     assert pool.num_free_pages == (0, 0)
 
 
+def test_a_page_is_not_freed_twice():
+    pool = PagePool([4])
+    first, second = pool.allocate(0, 2)
+    pool.free(0, [first])
+    with pytest.raises(RuntimeError, match=f"^page {first} of group 0 is freed twice"):
+        pool.free(0, [second, first])
+    pool.check_integrity([])
+    assert sorted(pool.allocate(0, 3)) == [1, 2, 3]
+
+
 def test_a_pool_may_have_no_groups():
     pool = PagePool(())
     assert pool.num_free_pages == ()

@@ -186,6 +186,17 @@ def test_pages_in_use_stay():
     cache.check_integrity([user.pages, [taken]])
 
 
+def test_a_page_freed_twice_is_refused_and_still_found():
+    """Else another sequence would get it, while prompts go on to match what it held."""
+    cache = cache_of([4])
+    [pages] = put(cache, "abcdef")
+    for page in pages:
+        with pytest.raises(RuntimeError, match=f"^page {page} of group 0 is freed twice"):
+            cache.free(0, [page])
+    cache.check_integrity([])
+    assert cached(cache, "abcdef") == 6
+
+
 def test_attaching_evicts_others_never_itself():
     cache = cache_of([4], host=[2])
     [old] = put(cache, "aabb")
