@@ -7,7 +7,7 @@ from configs.errors import is_fault
 from inference.outputs import RequestOutput
 from inference.scheduling.beam_search import BeamSearch
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import FinishReason, Sequence, Status
+from inference.scheduling.sequence import FinishReason, Sequence, SequenceFault, Status
 from inference.scheduling.sequence_group import ParallelSampling, SequenceGroup
 from inference.scheduling.step_output import Commit
 from inference.text.detokenizer import Detokenizer
@@ -46,6 +46,9 @@ class RequestState:
         """Makes the outputs that follow from a commit of one of its sequences, and leaves them
         where they are read, once though an interrupt comes between; a fault on the way ends this
         sequence (of a beam search, all), and no other.
+
+        Raises:
+            SequenceFault: slots and pages may be left half changed.
         """
         if commit.outputs is None:
             commit.outputs = self._outputs(commit)
@@ -87,7 +90,7 @@ class RequestState:
                 self._scheduler.apply(decisions)
             return self.group.add(self._output(commit, text))
         except BaseException as error:
-            if not is_fault(error):
+            if isinstance(error, SequenceFault) or not is_fault(error):
                 raise
             logging.getLogger(__name__).exception("request %d ends with an error", self.group.id)
             for one in self.group.failing(sequence):

@@ -102,6 +102,7 @@ class BeamSearch(SequenceGroup):
         left = [(self._score(beam), beam) for beam in self.sequences]  # of a search cut short
         has_failed = any(beam.finish_reason is FinishReason.ERROR for beam in self.sequences)
         found = (left if has_failed else [*self._hypotheses, *left])[: self.params.n]
+        found += found[-1:] * (self.params.n - len(found))  # all are one until the search begins
         return [(sequence, self._text_of(sequence), score) for score, sequence in found]
 
     def _advance(self) -> Decisions:

@@ -122,14 +122,23 @@ class Scheduler:
     def apply(self, decisions: Decisions) -> None:
         """Does what a search decided when its beams were committed; nothing of them is in
         flight.
+
+        Raises:
+            SequenceFault: slots and pages may be left half changed.
         """
         for sequence, reason in decisions.ended:
             self.finish(sequence, reason)
         for parent, child in decisions.forks:
-            self.fork(parent, child)
+            try:
+                self.fork(parent, child)
+            except BaseException as error:
+                raise blame(child, error) from error
         for sequence, token, logprob in decisions.chosen:
-            sequence.choose(token, logprob)
-            self.shards[sequence.shard].rewrite(sequence)
+            try:
+                sequence.choose(token, logprob)
+                self.shards[sequence.shard].rewrite(sequence)
+            except BaseException as error:
+                raise blame(sequence, error) from error
 
     def preempt(self, sequence: Sequence) -> None:
         """Frees slot and pages of a running sequence, which resumes from what stays cached. Of
