@@ -277,6 +277,26 @@ def test_samples_of_a_prompt_share_what_it_kept():
         assert own.kept_prompt_tokens == 62
 
 
+def test_an_observer_that_raises_ends_its_prompt_alone(monkeypatch, caplog):
+    engine, prompts = make(LLAMA), fakes.prompts([150, 90, 97], VOCAB, seed=6)
+    params = [asked(80), asked(64), asked(None)]
+    expected = engine.generate(prompts, params)
+    observe = engine.model_runner.observe
+
+    def fail(sequence):
+        if sequence.num_prompt_tokens == 150:
+            raise ValueError("poison")
+        return observe(sequence)
+
+    monkeypatch.setattr(engine.model_runner, "observe", fail)
+    faulty, *others = engine.generate(prompts, params)
+    assert (faulty.finish_reason, faulty.token_ids) == ("error", [])
+    assert [other.token_ids for other in others] == [each.token_ids for each in expected[1:]]
+    assert others[0].kept_prompt_tokens == expected[1].kept_prompt_tokens < 90
+    assert not engine._requests and "poison" in caplog.text
+    engine.scheduler.check_integrity()
+
+
 def test_beams_share_what_it_kept_and_bear_preemption():
     [prompt] = fakes.prompts([150], VOCAB, seed=6)
     params, results = asked(64, beam_width=3, n=3), []

@@ -479,6 +479,23 @@ def test_the_planner_opens_with_what_is_served(browser):
         page.close()
 
 
+def test_the_planner_shows_that_it_loads(browser, server):
+    page = browser.page()
+    page.call(
+        "Page.addScriptToEvaluateOnNewDocument",
+        source="""{
+        const { fetch } = window, gate = new Promise((open) => { window.answer = open; });
+        window.fetch = (...request) => gate.then(() => fetch(...request)); }""",
+    )
+    page.open(server.url + "/plan")
+    page.wait("document.querySelector('#sentence [role=status]')")
+    assert page.text("#sentence") == "Loading the plan of what is served."
+    page.do("answer()")
+    page.wait("document.querySelector('#sentence [role=alert]')")  # this server has none
+    assert "Loading" not in page.text("#sentence")
+    page.close()
+
+
 def test_a_model_without_a_plan(server):
     assert server.http.get("/console/plan").status_code == 404
 
