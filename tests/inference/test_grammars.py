@@ -198,6 +198,40 @@ def test_a_grammar_that_raises_ends_its_request_alone(name, error, alone, monkey
     engine.scheduler.check_integrity()
 
 
+def test_a_matcher_that_breaks_ends_its_request_with_the_text_so_far(alone, caplog):
+    engine = make()
+    ids = [engine.add_request(p, asked(**how)) for p, how in zip(PROMPTS, HOW, strict=True)]
+    outputs = {id: [] for id in ids}
+    state = fakes.sequence_of(engine, ids[0]).grammar
+
+    class Broken:
+        """Whose next mask is a panic."""
+
+        def __init__(self, matcher):
+            self._matcher = matcher
+
+        def __getattr__(self, name):
+            return getattr(self._matcher, name)
+
+        def unsafe_compute_mask_ptr(self, *_):
+            raise PanicException("index out of bounds")
+
+    for n in range(300):
+        if n == 8:
+            state._matcher = Broken(state._matcher)
+        for output in engine.step():
+            outputs[output.id].append(output)
+    tokens = [[t for output in each for t in output.token_ids] for each in outputs.values()]
+    assert 0 < len(tokens[0]) < len(alone[0].token_ids)
+    assert tokens == [alone[0].token_ids[: len(tokens[0])], *(each.token_ids for each in alone[1:])]
+    first, *others = ([o.finish_reason for o in each][-1] for each in outputs.values())
+    assert first == "error" and others == [each.finish_reason for each in alone[1:]]
+    text = "".join(output.text for output in outputs[ids[0]])
+    assert text and alone[0].text.startswith(text) and len(text.encode()) >= len(tokens[0]) - 1
+    assert "GrammarError: has failed: llguidance: index out of bounds" in caplog.text
+    assert not engine._requests
+
+
 @pytest.mark.parametrize("params, settings, problem", [
     ({"grammar": grammar.of_regex("((")}, {}, "the grammar cannot be compiled"),
     ({"grammar": "start: nothing"}, {}, "the grammar cannot be compiled"),
