@@ -30,12 +30,23 @@ def _load() -> None:
         return
     folder = Path(named) if named else cache_directory.path() / "kernels"
     try:
-        found = (None if named else build.bundled()) or build.find(folder)
-        if found is None:
-            build.check(folder)
-            logging.warning("building the CPU kernels, once (some seconds)")
-            found = build.build(folder)
-        ownership.check(found)
-        library.load(found)
+        bundled = None if named else build.bundled()  # as trusted as the code beside it
+        library.load(bundled or _cached(folder))
     except (build.BuildError, InputError, OSError) as error:
         logging.warning("CPU kernels are not used, XLA's run instead: %s", error)
+
+
+def _cached(folder: Path) -> Path:
+    """The library in a folder, built where it is missing.
+
+    Raises:
+        BuildError: there is none.
+        InputError: another user may write to it.
+    """
+    path = build.find(folder)
+    if path is None:
+        build.check(folder)
+        logging.warning("building the CPU kernels, once (some seconds)")
+        path = build.build(folder)
+    ownership.check(path)
+    return path

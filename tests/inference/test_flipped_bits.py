@@ -1,5 +1,6 @@
 """A flipped bit is found in whatever is kept: the file is refused, or what it holds made again."""
 
+import os
 import random
 
 import numpy as np
@@ -11,6 +12,7 @@ from inference.checkpoints import resolve
 from inference.checkpoints.gguf import gguf_tokenizer
 from inference.checkpoints.gguf.export import gguf_export
 from inference.checkpoints.native import converted, packed_file
+from inference.files import ownership
 from inference.files.resumable_results import ResumableResults
 from inference.planner.calibration import store
 from inference.quantize.parts import Parts
@@ -110,8 +112,13 @@ def test_token_ids(tmp_path, every_flip_is_found):
 
 def test_a_tokenizer_of_a_gguf_file(tmp_path, exported, monkeypatch, every_flip_is_found):
     header = resolve.resolve(str(exported)).open(None).contents().header
-    gguf_tokenizer.load_tokenizer(header, 320)
+    before = os.umask(0o002)
+    try:
+        gguf_tokenizer.load_tokenizer(header, 320)
+    finally:
+        os.umask(before)
     [path] = (tmp_path / "cache" / "converted").rglob("tokenizer-*.json")
+    ownership.check(path)  # beside it lie weights, which are mapped
     every_flip_is_found(path, lambda: gguf_tokenizer._cached(path) is None)
 
 

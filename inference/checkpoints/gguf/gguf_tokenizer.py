@@ -135,7 +135,7 @@ def _cached(path: Path) -> tokenizers.Tokenizer | None:
 def _rebuild(header: Header, path: Path) -> tokenizers.Tokenizer:
     backend = panics.guard(lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer")
     try:
-        with atomic.open_file(path) as file:
+        with atomic.open_file(path, is_kept=True) as file:
             file.write(digests.sealed(backend.to_str()))
     except OSError as error:
         logging.warning("the tokenizer is not cached: %s: %s", path, error.strerror)

@@ -174,6 +174,7 @@ def cross_compile(compiler: list[str], machine: str, folder: Path) -> Path:
 
 def _keep(built: Path, folder: Path, name: str) -> Path:
     library = folder / f"{name}-{_digest(built.read_bytes())}.so"
+    built.chmod(0o755)  # whatever the umask: who writes it decides what this process does
     os.replace(built, library)
     return library
 

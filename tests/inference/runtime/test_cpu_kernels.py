@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 
+from inference.files import ownership
 from inference.runtime import cpu_kernels
 from layers import decoder
 from layers.kernels.cpu import build, library
@@ -142,6 +143,14 @@ def test_a_truncated_library_is_not_loaded(whole, unloaded, monkeypatch, caplog)
     assert _refused(caplog) and not library.is_loaded()
 
 
+def test_a_library_that_is_built_is_its_owners_alone(tmp_path):
+    """Linkers follow the umask, which leaves groups of one user the right to write."""
+    linked = tmp_path / "library.so"
+    linked.write_bytes(b"linked")
+    linked.chmod(0o775)
+    ownership.check(build._keep(linked, tmp_path, "kernels"))
+
+
 def test_another_library_is_refused(whole, unloaded, monkeypatch, caplog):
     other = unloaded / whole.name
     unloaded.mkdir()
@@ -162,6 +171,8 @@ def test_a_wheel_brings_its_own(whole, unloaded, monkeypatch, tmp_path, caplog):
     content, digest = whole.read_bytes(), whole.stem.rpartition("-")[2]
     own = build.BUNDLED / f"{build._bundled_name(platform.machine())}-{digest}.so"
     own.write_bytes(content)
+    for path, mode in ((build.BUNDLED, 0o775), (own, 0o664)):  # as pip installs for umask 002
+        path.chmod(mode)
     assert _refused(caplog) and not library.is_loaded()  # RIDGELINE_KERNELS is set
     monkeypatch.delenv("RIDGELINE_KERNELS")
     used = []
