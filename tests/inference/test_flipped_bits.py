@@ -9,7 +9,7 @@ import pytest
 from configs.errors import InputError
 from configs.hardware import catalog
 from inference.checkpoints import resolve
-from inference.checkpoints.gguf import gguf_tokenizer
+from inference.checkpoints.gguf import gguf_file, gguf_tokenizer, tensor_names
 from inference.checkpoints.gguf.export import gguf_export
 from inference.checkpoints.native import converted, packed_file
 from inference.files import ownership
@@ -76,6 +76,19 @@ def read_all(path):
 
 def test_a_gguf_file_of_ours(exported, every_flip_is_found):
     every_flip_is_found(exported, lambda: refused(lambda: read_all(exported)))
+
+
+def test_divisors_of_a_gguf_file_of_ours(tmp_path):
+    """They are in the configuration, which every start reads; it reads weights from a cache."""
+    path = tmp_path / "stretched.gguf"
+    source = apps.TINY.with_name("llama-gqa-tied-rope3")
+    gguf_export.write(resolve.resolve(str(source)).open(None), path)
+    entry = gguf_file.open_gguf(path).tensors[tensor_names.ROPE_FACTORS]
+    last = entry.position + entry.num_bytes - 4  # of float32, the lowest byte
+    data = bytearray(path.read_bytes())
+    data[last] ^= 1
+    path.write_bytes(data)
+    assert refused(lambda: resolve.resolve(str(path)))
 
 
 def test_weights_as_kernels_read_them(tmp_path, every_flip_is_found):

@@ -1,7 +1,8 @@
-"""The digests in `.gguf` files of ours: of the tensors' data, and, where that is, of all before it.
+"""The digests in `.gguf` files of ours: of the weights, and of all before them.
 
-Both are texts of the metadata, which other readers pass over. What is before the data is compared
-when the file is opened, and the data when it is first read: later starts map what was made of it.
+Both are texts of the metadata, which other readers pass over. What is before the weights, metadata
+and the divisors of frequencies, is compared when the file is opened. The weights are compared when
+they are first read, because later starts map what was made of them.
 """
 
 import mmap
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from configs.errors import InputError
 from inference.checkpoints.gguf.gguf_scan import Header
+from inference.checkpoints.gguf.tensor_names import ROPE_FACTORS
 from inference.files import digests
 
 DATA = "ridgeline.data_digest"
@@ -27,7 +29,7 @@ def seal(path: Path, header: Header) -> None:
 
 
 def check_head(header: Header) -> None:
-    """Compares all that is before the data.
+    """Compares all that is before the weights.
 
     Raises:
         InputError: it is not what was written.
@@ -39,7 +41,7 @@ def check_head(header: Header) -> None:
 
 
 def check_data(header: Header) -> None:
-    """Compares the tensors' data.
+    """Compares the weights.
 
     Raises:
         InputError: it is not what was written.
@@ -56,4 +58,6 @@ def check_data(header: Header) -> None:
 
 
 def _start(header: Header) -> int:
-    return min((entry.position for entry in header.tensors.values()), default=len(header.data))
+    """Where the weights begin."""
+    weights = (entry for name, entry in header.tensors.items() if name != ROPE_FACTORS)
+    return min((entry.position for entry in weights), default=len(header.data))

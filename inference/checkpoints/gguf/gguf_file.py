@@ -24,6 +24,7 @@ from inference.checkpoints import names
 from inference.checkpoints.gguf import gguf_digests, gguf_parts, gguf_scan, gguf_stacks
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.gguf.states import gguf_state_parts
+from inference.checkpoints.gguf.tensor_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
 
@@ -32,9 +33,6 @@ _DENSE = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
 KEPT = {"Q8_0": "q8_0", "Q5_0": "q5_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k",
          "Q6_K": "q6_k", "MXFP4": "mxfp4"}  # fmt: skip
 _BLOCK_ELEMENTS = 1 << 17  # dequantized at a time: temporaries stay in the processor's cache
-# Tensors that say how positions rotate, by the kind of scaling that a configuration has of them.
-ROPE_FACTORS = "rope_freqs.weight"
-LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
 
 
 def open_gguf(path: Path) -> Header:

@@ -14,8 +14,8 @@ from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Proportional, Rope
 from configs.model import LayerSpec
 from inference.checkpoints.gguf import gguf_file
-from inference.checkpoints.gguf.gguf_file import ROPE_FACTORS
 from inference.checkpoints.gguf.gguf_keys import Keys
+from inference.checkpoints.gguf.tensor_names import ROPE_FACTORS
 
 _WINDOW = "attention.sliding_window"
 # Keys that only this architecture reads.

@@ -16,10 +16,10 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Llama3, LongRope, Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints.gguf import gguf_file, gguf_gemma4, gguf_mixtures
-from inference.checkpoints.gguf.gguf_file import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.checkpoints.gguf.gguf_keys import YARN, Keys
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.gguf.states import gguf_states
+from inference.checkpoints.gguf.tensor_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from layers import rope as rope_math
 
 # The one size of a family whose queries are scaled by D / N instead of H, by its layers.

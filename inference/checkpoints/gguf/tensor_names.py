@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 Table = Mapping[str, tuple[str, ...]]
 
+# Tensors that say how positions rotate, by the kind of scaling that a configuration has of them.
+ROPE_FACTORS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+
 LLAMA: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),

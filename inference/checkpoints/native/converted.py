@@ -65,8 +65,7 @@ def open_or_convert(
     metadata = {"format": _FORMAT, "declaration": _digest(declared)}
     if path.exists():
         try:
-            ownership.check(path)
-            mapped.check_digest(path)
+            _check_kept(path)
             cached = safetensors_file.open_file(path)
             load.check(declared, cached, names.identity)
             if safetensors_file.read_metadata(path).items() >= metadata.items():
@@ -84,11 +83,23 @@ def map_kept(path: Path) -> dict[str, np.ndarray]:
     """The arrays of a sealed file in the cache, mapped.
 
     Raises:
-        InputError: it is damaged, or another user may write it.
+        InputError: as `_check_kept`.
     """
-    ownership.check(path)
-    mapped.check_digest(path)
+    _check_kept(path)
     return safetensors_file.map_arrays(path)
+
+
+def _check_kept(path: Path) -> None:
+    """Compares a file of the cache with its digest.
+
+    Raises:
+        InputError: it is damaged, another user may write it, or another process has removed it.
+    """
+    try:
+        ownership.check(path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    mapped.check_digest(path)
 
 
 def _digest(declared: dict[str, ParamInfo]) -> str:

@@ -5,8 +5,9 @@ import jax
 import pytest
 
 from configs.engine import Config, EngineConfig
+from configs.errors import InputError
 from inference.checkpoints.hf import safetensors_file
-from inference.checkpoints.native import packed_file
+from inference.checkpoints.native import converted, packed_file
 from layers import decoder
 from layers.kernels.cpu import library
 from layers.kernels.linear import api as linear
@@ -87,3 +88,8 @@ def test_a_folder_that_cannot_be_written_costs_a_line(kept, caplog):
     kept.folder.parent.write_text("")
     kept.load()
     assert "packed weights are not kept" in caplog.text
+
+
+def test_a_file_that_another_process_removes_meanwhile(tmp_path):
+    with pytest.raises(InputError, match="packed-x: No such file or directory"):
+        converted.map_kept(tmp_path / "packed-x")

@@ -22,7 +22,7 @@ from configs.kinds.rope import Llama3
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load, names
-from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_metadata
+from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_metadata, tensor_names
 from inference.checkpoints.gguf.export import export_metadata, export_states, export_tokenizer
 from inference.checkpoints.gguf.export.export_metadata import Metadata
 from inference.checkpoints.gguf.states import gguf_state_parts
@@ -89,7 +89,7 @@ def write(
     with new_directory.create_file(output) as path:
         factors = export_states.factors(checkpoint.config)
         own = _fused(config, list(_tensors(config, declared, contents, dtype, factors)))
-        tensors = [*own, *_divisors(config)]
+        tensors = [*_divisors(config), *own]  # first: `gguf_digests`
         digests = _write(path, metadata, tensors, progress)
         gguf_digests.seal(path, gguf_file.scan_gguf(path))
         _compare(path, model, checkpoint, digests)
@@ -230,7 +230,7 @@ def _divisors(config: ModelConfig) -> Iterator[_Tensor]:
     plain = rope_math.inverse_frequencies(dataclasses.replace(rope, scaling=None), head)
     found = np.asarray(plain / rope_math.inverse_frequencies(rope, head), np.float32)
     yield _Tensor(
-        gguf_file.ROPE_FACTORS, found.shape, "float32", lambda: found.view(np.uint8)[None]
+        tensor_names.ROPE_FACTORS, found.shape, "float32", lambda: found.view(np.uint8)[None]
     )
 
 
