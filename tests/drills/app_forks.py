@@ -4,6 +4,7 @@
 one of [status, stdout, stderr] each; status is None where a run did not end in time.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -32,12 +33,19 @@ def run(
     places = caches or [folder / "cache"] * len(commands)
     listed = [[str(cache), *command] for cache, command in zip(places, commands, strict=True)]
     root = Path(__file__).resolve().parents[2]
-    ran = subprocess.run(
-        [sys.executable, "-m", "tests.drills.app_forks"], cwd=root, text=True, check=True,
-        input=json.dumps(listed), stdout=subprocess.PIPE,
-        env=environment(folder),
-    )  # fmt: skip
-    return [(status, out, err) for status, out, err in json.loads(ran.stdout)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.drills.app_forks"], cwd=root, text=True,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(folder),
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            out, _ = process.communicate(json.dumps(listed))
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # and the app that it runs
+    if process.returncode:
+        raise RuntimeError(f"apps cannot be imported: status {process.returncode}")
+    return [(status, out, err) for status, out, err in json.loads(out)]
 
 
 def environment(folder: Path) -> dict[str, str]:

@@ -6,6 +6,7 @@ import datetime
 import platform
 import random
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -19,12 +20,33 @@ from typing import Any
 from inference.planner.calibration import store
 from tests.drills.server_process import ROOT, Server, Servers
 
+START_S = 60.0  # of the first server that a lane shares, whichever drill starts it
 TINY = ROOT / "tests" / "golden" / "llama-tokenizer"
 TINY_FLAGS = (f"--model={TINY}", "--set=model.dtype=float32")
 
 
 class Skipped(Exception):  # noqa: N818
     """The machine lacks what a drill needs; says what."""
+
+
+class TimeIsOver(BaseException):
+    """A drill has used its seconds; no handler of a drill's own takes it for a failure."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float) -> Iterator[None]:
+    """Raises `TimeIsOver` in the main thread, whatever it waits for, after so many seconds."""
+
+    def stop(number: int, frame: Any) -> None:
+        raise TimeIsOver
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 1e-3))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +88,8 @@ class Drill:
 
     Attributes:
         bar: what has to hold, as the page says it.
+        limit_s: seconds that it may take, of a long one in addition to its minutes. What earlier
+            drills leave of theirs is added.
         is_timed: its bar is a time, so nothing runs beside it.
         is_long: it takes as long as all others that may run beside it.
     """
@@ -73,6 +97,7 @@ class Drill:
     name: str
     bar: str
     run: Callable[[Setting], Outcome]
+    limit_s: float
     is_timed: bool = False
     is_long: bool = False
 
@@ -95,7 +120,9 @@ class Row:
 
 
 class Harness:
-    """Runs drills: first those that are timed, alone, then a long one beside all others."""
+    """Runs drills: first those that are timed, alone, then a long one beside all others. Each is
+    stopped when its time is over, and has failed.
+    """
 
     def __init__(self, flags: Sequence[str], quick: bool, minutes: float, tokens: int):
         """`flags`: of `scripts.serve`, for the drills with a real model."""
@@ -110,29 +137,55 @@ class Harness:
         alone = [drill for drill in drills if drill.is_timed]
         long = [drill for drill in drills if drill.is_long]
         others = [drill for drill in drills if not (drill.is_timed or drill.is_long)]
-        self._lane(alone, Servers(self._flags))
+        self._lane(alone, Servers(self._flags), limited)
         servers = Servers(self._flags)
-        beside = threading.Thread(target=self._lane, args=(long, servers), daemon=True)
+        unlimited = contextlib.nullcontext  # no signal reaches another thread
+        beside = threading.Thread(target=self._lane, args=(long, servers, unlimited), daemon=True)
+        deadline = time.monotonic() + START_S + sum(map(self._limit_s, long))
         beside.start()
         try:
-            self._lane(others, Servers(self._flags))
-            beside.join()
-        except BaseException:
+            self._lane(others, Servers(self._flags), limited)
+            beside.join(max(0, deadline - time.monotonic()))
+        finally:
             servers.close()
-            raise
-        rows = {row.drill.name: row for row in self._rows}
+        with self._lock:
+            rows = {row.drill.name: row for row in self._rows}
+        for drill in long:
+            if drill.name not in rows:
+                row = rows[drill.name] = self._stopped(drill, self._limit_s(drill))
+                self._say(f"{drill.name} {row.mark}: {row.text}")
         return [rows[drill.name] for drill in drills]
 
-    def _lane(self, drills: Sequence[Drill], servers: Servers) -> None:
+    def _limit_s(self, drill: Drill) -> float:
+        _, minutes, _ = self._sizes
+        return drill.limit_s + (60 * minutes if drill.is_long else 0)
+
+    def _lane(
+        self,
+        drills: Sequence[Drill],
+        servers: Servers,
+        limit: Callable[[float], contextlib.AbstractContextManager[None]],
+    ) -> None:
+        deadline = time.monotonic() + START_S
         with contextlib.closing(servers):
             for drill in drills:
                 self._say(f"{drill.name} begins: {drill.bar}")
                 start = time.monotonic()
-                outcome, text = self._outcome(drill, servers)
-                row = Row(drill, outcome, text, time.monotonic() - start)
+                deadline += self._limit_s(drill)
+                try:
+                    with limit(deadline - start):
+                        outcome, text = self._outcome(drill, servers)
+                    row = Row(drill, outcome, text, time.monotonic() - start)
+                except TimeIsOver:
+                    servers.close()
+                    row = self._stopped(drill, time.monotonic() - start)
                 with self._lock:
                     self._rows.append(row)
                 self._say(f"{drill.name} {row.mark} after {row.seconds:.0f} s: {row.text}")
+
+    def _stopped(self, drill: Drill, seconds: float) -> Row:
+        text = f"stopped: its time is over (limit {self._limit_s(drill):.0f} s)"
+        return Row(drill, Outcome(False, text), text, seconds)
 
     def _outcome(self, drill: Drill, servers: Servers) -> tuple[Outcome | None, str]:
         with tempfile.TemporaryDirectory(prefix=f"drill-{drill.name}-") as folder:

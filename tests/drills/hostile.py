@@ -63,11 +63,14 @@ def of_requests(setting: Setting) -> Outcome:
         good = {"body": {"prompt": "Hi", "max_tokens": 8, "temperature": 0, "ignore_eos": True}}
         (before,) = ask(server, [good], 120)["answers"]
         faults = {}
-        with ThreadPoolExecutor(_CONNECTIONS) as pool:
+        pool = ThreadPoolExecutor(_CONNECTIONS)
+        try:
             sent = pool.map(lambda case: send(server.port, case), cases)
             for case, (status, answer, _) in zip(cases, sent, strict=True):
                 if reason := fault(case, status, answer):
                     faults[case.name] = reason
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
         server.wait_idle()
         (after,) = ask(server, [good], 120)["answers"]
         is_same = _is_alive(server, pid, engine) and before["text"] == after["text"]
@@ -99,10 +102,10 @@ DRILLS = (
         "hostile_requests",
         ">= 400 hostile requests: a status that fits, no 5xx, no leak, no hang; the server as "
         "before",
-        of_requests,
+        of_requests, limit_s=150,
     ),
     Drill(
         "hostile_files", "hostile checkpoints, tokenizers, .gguf files and flags: one line each",
-        of_files,
+        of_files, limit_s=60,
     ),
 )  # fmt: skip

@@ -28,7 +28,7 @@ def marked(place: str) -> dict[str, Any]:
 
 def poison(setting: Setting) -> Outcome:
     """The same requests again and again, a tenth of them poisoned in every other turn."""
-    num = setting.size(200, 60)
+    num = setting.size(70, 60)
     repeated = " ".join(["the ridge of a line"] * 8)  # drafts are found in it
     clean = [request(setting, prompt=f"{n} {repeated}", max_tokens=48) for n in range(num)]
     places = {n: _PLACES[n // 10 % len(_PLACES)] for n in range(0, num, 10)}
@@ -74,8 +74,8 @@ def poison(setting: Setting) -> Outcome:
 DRILLS = (
     Drill(
         "poison",
-        "20 of 200 requests fail in grammar mask or accept, commit, build, proposer, detokenizer "
+        "21 of 210 requests fail in grammar mask or accept, commit, build, proposer, detokenizer "
         "(every other a panic): 0 restarts, no other text changed, p99 of others <= 1.2x",
-        poison, is_timed=True,
+        poison, limit_s=130, is_timed=True,
     ),
 )  # fmt: skip

@@ -249,6 +249,6 @@ def of_replicas(setting: Setting) -> Outcome:
 DRILLS = (
     Drill(
         "replicas", "kill -9 of one of two replicas under 100 streams: 0 lost, the same texts",
-        of_replicas,
+        of_replicas, limit_s=400,
     ),
 )  # fmt: skip

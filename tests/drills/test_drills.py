@@ -3,6 +3,7 @@
 import json
 import random
 import sys
+import threading
 
 import pytest
 
@@ -89,10 +90,10 @@ def test_a_run_prints_and_writes_drill_bar_and_figure(monkeypatch, capsys, tmp_p
         return Outcome(True, f"{setting.size(100, 3)} of 3", {"count": 3})
 
     drills = (
-        Drill("long", "minutes", lambda setting: Outcome(False, "2 lost"), is_long=True),
-        Drill("counts", "3 of 3", counts),
-        Drill("breaks", "it holds", breaks_down, is_timed=True),
-        Drill("skips", "a moon", is_skipped),
+        Drill("long", "minutes", lambda setting: Outcome(False, "2 lost"), 60, is_long=True),
+        Drill("counts", "3 of 3", counts, 60),
+        Drill("breaks", "it holds", breaks_down, 60, is_timed=True),
+        Drill("skips", "a moon", is_skipped, 60),
     )
     monkeypatch.setattr(catalog, "DRILLS", drills)
     page, figures = tmp_path / "drills.md", tmp_path / "drills.json"
@@ -116,6 +117,31 @@ def test_a_run_prints_and_writes_drill_bar_and_figure(monkeypatch, capsys, tmp_p
     with pytest.raises(SystemExit) as ended:
         program.main()
     assert ended.value.code == 0
+
+
+def test_a_drill_whose_time_is_over_is_stopped_and_has_failed(monkeypatch, capsys):
+    def hangs(setting):
+        threading.Event().wait()
+
+    monkeypatch.setattr(harness, "START_S", 0)
+    drills = (
+        Drill("hangs", "it ends", hangs, 0.01),
+        Drill("hangs_long", "it ends", hangs, 0.01, is_long=True),
+        Drill("counts", "1", lambda setting: Outcome(True, "1"), 60),
+    )
+    rows = harness.Harness([], True, 0, 4).run(drills)
+    assert [row.mark for row in rows] == ["FAILS", "FAILS", "holds"]
+    assert [row.text for row in rows[:2]] == ["stopped: its time is over (limit 0 s)"] * 2
+    assert "hangs FAILS after 0 s: stopped: " in capsys.readouterr().out
+
+
+def test_all_drills_fit_into_half_an_hour():
+    """But for what is asked for in addition: suites, and replicas, which need Ray."""
+    drills = [drill for drill in catalog.DRILLS if drill.name != "replicas"]
+    timed = [drill.limit_s for drill in drills if drill.is_timed]
+    long = [drill.limit_s + 20 * 60 for drill in drills if drill.is_long]
+    others = [drill.limit_s for drill in drills if not drill.is_timed and not drill.is_long]
+    assert 2 * harness.START_S + sum(timed) + max(sum(long), sum(others)) <= 30 * 60
 
 
 def test_names_differ_and_one_that_is_none_is_refused(monkeypatch, capsys):
