@@ -32,8 +32,9 @@ _START_OVER = "give --overwrite to start over"
 
 
 def digest(value: Any) -> str:
-    """A name for plain data, from a hash of its content."""
-    text = json.dumps(value, sort_keys=True, default=repr)
+    """A name for plain data, from a hash of its content; JSON of it that is read has the same."""
+    plain = json.loads(json.dumps(value, default=repr))  # numbers that are keys are sorted as texts
+    text = json.dumps(plain, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 

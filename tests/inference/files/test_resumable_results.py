@@ -36,6 +36,15 @@ def test_a_line_that_was_cut_off_anywhere_is_computed_again(tmp_path):
     assert complete == lines == 4
 
 
+def test_alternatives_by_token_id_are_read_back(tmp_path):
+    kept = open_results(tmp_path)
+    kept.add("zero", {"top_logprobs": [{9: -0.5, 10: -1.0, 2: -2.0}]})
+    kept.close(False)
+    again = open_results(tmp_path)
+    assert again.results == {"zero": {"top_logprobs": [{"9": -0.5, "10": -1.0, "2": -2.0}]}}
+    again.close(True)
+
+
 def test_two_runs_do_not_write_one_file(tmp_path):
     first = open_results(tmp_path)
     with pytest.raises(InputError, match="another run is writing"):
