@@ -9,7 +9,7 @@ import pytest
 from configs.errors import InputError
 from configs.hardware import catalog
 from inference.checkpoints import resolve
-from inference.checkpoints.gguf import gguf_file, gguf_tokenizer, tensor_names
+from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_tokenizer, tensor_names
 from inference.checkpoints.gguf.export import gguf_export
 from inference.checkpoints.native import converted, packed_file
 from inference.files import ownership
@@ -76,6 +76,19 @@ def read_all(path):
 
 def test_a_gguf_file_of_ours(exported, every_flip_is_found):
     every_flip_is_found(exported, lambda: refused(lambda: read_all(exported)))
+
+
+def test_a_gguf_file_whose_metadata_another_program_copied(exported, tmp_path, caplog):
+    """llama-quantize does so: the file has another size."""
+    data = exported.read_bytes()
+    changed = data.replace(b"tokenizer.ggml.model", b"tokenizer.ggml.modem")
+    path = tmp_path / "changed.gguf"
+    path.write_bytes(changed)
+    assert refused(lambda: gguf_file.open_gguf(path))
+    path.write_bytes(changed + bytes(32))
+    header = gguf_file.open_gguf(path)
+    assert "copied the digests of another file" in caplog.text
+    gguf_digests.check_data(header)
 
 
 def test_divisors_of_a_gguf_file_of_ours(tmp_path):

@@ -2,9 +2,12 @@
 
 Both are texts of the metadata, which other readers pass over. What is before the weights, metadata
 and the divisors of frequencies, is compared when the file is opened. The weights are compared when
-they are first read, because later starts map what was made of them.
+they are first read, because later starts map what was made of them. That digest ends with the
+file's size: tools of llama.cpp that quantize and split files copy all metadata, and no header that
+is damaged can change the size.
 """
 
+import logging
 import mmap
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from inference.checkpoints.gguf.tensor_names import ROPE_FACTORS
 from inference.files import digests
 
 DATA = "ridgeline.data_digest"
+_SIZE_DIGITS = 16  # hexadecimal
 METADATA = {digests.FIELD: digests.EMPTY, DATA: digests.EMPTY}  # first in a file
 
 
@@ -21,11 +25,11 @@ def seal(path: Path, header: Header) -> None:
     """Writes the digests of a file that was written with `METADATA`, given its own header."""
     start = _start(header)
     with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as whole, memoryview(whole) as view:
-        of_data, own = digests.place(view, DATA), digests.place(view)
-        assert of_data is not None and own is not None
+        of_data, of_head = digests.place(view, DATA), digests.place(view)
+        assert of_data is not None and of_head is not None
         with view[:start] as head, view[start:] as data:
-            head[of_data] = digests.of(data).encode()
-            head[own] = digests.of(head, own).encode()
+            head[of_data] = _of(data, len(view)).encode()
+            head[of_head] = digests.of(head, of_head).encode()
 
 
 def check_head(header: Header) -> None:
@@ -35,6 +39,12 @@ def check_head(header: Header) -> None:
         InputError: it is not what was written.
     """
     if not header.metadata.keys() & METADATA:
+        return
+    if _is_copied(header):
+        logging.warning(
+            "%s: another program copied the digests of another file into it; they are not compared",
+            header.path,
+        )  # fmt: skip
         return
     with memoryview(header.data) as view, view[: _start(header)] as head:
         digests.check(head, str(header.path))
@@ -47,14 +57,29 @@ def check_data(header: Header) -> None:
         InputError: it is not what was written.
     """
     written = header.metadata.get(DATA)
-    if written is None:
+    if written is None or _is_copied(header):
         return
     with memoryview(header.data) as view, view[_start(header) :] as data:
-        if digests.of(data) != written:
+        if _of(data, len(view)) != written:
             raise InputError(
                 f"{header.path}: its weights are not what was written: the file is damaged or was "
                 "changed"
             )
+
+
+def _of(data: memoryview, size: int) -> str:
+    """The digest of weights: 48 digits of theirs and 16 of the size of their file, in bytes."""
+    return f"{digests.of(data)[:-_SIZE_DIGITS]}{size:0{_SIZE_DIGITS}x}"
+
+
+def _is_copied(header: Header) -> bool:
+    """Whether the digests are of a file of another size."""
+    written = header.metadata.get(DATA)
+    try:
+        size = int(written[-_SIZE_DIGITS:], 16) if isinstance(written, str) else None
+    except ValueError:  # damaged
+        return False
+    return size is not None and size != len(header.data)
 
 
 def _start(header: Header) -> int:

@@ -125,8 +125,8 @@ def _cached(path: Path) -> tokenizers.Tokenizer | None:
     if not path.exists():
         return None
     try:
-        kept = mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES)
-        return hf_tokenizer.parse_backend(digests.opened(kept.encode(), str(path)), path)
+        sealed = mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES)
+        return hf_tokenizer.parse_backend(digests.opened(sealed.encode(), str(path)), path)
     except InputError as error:
         logging.warning("%s; the tokenizer is built again", error)
         return None
