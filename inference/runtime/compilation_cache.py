@@ -7,6 +7,7 @@ Here an entry that cannot be read is removed when JAX says so, and JAX writes it
 import contextlib
 import logging
 import os
+import re
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from jax.experimental.compilation_cache.compilation_cache import reset_cache
 from configs.errors import InputError, reason
 from inference.files import cache_directory, ownership
 
-_UNREADABLE = "Error reading persistent compilation cache entry"
+_UNREADABLE = re.compile("Error reading persistent compilation cache entry for '(.+?)'")
 _UNWRITABLE = "Error writing persistent compilation cache entry"
 ENTRIES = "*-cache"
 _ZSTD = b"\x28\xb5\x2f\xfd"  # where a package for it is installed
@@ -59,9 +60,9 @@ def _mending(folder: Path, show: Callable[..., None]) -> Callable[..., None]:
 
     def mend(message: Warning | str, *where: Any, **more: Any) -> None:
         text = str(message)
-        if text.startswith(_UNREADABLE):
-            removed = [path for path in folder.glob(ENTRIES) if _remove_damaged(path)]
-            logging.warning("%s: %d damaged, compiled and kept again", folder, len(removed))
+        if unreadable := _UNREADABLE.match(text):
+            num_removed = _remove_damaged(folder, unreadable[1])
+            logging.warning("%s: %d damaged, compiled and kept again", folder, num_removed)
         elif text.startswith(_UNWRITABLE):
             logging.warning("an executable is not kept: %s", text.rpartition("': ")[2])
         else:
@@ -81,9 +82,19 @@ def is_whole(path: Path) -> bool:
         return False
 
 
-def _remove_damaged(path: Path) -> bool:
-    with contextlib.suppress(OSError):  # another process may do the same
-        if not is_whole(path):
+def _remove_damaged(folder: Path, program: str) -> int:
+    """Removes the damaged entries, or, where they cannot be told, all of a program; how many."""
+    entries = list(folder.glob(ENTRIES))
+    removed = [path for path in entries if not _can_be_whole(path)]
+    removed = removed or [path for path in entries if path.name.startswith(f"{program}-")]
+    for path in removed:
+        with contextlib.suppress(OSError):  # another process may do the same
             path.unlink()
-            return True
-    return False
+    return len(removed)
+
+
+def _can_be_whole(path: Path) -> bool:
+    try:
+        return is_whole(path)
+    except OSError:
+        return True

@@ -74,6 +74,18 @@ def test_processes_of_the_suite_find_what_it_compiled(tmp_path):
     assert names[0] == names[1] != set()
 
 
+def test_entries_without_a_checksum_are_removed_by_their_program(tmp_path, caplog):
+    """JAX compresses by zstd where it is installed."""
+    entries = [tmp_path / f"{program}-1-cache" for program in ("jit_step", "jit_admit")]
+    for path in entries:
+        path.write_bytes(compilation_cache._ZSTD + b"damaged")
+    warn = compilation_cache._mending(tmp_path, print)
+    unreadable = "Error reading persistent compilation cache entry for 'jit_step': ZstdError: x"
+    warn(UserWarning(unreadable), UserWarning, "compiler.py", 1)
+    assert [path.exists() for path in entries] == [False, True]
+    assert "1 damaged, compiled and kept again" in caplog.messages[0]
+
+
 def test_what_cannot_be_kept_is_one_line(tmp_path, caplog):
     shown = []
     warn = compilation_cache._mending(tmp_path, lambda *args: shown.append(args))
