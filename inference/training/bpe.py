@@ -42,19 +42,19 @@ def directory(texts: Sequence[str], vocab_size: int) -> Path:
             text_files.TOKENIZER_CONFIG: (json.dumps(config) + "\n").encode(),
             text_files.TOKENIZER: _trained(texts, vocab_size).encode(),
         }
+        contents[manifest.NAME] = manifest.of_contents(contents)  # last
         for name, content in contents.items():
             try:
                 with atomic.open_file(folder / name) as file:
                     file.write(content)
             except OSError as error:
                 raise InputError(f"cannot write {folder / name}: {error.strerror}") from None
-        manifest.write(folder)
     return folder
 
 
 def _is_whole(folder: Path) -> bool:
     try:
-        listed = manifest.read(folder)
+        listed = manifest.read(folder, (".json",))  # not what a killed process left
         listed.verify(listed.digests)
     except InputError:
         return False

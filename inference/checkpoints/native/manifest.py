@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -62,6 +62,12 @@ def write(directory: Path) -> None:
     names = sorted(_files(directory))
     lines = [f"{_digest(directory / name)}  {name}\n" for name in names]
     (directory / NAME).write_text("".join(lines))
+
+
+def of_contents(contents: Mapping[str, bytes]) -> bytes:
+    """The manifest of files, given what they hold, by name."""
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
+    return "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()
 
 
 def read(directory: Path, suffixes: tuple[str, ...] = ("",)) -> Manifest:
