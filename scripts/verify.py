@@ -8,6 +8,7 @@ and the status is 1; what carries no digest is a line, too.
 from scripts import interrupts  # noqa: F401
 
 # isort: split
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def main(argv: Sequence[str]) -> None:
         if not place.exists():
             raise InputError(f"{shown(str(place))}: there is no such file or directory")
     checked, damaged, without = 0, 0, 0
-    for path, check in (found for place in places for found in _files(place)):
+    for path, check in itertools.chain.from_iterable(map(_files, places)):
         if check is None:
             without += 1
             print(f"{path}: carries no digest")
@@ -98,7 +99,8 @@ def _check(path: Path) -> Check | None:
     if path.suffix == ".gguf" and gguf_digests.DATA.encode() in start:
         return lambda: gguf_digests.check_data(gguf_file.open_gguf(path))
     rooms = (cache_directory.path() / name for name in ("converted", "tokens", "hardware"))
-    if digests.FIELD.encode() in start or any(path.is_relative_to(room) for room in rooms):
+    is_cached = any(path.is_relative_to(room) for room in rooms)
+    if digests.FIELD.encode() in start or (is_cached and digests.is_sealed(start)):
         return lambda: mapped.check_digest(path)
     return None
 

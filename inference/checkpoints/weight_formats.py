@@ -66,7 +66,8 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
 def warn_of_rounding(config: Config) -> None:
     """One line where products round activations, which no format of the weights asks for."""
     engine = config.engine
-    names = {name for _, own in config.model.formats for name in own if packed.rounds(name)}
+    formats = {format for _, of_part in config.model.formats for format in of_part}
+    names = set(filter(packed.rounds, formats))
     if names and (engine.linear, engine.activations) == ("ffi_cpu", "int8"):
         logging.warning(
             "activations are rounded to int8 in products with weights in %s; --activations=exact "
@@ -98,13 +99,13 @@ def rounded(model: ModelConfig, format: str) -> Formats:
     return {path: (own,) for path, own in few_bits.formats(model, format).items()}
 
 
-def _warn_of_rounding_again(asked: Formats, stored: Formats, weights: str) -> None:
+def _warn_of_rounding_again(formats: Formats, stored: Formats, weights: str) -> None:
     """Says which blocks of a file are rounded once more and take no fewer bits afterwards."""
     bits = FORMATS[weights].bits
-    again = {
+    again = {  # but tables, which get more bits
         path: stored[path]
-        for path, (own,) in asked.items()
-        if FORMATS[own].is_quantized and FORMATS[own].bits == bits  # not tables, which get more
+        for path, (format,) in formats.items()
+        if FORMATS[format].is_quantized and FORMATS[format].bits == bits
         and any(FORMATS[name].bits <= bits for name in _blocks({path: stored[path]}))
     }  # fmt: skip
     if again:

@@ -1,4 +1,4 @@
-"""Digests inside of the files that they are of, quick enough to be compared at every start.
+"""Digests inside the files that they are of, quick enough to be compared at every start.
 
 A file of ours that is kept holds, near its beginning and in whatever way its format has texts, the
 name `ridgeline.digest` and 64 hexadecimal digits: of the file in which these digits are zeros, cut
@@ -22,7 +22,8 @@ UNSEALED = {FIELD: EMPTY}
 
 _PIECE = 4 << 20
 SEARCHED = 4096  # bytes in which the field is
-_GAP = rb"[^0-9a-f]{1,16}([0-9a-f]{64})(?![0-9a-f])"  # of any format, then the digits
+_DIGITS = rb"([0-9a-f]{64})(?![0-9a-f])"
+_GAP = rb"[^0-9a-f]{1,16}"  # between name and digits, in any format
 
 
 def of(data: "memoryview | mmap.mmap", place: slice | None = None) -> str:
@@ -44,13 +45,20 @@ def of(data: "memoryview | mmap.mmap", place: slice | None = None) -> str:
         finally:
             for piece in pieces:
                 piece.release()
-    return hashlib.sha256(b"".join(each.to_bytes(4, "little") for each in sums)).hexdigest()
+    return hashlib.sha256(b"".join(crc.to_bytes(4, "little") for crc in sums)).hexdigest()
 
 
 def place(data: "memoryview | mmap.mmap", field: str = FIELD) -> slice | None:
     """Where a field's digits are; None: there is no such field, or a damaged one."""
-    match = re.compile(re.escape(field.encode()) + _GAP, re.DOTALL).search(bytes(data[:SEARCHED]))
+    match = re.search(re.escape(field.encode()) + _GAP + _DIGITS, bytes(data[:SEARCHED]))
     return None if match is None else slice(*match.span(1))
+
+
+def is_sealed(beginning: bytes) -> bool:
+    """Whether a file of the cache was written with a digest, given its first `SEARCHED` bytes:
+    files of earlier versions were not. The field's name may be what is damaged.
+    """
+    return FIELD.encode() in beginning or re.search(_DIGITS, beginning) is not None
 
 
 def seal(file: BinaryIO) -> None:

@@ -38,9 +38,15 @@ def kept(tmp_path, monkeypatch):
 
 def test_what_is_damaged_is_named(run, kept):
     (kept / "notes.txt").write_text("mine")
+    earlier = kept / "cache" / "tokens" / "of-an-earlier-version.npy"
+    np.save(earlier, np.arange(9))
     ran = run(kept)
-    assert ran.status == 0 and ran.out == f"{kept / 'notes.txt'}: carries no digest\n"
-    assert "0 damaged, 1 without a digest" in ran.err
+    assert ran.status == 0
+    assert ran.out == "".join(
+        f"{path}: carries no digest\n" for path in (earlier, kept / "notes.txt")
+    )
+    assert "0 damaged, 2 without a digest" in ran.err
+    earlier.unlink()
     config = kept / "native" / "config.json"
     config.write_text(json.dumps(json.loads(config.read_text())))
     damaged = [config, kept / "tiny.gguf", kept / "out.partial", *kept.rglob("cache/tokens/*")]
