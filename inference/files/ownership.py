@@ -11,13 +11,13 @@ _OTHERS_WRITE = 0o022
 
 
 def check(path: Path) -> None:
-    """Whether nobody else may write a file, or into its directory.
+    """Whether nobody else may write into a directory, or to a file and into its directory.
 
     Raises:
         InputError: somebody may; says what to do.
         OSError: it is not there.
     """
-    for place in (path, path.parent):
+    for place in (path,) if path.is_dir() else (path, path.parent):
         status = place.stat()
         if status.st_uid not in (os.getuid(), 0):
             raise InputError(
