@@ -16,11 +16,11 @@ DRILLS = (
     *server_faults.TIMED,
     *poison.DRILLS,
     *interrupts.DRILLS,
-    *kills.DRILLS,
     *flipped_bits.DRILLS,
     *hostile.DRILLS,
     *schemas.DRILLS,
     *server_faults.OTHERS,
+    *kills.DRILLS,  # late: they have what others leave of their time
     *replicas.DRILLS,
     server_faults.SOAK,
 )
