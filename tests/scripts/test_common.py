@@ -89,10 +89,22 @@ def test_flags_are_checked_before_jax_is_loaded():
     subprocess.run([sys.executable, "-c", code], cwd=apps.ROOT, check=True, timeout=60)
 
 
+def of_a_library_cut():
+    """As an app says it: the library's reason comes behind what else it says."""
+    try:
+        try:
+            raise RuntimeError(f"RESOURCE_EXHAUSTED: {'x' * 500} No space left on device")
+        except RuntimeError as error:
+            raise InputError(f"cannot write: {str(error)[:30]}") from None
+    except InputError as error:
+        return error
+
+
 FAILURES = {
     "file": (OSError(2, "No such file", "/x"), "error: No such file: /x"),
     "disk": (OSError(28, "No space left on device"), "left on device; free some there, or write"),
     "disk of a library": (RuntimeError("tensorstore: No space left on device [x]"), "; free some"),
+    "disk of a library, cut": (of_a_library_cut(), "xxx; free some there, or write elsewhere"),
     "files": (OSError(24, "Too many open files"), "open files; raise the limit on open files"),
     "read-only": (OSError(30, "Read-only file system", "/x"), "system: /x; write elsewhere"),
     "memory": (MemoryError(), "error: out of memory; raise the limit of this process"),
