@@ -68,9 +68,8 @@ ties, perplexity within 0.5 % (`tests/inference/test_parity_real.py`). Of the ot
 configuration and number of parameters are checked, no real weights. Those of `deepseek-v3` are
 published in FP8 by blocks of 128 x 128, which are dequantized as they are read. Those of gpt-oss
 are published with experts in MXFP4, which become bfloat16 as they are read, to the same numbers.
-Layers that
-predict a second token (DeepSeek-V3, GLM) are left out, as many as the configuration announces;
-where it is one, `--speculate=mtp` has it draft
+Layers that predict a second token (DeepSeek-V3, GLM) are left out, as many as the configuration
+announces; where it is one, `--speculate=mtp` has it draft
 ([how](speculation.md#the-layer-that-a-checkpoint-brings)). Of Gemma 4 the text is served: what
 reads images and sounds in a published directory is left out, in a line, and so are keys and values
 of layers that read earlier ones'. Of Qwen3.5 it is the text too; the layers with which it and
