@@ -125,7 +125,7 @@ class Trial:
             return f"{len(lines)} lines of error: {err[-160:]!r}"
         if (half := self.result()) and half != expected:
             return f"half an output: {sorted(half)[:3]}"
-        if half and self.app.name in ("train", "quantize", "convert"):
+        if half and not self.leftovers():
             return None  # it had ended, and a second run is refused
         status, err = self.finish()
         if status:
