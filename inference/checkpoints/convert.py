@@ -1,11 +1,8 @@
 """One checkpoint written in another format: complete under its name, or not there at all."""
 
 import dataclasses
-import errno
 import hashlib
 import json
-import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +28,7 @@ from inference.checkpoints.native import (
     orbax_directory,
 )
 from inference.checkpoints.opened import Checkpoint, Contents
+from inference.files import atomic
 from layers import decoder, params
 
 FORMATS = ("orbax", "hf")
@@ -186,8 +184,7 @@ def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None)
             if progress:
                 progress(done, total, "writing weights")
     leaves = safetensors_file.map_arrays(intermediate)
-    if shutil.disk_usage(folder).free < total:  # which Orbax would say in pages
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    atomic.check_room(folder, total)
     try:
         orbax_directory.save(folder, params.unflatten(infos, leaves))
     except OSError:

@@ -1,6 +1,8 @@
 """Files that appear under their name only when complete."""
 
+import errno
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,3 +36,13 @@ def open_file(path: Path, is_kept: bool = False) -> Iterator[BinaryIO]:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_room(folder: Path, num_bytes: int) -> None:
+    """Whether a folder's disk has so many bytes left: libraries that fill it say so in pages.
+
+    Raises:
+        OSError: it has not.
+    """
+    if shutil.disk_usage(folder).free < num_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

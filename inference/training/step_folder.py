@@ -18,7 +18,7 @@ from absl import logging
 
 from configs.errors import InputError, reason, shown
 from inference.checkpoints import mapped
-from inference.files import user_files
+from inference.files import atomic, user_files
 
 RECORD = "run.json"
 
@@ -94,6 +94,7 @@ class StepFolder:
                 text = json.dumps(self._record, indent=1) + "\n"
                 user_files.write({self.path / RECORD: text.encode()})
             self._clear()
+            atomic.check_room(self.path, sum(leaf.nbytes for leaf in jax.tree.leaves(state)))
             with _quiet(), ocp.Checkpointer(ocp.StandardCheckpointHandler()) as checkpointer:
                 checkpointer.save(self._place(step), args=ocp.args.StandardSave(state))
         except Exception as error:

@@ -514,7 +514,7 @@ def test_no_room_for_the_second_copy_is_one_line(tmp_path, monkeypatch):
     """Or what the library says that writes it."""
     usage = types.SimpleNamespace(free=1)
     with monkeypatch.context() as patch:
-        patch.setattr(convert.shutil, "disk_usage", lambda path: usage)
+        patch.setattr(shutil, "disk_usage", lambda path: usage)
         with pytest.raises(InputError, match="cannot write .*native: No space left on device$"):
             run(TINY, tmp_path / "native", "orbax")
 

@@ -93,6 +93,15 @@ def test_the_chips_divide_parameters_and_moments():
         assert down.addressable_shards[0].data.shape == (down.shape[0], down.shape[1] // 2)
 
 
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch, capfd):
+    """Orbax, which would find it full, prints traces."""
+    folder = StepFolder(tmp_path, {})
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9, 9, 0))
+    with pytest.raises(InputError, match="of step 1: .*No space left on device; the last good"):
+        folder.save(1, {"a": np.ones(9)})
+    assert not capfd.readouterr().err
+
+
 def test_a_step_that_cannot_be_written_leaves_the_last_good_one(straight, tmp_path):
     folder = StepFolder(tmp_path / "run", {})
     run(folder, steps=2)
