@@ -13,8 +13,10 @@ _INT64 = 2**63
 Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 NewTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 TokenIds = Annotated[list[Tokens], Meta(max_length=MAX_OWN_STOP_IDS)]
-StopText = Annotated[str, Meta(min_length=1, max_length=256)]
-Stop = StopText | Annotated[list[StopText], Meta(max_length=MAX_STOPS)]
+Word = Annotated[str, Meta(min_length=1, max_length=256)]
+Stop = Word | Annotated[list[Word], Meta(max_length=MAX_STOPS)]
+BadWords = Annotated[list[Word], Meta(max_length=64)]
+AllowedTokenIds = Annotated[list[Tokens], Meta(min_length=1, max_length=65536)]
 Bias = Annotated[float, Meta(ge=-100, le=100)]
 LogitBias = Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)]
 Short = Annotated[str, Meta(max_length=512)]
@@ -115,7 +117,7 @@ class Sampling(Struct, kw_only=True):
     frequency_penalty: Penalty | None = None
     repetition_penalty: Repetition | None = None
     logit_bias: LogitBias | None = None
-    allowed_token_ids: Annotated[list[Tokens], Meta(min_length=1, max_length=65536)] | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     max_tokens: Tokens | None = None
     min_tokens: Tokens | None = None
@@ -137,10 +139,7 @@ class Sampling(Struct, kw_only=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
-    bad_words: (
-        Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=64)]
-        | None
-    ) = None
+    bad_words: BadWords | None = None
 
     user: Short | None = None
     metadata: dict[str, Short] | None = None

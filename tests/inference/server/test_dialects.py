@@ -28,7 +28,8 @@ VALUES = {
     "structured_outputs.json": {"type": "object"}, "structured_outputs.regex": "a+",
     "structured_outputs.choice": ["a", "b"], "structured_outputs.grammar": 'root ::= "a"',
     "repetition_penalty": 1.1, "max_tokens": 3, "n": 2, "include_stop_str_in_output": True,
-    "cache_salt": "s",
+    "cache_salt": "s", "max_output_tokens": 3, "text.format": {"type": "json_object"},
+    "reasoning.effort": "low",
 }  # fmt: skip
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
           "additionalProperties": False}  # fmt: skip
@@ -68,8 +69,12 @@ def test_each_field_does_what_its_row_says(path):
             continue
         for value in row.neutral:
             assert read(path, **{name: value}) == read(path), (name, value)
-        target = row.becomes.partition(".")[0]
-        value = VALUES.get(row.becomes, "something")
+        becomes = row.becomes
+        target = becomes.partition(".")[0]
+        if not declares(path, target) and target in ROWS and ROWS[target].fate is Fate.OBEYED:
+            becomes = ROWS[target].becomes
+            target = becomes.partition(".")[0]
+        value = VALUES.get(becomes, "something")
         if row.fate is Fate.REFUSED:
             with pytest.raises(ApiError) as error:
                 read(path, **{name: value})
@@ -79,7 +84,7 @@ def test_each_field_does_what_its_row_says(path):
             request, ignored, _ = read(path, **{name: value})
             assert request == read(path).request and ignored == [name]
         else:
-            outer, _, part = row.becomes.partition(".")
+            outer, _, part = becomes.partition(".")
             same = read(path, **{outer: {part: value} if part else value})
             request, ignored, names = read(path, **{name: value})
             assert request == same.request != read(path).request
@@ -154,6 +159,29 @@ def test_responses_take_the_same_constraints(server, engine):
     both = {"guided_regex": "a", "text": {"format": {"type": "json_object"}}}
     error = server.post("/v1/responses", **how, **both).json()["error"]
     assert error["param"] == "guided_regex"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", TEXT, CHAT])
+def test_no_field_that_constrains_another_endpoint_is_dropped(path, server, engine):
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "n_predict"):
+        assert server.post(path, **BODIES[path], **{name: 3}).status_code == 200
+        assert engine.params[-1].max_new_tokens == 3, name
+    how = {"stop_token_ids": [7], "min_tokens": 2, "allowed_token_ids": [7, 8, 71]}
+    assert server.post(path, **BODIES[path], **how, max_tokens=3).status_code == 200
+    params = engine.params[-1]
+    assert (params.stop_ids, params.min_tokens, params.allowed_ids) == ((7,), 2, (7, 8, 71))
+    for how in ({"bad_words": ["x"]}, {"response_format": {"type": "json_object"}}):
+        assert server.post(path, **BODIES[path], **how, max_tokens=3).status_code == 200
+        assert engine.params[-1].grammar is not None, how
+    schema = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
+    response = server.post(path, **BODIES[path], response_format=schema, max_tokens=3)
+    assert (response.status_code == 200) == (path != "/v1/responses")
+    if path == "/v1/responses":
+        assert response.json()["error"]["param"] == "response_format"
+    else:
+        for how in ({"instructions": "x"}, {"text": {"format": {"type": "json_object"}}}):
+            (name,) = how
+            assert server.post(path, **BODIES[path], **how).json()["error"]["param"] == name
 
 
 TEMPLATES = {

@@ -7,6 +7,8 @@ from msgspec import Meta, Struct
 from inference.server.protocol.fields import (
     MAX_MESSAGES,
     MAX_TOP_LOGPROBS,
+    AllowedTokenIds,
+    BadWords,
     Effort,
     LogitBias,
     MinP,
@@ -17,11 +19,15 @@ from inference.server.protocol.fields import (
     Salt,
     Seed,
     Short,
+    Side,
     Stop,
     StructuredOutputs,
     Temperature,
+    TokenIds,
+    Tokens,
     TopK,
     TopP,
+    TruncatedTokens,
 )
 from inference.server.protocol.tool_fields import MAX_TOOLS, Variables
 
@@ -148,6 +154,12 @@ class ResponsesRequest(Struct, kw_only=True):
     priority: Priority | None = None
     cache_salt: Salt | None = None
     ignore_eos: bool | None = None
+    allowed_token_ids: AllowedTokenIds | None = None
+    bad_words: BadWords | None = None
+    min_tokens: Tokens | None = None
+    stop_token_ids: TokenIds | None = None
+    truncate_prompt_tokens: TruncatedTokens | None = None
+    truncation_side: Side | None = None
     stop: Stop | None = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
@@ -177,6 +189,13 @@ class ResponsesRequest(Struct, kw_only=True):
 SAME = (
     *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
     *("repetition_penalty", "seed", "priority", "cache_salt", "ignore_eos", "speculate", "stream"),
-    *("stop", "include_stop_str_in_output", "skip_special_tokens", "logit_bias"),
-    *("structured_outputs", "chat_template_kwargs", "parallel_tool_calls", "top_logprobs"),
+    *("allowed_token_ids", "bad_words", "min_tokens", "stop_token_ids", "truncate_prompt_tokens"),
+    *("truncation_side", "stop", "include_stop_str_in_output", "skip_special_tokens"),
+    *(
+        "logit_bias",
+        "structured_outputs",
+        "chat_template_kwargs",
+        "parallel_tool_calls",
+        "top_logprobs",
+    ),
 )

@@ -1,4 +1,5 @@
-"""Fields of other servers (vLLM, SGLang, llama.cpp, TGI, OpenAI) that no body here declares.
+"""Fields of other servers (vLLM, SGLang, llama.cpp, TGI, OpenAI), and of other endpoints, that a
+body does not declare.
 
 `docs/server.md` has the same table. A field that is in neither is accepted and listed in a header.
 """
@@ -30,7 +31,8 @@ class Row(NamedTuple):
         names: of the fields.
         fate: of each.
         why: why they are ignored, or what to send instead of those that are refused.
-        becomes: the declared field that obeys; with a dot, a field of an object.
+        becomes: the declared field that obeys, or another name of it; with a dot, a field of an
+            object.
         neutral: values that ask for nothing: they are dropped, whatever the fate.
         values: those that have another value here.
     """
@@ -69,6 +71,10 @@ TABLE = (
     _obeyed("guided_grammar grammar ebnf", "structured_outputs.grammar", _UNSET),
     _obeyed("repeat_penalty", "repetition_penalty"),
     Row(("n_predict",), Fate.OBEYED, "", "max_tokens", (None,), {-1: MAX_INT}),
+    _obeyed("max_completion_tokens max_output_tokens", "max_tokens", (None,)),
+    _obeyed("max_tokens", "max_output_tokens", (None,)),
+    _obeyed("response_format", "text.format", (None, {"type": "text"})),
+    _obeyed("reasoning_effort", "reasoning.effort", (None,)),
     _obeyed("n_cmpl", "n"),
     _obeyed("no_stop_trim", "include_stop_str_in_output"),
     _obeyed("extra_key", "cache_salt"),
@@ -133,6 +139,10 @@ TABLE = (
     _refused("add_special_tokens", "the chat template writes them"),
     _refused("echo", "send continue_final_message"),
     _refused("messages", "send a prompt, or input"),
+    _refused("input", "send messages, or a prompt"),
+    _refused("prompt", "send messages, or input"),
+    _refused("instructions", "send a system message"),
+    _refused("text", "send response_format", {"format": {"type": "text"}}),
     _refused("functions", "send tools"),
     _refused("function_call", "send tool_choice", "none", "auto"),
     _refused("web_search_options moderation", "nothing but the model is asked"),
@@ -142,8 +152,8 @@ TABLE = (
     _refused("return_prompt_text", "send return_token_ids, and the ids to /detokenize"),
     _refused("return_hidden_states return_routed_experts return_meta_info response_fields "
              "enable_response_messages", _NO_OUTPUT),
-    _refused("context_management previous_input_messages previous_response session_params",
-             _NO_STATE),
+    _refused("context_management conversation previous_input_messages previous_response "
+             "previous_response_id session_params", _NO_STATE),
     _refused("kv_transfer_params ec_transfer_params bootstrap_host bootstrap_port bootstrap_room",
              _NO_TRANSFER),
     _refused("embed_dtype", _VECTORS, "float32", "float"),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from inference.server.protocol.dialects.table import ROWS, Fate
+from inference.server.protocol.dialects.table import ROWS, Fate, Row
 from inference.server.protocol.errors import ApiError, invalid
 
 
@@ -33,7 +33,7 @@ def translate(body: dict[str, Any], declared: Collection[str]) -> Translated:
         row = ROWS.get(name)
         if row is not None and body[name] in row.neutral:
             continue
-        target, _, part = row.becomes.partition(".") if row is not None else ("", "", "")
+        target, part = ("", "") if row is None else _target(row, declared)
         if row is None or row.fate is Fate.IGNORED or target and target not in declared:
             translated.ignored.append(name)
         elif row.fate is Fate.REFUSED:
@@ -48,6 +48,17 @@ def translate(body: dict[str, Any], declared: Collection[str]) -> Translated:
             translated.body[target] = {part: value} if part else value
             translated.names[target] = name
     return translated
+
+
+def _target(row: Row, declared: Collection[str]) -> tuple[str, str]:
+    """The field that obeys a row, and the part of it: of one that is not declared, that of its own
+    row.
+    """
+    target, _, part = row.becomes.partition(".")
+    other = ROWS.get(target)
+    if target not in declared and other is not None and other.fate is Fate.OBEYED:
+        target, _, part = other.becomes.partition(".")
+    return target, part
 
 
 def renamed(error: ApiError, names: dict[str, str]) -> ApiError:
