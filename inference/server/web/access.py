@@ -22,7 +22,10 @@ CLIENT = "ridgeline.client"  # of a request's scope: who asks, by the key; "" wh
 REQUEST_ID = "x-request-id"  # header of requests and answers
 OPEN_PATHS = ("/health", "/ready")  # without a key: probes have none
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_EXPOSED = (REQUEST_ID, "retry-after", "x-should-retry", "x-ignored-params")  # to pages elsewhere
+_EXPOSED = (  # to pages elsewhere
+    *(REQUEST_ID, "retry-after", "x-should-retry", "x-ignored-params", "x-relaxed-schema"),
+    *("x-unread-tool-format", "www-authenticate"),
+)
 _MIN_KEY_CHARS = 16
 
 
