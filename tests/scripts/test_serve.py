@@ -35,6 +35,8 @@ def run(monkeypatch, capfd):
     (["--root_path=llm"], "is no path, such as /llm"),
     (["--chat_template=missing.jinja"], "=missing.jinja: is neither a file nor a template"),
     (["--chat_template=."], "is neither a file"),
+    (["--chat_template=" + 300 * "x"], "is neither a file"),
+    (["--chat_template={large}"], "large: at most 1 MiB are read"),
     (["--chat_template={{% for m in messages %}}"], "line 1: Unexpected end of template"),
     (["--otlp_endpoint=localhost:4318"], "localhost:4318 is the address of a collector"),
 ])  # fmt: skip
@@ -44,7 +46,9 @@ def test_bad_flags(run, tmp_path, monkeypatch, flags, expected):
     (tmp_path / "keys").write_text("0123456789abcdef")
     (tmp_path / "keys").chmod(0o600)
     with socket.create_server(("127.0.0.1", 0)) as other:
-        names = {"empty": "empty", "keys": "keys", "busy": other.getsockname()[1]}
+        with (tmp_path / "large").open("wb") as file:
+            file.truncate((1 << 20) + 1)
+        names = {"empty": "empty", "large": "large", "keys": "keys", "busy": other.getsockname()[1]}
         ran = run(*(flag.format(**names) for flag in flags))
     assert expected in ran.error
 

@@ -1,10 +1,11 @@
 """Flags of the apps that serve a model, over HTTP or to a file of requests: `serve` and `batch`."""
 
-from pathlib import Path
+import os
 
 from absl import flags
 
-from configs.errors import InputError, reason
+from configs.errors import InputError
+from inference.files import user_files
 from inference.request import POOLINGS
 from inference.text.tool_calls import formats
 from scripts.flags import deployment_flags
@@ -44,20 +45,17 @@ def chat_template() -> str | None:
 
     if (value := CHAT_TEMPLATE.value) is None:
         return None
-    label = f"--chat_template={value[:80]}"
+    label, most = f"--chat_template={value[:80]}", template_worker.MAX_TEMPLATE_CHARS
     if "{{" in value or "{%" in value:
         text = value.replace("\\n", "\n")  # as shells pass it on
+    elif not os.path.isfile(path := os.path.expanduser(value)):  # a pipe: two processes read it
+        raise InputError(f"{label}: is neither a file nor a template, which holds {{{{ or {{%")
     else:
-        path = Path(value).expanduser()
-        if not path.is_file():
-            raise InputError(f"{label}: is neither a file nor a template, which holds {{{{ or {{%")
         try:
-            with path.open(encoding="utf-8") as file:
-                text = file.read(template_worker.MAX_TEMPLATE_CHARS + 1)
-        except (OSError, ValueError) as error:
-            raise InputError(f"{label}: {reason(error)}") from None
-    if len(text) > template_worker.MAX_TEMPLATE_CHARS:
-        most = template_worker.MAX_TEMPLATE_CHARS
+            text = user_files.read_text(path, most)
+        except InputError as error:
+            raise InputError(f"{label}: {error}") from None
+    if len(text) > most:
         raise InputError(f"{label}: has more than {most} characters, which no template needs")
     if problem := template_worker.syntax_problem(text):
         raise InputError(f"{label}: {problem}")
