@@ -52,7 +52,9 @@ class EndTokens(Set[int]):
         for source, token in sources.items():
             if token is not None and token < self._tokenizer.vocab_size and token not in self._ids:
                 self._ids.append(token)
-                content = self._tokenizer.token_bytes(token, skip_special=False).decode()
+                content = self._tokenizer.token_bytes(token, skip_special=False).decode(
+                    errors="replace"
+                )
                 names.append(f"{content!r} ({token}), {source}")
         if names:
             logging.warning(
