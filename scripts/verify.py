@@ -8,11 +8,12 @@ and the status is 1; what carries no digest is a line, too.
 from scripts import interrupts  # noqa: F401
 
 # isort: split
+import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from configs.errors import InputError, shown
+from configs.errors import InputError, reason, shown
 from inference.files import cache_directory
 from scripts import common
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str]) -> None:
             check()
         except (InputError, OSError) as error:
             damaged += 1
-            print(f"damaged: {error}", flush=True)
+            print(f"damaged: {reason(error)}", flush=True)
     counts = f"{checked} checked, {damaged} damaged, {without} without a digest"
     if damaged:
         common.fail(counts)
@@ -48,7 +49,11 @@ def _files(place: Path) -> Iterator[tuple[Path, Check | None]]:
     from inference.training import step_folder
 
     if not place.is_dir():
-        yield place, _check(place)
+        try:
+            check = _check(place)
+        except (InputError, OSError) as error:
+            check = functools.partial(_refuse, error)
+        yield place, check
     elif (place / manifest.NAME).exists():
         yield from _listed(place)
     elif step_folder.has_digests(place):
@@ -66,19 +71,22 @@ def _listed(directory: Path) -> Iterator[tuple[Path, Check]]:
     try:
         listed = manifest.read(directory, (".json", ".jinja", ".safetensors"))
     except InputError as error:
-        cause = error
-        yield directory, lambda: _refuse(cause)
+        yield directory, functools.partial(_refuse, error)
         return
     for name in listed.digests:
         yield directory / name, lambda name=name: listed.verify([name])  # type: ignore[misc]
 
 
-def _refuse(cause: InputError) -> None:
+def _refuse(cause: InputError | OSError) -> None:
     raise cause
 
 
 def _check(path: Path) -> Check | None:
-    """How a file is compared, by its name and its content."""
+    """How a file is compared, by its name and its content; a pipe or a device is not read.
+
+    Raises:
+        InputError, OSError: it cannot be read.
+    """
     from inference.checkpoints import mapped
     from inference.checkpoints.gguf import gguf_digests, gguf_file
     from inference.files import digests, resumable_results
@@ -86,6 +94,8 @@ def _check(path: Path) -> Check | None:
     from inference.runtime.serialization import files as executables
     from layers.kernels.cpu import build
 
+    if not path.is_file():
+        return None
     if path.suffix == executables.SUFFIX:
         return lambda: executables.check(path)
     if path.suffix == resumable_results.SUFFIX:

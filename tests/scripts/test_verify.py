@@ -1,7 +1,10 @@
 """`python -m scripts.verify`: which files are damaged, and which carry no digest."""
 
+import errno
 import json
+import os
 import types
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +66,24 @@ def test_what_is_damaged_is_named(run, kept):
     assert ran.status == 1
     assert [line.partition(": not")[0] for line in ran.out.splitlines()] == [
         f"damaged: {entry}", f"damaged: {damaged[3]}",
+    ]  # fmt: skip
+
+
+def test_what_cannot_be_read_ends_nothing(run, kept, monkeypatch):
+    os.mkfifo(kept / "a-pipe")  # nobody writes to it
+    (kept / "b").touch()
+    opened = Path.open
+
+    def opens(path, *how, **more):
+        if path.name == "b":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, *how, **more)
+
+    monkeypatch.setattr(Path, "open", opens)
+    ran = run(kept)
+    assert ran.status == 1 and "1 damaged, 1 without a digest" in ran.err
+    assert ran.out.splitlines() == [
+        f"{kept / 'a-pipe'}: carries no digest", f"damaged: Permission denied: {kept / 'b'}",
     ]  # fmt: skip
 
 
