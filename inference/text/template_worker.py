@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import ext, nodes, parser, sandbox, utils
+from jinja2 import ext, meta, nodes, parser, sandbox, utils
 
 try:
     import resource
@@ -158,7 +158,23 @@ class _Dict:
 
 
 @functools.lru_cache(maxsize=8)
+def variables(template: str) -> frozenset[str]:
+    """Names that a template reads and does not set; none of a malformed one, whose fault rendering
+    tells.
+    """
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
+    except (jinja2.TemplateError, RecursionError):
+        return frozenset()
+
+
+@functools.lru_cache(maxsize=8)
 def _compile(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
     environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, ext.loopcontrols]
     )
@@ -169,7 +185,7 @@ def _compile(template: str) -> jinja2.Template:
         "namespace": _Namespace,
         "dict": _Dict(),
     }
-    return environment.from_string(template)
+    return environment
 
 
 def _tojson(

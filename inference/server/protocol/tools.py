@@ -1,12 +1,12 @@
 """What a request says of tools, and of the chat template, checked."""
 
 import dataclasses
-import re
 from typing import Any
 
 from inference.server.protocol.errors import invalid
 from inference.server.protocol.fields import ChatRequest, TokenizeRequest
 from inference.server.protocol.tool_fields import AllowedTools, Tool, ToolChoice
+from inference.text import template_worker
 
 Asked = ChatRequest | TokenizeRequest
 
@@ -86,19 +86,20 @@ def check_turn(request: Asked) -> tuple[bool, bool]:
 
 def variables(request: ChatRequest, template: str) -> dict[str, Any]:
     """What a chat template is given beside the conversation. A template obeys `reasoning_effort`,
-    and `documents`, if it has their names; the effort `medium` is what models do anyhow.
+    and `documents`, if it reads such a variable; the effort `medium` is what models do anyhow.
 
     Raises:
         ApiError: 400, the template does not read a field.
     """
-    if request.documents and not _reads(template, "documents"):
+    read = template_worker.variables(template)
+    if request.documents and "documents" not in read:
         raise invalid("documents", "are not read by this model's chat template", "unsupported")
     found = dict(request.chat_template_kwargs or {})
     effort = request.reasoning_effort
     if effort is None:
         return found
-    switches = {name: effort != "none" for name in _SWITCHES if _reads(template, name)}
-    if _reads(template, _EFFORT):
+    switches = {name: effort != "none" for name in _SWITCHES if name in read}
+    if _EFFORT in read:
         return switches | {_EFFORT: effort} | found
     if effort == "none" and switches:
         return switches | found
@@ -106,10 +107,6 @@ def variables(request: ChatRequest, template: str) -> dict[str, Any]:
         why = f"of {effort} is not read by this model's chat template"
         raise invalid(_EFFORT, why, "unsupported")
     return found
-
-
-def _reads(template: str, variable: str) -> bool:
-    return re.search(rf"\b{variable}\b", template) is not None
 
 
 def _schemas(tools: list[Tool]) -> dict[str, dict[str, Any]]:

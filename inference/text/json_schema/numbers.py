@@ -95,8 +95,8 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _check_multiple(value: float, where: str) -> None:
-    if not 0 < value < math.inf:
-        raise InputError(f"{where}={shown(value)}: is above 0")
+    if not 0 < value < 10**_MAX_DIGITS:
+        raise InputError(f"{where}={shown(value)}: is above 0, of at most {_MAX_DIGITS} digits")
     decimals, scaled = 0, float(value)
     while not scaled.is_integer():  # as the compiler reads it
         decimals, scaled = decimals + 1, scaled * 10

@@ -159,7 +159,8 @@ def _count(place: str, result: Rewritten) -> None:
             sizes = range(least, least + 1)
         else:
             sizes = range(least, int(high) - num_required + 1)
-    if sum(math.comb(len(optional), size) for size in sizes) > _MAX_CHOICES:
+    choices = itertools.accumulate(math.comb(len(optional), size) for size in sizes)
+    if any(num > _MAX_CHOICES for num in choices):
         name = "minProperties" if low > num_required else "maxProperties"
         raise InputError(f"{place}{name}: is not supported beside {len(optional)} optional ones")
     is_least = not is_open and high >= len(optional) + num_required

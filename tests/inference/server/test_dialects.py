@@ -186,12 +186,14 @@ def test_no_field_that_constrains_another_endpoint_is_dropped(path, server, engi
 
 TEMPLATES = {
     "none": TEMPLATE, "switch": TEMPLATE + "{{ enable_thinking }}",
+    "prose": TEMPLATE + "Think before thinking of documents.",
     "effort": TEMPLATE + "{{ reasoning_effort }}{{ thinking }}",
     "documents": "{% for d in documents %}{{ d.title }}{% endfor %}" + TEMPLATE,
 }  # fmt: skip
 CASES = [
     ("none", {"reasoning_effort": "medium"}, ""), ("none", {"reasoning_effort": "high"}, None),
     ("none", {"reasoning_effort": "none"}, None), ("none", {"reasoning_effort": None}, ""),
+    ("prose", {"reasoning_effort": "none"}, None), ("prose", {"documents": [{"title": "T"}]}, None),
     ("switch", {"reasoning_effort": "none"}, "False"),
     ("switch", {"reasoning_effort": "low"}, None),
     ("effort", {"reasoning_effort": "low"}, "lowTrue"),

@@ -166,7 +166,8 @@ def test_what_is_relaxed_is_named(grammars, schema, relaxed):
     ({"const": -(2**63)}, "^const=-9223372036854775808: has at most 18 digits"),  # it would crash
     ({"properties": {"a": {"maximum": 1e300}}}, r"^properties\.a\.maximum=1e\+300: has at most 18"),
     ({"const": 1e-40}, "30 behind it"), ({"multipleOf": 0.07}, "^multipleOf=0.07: "),
-    ({"multipleOf": 0}, "is above 0"), ({"multipleOf": 1000003}, "at most 10000 units"),
+    ({"multipleOf": 0}, "is above 0"), ({"multipleOf": 10**400}, "at most 18 digits"),
+    ({"multipleOf": 1000003}, "at most 10000 units"),
     ({"type": "number", "exclusiveMinimum": 2**53}, '"type": "integer"'),
     ({"not": {"pattern": "a"}}, "^not: is too much to say the opposite of"),
     ({"not": {"$ref": "#/$defs/a"}, "$defs": {"a": WIDE}}, "^not: is too much"),
