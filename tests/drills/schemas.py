@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.drills import harness
@@ -39,6 +40,8 @@ def of_openapi(setting: Setting) -> Outcome:
             command += ["--include-path=/v1/completions", "--include-path=/detokenize"]
         ran = subprocess.run(command, cwd=setting.folder, capture_output=True, text=True)
         is_same = server.engine == engine
+    if ran.returncode:
+        print(ran.stdout[-6000:], ran.stderr[-2000:], file=sys.stderr)  # with commands of curl
     return judged(report, ran.returncode, setting.size(_LEAST_CASES, 1), is_same)
 
 
@@ -49,7 +52,9 @@ def judged(report: Path, status: int, least: int, is_same: bool) -> Outcome:
     results = json.loads(report.read_text("utf-8"))
     cases = results["test_cases"]
     num, num_bad = cases["generated"], cases["with_failures"] + cases["errored"]
-    where = "; ".join(sorted({str(failure.get("operation")) for failure in results["failures"]}))
+    where = "; ".join(
+        f"{', '.join(failure['operations'])}: {failure['title']}" for failure in results["failures"]
+    )
     return Outcome(
         status == 0 and num >= least and not num_bad and is_same,
         f"{num} cases of {results['operations']['tested']} operations, {num_bad} answers of 5xx"

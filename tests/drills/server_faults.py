@@ -221,15 +221,16 @@ def drain(setting: Setting) -> Outcome:
     refused, retry_after = server.refusal(request(setting)["body"])
     found = clients.wait()["answers"]
     status = server.process.wait(60)
-    left = sum(map(server_process.is_running, pids))
+    ended_s = server_process.wait_ended(pids, 10)
     num_whole = sum(map(is_whole, found))
     return outcome(
-        num_whole == num and status == 0 and not left and refused == 503 and num_running > 0,
+        num_whole == num and status == 0 and refused == 503 and num_running > 0
+        and ended_s is not None and ended_s <= 2,
         f"{num_whole}/{num} streams ended, {num_running:.0f} of which ran at the signal, a new one "
-        f"got {refused} (Retry-After {retry_after}), status {status}, {left} of {len(pids)} "
-        "processes left",
+        f"got {refused} (Retry-After {retry_after}), status {status}; its "
+        f"{len(pids)} processes ended {ended_s or float('nan'):.2f} s after it",
         streams=num, whole=num_whole, running=num_running, refused=refused, status=status,
-        left=left,
+        ended_s=ended_s,
     )  # fmt: skip
 
 
