@@ -61,6 +61,8 @@ class RequestOutput:
         queued_s: seconds that its sequence waited for a slot.
         embedding: of the prompt, where it is asked for: D float32 numbers, little-endian.
         num_preemptions: times its sequence gave up slot and pages.
+        failure: why constraints of its own left it no token, in words, where `finish_reason` is
+            'error' for that; else empty.
     """
 
     id: int
@@ -76,6 +78,7 @@ class RequestOutput:
     queued_s: float = 0.0
     embedding: bytes = b""
     num_preemptions: int = 0
+    failure: str = ""
 
 
 def alternatives(tops: list[Alternatives]) -> list[dict[int, float]]:

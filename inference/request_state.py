@@ -108,7 +108,7 @@ class RequestState:
             sequence.id, commit.tokens, text, reason and reason.value, 0, sequence.params_versions,
             logprobs, tops, self._stopped_by(sequence, commit.tokens),
             sequence.num_hit_tokens or 0, sequence.queued_s, _embedding(sequence),
-            sequence.num_preemptions,
+            sequence.num_preemptions, sequence.failure,
         )  # fmt: skip
 
     def _stopped_by(self, sequence: Sequence, tokens: list[int]) -> str | int | None:

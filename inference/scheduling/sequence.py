@@ -38,10 +38,12 @@ class Grammar(Protocol):
 
     Attributes:
         has_failed: nothing may, since a token was not permitted.
+        failure: why the constraints of its request leave none, in words.
         is_complete: nothing can.
     """
 
     has_failed: bool
+    failure: str
     is_complete: bool
 
     def mask(self) -> "np.ndarray":
@@ -187,6 +189,12 @@ class Sequence:
     def output_tokens(self) -> list[int]:
         """Tokens generated so far."""
         return self.tokens[self.num_prompt_tokens :]
+
+    @property
+    def failure(self) -> str:
+        """Why its constraints ended it with an error, in words; empty where they did not."""
+        grammar = self.grammar if self.finish_reason is FinishReason.ERROR else None
+        return "" if grammar is None else grammar.failure
 
     @property
     def num_output_tokens(self) -> int:

@@ -96,6 +96,7 @@ class SequenceGroup(ABC):
                 self._stopped_by.get(sequence.id),
                 self._first.num_hit_tokens or 0,
                 num_preemptions=sequence.num_preemptions,
+                failure=sequence.failure,
             )  # fmt: skip
             for index, (sequence, text, _) in enumerate(self._results())
         ]

@@ -46,6 +46,7 @@ _REGEX_ERROR = re.compile(
     r"regex parse error:\n {4}(?P<pattern>.*)\n[\s\S]*?^error: (?P<what>.*)", re.MULTILINE
 )
 _EXCERPT = re.compile(r"\s*(\d+ \||\^+$)")  # of a grammar, and what points into it
+_UNSATISFIED = "doesn't satisfy the grammar"
 _COSTS = re.compile("too many|too complex|too large|limit|max is", re.IGNORECASE)
 _SIGNS = frozenset("\\.+*?()|[]{}^$#&-~/\"'<>!@%")  # of regular expressions
 _NOTHING = "permits no text: a part of it that has to come permits nothing, or has no end"
@@ -233,7 +234,7 @@ class Grammar:
     Attributes:
         has_failed: nothing may follow: a token came that it does not permit, no token of the
             vocabulary continues it, or it costs more than it may.
-        failure: which of these, in words.
+        failure: which of these, in words; empty where it has not failed, or llguidance broke.
         is_complete: nothing can follow.
     """
 
@@ -290,8 +291,8 @@ class Grammar:
         try:
             return panics.guard(lambda: call(*arguments), "llguidance", holds_stderr=False)
         except InputError as error:
-            self._fail(f"has failed: {error}")
-            raise GrammarError(self.failure) from None
+            self.has_failed = True
+            raise GrammarError(str(error)) from None
 
 
 class Grammars:
@@ -433,6 +434,8 @@ def _failure(matcher: "llguidance.LLMatcher") -> str:
     error = _reason(matcher.get_error())
     if error.startswith("NoExtension") or not matcher.is_error():
         return _NOTHING
+    if _UNSATISFIED in error:  # the mask left none to draw
+        return "permits no token that the request's other constraints permit"
     return f"costs more than it may: {error}" if _COSTS.search(error) else f"has failed: {error}"
 
 

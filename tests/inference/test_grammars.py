@@ -171,6 +171,22 @@ def test_a_grammar_that_fails_ends_its_request_alone(monkeypatch):
     check(second)
 
 
+@pytest.mark.parametrize("more", [
+    {"allowed_ids": (*b"{}",)}, {"allowed_ids": (*b"0",), "temperature": 1.0, "n": 2},
+    {"banned_ids": (*b'"',), "n": 1, "best_of": 2, "temperature": 1.0},
+])  # fmt: skip
+def test_constraints_that_exclude_each_other_end_a_request_with_the_reason(more):
+    engine = make()
+    engine.add_request(PROMPTS[0], asked(**more))
+    outputs = []
+    while engine.has_work:
+        outputs += engine.step()
+    ends = [output for output in outputs if output.finish_reason is not None]
+    assert len(ends) == more.get("n", 1) and {end.finish_reason for end in ends} == {"error"}
+    why = "permits no token that the request's other constraints permit"
+    assert {end.failure for end in ends} == {why}
+
+
 class PanicException(BaseException):
     """As pyo3 raises it where Rust panics."""
 
@@ -228,7 +244,7 @@ def test_a_matcher_that_breaks_ends_its_request_with_the_text_so_far(alone, capl
     assert first == "error" and others == [each.finish_reason for each in alone[1:]]
     text = "".join(output.text for output in outputs[ids[0]])
     assert text and alone[0].text.startswith(text) and len(text.encode()) >= len(tokens[0]) - 1
-    assert "GrammarError: has failed: llguidance: index out of bounds" in caplog.text
+    assert "GrammarError: llguidance: index out of bounds" in caplog.text
     assert not engine._requests
 
 

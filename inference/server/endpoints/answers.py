@@ -164,6 +164,9 @@ class Answers:
         self.usage.prompt_tokens_details.cached_tokens += piece.num_cached_tokens
 
     def _check_generated(self, output: RequestOutput) -> None:
+        if output.failure:
+            why = f"the answer cannot go on: its grammar {output.failure}"
+            raise ApiError(400, why, code="grammar_failed", may_retry=False)
         if output.finish_reason == "error":
             self._service.metrics.corrupted()
             why = "the answer could not be generated"

@@ -17,13 +17,14 @@ CONTEXT = 16_384
 
 class Parrot(FakeEngine):
     """It says `says`, and ends; without that, what every fake engine says. After `breaks_at` tokens
-    it fails at an answer.
+    it fails at an answer, by constraints of its own where `failure` says so.
     """
 
     def __init__(self, template: str | None = None):
         super().__init__()
         self.says: str | None = None
         self.breaks_at: int | None = None
+        self.failure = ""
         self._template = template
 
     @property
@@ -44,5 +45,6 @@ class Parrot(FakeEngine):
     def _advance(self, each):
         output = super()._advance(each)
         if each.num_told == self.breaks_at:
-            return dataclasses.replace(output, token_ids=[], text="", finish_reason="error")
+            return dataclasses.replace(output, token_ids=[], text="", finish_reason="error",
+                                       failure=self.failure)  # fmt: skip
         return output

@@ -98,7 +98,8 @@ class Respond:
                 raise
             failure = stream_failed(self._service, error)
             told = self._output.close("incomplete")
-            self._body.error = bodies.Failure("server_error", failure.message)
+            code = "invalid_prompt" if failure.status < 500 else "server_error"
+            self._body.error = bodies.Failure(code, failure.message)
             self._body.output, self._body.status = self._output.items, "failed"
             told.append(bodies.Failed(response=self._body))
             yield b"".join(map(self._encoded, told))

@@ -22,7 +22,7 @@ def perch(bird):
 @pytest.fixture
 def parrot(bird):
     """It, as it was at first."""
-    bird.says = bird.breaks_at = None
+    bird.says, bird.breaks_at, bird.failure = None, None, ""
     return bird
 
 

@@ -86,6 +86,17 @@ def test_an_answer_that_fails_raises(client, parrot):
     assert found.value.status_code == 500 and found.value.code == "model_error"
 
 
+def test_constraints_that_leave_no_token_are_the_requests_fault(client, parrot, perch):
+    parrot.breaks_at, parrot.failure = 3, "permits nothing here"
+    with pytest.raises(openai.BadRequestError, match="its grammar permits nothing here") as found:
+        client.chat.completions.create(**HOW)
+    assert found.value.code == "grammar_failed"
+    with pytest.raises(openai.APIError, match="its grammar permits nothing here"):
+        list(client.completions.create(model="fake", prompt="a", max_tokens=9, stream=True))
+    text = perch.post("/v1/responses", input="a", stream=True).text
+    assert '"code":"invalid_prompt"' in text.rpartition("event:")[2]
+
+
 def test_bodies_that_are_too_large():
     with running(limits=Limits(body_bytes=1000)) as server:
         how = {"base_url": f"{server.url}/v1", "api_key": "none", "max_retries": 0}
