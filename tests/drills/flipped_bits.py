@@ -111,6 +111,6 @@ DRILLS = (
         "bits",
         "a bit in a native directory, .gguf, safetensors, packed weights, tokenizer and token "
         "cache: 100 of 100 found in each",
-        bits, limit_s=150,
+        bits, limit_s=145,
     ),
 )  # fmt: skip

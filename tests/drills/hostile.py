@@ -102,10 +102,10 @@ DRILLS = (
         "hostile_requests",
         ">= 400 hostile requests: a status that fits, no 5xx, no leak, no hang; the server as "
         "before",
-        of_requests, limit_s=150,
+        of_requests, limit_s=25,
     ),
     Drill(
         "hostile_files", "hostile checkpoints, tokenizers, .gguf files and flags: one line each",
-        of_files, limit_s=60,
+        of_files, limit_s=50,
     ),
 )  # fmt: skip

@@ -59,6 +59,6 @@ def _lost(trials: Any, engine: Any, lines: tuple[int, ...], expected: Any) -> st
 DRILLS = (
     Drill(
         "interrupts", "KeyboardInterrupt at lines spread over Engine.step: 0 runs lose a token",
-        interrupts, limit_s=80,
+        interrupts, limit_s=65,
     ),
 )  # fmt: skip

@@ -286,12 +286,12 @@ DRILLS = (
         "kills",
         "kill -9, TERM, INT at random moments and a full disk in generate, batch, train, quantize, "
         "convert: one line, nothing half-written, the second run bit-equal",
-        of_apps, limit_s=280,
+        of_apps, limit_s=300,
     ),
     Drill(
         "kills_serve",
         "TERM, INT, kill -9 of the engine and a full disk in serve: all streams whole, the same "
         "texts, status 0",
-        of_server, limit_s=150,
+        of_server, limit_s=135,
     ),
 )  # fmt: skip

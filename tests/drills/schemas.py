@@ -26,7 +26,7 @@ def _program() -> str:
 
 def of_openapi(setting: Setting) -> Outcome:
     """Thousands of generated requests, of each operation: no answer is a server's error."""
-    program, examples = _program(), setting.size(100, 4)
+    program, examples = _program(), setting.size(60, 4)
     report = setting.folder / "report.json"
     with harness.tiny_server() as server:
         engine = server.engine
@@ -67,6 +67,6 @@ def judged(report: Path, status: int, least: int, is_same: bool) -> Outcome:
 DRILLS = (
     Drill(
         "schemathesis", ">= 3,000 cases against /openapi.json: 0 answers of 5xx", of_openapi,
-        limit_s=170,
+        limit_s=165,
     ),
 )  # fmt: skip
