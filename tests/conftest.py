@@ -13,6 +13,12 @@ import zlib
 import hypothesis
 import pytest
 
+# What tests share keeps its asserts under `python -O`, too.
+_SHARED = (
+    path.stem for path in pathlib.Path(__file__).parent.iterdir() if path.stem[0] not in "_."
+)
+pytest.register_assert_rewrite(*(f"tests.{name}" for name in _SHARED if name != "conftest"))
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -129,7 +129,8 @@ import importlib, json, sys
 from absl import flags
 importlib.import_module(sys.argv[1])
 for command in json.loads(sys.argv[2]):
-    assert flags.FLAGS(command, known_only=False) == command[:1], command
+    if flags.FLAGS(command, known_only=False) != command[:1]:
+        sys.exit(str(command))
     flags.FLAGS.unparse_flags()
 """
 
