@@ -89,7 +89,7 @@ def _locked(folder: Path) -> Iterator[Path]:
         try:
             yield folder
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            _remove(folder)
             raise
     finally:
         os.close(descriptor)
@@ -118,6 +118,20 @@ def _check_unfinished(folder: Path) -> None:
     mark = folder / manifest.NAME
     if folder.is_symlink() or mark.is_symlink() or not mark.is_file():
         raise InputError(f"{folder}: in the way, and not what a conversion left: move it elsewhere")
+
+
+def _remove(folder: Path) -> None:
+    """Removes the directory as far as it can be. Its mark goes last, and comes back where another
+    thread still writes: what is left is cleared away by the next conversion.
+    """
+    mark = folder / manifest.NAME
+    with contextlib.suppress(OSError):
+        _clear(folder)
+        mark.unlink()
+        try:
+            folder.rmdir()
+        except OSError:
+            mark.write_text(_MARK)
 
 
 def _clear(folder: Path) -> None:

@@ -476,6 +476,24 @@ def test_two_conversions_to_one_place_are_kept_apart(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["native"]
 
 
+def test_what_another_thread_still_writes_is_cleared_away_later(tmp_path, monkeypatch):
+    """While an interrupted conversion removes its directory."""
+    output, clear = tmp_path / "native", new_directory._clear
+
+    def clear_late(folder):
+        clear(folder)
+        (folder / "late").write_text("part of a tensor")
+
+    with pytest.raises(KeyboardInterrupt), new_directory.create(output):
+        monkeypatch.setattr(new_directory, "_clear", clear_late)
+        raise KeyboardInterrupt
+    monkeypatch.undo()
+    assert (tmp_path / "native.incomplete" / "late").exists()
+    with new_directory.create(output) as folder:
+        (folder / "whole").write_text("x")
+    assert [*tmp_path.iterdir()] == [output] and not (output / "late").exists()
+
+
 def test_what_is_not_ours_stays(tmp_path):
     """A folder, a file and links under the name that an unfinished directory has."""
     theirs = tmp_path / "theirs"
