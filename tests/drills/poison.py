@@ -76,6 +76,6 @@ DRILLS = (
         "poison",
         "21 of 210 requests fail in grammar mask or accept, commit, build, proposer, detokenizer "
         "(every other a panic): 0 restarts, no other text changed, p99 of others <= 1.2x",
-        poison, limit_s=80, is_timed=True,
+        poison, limit_s=70, is_timed=True,
     ),
 )  # fmt: skip

@@ -353,7 +353,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 TIMED = (
     Drill(
         "half_open", "500 connections with half a head close within 12 s; gaps of others <= 1.1x",
-        half_open, limit_s=70, is_timed=True,
+        half_open, limit_s=80, is_timed=True,
     ),
     Drill(
         "overload",
@@ -364,7 +364,7 @@ TIMED = (
     Drill(
         "never_read",
         "50 clients that never read: gaps of others <= 1.1x (p99), memory within 64 MB",
-        never_read, limit_s=95, is_timed=True,
+        never_read, limit_s=90, is_timed=True,
     ),
     Drill(
         "kill_http", "kill -9 of the process that speaks HTTP: all others end within 2 s",
