@@ -111,22 +111,22 @@ class Executables:
         pool.shutdown(wait=False)
 
     def _once(self, key: StepShape | None, lower: Callable[[], Lowered]) -> Executable:
-        with self._finding:
-            future = self._found.get(key)
-            is_first = future is None
-            if future is None:
-                future = self._found[key] = Future()
-        if is_first:
-            try:
+        own: Future[Executable] = Future()
+        try:  # an interrupt may come at any line, and nobody may wait for what nobody compiles
+            with self._finding:
+                future = self._found.setdefault(key, own)
+            if future is own:
                 executable: Executable | None = self._load(key)
                 if executable is None:
                     with self._tracing:  # Python's work: two at a time only delay the first
                         lowered = lower()
                     executable = lowered.compile()
-                future.set_result(executable)
-            except BaseException as error:
+                own.set_result(executable)
+        except BaseException as error:
+            if self._found.get(key) is own and not own.done():
                 del self._found[key]
-                future.set_exception(error)
+                own.set_exception(error)
+            raise
         return future.result()
 
     def _load(self, shape: StepShape | None) -> LoadedExecutable | None:
