@@ -111,21 +111,21 @@ class Executables:
         pool.shutdown(wait=False)
 
     def _once(self, key: StepShape | None, lower: Callable[[], Lowered]) -> Executable:
-        own: Future[Executable] = Future()
+        compiling: Future[Executable] = Future()
         try:  # an interrupt may come at any line, and nobody may wait for what nobody compiles
             with self._finding:
-                future = self._found.setdefault(key, own)
-            if future is own:
+                future = self._found.setdefault(key, compiling)
+            if future is compiling:
                 executable: Executable | None = self._load(key)
                 if executable is None:
                     with self._tracing:  # Python's work: two at a time only delay the first
                         lowered = lower()
                     executable = lowered.compile()
-                own.set_result(executable)
+                compiling.set_result(executable)
         except BaseException as error:
-            if self._found.get(key) is own and not own.done():
+            if self._found.get(key) is compiling and not compiling.done():
                 del self._found[key]
-                own.set_exception(error)
+                compiling.set_exception(error)
             raise
         return future.result()
 

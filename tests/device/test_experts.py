@@ -70,11 +70,11 @@ def test_an_engine_with_latents_and_experts_answers_as_by_the_reference(monkeypa
     params = fakes.real_params(model)
     exact = dataclasses.replace(model, dtype="float32"), jax.tree.map(jnp.float32, params)
     expected, texts = answers(_engine("reference", *exact))
-    found, _ = answers(_engine(name, model, params), texts)
+    answered, _ = answers(_engine(name, model, params), texts)
     monkeypatch.setattr(grouped, "_kernel", lambda *_: None)
     rounded, _ = answers(_engine("reference", model, params), texts)
     bound = agreement.compare(rounded, expected).worst
-    assert agreement.compare(found, rounded).worst <= bound
+    assert agreement.compare(answered, rounded).worst <= bound
 
 
 def _config(name, model):

@@ -53,3 +53,19 @@ def test_what_fails_ahead_fails_where_it_is_asked_for_and_is_tried_again(monkeyp
     lowered = types.SimpleNamespace(compile=lambda: "compiled")
     monkeypatch.setattr(Executables, "_lower_step", lambda *args: lowered)
     assert executables.step(shape) == "compiled" and executables.has(shape)
+
+
+def test_an_interrupt_before_a_compilation_lets_nobody_wait_for_it(monkeypatch):
+    class Interrupting(dict):
+        def setdefault(self, key, value):
+            super().setdefault(key, value)
+            raise KeyboardInterrupt
+
+    config = Config(fakes.llama(), EngineConfig(max_seqs=1))
+    executables = Executables(config, "reference", {}, (), {})
+    lowered = types.SimpleNamespace(compile=lambda: "compiled")
+    monkeypatch.setattr(Executables, "_lower_admit", lambda *args: lowered)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(executables, "_found", interrupting := Interrupting())
+        executables.admit()
+    assert not interrupting and executables.admit() == "compiled"
