@@ -100,7 +100,7 @@ def read_site() -> "Site":
     from inference.server.web.access import Site
 
     hosts = tuple(host.strip().lower() for host in http_flags.ALLOWED_HOSTS.value)
-    origins = tuple(origin.strip(" '\"[]") for origin in http_flags.ALLOWED_ORIGINS.value)
+    origins = tuple(origin.strip(" '\"[]").lower() for origin in http_flags.ALLOWED_ORIGINS.value)
     root_path = http_flags.ROOT_PATH.value.rstrip("/")
     for host in hosts:
         if not re.fullmatch(r"(\*\.)?[a-z0-9._-]+|[0-9a-f:.]+", host):
