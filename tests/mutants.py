@@ -8,6 +8,7 @@ random: every seed tries others. Exit status 1 says that fewer than 92 % of a gr
 """
 
 import argparse
+import functools
 import multiprocessing
 import os
 import random
@@ -34,6 +35,8 @@ _REQUIRED = 0.92
 # `|` stands in annotations, which nothing evaluates or which fail while they are imported. Between
 # None, enums, short strings and small integers, which are one object each, `==` and `is` are equal.
 _EXCLUDED = re.compile("BitOr|_(Eq_Is|Is_Eq|NotEq_IsNot|IsNot_NotEq)$")
+_DEFINED = re.compile(r"^(?:async def|def|class) (\w+)", re.MULTILINE)
+_NUM_NEAREST = 3  # files of tests before all others
 _AUDIT = "check_integrity"  # is a proof itself: tests call it, and nothing else does
 _NO_EFFECT = "@abstractmethod"  # refuses a class that forgot a method, which no module has
 
@@ -98,9 +101,24 @@ def _is_excluded(node: NodeOrLeaf) -> bool:
     return bool(is_message or is_audit or node.get_code().strip() == _NO_EFFECT)
 
 
-def command(group: Group) -> list[str]:
-    """What finds the mutants of a group."""
-    return [str(ROOT / ".venv" / "bin" / "python"), *_TESTS, *group.tests]
+def command(group: Group, module: Path | None = None) -> list[str]:
+    """What finds the mutants of a group; those of one module, the files that name it most first."""
+    nearest = _nearest(group, module) if module else []
+    return [str(ROOT / ".venv" / "bin" / "python"), *_TESTS, *nearest, *group.tests]
+
+
+@functools.cache
+def _nearest(group: Group, module: Path) -> list[str]:
+    names = {module.stem, *_DEFINED.findall((ROOT / module).read_text())}
+    pattern = re.compile(rf"\b({'|'.join(names)})\b")
+    paths = {path for test in group.tests for path in _test_files(ROOT / test)}
+    num_mentions = {path: len(pattern.findall(path.read_text())) for path in sorted(paths)}
+    first = sorted(paths, key=lambda path: (-num_mentions[path], path))[:_NUM_NEAREST]
+    return [str(path.relative_to(ROOT)) for path in first if num_mentions[path]]
+
+
+def _test_files(path: Path) -> Iterator[Path]:
+    return path.rglob("test_*.py") if path.is_dir() else iter([path])
 
 
 def unmutated_s(command: list[str]) -> float:
@@ -146,7 +164,9 @@ def main() -> None:
             multiprocessing.Pool(flags.workers, _enter_copy, (folder,)) as workers,
         ):
             limit_s = 60 + 4 * workers.apply(unmutated_s, (command(group),))
-            arguments = [(mutant, " ".join(command(group)), limit_s) for mutant in sample]
+            arguments = [
+                (mutant, " ".join(command(group, mutant.module_path)), limit_s) for mutant in sample
+            ]
             results = [*filter(None, workers.starmap(trial, arguments, chunksize=1))]
         for is_found, diff in results:
             if not is_found:
