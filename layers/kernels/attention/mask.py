@@ -30,6 +30,9 @@ def mask_bounds(
     """The mask of a rectangle as data. A window counts positions, the query's own included, and
     looks back only, over a cache without dropped tokens; `chunked` and `first_tokens` are
     `CacheSpec`'s.
+
+    Raises:
+        ValueError: a row of a tree is longer than `tree_bits_YW` has bits.
     """
     position_YW, ancestors_YW = rectangle.position_YW, rectangle.ancestors_YW
     first_YW = head_YW = None
@@ -41,7 +44,8 @@ def mask_bounds(
     newest_YW = jnp.where(rectangle.valid_YW, rectangle.kv_position_YW, 0)
     newest_Y1 = jnp.max(newest_YW, axis=1, keepdims=True)
     if ancestors_YW is not None:
-        assert position_YW.shape[1] <= 32, "a tree has at most 32 tokens, the bits of a query"
+        if position_YW.shape[1] > 32:
+            raise ValueError("a tree has at most 32 tokens, the bits of a query")
         seen_YWW = (ancestors_YW[:, :, None] >> jnp.arange(position_YW.shape[1])) & 1 == 1
         if rectangle.causal_Y is not None:
             seen_YWW |= ~rectangle.causal_Y[:, None, None]

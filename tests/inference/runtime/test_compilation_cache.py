@@ -26,17 +26,17 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 def start():
     jax.clear_caches()
     reset_cache()
-    assert jax.jit(lambda x: jnp.tanh(x) @ x)(jnp.ones((8, 8))).shape == (8, 8)
+    jax.jit(lambda x: jnp.tanh(x) @ x)(jnp.ones((8, 8))).block_until_ready()
 
 start()
 entries = list((cache_directory.path() / "compiled").glob("*-cache"))
 for path in entries:
     data = path.read_bytes()
     path.write_bytes(data[:50] + bytes([data[50] ^ 1]) + data[51:])
-    assert not compilation_cache.is_whole(path)
+damaged = sum(not compilation_cache.is_whole(path) for path in entries)
 start()
-assert entries and all(map(compilation_cache.is_whole, entries))
-print(len(entries), "entries", file=sys.stderr)
+mended = sum(map(compilation_cache.is_whole, entries))
+print(len(entries), damaged, mended, file=sys.stderr)
 start()
 """
 
@@ -47,8 +47,10 @@ def test_damaged_entries_are_removed_and_written_again(tmp_path):
         env=os.environ | {"RIDGELINE_CACHE": str(tmp_path), "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    mended, count = ran.stderr.splitlines()  # and nothing at the third
-    assert f"{count.split()[0]} damaged, compiled and kept again" in mended
+    said, counts = ran.stderr.splitlines()  # and nothing at the third
+    count, damaged, mended = map(int, counts.split())
+    assert count == damaged == mended > 0
+    assert f"{count} damaged, compiled and kept again" in said
 
 
 @pytest.fixture
