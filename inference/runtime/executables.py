@@ -59,7 +59,7 @@ class Executables:
         self._arguments = abstract(params), *kept
         self._files = files
         self._found: dict[StepShape | None, Future[Executable]] = {}  # None: what admits
-        self._finding, self._tracing = threading.Lock(), threading.Lock()
+        self._tracing = threading.Lock()
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
@@ -113,8 +113,7 @@ class Executables:
     def _once(self, key: StepShape | None, lower: Callable[[], Lowered]) -> Executable:
         compiling: Future[Executable] = Future()
         try:  # an interrupt may come at any line, and nobody may wait for what nobody compiles
-            with self._finding:
-                future = self._found.setdefault(key, compiling)
+            future = self._found.setdefault(key, compiling)  # one thread alone finds its own
             if future is compiling:
                 executable: Executable | None = self._load(key)
                 if executable is None:

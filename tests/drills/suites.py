@@ -15,6 +15,7 @@ _USER = "1000"
 _PARTS = ("tests/configs", "tests/scripts/test_common.py", "tests/inference/kv_pages",
           "tests/inference/scheduling")  # fmt: skip
 _LIMIT_S = 3000
+_MOST_SHOWN = 20_000  # characters of what failed
 
 
 def _pytest(setting: Setting, *more: str) -> list[str]:
@@ -68,7 +69,8 @@ def _ran(command: list[str], environment: dict[str, str]) -> Outcome:
     lines = ran.stdout.splitlines() or ran.stderr.splitlines() or [""]
     failed = [line.split(" - ")[0].split()[1] for line in lines if re.match("FAILED |ERROR ", line)]
     if ran.returncode:
-        print(ran.stdout[-6000:], ran.stderr[-2000:], file=sys.stderr)
+        _, _, failures = ran.stdout.partition(" FAILURES ")
+        print((failures or ran.stdout)[:_MOST_SHOWN], ran.stderr[-2000:], file=sys.stderr)
     shown = f": {', '.join(failed[:8])}" if failed else ""
     return Outcome(ran.returncode == 0, f"{lines[-1].strip('= ')}{shown}", {"failed": failed})
 

@@ -120,6 +120,7 @@ def test_an_interrupt_at_any_line_loses_nothing():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("seed", range(8))
 def test_interrupts_at_very_many_lines_lose_nothing(seed):
     check(250, seed + 1)

@@ -1,5 +1,7 @@
 """What is compiled ahead: from shapes alone, once, and as if it were compiled when asked for."""
 
+import contextlib
+import itertools
 import threading
 import types
 
@@ -10,6 +12,7 @@ from inference.engine import Engine
 from inference.runtime.executables import Executables
 from inference.scheduling import step_shapes
 from tests import fakes
+from tests.inference.test_interrupts import Interrupts
 
 pytestmark = pytest.mark.quick_code
 
@@ -55,17 +58,37 @@ def test_what_fails_ahead_fails_where_it_is_asked_for_and_is_tried_again(monkeyp
     assert executables.step(shape) == "compiled" and executables.has(shape)
 
 
-def test_an_interrupt_before_a_compilation_lets_nobody_wait_for_it(monkeypatch):
+@pytest.fixture
+def executables(monkeypatch):
+    """Without a compiler."""
+    lowered = types.SimpleNamespace(compile=lambda: "compiled")
+    monkeypatch.setattr(Executables, "_lower_admit", lambda *args: lowered)
+    config = Config(fakes.llama(), EngineConfig(max_seqs=1))
+    return Executables(config, "reference", {}, (), {})
+
+
+def test_an_interrupt_before_a_compilation_lets_nobody_wait_for_it(executables, monkeypatch):
     class Interrupting(dict):
         def setdefault(self, key, value):
             super().setdefault(key, value)
             raise KeyboardInterrupt
 
-    config = Config(fakes.llama(), EngineConfig(max_seqs=1))
-    executables = Executables(config, "reference", {}, (), {})
-    lowered = types.SimpleNamespace(compile=lambda: "compiled")
-    monkeypatch.setattr(Executables, "_lower_admit", lambda *args: lowered)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(executables, "_found", interrupting := Interrupting())
         executables.admit()
     assert not interrupting and executables.admit() == "compiled"
+
+
+def test_an_interrupt_while_one_is_looked_up_lets_nobody_wait_for_it(executables):
+    """At any line, the end of a `with` among them, where it would stay entered."""
+    executables.admit()
+    for number in itertools.count(1):
+        interrupts = Interrupts(number)
+        with contextlib.suppress(KeyboardInterrupt), interrupts.active():
+            executables.admit()
+        asked = threading.Thread(target=executables.admit, daemon=True)
+        asked.start()
+        asked.join(60)
+        assert not asked.is_alive()
+        if interrupts.count < number:
+            return
