@@ -128,10 +128,14 @@ def unmutated_s(command: list[str]) -> float:
     return time.monotonic() - began_at
 
 
-def trial(mutant: MutationSpec, test_command: str, limit_s: float) -> tuple[bool, str] | None:
+def trial(arguments: tuple[MutationSpec, str, float]) -> tuple[bool, str] | None:
     """Whether the tests find a mutant in this process's copy of the repository, and its diff; None
     where cosmic-ray cannot write it, as for an exception of a dotted name.
+
+    Args:
+        arguments: the mutant, the command that runs the tests, and the seconds that it may take.
     """
+    mutant, test_command, limit_s = arguments
     result = mutate_and_test([mutant], test_command, limit_s)
     return (bool(result.is_killed), result.diff) if result.diff else None
 
@@ -167,11 +171,12 @@ def main() -> None:
             arguments = [
                 (mutant, " ".join(command(group, mutant.module_path)), limit_s) for mutant in sample
             ]
-            results = [*filter(None, workers.starmap(trial, arguments, chunksize=1))]
-        for is_found, diff in results:
-            if not is_found:
-                print(diff, flush=True)
-        share = sum(is_found for is_found, _ in results) / len(results)
+            results = []
+            for is_found, diff in filter(None, workers.imap_unordered(trial, arguments)):
+                results.append(is_found)
+                if not is_found:
+                    print(diff, flush=True)
+        share = sum(results) / len(results)
         is_short |= share < _REQUIRED
         print(
             f"{name}: {share:.0%} of {len(results)} mutants found (bar {_REQUIRED:.0%}; "
