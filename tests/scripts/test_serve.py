@@ -1,12 +1,15 @@
 """What `serve` refuses before it loads anything."""
 
 import socket
+import types
 
 import pytest
 
 from configs.errors import InputError
 from inference.server.engine_process import entry
+from inference.server.web.access import Site
 from scripts import common, serve
+from scripts.flags.requests import http_flags
 from tests.scripts import apps
 
 
@@ -51,6 +54,17 @@ def test_bad_flags(run, tmp_path, monkeypatch, flags, expected):
         names = {"empty": "empty", "large": "large", "keys": "keys", "busy": other.getsockname()[1]}
         ran = run(*(flag.format(**names) for flag in flags))
     assert expected in ran.error
+
+
+def test_hosts_and_origins_are_compared_in_lower_case(monkeypatch):
+    given = {
+        "ALLOWED_HOSTS": [" Chat.Example"], "ALLOWED_ORIGINS": ["HTTPS://Chat.Example:8443"],
+        "ROOT_PATH": "/LLM/",
+    }  # fmt: skip
+    for name, value in given.items():
+        monkeypatch.setattr(http_flags, name, types.SimpleNamespace(value=value))
+    site = Site(("chat.example",), ("https://chat.example:8443",), "/LLM")
+    assert serve.read_site() == site
 
 
 def test_a_model_that_is_not_there_ends_both_processes(tmp_path):

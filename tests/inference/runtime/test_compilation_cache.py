@@ -47,10 +47,10 @@ def test_damaged_entries_are_removed_and_written_again(tmp_path):
         env=os.environ | {"RIDGELINE_CACHE": str(tmp_path), "JAX_PLATFORMS": "cpu"},
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
-    said, counts = ran.stderr.splitlines()  # and nothing at the third
+    warning, counts = ran.stderr.splitlines()  # and nothing at the third
     count, damaged, mended = map(int, counts.split())
     assert count == damaged == mended > 0
-    assert f"{count} damaged, compiled and kept again" in said
+    assert f"{count} damaged, compiled and kept again" in warning
 
 
 @pytest.fixture

@@ -86,9 +86,9 @@ def test_an_interrupt_while_one_is_looked_up_lets_nobody_wait_for_it(executables
         interrupts = Interrupts(number)
         with contextlib.suppress(KeyboardInterrupt), interrupts.active():
             executables.admit()
-        asked = threading.Thread(target=executables.admit, daemon=True)
-        asked.start()
-        asked.join(60)
-        assert not asked.is_alive()
+        thread = threading.Thread(target=executables.admit, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
         if interrupts.count < number:
             return
