@@ -19,54 +19,49 @@ _T = TypeVar("_T")
 # outside itself, and a pattern that backtracks without end, which takes a repeated group.
 _RISK = re.compile(rb'"Precompiled"|\)[*+{]')
 
+_LOCK = threading.RLock()  # stderr is the whole process's: one thread at a time holds it
+
 
 class _HeldStderr:
-    """Keeps back what is written to stderr meanwhile: a Rust panic leaves a trace there before it
-    is an exception. Several threads may hold it; the last one lets go.
+    """Keeps back what is written to stderr within it: a Rust panic leaves a trace there before it
+    is an exception. What others write is passed on behind it. One may be held within another.
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._depth = 0
-        self._own: int | None = None  # stderr itself; None: there is none, or it is not held
+        self._own: IO[bytes] | None = None  # stderr itself; None: there is none, or it is not held
         self._held: IO[bytes] | None = None
-        self._panicked = False
+        self._failure: BaseException | None = None
 
     def __enter__(self) -> None:
-        with self._lock:
-            if not self._depth:
-                with contextlib.suppress(OSError):
-                    os.fstat(2)  # there may be none, whose place a new file would take
-                    self._held = self._held or tempfile.TemporaryFile(buffering=0)
-                    self._own = os.dup(2)
-                    os.dup2(self._held.fileno(), 2)
-            self._depth += 1
+        with contextlib.suppress(OSError):
+            os.fstat(2)  # there may be none, whose place a new file would take
+            self._own = os.fdopen(os.dup(2), "wb", 0)
+            self._held = tempfile.TemporaryFile(buffering=0)
+            os.dup2(self._held.fileno(), 2)
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        with self._lock:
-            self._depth -= 1
-            self._panicked = self._panicked or is_panic(kind)
-            if self._depth or self._own is None:
-                return
-            os.dup2(self._own, 2)
-            os.close(self._own)
-            self._own = None
-            self._pass_on()
+    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> bool:
+        self._failure = failure
+        self.close()
+        return True
 
-    def _pass_on(self) -> None:
-        assert self._held is not None
-        if self._held.tell():
+    def close(self) -> None:
+        """Lets go; where an interrupt came between, the rest of it."""
+        if self._own is None or self._own.closed:
+            return
+        os.dup2(self._own.fileno(), 2)
+        if self._held is not None and not self._held.closed:
             self._held.seek(0)
-            text = self._held.read()
-            self._held.seek(0)
-            self._held.truncate()
-            if not self._panicked:  # what others wrote
+            if (text := self._held.read()) and not is_panic(type(self._failure)):
                 with contextlib.suppress(OSError):  # nobody reads it any more
                     os.write(2, text)
-        self._panicked = False
+            self._held.close()
+        self._own.close()
 
-
-_STDERR = _HeldStderr()
+    def take_failure(self) -> BaseException:
+        """What was raised within it, which is to be raised once stderr is free."""
+        failure, self._failure = self._failure, None
+        assert failure is not None
+        return failure
 
 
 def may_panic(backend: "tokenizers.Tokenizer") -> bool:
@@ -90,8 +85,13 @@ def guard(call: Callable[[], _T], message: str, holds_stderr: bool = True) -> _T
         InputError: the call failed or panicked.
     """
     try:
-        with _STDERR if holds_stderr else contextlib.nullcontext():
+        if not holds_stderr:
             return call()
+        stderr = _HeldStderr()
+        # Closed again behind it: an interrupt may come at any point of its own exit, or before it.
+        with _LOCK, contextlib.closing(stderr), stderr:
+            return call()
+        raise stderr.take_failure()
     except BaseException as error:
         if not is_fault(error):
             raise
