@@ -177,11 +177,10 @@ class Engine:
         tokens = self.input_processor.encode(prompt)
         hosts.current().tell("add_request", tokens, dataclasses.asdict(params), [*output])
         sequences = self.input_processor.sequences(tokens, params, output)
-        for sequence in sequences:
-            self.scheduler.add(sequence)
+        request = self._requests.add(sequences)
         if self._prefill:
             self._prefill.add(sequences[0])
-        return self._requests.add(sequences).group.id
+        return request.group.id
 
     def fork(self, id: int, params: SamplingParams) -> int:
         """A second continuation of a running request, sharing its pages; returns the new id.
@@ -194,8 +193,7 @@ class Engine:
         hosts.current().tell("fork", id, dataclasses.asdict(params))
         parent = self._requests.parent(id, params)
         child = self.input_processor.continuation(parent, params)
-        self.scheduler.fork(parent, child)
-        return self._requests.add([child]).group.id
+        return self._requests.fork(parent, child).group.id
 
     def abort(self, id: int) -> None:
         """Ends a request wherever it is; an unknown id has no effect."""

@@ -67,10 +67,25 @@ class OpenRequests:
         return sequence
 
     def add(self, sequences: list[Sequence]) -> RequestState:
-        """A new request of these sequences."""
-        request = RequestState(sequences, self._scheduler, self._tokenizer, self.unread)
-        self._requests |= dict.fromkeys(request.group.ids, request)
-        return request
+        """Queues the sequences of a new request.
+
+        Raises:
+            InputError: as `Scheduler.add`.
+        """
+        request = self._new(sequences)  # first: the text of what is known of an answer may fail
+        for sequence in sequences:
+            self._scheduler.add(sequence)
+        return self._note(request)
+
+    def fork(self, parent: Sequence, child: Sequence) -> RequestState:
+        """Starts a new request that goes on from another's tokens.
+
+        Raises:
+            InputError: as `Scheduler.fork`.
+        """
+        request = self._new([child])
+        self._scheduler.fork(parent, child)
+        return self._note(request)
 
     def remove(self, request: RequestState) -> None:
         """A request has ended."""
@@ -101,3 +116,10 @@ class OpenRequests:
         for commit in commits[:1]:  # none is begun before the one ahead of it is done
             if request := self._requests.get(commit.sequence.id):
                 request.start_over(commit)
+
+    def _new(self, sequences: list[Sequence]) -> RequestState:
+        return RequestState(sequences, self._scheduler, self._tokenizer, self.unread)
+
+    def _note(self, request: RequestState) -> RequestState:
+        self._requests |= dict.fromkeys(request.group.ids, request)
+        return request

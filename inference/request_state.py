@@ -38,6 +38,7 @@ class RequestState:
         self._scheduler = scheduler
         self._tokenizer = tokenizer
         self._detokenizers: dict[int, Detokenizer] = {}  # by the id of the sequence
+        self._fault: BaseException | None = None  # that came when a text was made again
         self._starts = {one.id: len(one.tokens) for one in sequences}  # of what it is to generate
         for sequence in sequences:
             self._follow(sequence, len(sequence.tokens))
@@ -58,9 +59,17 @@ class RequestState:
 
     def start_over(self, commit: Commit) -> None:
         """What is known of the text is what was before a commit whose outputs are not made: an
-        interrupt may have come meanwhile.
+        interrupt may have come meanwhile. A fault on the way ends the sequence as any of its text
+        does, once its outputs are made.
         """
-        self.group.start_over(commit.sequence, self._follow(commit.sequence, commit.start))
+        text, self._fault = "", None
+        try:
+            text = self._follow(commit.sequence, commit.start)
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            self._fault = error
+        self.group.start_over(commit.sequence, text)
 
     def finish(self, reason: FinishReason) -> None:
         """Ends all of its sequences."""
@@ -125,6 +134,9 @@ class RequestState:
         token that completes it: of those behind it, drafts that were accepted, nothing is told.
         """
         sequence = commit.sequence
+        if self._fault is not None:
+            fault, self._fault = self._fault, None
+            raise fault
         detokenizer = self._detokenizers.get(sequence.id)
         if detokenizer is None:
             return ""

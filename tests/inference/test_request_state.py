@@ -129,6 +129,60 @@ def _faulty(works, sequence_of, id, error):
     return function
 
 
+@pytest.mark.parametrize("params", [fakes.greedy(8), SamplingParams(max_new_tokens=8, n=2)])
+def test_a_text_that_cannot_be_made_again_ends_its_sequence_alone(params, monkeypatch, caplog):
+    """After an interrupt, behind some of its tokens."""
+    expected = make().generate(PROMPTS, params)
+    engine, outputs = make(), []
+    ids = [engine.add_request(prompt, params) for prompt in PROMPTS]
+    follow, output = RequestState._follow, RequestState._output
+
+    def interrupt(self, commit, text):
+        if commit.sequence.id == ids[1] and commit.sequence.num_output_tokens == 4:
+            monkeypatch.setattr(RequestState, "_output", output)
+            monkeypatch.setattr(RequestState, "_follow", fail)
+            raise KeyboardInterrupt
+        return output(self, commit, text)
+
+    def fail(self, sequence, num_tokens):
+        follow(self, sequence, num_tokens)
+        raise PanicException("poison")
+
+    monkeypatch.setattr(RequestState, "_output", interrupt)
+    num_interrupts = 0
+    while engine.has_work:
+        try:
+            outputs += engine.step()
+        except KeyboardInterrupt:
+            num_interrupts += 1
+        engine.scheduler.check_integrity()
+    assert num_interrupts == 1 and not engine._requests and "poison" in caplog.text
+    for id, completion in zip(ids, expected, strict=True):
+        for index, answer in enumerate([completion, *completion.others]):
+            own = [output for output in outputs if (output.id, output.index) == (id, index)]
+            is_victim = (id, index) == (ids[1], 0)
+            tokens = [token for output in own for token in output.token_ids]
+            assert tokens == answer.token_ids[: 4 if is_victim else 8]
+            reasons = [output.finish_reason for output in own if output.finish_reason]
+            assert reasons == ["error" if is_victim else "length"]
+
+
+def test_what_is_known_of_an_answer_and_has_no_text_leaves_nothing_queued(monkeypatch):
+    engine = make()
+    parent = engine.add_request(PROMPTS[0], fakes.greedy(8))
+    for _ in range(4):
+        engine.step()
+    with monkeypatch.context() as patch:
+        patch.setattr(Detokenizer, "push", lambda self, ids: 1 // (not [*ids]))
+        with pytest.raises(ZeroDivisionError):
+            engine.add_request(PROMPTS[1], fakes.greedy(8), [1, 2])
+        with pytest.raises(ZeroDivisionError):
+            engine.fork(parent, fakes.greedy(8))
+    assert len(engine.scheduler.running) == 1 and not engine.scheduler.waiting
+    fakes.drain(engine)
+    assert not engine._requests
+
+
 @pytest.mark.parametrize(
     "params",
     [

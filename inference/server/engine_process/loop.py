@@ -7,7 +7,7 @@ import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from configs.errors import InputError
+from configs.errors import InputError, is_fault
 from inference.outputs import RequestOutput
 from inference.server.engine_process.channel import Channel
 from inference.server.engine_process.served import Served
@@ -121,9 +121,12 @@ class EngineLoop:
             id = self._engine.add(asked.tokens, asked.params, asked.output)
         except InputError as error:
             self._channel.send(Refused(asked.id, str(error)))
-        except Exception:
+        except BaseException as error:
+            if not is_fault(error):
+                raise
             _log.exception("a request could not be queued")
-            self._channel.send(Refused(asked.id, "the engine cannot take this request"))
+            ends = [RequestOutput(asked.id, [], "", "error", n) for n in range(asked.params.n)]
+            self._channel.send(Outputs(ends))
         else:
             self._open[id] = _Open(asked.id, asked.num_top_logprobs, asked.params.n)
             self._ids[asked.id] = id

@@ -8,7 +8,7 @@ from inference.request import SamplingParams
 from inference.server import frames
 from inference.server.engine_process.channel import Channel
 from inference.server.engine_process.loop import EngineLoop
-from inference.server.frames import Add
+from inference.server.frames import Add, Outputs
 from tests.inference.server.fake_engine import FakeEngine
 
 pytestmark = pytest.mark.quick_code
@@ -28,3 +28,34 @@ def test_requests_that_come_while_a_step_can_wait_are_in_it():
         engine.slack = 0.0
         loop._turn()
         assert engine.num_steps == 1 and [each.num_told for each in engine.running] == [1, 1]
+
+
+class PanicException(BaseException):
+    """As pyo3 raises it where Rust panics."""
+
+
+@pytest.mark.parametrize("error", [ValueError("poison"), PanicException("poison")])
+def test_a_request_that_cannot_be_queued_ends_alone(error, monkeypatch, caplog):
+    """With an error, as one that fails later does: it is not for its sender to mend."""
+    ours, theirs = socket.socketpair()
+    engine = FakeEngine()
+    loop, add = EngineLoop(engine, Channel(theirs)), engine.add
+
+    def faulty(tokens, params, output):
+        if output:
+            raise error
+        return add(tokens, params, output)
+
+    monkeypatch.setattr(engine, "add", faulty)
+    with ours, theirs, ours.makefile("rb") as incoming:
+        for id, output in ((1, []), (2, [71]), (3, [])):
+            params = SamplingParams(max_new_tokens=2, n=2 - len(output))
+            ours.sendall(frames.encode(Add(id, [65], params, None, output)))
+        loop._turn()
+        length = frames.length(incoming.read(frames.HEADER_BYTES))
+        told = frames.FROM_ENGINE.decode(incoming.read(length))
+    assert isinstance(told, Outputs)
+    assert [(one.id, one.token_ids, one.finish_reason) for one in told.outputs] == [
+        (2, [], "error")
+    ]
+    assert {one.id for one in loop._open.values()} == {1, 3} and "poison" in caplog.text
