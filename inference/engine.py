@@ -11,7 +11,6 @@ from collections.abc import Sequence as Items
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
 from configs import overrides
@@ -41,8 +40,6 @@ from inference.text.end_tokens import EndTokens
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 from layers.params import Params
 from sharding import hosts
-
-_MAX_FAILED_STEPS = 2  # in a row: then the failure is not a passing one
 
 
 class Engine:
@@ -81,7 +78,6 @@ class Engine:
         self.records = self._steps.records
         self._requests = OpenRequests(self.scheduler, tokenizer)
         self._is_whole = True  # no call was interrupted
-        self._num_failed_steps = 0
         self._versions = ParamsVersions()
         self._declared = config.model  # as a checkpoint says; `config` may have been changed
 
@@ -228,7 +224,7 @@ class Engine:
         """
         self._check_ready()
         hosts.current().tell("step", is_open)
-        self._is_whole = False
+        self._is_whole = is_fetched = False
         self._steps.note_done()
         try:
             if self._prefill and self._steps.held is None:  # which may need pages from there
@@ -237,21 +233,19 @@ class Engine:
             is_due = len(self._steps) > (is_launched and self.config.engine.overlap)
             if self._prefill:
                 self._end(self._prefill.commit(waits=not (is_launched or is_due)))
+            is_fetched = is_due
             self._process(is_due)
         except SequenceFault as fault:
+            self._steps.note_success(is_fetched)  # of the device
             self._fail(fault)
         except BaseException as error:
             if isinstance(error, Exception):
                 hosts.current().await_loss()
             self.rebuild()  # the cache is donated, the schedule's admissions are spent
-            self._num_failed_steps += 1
-            is_passing = self._num_failed_steps < _MAX_FAILED_STEPS and hosts.current().count == 1
-            if not (isinstance(error, jax.errors.JaxRuntimeError) and is_passing):
-                self._num_failed_steps = 0
+            if not self._steps.is_passing(error):
                 raise
         else:
-            if is_due and self._steps.held is None:  # a missing executable may fail to compile
-                self._num_failed_steps = 0
+            self._steps.note_success(is_fetched)
         self._steps.look_away()
         self._is_whole = True
 

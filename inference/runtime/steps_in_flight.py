@@ -23,6 +23,7 @@ from sharding import hosts
 _NUM_RECENT = 8  # steps of a shape
 _MIN_LEAD_S = 1e-3  # the host's own clocks and threads
 _MOST_LEAD = 1 / 8  # of a step: of a shorter one, waiting gains less than a wrong guess costs
+_MAX_FAILURES = 2  # of the device in a row: then they are no passing ones
 
 
 @dataclasses.dataclass
@@ -73,6 +74,7 @@ class StepsInFlight:
         self._lead_s = 0.0  # that the host took to schedule and launch a step; the most, decaying
         self._away_since = 0.0  # when the host turned to something else than steps
         self._held_s = 0.0  # that launching a held step took, while another was processed
+        self._num_failures = 0  # of the device in a row
         self.held: StepInFlight | None = None
         self.records: deque[StepRecord] = deque(maxlen=4096)
         self.compile_s = 0.0
@@ -91,6 +93,27 @@ class StepsInFlight:
         """Forgets all steps: the device lost them."""
         self._steps.clear()
         self.held = None
+
+    def note_success(self, is_fetched: bool) -> None:
+        """The device has finished the step that was fetched, if one was, whatever came of it on the
+        host. Where another one waits for its executable, which may fail to compile though each step
+        before it succeeds, that ends no row of failures.
+        """
+        awaits_executable = self.held and not self._model_runner.is_ready(self.held.schedule)
+        if is_fetched and not awaits_executable:
+            self._num_failures = 0
+
+    def is_passing(self, error: BaseException) -> bool:
+        """Counts a failure of the device; whether it may be a passing one. What the host raises, or
+        an interrupt, is none, and says nothing of the device.
+        """
+        if not isinstance(error, jax.errors.JaxRuntimeError):
+            return False
+        self._num_failures += 1
+        if self._num_failures < _MAX_FAILURES and hosts.current().count == 1:
+            return True
+        self._num_failures = 0
+        return False
 
     def slack_s(self) -> float:
         """Seconds for which no step needs to be scheduled: until the one in flight ends, if it

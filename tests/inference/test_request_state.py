@@ -1,7 +1,9 @@
 """A fault inside one request ends that request; the others miss nothing."""
 
+import contextlib
 from collections import deque
 
+import jax
 import pytest
 
 from configs.engine import Config, EngineConfig
@@ -179,6 +181,48 @@ def test_what_is_known_of_an_answer_and_has_no_text_leaves_nothing_queued(monkey
         with pytest.raises(ZeroDivisionError):
             engine.fork(parent, fakes.greedy(8))
     assert len(engine.scheduler.running) == 1 and not engine.scheduler.waiting
+    fakes.drain(engine)
+    assert not engine._requests
+
+
+@pytest.mark.parametrize("between, is_passing", [
+    ("nothing", False), ("an interrupt", False), ("a fault before a step", False),
+    ("a fault behind a step", True), ("a step", True),
+])  # fmt: skip
+def test_failures_of_the_device_are_in_a_row_until_a_step_succeeds(
+    between, is_passing, monkeypatch
+):
+    engine = make(overlap=False)
+    ids = [engine.add_request(prompt, fakes.greedy(8)) for prompt in PROMPTS]
+
+    def step(where=engine, name="config", value=engine.config):
+        with monkeypatch.context() as patch:
+            patch.setattr(where, name, value)
+            engine.step()
+
+    def ending(error):
+        def wait(output):
+            raise error
+
+        return engine.model_runner, "wait", wait
+
+    def faulty(stage):
+        where, name, sequence_of = STAGES[stage]
+        error = ValueError("poison")
+        return where, name, _faulty(getattr(where, name), sequence_of, ids[1], error)
+
+    lost = ending(jax.errors.JaxRuntimeError("lost"))
+    step(*lost)
+    if between == "a step":
+        step()
+    elif between == "an interrupt":
+        with pytest.raises(KeyboardInterrupt):
+            step(*ending(KeyboardInterrupt()))
+    elif between != "nothing":
+        step(*faulty("cache" if "behind" in between else "start"))
+    passes = contextlib.nullcontext()
+    with passes if is_passing else pytest.raises(jax.errors.JaxRuntimeError, match="lost"):
+        step(*lost)
     fakes.drain(engine)
     assert not engine._requests
 
