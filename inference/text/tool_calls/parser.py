@@ -78,7 +78,9 @@ class Parser:
     whatever follows. Until then it may turn out to be none (JSON of another shape, a function that
     nobody offered), and is told as text. Blanks before a call belong to it.
 
-    What a model thinks, between `<think>` and `</think>`, is text, whatever it looks like.
+    What a model thinks, between `<think>` and `</think>`, is text, whatever it looks like. A
+    `<think>` behind the beginning of an answer may be no more than a word: from the first call
+    behind it on nothing is told until `</think>` comes, and where none does, calls are calls.
 
     Nothing is evaluated: names, and arguments that come before a name, are read as JSON.
     """
@@ -87,7 +89,6 @@ class Parser:
         """`names`: of the functions that may be called; `thinks`: the answer begins in a thought,
         which the prompt has opened.
         """
-        self._thinks = thinks
         self._format = format
         self._names = names
         self._parts: list[Part] = []
@@ -97,37 +98,72 @@ class Parser:
         self._has_text = self._follows_call = False
         self._is_line_start = True
         self._json = _Json(format.brackets)  # that the text is in
-        self._machine = self._read_all()
+        self._thought: list[str] | None = None  # characters behind a `<think>` that may be a word
+        self._num_told = self._num_before = 0  # of these; of the calls before them
+        self._machine = self._read_all(thinks)
         next(self._machine)
 
     def push(self, text: str) -> list[Part]:
         """What is certain with further text."""
         for character in text:
+            thought = self._thought
             self._machine.send(character)
+            if thought is not None:
+                thought.append(character)
+                if "".join(thought[-len(_THOUGHT[1]) :]) == _THOUGHT[1]:
+                    self._end_thought(thought)
         return self._take()
 
     def finish(self) -> list[Part]:
         """What remains at the end."""
         self._tell("".join(self._held))
-        self._held = []
+        self._held, self._thought = [], None
         return self._take()
 
     def _take(self) -> list[Part]:
-        parts, self._parts = self._parts, []
+        num = len(self._parts) if self._thought is None else self._num_certain()
+        parts, self._parts = self._parts[:num], self._parts[num:]
         return parts
+
+    def _num_certain(self) -> int:
+        """Parts before the first call within a thought that may be none."""
+        calls = (
+            nth for nth, part in enumerate(self._parts)
+            if part.index is not None and part.index >= self._num_before
+        )  # fmt: skip
+        return next(calls, len(self._parts))
+
+    def _begin_thought(self) -> None:
+        self._thought, self._num_told, self._num_before = [], 0, self._num_calls
+
+    def _end_thought(self, thought: list[str]) -> None:
+        """It was one: all of it is text, and the answer goes on behind it."""
+        del self._parts[self._num_certain() :]
+        self._thought, self._held, self._back = None, [], ""
+        self._num_calls, self._follows_call = self._num_before, False
+        self._tell("".join(thought[self._num_told :]))
+        self._is_line_start = True
+        self._json = _Json(self._format.brackets)
+        self._machine = self._read_all(thinks=False)
+        next(self._machine)
 
     # --- text -------------------------------------------------------------------------------------
 
-    def _read_all(self) -> Generator[None, str, None]:
+    def _read_all(self, thinks: bool) -> Generator[None, str, None]:
         opening, brackets = self._format.opening, self._format.brackets
-        if self._thinks:
+        if thinks:
             yield from self._tell_thought()
         while True:
             held = "".join(self._held)
-            if held.endswith(_THOUGHT[0]):
+            if self._thought is None and held.endswith(_THOUGHT[0]):
+                is_first = not (self._has_text or self._num_calls)
+                is_first &= held.strip(_SPACE) == _THOUGHT[0]
                 self._tell(held)
                 self._held = []
-                yield from self._tell_thought()
+                if is_first:
+                    yield from self._tell_thought()
+                else:
+                    self._begin_thought()
             elif opening and held.endswith(opening):
                 self._keep(held, len(opening))
                 yield from self._read_block("")
@@ -173,6 +209,8 @@ class Parser:
         if not text:
             return
         self._has_text = True
+        if self._thought is not None and self._num_calls == self._num_before:
+            self._num_told += len(text)
         if self._format.brackets:
             self._json = self._json.after(text)
         self._is_line_start = self._begins_line(text)

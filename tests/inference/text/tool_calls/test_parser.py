@@ -134,6 +134,37 @@ def test_a_thought_without_an_end_has_no_calls(format):
         assert whole(read(format, *text, thinks=thinks)) == (text, [])
 
 
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("before, behind, thinks", [
+    ("The tag <think> opens one.\n", "", False), ("So</think> a <think>\n", " b", True),
+    ("<think></think><think> <think>\n", "\n<think> b\n", False),
+])  # fmt: skip
+def test_a_tag_within_an_answer_hides_no_call_unless_its_thought_ends(
+    format, before, behind, thinks
+):
+    call = CALLED[format]
+    text, told = f"{before}{call}{behind}\n{call}", f"{before.rstrip()}{behind.rstrip()}"
+    assert whole(read(format, text, thinks=thinks)) == (told, [CALLED_F] * 2)
+    assert whole(read(format, *text, thinks=thinks)) == (told, [CALLED_F] * 2)
+    text += "\n</think>"
+    for end, calls in (("", []), (f"\n{call}", [CALLED_F])):
+        assert whole(read(format, text + end, thinks=thinks)) == (text, calls)
+        assert whole(read(format, *text, *end, thinks=thinks)) == (text, calls)
+
+
+def test_a_thought_within_an_answer_waits_from_its_first_call_on():
+    parser, call = Parser(FORMATS["hermes"], NAMES), CALLED["hermes"]
+    assert parser.push(f"{call} a <think> b") == [
+        Part(CALLED_F[1], 0, "f"), Part("a <think> b")
+    ]  # fmt: skip
+    assert parser.push(f" c\n{call}") == [Part(" c")]
+    assert parser.push(" d") == []
+    assert parser.push("</think>") == [Part(f"\n{call} d</think>")]
+    assert parser.push(call) == [Part(CALLED_F[1], 1, "f")]
+    assert parser.push("<think> e" + call) == [Part("<think> e")]
+    assert parser.finish() == [Part(CALLED_F[1], 2, "f")]
+
+
 @pytest.mark.parametrize("prompt, opens", [
     ("<|assistant|>\n<think>\n", True), ("<think>", True), ("<think>\n\n</think>\n\n", False),
     ("<think> is a tag<|assistant|>", False), ("", False),
