@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import NamedTuple
 
 from starlette.responses import Response
 
@@ -16,6 +17,18 @@ from inference.server.protocol.logprobs import CompletionShape
 from inference.server.protocol.responses import CompletionChoice
 from inference.server.service import Service
 from inference.text.grammar import relaxed
+
+
+class _Echo(NamedTuple):
+    """A prompt before its answers.
+
+    Attributes:
+        num_spelled: of its tokens, those that the text spells, special ones included: all, or none
+            where the tokenizer put some around the text that was sent.
+    """
+
+    text: str
+    num_spelled: int
 
 
 class Completions:
@@ -47,8 +60,7 @@ class Completions:
         self._caller.relaxed.update(relaxed(grammar or ""))
         params = sampling.read(request, facts, grammar, self._caller.name)
         prompts = []
-        self._echoes = []
-        self._num_spelled = []  # of each prompt's tokens, those that its echo spells
+        self._echoes: list[_Echo] = []
         add_special = request.add_special_tokens is not False
         for one in given:
             if isinstance(one, str):
@@ -57,9 +69,8 @@ class Completions:
                 tokens = parse.check_ids(one, facts.vocab_size, "prompt")
             left = sampling.truncate(request, tokens, facts)
             prompts.append(Prompt(left, sampling.limit(request, params, len(left), facts)))
-            is_shown = isinstance(one, str) and len(left) == len(tokens)
-            self._echoes.append(str(one) if is_shown else await self._text(left))
-            self._num_spelled.append(0 if is_shown or not request.echo else len(left))
+            is_whole = isinstance(one, str) and len(left) == len(tokens)
+            self._echoes.append(await self._echo(left, str(one) if is_whole else None))
         stop = bool(request.include_stop_str_in_output)
         self._answers = Answers(
             service, prompts, request.logprobs, stop, self.deadline, self._caller.name
@@ -130,7 +141,7 @@ class Completions:
         first: list[Piece] = []
         for index in range(self._num_answers if request.echo or is_over else 0):
             nth = index // self._num_each
-            text, tokens = (self._echoes[nth], scores[nth]) if request.echo else ("", ())
+            text, tokens = (self._echoes[nth].text, scores[nth]) if request.echo else ("", ())
             first.append(Piece(index, text, (), tokens, "length" if is_over else None))
         if is_over:
             for piece in first:
@@ -156,11 +167,16 @@ class Completions:
 
     def _shape(self, index: int) -> CompletionShape:
         if index not in self._shapes:
-            request, num_spelled = self._request, self._num_spelled[index // self._num_each]
+            request, num_spelled = self._request, self._echoes[index // self._num_each].num_spelled
             how = request.skip_special_tokens is not False, bool(request.return_tokens_as_token_ids)
             tokenizer = self._service.texts.tokenizer
             self._shapes[index] = CompletionShape(tokenizer, *how, num_spelled)
         return self._shapes[index]
 
-    async def _text(self, tokens: list[int]) -> str:
-        return await self._service.texts.decode(tokens) if self._request.echo else ""
+    async def _echo(self, tokens: list[int], sent: str | None) -> _Echo:
+        """Of a prompt's tokens; `sent`: the text that all of them are of."""
+        if not self._request.echo:
+            return _Echo("", 0)
+        spelled = await self._service.texts.decode(tokens)
+        text = spelled if sent is None else sent
+        return _Echo(text, len(tokens) if text == spelled else 0)

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from inference.scheduling.sequence import derived_seed
+from inference.server.text_processor import TextProcessor
 from tests.inference.server import events
 from tests.inference.server.fake_engine import END, MAX_CONTEXT, MAX_SEQS, REPLY, reply
 
@@ -122,6 +123,34 @@ def test_the_echo_of_token_ids_has_special_tokens(server):
     told = [chunk["choices"][0] for chunk in streamed]
     assert "".join(one["text"] for one in told) == choice["text"]
     assert sum((one["logprobs"]["text_offset"] for one in told), []) == [0, 1, 8, 9]
+
+
+@pytest.mark.parametrize("most, echo, offsets", [
+    (None, "a<|end|>bc", [0, 1, 8, 9, 10]), (4, "a<|end|>bc", [0, 1, 8, 9, 10]),
+    (3, "<|end|>bc", [0, 7, 8, 9]), (1, "c", [0, 1]),
+])  # fmt: skip
+def test_the_echo_of_a_text_has_its_special_tokens(server, most, echo, offsets):
+    asked = {"echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}
+    asked["truncate_prompt_tokens"] = most
+    (choice,) = answered(server.post(TEXT, prompt="a<|end|>bc", **asked))["choices"]
+    assert choice["text"] == echo + say(1) and choice["logprobs"]["text_offset"] == offsets
+
+
+def test_a_text_is_echoed_as_it_was_sent_unless_it_is_cut(server, monkeypatch):
+    """Whatever its tokens spell: a tokenizer may put some around it."""
+
+    async def decode(texts, ids):
+        return "?" * len(ids)
+
+    monkeypatch.setattr(TextProcessor, "decode", decode)
+    asked = {"echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}
+    for most, echo in ((None, "a<|end|>b"), (3, "a<|end|>b"), (2, "??")):
+        (choice,) = answered(
+            server.post(TEXT, prompt="a<|end|>b", truncate_prompt_tokens=most, **asked)
+        )["choices"]
+        assert choice["text"] == echo + say(1)
+        if most != 2:
+            assert choice["logprobs"]["text_offset"] == [0, 1, 1, 2]
 
 
 def test_nothing_is_generated_where_nothing_is_asked_for(server, engine):
