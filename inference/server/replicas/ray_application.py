@@ -2,9 +2,7 @@
 gateway, and `build` for a cluster whose proxies listen (`import_path` of a Serve configuration).
 """
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ray import serve
@@ -19,7 +17,7 @@ from inference.server.replicas.forwarded import HttpRequest, Parts
 from inference.server.replicas.gateway import Gateway
 from inference.server.replicas.ray_replicas import RayReplicas
 from inference.server.replicas.ray_router import PrefixRouter
-from inference.server.replicas.replica import Replica
+from inference.server.replicas.replica import Replica, take_cores
 from inference.server.replicas.replica_config import ReplicaConfig
 from inference.server.service import QUEUED_PER_SEQ, Limits
 from inference.server.web import access
@@ -37,7 +35,7 @@ class ModelReplica:
     async def __init__(self, config: ReplicaConfig):  # type: ignore[misc]
         context = serve.get_replica_context()
         if config.shares_cores:
-            _take_cores(context.rank.local_rank, config.max_replicas)
+            take_cores(context.rank.local_rank, config.max_replicas)
         self._replica = Replica(config.service(), context.replica_id.unique_id)
         await self._replica.start()
 
@@ -110,16 +108,3 @@ def build(args: Mapping[str, Any]) -> Application:
         graceful_shutdown_timeout_s=config.drain_timeout, ray_actor_options={"num_cpus": 0},
     )(serve.ingress()(Ingress))  # fmt: skip
     return ingress.bind(model(config), config, keys)
-
-
-def _take_cores(rank: int, num_replicas: int) -> None:
-    """This process, and the engine that it starts, run on the part of the cores that is its own;
-    on all where there are fewer cores than replicas.
-    """
-    if not hasattr(os, "sched_setaffinity"):
-        return
-    cores = sorted(os.sched_getaffinity(0))
-    if share := len(cores) // num_replicas:
-        start = rank % num_replicas * share
-        for thread in Path("/proc/self/task").iterdir():
-            os.sched_setaffinity(int(thread.name), cores[start : start + share])

@@ -1,7 +1,9 @@
 """One of several servers of a model: the HTTP application without a socket."""
 
 import asyncio
+import os
 from contextlib import aclosing
+from pathlib import Path
 
 from starlette.types import Message
 
@@ -77,3 +79,16 @@ class Replica:
         if self._engine is not None:
             await asyncio.wait([self._engine])
         self._service.close()
+
+
+def take_cores(rank: int, num_replicas: int) -> None:
+    """This process, and the engine that it starts, run on the part of the cores that is its own;
+    on all where there are fewer cores than replicas.
+    """
+    if not hasattr(os, "sched_setaffinity"):
+        return
+    cores = sorted(os.sched_getaffinity(0))
+    if share := len(cores) // num_replicas:
+        start = rank % num_replicas * share
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cores[start : start + share])

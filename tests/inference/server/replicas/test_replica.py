@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import threading
 
 import pytest
 
@@ -11,7 +13,7 @@ from inference.server.client.launch import Thread
 from inference.server.replicas import affinity
 from inference.server.replicas.affinity import Affinity, prefixes
 from inference.server.replicas.forwarded import HttpRequest
-from inference.server.replicas.replica import Replica, Unhealthy
+from inference.server.replicas.replica import Replica, Unhealthy, take_cores
 from inference.server.replicas.replica_config import ReplicaConfig
 from inference.server.service import Limits, Service
 from tests.inference.server.fake_engine import FakeEngine
@@ -150,3 +152,22 @@ def test_what_is_remembered_is_bounded(monkeypatch):
     for name in (b"1", b"2", b"3", b"1", b"4"):
         known.note([name], "a")
     assert [bool(known.preferred([n], {"a": 0})) for n in (b"1", b"2", b"3", b"4")] == [1, 0, 1, 1]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="threads have no cores")
+@pytest.mark.parametrize("rank, num_replicas, cores", [
+    (0, 1, {2, 3, 5, 7, 11}), (0, 2, {2, 3}), (1, 2, {5, 7}), (2, 2, {2, 3}), (5, 3, {5}),
+    (4, 5, {11}), (0, 6, None),
+])  # fmt: skip
+def test_each_replica_has_cores_of_its_own(rank, num_replicas, cores, monkeypatch):
+    """In every thread; all of them, where there are fewer than replicas."""
+    chosen, may_end = {}, threading.Event()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {11, 3, 2, 7, 5})
+    monkeypatch.setattr(os, "sched_setaffinity", lambda id, own: chosen.update({id: set(own)}))
+    thread = threading.Thread(target=may_end.wait)
+    thread.start()
+    take_cores(rank, num_replicas)
+    may_end.set()
+    thread.join()
+    for id in (threading.get_native_id(), thread.native_id):
+        assert chosen.get(id) == cores
