@@ -25,7 +25,7 @@ class Summary(NamedTuple):
 
     # f32[Q, ceil(V / GROUP)], of groups of 128: of 64 to 512 the cheapest; None off a CPU
     maxima_QG: jax.Array | None
-    best_Q: jax.Array  # i32[Q], the first of the largest; for a row with NaN, any id
+    best_Q: jax.Array  # i32[Q], the first of the largest; for a row with NaN, any id of its entries
     total_Q: jax.Array  # f32[Q], log of the sum of exp; not finite where an entry is NaN or inf
 
 

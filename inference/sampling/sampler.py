@@ -177,8 +177,7 @@ def best(
 def draw(weight_QV: jax.Array, keys_Q2: jax.Array) -> jax.Array:
     """One token a row, each as likely as its share of the row's weights, f32[Q, V]: i32[Q]."""
     score_QV = jnp.log(weight_QV) + gumbel.gumbel(keys_Q2, ids_of(weight_QV))
-    most = weight_QV.shape[1] * collectives.num_chips() - 1
-    return jnp.minimum(topk.summarize(score_QV).best_Q, most)  # a row of NaN has any id
+    return topk.summarize(score_QV).best_Q
 
 
 def ids_of(x_QV: jax.Array) -> jax.Array:
@@ -230,7 +229,7 @@ def _draw(
     is_open_Q &= ~is_greedy_Q
     ids_Q = _sample_open(padded_QV, sampling, keys_Q2, ids_Q, is_open_Q, first_id)
     most = logits_QV.shape[1] * collectives.num_chips() - 1
-    return jnp.minimum(ids_Q, most)  # the padding of a row of NaN may win
+    return jnp.minimum(ids_Q, most)  # the padding of a row of -NaN, which is the smallest, wins
 
 
 def _draw_whole(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Array) -> jax.Array:
