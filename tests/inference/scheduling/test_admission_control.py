@@ -10,7 +10,14 @@ from hypothesis import strategies as st
 from configs.cache import CacheSpec
 from inference.scheduling.admission_control import Demand, LengthStatistics, peak_pages
 from inference.scheduling.scheduler import Scheduler
-from tests.inference.scheduling.test_scheduler import MODEL, config, fake_output, sequence
+from tests.inference.scheduling.test_scheduler import (
+    CONTEXT,
+    MODEL,
+    config,
+    fake_output,
+    sequence,
+    tree,
+)
 
 WINDOWS = tuple(group.spec.window for group in MODEL.page_groups)
 
@@ -55,6 +62,25 @@ def test_only_the_newest_lengths_count():
     assert statistics.remaining(1, 100) == 8  # the 9 remains
     statistics.record(1)
     assert statistics.remaining(1, 100) == 100
+
+
+@pytest.mark.parametrize("length, n, is_longest, speculates, expected", [
+    (10, 20, True, False, Demand(14, 15, (3, 0))), (10, 20, False, False, Demand(14, 2, (3, 0))),
+    (10, 20, True, True, Demand(17, 15, (3, 0))), (52, 20, True, True, Demand(57, 7, (3, 0))),
+    (10, 4, True, False, Demand(14, 0, (3, 0))),
+])  # fmt: skip
+def test_what_a_sequence_will_hold(length, n, is_longest, speculates, expected):
+    """Two tokens behind its prompt and two in flight, 13 tokens that are cached or given up; in
+    trees three nodes beside the longest branch, within a context of 64.
+    """
+    scheduler = Scheduler(config(page_tokens=4, cache_bytes=1 << 20, **tree(5)))
+    scheduler._lengths.record(5)
+    one = sequence(1, [1] * length, max_new_tokens=n)
+    one.max_length = min(one.max_length, CONTEXT)
+    one.tokens += [1, 1]
+    one.num_awaited_tokens, one.num_dropped_tokens, one.speculates = 2, 4, speculates
+    control = scheduler.shards[0].admission_control
+    assert control._demand(one, 9, is_longest) == expected
 
 
 # --- against a simulation -------------------------------------------------------------------------

@@ -9,8 +9,10 @@ from configs.kinds.attention import Attention
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.request import SamplingParams
+from inference.scheduling import scheduler as schedulers
+from inference.scheduling.queue import WaitingQueue
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import Sequence, Status
+from inference.scheduling.sequence import FinishReason, Sequence, Status
 from tests.inference.scheduling.test_scheduler import fake_output
 
 CONTEXT = 256
@@ -78,6 +80,21 @@ def test_a_full_batch_is_what_memory_holds():
     for i in range(3):
         one.add(request(i, length=10, n=10))
     assert step(one, is_open=True) == ([], {0: 10, 1: 4})
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+@pytest.mark.parametrize("sizes, more, starts", [
+    ((10, 10), (), False), ((10, 10), (1,), True), ((1, 1, 1), (), False), ((1, 1, 1, 1), (), True),
+])  # fmt: skip
+def test_a_batch_is_full_where_it_fills_the_slots_or_more_than_the_pages(
+    num_shards, sizes, more, starts
+):
+    """10 pages a shard: 5 for 10 tokens and as many more, one for a token and its answer."""
+    one = scheduler(num_tokens=40, policy="static", mesh=Mesh(data=num_shards))
+    assert one.shards[0].pages.pool.num_usable_pages == (10,)
+    for i, size in enumerate((*sizes * num_shards, *more)):
+        one.add(request(i, length=size, n=size))
+    assert (one.schedule(is_open=True) is not None) == starts
 
 
 def test_dynamic_waits_only_so_long():
@@ -205,6 +222,98 @@ def test_a_cached_prefix_goes_first_but_not_for_ever():
         order += [*decoding, *prompts]  # a prompt with one token left is a decode row
     assert order == [2, 3, 1, 4, 5]
     assert one.counters.num_cached_tokens == 4 * 8
+
+
+@pytest.mark.parametrize("first, next_id", [
+    ({}, 1), ({"num_overtakes": 1}, 1), ({"num_overtakes": 2}, 0), ({"num_preemptions": 1}, 0),
+])  # fmt: skip
+def test_one_that_was_preempted_or_overtaken_often_goes_first(first, next_id):
+    waiting = WaitingQueue(max_overtakes=2)
+    for id in range(2):
+        waiting.add(request(id))
+    oldest = next(iter(waiting))
+    for name, value in first.items():
+        setattr(oldest, name, value)
+    assert waiting.next(lambda sequence: sequence.id).id == next_id
+
+
+def test_where_nobody_is_overtaken_no_prefix_is_looked_up():
+    waiting = WaitingQueue(max_overtakes=0)
+    for id in range(2):
+        waiting.add(request(id))
+    assert waiting.next(lambda sequence: 1 // 0).id == 0
+
+
+@pytest.mark.parametrize("is_committed", [True, False])
+@pytest.mark.parametrize("lengths, num_pages", [((9, 10), 14), ((10, 12), 16)])
+def test_a_sequence_starts_where_the_last_page_is_enough(lengths, num_pages, is_committed):
+    """The first ends after 28 or 29 tokens, as long as the second is by then: 7 or 8 pages each."""
+    for usable in (num_pages - 1, num_pages):
+        one = scheduler(num_tokens=4 * usable)
+        assert one.shards[0].pages.pool.num_usable_pages == (usable,)
+        one.add(request(0, lengths[0], n=20))
+        schedule = one.schedule()
+        if is_committed:
+            one.commit(schedule, fake_output(schedule))
+        one.add(second := request(1, lengths[1], n=40))
+        one.schedule()
+        assert (second.status is Status.RUNNING) == (usable == num_pages)
+
+
+@pytest.mark.parametrize("usable", [14, 15])
+def test_pages_that_a_running_sequence_shares_are_taken(usable):
+    """Of 8 pages in the end it has 5 for itself, and the second 7 by then."""
+    one, known = scheduler(num_tokens=4 * usable), [3] * 12
+    one.add(gone := request(0, tokens=[*known, 4], n=9))
+    step(one)
+    one.finish(gone, FinishReason.ABORT)
+    one.add(request(1, tokens=[*known, 5], n=20))
+    step(one)
+    one.add(second := request(4, 10, n=40))
+    one.schedule()
+    assert (second.status is Status.RUNNING) == (usable == 15)
+
+
+def test_one_that_found_no_room_is_looked_at_again_though_none_leaves():
+    """It would find it from the fifth step on: until the first ends it grows so much less."""
+    one = scheduler(num_tokens=4 * 13)
+    one.add(first := request(0, 9, n=20))
+    step(one)
+    one.add(second := request(1, 10, n=40))
+    while second.status is Status.WAITING:
+        step(one)
+    assert one.counters.num_steps == schedulers._STEPS_TO_LOOK_AGAIN + 1
+    assert first.status is Status.RUNNING
+
+
+class Watching:
+    """A `DraftPolicy` that takes notes."""
+
+    def __init__(self, most):
+        self.most, self.choices, self.outcomes = most, [], []
+
+    def choose(self, decoding, num_rows, is_alone):
+        self.choices.append(([sequence.id for sequence in decoding], num_rows, is_alone))
+        return self.most
+
+    def verified(self, sequence, num_asked, num_accepted):
+        self.outcomes.append((sequence.id, num_asked, num_accepted))
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_a_policy_of_drafts_hears_of_each_step_and_of_what_became_of_them(most):
+    one = scheduler(num_drafts=2, proposer="ngram")
+    one.draft_policy = policy = Watching(most)
+    new = [request(0, n=30), request(1, length=30)]  # whose prompt takes two steps
+    for sequence in new:
+        sequence.speculates = True
+        one.add(sequence)
+        step(one)
+    schedule = one.schedule()
+    assert [row.length for row in schedule.shards[0].decode] == [1 + most]
+    one.commit(schedule, fake_output(schedule))
+    assert policy.choices == [([], 0, True), ([0], 1, True), ([0], 2, False)]
+    assert policy.outcomes == [(0, most, most)] * (2 * bool(most))
 
 
 def test_a_prefix_is_computed_once():

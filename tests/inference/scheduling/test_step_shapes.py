@@ -96,6 +96,13 @@ def test_what_comes_first(num_seqs, rows):
     assert prefill.decode[0] == 0 and prefill.prefill[0] >= min(num_seqs, 2)
 
 
+def test_shards_take_equal_parts_of_what_comes_first():
+    engine = EngineConfig(max_seqs=8, decode_rows=(1, 2, 3, 5), prefill_chunks=(1, 2, 3, 5))
+    for num_shards, size in ((1, 5), (2, 3), (3, 2), (5, 1)):
+        prefill, decode = expected(engine, [64] * 5, 5, num_shards=num_shards)
+        assert (prefill.prefill[0], decode.decode[0]) == (size, size)
+
+
 def test_drafts_that_adapt_decode_with_half_of_them_and_ride_on_prompts_without():
     engine = EngineConfig(
         proposer="ngram", num_drafts=5, adapt_drafts=True, max_seqs=8, prefill_chunks=(1, 2)

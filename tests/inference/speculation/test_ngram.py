@@ -1,5 +1,8 @@
 """What prompt lookup proposes, beside a search in plain Python."""
 
+import types
+
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -38,3 +41,18 @@ def test_drafts_are_what_followed_before():
     drafts_Yk = compiling.call(ngram.continuation, history_YS, newest_Y, num_drafts=5).tolist()
     for history, newest, drafts in zip(history_YS.tolist(), newest_Y, drafts_Yk, strict=True):
         assert drafts == looked_up(history[: newest + 1], 5)
+
+
+def test_what_a_step_emitted_is_known_by_its_position():
+    """Of a row that emits all, of one that emits some of it, of padding, and at the end."""
+    state = jnp.full((4, 12), -1).at[1, 6].set(3)
+    fed = types.SimpleNamespace(
+        sampled_YW=jnp.array([[7, 8, 9], [5, 6, 0], [1, 1, 1], [2, 4, 0]]),
+        num_emitted_Y=jnp.array([3, 2, 0, 1]),
+        newest_Y=jnp.array([9, 4, 2, 11]),
+        slot_Y=jnp.array([1, 0, 3, 2]),
+    )
+    expected = np.full((4, 12), -1)
+    expected[1, 6:10], expected[0, 3:5], expected[2, 11] = (3, 7, 8, 9), (5, 6), 2
+    _, found = ngram.NGram(None).observe({}, None, state, fed)
+    np.testing.assert_array_equal(found, expected)
