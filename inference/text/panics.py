@@ -31,6 +31,7 @@ class _HeldStderr:
         self._own: IO[bytes] | None = None  # stderr itself; None: there is none, or it is not held
         self._held: IO[bytes] | None = None
         self._failure: BaseException | None = None
+        self._panicked = False
 
     def __enter__(self) -> None:
         with contextlib.suppress(OSError):
@@ -39,8 +40,10 @@ class _HeldStderr:
             self._held = tempfile.TemporaryFile(buffering=0)
             os.dup2(self._held.fileno(), 2)
 
-    def __exit__(self, kind: object, failure: BaseException | None, trace: object) -> bool:
-        self._failure = failure
+    def __exit__(
+        self, kind: type[BaseException] | None, failure: BaseException | None, trace: object
+    ) -> bool:
+        self._failure, self._panicked = failure, is_panic(kind)
         self.close()
         return True
 
@@ -51,7 +54,7 @@ class _HeldStderr:
         os.dup2(self._own.fileno(), 2)
         if self._held is not None and not self._held.closed:
             self._held.seek(0)
-            if (text := self._held.read()) and not is_panic(type(self._failure)):
+            if (text := self._held.read()) and not self._panicked:
                 with contextlib.suppress(OSError):  # nobody reads it any more
                     os.write(2, text)
             self._held.close()

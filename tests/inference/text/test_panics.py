@@ -45,23 +45,26 @@ def test_what_others_write_within_another_call_is_kept(capfd):
 def test_an_interrupt_at_any_line_leaves_stderr_as_it_was(guarded, capfd):
     """And to other threads, without a descriptor more."""
 
-    def call(*numbers):
-        interrupts = Interrupts(*numbers)
+    def call(interrupts):
         with contextlib.suppress(KeyboardInterrupt, InputError), interrupts.active():
             panics.guard(guarded, "a call")
+
+    def in_a_thread(*numbers):
+        thread = threading.Thread(target=call, args=[interrupts := Interrupts(*numbers)])
+        thread.daemon = True
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
         return interrupts.count
 
     def num_descriptors():
         return len(list(DESCRIPTORS.iterdir())) if DESCRIPTORS.exists() else 0
 
-    num_lines, before = call(), num_descriptors()
+    num_lines, before = in_a_thread(), num_descriptors()
     assert num_lines > 20
     for number in range(1, num_lines + 1):
-        call(number)
-        other = threading.Thread(target=call, daemon=True)
-        other.start()
-        other.join(60)
-        assert not other.is_alive(), f"interrupted at line {number}"
+        in_a_thread(number)
+        in_a_thread()
         capfd.readouterr()
         write("behind\n")
         assert capfd.readouterr().err == "behind\n", f"interrupted at line {number}"
