@@ -269,7 +269,7 @@ def test_pages_that_a_running_sequence_shares_are_taken(usable):
     one.finish(gone, FinishReason.ABORT)
     one.add(request(1, tokens=[*known, 5], n=20))
     step(one)
-    one.add(second := request(4, 10, n=40))
+    one.add(second := request(4, 10, n=30))
     one.schedule()
     assert (second.status is Status.RUNNING) == (usable == 15)
 

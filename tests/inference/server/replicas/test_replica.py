@@ -166,8 +166,10 @@ def test_each_replica_has_cores_of_its_own(rank, num_replicas, cores, monkeypatc
     monkeypatch.setattr(os, "sched_setaffinity", lambda id, own: chosen.update({id: set(own)}))
     thread = threading.Thread(target=may_end.wait)
     thread.start()
-    take_cores(rank, num_replicas)
-    may_end.set()
-    thread.join()
+    try:
+        take_cores(rank, num_replicas)
+    finally:
+        may_end.set()
+        thread.join()
     for id in (threading.get_native_id(), thread.native_id):
         assert chosen.get(id) == cores
