@@ -161,11 +161,11 @@ def test_a_text_that_cannot_be_made_again_ends_its_sequence_alone(params, monkey
     assert num_interrupts == 1 and not engine._requests and "poison" in caplog.text
     for id, completion in zip(ids, expected, strict=True):
         for index, answer in enumerate([completion, *completion.others]):
-            own = [output for output in outputs if (output.id, output.index) == (id, index)]
+            pieces = [output for output in outputs if (output.id, output.index) == (id, index)]
             is_victim = (id, index) == (ids[1], 0)
-            tokens = [token for output in own for token in output.token_ids]
+            tokens = [token for output in pieces for token in output.token_ids]
             assert tokens == answer.token_ids[: 4 if is_victim else 8]
-            reasons = [output.finish_reason for output in own if output.finish_reason]
+            reasons = [output.finish_reason for output in pieces if output.finish_reason]
             assert reasons == ["error" if is_victim else "length"]
 
 

@@ -57,11 +57,11 @@ def test_bad_flags(run, tmp_path, monkeypatch, flags, expected):
 
 
 def test_hosts_and_origins_are_compared_in_lower_case(monkeypatch):
-    given = {
+    flags = {
         "ALLOWED_HOSTS": [" Chat.Example"], "ALLOWED_ORIGINS": ["HTTPS://Chat.Example:8443"],
         "ROOT_PATH": "/LLM/",
     }  # fmt: skip
-    for name, value in given.items():
+    for name, value in flags.items():
         monkeypatch.setattr(http_flags, name, types.SimpleNamespace(value=value))
     site = Site(("chat.example",), ("https://chat.example:8443",), "/LLM")
     assert serve.read_site() == site

@@ -130,9 +130,9 @@ def test_the_echo_of_token_ids_has_special_tokens(server):
     (3, "<|end|>bc", [0, 7, 8, 9]), (1, "c", [0, 1]),
 ])  # fmt: skip
 def test_the_echo_of_a_text_has_its_special_tokens(server, most, echo, offsets):
-    asked = {"echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}
-    asked["truncate_prompt_tokens"] = most
-    (choice,) = answered(server.post(TEXT, prompt="a<|end|>bc", **asked))["choices"]
+    body = {"echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}
+    body["truncate_prompt_tokens"] = most
+    (choice,) = answered(server.post(TEXT, prompt="a<|end|>bc", **body))["choices"]
     assert choice["text"] == echo + say(1) and choice["logprobs"]["text_offset"] == offsets
 
 
@@ -143,10 +143,10 @@ def test_a_text_is_echoed_as_it_was_sent_unless_it_is_cut(server, monkeypatch):
         return "?" * len(ids)
 
     monkeypatch.setattr(TextProcessor, "decode", decode)
-    asked = {"echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}
+    body = {"echo": True, "logprobs": 0, "max_tokens": 1, "temperature": 0}
     for most, echo in ((None, "<|end|>ab"), (3, "<|end|>ab"), (2, "??")):
         (choice,) = answered(
-            server.post(TEXT, prompt="<|end|>ab", truncate_prompt_tokens=most, **asked)
+            server.post(TEXT, prompt="<|end|>ab", truncate_prompt_tokens=most, **body)
         )["choices"]
         assert choice["text"] == echo + say(1)
         if most != 2:

@@ -37,9 +37,9 @@ class PanicException(BaseException):
 @pytest.mark.parametrize("error", [ValueError("poison"), PanicException("poison")])
 def test_a_request_that_cannot_be_queued_ends_alone(error, monkeypatch, caplog):
     """With an error, as one that fails later does: it is not for its sender to mend."""
-    ours, theirs = socket.socketpair()
+    client_socket, engine_socket = socket.socketpair()
     engine = FakeEngine()
-    loop, add = EngineLoop(engine, Channel(theirs)), engine.add
+    loop, add = EngineLoop(engine, Channel(engine_socket)), engine.add
 
     def faulty(tokens, params, output):
         if output:
@@ -47,15 +47,15 @@ def test_a_request_that_cannot_be_queued_ends_alone(error, monkeypatch, caplog):
         return add(tokens, params, output)
 
     monkeypatch.setattr(engine, "add", faulty)
-    with ours, theirs, ours.makefile("rb") as incoming:
+    with client_socket, engine_socket, client_socket.makefile("rb") as incoming:
         for id, output in ((1, []), (2, [71]), (3, [])):
             params = SamplingParams(max_new_tokens=2, n=2 - len(output))
-            ours.sendall(frames.encode(Add(id, [65], params, None, output)))
+            client_socket.sendall(frames.encode(Add(id, [65], params, None, output)))
         loop._turn()
         length = frames.length(incoming.read(frames.HEADER_BYTES))
-        told = frames.FROM_ENGINE.decode(incoming.read(length))
-    assert isinstance(told, Outputs)
-    assert [(one.id, one.token_ids, one.finish_reason) for one in told.outputs] == [
+        message = frames.FROM_ENGINE.decode(incoming.read(length))
+    assert isinstance(message, Outputs)
+    assert [(one.id, one.token_ids, one.finish_reason) for one in message.outputs] == [
         (2, [], "error")
     ]
     assert {one.id for one in loop._open.values()} == {1, 3} and "poison" in caplog.text

@@ -163,7 +163,7 @@ def test_each_replica_has_cores_of_its_own(rank, num_replicas, cores, monkeypatc
     """In every thread; all of them, where there are fewer than replicas."""
     chosen, may_end = {}, threading.Event()
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {11, 3, 2, 7, 5})
-    monkeypatch.setattr(os, "sched_setaffinity", lambda id, own: chosen.update({id: set(own)}))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda id, cores: chosen.update({id: set(cores)}))
     thread = threading.Thread(target=may_end.wait)
     thread.start()
     try:

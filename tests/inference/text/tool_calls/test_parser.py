@@ -143,9 +143,9 @@ def test_a_tag_within_an_answer_hides_no_call_unless_its_thought_ends(
     format, before, behind, thinks
 ):
     call = CALLED[format]
-    text, told = f"{before}{call}{behind}\n{call}", f"{before.rstrip()}{behind.rstrip()}"
-    assert whole(read(format, text, thinks=thinks)) == (told, [CALLED_F] * 2)
-    assert whole(read(format, *text, thinks=thinks)) == (told, [CALLED_F] * 2)
+    text, plain = f"{before}{call}{behind}\n{call}", f"{before.rstrip()}{behind.rstrip()}"
+    assert whole(read(format, text, thinks=thinks)) == (plain, [CALLED_F] * 2)
+    assert whole(read(format, *text, thinks=thinks)) == (plain, [CALLED_F] * 2)
     text += "\n</think>"
     for end, calls in (("", []), (f"\n{call}", [CALLED_F])):
         assert whole(read(format, text + end, thinks=thinks)) == (text, calls)
