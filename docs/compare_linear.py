@@ -14,7 +14,7 @@ import numpy as np
 from absl import app, flags
 
 from inference.engine import Engine
-from inference.planner.calibration import store
+from inference.files import local_machine
 from inference.request import SamplingParams
 
 _MODEL = flags.DEFINE_string("model", "smollm2-135m", "a model, as scripts.generate takes it")
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> None:
         name: Engine.from_model(_MODEL.value, linear=name, attention=name, **sizes)
         for name in ("reference", "ffi_cpu")
     }
-    print(f"{_MODEL.value} on {store.processor()}, {store.num_cores()} cores")
+    print(f"{_MODEL.value} on {local_machine.processor()}, {local_machine.num_cores()} cores")
     for count in counts:
         found = _by_turns(engines, _TURNS, lambda *both: _serve(*both, count))  # noqa: B023
         rates = {name: statistics.median(rate for rate, _ in each) for name, each in found.items()}

@@ -26,7 +26,7 @@ from make_scaling import (
 
 from configs import presets
 from configs.mesh import Mesh
-from inference.planner.calibration import store
+from inference.files import local_machine
 
 _CASES = (
     Case("deepseek-v2-lite", "h200"),
@@ -49,7 +49,7 @@ def _page(found: Sequence[dict[str, Any]]) -> str:
     versions = "; ".join(map(jax_version, ("cuda", "tpu")))
     lines = [
         "# Experts and latent attention, compiled", "",
-        f"{datetime.date.today()}, on {store.num_cores()} cores of {store.processor()}; "
+        f"{datetime.date.today()}, on {local_machine.name()}; "
         f"{versions}. Written by", "",
         "    PYTHONPATH=. .venv-aot-tpu-py311/bin/python docs/make_compiled_mixtures.py", "",
         f"What `scripts.compile` says of steps of sequences of {CONTEXT:,} tokens, so many on each "

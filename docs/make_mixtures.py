@@ -30,8 +30,8 @@ from configs.model import LayerSpec, ModelConfig
 from inference.benchmark import first_start, steps
 from inference.benchmark.steps import DecodeStep
 from inference.engine import Engine
+from inference.files import local_machine
 from inference.planner import cost, weights
-from inference.planner.calibration import store
 from inference.planner.cost import Precision
 from layers import decoder, params
 from scripts.reports.plots import figures
@@ -195,7 +195,7 @@ def main(argv: list[str]) -> None:
     if importlib.util.find_spec("matplotlib") is None:
         sys.exit("the page has a picture: pip install '.[plots]'")
     hardware = first_start.of_model(_mixture(_EXPERTS[0]))
-    machine = f"{store.num_cores()} cores of {store.processor()}"
+    machine = local_machine.name()
     found = _of_experts(hardware)
     page = Path(_OUTPUT.value)
     picture = page.with_suffix(".png")

@@ -23,8 +23,9 @@ from inference.benchmark import drive, first_start, measure, requests, step_trac
 from inference.benchmark.step_trace import TracedStep
 from inference.checkpoints import resolve
 from inference.engine import Engine
+from inference.files import local_machine
 from inference.planner import cost, report, roofline
-from inference.planner.calibration import lookup, store
+from inference.planner.calibration import lookup
 from inference.planner.calibration.verify import Point
 from inference.planner.cost import Operation, Precision
 from inference.runtime import compilation_cache
@@ -201,7 +202,7 @@ def _head(engine: Engine, hardware: HardwareSpec, shares: report.Shares) -> list
     return [
         "# Performance",
         "",
-        f"{datetime.date.today()}, {store.num_cores()} cores of {store.processor()}: "
+        f"{datetime.date.today()}, {local_machine.name()}: "
         f"{config.model.name}, weights in {formats}, products by {config.engine.linear}.",
         "Written by",
         "",

@@ -22,7 +22,7 @@ from configs import presets
 from configs.engine import Config, EngineConfig
 from configs.hardware import catalog, targets
 from configs.mesh import Mesh
-from inference.planner.calibration import store
+from inference.files import local_machine
 from inference.planner.compiled import prediction
 from inference.planner.parallel import scaling
 from inference.planner.parallel.scaling import Point
@@ -146,7 +146,7 @@ def _page(found: Sequence[dict[str, Any]], strong: _Points, weak: _Points) -> st
     versions = "; ".join(map(jax_version, ("cuda", "tpu")))
     lines = [
         "# Scaling", "",
-        f"{datetime.date.today()}, on {store.num_cores()} cores of {store.processor()}; "
+        f"{datetime.date.today()}, on {local_machine.name()}; "
         f"{versions}. Written by", "",
         "    PYTHONPATH=. .venv-aot-tpu-py311/bin/python docs/make_scaling.py", "",
         "## Compiled for chips that are not there", "",

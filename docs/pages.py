@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.planner.calibration import store
+from inference.files import local_machine
 
 Rows = dict[str, Any]
 
@@ -43,7 +43,7 @@ class Results:
     def put(self, part: str, row: str, **found: Any) -> None:
         """Keeps a row's figures, beside those that another command has kept since."""
         self.parts = self._read()
-        machine = f"{store.num_cores()} cores of {store.processor()}"
+        machine = local_machine.name()
         found["at"] = f"{datetime.date.today()}, {machine}"
         self.parts.setdefault(part, {})[row] = found
         self._path.write_text(json.dumps(self.parts, indent=1) + "\n", "utf-8")

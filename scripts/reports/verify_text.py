@@ -4,7 +4,8 @@ import datetime
 import importlib.metadata
 from typing import Any
 
-from inference.planner.calibration import calibrate, store, verify
+from inference.files import local_machine
+from inference.planner.calibration import calibrate, verify
 from inference.planner.calibration.verify import Verification
 
 _COMMAND = "python -m scripts.plan --verify"
@@ -12,7 +13,7 @@ _COMMAND = "python -m scripts.plan --verify"
 
 def as_json(found: Verification) -> dict[str, Any]:
     """Everything as plain data, and which machine it was."""
-    where = {"processor": store.processor(), "cores": store.num_cores()}
+    where = {"processor": local_machine.processor(), "cores": local_machine.num_cores()}
     return verify.as_json(found) | where | {"jax": importlib.metadata.version("jax")}
 
 
@@ -21,7 +22,7 @@ def markdown(found: Verification) -> str:
     hardware = found.hardware
     median, p90 = (f"{100 * share:.1f} %" for share in found.errors())
     lines = [
-        f"# Predicted and measured steps on {store.num_cores()} cores of {store.processor()}",
+        f"# Predicted and measured steps on {local_machine.name()}",
         "",
         f"Written by `{_COMMAND} --output=...` on {datetime.date.today()}, jax "
         f"{importlib.metadata.version('jax')}. Weights are random. A time is the median over "

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from inference.planner.calibration import store
+from inference.files import local_machine
 from tests.drills.server_process import ROOT, Server, Servers
 
 START_S = 60.0  # of the first server that a lane shares, whichever drill starts it
@@ -215,7 +215,7 @@ def tiny_server(flags: Sequence[str] = ()) -> Iterator[Server]:
 
 def machine() -> str:
     """The processor, and how many of its cores this process may use."""
-    return f"{store.num_cores()} cores of {store.processor()}, Python {platform.python_version()}"
+    return f"{local_machine.name()}, Python {platform.python_version()}"
 
 
 def commit() -> str:

@@ -9,6 +9,7 @@ import pytest
 from configs import presets
 from configs.errors import InputError
 from configs.kinds.recurrent.mamba import Mamba2
+from inference.files import local_machine
 from inference.planner.calibration import lookup, measure, store, verify
 from layers import registry
 from scripts import plan
@@ -76,7 +77,7 @@ def test_the_page_and_the_calibration(tiny, monkeypatch, capfd):
         assert held["predicted_weight_bytes"] == held["weight_bytes"]
         assert held["predicted_cache_bytes"] == held["cache_bytes"]
     assert answer["median_error"] <= answer["p90_error"]
-    assert answer["processor"] and answer["cores"] == store.num_cores()
+    assert answer["processor"] and answer["cores"] == local_machine.num_cores()
     text = page.read_text()
     assert "median error **" in text and text.count("| windowed |") == 4 + 2
     kept = store.calibration()

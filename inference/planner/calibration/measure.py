@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from configs.hardware.spec import HardwareSpec
-from inference.planner.calibration import store
+from inference.files import local_machine
 
 
 def this_machine(*dtypes: str) -> HardwareSpec:
@@ -29,7 +29,7 @@ class Probe:
     """Reads the same memory again and again on all cores, each a dot product of its own part."""
 
     def __init__(self, num_bytes: int = 256 << 20):
-        cores = store.num_cores()
+        cores = local_machine.num_cores()
         self._num_bytes, self._pool = num_bytes, ThreadPoolExecutor(cores)
         self._parts = np.array_split(np.ones(num_bytes // 4, np.float32), cores)
 

@@ -7,7 +7,7 @@ import pytest
 from configs.errors import InputError
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
-from inference.files import digests
+from inference.files import digests, local_machine
 from inference.planner.calibration import lookup, measure, store
 
 _MEASURED = HardwareSpec("cpu", 16e9, 30e9, {"float32": 2e11, "bfloat16": 1e11})
@@ -57,5 +57,5 @@ def test_a_memory_that_cannot_be_kept_costs_a_measurement_each_time(counted, tmp
 
 def test_another_number_of_cores_is_another_machine(counted, monkeypatch):
     path = store.path()
-    monkeypatch.setattr(store, "num_cores", lambda: 1000)
+    monkeypatch.setattr(local_machine, "num_cores", lambda: 1000)
     assert store.path() != path

@@ -9,7 +9,7 @@ import pytest
 
 from configs import presets
 from configs.hardware.spec import HardwareSpec
-from inference.files import digests
+from inference.files import digests, local_machine
 from inference.planner import weights
 from inference.planner.calibration import calibrate, lookup, measure, store, verify
 from inference.planner.calibration.calibrate import Sample
@@ -213,7 +213,7 @@ def test_a_calibration_is_kept_by_machine(cache, monkeypatch):
     store.write(TRUE)
     assert store.calibration() == TRUE
     assert store.path().is_relative_to(cache)
-    monkeypatch.setattr(store, "processor", lambda: "another one")
+    monkeypatch.setattr(local_machine, "processor", lambda: "another one")
     assert store.calibration() is None
 
 

@@ -1,0 +1,62 @@
+"""Measurements of this machine, in files that are kept by its processor and cores."""
+
+import hashlib
+import json
+import logging
+import os
+import platform
+from pathlib import Path
+from typing import Any
+
+from configs.errors import InputError, reason
+from inference.files import atomic, cache_directory, digests
+
+
+def processor() -> str:
+    """The processor's model, as far as the system names it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:  # not Linux
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def num_cores() -> int:
+    """Cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def name() -> str:
+    """The cores and their model, as reports name the machine."""
+    return f"{num_cores()} cores of {processor()}"
+
+
+def path(kind: str, *key: Any) -> Path:
+    """The file of a kind of measurements, which hold for one key.
+
+    Raises:
+        InputError: no cache directory is known.
+    """
+    digest = hashlib.sha256(json.dumps([processor(), num_cores(), *key]).encode()).hexdigest()[:16]
+    return cache_directory.path() / "hardware" / f"{kind}-{digest}.json"
+
+
+def write(content: Any, kind: str, *key: Any) -> None:
+    """Keeps what JSON has; a folder that is unknown or cannot be written costs a warning."""
+    try:
+        with atomic.open_file(path(kind, *key)) as file:
+            file.write(digests.sealed(json.dumps(content, indent=1)))
+    except (OSError, InputError) as error:
+        logging.getLogger(__name__).warning("cannot keep what was measured: %s", reason(error))
+
+
+def read(kind: str, *key: Any) -> Any:
+    """What was kept; None where nothing was, or the file is damaged."""
+    try:
+        place = path(kind, *key)
+        return json.loads(digests.opened(place.read_bytes(), str(place)))
+    except (OSError, ValueError, RecursionError):
+        return None
