@@ -6,13 +6,15 @@ import functools
 import logging
 import os
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 from configs.errors import InputError
-from inference.files import cache_directory, ownership
+from inference.files import cache_directory, local_machine, ownership
 from layers.kernels.cpu import build, library
 
 _LOCK = threading.Lock()
+_ROUNDS = 5  # of timed products, which take less than 0.1 ms each
 
 
 def load() -> None:
@@ -31,9 +33,35 @@ def _load() -> None:
     folder = Path(named) if named else cache_directory.path() / "kernels"
     try:
         bundled = None if named else build.bundled()  # as trusted as the code beside it
-        library.load(bundled or _cached(folder))
+        trials = library.load(bundled or _cached(folder))
     except (build.BuildError, InputError, OSError) as error:
         logging.warning("CPU kernels are not used, XLA's run instead: %s", error)
+        return
+    instruction_set = _fastest(trials.usable)
+    library.use(instruction_set)
+    for name in trials.faulty:
+        logging.warning(
+            "CPU kernels use %s: this processor claims %s, whose instructions are illegal here",
+            instruction_set, name,
+        )  # fmt: skip
+
+
+def _fastest(usable: Sequence[str]) -> str:
+    """The first of the usable instruction sets, which come fastest first, except where it
+    multiplies pairs of bfloat16: some processors take longer for these than the next one takes for
+    float32. The first start on a machine times both; others keep to its choice, and so to its bits.
+    """
+    if usable[0] != "avx512bf16":
+        return usable[0]
+    rivals, key = usable[:2], ("products", build.library_name())
+    match local_machine.read(*key):
+        case {"instruction_set": str(name)} if name in rivals:
+            return name
+    rounds = [[library.product_seconds(name) for name in rivals] for _ in range(_ROUNDS)]
+    seconds = dict(zip(rivals, map(min, *rounds), strict=True))
+    fastest = min(rivals, key=seconds.__getitem__)
+    local_machine.write({"instruction_set": fastest, "seconds": seconds}, *key)
+    return fastest
 
 
 def _cached(folder: Path) -> Path:

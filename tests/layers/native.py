@@ -9,7 +9,7 @@ from layers.kernels.attention.contract import Demand
 from layers.kernels.cpu import library
 from layers.kernels.device import Device
 
-INSTRUCTION_SETS = "amx", "avx512vnni", "avx512", "avx2", "neon"
+ROUNDING = "amx", "avx512bf16"  # round activations to bfloat16, beside weights of that type
 
 
 def need(page_format=None) -> None:
@@ -23,13 +23,13 @@ def need(page_format=None) -> None:
             pytest.skip(reason)
 
 
-@pytest.fixture(params=INSTRUCTION_SETS)
+@pytest.fixture(params=library.INSTRUCTION_SETS)
 def instruction_set(request):
     """Each that the processor has, in turn."""
     need()
     try:
-        yield library.use(request.param)
+        before = library.use(request.param)
     except InputError as error:
         pytest.skip(str(error))
-    finally:
-        library.use(None)
+    yield request.param
+    library.use(before)

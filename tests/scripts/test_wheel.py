@@ -75,4 +75,4 @@ def test_only_the_oldest_headers_make_a_wheel(pure, monkeypatch):
 
 def test_every_machine_has_a_name_of_its_own():
     names = {build._bundled_name(machine) for machine in ("x86_64", "aarch64")}
-    assert len(names) == 2 and build._name() not in names
+    assert len(names) == 2 and build.library_name() not in names

@@ -44,6 +44,7 @@ _X86: Units = {
     "avx2.cc": ("x86-64-v3", ()),
     "avx512.cc": ("x86-64-v4", (_WIDE,)),
     "avx512vnni.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni")),
+    "avx512bf16.cc": ("x86-64-v4", (_WIDE, "-mavx512bf16")),
     "amx.cc": ("x86-64-v4", (_WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
     "amx_blocks.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", "-mamx-tile", "-mamx-int8")),
 }
@@ -75,7 +76,7 @@ def find(folder: Path) -> Path | None:
     """The library of these sources in a folder, if it is there and undamaged: its name holds its
     digest.
     """
-    return _find(folder, _name())
+    return _find(folder, library_name())
 
 
 def _find(folder: Path, name: str) -> Path | None:
@@ -138,7 +139,7 @@ def build(folder: Path) -> Path:
                 except subprocess.SubprocessError as failed:
                     said += [str(failed), _stderr(failed)]
                     continue
-                return _keep(built, folder, _name())
+                return _keep(built, folder, library_name())
         (folder / _LOG).write_text("\n".join(said), errors="replace")
     except OSError as error:
         raise BuildError(f"{error.filename or folder}: {error.strerror}") from None
@@ -155,7 +156,7 @@ def _attempt(compilers: list[list[str]]) -> str:
     if (zig := importlib.util.find_spec("ziglang")) and zig.origin:
         files.add(zig.origin)
     states = [(path, (state := os.stat(path)).st_size, state.st_mtime_ns) for path in sorted(files)]
-    return f"{_name()} {_digest(repr((compilers, states)).encode())}"
+    return f"{library_name()} {_digest(repr((compilers, states)).encode())}"
 
 
 def cross_compile(compiler: list[str], machine: str, folder: Path) -> Path:
@@ -239,7 +240,7 @@ def _compilers() -> list[list[str]]:
     return found
 
 
-def _name() -> str:
+def library_name() -> str:
     """What names of libraries that are built here begin with: for this processor's architecture,
     this XLA and this compiler.
     """

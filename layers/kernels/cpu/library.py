@@ -4,6 +4,7 @@ packing of weights. What it computes, and how it is built, stands in `src/` and 
 
 import ctypes
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -19,7 +20,18 @@ LINEAR, GROUPED, LOOKUP, ATTEND, BOUNDS, NORM, GATE, SUMMARIZE, CHOOSE = (
     f"ridgeline_{name}_{LAYOUT}" for name in _NAMES
 )
 
+INSTRUCTION_SETS = "amx", "avx512bf16", "avx512vnni", "avx512", "avx2", "neon"  # fastest first
+_FAULTS = -2.0  # instead of seconds; -1: the processor lacks it
+
 _library: ctypes.CDLL | None = None
+_instruction_set = ""  # in use
+
+
+class Trials(NamedTuple):
+    """How this processor did with `INSTRUCTION_SETS`."""
+
+    usable: tuple[str, ...]
+    faulty: tuple[str, ...]  # that it claims, and does not know an instruction of
 
 
 def is_loaded() -> bool:
@@ -27,8 +39,8 @@ def is_loaded() -> bool:
     return _library is not None
 
 
-def load(path: Path) -> str:
-    """Loads the library; the name of the instruction set that it uses here.
+def load(path: Path) -> Trials:
+    """Loads the library, tries all instruction sets and takes the first that is usable.
 
     Raises:
         OSError: it is not the library of these kernels, another one was loaded before, or this
@@ -38,8 +50,8 @@ def load(path: Path) -> str:
     found = ctypes.CDLL(str(path))
     try:
         functions = [(f"ridgeline_{n}_{LAYOUT}", found[f"ridgeline_{n}"]) for n in _NAMES]
-        found.ridgeline_use.argtypes = [ctypes.c_char_p]
-        found.ridgeline_use.restype = ctypes.c_char_p
+        found.ridgeline_use.argtypes = found.ridgeline_try.argtypes = [ctypes.c_char_p]
+        found.ridgeline_use.restype, found.ridgeline_try.restype = None, ctypes.c_double
         size = ctypes.c_int64
         found.ridgeline_pack.argtypes = [ctypes.c_void_p, size, size, size, ctypes.c_void_p]
         found.ridgeline_pack.restype = None
@@ -49,8 +61,9 @@ def load(path: Path) -> str:
         found.ridgeline_name_bus_errors.restype = None
     except AttributeError as error:
         raise OSError(f"not the library of Ridgeline's kernels ({error})") from None
-    instruction_set = found.ridgeline_use(None)
-    if instruction_set is None:
+    tried = {name: found.ridgeline_try(name.encode()) for name in INSTRUCTION_SETS}
+    usable = tuple(name for name, seconds in tried.items() if seconds >= 0)
+    if not usable:
         raise OSError("this processor lacks what x86-64-v3 has, AVX2 and FMA among it")
     try:
         for target, function in functions:
@@ -59,21 +72,32 @@ def load(path: Path) -> str:
         raise OSError(str(error)) from None
     found.ridgeline_name_bus_errors()  # of weights, which are mapped
     _library = found
-    return str(instruction_set, "ascii")
+    use(usable[0])
+    return Trials(usable, tuple(name for name, seconds in tried.items() if seconds == _FAULTS))
 
 
-def use(instruction_set: str | None) -> str:
-    """Computes with another instruction set from now on ('amx', 'avx512vnni', 'avx512', 'avx2',
-    'neon'); None is the best one that the processor has.
+def use(instruction_set: str) -> str:
+    """Computes with one of `INSTRUCTION_SETS` from now on; returns the one before it.
 
     Raises:
-        InputError: the processor lacks it.
+        InputError: it is not usable.
+    """
+    global _instruction_set
+    assert _library is not None
+    if product_seconds(instruction_set) < 0:
+        raise InputError(f"this processor has no {instruction_set}")
+    _library.ridgeline_use(instruction_set.encode())
+    before, _instruction_set = _instruction_set, instruction_set
+    return before
+
+
+def product_seconds(instruction_set: str) -> float:
+    """Seconds of one product of 32 rows of bfloat16 with 128 features of depth 1,024, whose weights
+    are in the second cache, by one of `INSTRUCTION_SETS`; negative where it is not usable.
     """
     assert _library is not None
-    name = _library.ridgeline_use(instruction_set and instruction_set.encode())
-    if name is None:
-        raise InputError(f"this processor has no {instruction_set}")
-    return str(name, "ascii")
+    seconds: float = _library.ridgeline_try(instruction_set.encode())
+    return seconds
 
 
 def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:

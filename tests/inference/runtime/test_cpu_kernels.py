@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from inference.files import ownership
+from inference.files import digests, local_machine, ownership
 from inference.runtime import cpu_kernels
 from layers import decoder
 from layers.kernels.cpu import build, library
@@ -115,7 +115,7 @@ def test_what_failed_is_not_tried_by_every_process(unloaded, monkeypatch, caplog
     os.utime(compiler, (1, 1))
     assert fails_again() and not fails_again()
     with monkeypatch.context() as changed:
-        changed.setattr(build, "_name", lambda: "kernels-of-other-sources")
+        changed.setattr(build, "library_name", lambda: "kernels-of-other-sources")
         assert fails_again() and not fails_again()
     assert fails_again()
     os.utime(unloaded / "build.log", (1, 1))
@@ -176,12 +176,97 @@ def test_a_wheel_brings_its_own(whole, unloaded, monkeypatch, tmp_path, caplog):
     assert _refused(caplog) and not library.is_loaded()  # RIDGELINE_KERNELS is set
     monkeypatch.delenv("RIDGELINE_KERNELS")
     used = []
-    monkeypatch.setattr(library, "load", used.append)
+
+    def load(path):
+        used.append(path)
+        return library.Trials(("avx2",), ())
+
+    monkeypatch.setattr(library, "load", load)
+    monkeypatch.setattr(library, "use", lambda name: "")
     assert _load(caplog) == [] and used == [own]
     own.write_bytes(content[:-1])
     assert _load(caplog) and used == [own]
     own.rename(build.BUNDLED / whole.name)
     assert _load(caplog) and used == [own]
+
+
+def test_a_library_without_a_function_is_refused(whole, unloaded, monkeypatch, caplog):
+    """One that somebody built of other sources and put there."""
+    unloaded.mkdir()
+    content = whole.read_bytes().replace(b"ridgeline_try\0", b"ridgeline_TRY\0")
+    older = unloaded / f"{build.library_name()}-{build._digest(content)}.so"
+    older.write_bytes(content)
+    older.chmod(0o755)
+    (line,) = _load(caplog)
+    assert "XLA's run instead: not the library" in line and "ridgeline_try" in line
+    assert not library.is_loaded()
+
+
+@pytest.fixture
+def start(unloaded, monkeypatch, tmp_path, caplog):
+    """(seconds of a product by each instruction set, -1 where it faults) -> what a process computes
+    with that starts on such a machine, how many products it times, and what it says.
+    """
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+
+    def run(**seconds):
+        used, timed = [], []
+        trials = library.Trials(
+            tuple(name for name in seconds if seconds[name] > 0),
+            tuple(name for name in seconds if seconds[name] < 0),
+        )
+        monkeypatch.setattr(build, "find", lambda folder: folder)
+        monkeypatch.setattr(ownership, "check", lambda path: None)
+        monkeypatch.setattr(library, "load", lambda path: trials)
+        monkeypatch.setattr(library, "use", used.append)
+        monkeypatch.setattr(
+            library, "product_seconds", lambda name: timed.append(name) or seconds[name]
+        )
+        lines = _load(caplog)
+        return used[-1], len(timed), lines
+
+    return run
+
+
+def test_the_faster_instruction_set_is_timed_once(start):
+    """Whatever later starts would measure: a machine's answers keep their bits."""
+    assert start(avx512bf16=1e-4, avx512vnni=2e-4, avx512=1e-9) == ("avx512bf16", 10, [])
+    assert start(avx512bf16=3e-4, avx512vnni=2e-4) == ("avx512bf16", 0, [])
+
+
+def test_pairs_at_half_rate_are_left_to_float32(start, monkeypatch):
+    assert start(avx512bf16=4e-4, avx512vnni=2e-4) == ("avx512vnni", 10, [])
+    assert start(avx512bf16=1e-4, avx512vnni=2e-4) == ("avx512vnni", 0, [])
+    monkeypatch.setattr(local_machine, "processor", lambda: "another one")
+    assert start(avx512bf16=1e-4, avx512vnni=2e-4) == ("avx512bf16", 10, [])
+
+
+@pytest.mark.parametrize("content", ['"avx512vnni"', '{"instruction_set": 3}', "[", "{}",
+                                     '{"instruction_set": "avx2"}'])  # fmt: skip
+def test_a_choice_that_makes_no_sense_is_made_again(start, content):
+    start(avx512bf16=4e-4, avx512vnni=2e-4)
+    path = local_machine.path("products", build.library_name())
+    path.write_bytes(digests.sealed(content))
+    assert start(avx512bf16=1e-4, avx512vnni=2e-4, avx2=1.0) == ("avx512bf16", 10, [])
+
+
+def test_a_choice_that_cannot_be_kept_is_made_all_the_same(start, tmp_path):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    for _ in range(2):
+        used, num_timed, (line,) = start(avx512bf16=1e-4, avx512vnni=2e-4)
+        assert (used, num_timed) == ("avx512bf16", 10) and "cannot keep" in line
+
+
+def test_names_decide_where_none_is_in_doubt(start):
+    assert start(amx=2.0, avx512bf16=1.0, avx512vnni=1.0) == ("amx", 0, [])
+    assert start(avx512vnni=2.0, avx512=1.0, avx2=1.0) == ("avx512vnni", 0, [])
+
+
+def test_a_processor_that_claims_what_it_lacks(start):
+    """As one does whose hypervisor forbids instructions: one line says what is used instead."""
+    used, num_timed, (line,) = start(avx512bf16=-1, avx512vnni=1.0, avx2=1.0)
+    assert (used, num_timed) == ("avx512vnni", 0)
+    assert "use avx512vnni: this processor claims avx512bf16, whose" in line
 
 
 def test_none_means_none(unloaded, monkeypatch, caplog):

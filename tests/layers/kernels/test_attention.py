@@ -301,12 +301,22 @@ def test_a_random_batch(name, case):
     _check_drawn(name, case, seed=0)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("case", _DRAWN)
-@pytest.mark.parametrize("name", _IMPLEMENTATIONS)
-def test_500_random_batches(name, case):
+def _check_500_drawn(name, case):
     for seed in range(1, 1 + -(-500 // len(_DRAWN))):
         _check_drawn(name, case, seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", _DRAWN)
+@pytest.mark.parametrize("name", [name for name in _IMPLEMENTATIONS if name != "ffi_cpu"])
+def test_500_random_batches(name, case):
+    _check_500_drawn(name, case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", _DRAWN)
+def test_500_random_batches_on_every_instruction_set(instruction_set, case):  # noqa: F811
+    _check_500_drawn("ffi_cpu", case)
 
 
 @pytest.mark.parametrize("case", _DRAWN | _DRAWN_LATENT)

@@ -7,7 +7,7 @@ import pytest
 
 from layers.kernels.linear import packed
 from layers.linear import linear
-from tests.layers.native import instruction_set, need  # noqa: F401
+from tests.layers.native import ROUNDING, instruction_set, need  # noqa: F401
 
 _SHAPES = [(1, 576, 960), (2, 64, 272), (3, 64, 40), (5, 33, 17), (7, 6, 5), (13, 96, 130),
            (16, 576, 64), (17, 96, 48), (33, 64, 100), (48, 160, 31), (130, 64, 48)]  # fmt: skip
@@ -17,19 +17,32 @@ def _drawn(seed, *shape, dtype="float32"):
     return np.random.default_rng(seed).standard_normal(shape).astype(jnp.dtype(dtype))
 
 
+def _check(name, T, D, F, weights, inputs):
+    """Some instructions take bfloat16 only, and round activations."""
+    x_TD, w_FD = _drawn(T, T, D, dtype=inputs), _drawn(D, F, D, dtype=weights)
+    y_TF = np.asarray(jax.jit(linear)(x_TD, packed.pack(w_FD)))
+    if name in ROUNDING and weights == "bfloat16":
+        x_TD = x_TD.astype(jnp.bfloat16)
+    exact = x_TD.astype(np.float64) @ w_FD.astype(np.float64).T
+    size = np.abs(x_TD.astype(np.float64)) @ np.abs(w_FD.astype(np.float64)).T
+    assert y_TF.shape == (T, F) and y_TF.dtype == np.float32
+    assert (np.abs(y_TF - exact) / size).max() < 2e-7 * np.sqrt(D) + 1e-6
+
+
 @pytest.mark.parametrize("weights", ["float32", "bfloat16"])
 @pytest.mark.parametrize("inputs", ["float32", "bfloat16"])
 def test_products_are_exact_up_to_their_sums(instruction_set, weights, inputs):  # noqa: F811
-    """The matrix unit takes bfloat16 only, and rounds what it gets."""
-    rounds = instruction_set == "amx" and weights == "bfloat16"
     for T, D, F in _SHAPES:
-        x_TD, w_FD = _drawn(T, T, D, dtype=inputs), _drawn(D, F, D, dtype=weights)
-        found = np.asarray(jax.jit(linear)(x_TD, packed.pack(w_FD)))
-        x_TD = x_TD.astype(jnp.bfloat16) if rounds else x_TD
-        exact = x_TD.astype(np.float64) @ w_FD.astype(np.float64).T
-        size = np.abs(x_TD.astype(np.float64)) @ np.abs(w_FD.astype(np.float64)).T
-        assert found.shape == (T, F) and found.dtype == np.float32
-        assert (np.abs(found - exact) / size).max() < 2e-7 * np.sqrt(D) + 1e-6
+        _check(instruction_set, T, D, F, weights, inputs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_500_random_products(instruction_set, weights):  # noqa: F811
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        T, D, F = (int(2 ** rng.uniform(0, most)) for most in (7, 12, 9))
+        _check(instruction_set, T, D, F, weights, str(rng.choice(["float32", "bfloat16"])))
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16"])
@@ -75,7 +88,7 @@ _GROUPS = [  # rows of each expert, D, F; then rows of padding
 @pytest.mark.parametrize("weights", ["float32", "bfloat16"])
 @pytest.mark.parametrize("inputs", ["float32", "bfloat16"])
 def test_each_group_of_rows_meets_its_own_matrix(instruction_set, weights, inputs):  # noqa: F811
-    rounds = instruction_set == "amx" and weights == "bfloat16"
+    rounds = instruction_set in ROUNDING and weights == "bfloat16"
     for sizes, D, F, padding in _GROUPS:
         E, X = len(sizes), sum(sizes) + padding
         x_XD, w_EFD = _drawn(X, X, D, dtype=inputs), _drawn(D, E, F, D, dtype=weights)

@@ -1,12 +1,9 @@
 // AMX: products of bfloat16 by the matrix unit, sixteen rows by sixteen features by 32 of depth at
-// a time, summed in float32. A strip of pairs is what its second operand must look like. Products
-// of float32 are those of AVX-512.
+// a time, summed in float32. A strip of pairs is what its second operand must look like.
 #include "amx.h"
 
 #include "attention.h"
-#include "bounds.h"
 #include "product.h"
-#include "rows.h"
 
 namespace {
 
@@ -214,12 +211,6 @@ void multiply_in_session(const Product& p) {
 }  // namespace
 
 namespace ridgeline {
-constexpr Dense kDenseAmx = {
-    {Activations::kFloat32, put<InFloat32<Float32>>, InFloat32<Float32>::multiply},
-    {Activations::kBfloat16, put<InTiles>, multiply_in_session},
-    attend<InFloat32<Float32>>,
-    attend<InTiles>,
-    kBoundKernels,
-    kRowKernels,
-};
+constexpr Dense kBfloat16Amx = {{Activations::kBfloat16, put<InTiles>, multiply_in_session},
+                                attend<InTiles>};
 }

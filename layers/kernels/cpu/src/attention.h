@@ -315,8 +315,7 @@ class Attender {
   uint64_t* seen_;
 };
 
-// `Dense::attend_float32` and `attend_bfloat16`. Padding behind an item's tokens gets zeros,
-// which products leave out.
+// `Dense::attend`. Padding behind an item's tokens gets zeros, which products leave out.
 template <class Arithmetic>
 void attend(const Attention& a, const AttentionItem& item) {
   static thread_local Scratch scratch;

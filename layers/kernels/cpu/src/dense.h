@@ -1,22 +1,15 @@
-// What an instruction set offers that multiplies in float32.
+// Products and attention of an instruction set that multiplies in float32.
 #pragma once
 #include "attention.h"
-#include "bounds.h"
 #include "product.h"
-#include "rows.h"
 
 namespace {
 
+template <class Format>
 constexpr ridgeline::Dense dense_in_float32() {
-  using ridgeline::Activations;
-  return {
-      {Activations::kFloat32, put<InFloat32<Float32>>, InFloat32<Float32>::multiply},
-      {Activations::kFloat32, put<InFloat32<Bfloat16>>, InFloat32<Bfloat16>::multiply},
-      attend<InFloat32<Float32>>,
-      attend<InFloat32<Bfloat16>>,
-      kBoundKernels,
-      kRowKernels,
-  };
+  using Arithmetic = InFloat32<Format>;
+  return {{ridgeline::Activations::kFloat32, put<Arithmetic>, Arithmetic::multiply},
+          attend<Arithmetic>};
 }
 
 }  // namespace

@@ -1,13 +1,19 @@
-// Which instruction set this processor gets. CPUID and XGETBV are read here, since not every
-// compiler's `__builtin_cpu_supports` can be trusted.
+// Which instruction sets this processor has, and the one in use. CPUID and XGETBV are read here,
+// since not every compiler's `__builtin_cpu_supports` can be trusted; what they claim is tried.
 #include "dispatch.h"
 
+#include <setjmp.h>
 #include <signal.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <initializer_list>
+#include <mutex>
+#include <vector>
+
+#include "blocks.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -38,7 +44,7 @@ unsigned saved_states() {
   return low;
 }
 
-enum Level { kAvx2, kAvx512, kAvx512Vnni, kAmx };
+enum Level { kAvx2, kAvx512, kAvx512Vnni, kAvx512Bf16, kAmx };
 
 bool supports(Level level) {
   const Leaf one(1, 0), seven(7, 0), extended(0x80000001, 0);
@@ -52,9 +58,10 @@ bool supports(Level level) {
   if (level == kAvx512) return avx512;
   const bool vnni = avx512 && has(seven.c, {11});
   if (level == kAvx512Vnni) return vnni;
+  const bool bf16 = vnni && has(Leaf(7, 1).a, {5});
+  if (level == kAvx512Bf16) return bf16;
   // Tiles, and their products of bfloat16 and of int8; the conversion to bfloat16 is AVX-512's.
-  const bool amx = vnni && has(states, {17, 18}) && has(seven.d, {22, 24, 25});
-  if (!amx || !has(Leaf(7, 1).a, {5})) return false;
+  if (!bf16 || !has(states, {17, 18}) || !has(seven.d, {22, 24, 25})) return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(2)
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
@@ -63,11 +70,14 @@ struct {
   InstructionSet set;
   Level level;
 } const kSets[] = {
-    // the fastest first
-    {{"amx", &kDenseAmx, &kBlocksAmx}, kAmx},
-    {{"avx512vnni", &kDenseAvx512, &kBlocksVnni}, kAvx512Vnni},
-    {{"avx512", &kDenseAvx512, &kBlocksAvx2}, kAvx512},
-    {{"avx2", &kDenseAvx2, &kBlocksAvx2}, kAvx2},
+    {{"amx", &kFloat32Avx512, &kBfloat16Amx, &kRowsAvx512, &kBoundsAvx512, &kBlocksAmx}, kAmx},
+    {{"avx512bf16", &kFloat32Avx512, &kBfloat16Pairs, &kRowsAvx512, &kBoundsAvx512, &kBlocksVnni},
+     kAvx512Bf16},
+    {{"avx512vnni", &kFloat32Avx512, &kBfloat16Avx512, &kRowsAvx512, &kBoundsAvx512, &kBlocksVnni},
+     kAvx512Vnni},
+    {{"avx512", &kFloat32Avx512, &kBfloat16Avx512, &kRowsAvx512, &kBoundsAvx512, &kBlocksAvx2},
+     kAvx512},
+    {{"avx2", &kFloat32Avx2, &kBfloat16Avx2, &kRowsAvx2, &kBoundsAvx2, &kBlocksAvx2}, kAvx2},
 };
 
 #else
@@ -79,11 +89,78 @@ bool supports(Level) { return true; }
 struct {
   InstructionSet set;
   Level level;
-} const kSets[] = {{{"neon", &kDenseNeon, &kBlocksNeon}, kNeon}};
+} const kSets[] = {
+    {{"neon", &kFloat32Neon, &kBfloat16Neon, &kRowsNeon, &kBoundsNeon, &kBlocksNeon}, kNeon}};
 
 #endif
 
+// The named instruction set, or null where the processor lacks it.
+const InstructionSet* find(const char* name) {
+  for (const auto& [set, level] : kSets)
+    if (!strcmp(name, set.name) && supports(level)) return &set;
+  return nullptr;
+}
+
 std::atomic<const InstructionSet*> current{nullptr};
+
+std::mutex trial_mutex;                       // one thread at a time replaces the handler
+struct sigaction handler_before;              // of illegal instructions
+thread_local sigjmp_buf* way_back = nullptr;  // of the thread that tries them
+
+// Whether the processor can do what `work` does; if not, no destructor of what it calls runs.
+template <class Work>
+bool can_do(const Work& work) {
+  const std::lock_guard<std::mutex> lock(trial_mutex);
+  struct sigaction action = {};
+  action.sa_handler = [](int) {
+    if (way_back) siglongjmp(*way_back, 1);
+    sigaction(SIGILL, &handler_before, nullptr);  // another thread's, which faults again
+  };
+  sigaction(SIGILL, &action, &handler_before);
+  sigjmp_buf start;
+  way_back = &start;
+  volatile bool is_done = false;
+  if (!sigsetjmp(start, 1)) {
+    work();
+    is_done = true;
+  }
+  way_back = nullptr;
+  sigaction(SIGILL, &handler_before, nullptr);
+  return is_done;
+}
+
+// A product with a format's weights: 32 rows, 128 features, which the second cache holds.
+class Trial {
+ public:
+  Trial(const Multiplier& kernels, int64_t strip_bytes, int shift)
+      : kernels_(kernels),
+        shift_(shift),
+        ones_(kSize, 1.f),
+        strips_(kStrips * strip_bytes / 2, kOne),
+        x_(bytes_of_rows(kernels.activations, kRows, kSize)),
+        y_(kRows * kStrips * kStrip) {}
+
+  void put() {
+    for (int64_t row = 0; row < kRows; row++)
+      kernels_.put(ones_.data(), true, kSize, kSize, x_.data(), row);
+  }
+  void multiply() {
+    kernels_.multiply({strips_.data(), kStrips, kSize, x_.data(), kRows, y_.data(),
+                       kStrips * kStrip, false, true, shift_});
+  }
+
+  static constexpr int64_t kRows = 32, kStrips = 8, kSize = 1024;
+
+ private:
+  static constexpr uint16_t kOne = 0x3f80;  // of bfloat16
+
+  const Multiplier& kernels_;
+  const int shift_;
+  std::vector<float> ones_;
+  std::vector<uint16_t> strips_;
+  std::vector<char> x_;
+  std::vector<float> y_;
+};
 
 }  // namespace
 
@@ -91,21 +168,36 @@ const InstructionSet& chosen() { return *current.load(std::memory_order_relaxed)
 
 }  // namespace ridgeline
 
-// Takes the named instruction set, or (null) the best that the processor has; its name, or null
-// where the processor lacks it.
-extern "C" __attribute__((visibility("default"))) const char* ridgeline_use(const char* name) {
+#pragma GCC visibility push(default)
+
+extern "C" {
+
+// Takes an instruction set that the processor has.
+void ridgeline_use(const char* name) { ridgeline::current = ridgeline::find(name); }
+
+// Tries an instruction set: the seconds of a product of bfloat16, -1 where the processor lacks it,
+// -2 where it claims it, as some hypervisors have it, and does not know an instruction.
+double ridgeline_try(const char* name) {
   using namespace ridgeline;
-  for (const auto& [set, level] : kSets)
-    if ((!name || !strcmp(name, set.name)) && supports(level)) {
-      current = &set;
-      return set.name;
+  const auto* set = find(name);
+  if (!set) return -1;
+  Trial dense(set->bfloat16->multiplier, Trial::kSize * kStrip * 2, 0);
+  Trial blocks(set->blocks->int8, kInt8.strip_bytes(Trial::kSize), kInt8.shift);
+  const auto once = [&] {
+    for (Trial* trial : {&dense, &blocks}) {
+      trial->put();
+      trial->multiply();
     }
-  return nullptr;
+  };
+  if (!can_do(once)) return -2;
+  const auto start = std::chrono::steady_clock::now();
+  dense.multiply();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 // From here on a mapped file that is cut short ends the process with a line, not without a word.
 // Where there is nothing behind an address, nothing can go on: a read has no way to fail.
-extern "C" __attribute__((visibility("default"))) void ridgeline_name_bus_errors() {
+void ridgeline_name_bus_errors() {
   struct sigaction action = {};
   action.sa_handler = [](int) {
     static const char line[] =
@@ -116,3 +208,6 @@ extern "C" __attribute__((visibility("default"))) void ridgeline_name_bus_errors
   };
   sigaction(SIGBUS, &action, nullptr);
 }
+}
+
+#pragma GCC visibility pop

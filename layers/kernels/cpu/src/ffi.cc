@@ -30,10 +30,9 @@ struct Format {
 };
 
 Format find_format(std::string_view name, int64_t depth) {
-  const Dense& dense = *chosen().dense;
   const int64_t elements = depth * kStrip;
-  if (name == "float32") return {&dense.float32, elements * 4};
-  if (name == "bfloat16") return {&dense.bfloat16, elements * 2};
+  if (name == "float32") return {&chosen().float32->multiplier, elements * 4};
+  if (name == "bfloat16") return {&chosen().bfloat16->multiplier, elements * 2};
   const BlockFormat* blocks = find_block_format(name);
   if (!blocks) return {nullptr, 0};
   const BlockLayout& layout = blocks->layout;
@@ -307,7 +306,7 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
   // all: each of them packs the same keys.
   const int64_t idle = pool.num_threads() / (Y * tiles * parts), enough = group / kLeastQueries;
   const int64_t splits = std::max<int64_t>(1, std::min(idle, enough));
-  const Attend attend = is_float ? chosen().dense->attend_float32 : chosen().dense->attend_bfloat16;
+  const Attend attend = (is_float ? chosen().float32 : chosen().bfloat16)->attend;
   auto work = [&](int, int64_t piece) {
     const int64_t split = piece % splits;
     piece /= splits;
@@ -360,7 +359,7 @@ ffi::Error bounds(ffi::ThreadPool pool, int64_t kv_heads, ffi::AnyBuffer q, ffi:
   b.sums = (float*)scratch.reserve(tokens * kv_heads * 2 * b.padded_width() * sizeof(float));
   constexpr int64_t kPiecePages = 64;
   const int64_t pieces = (b.columns + kPiecePages - 1) / kPiecePages;
-  const BoundKernels& kernels = chosen().dense->bounds;
+  const BoundKernels& kernels = *chosen().bounds;
   const auto bound = b.is_float32 ? kernels.of_float32 : kernels.of_bfloat16;
   auto work = [&](int phase, int64_t piece) {
     if (phase == 0) return kernels.sum_signs(b, piece);

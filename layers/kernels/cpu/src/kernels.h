@@ -134,13 +134,10 @@ struct BoundKernels {
   void (*of_bfloat16)(const Bounds&, int64_t y, int64_t first, int64_t stop);
 };
 
-// Weights, pages, and the extremes of their keys, of float32 and of bfloat16; and what is done with
-// rows of activations.
+// Weights and pages of float32 or of bfloat16.
 struct Dense {
-  Multiplier float32, bfloat16;
-  Attend attend_float32, attend_bfloat16;
-  BoundKernels bounds;
-  RowKernels rows;
+  Multiplier multiplier;
+  Attend attend;
 };
 
 // Weights in blocks.
@@ -151,11 +148,16 @@ struct Blocks {
 
 struct InstructionSet {
   const char* name;
-  const Dense* dense;
+  const Dense *float32, *bfloat16;
+  const RowKernels* rows;
+  const BoundKernels* bounds;
   const Blocks* blocks;
 };
 
-extern const Dense kDenseAvx2, kDenseAvx512, kDenseAmx, kDenseNeon;
+extern const Dense kFloat32Avx2, kFloat32Avx512, kFloat32Neon;
+extern const Dense kBfloat16Avx2, kBfloat16Avx512, kBfloat16Pairs, kBfloat16Amx, kBfloat16Neon;
+extern const RowKernels kRowsAvx2, kRowsAvx512, kRowsNeon;
+extern const BoundKernels kBoundsAvx2, kBoundsAvx512, kBoundsNeon;
 extern const Blocks kBlocksAvx2, kBlocksVnni, kBlocksAmx, kBlocksNeon;
 
 }  // namespace ridgeline

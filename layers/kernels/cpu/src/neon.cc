@@ -1,8 +1,13 @@
 // AArch64: NEON, as the compiler vectorizes it. Not measured.
 #include "block_product.h"
+#include "bounds.h"
 #include "dense.h"
+#include "rows.h"
 
 namespace ridgeline {
-constexpr Dense kDenseNeon = dense_in_float32();
+constexpr Dense kFloat32Neon = dense_in_float32<Float32>();
+constexpr Dense kBfloat16Neon = dense_in_float32<Bfloat16>();
+constexpr RowKernels kRowsNeon = kRowKernels;
+constexpr BoundKernels kBoundsNeon = kBoundKernels;
 constexpr Blocks kBlocksNeon = blocks_of_int8();
 }  // namespace ridgeline

@@ -52,7 +52,7 @@ ffi::Error norm(ffi::ThreadPool pool, float epsilon, float offset, Floats x, ffi
   n.epsilon = epsilon;
   n.offset = offset;
   n.y = y->typed_data();
-  const RowKernels& kernels = chosen().dense->rows;
+  const RowKernels& kernels = *chosen().rows;
   by_row(pool, total / size, size, [&](int64_t row) { kernels.norm(n, row); });
   return ffi::Error::Success();
 }
@@ -71,7 +71,7 @@ ffi::Error gate(ffi::ThreadPool pool, int32_t activation, ffi::BufferR2<ffi::F32
   g.gate = (Gate)activation;
   g.is_float32 = is_float32(*y);
   g.y = y->untyped_data();
-  const RowKernels& kernels = chosen().dense->rows;
+  const RowKernels& kernels = *chosen().rows;
   by_row(pool, rows, size, [&](int64_t row) { kernels.gate(g, row); });
   return ffi::Error::Success();
 }
@@ -88,7 +88,7 @@ ffi::Error summarize(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x,
     return ffi::Error::InvalidArgument("ridgeline_summarize: shapes do not go together");
   static thread_local Scratch scratch;
   Mass* const masses = (Mass*)scratch.reserve(rows * chunks * sizeof(Mass));
-  const RowKernels& kernels = chosen().dense->rows;
+  const RowKernels& kernels = *chosen().rows;
   auto work = [&](int phase, int64_t piece) {
     if (phase == 0) {
       const int64_t row = piece / chunks, first = piece % chunks * kChunk;
@@ -129,7 +129,7 @@ ffi::Error choose(ffi::ThreadPool pool, Floats scores, ffi::Buffer<ffi::PRED> op
   c.is_open = (const uint8_t*)open.untyped_data();
   c.index = index->typed_data();
   c.counts = counts->typed_data();
-  const RowKernels& kernels = chosen().dense->rows;
+  const RowKernels& kernels = *chosen().rows;
   constexpr int64_t kReadings = 8;  // that cost what reading a row from memory does
   by_row(pool, rows, kReadings * c.size, [&](int64_t row) { kernels.choose(c, row); });
   return ffi::Error::Success();
