@@ -1,10 +1,13 @@
 """Measurements of this machine, in files that are kept by its processor and cores."""
 
+import contextlib
+import fcntl
 import hashlib
 import json
 import logging
 import os
 import platform
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +44,19 @@ def path(kind: str, *key: Any) -> Path:
         InputError: no cache directory is known.
     """
     digest = hashlib.sha256(json.dumps([processor(), num_cores(), *key]).encode()).hexdigest()[:16]
-    return cache_directory.path() / "hardware" / f"{kind}-{digest}.json"
+    return _folder() / f"{kind}-{digest}.json"
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Lets one process at a time measure; all of them where the folder cannot be created."""
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError, InputError):
+            _folder().mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(_folder(), os.O_RDONLY | os.O_DIRECTORY)
+            stack.callback(os.close, descriptor)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # ends with its process
+        yield
 
 
 def write(content: Any, kind: str, *key: Any) -> None:
@@ -60,3 +75,7 @@ def read(kind: str, *key: Any) -> Any:
         return json.loads(digests.opened(place.read_bytes(), str(place)))
     except (OSError, ValueError, RecursionError):
         return None
+
+
+def _folder() -> Path:
+    return cache_directory.path() / "hardware"

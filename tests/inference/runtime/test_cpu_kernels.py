@@ -250,6 +250,16 @@ def test_a_choice_that_makes_no_sense_is_made_again(start, content):
     assert start(avx512bf16=1e-4, avx512vnni=2e-4, avx2=1.0) == ("avx512bf16", 10, [])
 
 
+def test_a_start_takes_the_choice_that_it_waited_for(start, monkeypatch):
+    """Or two at the same moment could compute different bits."""
+
+    def wait(descriptor, operation):
+        local_machine.write({"instruction_set": "avx512vnni"}, "products", build.library_name())
+
+    monkeypatch.setattr(local_machine.fcntl, "flock", wait)
+    assert start(avx512bf16=1e-4, avx512vnni=2e-4) == ("avx512vnni", 0, [])
+
+
 def test_a_choice_that_cannot_be_kept_is_made_all_the_same(start, tmp_path):
     (tmp_path / "cache").write_text("a file where the folder should be")
     for _ in range(2):
