@@ -14,6 +14,7 @@ from inference.files import cache_directory, local_machine, ownership
 from layers.kernels.cpu import build, library
 
 _LOCK = threading.Lock()
+_PAIRWISE = "avx512bf16", "neonbf16"  # instruction sets that multiply pairs of bfloat16
 _ROUNDS = 5  # of timed products, which take less than 0.1 ms each
 
 
@@ -51,7 +52,7 @@ def _fastest(usable: Sequence[str]) -> str:
     multiplies pairs of bfloat16: some processors take longer for these than the next one takes for
     float32. The first start on a machine times both; others keep to its choice, and so to its bits.
     """
-    if usable[0] != "avx512bf16":
+    if usable[0] not in _PAIRWISE:
         return usable[0]
     rivals, key = usable[:2], ("products", build.library_name())
     with local_machine.alone():  # so that starts at the same moment agree

@@ -49,7 +49,9 @@ _X86: Units = {
     "amx_blocks.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", "-mamx-tile", "-mamx-int8")),
 }
 _ARM: Units = {
-    name: (None, ()) for name in ("dispatch.cc", "ffi.cc", "rows.cc", "blocks.cc", "neon.cc")
+    **{n: (None, ()) for n in ("dispatch.cc", "ffi.cc", "rows.cc", "blocks.cc", "neon.cc")},
+    "neondotprod.cc": ("armv8.2-a+dotprod", ()),
+    "neonbf16.cc": ("armv8.2-a+dotprod+i8mm+bf16", ()),
 }
 _UNITS = {
     ("linux", "x86_64"): _X86,
@@ -202,8 +204,10 @@ def _compile(compiler: list[str], units: Units, folder: Path) -> Path:
 def _at_level(compiler: list[str], level: str | None) -> tuple[str, ...]:
     if level is None:
         return ()
-    is_zig = "ziglang" in compiler  # it has LLVM's names of processors
-    return (f"-mcpu={level.replace('-', '_')}",) if is_zig else (f"-march={level}",)
+    if "ziglang" not in compiler:
+        return (f"-march={level}",)
+    # It has LLVM's names of processors.
+    return (f"-mcpu={level.replace('armv8.2-a', 'generic+v8_2a').replace('-', '_')}",)
 
 
 def _run(command: list[str]) -> None:

@@ -239,6 +239,7 @@ def test_pairs_at_half_rate_are_left_to_float32(start, monkeypatch):
     assert start(avx512bf16=1e-4, avx512vnni=2e-4) == ("avx512vnni", 0, [])
     monkeypatch.setattr(local_machine, "processor", lambda: "another one")
     assert start(avx512bf16=1e-4, avx512vnni=2e-4) == ("avx512bf16", 10, [])
+    assert start(neonbf16=4e-4, neondotprod=2e-4, neon=1e-4) == ("neondotprod", 10, [])
 
 
 @pytest.mark.parametrize("content", ['"avx512vnni"', '{"instruction_set": 3}', "[", "{}",

@@ -15,11 +15,10 @@ from tests.layers import native
 
 _HERE = Path(__file__).parent
 _SOURCE = """
-#include "pairs.h"
-#include "product.h"
-extern "C" void multiply(const Product* p) { InPairs::multiply(*p); }
+#include "dpbf16.h"
+extern "C" void multiply(const Product* p) { InPairs<Dpbf16>::multiply(*p); }
 extern "C" void round_row(const float* row, int64_t size, int64_t depth, uint16_t* out) {
-  put<InPairs>(row, true, size, depth, out, 0);
+  put<InPairs<Dpbf16>>(row, true, size, depth, out, 0);
 }
 """
 

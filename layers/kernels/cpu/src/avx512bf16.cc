@@ -1,9 +1,9 @@
 // Products of pairs of bfloat16 by AVX-512 (BF16).
 #include "attention.h"
-#include "pairs.h"
-#include "product.h"
+#include "dpbf16.h"
 
 namespace ridgeline {
-constexpr Dense kBfloat16Pairs = {{Activations::kBfloat16, put<InPairs>, InPairs::multiply},
-                                  attend<InPairs>};
+constexpr Dense kBfloat16Pairs = {
+    {Activations::kBfloat16, put<InPairs<Dpbf16>>, InPairs<Dpbf16>::multiply},
+    attend<InPairs<Dpbf16>>};
 }

@@ -42,6 +42,9 @@ inline Ints dot_unsigned(Ints sums, Words w, int32_t x) {
 #elif defined(__AVX2__)
   const __m256i pairs = _mm256_maddubs_epi16((__m256i)w, _mm256_set1_epi32(x));
   return sums + (Ints)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#elif defined(__ARM_FEATURE_DOTPROD)
+  const int8x16_t four = vreinterpretq_s8_s32(vdupq_n_s32(x));
+  return (Ints)vdotq_s32((int32x4_t)sums, (int8x16_t)w, four);
 #else
   const int8x16_t a = (int8x16_t)w, b = vreinterpretq_s8_s32(vdupq_n_s32(x));
   const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
@@ -370,10 +373,85 @@ struct GroupSum {
   }
 };
 
+// What sums of a row's integers begin with: less what those of weights that are too large add.
+template <class Format>
+inline int32_t less_offset(const Int8Row& x, int64_t g, int half) {
+  constexpr int kOffset = Format::kIsSigned ? kSignedOffset : Format::kOffset;
+  return -kOffset * (Format::kHasHalves ? x.half(g, half) : x.half(g, 0) + x.half(g, 1));
+}
+
+// Sums of a group's products with ROWS rows, those of its halves if it has some.
+template <class Format, int ROWS>
+inline void multiply_group(const Product& p, int64_t row, int64_t g, const uint8_t* group,
+                           Sums (&products)[ROWS][2]) {
+  constexpr int kHalves = Format::kHasHalves ? 2 : 1, kQuads = 8 / kHalves;
+  UNROLL for (int half = 0; half < kHalves; half++) {
+    UNROLL for (int r = 0; r < ROWS; r++)
+      products[r][half] = Sums::splat(less_offset<Format>(Int8Row(p.x, row + r, p.depth), g, half));
+    UNROLL for (int quad = half * kQuads; quad < (half + 1) * kQuads; quad++) {
+      const Words16 integers = Format::integers(group, quad);
+      UNROLL for (int r = 0; r < ROWS; r++) {
+        const int32_t x = Int8Row(p.x, row + r, p.depth).quad(g * kDepth + 4 * quad);
+        UNROLL for (int i = 0; i < kRegisters; i++) {
+          Ints& sum = products[r][half].part[i];
+          sum = Format::kIsSigned ? dot_signed(sum, integers.part[i], x)
+                                  : dot_unsigned(sum, integers.part[i], x);
+        }
+      }
+    }
+  }
+}
+
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+// The same by products of two rows with two features, eight of depth at a time; of an odd number of
+// rows the last is multiplied twice.
+template <class Format, int ROWS>
+inline void multiply_group_in_pairs(const Product& p, int64_t row, int64_t g, const uint8_t* group,
+                                    Sums (&products)[ROWS][2]) {
+  constexpr int kHalves = Format::kHasHalves ? 2 : 1, kQuads = 8 / kHalves;
+  constexpr int kPairs = (ROWS + 1) / 2;
+  const auto row_at = [&](int pair, int which) {
+    return Int8Row(p.x, row + 2 * pair + (2 * pair + which < ROWS ? which : 0), p.depth);
+  };
+  UNROLL for (int half = 0; half < kHalves; half++) {
+    // Of two features each: both of the first row, then of the second.
+    int32x4_t sums[kPairs][kRegisters][2];
+    UNROLL for (int r = 0; r < kPairs; r++) {
+      const int32_t first = kZeroBits + less_offset<Format>(row_at(r, 0), g, half);
+      const int32_t second = kZeroBits + less_offset<Format>(row_at(r, 1), g, half);
+      UNROLL for (auto& of_four : sums[r])
+        of_four[0] = of_four[1] = vcombine_s32(vdup_n_s32(first), vdup_n_s32(second));
+    }
+    UNROLL for (int quad = half * kQuads; quad < (half + 1) * kQuads; quad += 2) {
+      const Words16 first = Format::integers(group, quad);
+      const Words16 second = Format::integers(group, quad + 1);
+      int8x16_t x[kPairs];
+      UNROLL for (int r = 0; r < kPairs; r++) {
+        const int64_t k = g * kDepth + 4 * quad;
+        x[r] = vcombine_s8(vld1_s8(row_at(r, 0).q + k), vld1_s8(row_at(r, 1).q + k));
+      }
+      UNROLL for (int i = 0; i < kRegisters; i++) {
+        const auto a = (uint32x4_t)first.part[i], b = (uint32x4_t)second.part[i];
+        const int8x16_t low = vreinterpretq_s8_u32(vzip1q_u32(a, b));
+        const int8x16_t high = vreinterpretq_s8_u32(vzip2q_u32(a, b));
+        UNROLL for (int r = 0; r < kPairs; r++) {
+          sums[r][i][0] = vmmlaq_s32(sums[r][i][0], x[r], low);
+          sums[r][i][1] = vmmlaq_s32(sums[r][i][1], x[r], high);
+        }
+      }
+    }
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL
+      for (int i = 0; i < kRegisters; i++) {
+        const int64x2_t low = vreinterpretq_s64_s32(sums[r / 2][i][0]);
+        const int64x2_t high = vreinterpretq_s64_s32(sums[r / 2][i][1]);
+        products[r][half].part[i] = (Ints)(r % 2 ? vzip2q_s64(low, high) : vzip1q_s64(low, high));
+      }
+  }
+}
+#endif
+
 template <class Format, int ROWS, int STRIPS>
 void block_tile(const Product& p, int64_t strip, int64_t row) {
-  constexpr int kHalves = Format::kHasHalves ? 2 : 1, kQuads = 8 / kHalves;
-  constexpr int kOffset = Format::kIsSigned ? kSignedOffset : Format::kOffset;
   float* y = p.y + row * p.y_stride + strip * kStrip;
   Vector sums[ROWS][STRIPS], minima[ROWS][STRIPS];
   UNROLL for (int r = 0; r < ROWS; r++) UNROLL
@@ -384,24 +462,12 @@ void block_tile(const Product& p, int64_t strip, int64_t row) {
       const uint8_t* group = w.group(g);
       prefetch_group<Format>(group);
       Sums products[ROWS][2];
-      UNROLL for (int half = 0; half < kHalves; half++) {
-        UNROLL for (int r = 0; r < ROWS; r++) {
-          const Int8Row x(p.x, row + r, p.depth);
-          const int32_t x_sum = Format::kHasHalves ? x.half(g, half) : x.half(g, 0) + x.half(g, 1);
-          products[r][half] = Sums::splat(-kOffset * x_sum);
-        }
-        UNROLL for (int quad = half * kQuads; quad < (half + 1) * kQuads; quad++) {
-          const Words16 integers = Format::integers(group, quad);
-          UNROLL for (int r = 0; r < ROWS; r++) {
-            const int32_t x = Int8Row(p.x, row + r, p.depth).quad(g * kDepth + 4 * quad);
-            UNROLL for (int i = 0; i < kRegisters; i++) {
-              Ints& sum = products[r][half].part[i];
-              sum = Format::kIsSigned ? dot_signed(sum, integers.part[i], x)
-                                      : dot_unsigned(sum, integers.part[i], x);
-            }
-          }
-        }
-      }
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+      if constexpr (ROWS > 1)
+        multiply_group_in_pairs<Format, ROWS>(p, row, g, group, products);
+      else
+#endif
+        multiply_group<Format, ROWS>(p, row, g, group, products);
       const GroupSum<Format> group_sum(w.scales_of(g));
       Vector minimum;
       if constexpr (Format::kHasMinimum) minimum = w.minimum_of(g);
@@ -417,7 +483,11 @@ void block_tile(const Product& p, int64_t strip, int64_t row) {
       (sums[r][s] + minima[r][s]).store(y + r * p.y_stride + s * kStrip);
 }
 
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+constexpr int kMostBlockRows = 4;
+#else
 constexpr int kMostBlockRows = kRegisters == 1 ? 8 : 3;
+#endif
 
 // All strips for ROWS rows.
 template <class Format, int ROWS = kMostBlockRows>

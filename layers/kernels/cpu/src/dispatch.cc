@@ -18,6 +18,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <sys/syscall.h>
+#elif defined(__linux__)
+#include <sys/auxv.h>
+#else
+#include <sys/sysctl.h>
 #endif
 
 namespace ridgeline {
@@ -82,15 +86,37 @@ struct {
 
 #else
 
-enum Level { kNeon };
+enum Level { kNeon, kDotprod, kBf16 };
 
-bool supports(Level) { return true; }
+#if defined(__linux__)
+// Bits of the system's hwcap.h, which older C libraries lack.
+bool has_dotprod() { return getauxval(AT_HWCAP) >> 20 & 1; }
+bool has_i8mm_and_bf16() { return (getauxval(AT_HWCAP2) >> 13 & 3) == 3; }
+#else
+bool has(const char* feature) {
+  int value = 0;
+  size_t size = sizeof value;
+  return sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value;
+}
+bool has_dotprod() { return has("hw.optional.arm.FEAT_DotProd"); }
+bool has_i8mm_and_bf16() {
+  return has("hw.optional.arm.FEAT_I8MM") && has("hw.optional.arm.FEAT_BF16");
+}
+#endif
+
+bool supports(Level level) {
+  return level == kNeon || (has_dotprod() && (level == kDotprod || has_i8mm_and_bf16()));
+}
 
 struct {
   InstructionSet set;
   Level level;
 } const kSets[] = {
-    {{"neon", &kFloat32Neon, &kBfloat16Neon, &kRowsNeon, &kBoundsNeon, &kBlocksNeon}, kNeon}};
+    {{"neonbf16", &kFloat32Neon, &kBfloat16Bfmmla, &kRowsNeon, &kBoundsNeon, &kBlocksI8mm}, kBf16},
+    {{"neondotprod", &kFloat32Neon, &kBfloat16Neon, &kRowsNeon, &kBoundsNeon, &kBlocksDotprod},
+     kDotprod},
+    {{"neon", &kFloat32Neon, &kBfloat16Neon, &kRowsNeon, &kBoundsNeon, &kBlocksNeon}, kNeon},
+};
 
 #endif
 

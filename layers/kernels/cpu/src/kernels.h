@@ -155,9 +155,11 @@ struct InstructionSet {
 };
 
 extern const Dense kFloat32Avx2, kFloat32Avx512, kFloat32Neon;
-extern const Dense kBfloat16Avx2, kBfloat16Avx512, kBfloat16Pairs, kBfloat16Amx, kBfloat16Neon;
+extern const Dense kBfloat16Avx2, kBfloat16Avx512, kBfloat16Pairs, kBfloat16Amx;
+extern const Dense kBfloat16Neon, kBfloat16Bfmmla;
 extern const RowKernels kRowsAvx2, kRowsAvx512, kRowsNeon;
 extern const BoundKernels kBoundsAvx2, kBoundsAvx512, kBoundsNeon;
-extern const Blocks kBlocksAvx2, kBlocksVnni, kBlocksAmx, kBlocksNeon;
+extern const Blocks kBlocksAvx2, kBlocksVnni, kBlocksAmx;
+extern const Blocks kBlocksNeon, kBlocksDotprod, kBlocksI8mm;
 
 }  // namespace ridgeline

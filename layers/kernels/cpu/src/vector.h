@@ -189,6 +189,8 @@ inline void narrow(const Vector& v, uint16_t* p) {
   UNROLL for (int i = 0; i < kRegisters; i++) {
 #if defined(__AVX512BF16__)
     _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh((__m512)v.part[i]));
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    vst1_u16(p + i * kRegisterLanes, vreinterpret_u16_bf16(vcvt_bf16_f32((float32x4_t)v.part[i])));
 #else
     const Words word = (Words)v.part[i];
     *(LooseHalves*)(p + i * kRegisterLanes) =
