@@ -1,4 +1,6 @@
-"""The native library for tests: on every instruction set that this machine has."""
+"""The native library for tests: on every instruction set that this machine has or emulates."""
+
+import platform
 
 import pytest
 
@@ -8,8 +10,13 @@ from layers.kernels.attention import ffi_cpu
 from layers.kernels.attention.contract import Demand
 from layers.kernels.cpu import library
 from layers.kernels.device import Device
+from tests.layers import emulated
 
-ROUNDING = "amx", "avx512bf16"  # round activations to bfloat16, beside weights of that type
+# What rounds activations to bfloat16, beside weights of that type.
+ROUNDING = "amx", "avx512bf16", "neonbf16"
+
+EMULATED = emulated.PROCESSORS if platform.machine() == "x86_64" else {}
+_EMULATION = pytest.mark.long, pytest.mark.timeout(1200)  # the first of them compiles the library
 
 
 def need(page_format=None) -> None:
@@ -23,10 +30,23 @@ def need(page_format=None) -> None:
             pytest.skip(reason)
 
 
-@pytest.fixture(params=library.INSTRUCTION_SETS)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=_EMULATION if name in EMULATED else ())
+        for name in library.INSTRUCTION_SETS
+    ]
+)
 def instruction_set(request):
-    """Each that the processor has, in turn."""
+    """Each that the processor has, in turn; of another architecture each that is emulated."""
     need()
+    if request.param in EMULATED:
+        from tests import fakes  # loads the engine
+
+        fakes.forget_programs()  # engines' know one library
+        with emulated.using(request.param):
+            yield request.param
+        fakes.forget_programs()
+        return
     try:
         before = library.use(request.param)
     except InputError as error:

@@ -183,6 +183,21 @@ def _keep(built: Path, folder: Path, name: str) -> Path:
 
 
 def _compile(compiler: list[str], units: Units, folder: Path) -> Path:
+    objects = compile_units(compiler, units, folder)
+    library, linker = folder / "library.so", []
+    if sys.platform != "darwin":  # whose linker has no such options
+        (exports := folder / "exports").write_text(_EXPORTS)
+        linker = [f"-Wl,--version-script={exports}", "-Wl,--gc-sections"]
+    _run([*compiler, *_LINK_FLAGS, *linker, *objects, "-o", str(library)])
+    return library
+
+
+def compile_units(compiler: list[str], units: Units, folder: Path) -> list[str]:
+    """Compiles files of the library; the objects, in a folder.
+
+    Raises:
+        subprocess.SubprocessError: the compiler fails.
+    """
     commands = []
     for source, (level, flags) in units.items():
         headers = ("-isystem", jax.ffi.include_dir()) if source in ("ffi.cc", "rows.cc") else ()
@@ -192,13 +207,7 @@ def _compile(compiler: list[str], units: Units, folder: Path) -> Path:
         commands.append([*compiler, *own, "-c", str(_SOURCES / source), "-o", str(output)])
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, commands))
-    library, linker = folder / "library.so", []
-    if sys.platform != "darwin":  # whose linker has no such options
-        (exports := folder / "exports").write_text(_EXPORTS)
-        linker = [f"-Wl,--version-script={exports}", "-Wl,--gc-sections"]
-    objects = [command[-1] for command in commands]
-    _run([*compiler, *_LINK_FLAGS, *linker, *objects, "-o", str(library)])
-    return library
+    return [command[-1] for command in commands]
 
 
 def _at_level(compiler: list[str], level: str | None) -> tuple[str, ...]:

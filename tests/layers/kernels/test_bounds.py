@@ -10,7 +10,7 @@ from layers import kv_cache
 from layers.kernels.attention import ffi_cpu
 from layers.kernels.attention.contract import Options
 from layers.sparse import quest
-from tests.layers.native import instruction_set  # noqa: F401
+from tests.layers.native import EMULATED, instruction_set  # noqa: F401
 
 _HEADS = {  # K, G, H
     "one head of each": (3, 1, 64),
@@ -122,9 +122,13 @@ def test_what_is_not_finite_is_as_in_xlas_products(instruction_set, dtype, value
         else:
             case.extremes[case.table_YP[3, [0, 7, 130]], int(place == "largest"), 19] = value
         found, expected = case.found(), case.found(quest._page_bounds)
-        for told in (np.isnan, np.isposinf, np.isneginf, np.signbit):
-            is_told = [told(x)[~np.isfinite(x)] for x in (found, expected)]
-            np.testing.assert_array_equal(*is_told)
+        kinds = [np.isnan, np.isposinf, np.isneginf]
+        # A NaN of numbers has the sign that its processor gives it, and XLA runs on this one.
+        if np.isnan(value) or instruction_set not in EMULATED:
+            kinds.append(np.signbit)
+        for is_kind in kinds:
+            both = [is_kind(x)[~np.isfinite(x)] for x in (found, expected)]
+            np.testing.assert_array_equal(*both)
         near = dict(rtol=0, atol=1e-4) if dtype == "float32" else dict(rtol=0.02, atol=0.2)
         np.testing.assert_allclose(found, expected, **near)
 

@@ -9,7 +9,7 @@ import pytest
 from layers import norm, topk
 from layers.kernels.cpu import rows
 from layers.sparse.chosen import best
-from tests.layers.native import instruction_set  # noqa: F401
+from tests.layers.native import instruction_set, need  # noqa: F401
 
 _SIZES = [1, 5, 16, 33, 64, 100, 576, 1037]
 
@@ -145,8 +145,9 @@ def test_gradients_are_those_of_xlas_path(instruction_set):  # noqa: F811
     )
 
 
-def test_a_program_calls_the_kernels_it_chose(instruction_set):  # noqa: F811
+def test_a_program_calls_the_kernels_it_chose():
     """One function, traced for both: jit keeps them apart."""
+    need()
     run, x = jax.jit(lambda x: topk.summarize(norm.rms_norm(x, x[0], 1e-6))), _drawn(0, 4, 300)
     text = {}
     for chosen in (True, False, True):
