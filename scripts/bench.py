@@ -5,6 +5,7 @@
 --interference                                 a long prompt beside requests that decode
 --host_cost                                    the host's part of a step
 --decode=1x1024,16x1024 --random_weights       decode steps alone, for any model that fits
+--prefill=1x512,1x4096 --random_weights        steps alone that prefill whole prompts
 --url=http://127.0.0.1:8000                    a server of OpenAI's interface, whosever it is
 """
 
@@ -52,6 +53,9 @@ _RANDOM_WEIGHTS = flags.DEFINE_bool(
 _DECODE = flags.DEFINE_list(
     "decode", None, "Decode steps alone: sequences x context, such as 1x1024,16x1024."
 )
+_PREFILL = flags.DEFINE_list(
+    "prefill", None, "Prefill steps alone: prompts x tokens, such as 1x512,1x4096."
+)
 _GAP = flags.DEFINE_bool("gap", False, "--decode: also what the engine adds to a step.")
 _HOST_COST = flags.DEFINE_bool("host_cost", False, "The host's part of a step, without a device.")
 _PLOT = file_flags.PLOT
@@ -83,7 +87,7 @@ for _module in _shared:
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    every: tuple[Any, ...] = (_ABLATION, _INTERFERENCE, _HOST_COST, _DECODE, _URL)
+    every: tuple[Any, ...] = (_ABLATION, _INTERFERENCE, _HOST_COST, _DECODE, _PREFILL, _URL)
     modes = [f"--{flag.name}" for flag in every if flag.value not in (False, None)]
     if len(modes) > 1:
         raise InputError(f"give one of {', '.join(modes)}")
@@ -108,7 +112,11 @@ def main(argv: Sequence[str]) -> None:
     elif _DECODE.value is not None:
         from scripts.modes import bench_steps
 
-        bench_steps.run(_DECODE.value, _open, _REPEATS.value, _GAP.value)
+        bench_steps.decode(_DECODE.value, _open, _REPEATS.value, _GAP.value)
+    elif _PREFILL.value is not None:
+        from scripts.modes import bench_steps
+
+        bench_steps.prefill(_PREFILL.value, _open, _REPEATS.value)
     else:
         _run_engine()
 

@@ -26,7 +26,8 @@ from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_schedule import ScheduledChunk, ShardSchedule
 from inference.scheduling.step_shapes import StepShape
 
-IN_A_ROW = 16  # steps of a measurement
+IN_A_ROW = 16  # steps of a measurement of decoding
+_PREFILLS = 4  # and of prefill
 _STRIDE = 7919  # a prime: no token of a step is another's
 
 
@@ -73,27 +74,37 @@ def _tokens(config: Config, numbers: np.ndarray) -> np.ndarray:
 
 
 def run(
-    runner: ModelRunner, shape: StepShape, prepared: tuple[np.ndarray, batch.Batch], steps: int = 1
+    runner: ModelRunner,
+    shape: StepShape,
+    prepared: tuple[np.ndarray, batch.Batch],
+    steps: int = 1,
+    advances: bool = True,
 ) -> float:
     """Seconds of a step, from the call to its last output: the mean of several that are launched
-    back to back, each a token further.
+    back to back.
 
     Args:
         runner: whose cache is written to.
         shape: of the step.
         prepared: what `arrays` made for it.
         steps: at most as many as `arrays` made room for.
+        advances: whether each continues the one before, a token further; else all are the same.
     """
     num_tokens, batch_arrays = prepared
     last_token = _tokens(runner.config, np.arange(len(num_tokens)))
-    runner.slots = dataclasses.replace(
-        runner.slots, num_tokens=jax.numpy.array(num_tokens),
-        last_token=jax.numpy.array(last_token, jax.numpy.int32),
-    )  # fmt: skip
-    jax.block_until_ready(runner.slots)
+    lengths = [
+        {
+            "num_tokens": jax.numpy.array(num_tokens),
+            "last_token": jax.numpy.array(last_token, jax.numpy.int32),
+        }
+        for _ in range(1 if advances else steps)
+    ]
+    jax.block_until_ready((runner.slots, lengths))
     executable, output = runner.compiled(shape), None
     start = time.perf_counter()
-    for _ in range(steps):
+    for at in range(steps):
+        if at < len(lengths):
+            runner.slots = dataclasses.replace(runner.slots, **lengths[at])
         runner.cache, runner.slots, output = executable(
             runner.params, runner.cache, runner.slots, batch_arrays
         )
@@ -101,7 +112,7 @@ def run(
     return (time.perf_counter() - start) / steps
 
 
-# --- decode steps, beside what they should take ---------------------------------------------------
+# --- decode and prefill steps, beside what they should take ---------------------------------------
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,6 +141,28 @@ class DecodeStep:
     gap_s: float | None = None
 
 
+@dataclasses.dataclass(frozen=True)
+class PrefillStep:
+    """A step that prefills whole prompts, `rows` of `tokens` tokens, each in one chunk.
+
+    Attributes:
+        step_flops: that it computes.
+        predicted_s: by the roofline at the device's measured rates.
+        measured_s: mean of equal steps launched back to back, the median over repeats: the least
+            time to a first token.
+        ratio: predicted over measured.
+        rate_share: of the rate of the device's products in the model's type.
+    """
+
+    rows: int
+    tokens: int
+    step_flops: float
+    predicted_s: float
+    measured_s: float
+    ratio: float
+    rate_share: float
+
+
 def sizes(config: Config, rows: int, context: int) -> Config:
     """The configuration with room for exactly these sequences, all of which decode together.
 
@@ -146,6 +179,25 @@ def sizes(config: Config, rows: int, context: int) -> Config:
         config.engine, max_seqs=rows, decode_rows=(rows,), max_context=most, overcommit=True,
         prefix_cache=False, chunked_prefill=False,
         prefill_chunks=(max(config.engine.prefill_chunks),),
+    )  # fmt: skip
+    needed = Config(config.model, engine).full_bytes(rows)
+    return Config(config.model, dataclasses.replace(engine, cache_bytes=needed))
+
+
+def prefill_sizes(config: Config, rows: int, tokens: int) -> Config:
+    """The configuration with room for exactly these prompts, all of which one step prefills.
+
+    Raises:
+        InputError: the prompts are longer than the model's context, or than a chunk can be.
+    """
+    if tokens >= config.model.max_context:
+        raise InputError(
+            f"prefill steps are measured of prompts below the model's context of "
+            f"{config.model.max_context} tokens, not of {tokens}"
+        )
+    engine = dataclasses.replace(
+        config.engine, max_seqs=rows, decode_rows=(rows,), max_context=tokens + 1, overcommit=True,
+        prefix_cache=False, chunked_prefill=False, chunk_tokens=tokens, prefill_chunks=(rows,),
     )  # fmt: skip
     needed = Config(config.model, engine).full_bytes(rows)
     return Config(config.model, dataclasses.replace(engine, cache_bytes=needed))
@@ -185,6 +237,30 @@ def decode(
         rows, context, moved, predicted, measured, predicted / measured,
         moved / measured / hardware.read_bandwidth, engine_s,
         None if engine_s is None else engine_s - measured,
+    )  # fmt: skip
+
+
+def prefill(engine: Any, hardware: HardwareSpec, repeats: int) -> PrefillStep:
+    """Measures the step that prefills a prompt in each of an engine's slots.
+
+    Args:
+        engine: configured by `prefill_sizes`.
+        hardware: at its measured rates.
+        repeats: medians are reported.
+    """
+    model, own = engine.config.model, engine.config.engine
+    point = Point(model, 0, own.max_seqs, own.chunk_tokens, own.chunk_tokens)
+    prepared = arrays(point, engine.config)
+    run(engine.model_runner, point.shape, prepared)  # compiles
+    measured = statistics.median(
+        run(engine.model_runner, point.shape, prepared, _PREFILLS, advances=False)
+        for _ in range(repeats)
+    )
+    operations, _ = point.sample
+    predicted, flops = report.seconds(model, operations, hardware), cost.total(operations).flops
+    return PrefillStep(
+        own.max_seqs, own.chunk_tokens, flops, predicted, measured, predicted / measured,
+        flops / measured / hardware.rate(model.dtype),
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from inference.planner import cache_policy, report
 from inference.planner.calibration import lookup
 from inference.request import SamplingParams
 from scripts import common
-from scripts.flags import file_flags, workload_flags
+from scripts.flags import file_flags, json_lines_flag, workload_flags
 from scripts.reports import bench_text
 from scripts.reports.plots import bench_plot
 
@@ -144,7 +144,10 @@ def run_closed(sizes: list[int], prefill_tokens: int, beside: str | None, option
     checkpoint = options.open_(resolved)
     shortest = dataclasses.replace(loads[sizes[0]][0], num_new_tokens=1)
     bench = _Bench.of(checkpoint, config, slo, shortest, options)
-    served = {size: bench.serve(loads[size], size, GREEDY) for size in sizes}
+    served = {}
+    for size in sizes:
+        served[size] = bench.serve(loads[size], size, GREEDY)
+        json_lines_flag.print_line(bench.result([row for row, _ in served.values()]))
     rows = {size: row for size, (row, _) in served.items()}
     decoded = [record for run in served[min(sizes)][1] for record in run.records]
     largest = max(sizes)
@@ -161,7 +164,7 @@ def run_closed(sizes: list[int], prefill_tokens: int, beside: str | None, option
             report.shares(bench.engine.config, decoded, length, prefill_tok_s, rates)
         ),
     }
-    if common.JSON.value:
+    if json_lines_flag.is_json():
         common.print_json(result, config)
     else:
         bench_text.show_closed(result, peer)

@@ -6,18 +6,27 @@ _LOAD = (  # requests, drawn
     *("output_lengths", "prefix_tokens", "prefix_share", "prefixes", "burstiness"),
 )
 _FORMATS = ("weights", "activations")
+_STEPS = (*_EVERY, *_FORMATS, "repeats", "random_weights", "json_lines")
 _SERVING = (
     *(*_EVERY, *_LOAD, *_FORMATS, "mesh", "executables", "speculate"),
     *("workload", "slo_ttft_s", "slo_itl_s", "repeats", "random_weights"),
 )
 
 READ = {
-    "--workload=closed": (*_SERVING, "concurrency", "prefill_tokens", "beside", "plot"),
+    "--workload=closed": (
+        *_SERVING,
+        "concurrency",
+        "prefill_tokens",
+        "beside",
+        "plot",
+        "json_lines",
+    ),
     "--workload=poisson or FILE.jsonl": (*_SERVING, "plot"),
     "--ablation": (*_EVERY, *_LOAD, "ablation", "ablation_only", "repeats", "plot"),
     "--interference": (*_EVERY, *_FORMATS, "interference", "running", "long_tokens", "repeats"),
     "--host_cost": (*_EVERY, "host_cost"),
-    "--decode": (*_EVERY, *_FORMATS, "decode", "gap", "repeats", "random_weights", "json_lines"),
+    "--decode": (*_STEPS, "decode", "gap"),
+    "--prefill": (*_STEPS, "prefill"),
 }
 URL = "--url"
 READ[URL] = (

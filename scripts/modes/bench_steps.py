@@ -1,12 +1,13 @@
-"""`bench --decode`: decode steps beside what they should take."""
+"""`bench --decode` and `bench --prefill`: steps beside what they should take."""
 
 import dataclasses
 import gc
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from configs.engine import Config
 from configs.errors import InputError
+from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
 from inference.benchmark import steps
 from inference.checkpoints import weight_formats
@@ -20,7 +21,7 @@ from scripts.reports import steps_text
 _LARGEST = 1 << 20
 
 
-def run(
+def decode(
     points: Sequence[str], open_: Callable[[Any], Any], repeats: int, with_engine: bool
 ) -> None:
     """A row a point.
@@ -31,10 +32,43 @@ def run(
         repeats: medians are reported.
         with_engine: also what the engine adds.
     """
-    asked = [_point(text) for text in points]
+
+    def measure(engine: Any, context: int, hardware: HardwareSpec) -> Any:
+        return steps.decode(engine, context, hardware, repeats, with_engine)
+
+    _run(_Mode("--decode", "context", steps.sizes, measure), points, open_)
+
+
+def prefill(points: Sequence[str], open_: Callable[[Any], Any], repeats: int) -> None:
+    """A row a point: "prompts x tokens" each; the rest is as of `decode`."""
+
+    def measure(engine: Any, tokens: int, hardware: HardwareSpec) -> Any:
+        return steps.prefill(engine, hardware, repeats)
+
+    _run(_Mode("--prefill", "tokens", steps.prefill_sizes, measure), points, open_)
+
+
+class _Mode(NamedTuple):
+    """One of the two.
+
+    Attributes:
+        flag: its name.
+        unit: what a point counts behind its sequences.
+        sizes: (configuration, sequences, units) -> the configuration to measure.
+        measure: (engine, units, hardware) -> a `steps.DecodeStep` or `steps.PrefillStep`.
+    """
+
+    flag: str
+    unit: str
+    sizes: Callable[[Config, int, int], Config]
+    measure: Callable[[Any, int, HardwareSpec], Any]
+
+
+def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None:
+    points = [_point(mode, text) for text in texts]
     resolved, config = common.resolve_config({})
-    common.check_one_chip(config, "--decode")
-    configs = [steps.sizes(config, *each) for each in asked]
+    common.check_one_chip(config, mode.flag)
+    configs = [mode.sizes(config, *point) for point in points]
     checkpoint = open_(resolved)
     if checkpoint is not None or config.engine.weights is not None:  # formats decide what fits
         device, _ = for_this_device(config)
@@ -47,18 +81,18 @@ def run(
     hardware = lookup.this_machine(config.model.dtype, model=config.model)
     rows: list[dict[str, Any]] = []
     result = {
-        "decode_steps": rows,
+        f"{mode.flag.removeprefix('--')}_steps": rows,
         "hardware": dataclasses.asdict(hardware),
         "predicted_by": report.predicted_by(hardware),
     }
     loaded = None  # parameters, and the model that declares them
-    for own, (count, context) in zip(configs, asked, strict=True):
+    for own, (count, units) in zip(configs, points, strict=True):
         needed = steps.needed_bytes(own)
-        row: dict[str, Any] = {"rows": count, "context": context, "needed_bytes": needed}
+        row: dict[str, Any] = {"rows": count, mode.unit: units, "needed_bytes": needed}
         if needed < hardware.memory_bytes:
             engine = _engine(own, checkpoint, loaded)
             loaded = engine.model_runner.params, engine.config.model
-            row |= dataclasses.asdict(steps.decode(engine, context, hardware, repeats, with_engine))
+            row |= dataclasses.asdict(mode.measure(engine, units, hardware))
             del engine  # frees its cache for the next
             gc.collect()
         rows.append(row)
@@ -66,7 +100,7 @@ def run(
     if json_lines_flag.is_json():
         common.print_json(result, config)
     else:
-        print("\n".join(steps_text.table(rows, hardware)))
+        print("\n".join(steps_text.lines(result)))
 
 
 def _engine(config: Config, checkpoint: Any, loaded: tuple[Any, ModelConfig] | None) -> Any:
@@ -79,13 +113,13 @@ def _engine(config: Config, checkpoint: Any, loaded: tuple[Any, ModelConfig] | N
     return Engine(dataclasses.replace(config, model=model), params)
 
 
-def _point(text: str) -> tuple[int, int]:
+def _point(mode: _Mode, text: str) -> tuple[int, int]:
     """'16x1024' -> (16, 1024)."""
     numbers = text.split("x")
     if len(numbers) != 2 or not all(
         n.isascii() and n.isdigit() and 0 < int(n[:9]) <= _LARGEST and len(n) < 9 for n in numbers
     ):
         raise InputError(
-            f"--decode is like 1x1024,16x1024 (sequences x context), not {text[:80]!r}"
+            f"{mode.flag} is like 1x1024,16x1024 (sequences x {mode.unit}), not {text[:80]!r}"
         )
     return int(numbers[0]), int(numbers[1])

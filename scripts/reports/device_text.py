@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from configs.hardware.spec import HardwareSpec
 from inference.benchmark import agreement
 from scripts.reports import kernel_text, steps_text
 
@@ -51,8 +50,8 @@ def _lines(part: Mapping[str, Any]) -> list[str]:
     result, tail = part["result"], part["tail"].splitlines()[-_TAIL_LINES:]
     if result is None:
         return tail
-    if "decode_steps" in result:
-        rows = steps_text.table(result["decode_steps"], HardwareSpec(**result["hardware"]))
+    if "decode_steps" in result or "prefill_steps" in result:
+        rows = steps_text.lines(result)
     elif "hardware" in result:
         rows = kernel_text.table(result)
     else:

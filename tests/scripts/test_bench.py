@@ -25,6 +25,7 @@ _ARGS = (
     "--set=engine.page_tokens=16", "--set=engine.chunk_tokens=32",
 )  # fmt: skip
 CHIP = HardwareSpec("chip", 1e9, 1e9, {})
+PRODUCTS = HardwareSpec("chip", 1e9, 1e9, {"float32": 1e9, "bfloat16": 1e9})
 _SHORT = ("--prompt_tokens=20", "--new_tokens=5", "--set=engine.max_seqs=4")
 _PREFILL = ("--prefill_tokens=40",)
 _LATENCIES = {
@@ -62,9 +63,10 @@ def run(monkeypatch, capfd):
 
 
 def test_rows_and_table(run, monkeypatch, tmp_path):
-    ran = run(*_SHORT, *_PREFILL, "--concurrency=1,3", "--repeats=2", "--json")
+    ran = run(*_SHORT, *_PREFILL, "--concurrency=1,3", "--repeats=2", "--json_lines")
     assert ran.status == 0, ran.err
-    answer = json.loads(ran.out)
+    *earlier, answer = map(json.loads, ran.out.splitlines())
+    assert [line["rows"] for line in earlier] == [answer["rows"][:1], answer["rows"]]
     assert [row["concurrency"] for row in answer["rows"]] == [1, 3]
     for row in (*answer["rows"], answer["sampled"]):
         assert set(row) == _ROW and row["compiles"] == 0
@@ -199,6 +201,21 @@ def test_decode_steps_of_random_weights(run, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_draws")
+def test_prefill_steps_of_random_weights(run, monkeypatch):
+    monkeypatch.setattr(bench.common, "open_checkpoint", None)
+    monkeypatch.setattr(lookup, "this_machine", lambda *dtypes, **more: PRODUCTS)
+    monkeypatch.setattr(steps, "needed_bytes", lambda config: 5e8 * config.engine.max_seqs)
+    ran = run("--random_weights", "--prefill=1x48,2x16", "--repeats=1", "--json_lines")
+    assert ran.status == 0, ran.err
+    first, last = (json.loads(line)["prefill_steps"] for line in ran.out.splitlines()[::2])
+    assert first == last[:1] and last[1] == {"rows": 2, "tokens": 16, "needed_bytes": 1e9}
+    (row,) = first
+    assert (row["rows"], row["tokens"]) == (1, 48) and row["measured_s"] > 0
+    assert row["ratio"] == row["predicted_s"] / row["measured_s"]
+    assert row["rate_share"] == row["step_flops"] / row["measured_s"] / 1e9
+
+
+@pytest.mark.usefixtures("no_draws")
 def test_a_closed_load_on_random_weights(run, monkeypatch):
     monkeypatch.setattr(bench.common, "open_checkpoint", None)
     ran = run(*_SHORT, *_PREFILL, "--random_weights", "--concurrency=1", "--repeats=1", "--json")
@@ -210,6 +227,9 @@ REFUSED = {
     "no point": (["--decode=16"], "is like 1x1024,16x1024 (sequences x context), not '16'"),
     "no sequences": (["--decode=0x64"], "not '0x64'"),
     "short context": (["--decode=1x16"], "contexts from 17 to the model's 256 - 16, not at 16"),
+    "long prompt": (["--prefill=1x256"], "prompts below the model's context of 256 tokens, not"),
+    "no prompt": (["--prefill=512"], "--prefill is like 1x1024,16x1024 (sequences x tokens), not"),
+    "gap of prefill": (["--prefill=1x64", "--gap"], "--prefill does not read --gap: it goes with"),
     "gap of nothing": (["--gap"], "--workload=closed does not read --gap: it goes with --decode"),
     "decoding and an ablation": (
         ["--decode=1x64", "--ablation"],
@@ -238,7 +258,10 @@ REFUSED = {
         "--ablation does not read --slo_itl_s",
     ),
     "prefill beside": (["--interference", "--prefill_tokens=5"], "not read --prefill_tokens: it"),
-    "lines of a load": (["--json_lines"], "does not read --json_lines: it goes with --decode"),
+    "lines of one row": (
+        ["--ablation", "--json_lines"],
+        "does not read --json_lines: it goes with --workload=closed or --decode or --prefill",
+    ),
     "another app's": (["--device=cpu"], "--workload=closed does not read --device\n"),
     "workload": (["--workload=bursty"], "closed, poisson or a FILE.jsonl, not 'bursty'"),
     "no rate": (["--workload=poisson"], "workload.rate is needed where kind is 'poisson'"),
