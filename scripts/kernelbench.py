@@ -1,7 +1,8 @@
 """Times attention kernels beside predictions: python -m scripts.kernelbench.
 
 Every implementation that this device can run, and cuDNN and flash-attn3-jax where they are
-installed. A wrong kernel gets no time. --tune tries sizes and writes layers/kernels/tuning.json.
+installed. A wrong kernel gets no time. --tune tries sizes of ours, without these baselines, and
+writes layers/kernels/tuning.json.
 """
 
 from scripts import interrupts  # noqa: F401
@@ -15,6 +16,7 @@ from typing import Any
 
 from absl import flags
 
+from configs.engine import ATTENTIONS
 from configs.errors import InputError
 from scripts import common
 from scripts.flags import json_lines_flag, shared_flags
@@ -24,7 +26,7 @@ _DEVICE = shared_flags.DEVICE
 _REPEATS = shared_flags.REPEATS
 _SECONDS = flags.DEFINE_float("seconds", 240.0, "Begin no kernel after that.")
 _ONLY = flags.DEFINE_list("only", None, "Only these kernels, by name.")
-_TUNE = flags.DEFINE_bool("tune", False, "Try sizes, write layers/kernels/tuning.json.")
+_TUNE = flags.DEFINE_bool("tune", False, "Try sizes of ours, write layers/kernels/tuning.json.")
 _READ = ("device", "repeats", "seconds", "only", "tune", "json", "json_lines")
 
 
@@ -36,7 +38,7 @@ def main(argv: Sequence[str]) -> None:
     if not _SECONDS.value > 0:
         raise InputError(f"--seconds is above 0, not {_SECONDS.value}")
     if _TUNE.value and _ONLY.value is not None:
-        raise InputError("--tune compares all kernels: leave --only out")
+        raise InputError("--tune compares all kernels of ours: leave --only out")
     device = _device()
     if _TUNE.value and device.platform == "cpu":
         raise InputError("--tune needs an accelerator: the CPU has one implementation")
@@ -47,7 +49,8 @@ def main(argv: Sequence[str]) -> None:
     from inference.runtime import compilation_cache
 
     kernels = {kernel.name: kernel for kernel in baselines.kernels()}
-    chosen = [kernels[name] for name in shared_flags.chosen(_ONLY, kernels)]
+    names = ATTENTIONS if _TUNE.value else list(kernels)
+    chosen = [kernels[name] for name in shared_flags.chosen(_ONLY, names)]
     compilation_cache.enable()
     hardware = lookup.this_machine("bfloat16")
     found: dict[str, Any] = {

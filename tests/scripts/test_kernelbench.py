@@ -7,9 +7,13 @@ import json
 import jax
 import pytest
 
+from configs.engine import ATTENTIONS
+from configs.hardware.spec import HardwareSpec
 from inference.benchmark.kernels import timing
 from inference.benchmark.kernels.attention_case import Case
+from inference.planner.calibration import lookup
 from layers.kernels.cpu import library
+from layers.kernels.device import Device
 from scripts import kernelbench
 from scripts.reports import kernel_text
 from tests.scripts import apps
@@ -87,6 +91,22 @@ def test_what_is_wrong_is_told_without_a_time():
     ]
 
 
+def test_sizes_are_tuned_without_baselines(run, monkeypatch):
+    chip, timed = Device("gpu", "a chip", 1), []
+
+    def measure(cases, kernels, hardware, **more):
+        timed.extend(kernel.name for kernel in kernels)
+        yield dataclasses.asdict(Case(1, 1, 64)) | {"case": "a case", "results": {}}
+
+    monkeypatch.setattr(kernelbench, "_device", lambda: chip)
+    monkeypatch.setattr(timing, "measure", measure)
+    monkeypatch.setattr(lookup, "this_machine", lambda dtype: HardwareSpec("", 1e9, 1e9, {}))
+    ran = run("--tune", "--json_lines")
+    assert ran.status == 0, ran.err
+    assert timed == [*ATTENTIONS]
+    assert json.loads(ran.out.splitlines()[-1])["tuning"].startswith("as it was: no time of the")
+
+
 def test_what_pages_cost():
     def row(seconds, *sizes, is_shuffled=True, **peers):
         case = dataclasses.asdict(Case(*sizes, is_shuffled=is_shuffled))
@@ -110,7 +130,10 @@ def test_a_device_that_is_not_there_is_one_line(tmp_path):
 REFUSED = {
     "no such device": (["--device=gpu"], "--device=gpu: JAX computes on cpu here"),
     "no kind of device": (["--device=npu"], "should be one of <auto|cpu|gpu|tpu>"),
-    "some are tuned": (["--tune", "--only=reference"], "--tune compares all kernels: leave"),
+    "some are tuned": (
+        ["--tune", "--only=reference"],
+        "--tune compares all kernels of ours: leave",
+    ),
     "a model": (["--model=llama3-8b"], "kernelbench does not read --model\n"),
     "a rate": (["--rate=3"], "kernelbench does not read --rate\n"),
     "nothing to tune": (["--tune"], "--tune needs an accelerator"),
