@@ -1,9 +1,11 @@
 """Tests and measures the device at hand in 14 minutes: python -m scripts.device (make device).
 
 First whether decoding is right, then every other test of kernels and 500 random batches, kernels
-beside baselines, whole decode steps beside predictions, and a real model's tokens. Every part is a
-subprocess with a limit of its own; after each the page and the JSON are written again, so that
-nothing found is lost. Needs no network, and only the packages that `docs/kernels.md` lists.
+beside baselines and their sizes, whole steps beside predictions and beside PyTorch's, an engine
+under load, and a real model's tokens. Every part is a subprocess with a limit of its own; after
+each the page and the JSON are written again, so that nothing found is lost. --resume runs what is
+not done yet, on any later day. Needs no network, and only the packages that `docs/kernels.md`
+lists.
 """
 
 from scripts import interrupts  # noqa: F401
@@ -37,8 +39,10 @@ from scripts.reports import device_text
 _DEVICE = shared_flags.DEVICE
 _RESULTS = flags.DEFINE_string("results", "docs/results", "Folder of the page and the JSON.")
 _BUDGET_S = flags.DEFINE_float("budget_s", 840.0, "Seconds for all parts together.")
-_PARTS = flags.DEFINE_list("parts", None, "Only these, by name, beside what is on the page.")
+_PARTS = flags.DEFINE_list("parts", None, "Only these, by name, added to this device's page.")
+_RESUME = flags.DEFINE_bool("resume", False, "Only those that are not done on this device's page.")
 
+_READ = ("device", "results", "budget_s", "parts", "resume")
 _ROOT = Path(__file__).resolve().parent.parent
 _PROBE = """
 import jax, json
@@ -52,7 +56,7 @@ _PROMPTS = ("The capital of France is", "def fibonacci(n):", "Once upon a time")
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    common.check_flags("device", {"device": ("device", "results", "budget_s", "parts")})
+    common.check_flags("device", {"device": _READ})
     if _DEVICE.value not in ("auto", "cpu"):
         raise InputError(f"--device is auto or cpu, not {_DEVICE.value!r}")
     folder = Path(_RESULTS.value)
@@ -67,18 +71,22 @@ def main(argv: Sequence[str]) -> None:
         return
     environment |= {"JAX_PLATFORMS": {"gpu": "cuda,cpu"}.get(kind, kind)}
     found: dict[str, Any] = {
-        "device": device, "date": str(datetime.date.today()), "jax": version,
-        "python": platform.python_version(), "parts": [],
+        "device": device, "jax": version, "python": platform.python_version(),
     }  # fmt: skip
-    slug = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
-    page = folder / f"{slug}-{found['date']}"
     names = [part.name for part in _parts(kind, [])]
     chosen = shared_flags.chosen(_PARTS, names)
-    outcomes = [each for each in _earlier(page, found) if each.name not in chosen]
+    page, on_page = _page(folder, found)
+    found |= {"date": page.name[-len("2026-01-31") :], "parts": []}
+    if _RESUME.value:
+        chosen = [name for name in chosen if name not in on_page or on_page[name].status != "done"]
+    outcomes = [outcome for name, outcome in on_page.items() if name not in chosen]
+    order = {name: at for at, name in enumerate(names)}
     parts = (part for part in _parts(kind, outcomes) if part.name in chosen)
     for outcome in subprocesses.run(parts, deadline - time.monotonic(), _ROOT, environment):
-        outcomes.append(outcome)
-        in_order = sorted(outcomes, key=lambda each: names.index(each.name))
+        if outcome.status != "not run" or outcome.name not in on_page:
+            on_page[outcome.name] = outcome
+        outcomes.append(on_page[outcome.name])
+        in_order = sorted(on_page.values(), key=lambda each: order.get(each.name, len(order)))
         found["parts"] = [dataclasses.asdict(each) for each in in_order]
         texts = {".json": json.dumps(found, indent=1), ".md": device_text.page(found).rstrip()}
         user_files.write({page.with_suffix(k): f"{v}\n".encode() for k, v in texts.items()})
@@ -89,17 +97,22 @@ def main(argv: Sequence[str]) -> None:
         sys.exit(1)
 
 
-def _earlier(page: Path, found: Mapping[str, Any]) -> list[Outcome]:
-    """Outcomes of other parts, of today, the same device and versions, to which --parts adds."""
-    if _PARTS.value is None or not page.with_suffix(".json").exists():
-        return []
-    try:
-        earlier = json.loads(page.with_suffix(".json").read_text(encoding="utf-8"))
-        if any(earlier[name] != value for name, value in found.items() if name != "parts"):
-            return []
-        return [Outcome(**part) for part in earlier["parts"]]
-    except (ValueError, TypeError, KeyError):
-        raise InputError(f"{page}.json is damaged: remove it, or leave --parts out") from None
+def _page(folder: Path, found: Mapping[str, Any]) -> tuple[Path, dict[str, Outcome]]:
+    """The page to write, without a suffix, and what is on it by name: the newest of this kind of
+    device with the same versions, whatever its date, where parts are added to it; else one of
+    today.
+    """
+    slug = re.sub(r"[^a-z0-9]+", "-", found["device"].lower()).strip("-")
+    is_added = _PARTS.value is not None or _RESUME.value
+    for path in sorted(folder.glob(f"{slug}-????-??-??.json"), reverse=True) if is_added else ():
+        try:
+            earlier = json.loads(path.read_text(encoding="utf-8"))
+            if all(earlier[name] == found[name] for name in ("device", "jax", "python")):
+                parts = ({"date": earlier["date"]} | part for part in earlier["parts"])
+                return path.with_suffix(""), {part["name"]: Outcome(**part) for part in parts}
+        except (ValueError, TypeError, KeyError):
+            raise InputError(f"{path} is damaged: remove it") from None
+    return folder / f"{slug}-{datetime.date.today()}", {}
 
 
 def _probe(environment: dict[str, str]) -> tuple[str, str, str]:
@@ -133,17 +146,31 @@ def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Subprocess]:
     yield tests if is_right else dataclasses.replace(tests, missing="decoding is not right")
     if kind == "cpu":
         yield _app("kernels", 120, "kernelbench")
-    elif is_right:
-        yield _app("kernels", 170, "kernelbench", "--tune", "--seconds=140")
-    else:  # a kernel of ours that hangs would take the time of all others
+    else:
         baselines = "cudnn,flash-attn3-jax,flash-attn3-contiguous"
-        yield _app("kernels", 120, "kernelbench", f"--only=reference,{baselines}")
+        # A kernel of ours that hangs would take the time of all others.
+        only = () if is_right else (f"--only=reference,{baselines}",)
+        yield _app("kernels", 140, "kernelbench", "--seconds=120", *only)
+        tune = _app("tune", 170, "kernelbench", "--tune", "--seconds=150")
+        yield tune if is_right else dataclasses.replace(tune, missing="decoding is not right")
     kernel = _shown_right(outcomes)
     pages = f"--set=engine.page_tokens={_PAGE_TOKENS[kind]}"
     for name, limit_s, flags_of in _STEPS if kind != "cpu" else _SMALL_STEPS:
         attention = f"--set=engine.attention={kernel or 'reference'}"
-        yield _app(name, limit_s, "bench", "--random_weights", pages, attention, *flags_of)
+        if name == _PEER:
+            yield _peer(kind, limit_s, flags_of)
+        else:
+            yield _app(name, limit_s, "bench", "--random_weights", pages, attention, *flags_of)
     yield from _tokens(pages, kernel)
+
+
+def _peer(kind: str, limit_s: float, sizes: Sequence[str]) -> Subprocess:
+    """The same steps by PyTorch."""
+    command = (sys.executable, "docs/compare_torch.py", *sizes)
+    missing = "computes on GPUs" if kind == "tpu" else None
+    if missing is None and importlib.util.find_spec("torch") is None:
+        missing = "torch is not installed"
+    return Subprocess(_PEER, command, limit_s, is_json=True, missing=missing)
 
 
 def _workers(kind: str) -> tuple[str, ...]:
@@ -153,16 +180,27 @@ def _workers(kind: str) -> tuple[str, ...]:
 
 
 _ON_DEMAND = "XLA_PYTHON_CLIENT_PREALLOCATE=false"  # processes share the device's memory
+_PEER = "torch"
 _8B, _13B = "--model=llama3-8b", "--model=llama2-13b"
+_DECODE, _PREFILL = "--decode=1x1024,16x1024,64x1024", "--prefill=1x512,1x4096"
+_LOAD = (  # 64 prompts of 512 tokens at a time, then four of 4,096
+    *("--concurrency=64", "--prompt_tokens=512", "--new_tokens=128", "--prefill_tokens=4096"),
+    *("--set=engine.max_context=4224", "--set=engine.overcommit=true"),
+    *("--set=engine.cache_bytes=8000000000", "--set=engine.decode_rows=(64,)"),
+    *("--set=engine.chunk_tokens=512", "--set=engine.prefill_chunks=(4,)"),
+)
 _STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
-    ("llama3-8b", 30, (_8B, "--decode=1x1024")),
+    ("llama3-8b", 45, (_8B, _DECODE)),
+    ("llama3-8b-prefill", 60, (_8B, _PREFILL)),
+    (_PEER, 150, (_DECODE, _PREFILL)),
+    ("load", 130, (_8B, *_LOAD)),
     ("llama2-13b", 50, (_13B, "--decode=1x1024,16x1024,32x1024,64x1024")),
     ("llama2-13b-gqa", 30, (_13B, "--set=model.pattern.mixer.num_kv_heads=8", "--decode=256x1024")),
     ("llama3-8b-int8", 30, (_8B, "--weights=int8", "--decode=1x1024,16x1024")),
     ("llama3-8b-fp8", 30, (_8B, "--weights=fp8", "--decode=1x1024,16x1024")),
     ("llama3-8b-int4", 35, (_8B, "--weights=int4", "--decode=1x1024,16x1024")),
     ("qwen3-30b-a3b", 75, ("--model=qwen3-30b-a3b", "--decode=1x1024,8x1024,64x1024")),
-    ("deepseek-v2-lite", 90, ("--model=deepseek-v2-lite", "--decode=1x1024,64x1024")),
+    ("deepseek-v2-lite", 110, ("--model=deepseek-v2-lite", "--decode=1x1024,64x1024")),
     ("mamba2-2.7b", 40, ("--model=mamba2-2.7b", "--decode=1x1024,64x1024")),
     ("engine", 40, (_8B, "--decode=64x256", "--gap")),
 )
@@ -170,6 +208,17 @@ _SMALL_STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
     (
         "smollm2-135m-layer", 60,
         ("--model=smollm2-135m", "--set=model.num_layers=1", "--decode=1x64,4x128", "--gap"),
+    ),
+    (
+        "smollm2-135m-layer-prefill", 60,
+        ("--model=smollm2-135m", "--set=model.num_layers=1", "--prefill=2x64"),
+    ),
+    (
+        _PEER, 60,
+        (
+            *("--decode=1x64", "--prefill=2x64"),
+            *("--layers=1", "--width=512", "--hidden=256", "--vocab_size=1000"),
+        ),
     ),
 )  # fmt: skip
 
@@ -204,8 +253,8 @@ def _outcome(name: str, outcomes: Sequence[Outcome]) -> Outcome | None:
 
 def _shown_right(outcomes: Sequence[Outcome]) -> str | None:
     """A kernel of ours that ran, and was right and repeatable wherever it ran."""
-    kernels = _outcome("kernels", outcomes)
-    rows = kernels.result["rows"] if kernels is not None and kernels.result else []
+    measured = [outcome for outcome in outcomes if outcome.name in ("kernels", "tune")]
+    rows = [row for outcome in measured if outcome.result for row in outcome.result["rows"]]
     for name in ATTENTIONS[1:]:
         found = [row["results"][name] for row in rows if name in row["results"]]
         began = [each for each in found if each["status"] not in ("not run", "out of time")]

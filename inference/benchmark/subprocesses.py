@@ -5,6 +5,7 @@ One that breaks the device's context, or hangs, does no harm to the others.
 
 import contextlib
 import dataclasses
+import datetime
 import json
 import os
 import signal
@@ -45,6 +46,7 @@ class Outcome:
         seconds: it took.
         result: the last value that it printed; None where it printed no JSON.
         tail: the end of what it printed, where `result` does not hold it or it failed.
+        date: the day on which it ended.
     """
 
     name: str
@@ -53,6 +55,7 @@ class Outcome:
     seconds: float = 0.0
     result: Any = None
     tail: str = ""
+    date: str = dataclasses.field(default_factory=lambda: str(datetime.date.today()))
 
 
 def run(

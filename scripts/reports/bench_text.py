@@ -78,6 +78,26 @@ def show_closed(result: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
     )
 
 
+def load_table(result: Mapping[str, Any]) -> list[str]:
+    """Rates and latencies of a closed load, greedy and sampled, measured beside predicted."""
+    names = ("output tok/s", "first token s", "p99", "between ms", "host ms")
+    lines = [f"{'requests':24}" + "".join(f"{name:>14}" for name in names)]
+    rows = [(f"{row['concurrency']} greedy", row) for row in result["rows"]]
+    sampled = result.get("sampled")
+    rows += [(f"{sampled['concurrency']} sampled", sampled)] if sampled else []
+    for name, row in rows:
+        for label, figures in ((name, row), ("  predicted", row["predicted"])):
+            first, last = figures["ttft_p50_s"], figures["ttft_p99_s"]
+            lines.append(
+                f"{label:24}{figures['output_tok_s']:14.1f}{first:14.3f}{last:14.3f}"
+                f"{1e3 * figures['itl_p50_s']:14.2f}{1e3 * figures['host_step_s']:14.2f}"
+            )
+    if "prefill_tok_s" in result:
+        share = f"{result['prefill_rate_share']:.0%} of the product's rate"
+        lines.append(f"prefill {result['prefill_tok_s']:.0f} tok/s, {share}")
+    return lines
+
+
 def show_open(result: Mapping[str, Any]) -> None:
     """Latencies and rates of one row, measured over predicted."""
     (row,) = result["rows"]

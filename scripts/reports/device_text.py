@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inference.benchmark import agreement
-from scripts.reports import kernel_text, steps_text
+from scripts.reports import bench_text, kernel_text, steps_text
 
 _TAIL_LINES = 15
 _NEAR_TIE = 0.1  # nats; on a CPU bfloat16 is off float32 by 0.048, either way
@@ -18,19 +18,22 @@ def page(found: Mapping[str, Any]) -> str:
     lines = [
         f"# {found['device']}",
         "",
-        f"Written by `python -m scripts.device` on {found['date']}, jax {found['jax']}, Python "
+        f"Begun by `python -m scripts.device` on {found['date']}, jax {found['jax']}, Python "
         f"{found['python']}. Weights and inputs are random. [Measuring](../kernels.md#measuring) "
         "says how.",
         "",
-        "| part | status | s |",
-        "|---|---|---|",
+        "| part | status | s | date |",
+        "|---|---|---|---|",
     ]
-    lines += [f"| {part['name']} | {_status(part)} | {part['seconds']:.0f} |" for part in parts]
+    lines += [
+        f"| {part['name']} | {_status(part)} | {part['seconds']:.0f} | {part['date']} |"
+        for part in parts
+    ]
     for line in _agreements(parts):
         lines += ["", line]
     for part in parts:
         lines += ["", f"## {part['name']}", "", f"    {_command(part['command'])}", ""]
-        lines += _block(_lines(part))
+        lines += _block(_lines(part, parts))
     return "\n".join(lines) + "\n"
 
 
@@ -45,18 +48,41 @@ def _command(command: Sequence[str]) -> str:
     return shlex.join(words)
 
 
-def _lines(part: Mapping[str, Any]) -> list[str]:
+def _lines(part: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[str]:
     """What a part found, for people; or the end of what it printed, where that is no JSON."""
     result, tail = part["result"], part["tail"].splitlines()[-_TAIL_LINES:]
     if result is None:
         return tail
-    if "decode_steps" in result or "prefill_steps" in result:
+    if "peer" in result:
+        rows = _beside(result, parts)
+    elif "decode_steps" in result or "prefill_steps" in result:
         rows = steps_text.lines(result)
+    elif "warm_up_s" in result:
+        rows = bench_text.load_table(result)
     elif "hardware" in result:
         rows = kernel_text.table(result)
     else:
         rows = [repr(answer["text"]) for answer in result["results"]]
     return [*rows, *tail]
+
+
+def _beside(peer: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A peer's steps, and ours of the same sizes by the part that measured them first."""
+    lines = [f"{'':24}{'peer ms':>10}{'ours ms':>10}{'peer / ours':>14}   {peer['peer']}"]
+    for kind, unit in (("decode", "context"), ("prefill", "tokens")):
+        ours: dict[tuple[int, int], float] = {}
+        for part in reversed(parts):
+            result = part["result"] or {}
+            for row in result.get(f"{kind}_steps", ()) if "peer" not in result else ():
+                if "measured_s" in row:
+                    ours[row["rows"], row[unit]] = row["measured_s"]
+        for row in peer[f"{kind}_steps"]:
+            theirs_s, size = row["measured_s"], (row["rows"], row[unit])
+            line = f"{f'{kind} {size[0]} x {size[1]}':24}{1e3 * theirs_s:10.3f}"
+            if size in ours:
+                line += f"{1e3 * ours[size]:10.3f}{theirs_s / ours[size]:14.2f}"
+            lines.append(f"{line:58}   {row['attention']}")
+    return lines
 
 
 class Tokens(NamedTuple):

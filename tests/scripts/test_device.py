@@ -41,7 +41,7 @@ def test_small_shapes_on_a_cpu(run, monkeypatch, tmp_path):
     assert json.loads(page.with_suffix(".json").read_text()) == found
 
 
-def test_parts_are_added_to_the_page_of_the_day(run, monkeypatch, tmp_path):
+def test_parts_are_added_to_the_devices_page(run, monkeypatch, tmp_path):
     seen = []
 
     def parts(kind, outcomes):
@@ -62,6 +62,44 @@ def test_parts_are_added_to_the_page_of_the_day(run, monkeypatch, tmp_path):
     assert [part["name"] for part in json.loads(page.read_text())["parts"]] == ["three"]
     page.write_text("{")
     assert ".json is damaged: remove it" in run("--device=cpu", "--parts=three").error
+
+
+def test_what_is_not_done_is_resumed_on_a_later_day(run, monkeypatch, tmp_path):
+    limits_s = {"one": 60, "two": 60, "three": 60, "four": 0}
+    commands = {name: ("echo", name) for name in limits_s}
+
+    def parts(kind, outcomes):
+        for name, limit_s in limits_s.items():
+            yield Subprocess(name, commands[name], limit_s)
+
+    monkeypatch.setattr(device, "_parts", parts)
+    commands["two"] = ("false",)
+    assert run("--device=cpu", "--parts=one,two").status == 1
+    (page,) = tmp_path.glob("cpu-*.json")
+    found = json.loads(page.read_text())
+    one, two = found["parts"]
+    today = one.pop("date")  # as pages of one day had none
+    assert today == two["date"] == found["date"]
+    before = {"name": "four", "command": [], "status": "out of time"}
+    old = tmp_path / "cpu-2026-01-02.json"
+    old.write_text(json.dumps(found | {"date": "2026-01-02", "parts": [one, before, two]}))
+    page.unlink()
+
+    commands["two"] = ("echo", "mended")
+    ran = run("--device=cpu", "--resume")
+    assert [line.split(":")[0] for line in ran.out.splitlines()[:-1]] == ["two", "three", "four"]
+    assert [*tmp_path.glob("cpu-*.json")] == [old]
+    resumed = json.loads(old.read_text())
+    assert resumed["date"] == "2026-01-02"
+    dates = {part["name"]: (part["status"], part["date"]) for part in resumed["parts"]}
+    assert dates == {
+        "one": ("done", "2026-01-02"),
+        "two": ("done", today),
+        "three": ("done", today),
+        "four": ("out of time", "2026-01-02"),  # no time was left, so what was measured stays
+    }
+    assert "| one | done | 0 | 2026-01-02 |" in old.with_suffix(".md").read_text()
+    assert "four" in run("--device=cpu", "--resume", "--parts=one,four").out
 
 
 def test_what_was_found_is_kept_when_a_part_fails(run, monkeypatch, tmp_path):
@@ -89,8 +127,8 @@ def test_what_was_found_is_kept_when_a_part_fails(run, monkeypatch, tmp_path):
 
 
 _STEPS = [
-    "llama3-8b", "llama2-13b", "llama2-13b-gqa", "llama3-8b-int8", "llama3-8b-fp8",
-    "llama3-8b-int4", "qwen3-30b-a3b", "deepseek-v2-lite", "mamba2-2.7b", "engine",
+    "llama3-8b", "llama3-8b-prefill", "load", "llama2-13b", "llama2-13b-gqa", "llama3-8b-int8",
+    "llama3-8b-fp8", "llama3-8b-int4", "qwen3-30b-a3b", "deepseek-v2-lite", "mamba2-2.7b", "engine",
 ]  # fmt: skip
 
 
@@ -98,9 +136,17 @@ _STEPS = [
 def test_a_devices_parts_in_order_of_worth(kind, page_tokens):
     parts = {part.name: part for part in device._parts(kind, [])}
     names = list(parts)
-    assert names[:4] == ["decode", "tests", "kernels", "llama3-8b"]
+    assert names[:7] == [
+        *("decode", "tests", "kernels", "tune", "llama3-8b", "llama3-8b-prefill", "torch")
+    ]
     assert len({*names}) == len(names) and not any("," in name for name in names)
-    assert "--tune" in parts["kernels"].command and parts["kernels"].is_json
+    assert "--tune" in parts["tune"].command and "--tune" not in parts["kernels"].command
+    assert parts["kernels"].is_json and parts["tune"].is_json and parts["torch"].is_json
+    known = {"gpu": (None, "torch is not installed"), "tpu": ("computes on GPUs",)}
+    assert parts["torch"].missing in known[kind]
+    assert parts["torch"].command[2:] == (
+        parts["llama3-8b"].command[-1], parts["llama3-8b-prefill"].command[-1]
+    )  # fmt: skip
     steps = [part for part in parts.values() if "scripts.bench" in part.command]
     assert [part.name for part in steps] == _STEPS
     for part in steps:
@@ -132,8 +178,9 @@ def test_who_is_wrong_in_decoding_is_not_asked_again():
     parts = device._parts("gpu", outcomes)
     assert next(parts).name == "decode"
     outcomes.append(Outcome("decode", (), "out of time"))
-    tests, kernels, *_ = parts
+    tests, kernels, tune, *_ = parts
     assert tests.name == "tests" and tests.missing == "decoding is not right"
+    assert tune.name == "tune" and tune.missing == "decoding is not right"
     assert "--only=reference,cudnn,flash-attn3-jax,flash-attn3-contiguous" in kernels.command
     assert "--tune" not in kernels.command
 
@@ -157,6 +204,14 @@ def test_the_page_shows_every_kind_of_result():
     hardware = {"name": "chip", "memory_bytes": 1e9, "read_bandwidth": 2e12}
     hardware |= {"rates": {"bfloat16": 5e14}}
     step = {"rows": 2, "context": 64, "needed_bytes": 2e9}
+    prefill = {"rows": 1, "tokens": 512, "step_flops": 5e12, "predicted_s": 0.01}
+    prefill |= {"measured_s": 0.0125, "ratio": 0.8, "rate_share": 0.8}
+    slower = {"rows": 1, "tokens": 512, "measured_s": 0.025, "attention": "math"}
+    figures = {"output_tok_s": 900.0, "ttft_p50_s": 0.5, "ttft_p99_s": 0.9, "itl_p50_s": 0.01}
+    figures |= {"host_step_s": 1e-3}
+    row = figures | {"concurrency": 64, "predicted": figures | {"output_tok_s": 1000.0}}
+    load = {"rows": [row], "warm_up_s": 9.0}
+    whole = {"sampled": row, "prefill_tok_s": 40000.0, "prefill_rate_share": 0.7}
 
     def answer(text, token_ids, logprobs, **top):
         tops = [dict(zip("1234", (-1.0, -1.05, -1.1, -5.0), strict=True)) for _ in token_ids]
@@ -171,6 +226,10 @@ def test_the_page_shows_every_kind_of_result():
     parts = [
         part("kernels", kernels | {"hardware": hardware}),
         part("steps", {"decode_steps": [step], "hardware": hardware}),
+        part("prefill", {"prefill_steps": [prefill], "hardware": hardware}),
+        part("torch", {"peer": "torch 2", "decode_steps": [], "prefill_steps": [slower]}),
+        part("load", load | whole),
+        part("part of a load", load, "out of time"),
         part("tokens-cpu", {"results": answers}),
         part("tokens-reference", {"results": tie}),
         part("tokens-kernel", {"results": other}),
@@ -180,6 +239,12 @@ def test_the_page_shows_every_kind_of_result():
     assert "    python -m scripts.x" in text and "somewhere" not in text
     assert "memory 2000 GB/s, bfloat16 products 500.0 TFLOP/s" in text
     assert "does not fit: 2.0 GB of 1.0 GB" in text
+    rows = [line.split() for line in text.splitlines()]
+    assert ["1", "x", "512", "12.500", "10.000", "0.80", "5.00", "80%", "40960"] in rows
+    assert ["prefill", "1", "x", "512", "25.000", "12.500", "2.00", "math"] in rows
+    assert ["64", "sampled", "900.0", "0.500", "0.900", "10.00", "1.00"] in rows
+    assert rows.count(["predicted", "1000.0", "0.500", "0.900", "10.00", "1.00"]) == 3
+    assert "prefill 40000 tok/s, 70% of the product's rate" in text
     assert "    'a\\nb'\n" in text and "reference: 1 of 2 answers have the CPU's tokens" in text
     assert [each.agrees for each in device_text.tokens(parts)] == [True, False]
     assert "as rounding may." in text and "WRONG, more than 0.1." in text
