@@ -44,8 +44,11 @@ _X86: Units = {
     "avx2.cc": ("x86-64-v3", ()),
     "avx512.cc": ("x86-64-v4", (_WIDE,)),
     "avx512vnni.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni")),
-    "avx512bf16.cc": ("x86-64-v4", (_WIDE, "-mavx512bf16")),
-    "amx.cc": ("x86-64-v4", (_WIDE, "-mavx512bf16", "-mamx-tile", "-mamx-bf16")),
+    "avx512bf16.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", "-mavx512bf16")),
+    "amx.cc": (
+        "x86-64-v4",
+        (_WIDE, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+    ),
     "amx_blocks.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", "-mamx-tile", "-mamx-int8")),
 }
 _ARM: Units = {

@@ -21,7 +21,8 @@ static void fault(const Product&) { __builtin_trap(); }
 constexpr Multiplier kFine = {Activations::kBfloat16, put, multiply};
 constexpr Multiplier kFaulty = {Activations::kBfloat16, put, fault};
 const Dense kFloat32Avx2 = {}, kFloat32Avx512 = {}, kBfloat16Amx = {};
-const Dense kBfloat16Avx2 = {kFine}, kBfloat16Avx512 = {kFine}, kBfloat16Pairs = {kFaulty};
+const Dense kBfloat16Avx2 = {kFine}, kBfloat16Avx512 = {kFine}, kBfloat16Vnni = {kFine};
+const Dense kBfloat16Pairs = {kFaulty};
 const RowKernels kRowsAvx2 = {}, kRowsAvx512 = {};
 const BoundKernels kBoundsAvx2 = {}, kBoundsAvx512 = {};
 const Blocks kBlocksAvx2 = {kFine}, kBlocksVnni = {kFine}, kBlocksAmx = {};

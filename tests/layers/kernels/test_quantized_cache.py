@@ -99,13 +99,15 @@ _CASES = {  # (N, K), query tokens, dtype, key width, window, masks and widths
     "narrow values": ((3, 3), 4, "float32", 96, None, {"value_width": 32}),
     "latent": ((12, 1), 1, "bfloat16", 96, None, _INSIDE),
     "latent, a chunk": ((3, 1), 20, "float32", 96, 90, _INSIDE),
+    "two groups, a chunk": ((14, 2), 20, "bfloat16", 128, 90, {}),
+    "an odd width": ((3, 1), 5, "bfloat16", 32, None, {"value_width": 96}),
 }
 
 
-def _drawn(case: str, name: str, rounds: bool = True):
+def _drawn(case: str, name: str, rounds: bool = True, lengths=(0, 1, 15, 70, 150), seed: int = 0):
     heads, width, dtype, key_width, window, more = _CASES[case]
     drawn = paged_case.Case(
-        (0, 1, 15, 70, 150), heads, 16, width, dtype, 0, key_width, key_width**-0.5,
+        lengths, heads, 16, width, dtype, seed, key_width, key_width**-0.5,
         stored=name, rounds=rounds, **more,
     )  # fmt: skip
     return drawn, window
@@ -119,7 +121,10 @@ def _program(attend, page_format: PageFormat, window: int | None = None, determi
     )
 
 
-_QUICK = {"one token": "fp8", "a chunk, window": "int8", "narrow values": "int4", "latent": "int8"}
+_QUICK = {
+    "one token": "fp8", "a chunk, window": "int8", "narrow values": "int4", "latent": "int8",
+    "two groups, a chunk": "int8", "a tree": "int4",
+}  # fmt: skip
 _LONG = [
     pytest.param(name, case, marks=pytest.mark.long)
     for case in _CASES for name in _FORMATS if _QUICK.get(case) != name
@@ -154,16 +159,36 @@ def test_quantized_pages_on_every_instruction_set(instruction_set, name, case): 
     np.testing.assert_array_equal(alone[valid_Y1], found[:, :1][valid_Y1])
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("name", _FORMATS)
+@pytest.mark.parametrize("case", _CASES)
+def test_500_random_batches_on_every_instruction_set(instruction_set, case, name):  # noqa: F811
+    """Of random lengths, zero among them, against float64."""
+    for seed in range(1, 1 + -(-500 // len(_CASES))):
+        generator = np.random.default_rng(seed)
+        lengths = (generator.integers(0, 300, 4) * (generator.random(4) < 0.9)).tolist()
+        drawn, window = _drawn(case, name, rounds=False, lengths=lengths, seed=seed)
+        native.need(drawn.page_format)
+        attend = _program(ffi_cpu.attend_pages, drawn.page_format, window)
+        drawn.check(attend(*drawn.arguments), window)
+
+
 @pytest.mark.parts(3)
 @pytest.mark.parametrize("name", ["int8", "int4"])
-@pytest.mark.parametrize("attend", [reference.attend_pages, ffi_cpu.attend_pages])
-def test_a_visible_nan_reaches_its_readers_only(attend, name):
-    """As what `quantize` stores of a key that is not finite."""
-    drawn = paged_case.Case((70, 130), (4, 2), 16, 1, head_width=64, stored=name)
+@pytest.mark.parametrize(
+    ("attend", "dtype", "at"),
+    [
+        (reference.attend_pages, "float32", 0), (ffi_cpu.attend_pages, "float32", 0),
+        (ffi_cpu.attend_pages, "bfloat16", 0), (ffi_cpu.attend_pages, "bfloat16", 128),
+    ],
+)  # fmt: skip
+def test_a_visible_nan_reaches_its_readers_only(attend, dtype, at, name):
+    """As what `quantize` stores of a key, or a value, that is not finite."""
+    drawn = paged_case.Case((70, 130), (4, 2), 16, 1, dtype, head_width=64, stored=name)
     if attend is ffi_cpu.attend_pages:
         native.need(drawn.page_format)
     row_TX = np.zeros((1, drawn.page_format.row_width), np.float32)
-    row_TX[0, :64] = np.nan  # the key of KV head 0
+    row_TX[0, at : at + 64] = np.nan  # of KV head 0
     pages = drawn.pages.at[drawn.table_YP[1, 3], 3].set(
         kv_cache.quantize(jnp.asarray(row_TX), drawn.page_format)[0]
     )

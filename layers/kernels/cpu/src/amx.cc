@@ -10,6 +10,7 @@ namespace {
 constexpr int kTileDepth = 32;
 
 // Rows of the first and of the second group of rows that this thread's tiles are set to; 0: none.
+// Set to digits of integers, rows of one group and minus the depth of a step.
 thread_local int current_first = 0, current_second = 0;
 
 // Tiles are set to nothing yet.
@@ -203,6 +204,73 @@ struct InTiles {
   }
 };
 
+// Sums of integers, of both digits of sixteen rows by two strips: exact, like those of VNNI, which
+// few rows take.
+struct IntegersInTiles {
+  static void multiply(const IntegerProduct& p) {
+    constexpr int64_t kLeastRows = 12;
+    if (p.num_rows < kLeastRows) return IntegersByVnni::multiply(p);
+    settle_memory();
+    for (int64_t row = 0; row < p.num_rows; row += kTile) {
+      const int rows = (int)(p.num_rows - row < kTile ? p.num_rows - row : kTile);
+      configure_digits(rows, p.depth % 64 ? 32 : 64);
+      int64_t strip = 0;
+      for (; strip + 2 <= p.num_strips; strip += 2) strips<true>(p, row, rows, strip);
+      if (strip < p.num_strips) strips<false>(p, row, rows, strip);
+    }
+  }
+
+ private:
+  // Tiles 0 and 1 are sums of upper and of lower digits of a strip, 2 and 3 of another; 4 and 5 are
+  // the digits, 6 and 7 the strips, `step` of their depth.
+  static void configure_digits(int rows, int step) {
+    if (current_first == rows && current_second == -step) return;
+    TileConfig config;
+    for (int tile = 0; tile < 8; tile++) {
+      config.row_bytes[tile] = tile / 2 == 2 ? (uint16_t)step : 64;
+      config.rows[tile] = (uint8_t)(tile / 2 == 3 ? step / 4 : rows);
+    }
+    config.load();
+    current_first = rows;
+    current_second = -step;
+  }
+
+  template <bool TWO>
+  static void strips(const IntegerProduct& p, int64_t row, int rows, int64_t strip) {
+    const int64_t step = p.depth % 64 ? 32 : 64;
+    const int8_t* x = p.digits + row * 2 * p.depth;
+    const uint8_t* w = p.strips + strip * p.depth * kStrip;
+    const uint8_t* const next = w + p.depth * kStrip;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t k = 0; k < p.depth; k += step) {
+      _tile_loadd(4, x + k, 2 * p.depth);
+      _tile_loadd(5, x + p.depth + k, 2 * p.depth);
+      _tile_loadd(6, w + k * kStrip, 64);
+      _tile_dpbsud(0, 4, 6);
+      _tile_dpbsud(1, 5, 6);
+      if constexpr (TWO) {
+        _tile_loadd(7, next + k * kStrip, 64);
+        _tile_dpbsud(2, 4, 7);
+        _tile_dpbsud(3, 5, 7);
+      }
+    }
+    alignas(64) int32_t sums[4][kTile][kLanes];
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    if constexpr (TWO) {
+      _tile_stored(2, sums[2], 64);
+      _tile_stored(3, sums[3], 64);
+    }
+    settle_memory();
+    for (int s = 0; s < (TWO ? 2 : 1); s++)
+      for (int r = 0; r < rows; r++)
+        p.put(*(const Ints*)sums[2 * s][r], *(const Ints*)sums[2 * s + 1][r], row + r, strip + s);
+  }
+};
+
 void multiply_in_session(const Product& p) {
   ProductSession session;
   InTiles::multiply(p);
@@ -212,5 +280,5 @@ void multiply_in_session(const Product& p) {
 
 namespace ridgeline {
 constexpr Dense kBfloat16Amx = {{Activations::kBfloat16, put<InTiles>, multiply_in_session},
-                                attend<InTiles>};
+                                attend<InTiles, IntegersInTiles>};
 }

@@ -1,24 +1,20 @@
 // Attention over pages: a block of keys and of values at a time becomes strips, so that both
-// products are those of product.h (or an instruction set's own), and the softmax is folded over the
-// blocks (Milakov & Gimelshein 2018, arXiv 1805.02867). Decoding and prefill sum in one order.
+// products are products with weights (number_block.h, integer_block.h), and the softmax is folded
+// over the blocks (Milakov & Gimelshein 2018, arXiv 1805.02867). Decoding and prefill sum in one
+// order.
 #pragma once
 #include <array>
 #include <cstring>
 #include <type_traits>
 
+#include "integer_block.h"
 #include "kernels.h"
-#include "product.h"
-#include "quantized.h"
+#include "number_block.h"
 #include "scratch.h"
 #include "strips.h"
 #include "vector.h"
 
 namespace {
-
-using ridgeline::Attention;
-using ridgeline::AttentionItem;
-using ridgeline::kDepth;
-using ridgeline::padded;
 
 constexpr float kMasked = -1e30f;
 
@@ -42,36 +38,41 @@ inline uint64_t visible(const Attention& a, int64_t token, int64_t start) {
   return seen;
 }
 
-// Folds a row's scores of a block into its softmax: puts the weights, and returns the factor by
-// which what was summed before is scaled.
-template <class Put>
-inline float fold(const float* scores, uint64_t seen, float cap, float& top, float& mass, Put put) {
-  Vector score[kBlock / kLanes], highest = Vector::splat(kMasked);
-  UNROLL for (int i = 0; i < kBlock / kLanes; i++) {
-    Vector s = Vector::load(scores + i * kLanes);
-    if (cap > 0) s = soft_cap(s, cap);
-    score[i] = ~seen ? select((uint32_t)(seen >> (i * kLanes)) & 0xffff, s, kMasked) : s;
-    highest = maximum(score[i], highest);
+// Caps and masks a row's scores of a block; the largest of them, and of those before.
+inline float mask(float* scores, uint64_t seen, float cap, float top) {
+  Vector highest = Vector::splat(kMasked);
+  UNROLL for (int i = 0; i < kBlock; i += kLanes) {
+    Vector score = Vector::load(scores + i);
+    if (cap > 0) score = soft_cap(score, cap);
+    if (~seen) score = select((uint32_t)(seen >> i) & 0xffff, score, kMasked);
+    if (cap > 0 || ~seen) score.store(scores + i);
+    highest = maximum(score, highest);
   }
-  const float before = top, now = largest(highest);
-  top = now > before ? now : before;
+  const float now = largest(highest);
+  return now > top ? now : top;
+}
+
+// Folds a row's masked scores of a block into its softmax, whose top they changed from `before`:
+// puts the weights, and returns the factor by which what was summed before is scaled.
+template <class Put>
+inline float fold(const float* scores, float before, float top, float& mass, Put put) {
   Vector total = Vector::splat(0);
-  UNROLL for (int i = 0; i < kBlock / kLanes; i++) {
-    const Vector weight = exponential(score[i] - Vector::splat(top));
+  UNROLL for (int i = 0; i < kBlock; i += kLanes) {
+    const Vector weight = exponential(Vector::load(scores + i) - Vector::splat(top));
     total = total + weight;
-    put(weight, i * kLanes);
+    put(weight, i);
   }
   const float decay = top == before ? 1 : largest(exponential(Vector::splat(before - top)));
   mass = mass * decay + sum(total);
   return decay;
 }
 
-// One item: the state of its softmaxes, and the strips of the block at hand. Rows of a KV head are
-// its query heads for each token in turn.
-template <class Arithmetic>
+// One item: the state of its softmaxes, and the block of keys and values at hand.
+template <class Block>
 class Attender {
  public:
-  Attender(const Attention& a, const AttentionItem& item, Scratch& scratch) : a_(a), item_(item) {
+  Attender(const Attention& a, const AttentionItem& item, Scratch& scratch)
+      : a_(a), item_(item), shape_{a, item}, block_(shape_) {
     carve(nullptr);
     carve(scratch.reserve(num_bytes_));
   }
@@ -80,7 +81,7 @@ class Attender {
     start();
     int64_t begin = INT64_MAX, end = 0;  // of the keys that any token sees
     const int64_t capacity = a_.table_columns * a_.page_tokens;
-    for (int64_t t = first_token_; t < first_token_ + tokens_; t++) {
+    for (int64_t t = shape_.first_token; t < shape_.first_token + shape_.tokens; t++) {
       if (!a_.valid[t]) continue;
       const int64_t first = a_.first && a_.first[t] > 0 ? a_.first[t] : 0;
       const int64_t stop = a_.last[t] < capacity ? (int64_t)a_.last[t] + 1 : capacity;
@@ -101,59 +102,39 @@ class Attender {
   }
 
  private:
-  using Element = typename Arithmetic::Element;
-  using Activation = typename Arithmetic::Activation;
   using Rows = std::array<const char*, kBlock>;
-  static constexpr int64_t kWordElements = 4 / sizeof(Element);
 
   void carve(void* memory) {
     Carver carver(memory);
-    q_ = carver.take<Activation>(heads_ * rows_ * depth_);
-    weights_ = carver.take<Activation>(rows_ * kBlock);
-    scores_ = carver.take<float>(rows_ * kBlock);
-    out_ = carver.take<float>(heads_ * rows_ * out_stride_);
-    top_ = carver.take<float>(heads_ * rows_);
-    mass_ = carver.take<float>(heads_ * rows_);
-    keys_ = carver.take<Element>(kBlock * depth_);
-    values_ = carver.take<Element>(kBlock * wide_);
-    key_scales_ = carver.take<float>(kBlock * (latent_.count + keyed_.count));
-    value_scales_ = carver.take<float>(kBlock * valued_.count);
-    partial_ = carver.take<float>(is_plain_ ? 0 : rows_ * kBlock);
-    seen_ = carver.take<uint64_t>(tokens_);
+    const int64_t rows = shape_.heads * shape_.rows;
+    block_.carve(carver);
+    scores_ = carver.take<float>(shape_.rows * kBlock);
+    out_ = carver.take<float>(rows * shape_.out_stride);
+    top_ = carver.take<float>(rows);
+    mass_ = carver.take<float>(rows);
+    next_top_ = carver.take<float>(shape_.rows);
+    seen_ = carver.take<uint64_t>(shape_.tokens);
     num_bytes_ = carver.taken();
   }
 
-  // Calls visit(row of the state, token of the rectangle, query head).
+  // Calls visit(KV head of the item, its row, token of the rectangle, query head).
   template <class Visit>
   void each_row(Visit visit) const {
-    for (int64_t head = 0; head < heads_; head++)
-      for (int64_t r = 0; r < rows_; r++)
-        visit(head * rows_ + r, first_token_ + r / queries_,
-              (item_.first_head + head) * group_ + item_.first_query + r % queries_);
-  }
-
-  // Calls visit(first element, elements, depth, depth of those before) for what a query multiplies
-  // by itself: all of a plain key, of another each group.
-  template <class Visit>
-  void each_group(Visit visit) const {
-    if (is_plain_) return visit(0, a_.key_width, depth_, 0);
-    int64_t first = 0, before = 0;
-    for (const Groups& part : {latent_, keyed_})
-      for (int64_t g = 0; g < part.count; g++, first += part.size, before += part.depth())
-        visit(first, part.size, part.depth(), before);
+    for (int64_t head = 0; head < shape_.heads; head++)
+      for (int64_t r = 0; r < shape_.rows; r++)
+        visit(head, r, shape_.first_token + r / shape_.queries,
+              (item_.first_head + head) * shape_.group + item_.first_query + r % shape_.queries);
   }
 
   void start() {
-    each_row([&](int64_t row, int64_t token, int64_t query_head) {
-      const auto* q = (const Element*)a_.q + (token * a_.num_heads + query_head) * a_.key_width;
-      Activation* const own = q_ + row / rows_ * rows_ * depth_;
-      each_group([&](int64_t first, int64_t size, int64_t depth, int64_t before) {
-        put<Arithmetic>(q + first, sizeof(Element) == 4, size, depth, own + before * rows_,
-                        row % rows_);
-      });
+    const int64_t query_bytes = a_.key_width * Block::kQueryBytes;
+    each_row([&](int64_t head, int64_t r, int64_t token, int64_t query_head) {
+      const int64_t row = head * shape_.rows + r;
+      block_.put_query(head, r,
+                       (const char*)a_.q + (token * a_.num_heads + query_head) * query_bytes);
       top_[row] = a_.sinks ? a_.sinks[query_head] : kMasked;
       mass_[row] = 1;
-      memset(out_ + row * out_stride_, 0, wide_ * sizeof(float));
+      memset(out_ + row * shape_.out_stride, 0, shape_.wide * sizeof(float));
     });
   }
 
@@ -164,159 +145,82 @@ class Attender {
     auto page_of = [this, table](int64_t column) {
       const int64_t named = table[column], last = a_.num_pages - 1;
       const int64_t page = named < 0 ? 0 : named < last ? named : last;
-      return (const char*)a_.pages + page * a_.page_tokens * a_.row_bytes();
+      return (const char*)a_.pages + page * a_.page_tokens * row_bytes_;
     };
     int64_t column = start / a_.page_tokens, token = start % a_.page_tokens;
-    const char* page = page_of(column);
+    const char* row = page_of(column) + token * row_bytes_;
     Rows rows;
     for (int s = 0; s < kBlock; s++) {
-      rows[s] = page + token * a_.row_bytes();
-      if (start + s + 1 >= end || ++token < a_.page_tokens) continue;
-      page = page_of(++column);
-      token = 0;
+      rows[s] = row;
+      if (start + s + 1 >= end) continue;
+      if (++token < a_.page_tokens) {
+        row += row_bytes_;
+      } else {
+        row = page_of(++column);
+        token = 0;
+      }
     }
     return rows;
   }
 
   void fold_block(int64_t start, const Rows& rows, const Rows& next) {
-    for (int64_t t = 0; t < tokens_; t++) seen_[t] = visible(a_, first_token_ + t, start);
-    for (int64_t head = 0; head < heads_; head++) {
+    block_.start_block(rows.data());
+    for (int64_t t = 0; t < shape_.tokens; t++)
+      seen_[t] = visible(a_, shape_.first_token + t, start);
+    for (int64_t head = 0; head < shape_.heads; head++) {
       const int64_t own = item_.first_head + head;
-      if (head + 1 < heads_)
-        pack(rows.data(), own, rows.data(), own + 1);
-      else
-        pack(rows.data(), own, next.data(), item_.first_head);
-      fold_head(head * rows_);
+      const bool is_last = head + 1 == shape_.heads;
+      block_.pack(HeadPlaces(shape_, rows.data(), own),
+                  HeadPlaces(shape_, is_last ? next.data() : rows.data(),
+                             is_last ? item_.first_head : own + 1));
+      fold_head(head);
     }
   }
 
-  // A head's keys and values as strips; those of the next are fetched meanwhile.
-  void pack(const char* const* rows, int64_t head, const char* const* next, int64_t next_head) {
-    auto key = [this](const char* const* rows, int64_t head) {
-      return Place{rows, a_.bytes(a_.key_at(head))};
-    };
-    auto value = [this](const char* const* rows, int64_t head) {
-      return Place{rows, a_.bytes(a_.value_at(head))};
-    };
-    const Place keys = key(rows, head), next_keys = key(next, next_head);
-    const Place values = value(rows, head), next_values = value(next, next_head);
-    auto pack_as = [&](auto stored) {
-      constexpr Stored kStored = decltype(stored)::value;
-      // Of a latent key the part that is the value too, and the other.
-      const int64_t shared = a_.bytes(latent_.count * latent_.size);
-      const Place own{rows, keys.at + shared}, next_own{next, next_keys.at + shared};
-      pack_keys<kStored>(keys, next_keys, latent_, keys_);
-      pack_keys<kStored>(own, next_own, keyed_, keys_ + kBlock * latent_.count * latent_.depth());
-      pack_values<kStored>(values, next_values, a_.value_width, values_);
-      const int64_t at = a_.bytes(a_.row_width());
-      const int64_t key_scales = latent_.count + keyed_.count;
-      const int64_t first_value = latent_.count ? 0 : a_.kv_heads * keyed_.count;
-      auto scales = [&](const char* const* rows, int64_t head, int64_t first, int64_t each) {
-        return Place{rows, at + 2 * (first + head * each)};
-      };
-      read_scales(scales(rows, head, 0, key_scales), scales(next, next_head, 0, key_scales),
-                  key_scales, key_scales_);
-      read_scales(scales(rows, head, first_value, valued_.count),
-                  scales(next, next_head, first_value, valued_.count), valued_.count,
-                  value_scales_);
-    };
-    switch (a_.stored) {
-      case Stored::kPlain:
-        pack_keys(keys, next_keys, a_.key_width / kWordElements, depth_ / kWordElements,
-                  (uint32_t*)keys_);
-        return pack_values(values, next_values, a_.value_width, values_);
-      case Stored::kInt8:
-        return pack_as(std::integral_constant<Stored, Stored::kInt8>());
-      case Stored::kFp8:
-        return pack_as(std::integral_constant<Stored, Stored::kFp8>());
-      case Stored::kInt4:
-        return pack_as(std::integral_constant<Stored, Stored::kInt4>());
-    }
-  }
-
-  // Scores of a head's rows. Quantized, each group has its own, which its scales multiply.
-  void score(const Activation* q) {
-    int64_t group = 0;
-    each_group([&](int64_t, int64_t, int64_t depth, int64_t before) {
-      float* const own = group ? partial_ : scores_;
-      Arithmetic::multiply({keys_ + before * kBlock, kBlock / kLanes, depth, q + before * rows_,
-                            rows_, own, kBlock, false, false});
-      if (is_plain_) return;
-      const float* const scales = key_scales_ + group++ * kBlock;
-      for (int64_t i = 0; i < rows_ * kBlock; i += kLanes) {
-        const Vector scale = Vector::load(scales + i % kBlock), found = Vector::load(own + i);
-        (own == scores_ ? found * scale : multiply_add(found, scale, Vector::load(scores_ + i)))
-            .store(scores_ + i);
-      }
-    });
-  }
-
-  void fold_head(int64_t first) {
-    float* const out = out_ + first * out_stride_;
-    score(q_ + first * depth_);
-    for (int64_t r = 0; r < rows_; r++) {
-      float* const scores = scores_ + r * kBlock;
-      const float decay = fold(scores, seen_[r / queries_], a_.score_cap, top_[first + r],
-                               mass_[first + r], [&](const Vector& weight, int i) {
-                                 if (is_plain_)
-                                   Arithmetic::put(weight, weights_ + r * kBlock + i);
-                                 else
-                                   weight.store(scores + i);
-                               });
+  void fold_head(int64_t head) {
+    const int64_t first = head * shape_.rows;
+    float* const out = out_ + first * shape_.out_stride;
+    block_.score(head, scores_);
+    // One row's sums wait for each other, so rows go through each stage together.
+    for (int64_t r = 0; r < shape_.rows; r++)
+      next_top_[r] = mask(scores_ + r * kBlock, seen_[r / shape_.queries], a_.score_cap,
+                          top_[first + r]);
+    for (int64_t r = 0; r < shape_.rows; r++) {
+      const int64_t at = r * kBlock;
+      const float decay = fold(
+          scores_ + at, top_[first + r], next_top_[r], mass_[first + r],
+          [&](const Vector& weights, int i) { block_.put_weights(weights, at + i, scores_); });
+      top_[first + r] = next_top_[r];
       if (decay == 1) continue;
-      float* const sums = out + r * out_stride_;
-      for (float* sum = sums; sum < sums + wide_; sum += kLanes)
+      float* const sums = out + r * shape_.out_stride;
+      for (float* sum = sums; sum < sums + shape_.wide; sum += kLanes)
         (Vector::load(sum) * Vector::splat(decay)).store(sum);
     }
-    if (is_plain_) return add_values(0, wide_, out);
-    for (int64_t g = 0; g < valued_.count; g++) {
-      for (int64_t i = 0; i < rows_ * kBlock; i += kLanes)
-        Arithmetic::put(
-            Vector::load(scores_ + i) * Vector::load(value_scales_ + g * kBlock + i % kBlock),
-            weights_ + i);
-      add_values(g * valued_.size, padded(valued_.size, kLanes), out);
-    }
-  }
-
-  // Adds the weighted values of so many features.
-  void add_values(int64_t first, int64_t width, float* out) {
-    Arithmetic::multiply({values_ + first * kBlock, width / kLanes, kBlock, weights_, rows_,
-                          out + first, out_stride_, true, false});
+    block_.add_values(scores_, out);
   }
 
   void finish() {
-    each_row([&](int64_t row, int64_t token, int64_t query_head) {
+    each_row([&](int64_t head, int64_t r, int64_t token, int64_t query_head) {
+      const int64_t row = head * shape_.rows + r;
+      const float* const sums = out_ + row * shape_.out_stride;
       float* to = a_.out + (token * a_.num_heads + query_head) * a_.value_width;
-      for (int64_t h = 0; h < a_.value_width; h++) to[h] = out_[row * out_stride_ + h] / mass_[row];
+      for (int64_t h = 0; h < a_.value_width; h++) to[h] = sums[h] / mass_[row];
     });
   }
 
   const Attention& a_;
   const AttentionItem& item_;
-  const int64_t group_ = a_.num_heads / a_.kv_heads;
-  const int64_t tokens_ = item_.stop_token - item_.first_token;
-  const int64_t heads_ = item_.stop_head - item_.first_head;
-  const int64_t queries_ = item_.stop_query - item_.first_query, rows_ = tokens_ * queries_;
-  const int64_t first_token_ = item_.y * a_.num_tokens + item_.first_token;
-  const bool is_plain_ = a_.stored == Stored::kPlain;
-  // Of a key: what is its value too, and the other elements.
-  const Groups latent_ = a_.groups(a_.values_in_keys ? a_.value_width : 0);
-  const Groups keyed_ = a_.groups(a_.key_width - (a_.values_in_keys ? a_.value_width : 0));
-  const Groups valued_ = a_.groups(a_.value_width);
-  const int64_t depth_ = is_plain_
-                             ? padded(a_.key_width, kDepth)
-                             : latent_.count * latent_.depth() + keyed_.count * keyed_.depth();
-  const int64_t wide_ = padded(a_.value_width, kLanes);
-  const int64_t out_stride_ = wide_ + kLanes;  // or rows would share few lines of the cache
+  const ItemShape shape_;
+  const int64_t row_bytes_ = a_.row_bytes();  // whose scales take divisions to count
+  Block block_;
   size_t num_bytes_;
-  Activation *q_, *weights_;
-  float *scores_, *out_, *top_, *mass_, *key_scales_, *value_scales_, *partial_;
-  Element *keys_, *values_;
+  float *scores_, *out_, *top_, *next_top_, *mass_;
   uint64_t* seen_;
 };
 
-// `Dense::attend`. Padding behind an item's tokens gets zeros, which products leave out.
-template <class Arithmetic>
+// `Dense::attend`; `Integers`, if it is a type, sums what quantized pages are as integers. Padding
+// behind an item's tokens gets zeros, which products leave out.
+template <class Arithmetic, class Integers = void>
 void attend(const Attention& a, const AttentionItem& item) {
   static thread_local Scratch scratch;
   [[maybe_unused]] typename Arithmetic::Session session;
@@ -330,7 +234,14 @@ void attend(const Attention& a, const AttentionItem& item) {
       memset(a.out + (token * a.num_heads + query_head) * a.value_width, 0, size * sizeof(float));
     }
   }
-  if (own.stop_token > own.first_token) Attender<Arithmetic>(a, own, scratch).run();
+  if (own.stop_token <= own.first_token) return;
+#if defined(__AVX512VNNI__)
+  const bool is_integer = a.stored == Stored::kInt8 || a.stored == Stored::kInt4;
+  if constexpr (!std::is_void_v<Integers>)
+    if (is_integer && a.bytes(a.row_width()) >= kLeastIntegerBytes)
+      return Attender<IntegerBlock<Integers>>(a, own, scratch).run();
+#endif
+  Attender<NumberBlock<Arithmetic>>(a, own, scratch).run();
 }
 
 }  // namespace

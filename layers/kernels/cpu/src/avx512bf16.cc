@@ -5,5 +5,5 @@
 namespace ridgeline {
 constexpr Dense kBfloat16Pairs = {
     {Activations::kBfloat16, put<InPairs<Dpbf16>>, InPairs<Dpbf16>::multiply},
-    attend<InPairs<Dpbf16>>};
+    attend<InPairs<Dpbf16>, IntegersByVnni>};
 }

@@ -5,11 +5,12 @@
 
 namespace {
 
-template <class Format>
+// `Integers` adds up products of quantized pages, where these are integers.
+template <class Format, class Integers = void>
 constexpr ridgeline::Dense dense_in_float32() {
   using Arithmetic = InFloat32<Format>;
   return {{ridgeline::Activations::kFloat32, put<Arithmetic>, Arithmetic::multiply},
-          attend<Arithmetic>};
+          attend<Arithmetic, Integers>};
 }
 
 }  // namespace

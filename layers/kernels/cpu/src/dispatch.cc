@@ -77,7 +77,7 @@ struct {
     {{"amx", &kFloat32Avx512, &kBfloat16Amx, &kRowsAvx512, &kBoundsAvx512, &kBlocksAmx}, kAmx},
     {{"avx512bf16", &kFloat32Avx512, &kBfloat16Pairs, &kRowsAvx512, &kBoundsAvx512, &kBlocksVnni},
      kAvx512Bf16},
-    {{"avx512vnni", &kFloat32Avx512, &kBfloat16Avx512, &kRowsAvx512, &kBoundsAvx512, &kBlocksVnni},
+    {{"avx512vnni", &kFloat32Avx512, &kBfloat16Vnni, &kRowsAvx512, &kBoundsAvx512, &kBlocksVnni},
      kAvx512Vnni},
     {{"avx512", &kFloat32Avx512, &kBfloat16Avx512, &kRowsAvx512, &kBoundsAvx512, &kBlocksAvx2},
      kAvx512},

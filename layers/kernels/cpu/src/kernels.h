@@ -155,7 +155,7 @@ struct InstructionSet {
 };
 
 extern const Dense kFloat32Avx2, kFloat32Avx512, kFloat32Neon;
-extern const Dense kBfloat16Avx2, kBfloat16Avx512, kBfloat16Pairs, kBfloat16Amx;
+extern const Dense kBfloat16Avx2, kBfloat16Avx512, kBfloat16Vnni, kBfloat16Pairs, kBfloat16Amx;
 extern const Dense kBfloat16Neon, kBfloat16Bfmmla;
 extern const RowKernels kRowsAvx2, kRowsAvx512, kRowsNeon;
 extern const BoundKernels kBoundsAvx2, kBoundsAvx512, kBoundsNeon;
