@@ -62,14 +62,17 @@ class Page:
     minutes: int = 0
 
 
-_VERIFIED = "docs/results/verify-epyc-2cores.md"
-_VERIFY = ("-m", "scripts.plan", "--verify", f"--output={_VERIFIED}")
+_VERIFIED = "docs/results/verify-xeon-2cores.md"
+_VERIFY = (
+    *("-m", "scripts.plan", "--verify", "--model=qwen2.5-0.5b", "--set=model.num_layers=8"),
+    *("--set=model.vocab_size=32768", f"--output={_VERIFIED}"),
+)
 PAGES = (
     Page("docs/results/vllm-cpu.md", _CPU + _STEP + _HOST),
     Page("docs/results/llama-cpp.md", _CPU + _STEP + _HOST),
     Page("docs/results/server-epyc-2cores.md", (*_CPU, *_STEP, *_HOST, "inference/server")),
     Page("docs/results/serving-epyc-2cores.md", _CPU + _STEP + _HOST + _PLAN),
-    Page(_VERIFIED, _CPU + _STEP + _PLAN, _VERIFY, 20),
+    Page(_VERIFIED, _CPU + _STEP + _PLAN, _VERIFY, 4),
     Page("docs/results/nvidia-h200-2026-11-26.md", _HOPPER),
     Page("docs/results/nvidia-h100-80gb-hbm3-2026-11-27.md", _HOPPER),
     Page("docs/performance.md", _CPU + _STEP + _PLAN, ("docs/make_performance.py",), 5),

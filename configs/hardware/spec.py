@@ -26,8 +26,8 @@ class HardwareSpec:
         bandwidth_share, rate_share: of the rates above that steps were seen to reach.
         half_rows: rows at which a product with weights reaches half of its rate: T rows take the
             time of T + half_rows.
-        attention_share: of those shares, what attention reaches where it gathers its keys and
-            writes its scores instead of keeping both on the chip.
+        attention_share, cache_share: of those shares, what attention's arithmetic reaches, which
+            prompts wait for, and its reading of the cache, which decoding waits for.
         price_per_hour: dollars, for costs; None where nobody names one.
         implementations: of the engine whose steps showed these shares
             (`ModelRunner.implementations`); None: none did.
@@ -46,6 +46,7 @@ class HardwareSpec:
     rate_share: float = 1.0
     half_rows: float = 0.0
     attention_share: float = 1.0
+    cache_share: float = 1.0
     price_per_hour: float | None = None
     link_axes: int = 1
     host_bandwidth: float | None = None

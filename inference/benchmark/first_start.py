@@ -1,8 +1,7 @@
 """The first start of a model on a machine: its engine's own steps calibrate what predicts them."""
 
 import contextlib
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -23,7 +22,7 @@ from layers import decoder, params
 
 _LEAST_BYTES = 64 << 20  # smaller weights stay in a processor's caches: they tell nothing of memory
 _FASTER = 1.25  # a machine that reads so much faster than when it was calibrated was busy then
-_LONG_CONTEXTS = (1024, 512, 256)
+_LONGEST, _TOGETHER = 3 << 10, 24 << 10  # tokens of context: of a row, and of all
 
 
 def calibration(
@@ -31,7 +30,7 @@ def calibration(
 ) -> HardwareSpec | None:
     """The machine at hand as it is calibrated for an engine's model, as slow as it reads now. Where
     it never was, it is calibrated first: within 5 seconds, by steps of the executables that the
-    engine has. That is kept for the model in its type; what `plan --verify` finds comes first.
+    engine has. That is kept for the model in its formats.
 
     Args:
         engine: without requests. Where its steps are timed, what it has cached is lost.
@@ -45,34 +44,44 @@ def calibration(
     num_bytes = weights.weight_bytes(model, own.weights, own.rest)
     if jax.default_backend() != "cpu" or num_bytes < _LEAST_BYTES:
         return None
-    runner, implementations = engine.model_runner, engine.model_runner.implementations
+    runner = engine.model_runner
     with contextlib.closing(measure.Probe()) as probe:
-        kept, reading = store.calibration(model, implementations), probe.read()
-        is_full = store.calibration(implementations=implementations) is not None
-        if kept and (is_full or not anew and reading <= _FASTER * kept.read_bandwidth):
+        kept = store.calibration(model, runner.implementations)
+        if kept and not anew and (reading := probe.read()) <= _FASTER * kept.read_bandwidth:
             return lookup.at_bandwidth(kept, reading)
         say(f"timing steps of {model.name}, to predict them from now on")
-        few = measure.few_bits_rates(cost.weight_formats(model))
-        rates = {model.dtype: measure.matmul_rate(model.dtype)} | few
-        prepared = _prepared(runner)
         try:
-            found = quick.calibrated(
-                HardwareSpec(
-                    catalog.THIS_MACHINE,
-                    measure.this_memory(),
-                    reading,
-                    rates,
-                    implementations=implementations,
-                ),
-                list(prepared),
-                lambda point: steps.run(runner, point.shape, prepared[point]),
-                probe.read,
-            )
+            found = timed(runner, probe.read)
         finally:
             engine.rebuild()
     if found is not None:
         store.write(found, model)
     return found
+
+
+def timed(runner: ModelRunner, probe: Callable[[], float]) -> HardwareSpec | None:
+    """The machine at hand as a runner's steps show it now; what is cached is lost. None where they
+    are too slow.
+
+    Args:
+        runner: whose executables are timed.
+        probe: bytes a second that the machine reads now.
+    """
+    model, points = runner.config.model, prepared(runner)
+    few = measure.few_bits_rates(cost.weight_formats(model))
+    rates = {model.dtype: measure.matmul_rate(model.dtype)} | few
+    return quick.calibrated(
+        HardwareSpec(
+            catalog.THIS_MACHINE,
+            measure.this_memory(),
+            probe(),
+            rates,
+            implementations=runner.implementations,
+        ),
+        list(points),
+        lambda point: steps.run(runner, point.shape, points[point]),
+        probe,
+    )
 
 
 def of_model(model: ModelConfig) -> HardwareSpec:
@@ -90,31 +99,37 @@ def of_model(model: ModelConfig) -> HardwareSpec:
     return found
 
 
-def _prepared(runner: ModelRunner) -> dict[Point, Any]:
-    """Steps that only decode or only prefill, of each executable one at a short context and one at
-    a long one, as far as there is room; the most telling first.
+def prepared(runner: ModelRunner) -> dict[Point, Any]:
+    """Steps that only decode or only prefill, of the executables that are there, and their arrays;
+    the most telling first: what weights cost with one row, a chunk and many rows, then what a long
+    context adds.
     """
-    config, found = runner.config, dict[Point, Any]()
-    for shape in _most_telling_first(runner.shapes):
-        rows, (chunks, tokens) = shape.decode[0], shape.prefill
-        short = tokens * max(1, chunks)
-        for contexts in ((short,), [context for context in _LONG_CONTEXTS if context > short]):
-            for context in contexts:
-                point = Point(config.model, rows, chunks, context, tokens)
-                if point.shape != shape or context > config.max_context:
-                    continue
-                with contextlib.suppress(ValueError):  # more pages than there are
-                    found[point] = steps.arrays(point, config)
-                    break
-    return found
+    shapes = sorted((s for s in runner.shapes if not s.scored), key=lambda s: s.num_tokens)
+    decode = [shape for shape in shapes if not shape.prefill[0]]
+    prefill = [shape for shape in shapes if not shape.decode[0]]
+    order = [
+        *((shape, False) for shape in (*decode[:1], *prefill[:1], *decode[-1:])),
+        *((shape, True) for shape in (*prefill[:1], *decode[1:2])),
+        *((shape, False) for shape in decode[1:2]),
+        *((shape, True) for shape in (*decode[:1], *decode[-1:])),
+        *((shape, False) for shape in prefill[:0:-1]),
+    ]
+    points: dict[Point, Any] = {}
+    for shape, is_long in dict.fromkeys(order):
+        for point in _points(shape, is_long, runner.config):
+            with contextlib.suppress(ValueError):  # more pages than there are
+                points[point] = steps.arrays(point, runner.config)
+                break
+    return points
 
 
-def _most_telling_first(shapes: Iterable[StepShape]) -> list[StepShape]:
-    """Those that only decode and those that only prefill by turns, the extremes first: the smallest
-    of the former (bytes), the largest of the latter (arithmetic), then the other way round.
-    """
-    unscored = sorted((s for s in shapes if not s.scored), key=lambda s: s.num_tokens)
-    decode = [shape for shape in unscored if not shape.prefill[0]]
-    prefill = [shape for shape in unscored if not shape.decode[0]]
-    pairs = itertools.zip_longest([*decode[:1], *decode[:0:-1]], [*prefill[-1:], *prefill[:-1]])
-    return [shape for pair in pairs for shape in pair if shape]
+def _points(shape: StepShape, is_long: bool, config: Config) -> Iterator[Point]:
+    """Steps of a shape at its shortest context, or at long ones, the longest first."""
+    rows, (chunks, tokens) = shape.decode[0], shape.prefill
+    short = tokens * max(1, chunks)
+    most = min(config.max_context, _LONGEST, _TOGETHER // max(1, rows))
+    halves = (_LONGEST >> power for power in range(_LONGEST.bit_length()))
+    for context in (n for n in halves if short < n <= most) if is_long else (short,):
+        point = Point(config.model, rows, chunks, context, tokens)
+        if point.shape == shape and context <= config.max_context:
+            yield point

@@ -56,7 +56,9 @@ def arrays(
             columns = -(-(point.context + steps - 1) // page)
             count = columns - len(dead)
             if free[group] + count > config.num_pages[group]:
-                raise ValueError(f"{point.label} needs more pages than there are")
+                raise ValueError(
+                    f"{point.size} of {point.context} tokens: needs more pages than there are"
+                )
             ids = [free[group] + i for i in range(count)]
             sequence.pages.append(ids[: dead.start] + [0] * len(dead) + ids[dead.start :])
             free[group] += count

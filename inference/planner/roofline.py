@@ -72,8 +72,8 @@ def step_time(
     Reading (m) and computing (f) overlap but for a share gamma of the shorter: a plain maximum
     (Williams et al. 2009) is gamma = 0, a sum gamma = 1. Two things keep a step from its rates: a
     product of few rows cannot fill the arithmetic (T rows take the time of T + half_rows), and
-    attention that writes its gathered keys and its scores to memory reaches `attention_share` of
-    what the rest does, and gathers them as activations, however few bits the cache has. Whatever is
+    attention computes at `attention_share` of the rate of the rest and reads the cache at
+    `cache_share` of its bandwidth, then as activations, however few bits the cache has. Whatever is
     not calibrated (`calibration/calibrate.py`) costs nothing.
 
     Args:
@@ -115,9 +115,9 @@ def _as_reached(operation: Operation, hardware: HardwareSpec) -> tuple[float, fl
     """Bytes and FLOPs of an operation, larger by what keeps it from the rates that steps reach."""
     num_bytes, flops = operation.bytes, operation.flops
     if operation.kind == "attention":
-        share = hardware.attention_share
+        share = hardware.cache_share
         gathered = operation.cache_bytes * (operation.expansion if share < 1 else 1)
-        return num_bytes + gathered * (1 / share - 1), flops / share
+        return num_bytes + gathered * (1 / share - 1), flops / hardware.attention_share
     if operation.rows:
         flops *= 1 + hardware.half_rows / operation.rows
     return num_bytes, flops

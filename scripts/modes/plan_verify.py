@@ -1,58 +1,73 @@
 """`plan --verify`: the engine's own steps on this machine, beside what was predicted."""
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
-from configs import presets
 from configs.errors import InputError
+from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
-from inference.benchmark import steps
+from inference.benchmark import first_start, steps
+from inference.checkpoints import weight_formats
 from inference.planner.calibration import measure, store, verify
 from inference.planner.calibration.verify import Point, Verification
 from inference.runtime import compilation_cache
 from inference.runtime.model_runner import ModelRunner
+from inference.scheduling import step_shapes
 from layers import decoder, params
 
-# A second shape of model: windows, one wide head of keys, norms around each part.
-_GEMMA = presets.get("gemma3-270m").config
-CUT_GEMMA = dataclasses.replace(_GEMMA, name="gemma3-cut", num_layers=6, vocab_size=32_768)
+_FORMATS = "int8", "int4"  # of weights, which are verified beside the model's own
 
 
 class EngineRunner:
-    """Runners of each model with random weights: a step's time does not depend on their
-    values.
-    """
+    """The steps of a model with random weights, on whose values their time does not depend."""
 
-    def __init__(self) -> None:
-        self._runners: dict[ModelConfig, ModelRunner] = {}
+    def __init__(self, model: ModelConfig, progress: Callable[[int, int, str], None]):
+        """Compiles all steps that only decode or only prefill."""
+        config = verify.engine_config(model)
+        self._runner = ModelRunner(config, params.init(decoder.param_infos(model)))
+        self._shapes = [
+            shape
+            for shape in step_shapes.enumerate_shapes(self._runner.config.engine)
+            if not shape.scored and 0 in (shape.decode[0], shape.prefill[0])
+        ]
         self._arrays: dict[Point, Any] = {}
-
-    def prepare(self, point: Point) -> None:
-        """Allocates what the point runs on, and compiles its step."""
-        if point.model not in self._runners:
-            config = verify.engine_config(point.model)
-            values = params.init(decoder.param_infos(point.model))
-            self._runners[point.model] = ModelRunner(config, values)
-        self._arrays[point] = steps.arrays(point, self._runners[point.model].config)
-        self.run(point)
+        for done, shape in enumerate(self._shapes):
+            progress(done, len(self._shapes), f"compiling steps of {verify.weights_name(model)}")
+            self._runner.compiled(shape)
+        self._probe = measure.Probe()
 
     def run(self, point: Point) -> float:
         """Seconds of one step, from the call to its last output."""
-        return steps.run(self._runners[point.model], point.shape, self._arrays[point])
+        shape = step_shapes.choose(tuple(self._shapes), point.rows, point.chunks, False)
+        if point not in self._arrays:
+            self._arrays[point] = steps.arrays(point, self._runner.config, shape=shape)
+        return steps.run(self._runner, shape, self._arrays[point])
 
-    @property
-    def implementations(self) -> str | None:
-        """`ModelRunner.implementations` of the steps."""
-        return next(iter(self._runners.values())).implementations
+    def calibrated(self) -> HardwareSpec | None:
+        """The machine as a first start of the engine calibrates it now; None: too slow."""
+        return first_start.timed(self._runner, self._probe.read)
 
-    def held_bytes(self, model: ModelConfig) -> tuple[int, int]:
+    def held_bytes(self) -> tuple[int, int]:
         """Bytes of weights and of cache, as allocated."""
-        runner = self._runners[model]
-        weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(runner.params))
-        return weight_bytes, runner.cache_bytes
+        weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._runner.params))
+        return weight_bytes, self._runner.cache_bytes
+
+    def close(self) -> None:
+        """Frees its memory."""
+        self._runner.free()
+        self._probe.close()
+
+
+def models(model: ModelConfig) -> list[ModelConfig]:
+    """The model as it is, and with weights of few bits."""
+    if model.formats:
+        return [model]
+    few = (weight_formats.rounded(model, format) for format in _FORMATS)
+    return [model, *(dataclasses.replace(model, formats=tuple(formats.items())) for formats in few)]
 
 
 def check(model: ModelConfig) -> None:
@@ -60,8 +75,7 @@ def check(model: ModelConfig) -> None:
 
     Raises:
         InputError: JAX computes on another device than this machine's processor, which is what is
-            calibrated; a layer cannot run yet; or weights and caches in both types need more memory
-            than there is.
+            calibrated; a layer cannot run yet; or weights and cache need more memory than there is.
     """
     if jax.default_backend() != "cpu":
         raise InputError(
@@ -69,32 +83,30 @@ def check(model: ModelConfig) -> None:
             ": set JAX_PLATFORMS=cpu"
         )
     decoder.param_infos(model)
-    models = {point.model for point in verify.points([model, CUT_GEMMA])}
-    needed = sum(sum(verify.predicted_bytes(each)) for each in models)
-    available = int(measure.this_memory())
+    needed, available = sum(verify.predicted_bytes(model)), int(measure.this_memory())
     if needed > available:
         raise InputError(
-            f"--verify holds {model.name} in both types: {needed} bytes, this machine has "
+            f"--verify holds {model.name} with full sequences: {needed} bytes, this machine has "
             f"{available}"
         )
 
 
-def run(model: ModelConfig, progress: Callable[[int, int, str], None]) -> Verification:
-    """Verifies the planner on a model and a second one of another kind, and saves the machine's
-    calibration.
+def run(model: ModelConfig, progress: Callable[[int, int, str], None]) -> list[Verification]:
+    """Verifies the planner on a model in several formats of weights, and keeps the last calibration
+    of each.
+
+    Raises:
+        InputError: the model's steps are too slow to calibrate.
     """
     compilation_cache.enable()
-    chosen, runner = verify.points([model, CUT_GEMMA]), EngineRunner()
-    hardware = measure.this_machine()
-    best: dict[str, float] = {}
-    for done, point in enumerate(chosen):
-        progress(done, len(chosen), "compiling steps")
-        runner.prepare(point)
-        dtype = ("bfloat16", "float32")[
-            done % 2
-        ]  # often, and the best counts: neighbours only slow it down
-        best[dtype] = max(best.get(dtype, 0.0), measure.matmul_rate(dtype))
-    hardware = dataclasses.replace(hardware, rates=best)
-    found = verify.verify(hardware, chosen, runner, measure.Probe().read, progress=progress)
-    store.write(dataclasses.replace(found.hardware, implementations=runner.implementations))
-    return found
+    verifications = []
+    for variant in models(model):
+        with contextlib.closing(EngineRunner(variant, progress)) as runner:
+            verification = verify.verify(variant, runner, progress=progress)
+        if verification is None:
+            raise InputError(
+                f"--verify: the steps of {model.name} are too slow to calibrate; name a smaller one"
+            )
+        store.write(verification.hardware[-1], variant)
+        verifications.append(verification)
+    return verifications

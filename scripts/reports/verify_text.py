@@ -2,66 +2,84 @@
 
 import datetime
 import importlib.metadata
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 from inference.files import local_machine
 from inference.planner.calibration import calibrate, verify
 from inference.planner.calibration.verify import Verification
 
-_COMMAND = "python -m scripts.plan --verify"
 
-
-def as_json(found: Verification) -> dict[str, Any]:
+def as_json(verifications: Sequence[Verification]) -> dict[str, Any]:
     """Everything as plain data, and which machine it was."""
     where = {"processor": local_machine.processor(), "cores": local_machine.num_cores()}
-    return verify.as_json(found) | where | {"jax": importlib.metadata.version("jax")}
+    return verify.as_json(verifications) | where | {"jax": importlib.metadata.version("jax")}
 
 
-def markdown(found: Verification) -> str:
+def markdown(verifications: Sequence[Verification]) -> str:
     """The result page."""
-    hardware = found.hardware
-    median, p90 = (f"{100 * share:.1f} %" for share in found.errors())
+    results = [result for verified in verifications for result in verified.results]
+    rounds = len(verifications[0].hardware)
+    plain = " and ".join(_percent(share) for share in verify.errors(results, roofline=True))
+    median, largest = map(_percent, verify.errors(results))
     lines = [
         f"# Predicted and measured steps on {local_machine.name()}",
         "",
-        f"Written by `{_COMMAND} --output=...` on {datetime.date.today()}, jax "
-        f"{importlib.metadata.version('jax')}. Weights are random. A time is the median over "
-        "rounds in random orders; in each it is the best of three between two readings of the "
-        "bandwidth, in units of the lower one. Half of the points calibrate, the errors are of "
-        "the other half.",
+        f"Written on {datetime.date.today()}, jax {importlib.metadata.version('jax')}, by",
         "",
-        f"* Held-out points: median error **{median}**, 90th percentile **{p90}**.",
+        f"    python -m scripts.plan {' '.join(sys.argv[1:])}",
+        "",
+        f"Weights are random. Each of {rounds} rounds calibrated the machine as first starts do, "
+        "and timed steps of sizes that calibrate nothing in a random order. Measured is the least "
+        "of all rounds, predicted the median of the rounds' predictions, spread the largest of "
+        "these over the smallest.",
+        "",
+        f"* Median error **{median}**, largest **{largest}**; of a plain max(bytes / bandwidth, "
+        f"FLOPs / rate) {plain}.",
     ]
-    for name in dict.fromkeys(result.point.model.name for result in found.results):
-        shares = [f"{100 * share:.1f} %" for share in found.errors(name)]
-        lines.append(f"* Of them {name}: {shares[0]}, {shares[1]}.")
-    plain = [f"{100 * share:.1f} %" for share in found.errors(roofline=True)]
-    low, high = (f"{each / 1e9:.1f}" for each in found.bandwidths)
-    constants = ", ".join(f"{n} {getattr(hardware, n):.4g}" for n in calibrate.CONSTANTS)
-    rates = ", ".join(f"{n} {rate / 1e9:.0f} GFLOP/s" for n, rate in hardware.rates.items())
+    for verified in verifications:
+        median, largest = map(_percent, verify.errors(verified.results))
+        lines.append(
+            f"* {verified.model.name}, weights in {verified.weights}: {median} and {largest}; "
+            f"calibrated in {verified.calibration_s:.1f} s."
+        )
     lines += [
-        f"* A plain max(bytes / bandwidth, FLOPs / rate): {plain[0]}, {plain[1]}.",
-        f"* Bandwidth {hardware.read_bandwidth / 1e9:.1f} GB/s ({low} to {high} between rounds); "
-        f"{rates}.",
-        f"* Constants: {constants}.",
         "",
-        "| model | type | step | context | measured ms | predicted ms | error | held out |",
+        "| model | weights | step | context | measured, ms | predicted, ms | error | spread |",
         "|---|---|---|---|---|---|---|---|",
     ]
     lines += [
-        "| " + " | ".join(map(str, result.point.label)) + f" | {1e3 * result.seconds:.1f} | "
-        f"{1e3 * result.predicted_s:.1f} | {100 * result.error:+.0f} % | "
-        f"{'yes' if result.is_held_out else ''} |"
-        for result in found.results
+        f"| {verified.model.name} | {verified.weights} | {result.point.size} | "
+        f"{result.point.context:,} | {1e3 * result.seconds:.1f} | {1e3 * result.predicted_s:.1f} | "
+        f"{100 * result.error:+.0f} % | {result.spread:.2f} x |"
+        for verified in verifications
+        for result in verified.results
     ]
     lines += [
         "",
-        "| model | type | weights predicted | allocated | cache predicted | allocated |",
-        "|---|---|---|---|---|---|",
+        "What the last round's calibration found:",
+        "",
+        f"| weights | memory, GB/s | rates, GFLOP/s | {' | '.join(calibrate.CONSTANTS)} |",
+        "|---" * (3 + len(calibrate.CONSTANTS)) + "|",
     ]
+    for verified in verifications:
+        machine = verified.hardware[-1]
+        rates = ", ".join(f"{name} {rate / 1e9:.0f}" for name, rate in machine.rates.items())
+        constants = " | ".join(f"{getattr(machine, name):.3g}" for name in calibrate.CONSTANTS)
+        lines.append(
+            f"| {verified.weights} | {machine.read_bandwidth / 1e9:.1f} | {rates} | {constants} |"
+        )
     lines += [
-        f"| {each.model.name} | {each.model.dtype} | {each.predicted[0]} | {each.allocated[0]} | "
-        f"{each.predicted[1]} | {each.allocated[1]} |"
-        for each in found.memory
+        "",
+        "| weights | bytes of them, predicted | allocated | of the cache, predicted | allocated |",
+        "|---|---|---|---|---|",
     ]
+    for verified in verifications:
+        pairs = zip(verified.predicted_bytes, verified.allocated_bytes, strict=True)
+        lines.append(f"| {verified.weights} | {' | '.join(f'{p} | {a}' for p, a in pairs)} |")
     return "\n".join(lines) + "\n"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

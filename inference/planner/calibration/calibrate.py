@@ -1,7 +1,7 @@
 """What steps reach of a machine's rates: constants fitted to timed steps.
 
 time = overhead + max(m, f) + gamma min(m, f)
-m    = (bytes + gathered bytes (1 / attention_share - 1)) / (bandwidth x bandwidth_share)
+m    = (bytes + the cache's (1 / cache_share - 1)) / (bandwidth x bandwidth_share)
 f    = (FLOPs (1 + half_rows / rows) + attention's / attention_share) / (rate x rate_share)
 """
 
@@ -22,11 +22,12 @@ _START: dict[str, Any] = {
     "rate_share": 0.7,
     "half_rows": 4.0,
     "attention_share": 0.5,
+    "cache_share": 0.5,
 }
 CONSTANTS = tuple(_START)
 # A sum; attention so much better than products only where these compute (few rows of small blocks),
 # and not where noise hides it. All others are at least 0 and open above.
-_MOST = {"gamma": 1.0, "attention_share": 4.0}
+_MOST = {"gamma": 1.0, "attention_share": 4.0, "cache_share": 4.0}
 _SMALL = 0.1  # smaller errors count by their square, larger ones linearly: some are outliers
 
 

@@ -11,6 +11,7 @@ from inference.planner import cost
 from inference.planner.calibration import store
 
 DTYPES = ("float32", "bfloat16")
+SCATTER = 1.15  # of the bandwidth that an undisturbed machine reads, over the least of it
 
 
 def get(name: str, model: ModelConfig | None = None) -> HardwareSpec:
@@ -22,7 +23,7 @@ def get(name: str, model: ModelConfig | None = None) -> HardwareSpec:
     """
     if name != catalog.THIS_MACHINE:
         return catalog.get(name)
-    found = store.calibration(model) or store.read()
+    found = (None if model is None else store.calibration(model)) or store.read()
     if found is None:
         from inference.planner.calibration import measure  # loads numpy, and jax when it measures
 
@@ -49,7 +50,7 @@ def this_machine(
         from inference.planner.calibration import on_device
 
         return on_device.this_device(*dtypes)
-    found = store.calibration(model, implementations)
+    found = None if model is None else store.calibration(model, implementations)
     few = () if model is None else cost.weight_formats(model)
     if found is None and model is not None and model.formats and implementations is None:
         found = store.calibration(dataclasses.replace(model, formats=()))
@@ -83,11 +84,7 @@ def known(model: ModelConfig, implementations: str) -> HardwareSpec | None:
 
     if jax.default_backend() != "cpu":
         return this_machine_or_none(model.dtype)
-    found = store.calibration(model, implementations)
-    kept = store.read()
-    if found is None and kept is not None:  # what steps of others reached is not what these do
-        found = HardwareSpec(kept.name, kept.memory_bytes, kept.read_bandwidth, kept.rates)
-    return found
+    return store.calibration(model, implementations) or store.read()
 
 
 def rates_now(formats: Iterable[str]) -> tuple[float, float]:
@@ -106,10 +103,11 @@ def rates_now(formats: Iterable[str]) -> tuple[float, float]:
 
 
 def at_bandwidth(hardware: HardwareSpec, read_bandwidth: float) -> HardwareSpec:
-    """The same machine where everything is as much slower as it reads. Where it reads faster,
-    nothing is faster: such moments pass, and steps do not show them (`docs/log.md`).
+    """The same machine where everything is as much slower as it reads, beyond what readings scatter
+    by. Where it reads faster, nothing is faster: such moments pass, and steps do not show them
+    (`docs/log.md`).
     """
-    speed = min(1.0, read_bandwidth / hardware.read_bandwidth)
+    speed = min(1.0, SCATTER * read_bandwidth / hardware.read_bandwidth)
     rates = {name: rate * speed for name, rate in hardware.rates.items()}
     overhead_s = hardware.overhead_s / speed
     return dataclasses.replace(

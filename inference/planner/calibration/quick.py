@@ -1,11 +1,10 @@
 """A calibration within seconds, by steps of an engine that is there.
 
 The steps of one model cannot tell all constants apart (an overhead from bytes, say), so what is
-found holds for this model in this type; `verify` finds what holds for the machine.
+found holds for this model in these formats.
 """
 
 import dataclasses
-import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -16,7 +15,7 @@ from inference.planner.calibration.verify import Point
 
 SECONDS = 2.1  # of timing steps, once it is known what they take
 _MOST_POINTS = 8  # more are not fitted in a second
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 5
+_LEAST_ROUNDS, _MOST_ROUNDS = 3, 8
 
 
 def calibrated(
@@ -29,8 +28,8 @@ def calibrated(
     """The hardware with the constants that its steps show; None where there is no time for three
     steps of the first point.
 
-    Every round times each point once between two readings of the bandwidth, and counts it in units
-    of the lower one; a point's time is the median over the rounds.
+    Every round times each point once and reads the bandwidth. Neighbours only slow a machine down,
+    and seldom for all rounds: a point's time is its least, the bandwidth the highest.
 
     Args:
         hardware: with its rates and the bandwidth that it reads now; constants are found here.
@@ -38,25 +37,20 @@ def calibrated(
         run: seconds of a point's step, compiled before.
         probe: bytes a second that the machine reads now.
     """
-    points = _affordable(hardware, chosen[:_MOST_POINTS], run, probe, clock)
+    points = _affordable(hardware, chosen, run, clock)
     if not points:
         return None
-    readings, start = [hardware.read_bandwidth], clock()
-    units: dict[Point, list[float]] = {point: [] for point in points}
+    bandwidth, start = hardware.read_bandwidth, clock()
+    least = dict.fromkeys(points, float("inf"))
     for done in range(_MOST_ROUNDS):
         if done >= _LEAST_ROUNDS and (clock() - start) * (done + 1) / done > SECONDS:
             break
-        for point, counted in units.items():
-            seconds = run(point)
-            readings.append(probe())
-            counted.append(seconds * min(readings[-2:]))
-    hardware = dataclasses.replace(hardware, read_bandwidth=statistics.median(readings))
+        for point in points:
+            least[point] = min(least[point], run(point))
+        bandwidth = max(bandwidth, probe())
     return calibrate.fit(
-        hardware,
-        [
-            Sample(*point.sample, statistics.median(counted) / hardware.read_bandwidth)
-            for point, counted in units.items()
-        ],
+        dataclasses.replace(hardware, read_bandwidth=bandwidth),
+        [Sample(*point.sample, seconds) for point, seconds in least.items()],
     )
 
 
@@ -64,7 +58,6 @@ def _affordable(
     hardware: HardwareSpec,
     chosen: Sequence[Point],
     run: Callable[[Point], float],
-    probe: Callable[[], float],
     clock: Callable[[], float],
 ) -> list[Point]:
     """The first points that together can be timed so often, each run once to know; without those
@@ -74,11 +67,12 @@ def _affordable(
     start, slower, most = clock(), 1.0, SECONDS / _LEAST_ROUNDS
     for point in chosen:
         expected = calibrate.predict(Sample(*point.sample, 1.0), hardware)
-        if clock() - start + slower * expected > 2 * most:
+        if clock() - start + slower * expected > most and found:
             continue
         slower = run(point) / expected
-        probe()
         if clock() - start > most:
             break
         found.append(point)
+        if len(found) == _MOST_POINTS:
+            break
     return found

@@ -1,5 +1,5 @@
-"""What is known of the machine at hand, kept by processor, cores and version of JAX: its rates, or
-what steps were seen to reach, of all models or of one.
+"""What is known of the machine at hand, kept by processor, cores and version of JAX: its rates, and
+what the steps of a model were seen to reach.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from configs.model import ModelConfig
 from inference.files import local_machine
 from inference.planner.calibration.calibrate import CONSTANTS
 
-_VERSION = 4  # of what is measured, and how
+_VERSION = 5  # of what is measured, and how
 
 
 def path(model: ModelConfig | None = None) -> Path:
@@ -47,17 +47,14 @@ def read(model: ModelConfig | None = None) -> HardwareSpec | None:
     )
 
 
-def calibration(
-    model: ModelConfig | None = None, implementations: str | None = None
-) -> HardwareSpec | None:
-    """This machine as it was calibrated, or else as a model's steps showed it; None where neither
-    was, or only with others than these implementations, if they are named.
+def calibration(model: ModelConfig, implementations: str | None = None) -> HardwareSpec | None:
+    """This machine as a model's steps showed it; None where none were timed, or only with others
+    than these implementations, if they are named.
     """
-    kept = (read(), None if model is None else read(model))
-    usable = (found for found in kept if found is not None and found.is_calibrated)
-    return next(
-        (found for found in usable if implementations in (None, found.implementations)), None
-    )
+    found = read(model)
+    if found is None or not found.is_calibrated:
+        return None
+    return found if implementations in (None, found.implementations) else None
 
 
 def _key(model: ModelConfig | None) -> tuple[Any, ...]:

@@ -1,5 +1,5 @@
-"""Predictions against the clock: steps of many sizes are timed, half of them calibrate the machine,
-the other half judge the calibration.
+"""Predictions against the clock: what a first start calibrates predicts steps of sizes that it did
+not time.
 
 What runs a step is an argument: nothing here knows an engine.
 """
@@ -8,10 +8,10 @@ import dataclasses
 import math
 import random
 import statistics
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
-from configs.cache import BLOCK_TOKENS
 from configs.engine import Config, EngineConfig
 from configs.hardware.spec import HardwareSpec
 from configs.model import ModelConfig
@@ -22,9 +22,12 @@ from inference.planner.cost import Precision, Rows, Work
 from inference.scheduling.step_shapes import StepShape
 
 CHUNK_TOKENS = 64
-MAX_CONTEXT = 16 * BLOCK_TOKENS
-_CACHE_BYTES = 512 << 20
-_TRIES, _STEADY = 3, 1.25  # times a point is tried until the bandwidth stays within this factor
+MAX_CONTEXT = 16 << 10
+_ROWS, _CONTEXTS = (1, 2, 8, 32), (512, 4096, MAX_CONTEXT)
+# Chunks, and the tokens that they end: short prompts, long ones and the end of longer ones, alone
+# and behind 8,192 tokens. (One chunk alone calibrates.)
+_CHUNKS = ((2, 128), (8, 512), (8, 2048), (1, 8256), (8, 8704), (8, 10240))
+_TRIES = 2  # of a point in a round
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,37 +64,26 @@ class Point:
         return cost.step_operations(self.model, work), Precision.of(self.model)
 
     @property
-    def label(self) -> tuple[str, str, str, int]:
-        """Model, type, size and context, as shown to people."""
-        size = f"{self.rows} rows" if self.rows else f"{self.chunks} x {self.chunk_tokens} tokens"
-        return self.model.name, self.model.dtype, size, self.context
+    def size(self) -> str:
+        """Rows or tokens, as shown to people."""
+        return f"{self.rows} rows" if self.rows else f"{self.chunks} x {self.chunk_tokens} tokens"
 
 
 def engine_config(model: ModelConfig) -> Config:
-    """The configuration of the engine that runs a model's points."""
+    """The configuration of the engine that runs a model's points: with pages for the largest."""
     engine = EngineConfig(
-        max_seqs=32, max_context=MAX_CONTEXT, chunk_tokens=CHUNK_TOKENS, cache_bytes=_CACHE_BYTES
-    )
-    return Config(model, engine)
+        max_seqs=max(_ROWS), max_context=min(MAX_CONTEXT, model.max_context),
+        chunk_tokens=CHUNK_TOKENS,
+    )  # fmt: skip
+    needed = Config(model, engine).full_bytes(max(_ROWS))
+    return Config(model, dataclasses.replace(engine, cache_bytes=needed))
 
 
-_DECODE = ((2, 64), (2, 512), (2, 2000), (8, 64), (8, 256), (8, 1024), (16, 128), (16, 512),
-           (32, 64), (32, 320))  # fmt: skip
-_PREFILL = ((1, 64), (1, 512), (1, 2000), (4, 256), (4, 1024), (8, 64), (8, 512), (8, 1024))
-
-
-def points(models: Sequence[ModelConfig]) -> list[Point]:
-    """Decoding and prefill of each model, in both types: every size of the first model in the first
-    type, every other of the rest.
-    """
-    found: list[Point] = []
-    for model in models:
-        for dtype in ("bfloat16", "float32"):
-            every = 2 if found else 1
-            typed = dataclasses.replace(model, dtype=dtype)
-            found += [Point(typed, rows, 0, context) for rows, context in _DECODE[::every]]
-            found += [Point(typed, 0, chunks, context) for chunks, context in _PREFILL[::every]]
-    return found
+def points(model: ModelConfig) -> list[Point]:
+    """Decoding and prefill, as far as the model's context goes: sizes that calibrate nothing."""
+    decode = [Point(model, rows, 0, context) for rows in _ROWS for context in _CONTEXTS]
+    prefill = [Point(model, 0, chunks, context) for chunks, context in _CHUNKS]
+    return [point for point in decode + prefill if point.context <= model.max_context]
 
 
 class Runner(Protocol):
@@ -100,7 +92,10 @@ class Runner(Protocol):
     def run(self, point: Point) -> float:
         """Seconds of one step, which is compiled already."""
 
-    def held_bytes(self, model: ModelConfig) -> tuple[int, int]:
+    def calibrated(self) -> HardwareSpec | None:
+        """The machine as a first start of the engine calibrates it now; None: too slow."""
+
+    def held_bytes(self) -> tuple[int, int]:
         """Allocated bytes of weights and of cache."""
 
 
@@ -109,159 +104,160 @@ class Result:
     """A point, measured and predicted.
 
     Attributes:
-        raw_s: seconds by the clock: the best of each round, the median of the rounds.
-        seconds: the same, each round scaled to the bandwidth of the whole run.
-        predicted_s: seconds predicted by the calibration.
+        seconds: by the clock: the best of each round's tries, the least of the rounds.
+        predicted: seconds predicted by each round's calibration.
         roofline_s: seconds predicted by the plain roofline, at full rates.
-        is_held_out: whether the calibration was made without it.
     """
 
     point: Point
-    raw_s: float
     seconds: float
-    predicted_s: float
+    predicted: tuple[float, ...]
     roofline_s: float
-    is_held_out: bool
+
+    @property
+    def predicted_s(self) -> float:
+        """The median of the calibrations' predictions."""
+        return statistics.median(self.predicted)
 
     @property
     def error(self) -> float:
-        """Error of the calibrated prediction, a share of the measured time; negative: too short."""
+        """Error of that, a share of the measured time; negative: too short."""
         return self.predicted_s / self.seconds - 1
 
-
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """Bytes of weights and of cache of a model, predicted and allocated."""
-
-    model: ModelConfig
-    predicted: tuple[int, int]
-    allocated: tuple[int, int]
+    @property
+    def spread(self) -> float:
+        """Largest over smallest prediction."""
+        return max(self.predicted) / min(self.predicted)
 
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """What `verify` found: the calibrated machine, every point, memory, and the lowest and highest
-    bandwidth that the probe read (bytes a second).
+    """What `verify` found of a model.
+
+    Attributes:
+        hardware: the machine as each round calibrated it.
+        calibration_s: seconds that one took, the median.
+        results: a point each.
+        predicted_bytes, allocated_bytes: of weights and of cache.
     """
 
-    hardware: HardwareSpec
+    model: ModelConfig
+    hardware: tuple[HardwareSpec, ...]
+    calibration_s: float
     results: tuple[Result, ...]
-    memory: tuple[Memory, ...]
-    bandwidths: tuple[float, float]
-
-    def errors(self, model: str | None = None, roofline: bool = False) -> tuple[float, float]:
-        """Median and 90th percentile of the errors at held-out points (of one model, if given)."""
-        chosen = [
-            abs(r.roofline_s / r.seconds - 1) if roofline else abs(r.error)
-            for r in self.results
-            if r.is_held_out and model in (None, r.point.model.name)
-        ]
-        return statistics.median(chosen), sorted(chosen)[math.ceil(0.9 * len(chosen)) - 1]
+    predicted_bytes: tuple[int, int]
+    allocated_bytes: tuple[int, int]
 
     @property
-    def is_exact_memory(self) -> bool:
-        """Whether exactly the predicted bytes were allocated."""
-        return all(each.predicted == each.allocated for each in self.memory)
+    def weights(self) -> str:
+        """The formats of its matrices."""
+        return weights_name(self.model)
+
+
+def errors(results: Iterable[Result], roofline: bool = False) -> tuple[float, float]:
+    """Median and largest error."""
+    sizes = [abs(r.roofline_s / r.seconds - 1) if roofline else abs(r.error) for r in results]
+    return statistics.median(sizes), max(sizes)
 
 
 def verify(
-    hardware: HardwareSpec,
-    chosen: Sequence[Point],
+    model: ModelConfig,
     runner: Runner,
-    probe: Callable[[], float],
-    rounds: int = 5,
-    repeats: int = 3,
+    rounds: int = 3,
     seed: int = 0,
+    clock: Callable[[], float] = time.perf_counter,
     progress: Callable[[int, int, str], None] = lambda done, total, label: None,
-) -> Verification:
-    """Runs every point `rounds` times in random orders, each time between two readings of the
-    bandwidth, and calibrates on half of them.
-
-    A time is counted in units of the probe: seconds times the lower of its two readings. Both are
-    the best of a few in a row, since neighbours only slow a machine down; a time between readings
-    that differ by more than a quarter is taken again, twice at most.
+) -> Verification | None:
+    """Calibrates the machine anew in each round, as a first start would, and times sizes of steps
+    that calibrate nothing, in random orders. Neighbours only slow a machine down: a point's time is
+    its least. None where steps are too slow to calibrate.
 
     Args:
-        hardware: the machine with its rates; its bandwidth and constants are found here.
-        chosen: at least four.
-        runner: runs their steps.
-        probe: bytes a second that the machine reads now.
-        rounds, repeats: a point's time is the median over rounds of the best of its repeats.
-        seed: of the orders, and of which half is held out.
+        model: whose steps the runner has.
+        runner: runs them.
+        rounds: at least 1.
+        seed: of the orders.
+        clock: seconds.
         progress: told of (done, total, label).
     """
-    rng, order = random.Random(seed), list(range(len(chosen)))
-    raw: list[list[float]] = [[] for _ in chosen]
-    units: list[list[float]] = [[] for _ in chosen]
-    readings: list[float] = []
-    for round_index in range(rounds):
+    rng, order = random.Random(seed), points(model)
+    least = dict.fromkeys(order, math.inf)
+    machines: list[HardwareSpec] = []
+    calibration_s: list[float] = []
+    for done in range(rounds):
+        start = clock()
+        machine = runner.calibrated()
+        if machine is None:
+            return None
+        calibration_s.append(clock() - start)
+        machines.append(machine)
         rng.shuffle(order)
-        for done, index in enumerate(order):
-            progress(round_index * len(chosen) + done, rounds * len(chosen), "timing steps")
-            runner.run(chosen[index])  # what another point left in the caches is not its own
-            seconds, reading = _bracketed(chosen[index], runner, probe, repeats)
-            readings.append(reading)
-            raw[index].append(seconds)
-            units[index].append(seconds * reading)
-    bandwidth = statistics.median(readings)
-    machine = dataclasses.replace(hardware, read_bandwidth=bandwidth)
-    samples = [
-        Sample(*point.sample, statistics.median(counted) / bandwidth)
-        for point, counted in zip(chosen, units, strict=True)
-    ]
-    held_out = set(order[1::2])
-    calibrated = calibrate.fit(machine, [s for i, s in enumerate(samples) if i not in held_out])
+        for at, point in enumerate(order):
+            progress(done * len(order) + at, rounds * len(order), "timing steps")
+            least[point] = min(least[point], *(runner.run(point) for _ in range(_TRIES)))
+    plain = HardwareSpec(
+        machines[0].name,
+        machines[0].memory_bytes,
+        max(machine.read_bandwidth for machine in machines),
+        machines[0].rates,
+    )
+    samples = {point: Sample(*point.sample, seconds) for point, seconds in least.items()}
     results = tuple(
         Result(
-            point, statistics.median(times), sample.seconds, calibrate.predict(sample, calibrated),
-            calibrate.predict(sample, machine), index in held_out,
+            point,
+            sample.seconds,
+            tuple(calibrate.predict(sample, machine) for machine in machines),
+            calibrate.predict(sample, plain),
         )
-        for index, (point, times, sample) in enumerate(zip(chosen, raw, samples, strict=True))
-    )  # fmt: skip
-    models = {point.model: None for point in chosen}
-    held = tuple(Memory(m, predicted_bytes(m), runner.held_bytes(m)) for m in models)
-    return Verification(calibrated, results, held, (min(readings), max(readings)))
-
-
-def _bracketed(
-    point: Point, runner: Runner, probe: Callable[[], float], repeats: int
-) -> tuple[float, float]:
-    """Seconds of a step, and the lower of the two bandwidths read around it."""
-    reading = probe()
-    for _ in range(_TRIES):
-        before, seconds = reading, min(runner.run(point) for _ in range(repeats))
-        reading = probe()
-        if max(before, reading) <= _STEADY * min(before, reading):
-            break
-    return seconds, min(before, reading)
+        for point, sample in samples.items()
+    )
+    return Verification(
+        model,
+        tuple(machines),
+        statistics.median(calibration_s),
+        results,
+        predicted_bytes(model),
+        runner.held_bytes(),
+    )
 
 
 def predicted_bytes(model: ModelConfig) -> tuple[int, int]:
     """Bytes of weights and of cache of the engine that runs a model's points."""
     formats = Precision.of(model)
-    held = weights.weight_bytes(model, formats.weights, formats.rest)
-    return int(held), engine_config(model).pool_bytes
+    weight_bytes = weights.weight_bytes(model, formats.weights, formats.rest)
+    return int(weight_bytes), engine_config(model).pool_bytes
 
 
-def as_json(found: Verification) -> dict[str, Any]:
+def as_json(verifications: Sequence[Verification]) -> dict[str, Any]:
     """Everything as plain data."""
-    names = ("model", "dtype", "size", "context")
-    median, p90 = found.errors()
+    results = [result for verified in verifications for result in verified.results]
+    median, largest = errors(results)
     return {
         "rows": [
-            dict(zip(names, result.point.label, strict=True))
-            | {"measured_s": result.seconds, "clock_s": result.raw_s}
-            | {"predicted_s": result.predicted_s, "roofline_s": result.roofline_s}
-            | {"held_out": result.is_held_out}
-            for result in found.results
+            {"model": verified.model.name, "weights": verified.weights}
+            | {"size": result.point.size, "context": result.point.context}
+            | {"measured_s": result.seconds, "predicted_s": result.predicted_s}
+            | {"spread": result.spread, "roofline_s": result.roofline_s}
+            for verified in verifications
+            for result in verified.results
         ],
-        "memory": [
-            {"model": each.model.name, "dtype": each.model.dtype}
-            | {"predicted_weight_bytes": each.predicted[0], "weight_bytes": each.allocated[0]}
-            | {"predicted_cache_bytes": each.predicted[1], "cache_bytes": each.allocated[1]}
-            for each in found.memory
+        "models": [
+            {"model": verified.model.name, "weights": verified.weights}
+            | {"predicted_weight_bytes": verified.predicted_bytes[0]}
+            | {"weight_bytes": verified.allocated_bytes[0]}
+            | {"predicted_cache_bytes": verified.predicted_bytes[1]}
+            | {
+                "cache_bytes": verified.allocated_bytes[1],
+                "calibration_s": verified.calibration_s,
+            }
+            | {"hardware": [dataclasses.asdict(machine) for machine in verified.hardware]}
+            for verified in verifications
         ],
         "median_error": median,
-        "p90_error": p90,
-        "hardware": dataclasses.asdict(found.hardware),
+        "largest_error": largest,
     }
+
+
+def weights_name(model: ModelConfig) -> str:
+    """The formats of a model's matrices."""
+    return "+".join(cost.weight_formats(model)) or model.dtype

@@ -1,12 +1,14 @@
 """The first start of a model calibrates what predicts it: real steps of a tiny model."""
 
 import dataclasses
+import types
 
 import pytest
 
 from configs.hardware.spec import HardwareSpec
 from inference.benchmark import first_start
-from inference.planner.calibration import measure, quick, store
+from inference.planner.calibration import lookup, measure, quick, store
+from inference.scheduling import step_shapes
 from tests import fakes
 
 pytestmark = pytest.mark.quick_code
@@ -55,7 +57,6 @@ def test_the_first_answer_calibrates_and_later_ones_find_that(engine, said, monk
     assert len({point.context for point in points}) > 1
     assert first_start.calibration(engine, say=said.append) == found == store.calibration(MODEL)
     assert len(said) == 1
-    assert store.calibration() is None  # of another model nothing is known
     assert store.calibration(dataclasses.replace(MODEL, dtype="bfloat16")) is None
     # The steps wrote to pages that may have been cached.
     assert [answer.token_ids for answer in engine.generate(_PROMPTS, _PARAMS)] == tokens
@@ -67,25 +68,14 @@ def test_a_machine_that_was_busy_is_calibrated_again(engine, said, monkeypatch):
     assert len(said) == 1 and found.read_bandwidth == 20e9
     monkeypatch.setattr(measure.Probe, "read", lambda self: 10e9)
     slow = first_start.calibration(engine, say=said.append)
-    assert len(said) == 1 and slow.read_bandwidth == 10e9  # as slow as it reads now
+    assert len(said) == 1 and slow.read_bandwidth == lookup.SCATTER * 10e9  # as slow as it reads
     first_start.calibration(engine, anew=True, say=said.append)
     assert len(said) == 2
 
 
-def test_what_holds_for_the_machine_comes_first_and_stays(engine, said):
-    store.write(FOUND, MODEL)
-    implementations = engine.model_runner.implementations
-    full = dataclasses.replace(
-        FOUND, gamma=0.7, read_bandwidth=10e9, implementations=implementations
-    )
-    store.write(full)
-    assert first_start.calibration(engine, anew=True, say=said.append) == full
-    assert store.read() == full and store.read(MODEL) == FOUND and not said
-
-
 def test_other_products_are_calibrated_anew(engine, said):
     """What steps with XLA's products showed predicts none with packed weights."""
-    store.write(dataclasses.replace(FOUND, implementations="others"))
+    store.write(dataclasses.replace(FOUND, implementations="others"), MODEL)
     found = first_start.calibration(engine, say=said.append)
     assert (
         said
@@ -93,7 +83,7 @@ def test_other_products_are_calibrated_anew(engine, said):
         and found.implementations == engine.model_runner.implementations
     )
     assert store.calibration(MODEL, found.implementations) == found
-    assert store.calibration(MODEL).implementations == "others"  # nobody asks for more
+    assert store.calibration(MODEL, "others") is None
 
 
 @pytest.mark.parametrize("damage", ["", "{}", "[1]", '{"gamma": 1}'])
@@ -112,3 +102,20 @@ def test_nothing_is_timed_where_that_tells_nothing(engine, said, monkeypatch):
     assert first_start.calibration(engine, say=said.append) is None and len(said) == 1
     monkeypatch.setattr(first_start.jax, "default_backend", lambda: "gpu")
     assert first_start.calibration(engine, say=said.append) is None and len(said) == 1
+
+
+def test_the_points_tell_rows_contexts_and_prompts_apart():
+    """What a long context adds is not seen at short ones, nor many rows at few."""
+    engine = fakes.engine(
+        dataclasses.replace(MODEL, max_context=4096), max_context=4096, cache_bytes=64 << 20,
+        max_seqs=16, decode_rows=(2, 8, 16), prefill_chunks=(1, 2), draws=False,
+    )  # fmt: skip
+    runner = engine.model_runner
+    shapes = [shape for shape in step_shapes.enumerate_shapes(runner.config.engine)]
+    fake = types.SimpleNamespace(config=runner.config, shapes=shapes)
+    found = [(point.rows, point.chunks, point.context) for point in first_start.prepared(fake)]
+    chunk = runner.config.engine.chunk_tokens
+    assert found == [
+        (2, 0, chunk), (0, 1, chunk), (16, 0, chunk), (0, 1, 3072), (8, 0, 3072), (8, 0, chunk),
+        (2, 0, 3072), (16, 0, 1536), (0, 2, 2 * chunk),
+    ]  # fmt: skip

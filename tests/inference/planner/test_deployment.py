@@ -173,7 +173,7 @@ def test_what_an_operation_runs_as_does_not_hang_on_its_name():
 @pytest.mark.parametrize("share", [0.5, 2.0])
 def test_what_attention_gathers_of_few_bits_has_many(share):
     """Copies are of the activations' type; without copies bits are read as they are."""
-    chip = dataclasses.replace(_H100, attention_share=share)
+    chip = dataclasses.replace(_H100, cache_share=share)
     few = formats("bfloat16", "int8")
     (attend,) = (
         o for o in Deployment(_LLAMA, chip, few).decode_operations(4, 512) if o.kind == "attention"

@@ -67,7 +67,7 @@ MODELS = _PRESETS | {"odd": _ODD, "mixed": _MIXED}
 _MEASURED = HardwareSpec(
     "measured", 9e10, 7e11, {"bfloat16": 5e13, "float32": 2e13}, link_bandwidth=1e11,
     link_latency_s=2e-6, overhead_s=3e-4, gamma=0.3, bandwidth_share=0.8, rate_share=0.6,
-    half_rows=5.0, attention_share=0.5, price_per_hour=1.75, link_axes=3,
+    half_rows=5.0, attention_share=0.5, cache_share=0.4, price_per_hour=1.75, link_axes=3,
 )  # fmt: skip
 HARDWARE = catalog.NAMES | {
     "measured": _MEASURED,

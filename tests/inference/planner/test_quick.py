@@ -16,7 +16,7 @@ SMOL = presets.get("smollm2-135m").config
 RATES = {"bfloat16": 300e9}
 TRUE = HardwareSpec(
     "cpu", 16e9, 30e9, RATES, overhead_s=5e-3, gamma=0.8, bandwidth_share=0.6, rate_share=0.5,
-    half_rows=11.0, attention_share=0.3,
+    half_rows=11.0, attention_share=0.3, cache_share=0.5,
 )  # fmt: skip
 PLAIN = HardwareSpec("cpu", 16e9, 30e9, RATES)
 POINTS = [Point(SMOL, 1, 0, 64), Point(SMOL, 1, 0, 1024), Point(SMOL, 0, 1, 64),
@@ -25,7 +25,7 @@ POINTS = [Point(SMOL, 1, 0, 64), Point(SMOL, 1, 0, 1024), Point(SMOL, 0, 1, 64),
 
 class Machine:
     """Its clock goes on by what steps take; now and then all of it is slower, and its probe shows
-    that.
+    that; `noise` slows single steps.
     """
 
     def __init__(self, slower=1.0, noise=0.0, drift=0.0):
@@ -35,7 +35,8 @@ class Machine:
     def run(self, point):
         self.runs.append(point)
         seconds = calibrate.predict(Sample(*point.sample, 1.0), TRUE) * self.slower / self.speed
-        self.now += seconds * math.exp(self.rng.gauss(0, self.noise))
+        seconds *= math.exp(abs(self.rng.gauss(0, self.noise)))
+        self.now += seconds
         return seconds
 
     def probe(self):
@@ -52,17 +53,17 @@ def error(point, machine):
     return calibrate.error(Sample(*point.sample, seconds), machine)
 
 
-@pytest.mark.parametrize("noise, drift, most", [(0.0, 0.0, 0.03), (0.0, 0.3, 0.1)])
+@pytest.mark.parametrize("noise, drift, most", [(0.0, 0.0, 0.03), (0.0, 0.3, 0.1), (0.2, 0.0, 0.2)])
 def test_steps_of_the_model_are_predicted(noise, drift, most):
     machine = Machine(noise=noise, drift=drift)
     found = machine.calibrated()
     assert found.is_calibrated and found.rates == RATES
     for point in (*POINTS, Point(SMOL, 1, 0, 300), Point(SMOL, 0, 1, 512)):
-        assert error(point, found) < most, point.label
+        assert error(point, found) < most, point
     assert error(POINTS[0], PLAIN) > 0.5  # what it is for
 
 
-def test_a_time_is_the_median_of_at_least_three():
+def test_a_time_is_the_least_of_at_least_three():
     machine = Machine()
     exact = machine.calibrated()
     assert [machine.runs.count(point) for point in POINTS] == [5] * 4  # the first is not counted

@@ -114,7 +114,8 @@ def test_a_calibration_is_of_the_model_and_what_runs_it(monkeypatch, tmp_path):
     monkeypatch.setattr(store, "path", lambda own=None: tmp_path / ("own" if own else "all"))
     assert lookup.known(model, "mine") is None
     rates = HardwareSpec("cpu", 1e9, read_bandwidth=2e10, rates={"float32": 1e10})
-    store.write(dataclasses.replace(rates, gamma=0.5, implementations="others"))
+    store.write(rates)
+    store.write(dataclasses.replace(rates, gamma=0.5, implementations="others"), model)
     assert lookup.known(model, "mine") == rates and not rates.is_calibrated
     own = dataclasses.replace(rates, gamma=0.25, implementations="mine")
     store.write(own, model)

@@ -17,7 +17,12 @@ from inference.server.engine_process.step_table import StepTable
 from tests import fakes
 
 MACHINE = dataclasses.replace(
-    catalog.get("h100"), overhead_s=1e-5, gamma=0.4, half_rows=3.0, attention_share=0.5
+    catalog.get("h100"),
+    overhead_s=1e-5,
+    gamma=0.4,
+    half_rows=3.0,
+    attention_share=0.5,
+    cache_share=0.4,
 )
 
 

@@ -236,11 +236,11 @@ function perChip({ mesh }, found) {
 /** A chip's bytes and FLOPs, larger by what keeps an operation from the rates that steps reach. */
 function asReached(d, found) {
   const done = perChip(d, found),
-    { attention_share: share, half_rows: half } = d.hardware;
+    { attention_share, cache_share: share, half_rows: half } = d.hardware;
   if (found.kind === "attention") {
     const gathered = done.cache_bytes * (share < 1 ? found.expansion : 1);
     const bytes = done.bytes + gathered * (1 / share - 1);
-    return { bytes, flops: done.flops / share };
+    return { bytes, flops: done.flops / attention_share };
   }
   return { bytes: done.bytes, flops: done.flops * (found.rows ? 1 + half / found.rows : 1) };
 }
