@@ -25,7 +25,8 @@ from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.files import local_machine
 from inference.planner import cost, report, roofline
-from inference.planner.calibration import lookup
+from inference.planner.calibration import calibrate, lookup
+from inference.planner.calibration import measure as machine_rates
 from inference.planner.calibration.verify import Point
 from inference.planner.cost import Operation, Precision
 from inference.runtime import compilation_cache
@@ -163,10 +164,12 @@ def main(arguments: list[str]) -> None:
 def _shares(config: Config, turns: Sequence[Turn]) -> report.Shares:
     """Of the best rates of all turns, what the turns' loads reached together."""
     bandwidth, rate = (max(rates) for rates in zip(*(turn.rates for turn in turns), strict=True))
-    decoded = [record for turn in turns for record in turn.loads[0].records]
+    decoded, batched = (
+        [record for turn in turns for record in turn.loads[at].records] for at in (0, -1)
+    )
     seconds = statistics.median(turn.prompts.seconds for turn in turns)
     return report.shares(
-        config, decoded, _LONG_PROMPT, 4 * _LONG_PROMPT / seconds, (bandwidth, rate)
+        config, decoded, batched, _LONG_PROMPT, 4 * _LONG_PROMPT / seconds, (bandwidth, rate)
     )
 
 
@@ -210,7 +213,7 @@ def _head(engine: Engine, hardware: HardwareSpec, shares: report.Shares) -> list
         "",
         "Measured in the same run: memory is read at "
         f"{shares.read_bandwidth / 1e9:.1f} GB/s, the best product (512 rows) computes "
-        f"{shares.best_product_rate / 1e9:,.0f} GFLOP/s.",
+        f"{shares.best_product_rate / 1e9:,.0f} GFLOP/s.{_peak(engine, shares)}",
         "",
         f"* Decoding of one request reads its bytes at {shares.decode_bandwidth_share:.0%} of that "
         "bandwidth.",
@@ -222,9 +225,21 @@ def _head(engine: Engine, hardware: HardwareSpec, shares: report.Shares) -> list
     ]
 
 
+def _peak(engine: Engine, shares: report.Shares) -> str:
+    """What the processor's multiply-adds reach, where there is a library to measure them."""
+    format = report.product_formats(engine.config.model)[0]
+    peak = machine_rates.product_peak(format, machine_rates.peaks())
+    if peak is None:
+        return ""
+    return (
+        f" Loops of multiply-adds on registers reach {peak / 1e9:,.0f} GFLOP/s: that product "
+        f"{shares.best_product_rate / peak:.0%} of it."
+    )
+
+
 def _constants(hardware: HardwareSpec) -> str:
     found = [f"overhead {1e3 * hardware.overhead_s:.1f} ms"]
-    for name in ("gamma", "bandwidth_share", "rate_share", "half_rows", "attention_share"):
+    for name in calibrate.CONSTANTS[1:]:
         found.append(f"{name} {getattr(hardware, name):.2f}")
     return ", ".join(found)
 

@@ -19,6 +19,7 @@ from inference.benchmark.requests import TimedRequest
 from inference.checkpoints import mapped
 from inference.planner import cache_policy, report
 from inference.planner.calibration import lookup
+from inference.planner.calibration import measure as machine_rates
 from inference.request import SamplingParams
 from scripts import common
 from scripts.flags import file_flags, json_lines_flag, workload_flags
@@ -149,19 +150,25 @@ def run_closed(sizes: list[int], prefill_tokens: int, beside: str | None, option
         served[size] = bench.serve(loads[size], size, GREEDY)
         json_lines_flag.print_line(bench.result([row for row, _ in served.values()]))
     rows = {size: row for size, (row, _) in served.items()}
-    decoded = [record for run in served[min(sizes)][1] for record in run.records]
     largest = max(sizes)
+    decoded, batched = (
+        [record for run in served[size][1] for record in run.records]
+        for size in (min(sizes), largest)
+    )
     sampled, _ = bench.serve(loads[largest], largest, _DRAWN)
     runs = measure.measure(bench.engine, prefill, options.repeats)
     prefill_tok_s = 4 * length / statistics.median(run.seconds for run in runs)
     model = bench.engine.config.model
-    rates = lookup.rates_now(report.product_formats(model))
+    formats = report.product_formats(model)
+    rates, peaks = lookup.rates_now(formats), machine_rates.peaks()
     result = bench.result([rows[size] for size in sizes]) | {
         "sampled": sampled,
         "sampled_share": sampled["output_tok_s"] / rows[largest]["output_tok_s"],
         "prefill_tok_s": prefill_tok_s,
+        "peaks": peaks,
+        "product_peak": machine_rates.product_peak(formats[0], peaks),
         **dataclasses.asdict(
-            report.shares(bench.engine.config, decoded, length, prefill_tok_s, rates)
+            report.shares(bench.engine.config, decoded, batched, length, prefill_tok_s, rates)
         ),
     }
     if json_lines_flag.is_json():

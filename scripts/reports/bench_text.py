@@ -63,6 +63,8 @@ def show_closed(result: Mapping[str, Any], beside: Mapping[str, Any]) -> None:
             f"{result['prefill_rate_share']:.0%} of the best product's "
             f"{result['best_product_rate'] / 1e9:.0f} GFLOP/s"
         )
+    if result["peaks"]:
+        _show_peaks(result)
     last = rows[-1]
     print(
         f"at {last['concurrency']}: page room without a token {last['kv_waste']:.1%}, host "
@@ -96,6 +98,20 @@ def load_table(result: Mapping[str, Any]) -> list[str]:
         share = f"{result['prefill_rate_share']:.0%} of the product's rate"
         lines.append(f"prefill {result['prefill_tok_s']:.0f} tok/s, {share}")
     return lines
+
+
+def _show_peaks(result: Mapping[str, Any]) -> None:
+    """What the processor's multiply-adds reach at most, and what steps do of it."""
+    peaks = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in result["peaks"].items())
+    print(f"all cores multiply and add at most, GFLOP/s: {peaks}")
+    to_peak = result["best_product_rate"] / result["product_peak"]
+    batch, most = result["batch_rate_share"], max(row["concurrency"] for row in result["rows"])
+    parts = [f"prefill {result['prefill_rate_share'] * to_peak:.0%}"]
+    parts += [] if batch is None else [f"decoding at {most} {batch * to_peak:.0%}"]
+    print(
+        f"of the {result['product_peak'] / 1e9:,.0f} GFLOP/s of these weights: {', '.join(parts)}, "
+        f"the best product {to_peak:.0%}"
+    )
 
 
 def show_open(result: Mapping[str, Any]) -> None:

@@ -79,6 +79,7 @@ def test_rows_and_table(run, monkeypatch, tmp_path):
     assert answer["prefill_tok_s"] > 0 and answer["first_token_s"] > 0
     assert answer["read_bandwidth"] > 0 and answer["best_product_rate"] > 0
     assert 0 < answer["decode_bandwidth_share"] < 1 and 0 < answer["prefill_rate_share"] < 1
+    assert 0 < answer["batch_rate_share"] < 1
 
     beside = tmp_path / "beside.json"
     beside.write_text('{"peer": "other", "output_tok_s_1": 10, "prefill_tok_s": 2.5}')

@@ -1,8 +1,9 @@
 """Rates of the machine at hand, measured."""
 
+import functools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -33,7 +34,7 @@ class Probe:
         self._num_bytes, self._pool = num_bytes, ThreadPoolExecutor(cores)
         self._parts = np.array_split(np.ones(num_bytes // 4, np.float32), cores)
 
-    def read(self, repeats: int = 3) -> float:
+    def read(self, repeats: int = 5) -> float:
         """Bytes a second that all cores together read: the best of several passes."""
         return self._num_bytes / min(self._once() for _ in range(repeats))
 
@@ -87,6 +88,39 @@ def best_matmul_rate(formats: Iterable[str], repeats: int = 5) -> float:
         for packs in ways
         if packs or format not in packed.BLOCKS or format in OURS
     )
+
+
+def peaks(seconds: float = 0.01, repeats: int = 3) -> dict[str, float]:
+    """FLOPs a second (of int8: operations) that all cores together reach at most, the best of
+    several times so many seconds, by loops of multiply-adds on registers: those of each instruction
+    set and type ('avx512 float32') that this processor has. Without the library none are known.
+    """
+    from layers.kernels.cpu import library
+
+    if not library.is_loaded():
+        return {}
+    cores = local_machine.num_cores()
+    peaks: dict[str, float] = {}
+    with ThreadPoolExecutor(cores) as pool:
+        for name in library.INSTRUCTION_SETS:
+            for dtype in ("float32", "bfloat16", "int8"):
+                once = functools.partial(library.peak, name, dtype, seconds)
+                if once():
+                    every = ([pool.submit(once) for _ in range(cores)] for _ in range(repeats))
+                    rates = (sum(future.result() for future in futures) for futures in every)
+                    peaks[f"{name} {dtype}"] = max(rates)
+    return peaks
+
+
+def product_peak(format: str, peaks: Mapping[str, float]) -> float | None:
+    """Of `peaks`, the highest that products with weights in a format can reach; None: unknown."""
+    from configs.precision import FORMATS
+
+    for dtype in ("int8" if FORMATS[format].is_quantized else format, "float32"):
+        rates = [rate for name, rate in peaks.items() if name.split()[1] == dtype]
+        if rates:
+            return max(rates)
+    return None
 
 
 _ROWS, _WIDTH = 512, 2048

@@ -41,6 +41,7 @@ _X86: Units = {
     "ffi.cc": ("x86-64", (_QUICK,)),
     "rows.cc": ("x86-64", (_QUICK,)),
     "blocks.cc": ("x86-64", ()),
+    "peaks.cc": ("x86-64", ()),
     "avx2.cc": ("x86-64-v3", ()),
     "avx512.cc": ("x86-64-v4", (_WIDE,)),
     "avx512vnni.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni")),
@@ -52,7 +53,8 @@ _X86: Units = {
     "amx_blocks.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", "-mamx-tile", "-mamx-int8")),
 }
 _ARM: Units = {
-    **{n: (None, ()) for n in ("dispatch.cc", "ffi.cc", "rows.cc", "blocks.cc", "neon.cc")},
+    **{n: (None, ()) for n in ("dispatch.cc", "ffi.cc", "rows.cc", "blocks.cc", "peaks.cc")},
+    "neon.cc": (None, ()),
     "neondotprod.cc": ("armv8.2-a+dotprod", ()),
     "neonbf16.cc": ("armv8.2-a+dotprod+i8mm+bf16", ()),
 }

@@ -62,6 +62,8 @@ def load(path: Path) -> Trials:
         found.ridgeline_pack_blocks.argtypes = [name, pointer, size, size, size, pointer]
         found.ridgeline_pack_blocks.restype = ctypes.c_bool
         found.ridgeline_name_bus_errors.restype = None
+        found.ridgeline_peak.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_double]
+        found.ridgeline_peak.restype = ctypes.c_double
     except AttributeError as error:
         raise OSError(f"not the library of Ridgeline's kernels ({error})") from None
     tried = {name: found.ridgeline_try(name.encode()) for name in INSTRUCTION_SETS}
@@ -101,6 +103,18 @@ def product_seconds(instruction_set: str) -> float:
     assert _library is not None
     seconds: float = _library.ridgeline_try(instruction_set.encode())
     return seconds
+
+
+def peak(instruction_set: str, type: str, seconds: float) -> float:
+    """FLOPs a second (of integers: operations) of the calling thread's core, by multiply-adds of
+    numbers of a type that one of `INSTRUCTION_SETS` brings, over so many seconds; 0 where it is not
+    usable or brings none.
+    """
+    assert _library is not None
+    if product_seconds(instruction_set) < 0:
+        return 0.0
+    rate: float = _library.ridgeline_peak(instruction_set.encode(), type.encode(), seconds)
+    return rate
 
 
 def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:

@@ -30,11 +30,16 @@ def test_shares_of_measured_rates():
     prompt = StepRecord(PREFILL, ((32, 32),), 9.0, 0.0)
     num_bytes = cost.total(report.operations(CONFIG, records[0])).bytes
     flops = cost.total(cost.step_operations(CONFIG.model, Work.prefill(1, 30))).flops
-    found = report.shares(CONFIG, [*records, prompt], 30, 300.0, (8 * num_bytes, 20 * flops))
+    rates = 8 * num_bytes, 20 * flops
+    batch = StepRecord(DECODE, ((1, 50),) * 2, 0.5, 0.0)
+    found = report.shares(CONFIG, [*records, prompt], [*records, batch], 30, 300.0, rates)
+    done = cost.total(report.operations(CONFIG, batch)).flops
+    assert found.batch_rate_share == pytest.approx(done / 0.5 / rates[1])
     assert found.decode_bandwidth_share == pytest.approx(0.5)
     assert found.prefill_rate_share == pytest.approx(0.5)  # ten prompts a second
-    assert (found.read_bandwidth, found.best_product_rate) == (8 * num_bytes, 20 * flops)
-    assert report.shares(CONFIG, [prompt], 30, 300.0, (1.0, 1.0)).decode_bandwidth_share is None
+    assert (found.read_bandwidth, found.best_product_rate) == rates
+    none = report.shares(CONFIG, [prompt], [prompt], 30, 300.0, (1.0, 1.0))
+    assert none.decode_bandwidth_share is none.batch_rate_share is None
 
 
 @pytest.mark.parametrize("linear", ["reference", "ffi_cpu"])
@@ -71,6 +76,16 @@ def test_the_best_product_is_the_fastest_of_all(monkeypatch):
     assert measure.matmul_rate("bfloat16") == 5.0
     monkeypatch.setattr(library, "is_loaded", lambda: False)
     assert measure.best_matmul_rate(["bfloat16"]) == measure.matmul_rate("bfloat16") == 3.0
+
+
+def test_the_peak_of_a_format_is_of_what_multiplies_it():
+    peaks = {"avx512vnni int8": 4.0, "avx512 float32": 2.0, "avx2 float32": 1.0}
+    reached = [measure.product_peak(format, peaks) for format in ("q4_0", "bfloat16", "float32")]
+    assert reached == [4.0, 2.0, 2.0]
+    peaks["avx512bf16 bfloat16"] = 3.0
+    assert measure.product_peak("bfloat16", peaks) == 3.0
+    assert measure.product_peak("int8", {"avx2 float32": 1.0}) == 1.0
+    assert measure.product_peak("bfloat16", {}) is None
 
 
 OWN = {f.name: getattr(CONFIG.model, f.name) for f in dataclasses.fields(ModelConfig)}

@@ -74,3 +74,16 @@ def test_threads_may_try_at_the_same_moment(dispatch):
     with ThreadPoolExecutor(4) as pool:
         tried = pool.map(dispatch.ridgeline_try, 50 * [b"avx512bf16", b"avx512"])
     assert [seconds >= 0 for seconds in tried] == 50 * [False, True]
+
+
+def test_each_usable_instruction_set_brings_a_faster_multiply_add():
+    native.need()
+    types = "float32", "bfloat16", "int8"
+    rates = {
+        name: [library.peak(name, dtype, 1e-4) for dtype in types]
+        for name in library.INSTRUCTION_SETS
+    }
+    for name, found in rates.items():
+        assert any(found) == (library.product_seconds(name) >= 0), name
+        assert all(rate == 0 or 1e8 < rate < 1e15 for rate in found)
+    assert library.peak("avx2", "int8", 1e-4) == library.peak("neon", "int4", 1e-4) == 0
