@@ -111,7 +111,7 @@ def served(max_seqs=2, **settings):
 
 def test_a_calibration_is_of_the_model_and_what_runs_it(monkeypatch, tmp_path):
     model = fakes.llama()
-    monkeypatch.setattr(store, "path", lambda own=None: tmp_path / ("own" if own else "all"))
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     assert lookup.known(model, "mine") is None
     rates = HardwareSpec("cpu", 1e9, read_bandwidth=2e10, rates={"float32": 1e10})
     store.write(rates)
