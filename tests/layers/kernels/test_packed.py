@@ -10,7 +10,8 @@ from layers.linear import linear
 from tests.layers.native import ROUNDING, instruction_set, need  # noqa: F401
 
 _SHAPES = [(1, 576, 960), (2, 64, 272), (3, 64, 40), (5, 33, 17), (7, 6, 5), (13, 96, 130),
-           (16, 576, 64), (17, 96, 48), (33, 64, 100), (48, 160, 31), (130, 64, 48)]  # fmt: skip
+           (16, 576, 64), (17, 96, 48), (33, 64, 100), (48, 160, 31), (130, 64, 48),
+           (40, 1024, 48), (14, 4500, 33)]  # fmt: skip
 
 
 def _drawn(seed, *shape, dtype="float32"):
@@ -47,11 +48,15 @@ def test_500_random_products(instruction_set, weights):  # noqa: F811
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16"])
 def test_a_row_has_the_same_bits_in_any_company(instruction_set, weights):  # noqa: F811
-    x_TD, w = _drawn(0, 150, 96), packed.pack(_drawn(1, 100, 96, dtype=weights))
-    whole = np.asarray(jax.jit(linear)(x_TD, w))
-    for rows in (1, 2, 3, 5, 8, 12, 13, 16, 17, 31, 32, 33, 64, 149):
-        np.testing.assert_array_equal(jax.jit(linear)(x_TD[:rows], w), whole[:rows])
-        np.testing.assert_array_equal(jax.jit(linear)(x_TD[-rows:], w), whole[-rows:])
+    for D, F, counts in (
+        (96, 100, (1, 2, 3, 5, 8, 12, 13, 16, 17, 31, 32, 33, 64, 149)),
+        (4096, 40, (1, 3, 4, 5, 14, 37)),  # rows that are put a line further apart, parts of depth
+    ):
+        x_TD, w = _drawn(0, 150, D), packed.pack(_drawn(1, F, D, dtype=weights))
+        whole = np.asarray(jax.jit(linear)(x_TD, w))
+        for rows in counts:
+            np.testing.assert_array_equal(jax.jit(linear)(x_TD[:rows], w), whole[:rows])
+            np.testing.assert_array_equal(jax.jit(linear)(x_TD[-rows:], w), whole[-rows:])
 
 
 @pytest.mark.parametrize("inputs", ["float32", "bfloat16"])

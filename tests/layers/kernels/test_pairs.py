@@ -30,7 +30,7 @@ class _Product(ctypes.Structure):
         ("strips", ctypes.c_void_p), ("num_strips", ctypes.c_int64), ("depth", ctypes.c_int64),
         ("x", ctypes.c_void_p), ("num_rows", ctypes.c_int64), ("y", ctypes.c_void_p),
         ("y_stride", ctypes.c_int64), ("accumulates", ctypes.c_bool), ("is_far", ctypes.c_bool),
-        ("shift", ctypes.c_int),
+        ("shift", ctypes.c_int), ("x_padding", ctypes.c_int64),
     )  # fmt: skip
 
 
@@ -85,6 +85,7 @@ def _multiply(pairs, rows_TD, strips, before_TF=None, is_far=True):
                 F + STRIP,
                 before_TF is not None,
                 is_far,
+                0,
                 0,
             )  # fmt: skip
         )

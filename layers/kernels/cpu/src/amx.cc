@@ -47,7 +47,8 @@ inline void prefetch(const char* w, int64_t left, int strips, int64_t strip_byte
 // Up to four strips for up to 16 rows: the weights are read once, and nothing else is.
 template <int STRIPS, bool IS_FAR>
 void few_rows(const Product& p, int64_t strip, int64_t row) {
-  const int64_t strip_bytes = p.depth * kStrip * 2, y_bytes = p.y_stride * 4, x_bytes = p.depth * 2;
+  const int64_t strip_bytes = p.depth * kStrip * 2, y_bytes = p.y_stride * 4;
+  const int64_t x_bytes = p.x_stride() * 2;
   const char* w = (const char*)p.strips + strip * strip_bytes;
   const char* x = (const char*)p.x + row * x_bytes;
   float* y = p.y + row * p.y_stride + strip * kStrip;
@@ -98,7 +99,8 @@ struct Ahead {
 // Two strips (or one) for two groups of rows.
 template <bool TWO, bool IS_FAR>
 void many_rows(const Product& p, int64_t strip, int64_t row, int64_t second, Ahead& ahead) {
-  const int64_t strip_bytes = p.depth * kStrip * 2, y_bytes = p.y_stride * 4, x_bytes = p.depth * 2;
+  const int64_t strip_bytes = p.depth * kStrip * 2, y_bytes = p.y_stride * 4;
+  const int64_t x_bytes = p.x_stride() * 2;
   const char* w = (const char*)p.strips + strip * strip_bytes;
   const char *x = (const char*)p.x + row * x_bytes, *x2 = (const char*)p.x + second * x_bytes;
   float *y = p.y + row * p.y_stride + strip * kStrip,

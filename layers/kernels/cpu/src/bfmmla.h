@@ -11,11 +11,16 @@ namespace {
 
 struct Bfmmla {
   // Registers hold 24 accumulators, three pairs of rows' activations and the weights at hand.
+  using Element = uint16_t;
   static constexpr int kMostRows = 6, kRows = 6;
+  static constexpr int64_t kDepth = 2048;
+  static constexpr bool kFetchesNext = true;
+
+  static int64_t strip_bytes(int64_t depth) { return depth * kStrip * sizeof(Element); }
   static constexpr int strips(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
   template <int ROWS, int STRIPS>
-  static void tile(const Product& p, const PairPart& part) {
+  static void tile(const Product& p, const Part& part) {
     if constexpr (ROWS == 1)
       one_row<STRIPS>(p, part);
     else
@@ -24,30 +29,23 @@ struct Bfmmla {
 
  private:
   static constexpr int kQuads = kStrip / 4;   // of features
-  static constexpr int64_t kAhead = 2 << 10;  // bytes
 
   static bfloat16x8_t load(const uint16_t* p) { return vreinterpretq_bf16_u16(vld1q_u16(p)); }
 
-  static void fetch_next(const Product& p, const PairPart& part, int64_t k) {
-    for (int64_t s = 0; s < part.num_next; s++)
-      __builtin_prefetch(part.next + (s * p.depth + k) * kStrip, 0, 2);
-  }
-
   template <int STRIPS>
-  static void one_row(const Product& p, const PairPart& part) {
-    const PairStart at(p, part);
+  static void one_row(const Product& p, const Part& part) {
+    const Start<Bfmmla, uint16_t> at(p, part);
     float32x4_t sums[STRIPS][kQuads];
     UNROLL for (int s = 0; s < STRIPS; s++) UNROLL
       for (int q = 0; q < kQuads; q++)
         sums[s][q] = at.continues ? vld1q_f32(at.y + s * kStrip + 4 * q) : vdupq_n_f32(0);
     for (int64_t k = 0; k < part.size; k += 2) {
-      fetch_next(p, part, k);
+      if (k % kTogether == 0) at.template fetch<STRIPS>(part, k);
       uint32_t pair;
       memcpy(&pair, at.x + k, sizeof pair);
       const auto factor = vreinterpretq_bf16_u32(vdupq_n_u32(pair));
       UNROLL for (int s = 0; s < STRIPS; s++) {
-        const uint16_t* const w = at.weights + s * at.strip_size + k * kStrip;
-        __builtin_prefetch((const char*)w + kAhead);
+        const uint16_t* const w = at.weights(s, k);
         UNROLL for (int q = 0; q < kQuads; q++)
           sums[s][q] = vbfdotq_f32(sums[s][q], load(w + 8 * q), factor);
       }
@@ -58,9 +56,9 @@ struct Bfmmla {
 
   // Of an odd number of rows the last is multiplied twice.
   template <int ROWS, int STRIPS>
-  static void rows(const Product& p, const PairPart& part) {
+  static void rows(const Product& p, const Part& part) {
     constexpr int kPairs = (ROWS + 1) / 2;
-    const PairStart at(p, part);
+    const Start<Bfmmla, uint16_t> at(p, part);
     const auto second_row = [](int pair) { return 2 * pair + (2 * pair + 1 < ROWS); };
     // Of two rows and two features each: f0 and f1 of the first row, then of the second.
     float32x4_t sums[kPairs][STRIPS][kQuads][2];
@@ -77,16 +75,13 @@ struct Bfmmla {
           sums[r][s][q][1] = vreinterpretq_f32_f64(vzip2q_f64(a, b));
         }
     for (int64_t k = 0; k < part.size; k += 4) {
-      fetch_next(p, part, k);
-      fetch_next(p, part, k + 2);
+      at.template fetch<STRIPS>(part, k);
       bfloat16x8_t x[kPairs];
       UNROLL for (int r = 0; r < kPairs; r++)
-        x[r] = vreinterpretq_bf16_u16(vcombine_u16(vld1_u16(at.x + 2 * r * p.depth + k),
-                                                   vld1_u16(at.x + second_row(r) * p.depth + k)));
+        x[r] = vreinterpretq_bf16_u16(vcombine_u16(vld1_u16(at.x + 2 * r * p.x_stride() + k),
+                                                   vld1_u16(at.x + second_row(r) * p.x_stride() + k)));
       UNROLL for (int s = 0; s < STRIPS; s++) {
-        const uint16_t* const w = at.weights + s * at.strip_size + k * kStrip;
-        __builtin_prefetch((const char*)w + kAhead);
-        __builtin_prefetch((const char*)w + kAhead + 64);
+        const uint16_t* const w = at.weights(s, k);
         UNROLL for (int q = 0; q < kQuads; q++) {
           const uint32x4_t first = vreinterpretq_u32_u16(vld1q_u16(w + 8 * q));
           const uint32x4_t second = vreinterpretq_u32_u16(vld1q_u16(w + 2 * kStrip + 8 * q));

@@ -117,8 +117,11 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     sizes.push_back(sort_rows(x, order));
   }
   const bool is_in_order = std::is_sorted(order.begin(), order.end());
-  constexpr int64_t kPutRows = 8, kBlockBytes = 1 << 20, kLeastBlock = 64;
-  const int64_t fitting = kBlockBytes / bytes_of_rows(type, kLeastBlock, depth);
+  constexpr int64_t kPutRows = 8, kLeastBlock = 64, kFewRows = 4;
+  // That stay in the second cache beside weights.
+  const int64_t block_bytes = type == Activations::kFloat32 ? 1 << 19 : 1 << 20;
+  const int64_t padding = T > kFewRows ? row_padding(type, depth) : 0;
+  const int64_t fitting = block_bytes / bytes_of_rows(type, kLeastBlock, depth + padding);
   const int64_t block_rows = kLeastBlock * (fitting < 1 ? 1 : fitting);
   const int64_t apart = type == Activations::kInt8 ? kRowsTogether : 1;
   const int64_t unused = std::count(sizes.begin(), sizes.end(), 0);
@@ -144,8 +147,9 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   static thread_local Scratch scratch;
   const char* rows = (const char*)x.untyped_data();
   const auto given = is_float ? Activations::kFloat32 : Activations::kBfloat16;
-  const bool is_ready = type == given && depth == D && is_in_order;
-  char* own = is_ready ? nullptr : (char*)scratch.reserve(bytes_of_rows(type, places, depth));
+  const bool is_ready = type == given && depth == D && !padding && is_in_order;
+  const int64_t own_bytes = bytes_of_rows(type, places, depth + padding);
+  char* own = is_ready ? nullptr : (char*)scratch.reserve(own_bytes);
   if (own) rows = own;
   auto work = [&](int phase, int64_t piece) {
     if (phase == 0) {
@@ -153,7 +157,8 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
       const int64_t start = (piece - g.first_put) * kPutRows;
       for (int64_t t = start; t < g.num_rows && t < start + kPutRows; t++)
         kernels.put((const char*)x.untyped_data() + order[g.row + t] * D * (is_float ? 4 : 2),
-                    is_float, D, depth, own, g.place + t);
+                    is_float, D, depth, own + bytes_of_rows(type, g.place + t, padding),
+                    g.place + t);
       return;
     }
     const Group& g = group_of(groups, &Group::first_piece, piece);
@@ -161,7 +166,8 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     const int64_t first = (piece - g.first_piece) % g.shares * g.together;
     Product p;
     p.depth = depth;
-    p.x = rows + bytes_of_rows(type, g.place + block, depth);
+    p.x = rows + bytes_of_rows(type, g.place + block, depth + padding);
+    p.x_padding = padding;
     p.num_rows = g.num_rows - block < block_rows ? g.num_rows - block : block_rows;
     p.accumulates = false;
     p.shift = found.shift;

@@ -27,8 +27,11 @@ struct Product {
   float* y;  // [rows, 16 num_strips], rows `y_stride` floats apart
   int64_t y_stride;
   bool accumulates;
-  bool is_far = true;  // whether the strips come from memory
-  int shift = 0;       // of blocks: 2^shift groups share a scale (blocks.h)
+  bool is_far = true;     // whether the strips come from memory
+  int shift = 0;          // of blocks: 2^shift groups share a scale (blocks.h)
+  int64_t x_padding = 0;  // elements behind each row of x
+
+  int64_t x_stride() const { return depth + x_padding; }
 };
 
 // Elements of pages: of the queries' type, or quantized (configs/cache.py, `PageFormat`).
@@ -97,6 +100,13 @@ static inline int64_t bytes_of_rows(Activations type, int64_t rows, int64_t dept
   if (type == Activations::kInt8)
     return padded(rows, kRowsTogether) * (depth + depth / kDepth * 16);
   return rows * depth * (type == Activations::kFloat32 ? 4 : 2);
+}
+
+// Elements behind a row of activations, where there are many: rows that lie a multiple of 2 KB apart
+// share few sets of the first cache, and push each other out of it.
+static inline int64_t row_padding(Activations type, int64_t depth) {
+  const int64_t size = type == Activations::kFloat32 ? 4 : 2;
+  return type == Activations::kInt8 || depth * size % 2048 ? 0 : 64 / size;
 }
 
 // Products with weights of one format.

@@ -1,21 +1,18 @@
-// Products with strips: each (row, feature) has one accumulator that goes through the depth in
-// order, so a row's bits do not depend on the rows beside it.
+// Products in float32, and what puts activations where products take them.
 #pragma once
 #include "kernels.h"
+#include "tiles.h"
 #include "vector.h"
 
 namespace {
-
-using ridgeline::kStrip;
-using ridgeline::Product;
 
 // Weights of float32, a row of depth at a time.
 struct Float32 {
   using Element = float;
   static constexpr int kStep = 1;
   static constexpr bool kHasScales = false;
-  static void load(const Element* strip, int64_t k, Vector (&w)[kStep]) {
-    w[0] = Vector::load(strip + k * kStrip);
+  static void load(const Element* row, Vector (&w)[kStep]) {
+    w[0] = Vector::load(row);
   }
 };
 
@@ -24,10 +21,10 @@ struct Bfloat16 {
   using Element = uint16_t;
   static constexpr int kStep = 2;
   static constexpr bool kHasScales = false;
-  static void load(const Element* strip, int64_t k, Vector (&w)[kStep]) {
+  static void load(const Element* row, Vector (&w)[kStep]) {
     Words words[kRegisters];
     UNROLL for (int i = 0; i < kRegisters; i++)
-      words[i] = *(const LooseWords*)(strip + k * kStrip + i * 2 * kRegisterLanes);
+      words[i] = *(const LooseWords*)(row + i * 2 * kRegisterLanes);
     w[0] = first_of_pairs(words);
     w[1] = second_of_pairs(words);
   }
@@ -38,8 +35,8 @@ struct Fp8 {
   using Element = uint8_t;
   static constexpr int kStep = 1;
   static constexpr bool kHasScales = true;
-  static void load(const Element* strip, int64_t k, Vector (&w)[kStep]) {
-    const Element* p = strip + k * kStrip;
+  static void load(const Element* row, Vector (&w)[kStep]) {
+    const Element* p = row;
     UNROLL for (int i = 0; i < kRegisters; i++, p += kRegisterLanes) {
 #if defined(__AVX512F__)
       const __m256i wide = _mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i*)p));
@@ -60,85 +57,67 @@ struct Fp8 {
   }
 };
 
-// Elements of a strip, and its scales if it has some.
+// Tiles in float32 (tiles.h).
 template <class Format>
-int64_t strip_size(int64_t depth) {
-  return depth * kStrip + (Format::kHasScales ? kStrip * 4 : 0);
-}
+struct FloatTiles {
+  using Element = typename Format::Element;
+  static constexpr int kMostRows = kAccumulators > 12 ? 12 : kAccumulators, kRows = kMostRows;
+  static constexpr int64_t kDepth = 2048;
+  static constexpr bool kFetchesNext = false;  // it would delay the rows that tiles read
 
-template <class Format, int ROWS, int STRIPS>
-void tile(const Product& p, int64_t strip, int64_t row) {
-  constexpr int kStep = Format::kStep;
-  const int64_t size = strip_size<Format>(p.depth);
-  const auto* weights = (const typename Format::Element*)p.strips + strip * size;
-  const float* x = (const float*)p.x + row * p.depth;
-  float* y = p.y + row * p.y_stride + strip * kStrip;
-  Vector sums[ROWS][STRIPS];
-  UNROLL for (int r = 0; r < ROWS; r++) UNROLL
-    for (int s = 0; s < STRIPS; s++)
-      sums[r][s] = p.accumulates ? Vector::load(y + r * p.y_stride + s * kStrip) : Vector::splat(0);
-  for (int64_t k = 0; k < p.depth; k += kStep) {
-    Vector w[STRIPS][kStep];
-    UNROLL for (int s = 0; s < STRIPS; s++) {
-      const auto* from = weights + s * size;
-      __builtin_prefetch((const char*)(from + k * kStrip) + 2048);
-      Format::load(from, k, w[s]);
-    }
-    UNROLL for (int step = 0; step < kStep; step++) UNROLL
-      for (int r = 0; r < ROWS; r++) {
-        const Vector factor = Vector::splat(x[r * p.depth + k + step]);
-        UNROLL for (int s = 0; s < STRIPS; s++)
-          sums[r][s] = multiply_add(w[s][step], factor, sums[r][s]);
-      }
+  static int64_t strip_bytes(int64_t depth) {
+    return kStrip * (depth * sizeof(Element) + (Format::kHasScales ? sizeof(float) : 0));
   }
-  if constexpr (Format::kHasScales) UNROLL
-    for (int s = 0; s < STRIPS; s++) {
-      const auto* scales = weights + s * size + p.depth * kStrip;
-      const Vector d = Vector::load((const float*)scales) * Vector::splat(256);
-      UNROLL for (int r = 0; r < ROWS; r++) sums[r][s] = sums[r][s] * d;
+
+  // As many as there are registers for. Where these are few, pairs that are taken apart cost some
+  // of them.
+  static constexpr int strips(int rows) {
+    const int free = kAccumulators - (kAccumulators <= 6 && Format::kStep > 1);
+    const int most = free / rows, even = rows <= 2 ? 8 : rows <= 4 ? 4 : 2;
+    int strips = 1;
+    while (2 * strips <= most && 2 * strips <= even) strips *= 2;
+    return strips;
+  }
+
+  template <int ROWS, int STRIPS>
+  static void tile(const Product& p, const Part& part) {
+    constexpr int kStep = Format::kStep;
+    const Start<FloatTiles, float> at(p, part);
+    Vector sums[ROWS][STRIPS];
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL
+      for (int s = 0; s < STRIPS; s++)
+        sums[r][s] = at.continues ? Vector::load(at.y + r * p.y_stride + s * kStrip)
+                                     : Vector::splat(0);
+    Rows<float, ROWS> x(at.x, p.x_stride());
+    for (int64_t k = 0; k < part.size; k += kTogether, x.advance()) {
+      at.template fetch<STRIPS>(part, k);
+      UNROLL for (int first = 0; first < kTogether; first += kStep) {
+        Vector w[STRIPS][kStep];
+        UNROLL for (int s = 0; s < STRIPS; s++) Format::load(at.weights(s, k + first), w[s]);
+        UNROLL for (int step = 0; step < kStep; step++) UNROLL
+          for (int r = 0; r < ROWS; r++) {
+            const Vector factor = Vector::splat(*x.at(r, first + step));
+            UNROLL for (int s = 0; s < STRIPS; s++)
+              sums[r][s] = multiply_add(w[s][step], factor, sums[r][s]);
+          }
+      }
     }
-  UNROLL for (int r = 0; r < ROWS; r++) UNROLL
-    for (int s = 0; s < STRIPS; s++) sums[r][s].store(y + r * p.y_stride + s * kStrip);
-}
+    if constexpr (Format::kHasScales)
+      if (part.start + part.size == p.depth) UNROLL
+        for (int s = 0; s < STRIPS; s++) {
+          const Vector scale =
+              Vector::load((const float*)at.weights(s, part.size)) * Vector::splat(256);
+          UNROLL for (int r = 0; r < ROWS; r++) sums[r][s] = sums[r][s] * scale;
+        }
+    UNROLL for (int r = 0; r < ROWS; r++) UNROLL
+      for (int s = 0; s < STRIPS; s++) sums[r][s].store(at.y + r * p.y_stride + s * kStrip);
+  }
+};
 
-// Strips that a tile of so many rows has registers for. Where these are few, pairs that are taken
-// apart cost some of them.
-template <class Format>
-constexpr int strips_for(int rows) {
-  const int free = kAccumulators - (kAccumulators <= 6 && Format::kStep > 1);
-  const int most = free / rows, even = rows == 1 ? 8 : rows == 2 ? 6 : rows <= 4 ? 4 : 2;
-  return most < 1 ? 1 : most < even ? most : even;
-}
-
-constexpr int kMostRows = kAccumulators > 12 ? 12 : kAccumulators;
-
-// All strips for ROWS rows.
-template <class Format, int ROWS>
-void tiles(const Product& p, int64_t strip, int64_t stop, int64_t row) {
-  constexpr int kStrips = strips_for<Format>(ROWS);
-  for (; strip + kStrips <= stop; strip += kStrips) tile<Format, ROWS, kStrips>(p, strip, row);
-  for (; strip < stop; strip++) tile<Format, ROWS, 1>(p, strip, row);
-}
-
-template <class Format, int ROWS = kMostRows>
-void tiles_of(int rows, const Product& p, int64_t strip, int64_t stop, int64_t row) {
-  if constexpr (ROWS > 1)
-    if (rows < ROWS) return tiles_of<Format, ROWS - 1>(rows, p, strip, stop, row);
-  tiles<Format, ROWS>(p, strip, stop, row);
-}
-
-// `Multiplier::multiply`: rows in equal groups, a few strips at a time while they are in the cache.
+// `Multiplier::multiply`.
 template <class Format>
 void multiply(const Product& p) {
-  const int64_t groups = (p.num_rows + kMostRows - 1) / kMostRows;
-  const int64_t together = groups == 1 ? p.num_strips : strips_for<Format>(kMostRows);
-  for (int64_t strip = 0; strip < p.num_strips; strip += together) {
-    const int64_t stop = strip + together < p.num_strips ? strip + together : p.num_strips;
-    for (int64_t g = 0; g < groups; g++) {
-      const int64_t row = p.num_rows * g / groups, end = p.num_rows * (g + 1) / groups;
-      tiles_of<Format>((int)(end - row), p, strip, stop, row);
-    }
-  }
+  multiply_by_tiles<FloatTiles<Format>>(p);
 }
 
 // `Multiplier::put`.
