@@ -15,8 +15,11 @@ from configs.precision import FORMATS
 LAYOUT = 5  # of packed weights and of the functions' arguments: part of every name that XLA keeps
 STRIP, DEPTH = 16, 32  # features of a strip, what its depth is a multiple of (src/kernels.h)
 LINE = 64  # bytes: what strips of blocks are a multiple of (src/blocks.h)
-_NAMES = "linear", "grouped", "lookup", "attend", "bounds", "norm", "gate", "summarize", "choose"
-LINEAR, GROUPED, LOOKUP, ATTEND, BOUNDS, NORM, GATE, SUMMARIZE, CHOOSE = (
+_NAMES = (
+    *("linear", "gated", "grouped", "lookup", "attend", "bounds"),
+    *("norm", "gate", "summarize", "choose"),
+)
+LINEAR, GATED, GROUPED, LOOKUP, ATTEND, BOUNDS, NORM, GATE, SUMMARIZE, CHOOSE = (
     f"ridgeline_{name}_{LAYOUT}" for name in _NAMES
 )
 

@@ -15,7 +15,7 @@ import numpy as np
 from layers.kernels.cpu import calls, library
 
 GROUP = 128  # entries that one of the maxima stands for (src/row_kernels.h)
-_GATES = {"silu": 0, "gelu_tanh": 1}
+GATES = {"silu": 0, "gelu_tanh": 1}
 _Arrays = ParamSpec("_Arrays")
 _Out = TypeVar("_Out")
 _chosen = jax.make_user_context(default_value=False)  # a part of the keys of jit's caches
@@ -85,7 +85,7 @@ def gate(gate_up_TX: jax.Array, activation: str, dtype: str) -> jax.Array:
     """
     T, X = gate_up_TX.shape
     out = jax.ShapeDtypeStruct((T, X // 2), jnp.dtype(dtype))
-    code = np.int32(_GATES[activation])
+    code = np.int32(GATES[activation])
     found: jax.Array = calls.call(library.GATE, out, gate_up_TX, activation=code)
     return found
 

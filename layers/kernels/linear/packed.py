@@ -20,6 +20,7 @@ import numpy as np
 from configs.precision import FORMATS
 from layers.kernels.cpu import calls, library
 from layers.kernels.cpu.library import DEPTH, STRIP
+from layers.kernels.cpu.rows import GATES
 from layers.kernels.linear import low_bit
 from layers.params import aligned
 
@@ -164,6 +165,32 @@ def product(x_TD: jax.Array, w: Packed) -> jax.Array:
     F = min(w.shape[0], w.data.shape[0] * STRIP)
     out = jax.ShapeDtypeStruct((x_TD.shape[0], F), jnp.float32)
     return calls.call(library.LINEAR, out, x_TD, w.data, format=w.format)
+
+
+def multiplies_gated(w: Any) -> bool:
+    """Whether `gated_product` takes a leaf of the parameters: a matrix whose halves are whole
+    strips, for which `product` is a single call.
+    """
+    if not is_packed(w) or len(w.shape) != 2 or w.shape[0] % (2 * STRIP) or w.data.shape[0] % 2:
+        return False
+    is_in_parts = _exact.value and rounds(w.format)
+    return not is_in_parts and FORMATS[w.format].activations != "fp8"
+
+
+def gated_product(x_TD: jax.Array, w: Packed, activation: str, dtype: str) -> jax.Array:
+    """act(gate) up, of `dtype` [T, F / 2]: with the bits that `rows.gate` makes of `product`, whose
+    result, gates before the rest, is written nowhere.
+
+    Args:
+        x_TD: float32 or bfloat16.
+        w: a matrix that `multiplies_gated`.
+        activation: one of `rows.GATES`.
+        dtype: 'float32' or 'bfloat16'.
+    """
+    F = min(w.shape[0], w.data.shape[0] * STRIP)
+    out = jax.ShapeDtypeStruct((x_TD.shape[0], F // 2), jnp.dtype(dtype))
+    code = np.int32(GATES[activation])
+    return calls.call(library.GATED, out, x_TD, w.data, format=w.format, activation=code)
 
 
 def grouped_product(x_XD: jax.Array, w: Packed, sizes_E: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from layers.kernels.cpu.rows import gate
 from layers.kernels.linear import packed
 from layers.linear import linear
 from tests.layers.native import ROUNDING, instruction_set, need  # noqa: F401
@@ -57,6 +58,28 @@ def test_a_row_has_the_same_bits_in_any_company(instruction_set, weights):  # no
         for rows in counts:
             np.testing.assert_array_equal(jax.jit(linear)(x_TD[:rows], w), whole[:rows])
             np.testing.assert_array_equal(jax.jit(linear)(x_TD[-rows:], w), whole[-rows:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
+def test_a_gated_product_has_the_bits_of_its_two_steps(instruction_set, activation, dtype):  # noqa: F811
+    for T, D, F in ((1, 96, 64), (7, 33, 352), (40, 96, 32), (150, 64, 96)):
+        x_TD, w = _drawn(0, T, D), packed.pack(_drawn(1, F, D, dtype="bfloat16"))
+        x_TD[(T + 1) // 2 : T - T // 4] = 0  # as padding
+        assert packed.multiplies_gated(w)
+        apart_TF = gate(packed.product(x_TD, w), activation, dtype)
+        found_TF = packed.gated_product(x_TD, w, activation, dtype)
+        assert found_TF.dtype == dtype
+        np.testing.assert_array_equal(found_TF, apart_TF)
+
+
+def test_products_are_gated_where_gates_are_whole_strips(instruction_set):  # noqa: F811
+    assert not packed.multiplies_gated(_drawn(0, 64, 32))
+    assert not packed.multiplies_gated(packed.pack(_drawn(0, 48, 32)))
+    blocks = packed.pack_blocks(np.zeros((64, 34), np.uint8), "q8_0", 32)
+    assert packed.multiplies_gated(blocks)
+    with packed.exact(True):
+        assert not packed.multiplies_gated(blocks)
 
 
 @pytest.mark.parametrize("inputs", ["float32", "bfloat16"])

@@ -82,30 +82,49 @@ int64_t sort_rows(const ffi::AnyBuffer& x, std::vector<int64_t>& order) {
   return num_used;
 }
 
+// What a product leaves: [T, F], of float32, or of either type where its features are gates and,
+// behind them, as many that they multiply.
+struct Result {
+  ffi::AnyBuffer& y;
+  const Gate* gate = nullptr;
+
+  bool is_float32() const { return y.element_type() == ffi::DataType::F32; }
+  int64_t row_bytes() const { return y.dimensions()[1] * element_bytes(); }
+  int64_t element_bytes() const { return is_float32() ? 4 : 2; }
+  char* at(int64_t row, int64_t feature) const {
+    return (char*)y.untyped_data() + row * row_bytes() + feature * element_bytes();
+  }
+};
+
 // y = x w^T: x [T, D] of float32 or bfloat16, w matrices in strips of a format, one behind the
-// other, y float32 [T, F]. Matrix e multiplies the next sizes[e] rows; those behind them all are 0.
+// other. Matrix e multiplies the next sizes[e] rows; those behind them all are 0.
 // Without sizes there is one matrix for all rows, of which those of zeros, as padding has them,
 // cost nothing: their results are 0, whatever is in the matrix.
 ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::AnyBuffer& x,
                     const ffi::AnyBuffer& w, const std::vector<int64_t>* given_sizes,
-                    ffi::BufferR2<ffi::F32>& y) {
-  if (x.dimensions().size() != 2)
-    return ffi::Error::InvalidArgument("a product of Ridgeline: x is not a matrix");
+                    const Result& result) {
+  const ffi::AnyBuffer& y = result.y;
+  if (x.dimensions().size() != 2 || y.dimensions().size() != 2)
+    return ffi::Error::InvalidArgument("a product of Ridgeline: x or y is not a matrix");
   const int64_t T = x.dimensions()[0], D = x.dimensions()[1], F = y.dimensions()[1];
+  const int64_t parts = result.gate ? 2 : 1;  // of a matrix, F features each
   const bool is_float = x.element_type() == ffi::DataType::F32;
   const int64_t depth = padded(D, kDepth), strips = padded(F, kStrip) / kStrip;
   const Format found = find_format(format, depth);
-  if (!found.multiplier || (!is_float && x.element_type() != ffi::DataType::BF16))
-    return ffi::Error::InvalidArgument("a product of Ridgeline: x or w of another type");
+  if (!found.multiplier || (!is_float && x.element_type() != ffi::DataType::BF16) ||
+      (!result.is_float32() && (!result.gate || y.element_type() != ffi::DataType::BF16)))
+    return ffi::Error::InvalidArgument("a product of Ridgeline: x, w or y of another type");
   const Multiplier& kernels = *found.multiplier;
+  const RowKernels& row_kernels = *chosen().rows;
   const Activations type = kernels.activations;
   const int64_t strip_bytes = found.strip_bytes, matrices = given_sizes ? given_sizes->size() : 1;
-  if ((int64_t)w.size_bytes() != matrices * strips * strip_bytes || y.dimensions()[0] != T)
+  if ((int64_t)w.size_bytes() != matrices * parts * strips * strip_bytes ||
+      y.dimensions()[0] != T || (result.gate && F % kStrip))
     return ffi::Error::InvalidArgument("a product of Ridgeline: shapes do not go together");
   if (T * F == 0) return ffi::Error::Success();
   prefer_large_pages(y.untyped_data(), y.size_bytes());
   if (D == 0) {
-    memset(y.typed_data(), 0, T * F * sizeof(float));
+    memset(y.untyped_data(), 0, T * result.row_bytes());
     return ffi::Error::Success();
   }
   std::vector<int64_t> order, sizes;  // of rows as they are taken
@@ -125,7 +144,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   const int64_t block_rows = kLeastBlock * (fitting < 1 ? 1 : fitting);
   const int64_t apart = type == Activations::kInt8 ? kRowsTogether : 1;
   const int64_t unused = std::count(sizes.begin(), sizes.end(), 0);
-  const int64_t all_strips = strips * ((int64_t)sizes.size() - unused);
+  const int64_t all_strips = parts * strips * ((int64_t)sizes.size() - unused);
   std::vector<Group> groups;
   int64_t row = 0, place = 0, puts = 0, pieces = 0;
   auto add = [&](int64_t matrix, int64_t size) {
@@ -133,6 +152,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     // Enough strips for the caller to be worth a claim, few enough for threads to end together.
     int64_t together = matrix < 0 ? strips : size <= 2 ? 16 : 8;
     while (matrix >= 0 && together > 4 && all_strips < 8 * together) together /= 2;
+    if (matrix >= 0) together /= parts;
     const int64_t shares = (strips + together - 1) / together;
     groups.push_back({matrix, row, size, place, puts, together, shares, pieces});
     row += size;
@@ -171,26 +191,41 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     p.num_rows = g.num_rows - block < block_rows ? g.num_rows - block : block_rows;
     p.accumulates = false;
     p.shift = found.shift;
-    p.strips = (const char*)w.untyped_data() + (g.matrix * strips + first) * strip_bytes;
-    p.num_strips = strips - first < g.together ? strips - first : g.together;
+    p.num_strips = std::min(strips - first, g.together);
+    auto strips_of = [&](int64_t part) {
+      const int64_t strip = (g.matrix * parts + part) * strips + first;
+      return (const char*)w.untyped_data() + strip * strip_bytes;
+    };
     const int64_t width = std::min(F - first * kStrip, p.num_strips * kStrip);
+    const int64_t bytes = width * result.element_bytes();
     const int64_t* const own_rows = order.data() + g.row + block;
-    auto out = [&](int64_t t) { return y.typed_data() + own_rows[t] * F + first * kStrip; };
+    auto out = [&](int64_t t) { return result.at(own_rows[t], first * kStrip); };
     if (g.matrix < 0) {
-      for (int64_t t = 0; t < p.num_rows; t++) memset(out(t), 0, width * sizeof(float));
+      for (int64_t t = 0; t < p.num_rows; t++) memset(out(t), 0, bytes);
       return;
     }
-    // Else rows of y lie apart, or the last strip is wider than y.
-    if (is_in_order && width == p.num_strips * kStrip) {
-      p.y = out(0);
+    p.strips = strips_of(0);
+    if (!result.gate && is_in_order && width == p.num_strips * kStrip) {
+      p.y = (float*)out(0);
       p.y_stride = F;
       return kernels.multiply(p);
     }
+    // Rows of y lie apart, the last strip is wider than y, or gates and what they multiply meet.
     static thread_local Scratch wide;
-    p.y = (float*)wide.reserve(p.num_rows * p.num_strips * kStrip * 4);
-    p.y_stride = p.num_strips * kStrip;
+    p.y_stride = parts * p.num_strips * kStrip;
+    float* const made = p.y = (float*)wide.reserve(p.num_rows * p.y_stride * sizeof(float));
     kernels.multiply(p);
-    for (int64_t t = 0; t < p.num_rows; t++) memcpy(out(t), p.y + t * p.y_stride, width * 4);
+    if (!result.gate) {
+      for (int64_t t = 0; t < p.num_rows; t++) memcpy(out(t), made + t * p.y_stride, bytes);
+      return;
+    }
+    p.strips = strips_of(1);
+    p.y += width;
+    kernels.multiply(p);
+    for (int64_t t = 0; t < p.num_rows; t++) {
+      const float* const gates = made + t * p.y_stride;
+      row_kernels.gate({gates, width, *result.gate, result.is_float32(), out(t)}, 0);
+    }
   };
   parallel(pool, {own ? puts : 0, pieces}, work);
   scratch.trim();
@@ -199,21 +234,28 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
 
 // All rows with one matrix.
 ffi::Error linear(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer x, ffi::AnyBuffer w,
-                  ffi::Result<ffi::BufferR2<ffi::F32>> y) {
-  return multiply(pool, format, x, w, nullptr, *y);
+                  ffi::Result<ffi::AnyBuffer> y) {
+  return multiply(pool, format, x, w, nullptr, {*y});
+}
+
+// act(gate) up of a product with a matrix whose first half are gates.
+ffi::Error gated(ffi::ThreadPool pool, std::string_view format, int32_t activation,
+                 ffi::AnyBuffer x, ffi::AnyBuffer w, ffi::Result<ffi::AnyBuffer> y) {
+  const auto gate = (Gate)activation;
+  return multiply(pool, format, x, w, nullptr, {*y, &gate});
 }
 
 // Rows that are sorted by their matrix, `sizes` of each; sizes that x does not have are cut.
 ffi::Error grouped(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer x,
                    ffi::AnyBuffer w, ffi::BufferR1<ffi::S32> sizes,
-                   ffi::Result<ffi::BufferR2<ffi::F32>> y) {
+                   ffi::Result<ffi::AnyBuffer> y) {
   std::vector<int64_t> own(sizes.typed_data(), sizes.typed_data() + sizes.element_count());
-  int64_t left = y->dimensions()[0];
+  int64_t left = y->dimensions().size() == 2 ? y->dimensions()[0] : 0;
   for (int64_t& size : own) {
     size = size < 0 ? 0 : size < left ? size : left;
     left -= size;
   }
-  return multiply(pool, format, x, w, &own, *y);
+  return multiply(pool, format, x, w, &own, {*y});
 }
 
 // Some rows of a matrix in strips of blocks: float32 [T, D].
@@ -390,7 +432,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_linear, ridgeline::linear,
                                   .Attr<std::string_view>("format")
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
-                                  .Ret<ffi::BufferR2<ffi::F32>>());
+                                  .Ret<ffi::AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_gated, ridgeline::gated,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<std::string_view>("format")
+                                  .Attr<int32_t>("activation")
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_grouped, ridgeline::grouped,
                               ffi::Ffi::Bind()
@@ -399,7 +450,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_grouped, ridgeline::grouped,
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::AnyBuffer>()
                                   .Arg<ffi::BufferR1<ffi::S32>>()
-                                  .Ret<ffi::BufferR2<ffi::F32>>());
+                                  .Ret<ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_lookup, ridgeline::lookup,
                               ffi::Ffi::Bind()
