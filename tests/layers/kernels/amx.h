@@ -70,6 +70,7 @@ inline StandInTiles& stand_in_tiles() {
 #undef _tile_zero
 #undef _tile_dpbf16ps
 #undef _tile_dpbsud
+#undef _tile_dpbssd
 #define _tile_loadconfig(from) stand_in_tiles().load_config(from)
 #define _tile_storeconfig(to) memcpy(to, stand_in_tiles().config, 64)
 #define _tile_release() memset(&stand_in_tiles(), 0, sizeof(StandInTiles))
@@ -78,3 +79,4 @@ inline StandInTiles& stand_in_tiles() {
 #define _tile_zero(t) memset(&stand_in_tiles().tile[t], 0, sizeof stand_in_tiles().tile[t])
 #define _tile_dpbf16ps(sums, a, b) stand_in_tiles().multiply_pairs(sums, a, b)
 #define _tile_dpbsud(sums, a, b) stand_in_tiles().multiply_bytes<int8_t, uint8_t>(sums, a, b)
+#define _tile_dpbssd(sums, a, b) stand_in_tiles().multiply_bytes<int8_t, int8_t>(sums, a, b)

@@ -113,21 +113,33 @@ def test_rows_are_the_librarys_numbers(format):
         assert matrix.data.nbytes >= FORMATS[format].bytes_for(F * D, D)
 
 
+def _check(format, T, F, D):
+    blocks, numbers = _drawn(format, F, D, seed=T)
+    x_TD = np.random.default_rng(T).standard_normal((T, D)).astype(np.float32)
+    x_TD[:, 32:64] = 0
+    found = jax.jit(linear)(x_TD, packed.pack_blocks(blocks, format, D))
+    # A number between two int8 may go either way: it is as good as what it is rounded to.
+    rounded_TD = _rounded(x_TD, format).astype(np.float64)
+    exact = rounded_TD @ numbers.astype(np.float64).T
+    size = np.abs(rounded_TD) @ np.abs(numbers).T.astype(np.float64)
+    assert found.shape == (T, F) and found.dtype == jnp.float32
+    error = np.abs(np.asarray(found, np.float64) - exact) / size
+    assert np.median(error) < 1e-6 and error.max() < 1e-3
+
+
 @pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _ALL)
 def test_products_are_exact_up_to_their_sums(instruction_set, format):  # noqa: F811
     for T, F, D in (1, 40, 512), (7, 16, 256), (12, 100, 256), (33, 31, 768), (2, 5, 256):
-        blocks, numbers = _drawn(format, F, D, seed=T)
-        x_TD = np.random.default_rng(T).standard_normal((T, D)).astype(np.float32)
-        x_TD[:, 32:64] = 0
-        found = jax.jit(linear)(x_TD, packed.pack_blocks(blocks, format, D))
-        # A number between two int8 may go either way: it is as good as what it is rounded to.
-        rounded_TD = _rounded(x_TD, format).astype(np.float64)
-        exact = rounded_TD @ numbers.astype(np.float64).T
-        size = np.abs(rounded_TD) @ np.abs(numbers).T.astype(np.float64)
-        assert found.shape == (T, F) and found.dtype == jnp.float32
-        error = np.abs(np.asarray(found, np.float64) - exact) / size
-        assert np.median(error) < 1e-6 and error.max() < 1e-3
+        _check(format, T, F, D)
+
+
+@pytest.mark.long
+def test_500_random_products(instruction_set):  # noqa: F811
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        T, F, blocks = (int(2 ** rng.uniform(0, most)) for most in (7, 9, 4))
+        _check(str(rng.choice(_ALL)), T, F, blocks * 256)
 
 
 @pytest.mark.parts(3)

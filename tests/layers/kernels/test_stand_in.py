@@ -16,12 +16,14 @@ _HERE = Path(__file__).parent
 
 
 _BF16 = (build._WIDE, "-mavx512vnni", "-include", str(_HERE / "avx512bf16.h"))
+_AMX = ("-include", str(_HERE / "amx.h"))
 _UNITS = {
     "avx512bf16": {"dispatch.cc": (), "avx512bf16.cc": _BF16},
     # Under the other's name, which needs no state of the system's.
     "amx": {
-        "dispatch.cc": ("-DkBfloat16Pairs=kBfloat16Amx",), "avx512bf16.cc": _BF16,
-        "amx.cc": (*_BF16, "-include", str(_HERE / "amx.h")),
+        "dispatch.cc": ("-DkBfloat16Pairs=kBfloat16Amx", "-DkBlocksVnni=kBlocksAmx"),
+        "avx512bf16.cc": _BF16, "amx.cc": (*_BF16, *_AMX),
+        "amx_blocks.cc": (build._WIDE, "-mavx512vnni", *_AMX),
     },
 }  # fmt: skip
 

@@ -8,6 +8,15 @@ namespace {
 
 constexpr int kLeastRows = 12;  // fewer are multiplied faster by VNNI
 
+// Integers come from memory, in the order of their addresses: those that are due in a while, which
+// beyond a strip's end are the next one's.
+template <class Format>
+inline void prefetch_group(const uint8_t* group) {
+  constexpr int64_t kAhead = 8 << 10;
+  for (int line = 0; line < Format::kLayout.integer_bytes(); line += 64)
+    __builtin_prefetch(group + kAhead + line);
+}
+
 // A strip's integers as the matrix unit takes them: int8, 8 rows of 64 bytes a group.
 template <class Format>
 void unpack(const BlockStrip<Format>& strip, int64_t depth, int8_t* out) {
@@ -41,12 +50,12 @@ alignas(64) constexpr int32_t kNone[kLanes] = {FOUR, FOUR, FOUR, FOUR};
 
 // Begins a group's products with up to sixteen rows.
 template <class Format>
-void begin(int64_t group, const int8_t* w, const int8_t* x, int64_t depth) {
+void begin(int64_t group, const int8_t* w, const Int8Rows& rows) {
   w += group * kDepth * kStrip;
-  x += group * kDepth;
+  const int8_t* x = rows.integers(group);
 #define BEGIN(SUMS, X, W, x, w) \
   _tile_loadd(SUMS, kNone, 0);  \
-  _tile_loadd(X, x, depth);     \
+  _tile_loadd(X, x, kDepth);    \
   _tile_loadd(W, w, 64);        \
   _tile_dpbssd(SUMS, X, W);
   if constexpr (Format::kHasHalves) {
@@ -109,46 +118,42 @@ void store(int64_t group, int32_t* sums) {
 // the one before it is stored and the one before that is scaled.
 template <class Format, int ROWS>
 void rows_of_strip(const Product& p, const BlockStrip<Format>& strip, const int8_t* w,
-                   const Int8Row& x, int rows, float* y) {
+                   const Int8Rows& x, int rows, float* y) {
   const int64_t groups = p.depth / kDepth;
   alignas(64) int32_t products[2][2 * kTile * kLanes];
-  Vector sums[ROWS];
-  UNROLL for (auto& sum : sums)
-    sum = Vector::splat(0);
+  Totals<Format> totals[ROWS];
+  UNROLL for (auto& total : totals)
+    total = Totals<Format>::none();
   constexpr int kAhead = Format::kHasHalves ? 2 : 4;  // groups that tiles hold
-  for (int64_t g = 0; g < kAhead && g < groups; g++) begin<Format>(g, w, x.q, p.depth);
+  for (int64_t g = 0; g < kAhead && g < groups; g++) begin<Format>(g, w, x);
   store<Format>(0, products[0]);
   for (int64_t g = 0; g < groups; g++) {
     if (g + 1 < groups) store<Format>(g + 1, products[(g + 1) % 2]);
-    if (g + kAhead < groups) begin<Format>(g + kAhead, w, x.q, p.depth);
+    if (g + kAhead < groups) begin<Format>(g + kAhead, w, x);
     settle_memory();
-    const GroupSum<Format> group_sum(strip.scales_of(g));
-    const float* d = &x.d(g);
+    const GroupFactors<Format> factors = strip.factors(g);
     const int32_t* from = products[g % 2];
     UNROLL for (int r = 0; r < ROWS; r++) {
-      Sums first, second;
-      first.part[0] = *(const Ints*)(from + r * kLanes);
-      if constexpr (Format::kHasHalves)
-        second.part[0] = *(const Ints*)(from + (kTile + r) * kLanes);
-      sums[r] = group_sum.add(sums[r], first, second, d[r]);
+      const Vector d = Vector::splat(x.d(g, r));
+      Vector& sum = totals[r].part[0];
+      UNROLL for (int half = 0; half < GroupFactors<Format>::kHalves; half++) {
+        Sums of_half;
+        of_half.part[0] = *(const Ints*)(from + (half * kTile + r) * kLanes);
+        sum = factors.add(sum, of_half, half, d);
+      }
     }
     settle_memory();
   }
-  if constexpr (Format::kHasMinimum) {
-    Vector minima[ROWS];
-    UNROLL for (auto& sum : minima)
-      sum = Vector::splat(0);
+  if constexpr (Format::kHasMinimum)
     for (int64_t g = 0; g < groups; g++) {
-      const Vector minimum = strip.minimum_of(g);
-      const float* x_sums = &x.sum(g);
-      UNROLL for (int r = 0; r < ROWS; r++)
-        minima[r] = multiply_add(minimum, Vector::splat(x_sums[r]), minima[r]);
+      const Vector minimum = strip.factors(g).minimum;
+      UNROLL for (int r = 0; r < ROWS; r++) {
+        Vector& minima = totals[r].part[1];
+        minima = multiply_add(minimum, Vector::splat(x.sum(g, r)), minima);
+      }
     }
-    UNROLL for (int r = 0; r < ROWS; r++)
-      sums[r] = sums[r] + minima[r];
-  }
   UNROLL for (int r = 0; r < ROWS; r++)
-    if (r < rows) sums[r].store(y + r * p.y_stride);
+    if (r < rows) totals[r].result(strip).store(y + r * p.y_stride);
 }
 
 template <class Format, auto FEW>
@@ -165,7 +170,7 @@ void multiply_in_tiles(const Product& p) {
     const int rows = (int)(p.num_rows - row < kTile ? p.num_rows - row : kTile);
     if (rows != current) configure_blocks<Format>(rows);
     current = rows;
-    const Int8Row x(p.x, row, p.depth);
+    const Int8Rows x(p.x, row, p.depth);
     for (int64_t s = 0; s < p.num_strips; s++) {
       const BlockStrip<Format> strip(p, s);
       const int8_t* w = unpacked + s * p.depth * kStrip;
@@ -180,7 +185,8 @@ void multiply_in_tiles(const Product& p) {
 
 template <class Format, auto FEW, bool is_whole = false>
 constexpr ridgeline::Multiplier tile_multiplier() {
-  return {ridgeline::Activations::kInt8, put_int8<is_whole>, multiply_in_tiles<Format, FEW>};
+  return {ridgeline::Activations::kInt8, put_int8<Format, is_whole>,
+          multiply_in_tiles<Format, FEW>};
 }
 
 }  // namespace
