@@ -1,4 +1,4 @@
-"""How soon a new process has its first token: compiling, from JAX's cache, or from a file.
+"""How soon a new process has its first token: compiling, from the cache, or from a file.
 
     PYTHONPATH=. python docs/compare_starts.py [--model=smollm2-135m] [--runs=3]
 
@@ -22,7 +22,7 @@ from inference.files import cache_directory
 
 _SETTINGS = ("--set=engine.max_seqs=1", "--set=engine.max_context=512",
              "--set=engine.cache_bytes=33554432", "--set=engine.prefill_chunks=(1,)")  # fmt: skip
-_KINDS = ("compiled", "JAX's cache", "file")
+_KINDS = ("compiled", "cache", "file")
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ import contextlib
 import logging
 import os
 import re
+import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -25,22 +26,41 @@ _UNWRITABLE = "Error writing persistent compilation cache entry"
 ENTRIES = "*-cache"
 _ZSTD = b"\x28\xb5\x2f\xfd"  # where a package for it is installed
 
+_directory: Path | None = None
+_LOCK = threading.Lock()
+_num_disabling, _was_enabled = 0, True  # contexts that threads are in; before the first of them
+
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-    """Context in which nothing is loaded from it: an executable that was cannot be serialized."""
-    was = getattr(jax.config, "jax_enable_compilation_cache")  # noqa: B009, unknown to mypy
+    """Context in which nothing is loaded from it: an executable that was cannot be serialized.
+    Several threads may be in one.
+    """
     try:
-        jax.config.update("jax_enable_compilation_cache", False)
-        reset_cache()  # JAX asks once only
+        _count_disabling(1)
         yield
     finally:
-        jax.config.update("jax_enable_compilation_cache", was)
-        reset_cache()
+        _count_disabling(-1)
+
+
+def _count_disabling(change: int) -> None:
+    global _num_disabling, _was_enabled
+    with _LOCK:
+        if not _num_disabling:
+            _was_enabled = getattr(jax.config, "jax_enable_compilation_cache")  # noqa: B009, unknown to mypy
+        _num_disabling += change
+        jax.config.update("jax_enable_compilation_cache", _was_enabled and not _num_disabling)
+        reset_cache()  # JAX asks once only
+
+
+def directory() -> Path | None:
+    """Where executables are kept; None: nowhere (`enable`)."""
+    return _directory
 
 
 def enable() -> None:
     """Turns on JAX's persistent compilation cache, in a directory that only its owner can open."""
+    global _directory
     folder = cache_directory.path() / "compiled"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,6 +69,7 @@ def enable() -> None:
     except (OSError, InputError) as error:
         logging.warning("executables are not kept: %s", reason(error))
         return
+    _directory = folder
     warnings.showwarning = _mending(folder, warnings.showwarning)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)

@@ -16,7 +16,7 @@ from jax.stages import Compiled, Lowered
 
 from configs.engine import Config
 from inference.runtime import batch as batches
-from inference.runtime import step
+from inference.runtime import compilation_cache, step
 from inference.runtime.packed_output import PackedOutput
 from inference.runtime.serialization.files import ExecutableFiles
 from inference.runtime.serialization.loaded import LoadedExecutable
@@ -119,7 +119,7 @@ class Executables:
                 if executable is None:
                     with self._tracing:  # Python's work: two at a time only delay the first
                         lowered = lower()
-                    executable = lowered.compile()
+                    executable = self._compile(key, lowered)
                 compiling.set_result(executable)
         except BaseException as error:
             if self._found.get(key) is compiling and not compiling.done():
@@ -127,6 +127,14 @@ class Executables:
                 compiling.set_exception(error)
             raise
         return future.result()
+
+    def _compile(self, shape: StepShape | None, lowered: Lowered) -> Compiled:
+        if self._files is None or not self._files.is_cache:
+            return lowered.compile()
+        with compilation_cache.disabled():
+            compiled = lowered.compile()
+        self._files.keep(_name(shape), self._arguments_of(shape), compiled)
+        return compiled
 
     def _load(self, shape: StepShape | None) -> LoadedExecutable | None:
         if self._files is None:

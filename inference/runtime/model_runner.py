@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from configs.engine import Config
 from configs.errors import InputError
 from inference.runtime import batch as batches
-from inference.runtime import cpu_kernels, packed_output, step, swap
+from inference.runtime import compilation_cache, cpu_kernels, packed_output, step, swap
 from inference.runtime.batch import Admissions, Inputs
 from inference.runtime.executables import Executable, Executables
 from inference.runtime.packed_output import PackedOutput
@@ -130,10 +130,7 @@ class ModelRunner:
         values = abstract_params(self.config, self._mesh) if callable(params) else self.pack(params)
         slots = step.init_slots(self.config)
         cache = kv_cache.abstract(*self._cache_arguments)
-        chips = jax.devices()[:1] if self._mesh is None else [*self._mesh.devices.flat]
-        files = None
-        if executables is not None:
-            files = ExecutableFiles(executables, self.config, self._attention, chips, self._mesh)
+        files = self._executable_files(executables)
         self._executables = Executables(
             self.config, self._attention, values, cache, slots, self._mesh, files
         )
@@ -146,6 +143,17 @@ class ModelRunner:
         self._swapper = PageSwapper(self.config, cache, self._mesh)
         self._snapshots = StateSnapshots(self.config, cache, self._mesh)
         self.params = self.pack(params()) if callable(params) else values
+
+    def _executable_files(self, folder: Path | None) -> ExecutableFiles | None:
+        """Those of a folder. Without one, a CPU's of the cache: they are loaded before a step is
+        traced, and JAX's cache would need the traced step to find one.
+        """
+        chips = jax.devices()[:1] if self._mesh is None else [*self._mesh.devices.flat]
+        is_cache = folder is None and self._mesh is None and chips[0].platform == "cpu"
+        folder = compilation_cache.directory() if is_cache else folder
+        if folder is None:
+            return None
+        return ExecutableFiles(folder, self.config, self._attention, chips, self._mesh, is_cache)
 
     def pack(self, params: Params) -> Params:
         """Parameters as this engine's products read them; under 'draft' those of the model that

@@ -4,10 +4,12 @@ A file holds magic bytes, the SHA-256 of all that follows, the length of a JSON 
 (what the program depends on, and how its output is laid out), and the bytes of the runtime.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import math
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +33,7 @@ _MAGIC = b"RIDGELINE-EXE 1\n"
 _LENGTH = struct.Struct("<Q")
 _START = len(_MAGIC) + hashlib.sha256().digest_size  # of the body
 _MOST_HEADER = 1 << 16  # bytes that are looked at to say why a file is not used
+_MOST_KEPT = 256 << 20  # bytes of a cache; a step has one or two million
 SUFFIX = ".executable"
 _DAMAGED = "it is damaged, or no file of an executable"
 
@@ -45,11 +48,13 @@ class ExecutableFiles:
         attention: str,
         devices: Sequence[Any],
         mesh: Mesh | None,
+        is_cache: bool = False,
     ):
         """Of a directory; the engine as `key.of_engine` takes it. Programs run on `devices`, in
-        this order.
+        this order. Into a cache those that it lacks are written once they are compiled (`keep`);
+        of any other directory a line says what is missing.
         """
-        self._folder, self._devices = folder, devices
+        self._folder, self._devices, self.is_cache = folder, devices, is_cache
         self._engine = keys.of_engine(config, attention, devices, mesh)
         self._has_said_why = False
 
@@ -67,9 +72,13 @@ class ExecutableFiles:
             if header["key"] != key:
                 raise ValueError("it is of another program")
             signature = Signature(arguments, _results(arguments, header["layout"]))
-            return LoadedExecutable(data, self._devices, signature)
+            executable = LoadedExecutable(data, self._devices, signature)
+            if self.is_cache:
+                with contextlib.suppress(OSError):  # whoever may only read it removes nothing
+                    os.utime(path)
+            return executable
         except FileNotFoundError:
-            if not self._has_said_why:
+            if not self.is_cache and not self._has_said_why:
                 self._has_said_why = True
                 logging.warning("%s has no %s: %s", self._folder, name, self._why(name, key))
         except (OSError, ValueError, jax.errors.JaxRuntimeError) as error:
@@ -95,6 +104,26 @@ class ExecutableFiles:
         except OSError as error:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
         return path
+
+    def keep(self, name: str, arguments: tuple[Any, ...], compiled: Compiled) -> None:
+        """Writes an executable into a cache, where the least recently used make room for it; the
+        first that cannot be written costs a warning.
+        """
+        try:
+            self.write(name, arguments, compiled)
+        except InputError as error:
+            if not self._has_said_why:
+                self._has_said_why = True
+                logging.warning("executables are not kept: %s", error)
+            return
+        with contextlib.suppress(OSError):  # another process may do the same
+            paths = [(path.stat(), path) for path in self._folder.glob(f"*{SUFFIX}")]
+            newest, *others = sorted(paths, key=lambda each: -each[0].st_mtime_ns)
+            num_bytes = newest[0].st_size
+            for status, path in others:
+                num_bytes += status.st_size
+                if num_bytes > _MOST_KEPT:
+                    path.unlink()
 
     def _path(self, name: str, key: Key) -> Path:
         words = name.replace(" x ", "x").replace(", ", "-").replace(" ", "")

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jaxlib import xla_client
 
 
@@ -34,8 +35,14 @@ class LoadedExecutable:
         structure: Any
         self._expected, structure = jax.tree.flatten(signature.arguments)
         self._structure = structure
-        self._returned, self._result_structure = jax.tree.flatten(signature.results)
+        returned, self._result_structure = jax.tree.flatten(signature.results)
         self._device = devices[0]
+        self._wrappers = [
+            xla_client.array_result_handler(
+                _abstract(leaf), self._place(leaf), committed=_is_on_mesh(leaf), _skip_checks=True
+            )
+            for leaf in returned
+        ]
         self._is_checked = False
 
     def __call__(self, *arguments: Any) -> Any:
@@ -51,35 +58,41 @@ class LoadedExecutable:
         if not self._is_checked:
             self._check(leaves)
             self._is_checked = True
-        outside = [at for at, leaf in enumerate(leaves) if not isinstance(leaf, jax.Array)]
-        placed = jax.device_put(
-            [leaves[at] for at in outside], [self._place(self._expected[at]) for at in outside]
-        )
-        for at, array in zip(outside, placed, strict=True):
-            leaves[at] = array
-        found = self._executable.execute_sharded(leaves).disassemble_into_single_device_arrays()
-        results = map(_joined, found, self._returned)
+        for at, leaf in enumerate(leaves):
+            if isinstance(leaf, (np.ndarray, np.generic)):
+                leaves[at] = self._put(leaf, self._expected[at])
+        results = self._executable.execute_sharded(leaves).consume_with_handlers(self._wrappers)
         return jax.tree.unflatten(self._result_structure, results)
 
-    def _place(self, leaf: jax.ShapeDtypeStruct) -> NamedSharding | jax.Device:
-        return leaf.sharding if isinstance(leaf.sharding, NamedSharding) else self._device
+    def _put(self, array: Any, leaf: jax.ShapeDtypeStruct) -> Any:
+        """An argument on its devices; on one in a tenth of the time of `jax.device_put`."""
+        place = self._place(leaf)
+        if _is_on_mesh(leaf):
+            return jax.device_put(array, place)
+        return xla_client.batched_device_put(
+            _abstract(leaf), place, [np.asarray(array)], [self._device], committed=False
+        )
+
+    def _place(self, leaf: jax.ShapeDtypeStruct) -> Sharding:
+        on_mesh = _is_on_mesh(leaf)
+        place: Sharding = leaf.sharding if on_mesh else SingleDeviceSharding(self._device)
+        return place
 
     def _check(self, leaves: Sequence[Any]) -> None:
         for leaf, expected in zip(leaves, self._expected, strict=True):
             if (leaf.shape, leaf.dtype) != (expected.shape, expected.dtype):
                 raise TypeError(f"compiled for {expected}, not {leaf.dtype}{leaf.shape}")
             place = self._place(expected)
-            if isinstance(leaf, jax.Array) and not _lies(leaf, place):
+            lies = not isinstance(leaf, jax.Array) or leaf.sharding.is_equivalent_to(
+                place, leaf.ndim
+            )
+            if not lies:
                 raise TypeError(f"compiled for {expected} on {place}, not on {leaf.sharding}")
 
 
-def _lies(array: jax.Array, place: NamedSharding | jax.Device) -> bool:
-    if isinstance(place, NamedSharding):
-        return array.sharding.is_equivalent_to(place, array.ndim)
-    return array.devices() == {place}
+def _is_on_mesh(leaf: jax.ShapeDtypeStruct) -> bool:
+    return isinstance(leaf.sharding, NamedSharding)
 
 
-def _joined(parts: list[jax.Array], leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    if not isinstance(leaf.sharding, NamedSharding):
-        return parts[0]
-    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, parts)
+def _abstract(leaf: jax.ShapeDtypeStruct) -> jax.core.ShapedArray:
+    return jax.core.ShapedArray(leaf.shape, leaf.dtype)

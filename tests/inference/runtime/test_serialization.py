@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import os
 from unittest.mock import Mock
 
 import jax
@@ -31,12 +32,10 @@ MESH = Mesh(data=2, model=2)
 
 def write(config, folder):
     """The steps that two prompts need, and what admits."""
-    shapes = step_shapes.enumerate_shapes(config.engine)
-    needed = [
-        shape for shape in shapes if not (shape.scored or all((*shape.decode, *shape.prefill)))
-    ]
+    engine = AbsentEngine(config, targets.parse("cpu"))
+    needed = step_shapes.expected(engine.config.engine, [9], 1, num_shards=config.mesh.num_groups)
     with compilation_cache.disabled():
-        return AbsentEngine(config, targets.parse("cpu")).write(needed, folder)
+        return engine.write(needed, folder)
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +66,87 @@ def answers(folder=None, config=CONFIG):
 
 
 @pytest.fixture(scope="module")
-def compiled():
-    return answers()[0]
+def cache(tmp_path_factory):
+    found = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compilation_cache, "_directory", found)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def compiled(cache):
+    found, num_loaded, _ = answers()
+    assert num_loaded == 0
+    return found
 
 
 def test_loaded_executables_give_the_tokens_of_compiled_ones(folder, compiled, caplog):
     found, num_loaded, num_programs = answers(folder)
     assert found == compiled and num_loaded == num_programs == 3
     assert not caplog.messages
+
+
+def test_what_a_start_compiles_the_next_one_loads(folder, cache, compiled, caplog):
+    assert {path.name for path in cache.iterdir()} == {path.name for path in folder.iterdir()}
+    found, num_loaded, num_programs = answers()
+    assert found == compiled and num_loaded == num_programs == 3
+    assert not caplog.messages
+
+
+def cached(folder, name, size=1000, age=0):
+    """The file of a program of so many bytes in a cache, last used that many seconds ago."""
+    own = files.ExecutableFiles(folder, CONFIG, "reference", jax.devices()[:1], None, is_cache=True)
+    program = Mock(out_info=(), runtime_executable=lambda: Mock(serialize=lambda: bytes(size)))
+    own.keep(name, ((), (), ()), program)
+    (path,) = folder.glob(f"{name}-*")
+    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - age * 10**9))
+    return path
+
+
+def test_the_least_recently_used_make_room(tmp_path, monkeypatch):
+    first, second, third = (cached(tmp_path, name, age=99 - nth) for nth, name in enumerate("abc"))
+    size = first.stat().st_size
+    monkeypatch.setattr(files, "_MOST_KEPT", 3 * size)
+    monkeypatch.setattr(files, "LoadedExecutable", Mock())
+    used = files.ExecutableFiles(tmp_path, CONFIG, "reference", jax.devices()[:1], None, True)
+    assert used.load("a", ((), (), ())) is not None
+    fourth = cached(tmp_path, "d")
+    assert {*tmp_path.iterdir()} == {first, third, fourth}
+    largest = cached(tmp_path, "e", 9 * size)
+    assert {*tmp_path.iterdir()} == {largest}
+
+
+@pytest.mark.parametrize("part", ["sources", "_packages", "_this_processor"])
+def test_what_another_version_cached_is_not_looked_at(tmp_path, monkeypatch, caplog, part):
+    cached(tmp_path, "a")
+    monkeypatch.setattr(files, "LoadedExecutable", Mock())
+    monkeypatch.setattr(key, part, lambda *args: "another")
+    other = files.ExecutableFiles(tmp_path, CONFIG, "reference", jax.devices()[:1], None, True)
+    assert other.load("a", ((), (), ())) is None
+    assert not caplog.messages
+
+
+def test_a_damaged_file_of_a_cache_is_written_again(cache, compiled, caplog):
+    (path,) = cache.glob("decode2x1-*")
+    path.write_bytes(path.read_bytes()[:-1])
+    found, num_loaded, _ = answers()
+    assert found == compiled and num_loaded == 2
+    (line,) = caplog.messages
+    assert "it is damaged, or no file of an executable" in line
+    found, num_loaded, num_programs = answers()
+    assert found == compiled and num_loaded == num_programs
+    assert len(caplog.messages) == 1
+
+
+def test_a_cache_that_cannot_be_written_costs_a_line(tmp_path, caplog):
+    file = tmp_path / "file"
+    file.write_text("")
+    own = files.ExecutableFiles(file, CONFIG, "reference", jax.devices()[:1], None, is_cache=True)
+    program = Mock(out_info=(), runtime_executable=lambda: Mock(serialize=lambda: b""))
+    for _ in range(2):
+        own.keep("a", ((), (), ()), program)
+    (line,) = caplog.messages
+    assert line.startswith("executables are not kept: cannot write")
 
 
 @pytest.mark.long
@@ -191,7 +263,7 @@ _DAMAGES = {
 @pytest.mark.parts(3)
 @pytest.mark.parametrize("damage", _DAMAGES)
 def test_damaged_files_are_not_used(copied, compiled, damage, caplog):
-    for path in copied.glob("decode*"):
+    for path in copied.glob("decode2x1-*"):
         path.write_bytes(_DAMAGES[damage](path.read_bytes()))
     found, num_loaded, _ = answers(copied)
     assert found == compiled and num_loaded == 2
@@ -200,7 +272,7 @@ def test_damaged_files_are_not_used(copied, compiled, damage, caplog):
 
 
 def test_files_that_others_may_write_are_not_used(copied, compiled, caplog):
-    for path in copied.glob("decode*"):
+    for path in copied.glob("decode2x1-*"):
         path.chmod(0o666)
     found, num_loaded, _ = answers(copied)
     assert found == compiled and num_loaded == 2
