@@ -12,6 +12,7 @@ from configs.model import ModelConfig
 from layers import kv_cache, norm
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
+from layers.kernels.cpu import rows
 from layers.kv_cache import Indexed
 from layers.linear import add_bias, linear
 from layers.params import Params
@@ -31,37 +32,95 @@ def apply(
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
     """One attention layer: float32 [T, D], and the leaf of `attend`."""
-    T, H = x_TD.shape[0], kind.head_width
-    N, K, X = kind.num_heads, kind.num_kv_heads, kind.query_rows // H
-    inputs = "qkv" if kind.has_values else "qk"
-    k_TKH = v_TKH = None
+    T, N, H = x_TD.shape[0], kind.num_heads, kind.head_width
+    k_TKH = v_TKH = gate_TNH = None
     with jax.named_scope("qkv"):
-        if context.is_owner:
-            made_TX = add_bias(linear(x_TD, params[inputs]), params, f"{inputs}_bias")
-            made_TXH = made_TX.reshape(T, -1, H)
-            q_TNH, k_TKH = made_TXH[:, :X], made_TXH[:, X : X + K]
-            v_TKH = made_TXH[:, X + K :] if kind.has_values else k_TKH
-            if kind.has_value_norm:
-                v_TKH = norm.rms_norm(v_TKH, jnp.ones(H), config.norm_eps)
-            k_TKH = _rotated(k_TKH * kind.key_scale, params.get("k_norm"), config, kind, context)
-            k_TKH = k_TKH.astype(config.dtype)
-            v_TKH = _clipped(v_TKH, kind).astype(config.dtype)
+        if _appends(config, kind, leaf, context):
+            q_TNH, leaf = _appended(params, config, kind, x_TD, leaf, context)
         else:
-            q_TNH = add_bias(linear(x_TD, params["q"]), params, "q_bias").reshape(T, X, H)
-        if kind.has_output_gate:
-            q_TNH, gate_TNH = q_TNH[:, ::2], q_TNH[:, 1::2]
-    scale = H**-0.5 if kind.scale is None else kind.scale
-    q_TNH = _rotated(q_TNH, params.get("q_norm"), config, kind, context) * scale
+            q_TNH, k_TKH, v_TKH, gate_TNH = _heads(params, config, kind, x_TD, context)
     with jax.named_scope("attend"):
         out_TNH, leaf = attend(
-            q_TNH.astype(config.dtype), k_TKH, v_TKH, leaf, context, kind.score_cap,
-            params.get("sinks"), kind.token_budget,
+            q_TNH, k_TKH, v_TKH, leaf, context, kind.score_cap, params.get("sinks"),
+            kind.token_budget,
         )  # fmt: skip
     with jax.named_scope("out"):
-        if kind.has_output_gate:
+        if gate_TNH is not None:
             out_TNH *= jax.nn.sigmoid(gate_TNH)
         out_TD = linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"])
         return add_bias(collectives.total(out_TD), params, "out_bias"), leaf
+
+
+def _heads(
+    params: Params, config: ModelConfig, kind: Attention, x_TD: jax.Array, context: StepContext
+) -> tuple[jax.Array, jax.Array | None, jax.Array | None, jax.Array | None]:
+    """Queries, scaled, keys and values for `attend`, of the model's type, and gates of what it
+    returns, float32: [T, N, H] each, if the layer has them.
+    """
+    T, H = x_TD.shape[0], kind.head_width
+    K, X = kind.num_kv_heads, kind.query_rows // H
+    inputs = "qkv" if kind.has_values else "qk"
+    k_TKH = v_TKH = gate_TNH = None
+    if context.is_owner:
+        made_TX = add_bias(linear(x_TD, params[inputs]), params, f"{inputs}_bias")
+        made_TXH = made_TX.reshape(T, -1, H)
+        q_TNH, k_TKH = made_TXH[:, :X], made_TXH[:, X : X + K]
+        v_TKH = made_TXH[:, X + K :] if kind.has_values else k_TKH
+        if kind.has_value_norm:
+            v_TKH = norm.rms_norm(v_TKH, jnp.ones(H), config.norm_eps)
+        k_TKH = _rotated(k_TKH * kind.key_scale, params.get("k_norm"), config, kind, context)
+        k_TKH = k_TKH.astype(config.dtype)
+        v_TKH = _clipped(v_TKH, kind).astype(config.dtype)
+    else:
+        q_TNH = add_bias(linear(x_TD, params["q"]), params, "q_bias").reshape(T, X, H)
+    if kind.has_output_gate:
+        q_TNH, gate_TNH = q_TNH[:, ::2], q_TNH[:, 1::2]
+    q_TNH = _rotated(q_TNH, params.get("q_norm"), config, kind, context) * _scale(kind)
+    return q_TNH.astype(config.dtype), k_TKH, v_TKH, gate_TNH
+
+
+def _appends(config: ModelConfig, kind: Attention, leaf: Leaf, context: StepContext) -> bool:
+    """Whether one call of the native library makes queries of what their product leaves, and writes
+    keys and values.
+    """
+    return (
+        rows.is_native()
+        and context.attention == "ffi_cpu"
+        and context.is_owner
+        and isinstance(leaf, jax.Array)
+        and context.page_format is not None
+        and context.page_format.dtype == config.dtype
+        and kind.has_values
+        and not (kind.has_value_norm or kind.has_output_gate or kind.qk_norm == "all")
+        and kind.input_limit is None
+        and kind.key_scale == 1
+        and not (kind.rope is not None and kind.rope.neighbours)
+    )
+
+
+def _appended(
+    params: Params,
+    config: ModelConfig,
+    kind: Attention,
+    x_TD: jax.Array,
+    pages: jax.Array,
+    context: StepContext,
+) -> tuple[jax.Array, jax.Array]:
+    """Queries for `attend`, and the pages with keys and values."""
+    made_TX = add_bias(linear(x_TD, params["qkv"]), params, "qkv_bias")
+    angles = context.angles
+    if angles is None:
+        angles = (jnp.zeros((len(x_TD), 0)),) * 2
+    return rows.append(
+        made_TX, angles, (params["q_norm"], params["k_norm"]) if kind.qk_norm else None,
+        context.ragged.page_T(context.group, pages.shape[1]), pages,
+        shape=(kind.num_heads, kind.num_kv_heads, kind.head_width), dtype=config.dtype,
+        scale=_scale(kind), eps=config.norm_eps, offset=config.norm_offset,
+    )  # fmt: skip
+
+
+def _scale(kind: Attention) -> float:
+    return kind.head_width**-0.5 if kind.scale is None else kind.scale
 
 
 def attend(
@@ -105,8 +164,8 @@ def attend(
         raise ValueError("attention needs keys and values, its own or an earlier layer's")
     if leaf is None or isinstance(leaf, tuple):
         leaf = (k_TKH, v_TKH) if has_keys else leaf
-        rows = zip(*map(ragged.split, (q_TNH, *leaf)), ragged.rectangles, strict=True)
-        outs = [reference.attend_dense(q, k, v, r, options) for q, k, v, r in rows]
+        parts = zip(*map(ragged.split, (q_TNH, *leaf)), ragged.rectangles, strict=True)
+        outs = [reference.attend_dense(q, k, v, r, options) for q, k, v, r in parts]
         return ragged.pack(outs), leaf
     chosen = api.implementation(context.attention)
     assert context.page_format is not None
@@ -121,8 +180,8 @@ def attend(
         row_TX = packed_row(k_TKH, v_TKH, is_inside)
         row_TX = kv_cache.as_stored(row_TX, context.page_format)
     if row_TX is not None and chosen.append_and_attend is not None:
-        rows = zip(ragged.split(q_TNH), ragged.split(row_TX), ragged.rectangles, strict=True)
-        for q_YWNH, row_YWX, rectangle in rows:
+        parts = zip(ragged.split(q_TNH), ragged.split(row_TX), ragged.rectangles, strict=True)
+        for q_YWNH, row_YWX, rectangle in parts:
             out, leaf = chosen.append_and_attend(q_YWNH, row_YWX, leaf, rectangle, *told)
             outs.append(out)
         return ragged.pack(outs), leaf

@@ -107,7 +107,7 @@ def using(instruction_set: str) -> Iterator[Emulation]:
     emulation = started(PROCESSORS[instruction_set])
     assert emulation.use(instruction_set)
 
-    def call(target, out, *arrays, **attributes):
+    def call(target, out, *arrays, in_place=None, **attributes):
         outs = list(out) if isinstance(out, tuple) else [out]
         function = target.split("_")[1]
 

@@ -1,7 +1,8 @@
 """Calls of the native library's functions, as JAX traces them."""
 
 import functools
-from collections.abc import Callable
+import types
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import jax
@@ -11,23 +12,44 @@ from configs.errors import InputError
 Outs = jax.ShapeDtypeStruct | tuple[jax.ShapeDtypeStruct, ...]
 
 
-def call(target: str, out: Outs, *arrays: jax.Array, **attributes: Any) -> Any:
+def call(
+    target: str,
+    out: Outs,
+    *arrays: jax.Array,
+    in_place: Mapping[int, int] = types.MappingProxyType({}),
+    **attributes: Any,
+) -> Any:
     """What a function of the library makes of arrays, one or (a tuple) several; under `vmap` it is
     called for each.
+
+    Args:
+        target: its name.
+        out: shapes and dtypes of what it makes.
+        arrays: that it takes.
+        in_place: by numbers, arrays of which some of these are made where they lie.
+        attributes: further ones of the function.
 
     Raises:
         InputError: it is differentiated.
     """
-    return _function(target, out, tuple(sorted(attributes.items())))(*arrays)
+    aliases = tuple(sorted(in_place.items()))
+    return _function(target, out, aliases, tuple(sorted(attributes.items())))(*arrays)
 
 
 @functools.cache  # with jit: traced once for all layers, and inlined into them
 def _function(
-    target: str, out: Outs, attributes: tuple[tuple[str, Any], ...]
+    target: str,
+    out: Outs,
+    aliases: tuple[tuple[int, int], ...],
+    attributes: tuple[tuple[str, Any], ...],
 ) -> Callable[..., Any]:
+    function = jax.ffi.ffi_call(
+        target, out, vmap_method="sequential", input_output_aliases=dict(aliases)
+    )
+
     @jax.custom_jvp
     def run(*arrays: jax.Array) -> Any:
-        return jax.ffi.ffi_call(target, out, vmap_method="sequential")(*arrays, **dict(attributes))
+        return function(*arrays, **dict(attributes))
 
     @run.defjvp
     def refuse(primals: Any, tangents: Any) -> NoReturn:

@@ -17,9 +17,9 @@ STRIP, DEPTH = 16, 32  # features of a strip, what its depth is a multiple of (s
 LINE = 64  # bytes: what strips of blocks are a multiple of (src/blocks.h)
 _NAMES = (
     *("linear", "gated", "grouped", "lookup", "attend", "bounds"),
-    *("norm", "gate", "summarize", "choose"),
+    *("norm", "gate", "summarize", "choose", "append"),
 )
-LINEAR, GATED, GROUPED, LOOKUP, ATTEND, BOUNDS, NORM, GATE, SUMMARIZE, CHOOSE = (
+LINEAR, GATED, GROUPED, LOOKUP, ATTEND, BOUNDS, NORM, GATE, SUMMARIZE, CHOOSE, APPEND = (
     f"ridgeline_{name}_{LAYOUT}" for name in _NAMES
 )
 

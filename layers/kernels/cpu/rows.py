@@ -104,6 +104,46 @@ def summarize(x_QV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     return maxima_QG, best_Q, total_Q
 
 
+def append(
+    made_TX: jax.Array,
+    angles: tuple[jax.Array, jax.Array],
+    norms: tuple[jax.Array, jax.Array] | None,
+    place: tuple[jax.Array, jax.Array],
+    pages: jax.Array,
+    *,
+    shape: tuple[int, int, int],
+    dtype: str,
+    scale: float,
+    eps: float = 0.0,
+    offset: float = 0.0,
+) -> tuple[jax.Array, jax.Array]:
+    """Queries for attention, of `dtype` [T, N, H], and the pages with the keys and values of their
+    tokens: in place where `pages` is donated. Queries and keys are normed, if they have norms, and
+    rotated as `rope.rotate` does; what is not finite in a value is written as `packed_row` has it.
+
+    Args:
+        made_TX: float32 [T, (N + 2 K) H]: queries, keys and values, as their product leaves them.
+        angles: cos and sin, float32 [T, X], of the pairs that rotate.
+        norms: weights of RMSNorm of each query and each key head, [H].
+        place: page and offset of each token, i32[T]; of page 0, padding, nothing is written, and
+            queries are 0.
+        pages: [pages, page tokens, 2 K H], of `dtype` as pages store it.
+        shape: N, K and H.
+        scale: of queries.
+        eps, offset: as `norm` takes them.
+    """
+    N, K, H = shape
+    norms = (jnp.zeros(0), jnp.zeros(0)) if norms is None else norms
+    queries = jax.ShapeDtypeStruct((made_TX.shape[0], N, H), jnp.dtype(dtype))
+    outs = queries, jax.ShapeDtypeStruct(pages.shape, pages.dtype)
+    q_TNH, pages = calls.call(
+        library.APPEND, outs, made_TX, *angles, *norms, *place, pages, in_place={7: 1},
+        kv_heads=np.int64(K), epsilon=np.float32(eps), offset=np.float32(offset),
+        scale=np.float32(scale),
+    )  # fmt: skip
+    return q_TNH, pages
+
+
 def choose(scores_YWX: jax.Array, open_YWX: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
     """The largest of those scores that are open, of equals the first: their indices in rising
     order, i32 [..., most], then X; and how many they are, i32 [...].

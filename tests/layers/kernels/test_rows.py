@@ -6,8 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers import norm, topk
+from layers import kv_cache, norm, rope, topk
 from layers.kernels.cpu import rows
+from layers.mixers.attention import packed_row
 from layers.sparse.chosen import best
 from tests.layers.native import instruction_set, need  # noqa: F401
 
@@ -32,6 +33,7 @@ def _alone(function, x, counts=(1, 2, 3, 7, 40)):
 def test_norms_equal_float64(instruction_set, dtype, has_bias):  # noqa: F811
     for size in _SIZES:
         x = 3 * _drawn(size, 7, 5, size) + 1
+        x[3, 2] = 0
         weight, bias = _drawn(1, size, dtype=dtype), _drawn(2, size, dtype=dtype)
         offset = 0.0 if has_bias else 1.0
         wide, exact = weight.astype(np.float64) + offset, x.astype(np.float64)
@@ -62,7 +64,7 @@ def test_a_summary_has_xlas_gradient(instruction_set):  # noqa: F811
 def test_gates_equal_float64(instruction_set, activation, dtype):  # noqa: F811
     for size in _SIZES:
         x = 6 * _drawn(size, 9, 2 * size)
-        x[0, 0], x[1, 0], x[2, 0] = 1e4, -1e4, 0
+        x[0, 0], x[1, 0], x[2, 0], x[3] = 1e4, -1e4, 0, -0.0
         g, up = np.split(x.astype(np.float64), 2, axis=-1)
         tanh = 1 + np.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))
         act = g * np.exp(-np.logaddexp(0, -g)) if activation == "silu" else g * tanh / 2
@@ -88,6 +90,7 @@ def test_a_summary_of_logits_equals_xlas(instruction_set, vocab):  # noqa: F811
     x[1] = np.round(x[1])
     x[2], x[3, vocab // 2 :] = -np.inf, -np.inf
     x[4] -= 300
+    x[5], x[6, : vocab // 2] = 0, 0
     with rows.native(True):
         found = topk.summarize(jnp.asarray(x))
     maxima, best, total = topk.summarize(jnp.asarray(x))
@@ -133,6 +136,72 @@ def test_a_row_has_the_same_bits_in_any_company(instruction_set):  # noqa: F811
     _alone(lambda x: rows.gate(x, "silu", "bfloat16"), _drawn(0, 300, 140))
     _alone(rows.summarize, _drawn(0, 41, 9000))
     _alone(lambda x: rows.choose(x, x > 0, 30), _drawn(0, 60, 900))
+    (made, (cos, sin), norms, (page, token), pages), sizes = _heads("bfloat16", 64, 32, True)
+    heads = np.concatenate([made, cos, sin, page[:, None], token[:, None]], axis=1)
+    ends = np.cumsum([made.shape[1], 32, 32, 1])
+
+    def queries(x):
+        made, cos, sin, page, token = jnp.split(x, ends, axis=1)
+        place = page[:, 0].astype(jnp.int32), token[:, 0].astype(jnp.int32)
+        return rows.append(made, (cos, sin), norms, place, pages, **sizes)[0]
+
+    _alone(queries, heads, (1, 2, 7))
+
+
+def _heads(dtype, width, pairs, has_norms, N=3, K=2, T=23):
+    """What `rows.append` takes, of tokens in random places, every fourth of which is padding."""
+    generator = np.random.default_rng(width)
+    made = 2 * _drawn(width, T, (N + 2 * K) * width)
+    turns = generator.uniform(0, 6.3, (T, pairs)).astype(np.float32)
+    place = generator.permutation(np.arange(8, 8 * 9)).astype(np.int32)[:T]
+    page, token = np.divmod(place, np.int32(8))
+    page[::4] = 0
+    pages = _drawn(3, 9, 8, 2 * K * width, dtype=dtype)
+    pages = kv_cache.encode(jnp.asarray(pages), jnp.zeros(0, kv_cache.stored_dtype(dtype)))
+    norms = (_drawn(1, width, dtype=dtype), _drawn(2, width, dtype=dtype)) if has_norms else None
+    arrays = made, (np.cos(turns), np.sin(turns)), norms, (page, token), pages
+    return arrays, dict(shape=(N, K, width), dtype=dtype, scale=0.3, eps=1e-3, offset=1.0)
+
+
+def _by_xla(made, angles, norms, place, pages, *, shape, dtype, scale, eps, offset):
+    (N, K, H), T = shape, len(made)
+    q, k, v = jnp.split(made.reshape(T, -1, H), [N, N + K], axis=1)
+    if norms is not None:
+        q, k = (norm.rms_norm(x, w, eps, offset) for x, w in zip((q, k), norms, strict=True))
+    q, k = (rope.rotate(jnp.asarray(x), *map(jnp.asarray, angles)) for x in (q, k))
+    row = packed_row(k.astype(dtype), v.astype(dtype), False).reshape(T, -1)
+    return (q * scale).astype(dtype), pages.at[place].set(kv_cache.encode(row, pages))
+
+
+@pytest.mark.parts(3)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("has_norms", [False, True])
+@pytest.mark.parametrize("width, pairs", [(64, 32), (10, 5), (80, 16), (32, 0)])
+def test_heads_are_turned_and_written_as_xla_does(instruction_set, dtype, width, pairs, has_norms):  # noqa: F811
+    arrays, sizes = _heads(dtype, width, pairs, has_norms)
+    made, page = arrays[0], arrays[3][0]
+    made[1, -5], made[2, -7], made[3, -width] = np.nan, -np.inf, 3.4e38
+    q, pages = rows.append(*arrays, **sizes)
+    expected_q, expected = _by_xla(*arrays, **sizes)
+    near = dict(rtol=2e-5, atol=1e-5) if dtype == "float32" else dict(rtol=1e-2, atol=1e-2)
+    np.testing.assert_allclose(
+        np.asarray(q, np.float32)[page > 0], np.asarray(expected_q, np.float32)[page > 0], **near
+    )
+    assert not np.asarray(q, np.float32)[page == 0].any()
+    found, known = (np.asarray(kv_cache.decode(x), np.float32) for x in (pages, expected))
+    np.testing.assert_allclose(found[1:], known[1:], **near)
+    np.testing.assert_array_equal(np.asarray(pages)[0], np.asarray(arrays[-1])[0])
+
+
+def test_pages_are_written_in_place():
+    """Where they are donated; else what was given stays as it is."""
+    need()
+    (*others, pages), sizes = _heads("bfloat16", 16, 8, False)
+    append = jax.jit(lambda pages: rows.append(*others, pages, **sizes)[1], donate_argnums=0)
+    assert "copy(" not in append.lower(pages).compile().as_text()
+    before = np.array(pages)
+    rows.append(*others, pages, **sizes)
+    np.testing.assert_array_equal(pages, before)
 
 
 def test_gradients_are_those_of_xlas_path(instruction_set):  # noqa: F811

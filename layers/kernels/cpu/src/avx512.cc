@@ -1,7 +1,7 @@
 // AVX-512 (F, BW, DQ, VL).
 #include "bounds.h"
 #include "dense.h"
-#include "rows.h"
+#include "heads.h"
 
 namespace ridgeline {
 constexpr Dense kFloat32Avx512 = dense_in_float32<Float32>();

@@ -43,8 +43,8 @@ Format find_format(std::string_view name, int64_t depth) {
 struct Group {
   int64_t matrix;  // -1: none, their results are 0
   int64_t row, num_rows;
-  int64_t place, first_put;               // of their activations: the first, its piece
-  int64_t together, shares, first_piece;  // strips of a piece, pieces of a block of rows
+  int64_t place, first_put;                      // of their activations: the first, its piece
+  int64_t together, shares, block, first_piece;  // strips of a piece, pieces and rows of a block
 };
 
 // The group of a piece, of those that `first` counts.
@@ -53,30 +53,16 @@ const Group& group_of(const std::vector<Group>& groups, int64_t Group::* first, 
   return *std::prev(std::upper_bound(groups.begin(), groups.end(), piece, is_before));
 }
 
-// Whether all of a row is 0, of either sign.
-template <class Bits>
-bool is_zero(const Bits* row, int64_t size) {
-  constexpr int64_t kAtOnce = 64;
-  constexpr Bits kAllButSign = (Bits)~(Bits)0 >> 1;
-  for (int64_t i = 0; i < size; i += kAtOnce) {
-    Bits any = 0;
-    for (int64_t j = i; j < size && j < i + kAtOnce; j++) any |= row[j];
-    if (any & kAllButSign) return false;
-  }
-  return true;
-}
-
 // Rows of a matrix of float32 or bfloat16, into an empty order: those that are not 0, then the
 // others; how many there are of the first.
 int64_t sort_rows(const ffi::AnyBuffer& x, std::vector<int64_t>& order) {
   const int64_t T = x.dimensions()[0], D = x.dimensions()[1];
+  const bool is_float32 = x.element_type() == ffi::DataType::F32;
+  const auto is_zero = chosen().rows->is_zero;
+  const char* const rows = (const char*)x.untyped_data();
   std::vector<int64_t> zeros;
-  for (int64_t t = 0; t < T; t++) {
-    const bool is_unused = x.element_type() == ffi::DataType::F32
-                               ? is_zero((const uint32_t*)x.untyped_data() + t * D, D)
-                               : is_zero((const uint16_t*)x.untyped_data() + t * D, D);
-    (is_unused ? zeros : order).push_back(t);
-  }
+  for (int64_t t = 0; t < T; t++)
+    (is_zero(rows + t * D * (is_float32 ? 4 : 2), is_float32, D) ? zeros : order).push_back(t);
   const int64_t num_used = order.size();
   order.insert(order.end(), zeros.begin(), zeros.end());
   return num_used;
@@ -142,6 +128,8 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   const int64_t padding = T > kFewRows ? row_padding(type, depth) : 0;
   const int64_t fitting = block_bytes / bytes_of_rows(type, kLeastBlock, depth + padding);
   const int64_t block_rows = kLeastBlock * (fitting < 1 ? 1 : fitting);
+  constexpr int64_t kZeroBytes = 1 << 18;  // that a thread writes at a time
+  const int64_t zero_rows = std::max<int64_t>(1, kZeroBytes / (F * 4));
   const int64_t apart = type == Activations::kInt8 ? kRowsTogether : 1;
   const int64_t unused = std::count(sizes.begin(), sizes.end(), 0);
   const int64_t all_strips = parts * strips * ((int64_t)sizes.size() - unused);
@@ -154,11 +142,12 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     while (matrix >= 0 && together > 4 && all_strips < 8 * together) together /= 2;
     if (matrix >= 0) together /= parts;
     const int64_t shares = (strips + together - 1) / together;
-    groups.push_back({matrix, row, size, place, puts, together, shares, pieces});
+    const int64_t block = matrix < 0 ? zero_rows : block_rows;
+    groups.push_back({matrix, row, size, place, puts, together, shares, block, pieces});
     row += size;
     place += padded(size, apart);
     if (matrix >= 0) puts += (size + kPutRows - 1) / kPutRows;
-    pieces += shares * ((size + block_rows - 1) / block_rows);
+    pieces += shares * ((size + block - 1) / block);
   };
   for (size_t e = 0; e < sizes.size(); e++) add((int64_t)e, sizes[e]);
   const int64_t places = place;
@@ -182,13 +171,13 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
       return;
     }
     const Group& g = group_of(groups, &Group::first_piece, piece);
-    const int64_t block = (piece - g.first_piece) / g.shares * block_rows;
+    const int64_t block = (piece - g.first_piece) / g.shares * g.block;
     const int64_t first = (piece - g.first_piece) % g.shares * g.together;
     Product p;
     p.depth = depth;
     p.x = rows + bytes_of_rows(type, g.place + block, depth + padding);
     p.x_padding = padding;
-    p.num_rows = g.num_rows - block < block_rows ? g.num_rows - block : block_rows;
+    p.num_rows = g.num_rows - block < g.block ? g.num_rows - block : g.block;
     p.accumulates = false;
     p.shift = found.shift;
     p.num_strips = std::min(strips - first, g.together);
@@ -205,7 +194,9 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
       return;
     }
     p.strips = strips_of(0);
-    if (!result.gate && is_in_order && width == p.num_strips * kStrip) {
+    // Else rows of y lie apart, or the last strip is wider than y.
+    const bool is_whole = own_rows[p.num_rows - 1] - own_rows[0] == p.num_rows - 1;
+    if (!result.gate && is_whole && width == p.num_strips * kStrip) {
       p.y = (float*)out(0);
       p.y_stride = F;
       return kernels.multiply(p);

@@ -2,7 +2,7 @@
 #include "block_product.h"
 #include "bounds.h"
 #include "dense.h"
-#include "rows.h"
+#include "heads.h"
 
 namespace ridgeline {
 constexpr Dense kFloat32Neon = dense_in_float32<Float32>();

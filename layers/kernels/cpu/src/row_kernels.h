@@ -42,7 +42,24 @@ struct Choice {
   int32_t* counts;  // [rows]
 };
 
+// The heads of tokens as a product leaves them: queries, then keys, then values.
+struct Heads {
+  const float* made;                    // [T, (num_heads + 2 kv_heads) width]
+  const float *cos, *sin;               // [T, pairs]: element i turns with i + pairs
+  const void *query_norm, *key_norm;    // [width], RMSNorm's weights, which come first; or null
+  bool is_float32_norm;                 // else bfloat16 as its bits
+  float epsilon, offset;                // of the norms
+  float scale;                          // of queries, at last
+  const int32_t *page, *token_of_page;  // [T], where keys and values go; page 0: padding
+  int64_t num_heads, kv_heads, width, pairs, num_pages, page_tokens;
+  bool is_float32;  // queries and pages; else bfloat16
+  void* q;          // [T, num_heads, width]
+  void* pages;      // [pages, page tokens, 2 kv_heads, width]
+};
+
 struct RowKernels {
+  // Whether a row of float32 or of bfloat16 is padding: 0, of either sign.
+  bool (*is_zero)(const void* row, bool is_float32, int64_t size);
   void (*norm)(const Norm&, int64_t row);
   void (*gate)(const Gated&, int64_t row);
   // Maxima of the groups of a chunk, [ceil(size / kGroup)], and its mass.
@@ -50,6 +67,7 @@ struct RowKernels {
   // log(sum(exp)) of a row from its chunks' masses, in their order.
   float (*log_sum_exp)(const Mass* chunks, int64_t count);
   void (*choose)(const Choice&, int64_t row);
+  void (*append)(const Heads&, int64_t token);
 };
 
 }  // namespace ridgeline

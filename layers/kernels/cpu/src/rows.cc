@@ -135,6 +135,64 @@ ffi::Error choose(ffi::ThreadPool pool, Floats scores, ffi::Buffer<ffi::PRED> op
   return ffi::Error::Success();
 }
 
+// Of each token's heads the queries, rotated and scaled, for attention; its keys and values go where
+// they belong in the pages, in place.
+ffi::Error append(ffi::ThreadPool pool, int64_t kv_heads, float epsilon, float offset, float scale,
+                  ffi::BufferR2<ffi::F32> made, ffi::BufferR2<ffi::F32> cos,
+                  ffi::BufferR2<ffi::F32> sin, ffi::AnyBuffer query_norm, ffi::AnyBuffer key_norm,
+                  ffi::BufferR1<ffi::S32> page, ffi::BufferR1<ffi::S32> token_of_page,
+                  ffi::AnyBuffer pages, ffi::Result<ffi::AnyBuffer> q,
+                  ffi::Result<ffi::AnyBuffer> written) {
+  const auto shape = q->dimensions(), page_shape = pages.dimensions();
+  if (shape.size() != 3 || page_shape.size() != 3)
+    return ffi::Error::InvalidArgument("ridgeline_append: q or pages of another rank");
+  const int64_t tokens = shape[0];
+  Heads h;
+  h.num_heads = shape[1];
+  h.kv_heads = kv_heads;
+  h.width = shape[2];
+  h.pairs = cos.dimensions()[1];
+  h.num_pages = page_shape[0];
+  h.page_tokens = page_shape[1];
+  h.is_float32 = is_float32(*q);
+  const bool has_norms = query_norm.element_count();
+  h.is_float32_norm = is_float32(query_norm);
+  const auto stored = h.is_float32 ? ffi::DataType::F32 : ffi::DataType::U16;
+  if ((!h.is_float32 && q->element_type() != ffi::DataType::BF16) ||
+      pages.element_type() != stored || written->element_type() != stored ||
+      (!h.is_float32_norm && query_norm.element_type() != ffi::DataType::BF16) ||
+      key_norm.element_type() != query_norm.element_type())
+    return ffi::Error::InvalidArgument("ridgeline_append: q, pages or norms of another type");
+  auto fits = [&](const auto& x) { return (int64_t)x.element_count() == tokens * h.pairs; };
+  const int64_t norm_size = has_norms ? h.width : 0;
+  if (made.dimensions()[0] != tokens ||
+      made.dimensions()[1] != (h.num_heads + 2 * kv_heads) * h.width || 2 * h.pairs > h.width ||
+      !fits(cos) || !fits(sin) || (int64_t)page.element_count() != tokens ||
+      (int64_t)token_of_page.element_count() != tokens ||
+      page_shape[2] != 2 * kv_heads * h.width || written->size_bytes() != pages.size_bytes() ||
+      (int64_t)query_norm.element_count() != norm_size ||
+      (int64_t)key_norm.element_count() != norm_size)
+    return ffi::Error::InvalidArgument("ridgeline_append: shapes do not go together");
+  if (written->untyped_data() != pages.untyped_data())
+    memcpy(written->untyped_data(), pages.untyped_data(), pages.size_bytes());
+  if (!q->element_count()) return ffi::Error::Success();
+  h.made = made.typed_data();
+  h.cos = cos.typed_data();
+  h.sin = sin.typed_data();
+  h.query_norm = has_norms ? query_norm.untyped_data() : nullptr;
+  h.key_norm = has_norms ? key_norm.untyped_data() : nullptr;
+  h.epsilon = epsilon;
+  h.offset = offset;
+  h.scale = scale;
+  h.page = page.typed_data();
+  h.token_of_page = token_of_page.typed_data();
+  h.q = q->untyped_data();
+  h.pages = written->untyped_data();
+  const RowKernels& kernels = *chosen().rows;
+  by_row(pool, tokens, made.dimensions()[1], [&](int64_t token) { kernels.append(h, token); });
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace ridgeline
 
@@ -174,6 +232,24 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_choose, ridgeline::choose,
                                   .Arg<ffi::Buffer<ffi::PRED>>()
                                   .Ret<ffi::Buffer<ffi::S32>>()
                                   .Ret<ffi::Buffer<ffi::S32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_append, ridgeline::append,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<int64_t>("kv_heads")
+                                  .Attr<float>("epsilon")
+                                  .Attr<float>("offset")
+                                  .Attr<float>("scale")
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>()
+                                  .Ret<ffi::AnyBuffer>());
 }
 
 #pragma GCC visibility pop

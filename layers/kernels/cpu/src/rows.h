@@ -48,6 +48,29 @@ inline Vector load_elements(const void* all, bool is_float32, int64_t first, int
   return widen(lanes);
 }
 
+// Whether a row of float32 or of bfloat16 is all 0, of either sign, as padding is.
+bool is_zero(const void* row, bool is_float32, int64_t size) {
+  constexpr int64_t kAtOnce = 256;
+  const uint32_t all_but_signs = is_float32 ? 0x7fffffff : 0x7fff7fff;
+  auto are_zero = [&](const char* bytes) {
+    Words any = {};
+    UNROLL for (int64_t i = 0; i < kAtOnce; i += kRegisterBytes)
+      any |= *(const LooseWords*)(bytes + i);
+    any &= all_but_signs;
+    uint64_t parts[kRegisterBytes / 8], all = 0;
+    memcpy(parts, &any, sizeof parts);
+    UNROLL for (uint64_t part : parts) all |= part;
+    return all == 0;
+  };
+  const char* bytes = (const char*)row;
+  int64_t left = size * (is_float32 ? 4 : 2);
+  for (; left >= kAtOnce; left -= kAtOnce, bytes += kAtOnce)
+    if (!are_zero(bytes)) return false;
+  char rest[kAtOnce] = {};
+  memcpy(rest, bytes, left);
+  return are_zero(rest);
+}
+
 // The sum over a row of of(sixteen entries), in four interleaved parts.
 template <class Of>
 inline float sum_of(const float* x, int64_t size, const Of& of) {
@@ -71,6 +94,10 @@ inline float sum_of(const float* x, int64_t size, const Of& of) {
 void norm(const ridgeline::Norm& n, int64_t row) {
   const float* x = n.x + row * n.size;
   float* y = n.y + row * n.size;
+  if (!n.bias && is_zero(x, true, n.size)) {
+    memset(y, 0, n.size * sizeof(float));
+    return;
+  }
   Vector mean = Vector::splat(0);
   if (n.bias) {
     const float total = sum_of(x, n.size, [](const Vector& v) { return v; });
@@ -126,6 +153,11 @@ inline void store_bfloat16(const Vector& v, int count, uint16_t* p) {
 template <class Activation>
 void gate(const ridgeline::Gated& g, int64_t row, const Activation& activation) {
   const float *gates = g.gate_up + row * 2 * g.size, *ups = gates + g.size;
+  if (is_zero(gates, true, 2 * g.size)) {
+    const int64_t bytes = g.size * (g.is_float32 ? 4 : 2);
+    memset((char*)g.y + row * bytes, 0, bytes);
+    return;
+  }
   by_sixteen(g.size, [&](int64_t i, int count) {
     const Vector v = activation(load_upto(gates + i, count, 0)) * load_upto(ups + i, count, 0);
     if (g.is_float32)
@@ -146,6 +178,10 @@ void gate(const ridgeline::Gated& g, int64_t row) {
 inline float finite_or_0(float top) { return __builtin_isfinite(top) ? top : 0; }
 
 ridgeline::Mass summarize(const float* x, int64_t size, float* maxima) {
+  if (is_zero(x, true, size)) {
+    for (int64_t group = 0; group * ridgeline::kGroup < size; group++) maxima[group] = 0;
+    return {0, (float)size};
+  }
   float top = kNothing;
   for (int64_t group = 0; group * ridgeline::kGroup < size; group++) {
     const float* entries = x + group * ridgeline::kGroup;
@@ -214,7 +250,5 @@ void choose(const ridgeline::Choice& c, int64_t row) {
   for (; taken < c.most; taken++) index[taken] = (int32_t)c.size;
   c.counts[row] = (int32_t)count;
 }
-
-constexpr ridgeline::RowKernels kRowKernels = {norm, gate, summarize, log_sum_exp, choose};
 
 }  // namespace
