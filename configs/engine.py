@@ -89,6 +89,9 @@ class EngineConfig:
         swap_bytes: host memory for offloaded pages; at most four times the device's is used.
         greedy_steps: steps in which every request is greedy have executables of their own; None is
             where the step has no branches (`Config.for_platform`): on accelerators.
+        free_padding: rows of padding cost a step next to nothing, so that fewer shapes serve all
+            steps; None is where products and attention leave padding out, as a CPU's library does
+            in most models.
         overlap: the next step is planned while the device runs the current one.
         overcommit: more sequences are admitted than fit at their longest, and the youngest is
             preempted when pages run out; without it `max_seqs` sequences of `max_context` tokens
@@ -143,6 +146,7 @@ class EngineConfig:
     preemption: str = "auto"
     swap_bytes: int = 256 << 20
     greedy_steps: bool | None = None
+    free_padding: bool | None = None
     latent_lanes: int | None = None
     overlap: bool = True
     overcommit: bool = True

@@ -280,7 +280,7 @@ def load_engine(
     """
     from inference import follower
     from inference.checkpoints import weight_formats
-    from inference.engine import Engine
+    from inference.engine import Engine, for_this_device
     from inference.planner.calibration import lookup
     from inference.runtime import compilation_cache
     from inference.scheduling import step_shapes
@@ -300,13 +300,11 @@ def load_engine(
         engine = Engine(config, values, executables=executables())
     else:
         with bars() as progress:
-            expected = (
-                ()
-                if prompts is None
-                else step_shapes.expected(
-                    config.engine, prompts, num_seqs, greedy, config.mesh.num_groups
-                )
-            )
+            expected: tuple[Any, ...] = ()
+            if prompts is not None:
+                own = for_this_device(config)[0].engine
+                groups = config.mesh.num_groups
+                expected = step_shapes.expected(own, prompts, num_seqs, greedy, groups)
             draft = None
             if config.draft is not None:
                 draft = speculation_flags.open_draft(config, model_name(), progress)

@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> None:
         )
     shapes = engine.usual_shapes()
     if _ALL.value or _SERIALIZE.value:
-        shapes = step_shapes.enumerate_shapes(config.engine)
+        shapes = step_shapes.enumerate_shapes(engine.config.engine)
     predicted = prediction.predict(engine.config, target, shapes)
     exchanges = [
         prediction.exchanged(engine.config, target, shape, engine.several_hosts) for shape in shapes

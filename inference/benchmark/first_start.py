@@ -79,7 +79,7 @@ def timed(runner: ModelRunner, probe: Callable[[], float]) -> HardwareSpec | Non
             implementations=runner.implementations,
         ),
         list(points),
-        lambda point: steps.run(runner, point.shape, points[point]),
+        lambda point: steps.run(runner, *points[point]),
         probe,
     )
 
@@ -99,14 +99,17 @@ def of_model(model: ModelConfig) -> HardwareSpec:
     return found
 
 
-def prepared(runner: ModelRunner) -> dict[Point, Any]:
-    """Steps that only decode or only prefill, of the executables that are there, and their arrays;
-    the most telling first: what weights cost with one row, a chunk and many rows, then what a long
-    context adds.
+def prepared(runner: ModelRunner) -> dict[Point, tuple[StepShape, Any]]:
+    """Steps that only decode or only prefill, the executables that run them and their arrays; the
+    most telling first: what weights cost with one row, a chunk and many rows, then what a long
+    context adds. Where padding is free, chunks have the fewest rows beside them, of padding.
     """
-    shapes = sorted((s for s in runner.shapes if not s.scored), key=lambda s: s.num_tokens)
+    is_free = runner.config.engine.free_padding
+    plain = (s for s in runner.shapes if s.decode[1] == 1 and not (s.scored or s.greedy))
+    shapes = sorted(plain, key=lambda s: s.num_tokens)
     decode = [shape for shape in shapes if not shape.prefill[0]]
-    prefill = [shape for shape in shapes if not shape.decode[0]]
+    chunked = [shape for shape in shapes if shape.prefill[0] and (is_free or not shape.decode[0])]
+    prefill = list({shape.prefill: shape for shape in reversed(chunked)}.values())[::-1]
     order = [
         *((shape, False) for shape in (*decode[:1], *prefill[:1], *decode[-1:])),
         *((shape, True) for shape in (*prefill[:1], *decode[1:2])),
@@ -114,22 +117,22 @@ def prepared(runner: ModelRunner) -> dict[Point, Any]:
         *((shape, True) for shape in (*decode[:1], *decode[-1:])),
         *((shape, False) for shape in prefill[:0:-1]),
     ]
-    points: dict[Point, Any] = {}
+    points: dict[Point, tuple[StepShape, Any]] = {}
     for shape, is_long in dict.fromkeys(order):
         for point in _points(shape, is_long, runner.config):
             with contextlib.suppress(ValueError):  # more pages than there are
-                points[point] = steps.arrays(point, runner.config)
+                points[point] = shape, steps.arrays(point, runner.config, shape=shape)
                 break
     return points
 
 
 def _points(shape: StepShape, is_long: bool, config: Config) -> Iterator[Point]:
     """Steps of a shape at its shortest context, or at long ones, the longest first."""
-    rows, (chunks, tokens) = shape.decode[0], shape.prefill
+    chunks, tokens = shape.prefill
+    rows = 0 if chunks else shape.decode[0]
     short = tokens * max(1, chunks)
     most = min(config.max_context, _LONGEST, _TOGETHER // max(1, rows))
     halves = (_LONGEST >> power for power in range(_LONGEST.bit_length()))
     for context in (n for n in halves if short < n <= most) if is_long else (short,):
-        point = Point(config.model, rows, chunks, context, tokens)
-        if point.shape == shape and context <= config.max_context:
-            yield point
+        if context <= config.max_context:
+            yield Point(config.model, rows, chunks, context, tokens)

@@ -14,15 +14,12 @@ from collections.abc import Iterable, Mapping
 
 from configs.cache import CacheSpec
 from configs.engine import Config
-from configs.heads import Eagle
 from configs.kinds import operations
-from configs.kinds.attention import Attention
-from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.latent import Latent
 from configs.kinds.operations import Amount, Quantity
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from configs.precision import CACHE_FORMATS, FORMATS, Format
+from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
 
 
@@ -129,36 +126,11 @@ class Work:
         """That of a step of an engine which feeds its tokens to `model`."""
         shape, sizes = record.shape, record.rows
         rows = tuple(Rows(1, queries, context) for queries, context in sizes)
-        if not leaves_padding_out(config, model):
+        if not step_shapes.leaves_padding_out(config, model):
             return cls(shape.num_tokens, rows, shape.num_logits)
         width = shape.decode[1]  # what is longer is a chunk; a shorter one counts as drafts do
         num_logits = sum(queries if queries <= width else 1 for queries, _ in sizes)
         return cls(sum(queries for queries, _ in sizes), rows, num_logits)
-
-
-def leaves_padding_out(config: Config, model: ModelConfig) -> bool:
-    """Whether products with the weights of an engine's model, or of its draft, are counted without
-    padding: those of the CPU's library leave out rows of zeros. Padding is counted where it may be
-    something else behind a layer, and where there are experts, since what one more sequence brings
-    could not be added up (`server.engine_process.step_table`).
-    """
-    engine = config.engine
-    is_native = engine.linear == "ffi_cpu" and engine.attention in (None, "ffi_cpu")
-    is_one = config.mesh.num_groups == 1
-    return is_native and is_one and _keeps_zeros(config.model) and _keeps_zeros(model)
-
-
-def _keeps_zeros(model: ModelConfig) -> bool:
-    """Whether rows of zeros are known to stay so in all layers: nothing is added to them."""
-    if model.norm != "rms" or isinstance(model, Eagle):  # whose state is shifted into padding
-        return False
-    return all(
-        isinstance(layer.mixer, (Attention, Latent))
-        and "out" not in getattr(layer.mixer, "biases", ())
-        and isinstance(layer.ffn, (Gated, Plain))
-        and not layer.ffn.has_bias
-        for layer in model.pattern
-    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,6 +11,7 @@ from configs.kinds import params
 from configs.model import ModelConfig
 from inference.planner import cost, roofline, speculation
 from inference.planner.cost import Operation, Precision, Rows, Work
+from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
 
 
@@ -149,7 +150,7 @@ def naive_seconds(
 def cached_seconds(config: Config, hardware: HardwareSpec, num_prompt: int, num_new: int) -> float:
     """Predicted time of the same by an engine with a cache: the prompt once, then a row a token."""
     chunk, rows = config.engine.chunk_tokens, 2
-    if cost.leaves_padding_out(config, config.model):
+    if step_shapes.leaves_padding_out(config, config.model):
         chunk = rows = 1
     seconds = functools.partial(_step_seconds, config.model, hardware)
     prefill = seconds(-(-num_prompt // chunk) * chunk, num_prompt, 1, num_prompt)

@@ -11,6 +11,7 @@ from configs.errors import InputError
 from configs.heads import Eagle, Medusa
 from inference.planner import cost
 from inference.planner.cost import Operation, Rows, Work
+from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
 
 _MOST_DRAFTS = 1024
@@ -120,7 +121,7 @@ def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
     engine, (num_rows, width) = config.engine, record.shape.decode
     if width == 1:
         return
-    if cost.leaves_padding_out(config, config.draft):
+    if step_shapes.leaves_padding_out(config, config.draft):
         num_rows = len(record.rows)
     starts = [context - queries + 1 for queries, context in record.rows]  # with the newest token
     if isinstance(config.draft, Medusa):

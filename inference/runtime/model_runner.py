@@ -24,6 +24,7 @@ from inference.runtime.packed_output import PackedOutput
 from inference.runtime.prompt_observer import PromptObserver
 from inference.runtime.serialization.files import ExecutableFiles
 from inference.runtime.swap import PageSwapper, StateSnapshots
+from inference.scheduling import step_shapes
 from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import ShardSchedule, StepSchedule
@@ -55,11 +56,19 @@ def for_this_device(config: Config) -> tuple[Config, str]:
     config = config.for_platform(platform)
     if platform == "cpu" and {config.engine.linear, config.engine.attention} != {"reference"}:
         cpu_kernels.load()
-    engine = dataclasses.replace(config.engine, linear=linear.choose(config))
-    config = dataclasses.replace(config, engine=engine)
+    config = _with(config, linear=linear.choose(config))
     attention = api.choose(config)
+    if config.engine.free_padding is None:
+        is_native = attention.name == "ffi_cpu"
+        is_free = is_native and step_shapes.leaves_padding_out(config, config.model)
+        config = _with(config, free_padding=is_free)
     _log(config, attention)
     return config, attention.name
+
+
+def _with(config: Config, **changes: Any) -> Config:
+    """With other fields of the engine."""
+    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, **changes))
 
 
 def _log(config: Config, attention: api.Choice) -> None:

@@ -3,8 +3,13 @@
 import dataclasses
 from collections.abc import Iterable
 
-from configs.engine import EngineConfig
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.heads import Eagle
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.latent import Latent
+from configs.model import ModelConfig
 
 MAX_SHAPES = 32  # warming up compiles them all
 
@@ -62,11 +67,12 @@ class StepShape:
 
 def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     """Every shape the engine may run, cheapest first; scoring has one step of its own. Decoding
-    rides on the steps of prompts and of scoring where prompts are chunked. With drafts, steps that
-    only decode are there without, too. Where the number of drafts adapts, a full batch rides on
-    prompts without, too, and of chains, where steps are not there twice, steps that only decode
-    have half of them, too. With `engine.greedy_steps` those with decode rows that score nothing
-    are there twice.
+    rides on the steps of prompts and of scoring where prompts are chunked; with
+    `engine.free_padding` there are no others for these, and only the fewest chunks have a step for
+    few rows. With drafts, steps that only decode are there without, too. Where the number of drafts
+    adapts, a full batch rides on prompts without, too, and of chains, where steps are not there
+    twice, steps that only decode have half of them, too. With `engine.greedy_steps` those with
+    decode rows that score nothing are there twice.
 
     Raises:
         InputError: the engine's sizes make more than `MAX_SHAPES`.
@@ -81,10 +87,14 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     if engine.greedy_steps and engine.num_drafts:  # twice as many that only decode
         riders = rows[-1:]
     shapes = [StepShape((n, w), none) for n in rows for w in _widths(engine)]
-    shapes += [StepShape((0, width), chunk) for chunk in chunks]
-    shapes += [StepShape((0, width), chunks[-1], scored=True)]
+    is_few = engine.free_padding and engine.chunked_prefill
+    if not is_few:
+        shapes += [StepShape((0, width), chunk) for chunk in chunks]
+        shapes += [StepShape((0, width), chunks[-1], scored=True)]
     if engine.chunked_prefill:
-        shapes += [StepShape((n, width), chunk) for n in riders for chunk in chunks]
+        beside_few = chunks[:1] if is_few else chunks
+        shapes += [StepShape((n, width), chunk) for n in riders[:-1] for chunk in beside_few]
+        shapes += [StepShape((riders[-1], width), chunk) for chunk in chunks]
         if engine.adapt_drafts:
             shapes += [StepShape((rows[-1], 1), chunk) for chunk in chunks]
         shapes += [StepShape((rows[-1], width), chunks[-1], scored=True)]
@@ -98,6 +108,31 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
             + (", or set engine.greedy_steps=false" if engine.greedy_steps else "")
         )
     return tuple(sorted(shapes, key=_cost))
+
+
+def leaves_padding_out(config: Config, model: ModelConfig) -> bool:
+    """Whether products with the weights of an engine's model, or of its draft, leave padding out:
+    those of the CPU's library leave out rows of zeros. Padding may be something else behind some
+    layers; where there are experts it is counted, since what one more sequence brings could not be
+    added up (`server.engine_process.step_table`).
+    """
+    engine = config.engine
+    is_native = engine.linear == "ffi_cpu" and engine.attention in (None, "ffi_cpu")
+    is_one = config.mesh.num_groups == 1
+    return is_native and is_one and _keeps_zeros(config.model) and _keeps_zeros(model)
+
+
+def _keeps_zeros(model: ModelConfig) -> bool:
+    """Whether rows of zeros are known to stay so in all layers: nothing is added to them."""
+    if model.norm != "rms" or isinstance(model, Eagle):  # whose state is shifted into padding
+        return False
+    return all(
+        isinstance(layer.mixer, (Attention, Latent))
+        and "out" not in getattr(layer.mixer, "biases", ())
+        and isinstance(layer.ffn, (Gated, Plain))
+        and not layer.ffn.has_bias
+        for layer in model.pattern
+    )
 
 
 def choose(

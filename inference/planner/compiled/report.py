@@ -95,14 +95,14 @@ class AbsentEngine:
         return self._mesh is not None and self._mesh.is_multi_process
 
     def usual_shapes(self) -> tuple[StepShape, ...]:
-        """The largest steps that decode, a greedy one too where there is one, and the largest that
-        prefills.
+        """The largest steps that decode, a greedy one too where there is one, and that of most
+        chunks with the fewest rows beside.
         """
         shapes = [shape for shape in enumerate_shapes(self.config.engine) if not shape.scored]
         decoding = [shape for shape in shapes if not shape.prefill[0]]
-        prefilling = [shape for shape in shapes if not shape.decode[0]]
+        prefilling = max(shapes, key=lambda shape: (shape.prefill[0], -shape.decode[0]))
         greedy = [shape for shape in decoding if shape.greedy]
-        return *greedy[-1:], decoding[-1], prefilling[-1]
+        return *greedy[-1:], decoding[-1], prefilling
 
     def compiled(self, shape: StepShape) -> Compiled:
         """The executable of a shape."""

@@ -21,7 +21,7 @@ _HOSTS_OWN = frozenset((
     "max_wait_s", "chunked_prefill", "prefill_budget", "max_prefill_seqs", "prefix_cache",
     "max_overtakes", "preemption", "swap_bytes", "greedy_steps", "overlap", "overcommit",
     "attention", "weights", "seed", "adapt_drafts", "latent_lanes", "expected_tokens",
-    "snapshots", "snapshot_tokens",
+    "snapshots", "snapshot_tokens", "free_padding",
 ))  # fmt: skip
 _COMPILERS = {
     "cpu": (),

@@ -10,6 +10,7 @@ import pytest
 from configs.engine import Config, EngineConfig
 from inference.engine import Engine
 from inference.runtime.executables import Executables
+from inference.runtime.model_runner import for_this_device
 from inference.scheduling import step_shapes
 from tests import fakes
 from tests.inference.test_interrupts import Interrupts
@@ -19,7 +20,8 @@ pytestmark = pytest.mark.quick_code
 
 def test_steps_are_compiled_before_parameters_are_read(monkeypatch):
     """An executable refuses arrays of other shapes, types or leaves than it was compiled for."""
-    model, engine = fakes.llama(), EngineConfig(max_seqs=2)
+    model = fakes.llama()
+    engine = for_this_device(Config(model, EngineConfig(max_seqs=2)))[0].engine
     expected, compiled = step_shapes.expected(engine, [9], 1), threading.Event()
     step = Executables.step
 

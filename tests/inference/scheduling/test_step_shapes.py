@@ -17,7 +17,11 @@ ENGINES = [
         ({}, {"decode_rows": (4,)}, {"prefill_chunks": (2,)}, {"prefill_chunks": (4, 1, 4)}),
     )
 ]
-ENGINES += [dataclasses.replace(engine, chunked_prefill=False) for engine in ENGINES]
+ENGINES += [
+    dataclasses.replace(engine, **change)
+    for engine in ENGINES
+    for change in ({"chunked_prefill": False}, {"free_padding": True})
+]
 
 
 def test_the_default_engine():
@@ -27,6 +31,17 @@ def test_the_default_engine():
     assert steady == [2, 8, 16, 32]
     alone = enumerate_shapes(EngineConfig(chunked_prefill=False))
     assert set(alone) == {shape for shape in shapes if not (shape.decode[0] and shape.prefill[0])}
+
+
+def test_where_padding_is_free_prompts_have_no_steps_of_their_own():
+    engine = EngineConfig(free_padding=True)
+    shapes = enumerate_shapes(engine)
+    assert [(s.decode[0], s.prefill[0]) for s in shapes if not s.scored] == [
+        (2, 0), (8, 0), (16, 0), (32, 0), (8, 1), (32, 1), (32, 2), (32, 4), (32, 8)
+    ]  # fmt: skip
+    assert [(s.decode[0], s.prefill[0]) for s in shapes if s.scored] == [(32, 8)]
+    alone = dataclasses.replace(engine, chunked_prefill=False)  # nothing rides on prompts
+    assert enumerate_shapes(alone) == enumerate_shapes(EngineConfig(chunked_prefill=False))
 
 
 @pytest.mark.parametrize("engine", ENGINES)
