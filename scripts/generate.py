@@ -48,6 +48,10 @@ Results = dict[str, dict[str, Any]]  # by key of the request
 def main(argv: Sequence[str]) -> None:
     del argv
     requests = _read_requests()
+    if any(request.messages for request in requests):
+        from inference.text import chat_template
+
+        chat_template.prepare()  # its process starts while this one imports JAX
     target = None
     if _OUTPUT.value is not None and common.serves():
         label = f"--output={_OUTPUT.value}"

@@ -31,8 +31,9 @@ class Probe:
 
     def __init__(self, num_bytes: int = 256 << 20):
         cores = local_machine.num_cores()
-        self._num_bytes, self._pool = num_bytes, ThreadPoolExecutor(cores)
-        self._parts = np.array_split(np.ones(num_bytes // 4, np.float32), cores)
+        size = num_bytes // 4 // cores
+        self._num_bytes, self._pool = 4 * size * cores, ThreadPoolExecutor(cores)
+        self._parts = list(self._pool.map(lambda _: np.ones(size, np.float32), range(cores)))
 
     def read(self, repeats: int = 5) -> float:
         """Bytes a second that all cores together read: the best of several passes."""
