@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from configs.cache import SNAPSHOTS, CacheSpec, PageFormat, PageGroup
 from configs.model import ModelConfig
 from configs.precision import CACHE_FORMATS
+from layers.kernels.cpu import rows
 from layers.kernels.device import has_free_views
 from layers.ragged import Ragged
 
@@ -248,8 +249,14 @@ def abstract(
 
 
 def init(*args: Any) -> Cache:
-    """An empty cache; same arguments as `abstract`."""
-    return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), abstract(*args))
+    """An empty cache; same arguments as `abstract`. By the native library (`rows.native`) it takes
+    memory as it fills.
+    """
+    return jax.tree.map(_zeros, abstract(*args))
+
+
+def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
+    return rows.zeros(leaf) if rows.is_native() else jnp.zeros(leaf.shape, leaf.dtype)
 
 
 def token_major(num_pages: int, page_tokens: int, page_format: PageFormat) -> jax.ShapeDtypeStruct:

@@ -31,6 +31,7 @@ from inference.scheduling.step_schedule import ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.kernels.attention import api
+from layers.kernels.cpu import rows
 from layers.kernels.device import target_device
 from layers.kernels.linear import api as linear
 from layers.kv_cache import Cache
@@ -180,17 +181,18 @@ class ModelRunner:
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
         self.cache: Cache = ()  # frees what there is: two may not fit
-        if self._mesh is None:
-            self.cache = kv_cache.init(*self._cache_arguments)
-            self.slots: Any = step.init_slots(self.config)
-            return
         arguments = self._cache_arguments
-        self.cache = meshes.put(
-            self._mesh, meshes.EVERY_CHIP, lambda group, chip: kv_cache.init(*arguments)
-        )
-        self.slots = meshes.put(
-            self._mesh, meshes.EACH_GROUP, lambda group, chip: step.init_slots(self.config)
-        )
+        with rows.native(self.config.engine.linear == "ffi_cpu"):
+            if self._mesh is None:
+                self.cache = kv_cache.init(*arguments)
+                self.slots: Any = step.init_slots(self.config)
+                return
+            self.cache = meshes.put(
+                self._mesh, meshes.EVERY_CHIP, lambda group, chip: kv_cache.init(*arguments)
+            )
+            self.slots = meshes.put(
+                self._mesh, meshes.EACH_GROUP, lambda group, chip: step.init_slots(self.config)
+            )
 
     def expert_visits(self) -> np.ndarray:
         """Tokens that visited each expert of each mixture since the slots were made, modulo 2^32:

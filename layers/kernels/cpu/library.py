@@ -17,9 +17,9 @@ STRIP, DEPTH = 16, 32  # features of a strip, what its depth is a multiple of (s
 LINE = 64  # bytes: what strips of blocks are a multiple of (src/blocks.h)
 _NAMES = (
     *("linear", "gated", "grouped", "lookup", "attend", "bounds"),
-    *("norm", "gate", "summarize", "choose", "append"),
+    *("norm", "gate", "summarize", "choose", "append", "zeros"),
 )
-LINEAR, GATED, GROUPED, LOOKUP, ATTEND, BOUNDS, NORM, GATE, SUMMARIZE, CHOOSE, APPEND = (
+LINEAR, GATED, GROUPED, LOOKUP, ATTEND, BOUNDS, NORM, GATE, SUMMARIZE, CHOOSE, APPEND, ZEROS = (
     f"ridgeline_{name}_{LAYOUT}" for name in _NAMES
 )
 

@@ -160,3 +160,9 @@ def choose(scores_YWX: jax.Array, open_YWX: jax.Array, most: int) -> tuple[jax.A
     )
     index_YWJ, count_YW = calls.call(library.CHOOSE, outs, scores_YWX, open_YWX)
     return index_YWJ, count_YW
+
+
+def zeros(out: jax.ShapeDtypeStruct) -> jax.Array:
+    """Zeros, which take memory only where they are written to."""
+    y: jax.Array = calls.call(library.ZEROS, out)
+    return y

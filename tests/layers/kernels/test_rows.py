@@ -204,6 +204,15 @@ def test_pages_are_written_in_place():
     np.testing.assert_array_equal(pages, before)
 
 
+def test_zeros_are_zeros_where_memory_is_used_again():
+    """The small ones lie within a page, the large ones between two."""
+    need()
+    for size in (1, 5000, 20_000_003):
+        for _ in range(2):
+            jax.block_until_ready(jnp.ones(size, jnp.uint8))
+            assert not np.asarray(rows.zeros(jax.ShapeDtypeStruct((size,), jnp.uint8))).any()
+
+
 def test_gradients_are_those_of_xlas_path(instruction_set):  # noqa: F811
     x, weight = _drawn(0, 4, 33), _drawn(1, 33)
     gradient = jax.grad(lambda x, w: jnp.sin(norm.rms_norm(x, w, 1e-6)).sum(), (0, 1))

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "dispatch.h"
+#include "memory.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "xla/ffi/api/ffi.h"
@@ -193,6 +194,11 @@ ffi::Error append(ffi::ThreadPool pool, int64_t kv_heads, float epsilon, float o
   return ffi::Error::Success();
 }
 
+ffi::Error zeros(ffi::Result<ffi::AnyBuffer> y) {
+  write_zeros(y->untyped_data(), y->size_bytes());
+  return ffi::Error::Success();
+}
+
 }  // namespace
 }  // namespace ridgeline
 
@@ -250,6 +256,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_append, ridgeline::append,
                                   .Arg<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_zeros, ridgeline::zeros,
+                              ffi::Ffi::Bind().Ret<ffi::AnyBuffer>());
 }
 
 #pragma GCC visibility pop
