@@ -336,7 +336,7 @@ class Config:
         own = self.prefill
         engine = dataclasses.replace(
             self.engine.without_drafts(), chunked_prefill=True, overcommit=True, penalties=False,
-            grammars=False,
+            grammars=False, free_padding=False,
             max_seqs=self.engine.max_seqs if own.max_seqs is None else own.max_seqs,
             cache_bytes=self.engine.cache_bytes if own.cache_bytes is None else own.cache_bytes,
         )  # fmt: skip

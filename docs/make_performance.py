@@ -80,7 +80,8 @@ class Stepper:
         """The step that computes a prompt."""
         tokens = self.config.engine.chunk_tokens
         point = Point(self.config.model, 0, _CHUNKS, _CHUNKS * tokens, tokens)
-        return Step(point, point.shape, self.config)
+        shape = step_shapes.choose(self._shapes, 0, _CHUNKS, False)
+        return Step(point, shape, self.config)
 
     def runs(self, step: Step) -> Callable[[], float]:
         """What runs a step and returns its seconds; it ran twice already."""

@@ -302,9 +302,9 @@ def load_engine(
         with bars() as progress:
             expected: tuple[Any, ...] = ()
             if prompts is not None:
-                own = for_this_device(config)[0].engine
+                resolved = for_this_device(config)[0].engine
                 groups = config.mesh.num_groups
-                expected = step_shapes.expected(own, prompts, num_seqs, greedy, groups)
+                expected = step_shapes.expected(resolved, prompts, num_seqs, greedy, groups)
             draft = None
             if config.draft is not None:
                 draft = speculation_flags.open_draft(config, model_name(), progress)

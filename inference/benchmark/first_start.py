@@ -46,9 +46,9 @@ def calibration(
         return None
     runner = engine.model_runner
     with contextlib.closing(measure.Probe()) as probe:
-        kept = store.calibration(model, runner.implementations)
-        if kept and not anew and (reading := probe.read()) <= _FASTER * kept.read_bandwidth:
-            return lookup.at_bandwidth(kept, reading)
+        spec = store.calibration(model, runner.implementations)
+        if spec and not anew and (reading := probe.read()) <= _FASTER * spec.read_bandwidth:
+            return lookup.at_bandwidth(spec, reading)
         say(f"timing steps of {model.name}, to predict them from now on")
         try:
             found = timed(runner, probe.read)

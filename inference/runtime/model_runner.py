@@ -60,8 +60,9 @@ def for_this_device(config: Config) -> tuple[Config, str]:
     config = _with(config, linear=linear.choose(config))
     attention = api.choose(config)
     if config.engine.free_padding is None:
-        is_native = attention.name == "ffi_cpu"
-        is_free = is_native and step_shapes.leaves_padding_out(config, config.model)
+        is_native = attention.name == "ffi_cpu" and not config.prefill.chips
+        drafting = config.draft or config.model
+        is_free = is_native and step_shapes.leaves_padding_out(config, drafting)
         config = _with(config, free_padding=is_free)
     _log(config, attention)
     return config, attention.name

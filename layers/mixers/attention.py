@@ -107,12 +107,12 @@ def _appended(
     context: StepContext,
 ) -> tuple[jax.Array, jax.Array]:
     """Queries for `attend`, and the pages with keys and values."""
-    made_TX = add_bias(linear(x_TD, params["qkv"]), params, "qkv_bias")
+    qkv_TX = add_bias(linear(x_TD, params["qkv"]), params, "qkv_bias")
     angles = context.angles
     if angles is None:
         angles = (jnp.zeros((len(x_TD), 0)),) * 2
     return rows.append(
-        made_TX, angles, (params["q_norm"], params["k_norm"]) if kind.qk_norm else None,
+        qkv_TX, angles, (params["q_norm"], params["k_norm"]) if kind.qk_norm else None,
         context.ragged.page_T(context.group, pages.shape[1]), pages,
         shape=(kind.num_heads, kind.num_kv_heads, kind.head_width), dtype=config.dtype,
         scale=_scale(kind), eps=config.norm_eps, offset=config.norm_offset,

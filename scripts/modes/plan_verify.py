@@ -26,13 +26,17 @@ class EngineRunner:
     """The steps of a model with random weights, on whose values their time does not depend."""
 
     def __init__(self, model: ModelConfig, progress: Callable[[int, int, str], None]):
-        """Compiles all steps that only decode or only prefill."""
+        """Compiles all steps that only decode or only prefill, and where padding is free those that
+        prefill beside rows of padding.
+        """
         config = verify.engine_config(model)
         self._runner = ModelRunner(config, params.init(decoder.param_infos(model)))
+        engine = self._runner.config.engine
         self._shapes = [
             shape
-            for shape in step_shapes.enumerate_shapes(self._runner.config.engine)
-            if not shape.scored and 0 in (shape.decode[0], shape.prefill[0])
+            for shape in step_shapes.enumerate_shapes(engine)
+            if not shape.scored
+            and (engine.free_padding or 0 in (shape.decode[0], shape.prefill[0]))
         ]
         self._arrays: dict[Point, Any] = {}
         for done, shape in enumerate(self._shapes):

@@ -22,7 +22,7 @@ void ridgeline_use(const char*);
 double ridgeline_try(const char*);
 #define FUNCTIONS(DO)                                             \
   DO(linear) DO(grouped) DO(lookup) DO(attend) DO(bounds) DO(norm) \
-  DO(gate) DO(summarize) DO(choose) DO(append)
+  DO(gate) DO(summarize) DO(choose) DO(append) DO(gated) DO(zeros)
 #define DECLARE(name) XLA_FFI_Error* ridgeline_##name(XLA_FFI_CallFrame*);
 FUNCTIONS(DECLARE)
 #undef DECLARE
@@ -165,7 +165,10 @@ int main() {
     const std::string function = read_string();
     if (XLA_FFI_Handler* handler = find(function)) {
       call(handler);
-    } else {  // "use" or "try"
+    } else if (function != "use" && function != "try") {
+      fprintf(stderr, "there is no function %s here\n", function.c_str());
+      _exit(1);
+    } else {
       const std::string name = read_string();
       const double answer = ridgeline_try(name.c_str());
       if (function == "use" && answer >= 0) ridgeline_use(name.c_str());

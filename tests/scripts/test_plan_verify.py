@@ -23,9 +23,12 @@ pytestmark = pytest.mark.quick_code
 MODEL = fakes.llama(max_context=1024, width=32, vocab_size=144).with_kinds(width=32)
 
 
-@pytest.fixture
-def tiny(monkeypatch, tmp_path, no_draws):
+@pytest.fixture(params=["prompts alone", "prompts beside padding"])
+def tiny(request, monkeypatch, tmp_path, no_draws):
     """Few points of a tiny model in one more format, and a cheap probe."""
+    is_free = request.param == "prompts beside padding"
+    shapes = [(4 * is_free, 1), (4 * is_free, 2), (4, 0)]
+    monkeypatch.setattr(step_shapes, "leaves_padding_out", lambda *given: is_free)
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
     monkeypatch.setattr(plan_verify, "_FORMATS", ("int8",))
     monkeypatch.setattr(verify, "_ROWS", (1, 4))
@@ -37,7 +40,7 @@ def tiny(monkeypatch, tmp_path, no_draws):
     monkeypatch.setattr(
         step_shapes, "enumerate_shapes",
         lambda engine: tuple(
-            StepShape((rows, 1), (chunks, 64)) for rows, chunks in ((0, 1), (0, 2), (4, 0))
+            StepShape((rows, 1), (chunks, 64)) for rows, chunks in shapes
         ),
     )  # fmt: skip
     monkeypatch.setitem(presets.NAMES, "tiny", presets.Preset(MODEL, None))

@@ -117,7 +117,8 @@ def product_peak(format: str, peaks: Mapping[str, float]) -> float | None:
     """Of `peaks`, the highest that products with weights in a format can reach; None: unknown."""
     from configs.precision import FORMATS
 
-    for dtype in ("int8" if FORMATS[format].is_quantized else format, "float32"):
+    is_few = FORMATS[format].is_quantized and "fp8" not in format  # fp8 is multiplied in float32
+    for dtype in ("int8" if is_few else format, "float32"):
         rates = [rate for name, rate in peaks.items() if name.split()[1] == dtype]
         if rates:
             return max(rates)

@@ -111,10 +111,10 @@ class ExecutableFiles:
         """
         try:
             self.write(name, arguments, compiled)
-        except InputError as error:
+        except (InputError, jax.errors.JaxRuntimeError) as error:
             if not self._has_said_why:
                 self._has_said_why = True
-                logging.warning("executables are not kept: %s", error)
+                logging.warning("executables are not kept: %s", reason(error)[:300])
             return
         with contextlib.suppress(OSError):  # another process may do the same
             paths = [(path.stat(), path) for path in self._folder.glob(f"*{SUFFIX}")]

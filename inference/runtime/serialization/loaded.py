@@ -49,8 +49,8 @@ class LoadedExecutable:
         """Runs the program; what it was compiled to take by donation is gone afterwards.
 
         Raises:
-            TypeError: arguments of other shapes, types or leaves than it was compiled for, or on
-                other devices.
+            TypeError: other leaves than it was compiled for, or, at the first call, which checks
+                that, of other shapes or types or on other devices.
         """
         leaves, structure = jax.tree.flatten(arguments)
         if structure != self._structure:

@@ -105,7 +105,7 @@ def summarize(x_QV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
 
 
 def append(
-    made_TX: jax.Array,
+    qkv_TX: jax.Array,
     angles: tuple[jax.Array, jax.Array],
     norms: tuple[jax.Array, jax.Array] | None,
     place: tuple[jax.Array, jax.Array],
@@ -122,7 +122,7 @@ def append(
     rotated as `rope.rotate` does; what is not finite in a value is written as `packed_row` has it.
 
     Args:
-        made_TX: float32 [T, (N + 2 K) H]: queries, keys and values, as their product leaves them.
+        qkv_TX: float32 [T, (N + 2 K) H]: queries, keys and values, as their product leaves them.
         angles: cos and sin, float32 [T, X], of the pairs that rotate.
         norms: weights of RMSNorm of each query and each key head, [H].
         place: page and offset of each token, i32[T]; of page 0, padding, nothing is written, and
@@ -134,10 +134,10 @@ def append(
     """
     N, K, H = shape
     norms = (jnp.zeros(0), jnp.zeros(0)) if norms is None else norms
-    queries = jax.ShapeDtypeStruct((made_TX.shape[0], N, H), jnp.dtype(dtype))
+    queries = jax.ShapeDtypeStruct((qkv_TX.shape[0], N, H), jnp.dtype(dtype))
     outs = queries, jax.ShapeDtypeStruct(pages.shape, pages.dtype)
     q_TNH, pages = calls.call(
-        library.APPEND, outs, made_TX, *angles, *norms, *place, pages, in_place={7: 1},
+        library.APPEND, outs, qkv_TX, *angles, *norms, *place, pages, in_place={7: 1},
         kv_heads=np.int64(K), epsilon=np.float32(eps), offset=np.float32(offset),
         scale=np.float32(scale),
     )  # fmt: skip

@@ -178,8 +178,8 @@ def multiplies_gated(w: Any) -> bool:
 
 
 def gated_product(x_TD: jax.Array, w: Packed, activation: str, dtype: str) -> jax.Array:
-    """act(gate) up, of `dtype` [T, F / 2]: with the bits that `rows.gate` makes of `product`, whose
-    result, gates before the rest, is written nowhere.
+    """act(gate) up, of `dtype` [T, F / 2]: with the bits that `rows.gate` makes of `product`, but
+    for the sign of zeros. The product, gates before what they multiply, is written nowhere.
 
     Args:
         x_TD: float32 or bfloat16.

@@ -80,8 +80,9 @@ def test_the_best_product_is_the_fastest_of_all(monkeypatch):
 
 def test_the_peak_of_a_format_is_of_what_multiplies_it():
     peaks = {"avx512vnni int8": 4.0, "avx512 float32": 2.0, "avx2 float32": 1.0}
-    reached = [measure.product_peak(format, peaks) for format in ("q4_0", "bfloat16", "float32")]
-    assert reached == [4.0, 2.0, 2.0]
+    formats = "q4_0", "fp8", "bfloat16", "float32"
+    reached = [measure.product_peak(format, peaks) for format in formats]
+    assert reached == [4.0, 2.0, 2.0, 2.0]
     peaks["avx512bf16 bfloat16"] = 3.0
     assert measure.product_peak("bfloat16", peaks) == 3.0
     assert measure.product_peak("int8", {"avx2 float32": 1.0}) == 1.0

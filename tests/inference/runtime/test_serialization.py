@@ -149,6 +149,16 @@ def test_a_cache_that_cannot_be_written_costs_a_line(tmp_path, caplog):
     assert line.startswith("executables are not kept: cannot write")
 
 
+def test_what_xla_cannot_write_is_not_kept(tmp_path, caplog):
+    cache = files.ExecutableFiles(tmp_path, CONFIG, "reference", jax.devices()[:1], None, True)
+    fails = Mock(side_effect=jax.errors.JaxRuntimeError("UNIMPLEMENTED: no such thing"))
+    program = Mock(out_info=(), runtime_executable=lambda: Mock(serialize=fails))
+    cache.keep("a", ((), (), ()), program)
+    (line,) = caplog.messages
+    assert line == "executables are not kept: UNIMPLEMENTED: no such thing"
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.long
 def test_on_a_mesh(tmp_path, caplog):
     config = dataclasses.replace(CONFIG, mesh=MESH)

@@ -179,8 +179,8 @@ def _by_xla(made, angles, norms, place, pages, *, shape, dtype, scale, eps, offs
 @pytest.mark.parametrize("width, pairs", [(64, 32), (10, 5), (80, 16), (32, 0)])
 def test_heads_are_turned_and_written_as_xla_does(instruction_set, dtype, width, pairs, has_norms):  # noqa: F811
     arrays, sizes = _heads(dtype, width, pairs, has_norms)
-    made, page = arrays[0], arrays[3][0]
-    made[1, -5], made[2, -7], made[3, -width] = np.nan, -np.inf, 3.4e38
+    qkv, page = arrays[0], arrays[3][0]
+    qkv[1, -5], qkv[2, -7], qkv[3, -width] = np.nan, -np.inf, 3.4e38
     q, pages = rows.append(*arrays, **sizes)
     expected_q, expected = _by_xla(*arrays, **sizes)
     near = dict(rtol=2e-5, atol=1e-5) if dtype == "float32" else dict(rtol=1e-2, atol=1e-2)
@@ -191,6 +191,15 @@ def test_heads_are_turned_and_written_as_xla_does(instruction_set, dtype, width,
     found, known = (np.asarray(kv_cache.decode(x), np.float32) for x in (pages, expected))
     np.testing.assert_allclose(found[1:], known[1:], **near)
     np.testing.assert_array_equal(np.asarray(pages)[0], np.asarray(arrays[-1])[0])
+
+
+def test_what_lies_outside_of_pages_is_written_nowhere():
+    need()
+    arrays, sizes = _heads("float32", 16, 8, False, T=4)
+    place = np.array([9, 1, -1, 1], np.int32), np.array([0, 8, 0, -1], np.int32)
+    q, pages = rows.append(*arrays[:3], place, arrays[4], **sizes)
+    assert not np.asarray(q).any()
+    np.testing.assert_array_equal(pages, arrays[4])
 
 
 def test_pages_are_written_in_place():

@@ -194,7 +194,6 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
       return;
     }
     p.strips = strips_of(0);
-    // Else rows of y lie apart, or the last strip is wider than y.
     const bool is_whole = own_rows[p.num_rows - 1] - own_rows[0] == p.num_rows - 1;
     if (!result.gate && is_whole && width == p.num_strips * kStrip) {
       p.y = (float*)out(0);

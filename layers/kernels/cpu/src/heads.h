@@ -66,7 +66,7 @@ void append(const ridgeline::Heads& h, int64_t token) {
     memset(q, 0, h.num_heads * head_bytes);
     return;
   }
-  const float* const queries = h.made + token * (h.num_heads + 2 * h.kv_heads) * h.width;
+  const float* const queries = h.qkv + token * (h.num_heads + 2 * h.kv_heads) * h.width;
   const Vector scale = Vector::splat(h.scale);
   for (int64_t head = 0; head < h.num_heads; head++)
     rotated(h, token, queries + head * h.width, h.query_norm,

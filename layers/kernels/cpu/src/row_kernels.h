@@ -44,7 +44,7 @@ struct Choice {
 
 // The heads of tokens as a product leaves them: queries, then keys, then values.
 struct Heads {
-  const float* made;                    // [T, (num_heads + 2 kv_heads) width]
+  const float* qkv;                     // [T, (num_heads + 2 kv_heads) width]
   const float *cos, *sin;               // [T, pairs]: element i turns with i + pairs
   const void *query_norm, *key_norm;    // [width], RMSNorm's weights, which come first; or null
   bool is_float32_norm;                 // else bfloat16 as its bits

@@ -139,7 +139,7 @@ ffi::Error choose(ffi::ThreadPool pool, Floats scores, ffi::Buffer<ffi::PRED> op
 // Of each token's heads the queries, rotated and scaled, for attention; its keys and values go where
 // they belong in the pages, in place.
 ffi::Error append(ffi::ThreadPool pool, int64_t kv_heads, float epsilon, float offset, float scale,
-                  ffi::BufferR2<ffi::F32> made, ffi::BufferR2<ffi::F32> cos,
+                  ffi::BufferR2<ffi::F32> qkv, ffi::BufferR2<ffi::F32> cos,
                   ffi::BufferR2<ffi::F32> sin, ffi::AnyBuffer query_norm, ffi::AnyBuffer key_norm,
                   ffi::BufferR1<ffi::S32> page, ffi::BufferR1<ffi::S32> token_of_page,
                   ffi::AnyBuffer pages, ffi::Result<ffi::AnyBuffer> q,
@@ -166,8 +166,8 @@ ffi::Error append(ffi::ThreadPool pool, int64_t kv_heads, float epsilon, float o
     return ffi::Error::InvalidArgument("ridgeline_append: q, pages or norms of another type");
   auto fits = [&](const auto& x) { return (int64_t)x.element_count() == tokens * h.pairs; };
   const int64_t norm_size = has_norms ? h.width : 0;
-  if (made.dimensions()[0] != tokens ||
-      made.dimensions()[1] != (h.num_heads + 2 * kv_heads) * h.width || 2 * h.pairs > h.width ||
+  if (qkv.dimensions()[0] != tokens ||
+      qkv.dimensions()[1] != (h.num_heads + 2 * kv_heads) * h.width || 2 * h.pairs > h.width ||
       !fits(cos) || !fits(sin) || (int64_t)page.element_count() != tokens ||
       (int64_t)token_of_page.element_count() != tokens ||
       page_shape[2] != 2 * kv_heads * h.width || written->size_bytes() != pages.size_bytes() ||
@@ -177,7 +177,7 @@ ffi::Error append(ffi::ThreadPool pool, int64_t kv_heads, float epsilon, float o
   if (written->untyped_data() != pages.untyped_data())
     memcpy(written->untyped_data(), pages.untyped_data(), pages.size_bytes());
   if (!q->element_count()) return ffi::Error::Success();
-  h.made = made.typed_data();
+  h.qkv = qkv.typed_data();
   h.cos = cos.typed_data();
   h.sin = sin.typed_data();
   h.query_norm = has_norms ? query_norm.untyped_data() : nullptr;
@@ -190,7 +190,7 @@ ffi::Error append(ffi::ThreadPool pool, int64_t kv_heads, float epsilon, float o
   h.q = q->untyped_data();
   h.pages = written->untyped_data();
   const RowKernels& kernels = *chosen().rows;
-  by_row(pool, tokens, made.dimensions()[1], [&](int64_t token) { kernels.append(h, token); });
+  by_row(pool, tokens, qkv.dimensions()[1], [&](int64_t token) { kernels.append(h, token); });
   return ffi::Error::Success();
 }
 
