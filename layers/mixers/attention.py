@@ -87,7 +87,7 @@ def _appends(config: ModelConfig, kind: Attention, leaf: Leaf, context: StepCont
         rows.is_native()
         and context.attention == "ffi_cpu"
         and context.is_owner
-        and isinstance(leaf, jax.Array)
+        and isinstance(_pages(leaf), jax.Array)
         and context.page_format is not None
         and context.page_format.dtype == config.dtype
         and kind.has_values
@@ -103,20 +103,30 @@ def _appended(
     config: ModelConfig,
     kind: Attention,
     x_TD: jax.Array,
-    pages: jax.Array,
+    leaf: Leaf,
     context: StepContext,
-) -> tuple[jax.Array, jax.Array]:
-    """Queries for `attend`, and the pages with keys and values."""
+) -> tuple[jax.Array, Leaf]:
+    """Queries for `attend`, and the leaf with keys and values in its pages."""
     qkv_TX = add_bias(linear(x_TD, params["qkv"]), params, "qkv_bias")
     angles = context.angles
     if angles is None:
         angles = (jnp.zeros((len(x_TD), 0)),) * 2
-    return rows.append(
+    pages = _pages(leaf)
+    q_TNH, pages = rows.append(
         qkv_TX, angles, (params["q_norm"], params["k_norm"]) if kind.qk_norm else None,
         context.ragged.page_T(context.group, pages.shape[1]), pages,
         shape=(kind.num_heads, kind.num_kv_heads, kind.head_width), dtype=config.dtype,
         scale=_scale(kind), eps=config.norm_eps, offset=config.norm_offset,
     )  # fmt: skip
+    return q_TNH, _with_pages(leaf, pages)
+
+
+def _pages(leaf: Leaf) -> Leaf:
+    return leaf.pages if isinstance(leaf, Indexed) else leaf
+
+
+def _with_pages(leaf: Leaf, pages: Leaf) -> Leaf:
+    return dataclasses.replace(leaf, pages=pages) if isinstance(leaf, Indexed) else pages
 
 
 def _scale(kind: Attention) -> float:
@@ -186,9 +196,7 @@ def attend(
             outs.append(out)
         return ragged.pack(outs), leaf
     if row_TX is not None:
-        pages = leaf.pages if isinstance(leaf, Indexed) else leaf
-        pages = chosen.write(pages, row_TX, ragged, context.group)
-        leaf = dataclasses.replace(leaf, pages=pages) if isinstance(leaf, Indexed) else pages
+        leaf = _with_pages(leaf, chosen.write(_pages(leaf), row_TX, ragged, context.group))
     if token_budget is not None:
         leaf = quest.summarized(leaf, ragged, context.group, context.page_format)
     for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
