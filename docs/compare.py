@@ -1,9 +1,11 @@
-"""Two engines on the same work, measured in turn, as a page: medians and ratios.
+"""This engine beside another one on the same work and the same cores, by turns, as a page.
 
-    python docs/compare.py --ours RUN.json ... --theirs RUN.json ... > docs/results/NAME.md
+    python docs/compare.py vllm --model=HF_DIRECTORY --python=VENV/bin/python --preload=...
+    python docs/compare.py llama.cpp --model=FILE.gguf --python=VENV/bin/python
 
-Ours are what `python -m scripts.bench --json` prints, theirs one JSON object each with the keys
-that `scripts.bench --beside` reads.
+Each turn runs `scripts.bench` and then `docs/peers/`'s script in the peer's own environment, which
+prints one JSON object; the next turn begins with the other one. A first run of each is not counted:
+it fills both compile caches. The page goes to standard output.
 """
 
 import argparse
@@ -12,8 +14,15 @@ import json
 import os
 import platform
 import statistics
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+ROOT = Path(__file__).resolve().parent.parent
+PEERS = {"vllm": "docs/peers/vllm_cpu.py", "llama.cpp": "docs/peers/llama.py"}
+WEIGHTS = {"vllm": "bfloat16", "llama.cpp": "file"}
+PROMPT, NEW, PREFILL = 64, 48, 500
 NAMES = {
     "output_tok_s_1": "output tokens/s, 1 request",
     "output_tok_s_8": "output tokens/s, 8 requests",
@@ -23,45 +32,96 @@ NAMES = {
 }
 
 
-def flatten(run: dict) -> dict[str, float]:
+def main() -> None:
+    """Runs both by turns and prints the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("peer", choices=list(PEERS))
+    parser.add_argument("--model", required=True, help="a checkpoint that both read")
+    parser.add_argument("--python", required=True, help="that has the peer")
+    parser.add_argument("--preload", default="", help="libraries that the peer recommends")
+    parser.add_argument("--turns", type=int, default=3)
+    given = parser.parse_args()
+    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
+    commands = {
+        "ours": (ours_command(given), {}),
+        "theirs": ([given.python, PEERS[given.peer], given.model], {"LD_PRELOAD": given.preload}),
+    }
+    for turn in range(given.turns + 1):
+        for side in sorted(commands, reverse=turn % 2 == 1):
+            figures = printed(*commands[side])
+            print(f"turn {turn}: {side} {figures}", file=sys.stderr)
+            if turn:
+                runs[side].append(figures)
+    ours, theirs = ([flatten(run) for run in runs["ours"]], runs["theirs"])
+    print("\n".join(page(given, ours, theirs)))
+
+
+def ours_command(given: argparse.Namespace) -> list[str]:
+    """`scripts.bench` on the peer's work."""
+    return [
+        sys.executable, "-m", "scripts.bench", "--json", f"--model={given.model}",
+        f"--weights={WEIGHTS[given.peer]}", "--concurrency=1,8,32", f"--prompt_tokens={PROMPT}",
+        f"--max_new_tokens={NEW}", f"--prefill_tokens={PREFILL}", "--set=engine.max_context=1024",
+    ]  # fmt: skip
+
+
+def printed(command: list[str], environment: dict[str, str]) -> dict[str, Any]:
+    """The JSON object that a command prints on its last line."""
+    run = subprocess.run(
+        command, cwd=ROOT, env=os.environ | environment, stdout=subprocess.PIPE, text=True
+    )
+    if run.returncode != 0:
+        sys.exit(f"{' '.join(command)} ended with status {run.returncode}")
+    return json.loads(run.stdout.strip().splitlines()[-1])
+
+
+def flatten(run: dict[str, Any]) -> dict[str, float]:
     """A run of `scripts.bench` under the keys of a peer."""
     rates = {f"output_tok_s_{row['concurrency']}": row["output_tok_s"] for row in run["rows"]}
     return rates | {name: run[name] for name in ("prefill_tok_s", "first_token_s")}
 
 
 def processor() -> str:
-    """The processor's own name and how many of its cores this process may use."""
+    """The processor's own name, how many of its cores this process may use, and what it has."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return f"{len(os.sched_getaffinity(0))} cores of {model}, Python {platform.python_version()}"
+    facts = dict(line.split(":", 1) for line in lines if ":" in line)
+    facts = {name.strip(): value.strip() for name, value in facts.items()}
+    flags = facts.get("flags", "").split()
+    sets = [n for n in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16") if n in flags]
+    cores = len(os.sched_getaffinity(0))
+    return f"{cores} cores of {facts['model name']} ({', '.join(sets)})"
 
 
-def main() -> None:
-    """Prints the page."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--ours", nargs="+", type=Path, required=True)
-    parser.add_argument("--theirs", nargs="+", type=Path, required=True)
-    paths = parser.parse_args()
-    ours = [flatten(json.loads(path.read_text(encoding="utf-8"))) for path in paths.ours]
-    theirs = [json.loads(path.read_text(encoding="utf-8")) for path in paths.theirs]
-    peer = theirs[0]["peer"]
-    print(f"# Beside {peer}\n")
-    print(f"{datetime.date.today()}, {processor()}; {len(ours)} runs of each in turn, A, B, A, B.")
-    print("Prompts of 64 random tokens, 48 new ones, greedy; prefill of prompts of 500.")
-    print(f"Written by `docs/compare.py` from what `scripts.bench --json` and {peer} printed.\n")
-    print(f"| median (each run) | Ridgeline | {peer} | ratio of medians | ratio of each pair |")
-    print("|---|---|---|---|---|")
+def page(
+    given: argparse.Namespace, ours: list[dict[str, float]], theirs: list[dict[str, Any]]
+) -> list[str]:
+    """Lines of the page: medians, every run, and ratios."""
+    preload = ", ".join(Path(path).name for path in given.preload.split(":") if path)
+    lines = [
+        f"# Beside {given.peer}", "",
+        f"{datetime.date.today()}, {processor()}, Python {platform.python_version()}; both engines "
+        f"compute on all of these cores. {given.turns} runs",
+        f"of each by turns, the first one not counted. Prompts of {PROMPT} random tokens, {NEW} "
+        f"new ones, greedy; prefill of four prompts of {PREFILL}.",
+        f"`{Path(given.model).name}`, `--weights={WEIGHTS[given.peer]}` here; {given.peer}: "
+        f"{theirs[0]['settings']}{f', preloaded {preload}' if preload else ''}.",
+        "Written by `docs/compare.py`.", "",
+        f"| median (each run) | Ridgeline | {given.peer} | ratio of medians | ratio of each pair |",
+        "|---|---|---|---|---|",
+    ]  # fmt: skip
     for key, name in NAMES.items():
-        if any(key not in run for run in theirs):
+        if key not in theirs[0]:
             continue  # what this peer does not do
-        mine, other = ([run[key] for run in runs] for runs in (ours, theirs))
-        pairs = ", ".join(f"{a / b:.2f}" for a, b in zip(mine, other, strict=True))
+        sides = [[run[key] for run in runs] for runs in (ours, theirs)]
+        medians = [statistics.median(side) for side in sides]
         cells = [
-            f"{statistics.median(v):.1f} ({', '.join(f'{x:.1f}' for x in v)})"
-            for v in (mine, other)
+            f"{median:.1f} ({', '.join(f'{figure:.1f}' for figure in side)})"
+            for median, side in zip(medians, sides, strict=True)
         ]
-        ratio = statistics.median(mine) / statistics.median(other)
-        print(f"| {name} | {cells[0]} | {cells[1]} | {ratio:.2f} | {pairs} |")
+        pairs = ", ".join(f"{a / b:.2f}" for a, b in zip(*sides, strict=True))
+        ratio = medians[0] / medians[1]
+        lines.append(f"| {name} | {cells[0]} | {cells[1]} | {ratio:.2f} | {pairs} |")
+    return lines
 
 
 if __name__ == "__main__":
