@@ -123,7 +123,7 @@ def _check(format, T, F, D):
     exact = rounded_TD @ numbers.astype(np.float64).T
     size = np.abs(rounded_TD) @ np.abs(numbers).T.astype(np.float64)
     assert found.shape == (T, F) and found.dtype == jnp.float32
-    error = np.abs(np.asarray(found, np.float64) - exact) / size
+    error = np.abs(np.asarray(found, np.float64) - exact) / np.where(size == 0, 1, size)
     assert np.median(error) < 1e-6 and error.max() < 1e-3
 
 
