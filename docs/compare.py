@@ -40,28 +40,31 @@ def main() -> None:
     parser.add_argument("--python", required=True, help="that has the peer")
     parser.add_argument("--preload", default="", help="libraries that the peer recommends")
     parser.add_argument("--turns", type=int, default=3)
-    given = parser.parse_args()
-    runs: dict[str, list[dict[str, Any]]] = {"ours": [], "theirs": []}
+    options = parser.parse_args()
+    runs: dict[str, list[dict[str, Any]]] = {"ridgeline": [], "peer": []}
     commands = {
-        "ours": (ours_command(given), {}),
-        "theirs": ([given.python, PEERS[given.peer], given.model], {"LD_PRELOAD": given.preload}),
+        "ridgeline": (bench_command(options), {}),
+        "peer": (
+            [options.python, PEERS[options.peer], options.model],
+            {"LD_PRELOAD": options.preload},
+        ),
     }
-    for turn in range(given.turns + 1):
-        for side in sorted(commands, reverse=turn % 2 == 1):
+    for turn in range(options.turns + 1):
+        for side in list(commands)[:: -1 if turn % 2 else 1]:
             figures = printed(*commands[side])
             print(f"turn {turn}: {side} {figures}", file=sys.stderr)
             if turn:
                 runs[side].append(figures)
-    ours, theirs = ([flatten(run) for run in runs["ours"]], runs["theirs"])
-    print("\n".join(page(given, ours, theirs)))
+    engine_runs = [flatten(run) for run in runs["ridgeline"]]
+    print("\n".join(page(options, engine_runs, runs["peer"])))
 
 
-def ours_command(given: argparse.Namespace) -> list[str]:
+def bench_command(options: argparse.Namespace) -> list[str]:
     """`scripts.bench` on the peer's work."""
     return [
-        sys.executable, "-m", "scripts.bench", "--json", f"--model={given.model}",
-        f"--weights={WEIGHTS[given.peer]}", "--concurrency=1,8,32", f"--prompt_tokens={PROMPT}",
-        f"--max_new_tokens={NEW}", f"--prefill_tokens={PREFILL}", "--set=engine.max_context=1024",
+        sys.executable, "-m", "scripts.bench", "--json", f"--model={options.model}",
+        f"--weights={WEIGHTS[options.peer]}", "--concurrency=1,8,32", f"--prompt_tokens={PROMPT}",
+        f"--new_tokens={NEW}", f"--prefill_tokens={PREFILL}", "--set=engine.max_context=1024",
     ]  # fmt: skip
 
 
@@ -93,26 +96,28 @@ def processor() -> str:
 
 
 def page(
-    given: argparse.Namespace, ours: list[dict[str, float]], theirs: list[dict[str, Any]]
+    options: argparse.Namespace,
+    engine_runs: list[dict[str, float]],
+    peer_runs: list[dict[str, Any]],
 ) -> list[str]:
     """Lines of the page: medians, every run, and ratios."""
-    preload = ", ".join(Path(path).name for path in given.preload.split(":") if path)
+    preload = ", ".join(Path(path).name for path in options.preload.split(":") if path)
     lines = [
-        f"# Beside {given.peer}", "",
+        f"# Beside {options.peer}", "",
         f"{datetime.date.today()}, {processor()}, Python {platform.python_version()}; both engines "
-        f"compute on all of these cores. {given.turns} runs",
+        f"compute on all of these cores. {options.turns} runs",
         f"of each by turns, the first one not counted. Prompts of {PROMPT} random tokens, {NEW} "
         f"new ones, greedy; prefill of four prompts of {PREFILL}.",
-        f"`{Path(given.model).name}`, `--weights={WEIGHTS[given.peer]}` here; {given.peer}: "
-        f"{theirs[0]['settings']}{f', preloaded {preload}' if preload else ''}.",
+        f"`{Path(options.model).name}`, `--weights={WEIGHTS[options.peer]}` here; {options.peer}: "
+        f"{peer_runs[0]['settings']}{f', preloaded {preload}' if preload else ''}.",
         "Written by `docs/compare.py`.", "",
-        f"| median (each run) | Ridgeline | {given.peer} | ratio of medians | ratio of each pair |",
+        f"| median (each run) | Ridgeline | {options.peer} | ratio | ratio of each pair |",
         "|---|---|---|---|---|",
     ]  # fmt: skip
     for key, name in NAMES.items():
-        if key not in theirs[0]:
+        if key not in peer_runs[0]:
             continue  # what this peer does not do
-        sides = [[run[key] for run in runs] for runs in (ours, theirs)]
+        sides = [[run[key] for run in runs] for runs in (engine_runs, peer_runs)]
         medians = [statistics.median(side) for side in sides]
         cells = [
             f"{median:.1f} ({', '.join(f'{figure:.1f}' for figure in side)})"

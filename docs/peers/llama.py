@@ -75,12 +75,12 @@ def main() -> None:
     engine = Engine(sys.argv[1])
     engine.seconds(1, 64, 1)
     version = f"llama-cpp-python {llama_cpp.__version__}, {CORES} threads"
-    found = {"settings": version, "first_token_s": time.perf_counter() - START}
+    figures = {"settings": version, "first_token_s": time.perf_counter() - START}
     for count in (1, 8, 32):
         median = statistics.median(engine.seconds(count, 64, 48) for _ in range(3))
-        found[f"output_tok_s_{count}"] = count * 48 / median
-    found["prefill_tok_s"] = 2000 / statistics.median(engine.seconds(4, 500, 1) for _ in range(3))
-    print(json.dumps(found))
+        figures[f"output_tok_s_{count}"] = count * 48 / median
+    figures["prefill_tok_s"] = 2000 / statistics.median(engine.seconds(4, 500, 1) for _ in range(3))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

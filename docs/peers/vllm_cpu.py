@@ -44,16 +44,16 @@ def main() -> None:
         return time.perf_counter() - start
 
     seconds(1, 64, 1)
-    found = {
+    figures = {
         "settings": f"vLLM {vllm.__version__}, compiled, bfloat16, bound to cores {CORES}",
         "first_token_s": time.perf_counter() - START,
     }
     for count in (1, 8, 32):
         seconds(count, 64, 48)
         median = statistics.median(seconds(count, 64, 48) for _ in range(3))
-        found[f"output_tok_s_{count}"] = count * 48 / median
-    found["prefill_tok_s"] = 2000 / statistics.median(seconds(4, 500, 1) for _ in range(3))
-    print(json.dumps(found))
+        figures[f"output_tok_s_{count}"] = count * 48 / median
+    figures["prefill_tok_s"] = 2000 / statistics.median(seconds(4, 500, 1) for _ in range(3))
+    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

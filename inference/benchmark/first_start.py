@@ -51,12 +51,12 @@ def calibration(
             return lookup.at_bandwidth(spec, reading)
         say(f"timing steps of {model.name}, to predict them from now on")
         try:
-            found = timed(runner, probe.read)
+            hardware = timed(runner, probe.read)
         finally:
             engine.rebuild()
-    if found is not None:
-        store.write(found, model)
-    return found
+    if hardware is not None:
+        store.write(hardware, model)
+    return hardware
 
 
 def timed(runner: ModelRunner, probe: Callable[[], float]) -> HardwareSpec | None:
@@ -93,10 +93,10 @@ def of_model(model: ModelConfig) -> HardwareSpec:
     values = params.init(decoder.param_infos(model), seed=1)
     engine = Engine(Config(model, EngineConfig(max_seqs=32, max_context=1024)), values)
     engine.warm_up()
-    found = calibration(engine, anew=True)
-    if found is None:
+    hardware = calibration(engine, anew=True)
+    if hardware is None:
         raise ValueError(f"{model.name} has no steps to time on a {jax.default_backend()}")
-    return found
+    return hardware
 
 
 def prepared(runner: ModelRunner) -> dict[Point, tuple[StepShape, Any]]:

@@ -250,8 +250,8 @@ def prefill(engine: Any, hardware: HardwareSpec, repeats: int) -> PrefillStep:
         hardware: at its measured rates.
         repeats: medians are reported.
     """
-    model, own = engine.config.model, engine.config.engine
-    point = Point(model, 0, own.max_seqs, own.chunk_tokens, own.chunk_tokens)
+    model, settings = engine.config.model, engine.config.engine
+    point = Point(model, 0, settings.max_seqs, settings.chunk_tokens, settings.chunk_tokens)
     prepared = arrays(point, engine.config)
     run(engine.model_runner, point.shape, prepared)  # compiles
     measured = statistics.median(
@@ -261,7 +261,7 @@ def prefill(engine: Any, hardware: HardwareSpec, repeats: int) -> PrefillStep:
     operations, _ = point.sample
     predicted, flops = report.seconds(model, operations, hardware), cost.total(operations).flops
     return PrefillStep(
-        own.max_seqs, own.chunk_tokens, flops, predicted, measured, predicted / measured,
+        settings.max_seqs, settings.chunk_tokens, flops, predicted, measured, predicted / measured,
         flops / measured / hardware.rate(model.dtype),
     )  # fmt: skip
 

@@ -23,13 +23,13 @@ def get(name: str, model: ModelConfig | None = None) -> HardwareSpec:
     """
     if name != catalog.THIS_MACHINE:
         return catalog.get(name)
-    found = (None if model is None else store.calibration(model)) or store.read()
-    if found is None:
+    hardware = (None if model is None else store.calibration(model)) or store.read()
+    if hardware is None:
         from inference.planner.calibration import measure  # loads numpy, and jax when it measures
 
-        found = measure.this_machine(*DTYPES)
-        store.write(found)
-    return found
+        hardware = measure.this_machine(*DTYPES)
+        store.write(hardware)
+    return hardware
 
 
 def this_machine(
@@ -50,15 +50,15 @@ def this_machine(
         from inference.planner.calibration import on_device
 
         return on_device.this_device(*dtypes)
-    found = None if model is None else store.calibration(model, implementations)
+    hardware = None if model is None else store.calibration(model, implementations)
     few = () if model is None else cost.weight_formats(model)
-    if found is None and model is not None and model.formats and implementations is None:
-        found = store.calibration(dataclasses.replace(model, formats=()))
-    if found is None or not set(dtypes) <= set(found.rates):
-        found = measure.this_machine(*dtypes)
+    if hardware is None and model is not None and model.formats and implementations is None:
+        hardware = store.calibration(dataclasses.replace(model, formats=()))
+    if hardware is None or not set(dtypes) <= set(hardware.rates):
+        hardware = measure.this_machine(*dtypes)
     else:
-        found = at_bandwidth(found, measure.read_bandwidth())
-    return dataclasses.replace(found, rates={**measure.few_bits_rates(few), **found.rates})
+        hardware = at_bandwidth(hardware, measure.read_bandwidth())
+    return dataclasses.replace(hardware, rates={**measure.few_bits_rates(few), **hardware.rates})
 
 
 def this_machine_or_none(

@@ -29,14 +29,14 @@ def write(hardware: HardwareSpec, model: ModelConfig | None = None) -> None:
 
 def read(model: ModelConfig | None = None) -> HardwareSpec | None:
     """What was kept of this machine; None where nothing was, or the file is damaged."""
-    found = local_machine.read(*_key(model))
+    content = local_machine.read(*_key(model))
     try:
-        rates = {str(name): _number(rate) for name, rate in found["rates"].items()}
+        rates = {str(name): _number(rate) for name, rate in content["rates"].items()}
         sizes: dict[str, Any] = {
-            name: _number(found[name]) for name in ("memory_bytes", "read_bandwidth")
+            name: _number(content[name]) for name in ("memory_bytes", "read_bandwidth")
         }
-        constants: dict[str, Any] = {name: _number(found[name]) for name in CONSTANTS}
-        implementations = found["implementations"] and str(found["implementations"])
+        constants: dict[str, Any] = {name: _number(content[name]) for name in CONSTANTS}
+        implementations = content["implementations"] and str(content["implementations"])
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError):
         return None
     shares = (constants[name] for name in CONSTANTS if name.endswith("_share"))
@@ -51,10 +51,10 @@ def calibration(model: ModelConfig, implementations: str | None = None) -> Hardw
     """This machine as a model's steps showed it; None where none were timed, or only with others
     than these implementations, if they are named.
     """
-    found = read(model)
-    if found is None or not found.is_calibrated:
+    hardware = read(model)
+    if hardware is None or not hardware.is_calibrated:
         return None
-    return found if implementations in (None, found.implementations) else None
+    return hardware if implementations in (None, hardware.implementations) else None
 
 
 def _key(model: ModelConfig | None) -> tuple[Any, ...]:

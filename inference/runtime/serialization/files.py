@@ -118,7 +118,7 @@ class ExecutableFiles:
             return
         with contextlib.suppress(OSError):  # another process may do the same
             paths = [(path.stat(), path) for path in self._folder.glob(f"*{SUFFIX}")]
-            newest, *others = sorted(paths, key=lambda each: -each[0].st_mtime_ns)
+            newest, *others = sorted(paths, key=lambda entry: -entry[0].st_mtime_ns)
             num_bytes = newest[0].st_size
             for status, path in others:
                 num_bytes += status.st_size
