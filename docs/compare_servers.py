@@ -6,9 +6,10 @@
 
 Both run all the time; loads go to one and the other by turns, of which each begins with the other
 one: the same load in each turn and another one in the next, so that nothing is found in a cache.
-`vllm`: requests of Poisson's arrivals, from `scripts.bench --url`. `engine`: so many streams, and
-one at a time, through HTTP and in a process that calls `Engine` with the server's settings. A
-table's last column is the median of each turn's ratio.
+`vllm`, bound to all cores that this process may use: requests of Poisson's arrivals, from
+`scripts.bench --url`. `engine`: so many streams, and one at a time, through HTTP and in a process
+that calls `Engine` with the server's settings. A table's last column is the median of each turn's
+ratio.
 """
 
 import argparse
@@ -29,8 +30,10 @@ from typing import Any
 
 PROMPT, NEW, VOCAB, MAX_LEN = 64, 48, 49152, 1024
 READY_S = 900.0
-QUIET = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1",
-         "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "2"}  # fmt: skip
+CORES = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+SETTINGS = {"HF_HUB_OFFLINE": "1", "DO_NOT_TRACK": "1", "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "2",
+            "VLLM_CPU_OMP_THREADS_BIND": CORES}  # fmt: skip
 FIGURES = {
     "output_throughput": "output tokens/s",
     "p50_ttft_ms": "first token p50, ms",
@@ -48,6 +51,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="a directory of Hugging Face's")
     parser.add_argument("--python", default=sys.executable, help="that has vLLM")
     parser.add_argument("--vllm", nargs="*", default=[], help="more of its flags, without --")
+    parser.add_argument("--preload", default="", help="libraries that vLLM recommends")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--rates", default="4,32", help="requests a second, of Poisson's law")
@@ -58,7 +62,9 @@ def main() -> None:
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(serving("ours", ours_command(given), "/ready", {}))
         if given.beside == "vllm":
-            theirs = stack.enter_context(serving("vllm", vllm_command(given), "/health", QUIET))
+            environment = SETTINGS | {"LD_PRELOAD": given.preload}
+            command = vllm_command(given)
+            theirs = stack.enter_context(serving("vllm", command, "/health", environment))
             loads: dict[str, tuple[Load, Load]] = {}
             for rate in given.rates.split(","):
                 load = ["--workload=poisson", f"--rate={rate}", f"--requests={given.requests}"]

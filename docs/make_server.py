@@ -48,6 +48,10 @@ def main() -> None:
 def _show_compared(found: dict[str, Any]) -> None:
     beside = found["given"]["beside"]
     print(f"\n## {_BESIDE[beside]}\n")
+    if beside == "vllm":
+        names = [Path(path).name for path in found["given"]["preload"].split(":") if path]
+        more = f", preloaded {', '.join(names)}" if names else ""
+        print(f"vLLM compiles, and is bound to all of these cores{more}.")
     print(f"Prompts of 64 random tokens, 48 new ones; {found['given']['turns']} turns of each, one")
     print("after the other; medians, and the median of each turn's ratio.\n")
     print(f"| load | figure | Ridgeline | {beside} | ratio |\n|---|---|---|---|---|")
