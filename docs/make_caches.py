@@ -169,9 +169,9 @@ def _of_seconds(found: Rows) -> list[str]:
             "One constant stands for what attention reaches, in prefill and decoding alike, found",
             "at no more than 1,024 tokens: so plain decoding over many is predicted too slow, and",
             "what is compared with it seems to gain more than it does. int8 computes as many",
-            "products as bfloat16. An indexer scores every token, or entry, in XLA's loop. V4's",
-            "mixers run as small operations of XLA, whose time depends on nothing that is read:",
-            "with a stride of 128 as much at 256 tokens as at 16,384 (`docs/log.md`).",
+            "products as bfloat16. An indexer scores every token, or entry. V4's mixers run as",
+            "small operations of XLA, whose time depends on nothing that is read: with a stride of",
+            "128 as much at 256 tokens as at 16,384 (`docs/log.md`).",
         ),
     ]
 

@@ -182,15 +182,14 @@ def _attend(
     if kind.indexer is None or table_YP.shape[1] * span <= kind.indexer.top_k:
         return read_all()
     top_k = kind.indexer.top_k
-    most = jnp.max(jnp.where(rectangle.valid_YW, last_YW + 1, 0))
+    count_Y = jnp.max(jnp.where(rectangle.valid_YW, last_YW + 1, 0), axis=1)
 
     def read_best() -> jax.Array:
         """Each query is a row of its own, over the entries of its own."""
         Y, W = last_YW.shape
         scores_YWS = indexer.scores(
-            own.q_TIX, own.weights_TI, leaf.entries.index,
-            context.spec.index_format(page_format.dtype), table_YP, most, options.deterministic,
-        )  # fmt: skip
+            own.q_TIX, own.weights_TI, leaf.entries.index, table_YP, count_Y, context
+        )
         open_YWS = jnp.arange(scores_YWS.shape[2]) <= last_YW[..., None]
         entry_YWJ, count_YW = chosen.best(scores_YWS, open_YWS, top_k)
         table_YWJ = chosen.single_entries(table_YP, entry_YWJ, span)
@@ -211,7 +210,7 @@ def _attend(
     if not target_is_cpu():
         return read_best()
     # The same bits, where no query sees more than it may read: there is nothing to choose.
-    return jax.lax.cond(most > top_k, read_best, read_all)
+    return jax.lax.cond(jnp.max(count_Y) > top_k, read_best, read_all)
 
 
 def _near(

@@ -34,6 +34,7 @@ from layers.sparse.chosen import (
     each_query,
     in_steady_tiles,
     longest,
+    num_visible,
     single_entries,
 )
 
@@ -132,11 +133,8 @@ def _attend(
         return attend_pages(q_YWNH, leaf.pages, rectangle, group, page_format, options)
 
     def read_best() -> jax.Array:
-        seen = longest(rectangle)
-        index_format = context.spec.index_format(page_format.dtype)
-        scores_YWS = scores(
-            q_YWIX, weights_YWI, leaf.index, index_format, table_YP, seen, options.deterministic
-        )
+        count_Y = jnp.max(num_visible(rectangle), axis=1)
+        scores_YWS = scores(q_YWIX, weights_YWI, leaf.index, table_YP, count_Y, context)
         seen_YWS = _seen(jnp.arange(scores_YWS.shape[2], dtype=jnp.int32), rectangle)
         position_YWJ, count_YW = best(scores_YWS, seen_YWS, top_k)
         table_YWJ = single_entries(table_YP, position_YWJ, page_tokens)
@@ -196,14 +194,29 @@ def scores(
     q_YWIX: jax.Array,
     weights_YWI: jax.Array,
     pages: jax.Array,
-    index_format: PageFormat,
     table_YP: jax.Array,
-    most: jax.Array,
-    deterministic: bool,
+    count_Y: jax.Array,
+    context: StepContext,
 ) -> jax.Array:
-    """Scores of all keys in the pages of a table, float32 [Y, W, S]; arbitrary behind the first
-    `most` of them, the most that a query sees. Block by block: trip counts are data.
-    """
+    """`contract.IndexScores` of the step's implementation of attention, or by XLA's products."""
+    assert context.page_format is not None
+    index_format = context.spec.index_format(context.page_format.dtype)
+    options = Options(deterministic=context.deterministic)
+    index_scores = api.implementation(context.attention).index_scores or _scores
+    return index_scores(q_YWIX, weights_YWI, pages, table_YP, count_Y, index_format, options)
+
+
+def _scores(
+    q_YWIX: jax.Array,
+    weights_YWI: jax.Array,
+    pages: jax.Array,
+    table_YP: jax.Array,
+    count_Y: jax.Array,
+    index_format: PageFormat,
+    options: Options,
+) -> jax.Array:
+    """`contract.IndexScores` by XLA's products, block by block: trip counts are data."""
+    deterministic = options.deterministic
     Y, W, num_heads, X = q_YWIX.shape
     page_tokens = pages.shape[1]
     times = _MOST_PRODUCTS // (Y * W * num_heads * BLOCK_TOKENS) or 1
@@ -228,6 +241,6 @@ def scores(
         found_YWS = in_steady_tiles(score, deterministic, q_YWIX, weights_YWI)
         return jax.lax.dynamic_update_slice_in_dim(scores_YWS, found_YWS, j * block_tokens, axis=2)
 
-    stop = (most + block_tokens - 1) // block_tokens
+    stop = (jnp.max(count_Y) + block_tokens - 1) // block_tokens
     empty_YWS = jnp.zeros((Y, W, table_YP.shape[1] * page_tokens), jnp.float32)
     return jax.lax.fori_loop(0, stop, block, empty_YWS)

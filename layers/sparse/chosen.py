@@ -18,10 +18,15 @@ from layers.kernels.cpu import rows
 from layers.ragged import Rectangle
 
 
+def num_visible(rectangle: Rectangle) -> jax.Array:
+    """How many tokens each query of the rectangle may see, i32[Y, W]."""
+    last_YW = mask_bounds(rectangle, None).last_YW
+    return jnp.where(rectangle.valid_YW, last_YW + 1, 0)
+
+
 def longest(rectangle: Rectangle) -> jax.Array:
     """Most tokens that a query of the rectangle may see, i32."""
-    last_YW = mask_bounds(rectangle, None).last_YW
-    return jnp.max(jnp.where(rectangle.valid_YW, last_YW + 1, 0))
+    return jnp.max(num_visible(rectangle))
 
 
 def best(scores_YWX: jax.Array, open_YWX: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:

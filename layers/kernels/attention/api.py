@@ -32,7 +32,7 @@ def implementation(name: str) -> Implementation:
     if name == "ffi_cpu":
         return Implementation(
             ffi_cpu.limit, kv_cache.token_major, kv_cache.write, ffi_cpu.attend_pages,
-            page_bounds=ffi_cpu.page_bounds,
+            page_bounds=ffi_cpu.page_bounds, index_scores=ffi_cpu.index_scores,
         )  # fmt: skip
     assert name == "reference", name
     return Implementation(
@@ -102,4 +102,5 @@ def demand(config: Config, mixer: Mixer, stored: CacheSpec) -> Demand:
         engine.deterministic, stored.window is not None,
         max(engine.max_seqs, *engine.prefill_chunks) * config.page_columns,
         engine.has_trees, stored.first_tokens > 0, mixer.chooses, engine.prompt_budgets,
+        stored.index_width,
     )  # fmt: skip

@@ -29,6 +29,7 @@ class Demand(NamedTuple):
     has_first_tokens: bool = False  # that stay visible beside a window
     has_choice: bool = False  # queries read what they choose (`layers/sparse/chosen.py`)
     has_observers: bool = False  # its pages' keys are read by `layers/sparse/snap.py`, too
+    index_width: int = 0  # of the keys by which an indexer chooses
 
 
 FIRST_TOKENS = "knows no first tokens beside a window: 'reference' does"
@@ -154,6 +155,33 @@ class PageBounds(Protocol):
         """
 
 
+class IndexScores(Protocol):
+    """`index_scores` of an implementation."""
+
+    def __call__(
+        self,
+        q_YWIX: jax.Array,
+        weights_YWI: jax.Array,
+        pages: jax.Array,
+        table_YP: jax.Array,
+        count_Y: jax.Array,
+        index_format: PageFormat,
+        options: Options = PLAIN,
+    ) -> jax.Array:
+        """What an indexer's heads score the keys in pages of a table, the sum over heads of weight
+        x relu(q.k): float32 [Y, W, S], S = P page tokens, arbitrary from a row's key `count_Y` on.
+
+        Args:
+            q_YWIX: queries, in the model's precision.
+            weights_YWI: float32.
+            pages: of keys, [pages, page tokens, stored width].
+            table_YP: page tables.
+            count_Y: keys of each row to look at, i32[Y].
+            index_format: of the pages.
+            options: of the layer.
+        """
+
+
 class AppendAndAttend(Protocol):
     """`append_and_attend` of an implementation: `write` and `attend_pages` of a rectangle in one
     kernel.
@@ -183,3 +211,4 @@ class Implementation(NamedTuple):
     attend_pages: AttendPages
     append_and_attend: AppendAndAttend | None = None  # where one kernel does both
     page_bounds: PageBounds | None = None  # None: XLA's products (`layers/sparse/quest.py`)
+    index_scores: IndexScores | None = None  # None: XLA's products (`layers/mixers/indexer.py`)

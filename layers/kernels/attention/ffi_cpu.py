@@ -29,6 +29,8 @@ def limit(demand: Demand, device: Device) -> str | None:
     # Quantized ones may meet queries of bfloat16.
     if page_format.dtype != "float32" and any(width % 2 for width in widths):
         return f"reads pairs of elements, a key has {widths[0]} and a token {widths[1]}"
+    if page_format.dtype != "float32" and demand.index_width % 2:
+        return f"reads pairs of elements, an indexer's key has {demand.index_width}"
     return None
 
 
@@ -71,4 +73,21 @@ def page_bounds(
     return calls.call(
         library.BOUNDS, jax.ShapeDtypeStruct(shape, jnp.float32), q_YWNH, extremes, table_YP,
         count_Y, kv_heads=np.int64(page_format.kv_heads),
+    )  # fmt: skip
+
+
+def index_scores(
+    q_YWIX: jax.Array,
+    weights_YWI: jax.Array,
+    pages: jax.Array,
+    table_YP: jax.Array,
+    count_Y: jax.Array,
+    index_format: PageFormat,
+    options: Options = PLAIN,
+) -> jax.Array:
+    """`contract.IndexScores`, in one order of summation whatever is asked for together."""
+    shape = *q_YWIX.shape[:2], table_YP.shape[1] * pages.shape[1]
+    return calls.call(
+        library.SCORES, jax.ShapeDtypeStruct(shape, jnp.float32), q_YWIX, weights_YWI, pages,
+        table_YP, count_Y, format=index_format.dtype,
     )  # fmt: skip

@@ -16,12 +16,13 @@ LAYOUT = 5  # of packed weights and of the functions' arguments: part of every n
 STRIP, DEPTH = 16, 32  # features of a strip, what its depth is a multiple of (src/kernels.h)
 LINE = 64  # bytes: what strips of blocks are a multiple of (src/blocks.h)
 _NAMES = (
-    *("linear", "gated", "grouped", "lookup", "attend", "bounds"),
+    *("linear", "gated", "grouped", "lookup", "attend", "scores", "bounds"),
     *("norm", "gate", "summarize", "choose", "append", "zeros"),
 )
-LINEAR, GATED, GROUPED, LOOKUP, ATTEND, BOUNDS, NORM, GATE, SUMMARIZE, CHOOSE, APPEND, ZEROS = (
-    f"ridgeline_{name}_{LAYOUT}" for name in _NAMES
-)
+(
+    LINEAR, GATED, GROUPED, LOOKUP, ATTEND, SCORES, BOUNDS,
+    NORM, GATE, SUMMARIZE, CHOOSE, APPEND, ZEROS,
+) = (f"ridgeline_{name}_{LAYOUT}" for name in _NAMES)  # fmt: skip
 
 INSTRUCTION_SETS = (  # of an architecture the fastest first
     *("amx", "avx512bf16", "avx512vnni", "avx512", "avx2"),

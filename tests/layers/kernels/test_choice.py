@@ -194,6 +194,8 @@ def test_the_tpu_kernel_reads_eight_bits_in_whole_tiles(name):
         ({"dtype": "float16"}, "reads pages of float32, bfloat16, fp8, int8 or int4, not float16"),
         ({"dtype": "int4"}, None),
         ({"width": 127}, "reads pairs of elements, a key has 127 and a token 2032"),
+        ({"index_width": 7}, "reads pairs of elements, an indexer's key has 7"),
+        ({"index_width": 7, "dtype": "float32"}, None),
         (
             {"kv_heads": 1, "value_width": 7},
             "reads pairs of elements, a key has 128 and a token 135",

@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "product.h"
+#include "scores.h"
 
 namespace {
 
@@ -282,5 +283,5 @@ void multiply_in_session(const Product& p) {
 
 namespace ridgeline {
 constexpr Dense kBfloat16Amx = {{Activations::kBfloat16, put<InTiles>, multiply_in_session},
-                                attend<InTiles, IntegersInTiles>};
+                                attend<InTiles, IntegersInTiles>, score<InTiles>};
 }

@@ -3,10 +3,10 @@
 // over the blocks (Milakov & Gimelshein 2018, arXiv 1805.02867). Decoding and prefill sum in one
 // order.
 #pragma once
-#include <array>
 #include <cstring>
 #include <type_traits>
 
+#include "block_rows.h"
 #include "integer_block.h"
 #include "kernels.h"
 #include "number_block.h"
@@ -15,6 +15,8 @@
 #include "vector.h"
 
 namespace {
+
+using ridgeline::Attention;
 
 constexpr float kMasked = -1e30f;
 
@@ -80,7 +82,7 @@ class Attender {
   void run() {
     start();
     int64_t begin = INT64_MAX, end = 0;  // of the keys that any token sees
-    const int64_t capacity = a_.table_columns * a_.page_tokens;
+    const int64_t capacity = a_.capacity();
     for (int64_t t = shape_.first_token; t < shape_.first_token + shape_.tokens; t++) {
       if (!a_.valid[t]) continue;
       const int64_t first = a_.first && a_.first[t] > 0 ? a_.first[t] : 0;
@@ -90,7 +92,7 @@ class Attender {
     }
     const int64_t oldest = begin / kBlock * kBlock;  // block of what no first tokens are
     int64_t start = a_.first_tokens > 0 ? 0 : oldest, after;
-    Rows rows, next;
+    BlockRows rows, next;
     if (start < end) rows = rows_of(start, end);
     for (; start < end; start = after, rows = next) {
       after = start + kBlock;
@@ -102,8 +104,6 @@ class Attender {
   }
 
  private:
-  using Rows = std::array<const char*, kBlock>;
-
   void carve(void* memory) {
     Carver carver(memory);
     const int64_t rows = shape_.heads * shape_.rows;
@@ -138,32 +138,12 @@ class Attender {
     });
   }
 
-  // A block's tokens, from `start` on; that before `end` is repeated, and its copies are masked.
-  Rows rows_of(int64_t start, int64_t end) const {
-    const int64_t own = item_.y * a_.tables + (a_.tables > 1 ? item_.first_head : 0);
-    const int32_t* table = a_.table + own * a_.table_columns;
-    auto page_of = [this, table](int64_t column) {
-      const int64_t named = table[column], last = a_.num_pages - 1;
-      const int64_t page = named < 0 ? 0 : named < last ? named : last;
-      return (const char*)a_.pages + page * a_.page_tokens * row_bytes_;
-    };
-    int64_t column = start / a_.page_tokens, token = start % a_.page_tokens;
-    const char* row = page_of(column) + token * row_bytes_;
-    Rows rows;
-    for (int s = 0; s < kBlock; s++) {
-      rows[s] = row;
-      if (start + s + 1 >= end) continue;
-      if (++token < a_.page_tokens) {
-        row += row_bytes_;
-      } else {
-        row = page_of(++column);
-        token = 0;
-      }
-    }
-    return rows;
+  BlockRows rows_of(int64_t start, int64_t end) const {
+    const int64_t table = item_.y * a_.tables + (a_.tables > 1 ? item_.first_head : 0);
+    return block_rows(a_, row_bytes_, table, start, end);
   }
 
-  void fold_block(int64_t start, const Rows& rows, const Rows& next) {
+  void fold_block(int64_t start, const BlockRows& rows, const BlockRows& next) {
     block_.start_block(rows.data());
     for (int64_t t = 0; t < shape_.tokens; t++)
       seen_[t] = visible(a_, shape_.first_token + t, start);

@@ -2,6 +2,7 @@
 #pragma once
 #include "attention.h"
 #include "product.h"
+#include "scores.h"
 
 namespace {
 
@@ -10,7 +11,7 @@ template <class Format, class Integers = void>
 constexpr ridgeline::Dense dense_in_float32() {
   using Arithmetic = InFloat32<Format>;
   return {{ridgeline::Activations::kFloat32, put<Arithmetic>, Arithmetic::multiply},
-          attend<Arithmetic, Integers>};
+          attend<Arithmetic, Integers>, score<Arithmetic>};
 }
 
 }  // namespace

@@ -271,6 +271,52 @@ const int32_t* unless_empty(const Integers& x) {
   return x.element_count() ? x.typed_data() : nullptr;
 }
 
+// What queries [Y, W, N, key width] meet in pages; false: these have another type or rank.
+bool find_paged(std::string_view format, const ffi::AnyBuffer& q, const ffi::AnyBuffer& pages,
+                const ffi::BufferR2<ffi::S32>& table, Paged& p) {
+  const auto shape = q.dimensions(), page_shape = pages.dimensions();
+  const bool is_float = q.element_type() == ffi::DataType::F32;
+  p.stored = format == "int8"   ? Stored::kInt8
+             : format == "fp8"  ? Stored::kFp8
+             : format == "int4" ? Stored::kInt4
+                                : Stored::kPlain;
+  const auto type = p.stored != Stored::kPlain ? ffi::DataType::U8
+                    : is_float                 ? ffi::DataType::F32
+                                               : ffi::DataType::U16;
+  if (pages.element_type() != type || (!is_float && q.element_type() != ffi::DataType::BF16) ||
+      shape.size() != 4 || page_shape.size() != 3)
+    return false;
+  p.num_tokens = shape[1];
+  p.num_heads = shape[2];
+  p.key_width = shape[3];
+  p.bits = p.stored == Stored::kInt4 ? 4 : p.stored != Stored::kPlain ? 8 : is_float ? 32 : 16;
+  p.num_pages = page_shape[0];
+  p.page_tokens = page_shape[1];
+  p.table_columns = table.dimensions()[1];
+  p.q = q.untyped_data();
+  p.pages = pages.untyped_data();
+  p.table = table.typed_data();
+  return true;
+}
+
+// Whether pages have the rows, and the table the columns, of what queries meet.
+bool fit(const Paged& p, const ffi::AnyBuffer& pages, const ffi::BufferR2<ffi::S32>& table,
+         int64_t Y) {
+  const int64_t element_bytes = p.stored == Stored::kPlain ? p.bits / 8 : 1;
+  return p.num_pages && p.page_tokens && p.kv_heads > 0 && p.num_heads % p.kv_heads == 0 &&
+         pages.dimensions()[2] * element_bytes == p.row_bytes() &&
+         (p.stored != Stored::kInt4 || (p.key_width % 32 == 0 && p.value_width % 32 == 0)) &&
+         table.dimensions()[0] == Y * p.tables && (p.tables == 1 || p.tables == p.kv_heads);
+}
+
+// Tokens of a tile, such that a row's tiles have about as many of them and at most `kTileRows` rows
+// of `group` query heads, if a token has not more.
+int64_t tile_tokens(int64_t tokens, int64_t group) {
+  constexpr int64_t kTileRows = 128;
+  const int64_t tiles = (tokens * group + kTileRows - 1) / kTileRows;
+  return (tokens + tiles - 1) / tiles;
+}
+
 // Attention of a rectangle over pages, as kernels.h has it. An array that is not there is empty.
 ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap, int64_t kv_heads,
                   bool values_in_keys, int64_t first_tokens,
@@ -278,38 +324,17 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
                   ffi::BufferR2<ffi::PRED> valid, ffi::BufferR2<ffi::S32> last, Integers first,
                   Integers tree_start, Integers tree_bits, ffi::BufferR1<ffi::F32> sinks,
                   ffi::Result<ffi::Buffer<ffi::F32>> out) {
-  const auto shape = q.dimensions(), page_shape = pages.dimensions();
-  const bool is_float = q.element_type() == ffi::DataType::F32;
-  const Stored stored = format == "int8"   ? Stored::kInt8
-                        : format == "fp8"  ? Stored::kFp8
-                        : format == "int4" ? Stored::kInt4
-                                           : Stored::kPlain;
-  const auto type = stored != Stored::kPlain ? ffi::DataType::U8
-                    : is_float               ? ffi::DataType::F32
-                                             : ffi::DataType::U16;
-  if (pages.element_type() != type || (!is_float && q.element_type() != ffi::DataType::BF16))
-    return ffi::Error::InvalidArgument("ridgeline_attend: q or pages of another type");
-  if (shape.size() != 4 || page_shape.size() != 3 || out->dimensions().size() != 4)
-    return ffi::Error::InvalidArgument("ridgeline_attend: q, pages or the result of another rank");
-  if (q.element_count() == 0 || out->element_count() == 0) return ffi::Error::Success();
-  const int64_t Y = shape[0];
   Attention a;
-  a.num_tokens = shape[1];
-  a.num_heads = shape[2];
+  if (!find_paged(format, q, pages, table, a) || out->dimensions().size() != 4)
+    return ffi::Error::InvalidArgument(
+        "ridgeline_attend: q, pages or the result of another type or rank");
+  if (q.element_count() == 0 || out->element_count() == 0) return ffi::Error::Success();
+  const int64_t Y = q.dimensions()[0];
   a.kv_heads = kv_heads;
-  a.key_width = shape[3];
   a.value_width = out->dimensions()[3];
   a.values_in_keys = values_in_keys;
-  a.stored = stored;
-  a.bits = stored == Stored::kInt4 ? 4 : stored != Stored::kPlain ? 8 : is_float ? 32 : 16;
-  a.num_pages = page_shape[0];
-  a.page_tokens = page_shape[1];
-  a.table_columns = table.dimensions()[1];
   a.tables = table.dimensions()[0] / Y;
   a.score_cap = score_cap;
-  a.q = q.untyped_data();
-  a.pages = pages.untyped_data();
-  a.table = table.typed_data();
   a.valid = (const uint8_t*)valid.untyped_data();
   a.last = last.typed_data();
   a.first = unless_empty(first);
@@ -322,19 +347,15 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
   auto fits = [&](const auto& x) {
     return !x.element_count() || (int64_t)x.element_count() == tokens;
   };
-  if ((int64_t)out->element_count() != tokens * a.num_heads * a.value_width || !a.num_pages ||
-      !a.page_tokens || a.kv_heads <= 0 || a.num_heads % a.kv_heads ||
-      page_shape[2] * (stored == Stored::kPlain ? a.bits / 8 : 1) != a.row_bytes() ||
+  if (!fit(a, pages, table, Y) ||
+      (int64_t)out->element_count() != tokens * a.num_heads * a.value_width ||
       (values_in_keys && a.value_width > a.key_width) ||
-      (stored == Stored::kInt4 && (a.key_width % 32 || a.value_width % 32)) ||
-      table.dimensions()[0] != Y * a.tables || (a.tables != 1 && a.tables != a.kv_heads) ||
-      (int64_t)valid.element_count() != tokens ||
-      (int64_t)last.element_count() != tokens || !fits(first) || !fits(tree_start) ||
-      !fits(tree_bits) || (a.sinks && (int64_t)sinks.element_count() != a.num_heads))
+      (int64_t)valid.element_count() != tokens || (int64_t)last.element_count() != tokens ||
+      !fits(first) || !fits(tree_start) || !fits(tree_bits) ||
+      (a.sinks && (int64_t)sinks.element_count() != a.num_heads))
     return ffi::Error::InvalidArgument("ridgeline_attend: shapes do not go together");
-  constexpr int64_t kTileRows = 128, kLeastQueries = 32;
-  const int64_t group = a.num_heads / a.kv_heads, rows = a.num_tokens * group;
-  const int64_t most = (rows + kTileRows - 1) / kTileRows, tile = (a.num_tokens + most - 1) / most;
+  constexpr int64_t kLeastQueries = 32;
+  const int64_t group = a.num_heads / a.kv_heads, tile = tile_tokens(a.num_tokens, group);
   const int64_t tiles = (a.num_tokens + tile - 1) / tile;
   // All heads of a row together, since they lie together, unless that leaves a thread without work.
   const bool is_whole = a.tables == 1 && Y * tiles >= 4 * pool.num_threads();
@@ -344,6 +365,7 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
   // all: each of them packs the same keys.
   const int64_t idle = pool.num_threads() / (Y * tiles * parts), enough = group / kLeastQueries;
   const int64_t splits = std::max<int64_t>(1, std::min(idle, enough));
+  const bool is_float = q.element_type() == ffi::DataType::F32;
   const Attend attend = (is_float ? chosen().float32 : chosen().bfloat16)->attend;
   auto work = [&](int, int64_t piece) {
     const int64_t split = piece % splits;
@@ -360,6 +382,44 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
     attend(a, item);
   };
   parallel(pool, {Y * tiles * parts * splits}, work);
+  return ffi::Error::Success();
+}
+
+// Scores of each row's first keys, as many as `counts` says, as kernels.h has them.
+ffi::Error scores(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer q,
+                  ffi::BufferR3<ffi::F32> weights, ffi::AnyBuffer pages,
+                  ffi::BufferR2<ffi::S32> table, ffi::BufferR1<ffi::S32> counts,
+                  ffi::Result<ffi::BufferR3<ffi::F32>> out) {
+  Scores s;
+  if (!find_paged(format, q, pages, table, s))
+    return ffi::Error::InvalidArgument("ridgeline_scores: q or pages of another type or rank");
+  if (q.element_count() == 0 || out->element_count() == 0) return ffi::Error::Success();
+  const int64_t Y = q.dimensions()[0], tokens = Y * s.num_tokens;
+  s.kv_heads = s.tables = 1;
+  s.value_width = 0;
+  s.values_in_keys = false;
+  s.out = out->typed_data();
+  s.weights = weights.typed_data();
+  if (!fit(s, pages, table, Y) || (int64_t)weights.element_count() != tokens * s.num_heads ||
+      (int64_t)counts.element_count() != Y ||
+      (int64_t)out->element_count() != tokens * s.capacity())
+    return ffi::Error::InvalidArgument("ridgeline_scores: shapes do not go together");
+  constexpr int64_t kPieceKeys = 1024;
+  const int64_t tile = tile_tokens(s.num_tokens, s.num_heads);
+  const int64_t tiles = (s.num_tokens + tile - 1) / tile;
+  const int64_t pieces = (s.capacity() + kPieceKeys - 1) / kPieceKeys;
+  const bool is_float = q.element_type() == ffi::DataType::F32;
+  const Score score = (is_float ? chosen().float32 : chosen().bfloat16)->score;
+  auto work = [&](int, int64_t piece) {
+    const int64_t start = piece % pieces * kPieceKeys, y = piece / pieces / tiles;
+    const int64_t count = std::min<int64_t>(counts.typed_data()[y], s.capacity());
+    if (start >= count) return;
+    const int64_t first = piece / pieces % tiles * tile;
+    const AttentionItem item = {y, first, std::min(first + tile, s.num_tokens), 0, 1, 0,
+                                s.num_heads};
+    score(s, item, start, std::min(start + kPieceKeys, count));
+  };
+  parallel(pool, {Y * tiles * pieces}, work);
   return ffi::Error::Success();
 }
 
@@ -467,6 +527,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_attend, ridgeline::attend,
                                   .Arg<ridgeline::Integers>()
                                   .Arg<ffi::BufferR1<ffi::F32>>()
                                   .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_scores, ridgeline::scores,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Attr<std::string_view>("format")
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::BufferR2<ffi::S32>>()
+                                  .Arg<ffi::BufferR1<ffi::S32>>()
+                                  .Ret<ffi::BufferR3<ffi::F32>>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_bounds, ridgeline::bounds,
                               ffi::Ffi::Bind()

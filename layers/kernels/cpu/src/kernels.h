@@ -44,25 +44,20 @@ struct Groups {
   int64_t depth() const { return padded(size, kDepth); }
 };
 
-// Attention of a rectangle over pages; see ffi_cpu.py.
-struct Attention {
+// Queries of a rectangle, and what they meet in pages; see ffi_cpu.py.
+struct Paged {
   int64_t num_tokens, num_heads, kv_heads, key_width, value_width;  // W, N, K
   bool values_in_keys;  // a value is what its key begins with
   Stored stored;
   int64_t bits;  // of a stored element
   int64_t num_pages, page_tokens, table_columns;
-  int64_t tables;                                 // of a row: 1, or one of each KV head
-  float score_cap;                                // 0: none
-  const void* q;                                  // [Y, W, N, key width], of the pages' type
-  const void* pages;                              // [pages, page tokens] of row_bytes()
-  const int32_t* table;                           // [Y, tables, columns]
-  const int32_t* last;                            // [Y, W]
-  const int32_t *first, *tree_start, *tree_bits;  // [Y, W] or null
-  int64_t first_tokens;                           // seen whatever `first` says
-  const uint8_t* valid;                           // [Y, W]
-  const float* sinks;                             // [N] or null
-  float* out;                                     // [Y, W, N, value width]
+  int64_t tables;        // of a row: 1, or one of each KV head
+  const void* q;         // [Y, W, N, key width], of the pages' type
+  const void* pages;     // [pages, page tokens] of row_bytes()
+  const int32_t* table;  // [Y, tables, columns]
+  float* out;
 
+  int64_t capacity() const { return table_columns * page_tokens; }
   int64_t key_at(int64_t head) const { return head * key_width; }  // of a token's row
   int64_t value_at(int64_t head) const {
     return values_in_keys ? key_at(head) : kv_heads * key_width + head * value_width;
@@ -81,6 +76,22 @@ struct Attention {
     return kv_heads * (groups(key_width).count + groups(value_width).count);
   }
   int64_t row_bytes() const { return bytes(row_width()) + 2 * num_scales(); }
+};
+
+// Attention, of float32 [Y, W, N, value width].
+struct Attention : Paged {
+  float score_cap;                                // 0: none
+  const int32_t* last;                            // [Y, W]
+  const int32_t *first, *tree_start, *tree_bits;  // [Y, W] or null
+  int64_t first_tokens;                           // seen whatever `first` says
+  const uint8_t* valid;                           // [Y, W]
+  const float* sinks;                             // [N] or null
+};
+
+// What keys without values, of one KV head, score: the sum over query heads of weight x relu(q.k),
+// of float32 [Y, W, capacity()].
+struct Scores : Paged {
+  const float* weights;  // [Y, W, N]
 };
 
 // A share of it: tokens [first_token, stop_token) of row y and KV heads [first_head, stop_head), of
@@ -119,6 +130,8 @@ struct Multiplier {
 };
 
 using Attend = void (*)(const Attention&, const AttentionItem&);
+// Of the keys [start, stop).
+using Score = void (*)(const Scores&, const AttentionItem&, int64_t start, int64_t stop);
 
 // What the keys of whole pages score at most (bounds.h). Queries and extremes are of float32, or of
 // bfloat16 as its bits.
@@ -148,6 +161,7 @@ struct BoundKernels {
 struct Dense {
   Multiplier multiplier;
   Attend attend;
+  Score score;
 };
 
 // Weights in blocks.

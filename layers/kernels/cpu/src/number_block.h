@@ -12,15 +12,15 @@
 
 namespace {
 
-using ridgeline::Attention;
 using ridgeline::AttentionItem;
 using ridgeline::kDepth;
 using ridgeline::padded;
+using ridgeline::Paged;
 
 // Rows of an item's KV heads: the query heads of each for each token in turn; what parts of a key
 // and a value share scales.
 struct ItemShape {
-  const Attention& a;
+  const Paged& a;
   const AttentionItem& item;
   const int64_t group = a.num_heads / a.kv_heads;
   const int64_t tokens = item.stop_token - item.first_token;
