@@ -66,6 +66,7 @@ inline StandInTiles& stand_in_tiles() {
 }
 
 #undef _tile_loadd
+#undef _tile_stream_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbf16ps
@@ -75,6 +76,7 @@ inline StandInTiles& stand_in_tiles() {
 #define _tile_storeconfig(to) memcpy(to, stand_in_tiles().config, 64)
 #define _tile_release() memset(&stand_in_tiles(), 0, sizeof(StandInTiles))
 #define _tile_loadd(t, base, stride) stand_in_tiles().load(t, base, stride)
+#define _tile_stream_loadd(t, base, stride) _tile_loadd(t, base, stride)
 #define _tile_stored(t, base, stride) stand_in_tiles().store(t, base, stride)
 #define _tile_zero(t) memset(&stand_in_tiles().tile[t], 0, sizeof stand_in_tiles().tile[t])
 #define _tile_dpbf16ps(sums, a, b) stand_in_tiles().multiply_pairs(sums, a, b)

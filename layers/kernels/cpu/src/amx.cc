@@ -45,14 +45,29 @@ inline void prefetch(const char* w, int64_t left, int strips, int64_t strip_byte
     _mm_prefetch(from + 64 * line, _MM_HINT_T0);
 }
 
+// Some strips of a product, and a part of their depth: the sums of those before it lie in y.
+struct DepthPart {
+  Product p;
+  int64_t start, size;
+
+  bool continues() const { return p.accumulates || start; }
+  int64_t strip_bytes() const { return p.depth * kStrip * 2; }
+  int64_t x_bytes() const { return p.x_stride() * 2; }
+  int64_t y_bytes() const { return p.y_stride * 4; }
+  const char* weights(int64_t strip) const {
+    return (const char*)p.strips + strip * strip_bytes() + start * kStrip * 2;
+  }
+  const char* x(int64_t row) const { return (const char*)p.x + row * x_bytes() + start * 2; }
+  float* y(int64_t row, int64_t strip) const { return p.y + row * p.y_stride + strip * kStrip; }
+};
+
 // Up to four strips for up to 16 rows: the weights are read once, and nothing else is.
 template <int STRIPS, bool IS_FAR>
-void few_rows(const Product& p, int64_t strip, int64_t row) {
-  const int64_t strip_bytes = p.depth * kStrip * 2, y_bytes = p.y_stride * 4;
-  const int64_t x_bytes = p.x_stride() * 2;
-  const char* w = (const char*)p.strips + strip * strip_bytes;
-  const char* x = (const char*)p.x + row * x_bytes;
-  float* y = p.y + row * p.y_stride + strip * kStrip;
+void few_rows(const DepthPart& part, int64_t strip, int64_t row) {
+  const int64_t strip_bytes = part.strip_bytes(), y_bytes = part.y_bytes();
+  const int64_t x_bytes = part.x_bytes();
+  const char *w = part.weights(strip), *x = part.x(row);
+  float* y = part.y(row, strip);
 #define EACH_STRIP(DO)                      \
   DO(0) if constexpr (STRIPS > 1) { DO(1) } \
   if constexpr (STRIPS > 2) {               \
@@ -62,7 +77,7 @@ void few_rows(const Product& p, int64_t strip, int64_t row) {
     DO(3)                                   \
   }
 #define START(S)                             \
-  if (p.accumulates)                         \
+  if (part.continues())                      \
     _tile_loadd(S, y + S * kStrip, y_bytes); \
   else                                       \
     _tile_zero(S);
@@ -71,9 +86,9 @@ void few_rows(const Product& p, int64_t strip, int64_t row) {
   _tile_loadd(6, w + S * strip_bytes, 64);                                           \
   _tile_dpbf16ps(S, 4, 6);
 #define STORE(S) _tile_stored(S, y + S * kStrip, y_bytes);
-  const char* const end = w + strip_bytes;
+  const char* const end = w + (part.p.depth - part.start) * kStrip * 2;
   EACH_STRIP(START)
-  for (int64_t k = 0; k < p.depth;
+  for (int64_t k = 0; k < part.size;
        k += kTileDepth, w += kTileDepth * kStrip * 2, x += kTileDepth * 2) {
     _tile_loadd(4, x, x_bytes);
     EACH_STRIP(STEP)
@@ -85,28 +100,30 @@ void few_rows(const Product& p, int64_t strip, int64_t row) {
 #undef STORE
 }
 
-// Weights that are due after those at hand: a few lines of them in each step, so that memory never
-// rests while tiles are multiplied.
+// Weights that are due after those at hand: a few lines of each strip of them in each step, so that
+// memory never rests while tiles are multiplied.
 struct Ahead {
   const char *next = nullptr, *stop = nullptr;
-  int lines = 0;  // a step
+  int64_t strip_bytes = 0;  // to the second strip; 0: there is none
+  int lines = 0;            // of a strip in a step
 
   void fetch() {
-    for (int line = 0; line < lines && next < stop; line++, next += 64)
+    for (int line = 0; line < lines && next < stop; line++, next += 64) {
       _mm_prefetch(next, _MM_HINT_T1);
+      if (strip_bytes) _mm_prefetch(next + strip_bytes, _MM_HINT_T1);
+    }
   }
 };
 
-// Two strips (or one) for two groups of rows.
-template <bool TWO, bool IS_FAR>
-void many_rows(const Product& p, int64_t strip, int64_t row, int64_t second, Ahead& ahead) {
-  const int64_t strip_bytes = p.depth * kStrip * 2, y_bytes = p.y_stride * 4;
-  const int64_t x_bytes = p.x_stride() * 2;
-  const char* w = (const char*)p.strips + strip * strip_bytes;
-  const char *x = (const char*)p.x + row * x_bytes, *x2 = (const char*)p.x + second * x_bytes;
-  float *y = p.y + row * p.y_stride + strip * kStrip,
-        *y2 = p.y + second * p.y_stride + strip * kStrip;
-  if (p.accumulates) {
+// Two strips (or one) for two groups of rows. Where they pass by, the weights are what stays in the
+// nearest cache.
+template <bool TWO, bool IS_FAR, bool PASSES_BY>
+void many_rows(const DepthPart& part, int64_t strip, int64_t row, int64_t second, Ahead& ahead) {
+  const int64_t strip_bytes = part.strip_bytes(), y_bytes = part.y_bytes();
+  const int64_t x_bytes = part.x_bytes();
+  const char *w = part.weights(strip), *x = part.x(row), *x2 = part.x(second);
+  float *y = part.y(row, strip), *y2 = part.y(second, strip);
+  if (part.continues()) {
     _tile_loadd(0, y, y_bytes);
     _tile_loadd(2, y2, y_bytes);
     if constexpr (TWO) {
@@ -119,17 +136,22 @@ void many_rows(const Product& p, int64_t strip, int64_t row, int64_t second, Ahe
     _tile_zero(2);
     _tile_zero(3);
   }
-  for (int64_t k = 0; k < p.depth; k += kTileDepth) {
+#define LOAD_ROWS(TILE, FROM)                \
+  if constexpr (PASSES_BY)                   \
+    _tile_stream_loadd(TILE, FROM, x_bytes); \
+  else                                       \
+    _tile_loadd(TILE, FROM, x_bytes);
+  for (int64_t k = 0; k < part.size; k += kTileDepth) {
     ahead.fetch();
     if constexpr (IS_FAR) {
-      const int64_t left = strip_bytes - k * kStrip * 2;
+      const int64_t left = strip_bytes - (part.start + k) * kStrip * 2;
       prefetch(w + k * kStrip * 2, left, 2, strip_bytes);
       if constexpr (TWO) prefetch(w + strip_bytes + k * kStrip * 2, left, 2, strip_bytes);
     }
-    _tile_loadd(4, x + k * 2, x_bytes);
+    LOAD_ROWS(4, x + k * 2)
     _tile_loadd(6, w + k * kStrip * 2, 64);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(5, x2 + k * 2, x_bytes);
+    LOAD_ROWS(5, x2 + k * 2)
     _tile_dpbf16ps(2, 5, 6);
     if constexpr (TWO) {
       _tile_loadd(7, w + strip_bytes + k * kStrip * 2, 64);
@@ -137,6 +159,7 @@ void many_rows(const Product& p, int64_t strip, int64_t row, int64_t second, Ahe
       _tile_dpbf16ps(3, 5, 7);
     }
   }
+#undef LOAD_ROWS
   _tile_stored(0, y, y_bytes);
   _tile_stored(2, y2, y_bytes);
   if constexpr (TWO) {
@@ -147,51 +170,73 @@ void many_rows(const Product& p, int64_t strip, int64_t row, int64_t second, Ahe
 
 // All strips for up to 16 rows.
 template <bool IS_FAR>
-void one_group(const Product& p, int64_t row, int rows) {
+void one_group(const DepthPart& part, int64_t row, int rows) {
   configure(rows, 0);
   int64_t strip = 0;
-  for (; strip + 4 <= p.num_strips; strip += 4) few_rows<4, IS_FAR>(p, strip, row);
-  for (; strip < p.num_strips; strip++) few_rows<1, IS_FAR>(p, strip, row);
+  for (; strip + 4 <= part.p.num_strips; strip += 4) few_rows<4, IS_FAR>(part, strip, row);
+  for (; strip + 2 <= part.p.num_strips; strip += 2) few_rows<2, IS_FAR>(part, strip, row);
+  if (strip < part.p.num_strips) few_rows<1, IS_FAR>(part, strip, row);
 }
 
 // All strips for two groups of rows.
-template <bool IS_FAR>
-void two_groups(const Product& p, int64_t row, int rows, Ahead& ahead) {
+template <bool IS_FAR, bool PASSES_BY>
+void two_groups(const DepthPart& part, int64_t row, int rows, Ahead& ahead) {
   configure(kTile, rows - kTile);
+  const int64_t second = row + kTile;
   int64_t strip = 0;
-  for (; strip + 2 <= p.num_strips; strip += 2)
-    many_rows<true, IS_FAR>(p, strip, row, row + kTile, ahead);
-  if (strip < p.num_strips) many_rows<false, IS_FAR>(p, strip, row, row + kTile, ahead);
+  for (; strip + 2 <= part.p.num_strips; strip += 2)
+    many_rows<true, IS_FAR, PASSES_BY>(part, strip, row, second, ahead);
+  if (strip < part.p.num_strips)
+    many_rows<false, IS_FAR, PASSES_BY>(part, strip, row, second, ahead);
 }
 
-// All strips for all rows.
-void groups(const Product& p) {
-  // A few strips at a time go through all rows while they are in the cache, and the next come.
-  const bool is_one_pass = p.num_rows <= 2 * kTile;
-  const int64_t together = is_one_pass ? p.num_strips : 2, strip_bytes = p.depth * kStrip * 2;
+// All strips for all rows, if these are at most two groups.
+void few_groups(const Product& p) {
+  const DepthPart whole{p, 0, p.depth};
+  const int rows = (int)p.num_rows;
+  Ahead nothing;
+  if (rows > kTile)
+    p.is_far ? two_groups<true, false>(whole, 0, rows, nothing)
+             : two_groups<false, false>(whole, 0, rows, nothing);
+  else
+    p.is_far ? one_group<true>(whole, 0, rows) : one_group<false>(whole, 0, rows);
+}
+
+// All strips for many rows: two at a time go through all rows, as much of their depth as stays in
+// the nearest cache meanwhile, and the next come.
+void many_groups(const Product& p) {
+  constexpr int64_t kTogether = 2, kNearDepth = 576;  // 36 of 48 KB
+  const int64_t parts = (p.depth + kNearDepth - 1) / kNearDepth, steps = p.depth / kTileDepth;
   const int64_t passes = (p.num_rows + 2 * kTile - 1) / (2 * kTile);
-  for (int64_t strip = 0; strip < p.num_strips; strip += together) {
-    Product part = p;
-    part.strips = (const char*)p.strips + strip * strip_bytes;
-    part.num_strips = p.num_strips - strip < together ? p.num_strips - strip : together;
-    part.y = p.y + strip * kStrip;
-    Ahead ahead;
-    if (p.is_far && !is_one_pass) {
-      const int64_t left = p.num_strips - strip - part.num_strips;
-      ahead.next = (const char*)part.strips + part.num_strips * strip_bytes;
-      ahead.stop = ahead.next + (left < together ? left : together) * strip_bytes;
-      ahead.lines = (int)((2 * kTile + passes - 1) / passes);
+  auto start_of = [&](int64_t nth) { return steps * nth / parts * kTileDepth; };
+  for (int64_t strip = 0; strip < p.num_strips; strip += kTogether)
+    for (int64_t nth = 0; nth < parts; nth++) {
+      DepthPart part{p, start_of(nth), start_of(nth + 1) - start_of(nth)};
+      part.p.strips = (const char*)p.strips + strip * part.strip_bytes();
+      part.p.num_strips = least(kTogether, p.num_strips - strip);
+      part.p.y += strip * kStrip;
+      Ahead ahead;
+      if (p.is_far) {
+        const bool is_deepest = nth + 1 == parts;
+        const int64_t left = is_deepest ? p.num_strips - strip - kTogether : part.p.num_strips;
+        DepthPart next = part;
+        next.start = is_deepest ? 0 : part.start + part.size;
+        next.size = left > 0 ? start_of(is_deepest ? 1 : nth + 2) - next.start : 0;
+        ahead.next = next.weights(is_deepest ? kTogether : 0);
+        ahead.stop = ahead.next + next.size * kStrip * 2;
+        ahead.strip_bytes = left > 1 ? part.strip_bytes() : 0;
+        ahead.lines = (int)((kTile + passes - 1) / passes);
+      }
+      for (int64_t row = 0; row < p.num_rows; row += 2 * kTile) {
+        const int rows = (int)least(2 * kTile, p.num_rows - row);
+        const bool is_far = p.is_far && strip == 0 && row == 0;
+        if (rows > kTile)
+          is_far ? two_groups<true, true>(part, row, rows, ahead)
+                 : two_groups<false, true>(part, row, rows, ahead);
+        else
+          one_group<false>(part, row, rows);
+      }
     }
-    for (int64_t row = 0; row < p.num_rows; row += 2 * kTile) {
-      const int rows = (int)(p.num_rows - row < 2 * kTile ? p.num_rows - row : 2 * kTile);
-      const bool is_far = p.is_far && strip == 0 && row == 0;
-      if (rows > kTile)
-        is_far ? two_groups<true>(part, row, rows, ahead)
-               : two_groups<false>(part, row, rows, ahead);
-      else
-        is_far ? one_group<true>(part, row, rows) : one_group<false>(part, row, rows);
-    }
-  }
 }
 
 // Arithmetic by the matrix unit, on a thread that holds a session.
@@ -202,7 +247,7 @@ struct InTiles {
   static void put(const Vector& v, uint16_t* x) { narrow(v, x); }
   static void multiply(const Product& p) {
     settle_memory();
-    groups(p);
+    p.num_rows > 2 * kTile ? many_groups(p) : few_groups(p);
     settle_memory();
   }
 };
