@@ -64,7 +64,7 @@ inline float fold(const float* scores, float before, float top, float& mass, Put
     total = total + weight;
     put(weight, i);
   }
-  const float decay = top == before ? 1 : largest(exponential(Vector::splat(before - top)));
+  const float decay = top == before ? 1 : exponential(Vector::splat(before - top)).part[0][0];
   mass = mass * decay + sum(total);
   return decay;
 }
@@ -121,9 +121,10 @@ class Attender {
   template <class Visit>
   void each_row(Visit visit) const {
     for (int64_t head = 0; head < shape_.heads; head++)
-      for (int64_t r = 0; r < shape_.rows; r++)
-        visit(head, r, shape_.first_token + r / shape_.queries,
-              (item_.first_head + head) * shape_.group + item_.first_query + r % shape_.queries);
+      for (int64_t t = 0; t < shape_.tokens; t++)
+        for (int64_t query = 0; query < shape_.queries; query++)
+          visit(head, t * shape_.queries + query, shape_.first_token + t,
+                (item_.first_head + head) * shape_.group + item_.first_query + query);
   }
 
   void start() {
@@ -162,9 +163,9 @@ class Attender {
     float* const out = out_ + first * shape_.out_stride;
     block_.score(head, scores_);
     // One row's sums wait for each other, so rows go through each stage together.
-    for (int64_t r = 0; r < shape_.rows; r++)
-      next_top_[r] = mask(scores_ + r * kBlock, seen_[r / shape_.queries], a_.score_cap,
-                          top_[first + r]);
+    for (int64_t t = 0, r = 0; t < shape_.tokens; t++)
+      for (int64_t query = 0; query < shape_.queries; query++, r++)
+        next_top_[r] = mask(scores_ + r * kBlock, seen_[t], a_.score_cap, top_[first + r]);
     for (int64_t r = 0; r < shape_.rows; r++) {
       const int64_t at = r * kBlock;
       const float decay = fold(
