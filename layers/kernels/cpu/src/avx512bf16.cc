@@ -5,7 +5,8 @@
 
 namespace ridgeline {
 constexpr Dense kBfloat16Pairs = {
-    {Activations::kBfloat16, put<InPairs<Dpbf16>>, InPairs<Dpbf16>::multiply},
+    {Activations::kBfloat16, put<InPairs<Dpbf16>>, InPairs<Dpbf16>::multiply,
+     Dpbf16::strips(Dpbf16::kRows)},
     attend<InPairs<Dpbf16>, IntegersByVnni>,
     score<InPairs<Dpbf16>>};
 }

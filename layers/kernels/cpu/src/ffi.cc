@@ -60,9 +60,14 @@ int64_t sort_rows(const ffi::AnyBuffer& x, std::vector<int64_t>& order) {
   const bool is_float32 = x.element_type() == ffi::DataType::F32;
   const auto is_zero = chosen().rows->is_zero;
   const char* const rows = (const char*)x.untyped_data();
+  const int64_t row_bytes = D * (is_float32 ? 4 : 2);
+  constexpr int64_t kAhead = 16;  // rows whose beginnings come from where other threads left them
   std::vector<int64_t> zeros;
-  for (int64_t t = 0; t < T; t++)
-    (is_zero(rows + t * D * (is_float32 ? 4 : 2), is_float32, D) ? zeros : order).push_back(t);
+  for (int64_t t = 0; t < T; t++) {
+    const char* const ahead = rows + (t + kAhead < T ? t + kAhead : t) * row_bytes;
+    for (int line = 0; line < 4; line++) __builtin_prefetch(ahead + line * 64);
+    (is_zero(rows + t * row_bytes, is_float32, D) ? zeros : order).push_back(t);
+  }
   const int64_t num_used = order.size();
   order.insert(order.end(), zeros.begin(), zeros.end());
   return num_used;
@@ -122,7 +127,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     sizes.push_back(sort_rows(x, order));
   }
   const bool is_in_order = std::is_sorted(order.begin(), order.end());
-  constexpr int64_t kPutRows = 8, kLeastBlock = 64, kFewRows = 4;
+  constexpr int64_t kPutRows = 8, kLeastBlock = 64, kFewRows = 4, kManyRows = 32;
   // That stay in the second cache beside weights.
   const int64_t block_bytes = type == Activations::kFloat32 ? 1 << 19 : 1 << 20;
   const int64_t padding = T > kFewRows ? row_padding(type, depth) : 0;
@@ -138,11 +143,20 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   auto add = [&](int64_t matrix, int64_t size) {
     if (!size) return;
     // Enough strips for the caller to be worth a claim, few enough for threads to end together.
+    // Many rows are worth it in fewer strips, and if need be in blocks of fewer rows.
     int64_t together = matrix < 0 ? strips : size <= 2 ? 16 : 8;
-    while (matrix >= 0 && together > 4 && all_strips < 8 * together) together /= 2;
+    const bool is_many = size >= kManyRows;
+    const int64_t least = is_many ? kernels.strips * parts : 4;
+    const int64_t enough = is_many ? 12 * pool.num_threads() : 8;
+    while (matrix >= 0 && together > least && all_strips < enough * together) together /= 2;
     if (matrix >= 0) together /= parts;
     const int64_t shares = (strips + together - 1) / together;
-    const int64_t block = matrix < 0 ? zero_rows : block_rows;
+    int64_t block = matrix < 0 ? zero_rows : block_rows;
+    if (matrix >= 0 && is_many) {
+      const int64_t all_shares = shares * ((int64_t)sizes.size() - unused);
+      const int64_t blocks = (8 * pool.num_threads() + all_shares - 1) / all_shares;
+      block = std::min(block, padded((size + blocks - 1) / blocks, kLeastBlock));
+    }
     groups.push_back({matrix, row, size, place, puts, together, shares, block, pieces});
     row += size;
     place += padded(size, apart);
@@ -367,18 +381,28 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
   const int64_t splits = std::max<int64_t>(1, std::min(idle, enough));
   const bool is_float = q.element_type() == ffi::DataType::F32;
   const Attend attend = (is_float ? chosen().float32 : chosen().bfloat16)->attend;
+  // Tiles of tokens with the most keys come first, so that threads end together.
+  auto stop_of = [&](int64_t nth) { return std::min(nth % tiles * tile + tile, a.num_tokens); };
+  std::vector<std::pair<int64_t, int64_t>> order;  // minus the last key that is seen, tile
+  for (int64_t nth = 0; nth < Y * tiles; nth++) {
+    const int64_t first = nth / tiles * a.num_tokens;
+    int64_t token = first + stop_of(nth) - 1;
+    while (token > first + nth % tiles * tile && !a.valid[token]) token--;
+    order.push_back({a.valid[token] ? -a.last[token] : 1, nth});
+  }
+  std::sort(order.begin(), order.end());
   auto work = [&](int, int64_t piece) {
     const int64_t split = piece % splits;
     piece /= splits;
+    const int64_t nth = order[piece / parts].second;
     AttentionItem item;
     item.first_query = group * split / splits;
     item.stop_query = group * (split + 1) / splits;
-    item.y = piece / (tiles * parts);
+    item.y = nth / tiles;
     item.first_head = piece % parts * heads;
     item.stop_head = item.first_head + heads;
-    item.first_token = piece / parts % tiles * tile;
-    item.stop_token =
-        item.first_token + tile < a.num_tokens ? item.first_token + tile : a.num_tokens;
+    item.first_token = nth % tiles * tile;
+    item.stop_token = stop_of(nth);
     attend(a, item);
   };
   parallel(pool, {Y * tiles * parts * splits}, work);

@@ -127,6 +127,7 @@ struct Multiplier {
   void (*put)(const void* row, bool is_float32, int64_t size, int64_t depth, void* out,
               int64_t index);
   void (*multiply)(const Product&);
+  int64_t strips = 2;  // that many rows go through together
 };
 
 using Attend = void (*)(const Attention&, const AttentionItem&);
