@@ -53,6 +53,7 @@ def apply_mamba(
         A_MX.shape,
         lambda x_YWX, dt_YWX, *more: diagonal.recurrent(x_YWX, dt_YWX, A_MX, *more),
         lambda x_YWX, dt_YWX, *more: diagonal.chunked(x_YWX, dt_YWX, A_MX, *more),
+        lambda x_YWX, dt_YWX, *more: fused.scan(x_YWX, dt_YWX, A_MX, *more),
     )
     each, outs = zip(*map(ragged.split, (fed_TX, step_TX, B_TM, C_TM)), strict=True), []
     with jax.named_scope("recur"):

@@ -20,9 +20,10 @@ struct XLA_FFI_ExecutionContext {
 extern "C" {
 void ridgeline_use(const char*);
 double ridgeline_try(const char*);
-#define FUNCTIONS(DO)                                             \
+#define FUNCTIONS(DO)                                                \
   DO(linear) DO(grouped) DO(lookup) DO(attend) DO(scores) DO(bounds) \
-  DO(norm) DO(gate) DO(summarize) DO(choose) DO(append) DO(gated) DO(zeros)
+  DO(norm) DO(gate) DO(summarize) DO(choose) DO(append) DO(gated) DO(zeros) \
+  DO(update) DO(scan)
 #define DECLARE(name) XLA_FFI_Error* ridgeline_##name(XLA_FFI_CallFrame*);
 FUNCTIONS(DECLARE)
 #undef DECLARE

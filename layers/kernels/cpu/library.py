@@ -18,10 +18,11 @@ LINE = 64  # bytes: what strips of blocks are a multiple of (src/blocks.h)
 _NAMES = (
     *("linear", "gated", "grouped", "lookup", "attend", "scores", "bounds"),
     *("norm", "gate", "summarize", "choose", "append", "zeros"),
+    *("update", "scan"),
 )
 (
     LINEAR, GATED, GROUPED, LOOKUP, ATTEND, SCORES, BOUNDS,
-    NORM, GATE, SUMMARIZE, CHOOSE, APPEND, ZEROS,
+    NORM, GATE, SUMMARIZE, CHOOSE, APPEND, ZEROS, UPDATE, SCAN,
 ) = (f"ridgeline_{name}_{LAYOUT}" for name in _NAMES)  # fmt: skip
 
 INSTRUCTION_SETS = (  # of an architecture the fastest first

@@ -1,11 +1,13 @@
-"""Which kernel updates the matrix states of decode rows in place, and where there is one."""
+"""Which kernel updates the states of decode rows in place, and where there is one."""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
+from layers.kernels.cpu import rows
 from layers.kernels.device import target_device
+from layers.kernels.recurrence import ffi_cpu
 from layers.ragged import Rectangle
 
 # (q, k, v, decay, beta, states, rectangle) -> outputs, states; see `update`.
@@ -13,8 +15,8 @@ Update = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 def choose(num_tokens: int, num_keys: int, states: tuple[int, ...]) -> Update | None:
-    """The kernel of the device that a program is traced for; None: it has none, as a CPU, or none
-    for such shapes.
+    """The kernel of the device that a program is traced for, of a CPU where the program calls the
+    native library's (`rows.native`); None: it has none, or none for such shapes.
 
     Args:
         num_tokens: W, of a row.
@@ -33,7 +35,7 @@ def choose(num_tokens: int, num_keys: int, states: tuple[int, ...]) -> Update | 
         from layers.kernels.recurrence import gpu
 
         return gpu.update if gpu.can_update((M, H)) else None
-    return None
+    return ffi_cpu.update if rows.is_native() else None
 
 
 def update(
@@ -51,8 +53,8 @@ def update(
 
     Args:
         q_YWKM, k_YWKM, v_YWNH: float32; N is a multiple of K.
-        log_decay: of each head, [Y, W, N]; None is no decay. No kernel takes one of each channel of
-            keys, [Y, W, N, M].
+        log_decay: of each head, [Y, W, N]; None is no decay. One of each channel of keys,
+            [Y, W, N, M], is for a CPU's kernel alone.
         beta_YWN: None: a key's value is added to what the state says of the key, not put in its
             place.
         states: float32 [slots + 1, 1 + k, N, M, H], donated.
@@ -65,7 +67,7 @@ def update(
     if log_decay is None:
         log_decay = jnp.zeros(v_YWNH.shape[:3])
     kernel = choose(k_YWKM.shape[1], k_YWKM.shape[2], states.shape)
-    if kernel is None or log_decay.ndim > 3:
+    if kernel is None or (log_decay.ndim > 3 and kernel is not ffi_cpu.update):
         return None
     return kernel(q_YWKM, k_YWKM, v_YWNH, jnp.exp(log_decay), beta_YWN, states, rectangle)
 
@@ -80,3 +82,29 @@ def update_linear(
 ) -> tuple[jax.Array, jax.Array] | None:
     """`update` without beta: the linear recurrence alone."""
     return update(q_YWKM, k_YWKM, v_YWNH, log_decay, None, states, rectangle)
+
+
+def scan(
+    x_YWX: jax.Array,
+    dt_YWX: jax.Array,
+    A_MX: jax.Array,
+    B_YWM: jax.Array,
+    C_YWM: jax.Array,
+    states: jax.Array,
+    rectangle: Rectangle,
+) -> tuple[jax.Array, jax.Array] | None:
+    """Selective scan (`layers/recurrence/diagonal.py`) of rows that follow none of the others, as
+    `update`; only a CPU has a kernel.
+
+    Args:
+        x_YWX, dt_YWX, A_MX, B_YWM, C_YWM: float32.
+        states: float32 [slots + 1, 1 + k, M, X], donated.
+        rectangle: the rows, of consecutive tokens; valid ones come first.
+
+    Returns:
+        Outputs float32 [Y, W, X] and the states; None: no kernel takes these. Outputs of padding
+        are any numbers.
+    """
+    if not rows.is_native() or x_YWX.shape[1] > states.shape[1]:
+        return None
+    return ffi_cpu.scan(x_YWX, dt_YWX, A_MX, B_YWM, C_YWM, states, rectangle)

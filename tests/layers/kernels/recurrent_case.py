@@ -25,7 +25,13 @@ def rows(num_drafts: int, counts: list[int], seed: int) -> Rectangle:
     return Rectangle(*int32, jnp.asarray(valid_YW), ())
 
 
-def inputs(rectangle: Rectangle, sizes: tuple[int, int, int, int], has_beta: bool, seed: int):
+def inputs(
+    rectangle: Rectangle,
+    sizes: tuple[int, int, int, int],
+    has_beta: bool,
+    seed: int,
+    decays_of_keys: bool = False,
+):
     """What the kernel takes, with another number in every state; tokens of padding add nothing."""
     (Y, W), (N, K, M, H) = rectangle.position_YW.shape, sizes
     generator = np.random.default_rng(seed)
@@ -33,7 +39,10 @@ def inputs(rectangle: Rectangle, sizes: tuple[int, int, int, int], has_beta: boo
     valid_YW1 = np.asarray(rectangle.valid_YW)[..., None]
     q, v = draw((Y, W, K, M)), draw((Y, W, N, H))
     k = draw((Y, W, K, M)) / np.sqrt(np.float32(M)) * valid_YW1[..., None]
-    decay = np.where(valid_YW1, np.exp(-np.abs(draw((Y, W, N)))), np.float32(1))
+    shape, is_token = (
+        ((Y, W, N, M), valid_YW1[..., None]) if decays_of_keys else ((Y, W, N), valid_YW1)
+    )
+    decay = np.where(is_token, np.exp(-np.abs(draw(shape))), np.float32(1))
     beta = generator.random((Y, W, N), np.float32) * valid_YW1 if has_beta else None
     return q, k, v, decay, beta, draw((SLOTS + 1, W, N, M, H))
 
@@ -49,7 +58,7 @@ def loop(q, k, v, decay, beta, states, rectangle):
         if valid_YW[y, w]:
             p = position_YW[y, w]
             key, query = (x[y, w, n // shared].astype(np.float64) for x in (k, q))
-            state = decay[y, w, n] * states[slot_Y[y], (p - 1) % kept, n]
+            state = decay[y, w, n].reshape(-1, 1) * states[slot_Y[y], (p - 1) % kept, n]
             value = v[y, w, n].astype(np.float64)
             if beta is not None:
                 value = beta[y, w, n] * (value - state.T @ key)
@@ -58,10 +67,10 @@ def loop(q, k, v, decay, beta, states, rectangle):
     return out, states[:-1]
 
 
-def check(update, sizes, counts, num_drafts, has_beta, seed=0):
+def check(update, sizes, counts, num_drafts, has_beta, seed=0, decays_of_keys=False):
     """An update (`api.Update`) gives what the loop gives, and changes no other state."""
     rectangle = rows(num_drafts, counts, seed)
-    drawn = inputs(rectangle, sizes, has_beta, seed)
+    drawn = inputs(rectangle, sizes, has_beta, seed, decays_of_keys)
     expected, states = loop(*drawn, rectangle)
     out, after = jax.tree.map(np.asarray, update(*drawn, rectangle))
     close(np.where(rectangle.valid_YW[..., None, None], out, 0), expected, 3e-6)

@@ -12,7 +12,8 @@ from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interp
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
 from jax.experimental.pallas import tpu as pltpu
 
-from layers.kernels.recurrence import api, gpu, tpu
+from layers.kernels.cpu import rows as native_rows
+from layers.kernels.recurrence import api, ffi_cpu, gpu, tpu
 from layers.ragged import Rectangle
 from layers.recurrence import linear, rows
 from layers.recurrence.rows import Recurrence
@@ -20,6 +21,7 @@ from tests import compiling
 from tests.accelerators import primitives
 from tests.interpreted import threads_are_compiled_once  # noqa: F401
 from tests.layers.kernels import recurrent_case
+from tests.layers.native import instruction_set, need  # noqa: F401
 from tests.layers.recurrence.forms import close
 
 pytestmark = pytest.mark.quick_code
@@ -68,6 +70,67 @@ def test_a_gpus_kernel_equals_a_loop_in_float64(sizes, has_beta, num_drafts, cou
         assert not interpreted_gpu.get_races().races_found
 
 
+@pytest.mark.parametrize("decays", ["of heads", "of keys"])
+@pytest.mark.parametrize("has_beta", [False, True])
+def test_a_cpus_kernel_equals_a_loop_in_float64(instruction_set, has_beta, decays):  # noqa: F811
+    """Of widths that fill no vector, and of rows that no block of keys divides."""
+    update = jax.jit(ffi_cpu.update)
+    for sizes in ((6, 3, 10, 7), (5, 5, 16, 33), (2, 1, 3, 100), (3, 1, 64, 64)):
+        for num_drafts, counts in ((0, [1, 1, 0, 1, 0]), (2, [3, 0, 1, 2, 0])):
+            recurrent_case.check(
+                update, sizes, counts, num_drafts, has_beta, sum(sizes), decays == "of keys"
+            )
+
+
+def _scanned(counts: list[int], num_drafts: int, M: int, X: int):
+    """Rows, what a scan takes of them, and how it ends in float64."""
+    rectangle = recurrent_case.rows(num_drafts, counts, X)
+    (Y, W), kept = rectangle.position_YW.shape, 1 + num_drafts
+    draw = functools.partial(np.random.default_rng(X).standard_normal, dtype=np.float32)
+    dt_YWX = np.abs(draw((Y, W, X))) * np.asarray(rectangle.valid_YW)[..., None]
+    inputs = draw((Y, W, X)), dt_YWX, -np.exp(draw((M, X))), draw((Y, W, M)), draw((Y, W, M))
+    states = draw((recurrent_case.SLOTS + 1, kept, M, X))
+    x, dt, A, B, C, after = (array.astype(np.float64) for array in (*inputs, states))
+    out = np.zeros((Y, W, X))
+    for y, w in np.ndindex(Y, W):
+        if rectangle.valid_YW[y, w]:
+            slot, p = rectangle.slot_Y[y], rectangle.position_YW[y, w]
+            before, added = after[slot, (p - 1) % kept], np.outer(B[y, w], dt[y, w] * x[y, w])
+            state = after[slot, p % kept] = np.exp(dt[y, w] * A) * before + added
+            out[y, w] = C[y, w] @ state
+    return rectangle, inputs, states, out, after
+
+
+def test_a_cpus_scan_equals_a_loop_in_float64(instruction_set):  # noqa: F811
+    for M, X in ((1, 3), (5, 33), (16, 700)):
+        for num_drafts, counts in ((0, [1, 1, 0, 1, 0]), (2, [3, 0, 1, 2, 0])):
+            rectangle, inputs, states, expected, states_after = _scanned(counts, num_drafts, M, X)
+            out, after = jax.jit(ffi_cpu.scan)(*inputs, states, rectangle)
+            close(out, expected, 3e-6)
+            close(after, states_after, 3e-6)
+
+
+def test_a_row_has_the_same_bits_in_any_company(instruction_set):  # noqa: F811
+    rectangle = recurrent_case.rows(2, [3, 2, 0, 1, 3, 1], 0)
+    *inputs, states = recurrent_case.inputs(rectangle, (4, 2, 32, 40), True, 0)
+    scanned, scan_inputs, scan_states, *_ = _scanned([3, 2, 0, 1, 3, 1], 2, 16, 1100)
+
+    def scan(x, dt, B, C, states, rectangle):
+        return ffi_cpu.scan(x, dt, scan_inputs[2], B, C, states, rectangle)
+
+    of_rows = [array for array in scan_inputs if array.ndim == 3]
+    for function, arrays, before, step in (
+        (ffi_cpu.update, inputs, states, rectangle), (scan, of_rows, scan_states, scanned),
+    ):  # fmt: skip
+        whole, after = jax.jit(function)(*arrays, before, step)
+        for part in (slice(1), slice(1, 4), slice(4, None)):
+            own, own_rows = jax.tree.map(lambda x: x[part], (arrays, step))  # noqa: B023
+            out, after_part = jax.jit(function)(*own, before, own_rows)
+            np.testing.assert_array_equal(out, whole[part])
+            for slot in own_rows.slot_Y:
+                np.testing.assert_array_equal(after_part[slot], after[slot])
+
+
 _MAMBA = Recurrence((6, 128, 64), linear.recurrent, linear.chunked, api.update_linear)
 
 
@@ -82,18 +145,32 @@ def _step(is_sequential: bool, is_chained: bool = False):
     return step, states, rectangle, q, k, v, np.log(decay)
 
 
-def test_decode_rows_alone_get_a_kernel_and_none_on_a_cpu():
-    """With `deterministic` a token has the bits of a prompt's, which XLA computes."""
+def test_decode_rows_alone_get_a_kernel():
+    """On a CPU only where the native library computes. With `deterministic` a token has the bits of
+    a prompt's, which XLA computes.
+    """
     assert "pallas_call" in primitives(*_step(False), platform="tpu")
     assert "mpmd_map" in primitives(*_step(False), platform="cuda")
     assert "pallas_call" not in primitives(*_step(True), platform="tpu")
     assert "pallas_call" not in primitives(*_step(False, is_chained=True), platform="tpu")
-    assert api.choose(1, 1, (recurrent_case.SLOTS + 1, 1, 6, 128, 64)) is None
+    sizes = recurrent_case.SLOTS + 1, 1, 6, 128, 64
+    assert api.choose(1, 1, sizes) is None
+    with native_rows.native(True):
+        assert api.choose(1, 1, sizes) is ffi_cpu.update
+        assert api.choose(2, 1, sizes) is None
+        need()
+        for is_sequential in (False, True):
+            step, *arrays = _step(is_sequential)
+            assert ("ffi_call" in str(jax.make_jaxpr(step)(*arrays))) == (not is_sequential)
 
 
-@pytest.mark.parametrize("width, is_chained", [(1, False), (3, False), (64, True)])
-def test_a_row_alone_leaves_the_states_of_others_where_they_are(width, is_chained):
+@pytest.mark.parametrize("width, is_chained, is_native", [
+    (1, False, False), (3, False, False), (64, True, False), (1, False, True), (3, False, True),
+])  # fmt: skip
+def test_a_row_alone_leaves_the_states_of_others_where_they_are(width, is_chained, is_native):
     """A step whose time grows with the number of slots would copy them."""
+    if is_native:
+        need()
     position_YW = jnp.arange(width, dtype=jnp.int32)[None]
     rectangle = Rectangle(
         jnp.zeros(1, jnp.int32), position_YW, jnp.ones((1, width), bool), (), is_chained=is_chained
@@ -104,15 +181,20 @@ def test_a_row_alone_leaves_the_states_of_others_where_they_are(width, is_chaine
     def step(states, rectangle, *inputs):
         return rows.recur(_MAMBA._replace(shape=(2, 32, 16)), inputs, states, rectangle, False)
 
-    jitted = jax.jit(step, donate_argnums=0)
-    memory = jitted.lower(states, rectangle, q, k, v, log_decay).compile().memory_analysis()
+    with native_rows.native(is_native):
+        lowered = jax.jit(step, donate_argnums=0).lower(states, rectangle, q, k, v, log_decay)
+    memory = lowered.compile().memory_analysis()
     assert memory.alias_size_in_bytes >= states.nbytes
     assert memory.temp_size_in_bytes < states.nbytes / 10
 
 
-@pytest.mark.parametrize("kernel", [None, _ON_TPU, _ON_GPU], ids=["reference", "tpu", "gpu"])
+@pytest.mark.parametrize(
+    "kernel", [None, _ON_TPU, _ON_GPU, ffi_cpu.update], ids=["reference", "tpu", "gpu", "cpu"]
+)
 def test_a_step_is_the_loop_with_a_kernel_and_without(kernel, monkeypatch):
     """Without one, states are gathered and scattered."""
+    if kernel is ffi_cpu.update:
+        need()
     monkeypatch.setattr(api, "choose", lambda *_: kernel)
     step, states, rectangle, q, k, v, log_decay = _step(False)
     expected, after = recurrent_case.loop(q, k, v, np.exp(log_decay), None, states, rectangle)

@@ -74,14 +74,20 @@ struct {
   InstructionSet set;
   Level level;
 } const kSets[] = {
-    {{"amx", &kFloat32Avx512, &kBfloat16Amx, &kRowsAvx512, &kBoundsAvx512, &kBlocksAmx}, kAmx},
-    {{"avx512bf16", &kFloat32Avx512, &kBfloat16Pairs, &kRowsAvx512, &kBoundsAvx512, &kBlocksVnni},
+    {{"amx", &kFloat32Avx512, &kBfloat16Amx, &kRowsAvx512, &kStatesAvx512, &kBoundsAvx512,
+      &kBlocksAmx},
+     kAmx},
+    {{"avx512bf16", &kFloat32Avx512, &kBfloat16Pairs, &kRowsAvx512, &kStatesAvx512, &kBoundsAvx512,
+      &kBlocksVnni},
      kAvx512Bf16},
-    {{"avx512vnni", &kFloat32Avx512, &kBfloat16Vnni, &kRowsAvx512, &kBoundsAvx512, &kBlocksVnni},
+    {{"avx512vnni", &kFloat32Avx512, &kBfloat16Vnni, &kRowsAvx512, &kStatesAvx512, &kBoundsAvx512,
+      &kBlocksVnni},
      kAvx512Vnni},
-    {{"avx512", &kFloat32Avx512, &kBfloat16Avx512, &kRowsAvx512, &kBoundsAvx512, &kBlocksAvx2},
+    {{"avx512", &kFloat32Avx512, &kBfloat16Avx512, &kRowsAvx512, &kStatesAvx512, &kBoundsAvx512,
+      &kBlocksAvx2},
      kAvx512},
-    {{"avx2", &kFloat32Avx2, &kBfloat16Avx2, &kRowsAvx2, &kBoundsAvx2, &kBlocksAvx2}, kAvx2},
+    {{"avx2", &kFloat32Avx2, &kBfloat16Avx2, &kRowsAvx2, &kStatesAvx2, &kBoundsAvx2, &kBlocksAvx2},
+     kAvx2},
 };
 
 #else
@@ -112,10 +118,14 @@ struct {
   InstructionSet set;
   Level level;
 } const kSets[] = {
-    {{"neonbf16", &kFloat32Neon, &kBfloat16Bfmmla, &kRowsNeon, &kBoundsNeon, &kBlocksI8mm}, kBf16},
-    {{"neondotprod", &kFloat32Neon, &kBfloat16Neon, &kRowsNeon, &kBoundsNeon, &kBlocksDotprod},
+    {{"neonbf16", &kFloat32Neon, &kBfloat16Bfmmla, &kRowsNeon, &kStatesNeon, &kBoundsNeon,
+      &kBlocksI8mm},
+     kBf16},
+    {{"neondotprod", &kFloat32Neon, &kBfloat16Neon, &kRowsNeon, &kStatesNeon, &kBoundsNeon,
+      &kBlocksDotprod},
      kDotprod},
-    {{"neon", &kFloat32Neon, &kBfloat16Neon, &kRowsNeon, &kBoundsNeon, &kBlocksNeon}, kNeon},
+    {{"neon", &kFloat32Neon, &kBfloat16Neon, &kRowsNeon, &kStatesNeon, &kBoundsNeon, &kBlocksNeon},
+     kNeon},
 };
 
 #endif

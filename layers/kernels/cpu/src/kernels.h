@@ -175,6 +175,7 @@ struct InstructionSet {
   const char* name;
   const Dense *float32, *bfloat16;
   const RowKernels* rows;
+  const StateKernels* states;
   const BoundKernels* bounds;
   const Blocks* blocks;
 };
@@ -183,6 +184,7 @@ extern const Dense kFloat32Avx2, kFloat32Avx512, kFloat32Neon;
 extern const Dense kBfloat16Avx2, kBfloat16Avx512, kBfloat16Vnni, kBfloat16Pairs, kBfloat16Amx;
 extern const Dense kBfloat16Neon, kBfloat16Bfmmla;
 extern const RowKernels kRowsAvx2, kRowsAvx512, kRowsNeon;
+extern const StateKernels kStatesAvx2, kStatesAvx512, kStatesNeon;
 extern const BoundKernels kBoundsAvx2, kBoundsAvx512, kBoundsNeon;
 extern const Blocks kBlocksAvx2, kBlocksVnni, kBlocksAmx;
 extern const Blocks kBlocksNeon, kBlocksDotprod, kBlocksI8mm;

@@ -57,6 +57,52 @@ struct Heads {
   void* pages;      // [pages, page tokens, 2 kv_heads, width]
 };
 
+// Rows of decoding, whose tokens follow each other, and where a sequence's states lie: the one after
+// position p at index p mod (1 + k) of its slot.
+struct StateRows {
+  int64_t num_tokens, num_slots, kept;  // W, slots with the sink, 1 + k
+  const int32_t *slot, *start, *valid;  // [Y]: a row's, its first position, tokens but for padding
+
+  int64_t count_of(int64_t y) const {
+    if (slot[y] < 0 || slot[y] >= num_slots || start[y] < 0 || valid[y] < 0) return 0;
+    return valid[y] < num_tokens ? valid[y] : num_tokens;
+  }
+  // Of the state after a token of a row, after -1: before its first.
+  int64_t place(int64_t y, int64_t token) const {
+    return slot[y] * kept + (start[y] + token + kept) % kept;
+  }
+};
+
+// S = decay S + k v^T, of which a token reads S^T q. With beta it adds beta (v - (decay S)^T k) in
+// place of v: the gated delta rule.
+struct Update {
+  StateRows rows;
+  int64_t num_heads, key_heads, keys, values;  // N, K, M, H
+  bool decays_of_keys;
+  const float *q, *k;  // [Y, W, K, M]
+  const float* v;      // [Y, W, N, H]
+  const float* decay;  // [Y, W, N], or of each key [Y, W, N, M]
+  const float* beta;   // [Y, W, N] or null
+  float* states;       // [slots, 1 + k, N, M, H]
+  float* out;          // [Y, W, N, H], 0 of padding
+};
+
+// h = exp(step rate) h + step x in of each channel, of which a token reads h^T factors.
+struct Scan {
+  StateRows rows;
+  int64_t width, channels;    // M, X
+  const float *x, *step;      // [Y, W, X]
+  const float* rates;         // [M, X], at most 0
+  const float *in, *factors;  // [Y, W, M]
+  float* states;              // [slots, 1 + k, M, X]
+  float* out;                 // [Y, W, X], 0 of padding
+};
+
+struct StateKernels {
+  void (*update)(const Update&, int64_t y, int64_t head);
+  void (*scan)(const Scan&, int64_t y, int64_t first_channel, int64_t channels);
+};
+
 struct RowKernels {
   // Whether a row of float32 or of bfloat16 is padding: 0, of either sign.
   bool (*is_zero)(const void* row, bool is_float32, int64_t size);

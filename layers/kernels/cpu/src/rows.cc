@@ -13,6 +13,7 @@ namespace ridgeline {
 namespace {
 
 using Floats = ffi::Buffer<ffi::F32>;
+using Integers = ffi::BufferR1<ffi::S32>;
 
 // Entries that are worth waking a thread for.
 constexpr int64_t kPiece = 1 << 14;
@@ -194,6 +195,106 @@ ffi::Error append(ffi::ThreadPool pool, int64_t kv_heads, float epsilon, float o
   return ffi::Error::Success();
 }
 
+// The memory of the states after a step: theirs, or, where XLA gives another one, a copy.
+float* in_place(const Floats& states, ffi::Result<Floats>& after) {
+  if (after->untyped_data() != states.untyped_data())
+    memcpy(after->untyped_data(), states.untyped_data(), states.size_bytes());
+  return after->typed_data();
+}
+
+// Rows and places of states [slots, 1 + k, ...].
+StateRows rows_of(const Floats& states, int64_t num_tokens, const Integers& slot,
+                  const Integers& start, const Integers& valid) {
+  return {num_tokens,        states.dimensions()[0], states.dimensions()[1],
+          slot.typed_data(), start.typed_data(),     valid.typed_data()};
+}
+
+bool are_of_rows(int64_t rows, const Integers& slot, const Integers& start,
+                 const Integers& valid) {
+  for (const Integers* x : {&slot, &start, &valid})
+    if ((int64_t)x->element_count() != rows) return false;
+  return true;
+}
+
+// Matrix states of decode rows, as row_kernels.h has it; no beta: empty.
+ffi::Error update(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> q, ffi::BufferR4<ffi::F32> k,
+                  ffi::BufferR4<ffi::F32> v, Floats decay, Floats beta, Integers slot,
+                  Integers start, Integers valid, Floats states, ffi::Result<Floats> out,
+                  ffi::Result<Floats> after) {
+  const auto read = k.dimensions(), added = v.dimensions(), shape = states.dimensions();
+  if (shape.size() != 5)
+    return ffi::Error::InvalidArgument("ridgeline_update: states of another rank");
+  const int64_t Y = added[0], W = added[1];
+  Update u;
+  u.num_heads = added[2];
+  u.key_heads = read[2];
+  u.keys = read[3];
+  u.values = added[3];
+  const int64_t scalars = Y * W * u.num_heads, decays = decay.element_count();
+  u.decays_of_keys = decay.dimensions().size() == 4;
+  const bool has_beta = beta.element_count();
+  if (read[0] != Y || read[1] != W || !u.key_heads || u.num_heads % u.key_heads ||
+      q.element_count() != k.element_count() || q.dimensions()[3] != u.keys ||
+      decays != scalars * (u.decays_of_keys ? u.keys : 1) ||
+      (has_beta && (int64_t)beta.element_count() != scalars) || !shape[1] ||
+      shape[2] != u.num_heads || shape[3] != u.keys || shape[4] != u.values ||
+      !are_of_rows(Y, slot, start, valid) || out->element_count() != v.element_count() ||
+      after->element_count() != states.element_count())
+    return ffi::Error::InvalidArgument("ridgeline_update: shapes do not go together");
+  u.states = in_place(states, after);
+  if (!v.element_count()) return ffi::Error::Success();
+  u.rows = rows_of(states, W, slot, start, valid);
+  u.q = q.typed_data();
+  u.k = k.typed_data();
+  u.v = v.typed_data();
+  u.decay = decay.typed_data();
+  u.beta = has_beta ? beta.typed_data() : nullptr;
+  u.out = out->typed_data();
+  const StateKernels& kernels = *chosen().states;
+  by_row(pool, Y * u.num_heads, W * u.keys * u.values, [&](int64_t item) {
+    kernels.update(u, item / u.num_heads, item % u.num_heads);
+  });
+  return ffi::Error::Success();
+}
+
+// States of channels of decode rows, as row_kernels.h has it.
+ffi::Error scan(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR3<ffi::F32> step,
+                ffi::BufferR2<ffi::F32> rates, ffi::BufferR3<ffi::F32> in,
+                ffi::BufferR3<ffi::F32> factors, Integers slot, Integers start, Integers valid,
+                Floats states, ffi::Result<Floats> out, ffi::Result<Floats> after) {
+  const auto given = x.dimensions(), chosen_of = in.dimensions(), shape = states.dimensions();
+  if (shape.size() != 4)
+    return ffi::Error::InvalidArgument("ridgeline_scan: states of another rank");
+  const int64_t Y = given[0], W = given[1];
+  Scan s;
+  s.width = shape[2];
+  s.channels = shape[3];
+  if (given[2] != s.channels || step.element_count() != x.element_count() ||
+      rates.dimensions()[0] != s.width || rates.dimensions()[1] != s.channels ||
+      chosen_of[0] != Y || chosen_of[1] != W || chosen_of[2] != s.width || !shape[1] ||
+      factors.element_count() != in.element_count() || !are_of_rows(Y, slot, start, valid) ||
+      out->element_count() != x.element_count() ||
+      after->element_count() != states.element_count())
+    return ffi::Error::InvalidArgument("ridgeline_scan: shapes do not go together");
+  s.states = in_place(states, after);
+  if (!x.element_count()) return ffi::Error::Success();
+  s.rows = rows_of(states, W, slot, start, valid);
+  s.x = x.typed_data();
+  s.step = step.typed_data();
+  s.rates = rates.typed_data();
+  s.in = in.typed_data();
+  s.factors = factors.typed_data();
+  s.out = out->typed_data();
+  constexpr int64_t kTogether = 512;  // channels, whose outputs stay in the first cache
+  const int64_t parts = (s.channels + kTogether - 1) / kTogether;
+  const StateKernels& kernels = *chosen().states;
+  by_row(pool, Y * parts, W * s.width * kTogether, [&](int64_t item) {
+    const int64_t first = item % parts * kTogether, left = s.channels - first;
+    kernels.scan(s, item / parts, first, left < kTogether ? left : kTogether);
+  });
+  return ffi::Error::Success();
+}
+
 ffi::Error zeros(ffi::Result<ffi::AnyBuffer> y) {
   write_zeros(y->untyped_data(), y->size_bytes());
   return ffi::Error::Success();
@@ -256,6 +357,36 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_append, ridgeline::append,
                                   .Arg<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>()
                                   .Ret<ffi::AnyBuffer>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_update, ridgeline::update,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::BufferR4<ffi::F32>>()
+                                  .Arg<ffi::BufferR4<ffi::F32>>()
+                                  .Arg<ffi::BufferR4<ffi::F32>>()
+                                  .Arg<ridgeline::Floats>()
+                                  .Arg<ridgeline::Floats>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Floats>()
+                                  .Ret<ridgeline::Floats>()
+                                  .Ret<ridgeline::Floats>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_scan, ridgeline::scan,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
+                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Floats>()
+                                  .Ret<ridgeline::Floats>()
+                                  .Ret<ridgeline::Floats>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_zeros, ridgeline::zeros,
                               ffi::Ffi::Bind().Ret<ffi::AnyBuffer>());

@@ -1,0 +1,56 @@
+"""Recurrent states on CPUs, by the native library: read once, updated and written in place; a row's
+bits depend on nothing beside it.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from layers.kernels.cpu import calls, library
+from layers.ragged import Rectangle
+
+
+def update(
+    q_YWKM: jax.Array,
+    k_YWKM: jax.Array,
+    v_YWNH: jax.Array,
+    decay: jax.Array,
+    beta_YWN: jax.Array | None,
+    states: jax.Array,
+    rectangle: Rectangle,
+) -> tuple[jax.Array, jax.Array]:
+    """`api.Update`, of decays of heads [Y, W, N] and of channels of keys [Y, W, N, M]; outputs of
+    padding are 0.
+    """
+    beta_YWN = jnp.zeros(0) if beta_YWN is None else beta_YWN
+    inputs = q_YWKM, k_YWKM, v_YWNH, decay, beta_YWN
+    return _call(library.UPDATE, v_YWNH.shape, inputs, states, rectangle)
+
+
+def scan(
+    x_YWX: jax.Array,
+    dt_YWX: jax.Array,
+    A_MX: jax.Array,
+    B_YWM: jax.Array,
+    C_YWM: jax.Array,
+    states: jax.Array,
+    rectangle: Rectangle,
+) -> tuple[jax.Array, jax.Array]:
+    """`api.scan`; outputs of padding are 0."""
+    inputs = x_YWX, dt_YWX, A_MX, B_YWM, C_YWM
+    return _call(library.SCAN, x_YWX.shape, inputs, states, rectangle)
+
+
+def _call(
+    target: str,
+    shape: tuple[int, ...],
+    inputs: tuple[jax.Array, ...],
+    states: jax.Array,
+    rectangle: Rectangle,
+) -> tuple[jax.Array, jax.Array]:
+    """Outputs of a shape, and the states, made where they lie."""
+    valid_Y = rectangle.valid_YW.sum(1, dtype=jnp.int32)
+    arrays = *inputs, rectangle.slot_Y, rectangle.position_YW[:, 0], valid_Y
+    outs = tuple(jax.ShapeDtypeStruct(x, jnp.float32) for x in (shape, states.shape))
+    in_place = {len(arrays): 1}
+    out, states = calls.call(target, outs, *arrays, states, in_place=in_place)
+    return out, states
