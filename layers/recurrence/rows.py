@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from layers.kernels.recurrence import reference
+from layers.kernels.recurrence import api, reference
 from layers.ragged import Rectangle
 from layers.recurrence import convolution
 
@@ -107,6 +107,10 @@ def convolve(
     Returns:
         Float32 [Y, W, X], and the tails with this step's.
     """
+    if tails is not None and not rectangle.is_chained:
+        convolved = api.convolve(x_YWX, taps_Xw, bias_X, tails, rectangle)
+        if convolved is not None:
+            return convolved
     rows, width, X = x_YWX.shape
     num_before = taps_Xw.shape[1] - 1
     if tails is None:

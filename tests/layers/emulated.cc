@@ -23,7 +23,7 @@ double ridgeline_try(const char*);
 #define FUNCTIONS(DO)                                                \
   DO(linear) DO(grouped) DO(lookup) DO(attend) DO(scores) DO(bounds) \
   DO(norm) DO(gate) DO(summarize) DO(choose) DO(append) DO(gated) DO(zeros) \
-  DO(update) DO(scan)
+  DO(update) DO(scan) DO(convolve)
 #define DECLARE(name) XLA_FFI_Error* ridgeline_##name(XLA_FFI_CallFrame*);
 FUNCTIONS(DECLARE)
 #undef DECLARE

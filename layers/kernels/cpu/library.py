@@ -18,11 +18,11 @@ LINE = 64  # bytes: what strips of blocks are a multiple of (src/blocks.h)
 _NAMES = (
     *("linear", "gated", "grouped", "lookup", "attend", "scores", "bounds"),
     *("norm", "gate", "summarize", "choose", "append", "zeros"),
-    *("update", "scan"),
+    *("update", "scan", "convolve"),
 )
 (
     LINEAR, GATED, GROUPED, LOOKUP, ATTEND, SCORES, BOUNDS,
-    NORM, GATE, SUMMARIZE, CHOOSE, APPEND, ZEROS, UPDATE, SCAN,
+    NORM, GATE, SUMMARIZE, CHOOSE, APPEND, ZEROS, UPDATE, SCAN, CONVOLVE,
 ) = (f"ridgeline_{name}_{LAYOUT}" for name in _NAMES)  # fmt: skip
 
 INSTRUCTION_SETS = (  # of an architecture the fastest first

@@ -108,3 +108,28 @@ def scan(
     if not rows.is_native() or x_YWX.shape[1] > states.shape[1]:
         return None
     return ffi_cpu.scan(x_YWX, dt_YWX, A_MX, B_YWM, C_YWM, states, rectangle)
+
+
+def convolve(
+    x_YWX: jax.Array,
+    taps_Xw: jax.Array,
+    bias_X: jax.Array | None,
+    tails: jax.Array,
+    rectangle: Rectangle,
+) -> tuple[jax.Array, jax.Array] | None:
+    """Causal convolution (`layers/recurrence/convolution.py`, whose bits it has) of rows that
+    follow none of the others, as `update`; only a CPU has a kernel.
+
+    Args:
+        x_YWX, taps_Xw: float32.
+        bias_X: None: nothing is added.
+        tails: float32 [slots + 1, 1 + k, w - 1, X], donated.
+        rectangle: the rows, of consecutive tokens; valid ones come first.
+
+    Returns:
+        Outputs float32 [Y, W, X] and the tails; None: no kernel takes these. Outputs of padding
+        are any numbers.
+    """
+    if not rows.is_native() or x_YWX.shape[1] > tails.shape[1]:
+        return None
+    return ffi_cpu.convolve(x_YWX, taps_Xw, bias_X, tails, rectangle)

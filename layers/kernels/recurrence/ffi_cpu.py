@@ -40,6 +40,18 @@ def scan(
     return _call(library.SCAN, x_YWX.shape, inputs, states, rectangle)
 
 
+def convolve(
+    x_YWX: jax.Array,
+    taps_Xw: jax.Array,
+    bias_X: jax.Array | None,
+    tails: jax.Array,
+    rectangle: Rectangle,
+) -> tuple[jax.Array, jax.Array]:
+    """`api.convolve`; outputs of padding are 0."""
+    bias_X = jnp.zeros(0) if bias_X is None else bias_X.astype(jnp.float32)
+    return _call(library.CONVOLVE, x_YWX.shape, (x_YWX, taps_Xw, bias_X), tails, rectangle)
+
+
 def _call(
     target: str,
     shape: tuple[int, ...],

@@ -110,6 +110,24 @@ def test_a_cpus_scan_equals_a_loop_in_float64(instruction_set):  # noqa: F811
             close(after, states_after, 3e-6)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_cpus_convolution_has_xlas_bits(instruction_set, has_bias):  # noqa: F811
+    """So that `deterministic`, whose prompts XLA convolves, need not do without it."""
+    draw = functools.partial(np.random.default_rng(0).standard_normal, dtype=np.float32)
+    for X, num_taps in ((3, 2), (40, 4), (1100, 3)):
+        bias = jnp.asarray(draw(X), jnp.bfloat16) if has_bias else None
+        for num_drafts, counts in ((0, [1, 1, 0, 1, 0]), (2, [3, 0, 1, 2, 0])):
+            rectangle = recurrent_case.rows(num_drafts, counts, X)
+            tails = draw((recurrent_case.SLOTS + 1, 1 + num_drafts, num_taps - 1, X))
+            inputs = draw((*rectangle.position_YW.shape, X)), draw((X, num_taps)), bias, tails
+            expected, states = jax.jit(rows.convolve)(*inputs, rectangle)
+            with native_rows.native(True):
+                out, after = jax.jit(rows.convolve)(*inputs, rectangle)
+            is_token = rectangle.valid_YW[..., None]
+            np.testing.assert_array_equal(out, np.where(is_token, expected, 0))
+            np.testing.assert_array_equal(after[:-1], states[:-1])
+
+
 def test_a_row_has_the_same_bits_in_any_company(instruction_set):  # noqa: F811
     rectangle = recurrent_case.rows(2, [3, 2, 0, 1, 3, 1], 0)
     *inputs, states = recurrent_case.inputs(rectangle, (4, 2, 32, 40), True, 0)

@@ -57,7 +57,7 @@ struct Heads {
   void* pages;      // [pages, page tokens, 2 kv_heads, width]
 };
 
-// Rows of decoding, whose tokens follow each other, and where a sequence's states lie: the one after
+// Rows of decoding, whose tokens follow each other, and where a sequence's states lie: that after
 // position p at index p mod (1 + k) of its slot.
 struct StateRows {
   int64_t num_tokens, num_slots, kept;  // W, slots with the sink, 1 + k
@@ -98,9 +98,19 @@ struct Scan {
   float* out;                 // [Y, W, X], 0 of padding
 };
 
+// The sum of each channel's newest inputs, each times its tap; tails are inputs, the oldest first.
+struct Convolution {
+  StateRows rows;
+  int64_t num_rows, width, channels;  // Y, taps, X
+  const float *x, *taps, *bias;       // [Y, W, X], [X, width] the newest's last, [X] or null
+  float* tails;                       // [slots, 1 + k, width - 1, X]
+  float* out;                         // [Y, W, X], 0 of padding
+};
+
 struct StateKernels {
   void (*update)(const Update&, int64_t y, int64_t head);
   void (*scan)(const Scan&, int64_t y, int64_t first_channel, int64_t channels);
+  void (*convolve)(const Convolution&, int64_t first_channel, int64_t channels);  // of all rows
 };
 
 struct RowKernels {

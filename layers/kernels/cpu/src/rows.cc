@@ -17,6 +17,8 @@ using Integers = ffi::BufferR1<ffi::S32>;
 
 // Entries that are worth waking a thread for.
 constexpr int64_t kPiece = 1 << 14;
+// That a thread computes at a time: what they add up stays in the first cache.
+constexpr int64_t kChannels = 512;
 
 // Calls work(row) for all rows, many at a time.
 template <class Work>
@@ -285,12 +287,45 @@ ffi::Error scan(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR3<f
   s.in = in.typed_data();
   s.factors = factors.typed_data();
   s.out = out->typed_data();
-  constexpr int64_t kTogether = 512;  // channels, whose outputs stay in the first cache
-  const int64_t parts = (s.channels + kTogether - 1) / kTogether;
+  const int64_t parts = (s.channels + kChannels - 1) / kChannels;
   const StateKernels& kernels = *chosen().states;
-  by_row(pool, Y * parts, W * s.width * kTogether, [&](int64_t item) {
-    const int64_t first = item % parts * kTogether, left = s.channels - first;
-    kernels.scan(s, item / parts, first, left < kTogether ? left : kTogether);
+  by_row(pool, Y * parts, W * s.width * kChannels, [&](int64_t item) {
+    const int64_t first = item % parts * kChannels, left = s.channels - first;
+    kernels.scan(s, item / parts, first, left < kChannels ? left : kChannels);
+  });
+  return ffi::Error::Success();
+}
+
+// Convolutions of channels of decode rows, as row_kernels.h has it; no bias: empty.
+ffi::Error convolve(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR2<ffi::F32> taps,
+                    Floats bias, Integers slot, Integers start, Integers valid, Floats tails,
+                    ffi::Result<Floats> out, ffi::Result<Floats> after) {
+  const auto given = x.dimensions(), shape = tails.dimensions();
+  if (shape.size() != 4)
+    return ffi::Error::InvalidArgument("ridgeline_convolve: tails of another rank");
+  const int64_t W = given[1];
+  Convolution c;
+  c.num_rows = given[0];
+  c.width = taps.dimensions()[1];
+  c.channels = given[2];
+  const bool has_bias = bias.element_count();
+  if (taps.dimensions()[0] != c.channels || !c.width || !shape[1] || shape[2] != c.width - 1 ||
+      shape[3] != c.channels || (has_bias && (int64_t)bias.element_count() != c.channels) ||
+      !are_of_rows(c.num_rows, slot, start, valid) || out->element_count() != x.element_count() ||
+      after->element_count() != tails.element_count())
+    return ffi::Error::InvalidArgument("ridgeline_convolve: shapes do not go together");
+  c.tails = in_place(tails, after);
+  if (!x.element_count()) return ffi::Error::Success();
+  c.rows = rows_of(tails, W, slot, start, valid);
+  c.x = x.typed_data();
+  c.taps = taps.typed_data();
+  c.bias = has_bias ? bias.typed_data() : nullptr;
+  c.out = out->typed_data();
+  const int64_t parts = (c.channels + kChannels - 1) / kChannels;
+  const StateKernels& kernels = *chosen().states;
+  by_row(pool, parts, c.num_rows * W * c.width * kChannels, [&](int64_t part) {
+    const int64_t first = part * kChannels, left = c.channels - first;
+    kernels.convolve(c, first, left < kChannels ? left : kChannels);
   });
   return ffi::Error::Success();
 }
@@ -381,6 +416,19 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_scan, ridgeline::scan,
                                   .Arg<ffi::BufferR2<ffi::F32>>()
                                   .Arg<ffi::BufferR3<ffi::F32>>()
                                   .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Integers>()
+                                  .Arg<ridgeline::Floats>()
+                                  .Ret<ridgeline::Floats>()
+                                  .Ret<ridgeline::Floats>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_convolve, ridgeline::convolve,
+                              ffi::Ffi::Bind()
+                                  .Ctx<ffi::ThreadPool>()
+                                  .Arg<ffi::BufferR3<ffi::F32>>()
+                                  .Arg<ffi::BufferR2<ffi::F32>>()
+                                  .Arg<ridgeline::Floats>()
                                   .Arg<ridgeline::Integers>()
                                   .Arg<ridgeline::Integers>()
                                   .Arg<ridgeline::Integers>()

@@ -1,6 +1,8 @@
 // Recurrent states of decode rows, each read and written once, where it lies. What belongs to one
 // head or to one channel has one order, whatever is computed beside it.
 #pragma once
+#include <cfloat>
+
 #include "kernels.h"
 #include "rows.h"
 #include "scratch.h"
@@ -123,6 +125,42 @@ void scan(const ridgeline::Scan& s, int64_t y, int64_t first, int64_t size) {
   }
 }
 
-constexpr ridgeline::StateKernels kStateKernels = {update, scan};
+// Bits are those of layers/recurrence/convolution.py: a maximum keeps compilers from making one
+// operation of a product and a sum.
+void convolve(const ridgeline::Convolution& c, int64_t first, int64_t size) {
+  static thread_local Scratch scratch;
+  float* const taps = (float*)scratch.reserve(c.width * size * sizeof(float));
+  for (int64_t i = 0; i < size; i++)
+    for (int64_t t = 0; t < c.width; t++) taps[t * size + i] = c.taps[(first + i) * c.width + t];
+  const Vector lowest = Vector::splat(-FLT_MAX);
+  const int64_t newest = c.width - 1;
+  for (int64_t y = 0; y < c.num_rows; y++) {
+    const int64_t count = c.rows.count_of(y);
+    for (int64_t w = 0; w < c.rows.num_tokens; w++) {
+      const int64_t token = (y * c.rows.num_tokens + w) * c.channels + first;
+      if (w >= count) {
+        memset(c.out + token, 0, size * sizeof(float));
+        continue;
+      }
+      auto tail = [&](int64_t after) {
+        return c.tails + c.rows.place(y, after) * newest * c.channels + first;
+      };
+      const float* const before = tail(w - 1);
+      float* const after = tail(w);
+      by_sixteen(size, [&](int64_t i, int n) {
+        Vector sum = c.bias ? load_upto(c.bias + first + i, n, 0) : Vector::splat(0);
+        for (int64_t t = 0; t < c.width; t++) {
+          const float* const input = t < newest ? before + t * c.channels : c.x + token;
+          const Vector own = load_upto(input + i, n, 0);
+          sum = sum + maximum(lowest, load_upto(taps + t * size + i, n, 0) * own);
+          if (t) store_upto(own, n, after + (t - 1) * c.channels + i);
+        }
+        store_upto(sum, n, c.out + token + i);
+      });
+    }
+  }
+}
+
+constexpr ridgeline::StateKernels kStateKernels = {update, scan, convolve};
 
 }  // namespace
