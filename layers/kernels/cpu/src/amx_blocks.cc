@@ -8,20 +8,11 @@ namespace {
 
 constexpr int kLeastRows = 12;  // fewer are multiplied faster by VNNI
 
-// Integers come from memory, in the order of their addresses: those that are due in a while, which
-// beyond a strip's end are the next one's.
-template <class Format>
-inline void prefetch_group(const uint8_t* group) {
-  constexpr int64_t kAhead = 8 << 10;
-  for (int line = 0; line < Format::kLayout.integer_bytes(); line += 64)
-    __builtin_prefetch(group + kAhead + line);
-}
-
 // A strip's integers as the matrix unit takes them: int8, 8 rows of 64 bytes a group.
 template <class Format>
 void unpack(const BlockStrip<Format>& strip, int64_t depth, int8_t* out) {
   for (int64_t g = 0; g < depth / kDepth; g++) {
-    prefetch_group<Format>(strip.group(g));
+    strip.fetch_ahead(g);
     UNROLL for (int quad = 0; quad < 8; quad++) {
       const Bytes bytes = (Bytes)Format::integers(strip.group(g), quad).part[0];
       *(Bytes*)(out + g * kDepth * kStrip + quad * 64) = bytes - (uint8_t)Format::kOffset;
@@ -117,13 +108,13 @@ void store(int64_t group, int32_t* sums) {
 // One strip for up to ROWS rows, of which `rows` count. The matrix unit multiplies a group while
 // the one before it is stored and the one before that is scaled.
 template <class Format, int ROWS>
-void rows_of_strip(const Product& p, const BlockStrip<Format>& strip, const int8_t* w,
-                   const Int8Rows& x, int rows, float* y) {
+void rows_of_strip(const Product& p, int64_t strip, int64_t row, const int8_t* w, int rows) {
   const int64_t groups = p.depth / kDepth;
+  const BlockStrip<Format> weights(p, strip);
+  const Int8Rows x(p.x, row, p.depth);
   alignas(64) int32_t products[2][2 * kTile * kLanes];
-  Totals<Format> totals[ROWS];
-  UNROLL for (auto& total : totals)
-    total = Totals<Format>::none();
+  Vector sums[ROWS][1];
+  UNROLL for (auto& of_row : sums) of_row[0] = Vector::splat(0);
   constexpr int kAhead = Format::kHasHalves ? 2 : 4;  // groups that tiles hold
   for (int64_t g = 0; g < kAhead && g < groups; g++) begin<Format>(g, w, x);
   store<Format>(0, products[0]);
@@ -131,11 +122,11 @@ void rows_of_strip(const Product& p, const BlockStrip<Format>& strip, const int8
     if (g + 1 < groups) store<Format>(g + 1, products[(g + 1) % 2]);
     if (g + kAhead < groups) begin<Format>(g + kAhead, w, x);
     settle_memory();
-    const GroupFactors<Format> factors = strip.factors(g);
+    const GroupFactors<Format> factors = weights.factors(g);
     const int32_t* from = products[g % 2];
     UNROLL for (int r = 0; r < ROWS; r++) {
       const Vector d = Vector::splat(x.d(g, r));
-      Vector& sum = totals[r].part[0];
+      Vector& sum = sums[r][0];
       UNROLL for (int half = 0; half < GroupFactors<Format>::kHalves; half++) {
         Sums of_half;
         of_half.part[0] = *(const Ints*)(from + (half * kTile + r) * kLanes);
@@ -144,16 +135,7 @@ void rows_of_strip(const Product& p, const BlockStrip<Format>& strip, const int8
     }
     settle_memory();
   }
-  if constexpr (Format::kHasMinimum)
-    for (int64_t g = 0; g < groups; g++) {
-      const Vector minimum = strip.factors(g).minimum;
-      UNROLL for (int r = 0; r < ROWS; r++) {
-        Vector& minima = totals[r].part[1];
-        minima = multiply_add(minimum, Vector::splat(x.sum(g, r)), minima);
-      }
-    }
-  UNROLL for (int r = 0; r < ROWS; r++)
-    if (r < rows) totals[r].result(strip).store(y + r * p.y_stride);
+  store_results<Format>(sums, p, strip, row, rows);
 }
 
 template <class Format, auto FEW>
@@ -170,15 +152,12 @@ void multiply_in_tiles(const Product& p) {
     const int rows = (int)(p.num_rows - row < kTile ? p.num_rows - row : kTile);
     if (rows != current) configure_blocks<Format>(rows);
     current = rows;
-    const Int8Rows x(p.x, row, p.depth);
     for (int64_t s = 0; s < p.num_strips; s++) {
-      const BlockStrip<Format> strip(p, s);
       const int8_t* w = unpacked + s * p.depth * kStrip;
-      float* y = p.y + row * p.y_stride + s * kStrip;
       if (rows > kTile / 2)
-        rows_of_strip<Format, kTile>(p, strip, w, x, rows, y);
+        rows_of_strip<Format, kTile>(p, s, row, w, rows);
       else
-        rows_of_strip<Format, kTile / 2>(p, strip, w, x, rows, y);
+        rows_of_strip<Format, kTile / 2>(p, s, row, w, rows);
     }
   }
 }

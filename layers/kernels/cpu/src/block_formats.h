@@ -73,8 +73,8 @@ struct Q8_0 {
   static constexpr bool kIsSigned = true, kHasMinimum = false, kHasHalves = false;
   static constexpr int kOffset = 0;
   static Words16 integers(const uint8_t* group, int quad) { return load_words(group + 64 * quad); }
-  static void scales(const uint8_t* own, const uint8_t*, GroupScales& out) {
-    out.d = widen_halves(own);
+  static void scales(const uint8_t* group, const uint8_t*, GroupScales& out) {
+    out.d = widen_halves(group);
   }
 };
 
@@ -99,8 +99,8 @@ struct Q5_0 : Nibbles {
       w.part[i] |= (upper.part[i] >> quad & 0x01010101u) << 4;
     return w;
   }
-  static void scales(const uint8_t* own, const uint8_t*, GroupScales& out) {
-    out.d = widen_halves(own);
+  static void scales(const uint8_t* group, const uint8_t*, GroupScales& out) {
+    out.d = widen_halves(group);
   }
 };
 
@@ -108,8 +108,8 @@ struct Q4_0 : Nibbles {
   static constexpr BlockLayout kLayout = ridgeline::kQ4_0;
   static constexpr bool kHasMinimum = false;
   static constexpr int kOffset = 8;
-  static void scales(const uint8_t* own, const uint8_t*, GroupScales& out) {
-    out.d = widen_halves(own);
+  static void scales(const uint8_t* group, const uint8_t*, GroupScales& out) {
+    out.d = widen_halves(group);
   }
 };
 
@@ -117,21 +117,21 @@ struct Q4_1 : Nibbles {
   static constexpr BlockLayout kLayout = ridgeline::kQ4_1;
   static constexpr bool kHasMinimum = true;
   static constexpr int kOffset = 0;
-  static void scales(const uint8_t* own, const uint8_t*, GroupScales& out) {
-    out.d = widen_halves(own);
+  static void scales(const uint8_t* group, const uint8_t*, GroupScales& out) {
+    out.d = widen_halves(group);
   }
-  static Vector minimum(const uint8_t* own, const uint8_t*) { return widen_halves(own + 32); }
+  static Vector minimum(const uint8_t* group, const uint8_t*) { return widen_halves(group + 32); }
 };
 
 struct Q4_K : Nibbles {
   static constexpr BlockLayout kLayout = ridgeline::kQ4_K;
   static constexpr bool kHasMinimum = true;
   static constexpr int kOffset = 0;
-  static void scales(const uint8_t* own, const uint8_t* shared, GroupScales& out) {
-    out.d = widen_halves(shared) * widen_bytes<uint8_t>(own);
+  static void scales(const uint8_t* group, const uint8_t* shared, GroupScales& out) {
+    out.d = widen_halves(shared) * widen_bytes<uint8_t>(group);
   }
-  static Vector minimum(const uint8_t* own, const uint8_t* shared) {
-    return Vector::splat(0) - widen_halves(shared + 32) * widen_bytes<uint8_t>(own + 16);
+  static Vector minimum(const uint8_t* group, const uint8_t* shared) {
+    return Vector::splat(0) - widen_halves(shared + 32) * widen_bytes<uint8_t>(group + 16);
   }
 };
 
@@ -146,10 +146,10 @@ struct Q6_K {
       w.part[i] |= (upper.part[i] >> quad % 4 * 2 & 0x03030303u) << 4;
     return w;
   }
-  static void scales(const uint8_t* own, const uint8_t* shared, GroupScales& out) {
+  static void scales(const uint8_t* group, const uint8_t* shared, GroupScales& out) {
     const Vector d = widen_halves(shared);
-    out.d = d * widen_bytes<int8_t>(own);
-    out.second = d * widen_bytes<int8_t>(own + 16);
+    out.d = d * widen_bytes<int8_t>(group);
+    out.second = d * widen_bytes<int8_t>(group + 16);
   }
 };
 
@@ -227,9 +227,9 @@ struct Mxfp4 : Nibbles {
     }
     return w;
   }
-  static void scales(const uint8_t* own, const uint8_t*, GroupScales& out) {
+  static void scales(const uint8_t* group, const uint8_t*, GroupScales& out) {
     UNROLL for (int i = 0; i < kRegisters; i++) {
-      const Ints e = words_of<uint8_t>(own + i * kRegisterLanes) - 1;  // of 2^(e - 128)
+      const Ints e = words_of<uint8_t>(group + i * kRegisterLanes) - 1;  // of 2^(e - 128)
       out.d.part[i] = (Floats)((e > 0 ? e : Ints{}) << 23);
     }
   }

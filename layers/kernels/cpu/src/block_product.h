@@ -1,17 +1,18 @@
 // Products of blocks (blocks.h): exact sums of int8 over a group (or half of one), which one
 // accumulator of float32 a (row, feature) takes in the order of depth, and another the minima. So a
-// row's bits depend neither on the rows beside it nor on what sums the integers.
+// row's bits depend neither on the rows beside it nor on what sums the integers. Each tile of rows
+// unpacks strips anew: sums that wait for other tiles, part by part, cost more.
 #pragma once
 #include "block_formats.h"
 #include "blocks.h"
 #include "kernels.h"
 #include "product.h"
-#include "scratch.h"
 #include "vector.h"
 
 namespace {
 
 using ridgeline::kDepth;
+using ridgeline::padded;
 
 typedef uint8_t Bytes __attribute__((vector_size(kRegisterBytes)));
 
@@ -71,26 +72,21 @@ inline Words16 integers_of(const uint8_t* group, int quad) {
   return w;
 }
 
-// What a group's sums are multiplied with, and what its activations' sum is.
+// What a group's sums are multiplied with.
 template <class Format>
 struct GroupFactors {
   static constexpr bool kIsWide = Format::kLayout.group_bytes == 0;  // d has all of a float's bits
   static constexpr bool kIsWhole = Format::kLayout.shift == ridgeline::kWholeRow;
   static constexpr int kHalves = Format::kHasHalves ? 2 : 1;
   Vector d[kHalves], zero[kHalves];  // that their numbers are too large by
-  Vector minimum;
 
   GroupFactors() = default;
-  GroupFactors(const uint8_t* own, const uint8_t* shared) {
-    if constexpr (!kIsWhole) {
-      GroupScales scales;
-      Format::scales(own, shared, scales);
-      d[0] = scales.d;
-      if constexpr (Format::kHasHalves) d[1] = scales.second;
-      if constexpr (!kIsWide) UNROLL
-        for (int half = 0; half < kHalves; half++) zero[half] = d[half] * Vector::splat(-kZero);
-    }
-    if constexpr (Format::kHasMinimum) minimum = Format::minimum(own, shared);
+  GroupFactors(const GroupScales& scales) {
+    if constexpr (kIsWhole) return;
+    d[0] = scales.d;
+    if constexpr (Format::kHasHalves) d[1] = scales.second;
+    if constexpr (!kIsWide) UNROLL
+      for (int half = 0; half < kHalves; half++) zero[half] = d[half] * Vector::splat(-kZero);
   }
   // sum + x d products, which are exact numbers: once rounded when they meet d, once when x. A d of
   // the whole row waits for the sum.
@@ -107,38 +103,43 @@ struct GroupFactors {
 // A strip, and its parts of a group.
 template <class Format>
 struct BlockStrip {
-  const uint8_t *integers, *scales;
+  const uint8_t *groups, *scales;
   int shift;
 
   BlockStrip(const Product& p, int64_t strip)
-      : integers((const uint8_t*)p.strips + strip * layout(p.shift).strip_bytes(p.depth)),
-        scales(integers + p.depth / kDepth * Format::kLayout.integer_bytes()),
+      : groups((const uint8_t*)p.strips + strip * layout(p.shift).strip_bytes(p.depth)),
+        scales(groups + p.depth / kDepth * Format::kLayout.integer_bytes()),
         shift(p.shift) {}
   static constexpr BlockLayout layout(int shift) {  // sizes of ours are known when it runs
     return Format::kLayout.group_bytes ? Format::kLayout : Format::kLayout.sharing(shift);
   }
-  const uint8_t* group(int64_t g) const { return integers + g * Format::kLayout.integer_bytes(); }
+  const uint8_t* group(int64_t g) const { return groups + g * Format::kLayout.integer_bytes(); }
+  Words16 integers(int64_t g, int quad) const { return integers_of<Format>(group(g), quad); }
   const uint8_t* shared(int64_t g) const { return scales + layout(shift).super_offset(g); }
-  const uint8_t* own(int64_t g) const { return shared(g) + layout(shift).group_offset(g); }
-  GroupFactors<Format> factors(int64_t g) const { return {own(g), shared(g)}; }
+  const uint8_t* scales_at(int64_t g) const { return shared(g) + layout(shift).group_offset(g); }
   GroupScales scales_of(int64_t g) const {
     GroupScales out;
-    Format::scales(own(g), shared(g), out);
+    Format::scales(scales_at(g), shared(g), out);
     return out;
+  }
+  GroupFactors<Format> factors(int64_t g) const { return scales_of(g); }
+  Vector minimum(int64_t g) const { return Format::minimum(scales_at(g), shared(g)); }
+  // Integers come from memory, in the order of their addresses: those that are due in a while are
+  // fetched, which beyond a strip's end are the next one's.
+  void fetch_ahead(int64_t g) const {
+    constexpr int64_t kAhead = 8 << 10;
+    for (int line = 0; line < Format::kLayout.integer_bytes(); line += 64)
+      __builtin_prefetch(group(g) + kAhead + line);
   }
 };
 
-// A group as it is multiplied with all rows.
+// Strips side by side.
 template <class Format>
-struct UnpackedGroup {
-  Words16 integers[kDepth / 4];
-  GroupFactors<Format> factors;
+struct BlockStrips {
+  const Product& p;
+  int64_t first;
 
-  void unpack(const BlockStrip<Format>& strip, int64_t g) {
-    UNROLL for (int quad = 0; quad < kDepth / 4; quad++)
-      integers[quad] = integers_of<Format>(strip.group(g), quad);
-    factors = strip.factors(g);
-  }
+  BlockStrip<Format> operator[](int s) const { return {p, first + s}; }
 };
 
 // Activations of rows. Sixteen lie together, a group after the other: int8 [row, 32]; then [row]
@@ -170,31 +171,44 @@ struct Int8Rows {
   }
 };
 
+// A register that the compiler would fill anew for each use.
+inline Words kept_in_register(Words w) {
+#if defined(__AVX512F__)
+  __asm__("" : "+v"(w));
+#endif
+  return w;
+}
+
 // Sums of a group's half with ROWS rows.
-template <class Format, int ROWS, int STRIPS, class Groups>
-inline void multiply_half(const Groups& groups, const Int8Rows& x, int64_t g, int half,
+template <class Format, int ROWS, int STRIPS>
+inline void multiply_half(const BlockStrips<Format>& strips, const Int8Rows& x, int64_t g, int half,
                           Sums (&products)[ROWS][STRIPS]) {
   constexpr int kQuads = 8 / GroupFactors<Format>::kHalves;
   UNROLL for (int r = 0; r < ROWS; r++) UNROLL
     for (int s = 0; s < STRIPS; s++) products[r][s] = Sums::splat(x.start(g, half, r));
-  UNROLL for (int quad = half * kQuads; quad < (half + 1) * kQuads; quad++) UNROLL
-    for (int r = 0; r < ROWS; r++) {
+  UNROLL for (int quad = half * kQuads; quad < (half + 1) * kQuads; quad++) {
+    Words16 w[STRIPS];
+    UNROLL for (int s = 0; s < STRIPS; s++) {
+      w[s] = strips[s].integers(g, quad);
+      UNROLL for (auto& part : w[s].part) part = kept_in_register(part);
+    }
+    UNROLL for (int r = 0; r < ROWS; r++) {
       const Words four = Words{} + (uint32_t)x.quad(g, quad, r);
       UNROLL for (int s = 0; s < STRIPS; s++) UNROLL
         for (int i = 0; i < kRegisters; i++) {
           Ints& sum = products[r][s].part[i];
-          sum = dot<Format::kIsSigned>(sum, groups(s).integers[quad].part[i], four);
+          sum = dot<Format::kIsSigned>(sum, w[s].part[i], four);
         }
     }
+  }
 }
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
 // The same by products of two rows with two features, eight of depth at a time; of an odd number of
 // rows the last is multiplied twice.
-template <class Format, int ROWS, class Groups>
-inline void multiply_half_in_pairs(const Groups& groups, const Int8Rows& x, int64_t g, int half,
-                                   Sums (&products)[ROWS][1]) {
-  const UnpackedGroup<Format>& w = groups(0);
+template <class Format, int ROWS>
+inline void multiply_half_in_pairs(const BlockStrips<Format>& strips, const Int8Rows& x, int64_t g,
+                                   int half, Sums (&products)[ROWS][1]) {
   constexpr int kQuads = 8 / GroupFactors<Format>::kHalves, kPairs = (ROWS + 1) / 2;
   const auto row_at = [](int pair, int which) {
     return 2 * pair + (2 * pair + which < ROWS ? which : 0);
@@ -208,7 +222,7 @@ inline void multiply_half_in_pairs(const Groups& groups, const Int8Rows& x, int6
       of_four[0] = of_four[1] = vcombine_s32(first, second);
   }
   UNROLL for (int quad = half * kQuads; quad < (half + 1) * kQuads; quad += 2) {
-    const Words16 &first = w.integers[quad], &second = w.integers[quad + 1];
+    const Words16 first = strips[0].integers(g, quad), second = strips[0].integers(g, quad + 1);
     int8x16_t four[kPairs];
     UNROLL for (int r = 0; r < kPairs; r++)
       four[r] = vcombine_s8(vld1_s8(x.integers(g, row_at(r, 0)) + 4 * quad),
@@ -232,210 +246,97 @@ inline void multiply_half_in_pairs(const Groups& groups, const Int8Rows& x, int6
 }
 #endif
 
-// Of a row and a strip, as far as groups were added: their sum, and that of the minima.
-template <class Format>
-struct Totals {
-  Vector part[1 + Format::kHasMinimum];
-
-  static Totals none() {
-    Totals totals;
-    UNROLL for (auto& part : totals.part)
-      part = Vector::splat(0);
-    return totals;
-  }
-  // What they come to once all groups were added.
-  Vector result(const BlockStrip<Format>& strip) const {
-    if constexpr (GroupFactors<Format>::kIsWhole) return part[0] * strip.scales_of(0).d;
-    if constexpr (Format::kHasMinimum) return part[0] + part[1];
-    return part[0];
-  }
-};
-
-// Groups of some strips where they lie, for rows that read them once. Integers come from memory, in
-// the order of their addresses: those that are due in a while are fetched, which beyond a strip's
-// end are the next one's.
-template <class Format, int STRIPS>
-struct InPlace {
-  const Product& p;
-  int64_t strip;
-  UnpackedGroup<Format> own[STRIPS];
-
-  const UnpackedGroup<Format>& operator()(int s) const { return own[s]; }
-  void go_to(int64_t g) {
-    constexpr int64_t kAhead = 8 << 10;
-    UNROLL for (int s = 0; s < STRIPS; s++) {
-      const BlockStrip<Format> from(p, strip + s);
-      for (int line = 0; line < Format::kLayout.integer_bytes(); line += 64)
-        __builtin_prefetch(from.group(g) + kAhead + line);
-      own[s].unpack(from, g);
+// Stores what groups came to for `rows` rows, at most ROWS. Minima are added up only here: before,
+// their accumulators would take the registers of other rows.
+template <class Format, int ROWS, int STRIPS>
+void store_results(const Vector (&sums)[ROWS][STRIPS], const Product& p, int64_t strip,
+                   int64_t row, int rows) {
+  const Int8Rows x(p.x, row, p.depth);
+  UNROLL for (int s = 0; s < STRIPS; s++) {
+    const BlockStrip<Format> weights(p, strip + s);
+    Vector minima[ROWS];
+    if constexpr (Format::kHasMinimum) {
+      UNROLL for (auto& minimum : minima) minimum = Vector::splat(0);
+      for (int64_t g = 0; g < p.depth / kDepth; g++) {
+        const Vector minimum = weights.minimum(g);
+        UNROLL for (int r = 0; r < ROWS; r++)
+          minima[r] = multiply_add(minimum, Vector::splat(x.sum(g, r)), minima[r]);
+      }
+    }
+    UNROLL for (int r = 0; r < ROWS; r++) {
+      Vector y = sums[r][s];
+      if constexpr (GroupFactors<Format>::kIsWhole) y = y * weights.scales_of(0).d;
+      if constexpr (Format::kHasMinimum) y = y + minima[r];
+      if (r < rows) y.store(p.y + (row + r) * p.y_stride + (strip + s) * kStrip);
     }
   }
-};
+}
 
-// Some groups after the other in the nearest cache, for rows that go through them tile by tile.
-// Meanwhile each tile fetches a part of what is unpacked later: some lines of each strip.
-template <class Format, int STRIPS>
-struct Unpacked {
-  const UnpackedGroup<Format>* start;  // of [STRIPS][kGroups]
-  const uint8_t* next;
-  int64_t strip_bytes;
-  int lines;  // a group
-  int64_t first = 0, current = 0;
-  static constexpr int64_t kGroups = 8;
-
-  const UnpackedGroup<Format>& operator()(int s) const { return start[s * kGroups + current]; }
-  void go_to(int64_t g) {
-    current = g - first;
-    for (int line = 0; line < lines; line++, next += 64) UNROLL
-      for (int s = 0; s < STRIPS; s++) __builtin_prefetch(next + s * strip_bytes, 0, 2);
-  }
-};
-
-// Adds groups [first, stop) of STRIPS strips for ROWS rows.
-template <class Format, int ROWS, int STRIPS, class Groups>
-void add_groups(Groups& groups, const Int8Rows& x, int64_t first, int64_t stop,
-                Totals<Format>* totals) {
-  Totals<Format> own[ROWS][STRIPS];
-  UNROLL for (int r = 0; r < ROWS; r++) UNROLL
-    for (int s = 0; s < STRIPS; s++) own[r][s] = totals[r * STRIPS + s];
-  for (int64_t g = first; g < stop; g++) {
-    groups.go_to(g);
+// STRIPS strips for `rows` rows that lie together, of at most ROWS.
+template <class Format, int ROWS, int STRIPS>
+void multiply_tile(const Product& p, int64_t strip, int64_t row, int rows) {
+  const Int8Rows x(p.x, row, p.depth);
+  const BlockStrips<Format> strips{p, strip};
+  Vector sums[ROWS][STRIPS];
+  UNROLL for (auto& of_row : sums) UNROLL
+    for (auto& sum : of_row) sum = Vector::splat(0);
+  for (int64_t g = 0; g < p.depth / kDepth; g++) {
+    UNROLL for (int s = 0; s < STRIPS; s++) strips[s].fetch_ahead(g);
     UNROLL for (int half = 0; half < GroupFactors<Format>::kHalves; half++) {
       Sums products[ROWS][STRIPS];
 #if defined(__ARM_FEATURE_MATMUL_INT8)
       if constexpr (ROWS > 1)
-        multiply_half_in_pairs<Format>(groups, x, g, half, products);
+        multiply_half_in_pairs<Format>(strips, x, g, half, products);
       else
 #endif
-        multiply_half<Format>(groups, x, g, half, products);
-      UNROLL for (int r = 0; r < ROWS; r++) {
-        const Vector d = Vector::splat(x.d(g, r));
-        UNROLL for (int s = 0; s < STRIPS; s++) {
-          Vector& sum = own[r][s].part[0];
-          sum = groups(s).factors.add(sum, products[r][s], half, d);
-        }
+        multiply_half<Format>(strips, x, g, half, products);
+      UNROLL for (int s = 0; s < STRIPS; s++) {
+        const GroupFactors<Format> factors = strips[s].factors(g);
+        UNROLL for (int r = 0; r < ROWS; r++)
+          sums[r][s] = factors.add(sums[r][s], products[r][s], half, Vector::splat(x.d(g, r)));
       }
     }
-    if constexpr (Format::kHasMinimum) UNROLL
-      for (int r = 0; r < ROWS; r++) {
-        const Vector x_sum = Vector::splat(x.sum(g, r));
-        UNROLL for (int s = 0; s < STRIPS; s++) {
-          Vector& minima = own[r][s].part[1];
-          minima = multiply_add(groups(s).factors.minimum, x_sum, minima);
-        }
-      }
   }
-  UNROLL for (int r = 0; r < ROWS; r++) UNROLL
-    for (int s = 0; s < STRIPS; s++) totals[r * STRIPS + s] = own[r][s];
+  store_results<Format>(sums, p, strip, row, rows);
 }
 
-// Rows and strips that accumulators have registers for: two of a row and a strip, and that of the
-// minima.
-constexpr int kMostBlockStrips = kRegisters == 1 ? 2 : 1;
-#if defined(__ARM_FEATURE_MATMUL_INT8)
-template <class Format>
-constexpr int kMostBlockRows = 4;
+// Rows that tiles may have, of which one that is too large multiplies what lies behind, and strips
+// beside them. Of eight rows some sums wait in the nearest cache: unpacking less often is worth it.
+#if defined(__AVX512F__)
+using TileRows = std::integer_sequence<int, 1, 2, 4, 6, 8>;
+#elif defined(__ARM_FEATURE_MATMUL_INT8)
+using TileRows = std::integer_sequence<int, 1, 2, 4>;
 #else
-template <class Format>
-constexpr int kMostBlockRows = kRegisters > 1 ? 3 : Format::kHasMinimum ? 4 : 6;
+using TileRows = std::integer_sequence<int, 1, 2, 3>;
 #endif
-
-template <class Format, int STRIPS, int ROWS = kMostBlockRows<Format>>
-void add_unpacked(int rows, Unpacked<Format, STRIPS>& groups, const Int8Rows& x, int64_t first,
-                  int64_t stop, Totals<Format>* totals) {
-  if constexpr (ROWS > 1)
-    if (rows < ROWS)
-      return add_unpacked<Format, STRIPS, ROWS - 1>(rows, groups, x, first, stop, totals);
-  add_groups<Format, ROWS, STRIPS>(groups, x, first, stop, totals);
+constexpr int strips_beside(int rows) {
+  return kRegisters > 1 ? 1 : rows > 2 ? 2 : 4;
 }
 
-template <class Format>
-inline void store_results(const Totals<Format>* totals, const Product& p, int64_t strip, int strips,
-                          int64_t row, int64_t rows) {
-  for (int s = 0; s < strips; s++) {
-    const BlockStrip<Format> from(p, strip + s);
-    float* y = p.y + row * p.y_stride + (strip + s) * kStrip;
-    for (int64_t r = 0; r < rows; r++)
-      totals[r * strips + s].result(from).store(y + r * p.y_stride);
-  }
+// All strips for some rows that lie together; how many these were.
+template <class Format, int ROWS, int... MORE>
+int64_t multiply_rows(const Product& p, int64_t row, int64_t rows,
+                      std::integer_sequence<int, ROWS, MORE...>) {
+  if constexpr (sizeof...(MORE) > 0)
+    if (rows > ROWS)
+      return multiply_rows<Format>(p, row, rows, std::integer_sequence<int, MORE...>());
+  constexpr int kStrips = strips_beside(ROWS);
+  const int taken = (int)(rows < ROWS ? rows : ROWS);
+  int64_t strip = 0;
+  for (; strip + kStrips <= p.num_strips; strip += kStrips)
+    multiply_tile<Format, ROWS, kStrips>(p, strip, row, taken);
+  for (; strip < p.num_strips; strip++) multiply_tile<Format, ROWS, 1>(p, strip, row, taken);
+  return taken;
 }
 
-// STRIPS strips for rows of many tiles.
-template <class Format, int STRIPS>
-void multiply_unpacked(const Product& p, int64_t strip) {
-  using Groups = Unpacked<Format, STRIPS>;
-  constexpr int64_t kGroups = Groups::kGroups, kTogether = Int8Rows::kTogether;
-  constexpr int kMostRows = kMostBlockRows<Format>, kMostTiles = (kTogether - 1) / kMostRows + 1;
-  constexpr int kLines = Format::kLayout.integer_bytes() / 64;
-  const int64_t groups = p.depth / kDepth, tiles = (p.num_rows + kMostRows - 1) / kMostRows;
-  const int lines = tiles < kLines ? (kLines + (int)tiles - 1) / (int)tiles : 1;
-  static thread_local Scratch scratch;
-  const int64_t count = p.num_rows * STRIPS;
-  auto* const totals = (Totals<Format>*)scratch.reserve(count * sizeof(Totals<Format>));
-  for (int64_t i = 0; i < count; i++) totals[i] = Totals<Format>::none();
-  UnpackedGroup<Format> unpacked[STRIPS][kGroups];
-  for (int64_t first = 0; first < groups; first += kGroups) {
-    const int64_t stop = first + kGroups < groups ? first + kGroups : groups;
-    for (int s = 0; s < STRIPS; s++) {
-      const BlockStrip<Format> from(p, strip + s);
-      for (int64_t g = first; g < stop; g++) unpacked[s][g - first].unpack(from, g);
-    }
-    int64_t later = first + 2 * kGroups, later_strip = strip;  // beyond a strip's end in another
-    for (; later >= groups; later -= groups) later_strip += STRIPS;
-    Groups tile{*unpacked, BlockStrip<Format>(p, later_strip).group(later),
-                BlockStrip<Format>::layout(p.shift).strip_bytes(p.depth), lines, first};
-    for (int64_t row = 0; row < p.num_rows;) {
-      int left = (int)(p.num_rows - row < kTogether ? p.num_rows - row : kTogether);
-      for (int parts = (left + kMostRows - 1) / kMostRows; parts > 0; parts--) {
-        const int rows = (left + parts - 1) / parts;
-        add_unpacked<Format>(rows, tile, Int8Rows(p.x, row, p.depth), first, stop,
-                             totals + row * STRIPS);
-        row += rows;
-        left -= rows;
-      }
-    }
-  }
-  store_results(totals, p, strip, STRIPS, 0, p.num_rows);
-}
-
-// Some strips, where they lie, for some rows; how many there were registers for.
-template <class Format, int ROWS, int STRIPS>
-int64_t multiply_tile(const Product& p, int64_t strip, int64_t row) {
-  Totals<Format> totals[ROWS * STRIPS];
-  UNROLL for (auto& total : totals)
-    total = Totals<Format>::none();
-  InPlace<Format, STRIPS> groups{p, strip};
-  add_groups<Format, ROWS, STRIPS>(groups, Int8Rows(p.x, row, p.depth), 0, p.depth / kDepth,
-                                   totals);
-  store_results(totals, p, strip, STRIPS, row, ROWS);
-  return STRIPS;
-}
-template <class Format, int ROWS = kMostBlockRows<Format>>
-int64_t multiply_in_place(int64_t rows, const Product& p, int64_t strip, int64_t row) {
-  if constexpr (ROWS > 1)
-    if (rows < ROWS) return multiply_in_place<Format, ROWS - 1>(rows, p, strip, row);
-  constexpr int kStrips = kRegisters == 1 && ROWS == 1 ? 4 : kMostBlockStrips;
-  if (strip + kStrips > p.num_strips) return multiply_tile<Format, ROWS, 1>(p, strip, row);
-  return multiply_tile<Format, ROWS, kStrips>(p, strip, row);
-}
-
-// `Multiplier::multiply`. Two tiles of rows unpack strips twice, sooner than through the cache.
+// `Multiplier::multiply`.
 template <class Format>
 void multiply_blocks(const Product& p) {
-  constexpr int kMostRows = kMostBlockRows<Format>;
-  int64_t strip = 0;
-  if (p.num_rows <= 2 * kMostRows) {
-    const int64_t rows = p.num_rows <= kMostRows ? p.num_rows : (p.num_rows + 1) / 2;
-    while (strip < p.num_strips) {
-      const int64_t strips = multiply_in_place<Format>(rows, p, strip, 0);
-      if (rows < p.num_rows) multiply_in_place<Format>(p.num_rows - rows, p, strip, rows);
-      strip += strips;
-    }
-    return;
+  constexpr int64_t kTogether = Int8Rows::kTogether;
+  for (int64_t row = 0; row < p.num_rows;) {
+    const int64_t end = padded(row + 1, kTogether);
+    row += multiply_rows<Format>(p, row, (p.num_rows < end ? p.num_rows : end) - row, TileRows());
   }
-  for (; strip + kMostBlockStrips <= p.num_strips; strip += kMostBlockStrips)
-    multiply_unpacked<Format, kMostBlockStrips>(p, strip);
-  for (; strip < p.num_strips; strip++) multiply_unpacked<Format, 1>(p, strip);
 }
 
 // Numbers of a row that share a scale, zeros behind its end.
@@ -444,10 +345,10 @@ struct Numbers32 {
 
   Numbers32(const void* row, bool is_float32, int64_t size, int64_t from) {
     const char* numbers = (const char*)row + from * (is_float32 ? 4 : 2);
-    float padded[kDepth];
+    float with_zeros[kDepth];
     if (size - from < kDepth) {
-      put<InFloat32<Float32>>(numbers, is_float32, size - from, kDepth, padded, 0);
-      numbers = (const char*)padded;
+      put<InFloat32<Float32>>(numbers, is_float32, size - from, kDepth, with_zeros, 0);
+      numbers = (const char*)with_zeros;
       is_float32 = true;
     }
     UNROLL for (int i = 0; i < 2; i++)
@@ -494,9 +395,9 @@ inline int32_t sum(const Sums& sums) {
   Vector bits;
   UNROLL for (int i = 0; i < kRegisters; i++) bits.part[i] = (Floats)sums.part[i];
   const float all = reduce(bits, [](Floats a, Floats b) { return (Floats)((Ints)a + (Ints)b); });
-  int32_t found;
-  memcpy(&found, &all, 4);
-  return found;
+  int32_t total;
+  memcpy(&total, &all, 4);
+  return total;
 }
 
 // `Multiplier::put`: each group of a row, or the whole row, is divided by a 127th of its largest
@@ -509,20 +410,21 @@ void put_int8(const void* row, bool is_float32, int64_t size, int64_t depth, voi
   if constexpr (is_whole) {
     Vector sizes = Vector::splat(0);
     for (int64_t from = 0; from < size; from += kDepth) {
-      const Numbers32 own(row, is_float32, size, from);
-      sizes = larger(sizes, larger(own.half[0], own.half[1]));
+      const Numbers32 numbers(row, is_float32, size, from);
+      sizes = larger(sizes, larger(numbers.half[0], numbers.half[1]));
     }
     top = size_of(sizes);
   }
   for (int64_t g = 0; g < depth / kDepth; g++) {
-    Numbers32 own(row, is_float32, size, g * kDepth);
-    if constexpr (!is_whole) top = size_of(larger(own.half[0], own.half[1]));
+    Numbers32 numbers(row, is_float32, size, g * kDepth);
+    if constexpr (!is_whole) top = size_of(larger(numbers.half[0], numbers.half[1]));
     const float d = top / 127 + (top - top);  // NaN of what is not finite
-    if (!(top - top == 0)) own.half[0] = own.half[1] = Vector::splat(0);  // no integer is near it
+    if (!(top - top == 0))  // no integer is near it
+      numbers.half[0] = numbers.half[1] = Vector::splat(0);
     const Vector inverse = Vector::splat(top > 1e-30f ? 127 / top : 0);
     Sums integers[2];
     UNROLL for (int half = 0; half < 2; half++) {
-      integers[half] = rounded(own.half[half] * inverse);
+      integers[half] = rounded(numbers.half[half] * inverse);
       store_int8(integers[half], x.integers(g) + half * kLanes);
     }
     x.d(g) = d;
