@@ -14,7 +14,9 @@ from layers.ragged import Rectangle
 Update = Callable[..., tuple[jax.Array, jax.Array]]
 
 
-def choose(num_tokens: int, num_keys: int, states: tuple[int, ...]) -> Update | None:
+def choose(
+    num_tokens: int, num_keys: int, states: tuple[int, ...], decays_of_keys: bool = False
+) -> Update | None:
     """The kernel of the device that a program is traced for, of a CPU where the program calls the
     native library's (`rows.native`); None: it has none, or none for such shapes.
 
@@ -22,11 +24,14 @@ def choose(num_tokens: int, num_keys: int, states: tuple[int, ...]) -> Update | 
         num_tokens: W, of a row.
         num_keys: K, heads of queries and keys.
         states: [slots + 1, 1 + k, N, M, H].
+        decays_of_keys: whether each channel of keys has one, not each head.
     """
-    _, kept, num_heads, M, H = states
-    if num_tokens > kept:
+    _, num_states, num_heads, M, H = states
+    if num_tokens > num_states:
         return None
     device = target_device()
+    if decays_of_keys and device.platform != "cpu":
+        return None
     if device.platform == "tpu":
         from layers.kernels.recurrence import tpu  # Pallas is slow to load
 
@@ -66,8 +71,8 @@ def update(
     """
     if log_decay is None:
         log_decay = jnp.zeros(v_YWNH.shape[:3])
-    kernel = choose(k_YWKM.shape[1], k_YWKM.shape[2], states.shape)
-    if kernel is None or (log_decay.ndim > 3 and kernel is not ffi_cpu.update):
+    kernel = choose(k_YWKM.shape[1], k_YWKM.shape[2], states.shape, log_decay.ndim > 3)
+    if kernel is None:
         return None
     return kernel(q_YWKM, k_YWKM, v_YWNH, jnp.exp(log_decay), beta_YWN, states, rectangle)
 

@@ -18,7 +18,7 @@ from layers.ragged import Rectangle
 from layers.recurrence import linear, rows
 from layers.recurrence.rows import Recurrence
 from tests import compiling
-from tests.accelerators import primitives
+from tests.accelerators import mesh, primitives
 from tests.interpreted import threads_are_compiled_once  # noqa: F401
 from tests.layers.kernels import recurrent_case
 from tests.layers.native import instruction_set, need  # noqa: F401
@@ -85,18 +85,18 @@ def test_a_cpus_kernel_equals_a_loop_in_float64(instruction_set, has_beta, decay
 def _scanned(counts: list[int], num_drafts: int, M: int, X: int):
     """Rows, what a scan takes of them, and how it ends in float64."""
     rectangle = recurrent_case.rows(num_drafts, counts, X)
-    (Y, W), kept = rectangle.position_YW.shape, 1 + num_drafts
+    (Y, W), num_states = rectangle.position_YW.shape, 1 + num_drafts
     draw = functools.partial(np.random.default_rng(X).standard_normal, dtype=np.float32)
     dt_YWX = np.abs(draw((Y, W, X))) * np.asarray(rectangle.valid_YW)[..., None]
     inputs = draw((Y, W, X)), dt_YWX, -np.exp(draw((M, X))), draw((Y, W, M)), draw((Y, W, M))
-    states = draw((recurrent_case.SLOTS + 1, kept, M, X))
+    states = draw((recurrent_case.SLOTS + 1, num_states, M, X))
     x, dt, A, B, C, after = (array.astype(np.float64) for array in (*inputs, states))
     out = np.zeros((Y, W, X))
     for y, w in np.ndindex(Y, W):
         if rectangle.valid_YW[y, w]:
             slot, p = rectangle.slot_Y[y], rectangle.position_YW[y, w]
-            before, added = after[slot, (p - 1) % kept], np.outer(B[y, w], dt[y, w] * x[y, w])
-            state = after[slot, p % kept] = np.exp(dt[y, w] * A) * before + added
+            before, added = after[slot, (p - 1) % num_states], np.outer(B[y, w], dt[y, w] * x[y, w])
+            state = after[slot, p % num_states] = np.exp(dt[y, w] * A) * before + added
             out[y, w] = C[y, w] @ state
     return rectangle, inputs, states, out, after
 
@@ -128,25 +128,52 @@ def test_a_cpus_convolution_has_xlas_bits(instruction_set, has_bias):  # noqa: F
             np.testing.assert_array_equal(after[:-1], states[:-1])
 
 
-def test_a_row_has_the_same_bits_in_any_company(instruction_set):  # noqa: F811
-    rectangle = recurrent_case.rows(2, [3, 2, 0, 1, 3, 1], 0)
-    *inputs, states = recurrent_case.inputs(rectangle, (4, 2, 32, 40), True, 0)
-    scanned, scan_inputs, scan_states, *_ = _scanned([3, 2, 0, 1, 3, 1], 2, 16, 1100)
+def _decoding(counts: list[int]):
+    """A CPU's kernels, what each takes of rows, the states before, and the rows."""
+    rectangle = recurrent_case.rows(2, counts, 0)
+    *of_heads, heads_states = recurrent_case.inputs(rectangle, (4, 2, 32, 40), True, 0)
+    *of_keys, _ = recurrent_case.inputs(rectangle, (4, 2, 32, 40), False, 0, True)
+    scan_rows, (x, dt, A, B, C), channels_states, *_ = _scanned(counts, 2, 16, 1100)
+    draw = functools.partial(np.random.default_rng(0).standard_normal, dtype=np.float32)
+    taps, tails = draw((1100, 4)), draw((recurrent_case.SLOTS + 1, 3, 3, 1100))
 
     def scan(x, dt, B, C, states, rectangle):
-        return ffi_cpu.scan(x, dt, scan_inputs[2], B, C, states, rectangle)
+        return ffi_cpu.scan(x, dt, A, B, C, states, rectangle)
 
-    of_rows = [array for array in scan_inputs if array.ndim == 3]
-    for function, arrays, before, step in (
-        (ffi_cpu.update, inputs, states, rectangle), (scan, of_rows, scan_states, scanned),
-    ):  # fmt: skip
-        whole, after = jax.jit(function)(*arrays, before, step)
+    def convolve(x, tails, rectangle):
+        return ffi_cpu.convolve(x, taps, None, tails, rectangle)
+
+    yield ffi_cpu.update, of_heads, heads_states, rectangle
+    yield ffi_cpu.update, of_keys, heads_states, rectangle
+    yield scan, [x, dt, B, C], channels_states, scan_rows
+    yield convolve, [x], tails, scan_rows
+
+
+def test_a_cpus_row_has_the_same_bits_in_any_company(instruction_set):  # noqa: F811
+    for function, arrays, states, rectangle in _decoding([3, 2, 0, 1, 3, 1]):
+        whole, after = jax.jit(function)(*arrays, states, rectangle)
         for part in (slice(1), slice(1, 4), slice(4, None)):
-            own, own_rows = jax.tree.map(lambda x: x[part], (arrays, step))  # noqa: B023
-            out, after_part = jax.jit(function)(*own, before, own_rows)
+            of_part = jax.tree.map(lambda x: x[part], (arrays, rectangle))  # noqa: B023
+            out, after_part = jax.jit(function)(*of_part[0], states, of_part[1])
             np.testing.assert_array_equal(out, whole[part])
-            for slot in own_rows.slot_Y:
+            for slot in of_part[1].slot_Y:
                 np.testing.assert_array_equal(after_part[slot], after[slot])
+
+
+def test_a_cpu_touches_no_state_that_is_not_there(instruction_set):  # noqa: F811
+    for function, arrays, states, rectangle in _decoding([3, 2, 1]):
+        wild_Y = jnp.array([-1, recurrent_case.SLOTS + 1, 1 << 30], jnp.int32)
+        before_YW = jnp.full_like(rectangle.position_YW, -5)
+        for wild in ({"slot_Y": wild_Y}, {"position_YW": before_YW}):
+            hostile = dataclasses.replace(rectangle, **wild)
+            out, after = jax.jit(function)(*arrays, states, hostile)
+            assert not np.any(out)
+            np.testing.assert_array_equal(after, states)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="do not go together"):
+            jax.block_until_ready(function(*arrays, states[..., :-1], rectangle))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="do not go together"):
+            fewer = dataclasses.replace(rectangle, slot_Y=rectangle.slot_Y[:-1])
+            jax.block_until_ready(function(*arrays, states, fewer))
 
 
 _MAMBA = Recurrence((6, 128, 64), linear.recurrent, linear.chunked, api.update_linear)
@@ -221,12 +248,14 @@ def test_a_step_is_the_loop_with_a_kernel_and_without(kernel, monkeypatch):
     close(found[:-1], after, 3e-6)
 
 
-def test_decays_of_channels_are_left_to_xla(monkeypatch):
-    monkeypatch.setattr(api, "choose", lambda *_: _ON_GPU)
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_accelerators_leave_decays_of_channels_to_xla(platform):
     rectangle = recurrent_case.rows(0, [1, 1, 0], 0)
-    q, k, v, decay, beta, states = recurrent_case.inputs(rectangle, _CASES["odd heads"], True, 0)
-    by_channel = np.broadcast_to(np.log(decay)[..., None], q.shape)
-    assert api.update(q, k, v, by_channel, beta, states, rectangle) is None
+    q, k, v, decay, _, states = recurrent_case.inputs(rectangle, _CASES["mamba2"], False, 0)
+    by_channel = np.broadcast_to(np.log(decay)[..., None], (*v.shape[:3], q.shape[-1]))
+    with jax.sharding.use_abstract_mesh(mesh(platform)):
+        assert api.choose(1, k.shape[2], states.shape) is not None
+        assert api.update(q, k, v, by_channel, None, states, rectangle) is None
 
 
 def test_what_kernels_leave_to_xla():

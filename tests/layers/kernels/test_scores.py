@@ -56,27 +56,29 @@ class _Case:
         self.table_YP = 1 + generator.permutation(Y * P).reshape(Y, P).astype(np.int32)
         self.q_YWIX = generator.standard_normal((Y, W, num_heads, X)).astype(jnp.dtype(dtype))
         self.weights_YWI = np.float32(generator.standard_normal((Y, W, num_heads)))
-        self.is_told_YS = np.arange(_CAPACITY) < self.counts[:, None]
+        self.is_counted_YS = np.arange(_CAPACITY) < self.counts[:, None]
         k_YSX = np.float32(generator.standard_normal((Y, _CAPACITY, X)))
-        k_YSX[~self.is_told_YS] = np.nan
+        k_YSX[~self.is_counted_YS] = np.nan
         if poisoned is not None:
             k_YSX[poisoned] = np.nan
         rows = np.full((1 + Y * P, page, X), np.nan, np.float32)
         rows[self.table_YP] = k_YSX.reshape(Y, P, page, X)
-        stored_TX, found_TX = _stored(self.page_format)(rows.reshape(-1, X))
+        stored_TX, decoded_TX = _stored(self.page_format)(rows.reshape(-1, X))
         self.pages = stored_TX.reshape(*rows.shape[:2], -1)
-        found = np.asarray(found_TX, np.float64).reshape(rows.shape)
-        self.k_YSX = found[self.table_YP].reshape(Y, _CAPACITY, X)
+        decoded = np.asarray(decoded_TX, np.float64).reshape(rows.shape)
+        self.k_YSX = decoded[self.table_YP].reshape(Y, _CAPACITY, X)
 
-    def found(self, function=ffi_cpu.index_scores, rows=slice(None), tokens=slice(None), **changes):
+    def scores(
+        self, function=ffi_cpu.index_scores, rows=slice(None), tokens=slice(None), **changes
+    ):
         """What is to be looked at, NaN elsewhere."""
-        asked = {"table_YP": self.table_YP, "pages": self.pages} | changes
-        found_YWS = function(
-            self.q_YWIX[rows, tokens], self.weights_YWI[rows, tokens], asked["pages"],
-            asked["table_YP"][rows], self.counts[rows], self.page_format, Options(),
+        arrays = {"table_YP": self.table_YP, "pages": self.pages} | changes
+        scores_YWS = function(
+            self.q_YWIX[rows, tokens], self.weights_YWI[rows, tokens], arrays["pages"],
+            arrays["table_YP"][rows], self.counts[rows], self.page_format, Options(),
         )  # fmt: skip
-        is_told_YS = np.arange(found_YWS.shape[-1]) < self.counts[rows, None]
-        return np.where(is_told_YS[:, None], found_YWS, np.nan)
+        is_counted_YS = np.arange(scores_YWS.shape[-1]) < self.counts[rows, None]
+        return np.where(is_counted_YS[:, None], scores_YWS, np.nan)
 
     @functools.cached_property
     def exact(self):
@@ -84,7 +86,7 @@ class _Case:
         products_YWIS = np.einsum("YWIX,YSX->YWIS", self.q_YWIX.astype(np.float64), self.k_YSX)
         products_YWIS = np.maximum(products_YWIS, 0)
         scores_YWS = np.einsum("YWI,YWIS->YWS", self.weights_YWI, products_YWIS)
-        return np.where(self.is_told_YS[:, None], scores_YWS, np.nan)
+        return np.where(self.is_counted_YS[:, None], scores_YWS, np.nan)
 
 
 @functools.cache
@@ -95,7 +97,7 @@ def _case(name):
 @pytest.mark.parametrize("name", _CASES)
 def test_scores_equal_float64(instruction_set, name):  # noqa: F811
     case = _case(name)
-    np.testing.assert_allclose(case.found(), case.exact, rtol=2e-5, atol=2e-4)
+    np.testing.assert_allclose(case.scores(), case.exact, rtol=2e-5, atol=2e-4)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int8"])
@@ -103,7 +105,7 @@ def test_scores_are_those_of_xlas_products(instruction_set, name):  # noqa: F811
     """Of few bits keys are rounded there, once their scales multiplied them."""
     case = _case(name)
     near = 0.25 if case.page_format.is_quantized else 1e-4
-    np.testing.assert_allclose(case.found(), case.found(indexer._scores), rtol=0, atol=near)
+    np.testing.assert_allclose(case.scores(), case.scores(indexer._scores), rtol=0, atol=near)
 
 
 @pytest.mark.parametrize("name", _CASES)
@@ -112,33 +114,33 @@ def test_a_score_has_the_same_bits_in_any_company(instruction_set, name):  # noq
     which take tokens and keys in pieces.
     """
     case = _case(name)
-    whole = case.found()
+    whole = case.scores()
     for rows in (slice(4, 5), slice(1, 3)):
-        np.testing.assert_array_equal(case.found(rows=rows), whole[rows])
-    np.testing.assert_array_equal(case.found(tokens=slice(1)), whole[:, :1])
-    np.testing.assert_array_equal(case.found(tokens=slice(1, None)), whole[:, 1:])
+        np.testing.assert_array_equal(case.scores(rows=rows), whole[rows])
+    np.testing.assert_array_equal(case.scores(tokens=slice(1)), whole[:, :1])
+    np.testing.assert_array_equal(case.scores(tokens=slice(1, None)), whole[:, 1:])
     wide_YP = np.pad(case.table_YP, ((0, 0), (0, 500)))
-    np.testing.assert_array_equal(case.found(table_YP=wide_YP)[..., :_CAPACITY], whole)
+    np.testing.assert_array_equal(case.scores(table_YP=wide_YP)[..., :_CAPACITY], whole)
 
 
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "fp8"])
 def test_a_keys_nan_is_its_own(instruction_set, name):  # noqa: F811
     case = _Case(name, poisoned=(4, 1066))
-    found = case.found()
-    expected = ~np.broadcast_to(case.is_told_YS[:, None], found.shape)
+    scores_YWS = case.scores()
+    expected = ~np.broadcast_to(case.is_counted_YS[:, None], scores_YWS.shape)
     expected[4, :, 1066] = True
-    np.testing.assert_array_equal(np.isnan(found), expected)
+    np.testing.assert_array_equal(np.isnan(scores_YWS), expected)
 
 
 def test_no_page_is_read_that_is_not_there(instruction_set):  # noqa: F811
     case = _Case("float32")
     for wild in (1 << 30, -(1 << 30)):
-        jax.block_until_ready(case.found(table_YP=np.full_like(case.table_YP, wild)))
+        jax.block_until_ready(case.scores(table_YP=np.full_like(case.table_YP, wild)))
     case.counts = np.full_like(case.counts, 1 << 30)
-    jax.block_until_ready(case.found())
+    jax.block_until_ready(case.scores())
     case.counts = -case.counts
-    assert np.isnan(case.found()).all()
+    assert np.isnan(case.scores()).all()
     with pytest.raises(jax.errors.JaxRuntimeError, match="do not go together"):
-        case.found(pages=case.pages[..., :-1])
+        case.scores(pages=case.pages[..., :-1])
     with pytest.raises(jax.errors.JaxRuntimeError, match="another type"):
-        case.found(pages=case.pages.astype(jnp.uint8))
+        case.scores(pages=case.pages.astype(jnp.uint8))

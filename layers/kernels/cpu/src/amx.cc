@@ -218,13 +218,14 @@ void many_groups(const Product& p) {
       Ahead ahead;
       if (p.is_far) {
         const bool is_deepest = nth + 1 == parts;
-        const int64_t left = is_deepest ? p.num_strips - strip - kTogether : part.p.num_strips;
+        const int64_t next_strips =
+            is_deepest ? p.num_strips - strip - kTogether : part.p.num_strips;
         DepthPart next = part;
         next.start = is_deepest ? 0 : part.start + part.size;
-        next.size = left > 0 ? start_of(is_deepest ? 1 : nth + 2) - next.start : 0;
+        next.size = next_strips > 0 ? start_of(is_deepest ? 1 : nth + 2) - next.start : 0;
         ahead.next = next.weights(is_deepest ? kTogether : 0);
         ahead.stop = ahead.next + next.size * kStrip * 2;
-        ahead.strip_bytes = left > 1 ? part.strip_bytes() : 0;
+        ahead.strip_bytes = next_strips > 1 ? part.strip_bytes() : 0;
         ahead.lines = (int)((kTile + passes - 1) / passes);
       }
       for (int64_t row = 0; row < p.num_rows; row += 2 * kTile) {

@@ -80,7 +80,6 @@ struct GroupFactors {
   static constexpr int kHalves = Format::kHasHalves ? 2 : 1;
   Vector d[kHalves], zero[kHalves];  // that their numbers are too large by
 
-  GroupFactors() = default;
   GroupFactors(const GroupScales& scales) {
     if constexpr (kIsWhole) return;
     d[0] = scales.d;
@@ -171,8 +170,8 @@ struct Int8Rows {
   }
 };
 
-// A register that the compiler would fill anew for each use.
-inline Words kept_in_register(Words w) {
+// Holds a value in a register, which the compiler would load anew for each use.
+inline Words in_register(Words w) {
 #if defined(__AVX512F__)
   __asm__("" : "+v"(w));
 #endif
@@ -190,7 +189,7 @@ inline void multiply_half(const BlockStrips<Format>& strips, const Int8Rows& x, 
     Words16 w[STRIPS];
     UNROLL for (int s = 0; s < STRIPS; s++) {
       w[s] = strips[s].integers(g, quad);
-      UNROLL for (auto& part : w[s].part) part = kept_in_register(part);
+      UNROLL for (auto& part : w[s].part) part = in_register(part);
     }
     UNROLL for (int r = 0; r < ROWS; r++) {
       const Words four = Words{} + (uint32_t)x.quad(g, quad, r);
@@ -204,20 +203,16 @@ inline void multiply_half(const BlockStrips<Format>& strips, const Int8Rows& x, 
 }
 
 #if defined(__ARM_FEATURE_MATMUL_INT8)
-// The same by products of two rows with two features, eight of depth at a time; of an odd number of
-// rows the last is multiplied twice.
+// The same by products of two rows with two features, eight of depth at a time.
 template <class Format, int ROWS>
 inline void multiply_half_in_pairs(const BlockStrips<Format>& strips, const Int8Rows& x, int64_t g,
                                    int half, Sums (&products)[ROWS][1]) {
-  constexpr int kQuads = 8 / GroupFactors<Format>::kHalves, kPairs = (ROWS + 1) / 2;
-  const auto row_at = [](int pair, int which) {
-    return 2 * pair + (2 * pair + which < ROWS ? which : 0);
-  };
+  constexpr int kQuads = 8 / GroupFactors<Format>::kHalves, kPairs = ROWS / 2;
   // Of two features each: both of the first row, then of the second.
   int32x4_t sums[kPairs][kRegisters][2];
   UNROLL for (int r = 0; r < kPairs; r++) {
-    const int32x2_t first = vdup_n_s32(x.start(g, half, row_at(r, 0)));
-    const int32x2_t second = vdup_n_s32(x.start(g, half, row_at(r, 1)));
+    const int32x2_t first = vdup_n_s32(x.start(g, half, 2 * r));
+    const int32x2_t second = vdup_n_s32(x.start(g, half, 2 * r + 1));
     UNROLL for (auto& of_four : sums[r])
       of_four[0] = of_four[1] = vcombine_s32(first, second);
   }
@@ -225,8 +220,8 @@ inline void multiply_half_in_pairs(const BlockStrips<Format>& strips, const Int8
     const Words16 first = strips[0].integers(g, quad), second = strips[0].integers(g, quad + 1);
     int8x16_t four[kPairs];
     UNROLL for (int r = 0; r < kPairs; r++)
-      four[r] = vcombine_s8(vld1_s8(x.integers(g, row_at(r, 0)) + 4 * quad),
-                            vld1_s8(x.integers(g, row_at(r, 1)) + 4 * quad));
+      four[r] = vcombine_s8(vld1_s8(x.integers(g, 2 * r) + 4 * quad),
+                            vld1_s8(x.integers(g, 2 * r + 1) + 4 * quad));
     UNROLL for (int i = 0; i < kRegisters; i++) {
       const auto a = (uint32x4_t)first.part[i], b = (uint32x4_t)second.part[i];
       const int8x16_t low = vreinterpretq_s8_u32(vzip1q_u32(a, b));

@@ -87,6 +87,32 @@ struct Result {
   }
 };
 
+constexpr int64_t kLeastBlock = 64;  // rows, of which a block has a multiple
+
+// How a product is divided: into `shares` of `together` strips, and blocks of rows.
+struct Cut {
+  int64_t together, shares, block;
+};
+
+// Of so many rows with one of `matrices`, each of so many parts and strips. A piece has enough
+// strips to be worth a claim, and is small enough for threads to end together. Many rows are worth
+// it in fewer strips, down to those that go through together, and in blocks of fewer rows.
+Cut cut(int64_t rows, int64_t strips, int64_t parts, int64_t matrices, int64_t tile_strips,
+        int64_t num_threads, int64_t block_rows) {
+  constexpr int64_t kManyRows = 32;
+  const int64_t threads = std::max<int64_t>(1, num_threads);
+  const bool is_many = rows >= kManyRows;
+  const int64_t least = is_many ? tile_strips * parts : 4, enough = is_many ? 12 * threads : 8;
+  int64_t together = rows <= 2 ? 16 : 8;
+  while (together > least && parts * strips * matrices < enough * together) together /= 2;
+  together /= parts;
+  const int64_t shares = (strips + together - 1) / together;
+  if (!is_many) return {together, shares, block_rows};
+  const int64_t blocks = (8 * threads + shares * matrices - 1) / (shares * matrices);
+  return {together, shares,
+          std::min(block_rows, padded((rows + blocks - 1) / blocks, kLeastBlock))};
+}
+
 // y = x w^T: x [T, D] of float32 or bfloat16, w matrices in strips of a format, one behind the
 // other. Matrix e multiplies the next sizes[e] rows; those behind them all are 0.
 // Without sizes there is one matrix for all rows, of which those of zeros, as padding has them,
@@ -127,7 +153,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     sizes.push_back(sort_rows(x, order));
   }
   const bool is_in_order = std::is_sorted(order.begin(), order.end());
-  constexpr int64_t kPutRows = 8, kLeastBlock = 64, kFewRows = 4, kManyRows = 32;
+  constexpr int64_t kPutRows = 8, kFewRows = 4;
   // That stay in the second cache beside weights.
   const int64_t block_bytes = type == Activations::kFloat32 ? 1 << 19 : 1 << 20;
   const int64_t padding = T > kFewRows ? row_padding(type, depth) : 0;
@@ -137,31 +163,18 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   const int64_t zero_rows = std::max<int64_t>(1, kZeroBytes / (F * 4));
   const int64_t apart = type == Activations::kInt8 ? kRowsTogether : 1;
   const int64_t unused = std::count(sizes.begin(), sizes.end(), 0);
-  const int64_t all_strips = parts * strips * ((int64_t)sizes.size() - unused);
   std::vector<Group> groups;
   int64_t row = 0, place = 0, puts = 0, pieces = 0;
   auto add = [&](int64_t matrix, int64_t size) {
     if (!size) return;
-    // Enough strips for the caller to be worth a claim, few enough for threads to end together.
-    // Many rows are worth it in fewer strips, and if need be in blocks of fewer rows.
-    int64_t together = matrix < 0 ? strips : size <= 2 ? 16 : 8;
-    const bool is_many = size >= kManyRows;
-    const int64_t least = is_many ? kernels.strips * parts : 4;
-    const int64_t enough = is_many ? 12 * pool.num_threads() : 8;
-    while (matrix >= 0 && together > least && all_strips < enough * together) together /= 2;
-    if (matrix >= 0) together /= parts;
-    const int64_t shares = (strips + together - 1) / together;
-    int64_t block = matrix < 0 ? zero_rows : block_rows;
-    if (matrix >= 0 && is_many) {
-      const int64_t all_shares = shares * ((int64_t)sizes.size() - unused);
-      const int64_t blocks = (8 * pool.num_threads() + all_shares - 1) / all_shares;
-      block = std::min(block, padded((size + blocks - 1) / blocks, kLeastBlock));
-    }
-    groups.push_back({matrix, row, size, place, puts, together, shares, block, pieces});
+    const Cut c = matrix < 0 ? Cut{strips, 1, zero_rows}
+                             : cut(size, strips, parts, matrices - unused, kernels.strips,
+                                   pool.num_threads(), block_rows);
+    groups.push_back({matrix, row, size, place, puts, c.together, c.shares, c.block, pieces});
     row += size;
     place += padded(size, apart);
     if (matrix >= 0) puts += (size + kPutRows - 1) / kPutRows;
-    pieces += shares * ((size + block - 1) / block);
+    pieces += c.shares * ((size + c.block - 1) / c.block);
   };
   for (size_t e = 0; e < sizes.size(); e++) add((int64_t)e, sizes[e]);
   const int64_t places = place;
@@ -314,8 +327,8 @@ bool find_paged(std::string_view format, const ffi::AnyBuffer& q, const ffi::Any
 }
 
 // Whether pages have the rows, and the table the columns, of what queries meet.
-bool fit(const Paged& p, const ffi::AnyBuffer& pages, const ffi::BufferR2<ffi::S32>& table,
-         int64_t Y) {
+bool goes_together(const Paged& p, const ffi::AnyBuffer& pages,
+                   const ffi::BufferR2<ffi::S32>& table, int64_t Y) {
   const int64_t element_bytes = p.stored == Stored::kPlain ? p.bits / 8 : 1;
   return p.num_pages && p.page_tokens && p.kv_heads > 0 && p.num_heads % p.kv_heads == 0 &&
          pages.dimensions()[2] * element_bytes == p.row_bytes() &&
@@ -329,6 +342,22 @@ int64_t tile_tokens(int64_t tokens, int64_t group) {
   constexpr int64_t kTileRows = 128;
   const int64_t tiles = (tokens * group + kTileRows - 1) / kTileRows;
   return (tokens + tiles - 1) / tiles;
+}
+
+// Tiles of rows' tokens, those first whose last key is the newest, so that threads end together.
+std::vector<int64_t> by_newest_key(const Attention& a, int64_t rows, int64_t tile) {
+  std::vector<std::pair<int64_t, int64_t>> tiles;  // minus the last key that is seen, which tile
+  for (int64_t y = 0; y < rows; y++)
+    for (int64_t first = 0; first < a.num_tokens; first += tile) {
+      int64_t token = std::min(first + tile, a.num_tokens) - 1;
+      while (token > first && !a.valid[y * a.num_tokens + token]) token--;
+      token += y * a.num_tokens;
+      tiles.push_back({a.valid[token] ? -(int64_t)a.last[token] : 1, (int64_t)tiles.size()});
+    }
+  std::sort(tiles.begin(), tiles.end());
+  std::vector<int64_t> order;
+  for (const auto& tile : tiles) order.push_back(tile.second);
+  return order;
 }
 
 // Attention of a rectangle over pages, as kernels.h has it. An array that is not there is empty.
@@ -361,7 +390,7 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
   auto fits = [&](const auto& x) {
     return !x.element_count() || (int64_t)x.element_count() == tokens;
   };
-  if (!fit(a, pages, table, Y) ||
+  if (!goes_together(a, pages, table, Y) ||
       (int64_t)out->element_count() != tokens * a.num_heads * a.value_width ||
       (values_in_keys && a.value_width > a.key_width) ||
       (int64_t)valid.element_count() != tokens || (int64_t)last.element_count() != tokens ||
@@ -381,20 +410,11 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
   const int64_t splits = std::max<int64_t>(1, std::min(idle, enough));
   const bool is_float = q.element_type() == ffi::DataType::F32;
   const Attend attend = (is_float ? chosen().float32 : chosen().bfloat16)->attend;
-  // Tiles of tokens with the most keys come first, so that threads end together.
-  auto stop_of = [&](int64_t nth) { return std::min(nth % tiles * tile + tile, a.num_tokens); };
-  std::vector<std::pair<int64_t, int64_t>> order;  // minus the last key that is seen, tile
-  for (int64_t nth = 0; nth < Y * tiles; nth++) {
-    const int64_t first = nth / tiles * a.num_tokens;
-    int64_t token = first + stop_of(nth) - 1;
-    while (token > first + nth % tiles * tile && !a.valid[token]) token--;
-    order.push_back({a.valid[token] ? -a.last[token] : 1, nth});
-  }
-  std::sort(order.begin(), order.end());
+  const std::vector<int64_t> order = by_newest_key(a, Y, tile);
   auto work = [&](int, int64_t piece) {
     const int64_t split = piece % splits;
     piece /= splits;
-    const int64_t nth = order[piece / parts].second;
+    const int64_t nth = order[piece / parts];
     AttentionItem item;
     item.first_query = group * split / splits;
     item.stop_query = group * (split + 1) / splits;
@@ -402,7 +422,7 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
     item.first_head = piece % parts * heads;
     item.stop_head = item.first_head + heads;
     item.first_token = nth % tiles * tile;
-    item.stop_token = stop_of(nth);
+    item.stop_token = std::min(item.first_token + tile, a.num_tokens);
     attend(a, item);
   };
   parallel(pool, {Y * tiles * parts * splits}, work);
@@ -424,8 +444,8 @@ ffi::Error scores(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer 
   s.values_in_keys = false;
   s.out = out->typed_data();
   s.weights = weights.typed_data();
-  if (!fit(s, pages, table, Y) || (int64_t)weights.element_count() != tokens * s.num_heads ||
-      (int64_t)counts.element_count() != Y ||
+  if (!goes_together(s, pages, table, Y) || (int64_t)counts.element_count() != Y ||
+      (int64_t)weights.element_count() != tokens * s.num_heads ||
       (int64_t)out->element_count() != tokens * s.capacity())
     return ffi::Error::InvalidArgument("ridgeline_scores: shapes do not go together");
   constexpr int64_t kPieceKeys = 1024;

@@ -94,8 +94,8 @@ struct Scores : Paged {
   const float* weights;  // [Y, W, N]
 };
 
-// A share of it: tokens [first_token, stop_token) of row y and KV heads [first_head, stop_head), of
-// each the query heads [first_query, stop_query).
+// A share of either: tokens [first_token, stop_token) of row y and KV heads [first_head, stop_head),
+// of each the query heads [first_query, stop_query).
 struct AttentionItem {
   int64_t y, first_token, stop_token, first_head, stop_head, first_query, stop_query;
 };

@@ -58,9 +58,9 @@ struct Heads {
 };
 
 // Rows of decoding, whose tokens follow each other, and where a sequence's states lie: that after
-// position p at index p mod (1 + k) of its slot.
+// position p at index p mod (1 + k) of its slot. No two rows with tokens have one slot.
 struct StateRows {
-  int64_t num_tokens, num_slots, kept;  // W, slots with the sink, 1 + k
+  int64_t num_tokens, num_slots, num_states;  // W, slots with the sink, 1 + k
   const int32_t *slot, *start, *valid;  // [Y]: a row's, its first position, tokens but for padding
 
   int64_t count_of(int64_t y) const {
@@ -69,7 +69,7 @@ struct StateRows {
   }
   // Of the state after a token of a row, after -1: before its first.
   int64_t place(int64_t y, int64_t token) const {
-    return slot[y] * kept + (start[y] + token + kept) % kept;
+    return slot[y] * num_states + (start[y] + token + num_states) % num_states;
   }
 };
 

@@ -31,6 +31,17 @@ void by_row(ffi::ThreadPool& pool, int64_t rows, int64_t size, const Work& work)
   parallel(pool, {(rows + together - 1) / together}, some);
 }
 
+// Calls work(row, first, size) for some channels of a row at a time, each with so many entries.
+template <class Work>
+void by_channels(ffi::ThreadPool& pool, int64_t rows, int64_t channels, int64_t entries,
+                 const Work& work) {
+  const int64_t parts = (channels + kChannels - 1) / kChannels;
+  by_row(pool, rows * parts, entries * kChannels, [&](int64_t part) {
+    const int64_t first = part % parts * kChannels;
+    work(part / parts, first, channels - first < kChannels ? channels - first : kChannels);
+  });
+}
+
 bool is_float32(const ffi::AnyBuffer& x) { return x.element_type() == ffi::DataType::F32; }
 
 // RMSNorm, or LayerNorm where the bias is not empty, over the last axis.
@@ -199,7 +210,7 @@ ffi::Error append(ffi::ThreadPool pool, int64_t kv_heads, float epsilon, float o
 
 // The memory of the states after a step: theirs, or, where XLA gives another one, a copy.
 float* in_place(const Floats& states, ffi::Result<Floats>& after) {
-  if (after->untyped_data() != states.untyped_data())
+  if (states.size_bytes() && after->untyped_data() != states.untyped_data())
     memcpy(after->untyped_data(), states.untyped_data(), states.size_bytes());
   return after->typed_data();
 }
@@ -238,7 +249,7 @@ ffi::Error update(ffi::ThreadPool pool, ffi::BufferR4<ffi::F32> q, ffi::BufferR4
   if (read[0] != Y || read[1] != W || !u.key_heads || u.num_heads % u.key_heads ||
       q.element_count() != k.element_count() || q.dimensions()[3] != u.keys ||
       decays != scalars * (u.decays_of_keys ? u.keys : 1) ||
-      (has_beta && (int64_t)beta.element_count() != scalars) || !shape[1] ||
+      (has_beta && (int64_t)beta.element_count() != scalars) || !u.keys || !shape[1] ||
       shape[2] != u.num_heads || shape[3] != u.keys || shape[4] != u.values ||
       !are_of_rows(Y, slot, start, valid) || out->element_count() != v.element_count() ||
       after->element_count() != states.element_count())
@@ -264,16 +275,16 @@ ffi::Error scan(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR3<f
                 ffi::BufferR2<ffi::F32> rates, ffi::BufferR3<ffi::F32> in,
                 ffi::BufferR3<ffi::F32> factors, Integers slot, Integers start, Integers valid,
                 Floats states, ffi::Result<Floats> out, ffi::Result<Floats> after) {
-  const auto given = x.dimensions(), chosen_of = in.dimensions(), shape = states.dimensions();
+  const auto x_shape = x.dimensions(), in_shape = in.dimensions(), shape = states.dimensions();
   if (shape.size() != 4)
     return ffi::Error::InvalidArgument("ridgeline_scan: states of another rank");
-  const int64_t Y = given[0], W = given[1];
+  const int64_t Y = x_shape[0], W = x_shape[1];
   Scan s;
   s.width = shape[2];
   s.channels = shape[3];
-  if (given[2] != s.channels || step.element_count() != x.element_count() ||
+  if (x_shape[2] != s.channels || !s.width || step.element_count() != x.element_count() ||
       rates.dimensions()[0] != s.width || rates.dimensions()[1] != s.channels ||
-      chosen_of[0] != Y || chosen_of[1] != W || chosen_of[2] != s.width || !shape[1] ||
+      in_shape[0] != Y || in_shape[1] != W || in_shape[2] != s.width || !shape[1] ||
       factors.element_count() != in.element_count() || !are_of_rows(Y, slot, start, valid) ||
       out->element_count() != x.element_count() ||
       after->element_count() != states.element_count())
@@ -287,11 +298,9 @@ ffi::Error scan(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR3<f
   s.in = in.typed_data();
   s.factors = factors.typed_data();
   s.out = out->typed_data();
-  const int64_t parts = (s.channels + kChannels - 1) / kChannels;
   const StateKernels& kernels = *chosen().states;
-  by_row(pool, Y * parts, W * s.width * kChannels, [&](int64_t item) {
-    const int64_t first = item % parts * kChannels, left = s.channels - first;
-    kernels.scan(s, item / parts, first, left < kChannels ? left : kChannels);
+  by_channels(pool, Y, s.channels, W * s.width, [&](int64_t y, int64_t first, int64_t size) {
+    kernels.scan(s, y, first, size);
   });
   return ffi::Error::Success();
 }
@@ -300,14 +309,14 @@ ffi::Error scan(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR3<f
 ffi::Error convolve(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::BufferR2<ffi::F32> taps,
                     Floats bias, Integers slot, Integers start, Integers valid, Floats tails,
                     ffi::Result<Floats> out, ffi::Result<Floats> after) {
-  const auto given = x.dimensions(), shape = tails.dimensions();
+  const auto x_shape = x.dimensions(), shape = tails.dimensions();
   if (shape.size() != 4)
     return ffi::Error::InvalidArgument("ridgeline_convolve: tails of another rank");
-  const int64_t W = given[1];
+  const int64_t W = x_shape[1];
   Convolution c;
-  c.num_rows = given[0];
+  c.num_rows = x_shape[0];
   c.width = taps.dimensions()[1];
-  c.channels = given[2];
+  c.channels = x_shape[2];
   const bool has_bias = bias.element_count();
   if (taps.dimensions()[0] != c.channels || !c.width || !shape[1] || shape[2] != c.width - 1 ||
       shape[3] != c.channels || (has_bias && (int64_t)bias.element_count() != c.channels) ||
@@ -321,12 +330,9 @@ ffi::Error convolve(ffi::ThreadPool pool, ffi::BufferR3<ffi::F32> x, ffi::Buffer
   c.taps = taps.typed_data();
   c.bias = has_bias ? bias.typed_data() : nullptr;
   c.out = out->typed_data();
-  const int64_t parts = (c.channels + kChannels - 1) / kChannels;
   const StateKernels& kernels = *chosen().states;
-  by_row(pool, parts, c.num_rows * W * c.width * kChannels, [&](int64_t part) {
-    const int64_t first = part * kChannels, left = c.channels - first;
-    kernels.convolve(c, first, left < kChannels ? left : kChannels);
-  });
+  by_channels(pool, 1, c.channels, c.num_rows * W * c.width,
+              [&](int64_t, int64_t first, int64_t size) { kernels.convolve(c, first, size); });
   return ffi::Error::Success();
 }
 

@@ -67,9 +67,9 @@ void update(const ridgeline::Update& u, int64_t y, int64_t head) {
   const int64_t count = u.rows.count_of(y);
   for (int64_t w = 0; w < u.rows.num_tokens; w++) {
     const int64_t token = y * u.rows.num_tokens + w;
-    const int64_t own = token * u.num_heads + head;
+    const int64_t item = token * u.num_heads + head;
     const int64_t shared = (token * u.key_heads + key_head) * u.keys;
-    float* const out = u.out + own * u.values;
+    float* const out = u.out + item * u.values;
     if (w >= count) {
       memset(out, 0, u.values * sizeof(float));
       continue;
@@ -79,14 +79,14 @@ void update(const ridgeline::Update& u, int64_t y, int64_t head) {
     };
     s.before = state(w - 1);
     s.after = state(w);
-    s.decay = u.decay + own * (u.decays_of_keys ? u.keys : 1);
-    const float* values = u.v + own * u.values;
+    s.decay = u.decay + item * (u.decays_of_keys ? u.keys : 1);
+    const float* values = u.v + item * u.values;
     if (u.beta) {
       read_state<false>(s, nullptr, nullptr, u.k + shared, change);
-      const Vector beta = Vector::splat(u.beta[own]);
+      const Vector beta = Vector::splat(u.beta[item]);
       by_sixteen(u.values, [&](int64_t i, int n) {
-        const Vector known = load_upto(change + i, n, 0);
-        store_upto(beta * (load_upto(values + i, n, 0) - known), n, change + i);
+        const Vector recalled = load_upto(change + i, n, 0);
+        store_upto(beta * (load_upto(values + i, n, 0) - recalled), n, change + i);
       });
       values = change;
     }
@@ -151,9 +151,9 @@ void convolve(const ridgeline::Convolution& c, int64_t first, int64_t size) {
         Vector sum = c.bias ? load_upto(c.bias + first + i, n, 0) : Vector::splat(0);
         for (int64_t t = 0; t < c.width; t++) {
           const float* const input = t < newest ? before + t * c.channels : c.x + token;
-          const Vector own = load_upto(input + i, n, 0);
-          sum = sum + maximum(lowest, load_upto(taps + t * size + i, n, 0) * own);
-          if (t) store_upto(own, n, after + (t - 1) * c.channels + i);
+          const Vector x = load_upto(input + i, n, 0);
+          sum = sum + maximum(lowest, load_upto(taps + t * size + i, n, 0) * x);
+          if (t) store_upto(x, n, after + (t - 1) * c.channels + i);
         }
         store_upto(sum, n, c.out + token + i);
       });
