@@ -24,6 +24,7 @@ const Dense kFloat32Avx2 = {}, kFloat32Avx512 = {}, kBfloat16Amx = {};
 const Dense kBfloat16Avx2 = {kFine}, kBfloat16Avx512 = {kFine}, kBfloat16Vnni = {kFine};
 const Dense kBfloat16Pairs = {kFaulty};
 const RowKernels kRowsAvx2 = {}, kRowsAvx512 = {};
+const StateKernels kStatesAvx2 = {}, kStatesAvx512 = {};
 const BoundKernels kBoundsAvx2 = {}, kBoundsAvx512 = {};
 const Blocks kBlocksAvx2 = {kFine}, kBlocksVnni = {kFine}, kBlocksAmx = {};
 }
