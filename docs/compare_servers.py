@@ -64,11 +64,11 @@ def main() -> None:
         if given.beside == "vllm":
             environment = SETTINGS | {"LD_PRELOAD": given.preload}
             command = vllm_command(given)
-            theirs = stack.enter_context(serving("vllm", command, "/health", environment))
+            vllm = stack.enter_context(serving("vllm", command, "/health", environment))
             loads: dict[str, tuple[Load, Load]] = {}
             for rate in given.rates.split(","):
                 load = ["--workload=poisson", f"--rate={rate}", f"--requests={given.requests}"]
-                loads[f"{rate} requests a second"] = over_http(ours, load), over_http(theirs, load)
+                loads[f"{rate} requests a second"] = over_http(ours, load), over_http(vllm, load)
         else:
             engine = stack.enter_context(Engine(given))
             loads = {}
