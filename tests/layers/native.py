@@ -2,6 +2,7 @@
 
 import platform
 
+import jax
 import pytest
 
 from configs.errors import InputError
@@ -28,6 +29,13 @@ def need(page_format=None) -> None:
         asked = Demand(page_format.kv_heads, page_format, 64, deterministic=True)
         if reason := ffi_cpu.limit(asked, Device("cpu", "cpu", 1)):
             pytest.skip(reason)
+
+
+def refused(reason: str):
+    """Expects the library to refuse a call: JAX raises a `ValueError` where it computes at once,
+    and its own error where the result is waited for.
+    """
+    return pytest.raises((ValueError, jax.errors.JaxRuntimeError), match=reason)
 
 
 @pytest.fixture(
