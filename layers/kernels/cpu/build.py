@@ -48,7 +48,8 @@ _X86: Units = {
     "avx512bf16.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", "-mavx512bf16")),
     "amx.cc": (
         "x86-64-v4",
-        (_WIDE, "-mavx512vnni", "-mavx512bf16", "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        (_WIDE, "-mavx512vnni", "-mavx512bf16", "-mprfchw", "-mamx-tile", "-mamx-bf16",
+         "-mamx-int8"),
     ),
     "amx_blocks.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", "-mamx-tile", "-mamx-int8")),
 }

@@ -45,29 +45,25 @@ inline void prefetch(const char* w, int64_t left, int strips, int64_t strip_byte
     _mm_prefetch(from + 64 * line, _MM_HINT_T0);
 }
 
-// Some strips of a product, and a part of their depth: the sums of those before it lie in y.
-struct DepthPart {
-  Product p;
-  int64_t start, size;
+// Where a strip of a product meets a row, and how far the next ones are.
+struct Corner {
+  const int64_t strip_bytes, x_bytes, y_bytes;
+  const char *w, *x;
+  float* y;
 
-  bool continues() const { return p.accumulates || start; }
-  int64_t strip_bytes() const { return p.depth * kStrip * 2; }
-  int64_t x_bytes() const { return p.x_stride() * 2; }
-  int64_t y_bytes() const { return p.y_stride * 4; }
-  const char* weights(int64_t strip) const {
-    return (const char*)p.strips + strip * strip_bytes() + start * kStrip * 2;
-  }
-  const char* x(int64_t row) const { return (const char*)p.x + row * x_bytes() + start * 2; }
-  float* y(int64_t row, int64_t strip) const { return p.y + row * p.y_stride + strip * kStrip; }
+  Corner(const Product& p, int64_t strip, int64_t row)
+      : strip_bytes(p.depth * kStrip * 2),
+        x_bytes(p.x_stride() * 2),
+        y_bytes(p.y_stride * 4),
+        w((const char*)p.strips + strip * strip_bytes),
+        x((const char*)p.x + row * x_bytes),
+        y(p.y + row * p.y_stride + strip * kStrip) {}
 };
 
 // Up to four strips for up to 16 rows: the weights are read once, and nothing else is.
 template <int STRIPS, bool IS_FAR>
-void few_rows(const DepthPart& part, int64_t strip, int64_t row) {
-  const int64_t strip_bytes = part.strip_bytes(), y_bytes = part.y_bytes();
-  const int64_t x_bytes = part.x_bytes();
-  const char *w = part.weights(strip), *x = part.x(row);
-  float* y = part.y(row, strip);
+void few_rows(const Product& p, int64_t strip, int64_t row) {
+  Corner at(p, strip, row);
 #define EACH_STRIP(DO)                      \
   DO(0) if constexpr (STRIPS > 1) { DO(1) } \
   if constexpr (STRIPS > 2) {               \
@@ -76,21 +72,21 @@ void few_rows(const DepthPart& part, int64_t strip, int64_t row) {
   if constexpr (STRIPS > 3) {               \
     DO(3)                                   \
   }
-#define START(S)                             \
-  if (part.continues())                      \
-    _tile_loadd(S, y + S * kStrip, y_bytes); \
-  else                                       \
+#define START(S)                                   \
+  if (p.accumulates)                               \
+    _tile_loadd(S, at.y + S * kStrip, at.y_bytes); \
+  else                                             \
     _tile_zero(S);
-#define STEP(S)                                                                      \
-  if constexpr (IS_FAR) prefetch(w + S * strip_bytes, end - w, STRIPS, strip_bytes); \
-  _tile_loadd(6, w + S * strip_bytes, 64);                                           \
+#define STEP(S)                                             \
+  if constexpr (IS_FAR)                                     \
+    prefetch(at.w + S * at.strip_bytes, end - at.w, STRIPS, at.strip_bytes); \
+  _tile_loadd(6, at.w + S * at.strip_bytes, 64);            \
   _tile_dpbf16ps(S, 4, 6);
-#define STORE(S) _tile_stored(S, y + S * kStrip, y_bytes);
-  const char* const end = w + (part.p.depth - part.start) * kStrip * 2;
+#define STORE(S) _tile_stored(S, at.y + S * kStrip, at.y_bytes);
+  const char* const end = at.w + at.strip_bytes;
   EACH_STRIP(START)
-  for (int64_t k = 0; k < part.size;
-       k += kTileDepth, w += kTileDepth * kStrip * 2, x += kTileDepth * 2) {
-    _tile_loadd(4, x, x_bytes);
+  for (; at.w < end; at.w += kTileDepth * kStrip * 2, at.x += kTileDepth * 2) {
+    _tile_loadd(4, at.x, at.x_bytes);
     EACH_STRIP(STEP)
   }
   EACH_STRIP(STORE)
@@ -100,35 +96,37 @@ void few_rows(const DepthPart& part, int64_t strip, int64_t row) {
 #undef STORE
 }
 
-// Weights that are due after those at hand: a few lines of each strip of them in each step, so that
-// memory never rests while tiles are multiplied.
+// What is due after the tiles at hand, a few lines in each step, so that memory never rests while
+// they are multiplied: weights that are read, and rows of y that are written.
 struct Ahead {
-  const char *next = nullptr, *stop = nullptr;
-  int64_t strip_bytes = 0;  // to the second strip; 0: there is none
-  int lines = 0;            // of a strip in a step
+  const char *next = nullptr, *stop = nullptr;  // weights
+  int lines = 0;                                // of them in a step
+  char *y = nullptr, *y_stop = nullptr;         // rows that two strips leave
+  int64_t y_bytes = 0;                          // from one to the next
+  int rows = 0;                                 // of them in a step
 
   void fetch() {
-    for (int line = 0; line < lines && next < stop; line++, next += 64) {
+    for (int line = 0; line < lines && next < stop; line++, next += 64)
       _mm_prefetch(next, _MM_HINT_T1);
-      if (strip_bytes) _mm_prefetch(next + strip_bytes, _MM_HINT_T1);
+    for (int row = 0; row < rows && y < y_stop; row++, y += y_bytes) {
+      __builtin_prefetch(y, 1);
+      __builtin_prefetch(y + 64, 1);
     }
   }
 };
 
-// Two strips (or one) for two groups of rows. Where they pass by, the weights are what stays in the
-// nearest cache.
+// Two strips (or one) for two groups of rows. These pass by the nearest cache where the weights
+// are what stays there.
 template <bool TWO, bool IS_FAR, bool PASSES_BY>
-void many_rows(const DepthPart& part, int64_t strip, int64_t row, int64_t second, Ahead& ahead) {
-  const int64_t strip_bytes = part.strip_bytes(), y_bytes = part.y_bytes();
-  const int64_t x_bytes = part.x_bytes();
-  const char *w = part.weights(strip), *x = part.x(row), *x2 = part.x(second);
-  float *y = part.y(row, strip), *y2 = part.y(second, strip);
-  if (part.continues()) {
-    _tile_loadd(0, y, y_bytes);
-    _tile_loadd(2, y2, y_bytes);
+void many_rows(const Product& p, int64_t strip, int64_t row, Ahead& ahead) {
+  const Corner at(p, strip, row), below(p, strip, row + kTile);
+  const int64_t strip_bytes = at.strip_bytes, y_bytes = at.y_bytes, x_bytes = at.x_bytes;
+  if (p.accumulates) {
+    _tile_loadd(0, at.y, y_bytes);
+    _tile_loadd(2, below.y, y_bytes);
     if constexpr (TWO) {
-      _tile_loadd(1, y + kStrip, y_bytes);
-      _tile_loadd(3, y2 + kStrip, y_bytes);
+      _tile_loadd(1, at.y + kStrip, y_bytes);
+      _tile_loadd(3, below.y + kStrip, y_bytes);
     }
   } else {
     _tile_zero(0);
@@ -141,103 +139,99 @@ void many_rows(const DepthPart& part, int64_t strip, int64_t row, int64_t second
     _tile_stream_loadd(TILE, FROM, x_bytes); \
   else                                       \
     _tile_loadd(TILE, FROM, x_bytes);
-  for (int64_t k = 0; k < part.size; k += kTileDepth) {
+  for (int64_t k = 0; k < p.depth; k += kTileDepth) {
+    const char* const w = at.w + k * kStrip * 2;
     ahead.fetch();
     if constexpr (IS_FAR) {
-      const int64_t left = strip_bytes - (part.start + k) * kStrip * 2;
-      prefetch(w + k * kStrip * 2, left, 2, strip_bytes);
-      if constexpr (TWO) prefetch(w + strip_bytes + k * kStrip * 2, left, 2, strip_bytes);
+      const int64_t left = strip_bytes - k * kStrip * 2;
+      prefetch(w, left, 2, strip_bytes);
+      if constexpr (TWO) prefetch(w + strip_bytes, left, 2, strip_bytes);
     }
-    LOAD_ROWS(4, x + k * 2)
-    _tile_loadd(6, w + k * kStrip * 2, 64);
+    LOAD_ROWS(4, at.x + k * 2)
+    _tile_loadd(6, w, 64);
     _tile_dpbf16ps(0, 4, 6);
-    LOAD_ROWS(5, x2 + k * 2)
+    LOAD_ROWS(5, below.x + k * 2)
     _tile_dpbf16ps(2, 5, 6);
     if constexpr (TWO) {
-      _tile_loadd(7, w + strip_bytes + k * kStrip * 2, 64);
+      _tile_loadd(7, w + strip_bytes, 64);
       _tile_dpbf16ps(1, 4, 7);
       _tile_dpbf16ps(3, 5, 7);
     }
   }
 #undef LOAD_ROWS
-  _tile_stored(0, y, y_bytes);
-  _tile_stored(2, y2, y_bytes);
+  _tile_stored(0, at.y, y_bytes);
+  _tile_stored(2, below.y, y_bytes);
   if constexpr (TWO) {
-    _tile_stored(1, y + kStrip, y_bytes);
-    _tile_stored(3, y2 + kStrip, y_bytes);
+    _tile_stored(1, at.y + kStrip, y_bytes);
+    _tile_stored(3, below.y + kStrip, y_bytes);
   }
 }
 
 // All strips for up to 16 rows.
 template <bool IS_FAR>
-void one_group(const DepthPart& part, int64_t row, int rows) {
+void one_group(const Product& p, int64_t row, int rows) {
   configure(rows, 0);
   int64_t strip = 0;
-  for (; strip + 4 <= part.p.num_strips; strip += 4) few_rows<4, IS_FAR>(part, strip, row);
-  for (; strip + 2 <= part.p.num_strips; strip += 2) few_rows<2, IS_FAR>(part, strip, row);
-  if (strip < part.p.num_strips) few_rows<1, IS_FAR>(part, strip, row);
+  for (; strip + 4 <= p.num_strips; strip += 4) few_rows<4, IS_FAR>(p, strip, row);
+  for (; strip + 2 <= p.num_strips; strip += 2) few_rows<2, IS_FAR>(p, strip, row);
+  if (strip < p.num_strips) few_rows<1, IS_FAR>(p, strip, row);
 }
 
 // All strips for two groups of rows.
 template <bool IS_FAR, bool PASSES_BY>
-void two_groups(const DepthPart& part, int64_t row, int rows, Ahead& ahead) {
+void two_groups(const Product& p, int64_t row, int rows, Ahead& ahead) {
   configure(kTile, rows - kTile);
-  const int64_t second = row + kTile;
   int64_t strip = 0;
-  for (; strip + 2 <= part.p.num_strips; strip += 2)
-    many_rows<true, IS_FAR, PASSES_BY>(part, strip, row, second, ahead);
-  if (strip < part.p.num_strips)
-    many_rows<false, IS_FAR, PASSES_BY>(part, strip, row, second, ahead);
+  for (; strip + 2 <= p.num_strips; strip += 2)
+    many_rows<true, IS_FAR, PASSES_BY>(p, strip, row, ahead);
+  if (strip < p.num_strips) many_rows<false, IS_FAR, PASSES_BY>(p, strip, row, ahead);
 }
 
 // All strips for all rows, if these are at most two groups.
 void few_groups(const Product& p) {
-  const DepthPart whole{p, 0, p.depth};
   const int rows = (int)p.num_rows;
   Ahead nothing;
   if (rows > kTile)
-    p.is_far ? two_groups<true, false>(whole, 0, rows, nothing)
-             : two_groups<false, false>(whole, 0, rows, nothing);
+    p.is_far ? two_groups<true, false>(p, 0, rows, nothing)
+             : two_groups<false, false>(p, 0, rows, nothing);
   else
-    p.is_far ? one_group<true>(whole, 0, rows) : one_group<false>(whole, 0, rows);
+    p.is_far ? one_group<true>(p, 0, rows) : one_group<false>(p, 0, rows);
 }
 
-// All strips for many rows: two at a time go through all rows, as much of their depth as stays in
-// the nearest cache meanwhile, and the next come.
+// All strips for many rows: two at a time go through all rows, and the next come.
 void many_groups(const Product& p) {
-  constexpr int64_t kTogether = 2, kNearDepth = 576;  // 36 of 48 KB
-  const int64_t parts = (p.depth + kNearDepth - 1) / kNearDepth, steps = p.depth / kTileDepth;
-  const int64_t passes = (p.num_rows + 2 * kTile - 1) / (2 * kTile);
-  auto start_of = [&](int64_t nth) { return steps * nth / parts * kTileDepth; };
-  for (int64_t strip = 0; strip < p.num_strips; strip += kTogether)
-    for (int64_t nth = 0; nth < parts; nth++) {
-      DepthPart part{p, start_of(nth), start_of(nth + 1) - start_of(nth)};
-      part.p.strips = (const char*)p.strips + strip * part.strip_bytes();
-      part.p.num_strips = least(kTogether, p.num_strips - strip);
-      part.p.y += strip * kStrip;
-      Ahead ahead;
-      if (p.is_far) {
-        const bool is_deepest = nth + 1 == parts;
-        const int64_t next_strips =
-            is_deepest ? p.num_strips - strip - kTogether : part.p.num_strips;
-        DepthPart next = part;
-        next.start = is_deepest ? 0 : part.start + part.size;
-        next.size = next_strips > 0 ? start_of(is_deepest ? 1 : nth + 2) - next.start : 0;
-        ahead.next = next.weights(is_deepest ? kTogether : 0);
-        ahead.stop = ahead.next + next.size * kStrip * 2;
-        ahead.strip_bytes = next_strips > 1 ? part.strip_bytes() : 0;
-        ahead.lines = (int)((kTile + passes - 1) / passes);
-      }
-      for (int64_t row = 0; row < p.num_rows; row += 2 * kTile) {
-        const int rows = (int)least(2 * kTile, p.num_rows - row);
-        const bool is_far = p.is_far && strip == 0 && row == 0;
-        if (rows > kTile)
-          is_far ? two_groups<true, true>(part, row, rows, ahead)
-                 : two_groups<false, true>(part, row, rows, ahead);
-        else
-          one_group<false>(part, row, rows);
-      }
+  constexpr int64_t kTogether = 2, kRows = 2 * kTile;
+  const int64_t passes = (p.num_rows + kRows - 1) / kRows, steps = p.depth / kTileDepth;
+  for (int64_t strip = 0; strip < p.num_strips; strip += kTogether) {
+    const Corner start(p, strip, 0);
+    Product part = p;
+    part.strips = start.w;
+    part.num_strips = least(kTogether, p.num_strips - strip);
+    part.y = start.y;
+    Ahead ahead;
+    if (p.is_far) {
+      const int64_t next_strips = least(kTogether, p.num_strips - strip - part.num_strips);
+      ahead.next = start.w + part.num_strips * start.strip_bytes;
+      ahead.stop = ahead.next + next_strips * start.strip_bytes;
+      ahead.lines = (int)((kRows + passes - 1) / passes);
     }
+    for (int64_t row = 0; row < p.num_rows; row += kRows) {
+      const int rows = (int)least(kRows, p.num_rows - row);
+      const bool is_far = p.is_far && strip == 0 && row == 0;
+      if (p.y_is_far && part.num_strips == kTogether) {
+        const int64_t next = row + kRows;
+        ahead.y = (char*)Corner(part, 0, next).y;
+        ahead.y_bytes = start.y_bytes;
+        ahead.y_stop = ahead.y + least(kRows, p.num_rows - next) * start.y_bytes;
+        ahead.rows = (int)((kRows + steps - 1) / steps);
+      }
+      if (rows > kTile)
+        is_far ? two_groups<true, true>(part, row, rows, ahead)
+               : two_groups<false, true>(part, row, rows, ahead);
+      else
+        one_group<false>(part, row, rows);
+    }
+  }
 }
 
 // Arithmetic by the matrix unit, on a thread that holds a session.

@@ -225,6 +225,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     if (!result.gate && is_whole && width == p.num_strips * kStrip) {
       p.y = (float*)out(0);
       p.y_stride = F;
+      p.y_is_far = true;
       return kernels.multiply(p);
     }
     // Rows of y lie apart, the last strip is wider than y, or gates and what they multiply meet.

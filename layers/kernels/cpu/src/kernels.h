@@ -30,6 +30,7 @@ struct Product {
   bool is_far = true;     // whether the strips come from memory
   int shift = 0;          // of blocks: 2^shift groups share a scale (blocks.h)
   int64_t x_padding = 0;  // elements behind each row of x
+  bool y_is_far = false;  // whether y was in no near cache lately
 
   int64_t x_stride() const { return depth + x_padding; }
 };
