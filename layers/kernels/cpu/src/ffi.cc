@@ -64,8 +64,7 @@ int64_t sort_rows(const ffi::AnyBuffer& x, std::vector<int64_t>& order) {
   constexpr int64_t kAhead = 16;  // rows whose beginnings come from where other threads left them
   std::vector<int64_t> zeros;
   for (int64_t t = 0; t < T; t++) {
-    const char* const ahead = rows + (t + kAhead < T ? t + kAhead : t) * row_bytes;
-    for (int line = 0; line < 4; line++) __builtin_prefetch(ahead + line * 64);
+    __builtin_prefetch(rows + (t + kAhead < T ? t + kAhead : t) * row_bytes);
     (is_zero(rows + t * row_bytes, is_float32, D) ? zeros : order).push_back(t);
   }
   const int64_t num_used = order.size();
@@ -88,6 +87,7 @@ struct Result {
 };
 
 constexpr int64_t kLeastBlock = 64;  // rows, of which a block has a multiple
+constexpr int64_t kMostTogether = 8;  // strips of a piece of more than two rows
 
 // How a product is divided: into `shares` of `together` strips, and blocks of rows.
 struct Cut {
@@ -103,7 +103,7 @@ Cut cut(int64_t rows, int64_t strips, int64_t parts, int64_t matrices, int64_t t
   const int64_t threads = std::max<int64_t>(1, num_threads);
   const bool is_many = rows >= kManyRows;
   const int64_t least = is_many ? tile_strips * parts : 4, enough = is_many ? 12 * threads : 8;
-  int64_t together = rows <= 2 ? 16 : 8;
+  int64_t together = rows <= 2 ? 2 * kMostTogether : kMostTogether;
   while (together > least && parts * strips * matrices < enough * together) together /= 2;
   together /= parts;
   const int64_t shares = (strips + together - 1) / together;
@@ -154,10 +154,12 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   }
   const bool is_in_order = std::is_sorted(order.begin(), order.end());
   constexpr int64_t kPutRows = 8, kFewRows = 4;
-  // That stay in the second cache beside weights.
+  // That stay in the second cache beside weights, with gates and what they multiply.
   const int64_t block_bytes = type == Activations::kFloat32 ? 1 << 19 : 1 << 20;
   const int64_t padding = T > kFewRows ? row_padding(type, depth) : 0;
-  const int64_t fitting = block_bytes / bytes_of_rows(type, kLeastBlock, depth + padding);
+  const int64_t gated_bytes = result.gate ? kLeastBlock * kMostTogether * kStrip * 4 : 0;
+  const int64_t fitting =
+      block_bytes / (bytes_of_rows(type, kLeastBlock, depth + padding) + gated_bytes);
   const int64_t block_rows = kLeastBlock * (fitting < 1 ? 1 : fitting);
   constexpr int64_t kZeroBytes = 1 << 18;  // that a thread writes at a time
   const int64_t zero_rows = std::max<int64_t>(1, kZeroBytes / (F * 4));
@@ -230,7 +232,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     }
     // Rows of y lie apart, the last strip is wider than y, or gates and what they multiply meet.
     static thread_local Scratch wide;
-    p.y_stride = parts * p.num_strips * kStrip;
+    p.y_stride = (parts * p.num_strips + 1) * kStrip;  // or rows would share lines of the cache
     float* const made = p.y = (float*)wide.reserve(p.num_rows * p.y_stride * sizeof(float));
     kernels.multiply(p);
     if (!result.gate) {

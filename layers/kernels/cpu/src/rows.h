@@ -48,10 +48,14 @@ inline Vector load_elements(const void* all, bool is_float32, int64_t first, int
   return widen(lanes);
 }
 
-// Whether a row of float32 or of bfloat16 is all 0, of either sign, as padding is.
+// Whether a row of float32 or of bfloat16 is all 0, of either sign, as padding is. Where it is not,
+// its first number mostly is not, either, and nothing else is read.
 bool is_zero(const void* row, bool is_float32, int64_t size) {
   constexpr int64_t kAtOnce = 256;
   const uint32_t all_but_signs = is_float32 ? 0x7fffffff : 0x7fff7fff;
+  uint32_t first = 0;
+  if (size) memcpy(&first, row, is_float32 ? 4 : 2);
+  if (first & all_but_signs) return false;
   auto are_zero = [&](const char* bytes) {
     Words any = {};
     UNROLL for (int64_t i = 0; i < kAtOnce; i += kRegisterBytes)
