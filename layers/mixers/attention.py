@@ -42,7 +42,7 @@ def apply(
     with jax.named_scope("attend"):
         out_TNH, leaf = attend(
             q_TNH, k_TKH, v_TKH, leaf, context, kind.score_cap, params.get("sinks"),
-            kind.token_budget,
+            kind.token_budget, config.dtype if gate_TNH is None else "float32",
         )  # fmt: skip
     with jax.named_scope("out"):
         if gate_TNH is not None:
@@ -142,6 +142,7 @@ def attend(
     score_cap: float | None = None,
     sinks_N: jax.Array | None = None,
     token_budget: int | None = None,
+    dtype: str = "float32",
 ) -> tuple[jax.Array, Leaf]:
     """Writes this step's keys and values and attends over all of them: one call, so that a kernel
     may fuse the two.
@@ -157,9 +158,10 @@ def attend(
         score_cap: soft limit of the scores.
         sinks_N: a learned logit a query head, as in `contract.Options`.
         token_budget: as `Attention.token_budget`, over pages; without a cache all is read.
+        dtype: that the caller rounds the result to.
 
     Returns:
-        Float32 [T, N, H], and the updated pages, or (without a cache) the keys and values.
+        [T, N, H] of float32 or of `dtype`, and the updated pages, or (without a cache) the keys and values.
 
     Raises:
         ValueError: there are no keys.
@@ -167,8 +169,9 @@ def attend(
     ragged = context.ragged
     spec = context.spec
     options = Options(
-        spec.window, score_cap, sinks_N, context.deterministic, spec.chunked, spec.first_tokens
-    )
+        spec.window, score_cap, sinks_N, context.deterministic, spec.chunked, spec.first_tokens,
+        dtype,
+    )  # fmt: skip
     has_keys = k_TKH is not None and v_TKH is not None
     if leaf is None and not has_keys:
         raise ValueError("attention needs keys and values, its own or an earlier layer's")

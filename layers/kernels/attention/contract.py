@@ -58,6 +58,7 @@ class Options(NamedTuple):
             no value (gpt-oss, arXiv 2508.10925); neither scaled nor capped.
         deterministic: a token's bits do not depend on the shape of its rectangle.
         chunked, first_tokens: see `CacheSpec`.
+        dtype: that the caller rounds the result to; an implementation may return float32 instead.
     """
 
     window: int | None = None
@@ -66,6 +67,7 @@ class Options(NamedTuple):
     deterministic: bool = False
     chunked: bool = False
     first_tokens: int = 0
+    dtype: str = "float32"
 
 
 PLAIN = Options()
@@ -113,8 +115,8 @@ class AttendPages(Protocol):
         page_format: PageFormat,
         options: Options = PLAIN,
     ) -> jax.Array:
-        """Attention of a rectangle over its sequences' pages: float32 [Y, W, N, value width],
-        arbitrary where a token is not valid.
+        """Attention of a rectangle over its sequences' pages: [Y, W, N, value width] of float32 or
+        of `options.dtype`, arbitrary where a token is not valid.
 
         Args:
             q_YWNH: scaled queries, in the model's precision, which keys and values are brought to.

@@ -50,7 +50,7 @@ def attend_pages(
     sinks_N = jnp.zeros(0, jnp.float32) if options.sinks_N is None else options.sinks_N
     table_XP = rectangle.tables[group]
     table_XP = table_XP.reshape(-1, table_XP.shape[-1])
-    out = jax.ShapeDtypeStruct((*q_YWNH.shape[:3], page_format.value_width), jnp.float32)
+    out = jax.ShapeDtypeStruct((*q_YWNH.shape[:3], page_format.value_width), options.dtype)
     return calls.call(
         library.ATTEND, out, q_YWNH, pages, table_XP, rectangle.valid_YW,
         bounds.last_YW, first_YW, start_YW, bits_YW, sinks_N.astype(jnp.float32),

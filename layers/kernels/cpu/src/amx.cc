@@ -187,6 +187,44 @@ void two_groups(const Product& p, int64_t row, int rows, Ahead& ahead) {
   if (strip < p.num_strips) many_rows<false, IS_FAR, PASSES_BY>(p, strip, row, ahead);
 }
 
+// All strips, of depth 64 and in the cache, for up to 16 rows. These are loaded once, and the sums
+// of one strip are stored while the next is multiplied.
+void near_strips(const Product& p) {
+  configure((int)p.num_rows, 0);
+  const int64_t x_bytes = p.x_stride() * 2, y_bytes = p.y_stride * 4;
+  const char* w = (const char*)p.strips;
+  float* y = p.y;
+  _tile_loadd(4, p.x, x_bytes);
+  _tile_loadd(5, (const char*)p.x + 64, x_bytes);
+#define MULTIPLY(S)                           \
+  if (p.accumulates)                          \
+    _tile_loadd(S, y + S * kStrip, y_bytes);  \
+  else                                        \
+    _tile_zero(S);                            \
+  _tile_loadd(6, w + S * 2048, 64);           \
+  _tile_loadd(7, w + S * 2048 + 1024, 64);    \
+  _tile_dpbf16ps(S, 4, 6);                    \
+  _tile_dpbf16ps(S, 5, 7);
+#define STORE(S) _tile_stored(S, y + S * kStrip, y_bytes);
+  int64_t strip = 0;
+  for (; strip + 4 <= p.num_strips; strip += 4, w += 4 * 2048, y += 4 * kStrip) {
+    MULTIPLY(0)
+    MULTIPLY(1)
+    STORE(0)
+    MULTIPLY(2)
+    STORE(1)
+    MULTIPLY(3)
+    STORE(2)
+    STORE(3)
+  }
+  for (; strip < p.num_strips; strip++, w += 2048, y += kStrip) {
+    MULTIPLY(0)
+    STORE(0)
+  }
+#undef MULTIPLY
+#undef STORE
+}
+
 // All strips for all rows, if these are at most two groups.
 void few_groups(const Product& p) {
   const int rows = (int)p.num_rows;
@@ -240,9 +278,13 @@ struct InTiles {
   using Activation = uint16_t;
   using Session = ProductSession;
   static void put(const Vector& v, uint16_t* x) { narrow(v, x); }
+  static void put(const Vector& a, const Vector& b, uint16_t* x) { narrow(a, b, x); }
   static void multiply(const Product& p) {
     settle_memory();
-    p.num_rows > 2 * kTile ? many_groups(p) : few_groups(p);
+    if (!p.is_far && p.num_rows <= kTile && p.depth == 2 * kTileDepth)
+      near_strips(p);
+    else
+      p.num_rows > 2 * kTile ? many_groups(p) : few_groups(p);
     settle_memory();
   }
 };

@@ -18,7 +18,7 @@ namespace {
 
 using ridgeline::Attention;
 
-constexpr float kMasked = -1e30f;
+constexpr float kNoScore = -1e30f;  // the largest score of a row that sees nothing yet
 
 // Which keys [start, start + 64) a token sees, as bits.
 inline uint64_t visible(const Attention& a, int64_t token, int64_t start) {
@@ -40,33 +40,20 @@ inline uint64_t visible(const Attention& a, int64_t token, int64_t start) {
   return seen;
 }
 
-// Caps and masks a row's scores of a block; the largest of them, and of those before.
-inline float mask(float* scores, uint64_t seen, float cap, float top) {
-  Vector highest = Vector::splat(kMasked);
+// Caps and masks a row's scores of a block; sixteen of which the largest is the row's.
+inline Vector mask(float* scores, uint64_t seen, float cap) {
+  const bool changes = cap > 0 || ~seen;
+  Vector highest = Vector::splat(kNoScore);
   UNROLL for (int i = 0; i < kBlock; i += kLanes) {
     Vector score = Vector::load(scores + i);
-    if (cap > 0) score = soft_cap(score, cap);
-    if (~seen) score = select((uint32_t)(seen >> i) & 0xffff, score, kMasked);
-    if (cap > 0 || ~seen) score.store(scores + i);
+    if (changes) {
+      if (cap > 0) score = soft_cap(score, cap);
+      score = select((uint32_t)(seen >> i) & 0xffff, score, -__builtin_inff());
+      score.store(scores + i);
+    }
     highest = maximum(score, highest);
   }
-  const float now = largest(highest);
-  return now > top ? now : top;
-}
-
-// Folds a row's masked scores of a block into its softmax, whose top they changed from `before`:
-// puts the weights, and returns the factor by which what was summed before is scaled.
-template <class Put>
-inline float fold(const float* scores, float before, float top, float& mass, Put put) {
-  Vector total = Vector::splat(0);
-  UNROLL for (int i = 0; i < kBlock; i += kLanes) {
-    const Vector weight = exponential(Vector::load(scores + i) - Vector::splat(top));
-    total = total + weight;
-    put(weight, i);
-  }
-  const float decay = top == before ? 1 : exponential(Vector::splat(before - top)).part[0][0];
-  mass = mass * decay + sum(total);
-  return decay;
+  return highest;
 }
 
 // One item: the state of its softmaxes, and the block of keys and values at hand.
@@ -106,14 +93,14 @@ class Attender {
  private:
   void carve(void* memory) {
     Carver carver(memory);
-    const int64_t rows = shape_.heads * shape_.rows;
+    const int64_t rows = shape_.heads * row_stride_;
     block_.carve(carver);
-    scores_ = carver.take<float>(shape_.rows * kBlock);
+    scores_ = carver.take<float>(kNearRows * kBlock);
     out_ = carver.take<float>(rows * shape_.out_stride);
     top_ = carver.take<float>(rows);
     mass_ = carver.take<float>(rows);
-    next_top_ = carver.take<float>(shape_.rows);
-    seen_ = carver.take<uint64_t>(shape_.tokens);
+    seen_ = carver.take<uint64_t>(shape_.rows);
+    has_sums_ = carver.take<bool>(rows / kNearRows);
     num_bytes_ = carver.taken();
   }
 
@@ -130,13 +117,13 @@ class Attender {
   void start() {
     const int64_t query_bytes = a_.key_width * Block::kQueryBytes;
     each_row([&](int64_t head, int64_t r, int64_t token, int64_t query_head) {
-      const int64_t row = head * shape_.rows + r;
+      const int64_t row = head * row_stride_ + r;
       block_.put_query(head, r,
                        (const char*)a_.q + (token * a_.num_heads + query_head) * query_bytes);
-      top_[row] = a_.sinks ? a_.sinks[query_head] : kMasked;
+      top_[row] = a_.sinks ? a_.sinks[query_head] : kNoScore;
       mass_[row] = 1;
-      memset(out_ + row * shape_.out_stride, 0, shape_.wide * sizeof(float));
     });
+    memset(has_sums_, 0, shape_.heads * row_stride_ / kNearRows);
   }
 
   BlockRows rows_of(int64_t start, int64_t end) const {
@@ -146,46 +133,93 @@ class Attender {
 
   void fold_block(int64_t start, const BlockRows& rows, const BlockRows& next) {
     block_.start_block(rows.data());
-    for (int64_t t = 0; t < shape_.tokens; t++)
-      seen_[t] = visible(a_, shape_.first_token + t, start);
+    uint64_t* seen = seen_;
+    for (int64_t t = 0; t < shape_.tokens; t++) {
+      const uint64_t keys = visible(a_, shape_.first_token + t, start);
+      for (int64_t query = 0; query < shape_.queries; query++) *seen++ = keys;
+    }
     for (int64_t head = 0; head < shape_.heads; head++) {
       const int64_t own = item_.first_head + head;
       const bool is_last = head + 1 == shape_.heads;
       block_.pack(HeadPlaces(shape_, rows.data(), own),
                   HeadPlaces(shape_, is_last ? next.data() : rows.data(),
                              is_last ? item_.first_head : own + 1));
-      fold_head(head);
+      for (int64_t first = 0; first < shape_.rows; first += kNearRows)
+        fold_rows(head, first, least(kNearRows, shape_.rows - first));
     }
   }
 
-  void fold_head(int64_t head) {
-    const int64_t first = head * shape_.rows;
-    float* const out = out_ + first * shape_.out_stride;
-    block_.score(head, scores_);
-    // One row's sums wait for each other, so rows go through each stage together.
-    for (int64_t t = 0, r = 0; t < shape_.tokens; t++)
-      for (int64_t query = 0; query < shape_.queries; query++, r++)
-        next_top_[r] = mask(scores_ + r * kBlock, seen_[t], a_.score_cap, top_[first + r]);
-    for (int64_t r = 0; r < shape_.rows; r++) {
-      const int64_t at = r * kBlock;
-      const float decay = fold(
-          scores_ + at, top_[first + r], next_top_[r], mass_[first + r],
-          [&](const Vector& weights, int i) { block_.put_weights(weights, at + i, scores_); });
-      top_[first + r] = next_top_[r];
-      if (decay == 1) continue;
-      float* const sums = out + r * shape_.out_stride;
-      for (float* sum = sums; sum < sums + shape_.wide; sum += kLanes)
-        (Vector::load(sum) * Vector::splat(decay)).store(sum);
+  // Folds a block into rows [first, first + count) of a head: their scores become weights, and what
+  // was summed before is scaled. A row's sums wait for each other, so rows go through each stage
+  // together.
+  void fold_rows(int64_t head, int64_t first, int64_t count) {
+    const uint64_t* const seen = seen_ + first;
+    uint64_t by_any = 0;
+    for (int64_t r = 0; r < count; r++) by_any |= seen[r];
+    if (!by_any) return;
+    const int64_t row = head * row_stride_ + first;
+    block_.score(head, first, count, scores_);
+    for (int64_t r = 0; r < count; r++)
+      mask(scores_ + r * kBlock, seen[r], a_.score_cap).store(sixteens_[r]);
+    const Vector before = Vector::load(top_ + row);
+    const Vector top = maximum(reduce_rows(sixteens_, kLarger), before);
+    Vector decay = exponential(before - top);
+    UNROLL for (int i = 0; i < kRegisters; i++)
+      decay.part[i] = top.part[i] == before.part[i] ? Floats{} + 1.f : decay.part[i];
+    top.store(top_ + row);
+    float* const out = out_ + row * shape_.out_stride;
+    const bool is_first = !has_sums_[row / kNearRows];
+    has_sums_[row / kNearRows] = true;
+    for (int64_t r = 0; r < count; r++) {
+      const Vector largest = Vector::splat(top_[row + r]);
+      Vector weights[kBlock / kLanes], total = Vector::splat(0);
+      UNROLL for (int i = 0; i < kBlock / kLanes; i++)
+        weights[i] = exponential(Vector::load(scores_ + r * kBlock + i * kLanes) - largest);
+      UNROLL for (const Vector& sixteen : weights) total = total + sixteen;
+      total.store(sixteens_[r]);
+      block_.put_weights(weights, r, scores_);
     }
-    block_.add_values(scores_, out);
+    multiply_add(Vector::load(mass_ + row), decay, reduce_rows(sixteens_, kSum)).store(mass_ + row);
+    if (!is_first) scale(decay, count, out);
+    block_.add_values(scores_, count, !is_first, out);
+  }
+
+  // Scales what was summed of up to sixteen rows.
+  void scale(const Vector& decay, int64_t count, float* out) const {
+    float decays[kLanes];
+    decay.store(decays);
+    int64_t changed[kLanes], num_changed = 0;  // without branches: which ones, no processor foresees
+    for (int64_t r = 0; r < count; r++) {
+      changed[num_changed] = r;
+      num_changed += decays[r] != 1;
+    }
+    for (int64_t i = 0; i < num_changed; i++) {
+      float* const sums = out + changed[i] * shape_.out_stride;
+      const Vector factor = Vector::splat(decays[changed[i]]);
+      for (float* sum = sums; sum < sums + shape_.wide; sum += kLanes)
+        (Vector::load(sum) * factor).store(sum);
+    }
   }
 
   void finish() {
+    const int64_t size = a_.out_bytes();
     each_row([&](int64_t head, int64_t r, int64_t token, int64_t query_head) {
-      const int64_t row = head * shape_.rows + r;
+      const int64_t row = head * row_stride_ + r;
+      char* const to = (char*)a_.out + (token * a_.num_heads + query_head) * a_.value_width * size;
+      if (!has_sums_[row / kNearRows]) {
+        memset(to, 0, a_.value_width * size);
+        return;
+      }
       const float* const sums = out_ + row * shape_.out_stride;
-      float* to = a_.out + (token * a_.num_heads + query_head) * a_.value_width;
-      for (int64_t h = 0; h < a_.value_width; h++) to[h] = sums[h] / mass_[row];
+      const Vector mass = Vector::splat(mass_[row]);
+      for (int64_t h = 0; h < a_.value_width; h += kLanes) {
+        const Vector result = Vector::load(sums + h) / mass;
+        const int64_t count = least(kLanes, a_.value_width - h);
+        char some[kLanes * sizeof(float)];
+        char* const at = count == kLanes ? to + h * size : some;
+        a_.is_float32_out ? result.store((float*)at) : narrow(result, (uint16_t*)at);
+        if (at == some) memcpy(to + h * size, some, count * size);
+      }
     });
   }
 
@@ -193,10 +227,13 @@ class Attender {
   const AttentionItem& item_;
   const ItemShape shape_;
   const int64_t row_bytes_ = a_.row_bytes();  // whose scales take divisions to count
+  const int64_t row_stride_ = ridgeline::padded(shape_.rows, kLanes);  // between heads
   Block block_;
   size_t num_bytes_;
-  float *scores_, *out_, *top_, *next_top_, *mass_;
-  uint64_t* seen_;
+  float *scores_, *out_, *top_, *mass_;
+  uint64_t* seen_;  // of each row, the keys of the block
+  bool* has_sums_;  // of each sixteen rows
+  float sixteens_[kLanes][kLanes] = {};  // of each of sixteen rows
 };
 
 // `Dense::attend`; `Integers`, if it is a type, sums what quantized pages are as integers. Padding
@@ -207,12 +244,13 @@ void attend(const Attention& a, const AttentionItem& item) {
   [[maybe_unused]] typename Arithmetic::Session session;
   AttentionItem own = item;
   const int64_t first_token = item.y * a.num_tokens, group = a.num_heads / a.kv_heads;
-  const int64_t size = (item.stop_query - item.first_query) * a.value_width;
+  const int64_t row_bytes = a.value_width * a.out_bytes();
   while (own.stop_token > own.first_token && !a.valid[first_token + own.stop_token - 1]) {
     const int64_t token = first_token + --own.stop_token;
     for (int64_t head = item.first_head; head < item.stop_head; head++) {
       const int64_t query_head = head * group + item.first_query;
-      memset(a.out + (token * a.num_heads + query_head) * a.value_width, 0, size * sizeof(float));
+      memset((char*)a.out + (token * a.num_heads + query_head) * row_bytes, 0,
+             (item.stop_query - item.first_query) * row_bytes);
     }
   }
   if (own.stop_token <= own.first_token) return;

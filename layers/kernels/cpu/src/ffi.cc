@@ -339,12 +339,15 @@ bool goes_together(const Paged& p, const ffi::AnyBuffer& pages,
          table.dimensions()[0] == Y * p.tables && (p.tables == 1 || p.tables == p.kv_heads);
 }
 
-// Tokens of a tile, such that a row's tiles have about as many of them and at most `kTileRows` rows
-// of `group` query heads, if a token has not more.
-int64_t tile_tokens(int64_t tokens, int64_t group) {
-  constexpr int64_t kTileRows = 128;
-  const int64_t tiles = (tokens * group + kTileRows - 1) / kTileRows;
-  return (tokens + tiles - 1) / tiles;
+constexpr int64_t kTileRows = 128;
+
+// Tokens of a tile, such that a sequence's tiles have about as many of them and about `rows` rows of
+// `group` query heads, if a token has not more: whole sixteens, as attention.h takes them together.
+int64_t tile_tokens(int64_t tokens, int64_t group, int64_t rows = kTileRows) {
+  constexpr int64_t kTogether = 16;
+  const int64_t tiles = (tokens * group + rows - 1) / rows, tile = (tokens + tiles - 1) / tiles;
+  const int64_t multiple = kTogether / std::gcd(kTogether, group);
+  return multiple * group <= rows ? padded(tile, multiple) : tile;
 }
 
 // Tiles of rows' tokens, those first whose last key is the newest, so that threads end together.
@@ -369,9 +372,11 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
                   ffi::AnyBuffer q, ffi::AnyBuffer pages, ffi::BufferR2<ffi::S32> table,
                   ffi::BufferR2<ffi::PRED> valid, ffi::BufferR2<ffi::S32> last, Integers first,
                   Integers tree_start, Integers tree_bits, ffi::BufferR1<ffi::F32> sinks,
-                  ffi::Result<ffi::Buffer<ffi::F32>> out) {
+                  ffi::Result<ffi::AnyBuffer> out) {
   Attention a;
-  if (!find_paged(format, q, pages, table, a) || out->dimensions().size() != 4)
+  a.is_float32_out = out->element_type() == ffi::DataType::F32;
+  if (!find_paged(format, q, pages, table, a) || out->dimensions().size() != 4 ||
+      (!a.is_float32_out && out->element_type() != ffi::DataType::BF16))
     return ffi::Error::InvalidArgument(
         "ridgeline_attend: q, pages or the result of another type or rank");
   if (q.element_count() == 0 || out->element_count() == 0) return ffi::Error::Success();
@@ -388,7 +393,7 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
   a.tree_start = unless_empty(tree_start);
   a.tree_bits = unless_empty(tree_bits);
   a.sinks = sinks.element_count() ? sinks.typed_data() : nullptr;
-  a.out = out->typed_data();
+  a.out = out->untyped_data();
   const int64_t tokens = Y * a.num_tokens;
   auto fits = [&](const auto& x) {
     return !x.element_count() || (int64_t)x.element_count() == tokens;
@@ -400,13 +405,22 @@ ffi::Error attend(ffi::ThreadPool pool, std::string_view format, float score_cap
       !fits(first) || !fits(tree_start) || !fits(tree_bits) ||
       (a.sinks && (int64_t)sinks.element_count() != a.num_heads))
     return ffi::Error::InvalidArgument("ridgeline_attend: shapes do not go together");
-  constexpr int64_t kLeastQueries = 32;
-  const int64_t group = a.num_heads / a.kv_heads, tile = tile_tokens(a.num_tokens, group);
-  const int64_t tiles = (a.num_tokens + tile - 1) / tile;
+  constexpr int64_t kLeastQueries = 32, kMostSums = 128 << 10;  // floats, 512 KB
+  const int64_t group = a.num_heads / a.kv_heads, enough_pieces = 4 * pool.num_threads();
+  auto tiles_of = [&](int64_t size) { return (a.num_tokens + size - 1) / size; };
+  int64_t tile = tile_tokens(a.num_tokens, group), tiles = tiles_of(tile);
   // All heads of a row together, since they lie together, unless that leaves a thread without work.
-  const bool is_whole = a.tables == 1 && Y * tiles >= 4 * pool.num_threads();
+  const bool is_whole = a.tables == 1 && Y * tiles >= enough_pieces;
   const int64_t heads = is_whole ? a.kv_heads : 1;
   const int64_t parts = (a.kv_heads + heads - 1) / heads;
+  // Twice the rows pack keys and values half as often, where threads still have work and the second
+  // cache has room for the sums.
+  const int64_t larger = tile_tokens(a.num_tokens, group, 2 * kTileRows);
+  if (Y * tiles_of(larger) * parts >= enough_pieces &&
+      larger * group * heads * a.value_width <= kMostSums) {
+    tile = larger;
+    tiles = tiles_of(larger);
+  }
   // Query heads of one KV head, as latents have it, are divided where threads would have no work at
   // all: each of them packs the same keys.
   const int64_t idle = pool.num_threads() / (Y * tiles * parts), enough = group / kLeastQueries;
@@ -573,7 +587,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_attend, ridgeline::attend,
                                   .Arg<ridgeline::Integers>()
                                   .Arg<ridgeline::Integers>()
                                   .Arg<ffi::BufferR1<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+                                  .Ret<ffi::AnyBuffer>());
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(ridgeline_scores, ridgeline::scores,
                               ffi::Ffi::Bind()

@@ -259,13 +259,13 @@ class IntegerBlock {
     q_ = carver.take<int8_t>(q_rows * 2 * s_.quantized_depth);
     q_scales_ = carver.take<float>(q_rows * key_groups);
     q_excess_ = carver.take<int32_t>(q_rows * key_groups);
-    weights_ = carver.take<int8_t>(s_.rows * 2 * kBlock);
-    weight_scales_ = carver.take<float>(s_.rows);
-    weight_excess_ = carver.take<int32_t>(s_.rows);
+    weights_ = carver.take<int8_t>(kNearRows * 2 * kBlock);
+    weight_scales_ = carver.take<float>(kNearRows);
+    weight_excess_ = carver.take<int32_t>(kNearRows);
     keys_ = carver.take<uint8_t>(kBlock * s_.quantized_depth);
     values_ = carver.take<uint8_t>(kBlock * padded(s_.a.value_width, kDepth));
     scales_ = carver.take<float>(kBlock * s_.a.num_scales());
-    scaled_ = carver.take<float>(s_.rows * kBlock);
+    scaled_ = carver.take<float>(kNearRows * kBlock);
     numbers_ = carver.take<float>(padded(s_.a.key_width, kDepth));
   }
 
@@ -310,21 +310,23 @@ class IntegerBlock {
     value_scales_ = scales_ + (own.value_scales.at - scales_at_) / 2 * kBlock;
   }
 
-  void score(int64_t head, float* scores) {
+  void score(int64_t head, int64_t first, int64_t count, float* scores) {
     int64_t g = 0;
     s_.each_group([&](int64_t, int64_t, int64_t depth, int64_t before) {
-      const KeyGroup own = key_group(head, g, before, depth);
-      Multiplier::multiply({keys_ + before * kBlock, kBlock / kLanes, depth, own.q, own.scales,
-                            own.excess, s_.rows, key_scales_ + g * kBlock, scores, kBlock, g > 0});
+      const KeyGroup part = key_group(head, g, before, depth);
+      Multiplier::multiply({keys_ + before * kBlock, kBlock / kLanes, depth,
+                            part.q + first * 2 * depth, part.scales + first, part.excess + first,
+                            count, key_scales_ + g * kBlock, scores, kBlock, g > 0});
       g++;
     });
   }
 
-  void put_weights(const Vector& weights, int64_t at, float* scores) {
-    weights.store(scores + at);
+  void put_weights(const Vector (&weights)[kBlock / kLanes], int64_t row, float* scores) {
+    UNROLL for (int i = 0; i < kBlock / kLanes; i++)
+      weights[i].store(scores + row * kBlock + i * kLanes);
   }
 
-  void add_values(const float* weights, float* out) {
+  void add_values(const float* weights, int64_t count, bool accumulates, float* out) {
     for (int64_t g = 0; g < s_.valued.count; g++) {
       Vector scales[kBlock / kLanes], signs = Vector::splat(0);
       UNROLL for (int i = 0; i < kBlock / kLanes; i++) {
@@ -332,7 +334,7 @@ class IntegerBlock {
         signs = multiply_add(scales[i], Vector::splat(0), signs);
       }
       const float sign = sum(signs);
-      for (int64_t r = 0; r < s_.rows; r++) {
+      for (int64_t r = 0; r < count; r++) {
         const auto scaled = [&](int i) {
           return Vector::load(weights + r * kBlock + i * kLanes) * scales[i];
         };
@@ -343,7 +345,7 @@ class IntegerBlock {
         }
         weight_scales_[r] = largest(top);
       }
-      for (int64_t r = 0; r < s_.rows; r++) {
+      for (int64_t r = 0; r < count; r++) {
         const uint32_t total = put_digits(scaled_ + r * kBlock, kBlock, kBlock, weight_scales_ + r,
                                           weights_ + r * 2 * kBlock);
         weight_excess_[r] = (int32_t)(total * excess_of(s_.a.stored));
@@ -351,8 +353,8 @@ class IntegerBlock {
       }
       const int64_t first = g * s_.valued.size;
       Multiplier::multiply({values_ + first * kBlock, padded(s_.valued.size, kLanes) / kLanes,
-                            kBlock, weights_, weight_scales_, weight_excess_, s_.rows, nullptr,
-                            out + first, s_.out_stride, true});
+                            kBlock, weights_, weight_scales_, weight_excess_, count, nullptr,
+                            out + first, s_.out_stride, accumulates});
     }
   }
 

@@ -56,7 +56,6 @@ struct Paged {
   const void* q;         // [Y, W, N, key width], of the pages' type
   const void* pages;     // [pages, page tokens] of row_bytes()
   const int32_t* table;  // [Y, tables, columns]
-  float* out;
 
   int64_t capacity() const { return table_columns * page_tokens; }
   int64_t key_at(int64_t head) const { return head * key_width; }  // of a token's row
@@ -79,19 +78,24 @@ struct Paged {
   int64_t row_bytes() const { return bytes(row_width()) + 2 * num_scales(); }
 };
 
-// Attention, of float32 [Y, W, N, value width].
+// Attention, [Y, W, N, value width] of float32, or of bfloat16 as its bits.
 struct Attention : Paged {
+  void* out;
+  bool is_float32_out;
   float score_cap;                                // 0: none
   const int32_t* last;                            // [Y, W]
   const int32_t *first, *tree_start, *tree_bits;  // [Y, W] or null
   int64_t first_tokens;                           // seen whatever `first` says
   const uint8_t* valid;                           // [Y, W]
   const float* sinks;                             // [N] or null
+
+  int64_t out_bytes() const { return is_float32_out ? 4 : 2; }  // of an element
 };
 
 // What keys without values, of one KV head, score: the sum over query heads of weight x relu(q.k),
 // of float32 [Y, W, capacity()].
 struct Scores : Paged {
+  float* out;
   const float* weights;  // [Y, W, N]
 };
 

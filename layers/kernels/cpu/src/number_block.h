@@ -69,17 +69,23 @@ class NumberBlock {
 
   void carve(Carver& carver) {
     q_ = carver.take<Activation>(s_.heads * s_.rows * depth_);
-    weights_ = carver.take<Activation>(s_.rows * kBlock);
+    weights_ = carver.take<Activation>(kNearRows * kBlock);
     keys_ = carver.take<Element>(kBlock * depth_);
     values_ = carver.take<Element>(kBlock * s_.wide);
     key_scales_ = carver.take<float>(kBlock * (s_.latent.count + s_.keyed.count));
     value_scales_ = carver.take<float>(kBlock * s_.valued.count);
-    partial_ = carver.take<float>(is_plain_ ? 0 : s_.rows * kBlock);
+    partial_ = carver.take<float>(is_plain_ ? 0 : kNearRows * kBlock);
   }
 
   // A query becomes row `row` of head `head`'s.
   void put_query(int64_t head, int64_t row, const void* query) {
     Activation* const own = q_ + head * s_.rows * depth_;
+    if (is_plain_ && sizeof(Element) == sizeof(Activation)) {  // as it is
+      memcpy(own + row * depth_, query, s_.a.key_width * sizeof(Element));
+      memset(own + row * depth_ + s_.a.key_width, 0,
+             (depth_ - s_.a.key_width) * sizeof(Element));
+      return;
+    }
     each_group([&](int64_t first, int64_t size, int64_t depth, int64_t before) {
       put<Arithmetic>((const Element*)query + first, sizeof(Element) == 4, size, depth,
                       own + before * s_.rows, row);
@@ -114,42 +120,48 @@ class NumberBlock {
     }
   }
 
-  // Scores of a head's rows, [rows, 64]. Quantized, each group has its own, which its scales
-  // multiply.
-  void score(int64_t head, float* scores) {
+  // Scores of a head's rows [first, first + count), as [count, 64]. Quantized, each
+  // group has its own, which its scales multiply.
+  void score(int64_t head, int64_t first, int64_t count, float* scores) {
     const Activation* const q = q_ + head * s_.rows * depth_;
     int64_t group = 0;
     each_group([&](int64_t, int64_t, int64_t depth, int64_t before) {
-      float* const own = group ? partial_ : scores;
-      Arithmetic::multiply({keys_ + before * kBlock, kBlock / kLanes, depth, q + before * s_.rows,
-                            s_.rows, own, kBlock, false, false});
+      float* const products = group ? partial_ : scores;
+      Arithmetic::multiply({keys_ + before * kBlock, kBlock / kLanes, depth,
+                            q + before * s_.rows + first * depth, count, products, kBlock, false,
+                            false});
       if (is_plain_) return;
       const float* const scales = key_scales_ + group++ * kBlock;
-      for (int64_t i = 0; i < s_.rows * kBlock; i += kLanes) {
-        const Vector scale = Vector::load(scales + i % kBlock), found = Vector::load(own + i);
-        (own == scores ? found * scale : multiply_add(found, scale, Vector::load(scores + i)))
+      for (int64_t i = 0; i < count * kBlock; i += kLanes) {
+        const Vector scale = Vector::load(scales + i % kBlock);
+        const Vector product = Vector::load(products + i);
+        (products == scores ? product * scale
+                            : multiply_add(product, scale, Vector::load(scores + i)))
             .store(scores + i);
       }
     });
   }
 
-  // Sixteen weights of a row, in place of its scores from `scores` on.
-  void put_weights(const Vector& weights, int64_t at, float* scores) {
-    if (is_plain_)
-      Arithmetic::put(weights, weights_ + at);
-    else
-      weights.store(scores + at);
+  // Weights of row `row`, in place of its scores.
+  void put_weights(const Vector (&weights)[kBlock / kLanes], int64_t row, float* scores) {
+    if (is_plain_) {
+      UNROLL for (int i = 0; i < kBlock / kLanes; i += 2)
+        Arithmetic::put(weights[i], weights[i + 1], weights_ + row * kBlock + i * kLanes);
+    } else {
+      UNROLL for (int i = 0; i < kBlock / kLanes; i++)
+        weights[i].store(scores + row * kBlock + i * kLanes);
+    }
   }
 
-  // Adds the weighted values to the sums of a head's rows.
-  void add_values(const float* weights, float* out) {
-    if (is_plain_) return multiply_values(0, s_.wide, out);
+  // Adds the values that the weights of `count` rows multiply to their sums.
+  void add_values(const float* weights, int64_t count, bool accumulates, float* out) {
+    if (is_plain_) return multiply_values(0, s_.wide, count, accumulates, out);
     for (int64_t g = 0; g < s_.valued.count; g++) {
-      for (int64_t i = 0; i < s_.rows * kBlock; i += kLanes)
+      for (int64_t i = 0; i < count * kBlock; i += kLanes)
         Arithmetic::put(
             Vector::load(weights + i) * Vector::load(value_scales_ + g * kBlock + i % kBlock),
             weights_ + i);
-      multiply_values(g * s_.valued.size, padded(s_.valued.size, kLanes), out);
+      multiply_values(g * s_.valued.size, padded(s_.valued.size, kLanes), count, accumulates, out);
     }
   }
 
@@ -165,9 +177,9 @@ class NumberBlock {
     s_.each_group(visit);
   }
 
-  void multiply_values(int64_t first, int64_t width, float* out) {
-    Arithmetic::multiply({values_ + first * kBlock, width / kLanes, kBlock, weights_, s_.rows,
-                          out + first, s_.out_stride, true, false});
+  void multiply_values(int64_t first, int64_t width, int64_t count, bool accumulates, float* out) {
+    Arithmetic::multiply({values_ + first * kBlock, width / kLanes, kBlock, weights_, count,
+                          out + first, s_.out_stride, accumulates, false});
   }
 
   const ItemShape& s_;

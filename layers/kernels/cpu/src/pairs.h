@@ -15,6 +15,7 @@ struct InPairs {
   using Activation = uint16_t;
   struct Session {};
   static void put(const Vector& v, uint16_t* x) { narrow(v, x); }
+  static void put(const Vector& a, const Vector& b, uint16_t* x) { narrow(a, b, x); }
   static void multiply(const Product& p) { multiply_by_tiles<Tiles>(p); }
 };
 

@@ -147,6 +147,10 @@ struct InFloat32 {
   using Activation = float;
   struct Session {};
   static void put(const Vector& v, float* x) { v.store(x); }
+  static void put(const Vector& a, const Vector& b, float* x) {
+    a.store(x);
+    b.store(x + kLanes);
+  }
   static void multiply(const Product& p) { ::multiply<Format>(p); }
 };
 

@@ -70,6 +70,7 @@ struct Vector {
 LANEWISE(operator+, x + y)
 LANEWISE(operator-, x - y)
 LANEWISE(operator*, x* y)
+LANEWISE(operator/, x / y)
 LANEWISE(maximum, x > y ? x : y)
 LANEWISE(minimum, x < y ? x : y)
 #undef LANEWISE
@@ -100,25 +101,60 @@ inline Floats rotate(Floats v, std::integer_sequence<int, lane...>) {
   return __builtin_shufflevector(v, v, (lane + distance) % kRegisterLanes...);
 }
 
-// All lanes as one: each with the one half of the rest away, whatever the registers.
+constexpr auto kSum = [](Floats a, Floats b) { return a + b; };
+constexpr auto kLarger = [](Floats a, Floats b) { return a > b ? a : b; };
+
+// The registers of a vector as one, each with the one half of them away.
 template <class Combine>
-inline float reduce(const Vector& v, Combine combine) {
+inline Floats one_register(const Vector& v, Combine combine) {
   Floats part[kRegisters];
   UNROLL for (int i = 0; i < kRegisters; i++)
     part[i] = v.part[i];
   UNROLL for (int half = kRegisters / 2; half; half /= 2) UNROLL
     for (int i = 0; i < half; i++) part[i] = combine(part[i], part[i + half]);
-  Floats all = part[0];
+  return part[0];
+}
+
+// All lanes as one: each with the one half of the lanes away, whatever the registers.
+template <class Combine>
+inline float reduce(const Vector& v, Combine combine) {
+  Floats all = one_register(v, combine);
   if constexpr (kRegisterLanes == 16) all = combine(all, rotate<8>(all, Lanes()));
   if constexpr (kRegisterLanes >= 8) all = combine(all, rotate<4>(all, Lanes()));
   all = combine(all, rotate<2>(all, Lanes()));
   return combine(all, rotate<1>(all, Lanes()))[0];
 }
-inline float sum(const Vector& v) {
-  return reduce(v, [](Floats a, Floats b) { return a + b; });
+inline float sum(const Vector& v) { return reduce(v, kSum); }
+inline float largest(const Vector& v) { return reduce(v, kLarger); }
+
+// Lanes of two registers, each with the one `distance` away: those of `a` where that bit of a
+// lane's number is 0, those of `b` where it is 1.
+template <int distance, class Combine, int... lane>
+inline Floats merge(Floats a, Floats b, Combine combine, std::integer_sequence<int, lane...>) {
+  constexpr int kB = kRegisterLanes;
+  return combine(
+      __builtin_shufflevector(a, b, (lane & distance ? kB + lane : lane)...),
+      __builtin_shufflevector(a, b, (lane & distance ? kB + lane - distance : lane + distance)...));
 }
-inline float largest(const Vector& v) {
-  return reduce(v, [](Floats a, Floats b) { return a > b ? a : b; });
+template <int distance, class Combine>
+inline void merge_rows(Floats* rows, Combine combine) {
+  UNROLL for (int r = 0; r < distance; r++)
+    rows[r] = merge<distance>(rows[r], rows[r + distance], combine, Lanes());
+  if constexpr (distance > 1) merge_rows<distance / 2>(rows, combine);
+}
+
+// `reduce` of sixteen rows of sixteen, which share operations and have the same bits.
+template <class Combine>
+inline Vector reduce_rows(const float (&rows)[kLanes][kLanes], Combine combine) {
+  Vector out;
+  UNROLL for (int i = 0; i < kRegisters; i++) {
+    Floats all[kRegisterLanes];
+    UNROLL for (int r = 0; r < kRegisterLanes; r++)
+      all[r] = one_register(Vector::load(rows[i * kRegisterLanes + r]), combine);
+    merge_rows<kRegisterLanes / 2>(all, combine);
+    out.part[i] = all[0];
+  }
+  return out;
 }
 
 // e^x for x <= 0: 0 below -87, exactly 1 at 0, NaN for NaN; Cody and Waite's reduction, Cephes'
@@ -127,7 +163,11 @@ inline Vector exponential(const Vector& v) {
   Vector out;
   UNROLL for (int i = 0; i < kRegisters; i++) {
     const Floats floor = Floats{} - 87.f;
+#if defined(__AVX512F__)
+    const Floats x = v.part[i];  // the power of two leaves out what is below the floor
+#else
     const Floats x = v.part[i] < floor ? floor : v.part[i];
+#endif
     const Floats shifted = x * 1.44269504f + 12582912.f;
     const Floats n = shifted - 12582912.f;
     Floats r = n * -0.693359375f + x;
@@ -138,8 +178,13 @@ inline Vector exponential(const Vector& v) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + (r + 1.f);
+#if defined(__AVX512F__)
+    const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, (__m512)floor, _CMP_NLT_UQ);
+    out.part[i] = (Floats)_mm512_maskz_scalef_ps(counts, (__m512)p, (__m512)n);
+#else
     const Ints exponent = ((Ints)shifted << 23) + 0x3f800000;
     out.part[i] = v.part[i] < floor ? Floats{} : p * (Floats)exponent;
+#endif
   }
   return out;
 }
@@ -197,6 +242,16 @@ inline void narrow(const Vector& v, uint16_t* p) {
         __builtin_convertvector((word + 0x7fff + (word >> 16 & 1)) >> 16, Halves);
 #endif
   }
+}
+
+// Two vectors, one behind the other.
+inline void narrow(const Vector& a, const Vector& b, uint16_t* p) {
+#if defined(__AVX512BF16__)
+  _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh((__m512)b.part[0], (__m512)a.part[0]));
+#else
+  narrow(a, p);
+  narrow(b, p + kLanes);
+#endif
 }
 
 // Sixteen bfloat16 as floats.
