@@ -161,7 +161,8 @@ def attend(
         dtype: that the caller rounds the result to.
 
     Returns:
-        [T, N, H] of float32 or of `dtype`, and the updated pages, or (without a cache) the keys and values.
+        [T, N, H] of float32 or of `dtype`, and the updated pages, or (without a cache) the keys
+        and values.
 
     Raises:
         ValueError: there are no keys.

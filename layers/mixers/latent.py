@@ -43,7 +43,7 @@ def apply(
         q_rope_TNR = _rotated(q_TNX[..., H:], kind, context)
         if context.is_owner:
             k_T1X, latent_T1C = _latents(params, config, kind, x_TD, context)
-    mix = attend
+    mix = functools.partial(attend, dtype=config.dtype)
     if kind.indexer is not None:
         with jax.named_scope("index"):
             found = indexer.project(params["indexer"], config, kind, x_TD, down_TX, context)
