@@ -324,6 +324,21 @@ def test_a_random_batch_on_every_instruction_set(instruction_set, case):  # noqa
     _check_drawn("ffi_cpu", case, seed=1)
 
 
+@pytest.mark.parametrize("value_width", [24, 64])
+def test_the_result_is_rounded_to_the_next_products_type(
+    instruction_set,  # noqa: F811
+    value_width,
+):
+    case = paged_case.Case((70, 0, 131), (6, 2), 16, 40, "bfloat16", 0, 64, value_width=value_width)
+    native.need(case.page_format)
+    exact, rounded = (
+        ffi_cpu.attend_pages(*case.arguments, 0, case.page_format, Options(dtype=dtype))
+        for dtype in ("float32", "bfloat16")
+    )
+    assert (exact.dtype, rounded.dtype) == (jnp.float32, jnp.bfloat16)
+    np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
+
+
 @pytest.mark.parts(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("heads", "widths"), [((6, 2), {}), ((70, 1), _INSIDE)])

@@ -188,7 +188,7 @@ class Attender {
   void scale(const Vector& decay, int64_t count, float* out) const {
     float decays[kLanes];
     decay.store(decays);
-    int64_t changed[kLanes], num_changed = 0;  // without branches: which ones, no processor foresees
+    int64_t changed[kLanes], num_changed = 0;  // without branches, which would be mispredicted
     for (int64_t r = 0; r < count; r++) {
       changed[num_changed] = r;
       num_changed += decays[r] != 1;

@@ -341,8 +341,8 @@ bool goes_together(const Paged& p, const ffi::AnyBuffer& pages,
 
 constexpr int64_t kTileRows = 128;
 
-// Tokens of a tile, such that a sequence's tiles have about as many of them and about `rows` rows of
-// `group` query heads, if a token has not more: whole sixteens, as attention.h takes them together.
+// Tokens of a tile, such that a sequence's tiles have about as many of them and about `rows` rows
+// of `group` query heads, if a token has not more: whole sixteens, as attention.h takes them.
 int64_t tile_tokens(int64_t tokens, int64_t group, int64_t rows = kTileRows) {
   constexpr int64_t kTogether = 16;
   const int64_t tiles = (tokens * group + rows - 1) / rows, tile = (tokens + tiles - 1) / tiles;

@@ -79,16 +79,16 @@ class NumberBlock {
 
   // A query becomes row `row` of head `head`'s.
   void put_query(int64_t head, int64_t row, const void* query) {
-    Activation* const own = q_ + head * s_.rows * depth_;
+    Activation* const queries = q_ + head * s_.rows * depth_;
     if (is_plain_ && sizeof(Element) == sizeof(Activation)) {  // as it is
-      memcpy(own + row * depth_, query, s_.a.key_width * sizeof(Element));
-      memset(own + row * depth_ + s_.a.key_width, 0,
-             (depth_ - s_.a.key_width) * sizeof(Element));
+      Activation* const to = queries + row * depth_;
+      memcpy(to, query, s_.a.key_width * sizeof(Element));
+      memset(to + s_.a.key_width, 0, (depth_ - s_.a.key_width) * sizeof(Element));
       return;
     }
     each_group([&](int64_t first, int64_t size, int64_t depth, int64_t before) {
       put<Arithmetic>((const Element*)query + first, sizeof(Element) == 4, size, depth,
-                      own + before * s_.rows, row);
+                      queries + before * s_.rows, row);
     });
   }
 
