@@ -31,6 +31,7 @@ _EXPORTS = (
     "{ global: ridgeline_*; local: *; };\n"  # not the C++ library, which others could replace
 )
 _WIDE = "-mprefer-vector-width=512"
+_AMX = "-mamx-tile", "-mamx-int8"
 _FAST = "-O3"  # unless the compiler's command, or a file, names another level
 _QUICK = "-O1"  # of what only calls: a first start waits for its compilation
 Units = dict[
@@ -48,10 +49,9 @@ _X86: Units = {
     "avx512bf16.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", "-mavx512bf16")),
     "amx.cc": (
         "x86-64-v4",
-        (_WIDE, "-mavx512vnni", "-mavx512bf16", "-mprfchw", "-mamx-tile", "-mamx-bf16",
-         "-mamx-int8"),
+        (_WIDE, "-mavx512vnni", "-mavx512bf16", "-mprfchw", *_AMX, "-mamx-bf16"),
     ),
-    "amx_blocks.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", "-mamx-tile", "-mamx-int8")),
+    "amx_blocks.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", *_AMX)),
 }
 _ARM: Units = {
     **{n: (None, ()) for n in ("dispatch.cc", "ffi.cc", "rows.cc", "blocks.cc", "peaks.cc")},
