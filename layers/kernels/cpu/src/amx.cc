@@ -77,10 +77,10 @@ void few_rows(const Product& p, int64_t strip, int64_t row) {
     _tile_loadd(S, at.y + S * kStrip, at.y_bytes); \
   else                                             \
     _tile_zero(S);
-#define STEP(S)                                             \
-  if constexpr (IS_FAR)                                     \
+#define STEP(S)                                                              \
+  if constexpr (IS_FAR)                                                      \
     prefetch(at.w + S * at.strip_bytes, end - at.w, STRIPS, at.strip_bytes); \
-  _tile_loadd(6, at.w + S * at.strip_bytes, 64);            \
+  _tile_loadd(6, at.w + S * at.strip_bytes, 64);                             \
   _tile_dpbf16ps(S, 4, 6);
 #define STORE(S) _tile_stored(S, at.y + S * kStrip, at.y_bytes);
   const char* const end = at.w + at.strip_bytes;
@@ -187,27 +187,28 @@ void two_groups(const Product& p, int64_t row, int rows, Ahead& ahead) {
   if (strip < p.num_strips) many_rows<false, IS_FAR, PASSES_BY>(p, strip, row, ahead);
 }
 
-// All strips, of depth 64 and in the cache, for up to 16 rows. These are loaded once, and the sums
-// of one strip are stored while the next is multiplied.
+// All strips, two tiles deep and in the cache, for up to 16 rows. These are loaded once, and the
+// sums of one strip are stored while the next is multiplied.
 void near_strips(const Product& p) {
+  constexpr int64_t kTileBytes = kTileDepth * kStrip * 2, kStripBytes = 2 * kTileBytes;
   configure((int)p.num_rows, 0);
   const int64_t x_bytes = p.x_stride() * 2, y_bytes = p.y_stride * 4;
   const char* w = (const char*)p.strips;
   float* y = p.y;
   _tile_loadd(4, p.x, x_bytes);
-  _tile_loadd(5, (const char*)p.x + 64, x_bytes);
-#define MULTIPLY(S)                           \
-  if (p.accumulates)                          \
-    _tile_loadd(S, y + S * kStrip, y_bytes);  \
-  else                                        \
-    _tile_zero(S);                            \
-  _tile_loadd(6, w + S * 2048, 64);           \
-  _tile_loadd(7, w + S * 2048 + 1024, 64);    \
-  _tile_dpbf16ps(S, 4, 6);                    \
+  _tile_loadd(5, (const char*)p.x + kTileDepth * 2, x_bytes);
+#define MULTIPLY(S)                                     \
+  if (p.accumulates)                                    \
+    _tile_loadd(S, y + S * kStrip, y_bytes);            \
+  else                                                  \
+    _tile_zero(S);                                      \
+  _tile_loadd(6, w + S * kStripBytes, 64);              \
+  _tile_loadd(7, w + S * kStripBytes + kTileBytes, 64); \
+  _tile_dpbf16ps(S, 4, 6);                              \
   _tile_dpbf16ps(S, 5, 7);
 #define STORE(S) _tile_stored(S, y + S * kStrip, y_bytes);
   int64_t strip = 0;
-  for (; strip + 4 <= p.num_strips; strip += 4, w += 4 * 2048, y += 4 * kStrip) {
+  for (; strip + 4 <= p.num_strips; strip += 4, w += 4 * kStripBytes, y += 4 * kStrip) {
     MULTIPLY(0)
     MULTIPLY(1)
     STORE(0)
@@ -217,7 +218,7 @@ void near_strips(const Product& p) {
     STORE(2)
     STORE(3)
   }
-  for (; strip < p.num_strips; strip++, w += 2048, y += kStrip) {
+  for (; strip < p.num_strips; strip++, w += kStripBytes, y += kStrip) {
     MULTIPLY(0)
     STORE(0)
   }
