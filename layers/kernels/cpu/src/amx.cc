@@ -278,6 +278,7 @@ struct InTiles {
   using Element = uint16_t;
   using Activation = uint16_t;
   using Session = ProductSession;
+  static constexpr int64_t kNearRows = kTile;
   static void put(const Vector& v, uint16_t* x) { narrow(v, x); }
   static void put(const Vector& a, const Vector& b, uint16_t* x) { narrow(a, b, x); }
   static void multiply(const Product& p) {
@@ -293,6 +294,8 @@ struct InTiles {
 // Sums of integers, of both digits of sixteen rows by two strips: exact, like those of VNNI, which
 // few rows take.
 struct IntegersInTiles {
+  static constexpr int64_t kNearRows = 2 * kTile;
+
   static void multiply(const IntegerProduct& p) {
     constexpr int64_t kLeastRows = 12;
     if (p.num_rows < kLeastRows) return IntegersByVnni::multiply(p);

@@ -91,6 +91,9 @@ class Attender {
   }
 
  private:
+  static constexpr int64_t kNearRows = Block::kNearRows;
+  static_assert(kNearRows % kLanes == 0, "reductions go by sixteens");
+
   void carve(void* memory) {
     Carver carver(memory);
     const int64_t rows = shape_.heads * row_stride_;
@@ -100,7 +103,7 @@ class Attender {
     top_ = carver.take<float>(rows);
     mass_ = carver.take<float>(rows);
     seen_ = carver.take<uint64_t>(shape_.rows);
-    has_sums_ = carver.take<bool>(rows / kNearRows);
+    has_sums_ = carver.take<bool>(shape_.heads * near_groups_);
     num_bytes_ = carver.taken();
   }
 
@@ -123,7 +126,7 @@ class Attender {
       top_[row] = a_.sinks ? a_.sinks[query_head] : kNoScore;
       mass_[row] = 1;
     });
-    memset(has_sums_, 0, shape_.heads * row_stride_ / kNearRows);
+    memset(has_sums_, 0, shape_.heads * near_groups_);
   }
 
   BlockRows rows_of(int64_t start, int64_t end) const {
@@ -149,39 +152,46 @@ class Attender {
     }
   }
 
-  // Folds a block into rows [first, first + count) of a head: their scores become weights, and what
-  // was summed before is scaled. A row's sums wait for each other, so rows go through each stage
-  // together.
+  // Folds a block into rows [first, first + count) of a head. A row's sums wait for each other, so
+  // rows go through each stage together.
   void fold_rows(int64_t head, int64_t first, int64_t count) {
     const uint64_t* const seen = seen_ + first;
     uint64_t by_any = 0;
     for (int64_t r = 0; r < count; r++) by_any |= seen[r];
     if (!by_any) return;
     const int64_t row = head * row_stride_ + first;
+    bool& has_sums = has_sums_[head * near_groups_ + first / kNearRows];
     block_.score(head, first, count, scores_);
-    for (int64_t r = 0; r < count; r++)
-      mask(scores_ + r * kBlock, seen[r], a_.score_cap).store(sixteens_[r]);
-    const Vector before = Vector::load(top_ + row);
-    const Vector top = maximum(reduce_rows(sixteens_, kLarger), before);
+    for (int64_t r = 0; r < count; r += kLanes)
+      weigh(row, r, least(kLanes, count - r), seen + r, has_sums);
+    block_.add_values(scores_, count, has_sums, out_ + row * shape_.out_stride);
+    has_sums = true;
+  }
+
+  // Turns the scores of up to sixteen rows, from the r-th behind `row` on, into weights, and scales
+  // what was summed of them.
+  void weigh(int64_t row, int64_t r, int64_t count, const uint64_t* seen, bool has_sums) {
+    float* const scores = scores_ + r * kBlock;
+    for (int64_t i = 0; i < count; i++)
+      mask(scores + i * kBlock, seen[i], a_.score_cap).store(sixteens_[i]);
+    float *const tops = top_ + row + r, *const masses = mass_ + row + r;
+    const Vector before = Vector::load(tops);
+    const Vector top = maximum(reduce_rows(sixteens_, count, kLarger), before);
     Vector decay = exponential(before - top);
     UNROLL for (int i = 0; i < kRegisters; i++)
       decay.part[i] = top.part[i] == before.part[i] ? Floats{} + 1.f : decay.part[i];
-    top.store(top_ + row);
-    float* const out = out_ + row * shape_.out_stride;
-    const bool is_first = !has_sums_[row / kNearRows];
-    has_sums_[row / kNearRows] = true;
-    for (int64_t r = 0; r < count; r++) {
-      const Vector largest = Vector::splat(top_[row + r]);
+    top.store(tops);
+    for (int64_t i = 0; i < count; i++) {
+      const Vector largest = Vector::splat(tops[i]);
       Vector weights[kBlock / kLanes], total = Vector::splat(0);
-      UNROLL for (int i = 0; i < kBlock / kLanes; i++)
-        weights[i] = exponential(Vector::load(scores_ + r * kBlock + i * kLanes) - largest);
+      UNROLL for (int k = 0; k < kBlock / kLanes; k++)
+        weights[k] = exponential(Vector::load(scores + i * kBlock + k * kLanes) - largest);
       UNROLL for (const Vector& sixteen : weights) total = total + sixteen;
-      total.store(sixteens_[r]);
-      block_.put_weights(weights, r, scores_);
+      total.store(sixteens_[i]);
+      block_.put_weights(weights, r + i, scores_);
     }
-    multiply_add(Vector::load(mass_ + row), decay, reduce_rows(sixteens_, kSum)).store(mass_ + row);
-    if (!is_first) scale(decay, count, out);
-    block_.add_values(scores_, count, !is_first, out);
+    multiply_add(Vector::load(masses), decay, reduce_rows(sixteens_, count, kSum)).store(masses);
+    if (has_sums) scale(decay, count, out_ + (row + r) * shape_.out_stride);
   }
 
   // Scales what was summed of up to sixteen rows.
@@ -206,7 +216,7 @@ class Attender {
     each_row([&](int64_t head, int64_t r, int64_t token, int64_t query_head) {
       const int64_t row = head * row_stride_ + r;
       char* const to = (char*)a_.out + (token * a_.num_heads + query_head) * a_.value_width * size;
-      if (!has_sums_[row / kNearRows]) {
+      if (!has_sums_[head * near_groups_ + r / kNearRows]) {
         memset(to, 0, a_.value_width * size);
         return;
       }
@@ -227,12 +237,13 @@ class Attender {
   const AttentionItem& item_;
   const ItemShape shape_;
   const int64_t row_bytes_ = a_.row_bytes();  // whose scales take divisions to count
-  const int64_t row_stride_ = ridgeline::padded(shape_.rows, kLanes);  // between heads
+  const int64_t row_stride_ = padded(shape_.rows, kLanes);  // between heads
+  const int64_t near_groups_ = (shape_.rows + kNearRows - 1) / kNearRows;  // of a head
   Block block_;
   size_t num_bytes_;
   float *scores_, *out_, *top_, *mass_;
   uint64_t* seen_;  // of each row, the keys of the block
-  bool* has_sums_;  // of each sixteen rows
+  bool* has_sums_;  // of each `kNearRows`
   float sixteens_[kLanes][kLanes] = {};  // of each of sixteen rows
 };
 

@@ -85,6 +85,8 @@ void integer_tiles(int64_t rows, const IntegerProduct& p, int64_t row) {
 
 // By AVX-512's products of four bytes (VNNI).
 struct IntegersByVnni {
+  static constexpr int64_t kNearRows = 32;  // more would not fit the first cache
+
   static void multiply(const IntegerProduct& p) {
     const int64_t groups = (p.num_rows + kMostIntegerRows - 1) / kMostIntegerRows;
     for (int64_t g = 0; g < groups; g++) {
@@ -251,6 +253,7 @@ template <class Multiplier>
 class IntegerBlock {
  public:
   static constexpr int64_t kQueryBytes = 2;  // of an element: bfloat16
+  static constexpr int64_t kNearRows = Multiplier::kNearRows;
 
   explicit IntegerBlock(const ItemShape& shape) : s_(shape) {}
 

@@ -64,6 +64,9 @@ template <class Arithmetic>
 class NumberBlock {
  public:
   static constexpr int64_t kQueryBytes = sizeof(typename Arithmetic::Element);  // of an element
+  // Rows of queries that go through a block together, so that the first cache has what they need:
+  // whole sixteens, as many as the arithmetic's tiles take at once or fill.
+  static constexpr int64_t kNearRows = Arithmetic::kNearRows;
 
   explicit NumberBlock(const ItemShape& shape) : s_(shape) {}
 

@@ -14,6 +14,7 @@ struct InPairs {
   using Element = uint16_t;
   using Activation = uint16_t;
   struct Session {};
+  static constexpr int64_t kNearRows = 48;  // whole tiles, of 6 rows
   static void put(const Vector& v, uint16_t* x) { narrow(v, x); }
   static void put(const Vector& a, const Vector& b, uint16_t* x) { narrow(a, b, x); }
   static void multiply(const Product& p) { multiply_by_tiles<Tiles>(p); }

@@ -146,6 +146,7 @@ struct InFloat32 {
   using Element = typename Format::Element;
   using Activation = float;
   struct Session {};
+  static constexpr int64_t kNearRows = 48;  // whole tiles, of 6 or of 12 rows
   static void put(const Vector& v, float* x) { v.store(x); }
   static void put(const Vector& a, const Vector& b, float* x) {
     a.store(x);

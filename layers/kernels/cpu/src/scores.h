@@ -35,8 +35,9 @@ class Scorer {
       next = after < stop ? rows_of(after, stop) : rows;
       block_.start_block(rows.data());
       block_.pack(HeadPlaces(shape_, rows.data(), 0), HeadPlaces(shape_, next.data(), 0));
-      for (int64_t first = 0; first < shape_.rows; first += kNearRows)
-        block_.score(0, first, least(kNearRows, shape_.rows - first), products_ + first * kBlock);
+      for (int64_t first = 0; first < shape_.rows; first += Block::kNearRows)
+        block_.score(0, first, least(Block::kNearRows, shape_.rows - first),
+                     products_ + first * kBlock);
       add_heads(start, stop);
     }
   }

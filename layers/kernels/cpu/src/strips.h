@@ -6,9 +6,6 @@
 namespace {
 
 constexpr int kBlock = 64;  // keys; a token's view of them is the bits of one word
-// Rows of queries that go through a block together, so that the first cache has what they need: one
-// for each lane.
-constexpr int64_t kNearRows = kLanes;
 
 // A block's keys, values or scales: so many bytes into the rows of its tokens.
 struct Place {

@@ -136,24 +136,34 @@ inline Floats merge(Floats a, Floats b, Combine combine, std::integer_sequence<i
       __builtin_shufflevector(a, b, (lane & distance ? kB + lane : lane)...),
       __builtin_shufflevector(a, b, (lane & distance ? kB + lane - distance : lane + distance)...));
 }
-template <int distance, class Combine>
+template <int ROWS, int distance, class Combine>
 inline void merge_rows(Floats* rows, Combine combine) {
-  UNROLL for (int r = 0; r < distance; r++)
-    rows[r] = merge<distance>(rows[r], rows[r + distance], combine, Lanes());
-  if constexpr (distance > 1) merge_rows<distance / 2>(rows, combine);
+  constexpr int kMerged = ROWS < distance ? ROWS : distance;
+  UNROLL for (int r = 0; r < kMerged; r++)
+    rows[r] = merge<distance>(rows[r], rows[ROWS > distance ? r + distance : r], combine, Lanes());
+  if constexpr (distance > 1) merge_rows<kMerged, distance / 2>(rows, combine);
 }
 
-// `reduce` of sixteen rows of sixteen, which share operations and have the same bits.
+// A register of the `reduce` of ROWS rows, a power of two of them.
+template <int ROWS, class Combine>
+inline Floats reduce_register(const float (*rows)[kLanes], Combine combine) {
+  Floats all[ROWS];
+  UNROLL for (int r = 0; r < ROWS; r++) all[r] = one_register(Vector::load(rows[r]), combine);
+  merge_rows<ROWS, kRegisterLanes / 2>(all, combine);
+  return all[0];
+}
+
+// `reduce` of the first `count` of sixteen rows of sixteen, which share operations and have the
+// same bits.
 template <class Combine>
-inline Vector reduce_rows(const float (&rows)[kLanes][kLanes], Combine combine) {
-  Vector out;
-  UNROLL for (int i = 0; i < kRegisters; i++) {
-    Floats all[kRegisterLanes];
-    UNROLL for (int r = 0; r < kRegisterLanes; r++)
-      all[r] = one_register(Vector::load(rows[i * kRegisterLanes + r]), combine);
-    merge_rows<kRegisterLanes / 2>(all, combine);
-    out.part[i] = all[0];
-  }
+inline Vector reduce_rows(const float (&rows)[kLanes][kLanes], int64_t count, Combine combine) {
+  constexpr int kFew = 4;  // query heads that many models have for each KV head
+  Vector out = Vector::splat(0);
+  if (count <= kFew)
+    out.part[0] = reduce_register<kFew>(rows, combine);
+  else
+    UNROLL for (int i = 0; i < kRegisters; i++)
+      out.part[i] = reduce_register<kRegisterLanes>(rows + i * kRegisterLanes, combine);
   return out;
 }
 
