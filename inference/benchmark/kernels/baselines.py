@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from configs.engine import ATTENTIONS
 from inference.benchmark.kernels.attention_case import Arrays, Case
 from layers.kernels.attention import api
+from layers.kernels.attention.contract import Options
 from layers.kernels.device import Device
 from layers.ragged import Ragged
 
@@ -62,11 +63,14 @@ def _ours(name: str) -> Kernel:
         q_YWNH: jax.Array, arrays: Arrays, pages: jax.Array, **sizes: int
     ) -> tuple[jax.Array, jax.Array]:
         chosen: Any = api.implementation(name)
-        told = pages, arrays.rectangle, 0, arrays.page_format
+        options = Options(dtype=q_YWNH.dtype.name)
+        arguments = pages, arrays.rectangle, 0, arrays.page_format, options
         if chosen.append_and_attend is None:
-            out_YWNH = chosen.attend_pages(q_YWNH, *told, **sizes)
+            out_YWNH = chosen.attend_pages(q_YWNH, *arguments, **sizes)
         else:
-            out_YWNH, pages = chosen.append_and_attend(q_YWNH, arrays.newest_YWX, *told, **sizes)
+            out_YWNH, pages = chosen.append_and_attend(
+                q_YWNH, arrays.newest_YWX, *arguments, **sizes
+            )
         return out_YWNH.astype(q_YWNH.dtype), pages  # as the next product of a step reads it
 
     found = Kernel(name, limit, functools.partial(_written, name), attend)

@@ -115,8 +115,8 @@ struct Ahead {
   }
 };
 
-// Two strips (or one) for two groups of rows. These pass by the nearest cache where the weights
-// are what stays there.
+// Two strips (or one) for two groups of rows. Rows pass by the nearest cache where weights stay
+// there.
 template <bool TWO, bool IS_FAR, bool PASSES_BY>
 void many_rows(const Product& p, int64_t strip, int64_t row, Ahead& ahead) {
   const Corner at(p, strip, row), below(p, strip, row + kTile);
@@ -143,9 +143,9 @@ void many_rows(const Product& p, int64_t strip, int64_t row, Ahead& ahead) {
     const char* const w = at.w + k * kStrip * 2;
     ahead.fetch();
     if constexpr (IS_FAR) {
-      const int64_t left = strip_bytes - k * kStrip * 2;
-      prefetch(w, left, 2, strip_bytes);
-      if constexpr (TWO) prefetch(w + strip_bytes, left, 2, strip_bytes);
+      const int64_t bytes_to_end = strip_bytes - k * kStrip * 2;
+      prefetch(w, bytes_to_end, 2, strip_bytes);
+      if constexpr (TWO) prefetch(w + strip_bytes, bytes_to_end, 2, strip_bytes);
     }
     LOAD_ROWS(4, at.x + k * 2)
     _tile_loadd(6, w, 64);
@@ -231,13 +231,12 @@ void few_groups(const Product& p) {
   const int rows = (int)p.num_rows;
   Ahead nothing;
   if (rows > kTile)
-    p.is_far ? two_groups<true, false>(p, 0, rows, nothing)
-             : two_groups<false, false>(p, 0, rows, nothing);
+    two_groups<true, false>(p, 0, rows, nothing);
   else
     p.is_far ? one_group<true>(p, 0, rows) : one_group<false>(p, 0, rows);
 }
 
-// All strips for many rows: two at a time go through all rows, and the next come.
+// All strips for many rows: two at a time go through all rows, and the next two are fetched.
 void many_groups(const Product& p) {
   constexpr int64_t kTogether = 2, kRows = 2 * kTile;
   const int64_t passes = (p.num_rows + kRows - 1) / kRows, steps = p.depth / kTileDepth;
@@ -248,15 +247,13 @@ void many_groups(const Product& p) {
     part.num_strips = least(kTogether, p.num_strips - strip);
     part.y = start.y;
     Ahead ahead;
-    if (p.is_far) {
-      const int64_t next_strips = least(kTogether, p.num_strips - strip - part.num_strips);
-      ahead.next = start.w + part.num_strips * start.strip_bytes;
-      ahead.stop = ahead.next + next_strips * start.strip_bytes;
-      ahead.lines = (int)((kRows + passes - 1) / passes);
-    }
+    const int64_t next_strips = least(kTogether, p.num_strips - strip - part.num_strips);
+    ahead.next = start.w + part.num_strips * start.strip_bytes;
+    ahead.stop = ahead.next + next_strips * start.strip_bytes;
+    ahead.lines = (int)((kRows + passes - 1) / passes);
     for (int64_t row = 0; row < p.num_rows; row += kRows) {
       const int rows = (int)least(kRows, p.num_rows - row);
-      const bool is_far = p.is_far && strip == 0 && row == 0;
+      const bool is_far = strip == 0 && row == 0;
       if (p.y_is_far && part.num_strips == kTogether) {
         const int64_t next = row + kRows;
         ahead.y = (char*)Corner(part, 0, next).y;

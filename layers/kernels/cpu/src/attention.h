@@ -119,12 +119,15 @@ class Attender {
 
   void start() {
     const int64_t query_bytes = a_.key_width * Block::kQueryBytes;
+    for (int64_t row = 0; row < shape_.heads * row_stride_; row++) {  // and behind a head's rows
+      top_[row] = kNoScore;
+      mass_[row] = 1;
+    }
     each_row([&](int64_t head, int64_t r, int64_t token, int64_t query_head) {
       const int64_t row = head * row_stride_ + r;
       block_.put_query(head, r,
                        (const char*)a_.q + (token * a_.num_heads + query_head) * query_bytes);
-      top_[row] = a_.sinks ? a_.sinks[query_head] : kNoScore;
-      mass_[row] = 1;
+      if (a_.sinks && a_.sinks[query_head] > kNoScore) top_[row] = a_.sinks[query_head];
     });
     memset(has_sums_, 0, shape_.heads * near_groups_);
   }
@@ -168,8 +171,8 @@ class Attender {
     has_sums = true;
   }
 
-  // Turns the scores of up to sixteen rows, from the r-th behind `row` on, into weights, and scales
-  // what was summed of them.
+  // Turns the scores of up to sixteen rows, `row + r` and the next, into weights, and scales what
+  // was summed of them.
   void weigh(int64_t row, int64_t r, int64_t count, const uint64_t* seen, bool has_sums) {
     float* const scores = scores_ + r * kBlock;
     for (int64_t i = 0; i < count; i++)
@@ -182,10 +185,10 @@ class Attender {
       decay.part[i] = top.part[i] == before.part[i] ? Floats{} + 1.f : decay.part[i];
     top.store(tops);
     for (int64_t i = 0; i < count; i++) {
-      const Vector largest = Vector::splat(tops[i]);
+      const Vector row_top = Vector::splat(tops[i]);
       Vector weights[kBlock / kLanes], total = Vector::splat(0);
       UNROLL for (int k = 0; k < kBlock / kLanes; k++)
-        weights[k] = exponential(Vector::load(scores + i * kBlock + k * kLanes) - largest);
+        weights[k] = exponential(Vector::load(scores + i * kBlock + k * kLanes) - row_top);
       UNROLL for (const Vector& sixteen : weights) total = total + sixteen;
       total.store(sixteens_[i]);
       block_.put_weights(weights, r + i, scores_);
@@ -225,10 +228,10 @@ class Attender {
       for (int64_t h = 0; h < a_.value_width; h += kLanes) {
         const Vector result = Vector::load(sums + h) / mass;
         const int64_t count = least(kLanes, a_.value_width - h);
-        char some[kLanes * sizeof(float)];
-        char* const at = count == kLanes ? to + h * size : some;
+        char tail[kLanes * sizeof(float)];
+        char* const at = count == kLanes ? to + h * size : tail;
         a_.is_float32_out ? result.store((float*)at) : narrow(result, (uint16_t*)at);
-        if (at == some) memcpy(to + h * size, some, count * size);
+        if (at == tail) memcpy(to + h * size, tail, count * size);
       }
     });
   }
@@ -242,9 +245,9 @@ class Attender {
   Block block_;
   size_t num_bytes_;
   float *scores_, *out_, *top_, *mass_;
-  uint64_t* seen_;  // of each row, the keys of the block
-  bool* has_sums_;  // of each `kNearRows`
-  float sixteens_[kLanes][kLanes] = {};  // of each of sixteen rows
+  uint64_t* seen_;  // keys of the block that a row sees
+  bool* has_sums_;  // whether rows that go through together have sums in out_
+  float sixteens_[kLanes][kLanes] = {};  // of sixteen rows, parts of their maxima or sums
 };
 
 // `Dense::attend`; `Integers`, if it is a type, sums what quantized pages are as integers. Padding

@@ -154,10 +154,10 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   }
   const bool is_in_order = std::is_sorted(order.begin(), order.end());
   constexpr int64_t kPutRows = 8, kFewRows = 4;
-  // That stay in the second cache beside weights, with gates and what they multiply.
+  // Of rows, with gates and what they multiply, that stay in the second cache beside weights.
   const int64_t block_bytes = type == Activations::kFloat32 ? 1 << 19 : 1 << 20;
   const int64_t padding = T > kFewRows ? row_padding(type, depth) : 0;
-  const int64_t gated_bytes = result.gate ? kLeastBlock * kMostTogether * kStrip * 4 : 0;
+  const int64_t gated_bytes = result.gate ? kLeastBlock * (kMostTogether + 1) * kStrip * 4 : 0;
   const int64_t fitting =
       block_bytes / (bytes_of_rows(type, kLeastBlock, depth + padding) + gated_bytes);
   const int64_t block_rows = kLeastBlock * (fitting < 1 ? 1 : fitting);
@@ -232,7 +232,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     }
     // Rows of y lie apart, the last strip is wider than y, or gates and what they multiply meet.
     static thread_local Scratch wide;
-    p.y_stride = (parts * p.num_strips + 1) * kStrip;  // or rows would share lines of the cache
+    p.y_stride = (parts * p.num_strips + 1) * kStrip;  // or rows would share few sets of the cache
     float* const made = p.y = (float*)wide.reserve(p.num_rows * p.y_stride * sizeof(float));
     kernels.multiply(p);
     if (!result.gate) {
@@ -341,8 +341,8 @@ bool goes_together(const Paged& p, const ffi::AnyBuffer& pages,
 
 constexpr int64_t kTileRows = 128;
 
-// Tokens of a tile, such that a sequence's tiles have about as many of them and about `rows` rows
-// of `group` query heads, if a token has not more: whole sixteens, as attention.h takes them.
+// Tokens of a tile of about `rows` rows of `group` query heads, if a token has not more. Where
+// whole sixteens of rows are, attention.h fills them; the last tile may be a small one.
 int64_t tile_tokens(int64_t tokens, int64_t group, int64_t rows = kTileRows) {
   constexpr int64_t kTogether = 16;
   const int64_t tiles = (tokens * group + rows - 1) / rows, tile = (tokens + tiles - 1) / tiles;

@@ -104,7 +104,7 @@ inline Floats rotate(Floats v, std::integer_sequence<int, lane...>) {
 constexpr auto kSum = [](Floats a, Floats b) { return a + b; };
 constexpr auto kLarger = [](Floats a, Floats b) { return a > b ? a : b; };
 
-// The registers of a vector as one, each with the one half of them away.
+// The registers of a vector as one: those that are half of them apart are combined, and so on.
 template <class Combine>
 inline Floats one_register(const Vector& v, Combine combine) {
   Floats part[kRegisters];
@@ -115,7 +115,8 @@ inline Floats one_register(const Vector& v, Combine combine) {
   return part[0];
 }
 
-// All lanes as one: each with the one half of the lanes away, whatever the registers.
+// All lanes as one, whatever the registers: those that are half of them apart are combined, and so
+// on.
 template <class Combine>
 inline float reduce(const Vector& v, Combine combine) {
   Floats all = one_register(v, combine);
@@ -131,10 +132,11 @@ inline float largest(const Vector& v) { return reduce(v, kLarger); }
 // lane's number is 0, those of `b` where it is 1.
 template <int distance, class Combine, int... lane>
 inline Floats merge(Floats a, Floats b, Combine combine, std::integer_sequence<int, lane...>) {
-  constexpr int kB = kRegisterLanes;
+  constexpr int kSecond = kRegisterLanes;
   return combine(
-      __builtin_shufflevector(a, b, (lane & distance ? kB + lane : lane)...),
-      __builtin_shufflevector(a, b, (lane & distance ? kB + lane - distance : lane + distance)...));
+      __builtin_shufflevector(a, b, (lane & distance ? kSecond + lane : lane)...),
+      __builtin_shufflevector(
+          a, b, (lane & distance ? kSecond + lane - distance : lane + distance)...));
 }
 template <int ROWS, int distance, class Combine>
 inline void merge_rows(Floats* rows, Combine combine) {
@@ -189,8 +191,8 @@ inline Vector exponential(const Vector& v) {
     p = p * r + 5.0000001201e-1f;
     p = p * (r * r) + (r + 1.f);
 #if defined(__AVX512F__)
-    const __mmask16 counts = _mm512_cmp_ps_mask((__m512)x, (__m512)floor, _CMP_NLT_UQ);
-    out.part[i] = (Floats)_mm512_maskz_scalef_ps(counts, (__m512)p, (__m512)n);
+    const __mmask16 is_above = _mm512_cmp_ps_mask((__m512)x, (__m512)floor, _CMP_NLT_UQ);
+    out.part[i] = (Floats)_mm512_maskz_scalef_ps(is_above, (__m512)p, (__m512)n);
 #else
     const Ints exponent = ((Ints)shifted << 23) + 0x3f800000;
     out.part[i] = v.part[i] < floor ? Floats{} : p * (Floats)exponent;
