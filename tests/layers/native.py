@@ -1,6 +1,7 @@
 """The native library for tests: on every instruction set that this machine has or emulates."""
 
 import platform
+from pathlib import Path
 
 import jax
 import pytest
@@ -29,6 +30,12 @@ def need(page_format=None) -> None:
         asked = Demand(page_format.kv_heads, page_format, 64, deterministic=True)
         if reason := ffi_cpu.limit(asked, Device("cpu", "cpu", 1)):
             pytest.skip(reason)
+
+
+def multiplies_by_amx() -> bool:
+    """Whether XLA may multiply bfloat16 by AMX, in an order that follows the number of rows."""
+    path = Path("/proc/cpuinfo")
+    return path.is_file() and "amx_bf16" in path.read_text(encoding="utf-8")
 
 
 def refused(reason: str):

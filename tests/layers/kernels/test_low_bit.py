@@ -19,6 +19,7 @@ from layers.kernels.linear import api, low_bit, low_bit_product
 from layers.linear import linear
 from layers.ragged import contiguous
 from tests import compiling, fakes
+from tests.layers import native
 
 WEIGHT_ONLY = [name for name in quantized.OURS if FORMATS[name].activations is None]
 ROUNDING = [name for name in quantized.OURS if FORMATS[name].activations is not None]
@@ -110,6 +111,8 @@ def test_products_with_rounded_activations(format):
     ("fp8", "bfloat16"), ("w8a8", "float32"), ("int4", "float32"), ("int4_asym_g32", "bfloat16"),
 ])  # fmt: skip
 def test_a_row_has_the_same_bits_in_any_company(format, dtype):
+    if dtype == "bfloat16" and native.multiplies_by_amx():
+        pytest.skip("XLA's products of bfloat16 by AMX: docs/determinism.md")
     w, _ = drawn(format, 600, 512, dtype=dtype)
     x_TD = tokens(40, 512)
     whole = np.asarray(jax.jit(linear)(x_TD, w))
