@@ -18,6 +18,7 @@ PRODUCTS, ATTENTION, HEAD = "products with weights", "attention", "head"
 SAMPLING, REST, BETWEEN = "sampling", "norms and the rest", "between operations"
 PARTS = (PRODUCTS, ATTENTION, HEAD, SAMPLING, REST, BETWEEN)
 
+_PRODUCTS = "ridgeline_linear", "ridgeline_gated", "ridgeline_grouped"
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%(\S+) = ", re.MULTILINE)
 _SCOPE = re.compile(r'op_name="([^"]*)"')
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
@@ -60,7 +61,7 @@ def parts_of(hlo: str) -> dict[str, str]:
 
 def _part(scope: str, target: str) -> str:
     names = scope.split("/")
-    is_product = names[-1] == "dot_general" or target.startswith("ridgeline_linear")
+    is_product = names[-1] == "dot_general" or target.startswith(_PRODUCTS)
     for name, part in (("sample", SAMPLING), ("head", HEAD), ("attend", ATTENTION)):
         if name in names:
             return part

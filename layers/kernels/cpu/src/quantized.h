@@ -82,7 +82,7 @@ void pack_keys(Place keys, Place next, Groups groups, Element* out) {
         const char* from = keys[first + s] + byte;
         __builtin_prefetch(next[first + s] + byte, 0, 2);
         if (left >= kRegisterBytes) {
-          square[s] = *(const LooseWords*)from;
+          memcpy(&square[s], from, kRegisterBytes);  // at any address, as scales take two bytes
         } else {
           square[s] = Words{};
           memcpy(&square[s], from, left);
