@@ -145,14 +145,16 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     return ffi::Error::Success();
   }
   std::vector<int64_t> order, sizes;  // of rows as they are taken
+  int64_t num_used = T;
   if (given_sizes) {
     sizes = *given_sizes;
     order.resize(T);
     std::iota(order.begin(), order.end(), 0);
   } else {
-    sizes.push_back(sort_rows(x, order));
+    num_used = sort_rows(x, order);
+    sizes.push_back(num_used);
   }
-  const bool is_in_order = std::is_sorted(order.begin(), order.end());
+  const bool are_adjacent = num_used && order[num_used - 1] - order[0] == num_used - 1;
   constexpr int64_t kPutRows = 8, kFewRows = 4;
   // Of rows, with gates and what they multiply, that stay in the second cache beside weights.
   const int64_t block_bytes = type == Activations::kFloat32 ? 1 << 19 : 1 << 20;
@@ -183,9 +185,9 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   add(-1, T - row);
 
   static thread_local Scratch scratch;
-  const char* rows = (const char*)x.untyped_data();
+  const char* rows = (const char*)x.untyped_data() + order[0] * D * (is_float ? 4 : 2);
   const auto given = is_float ? Activations::kFloat32 : Activations::kBfloat16;
-  const bool is_ready = type == given && depth == D && !padding && is_in_order;
+  const bool is_ready = type == given && depth == D && !padding && are_adjacent;
   const int64_t own_bytes = bytes_of_rows(type, places, depth + padding);
   char* own = is_ready ? nullptr : (char*)scratch.reserve(own_bytes);
   if (own) rows = own;
