@@ -150,8 +150,8 @@ class ModelRunner:
         self._is_warm = self._sealed = False
         self.before_admit: Callable[[StepSchedule], None] = lambda schedule: None
         self.num_late_compiles = 0
-        self.reset()
         self._swapper = PageSwapper(self.config, cache, self._mesh)
+        self.reset()
         self._snapshots = StateSnapshots(self.config, cache, self._mesh)
         self.params = self.pack(params()) if callable(params) else values
 
@@ -181,6 +181,7 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
+        self._swapper.reset()
         self.cache: Cache = ()  # frees what there is: two may not fit
         arguments = self._cache_arguments
         with rows.native(self.config.engine.linear == "ffi_cpu"):

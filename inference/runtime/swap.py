@@ -2,6 +2,7 @@
 they outlive their sequences.
 """
 
+import dataclasses
 import functools
 from collections import deque
 from collections.abc import Sequence
@@ -32,11 +33,23 @@ Snapshots = tuple[tuple[Snapshot, ...], ...]  # likewise
 PageCopies = tuple[CacheLeaf, ...]
 
 PAGES = 8  # that one call copies; more take several calls
+_MOST_READS = 4  # that wait for the device, and keep memory there
 _ROWS = 8  # snapshots that one call makes; more take several calls
 
 
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """Pages of a group that the device reads, and where they belong in the host's memory."""
+
+    group: int
+    arrays: tuple[jax.Array, ...]  # [shards x chips x pages, layers, ...] each
+    host_pages: tuple[np.ndarray, ...]  # of each data shard
+
+
 class PageSwapper:
-    """Copies pages to host memory and back."""
+    """Copies pages to host memory and back. What goes to the host is read there while later steps
+    run: the steps before it, which the device has yet to finish, would keep the host waiting.
+    """
 
     def __init__(self, config: Config, cache: Cache, mesh: Mesh | None = None):
         """Reserves address space for `config.num_host_pages`; memory is taken as it is used.
@@ -65,6 +78,7 @@ class PageSwapper:
             self._stored.append(tuple(stored))
         self._compiled: dict[tuple[int, bool], Compiled] = {}
         self._zeros: dict[int, PageCopies] = {}
+        self._reads: deque[_Read] = deque()  # that are not stored yet, oldest first
 
     def warm_up(self) -> None:
         """Compiles everything that `transfer` may need."""
@@ -84,8 +98,10 @@ class PageSwapper:
 
     def transfer(self, cache: Cache, transfers: Transfers) -> Cache:
         """Copies pages, each data shard's in the order given; returns the cache with the restored
-        ones.
+        ones. Those that go to the host may come there later, but before they are read.
         """
+        while self._reads and all(array.is_ready() for array in self._reads[0].arrays):
+            self._store()
         due = [deque(shard) for shard in transfers]
         while kinds := [_kind(shard[0]) for shard in due if shard]:
             kind = kinds[0]
@@ -126,8 +142,26 @@ class PageSwapper:
         return written
 
     def free(self) -> None:
-        """Frees what `receive` keeps on the device, which is made again when it is needed."""
+        """Frees what this keeps on the device: pages are stored first, and what `receive` needs is
+        made again.
+        """
+        while self._reads:
+            self._store()
         self._zeros.clear()
+
+    def reset(self) -> None:
+        """Forgets pages that the device has yet to read, and may have lost."""
+        self._reads.clear()
+
+    def _store(self) -> None:
+        """Waits for the oldest read and writes it to the host's memory."""
+        read = self._reads.popleft()
+        kept_arrays = jax.tree.leaves(self._stored[read.group])
+        shards = len(read.host_pages)
+        for kept, found in zip(kept_arrays, read.arrays, strict=True):
+            each = np.asarray(found).reshape(shards, self._chips // shards, -1, *kept.shape[3:])
+            for shard, host_X in enumerate(read.host_pages):
+                kept[shard][:, host_X] = each[shard][:, : len(host_X)]
 
     def _nothing(self, group: int, data: PageCopies) -> PageCopies:
         """What the other data shards' sinks receive."""
@@ -164,12 +198,15 @@ class PageSwapper:
         ]
         first = len(shards), self._chips // len(shards), pages.shape[1]  # shards, chips, pages
         if to_host:
-            read = jax.tree.leaves(executable(cache, pages.ravel()))
-            for kept, found in zip(jax.tree.leaves(stored), read, strict=True):
-                each = np.asarray(found).reshape(*first, *kept.shape[3:])
-                for shard, host_X in enumerate(host_pages):
-                    kept[shard][:, host_X] = each[shard][:, : len(host_X)]
+            arrays = jax.tree.leaves(executable(cache, pages.ravel()))
+            for array in arrays:
+                array.copy_to_host_async()
+            self._reads.append(_Read(group, tuple(arrays), tuple(host_pages)))
+            if len(self._reads) > _MOST_READS:
+                self._store()
             return cache
+        while self._reads:
+            self._store()
 
         def padded(kept: np.ndarray) -> np.ndarray:
             data = np.zeros((*first, *kept.shape[3:]), kept.dtype)

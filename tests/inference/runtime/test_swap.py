@@ -10,6 +10,7 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.mesh import Mesh
 from inference.kv_pages.prefix_cache import Transfer
+from inference.runtime import swap
 from inference.runtime.model_runner import cache_arguments
 from inference.runtime.swap import PageSwapper
 from layers import kv_cache
@@ -68,6 +69,66 @@ def test_every_part_of_a_cache_goes_to_the_host_and_comes_back(model):
                 np.testing.assert_array_equal(pages[1:], [old[2], *old[2:]])
 
 
+class _Unfinished:
+    """An array that the device is still to write."""
+
+    is_over = False
+
+    def __init__(self, array):
+        self._array = array
+
+    def is_ready(self):
+        return self.is_over
+
+    def copy_to_host_async(self):
+        self._array.copy_to_host_async()
+
+    def __array__(self, dtype=None, copy=None):
+        assert self.is_over, "the host waits for the device"
+        return np.asarray(self._array)
+
+
+def test_pages_that_the_device_has_yet_to_read_keep_nobody_waiting(monkeypatch):
+    """They are stored before anything is restored; a host page that is taken again has the last."""
+    engine = EngineConfig(page_tokens=8, max_seqs=2, preemption="swap", max_context=64)
+    config, generator = Config(fakes.llama(), engine), np.random.default_rng(0)
+    arguments = cache_arguments(config, "reference")
+    before = jax.tree.map(
+        lambda leaf: generator.integers(0, 100, leaf.shape).astype(leaf.dtype),
+        kv_cache.abstract(*arguments),
+    )
+    cache, swapper = jax.tree.map(jnp.asarray, before), PageSwapper(config, before)
+    found = swapper._executable
+
+    def unfinished(group, to_host):
+        executable = found(group, to_host)
+        return lambda *given: jax.tree.map(_Unfinished, executable(*given))
+
+    monkeypatch.setattr(swapper, "_executable", unfinished)
+    for page, host_page in ((2, 1), (3, 2), (4, 2)):
+        cache = swapper.transfer(cache, ((Transfer(0, page, host_page, True),),))
+    monkeypatch.setattr(swapper, "_executable", found)
+    monkeypatch.setattr(_Unfinished, "is_over", True)
+    cache = swapper.transfer(cache, ((Transfer(0, 5, 2, False), Transfer(0, 6, 1, False)),))
+    for pages, old in zip(jax.tree.leaves(cache), jax.tree.leaves(before), strict=True):
+        np.testing.assert_array_equal(pages[5:7], [old[4], old[2]])
+
+
+def test_only_a_few_reads_keep_memory_on_the_device():
+    engine = EngineConfig(page_tokens=8, max_seqs=2, preemption="swap", max_context=64)
+    config = Config(fakes.llama(), engine)
+    arguments = cache_arguments(config, "reference")
+    swapper, cache = PageSwapper(config, kv_cache.abstract(*arguments)), kv_cache.init(*arguments)
+    out = tuple(Transfer(0, 1, host_page, True) for host_page in range(1, 1 + 8 * swap.PAGES))
+    swapper.warm_up()
+    before = _device_bytes()
+    swapper.transfer(cache, (out,))
+    page_bytes = sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(cache))
+    assert _device_bytes() - before <= 4 * swap.PAGES * page_bytes
+    swapper.free()
+    assert _device_bytes() == before
+
+
 def test_no_device_memory_is_kept_once_it_is_to_be_free():
     """Of what the other data shard's sinks receive with each page."""
     engine = EngineConfig(page_tokens=8, max_seqs=2, max_context=64, cache_bytes=1 << 16)
@@ -87,4 +148,6 @@ def test_no_device_memory_is_kept_once_it_is_to_be_free():
 
 def _device_bytes():
     gc.collect()
-    return sum(array.nbytes for array in jax.live_arrays())
+    shards = [shard.data for array in jax.live_arrays() for shard in array.addressable_shards]
+    buffers = {shard.unsafe_buffer_pointer(): shard.nbytes for shard in shards}
+    return sum(buffers.values())
