@@ -130,17 +130,18 @@ _ROWS, _WIDTH = 512, 2048
 
 def _matrix(format: str, packs: bool) -> Any:
     """A square matrix of a format, as `linear` takes it."""
+    import jax
     import jax.numpy as jnp
 
     from configs.precision import FORMATS
     from layers.kernels.linear import low_bit, packed
 
+    if format in packed.BLOCKS and packs:
+        strips = packed.abstract((_WIDTH, _WIDTH), format)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), strips)
     if format in packed.BLOCKS:
         num_bytes = int(FORMATS[format].bytes_for(_WIDTH, _WIDTH))
-        blocks = np.zeros((_WIDTH, num_bytes), np.uint8)
-        if packs:
-            return packed.pack_blocks(blocks, format, _WIDTH)
-        return low_bit.of_blocks(blocks, format, _WIDTH, "float32")
+        return low_bit.of_blocks(np.zeros((_WIDTH, num_bytes), np.uint8), format, _WIDTH, "float32")
     matrix = jnp.ones((_WIDTH, _WIDTH), format)
     return packed.pack(matrix) if packs else matrix
 

@@ -9,6 +9,10 @@ from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
 from inference.files import digests, local_machine
 from inference.planner.calibration import lookup, measure, store
+from inference.runtime import cpu_kernels
+from layers import quantized
+from layers.kernels.cpu import library
+from layers.kernels.linear import packed
 
 _MEASURED = HardwareSpec("cpu", 16e9, 30e9, {"float32": 2e11, "bfloat16": 1e11})
 
@@ -20,6 +24,18 @@ def counted(monkeypatch, tmp_path):
     calls = []
     monkeypatch.setattr(measure, "this_machine", lambda *dtypes: calls.append(dtypes) or _MEASURED)
     return calls
+
+
+@pytest.mark.parametrize("packs", [True, False])
+def test_products_of_every_format_are_timed(monkeypatch, packs):
+    monkeypatch.setattr(measure, "_ROWS", 4)
+    monkeypatch.setattr(measure, "_WIDTH", 256)
+    cpu_kernels.load()
+    if packs and not library.is_loaded():
+        pytest.skip("there is no library")
+    monkeypatch.setattr(library, "is_loaded", lambda: packs)
+    formats = packed.BLOCKS if packs else quantized.OURS
+    assert all(rate > 0 for rate in measure.few_bits_rates(formats).values())
 
 
 def test_this_machine_is_measured_once(counted):
