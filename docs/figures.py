@@ -71,6 +71,7 @@ PAGES = (
     Page("docs/results/vllm-cpu.md", _CPU + _STEP + _HOST),
     Page("docs/results/llama-cpp.md", _CPU + _STEP + _HOST),
     Page("docs/results/server-epyc-2cores.md", (*_CPU, *_STEP, *_HOST, "inference/server")),
+    Page("docs/results/server-xeon-amx-2cores.md", (*_CPU, *_STEP, *_HOST, "inference/server")),
     Page("docs/results/serving-epyc-2cores.md", _CPU + _STEP + _HOST + _PLAN),
     Page(_VERIFIED, _CPU + _STEP + _PLAN, _VERIFY, 4),
     Page("docs/results/nvidia-h200-2026-11-26.md", _HOPPER),
