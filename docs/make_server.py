@@ -36,8 +36,9 @@ def main() -> None:
     paths = parser.parse_args()
     print("# A server\n")
     print(f"{datetime.date.today()}, {processor()}; SmolLM2-135M in bfloat16, clients beside it")
+    printed = " and `measure_grammars.py` printed" if paths.grammars else ""
     print("on the same cores. Written by `docs/make_server.py` from what `docs/compare_servers.py`")
-    print("wrote and `measure_grammars.py` printed; `make drills` brings faults about.")
+    print(f"wrote{printed}.")
     for path in paths.compared:
         _show_compared(read(path))
     if paths.grammars:

@@ -181,7 +181,7 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
-        self._swapper.reset()
+        self._swapper.forget_reads()
         self.cache: Cache = ()  # frees what there is: two may not fit
         arguments = self._cache_arguments
         with rows.native(self.config.engine.linear == "ffi_cpu"):
@@ -216,6 +216,7 @@ class ModelRunner:
         """Copies in the host's memory, for `restore`: of weights, at least those of what drafts,
         and of pages with slots, or None.
         """
+        self._swapper.store()
         drafting = {name: part for name, part in self.params.items() if name == "draft"}
         weights, state = self.params if keeps_weights else drafting, (self.cache, self.slots)
         copied: tuple[Any, Any] = host_memory.offload((weights, state if keeps_pages else None))

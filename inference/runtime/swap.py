@@ -33,22 +33,29 @@ Snapshots = tuple[tuple[Snapshot, ...], ...]  # likewise
 PageCopies = tuple[CacheLeaf, ...]
 
 PAGES = 8  # that one call copies; more take several calls
-_MOST_READS = 4  # that wait for the device, and keep memory there
+_MOST_READS = 4  # in flight; each keeps PAGES pages on the device
 _ROWS = 8  # snapshots that one call makes; more take several calls
 
 
 @dataclasses.dataclass(frozen=True)
-class _Read:
-    """Pages of a group that the device reads, and where they belong in the host's memory."""
+class _PendingRead:
+    """Pages of a group that the device reads, and where they belong in the host's memory.
+
+    Attributes:
+        group: of `cached_groups`.
+        arrays: of the leaves' dtypes, [shards x chips x pages, layers, ...] each.
+        host_pages: of each data shard, int32 [pages].
+    """
 
     group: int
-    arrays: tuple[jax.Array, ...]  # [shards x chips x pages, layers, ...] each
-    host_pages: tuple[np.ndarray, ...]  # of each data shard
+    arrays: tuple[Any, ...]
+    host_pages: tuple[np.ndarray, ...]
 
 
 class PageSwapper:
-    """Copies pages to host memory and back. What goes to the host is read there while later steps
-    run: the steps before it, which the device has yet to finish, would keep the host waiting.
+    """Copies pages to host memory and back. Those for the host are stored while later steps run, as
+    the device reads them behind the steps before; more than `_MOST_READS` times `PAGES` in one step
+    wait for these.
     """
 
     def __init__(self, config: Config, cache: Cache, mesh: Mesh | None = None):
@@ -78,7 +85,7 @@ class PageSwapper:
             self._stored.append(tuple(stored))
         self._compiled: dict[tuple[int, bool], Compiled] = {}
         self._zeros: dict[int, PageCopies] = {}
-        self._reads: deque[_Read] = deque()  # that are not stored yet, oldest first
+        self._reads: deque[_PendingRead] = deque()  # that are not stored yet, oldest first
 
     def warm_up(self) -> None:
         """Compiles everything that `transfer` may need."""
@@ -98,10 +105,13 @@ class PageSwapper:
 
     def transfer(self, cache: Cache, transfers: Transfers) -> Cache:
         """Copies pages, each data shard's in the order given; returns the cache with the restored
-        ones. Those that go to the host may come there later, but before they are read.
+        ones. Pages for the host are stored later, at the latest before a page is restored.
+
+        Raises:
+            JaxRuntimeError: the device failed, perhaps in a read of an earlier call.
         """
         while self._reads and all(array.is_ready() for array in self._reads[0].arrays):
-            self._store()
+            self._store_oldest()
         due = [deque(shard) for shard in transfers]
         while kinds := [_kind(shard[0]) for shard in due if shard]:
             kind = kinds[0]
@@ -141,27 +151,33 @@ class PageSwapper:
         written: Cache = self._executable(group, to_host=False)(cache, page_X, data)
         return written
 
-    def free(self) -> None:
-        """Frees what this keeps on the device: pages are stored first, and what `receive` needs is
-        made again.
+    def store(self) -> None:
+        """Waits for all pages that go to the host, and writes them there.
+
+        Raises:
+            JaxRuntimeError: the device failed; what was not written stays to be.
         """
         while self._reads:
-            self._store()
-        self._zeros.clear()
+            self._store_oldest()
 
-    def reset(self) -> None:
-        """Forgets pages that the device has yet to read, and may have lost."""
+    def forget_reads(self) -> None:
+        """Drops pages that are not stored yet, as the device may have lost them; the prefix cache
+        must have forgotten them, too.
+        """
         self._reads.clear()
 
-    def _store(self) -> None:
-        """Waits for the oldest read and writes it to the host's memory."""
-        read = self._reads.popleft()
-        kept_arrays = jax.tree.leaves(self._stored[read.group])
+    def free(self) -> None:
+        """Frees what `receive` keeps on the device, which is made again when it is needed."""
+        self._zeros.clear()
+
+    def _store_oldest(self) -> None:
+        read = self._reads[0]
         shards = len(read.host_pages)
-        for kept, found in zip(kept_arrays, read.arrays, strict=True):
-            each = np.asarray(found).reshape(shards, self._chips // shards, -1, *kept.shape[3:])
+        for leaf, array in zip(jax.tree.leaves(self._stored[read.group]), read.arrays, strict=True):
+            pages = np.asarray(array).reshape(shards, self._chips // shards, -1, *leaf.shape[3:])
             for shard, host_X in enumerate(read.host_pages):
-                kept[shard][:, host_X] = each[shard][:, : len(host_X)]
+                leaf[shard][:, host_X] = pages[shard][:, : len(host_X)]
+        self._reads.popleft()  # last: after an interrupt it is stored again
 
     def _nothing(self, group: int, data: PageCopies) -> PageCopies:
         """What the other data shards' sinks receive."""
@@ -201,12 +217,11 @@ class PageSwapper:
             arrays = jax.tree.leaves(executable(cache, pages.ravel()))
             for array in arrays:
                 array.copy_to_host_async()
-            self._reads.append(_Read(group, tuple(arrays), tuple(host_pages)))
+            self._reads.append(_PendingRead(group, tuple(arrays), tuple(host_pages)))
             if len(self._reads) > _MOST_READS:
-                self._store()
+                self._store_oldest()
             return cache
-        while self._reads:
-            self._store()
+        self.store()
 
         def padded(kept: np.ndarray) -> np.ndarray:
             data = np.zeros((*first, *kept.shape[3:]), kept.dtype)

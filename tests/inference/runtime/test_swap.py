@@ -88,8 +88,10 @@ class _Unfinished:
         return np.asarray(self._array)
 
 
-def test_pages_that_the_device_has_yet_to_read_keep_nobody_waiting(monkeypatch):
-    """They are stored before anything is restored; a host page that is taken again has the last."""
+def test_a_launch_does_not_wait_for_pages_that_go_to_the_host(monkeypatch):
+    """They are stored before a page is restored, though the device failed once; a host page that is
+    read twice has the later pages; what is forgotten is never stored.
+    """
     engine = EngineConfig(page_tokens=8, max_seqs=2, preemption="swap", max_context=64)
     config, generator = Config(fakes.llama(), engine), np.random.default_rng(0)
     arguments = cache_arguments(config, "reference")
@@ -98,16 +100,20 @@ def test_pages_that_the_device_has_yet_to_read_keep_nobody_waiting(monkeypatch):
         kv_cache.abstract(*arguments),
     )
     cache, swapper = jax.tree.map(jnp.asarray, before), PageSwapper(config, before)
-    found = swapper._executable
+    compiled = swapper._executable
 
     def unfinished(group, to_host):
-        executable = found(group, to_host)
-        return lambda *given: jax.tree.map(_Unfinished, executable(*given))
+        executable = compiled(group, to_host)
+        return lambda *arguments: jax.tree.map(_Unfinished, executable(*arguments))
 
     monkeypatch.setattr(swapper, "_executable", unfinished)
+    cache = swapper.transfer(cache, ((Transfer(0, 7, 1, True),),))
+    swapper.forget_reads()
     for page, host_page in ((2, 1), (3, 2), (4, 2)):
         cache = swapper.transfer(cache, ((Transfer(0, page, host_page, True),),))
-    monkeypatch.setattr(swapper, "_executable", found)
+    with pytest.raises(AssertionError, match="the host waits"):
+        swapper.store()
+    monkeypatch.setattr(swapper, "_executable", compiled)
     monkeypatch.setattr(_Unfinished, "is_over", True)
     cache = swapper.transfer(cache, ((Transfer(0, 5, 2, False), Transfer(0, 6, 1, False)),))
     for pages, old in zip(jax.tree.leaves(cache), jax.tree.leaves(before), strict=True):
@@ -124,8 +130,8 @@ def test_only_a_few_reads_keep_memory_on_the_device():
     before = _device_bytes()
     swapper.transfer(cache, (out,))
     page_bytes = sum(leaf.nbytes // leaf.shape[0] for leaf in jax.tree.leaves(cache))
-    assert _device_bytes() - before <= 4 * swap.PAGES * page_bytes
-    swapper.free()
+    assert 0 < _device_bytes() - before <= swap._MOST_READS * swap.PAGES * page_bytes
+    swapper.store()
     assert _device_bytes() == before
 
 
@@ -147,6 +153,7 @@ def test_no_device_memory_is_kept_once_it_is_to_be_free():
 
 
 def _device_bytes():
+    """Arrays that share a buffer count once."""
     gc.collect()
     shards = [shard.data for array in jax.live_arrays() for shard in array.addressable_shards]
     buffers = {shard.unsafe_buffer_pointer(): shard.nbytes for shard in shards}

@@ -228,7 +228,7 @@ class Attender {
       for (int64_t h = 0; h < a_.value_width; h += kLanes) {
         const Vector result = Vector::load(sums + h) / mass;
         const int64_t count = least(kLanes, a_.value_width - h);
-        char tail[kLanes * sizeof(float)];
+        alignas(64) char tail[kLanes * sizeof(float)];
         char* const at = count == kLanes ? to + h * size : tail;
         a_.is_float32_out ? result.store((float*)at) : narrow(result, (uint16_t*)at);
         if (at == tail) memcpy(to + h * size, tail, count * size);

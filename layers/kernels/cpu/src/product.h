@@ -131,7 +131,7 @@ void put(const void* row, bool is_float32, int64_t size, int64_t depth, void* ou
   for (; k + kLanes <= size; k += kLanes) Arithmetic::put(load(k), x + k);
   if (k < size) {
     const int64_t bytes = is_float32 ? 4 : 2;
-    char rest[kLanes * 4] = {};
+    alignas(64) char rest[kLanes * 4] = {};
     memcpy(rest, (const char*)row + k * bytes, (size - k) * bytes);
     Arithmetic::put(is_float32 ? Vector::load((const float*)rest) : widen((const uint16_t*)rest),
                     x + k);

@@ -1,4 +1,5 @@
 // The kernels of rows as XLA calls them.
+#include <algorithm>
 #include <cstring>
 
 #include "dispatch.h"
@@ -23,7 +24,7 @@ constexpr int64_t kChannels = 512;
 // Calls work(row) for all rows, many at a time.
 template <class Work>
 void by_row(ffi::ThreadPool& pool, int64_t rows, int64_t size, const Work& work) {
-  const int64_t together = size < kPiece ? kPiece / size : 1;
+  const int64_t together = size < kPiece ? kPiece / std::max<int64_t>(1, size) : 1;
   auto some = [&](int, int64_t piece) {
     const int64_t stop = (piece + 1) * together < rows ? (piece + 1) * together : rows;
     for (int64_t row = piece * together; row < stop; row++) work(row);

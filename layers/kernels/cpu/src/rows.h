@@ -58,8 +58,11 @@ bool is_zero(const void* row, bool is_float32, int64_t size) {
   if (first & all_but_signs) return false;
   auto are_zero = [&](const char* bytes) {
     Words any = {};
-    UNROLL for (int64_t i = 0; i < kAtOnce; i += kRegisterBytes)
-      any |= *(const LooseWords*)(bytes + i);
+    UNROLL for (int64_t i = 0; i < kAtOnce; i += kRegisterBytes) {
+      Words part;  // at any address: a row of bfloat16 may have an odd size
+      memcpy(&part, bytes + i, sizeof part);
+      any |= part;
+    }
     any &= all_but_signs;
     uint64_t parts[kRegisterBytes / 8], all = 0;
     memcpy(parts, &any, sizeof parts);
