@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src.interpreters import pxla
 from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jaxlib import xla_client
 
@@ -38,8 +39,8 @@ class LoadedExecutable:
         returned, self._result_structure = jax.tree.flatten(signature.results)
         self._device = devices[0]
         self._wrappers = [
-            xla_client.array_result_handler(
-                _abstract(leaf), self._place(leaf), committed=_is_on_mesh(leaf), _skip_checks=True
+            pxla.global_aval_to_result_handler(
+                _abstract(leaf), self._place(leaf), _is_on_mesh(leaf)
             )
             for leaf in returned
         ]
