@@ -163,14 +163,16 @@ def test_speculation_is_exact_whoever_has_few_bits(few):
 def test_two_chips_have_one_chips_scores(format):
     """Groups of 32 and their scales stay together; of a row that is one block, each chip has the
     scale; of LLM.int8's features, each multiplies its own, and rounds its part of a token's others.
-    Activations stay as they are: beside a sum in another order one of them is rounded to another
-    integer, now and then.
+    That holds for every score where activations stay as they are; beside a sum in another order one
+    of them may be rounded to another integer, which moves the score of its token.
     """
     own = model(format)
     chips = (Mesh(model=1), Mesh(model=2))
-    one, two = (scores(engine(own, mesh=mesh, activations="exact")) for mesh in chips)
+    one, two = (scores(engine(own, mesh=mesh)) for mesh in chips)
     if format != "llm_int8":
-        np.testing.assert_allclose(two, one, atol=1e-4)
+        assert (np.abs(two - one) > 1e-4).sum() <= 1
+        exact = [scores(engine(own, mesh=mesh, activations="exact")) for mesh in chips]
+        np.testing.assert_allclose(*exact, atol=1e-4)
         return
     stored = scores(engine(model(None), params=_stored(own, values(own))))
     assert np.abs(two - stored).mean() < 0.03 * stored.std()

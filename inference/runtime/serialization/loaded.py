@@ -39,7 +39,7 @@ class LoadedExecutable:
         returned, self._result_structure = jax.tree.flatten(signature.results)
         self._device = devices[0]
         self._wrappers = [
-            pxla.global_aval_to_result_handler(
+            pxla.global_aval_to_result_handler(  # jaxlib's own takes other arguments by version
                 _abstract(leaf), self._place(leaf), _is_on_mesh(leaf)
             )
             for leaf in returned
