@@ -78,7 +78,7 @@ check: .venv/.test  ## format, lint, types, architecture, marks of stale figures
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/python -m pytest -q tests/test_architecture.py
-	.venv/bin/python docs/figures.py --check
+	.venv/bin/python -m scripts.reports.figures --check
 
 test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there is no python3.12
 	@PYENV_VERSION=3.12.1; export PYENV_VERSION; \
@@ -131,7 +131,7 @@ device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerat
 	@$(if $(filter file,$(origin PYTHON)),.venv/bin/python,$(PYTHON)) -m scripts.device --device=$(DEVICE) --results=$(RESULTS)
 
 pages: .venv/.test  ## measure stale pages again that take less than 10 minutes
-	.venv/bin/python docs/figures.py --regenerate
+	.venv/bin/python -m scripts.reports.figures --regenerate
 
 golden: .venv-golden/.golden  ## recompute the goldens with transformers and compare
 	.venv-golden/bin/python tests/golden/make_golden.py --compare
