@@ -246,6 +246,8 @@ class Names(NamedTuple):
             that they stand for.
         others: the other parts of that one, which are not read.
         derived: endings of tensors that only repeat what the configuration says.
+        stacks_experts: all experts' matrices are one tensor [experts, in, out], in which the rows
+            of gates and of what they multiply alternate.
     """
 
     table: Table
@@ -259,6 +261,7 @@ class Names(NamedTuple):
     also: Mapping[str, str] = {}
     others: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
+    stacks_experts: bool = False
 
 
 _SHARED = re.compile(r"(?:model\.layers|blk)\.(\d+)\.(?:self_attn\.|attn_)[kv](?:_.+)?\.\w+")
@@ -316,7 +319,7 @@ FAMILIES: dict[str, Names] = {
     ),
     "minimax_m2": Names(_MINIMAX_M2, gguf=tensor_names.EXPERTS),
     "glm4_moe": Names(_GLM4_MOE, gguf=tensor_names.POST_NORMED, predicts=True),
-    "gpt_oss": Names(_GPT_OSS, gguf=tensor_names.POST_NORMED),
+    "gpt_oss": Names(_GPT_OSS, gguf=tensor_names.POST_NORMED, stacks_experts=True),
     "mixtral": Names(_MIXTRAL, gguf=tensor_names.EXPERTS, interleaved=True),
     "olmoe": Names(_EXPERTS, gguf=tensor_names.EXPERTS),
     "phi3": Names(_PHI3, gguf=tensor_names.PHI3),

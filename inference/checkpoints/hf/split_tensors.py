@@ -98,7 +98,7 @@ def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
                 yield from recurrent_parts.of_short_conv(config, prefix, mixer)
         if isinstance(layer.mixer, Latent):
             yield _of_heads(f"{prefix}.self_attn.kv_b_proj", layer.mixer)
-        if config.family == "gpt_oss" and isinstance(layer.ffn, Experts):
+        if names.FAMILIES[config.family].stacks_experts and isinstance(layer.ffn, Experts):
             yield from _of_experts(f"{prefix}.mlp.experts", layer.ffn, config.width)
 
 

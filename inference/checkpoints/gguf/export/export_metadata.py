@@ -79,8 +79,7 @@ def _named(config: ModelConfig, architecture: str, own: Metadata) -> Metadata:
 def renamed(config: ModelConfig) -> ModelConfig:
     """The model as llama.cpp takes it: by its family, and without factors that weights take up."""
     config = export_states.folded(config)
-    is_llama = config.family == "mistral"  # whose windows, where it has any, have no place there
-    return dataclasses.replace(config, family="llama") if is_llama else config
+    return dataclasses.replace(config, family=_READ_AS.get(config.family, config.family))
 
 
 def check(config: ModelConfig, found: ModelConfig) -> None:
@@ -139,6 +138,9 @@ def _gemma3(config: ModelConfig) -> Metadata:
         found["rope.freq_base_swa"] = near.theta
     return found
 
+
+# Families that a file names as another; windows of Mistral's have no place there.
+_READ_AS = {"mistral": "llama"}
 
 FAMILIES: Mapping[str, _Family] = {
     "llama": _Family("llama"),

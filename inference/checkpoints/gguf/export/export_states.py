@@ -1,7 +1,8 @@
 """Metadata of models with states, and the factors that llama.cpp has in their weights."""
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
@@ -17,16 +18,35 @@ from configs.model import ModelConfig
 Metadata = dict[str, Any]
 
 
+class Family(NamedTuple):
+    """How llama.cpp writes a family with states.
+
+    Attributes:
+        architecture: its name there.
+        metadata: the keys that only this family has.
+        experts_architecture: its name where the model has experts.
+        fold: removes from the model the factors that the file has in its weights.
+        factors: these factors, by the endings of tensor names.
+    """
+
+    architecture: str
+    metadata: Callable[[ModelConfig], Metadata] = lambda config: {}
+    experts_architecture: str | None = None
+    fold: Callable[[ModelConfig], ModelConfig] = lambda config: config
+    factors: Callable[[ModelConfig], dict[str, float]] = lambda config: {}
+
+
 def architecture(config: ModelConfig) -> str:
     """What llama.cpp calls a family with states."""
-    if config.family == "nemotron_h" and _experts(config):
-        return "nemotron_h_moe"
-    return _ARCHITECTURES[config.family]
+    family = FAMILIES[config.family]
+    with_experts = family.experts_architecture if _experts(config) else None
+    return with_experts or family.architecture
 
 
 def metadata(config: ModelConfig) -> Metadata:
     """What a file of such a family says besides its sizes."""
-    return {**_attention(config), **_recurrent(config), **_ffns(config), **_own(config)}
+    extra = FAMILIES[config.family].metadata(config)
+    return {**_attention(config), **_recurrent(config), **_ffns(config), **extra}
 
 
 def _attention(config: ModelConfig) -> Metadata:
@@ -102,14 +122,7 @@ def _experts(config: ModelConfig) -> Experts | None:
     return next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
 
 
-def _own(config: ModelConfig) -> Metadata:
-    """What one family alone writes."""
-    if config.family in ("mamba", "falcon_mamba"):
-        return {"ssm.dt_b_c_rms": config.family == "falcon_mamba"}
-    if config.family == "nemotron_h":  # newer llama.cpp loads no file without
-        return {"attention.layer_norm_epsilon": config.norm_eps}
-    if config.family != "granitemoehybrid":
-        return {}
+def _granite(config: ModelConfig) -> Metadata:
     own = next(iter(config.mixers(Attention)), None)
     scales: Metadata = {} if own is None or own.scale is None else {"attention.scale": own.scale}
     return scales | {
@@ -126,8 +139,17 @@ def folded(config: ModelConfig) -> ModelConfig:
     Raises:
         InputError: embedding and head are one table, and have factors of their own.
     """
-    if config.family != "falcon_h1":
-        return config
+    family = FAMILIES.get(config.family)
+    return config if family is None else family.fold(config)
+
+
+def factors(config: ModelConfig) -> dict[str, float]:
+    """Factors that a file has in its weights and biases, by the endings of tensor names."""
+    family = FAMILIES.get(config.family)
+    return {} if family is None else family.factors(config)
+
+
+def _fold_falcon_h1(config: ModelConfig) -> ModelConfig:
     if config.tied and config.embedding_scale != config.logit_scale:
         raise InputError(
             f"{config.name}: model.embedding_scale={config.embedding_scale} and "
@@ -150,12 +172,8 @@ def folded(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, pattern=tuple(pattern), embedding_scale=1.0, logit_scale=1.0)
 
 
-def factors(config: ModelConfig) -> dict[str, float]:
-    """Of Falcon-H1's weights and biases, by how their names end; a factor on what is read has no
-    part in a bias.
-    """
-    if config.family != "falcon_h1":
-        return {}
+def _falcon_h1_factors(config: ModelConfig) -> dict[str, float]:
+    """A factor on a layer's input scales its weights, and no bias."""
     mixer, ffn = _parallel(config.layers[0].mixer), config.layers[0].ffn
     assert isinstance(ffn, Gated), "its builder has seen to it"
     (read, fed), (attends, states) = mixer.in_scales, mixer.out_scales
@@ -188,14 +206,18 @@ def _state_space(mixer: Parallel) -> Mamba2:
     return mixer.recurrent
 
 
-_ARCHITECTURES = {
-    "mamba": "mamba",
-    "falcon_mamba": "mamba",
-    "mamba2": "mamba2",
-    "jamba": "jamba",
-    "lfm2": "lfm2",
-    "falcon_h1": "falcon-h1",
-    "granitemoehybrid": "granitehybrid",
-    "nemotron_h": "nemotron_h",
+FAMILIES: Mapping[str, Family] = {
+    "mamba": Family("mamba", lambda config: {"ssm.dt_b_c_rms": False}),
+    "falcon_mamba": Family("mamba", lambda config: {"ssm.dt_b_c_rms": True}),
+    "mamba2": Family("mamba2"),
+    "jamba": Family("jamba"),
+    "lfm2": Family("lfm2"),
+    "falcon_h1": Family("falcon-h1", fold=_fold_falcon_h1, factors=_falcon_h1_factors),
+    "granitemoehybrid": Family("granitehybrid", _granite),
+    "nemotron_h": Family(
+        "nemotron_h",
+        # newer llama.cpp loads no file without
+        lambda config: {"attention.layer_norm_epsilon": config.norm_eps},
+        experts_architecture="nemotron_h_moe",
+    ),
 }
-FAMILIES = tuple(_ARCHITECTURES)
