@@ -33,9 +33,9 @@ def of_model(config: ModelConfig) -> Metadata:
         InputError: llama.cpp has no such family, or no such layers.
     """
     if config.family in export_states.FAMILIES:
-        own: Metadata = {"attention.layer_norm_rms_epsilon": config.norm_eps}
-        own |= _sizes(config) | export_states.metadata(config)
-        return _named(config, export_states.architecture(config), own)
+        metadata: Metadata = {"attention.layer_norm_rms_epsilon": config.norm_eps}
+        metadata |= _sizes(config) | export_states.metadata(config)
+        return _with_architecture(config, export_states.architecture(config), metadata)
     family = FAMILIES.get(config.family)
     if family is None:
         raise InputError(
@@ -48,7 +48,7 @@ def of_model(config: ModelConfig) -> Metadata:
             raise InputError(f"{config.name}: a layer of {kinds} is not written as .gguf")
     attention, ffn = config.mixers(Attention)[0], config.layers[0].ffn
     epsilon = "layer_norm_epsilon" if config.norm == "layer" else "layer_norm_rms_epsilon"
-    own = {
+    metadata = {
         **_sizes(config),
         "feed_forward_length": ffn.width,  # type: ignore[union-attr]
         "attention.head_count": attention.num_heads,
@@ -59,7 +59,7 @@ def of_model(config: ModelConfig) -> Metadata:
         **_rope(config),
         **family.build(config),
     }
-    return _named(config, family.architecture, own)
+    return _with_architecture(config, family.architecture, metadata)
 
 
 def _sizes(config: ModelConfig) -> Metadata:
@@ -71,9 +71,9 @@ def _sizes(config: ModelConfig) -> Metadata:
     }
 
 
-def _named(config: ModelConfig, architecture: str, own: Metadata) -> Metadata:
+def _with_architecture(config: ModelConfig, architecture: str, metadata: Metadata) -> Metadata:
     general = {"general.architecture": architecture, "general.name": config.name}
-    return general | {f"{architecture}.{key}": value for key, value in own.items()}
+    return general | {f"{architecture}.{key}": value for key, value in metadata.items()}
 
 
 def renamed(config: ModelConfig) -> ModelConfig:
@@ -82,7 +82,7 @@ def renamed(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(config, family=_READ_AS.get(config.family, config.family))
 
 
-def check(config: ModelConfig, found: ModelConfig) -> None:
+def check(config: ModelConfig, read_back: ModelConfig) -> None:
     """Compares a model with what its file says.
 
     Raises:
@@ -90,7 +90,7 @@ def check(config: ModelConfig, found: ModelConfig) -> None:
     """
     for field in dataclasses.fields(ModelConfig):
         name = "layers" if field.name == "pattern" else field.name
-        is_same = getattr(config, name) == getattr(found, name)
+        is_same = getattr(config, name) == getattr(read_back, name)
         if name not in ("name", "dtype", "formats") and not is_same:
             raise InputError(
                 f"{config.name}: model.{field.name} has no place in a .gguf file of the family "
@@ -104,15 +104,15 @@ def _rope(config: ModelConfig) -> Metadata:
     rope = next((mixer.rope for mixer in mixers if mixer.rope is not None), None)
     if rope is None:
         return {}
-    found: Metadata = {
+    metadata: Metadata = {
         "rope.freq_base": rope.theta,
         "rope.dimension_count": mixers[0].head_width,
     }
     if isinstance(rope.scaling, Linear):
-        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope.scaling.factor}
+        metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope.scaling.factor}
     if original := getattr(rope.scaling, "original_context", None):
-        found["rope.scaling.original_context_length"] = original
-    return found
+        metadata["rope.scaling.original_context_length"] = original
+    return metadata
 
 
 def _window(config: ModelConfig) -> Metadata:
@@ -122,8 +122,8 @@ def _window(config: ModelConfig) -> Metadata:
 
 def _gemma2(config: ModelConfig) -> Metadata:
     caps = [mixer.score_cap for mixer in config.mixers(Attention)]
-    found = {"attn_logit_softcapping": caps[0], "final_logit_softcapping": config.logit_cap}
-    return _window(config) | {key: cap for key, cap in found.items() if cap is not None}
+    caps_by_key = {"attn_logit_softcapping": caps[0], "final_logit_softcapping": config.logit_cap}
+    return _window(config) | {key: cap for key, cap in caps_by_key.items() if cap is not None}
 
 
 def _gemma3(config: ModelConfig) -> Metadata:
@@ -131,12 +131,12 @@ def _gemma3(config: ModelConfig) -> Metadata:
     slides = [mixer.window is not None for mixer in mixers]
     period = slides.index(False) + 1 if False in slides else len(slides) + 1
     near = next((mixer.rope for mixer in mixers if mixer.window is not None), None) or Rope()
-    found = _window(config)
+    metadata = _window(config)
     if period != 6:
-        found["attention.sliding_window_pattern"] = period
+        metadata["attention.sliding_window_pattern"] = period
     if near.theta != 10_000.0:
-        found["rope.freq_base_swa"] = near.theta
-    return found
+        metadata["rope.freq_base_swa"] = near.theta
+    return metadata
 
 
 # Families that a file names as another; windows of Mistral's have no place there.

@@ -56,16 +56,16 @@ def _attention(config: ModelConfig) -> Metadata:
     first = next(filter(None, attends), None)
     if first is None:
         return {"attention.head_count": 0}
-    kv_heads = [own.num_kv_heads if own else 0 for own in attends]
-    found: Metadata = {
+    kv_heads = [attention.num_kv_heads if attention else 0 for attention in attends]
+    metadata: Metadata = {
         "attention.head_count": first.num_heads,
         "attention.head_count_kv": kv_heads[0] if len(set(kv_heads)) == 1 else kv_heads,
         "attention.key_length": first.head_width,
         "attention.value_length": first.head_width,
     }
     if first.rope is not None:
-        found |= {"rope.freq_base": first.rope.theta, "rope.dimension_count": first.head_width}
-    return found
+        metadata |= {"rope.freq_base": first.rope.theta, "rope.dimension_count": first.head_width}
+    return metadata
 
 
 def _recurrent(config: ModelConfig) -> Metadata:
@@ -78,15 +78,15 @@ def _recurrent(config: ModelConfig) -> Metadata:
             inner, rank = kind.inner_width, kind.num_heads
         else:
             continue
-        found: Metadata = {
+        metadata: Metadata = {
             "ssm.conv_kernel": kind.conv_width,
             "ssm.inner_size": inner,
             "ssm.state_size": kind.state_width,
             "ssm.time_step_rank": rank,
         }
         if isinstance(kind, Mamba2):
-            found["ssm.group_count"] = kind.num_groups
-        return found
+            metadata["ssm.group_count"] = kind.num_groups
+        return metadata
     raise InputError(f"{config.name}: a model of {config.family} without states is not written")
 
 
@@ -94,23 +94,23 @@ def _ffns(config: ModelConfig) -> Metadata:
     """The width of a feed-forward, of each layer where some have none, and how experts route."""
     widths = [_width(layer.ffn) for layer in config.layers]
     is_listed = any(isinstance(layer.mixer, NoMixer) for layer in config.layers)
-    found: Metadata = {"feed_forward_length": widths if is_listed else max(widths)}
-    if own := _experts(config):
-        found |= {"expert_count": own.num_experts, "expert_used_count": own.top_k}
-        if own.shared_width:
-            found["expert_shared_feed_forward_length"] = own.shared_width
-        if own.router.scores == "sigmoid":
-            found |= {
-                "expert_feed_forward_length": own.width,
+    metadata: Metadata = {"feed_forward_length": widths if is_listed else max(widths)}
+    if experts := _experts(config):
+        metadata |= {"expert_count": experts.num_experts, "expert_used_count": experts.top_k}
+        if experts.shared_width:
+            metadata["expert_shared_feed_forward_length"] = experts.shared_width
+        if experts.router.scores == "sigmoid":
+            metadata |= {
+                "expert_feed_forward_length": experts.width,
                 "expert_shared_count": 1,
-                "expert_weights_norm": own.router.is_normalized,
-                "expert_weights_scale": own.router.scale,
-                "expert_group_count": own.router.num_groups,
-                "expert_group_used_count": own.router.top_groups,
+                "expert_weights_norm": experts.router.is_normalized,
+                "expert_weights_scale": experts.router.scale,
+                "expert_group_count": experts.router.num_groups,
+                "expert_group_used_count": experts.router.top_groups,
             }
-        if own.latent_width:
-            found["moe_latent_size"] = own.latent_width
-    return found
+        if experts.latent_width:
+            metadata["moe_latent_size"] = experts.latent_width
+    return metadata
 
 
 def _width(ffn: FeedForward | None) -> int:
@@ -123,13 +123,15 @@ def _experts(config: ModelConfig) -> Experts | None:
 
 
 def _granite(config: ModelConfig) -> Metadata:
-    own = next(iter(config.mixers(Attention)), None)
-    scales: Metadata = {} if own is None or own.scale is None else {"attention.scale": own.scale}
+    attention = next(iter(config.mixers(Attention)), None)
+    scales: Metadata = (
+        {} if attention is None or attention.scale is None else {"attention.scale": attention.scale}
+    )
     return scales | {
         "embedding_scale": config.embedding_scale,
         "residual_scale": config.residual_scale,
         "logit_scale": 1 / config.logit_scale,
-        "rope.scaling.finetuned": own is not None and own.rope is not None,
+        "rope.scaling.finetuned": attention is not None and attention.rope is not None,
     }
 
 
@@ -179,7 +181,7 @@ def _falcon_h1_factors(config: ModelConfig) -> dict[str, float]:
     (read, fed), (attends, states) = mixer.in_scales, mixer.out_scales
     key, scales = mixer.attention.key_scale, _state_space(mixer).part_scales or (1.0,) * 5
     parts = dict(zip(("z", "x", "B", "C", "dt"), scales, strict=True))
-    found = {
+    factors = {
         ".token_embd.weight": config.embedding_scale,
         ".output.weight": config.logit_scale,
         ".attn_q.weight": read,
@@ -192,8 +194,8 @@ def _falcon_h1_factors(config: ModelConfig) -> dict[str, float]:
     behind = {"attn_output": attends, "ssm_out": states, "ffn_gate": ffn.gate_scale,
               "ffn_down": ffn.down_scale}  # fmt: skip
     for name, scale in behind.items():
-        found |= {f".{name}.weight": scale, f".{name}.bias": scale}
-    return {name: scale for name, scale in found.items() if scale != 1.0}
+        factors |= {f".{name}.weight": scale, f".{name}.bias": scale}
+    return {name: scale for name, scale in factors.items() if scale != 1.0}
 
 
 def _parallel(mixer: Any) -> Parallel:
