@@ -22,7 +22,6 @@ from inference.checkpoints.load import Progress
 from inference.checkpoints.native import (
     averaged,
     blocks,
-    converted,
     manifest,
     new_directory,
     orbax_directory,
@@ -176,7 +175,7 @@ def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None)
     declared = params.flatten(infos)
     with intermediate.open("wb") as file:
         tensors = {path: blocks.layout(info) for path, info in declared.items()}
-        total, done = converted.write_header(file, tensors, {}), 0
+        total, done = safetensors_file.write_header(file, tensors, {}), 0
         for path in declared:
             for rows_here in rows(path):
                 file.write(rows_here.view(np.uint8).data)

@@ -10,7 +10,6 @@ import numpy as np
 from configs.errors import InputError, reason, shown
 from inference.checkpoints import mapped
 from inference.checkpoints.hf import safetensors_file
-from inference.checkpoints.native import converted
 from inference.files import atomic, digests, user_files
 
 ENDING = ".quantizing"  # how the folder beside an output ends
@@ -61,7 +60,7 @@ class Parts:
         try:
             with atomic.open_file(self._place(name)) as file:
                 metadata = digests.UNSEALED | {_FIGURES: json.dumps(dict(figures))}
-                converted.write_header(file, tensors, metadata)
+                safetensors_file.write_header(file, tensors, metadata)
                 for array in arrays.values():
                     file.write(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
                 digests.seal(file)

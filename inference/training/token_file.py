@@ -63,7 +63,7 @@ def kept(digest: str, make: Callable[[], np.ndarray], vocab_size: int) -> np.nda
     try:
         with atomic.open_file(path, is_kept=True) as file:
             tensors = {_TENSOR: (tokens.shape, tokens.dtype.name)}
-            converted.write_header(file, tensors, digests.UNSEALED)
+            safetensors_file.write_header(file, tensors, digests.UNSEALED)
             file.write(tokens.data)
             digests.seal(file)
     except OSError as error:

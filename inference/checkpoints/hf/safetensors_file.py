@@ -1,10 +1,12 @@
 """Safetensors, single or sharded. Pickles are refused: loading one runs its author's code."""
 
 import functools
+import json
+import math
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -15,6 +17,7 @@ from inference.checkpoints.tensor_source import TensorSource
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+ALIGNMENT = 64  # bytes: what begins so in memory JAX adopts on a CPU
 
 _FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
 _INTEGERS = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8, "I32": np.int32}
@@ -22,6 +25,10 @@ _CODES = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64,
           "F8_E4M3": ml_dtypes.float8_e4m3fn}  # fmt: skip
 _MAX_TENSORS = 1 << 15
 _HOLDS = {"float16": "float32"}
+_DTYPE_NAMES = {
+    "bfloat16": "BF16", "float32": "F32", "uint16": "U16", "uint8": "U8", "int8": "I8",
+    "int32": "I32", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
+}  # fmt: skip
 _CODE_NAMES = {np.dtype(code).name for code in _CODES.values()}
 
 
@@ -192,3 +199,32 @@ def _open_sharded(directory: Path, codes_at: tuple[str, ...]) -> TensorSource:
     dtypes = {name: shards[shard].dtypes[name] for name, shard in weight_map.items()}
     widest = max({source.dtype for source in shards.values()})
     return TensorSource(str(directory), shapes, read, widest, dtypes=dtypes)
+
+
+def write_header(
+    file: BinaryIO, tensors: Mapping[str, tuple[tuple[int, ...], str]], metadata: dict[str, str]
+) -> int:
+    """Writes the header of a safetensors file whose tensors follow in this order, without gaps.
+
+    Args:
+        file: what is written to.
+        tensors: shape and type of each.
+        metadata: free-form strings; `digests.UNSEALED` first among those of a file that is sealed.
+
+    Returns:
+        Bytes that the tensors take.
+    """
+    header: dict[str, Any] = {"__metadata__": metadata}
+    total = 0
+    for name, (shape, dtype) in tensors.items():
+        stop = total + math.prod(shape) * np.dtype(dtype).itemsize
+        header[name] = {
+            "dtype": _DTYPE_NAMES[dtype],
+            "shape": shape,
+            "data_offsets": [total, stop],
+        }
+        total = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)  # where data begins
+    file.write(len(text).to_bytes(8, "little") + text)
+    return total

@@ -22,7 +22,6 @@ from inference.checkpoints.hf.quantized import export
 from inference.checkpoints.hf.tensor_parts import Part
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
-from inference.checkpoints.native import converted
 
 _METADATA = {"format": "pt"}  # transformers refuses a file without it
 
@@ -85,7 +84,7 @@ def write(
     files = [_file_name(index, len(shards)) for index in range(len(shards))]
     for file_name, shard in zip(files, shards, strict=True):
         with (folder / file_name).open("wb") as file:
-            converted.write_header(file, {name: tensors[name] for name in shard}, _METADATA)
+            safetensors_file.write_header(file, {name: tensors[name] for name in shard}, _METADATA)
             left = sum(sizes[name] for name in shard)
             while left:
                 block = next(blocks)

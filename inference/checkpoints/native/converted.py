@@ -8,7 +8,6 @@ import hashlib
 import json
 import logging
 import math
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -26,11 +25,6 @@ from inference.files import atomic, cache_directory, digests, ownership
 from layers import params
 
 _FORMAT = "2"
-_DTYPE_NAMES = {
-    "bfloat16": "BF16", "float32": "F32", "uint16": "U16", "uint8": "U8", "int8": "I8",
-    "int32": "I32", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
-}  # fmt: skip
-ALIGNMENT = 64  # bytes: what begins so in memory JAX adopts on a CPU
 
 
 def place(path: Path, *fingerprints: str) -> Path:
@@ -116,7 +110,9 @@ def write(
     progress: Progress | None,
 ) -> None:
     """Writes parameters under our own paths as one safetensors file, a block of rows at a time."""
-    total = write_header(file, {p: (i.shape, i.format) for p, i in declared.items()}, metadata)
+    total = safetensors_file.write_header(
+        file, {p: (i.shape, i.format) for p, i in declared.items()}, metadata
+    )
     done = 0
     for path, info in declared.items():
         dtype = jax.numpy.dtype(info.format)
@@ -125,32 +121,3 @@ def write(
         done += math.prod(info.shape) * dtype.itemsize
         if progress:
             progress(done, total, "converting weights")
-
-
-def write_header(
-    file: BinaryIO, tensors: Mapping[str, tuple[tuple[int, ...], str]], metadata: dict[str, str]
-) -> int:
-    """Writes the header of a safetensors file whose tensors follow in this order, without gaps.
-
-    Args:
-        file: what is written to.
-        tensors: shape and type of each.
-        metadata: free-form strings; `digests.UNSEALED` first among those of a file that is sealed.
-
-    Returns:
-        Bytes that the tensors take.
-    """
-    header: dict[str, Any] = {"__metadata__": metadata}
-    total = 0
-    for name, (shape, dtype) in tensors.items():
-        stop = total + math.prod(shape) * jax.numpy.dtype(dtype).itemsize
-        header[name] = {
-            "dtype": _DTYPE_NAMES[dtype],
-            "shape": shape,
-            "data_offsets": [total, stop],
-        }
-        total = stop
-    text = json.dumps(header).encode()
-    text += b" " * (-(8 + len(text)) % ALIGNMENT)  # where data begins
-    file.write(len(text).to_bytes(8, "little") + text)
-    return total

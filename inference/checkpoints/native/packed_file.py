@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from configs.errors import InputError
+from inference.checkpoints.hf import safetensors_file
 from inference.checkpoints.native import converted
 from inference.files import atomic, digests
 from layers.kernels.cpu import library
@@ -59,11 +60,11 @@ def _mapped(path: Path, described: list[tuple[list[int], str]]) -> list[jax.Arra
 def _write(path: Path, leaves: list[jax.Array]) -> None:
     """Whole cache lines first: what follows them may lie anywhere."""
     sizes = {str(index): leaf.nbytes for index, leaf in enumerate(leaves)}
-    order = sorted(sizes, key=lambda name: sizes[name] % converted.ALIGNMENT != 0)
+    order = sorted(sizes, key=lambda name: sizes[name] % safetensors_file.ALIGNMENT != 0)
     arrays = {name: np.asarray(leaves[int(name)]) for name in order}
     with atomic.open_file(path, is_kept=True) as file:
         tensors = {name: (array.shape, str(array.dtype)) for name, array in arrays.items()}
-        converted.write_header(file, tensors, digests.UNSEALED)
+        safetensors_file.write_header(file, tensors, digests.UNSEALED)
         for array in arrays.values():
             file.write(np.ascontiguousarray(array).view(np.uint8).data)
         digests.seal(file)
