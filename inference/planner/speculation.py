@@ -14,7 +14,7 @@ from inference.planner.cost import Operation, Rows, Work
 from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
 
-_MOST_DRAFTS = 1024
+_MAX_DRAFTS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Speculation:
     def __post_init__(self) -> None:
         if self.drafts < 0:
             raise InputError(f"the number of drafts is at least 0, not {self.drafts}")
-        if self.drafts > _MOST_DRAFTS:
-            raise InputError(f"the number of drafts is at most {_MOST_DRAFTS}, not {self.drafts}")
+        if self.drafts > _MAX_DRAFTS:
+            raise InputError(f"the number of drafts is at most {_MAX_DRAFTS}, not {self.drafts}")
         if not 0 <= self.acceptance <= 1:
             raise InputError(f"an acceptance is a number from 0 to 1, not {self.acceptance}")
         for name in ("cost", "size"):
@@ -106,10 +106,10 @@ def drafting_operations(config: Config, record: StepRecord) -> tuple[Operation, 
     if draft is None:
         return ()
     runs = _drafting_work(config, record)
-    found = [each for work in runs for each in cost.step_operations(draft, work)]
+    operations = [operation for work in runs for operation in cost.step_operations(draft, work)]
     if not isinstance(draft, Eagle):
-        return tuple(found)
-    drafting = [each for each in found if each.name != "eagle.fuse"]
+        return tuple(operations)
+    drafting = [operation for operation in operations if operation.name != "eagle.fuse"]
     work = dataclasses.replace(Work.of_step(config, draft, record), num_logits=0)
     fed = cost.step_operations(draft, work)
     return (*drafting, *_observing(draft, fed))
@@ -140,14 +140,16 @@ def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
 
 def _observing(draft: Eagle, fed: Sequence[Operation]) -> Iterator[Operation]:
     """What it does with the target's states: of its last layer only what is cached is needed."""
-    for each in fed:
-        if each.name in ("eagle.input", "eagle.fuse", "embed"):
-            yield each
-        elif each.copied:
+    for operation in fed:
+        if operation.name in ("eagle.input", "eagle.fuse", "embed"):
+            yield operation
+        elif operation.copied:
             yield dataclasses.replace(
-                each, flops=each.flops * each.copied, weight_bytes=each.weight_bytes * each.copied,
-                activation_bytes=each.activation_bytes * each.copied,
-            )  # fmt: skip
+                operation,
+                flops=operation.flops * operation.copied,
+                weight_bytes=operation.weight_bytes * operation.copied,
+                activation_bytes=operation.activation_bytes * operation.copied,
+            )
 
 
 def _check_laws(*laws: Sequence[float]) -> None:
