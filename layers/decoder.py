@@ -22,7 +22,7 @@ from configs.kinds.recurrent.s4 import S4
 from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
-from layers import kv_cache, norm, registry, rope
+from layers import norm, registry, rope
 from layers.feed_forwards import dense, experts, layer_inputs
 from layers.kernels.cpu import rows
 from layers.kernels.device import has_free_views
@@ -168,14 +168,12 @@ def layers(
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
         with jax.named_scope(f"layer_{index}"):
-            leaf = leaves[home]
-            x_TD, returned, own_visits = _block_once(
-                weights, x_TD, kv_cache.of_mixer(leaf), ragged, angles[layer.mixer.rotation],
+            x_TD, leaves[home], own_visits = _block_once(
+                weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
                 None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer,
                 spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
                 is_owner=owner is None, deterministic=deterministic, attention=attention,
             )  # fmt: skip
-            leaves[home] = kv_cache.from_mixer(leaf, returned)
         streams[index + 1] = x_TD
         visits += [] if own_visits is None else [own_visits]
     return Passed(

@@ -27,7 +27,7 @@ from inference.planner.compiled.report import AbsentEngine, CompiledStep
 from inference.runtime import batch, step
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
-from layers import decoder, kv_cache
+from layers import decoder, kv_cache, page_rows
 from layers.kernels.attention import api
 from layers.kernels.linear import api as linear
 from layers.mixers import attention
@@ -172,7 +172,7 @@ def compiled_latents(device: Any, name: str, case: Latents) -> tuple[Any, Any]:
     def attend(q_YWNH: Any, row_YWX: Any, pages: Any, rectangle: Any) -> Any:
         told = rectangle, 0, page_format
         if page_format.is_quantized:
-            row_TX = kv_cache.quantize(row_YWX.reshape(rows * width, C + R), page_format)
+            row_TX = page_rows.quantize(row_YWX.reshape(rows * width, C + R), page_format)
             row_YWX = row_TX.reshape(rows, width, -1)
         if chosen.append_and_attend is not None:
             return chosen.append_and_attend(q_YWNH, row_YWX, pages, *told)

@@ -14,7 +14,7 @@ from configs.cache import keys_values
 from configs.engine import ATTENTIONS, Config, EngineConfig
 from inference.benchmark import agreement
 from inference.engine import Engine
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import api
 from layers.kernels.attention.contract import Demand, Options
 from layers.kernels.device import target_device
@@ -50,7 +50,7 @@ def _program(name, page_format, window, cap):
 
 def _stored(chosen, drawn):
     """The sequences as the implementation lays them out; token-major ones among poisoned pages."""
-    if chosen.layout is kv_cache.token_major:
+    if chosen.layout is page_rows.token_major:
         return drawn.pages
     shape = chosen.layout(drawn.pages.shape[0], drawn.page_tokens, drawn.page_format)
     return chosen.write(jnp.zeros(shape.shape, shape.dtype), *drawn.contexts, 0)

@@ -6,7 +6,7 @@ from configs.cache import CacheSpec
 from configs.engine import Config
 from configs.errors import InputError
 from configs.kinds.kind import Mixer
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels import tuning
 from layers.kernels.attention import ffi_cpu, reference
 from layers.kernels.attention.contract import Demand, Implementation
@@ -18,7 +18,7 @@ def implementation(name: str) -> Implementation:
     if name == "pallas_gpu":
         from layers.kernels.attention import gpu  # Mosaic is slow to load
 
-        return Implementation(gpu.limit, kv_cache.token_major, kv_cache.write, gpu.attend_pages)
+        return Implementation(gpu.limit, page_rows.token_major, page_rows.write, gpu.attend_pages)
     if name == "pallas_tpu":
         from layers.kernels.attention import tpu
 
@@ -31,12 +31,12 @@ def implementation(name: str) -> Implementation:
         return Implementation(jax_tpu.limit, jax_tpu.layout, jax_tpu.write, jax_tpu.attend_pages)
     if name == "ffi_cpu":
         return Implementation(
-            ffi_cpu.limit, kv_cache.token_major, kv_cache.write, ffi_cpu.attend_pages,
+            ffi_cpu.limit, page_rows.token_major, page_rows.write, ffi_cpu.attend_pages,
             page_bounds=ffi_cpu.page_bounds, index_scores=ffi_cpu.index_scores,
         )  # fmt: skip
     assert name == "reference", name
     return Implementation(
-        reference.limit, kv_cache.token_major, kv_cache.write, reference.attend_pages
+        reference.limit, page_rows.token_major, page_rows.write, reference.attend_pages
     )
 
 

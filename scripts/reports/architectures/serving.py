@@ -166,7 +166,7 @@ def _held(engine: Engine) -> dict[str, float]:
         zip(config.num_pages, config.cached_model.page_groups, strict=True)
     ):
         count = len(sequence.pages[group])
-        parts = [kv_cache.part(cache, layer, own.part) for layer in own.layers]
+        parts = [cache[layer].part(own.part) for layer in own.layers]
         allocated += _num_bytes(parts) / pages * count
         room = count * config.page_tokens
     return {"allocated": allocated, "planned": cost.cache_bytes(config.model, room)}
@@ -328,7 +328,7 @@ def snapshots(results: Results, rows: Collection[str]) -> None:
             number=engine.config.num_snapshots,
             planned_bytes=engine.config.state_bytes(0),
             allocated_bytes=_num_bytes(
-                [kv_cache.part(cache, layer, SNAPSHOTS) for layer in layers]
+                [cache[layer].part(SNAPSHOTS) for layer in layers]
             ),
             predicted_ttft_s=measure.figures([said])["ttft_p50_s"],
             ttft_s=measure.figures(runs)["ttft_p50_s"],

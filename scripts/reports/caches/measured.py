@@ -23,7 +23,7 @@ from inference.planner import cost
 from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
 from inference.request import SamplingParams
-from layers import decoder, kv_cache, params
+from layers import decoder, params
 from scripts.reports.caches import kinds
 from scripts.reports.pages.results import Results
 
@@ -101,7 +101,7 @@ def _allocated(model: ModelConfig, context: int) -> dict[str, Any]:
     config, token = runner.config, 0.0
     for pages, group in zip(config.num_pages, config.model.page_groups, strict=True):
         for layer in group.layers:
-            leaf = kv_cache.part(runner.cache, layer, group.part)
+            leaf = runner.cache[layer].part(group.part)
             token += _num_bytes(leaf) / (pages * config.page_tokens)
     return {
         "predicted": cost.cache_bytes_per_token(model), "allocated": token,
