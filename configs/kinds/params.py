@@ -94,7 +94,7 @@ class ParamInfo:
 
     @property
     def is_multiplied(self) -> bool:
-        """Whether tokens are multiplied with it by `layers.linear` or `layers.stacks`, which know
+        """Whether tokens are multiplied with it by `layers.linear`, which knows
         packed ones: no table.
         """
         return self.is_matrix and not self.is_table

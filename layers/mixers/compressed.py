@@ -23,14 +23,13 @@ from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.reference import Stretch
 from layers.kernels.device import target_is_cpu
 from layers.kv_cache import Indexed, Pooled
-from layers.linear import linear
+from layers.linear import each_linear, linear
 from layers.mixers import indexer
 from layers.params import Params
 from layers.ragged import Rectangle
 from layers.registry import Leaf, StepContext
 from layers.sparse import chosen, pooling
 from layers.sparse.pooling import turned
-from layers.stacks import each_linear
 from sharding import collectives
 
 

@@ -195,7 +195,7 @@ def check(name: str, shape: StepShape) -> None:
     block = tuple(
         Rows(rows, queries, BLOCK_TOKENS) for rows, queries in (shape.decode, shape.prefill) if rows
     )
-    logits = max(shape.num_logits, 2)  # a product never has a single row (`layers/linear.py`)
+    logits = max(shape.num_logits, 2)  # a product never has a single row (`layers/weights.py`)
     work = Work(shape.num_tokens, block, logits)
     operations = cost.step_operations(model, work)
     products = sum(
