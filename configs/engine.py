@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import Any
 
 from configs import cache, heads, precision
 from configs.cache import BLOCK_TOKENS, PageGroup
@@ -256,6 +257,19 @@ class EngineConfig:
             depth.append(1 + depth[parent])
         return tuple(depth.count(level) for level in range(max(depth)))
 
+    @classmethod
+    def of(cls, **settings: Any) -> "EngineConfig":
+        """Returns the default engine with some settings changed (see `replace`)."""
+        return cls().replace(**settings)
+
+    def replace(self, **settings: Any) -> "EngineConfig":
+        """Returns the engine with some settings changed, each by its name, whatever its group.
+
+        Raises:
+            InputError: a name is unknown, or the settings are not valid together.
+        """
+        return dataclasses.replace(self, **settings)
+
     def without_drafts(self) -> "EngineConfig":
         """The same where nothing is drafted."""
         return dataclasses.replace(
@@ -324,6 +338,10 @@ class Config:
             except InputError as error:
                 raise InputError(f"chips of prefill: {error}") from None
 
+    def with_engine(self, **settings: Any) -> "Config":
+        """Returns the configuration with some settings of the engine changed, each by its name."""
+        return dataclasses.replace(self, engine=self.engine.replace(**settings))
+
     @property
     def num_chips(self) -> int:
         """Chips from the first on that one replica needs."""
@@ -334,9 +352,9 @@ class Config:
     def for_prefill(self) -> "Config":
         """What the chips of `prefill` run."""
         own = self.prefill
-        engine = dataclasses.replace(
-            self.engine.without_drafts(), chunked_prefill=True, overcommit=True, penalties=False,
-            grammars=False, free_padding=False,
+        engine = self.engine.without_drafts().replace(
+            chunked_prefill=True, overcommit=True, penalties=False, grammars=False,
+            free_padding=False,
             max_seqs=self.engine.max_seqs if own.max_seqs is None else own.max_seqs,
             cache_bytes=self.engine.cache_bytes if own.cache_bytes is None else own.cache_bytes,
         )  # fmt: skip
@@ -365,7 +383,7 @@ class Config:
     def for_draft(self) -> "Config":
         """What loads the model that drafts."""
         assert self.draft is not None
-        engine = dataclasses.replace(self.engine.without_drafts(), max_context=None, weights=None)
+        engine = self.engine.without_drafts().replace(max_context=None, weights=None)
         return dataclasses.replace(self, model=self.draft, engine=engine, draft=None)
 
     @property
@@ -381,10 +399,7 @@ class Config:
         page = page or max(PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"]), self.cached_model.stride)
         greedy = platform != "cpu" if greedy is None else greedy
         lanes = self.engine.latent_lanes or (TPU_LANES if platform == "tpu" else 1)
-        engine = dataclasses.replace(
-            self.engine, page_tokens=page, greedy_steps=greedy, latent_lanes=lanes
-        )
-        return dataclasses.replace(self, engine=engine)
+        return self.with_engine(page_tokens=page, greedy_steps=greedy, latent_lanes=lanes)
 
     @property
     def page_tokens(self) -> int:

@@ -178,17 +178,18 @@ def _adapted(case: Case) -> str:
 
 def _engine(case: Case, drafts: bool, seqs: int = 1) -> Engine:
     resolved = resolve.resolve(case.model)
-    engine = EngineConfig(max_seqs=seqs, max_context=512, decode_rows=(seqs,), prefix_cache=False)
+    engine = EngineConfig.of(
+        max_seqs=seqs, max_context=512, decode_rows=(seqs,), prefix_cache=False
+    )
     config = Config(resolved.config, engine)
     draft = None
     if drafts:
         if case.draft is not None:
             draft = resolve.resolve(str(case.draft), drafts=True)
         tree = draft_tree.settings(draft.config, case.num_drafts) if case.is_tree else {}
-        engine = dataclasses.replace(
-            engine, proposer=case.proposer, num_drafts=case.num_drafts, adapt_drafts=seqs > 1,
-            **tree,
-        )  # fmt: skip
+        engine = engine.replace(
+            proposer=case.proposer, num_drafts=case.num_drafts, adapt_drafts=seqs > 1, **tree
+        )
         own = draft and dataclasses.replace(draft.config, dtype=resolved.config.dtype)
         config = dataclasses.replace(config, engine=engine, draft=own)
     return Engine.from_checkpoint(config, resolved.open(None), draft=draft and draft.open(None))

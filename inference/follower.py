@@ -54,10 +54,9 @@ def prepared(config: Config) -> Config:
     """
     if hosts.current().count == 1:
         return config
-    engine = config.engine
-    if engine.preemption == "swap":
+    if config.engine.preemption == "swap":
         raise InputError("engine.preemption=swap goes with one host: pages are computed again")
-    return dataclasses.replace(config, engine=dataclasses.replace(engine, preemption="recompute"))
+    return config.with_engine(preemption="recompute")
 
 
 def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:

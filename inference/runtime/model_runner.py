@@ -2,7 +2,6 @@
 warm-up.
 """
 
-import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterable
@@ -57,20 +56,15 @@ def for_this_device(config: Config) -> tuple[Config, str]:
     config = config.for_platform(platform)
     if platform == "cpu" and {config.engine.linear, config.engine.attention} != {"reference"}:
         cpu_kernels.load()
-    config = _with(config, linear=linear.choose(config))
+    config = config.with_engine(linear=linear.choose(config))
     attention = api.choose(config)
     if config.engine.free_padding is None:
         is_native = attention.name == "ffi_cpu" and not config.prefill.chips
         drafting = config.draft or config.model
         is_free = is_native and step_shapes.leaves_padding_out(config, drafting)
-        config = _with(config, free_padding=is_free)
+        config = config.with_engine(free_padding=is_free)
     _log(config, attention)
     return config, attention.name
-
-
-def _with(config: Config, **changes: Any) -> Config:
-    """With other fields of the engine."""
-    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, **changes))
 
 
 def _log(config: Config, attention: api.Choice) -> None:

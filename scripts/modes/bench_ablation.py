@@ -183,7 +183,7 @@ def _waste(
 ) -> dict[str, float]:
     """Room without a token in the last ablation, for a size of page."""
     assert last.engine is not None
-    config = Config(bench.model, dataclasses.replace(last.engine, page_tokens=page_tokens))
+    config = Config(bench.model, last.engine.replace(page_tokens=page_tokens))
     expected = measure.predict(config, load, bench.machine)
     (runs,) = bench.serve([config], load, f"pages of {page_tokens}")
     measured = measure.figures(runs)

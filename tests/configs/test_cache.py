@@ -247,18 +247,18 @@ def test_a_model_derives_its_specs():
 
 
 def test_peak_pages_hold_a_window_and_a_step():
-    config = Config(model(), EngineConfig(page_tokens=8, chunk_tokens=16, prefill_chunks=(1, 2)))
+    config = Config(model(), EngineConfig.of(page_tokens=8, chunk_tokens=16, prefill_chunks=(1, 2)))
     assert config.peak_pages(10) == (2, 2)
     assert config.peak_pages(1000) == (-(-(20 + 32 + 16) // 8), 125)
     assert config.page_columns == 1024 // 8
-    drafts = EngineConfig(page_tokens=8, chunk_tokens=2, prefill_chunks=(1,), num_drafts=40)
+    drafts = EngineConfig.of(page_tokens=8, chunk_tokens=2, prefill_chunks=(1,), num_drafts=40)
     assert Config(model(), drafts).peak_pages(1000)[0] == -(-(20 + 41 + 16) // 8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cache_bytes", [40_000, 150_000, 1 << 30])
 def test_pages_are_split_in_proportion_and_within_the_budget(dtype, cache_bytes):
-    engine = EngineConfig(cache_bytes=cache_bytes, max_seqs=3)
+    engine = EngineConfig.of(cache_bytes=cache_bytes, max_seqs=3)
     config = Config(model(dtype=dtype), engine)
     usable = [n - 1 for n in config.num_pages]
     peaks = config.peak_pages(config.max_context)
@@ -277,7 +277,7 @@ def test_pages_are_split_in_proportion_and_within_the_budget(dtype, cache_bytes)
 @pytest.mark.parametrize("cache_bytes", [80_000, 150_000, 400_000, 1 << 24])
 def test_pages_are_split_by_the_length_that_is_expected(cache_bytes, expected_tokens, max_seqs):
     """No sequence of that length more would fit, and one of the longest always does."""
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         cache_bytes=cache_bytes, max_seqs=max_seqs, expected_tokens=expected_tokens,
         page_tokens=8, chunk_tokens=8, prefill_chunks=(1,),
     )  # fmt: skip
@@ -298,26 +298,28 @@ def test_pages_are_split_by_the_length_that_is_expected(cache_bytes, expected_to
 
 def test_what_is_expected_moves_pages_from_where_they_would_lie_idle():
     """Sequences of 40 tokens fill windows of 20 and little beside them."""
-    engine = EngineConfig(cache_bytes=400_000, page_tokens=8, chunk_tokens=8, prefill_chunks=(1,))
+    engine = EngineConfig.of(
+        cache_bytes=400_000, page_tokens=8, chunk_tokens=8, prefill_chunks=(1,)
+    )
     split = {}
     for expected in (40, 1000):
-        config = Config(model(), dataclasses.replace(engine, expected_tokens=expected))
+        config = Config(model(), engine.replace(expected_tokens=expected))
         split[expected] = [n - 1 for n in config.num_pages]
         peaks = config.peak_pages(40)
         split[expected].append(min(n // e for n, e in zip(split[expected], peaks, strict=True)))
     assert split[40][0] > 3 * split[1000][0] and split[40][1] < split[1000][1]
     assert split[40][2] > 2 * split[1000][2]  # sequences at a time
     with pytest.raises(InputError, match="engine.expected_tokens is at least 1, not 0"):
-        EngineConfig(expected_tokens=0)
+        EngineConfig.of(expected_tokens=0)
 
 
 def test_a_cache_without_room_for_a_page_is_refused():
     with pytest.raises(InputError, match="engine.cache_bytes is at least .* not 1$") as caught:
-        Config(model(), EngineConfig(cache_bytes=1, max_seqs=3))
+        Config(model(), EngineConfig.of(cache_bytes=1, max_seqs=3))
     least = int(str(caught.value).split()[4].rstrip(","))
     test_pages_are_split_in_proportion_and_within_the_budget("bfloat16", least)
     with pytest.raises(InputError, match="engine.cache_bytes is at least"):
-        Config(model(), EngineConfig(cache_bytes=least)).for_platform("tpu")
+        Config(model(), EngineConfig.of(cache_bytes=least)).for_platform("tpu")
 
 
 def test_pages_are_of_the_devices_size_unless_one_is_asked_for():
@@ -330,12 +332,12 @@ def test_pages_are_of_the_devices_size_unless_one_is_asked_for():
         assert there.page_columns == 1024 // tokens
         assert there.for_platform("cpu") == there
     assert config.page_tokens == 16
-    asked = Config(model(), EngineConfig(page_tokens=256))
+    asked = Config(model(), EngineConfig.of(page_tokens=256))
     assert asked.for_platform("gpu").page_tokens == asked.page_tokens
 
     assert asked.device_page_tokens == 128 and asked.device_pages == 2
     needed = config.full_bytes(3)
-    tight = EngineConfig(max_seqs=3, cache_bytes=needed, overcommit=False)
+    tight = EngineConfig.of(max_seqs=3, cache_bytes=needed, overcommit=False)
     with pytest.raises(InputError, match="engine.max_seqs is at most 2 without"):
         Config(model(), tight).for_platform("tpu")
 
@@ -386,7 +388,7 @@ def test_a_model_refuses(fields, cause):
 )
 def test_an_engine_refuses(fields, cause):
     with pytest.raises(InputError, match=cause) as error:
-        Config(model(), EngineConfig(**fields))
+        Config(model(), EngineConfig.of(**fields))
     assert "\n" not in str(error.value)
 
 
@@ -395,5 +397,5 @@ def test_accelerators_have_greedy_steps(platform, default):
     """Unless they are asked for, or not."""
     assert Config(model()).for_platform(platform).engine.greedy_steps is default
     for asked in (False, True):
-        config = Config(model(), EngineConfig(greedy_steps=asked))
+        config = Config(model(), EngineConfig.of(greedy_steps=asked))
         assert config.for_platform(platform).engine.greedy_steps is asked

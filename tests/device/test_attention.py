@@ -116,7 +116,7 @@ def test_an_engine_answers_as_with_the_reference(name):
 
 
 def _engine(attention, model, params):
-    settings = EngineConfig(
+    settings = EngineConfig.of(
         attention=attention, max_seqs=4, page_tokens=128, cache_bytes=32 << 20, top_logprobs=8
     )
     return Engine(Config(model, settings), params)

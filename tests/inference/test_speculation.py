@@ -372,25 +372,25 @@ SURE = {"draft_tree": (), "tree_levels": 2, "tree_branches": 2}
 ])  # fmt: skip
 def test_a_tree_that_makes_no_sense_is_refused(changes, expected):
     settings = {"proposer": "eagle", "num_drafts": 3, "draft_tree": (0, 0, 1)}
-    EngineConfig(**settings), EngineConfig(**settings | SURE)
+    EngineConfig.of(**settings), EngineConfig.of(**settings | SURE)
     with pytest.raises(InputError, match=expected):
-        EngineConfig(**settings | changes)
+        EngineConfig.of(**settings | changes)
 
 
 def test_any_number_of_drafts_makes_a_tree():
     for n in range(1, 32):
-        EngineConfig(proposer="eagle", num_drafts=n, **draft_tree.sizes(n))
+        EngineConfig.of(proposer="eagle", num_drafts=n, **draft_tree.sizes(n))
         tree = draft_tree.DraftTree(draft_tree.likeliest(n, 4))
-        EngineConfig(proposer="medusa", num_drafts=n, draft_tree=tree.parents)
+        EngineConfig.of(proposer="medusa", num_drafts=n, draft_tree=tree.parents)
         assert tree.levels <= 4 and tree.num_nodes == 1 + n
 
 
 def test_a_tree_on_what_cannot_branch_is_refused():
-    engine = EngineConfig(proposer="medusa", num_drafts=3, draft_tree=(0, 0, 1))
+    engine = EngineConfig.of(proposer="medusa", num_drafts=3, draft_tree=(0, 0, 1))
     Config(MODELS["llama"], engine, draft=heads_of("llama", Medusa, num_heads=2))
     with pytest.raises(InputError, match="has 1 heads: so many drafts follow each other at most"):
         Config(MODELS["llama"], engine, draft=heads_of("llama", Medusa, num_heads=1))
-    branching = EngineConfig(proposer="eagle", num_drafts=6, tree_levels=2, tree_branches=2)
+    branching = EngineConfig.of(proposer="eagle", num_drafts=6, tree_levels=2, tree_branches=2)
     for name in ("jamba", "delta"):
         cause = f"tiny-{name} keeps states, which cannot branch: draft chains, without tree="
         with pytest.raises(InputError, match=cause):
@@ -408,11 +408,11 @@ def test_a_tree_on_what_cannot_branch_is_refused():
     ({"draft": fakes.llama(), "mesh": Mesh(model=2)}, "with a draft model there is one chip"),
 ])  # fmt: skip
 def test_a_model_that_cannot_draft_is_refused(changes, expected):
-    engine = EngineConfig(num_drafts=2, proposer="draft")
+    engine = EngineConfig.of(num_drafts=2, proposer="draft")
     with pytest.raises(InputError, match=expected):
         Config(fakes.llama(), engine, **changes)
     with pytest.raises(InputError, match="needs engine.num_drafts of at least 1"):
-        EngineConfig(proposer="ngram")
+        EngineConfig.of(proposer="ngram")
 
 
 @pytest.mark.long
@@ -460,8 +460,8 @@ def test_smollm2_says_the_same(proposer, num_drafts):
             found += answers(engine.generate(asked[n : n + 10], params[n : n + 10]))
         return found
 
-    plainly = Engine.from_checkpoint(Config(target, EngineConfig(**sizes)), checkpoint)
-    settings = EngineConfig(**sizes, proposer=proposer, num_drafts=num_drafts)
+    plainly = Engine.from_checkpoint(Config(target, EngineConfig.of(**sizes)), checkpoint)
+    settings = EngineConfig.of(**sizes, proposer=proposer, num_drafts=num_drafts)
     if proposer in ("eagle", "medusa"):
         proposed = tuple(sorted({id for text in asked for id in tokenizer.encode(text)}))
         draft = getattr(heads, proposer)(target, "", proposed)

@@ -60,7 +60,7 @@ def decode_seconds(runner, context=96, steps=5):
 def test_step_time_does_not_grow_with_the_pool(checkpoint, params):
     sizes = (64 << 20, 512 << 20)
     small, large = (
-        ModelRunner(Config(checkpoint.config, EngineConfig(max_seqs=8, cache_bytes=n)), params)
+        ModelRunner(Config(checkpoint.config, EngineConfig.of(max_seqs=8, cache_bytes=n)), params)
         for n in sizes
     )
     assert large.cache_bytes / small.cache_bytes == pytest.approx(8, rel=0.02)
@@ -116,7 +116,7 @@ def test_planning_ahead_is_no_slower(checkpoint, params):
     """By turns of ten steps: whole runs differ by more than what it gains."""
     engines = {
         overlap: Engine(
-            Config(checkpoint.config, EngineConfig(max_seqs=8, overlap=overlap)), params
+            Config(checkpoint.config, EngineConfig.of(max_seqs=8, overlap=overlap)), params
         )
         for overlap in (True, False)
     }

@@ -229,7 +229,7 @@ def test_the_rate_of_one_answer_begins_with_its_first_token(monkeypatch):
     counters = types.SimpleNamespace(num_passes=0, num_accepted=0)
     engine = types.SimpleNamespace(
         compile_s=7.0, scheduler=types.SimpleNamespace(counters=counters),
-        config=types.SimpleNamespace(engine=EngineConfig(num_drafts=1, proposer="ngram")),
+        config=types.SimpleNamespace(engine=EngineConfig.of(num_drafts=1, proposer="ngram")),
     )  # fmt: skip
     clock = iter([10.0, 15.0, 16.0, 18.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
@@ -386,7 +386,7 @@ def test_preset_then_run_then_set_then_needs(monkeypatch, capfd):
         common.fail("far enough")
 
     monkeypatch.setattr(common, "load_engine", stop)
-    engine = EngineConfig(max_seqs=7, page_tokens=64)
+    engine = EngineConfig.of(max_seqs=7, page_tokens=64)
     monkeypatch.setattr(smollm2_laptop, "RUN", Run(str(apps.TINY), engine))
     args = ["--config=configs/runs/smollm2_laptop.py", "--prompt=A", "--set=engine.max_context=99"]
     for more in ((), ("--presence=0.5", "--logprobs=3", "--deterministic")):

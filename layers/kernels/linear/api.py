@@ -1,6 +1,5 @@
 """The implementations of products with weights, and which one a configuration gets."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -132,9 +131,7 @@ def random_params(config: Config, infos: Any) -> Params:
     """Random parameters. On one chip those that `placement` would make a `Quantized` are drawn as
     such, since rounding a large model takes minutes.
     """
-    config = dataclasses.replace(
-        config, engine=dataclasses.replace(config.engine, linear=choose(config))
-    )
+    config = config.with_engine(linear=choose(config))
 
     def draw(info: ParamInfo, key: jax.Array) -> Any:
         if config.num_chips == 1 and _is_quantized(info, config):

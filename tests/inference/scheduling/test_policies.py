@@ -26,7 +26,7 @@ BYTES_PER_TOKEN = 8
 def scheduler(num_tokens=4096, mesh=ONE_CHIP, **settings):
     """Room for so many tokens."""
     sizes = dict(max_seqs=4, page_tokens=4, chunk_tokens=4, prefill_chunks=(1, 4)) | settings
-    engine = EngineConfig(cache_bytes=BYTES_PER_TOKEN * num_tokens, **sizes)
+    engine = EngineConfig.of(cache_bytes=BYTES_PER_TOKEN * num_tokens, **sizes)
     return Scheduler(Config(MODEL, engine, mesh))
 
 

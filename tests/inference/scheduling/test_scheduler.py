@@ -58,7 +58,7 @@ HEADS = Medusa(
 
 def config(page_tokens=4, cache_bytes=400, mesh=ONE_CHIP, model=MODEL, **settings) -> Config:
     settings = {"max_seqs": 3, "chunk_tokens": 4, "prefill_chunks": (1, 3)} | settings
-    engine = EngineConfig(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings)
+    engine = EngineConfig.of(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings)
     return Config(model, engine, mesh, draft=HEADS if engine.proposer == "medusa" else None)
 
 

@@ -1,7 +1,5 @@
 """How many drafts a step verifies, chosen by what they bring and what they cost."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -14,8 +12,8 @@ from inference.speculation.adaptive import AdaptiveDrafts
 
 pytestmark = pytest.mark.quick_code
 
-ENGINE = EngineConfig(num_drafts=4, proposer="ngram", adapt_drafts=True, greedy_steps=False)
-TREES = dataclasses.replace(ENGINE, num_drafts=31, proposer="eagle", **draft_tree.sizes(31))
+ENGINE = EngineConfig.of(num_drafts=4, proposer="ngram", adapt_drafts=True, greedy_steps=False)
+TREES = ENGINE.replace(num_drafts=31, proposer="eagle", **draft_tree.sizes(31))
 
 
 def decoding(count):

@@ -50,7 +50,7 @@ def test_the_hopper_kernel_names_its_limits(asked, reason):
 def test_kernels_of_accelerators_know_chunks_and_no_first_tokens(kernel, device):
     """The reference is chosen where a layer has these."""
     model = fakes.llama(head_width=64, window=64, first_tokens=4)
-    engine = EngineConfig(page_tokens=64, attention="reference")
+    engine = EngineConfig.of(page_tokens=64, attention="reference")
     for changes, reason in (
         ({}, "knows no first tokens beside a window: 'reference' does"),
         ({"first_tokens": 0, "chunked": True}, None),
@@ -210,14 +210,16 @@ def test_the_cpu_kernel_names_its_limits(asked, reason):
 
 def _config(attention: str | None, **changes) -> Config:
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64)
-    return Config(model, EngineConfig(attention=attention, **changes)).for_platform("gpu")
+    return Config(model, EngineConfig.of(attention=attention, **changes)).for_platform("gpu")
 
 
 def test_tables_are_counted_of_the_most_rows_a_step_has(monkeypatch):
     """Of long sequences in small pages they outgrow a TPU's scalar memory."""
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64, max_context=131072)
     monkeypatch.setattr(api, "target_device", lambda: _V6E)
-    fits = EngineConfig(max_seqs=32, max_context=112 << 10, page_tokens=16, attention="pallas_tpu")
+    fits = EngineConfig.of(
+        max_seqs=32, max_context=112 << 10, page_tokens=16, attention="pallas_tpu"
+    )
     assert api.choose(Config(model, fits)).name == "pallas_tpu"
     for change in ({"max_seqs": 33}, {"max_context": None}, {"prefill_chunks": (33,)}):
         with pytest.raises(InputError, match="pallas_tpu has room .* raise engine.page_tokens"):
@@ -323,8 +325,7 @@ def test_a_cpu_gets_the_native_library_where_it_is_there(monkeypatch):
 
 def _named(part: str) -> Config:
     config = _config(None)
-    engine = dataclasses.replace(config.engine, **{part: "ffi_cpu"})
-    return dataclasses.replace(config, engine=engine)
+    return config.with_engine(**{part: "ffi_cpu"})
 
 
 def _mesh() -> jax.sharding.AbstractMesh:
