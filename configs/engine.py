@@ -2,8 +2,7 @@
 
 import dataclasses
 import functools
-import math
-from typing import Any
+from typing import Any, ClassVar
 
 from configs import cache, heads, precision
 from configs.cache import BLOCK_TOKENS, PageGroup
@@ -11,29 +10,25 @@ from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from configs.prefill import TOGETHER, Prefill, check_budgets
+from configs.settings.kernels import KernelConfig
+from configs.settings.requests import RequestConfig
+from configs.settings.scheduling import SchedulingConfig
+from configs.settings.section import Section, paths
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS, MOST_ROWS, ShapeConfig
 
-POLICIES = ("continuous", "static", "dynamic")
 PREEMPTIONS = ("auto", "recompute", "swap")
 PROPOSERS = ("ngram", "draft", "medusa", "eagle")
 ACCEPTANCES = ("coupled", "rejection", "typical")
 WEIGHTS = ("bfloat16", "float32", "file", *precision.OURS)
-ACTIVATIONS = ("int8", "exact")
-LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
-ATTENTIONS: tuple[str, ...] = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu", "ffi_cpu")
 
 PAGE_TOKENS = {"cpu": 16, "gpu": 64, "tpu": 128}  # the default, by platform
 TPU_LANES = 128  # a row of a TPU's memory has so many elements, or several times as many
-
-MOST_ROWS = 4096  # of a rectangle; more make no machine faster
-
-# Below, XLA's CPU backend sums a product's rows in another order.
-MIN_DETERMINISTIC_ROWS = 8
 
 OBSERVED_TOKENS = 32  # at a prompt's end, whose attention decides which of its pages stay
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineConfig:
+class EngineConfig(Section):
     """Sizes and switches of an engine. All that is static in a step derives from these and the
     model. Of a mesh that divides sequences each data shard has these sizes: slots, pages,
     rectangles and prefill budget.
@@ -49,9 +44,6 @@ class EngineConfig:
             full contexts need.
         expected_tokens: of a sequence at its end: page groups share `cache_bytes` as sequences of
             that length need them; None: as those of `max_context`.
-        decode_rows: sizes of the decode rectangle to compile; a step uses the smallest that fits.
-        chunk_tokens: prompt tokens of a prefill chunk, a row of the prefill rectangle.
-        prefill_chunks: sizes of the prefill rectangle to compile, in chunks.
         num_drafts: k, draft tokens a sequence may have verified in one step.
         adapt_drafts: steps verify 0 to k of them, whatever brings the most tokens a second.
         draft_tree: of a tree of drafts, the node that each of them follows: 0 is the newest token,
@@ -65,48 +57,18 @@ class EngineConfig:
             answers do not depend on drafts; 'rejection': more of them, so that answers differ in
             all but their law; 'typical': whatever the model finds likely enough, which makes
             answers others than its own.
-        top_logprobs: alternatives reported beside each sampled or scored token.
-        prompt_budgets: requests may ask for it that only some pages of their prompts stay cached.
-        penalties: tokens are counted, which repetition, presence and frequency penalties need.
-        grammars: requests may say by a grammar which tokens may follow which.
-        embeddings: requests may ask for a vector of their prompts instead of tokens.
-        policy: when waiting requests may start. 'continuous': as soon as a slot and pages are free;
-            'static': when a full batch waits, which then runs to its end; 'dynamic': the same, or
-            when the first of them has waited `max_wait_s`.
-        max_wait_s: seconds that the dynamic policy waits for a full batch.
-        chunked_prefill: prompts are computed in chunks beside decoding rows; without it prompts
-            stop decoding and are computed to their end first.
-        prefill_budget: prompt tokens a step may compute while others decode; None: no such limit.
-        max_prefill_seqs: sequences whose prompts a step may work on; None is `max_seqs`.
         prefix_cache: requests share the pages of equal prefixes, cached until room is needed.
         snapshots: of all layers' recurrent states, for prompts to go on from; None: `max_seqs`.
             They are made where a prompt's last page ends, where prompts were seen to part, and
             every `snapshot_tokens`; None: by cost (`planner/cache_policy.py`).
-        max_overtakes: later arrivals with longer cached prefixes that may be admitted before a
-            request.
         preemption: how evicted pages, those of preempted sequences among them, come back.
             'recompute': they are computed again; 'swap': they are offloaded to host memory, while
             there is room, and copied back; 'auto': whichever is cheaper.
         swap_bytes: host memory for offloaded pages; at most four times the device's is used.
-        greedy_steps: steps in which every request is greedy have executables of their own; None is
-            where the step has no branches (`Config.for_platform`): on accelerators.
-        free_padding: rows of padding cost a step next to nothing, so that fewer shapes serve all
-            steps; None is where products and attention leave padding out, as a CPU's library does
-            in most models.
-        overlap: the next step is planned while the device runs the current one.
         overcommit: more sequences are admitted than fit at their longest, and the youngest is
             preempted when pages run out; without it `max_seqs` sequences of `max_context` tokens
             fit into `cache_bytes`, or the configuration is refused.
         deterministic: a token's bits depend on its own history only, not on neighbours or chunking.
-        attention: implementation of attention over pages (`docs/kernels.md`): 'reference' runs
-            anywhere, a kernel's name is refused where it cannot run; None is 'ffi_cpu' on a CPU, on
-            an accelerator the kernel that was measured to be right and faster on this kind of
-            device, where it can run; else the reference.
-        linear: implementation of products with weights: 'reference' is XLA's, 'ffi_cpu' packs them
-            for the native library's kernels; None is the latter where the library is there.
-        activations: of products with weights in blocks by 'ffi_cpu': 'int8' rounds them, 32 numbers
-            by a scale, unless the format says how; 'exact' multiplies them as they are, in three
-            products instead of one.
         weights: the format of all weights: 'bfloat16', 'float32', or 'file': each as the checkpoint
             stores it, blocks of a GGUF file as they are; of the matrices also one of few bits
             (`precision.OURS`), to which each number is rounded while weights are read. None is what
@@ -115,14 +77,13 @@ class EngineConfig:
         seed: base of the random streams of requests without a seed; None draws one.
     """
 
+    path: ClassVar[str] = "engine"
+
     max_seqs: int = 32
     max_context: int | None = None
     page_tokens: int | None = None
     cache_bytes: int = 256 << 20
     expected_tokens: int | None = None
-    decode_rows: tuple[int, ...] = (2, 8, 16, 32)
-    chunk_tokens: int = 64
-    prefill_chunks: tuple[int, ...] = (1, 2, 4, 8)
     num_drafts: int = 0
     adapt_drafts: bool = False
     draft_tree: tuple[int, ...] = ()
@@ -130,51 +91,44 @@ class EngineConfig:
     tree_branches: int = 0
     proposer: str | None = None
     acceptance: str = "coupled"
-    top_logprobs: int = 0
-    prompt_budgets: bool = False
-    penalties: bool = False
-    grammars: bool = False
-    embeddings: bool = False
-    policy: str = "continuous"
-    max_wait_s: float = 0.05
-    chunked_prefill: bool = True
-    prefill_budget: int | None = None
-    max_prefill_seqs: int | None = None
     prefix_cache: bool = True
     snapshots: int | None = None
     snapshot_tokens: int | None = None
-    max_overtakes: int = 16
     preemption: str = "auto"
     swap_bytes: int = 256 << 20
-    greedy_steps: bool | None = None
-    free_padding: bool | None = None
     latent_lanes: int | None = None
-    overlap: bool = True
     overcommit: bool = True
     deterministic: bool = False
-    attention: str | None = None
-    linear: str | None = None
-    activations: str = "int8"
     weights: str | None = None
     seed: int | None = None
+    requests: RequestConfig = RequestConfig()
+    shapes: ShapeConfig = ShapeConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
+    kernels: KernelConfig = KernelConfig()
+
+    def __new__(cls, *sections: Any, **settings: Any) -> "EngineConfig":
+        """Refuses a setting that a group has.
+
+        Raises:
+            InputError: the message has its path.
+        """
+        for name in settings:
+            cls.check_name(name)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in ("max_seqs", "chunk_tokens", "cache_bytes"):
+        for name in ("max_seqs", "cache_bytes"):
             if getattr(self, name) < 1:
                 raise InputError(f"engine.{name} is at least 1, not {getattr(self, name)}")
-        for name in ("max_seqs", "chunk_tokens", "num_drafts", "top_logprobs"):
+        for name in ("max_seqs", "num_drafts"):
             if getattr(self, name) > MOST_ROWS:
                 raise InputError(f"engine.{name} is at most {MOST_ROWS}, not {getattr(self, name)}")
-        for name in ("num_drafts", "top_logprobs", "max_overtakes", "swap_bytes"):
+        for name in ("num_drafts", "swap_bytes"):
             if getattr(self, name) < 0:
                 raise InputError(f"engine.{name} is at least 0, not {getattr(self, name)}")
-        if not 0 <= self.max_wait_s < math.inf:
-            raise InputError(f"engine.max_wait_s is 0 or more seconds, not {self.max_wait_s}")
         for name, valid in (
-            ("policy", POLICIES),
             ("preemption", PREEMPTIONS),
             ("acceptance", ACCEPTANCES),
-            ("activations", ACTIVATIONS),
         ):
             if getattr(self, name) not in valid:
                 raise InputError(
@@ -182,8 +136,6 @@ class EngineConfig:
                 )
         for name, known in (
             ("proposer", PROPOSERS),
-            ("attention", ATTENTIONS),
-            ("linear", LINEARS),
             ("weights", WEIGHTS),
         ):
             value = getattr(self, name)
@@ -192,8 +144,7 @@ class EngineConfig:
                     f"engine.{name} is one of {', '.join(known)} or None, not {value!r}"
                 )
         for name, least in (
-            ("prefill_budget", self.chunk_tokens), ("max_prefill_seqs", 1), ("page_tokens", 1),
-            ("expected_tokens", 1), ("snapshots", 0), ("snapshot_tokens", 1),
+            ("page_tokens", 1), ("expected_tokens", 1), ("snapshots", 0), ("snapshot_tokens", 1),
         ):  # fmt: skip
             value = getattr(self, name)
             if value is not None and value < least:
@@ -221,14 +172,16 @@ class EngineConfig:
             )
         if self.seed is not None and not 0 <= self.seed < 2**64:
             raise InputError(f"engine.seed is at least 0 and below 2**64, not {self.seed}")
-        for name in ("decode_rows", "prefill_chunks"):
-            sizes = getattr(self, name)
-            if not sizes or min(sizes) < 1 or max(sizes) > MOST_ROWS:
-                raise InputError(f"engine.{name} lists sizes from 1 to {MOST_ROWS}, not {sizes}")
-        if self.deterministic and self.chunk_tokens < MIN_DETERMINISTIC_ROWS:
+        chunk, budget = self.shapes.chunk_tokens, self.scheduling.prefill_budget
+        if budget is not None and budget < chunk:
             raise InputError(
-                f"engine.chunk_tokens is at least {MIN_DETERMINISTIC_ROWS} with deterministic, "
-                f"not {self.chunk_tokens}"
+                f"engine.scheduling.prefill_budget={budget}: must be at least "
+                f"engine.shapes.chunk_tokens ({chunk})"
+            )
+        if self.deterministic and chunk < MIN_DETERMINISTIC_ROWS:
+            raise InputError(
+                f"engine.shapes.chunk_tokens={chunk}: must be at least {MIN_DETERMINISTIC_ROWS} "
+                "with engine.deterministic"
             )
         page = self.page_tokens
         if page is not None and BLOCK_TOKENS % page and page % BLOCK_TOKENS:
@@ -268,7 +221,15 @@ class EngineConfig:
         Raises:
             InputError: a name is unknown, or the settings are not valid together.
         """
-        return dataclasses.replace(self, **settings)
+        places, groups, changes = paths(EngineConfig), dict[str, dict[str, Any]](), dict[str, Any]()
+        for name, value in settings.items():
+            if name not in places:
+                raise InputError(f"unknown setting {name!r}; valid: {', '.join(places)}")
+            group = places[name].split(".")[1]
+            (changes if group == name else groups.setdefault(group, {}))[name] = value
+        for group, fields in groups.items():
+            changes[group] = dataclasses.replace(getattr(self, group), **fields)
+        return dataclasses.replace(self, **changes)
 
     def without_drafts(self) -> "EngineConfig":
         """The same where nothing is drafted."""
@@ -292,7 +253,7 @@ class Config:
 
     def __post_init__(self) -> None:
         self.mesh.check(self.model)
-        self.prefill.check(self.mesh, self.model, self.engine.policy)
+        self.prefill.check(self.mesh, self.model, self.engine.scheduling.policy)
         heads.check_draft(
             self.draft, self.model, self.engine.proposer, self.engine.draft_levels,
             self.max_context, self.mesh.num_chips > 1 or self.prefill.chips > 0,
@@ -304,7 +265,7 @@ class Config:
                 f"engine.page_tokens={self.page_tokens}: {self.model.name}, or what drafts for it, "
                 f"keeps one entry for {stride} tokens, and a page has a multiple of that"
             )
-        if self.engine.prompt_budgets:
+        if self.engine.requests.prompt_budgets:
             check_budgets(self.model, self.engine.proposer, self.num_chips)
         limit = self.engine.max_context
         if limit is not None and not 1 <= limit <= self.model.max_context:
@@ -312,10 +273,10 @@ class Config:
                 f"engine.max_context is between 1 and the model's {self.model.max_context}, "
                 f"not {limit}"
             )
-        if self.engine.top_logprobs > self.model.vocab_size:
+        if (num_tops := self.engine.requests.top_logprobs) > self.model.vocab_size:
             raise InputError(
-                f"engine.top_logprobs is at most the vocabulary of {self.model.vocab_size}, "
-                f"not {self.engine.top_logprobs}"
+                f"engine.requests.top_logprobs={num_tops}: must be at most the vocabulary "
+                f"({self.model.vocab_size})"
             )
         if not self.engine.overcommit and self.engine.max_seqs > self.most_seqs:
             raise InputError(
@@ -392,10 +353,10 @@ class Config:
         return self.engine.max_context or self.model.max_context
 
     def for_platform(self, platform: str) -> "Config":
-        """The same with a platform's defaults of `engine.page_tokens`, `engine.greedy_steps` and
-        `engine.latent_lanes`, where these are None; platforms are named as JAX does.
+        """Returns the same with a platform's defaults of `page_tokens`, `greedy_steps` and
+        `latent_lanes`, where these are None; platforms are named as JAX does.
         """
-        greedy, page = self.engine.greedy_steps, self.engine.page_tokens
+        greedy, page = self.engine.shapes.greedy_steps, self.engine.page_tokens
         page = page or max(PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"]), self.cached_model.stride)
         greedy = platform != "cpu" if greedy is None else greedy
         lanes = self.engine.latent_lanes or (TPU_LANES if platform == "tpu" else 1)
@@ -425,10 +386,10 @@ class Config:
 
     def peak_pages(self, num_tokens: int) -> tuple[int, ...]:
         """Most pages of each group that one sequence has at once until it has `num_tokens`."""
-        engine, page = self.engine, self.page_tokens
+        engine, shapes, page = self.engine, self.engine.shapes, self.page_tokens
         uncertain = engine.num_drafts * (2 if engine.proposer else 1)  # in flight, and next
-        step = max(engine.chunk_tokens * max(engine.prefill_chunks), 1 + uncertain)
-        step += OBSERVED_TOKENS * engine.prompt_budgets
+        step = max(shapes.chunk_tokens * max(shapes.prefill_chunks), 1 + uncertain)
+        step += OBSERVED_TOKENS * engine.requests.prompt_budgets
         return tuple(g.peak_pages(num_tokens, step, page) for g in self.cached_model.page_groups)
 
     @property

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from configs.errors import InputError
+from configs.settings.section import Section, values
 
 T = TypeVar("T")
 
@@ -30,14 +31,10 @@ def apply(config: T, settings: Iterable[str]) -> T:
     return _replace(config, changes) if changes else config
 
 
-def changed(config: Any, base: Any) -> list[str]:
-    """The fields of a section that differ from `base`, as 'name=value'."""
-    names = [field.name for field in dataclasses.fields(config)]
-    return [
-        f"{name}={getattr(config, name)}"
-        for name in names
-        if getattr(config, name) != getattr(base, name)
-    ]
+def changed(section: Section, base: Section) -> dict[str, Any]:
+    """Returns the settings of a section that differ from `base`, by their names."""
+    before = values(base)
+    return {name: now for name, now in values(section).items() if now != before[name]}
 
 
 def _collect(changes: dict[Any, Any], node: Any, keys: list[str], value: str, path: str) -> None:
@@ -56,6 +53,8 @@ def _collect(changes: dict[Any, Any], node: Any, keys: list[str], value: str, pa
     names = [field.name for field in dataclasses.fields(node)]
     name, *rest = keys
     if name not in names:
+        if isinstance(node, Section):
+            node.check_name(name)
         raise InputError(f"unknown key {path!r}: {name!r} is not one of {', '.join(names)}")
     child = getattr(node, name)
     if _is_section(child) != bool(rest):

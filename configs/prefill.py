@@ -55,7 +55,9 @@ class Prefill:
                 "some of its context in none"
             )
         if policy != "continuous":
-            raise InputError(f"prefill.chips goes with engine.policy=continuous, not {policy}")
+            raise InputError(
+                f"prefill.chips goes with engine.scheduling.policy=continuous, not {policy}"
+            )
 
 
 TOGETHER = Prefill()
@@ -85,4 +87,4 @@ def check_budgets(model: ModelConfig, proposer: str | None, num_chips: int) -> N
     }
     for reason, holds in reasons.items():
         if holds:
-            raise InputError(f"engine.prompt_budgets: {reason}")
+            raise InputError(f"engine.requests.prompt_budgets: {reason}")

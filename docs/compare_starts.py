@@ -21,7 +21,8 @@ from pathlib import Path
 from inference.files import cache_directory
 
 _SETTINGS = ("--set=engine.max_seqs=1", "--set=engine.max_context=512",
-             "--set=engine.cache_bytes=33554432", "--set=engine.prefill_chunks=(1,)")  # fmt: skip
+             "--set=engine.cache_bytes=33554432",
+             "--set=engine.shapes.prefill_chunks=(1,)")  # fmt: skip
 _KINDS = ("compiled", "cache", "file")
 
 

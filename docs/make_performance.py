@@ -78,7 +78,7 @@ class Stepper:
 
     def prefill(self) -> Step:
         """The step that computes a prompt."""
-        tokens = self.config.engine.chunk_tokens
+        tokens = self.config.engine.shapes.chunk_tokens
         point = Point(self.config.model, 0, _CHUNKS, _CHUNKS * tokens, tokens)
         shape = step_shapes.choose(self._shapes, 0, _CHUNKS, False)
         return Step(point, shape, self.config)
@@ -207,7 +207,7 @@ def _head(engine: Engine, hardware: HardwareSpec, shares: report.Shares) -> list
         "# Performance",
         "",
         f"{datetime.date.today()}, {local_machine.name()}: "
-        f"{config.model.name}, weights in {formats}, products by {config.engine.linear}.",
+        f"{config.model.name}, weights in {formats}, products by {config.engine.kernels.linear}.",
         "Written by",
         "",
         f"    PYTHONPATH=. python docs/make_performance.py{given}",

@@ -476,7 +476,7 @@ def engine(
     own_shapes = config.num_snapshots, draws, compiling.is_quick()
     key = Config(model, same, mesh, prefill, draft), *own_shapes
     made.model_runner._executables = _executables.setdefault(key, own)
-    if shapes != "all" and made.config.engine.chunked_prefill:
+    if shapes != "all" and made.config.engine.scheduling.chunked_prefill:
         riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
         made.scheduler.shapes = riding[-1:] if shapes == "one" else riding
     if made._prefill is not None:

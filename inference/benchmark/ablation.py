@@ -79,8 +79,8 @@ def ablations(
     base = base.replace(max_context=context, cache_bytes=held)
     reserving = base.replace(page_tokens=context, max_seqs=len(requests))
     num_reserved = min(n - 1 for n in Config(model, reserving).num_pages)
-    budget = base.prefill_budget or base.chunk_tokens * min(base.prefill_chunks)
-    mixed = base.prefill_chunks
+    mixed = base.shapes.prefill_chunks
+    budget = base.scheduling.prefill_budget or base.shapes.chunk_tokens * min(mixed)
     others = sorted({*range(1, min(8, max(mixed)))} - {*mixed})
     alone = tuple(sorted({*mixed, *others[: 1 + len({*mixed})]}))  # no more than the mixed ones
     changes: tuple[tuple[str, dict[str, Any], str, bool], ...] = (

@@ -179,7 +179,7 @@ def sizes(config: Config, rows: int, context: int) -> Config:
         )
     engine = config.engine.replace(
         max_seqs=rows, decode_rows=(rows,), max_context=most, overcommit=True, prefix_cache=False,
-        chunked_prefill=False, prefill_chunks=(max(config.engine.prefill_chunks),),
+        chunked_prefill=False, prefill_chunks=(max(config.engine.shapes.prefill_chunks),),
     )  # fmt: skip
     needed = Config(config.model, engine).full_bytes(rows)
     return Config(config.model, engine.replace(cache_bytes=needed))
@@ -250,7 +250,8 @@ def prefill(engine: Any, hardware: HardwareSpec, repeats: int) -> PrefillStep:
         repeats: medians are reported.
     """
     model, settings = engine.config.model, engine.config.engine
-    point = Point(model, 0, settings.max_seqs, settings.chunk_tokens, settings.chunk_tokens)
+    rows, chunk = settings.max_seqs, settings.shapes.chunk_tokens
+    point = Point(model, 0, rows, chunk, chunk)
     prepared = arrays(point, engine.config)
     run(engine.model_runner, point.shape, prepared)  # compiles
     measured = statistics.median(
@@ -260,7 +261,7 @@ def prefill(engine: Any, hardware: HardwareSpec, repeats: int) -> PrefillStep:
     operations, _ = point.sample
     predicted, flops = report.seconds(model, operations, hardware), cost.total(operations).flops
     return PrefillStep(
-        settings.max_seqs, settings.chunk_tokens, flops, predicted, measured, predicted / measured,
+        rows, chunk, flops, predicted, measured, predicted / measured,
         flops / measured / hardware.rate(model.dtype),
     )  # fmt: skip
 

@@ -28,11 +28,11 @@ def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Call
     model, page = config.model, config.page_tokens
     num_bytes: float = sum(model.page_bytes(page))
     if model.has_states:
-        full = config.engine.chunk_tokens * max(config.engine.prefill_chunks)
+        full = config.engine.shapes.chunk_tokens * max(config.engine.shapes.prefill_chunks)
         num_bytes = num_bytes + model.state_bytes * page / full
     machine = hardware or store.calibration(model) or NOMINAL
     copy_s = 2 * num_bytes / (machine.host_bandwidth or machine.read_bandwidth)
-    chunk = config.engine.chunk_tokens
+    chunk = config.engine.shapes.chunk_tokens
 
     @functools.cache
     def is_cheaper(num_tokens: int) -> bool:
@@ -66,7 +66,7 @@ def snapshot_tokens(config: Config, hardware: HardwareSpec | None = None) -> int
         return -(-engine.snapshot_tokens // page) * page
     machine = hardware or store.calibration(model) or NOMINAL
     copies_s = 4 * model.state_bytes / machine.read_bandwidth  # read and written, there and back
-    step = engine.chunk_tokens * max(engine.prefill_chunks)
+    step = engine.shapes.chunk_tokens * max(engine.shapes.prefill_chunks)
     work = Work(step, (Rows(1, step, step),), 1)
     step_s = report.seconds(model, cost.step_operations(model, work), machine)
     num_tokens = max(step, step * copies_s / step_s)

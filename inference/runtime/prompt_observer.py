@@ -34,8 +34,8 @@ class PromptObserver:
         self._config = config
         self._run = functools.partial(
             observe, model=config.chip_model, deterministic=config.engine.deterministic,
-            attention=attention, is_native=config.engine.linear == "ffi_cpu",
-            is_exact=config.engine.activations == "exact",
+            attention=attention, is_native=config.engine.kernels.linear == "ffi_cpu",
+            is_exact=config.engine.kernels.activations == "exact",
         )  # fmt: skip
         self.is_compiled = False
 

@@ -78,13 +78,13 @@ class Scheduler:
             snapshot_tokens=snapshot_tokens,
         )  # fmt: skip
         self.shards = tuple(map(self._new_shard, range(config.mesh.num_groups)))
-        self.waiting = WaitingQueue(config.engine.max_overtakes)
+        self.waiting = WaitingQueue(config.engine.scheduling.max_overtakes)
         self.commits: deque[Commit] = deque()
         self.counters = Counters()
         usable = self.shards[0].pages.pool.num_usable_pages  # of each shard
         self._num_usable_pages = usable[: len(config.num_pages)]
         self._batches: WholeBatches | None = None
-        if config.engine.policy != "continuous":
+        if config.engine.scheduling.policy != "continuous":
             self._batches = WholeBatches(config, self._num_usable_pages)
         self._is_refused = False  # the next to admit found no room, and none has left since
 
@@ -200,7 +200,7 @@ class Scheduler:
         half done.
         """
         self.shards = tuple(map(self._new_shard, range(len(self.shards))))
-        self.waiting = WaitingQueue(self._engine.max_overtakes)
+        self.waiting = WaitingQueue(self._engine.scheduling.max_overtakes)
         self._is_refused = False
         for sequence in sequences:
             if sequence.status is not Status.FINISHED:
@@ -246,7 +246,7 @@ class Scheduler:
     @property
     def choosing(self) -> list[Sequence]:
         """Sequences whose prompt is computed as far as it takes to choose the pages that stay."""
-        if not self._engine.prompt_budgets:
+        if not self._engine.requests.prompt_budgets:
             return []
         return [sequence for sequence in self.running if sequence.chooses_pages]
 
@@ -428,7 +428,7 @@ class Scheduler:
         self, running: list[Sequence], builders: list[ShardBuilder], may_start: bool
     ) -> None:
         """Schedules what fits of the running sequences, then of those that can start."""
-        is_chunked = self._engine.chunked_prefill
+        is_chunked = self._engine.scheduling.chunked_prefill
         for sequence in running:  # by rank: one that is preempted has no chunk yet
             if is_chunked or sequence.is_prefilling:
                 self._schedule_sequence(sequence, builders)

@@ -164,9 +164,11 @@ class ShardBuilder:
         `most_drafts`: of each of them.
         """
         self._engine, self._most_drafts = engine, most_drafts
-        self._max_chunks = max(engine.prefill_chunks)
-        if engine.prefill_budget is not None and is_decoding and engine.chunked_prefill:
-            self._max_chunks = min(self._max_chunks, engine.prefill_budget // engine.chunk_tokens)
+        self._chunk_tokens = engine.shapes.chunk_tokens
+        self._max_chunks = max(engine.shapes.prefill_chunks)
+        budget = engine.scheduling.prefill_budget
+        if budget is not None and is_decoding and engine.scheduling.chunked_prefill:
+            self._max_chunks = min(self._max_chunks, budget // self._chunk_tokens)
         self.decode: list[ScheduledChunk] = []
         self.prefill: list[ScheduledChunk] = []
         self.snapshots: list[Snapshot] = []
@@ -174,7 +176,7 @@ class ShardBuilder:
     @property
     def num_free_chunks(self) -> int:
         """Prefill chunks that one more prompt may have."""
-        most_prompts = self._engine.max_prefill_seqs
+        most_prompts = self._engine.scheduling.max_prefill_seqs
         if most_prompts is not None:
             prompts = {chunk.sequence.id for chunk in self.prefill}
             if len(prompts) >= most_prompts:
@@ -188,7 +190,7 @@ class ShardBuilder:
         if sequence.candidates or (sequence.needs_commit and sequence.num_awaited_tokens):
             return 0
         if sequence.is_prefilling:
-            room = self._engine.chunk_tokens * self.num_free_chunks
+            room = self._chunk_tokens * self.num_free_chunks
             if sequence.is_whole:
                 left = sequence.num_prompt_tokens - 1 - sequence.num_scheduled_tokens
                 room = min(room, left)
@@ -213,7 +215,7 @@ class ShardBuilder:
                 _chunk(sequence, slot, 0, num_tokens, True, num_drafts, most_accepted)
             )
             return
-        size = self._engine.chunk_tokens
+        size = self._chunk_tokens
         is_last = num_tokens == sequence.num_pending_tokens
         is_last &= not (sequence.keeps_last or sequence.is_only_read)
         for at in range(0, num_tokens, size):

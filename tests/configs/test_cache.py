@@ -374,13 +374,19 @@ def test_a_model_refuses(fields, cause):
         (dict(max_seqs=0), "engine.max_seqs is at least 1, not 0"),
         (dict(cache_bytes=-1), "engine.cache_bytes"),
         (dict(num_drafts=-1), "engine.num_drafts is at least 0"),
-        (dict(decode_rows=()), "engine.decode_rows lists sizes from 1 to 4096"),
-        (dict(prefill_chunks=(0, 2)), "engine.prefill_chunks lists"),
+        (
+            dict(decode_rows=()),
+            r"engine.shapes.decode_rows=\(\): must be a list of sizes, each 1 to 4096",
+        ),
+        (dict(prefill_chunks=(0, 2)), r"engine.shapes.prefill_chunks=\(0, 2\): must be a list"),
         (dict(page_tokens=24), "divides"),
         (dict(page_tokens=0), "engine.page_tokens is at least 1, not 0"),
         (dict(seed=-1), "engine.seed is at least 0 and below 2..64, not -1"),
         (dict(seed=2**64), "engine.seed is at least 0"),
-        (dict(top_logprobs=10), "engine.top_logprobs is at most the vocabulary of 9, not 10"),
+        (
+            dict(top_logprobs=10),
+            r"engine.requests.top_logprobs=10: must be at most the vocabulary \(9\)",
+        ),
         (dict(deterministic=True, chunk_tokens=7), "at least 8"),
         (dict(max_context=1001), "between 1 and the model's 1000"),
         (dict(max_context=0), "between 1 and the model's 1000"),
@@ -395,7 +401,7 @@ def test_an_engine_refuses(fields, cause):
 @pytest.mark.parametrize("platform, default", [("cpu", False), ("gpu", True), ("tpu", True)])
 def test_accelerators_have_greedy_steps(platform, default):
     """Unless they are asked for, or not."""
-    assert Config(model()).for_platform(platform).engine.greedy_steps is default
+    assert Config(model()).for_platform(platform).engine.shapes.greedy_steps is default
     for asked in (False, True):
         config = Config(model(), EngineConfig.of(greedy_steps=asked))
-        assert config.for_platform(platform).engine.greedy_steps is asked
+        assert config.for_platform(platform).engine.shapes.greedy_steps is asked

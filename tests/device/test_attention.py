@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from configs.cache import keys_values
-from configs.engine import ATTENTIONS, Config, EngineConfig
+from configs.engine import Config, EngineConfig
+from configs.settings.kernels import ATTENTIONS
 from inference.benchmark import agreement
 from inference.engine import Engine
 from layers import kv_cache

@@ -285,7 +285,7 @@ def test_a_fault_in_a_prompt_ends_its_request_alone():
          "prefill.first_chip=1 is among those that decode, 0 to 1"),
         ({"cache_bytes": 9}, "chips of prefill: engine.cache_bytes is at least"),
         ({"max_seqs": 0}, "chips of prefill: engine.max_seqs is at least 1"),
-        ({"engine": EngineConfig.of(policy="static")}, "goes with engine.policy=continuous"),
+        ({"engine": EngineConfig.of(policy="static")}, "engine.scheduling.policy=continuous"),
         ({"model": fakes.fake_model()}, "keeps some of its context in none"),
     ],
 )  # fmt: skip

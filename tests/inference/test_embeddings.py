@@ -209,7 +209,7 @@ def test_bad_requests():
         SamplingParams(pooling="last")
     with pytest.raises(InputError, match="leave n=1"):
         SamplingParams(max_new_tokens=0, pooling="last", n=2)
-    with pytest.raises(InputError, match="engine.embeddings=true"):
+    with pytest.raises(InputError, match="engine.requests.embeddings=true"):
         make(MODELS["llama"], embeddings=False).embed([[1, 2]])
     id = engine.add_request([1, 2, 3], SamplingParams(max_new_tokens=0, pooling="mean"))
     with pytest.raises(InputError, match="nothing to fork"):

@@ -76,7 +76,7 @@ def test_step_time_does_not_grow_with_the_pool(checkpoint, params):
 def test_padding_costs_little(checkpoint, params):
     """A prompt of 8 tokens in a chunk of 64, and 8 such prompts in 8."""
     engine = Engine(Config(checkpoint.config, EngineConfig(max_seqs=8)), params)
-    if engine.config.engine.linear != "ffi_cpu":
+    if engine.config.engine.kernels.linear != "ffi_cpu":
         pytest.skip("products of XLA's compute padding, too")
     one = SamplingParams(max_new_tokens=1)
 

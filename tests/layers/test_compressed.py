@@ -302,7 +302,7 @@ def _eagle(target, mixer):
         ),
         (
             lambda: Config(fakes.compressed(), EngineConfig.of(prompt_budgets=True)),
-            "engine.prompt_budgets: the queries of tiny-compressed choose what they read",
+            "engine.requests.prompt_budgets: the queries of tiny-compressed choose what they read",
         ),
         (lambda: fakes.compressed().per_chip(3), "groups"),
     ],

@@ -81,12 +81,12 @@ _FLAGS = {
     ),
     "page size": (["--prompt=A", "--set=engine.page_tokens=15"], 1, "engine.page_tokens divides"),
     "attention": (
-        ["--prompt=A", "--set=engine.attention=magic"],
-        *(1, "engine.attention is one of reference, pallas_gpu"),
+        ["--prompt=A", "--set=engine.kernels.attention=magic"],
+        *(1, "engine.kernels.attention=magic: must be one of reference"),
     ),
     "a kernel elsewhere": (
-        ["--prompt=A", "--set=engine.attention=pallas_gpu"],
-        *(1, "engine.attention=pallas_gpu runs on Hopper GPUs (H100, H200), not on cpu"),
+        ["--prompt=A", "--set=engine.kernels.attention=pallas_gpu"],
+        *(1, "engine.kernels.attention=pallas_gpu runs on Hopper GPUs (H100, H200), not on cpu"),
     ),
     "chips of prefill": (["--prompt=A", "--set=prefill.chips=2"], 1, "divided over 1 there"),
     "chips that do both": (

@@ -59,8 +59,10 @@ def test_a_directory_that_others_may_write_is_refused(run, tmp_path):
 
 def test_a_report_of_this_machine(run):
     """Weights and cache of the compiled programs are the planner's, to the byte."""
-    ran = run(_TINY, "--target=cpu", "--batch=3", "--context=100", "--set=engine.linear=reference",
-              "--json")  # fmt: skip
+    ran = run(
+        _TINY, "--target=cpu", "--batch=3", "--context=100",
+        "--set=engine.kernels.linear=reference", "--json",
+    )  # fmt: skip
     assert ran.status == 0, ran.err
     found = json.loads(ran.out)
     predicted = found["predicted"]

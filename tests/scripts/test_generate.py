@@ -17,6 +17,7 @@ import pytest
 from configs.engine import EngineConfig
 from configs.recipes.run import Run
 from configs.runs import smollm2_laptop
+from configs.settings.requests import RequestConfig
 from inference.benchmark import first_start
 from inference.engine import Engine
 from inference.files import atomic
@@ -38,8 +39,8 @@ _RESULT = {"text", "token_ids", "prompt_tokens", "finish_reason", "logprobs", "t
 _SETTINGS = (
     f"--model={apps.TINY}",
     "--set=model.dtype=float32",
-    "--set=engine.prefill_chunks=(4,)",
-    "--set=engine.decode_rows=(4,)",
+    "--set=engine.shapes.prefill_chunks=(4,)",
+    "--set=engine.shapes.decode_rows=(4,)",
     "--set=engine.max_seqs=3",
 )  # few programs to compile
 
@@ -80,7 +81,7 @@ def test_json_of_two_prompts(run, golden):
     assert ran.out.count("\n") == 1
     answer = json.loads(ran.out)
     assert set(answer) == {"results", "stats", "config"}
-    assert answer["config"]["engine"]["top_logprobs"] == 2
+    assert answer["config"]["engine"]["requests"]["top_logprobs"] == 2
     assert set(answer["stats"]) >= _STATS
     for name in ("ttft_s", "output_tok_s", "predicted_step_s", "measured_step_s"):
         assert answer["stats"][name] > 0
@@ -197,7 +198,7 @@ def test_the_first_answer_calibrates_and_the_second_is_predicted_so(run, monkeyp
 def test_the_rate_leaves_compilation_out(run, golden):
     """With it the first run would have taken longer than all its compiling."""
     args = (f"--prompt={golden['texts'][1]}", "--json", "--max_new_tokens=24", "--ignore_eos",
-            "--set=engine.chunk_tokens=48")  # fmt: skip
+            "--set=engine.shapes.chunk_tokens=48")  # fmt: skip
     with fakes.slow_compiler(0.25):
         first, second = (json.loads(run(*args).out)["stats"] for _ in range(2))
     assert first["compile_s"] > 20 * second["compile_s"]
@@ -394,9 +395,9 @@ def test_preset_then_run_then_set_then_needs(monkeypatch, capfd):
         assert "far enough" in ran.error
     plain, asked = (config.engine for config in configs)
     assert (plain.max_seqs, plain.page_tokens, plain.max_context) == (7, 64, 99)
-    assert (plain.penalties, plain.top_logprobs, plain.deterministic) == (False, 0, False)
+    assert plain.requests == RequestConfig() and not plain.deterministic
     assert (asked.max_seqs, asked.page_tokens) == (7, 64)
-    assert (asked.penalties, asked.top_logprobs, asked.deterministic) == (True, 3, True)
+    assert asked.requests == RequestConfig(penalties=True, top_logprobs=3) and asked.deterministic
 
 
 def test_output_goes_where_a_link_points(run, tmp_path):

@@ -14,6 +14,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding
 
 from configs.engine import Config
+from configs.settings import section
 
 # Fields of `EngineConfig` that no program reads: the host's, and what shapes of arguments tell.
 _HOSTS_OWN = frozenset((
@@ -56,11 +57,7 @@ def of_engine(config: Config, attention: str, devices: Sequence[Any], mesh: Mesh
         devices: that the programs are compiled for.
         mesh: None on one chip.
     """
-    engine = {
-        field.name: getattr(config.engine, field.name)
-        for field in dataclasses.fields(config.engine)
-        if field.name not in _HOSTS_OWN
-    }
+    engine = {n: v for n, v in section.values(config.engine).items() if n not in _HOSTS_OWN}
     own = "" if devices[0].platform != "cpu" else _this_processor()
     return {
         "model": digest(repr(dataclasses.replace(config.model, name=""))),

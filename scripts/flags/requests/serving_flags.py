@@ -26,7 +26,9 @@ CHAT_TEMPLATE = flags.DEFINE_string(
 )  # fmt: skip
 SERVED_MODEL_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
 MAX_LOGPROBS = flags.DEFINE_integer(
-    "max_logprobs", 20, "Alternatives of a token that requests may ask for (engine.top_logprobs)."
+    "max_logprobs",
+    20,
+    "Alternatives of a token that requests may ask for (engine.requests.top_logprobs).",
 )
 POOLING = flags.DEFINE_enum(
     "pooling", "last", POOLINGS, "Of hidden states, what embeddings are: the last, or the mean."

@@ -319,7 +319,7 @@ def test_ablations_change_one_thing_each():
     per_token = sum(group.bytes_per_page("float32", 1) for group in model.page_groups)
     assert engines[0].cache_bytes == need * per_token // 2
     assert engines[3].page_tokens == 128 and engines[3].max_seqs == need // 2 // 128
-    assert [engine.prefill_chunks for engine in engines] == 6 * [tuple(range(1, 9))] + 2 * [
+    assert [engine.shapes.prefill_chunks for engine in engines] == 6 * [tuple(range(1, 9))] + 2 * [
         (1, 2, 4, 8)
     ]
     assert [each.name for each in ablations if each.by_turns] == ["overlap"]

@@ -186,7 +186,9 @@ def test_what_routes_stays_float32():
 
 def test_blocks_and_xlas_products_do_not_go_together(tmp_path):
     path = write(tmp_path / "mixed.gguf")
-    with pytest.raises(InputError, match="engine.linear=reference multiplies no weights in q4_0"):
+    with pytest.raises(
+        InputError, match="engine.kernels.linear=reference multiplies no weights in q4_0"
+    ):
         engine_of(path, weights="file", linear="reference")
 
 

@@ -406,14 +406,20 @@ def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"policy": "eager"}, "engine.policy is one of continuous, static, dynamic, not 'eager'"),
+        (
+            {"policy": "eager"},
+            "engine.scheduling.policy=eager: must be one of continuous, static, dynamic",
+        ),
         ({"preemption": "drop"}, "engine.preemption is one of auto, recompute, swap"),
-        ({"prefill_budget": 3}, "engine.prefill_budget is at least 4, not 3"),
-        ({"max_prefill_seqs": 0}, "engine.max_prefill_seqs is at least 1"),
-        ({"max_wait_s": -1.0}, "engine.max_wait_s is 0 or more seconds"),
-        ({"max_wait_s": float("nan")}, "engine.max_wait_s is 0 or more seconds"),
+        (
+            {"prefill_budget": 3},
+            "prefill_budget=3: must be at least engine.shapes.chunk_tokens .4.",
+        ),
+        ({"max_prefill_seqs": 0}, "engine.scheduling.max_prefill_seqs=0: must be at least 1"),
+        ({"max_wait_s": -1.0}, "engine.scheduling.max_wait_s=-1.0: must be at least 0 and finite"),
+        ({"max_wait_s": float("nan")}, "max_wait_s=nan: must be at least 0 and finite"),
         ({"swap_bytes": -1}, "engine.swap_bytes is at least 0"),
-        ({"max_overtakes": -1}, "engine.max_overtakes is at least 0"),
+        ({"max_overtakes": -1}, "engine.scheduling.max_overtakes=-1: must be at least 0"),
         ({"page_tokens": 100}, "engine.page_tokens divides 128 or is a multiple of it"),
     ],
 )

@@ -202,7 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = [1] * length
         params = SamplingParams(max_new_tokens=n, temperature=temperature, pooling=pooling)
         new = self.sequence(params, prompt, len(prompt), frozenset({0} - {0 * ignore_eos}))
-        if self.config.engine.prompt_budgets and n:
+        if self.config.engine.requests.prompt_budgets and n:
             with contextlib.suppress(InputError):
                 new.num_excess_tokens = prompt_pages.num_excess_tokens(
                     length, budget, self.config.page_tokens

@@ -49,14 +49,14 @@ def test_few_shapes_cover_every_need(engine):
     shapes = enumerate_shapes(engine)
     assert len(shapes) <= 32 and len(set(shapes)) == len(shapes)
     assert {shape.decode[1] for shape in shapes} == {1, 1 + engine.num_drafts}
-    assert {shape.prefill[1] for shape in shapes} == {engine.chunk_tokens}
-    largest_chunks = max(engine.prefill_chunks)
+    assert {shape.prefill[1] for shape in shapes} == {engine.shapes.chunk_tokens}
+    largest_chunks = max(engine.shapes.prefill_chunks)
     for rows, chunks, scored in itertools.product(
         range(engine.max_seqs + 1), range(largest_chunks + 1), (False, True)
     ):
         if not rows + chunks or (scored and not chunks):
             continue
-        if rows and chunks and not engine.chunked_prefill:
+        if rows and chunks and not engine.scheduling.chunked_prefill:
             continue
         shape = choose(shapes, rows, chunks, scored)
         assert shape.decode[0] >= rows and shape.prefill[0] >= chunks
@@ -109,7 +109,7 @@ def test_a_prompt_alone_then_decoding_are_expected():
 def test_what_comes_first(num_seqs, rows):
     engine = EngineConfig(max_seqs=64)
     prefill, decode = expected(engine, [5] * num_seqs, num_seqs)
-    assert decode == StepShape((rows, 1), (0, engine.chunk_tokens))
+    assert decode == StepShape((rows, 1), (0, engine.shapes.chunk_tokens))
     assert prefill.decode[0] == 0 and prefill.prefill[0] >= min(num_seqs, 2)
 
 
@@ -148,5 +148,7 @@ def test_greedy_steps_are_there_twice():
     assert not choose(shapes, 1, 1, True, True).greedy
     assert [shape.greedy for shape in expected(engine, [9], 1, True)] == [False, True]
     assert not any(shape.greedy for shape in expected(engine, [9], 1))
-    with pytest.raises(InputError, match="list fewer sizes, or set engine.greedy_steps=false"):
+    with pytest.raises(
+        InputError, match="list fewer sizes, or set engine.shapes.greedy_steps=false"
+    ):
         enumerate_shapes(engine.replace(prefill_chunks=(1, 2, 3, 4, 8)))

@@ -263,7 +263,9 @@ def test_weights_are_replaced_by_blocks_and_by_what_another_engine_has():
     chex.assert_trees_all_equal(again, packed)
     assert jax.tree.structure(api.abstract(config, infos)) == jax.tree.structure(packed)
     native = dataclasses.replace(config, engine=EngineConfig.of(linear="ffi_cpu"))
-    with pytest.raises(InputError, match="arrays of few bits go with engine.linear=reference"):
+    with pytest.raises(
+        InputError, match="arrays of few bits go with engine.kernels.linear=reference"
+    ):
         api.copy_params(native, packed)
     wrong = dataclasses.replace(model, formats=(("layers/0/ffn/down", ("q4_0",)),))
     with pytest.raises(InputError, match="multiplies no weights in q4_0; valid: int8"):
