@@ -17,7 +17,7 @@ class Prefill:
         first_chip: the first of them; None: the one behind those that decode.
         max_seqs: prompts there at a time, those that wait for room to decode among them; None is
             `engine.max_seqs`.
-        cache_bytes: memory of each of these chips for pages; None is `engine.cache_bytes`.
+        cache_bytes: memory of each of these chips for pages; None is `engine.cache.cache_bytes`.
     """
 
     chips: int = 0
@@ -80,7 +80,7 @@ def check_budgets(model: ModelConfig, proposer: str | None, num_chips: int) -> N
         f"no layer of {model.name} keeps all of a prompt": not any(
             spec.elements_per_token and spec.window is None for spec in specs
         ),
-        f"it goes with engine.proposer=ngram or none, not with {proposer}": (
+        f"it goes with engine.drafts.proposer=ngram or none, not with {proposer}": (
             proposer not in (None, "ngram")
         ),
         f"it goes with one chip, not with {num_chips}": num_chips > 1,

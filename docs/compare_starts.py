@@ -21,7 +21,7 @@ from pathlib import Path
 from inference.files import cache_directory
 
 _SETTINGS = ("--set=engine.max_seqs=1", "--set=engine.max_context=512",
-             "--set=engine.cache_bytes=33554432",
+             "--set=engine.cache.cache_bytes=33554432",
              "--set=engine.shapes.prefill_chunks=(1,)")  # fmt: skip
 _KINDS = ("compiled", "cache", "file")
 

@@ -213,7 +213,7 @@ def _predicted(case: Case, plain: Engine, drafting: Engine, chip: Any, gained: f
         size = own / target
     cost = 0.0 if case.proposer in ("ngram", "medusa") else size
     alone = Deployment(model, chip)
-    runs = drafting.config.engine.draft_levels / case.num_drafts  # a tree's are of whole levels
+    runs = drafting.config.engine.drafts.levels / case.num_drafts  # a tree's are of whole levels
     helped = Deployment(
         model, chip, speculation=Speculation(case.num_drafts, 0.5, cost * runs, size)
     )

@@ -73,7 +73,7 @@ class Engine:
         self.eos_ids = eos_ids if isinstance(eos_ids, Set) else frozenset(eos_ids)
         self.input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
         self.scheduler = Scheduler(config, *cache_policy.of_caches(config))
-        if config.engine.adapt_drafts:
+        if config.engine.drafts.adapt_drafts:
             self.scheduler.draft_policy = AdaptiveDrafts(config.engine)
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self.records = self._steps.records

@@ -55,8 +55,8 @@ def prepared(config: Config) -> Config:
     """
     if hosts.current().count == 1:
         return config
-    if config.engine.preemption == "swap":
-        raise InputError("engine.preemption=swap goes with one host: pages are computed again")
+    if config.engine.cache.preemption == "swap":
+        raise InputError("engine.cache.preemption=swap: goes with one host; leave it out")
     return config.with_engine(preemption="recompute")
 
 

@@ -108,7 +108,7 @@ class InputProcessor:
 
     def _check_seed(self, params: SamplingParams) -> None:
         """What a request asks for; its answers have seeds of their own."""
-        acceptance = self._config.engine.acceptance
+        acceptance = self._config.engine.drafts.acceptance
         if params.seed is not None and acceptance != "coupled":
             raise InputError(
                 f"a seed asks for plain decoding's tokens: leave it or acceptance={acceptance} out"
@@ -194,16 +194,16 @@ class InputProcessor:
         grammar = None
         if params.grammar is not None and params.max_new_tokens:
             grammar = self._grammars.start(params.grammar, tokens[num_prompt_tokens:])
-        engine = self._config.engine
-        proposes = engine.proposer is not None
+        drafts, cache = self._config.engine.drafts, self._config.engine.cache
+        proposes = drafts.proposer is not None
         num_excess_tokens = prompt_pages.num_excess_tokens(
             num_prompt_tokens, params.prompt_budget, self._config.page_tokens
         )
         return Sequence(
             self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
             speculates=proposes and params.speculate and not params.beam_width and grammar is None,
-            needs_commit=engine.num_drafts > 0 and not proposes,
+            needs_commit=drafts.num_drafts > 0 and not proposes,
             grammar=grammar, arrival_s=hosts.current().now(),
-            cache_key=cache_key(engine, self._next_id, params.cache_salt),
+            cache_key=cache_key(cache, self._next_id, params.cache_salt),
             num_excess_tokens=num_excess_tokens,
         )  # fmt: skip

@@ -15,12 +15,13 @@ from typing import Any
 
 from absl import flags
 
-from configs.engine import Config, EngineConfig
+from configs.engine import Config
 from configs.errors import InputError
 from configs.hardware import targets
 from configs.hardware.targets import Target
 from configs.mesh import Mesh
 from configs.prefill import TOGETHER
+from configs.settings.cache import CacheConfig
 from scripts import common
 from scripts.flags import deployment_flags, placement_flags, shared_flags
 from scripts.reports import compile_text
@@ -147,7 +148,7 @@ def _config(target: Target) -> Config:
         return config
     if config.engine.max_context is None:
         config = config.with_engine(max_context=min(_TOKENS, config.model.max_context))
-    if config.engine.cache_bytes == EngineConfig.cache_bytes:
+    if config.engine.cache.cache_bytes == CacheConfig.cache_bytes:
         needed = max(1, config.full_bytes(config.engine.max_seqs))
         config = config.with_engine(cache_bytes=needed)
     return config

@@ -6,6 +6,7 @@ Llama 3 8B on a host of eight v5e: a KV head and 2.0 GB of weights each.
 from configs.engine import EngineConfig
 from configs.mesh import Mesh
 from configs.recipes.run import Run
+from configs.settings.cache import CacheConfig
 from configs.settings.shapes import ShapeConfig
 
 RUN = Run(
@@ -13,7 +14,7 @@ RUN = Run(
     engine=EngineConfig(
         max_seqs=64,
         max_context=8192,
-        cache_bytes=8 << 30,
+        cache=CacheConfig(cache_bytes=8 << 30),
         shapes=ShapeConfig(  # each is compiled: docs/log.md
             decode_rows=(8,), prefill_chunks=(2, 8)
         ),

@@ -6,6 +6,7 @@ Llama 3 70B on 32 v5p: four groups of eight chips, each with sequences and pages
 from configs.engine import EngineConfig
 from configs.mesh import Mesh
 from configs.recipes.run import Run
+from configs.settings.cache import CacheConfig
 from configs.settings.shapes import ShapeConfig
 
 RUN = Run(
@@ -13,7 +14,7 @@ RUN = Run(
     engine=EngineConfig(
         max_seqs=128,
         max_context=8192,
-        cache_bytes=64 << 30,
+        cache=CacheConfig(cache_bytes=64 << 30),
         shapes=ShapeConfig(  # each is compiled: docs/log.md
             decode_rows=(8, 32), prefill_chunks=(2, 8)
         ),

@@ -31,8 +31,8 @@ class KernelConfig(Section):
     )
     activations: str = setting(
         "int8",
-        "Activations of 'ffi_cpu' products with weights in blocks. 'int8' rounds 32 numbers by "
-        "one scale, unless the format decides. 'exact' multiplies them as they are, in three "
-        "products instead of one.",
+        "Activations in products of the CPU's kernels with weights of few bits. 'int8' rounds 32 "
+        "of them by one scale, unless the format decides. 'exact' multiplies them as they are, in "
+        "three products instead of one.",
         one_of=ACTIVATIONS,
     )

@@ -6,6 +6,8 @@ from typing import ClassVar
 from configs.settings.section import Section, setting
 from configs.settings.shapes import MOST_ROWS
 
+OBSERVED_TOKENS = 32  # at a prompt's end, whose attention decides which of its pages stay
+
 
 @dataclasses.dataclass(frozen=True)
 class RequestConfig(Section):
@@ -14,7 +16,7 @@ class RequestConfig(Section):
     path: ClassVar[str] = "engine.requests"
 
     top_logprobs: int = setting(
-        0, "Alternatives reported for each sampled or scored token.", least=0, most=MOST_ROWS
+        0, "Alternatives reported for each sampled or scored token.", lower=0, upper=MOST_ROWS
     )
     prompt_budgets: bool = setting(
         False, "Requests may limit how many pages of their prompts stay cached (SnapKV)."

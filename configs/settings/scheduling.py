@@ -22,7 +22,7 @@ class SchedulingConfig(Section):
         one_of=POLICIES, host_only=True,
     )  # fmt: skip
     max_wait_s: float = setting(
-        0.05, "Seconds that the dynamic policy waits for a full batch.", least=0, host_only=True
+        0.05, "Seconds that the dynamic policy waits for a full batch.", lower=0, host_only=True
     )
     chunked_prefill: bool = setting(
         True,
@@ -37,13 +37,13 @@ class SchedulingConfig(Section):
         host_only=True,
     )
     max_prefill_seqs: int | None = setting(
-        None, "Sequences whose prompts a step may compute; None: max_seqs.", least=1,
+        None, "Sequences whose prompts a step may compute; None: max_seqs.", lower=1,
         host_only=True,
     )  # fmt: skip
     max_overtakes: int = setting(
         16,
         "Later requests with longer cached prefixes that may be admitted before a request.",
-        least=0, host_only=True,
+        lower=0, host_only=True,
     )  # fmt: skip
     overlap: bool = setting(
         True, "The host schedules the next step while the device runs the current one.",

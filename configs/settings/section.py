@@ -16,14 +16,14 @@ class Setting:
 
     Attributes:
         doc: sentences for a reader who sees the field's name.
-        least, most: bounds of a number, or of each number of a tuple, which then is not empty.
+        lower, upper: bounds of a number, or of each number of a tuple, which then is not empty.
         one_of: valid names; (): no choice of names.
         host_only: no compiled program depends on the field.
     """
 
     doc: str
-    least: int | None = None
-    most: int | None = None
+    lower: int | None = None
+    upper: int | None = None
     one_of: tuple[str, ...] = ()
     host_only: bool = False
 
@@ -36,15 +36,17 @@ class Setting:
         if self.one_of and value not in self.one_of:
             raise InputError(f"{path}={_shown(value)}: must be one of {', '.join(self.one_of)}")
         numbers = value if isinstance(value, tuple) else (value,)
-        if self.least is not None and not (numbers and all(map(self._is_valid, numbers))):
+        if self.lower is not None and not (numbers and all(map(self._is_valid, numbers))):
             raise InputError(f"{path}={_shown(value)}: must be {self._range(value)}")
 
     def _is_valid(self, number: float) -> bool:
-        most = math.inf if self.most is None else self.most
-        return self.least is None or self.least <= number <= most and number < math.inf
+        assert self.lower is not None
+        is_above = self.lower <= number < math.inf  # NaN is not
+        return is_above and (self.upper is None or number <= self.upper)
 
     def _range(self, value: Any) -> str:
-        bounds = f"at least {self.least}" if self.most is None else f"{self.least} to {self.most}"
+        lower, upper = self.lower, self.upper
+        bounds = f"at least {lower}" if upper is None else f"from {lower} to {upper}"
         if isinstance(value, tuple):
             return f"a list of sizes, each {bounds}"
         return f"{bounds} and finite" if isinstance(value, float) else bounds
@@ -57,13 +59,13 @@ def _shown(value: Any) -> str:
 def setting(
     default: T,
     doc: str,
-    least: int | None = None,
-    most: int | None = None,
+    lower: int | None = None,
+    upper: int | None = None,
     one_of: tuple[str, ...] = (),
     host_only: bool = False,
 ) -> T:
     """Declares a field of a `Section`; the arguments are those of `Setting`."""
-    declared = Setting(doc, least, most, one_of, host_only)
+    declared = Setting(doc, lower, upper, one_of, host_only)
     return dataclasses.field(default=default, metadata={"setting": declared})
 
 
@@ -108,9 +110,12 @@ def paths(section: type[Section]) -> dict[str, str]:
 
 def declared(section: type[Section]) -> dict[str, Setting]:
     """The declarations of the same settings."""
-    return {
-        field.name: field.metadata["setting"] for _, field in _fields(section) if field.metadata
-    }
+    return {field.name: field.metadata["setting"] for _, field in _fields(section)}
+
+
+def flag_help(section: type[Section], name: str) -> str:
+    """The help of a flag that sets a setting of the section."""
+    return f"{declared(section)[name].doc} Sets {paths(section)[name]}."
 
 
 def values(section: Section) -> dict[str, Any]:

@@ -18,15 +18,15 @@ class ShapeConfig(Section):
     path: ClassVar[str] = "engine.shapes"
 
     decode_rows: tuple[int, ...] = setting(
-        (2, 8, 16, 32), "Rows of the compiled decode rectangles.", least=1, most=MOST_ROWS,
+        (2, 8, 16, 32), "Rows of the compiled decode rectangles.", lower=1, upper=MOST_ROWS,
         host_only=True,
     )  # fmt: skip
     chunk_tokens: int = setting(
-        64, "Prompt tokens of a prefill chunk, a row of the prefill rectangle.", least=1,
-        most=MOST_ROWS,
+        64, "Prompt tokens of a prefill chunk, a row of the prefill rectangle.", lower=1,
+        upper=MOST_ROWS,
     )  # fmt: skip
     prefill_chunks: tuple[int, ...] = setting(
-        (1, 2, 4, 8), "Chunks of the compiled prefill rectangles.", least=1, most=MOST_ROWS,
+        (1, 2, 4, 8), "Chunks of the compiled prefill rectangles.", lower=1, upper=MOST_ROWS,
         host_only=True,
     )  # fmt: skip
     greedy_steps: bool | None = setting(

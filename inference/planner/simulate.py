@@ -86,7 +86,7 @@ class Simulator:
             InputError: it could not finish even alone.
         """
         self._next_id += 1
-        tokens, key = list(prompt), cache_key(self.config.engine, self._next_id)
+        tokens, key = list(prompt), cache_key(self.config.engine.cache, self._next_id)
         self.scheduler.add(
             Sequence(
                 self._next_id, params, tokens, len(tokens), arrival_s=self.clock.now(),

@@ -198,7 +198,7 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
     source_A, last_token_A = np.full(size, -1, np.int32), num_tokens_A.copy()
     snapshot_A = num_tokens_A.copy()
     copies = [np.zeros((2, size), np.int32) for _ in config.cached_model.page_groups]
-    has_history = config.engine.requests.penalties or config.engine.proposer == "ngram"
+    has_history = config.engine.requests.penalties or config.engine.drafts.proposer == "ngram"
     longest = config.max_context if has_history else 0
     history = np.zeros((size, longest), np.int32)
     rows = [parameters.neutral_row(vocab)] * size

@@ -86,7 +86,7 @@ def cache_arguments(config: Config, attention: str) -> tuple[Any, ...]:
     num_pages = tuple(n * config.device_pages for n in config.num_pages)
     return (
         config.cached_model, num_pages, config.device_page_tokens, config.engine.max_seqs,
-        config.engine.num_drafts, api.implementation(attention).layout, config.num_snapshots,
+        config.engine.drafts.num_drafts, api.implementation(attention).layout, config.num_snapshots,
     )  # fmt: skip
 
 

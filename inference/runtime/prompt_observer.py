@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.engine import OBSERVED_TOKENS, Config
+from configs.engine import Config
 from configs.model import ModelConfig
+from configs.settings.requests import OBSERVED_TOKENS
 from inference.runtime.batch import device_pages
 from layers import decoder
 from layers.kernels.cpu import rows

@@ -245,7 +245,7 @@ def _asked(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> 
         prompts=rectangles[-1] if chunks else None,
         prompt_YW=batch.tokens_T[rows * width :].reshape(chunks, tokens),
         greedy=shape.greedy,
-        acceptance=config.engine.acceptance,
+        acceptance=config.engine.drafts.acceptance,
     )
 
 
@@ -352,7 +352,7 @@ def _verify(
     ids_RW = ids_Q[:num_decode].reshape(rows, width)
     token_RW = batch.tokens_T[:num_decode].reshape(rows, width)
     num_drafts_R = jnp.maximum(batch.query_length_Y[:rows] - 1, 0)
-    rule = "coupled" if shape.greedy else config.engine.acceptance
+    rule = "coupled" if shape.greedy else config.engine.drafts.acceptance
     is_tree = drafts is not None and drafts.parent_Rk is not None
     if drafts is None or rows == 0 or width == 1 or (rule == "coupled" and not is_tree):
         return ids_Q, coupled.num_accepted(ids_RW, token_RW[:, 1:], num_drafts_R), None

@@ -58,7 +58,7 @@ class Scheduler:
         waiting: sequences that no shard runs.
         commits: that no outputs were made of yet, oldest first.
         counters: of what was done.
-        draft_policy: chooses how many drafts a step verifies; None: `engine.num_drafts`.
+        draft_policy: chooses how many drafts a step verifies; None: `engine.drafts.num_drafts`.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class Scheduler:
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.is_only_read:
             self._lengths.record(sequence.num_output_tokens)
-        if not self._engine.prefix_cache:
+        if not self._engine.cache.prefix_cache:
             for shard in self.shards:
                 shard.pages.drop(sequence)
 
@@ -225,7 +225,7 @@ class Scheduler:
         may_start = self._batches is None or self._batches.may_start(
             self.waiting, bool(running), now, is_open
         )
-        most = self._engine.num_drafts
+        most = self._engine.drafts.num_drafts
         if self.draft_policy is not None:
             num_rows = max((len(s.running) for s in self.shards), default=0)
             if self._batches is not None:
@@ -336,8 +336,8 @@ class Scheduler:
             peak = self._config.peak_pages(num_positions)
             return all(width * n <= most for n, most in zip(peak, usable, strict=True))
 
-        if sequence.speculates and self._engine.has_trees:
-            with_nodes = min(sequence.max_length + self._engine.num_drafts, longest)
+        if sequence.speculates and self._engine.drafts.has_tree:
+            with_nodes = min(sequence.max_length + self._engine.drafts.num_drafts, longest)
             if fits(with_nodes):  # else trees shrink where the answer ends
                 sequence.max_positions = with_nodes
         if not fits(sequence.max_length):
@@ -345,7 +345,8 @@ class Scheduler:
             if width > 1:  # resumed beams may share nothing
                 what = f"a beam search of {width} beams of {sequence.max_length} tokens"
             raise InputError(
-                f"{what} never fits into the cache of {min(usable)} pages; raise engine.cache_bytes"
+                f"{what} never fits into the cache of {min(usable)} pages; raise "
+                "engine.cache.cache_bytes"
             )
 
     def _admit_next(self, builders: list[ShardBuilder]) -> Sequence | None:

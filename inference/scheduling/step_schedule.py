@@ -163,7 +163,8 @@ class ShardBuilder:
         """`is_decoding`: any sequence waits for its next token, so that `prefill_budget` holds;
         `most_drafts`: of each of them.
         """
-        self._engine, self._most_drafts = engine, most_drafts
+        self._drafts, self._most_drafts = engine.drafts, most_drafts
+        self._most_prompts = engine.scheduling.max_prefill_seqs
         self._chunk_tokens = engine.shapes.chunk_tokens
         self._max_chunks = max(engine.shapes.prefill_chunks)
         budget = engine.scheduling.prefill_budget
@@ -176,10 +177,9 @@ class ShardBuilder:
     @property
     def num_free_chunks(self) -> int:
         """Prefill chunks that one more prompt may have."""
-        most_prompts = self._engine.scheduling.max_prefill_seqs
-        if most_prompts is not None:
+        if self._most_prompts is not None:
             prompts = {chunk.sequence.id for chunk in self.prefill}
-            if len(prompts) >= most_prompts:
+            if len(prompts) >= self._most_prompts:
                 return 0
         return self._max_chunks - len(self.prefill)
 
@@ -202,7 +202,7 @@ class ShardBuilder:
             return 0
         most = self._most_drafts
         num_drafts = most if sequence.speculates else min(len(sequence.drafts), most)
-        if remaining > 1 and self._engine.has_trees:  # whole to the end, which the host cuts off
+        if remaining > 1 and self._drafts.has_tree:  # whole to the end, which the host cuts off
             return 1 + min(num_drafts, sequence.num_free_positions - 1)
         return 1 + min(num_drafts, remaining - 1)
 
@@ -210,7 +210,7 @@ class ShardBuilder:
         """Adds a sequence's next tokens, for which it has pages."""
         if not sequence.is_prefilling:
             num_drafts = num_tokens - 1
-            most_accepted = min(num_drafts, self._engine.draft_levels)
+            most_accepted = min(num_drafts, self._drafts.levels)
             self.decode.append(
                 _chunk(sequence, slot, 0, num_tokens, True, num_drafts, most_accepted)
             )

@@ -77,25 +77,26 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     Raises:
         InputError: the engine's sizes make more than `MAX_SHAPES`.
     """
-    sizes, width = engine.shapes, 1 + engine.num_drafts
+    sizes, drafts, is_chunked = engine.shapes, engine.drafts, engine.scheduling.chunked_prefill
+    width = 1 + drafts.num_drafts
     rows = sorted({min(size, engine.max_seqs) for size in sizes.decode_rows})
     if rows[-1] < engine.max_seqs:
         rows.append(engine.max_seqs)
     chunks = [(n, sizes.chunk_tokens) for n in sorted(set(sizes.prefill_chunks))]
     none = (0, sizes.chunk_tokens)
     riders = sorted({next(size for size in rows if size >= min(8, rows[-1])), rows[-1]})
-    if sizes.greedy_steps and engine.num_drafts:  # twice as many that only decode
+    if sizes.greedy_steps and drafts.num_drafts:  # twice as many that only decode
         riders = rows[-1:]
     shapes = [StepShape((n, w), none) for n in rows for w in _widths(engine)]
-    is_few = sizes.free_padding and engine.scheduling.chunked_prefill
+    is_few = sizes.free_padding and is_chunked
     if not is_few:
         shapes += [StepShape((0, width), chunk) for chunk in chunks]
         shapes += [StepShape((0, width), chunks[-1], scored=True)]
-    if engine.scheduling.chunked_prefill:
+    if is_chunked:
         beside_few = chunks[:1] if is_few else chunks
         shapes += [StepShape((n, width), chunk) for n in riders[:-1] for chunk in beside_few]
         shapes += [StepShape((riders[-1], width), chunk) for chunk in chunks]
-        if engine.adapt_drafts:
+        if drafts.adapt_drafts:
             shapes += [StepShape((rows[-1], 1), chunk) for chunk in chunks]
         shapes += [StepShape((rows[-1], width), chunks[-1], scored=True)]
     if sizes.greedy_steps:
@@ -163,21 +164,22 @@ def expected(
     num_chunks = sum(-(-length // sizes.chunk_tokens) for length in list(prompts)[::num_shards])
     num_chunks = min(num_chunks, max(sizes.prefill_chunks))
     num_rows = min(-(-num_seqs // num_shards), engine.max_seqs)
-    widths = _widths(engine) if engine.proposer else [1]
+    widths = _widths(engine) if engine.drafts.proposer else [1]
     return (
         choose(shapes, 0, num_chunks, False, greedy),
         *(
             choose(shapes, num_rows, 0, False, greedy, width)
-            for width in (widths if engine.adapt_drafts else widths[-1:])
+            for width in (widths if engine.drafts.adapt_drafts else widths[-1:])
         ),
     )
 
 
 def _widths(engine: EngineConfig) -> list[int]:
     """Of the decode rectangle where nothing else is."""
-    has_half = engine.adapt_drafts and not engine.shapes.greedy_steps and not engine.has_trees
-    half = {1 + engine.num_drafts // 2} if has_half else {1}
-    return sorted({1, 1 + engine.num_drafts} | half)
+    drafts = engine.drafts
+    has_half = drafts.adapt_drafts and not engine.shapes.greedy_steps and not drafts.has_tree
+    half = {1 + drafts.num_drafts // 2} if has_half else {1}
+    return sorted({1, 1 + drafts.num_drafts} | half)
 
 
 def _cost(shape: StepShape) -> tuple[int, int, bool, bool]:

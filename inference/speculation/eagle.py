@@ -52,9 +52,9 @@ class Eagle(HiddenStates):
             hidden_RD, own = self.layers(params, own, token_R, state_RD, ragged)
             return (own, hidden_RD), self.logits(params, hidden_RD)
 
-        if tree := draft_tree.of(self._config.engine, width):
+        if tree := draft_tree.of(self._config.engine.drafts, width):
             return self._tree(params, cache, state, asked, tree)
-        if self._config.engine.tree_levels:
+        if self._config.engine.drafts.tree_levels:
             return self._sure_tree(params, cache, state, asked, width - 1)
         kept = self.pages.of(cache), state[decode.slot_Y]
         (own, _), drafts = drafting.one_by_one(
@@ -85,8 +85,8 @@ class Eagle(HiddenStates):
         branch, so that a node comes with those above it.
         """
         growth = _Growth(self, params, cache, state, asked)
-        engine = self._config.engine
-        levels, branches = engine.tree_levels, engine.tree_branches
+        settings = self._config.engine.drafts
+        levels, branches = settings.tree_levels, settings.tree_branches
         rows = asked.token_R.shape[0]
         row_R1 = jnp.arange(rows)[:, None]
         token, sure, parent = [], [], []  # of all candidates, a level each; [R, M]

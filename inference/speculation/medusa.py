@@ -37,7 +37,7 @@ class Medusa(HiddenStates):
         if decode is None or (width := decode.position_YW.shape[1]) == 1:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
         hidden_RD, found = state[decode.slot_Y], []
-        if tree := draft_tree.of(self._engine, width):
+        if tree := draft_tree.of(self._engine.drafts, width):
             return cache, self._tree(params, asked, tree, decode, hidden_RD)
         for nth in range(width - 1):
             logits_RV = drafting.logits(

@@ -9,13 +9,13 @@ from inference.speculation.proposer import Proposer
 
 
 def of(config: Config, attention: str = "reference") -> Proposer | None:
-    """The one that `engine.proposer` names, if any.
+    """The one that `engine.drafts.proposer` names, if any.
 
     Args:
         config: of the engine.
         attention: the implementation that its cache is laid out for, where it is to propose.
     """
-    match config.engine.proposer:
+    match config.engine.drafts.proposer:
         case "ngram":
             return NGram(config)
         case "draft":

@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from configs.engine import ACCEPTANCES, PROPOSERS, Config
+from configs.engine import Config
 from configs.errors import InputError
 from configs.heads import BRANCHING, MOST_TREE_DRAFTS, Medusa
+from configs.settings.drafts import ACCEPTANCES, PROPOSERS
 
 SPECULATE = flags.DEFINE_string(
     "speculate",

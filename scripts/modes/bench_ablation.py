@@ -53,7 +53,7 @@ def run(repeats: int, only: Any, plot: str | None) -> None:
         "ladder": rows,
         "waste": waste,
         "workload": dataclasses.asdict(workload),
-        "cache_bytes": last.config(model).engine.cache_bytes,
+        "cache_bytes": last.config(model).engine.cache.cache_bytes,
         "compiles": bench.num_compiles,
         "predicted_by": report.predicted_by(bench.machine),
     }

@@ -309,16 +309,16 @@ def test_what_is_expected_moves_pages_from_where_they_would_lie_idle():
         split[expected].append(min(n // e for n, e in zip(split[expected], peaks, strict=True)))
     assert split[40][0] > 3 * split[1000][0] and split[40][1] < split[1000][1]
     assert split[40][2] > 2 * split[1000][2]  # sequences at a time
-    with pytest.raises(InputError, match="engine.expected_tokens is at least 1, not 0"):
+    with pytest.raises(InputError, match="engine.cache.expected_tokens=0: must be at least 1"):
         EngineConfig.of(expected_tokens=0)
 
 
 def test_a_cache_without_room_for_a_page_is_refused():
-    with pytest.raises(InputError, match="engine.cache_bytes is at least .* not 1$") as caught:
+    with pytest.raises(InputError, match="engine.cache.cache_bytes=1: must be at least") as caught:
         Config(model(), EngineConfig.of(cache_bytes=1, max_seqs=3))
-    least = int(str(caught.value).split()[4].rstrip(","))
+    least = int(str(caught.value).split()[5].rstrip(","))
     test_pages_are_split_in_proportion_and_within_the_budget("bfloat16", least)
-    with pytest.raises(InputError, match="engine.cache_bytes is at least"):
+    with pytest.raises(InputError, match=f"engine.cache.cache_bytes={least}: must be at least"):
         Config(model(), EngineConfig.of(cache_bytes=least)).for_platform("tpu")
 
 
@@ -328,7 +328,8 @@ def test_pages_are_of_the_devices_size_unless_one_is_asked_for():
     sizes = {"cpu": 16, "gpu": 64, "tpu": 128, "unheard of": 16}
     for platform, tokens in sizes.items():
         there = config.for_platform(platform)
-        assert there.engine.page_tokens == there.page_tokens == there.device_page_tokens == tokens
+        assert there.engine.cache.page_tokens == there.page_tokens == tokens
+        assert there.device_page_tokens == tokens
         assert there.page_columns == 1024 // tokens
         assert there.for_platform("cpu") == there
     assert config.page_tokens == 16
@@ -338,7 +339,7 @@ def test_pages_are_of_the_devices_size_unless_one_is_asked_for():
     assert asked.device_page_tokens == 128 and asked.device_pages == 2
     needed = config.full_bytes(3)
     tight = EngineConfig.of(max_seqs=3, cache_bytes=needed, overcommit=False)
-    with pytest.raises(InputError, match="engine.max_seqs is at most 2 without"):
+    with pytest.raises(InputError, match="engine.max_seqs=3: must be at most 2 without"):
         Config(model(), tight).for_platform("tpu")
 
 
@@ -371,25 +372,25 @@ def test_a_model_refuses(fields, cause):
 @pytest.mark.parametrize(
     "fields, cause",
     [
-        (dict(max_seqs=0), "engine.max_seqs is at least 1, not 0"),
-        (dict(cache_bytes=-1), "engine.cache_bytes"),
-        (dict(num_drafts=-1), "engine.num_drafts is at least 0"),
+        (dict(max_seqs=0), "engine.max_seqs=0: must be from 1 to 4096"),
+        (dict(cache_bytes=-1), "engine.cache.cache_bytes"),
+        (dict(num_drafts=-1), "engine.drafts.num_drafts=-1: must be from 0 to 4096"),
         (
             dict(decode_rows=()),
-            r"engine.shapes.decode_rows=\(\): must be a list of sizes, each 1 to 4096",
+            r"engine.shapes.decode_rows=\(\): must be a list of sizes, each from 1 to 4096",
         ),
         (dict(prefill_chunks=(0, 2)), r"engine.shapes.prefill_chunks=\(0, 2\): must be a list"),
-        (dict(page_tokens=24), "divides"),
-        (dict(page_tokens=0), "engine.page_tokens is at least 1, not 0"),
-        (dict(seed=-1), "engine.seed is at least 0 and below 2..64, not -1"),
-        (dict(seed=2**64), "engine.seed is at least 0"),
+        (dict(page_tokens=24), "must divide 128"),
+        (dict(page_tokens=0), "engine.cache.page_tokens=0: must be at least 1"),
+        (dict(seed=-1), "engine.seed=-1: must be from 0 to 18446744073709551615"),
+        (dict(seed=2**64), "engine.seed=18446744073709551616: must be from 0 to"),
         (
             dict(top_logprobs=10),
             r"engine.requests.top_logprobs=10: must be at most the vocabulary \(9\)",
         ),
         (dict(deterministic=True, chunk_tokens=7), "at least 8"),
-        (dict(max_context=1001), "between 1 and the model's 1000"),
-        (dict(max_context=0), "between 1 and the model's 1000"),
+        (dict(max_context=1001), "from 1 to the model's 1000"),
+        (dict(max_context=0), "from 1 to the model's 1000"),
     ],
 )
 def test_an_engine_refuses(fields, cause):

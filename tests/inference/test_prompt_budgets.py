@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.engine import OBSERVED_TOKENS
 from configs.errors import InputError
+from configs.settings.requests import OBSERVED_TOKENS
 from inference.request import SamplingParams
 from inference.scheduling.sequence import derived_seed
 from layers import decoder

@@ -358,16 +358,16 @@ SURE = {"draft_tree": (), "tree_levels": 2, "tree_branches": 2}
 
 
 @pytest.mark.parametrize("changes, expected", [
-    ({"proposer": "ngram"}, "draft_tree goes with engine.proposer eagle or medusa, not with ngram"),
-    ({"num_drafts": 2}, "the node that each of engine.num_drafts=2 drafts follows"),
-    ({"num_drafts": 32, "draft_tree": tuple(range(32))}, "is at most 31 of a tree, not 32"),
-    ({"tree_levels": 2}, "draft_tree says all of a tree"),
-    (SURE | {"proposer": "medusa"}, "tree_levels goes with engine.proposer eagle, not with medusa"),
-    (SURE | {"tree_branches": 4}, "is from branches x"),
-    (SURE | {"tree_branches": 0}, "are at least 1"),
-    (SURE | {"tree_levels": 0}, "are at least 1"),
-    ({"draft_tree": (0, 2, 1)}, "listed level by level"),
-    ({"draft_tree": (0, 1, 3)}, "listed level by level"),
+    ({"proposer": "ngram"}, "draft_tree: goes with .*proposer eagle or medusa, not with ngram"),
+    ({"num_drafts": 2}, "the nodes that 3 drafts follow, but engine.drafts.num_drafts=2"),
+    ({"num_drafts": 32, "draft_tree": tuple(range(32))}, "num_drafts=32: must be at most 31"),
+    ({"tree_levels": 2}, "draft_tree: describes the whole tree"),
+    (SURE | {"proposer": "medusa"}, "tree_levels: goes with .*proposer eagle, not with medusa"),
+    (SURE | {"tree_branches": 4}, "from branches x"),
+    (SURE | {"tree_branches": 0}, "must be at least 1"),
+    (SURE | {"tree_levels": 0}, "must be at least 1"),
+    ({"draft_tree": (0, 2, 1)}, "must rise from 0, level by level"),
+    ({"draft_tree": (0, 1, 3)}, "must rise from 0, level by level"),
     ({"deterministic": True}, "goes without engine.deterministic"),
 ])  # fmt: skip
 def test_a_tree_that_makes_no_sense_is_refused(changes, expected):
@@ -401,7 +401,7 @@ def test_a_tree_on_what_cannot_branch_is_refused():
 
 @pytest.mark.parts(3)
 @pytest.mark.parametrize("changes, expected", [
-    ({"draft": None}, "engine.proposer=draft goes with a draft model"),
+    ({"draft": None}, "engine.drafts.proposer=draft goes with a draft model"),
     ({"draft": fakes.llama(vocab_size=130)}, "a vocabulary of 130 tokens, tiny-llama one of 131"),
     ({"draft": fakes.llama(max_context=100)}, "tiny-llama drafts up to 100 tokens"),
     ({"draft": fakes.llama("bfloat16")}, "tiny-llama cannot draft"),
@@ -411,7 +411,7 @@ def test_a_model_that_cannot_draft_is_refused(changes, expected):
     engine = EngineConfig.of(num_drafts=2, proposer="draft")
     with pytest.raises(InputError, match=expected):
         Config(fakes.llama(), engine, **changes)
-    with pytest.raises(InputError, match="needs engine.num_drafts of at least 1"):
+    with pytest.raises(InputError, match="needs engine.drafts.num_drafts of at least 1"):
         EngineConfig.of(proposer="ngram")
 
 

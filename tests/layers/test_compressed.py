@@ -282,8 +282,8 @@ def _eagle(target, mixer):
         ),
         (
             lambda: Config(fakes.compressed(), EngineConfig.of(page_tokens=4)),
-            "engine.page_tokens=4: tiny-compressed, or what drafts for it, keeps one entry for 8 "
-            "tokens, and a page has a multiple of that",
+            "engine.cache.page_tokens=4: must be a multiple of 8, because tiny-compressed or its "
+            "draft model stores one entry for 8 tokens",
         ),
         (
             lambda: Config(

@@ -79,7 +79,11 @@ _FLAGS = {
         ["--prompt=A", "--cache=int4"],
         *(1, "int4 shares a scale among 32 elements, so keys and values have a multiple of 32"),
     ),
-    "page size": (["--prompt=A", "--set=engine.page_tokens=15"], 1, "engine.page_tokens divides"),
+    "page size": (["--prompt=A", "--set=engine.cache.page_tokens=15"], 1, "must divide 128"),
+    "old name": (
+        ["--prompt=A", "--set=engine.num_drafts=2"],
+        *(1, "error: engine.num_drafts: is now engine.drafts.num_drafts\n"),
+    ),
     "attention": (
         ["--prompt=A", "--set=engine.kernels.attention=magic"],
         *(1, "engine.kernels.attention=magic: must be one of reference"),
@@ -99,9 +103,9 @@ _FLAGS = {
     ),
     "chips without a page": (
         ["--prompt=A", "--set=prefill.chips=1", "--set=prefill.cache_bytes=1"],
-        *(1, "chips of prefill: engine.cache_bytes is at least"),
+        *(1, "chips of prefill: engine.cache.cache_bytes=1: must be at least"),
     ),
-    "context": (["--prompt=A", "--set=engine.max_context=512"], 1, "between 1 and the model's 256"),
+    "context": (["--prompt=A", "--set=engine.max_context=512"], 1, "be from 1 to the model's 256"),
 }  # fmt: skip
 
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.quick_code
 _ARGS = (
     f"--model={apps.TINY}",
     "--set=engine.shapes.prefill_chunks=(2,)", "--set=engine.shapes.decode_rows=(4,)",
-    "--set=engine.page_tokens=16", "--set=engine.shapes.chunk_tokens=32",
+    "--set=engine.cache.page_tokens=16", "--set=engine.shapes.chunk_tokens=32",
 )  # fmt: skip
 CHIP = HardwareSpec("chip", 1e9, 1e9, {})
 PRODUCTS = HardwareSpec("chip", 1e9, 1e9, {"float32": 1e9, "bfloat16": 1e9})

@@ -39,7 +39,10 @@ _REFUSED = {
     "no compiler of TPUs": (["--target=v6e:1x1"], "not installed: pip install '.[tpu]'"),
     "batches": (["--target=cpu", "--batch=1,2"], "--batch is one number here, not '1,2'"),
     "no sequences": (["--target=cpu", "--batch=0"], "--batch takes whole numbers from 1"),
-    "context": (["--target=cpu", "--context=4096"], "engine.max_context is between 1 and the"),
+    "context": (
+        ["--target=cpu", "--context=4096"],
+        "max_context=4096: must be from 1 to the",
+    ),
 }
 
 

@@ -150,7 +150,7 @@ def test_a_devices_parts_in_order_of_worth(kind, page_tokens):
     steps = [part for part in parts.values() if "scripts.bench" in part.command]
     assert [part.name for part in steps] == _STEPS
     for part in steps:
-        assert f"--set=engine.page_tokens={page_tokens}" in part.command
+        assert f"--set=engine.cache.page_tokens={page_tokens}" in part.command
         assert "--set=engine.kernels.attention=reference" in part.command
     assert "JAX_PLATFORMS=cpu" in parts["tokens-cpu"].command
 

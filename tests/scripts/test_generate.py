@@ -394,9 +394,9 @@ def test_preset_then_run_then_set_then_needs(monkeypatch, capfd):
         ran = apps.call(generate, monkeypatch, capfd, *args, *more)
         assert "far enough" in ran.error
     plain, asked = (config.engine for config in configs)
-    assert (plain.max_seqs, plain.page_tokens, plain.max_context) == (7, 64, 99)
+    assert (plain.max_seqs, plain.cache.page_tokens, plain.max_context) == (7, 64, 99)
     assert plain.requests == RequestConfig() and not plain.deterministic
-    assert (asked.max_seqs, asked.page_tokens) == (7, 64)
+    assert (asked.max_seqs, asked.cache.page_tokens) == (7, 64)
     assert asked.requests == RequestConfig(penalties=True, top_logprobs=3) and asked.deterministic
 
 

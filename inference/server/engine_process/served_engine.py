@@ -66,7 +66,7 @@ class ServedEngine:
             max_context=config.max_context,
             max_seqs=config.engine.max_seqs,
             max_top_logprobs=config.engine.requests.top_logprobs,
-            accepts_seeds=config.engine.acceptance == "coupled",
+            accepts_seeds=config.engine.drafts.acceptance == "coupled",
             accepts_grammars=config.engine.requests.grammars and tokenizer is not None,
             vocab_size=config.model.vocab_size,
             text=None if tokenizer is None else TextFacts.of(tokenizer),
@@ -121,7 +121,7 @@ class ServedEngine:
             page_sharing=held.sharing,
             read_bandwidth=self._steps.read_bandwidth,
             iteration_tokens=list(self._steps.iteration_tokens),
-            accepted_per_position=_accepted(counters, self._engine.config.engine.draft_levels),
+            accepted_per_position=_accepted(counters, self._engine.config.engine.drafts.levels),
             counters={
                 "steps": counters.num_steps,
                 "prompt_tokens": counters.num_prompt_tokens,

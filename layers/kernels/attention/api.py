@@ -101,6 +101,6 @@ def demand(config: Config, mixer: Mixer, stored: CacheSpec) -> Demand:
         mixer.query_heads, stored.page_format(config.model.cache_dtype), config.device_page_tokens,
         engine.deterministic, stored.window is not None,
         max(engine.max_seqs, *engine.shapes.prefill_chunks) * config.page_columns,
-        engine.has_trees, stored.first_tokens > 0, mixer.chooses, engine.requests.prompt_budgets,
-        stored.index_width,
+        engine.drafts.has_tree, stored.first_tokens > 0, mixer.chooses,
+        engine.requests.prompt_budgets, stored.index_width,
     )  # fmt: skip

@@ -313,12 +313,12 @@ def test_ablations_change_one_thing_each():
         "overlap": "chunked",
     }  # fmt: skip
     engines = [each.config(model).engine for each in ablations[1:]]
-    assert {engine.cache_bytes for engine in engines} == {engines[0].cache_bytes}
+    assert {engine.cache.cache_bytes for engine in engines} == {engines[0].cache.cache_bytes}
     assert {engine.max_context for engine in engines} == {128}
     need = sum(-(-each.num_tokens // 16) * 16 for each in load)
     per_token = sum(group.bytes_per_page("float32", 1) for group in model.page_groups)
-    assert engines[0].cache_bytes == need * per_token // 2
-    assert engines[3].page_tokens == 128 and engines[3].max_seqs == need // 2 // 128
+    assert engines[0].cache.cache_bytes == need * per_token // 2
+    assert engines[3].cache.page_tokens == 128 and engines[3].max_seqs == need // 2 // 128
     assert [engine.shapes.prefill_chunks for engine in engines] == 6 * [tuple(range(1, 9))] + 2 * [
         (1, 2, 4, 8)
     ]
@@ -326,7 +326,7 @@ def test_ablations_change_one_thing_each():
     many = EngineConfig.of(chunk_tokens=8, decode_rows=tuple(range(1, 25)), prefill_chunks=(8,))
     for each in ablation.ablations(model, many, _load(num_requests=32))[1:]:
         enumerate_shapes(each.engine)  # where the last one's are few enough, so are the others'
-    assert engines[4].page_tokens == 16 and engines[4].max_seqs == len(load)
+    assert engines[4].cache.page_tokens == 16 and engines[4].max_seqs == len(load)
     with pytest.raises(InputError, match="requests grow to 305 tokens, in whole blocks 384"):
         ablation.ablations(model, EngineConfig(), [TimedRequest(0.0, (1,) * 300, 5)])
 

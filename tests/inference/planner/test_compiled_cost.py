@@ -76,7 +76,7 @@ def abstract_arguments(config: Config, shape: StepShape) -> Arguments:
             config.num_pages,
             config.page_tokens,
             engine.max_seqs,
-            engine.num_drafts,
+            engine.drafts.num_drafts,
             num_snapshots=config.num_snapshots,
         ),
         jax.eval_shape(lambda: step.init_slots(config)),

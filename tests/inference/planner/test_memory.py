@@ -50,7 +50,7 @@ def test_predicted_pool_is_the_allocated_one(name, dtype):
     config = Config(model, EngineConfig.of(max_seqs=3, max_context=1024, cache_bytes=64 << 20))
     engine = config.engine
     leaves = kv_cache.abstract(
-        model, config.num_pages, config.page_tokens, engine.max_seqs, engine.num_drafts,
+        model, config.num_pages, config.page_tokens, engine.max_seqs, engine.drafts.num_drafts,
         num_snapshots=config.num_snapshots,
     )  # fmt: skip
     allocated = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(leaves))
@@ -126,10 +126,10 @@ def test_a_tenth_more_is_refused_before_anything_is_allocated(monkeypatch):
 
 def test_overcommit_is_the_default_and_a_setting():
     config = Config(THIN, EngineConfig.of(max_seqs=100, max_context=512, cache_bytes=LIMIT))
-    assert config.engine.overcommit
+    assert config.engine.cache.overcommit
     with pytest.raises(InputError, match="at most 45"):
-        overrides.apply(config, ["engine.overcommit=false"])
-    fitting = overrides.apply(config, ["engine.overcommit=false", "engine.max_seqs=45"])
+        overrides.apply(config, ["engine.cache.overcommit=false"])
+    fitting = overrides.apply(config, ["engine.cache.overcommit=false", "engine.max_seqs=45"])
     assert fitting.engine.max_seqs == 45
 
 

@@ -410,7 +410,10 @@ def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
             {"policy": "eager"},
             "engine.scheduling.policy=eager: must be one of continuous, static, dynamic",
         ),
-        ({"preemption": "drop"}, "engine.preemption is one of auto, recompute, swap"),
+        (
+            {"preemption": "drop"},
+            "preemption=drop: must be one of auto, recompute, swap",
+        ),
         (
             {"prefill_budget": 3},
             "prefill_budget=3: must be at least engine.shapes.chunk_tokens .4.",
@@ -418,9 +421,9 @@ def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
         ({"max_prefill_seqs": 0}, "engine.scheduling.max_prefill_seqs=0: must be at least 1"),
         ({"max_wait_s": -1.0}, "engine.scheduling.max_wait_s=-1.0: must be at least 0 and finite"),
         ({"max_wait_s": float("nan")}, "max_wait_s=nan: must be at least 0 and finite"),
-        ({"swap_bytes": -1}, "engine.swap_bytes is at least 0"),
+        ({"swap_bytes": -1}, "engine.cache.swap_bytes=-1: must be at least 0"),
         ({"max_overtakes": -1}, "engine.scheduling.max_overtakes=-1: must be at least 0"),
-        ({"page_tokens": 100}, "engine.page_tokens divides 128 or is a multiple of it"),
+        ({"page_tokens": 100}, "engine.cache.page_tokens=100: must divide 128 or be a multiple"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -114,7 +114,7 @@ class Run:
         self.start(self.scheduler.add, params, prompt, len(prompt), id)
 
     def start(self, add, params, tokens, num_prompt_tokens, id):
-        key = cache_key(self.config.engine, id)
+        key = cache_key(self.config.engine.cache, id)
         new = Sequence(id, params, tokens, num_prompt_tokens, frozenset({0}), cache_key=key)
         add(new)
         self.everyone.append(new)

@@ -48,7 +48,7 @@ def test_where_padding_is_free_prompts_have_no_steps_of_their_own():
 def test_few_shapes_cover_every_need(engine):
     shapes = enumerate_shapes(engine)
     assert len(shapes) <= 32 and len(set(shapes)) == len(shapes)
-    assert {shape.decode[1] for shape in shapes} == {1, 1 + engine.num_drafts}
+    assert {shape.decode[1] for shape in shapes} == {1, 1 + engine.drafts.num_drafts}
     assert {shape.prefill[1] for shape in shapes} == {engine.shapes.chunk_tokens}
     largest_chunks = max(engine.shapes.prefill_chunks)
     for rows, chunks, scored in itertools.product(

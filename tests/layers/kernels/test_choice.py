@@ -34,7 +34,7 @@ def _asked(width: int = 128, **changes) -> Demand:
     ("asked", "reason"),
     [
         ({"dtype": "float32"}, "bfloat16 or float16, not float32: set model.dtype"),
-        ({"page_tokens": 16}, "64 or 128 tokens, not 16: set engine.page_tokens"),
+        ({"page_tokens": 16}, "64 or 128 tokens, not 16: set engine.cache.page_tokens"),
         ({"width": 80}, "heads of 64, 128 or 256, not 80"),
         ({"width": 512}, "heads of 64, 128 or 256, not 512"),
         ({"num_heads": 130, "kv_heads": 2}, "at most 64 query heads a KV head, not 65"),
@@ -84,7 +84,7 @@ _V6E = Device("tpu", "TPU v6 lite", 1)
     ("asked", "reason"),
     [
         ({"dtype": "float16"}, "bfloat16 or float32, not float16: set model.dtype"),
-        ({"page_tokens": 8}, "16, 32, 64 or 128 tokens, not 8: set engine.page_tokens"),
+        ({"page_tokens": 8}, "16, 32, 64 or 128 tokens, not 8: set engine.cache.page_tokens"),
         ({"width": 80}, "multiple of 64, not 80"),
         ({"table_entries": 1 << 18}, "tables of 229376 entries, 262144 are needed"),
         ({"deterministic": True}, "not been measured to be deterministic"),
@@ -150,7 +150,10 @@ def test_kernels_read_latents():
     ("asked", "reason"),
     [
         ({"dtype": "float32"}, "bfloat16 or float16, not float32: set model.dtype"),
-        ({"page_tokens": 128}, "latents in pages of 64 tokens, not 128: set engine.page_tokens"),
+        (
+            {"page_tokens": 128},
+            "latents in pages of 64 tokens, not 128: set engine.cache.page_tokens",
+        ),
         ({"value_width": 192}, "latents of a multiple of 128 up to 512, not 192"),
         ({"value_width": 640, "key_width": 704}, "latents of a multiple of 128 up to 512, not 640"),
         ({"key_width": 544}, "rotary keys of a multiple of 64, not 32"),
@@ -222,7 +225,9 @@ def test_tables_are_counted_of_the_most_rows_a_step_has(monkeypatch):
     )
     assert api.choose(Config(model, fits)).name == "pallas_tpu"
     for change in ({"max_seqs": 33}, {"max_context": None}, {"prefill_chunks": (33,)}):
-        with pytest.raises(InputError, match="pallas_tpu has room .* raise engine.page_tokens"):
+        with pytest.raises(
+            InputError, match="pallas_tpu has room .* raise engine.cache.page_tokens"
+        ):
             api.choose(Config(model, fits.replace(**change)))
     large = fits.replace(max_seqs=200, page_tokens=None)
     assert api.choose(Config(model, large).for_platform("tpu")).name == "pallas_tpu"
