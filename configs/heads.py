@@ -101,10 +101,10 @@ class Eagle(Heads):
 
     def parameters(self) -> dict[str, Any]:
         """As `ModelConfig` says."""
-        own = super().parameters()
+        base = super().parameters()
         declared = {
-            "layers": own["layers"],
-            "final_norm": own["final_norm"],
+            "layers": base["layers"],
+            "final_norm": base["final_norm"],
             "token_norm": norm(self, self.width, "embed"),
             "state_norm": norm(self, self.width, "embed"),
             **self._joining,
@@ -114,8 +114,8 @@ class Eagle(Heads):
     @property
     def operations(self) -> Mapping[Operation, int]:
         """As `ModelConfig` says; `eagle.fuse` runs for the target's states alone."""
-        found = operations.products("eagle", self, self._joining)
-        return dict.fromkeys(found, 1) | dict(super().operations)
+        products = operations.products("eagle", self, self._joining)
+        return dict.fromkeys(products, 1) | dict(super().operations)
 
     @property
     def _joining(self) -> dict[str, ParamInfo]:
@@ -150,8 +150,8 @@ class Medusa(Heads):
     @property
     def operations(self) -> Mapping[Operation, int]:
         """Those of one head."""
-        found = operations.products("medusa", self, {"block": self._block})
-        return dict.fromkeys((*found, self._head), 1)
+        products = operations.products("medusa", self, {"block": self._block})
+        return dict.fromkeys((*products, self._head), 1)
 
     @property
     def _block(self) -> ParamInfo:
@@ -205,12 +205,12 @@ def check_draft(
         InputError: the message says what does not go together.
     """
     kinds = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "EAGLE heads"}
-    own = proposer_of(draft)
-    if own != (proposer if proposer in kinds else None):
+    needed = proposer_of(draft)
+    if needed != (proposer if proposer in kinds else None):
         raise InputError(
-            f"engine.drafts.proposer={proposer} goes with "
+            f"engine.drafts.proposer={proposer}: goes with "
             f"{kinds.get(str(proposer), 'no model that drafts')}"
-            + (f", not with {kinds[own]}" if own else "")
+            + (f", not with {kinds[needed]}" if needed else "")
         )
     if draft is None:
         return
@@ -236,4 +236,4 @@ def check_draft(
     if (draft.dtype, draft.cache_dtype) != (target.dtype, target.cache_dtype):
         raise InputError(f"{draft.name} cannot draft: its dtype, or its cache's, is another")
     if is_divided:
-        raise InputError(f"with {kinds[str(own)]} there is one chip, without prefill.chips")
+        raise InputError(f"with {kinds[str(needed)]} there is one chip, without prefill.chips")

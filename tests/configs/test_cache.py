@@ -137,14 +137,6 @@ def test_a_window_counts_the_newest_token(length, first):
     assert length - first + 1 <= WINDOW.window
 
 
-@pytest.mark.parametrize(
-    "start, stop, pages",
-    [(0, 0, []), (0, 1, [0]), (0, 4, [0]), (0, 5, [0, 1]), (4, 8, [1]), (7, 13, [1, 2, 3])],
-)
-def test_pages_for(start, stop, pages):
-    assert list(CacheSpec(1, 3).pages_for(start, stop, 4)) == pages
-
-
 @pytest.mark.parametrize("boundary", range(0, 40))
 def test_resume_needs_the_pages_that_are_still_visible(boundary):
     assert list(keys_values(2, 8).resume_at(boundary, 4)) == list(range(-(-boundary // 4)))

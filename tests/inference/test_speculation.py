@@ -368,7 +368,7 @@ SURE = {"draft_tree": (), "tree_levels": 2, "tree_branches": 2}
     (SURE | {"tree_levels": 0}, "must be at least 1"),
     ({"draft_tree": (0, 2, 1)}, "must rise from 0, level by level"),
     ({"draft_tree": (0, 1, 3)}, "must rise from 0, level by level"),
-    ({"deterministic": True}, "goes without engine.deterministic"),
+    ({"deterministic": True}, "engine.deterministic: goes without a tree"),
 ])  # fmt: skip
 def test_a_tree_that_makes_no_sense_is_refused(changes, expected):
     settings = {"proposer": "eagle", "num_drafts": 3, "draft_tree": (0, 0, 1)}
@@ -401,7 +401,7 @@ def test_a_tree_on_what_cannot_branch_is_refused():
 
 @pytest.mark.parts(3)
 @pytest.mark.parametrize("changes, expected", [
-    ({"draft": None}, "engine.drafts.proposer=draft goes with a draft model"),
+    ({"draft": None}, "engine.drafts.proposer=draft: goes with a draft model"),
     ({"draft": fakes.llama(vocab_size=130)}, "a vocabulary of 130 tokens, tiny-llama one of 131"),
     ({"draft": fakes.llama(max_context=100)}, "tiny-llama drafts up to 100 tokens"),
     ({"draft": fakes.llama("bfloat16")}, "tiny-llama cannot draft"),

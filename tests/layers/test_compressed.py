@@ -19,6 +19,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Indexer
 from configs.kinds.rope import Rope, Yarn
 from configs.model import LayerSpec, ModelConfig
+from configs.settings.section import values
 from inference.planner import cost
 from layers import decoder, kv_cache, rope
 from layers.mixers import compressed
@@ -206,7 +207,7 @@ def test_allocated_bytes_are_the_predicted_ones(format):
     # Where memory has whole lanes, rows of few bits are laid out by an accelerator's kernel alone.
     for page_tokens, lanes in ((8, 1), (512, 128 if format is None else 1)):
         engine = EngineConfig.of(page_tokens=page_tokens, max_seqs=4, latent_lanes=lanes)
-        runner = fakes.engine(own, **dataclasses.asdict(engine)).model_runner
+        runner = fakes.engine(own, **values(engine)).model_runner
         leaves = jax.tree.leaves(runner.cache)
         assert runner.config.pool_bytes == sum(leaf.nbytes for leaf in leaves)
     if format is not None:
@@ -289,7 +290,7 @@ def _eagle(target, mixer):
             lambda: Config(
                 fakes.llama(), _drafting(proposer="draft", page_tokens=4), draft=fakes.compressed()
             ),
-            "tiny-llama, or what drafts for it, keeps one entry for 8 tokens",
+            "tiny-llama or its draft model stores one entry for 8 tokens",
         ),
         (
             lambda: Config(

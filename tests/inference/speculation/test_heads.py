@@ -200,7 +200,7 @@ def test_they_are_kept_as_json(name):
 
 
 @pytest.mark.parametrize("changes, expected", [
-    ({"draft": None}, "proposer=medusa goes with Medusa heads"),
+    ({"draft": None}, "proposer=medusa: goes with Medusa heads"),
     ({"draft": HEADS["fused"]}, "goes with Medusa heads, not with EAGLE heads"),
     ({"draft": TARGET}, "goes with Medusa heads, not with a draft model"),
     ({"draft": dataclasses.replace(HEADS["medusa"], num_heads=2)}, "has 2 heads: so many drafts"),
