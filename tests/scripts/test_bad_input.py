@@ -92,10 +92,10 @@ _FLAGS = {
         ["--prompt=A", "--set=engine.kernels.attention=pallas_gpu"],
         *(1, "engine.kernels.attention=pallas_gpu runs on Hopper GPUs (H100, H200), not on cpu"),
     ),
-    "chips of prefill": (["--prompt=A", "--set=prefill.chips=2"], 1, "divided over 1 there"),
+    "chips of prefill": (["--prompt=A", "--set=prefill.chips=2"], 1, "must equal mesh.model (1)"),
     "chips that do both": (
         ["--prompt=A", "--set=prefill.chips=1", "--set=prefill.first_chip=0"],
-        *(1, "prefill.first_chip=0 is among those that decode, 0 to 0"),
+        *(1, "prefill.first_chip=0: must be at least 1, because chips 0 to 0 decode"),
     ),
     "chips that are not there": (
         ["--prompt=A", "--set=prefill.chips=1", "--set=prefill.first_chip=999"],
