@@ -233,7 +233,7 @@ def test_the_engine_gives_what_the_model_gives_without_a_cache(values, checkpoin
     model = dataclasses.replace(found.config, dtype="float32")
     assert model == dataclasses.replace(config, name=checkpoint.name)
     read = found.open(None).load_params(decoder.param_infos(model), None)
-    engine = Engine(Config(model, EngineConfig(**sizes)), read)
+    engine = Engine(Config(model, EngineConfig.of(**sizes)), read)
     prompts = [[7 * n % 61 for n in range(length)] for length in (1, 40, 7, 16, 23)]
 
     @compiling.jit
@@ -248,7 +248,7 @@ def test_the_engine_gives_what_the_model_gives_without_a_cache(values, checkpoin
     leaves = jax.tree.leaves(engine.model_runner.cache)
     assert engine.config.pool_bytes == sum(leaf.nbytes for leaf in leaves)
     # A CPU's strips would pad widths as odd as these.
-    plain = Engine(Config(model, EngineConfig(linear="reference", **sizes)), read).model_runner
+    plain = Engine(Config(model, EngineConfig.of(linear="reference", **sizes)), read).model_runner
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(plain.params))
     own = Precision.of(config)
     assert weights.weight_bytes(config, own.weights, own.rest) == held

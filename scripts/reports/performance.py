@@ -78,7 +78,7 @@ class Stepper:
 
     def prefill(self) -> Step:
         """The step that computes a prompt."""
-        tokens = self.config.engine.chunk_tokens
+        tokens = self.config.engine.shapes.chunk_tokens
         point = Point(self.config.model, 0, _CHUNKS, _CHUNKS * tokens, tokens)
         shape = step_shapes.choose(self._shapes, 0, _CHUNKS, False)
         return Step(point, shape, self.config)
@@ -177,12 +177,12 @@ def _shares(config: Config, turns: Sequence[Turn]) -> report.Shares:
 def _engine() -> Engine:
     """An engine as `scripts.generate` makes it, with room for the largest steps."""
     resolved = resolve.resolve(_MODEL.value)
-    sizes = EngineConfig(
+    sizes = EngineConfig.of(
         max_seqs=max(_REQUESTS), max_context=min(max(_CONTEXTS), resolved.config.max_context),
         decode_rows=(2, 8, 16, 32, 64), weights=_WEIGHTS.value, seed=1,
     )  # fmt: skip
     config = Config(resolved.config, sizes).for_platform("cpu")
-    sizes = dataclasses.replace(config.engine, cache_bytes=config.full_bytes(_MANY))
+    sizes = config.engine.replace(cache_bytes=config.full_bytes(_MANY))
     return Engine.from_checkpoint(Config(config.model, sizes), resolved.open(None))
 
 
@@ -207,7 +207,7 @@ def _head(engine: Engine, hardware: HardwareSpec, shares: report.Shares) -> list
         "# Performance",
         "",
         f"{datetime.date.today()}, {local_machine.name()}: "
-        f"{config.model.name}, weights in {formats}, products by {config.engine.linear}.",
+        f"{config.model.name}, weights in {formats}, products by {config.engine.kernels.linear}.",
         "Written by",
         "",
         f"    python -m scripts.reports.performance{given}",

@@ -23,6 +23,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from configs.engine import EngineConfig
+from configs.settings.section import paths
+
 MODELS = {
     "smollm2": "smollm2-135m", "gemma3": "gemma3-270m", "llama": "llama-gqa-tied-rope3",
     "gemma2": "gemma2-gqa-tied", "phi3": "phi3-gqa-longrope-partial", "gpt2": "gpt2-mha-tied-bare",
@@ -111,6 +114,10 @@ def command(tree: Path, folder: Path, name: str, asked: str, *words: str) -> lis
     settings = (tree / "configs" / "engine.py").read_text()
     for now, then in FORMER.items():
         words = tuple(word if now in settings else word.replace(now, then) for word in words)
+    if (tree / "configs" / "settings").is_dir():  # older trees have no groups of settings
+        places = {f"engine.{name}": path for name, path in paths(EngineConfig).items()}
+        split = [word.partition("=") for word in words]
+        words = tuple(places.get(name, name) + equals + value for name, equals, value in split)
     flags += [word if word.startswith("--") else f"--set={word}" for word in words]
     return [sys.executable, "-m", "scripts.generate", *flags]
 

@@ -38,7 +38,8 @@ def main() -> None:
         found = read(path)["interference"]
         running, chunk = found["running"], found["tile_tokens"]
         print(f"\n    python -m scripts.bench --interference --running={running} ", end="")
-        print(f"--set=engine.chunk_tokens={chunk}\n\nA prompt of {found['long_tokens']}:\n\n```")
+        print(f"--set=engine.shapes.chunk_tokens={chunk}\n")
+        print(f"A prompt of {found['long_tokens']}:\n\n```")
         bench_text.show_interference(found, found["predicted"])
         print("```")
     if paths.host_cost:

@@ -176,17 +176,18 @@ def _adapted(case: Case) -> str:
 
 def _engine(case: Case, drafts: bool, seqs: int = 1) -> Engine:
     resolved = resolve.resolve(case.model)
-    engine = EngineConfig(max_seqs=seqs, max_context=512, decode_rows=(seqs,), prefix_cache=False)
+    engine = EngineConfig.of(
+        max_seqs=seqs, max_context=512, decode_rows=(seqs,), prefix_cache=False
+    )
     config = Config(resolved.config, engine)
     draft = None
     if drafts:
         if case.draft is not None:
             draft = resolve.resolve(str(case.draft), drafts=True)
         tree = draft_tree.settings(draft.config, case.num_drafts) if case.is_tree else {}
-        engine = dataclasses.replace(
-            engine, proposer=case.proposer, num_drafts=case.num_drafts, adapt_drafts=seqs > 1,
-            **tree,
-        )  # fmt: skip
+        engine = engine.replace(
+            proposer=case.proposer, num_drafts=case.num_drafts, adapt_drafts=seqs > 1, **tree
+        )
         own = draft and dataclasses.replace(draft.config, dtype=resolved.config.dtype)
         config = dataclasses.replace(config, engine=engine, draft=own)
     return Engine.from_checkpoint(config, resolved.open(None), draft=draft and draft.open(None))
@@ -210,7 +211,7 @@ def _predicted(case: Case, plain: Engine, drafting: Engine, chip: Any, gained: f
         size = own / target
     cost = 0.0 if case.proposer in ("ngram", "medusa") else size
     alone = Deployment(model, chip)
-    runs = drafting.config.engine.draft_levels / case.num_drafts  # a tree's are of whole levels
+    runs = drafting.config.engine.drafts.levels / case.num_drafts  # a tree's are of whole levels
     helped = Deployment(
         model, chip, speculation=Speculation(case.num_drafts, 0.5, cost * runs, size)
     )

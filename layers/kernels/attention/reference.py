@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
-from configs.engine import MIN_DETERMINISTIC_ROWS
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from layers import page_rows
 from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible

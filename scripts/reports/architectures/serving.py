@@ -84,9 +84,9 @@ def models() -> dict[str, ModelConfig]:
 def _engine(model: ModelConfig, max_context: int, **settings: Any) -> Engine:
     """With room for exactly its sequences at their longest."""
     sizes = {"max_seqs": 1, "decode_rows": (1,), "prefill_chunks": (8,), **settings}
-    engine = EngineConfig(max_context=max_context, **sizes)
+    engine = EngineConfig.of(max_context=max_context, **sizes)
     needed = Config(model, engine).full_bytes(engine.max_seqs)
-    config = Config(model, dataclasses.replace(engine, cache_bytes=needed))
+    config = Config(model, engine.replace(cache_bytes=needed))
     return Engine(config, params.init(decoder.param_infos(model), seed=1))
 
 

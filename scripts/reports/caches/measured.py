@@ -96,7 +96,7 @@ def _allocated(model: ModelConfig, context: int) -> dict[str, Any]:
     model = dataclasses.replace(_narrow(model), max_context=context)
     engine = EngineConfig(max_seqs=1)
     needed = Config(model, engine).full_bytes(1)
-    config = Config(model, dataclasses.replace(engine, cache_bytes=needed))
+    config = Config(model, engine.replace(cache_bytes=needed))
     runner = Engine(config, params.init(decoder.param_infos(model))).model_runner
     config, token = runner.config, 0.0
     for pages, group in zip(config.num_pages, config.model.page_groups, strict=True):
@@ -146,7 +146,7 @@ def _scored(
 
 
 def _engine(checkpoint: Checkpoint, model: ModelConfig, **settings: Any) -> Engine:
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_context=LENGTH, cache_bytes=1 << 30, decode_rows=(4,), prefill_chunks=(8,), **settings
     )
     return Engine.from_checkpoint(Config(model, engine), checkpoint)
@@ -216,7 +216,7 @@ def batch(results: Results, rows: Collection[str]) -> None:
 
 def overload(results: Results, rows: Collection[str]) -> None:
     """How many of more requests than fit an engine runs at once, in equal memory."""
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=128, decode_rows=(128,), prefill_chunks=(4,), max_context=256, prefix_cache=False,
         cache_bytes=CACHE_BYTES, expected_tokens=LOAD.expected_tokens,
     )  # fmt: skip

@@ -175,8 +175,7 @@ def share_static(lengths: tuple[int, ...]) -> float:
 
 def share_paged(lengths: tuple[int, ...], page_tokens: int) -> float:
     """Share of the allocated cache that holds a token."""
-    spec = CacheSpec(1, 1)
-    pages = sum(len(spec.pages_for(0, length, page_tokens)) for length in lengths)
+    pages = sum(-(-length // page_tokens) for length in lengths)
     return sum(lengths) / (pages * page_tokens)
 
 

@@ -164,7 +164,7 @@ def _quality(model: str, against: str | None = None) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
         text.write("\n".join(path.read_text() for path in sorted(HELD_OUT.rglob("*.py"))))
         text.flush()
-        asked += ["--set=engine.linear=reference", f"--text={text.name}"]
+        asked += ["--set=engine.kernels.linear=reference", f"--text={text.name}"]
         return _figures(_run("evaluate", *asked))
 
 
