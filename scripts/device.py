@@ -166,7 +166,7 @@ def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Subprocess]:
 
 def _peer(kind: str, limit_s: float, sizes: Sequence[str]) -> Subprocess:
     """The same steps by PyTorch."""
-    command = (sys.executable, "docs/compare_torch.py", *sizes)
+    command = (sys.executable, "-m", "scripts.reports.peers.torch_steps", *sizes)
     missing = "computes on GPUs" if kind == "tpu" else None
     if missing is None and importlib.util.find_spec("torch") is None:
         missing = "torch is not installed"

@@ -144,7 +144,7 @@ def test_a_devices_parts_in_order_of_worth(kind, page_tokens):
     assert parts["kernels"].is_json and parts["tune"].is_json and parts["torch"].is_json
     known = {"gpu": (None, "torch is not installed"), "tpu": ("computes on GPUs",)}
     assert parts["torch"].missing in known[kind]
-    assert parts["torch"].command[2:] == (
+    assert parts["torch"].command[3:] == (
         parts["llama3-8b"].command[-1], parts["llama3-8b-prefill"].command[-1]
     )  # fmt: skip
     steps = [part for part in parts.values() if "scripts.bench" in part.command]
