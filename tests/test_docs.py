@@ -164,17 +164,16 @@ def test_the_commands_of_adding_a_model(tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_commands_of_the_readme(tmp_path):
-    """Those that run a model, on a tiny one; what they need beside it is made first."""
+    """Those of the quickstart, too: on a tiny model, where they run one."""
     tiny = ROOT / "tests" / "golden" / "llama-tokenizer"
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "A"}\n')
     environment = os.environ | {
         "PYTHONPATH": str(ROOT), "RIDGELINE_CACHE": str(tmp_path / "cache"),
     }  # fmt: skip
-    found = re.findall(
-        r"python -m scripts\.(\w+)(.*?)(?:  +#|`|$)", read("README.md"), re.MULTILINE
-    )
-    assert len(found) >= 11
-    for app, flags in found:
+    pages = read("README.md") + read("docs/quickstart.md")
+    commands = re.findall(r"python -m scripts\.(\w+)(.*?)(?:  +#|`|$)", pages, re.MULTILINE)
+    assert len(commands) >= 25
+    for app, flags in dict.fromkeys(commands):
         words = shlex.split(flags)
         if app != "plan":
             words = [word.replace("int4", "int8") for word in words]  # its rows are no whole groups
