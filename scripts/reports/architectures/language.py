@@ -5,15 +5,16 @@ import math
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import absl
 
 from configs.recipes import small
 from inference.files import cache_directory
 from inference.planner import cost, weights
-from scripts.reports.pages.results import Results, Rows, prose, table, when
+from scripts.reports.pages.markdown import prose, table
+from scripts.reports.pages.results import Results, Row, Rows, when
 
 TASKS = {
     "lm": "attention",
@@ -24,27 +25,27 @@ TASKS = {
 }
 ROWS = tuple(TASKS)
 TOKENS, WINDOW = 60_000, 512  # of the text that is scored
-CONTEXTS = 512, 16_384  # of which bytes are told
+CONTEXTS = 512, 16_384  # whose bytes are counted
 HELD_OUT = Path(absl.__file__).parent  # code that no model was trained on
 
 
-def measure(results: Results, rows: tuple[str, ...]) -> None:
-    """Scores what `scripts.train` has left of each task in the cache; what is not there is said."""
+def measure(results: Results, rows: Sequence[str]) -> None:
+    """Scores the models that `scripts.train` has left in the cache; the others are named."""
     for task in rows:
         recipe = small.RECIPES[task]
         trained = cache_directory.trained(recipe.model.name)
         if not trained.is_dir():
             print(f"no {trained}: python -m scripts.train --task={task}", flush=True)
             continue
-        found = _scored(trained)
+        score = _score(trained)
         results.put(
-            "language", task, perplexity=found["perplexity"], tokens=found["tokens"],
+            "language", task, perplexity=score["perplexity"], tokens=score["tokens"],
             parameters=weights.num_parameters(recipe.model),
             bytes={f"{length}": cost.cache_bytes(recipe.model, length) for length in CONTEXTS},
         )  # fmt: skip
 
 
-def _scored(model: Path) -> dict[str, Any]:
+def _score(model: Path) -> Row:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as text:
         text.write("\n".join(path.read_text("utf-8") for path in sorted(HELD_OUT.rglob("*.py"))))
         text.flush()
@@ -53,20 +54,20 @@ def _scored(model: Path) -> dict[str, Any]:
             f"--max_tokens={TOKENS}", f"--window={WINDOW}", "--json",
         ]  # fmt: skip
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+    score: Row = json.loads(done.stdout)
+    return score
 
 
-def section(found: Rows) -> list[str]:
-    """Losses by architecture, and what each keeps."""
+def section(rows: Rows) -> list[str]:
+    """Formats losses by architecture, and the bytes that each keeps."""
     training = small.RECIPES["lm"].training
-    rows = [
+    lines = [
         (
-            TASKS[task], f"`{task}`", f"{own['parameters'] / 1e6:.2f}",
-            f"{math.log(own['perplexity']):.4f}", f"{own['perplexity']:.3f}",
-            *(f"{own['bytes'][str(length)] / 1024:,.0f}" for length in CONTEXTS),
+            TASKS[task], f"`{task}`", f"{row['parameters'] / 1e6:.2f}",
+            f"{math.log(row['perplexity']):.4f}", f"{row['perplexity']:.3f}",
+            *(f"{row['bytes'][str(length)] / 1024:,.0f}" for length in CONTEXTS),
         )
-        for task, own in found.items()
+        for task, row in rows.items()
     ]  # fmt: skip
     columns = (
         "mixers", "`scripts.train --task`", "million parameters", "nats a token", "perplexity",
@@ -77,9 +78,9 @@ def section(found: Rows) -> list[str]:
         *prose(
             f"Models of one size, {training.steps:,} steps of {training.batch * training.window:,}",
             "tokens of the standard library's code each, with the same vocabulary, order and",
-            f"schedule; scored on {next(iter(found.values()))['tokens']:,} tokens of the source of",
+            f"schedule; scored on {next(iter(rows.values()))['tokens']:,} tokens of the source of",
             f"`absl`, in windows of {WINDOW}. What a sequence keeps is the planner's count, of",
-            f"lengths that these models were not trained for too. {when(found)}.",
+            f"lengths that these models were not trained for too. {when(rows)}.",
         ),
-        *table(columns, rows),
+        *table(columns, lines),
     ]
