@@ -1,4 +1,4 @@
-"""Writes docs/families.md: which families run, and what of them was compared with what.
+"""Writes docs/families.md: the families that run, and the checkpoints that tests compare.
 
 python -m scripts.reports.families [FILE]
 """
@@ -104,13 +104,13 @@ predicts a second token has names of its own), and Granite, GraniteMoe and Grani
 
 
 def page() -> str:
-    """The whole page."""
-    found = {path.parent.name: path.parent for path in sorted(GOLDEN.glob("*/expected.npz"))}
-    configs = {name: opened.read_directory_config(directory) for name, directory in found.items()}
+    """Returns the whole page."""
+    folders = {path.parent.name: path.parent for path in sorted(GOLDEN.glob("*/expected.npz"))}
+    configs = {name: opened.read_directory_config(folder) for name, folder in folders.items()}
     lines = [_INTRODUCTION, *_table(("family", "architecture", "beside Llama", "presets"))]
     for architecture, family in families.ARCHITECTURES.items():
-        own = [config for config in configs.values() if config.family == family.name]
-        parts = dict.fromkeys(part for config in own for part in _parts(config))
+        tiny = [config for config in configs.values() if config.family == family.name]
+        parts = dict.fromkeys(part for config in tiny for part in _parts(config))
         sizes = [
             f"`{name}` ({weights.num_parameters(preset.config) / 1e9:.2f} B)"
             for name, preset in presets.NAMES.items()
@@ -118,23 +118,16 @@ def page() -> str:
         ]
         lines.append(_row(family.name, architecture, ", ".join(parts), ", ".join(sizes)))
     header = (
-        "checkpoint",
-        "heads",
-        "experts",
-        "layers",
-        "head",
-        "stored",
-        "keys of",
-        "prompts",
+        *("checkpoint", "heads", "experts", "layers", "head", "stored", "keys of", "prompts"),
         "greedy",
     )
     lines += ["", _GGUF.format(", ".join(f"`{name}`" for name in SPLITS)), _REAL, *_table(header)]
-    lines += [_checkpoint(name, found[name], config) for name, config in configs.items()]
+    lines += [_checkpoint(name, folders[name], config) for name, config in configs.items()]
     return "\n".join(lines) + "\n"
 
 
 def _parts(config: ModelConfig) -> list[str]:
-    """What a model has that the first Llama has not."""
+    """Returns the parts of a model that the first Llama lacks."""
     layers = config.layers
     mixer = layers[0].mixer
     ffns = [layer.ffn for layer in layers if layer.ffn]
@@ -235,34 +228,34 @@ def _latent(mixer: Mixer) -> list[str]:
 
 def _experts(config: ModelConfig) -> list[str]:
     ffns = [layer.ffn for layer in config.layers if layer.ffn]
-    found = next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
-    if found is None:
+    mixture = next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
+    if mixture is None:
         return []
-    router = found.router
+    router = mixture.router
     return [
         "experts",
         ("dense layers beside them" if any(isinstance(ffn, Gated) for ffn in ffns) else ""),
-        ("a shared expert" if found.shared_width else ""),
-        ("a gate of the shared expert" if found.has_shared_gate else ""),
+        ("a shared expert" if mixture.shared_width else ""),
+        ("a gate of the shared expert" if mixture.has_shared_gate else ""),
         ("weights not normalized" if not router.is_normalized else ""),
         ("sigmoid scores" if router.scores == "sigmoid" else ""),
         ("offsets in the choice" if router.has_offsets else ""),
         ("groups of experts" if router.num_groups > 1 else ""),
         ("bias of the router" if router.has_bias else ""),
-        ("biases of experts" if found.has_bias else ""),
-        ("limited hidden values" if found.limit else ""),
-        ("norms of experts and router" if found.has_norms else ""),
-        ("plain experts" if not found.is_gated else ""),
-        ("experts behind a latent" if found.latent_width else ""),
+        ("biases of experts" if mixture.has_bias else ""),
+        ("limited hidden values" if mixture.limit else ""),
+        ("norms of experts and router" if mixture.has_norms else ""),
+        ("plain experts" if not mixture.is_gated else ""),
+        ("experts behind a latent" if mixture.latent_width else ""),
     ]
 
 
 def _linear(config: ModelConfig) -> list[str]:
     """Of layers whose states decay alike at every token, or are what was convolved last."""
-    attends, factors = config.mixers(LinearAttention), any(own.factors for own in config.layers)
+    attends, factors = config.mixers(LinearAttention), any(layer.factors for layer in config.layers)
     return [
         ("gated short convolutions" if config.mixers(ShortConv) else ""),
-        ("lightning attention" if any(own.decay is not None for own in attends) else ""),
+        ("lightning attention" if any(mixer.decay is not None for mixer in attends) else ""),
         ("a residual stream that goes on from norms" if factors else ""),
     ]
 
