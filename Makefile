@@ -67,11 +67,11 @@ small-model: .venv/.core  ## train the small model and its draft, for half an ho
 test: .venv/.test  ## the suite, on WORKERS=2 processes; of tests of many cases one part (PART=0)
 	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART)
 
-test-long: .venv/.test  ## only the tests marked long; on AArch64's instruction sets where qemu-user is installed
+test-long: .venv/.test  ## only the tests marked long or timing; on AArch64's instruction sets where qemu-user is installed
 	@if command -v qemu-aarch64 >/dev/null || command -v qemu-aarch64-static >/dev/null; then \
 		$(MAKE) .venv-zig/.ready || echo "test-long: ziglang cannot be installed, AArch64 is skipped"; \
 	fi
-	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile -m long
+	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile -m "long or timing"
 
 check: .venv/.test  ## format, lint, types, architecture, marks of stale figures
 	.venv/bin/ruff format --check .

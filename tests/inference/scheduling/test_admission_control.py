@@ -223,6 +223,7 @@ def test_shared_pages_are_those_of_a_fork(page_tokens, num_steps):
 # --- time -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.timing
 @pytest.mark.parametrize("num_demands, seconds", [(64, 0.1e-3), (256, 0.4e-3)])
 def test_looking_ahead_is_cheap(num_demands, seconds):
     """Once an admission, of steps of milliseconds; the bound is for a busy machine."""
