@@ -13,7 +13,7 @@ from inference.planner import cost, weights
 from inference.training import loop, start
 from inference.training.recall import answers, sequences
 from scripts.reports.pages.markdown import prose, table
-from scripts.reports.pages.results import Results, Row, Rows, when
+from scripts.reports.pages.results import Results, Row, Rows
 from scripts.reports.plots import figures
 from scripts.reports.plots.figures import Axes
 
@@ -75,10 +75,9 @@ def _mean_and_spread(runs: Sequence[Row], label: str) -> tuple[float, float]:
     return statistics.fmean(shares), (max(shares) - min(shares)) / 2
 
 
-def section(rows: Rows) -> list[str]:
+def tables(rows: Rows) -> list[str]:
     """Formats accuracy by architecture and task, and what each costs."""
     labels, lengths = [_label(task) for task in recall.HELD_OUT], _lengths()
-    total = sum(run["seconds"] for row in rows.values() for run in row["runs"])
     accuracies, costs = [], []
     for name, row in rows.items():
         cells = (_mean_and_spread(row["runs"], label) for label in labels)
@@ -86,47 +85,17 @@ def section(rows: Rows) -> list[str]:
         seconds = statistics.fmean(run["training_s"] for run in row["runs"])
         sizes = (f"{row['bytes'][str(length)] / 1024:,.0f}" for length in lengths)
         costs.append((name, f"{row['parameters']:,}", *sizes, f"{seconds:.0f}"))
-    stages = "; then ".join(
-        f"{stage.training.steps:,} steps of {stage.training.batch} sequences of "
-        f"{stage.tasks[0].length} tokens with "
-        + ", ".join(f"{task.num_pairs}" for task in stage.tasks[:-1])
-        + f" or {stage.tasks[-1].num_pairs} keys"
-        for stage in recall.stages(recall.MODELS["attention"])
-    )
+    total = sum(run["seconds"] for row in rows.values() for run in row["runs"])
+    columns = ("", "parameters", *(f"KiB, {length:,} tokens" for length in lengths), "seconds")
     return [
-        "## Recall",
-        *prose(
-            "`A B3 C6 F1 E2 -> A? C? F?`: keys and their values, then keys whose values are asked",
-            "for (multi-query associative recall, Arora et al. 2023, arXiv 2312.04927), at",
-            "distances by the paper's power law, fillers between.",
-            f"{recall.NUM_KEYS} keys and as many values stand for nothing else, and are paired",
-            f"anew in each sequence. All models are {recall.WIDTH} wide and begin with the same",
-            "layer of short convolutions; two layers of mixers follow (of two names one each),",
-            "without feed-forwards and, in attention, without positions. BASED is a Taylor map,",
-            "then attention within a window; Mamba norms steps, B and C, as in Jamba. Each is",
-            "trained once a seed:",
-            f"{stages}, with rates that peak at {_rates('S4')}, and where a layer",
-            f"attends to all of the past at {_rates('attention')}: of those tried with one seed",
-            "([log](log.md)), the rates by which more is answered. Asked are sequences that no",
-            f"training draws, {HELD_OUT_ROWS} of each kind. Means of {len(SEEDS)} seeds, and half",
-            f"of what lies between the best and the worst. {when(rows)}.",
-        ),
         *table(("of tokens/keys", *labels), accuracies),
         *prose(
-            "What a sequence of so many tokens keeps, by each layer's `CacheSpec` as the planner",
-            "counts it, and the seconds of processor cores (user and system) that one training",
-            f"took; all of them with what is asked {total / 60:.0f} minutes.",
+            "Bytes that a sequence keeps, by each layer's `CacheSpec` as the planner counts it,",
+            "and seconds of processor cores (user and system) that one training took; trainings",
+            f"and evaluations took {total / 60:.0f} minutes together.",
         ),
-        *table(
-            ("", "parameters", *(f"KiB, {length:,} tokens" for length in lengths), "seconds"),
-            costs,
-        ),
+        *table(columns, costs),
     ]
-
-
-def _rates(name: str) -> str:
-    stages = recall.stages(recall.MODELS[name])
-    return " and ".join(f"{stage.training.learning_rate:g}" for stage in stages)
 
 
 def picture(rows: Rows) -> bytes:

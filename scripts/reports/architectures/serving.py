@@ -30,7 +30,7 @@ from inference.planner import cache_policy, cost, report
 from inference.planner.cost import Work
 from layers import decoder, kv_cache, params
 from scripts.reports.pages.markdown import prose, table
-from scripts.reports.pages.results import COLORS, Results, Row, Rows, verdict, when
+from scripts.reports.pages.results import COLORS, Results, Row, Rows, verdict
 from scripts.reports.plots import figures
 from scripts.reports.plots.figures import Axes
 
@@ -168,7 +168,7 @@ def _num_bytes(tree: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-def decode_section(rows: Rows) -> list[str]:
+def decode_tables(rows: Rows) -> list[str]:
     """Formats what `decode` measured."""
     lines, growth = [], []
     for name, row in rows.items():
@@ -193,25 +193,12 @@ def decode_section(rows: Rows) -> list[str]:
         "model", "context", "a step, predicted, ms", "measured, ms", "predicted / measured",
         "a token, ms", "cache, planned, MB", "allocated, MB",
     )  # fmt: skip
-    return [
-        "## Decoding by context",
-        *prose(
-            "One request on an engine with room for",
-            f"{CONTEXTS[-1]:,} tokens: medians of {REPEATS} times",
-            f"{NEW_TOKENS} tokens around each context, whose prompts were computed, weights and",
-            "pages in bfloat16, states in float32. A step is what the engine records, a token the",
-            "time from one to the next as a caller sees them. The planner's constants come from",
-            "the same engine's steps at no more than 1,024 tokens. Where no token's time is told,",
-            "the prompt was not computed, since attention to all of it would take minutes: that",
-            f"step reads pages that are empty. {when(rows)}.",
-        ),
-        *table(columns, lines),
-        *prose(
-            f"A token behind {CONTEXTS[-1]:,} tokens takes so many times as long as one behind",
-            f"{CONTEXTS[0]}, which was timed right after it: the median of {REPEATS} such pairs.",
-        ),
-        *table(("model", "predicted", "measured", "required"), growth),
-    ]  # fmt: skip
+    compared = (
+        f"A token after {CONTEXTS[-1]:,} tokens of context over a token after {CONTEXTS[0]}, timed "
+        f"right after it: median of {REPEATS} ratios."
+    )
+    ratios = table(("model", "predicted", "measured", "required"), growth)
+    return [*table(columns, lines), *prose(compared), *ratios]
 
 
 def picture(rows: Rows) -> bytes:
@@ -260,7 +247,7 @@ def prefill(results: Results, rows: Sequence[str]) -> None:
         results.put("prefill", name, lengths=seconds)
 
 
-def prefill_section(rows: Rows) -> list[str]:
+def prefill_table(rows: Rows) -> list[str]:
     """Formats what `prefill` measured."""
     lines = []
     for name, row in rows.items():
@@ -275,16 +262,7 @@ def prefill_section(rows: Rows) -> list[str]:
     columns = ["model"]
     for length in LENGTHS:
         columns += [f"{length:,} tokens, predicted, s", "measured, s"]
-    return [
-        "## Prompts by length",
-        *prose(
-            "Seconds to the first token, in steps of eight chunks of 64 tokens, medians of",
-            f"{' and '.join(map(str, LENGTHS.values()))}; predicted before the run by the",
-            "scheduler on a simulated clock.",
-            f"{when(rows)}.",
-        ),
-        *table((*columns, "times as long, predicted", "measured", "required"), lines),
-    ]
+    return table((*columns, "times as long, predicted", "measured", "required"), lines)
 
 
 # --- prefixes -------------------------------------------------------------------------------------
@@ -331,7 +309,7 @@ def _computed(run: Run) -> int:
     return run.counters["num_prompt_tokens"] - run.counters["num_cached_tokens"]
 
 
-def snapshots_section(rows: Rows) -> list[str]:
+def snapshots_table(rows: Rows) -> list[str]:
     """Formats what `snapshots` measured."""
     lines = []
     for name, row in rows.items():
@@ -351,18 +329,4 @@ def snapshots_section(rows: Rows) -> list[str]:
         "measured", "off", "required", "snapshots", "planned, MB", "allocated, MB",
         "first token, predicted, s", "measured, s",
     )  # fmt: skip
-    distance = max(row["distance"] for row in rows.values())
-    return [
-        "## Prefixes",
-        *prose(
-            f"The hybrid; {LOAD.num_requests} requests, of which {LOAD.prefix_share:.0%} begin",
-            f"with the same {LOAD.prefix_tokens:,} tokens, each with 30 to 200 of its own.",
-            "Pages of attention are shared wherever they are equal; states go on from snapshots",
-            f"alone, made at a prompt's last page, where prompts part, and every {distance:,}",
-            "tokens. By lengths: as if requests came one after another",
-            "(`cache_policy.computed_tokens`); by simulation: the scheduler on a clock of its own.",
-            "One of the snapshots is a sink.",
-            f"{when(rows)}.",
-        ),
-        *table(columns, lines),
-    ]
+    return table(columns, lines)

@@ -2,22 +2,22 @@
 
     python -m scripts.reports.caches
 
-measures and writes docs/caches.md and its picture, or --output. Figures are kept next to the page
-(caches.json) with date and machine, so that a part can be measured alone, or some rows of it
-(--parts=quality --rows=int8,fp8 --models=smollm2-135m), and the page be written from what is there
-(--parts=). A part that was never measured has no section. Only `time` needs an idle machine.
+measures, and writes the tables of docs/caches.md and its picture, or --output. Figures are kept
+next to the page (caches.json) with date and machine, so that a part can be measured alone, or some
+rows of it (--parts=quality --rows=int8,fp8 --models=smollm2-135m), and the tables be written from
+what is there (--parts=). Only `time` needs an idle machine.
 """
 
+import functools
 import itertools
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from inference.benchmark import steps
 from scripts.reports.caches import kinds, measured
 from scripts.reports.pages import results
-from scripts.reports.pages.markdown import prose, table
-from scripts.reports.pages.results import COLORS, Part, Rows, verdict, when
+from scripts.reports.pages.markdown import table
+from scripts.reports.pages.results import COLORS, Part, Rows, verdict
 from scripts.reports.plots import figures
 from scripts.reports.plots.figures import Axes
 
@@ -27,38 +27,12 @@ _MIN_NEEDLES = {kinds.QUEST: 0.9}
 _MIN_AT_ONCE = {kinds.INT8: 1.9}
 
 
-def _bytes_section(rows: Rows) -> list[str]:
+def _bytes_table(rows: Rows, base: str) -> list[str]:
     for name, row in rows.items():
         for pool in ("", "pool_"):
             predicted, allocated = row[f"{pool}predicted"], row[f"{pool}allocated"]
             if predicted != allocated:
                 sys.exit(f"{name}: {predicted} bytes are predicted, {allocated} allocated")
-    reference = {name: row for name, row in rows.items() if name not in measured.PUBLISHED_BYTES}
-    published = {name: row for name, row in rows.items() if name in measured.PUBLISHED_BYTES}
-    return [
-        "## Bytes",
-        *prose(
-            f"{kinds.REFERENCE.name}'s widths (30 layers, 9 heads of 64), {when(reference)}. GQA",
-            "has 3 KV heads, and so have all others but MHA, MQA, MLA, DSA and V4; a latent vector",
-            "has four heads' elements, its rotary key half of one's. Bytes are predicted by the",
-            "planner and counted in the arrays of an engine with room for one sequence of",
-            f"{measured.LENGTH:,} tokens and the page that padding is written to. A window keeps",
-            "less the longer a sequence is; Quest and DSA keep all, and read less. V4 keeps an",
-            "entry as wide as a latent vector for every 4 or 128 tokens, and of a window of 128",
-            "each token's own vector and what entries are pooled from, most of its bytes a token.",
-        ),
-        *_bytes_table(reference, kinds.MHA),
-        *prose(
-            "Character.AI's stack (one KV head, windows of 1,024 in five layers of six, each cache",
-            "read by two layers; 36 layers of Llama 2 13B's width) beside the same layers with a",
-            f"KV head for each query head and no windows, {when(published)}; the arrays are for",
-            "one sequence of 256 tokens:",
-        ),
-        *_bytes_table(published, list(published)[-1]),
-    ]
-
-
-def _bytes_table(rows: Rows, base: str) -> list[str]:
     lines = [
         (
             name, f"{row['predicted']:,.0f}", f"{row['allocated']:,.0f}",
@@ -74,7 +48,7 @@ def _bytes_table(rows: Rows, base: str) -> list[str]:
     return table(columns, lines)
 
 
-def _quality_section(rows: Rows) -> list[str]:
+def _quality_table(rows: Rows) -> list[str]:
     lines = []
     for name, row in rows.items():
         model, _, kind = name.partition(": ")
@@ -84,21 +58,10 @@ def _quality_section(rows: Rows) -> list[str]:
             verdict(change, _MAX_LOSS.get(kind)),
         ))  # fmt: skip
     columns = ("model", "cache", "perplexity", "change", "same likeliest token", "required")
-    tokens = next(iter(rows.values()))["tokens"]
-    return [
-        "## Quality",
-        *prose(
-            f"{tokens:,} tokens of Python's help topics, scored in pieces of {measured.LENGTH:,},",
-            f"weights and activations in bfloat16, {when(rows)}. Quest reads {kinds.BUDGET}",
-            "tokens in pages of 16, a quarter of a whole piece; every query does, those of prompts",
-            f"too. Gemma's own windows of {kinds.WINDOW} stay, so Quest and windows of the others",
-            "change three layers of its 18.",
-        ),
-        *table(columns, lines),
-    ]
+    return table(columns, lines)
 
 
-def _needle_section(rows: Rows) -> list[str]:
+def _needle_table(rows: Rows) -> list[str]:
     plain = sum(rows[kinds.PLAIN]["found"])
     lines = []
     for name, row in rows.items():
@@ -109,21 +72,10 @@ def _needle_section(rows: Rows) -> list[str]:
             f"{share:.2f}", verdict(share, _MIN_NEEDLES.get(name), is_least=True),
         ))  # fmt: skip
     columns = ("cache", "found", "where, from first to last", "beside bfloat16", "required")
-    return [
-        "## A needle in a text",
-        *prose(
-            f"Somewhere in {measured.NEEDLE_TOKENS:,} tokens of the help topics stands a line as",
-            "`The magic number of Fennmoor is 48213.`; they end with `The magic number of Fennmoor",
-            f"is`, which {kinds.REFERENCE.name} continues greedily. It has found the number if it",
-            f"tells it within eight tokens. The same {measured.NEEDLES} times, with another",
-            "name and number, from the beginning of the text to its end;",
-            f"{when(rows)}.",
-        ),
-        *table(columns, lines),
-    ]
+    return table(columns, lines)
 
 
-def _time_section(rows: Rows) -> list[str]:
+def _time_table(rows: Rows) -> list[str]:
     lines = []
     for name, row in rows.items():
         base = rows[row["beside"]]
@@ -139,25 +91,7 @@ def _time_section(rows: Rows) -> list[str]:
         "cache", "context", "predicted, ms", "measured, ms", "predicted / measured", "beside",
         "predicted", "measured",
     )  # fmt: skip
-    return [
-        "## A step's time",
-        *prose(
-            f"{measured.ROWS} requests decode, {kinds.REFERENCE.name}'s widths, random weights in",
-            f"bfloat16, medians of {measured.REPEATS} runs of {steps.IN_A_ROW} steps,",
-            f"{when(rows)}. The planner's constants come from steps of the plain model, those of",
-            f"the others calibrate nothing. Quest reads {kinds.LONG_BUDGET:,} tokens,",
-            f"DSA {kinds.TOP_K}.",
-        ),
-        *table(columns, lines),
-        *prose(
-            "One constant stands for what attention reaches, in prefill and decoding alike, found",
-            "at no more than 1,024 tokens: so plain decoding over many is predicted too slow, and",
-            "what is compared with it seems to gain more than it does. int8 computes as many",
-            "products as bfloat16. An indexer scores every token, or entry. V4's mixers run as",
-            "small operations of XLA, whose time depends on nothing that is read: with a stride of",
-            "128 as much at 256 tokens as at 16,384 (`docs/log.md`).",
-        ),
-    ]
+    return table(columns, lines)
 
 
 def _models_and_kinds(rows: Rows) -> tuple[list[str], list[str]]:
@@ -165,7 +99,7 @@ def _models_and_kinds(rows: Rows) -> tuple[list[str], list[str]]:
     return list(dict.fromkeys(m for m, _ in names)), list(dict.fromkeys(k for _, k in names))
 
 
-def _batch_section(rows: Rows) -> list[str]:
+def _batch_table(rows: Rows) -> list[str]:
     models, names = _models_and_kinds(rows)
     points = list(itertools.product(models, measured.LENGTHS))
     lines = []
@@ -173,19 +107,10 @@ def _batch_section(rows: Rows) -> list[str]:
         counts = (rows[f"{model}: {kind}"]["sequences"][f"{length}"] for model, length in points)
         lines.append((kind, *(f"{count:,}" for count in counts)))
     columns = ("cache", *(f"{model}, {length:,}" for model, length in points))
-    return [
-        "## The largest batch in 80 GB",
-        *prose(
-            "Sequences of so many tokens that fit beside the weights, as the planner says",
-            f"({when(rows)}): Llama 2 13B in bfloat16, 70B with weights of four bits, since in",
-            "bfloat16 they take 138 GB. GQA has 8 KV heads, with which 70B was published; 13B was",
-            "with MHA.",
-        ),
-        *table(columns, lines),
-    ]
+    return table(columns, lines)
 
 
-def _overload_section(rows: Rows) -> list[str]:
+def _overload_table(rows: Rows) -> list[str]:
     plain, lines = rows[kinds.PLAIN], []
     statistics = {"running_p50": "median", "running_mean": "mean", "running_peak": "most"}
     for name, row in rows.items():
@@ -197,32 +122,23 @@ def _overload_section(rows: Rows) -> list[str]:
         ))  # fmt: skip
     pairs = ((label, "times") for label in statistics.values())
     columns = ("cache", *itertools.chain(*pairs), "preemptions", "required of the mean")
-    low, high = measured.LOAD_TOKENS
-    return [
-        "## Requests at once in equal memory",
-        *prose(
-            f"{measured.LOAD.num_requests} requests come together, with prompts and answers of",
-            f"{low} to {high} tokens each, to an engine with",
-            f"{measured.CACHE_BYTES >> 20} MiB of pages for a model that caches what",
-            f"{kinds.REFERENCE.name} does. How many it ran at once: the median of its steps,",
-            f"the mean over time, and the most. {when(rows)}.",
-        ),
-        *table(columns, lines),
-    ]
+    return table(columns, lines)
 
 
 _TRAINED, _DECLARED = list(kinds.trained(kinds.REFERENCE)), list(kinds.declared(kinds.REFERENCE))
+_PUBLISHED = list(kinds.published())
 PARTS = {
-    "bytes": Part(measured.bytes_held, _bytes_section, [*_DECLARED, *measured.PUBLISHED_BYTES]),
+    "bytes": Part(measured.bytes_held, functools.partial(_bytes_table, base=kinds.MHA), _DECLARED),
+    "published": Part(
+        measured.published_bytes, functools.partial(_bytes_table, base=_PUBLISHED[-1]), _PUBLISHED
+    ),
     "quality": Part(
-        measured.quality, _quality_section, measured.of_models(measured.MODELS, _TRAINED), True
+        measured.quality, _quality_table, measured.of_models(measured.MODELS, _TRAINED), True
     ),
-    "needle": Part(measured.needles, _needle_section, [*_TRAINED, kinds.SNAP]),
-    "time": Part(measured.seconds, _time_section, list(kinds.timed(kinds.REFERENCE))),
-    "batch": Part(
-        measured.batch, _batch_section, measured.of_models(measured.PUBLISHED, _DECLARED)
-    ),
-    "overload": Part(measured.overload, _overload_section, list(kinds.at_once(kinds.REFERENCE))),
+    "needle": Part(measured.needles, _needle_table, [*_TRAINED, kinds.SNAP]),
+    "time": Part(measured.seconds, _time_table, list(kinds.timed(kinds.REFERENCE))),
+    "batch": Part(measured.batch, _batch_table, measured.of_models(measured.PUBLISHED, _DECLARED)),
+    "overload": Part(measured.overload, _overload_table, list(kinds.at_once(kinds.REFERENCE))),
 }
 
 
@@ -268,30 +184,10 @@ def _draw_time(axes: Axes, rows: Rows) -> None:
     axes.legend()
 
 
-def text(measured: Mapping[str, Rows], picture: str) -> str:
-    """Returns the page; `picture` is its picture's name."""
-    parts = results.in_order(PARTS, measured)
-    lines = [
-        "# Smaller caches: what they gain, and what they cost",
-        "",
-        "    python -m scripts.reports.caches",
-        "",
-        "Written by that command from what it has measured; each section says when and where.",
-        "[Less to cache](architecture.md#less-to-cache) says how each of them works.",
-    ]
+def _draw(parts: Mapping[str, Rows], path: Path) -> None:
     if "quality" in parts:
-        lines += ["", f"![Quality and time of smaller caches]({picture})"]
-    for name, rows in parts.items():
-        lines += ["", *PARTS[name].section(rows)]
-    return "\n".join(lines) + "\n"
-
-
-def _write(measured: Mapping[str, Rows], page: Path) -> None:
-    picture, written = page.with_suffix(".png"), text(measured, page.with_suffix(".png").name)
-    if "quality" in measured:
-        picture.write_bytes(_picture(results.in_order(PARTS, measured)))
-    page.write_text(written, "utf-8")
+        path.write_bytes(_picture(parts))
 
 
 if __name__ == "__main__":
-    results.run(__doc__, "docs/caches.md", PARTS, _write)
+    results.run(__doc__, "docs/caches.md", PARTS, _draw)

@@ -8,6 +8,7 @@ from configs.kinds.compressed import Compressed
 from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
 from configs.model import LayerSpec, ModelConfig
+from configs.models.character_ai import CHARACTER_AI
 from configs.models.smollm import SMOLLM2_135M
 from configs.recipes.smaller_caches import shared_by
 
@@ -88,6 +89,15 @@ def at_once(model: ModelConfig) -> dict[str, ModelConfig]:
         "int4": _stored(model, "int4"),
         "CLA-2": shared_by(model, 2),
     }
+
+
+def published() -> dict[str, ModelConfig]:
+    """Returns Character.AI's model, and the same with plain attention in all layers."""
+    model = CHARACTER_AI.config
+    plain = model.with_kinds(owner=None, window=None)
+    (mixer, *_) = plain.mixers(Attention)
+    wide = plain.with_kinds(num_kv_heads=mixer.num_heads)
+    return {model.name: model, f"{model.name}, MHA": wide}
 
 
 def _stored(model: ModelConfig, name: str) -> ModelConfig:

@@ -10,9 +10,7 @@ import numpy as np
 
 from configs.engine import Config, EngineConfig
 from configs.hardware import catalog
-from configs.kinds.attention import Attention
 from configs.model import ModelConfig
-from configs.models.character_ai import CHARACTER_AI
 from configs.models.llama import LLAMA2_13B, LLAMA2_70B
 from configs.precision import FORMATS
 from configs.workload import Uniform, Workload
@@ -54,25 +52,20 @@ def of_models(models: Iterable[str], kinds: Iterable[str]) -> list[str]:
 # --- bytes ----------------------------------------------------------------------------------------
 
 
-def _published() -> dict[str, ModelConfig]:
-    """Returns Character.AI's model, and the same with plain attention in all layers."""
-    published = CHARACTER_AI.config
-    plain = published.with_kinds(owner=None, window=None)
-    (mixer, *_) = plain.mixers(Attention)
-    wide = plain.with_kinds(num_kv_heads=mixer.num_heads)
-    return {published.name: published, f"{published.name}, MHA": wide}
-
-
-PUBLISHED_BYTES = tuple(_published())
-
-
 def bytes_held(results: Results, rows: Sequence[str]) -> None:
     """Counts bytes of a token, by the planner and in the arrays of an engine."""
-    models = kinds.declared(kinds.REFERENCE) | _published()
+    models = kinds.declared(kinds.REFERENCE)
     for name in rows:
-        model, length = models[name], 256 if name in PUBLISHED_BYTES else LENGTH
+        total = cost.cache_bytes(models[name], CONTEXTS[0])
+        results.put("bytes", name, held=total, **_allocated(models[name], LENGTH))
+
+
+def published_bytes(results: Results, rows: Sequence[str]) -> None:
+    """Counts the same of a published model."""
+    for name in rows:
+        model = kinds.published()[name]
         total = cost.cache_bytes(model, CONTEXTS[0])
-        results.put("bytes", name, held=total, **_allocated(model, length))
+        results.put("published", name, held=total, **_allocated(model, 256))
 
 
 def _narrow(model: ModelConfig) -> ModelConfig:

@@ -1,4 +1,8 @@
-"""Measurements that are kept in a JSON file, and the page that is written from them."""
+"""Measurements that are kept in a JSON file, and the blocks of a page that show them.
+
+A page's prose is written by hand. A part's tables stand between `<!-- PART -->` and
+`<!-- end of PART -->`.
+"""
 
 import argparse
 import csv
@@ -44,17 +48,17 @@ class Results:
 
 
 class Part(NamedTuple):
-    """A section of a page.
+    """A block of a page.
 
     Attributes:
         measure: stores figures of some of `rows` in the results.
-        section: formats the figures; the first line is a heading.
+        show: formats the figures.
         rows: names of what is measured today, in their order.
         has_models: whether a name begins with a model's: `MODEL` or `MODEL: KIND`.
     """
 
     measure: Callable[[Results, Sequence[str]], None]
-    section: Callable[[Rows], list[str]]
+    show: Callable[[Rows], list[str]]
     rows: Sequence[str]
     has_models: bool = False
 
@@ -78,19 +82,37 @@ def in_order(parts: Mapping[str, Part], results: Mapping[str, Rows]) -> dict[str
     return {name: rows for name, rows in ordered.items() if rows}
 
 
+def fill(text: str, parts: Mapping[str, Part], results: Mapping[str, Rows]) -> str:
+    """Replaces the blocks of the measured parts in a page's text.
+
+    Raises:
+        ValueError: the page has no such block.
+    """
+    for name, rows in in_order(parts, results).items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, _, rest = text.partition(begin)
+        _, mark, after = rest.partition(end)
+        if not mark:
+            raise ValueError(f"the page has no block of {name!r}")
+        when = "; ".join(dict.fromkeys(row["at"] for row in rows.values()))
+        lines = [f"Measured {when}.", *parts[name].show(rows)]
+        text = f"{before}{begin}\n" + "\n".join(lines) + f"\n\n{end}{after}"
+    return text
+
+
 def run(
     about: str | None,
     page: str,
     parts: Mapping[str, Part],
-    write: Callable[[dict[str, Rows], Path], None],
+    draw: Callable[[dict[str, Rows], Path], None],
 ) -> None:
     """Measures what the command line chooses, then writes the page.
 
     Args:
         about: the command's documentation.
         page: path of the page; the results lie next to it.
-        parts: sections by name.
-        write: writes the page of all results, and its pictures, to a path.
+        parts: blocks by name.
+        draw: writes the pictures of all results; the path is that of the page with `.png`.
     """
     parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
     parser.add_argument("--output", type=Path, default=Path(page), help="the page")
@@ -110,7 +132,9 @@ def run(
     results = Results(flags.output.with_suffix(".json"))
     for name, rows in chosen.items():
         parts[name].measure(results, rows)
-    write(results.parts, flags.output)
+    draw(in_order(parts, results.parts), flags.output.with_suffix(".png"))
+    text = fill(Path(page).read_text("utf-8"), parts, results.parts)
+    flags.output.write_text(text, "utf-8")
 
 
 def _listed(text: str) -> list[str]:
@@ -122,11 +146,6 @@ def require_matplotlib() -> None:
     """Ends a command that cannot draw its picture."""
     if importlib.util.find_spec("matplotlib") is None:
         sys.exit("the page has a picture: pip install '.[plots]'")
-
-
-def when(rows: Rows) -> str:
-    """Returns when and where a part was measured."""
-    return "; ".join(dict.fromkeys(row["at"] for row in rows.values()))
 
 
 def verdict(value: float, limit: float | None, is_least: bool = False) -> str:

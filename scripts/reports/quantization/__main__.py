@@ -3,11 +3,10 @@
     python -m scripts.train
     python -m scripts.reports.quantization
 
-measures and writes docs/quantization.md and its picture, or --output. Figures are kept next to the
-page (quantization.json) with date and machine, so that a part can be measured alone, or some rows
-of it (--parts=quality '--rows=int8,"int4 g64, GPTQ"' --models=small), and the page be written from
-what is there (--parts=). A part that was never measured has no section. Only `speed` needs an idle
-machine.
+measures, and writes the tables of docs/quantization.md and its picture, or --output. Figures are
+kept next to the page (quantization.json) with date and machine, so that a part can be measured
+alone, or some rows of it (--parts=quality '--rows=int8,"int4 g64, GPTQ"' --models=small), and the
+tables be written from what is there (--parts=). Only `speed` needs an idle machine.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +14,7 @@ from pathlib import Path
 
 from scripts.reports.pages import results
 from scripts.reports.pages.markdown import prose, table
-from scripts.reports.pages.results import COLORS, Part, Rows, verdict, when
+from scripts.reports.pages.results import COLORS, Part, Rows, verdict
 from scripts.reports.plots import figures
 from scripts.reports.plots.figures import Axes
 from scripts.reports.quantization import measured
@@ -33,26 +32,12 @@ _TITLES = {
 }
 
 
-def _quality_section(rows: Rows) -> list[str]:
-    lines = [
-        "## Quality",
-        *prose(
-            f"{measured.TOKENS:,} tokens that no method saw, in windows of {measured.WINDOW}, in",
-            "float32: the source of `absl` for the small model, by XLA's products, so that nothing",
-            "is rounded but weights, and activations where a format says so; Python's help topics",
-            "for the others, as they are served, which on a CPU rounds activations too. KL is that",
-            "of the full model's law of the next token to the quantized one's, in nats; agreement",
-            "is how often both have the same likeliest token.",
-            "`recovered` is the share of rounding's divergence that a method takes back: that of",
-            "perplexity can have either sign where a text is not what a model knows best.",
-            "Methods were calibrated on the source of `argparse`, QAT on the standard library's.",
-            f"MB are of weights as scored, the full model's in float32. {when(rows)}.",
-        ),
-    ]
+def _quality_tables(rows: Rows) -> list[str]:
     columns = (
         "format", "MB", "perplexity", "change", "recovered", "KL", "agreement", "seconds",
         "required",
     )  # fmt: skip
+    lines = []
     for model in dict.fromkeys(name.partition(": ")[0] for name in rows):
         kinds = _of_model(rows, model)
         lines += ["", f"### {_TITLES[model]}", *table(columns, [*_quality_rows(model, kinds)])]
@@ -100,26 +85,16 @@ def _quality_verdict(rows: Rows, kind: str, change: float, recovered: float | No
     return verdict(change, _MAX_LOSS.get(kind))
 
 
-def _outlier_section(rows: Rows) -> list[str]:
+def _outlier_table(rows: Rows) -> list[str]:
     full, lines = rows["full"]["perplexity"], []
     for kind, row in rows.items():
         change = row["perplexity"] / full - 1
         limit = None if kind in ("full", "w8a8, absmax") else _MAX_LOSS_PLANTED
         lines.append((kind, f"{row['perplexity']:.4f}", f"{change:+.2%}", verdict(change, limit)))
-    return [
-        "## One feature much larger than the others",
-        *prose(
-            "The small model where each norm makes the feature that it weighs most",
-            f"{measured.OUTLIER:g} times as large and the matrices that read it are as much",
-            "smaller there: the same function. The scale by which a token is rounded to eight bits",
-            "is its largest number's, so all other features lose what this one takes (Dettmers et",
-            f"al. 2022, arXiv 2208.07339). {when(rows)}.",
-        ),
-        *table(("weights and activations", "perplexity", "change", "required"), lines),
-    ]
+    return table(("weights and activations", "perplexity", "change", "required"), lines)
 
 
-def _memory_section(rows: Rows) -> list[str]:
+def _memory_table(rows: Rows) -> list[str]:
     lines = []
     for model, row in rows.items():
         for label, saved in (("loaded", row["loading"]), ("running", row["running"])):
@@ -129,24 +104,16 @@ def _memory_section(rows: Rows) -> list[str]:
                 cells = ("none", "loading bfloat16 takes more than its matrices")
             sizes = (f"{row['matrices'] / 1e6:.0f}", f"{saved / 1e6:.0f}")
             lines.append((model, label, *sizes, *cells))
-    peaks = ", ".join(
+    columns = ("model", "while", "MB of matrices in bfloat16", "MB less", "share", "required")
+    peaks = (
         f"{row['calibration'] / 1e6:.0f} MB of {model} ({row['model'] / 1e6:.0f} MB in bfloat16)"
         for model, row in rows.items()
     )
-    return [
-        "## Memory",
-        *prose(
-            "How much less a process takes at its peak with `--weights=int4` than with bfloat16,",
-            "of a native directory, by its resident bytes: medians of three pairs. Tables, which",
-            "have eight bits, are taken off before the share. A whole process that calibrates",
-            f"GPTQ takes, Python and JAX included, {peaks}. {when(rows)}.",
-        ),
-        *table(("model", "while", "MB of matrices in bfloat16", "MB less", "share", "required"),
-               lines),
-    ]  # fmt: skip
+    calibration = f"A process that calibrates GPTQ takes, with Python and JAX: {', '.join(peaks)}."
+    return [*table(columns, lines), *prose(calibration)]
 
 
-def _speed_section(rows: Rows) -> list[str]:
+def _speed_table(rows: Rows) -> list[str]:
     lines = []
     for name, row in rows.items():
         model, format = name.split(": ")
@@ -162,24 +129,14 @@ def _speed_section(rows: Rows) -> list[str]:
         "model", "format", "requests", "MB a step", "predicted, ms", "measured, ms",
         "times bfloat16, predicted", "measured", "required",
     )  # fmt: skip
-    return [
-        "## A decode step's time",
-        *prose(
-            "At 256 tokens of context, bfloat16's cache and activations, medians of",
-            f"{measured.REPEATS} runs and of three pairs, bfloat16 first each time. Where matrices",
-            "have fewer than eight bits, tables have eight; `file` is the published 4-bit file as",
-            "it is. The planner's constants come from bfloat16's steps; of a format it knows bytes",
-            f"and the rate of its products. {when(rows)}.",
-        ),
-        *table(columns, lines),
-    ]
+    return table(columns, lines)
 
 
 PARTS = {
-    "quality": Part(measured.quality, _quality_section, measured.QUALITY_ROWS, True),
-    "outlier": Part(measured.outlier, _outlier_section, measured.OUTLIER_ROWS),
-    "memory": Part(measured.memory, _memory_section, measured.PUBLISHED, True),
-    "speed": Part(measured.speed, _speed_section, measured.SPEED_ROWS, True),
+    "quality": Part(measured.quality, _quality_tables, measured.QUALITY_ROWS, True),
+    "outlier": Part(measured.outlier, _outlier_table, measured.OUTLIER_ROWS),
+    "memory": Part(measured.memory, _memory_table, measured.PUBLISHED, True),
+    "speed": Part(measured.speed, _speed_table, measured.SPEED_ROWS, True),
 }
 
 
@@ -218,32 +175,10 @@ def _draw_speed(axes: Axes, rows: Rows) -> None:
     axes.invert_yaxis()
 
 
-def text(measured: Mapping[str, Rows], picture: str) -> str:
-    """Returns the page; `picture` is its picture's name."""
-    parts = results.in_order(PARTS, measured)
-    lines = [
-        "# Fewer bits: what they gain, and what they cost",
-        "",
-        "    python -m scripts.train",
-        "    python -m scripts.reports.quantization",
-        "",
-        "Written by the latter from what it has measured; each section says when and where.",
-        "[Quantize](quantize.md) says how to make such weights, [kernels](kernels.md) what",
-        "multiplies them.",
-    ]
+def _draw(parts: Mapping[str, Rows], path: Path) -> None:
     if "quality" in parts:
-        lines += ["", f"![Perplexity by bytes, and speed by format]({picture})"]
-    for name, rows in parts.items():
-        lines += ["", *PARTS[name].section(rows)]
-    return "\n".join(lines) + "\n"
-
-
-def _write(measured: Mapping[str, Rows], page: Path) -> None:
-    picture = page.with_suffix(".png")
-    if "quality" in measured:
-        picture.write_bytes(_picture(results.in_order(PARTS, measured)))
-    page.write_text(text(measured, picture.name), "utf-8")
+        path.write_bytes(_picture(parts))
 
 
 if __name__ == "__main__":
-    results.run(__doc__, "docs/quantization.md", PARTS, _write)
+    results.run(__doc__, "docs/quantization.md", PARTS, _draw)
