@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.reports import figures
-from scripts.reports.pages import results
+from scripts.reports.pages import markdown, results
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -57,6 +57,13 @@ def test_a_pages_tables_show_what_was_measured(page):
     filled = results.fill(text, parts, results_of(page))
     assert filled == text, f"stale: python -m scripts.reports.{page} --parts="
     assert all(f"\n<!-- {part} -->\n" in text for part in parts)
+
+
+def test_a_page_without_a_block_is_refused():
+    text = "# A title\n\n<!-- a -->\n\nold\n\n<!-- end of a -->\n\nProse.\n"
+    assert markdown.fill(text, {"a": ["", "new"]}) == text.replace("old", "new")
+    with pytest.raises(ValueError, match="the page has no block of 'b'"):
+        markdown.fill(text, {"b": ["new"]})
 
 
 def test_no_page_is_written_of_bytes_that_were_not_allocated_as_predicted():

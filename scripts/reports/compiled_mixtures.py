@@ -3,19 +3,17 @@ prediction.
 
     .venv-aot-tpu-py311/bin/python -m scripts.reports.compiled_mixtures
 
-writes docs/compiled_mixtures.md. The environments with compilers are those of `make test-aot`; it
-takes most of an hour on two cores.
+writes the tables of docs/compiled_mixtures.md. The environments with compilers are those of
+`make test-aot`; it takes most of an hour on two cores.
 """
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from configs import presets
 from configs.mesh import Mesh
-from scripts.reports.pages.markdown import code, table
+from scripts.reports.pages.markdown import fill, table
 from scripts.reports.pages.results import Row
 from scripts.reports.scaling import (
-    CONTEXT,
     Case,
     arguments_table,
     compile_case,
@@ -37,37 +35,19 @@ _CASES = (
 
 
 def main() -> None:
-    """Compiles, and writes the page."""
+    """Compiles, and writes the page's tables."""
     compiled = [compile_case(case) | {"model": _label(case)} for case in _CASES]
-    Path("docs/compiled_mixtures.md").write_text(_page(compiled), encoding="utf-8")
-
-
-def _page(compiled: Sequence[Row]) -> str:
     columns = (
         "model", "chips", "mesh", "sequences", "memory", "predicted", "fits",
         "compiled, largest step", "fits", "seconds",
     )  # fmt: skip
-    lines = [
-        "# Experts and latent attention, compiled", "",
-        provenance(),
-        *code(".venv-aot-tpu-py311/bin/python -m scripts.reports.compiled_mixtures"), "",
-        f"What `scripts.compile` says of steps of sequences of {CONTEXT:,} tokens, so many on each "
-        "data shard and on each chip along `expert`: decoding, greedy and drawn, and a prefill of "
-        "8 x 64 tokens. Bytes are a chip's; seconds are of compiling on the machine above, which "
-        "did other work, too.",
-        "", "## What fits", "",
-        "Predicted of the whole model, compiled of as many layers as are named.",
-        *table(columns, list(map(_fit_row, _CASES, compiled))),
-        "", "## Weights and cache", "",
-        "Weights, cache, slots and inputs are the planner's and the engine's declarations, and the "
-        "compiled programs': 'agree' says to the byte. A TPU pads rows to 128 elements.",
-        *arguments_table(compiled),
-        "", "## Temporaries and exchange", "",
-        "Collectives agree in kinds, numbers and bytes; where only bytes do, the compiler has "
-        "joined independent ones.",
-        *steps_table(compiled),
-    ]  # fmt: skip
-    return "\n".join(lines) + "\n"
+    blocks = {
+        "what fits": [provenance(), *table(columns, list(map(_fit_row, _CASES, compiled)))],
+        "weights and cache": arguments_table(compiled),
+        "temporaries and exchange": steps_table(compiled),
+    }
+    page = Path("docs/compiled_mixtures.md")
+    page.write_text(fill(page.read_text("utf-8"), blocks), "utf-8")
 
 
 def _label(case: Case) -> str:

@@ -2,10 +2,10 @@
 
     python -m scripts.reports.mixtures
 
-writes docs/mixtures.md, or --output. Random weights; steps that only decode, all requests together.
-The planner's constants come from steps of the first model (`inference/benchmark/first_start.py`);
-the other models calibrate nothing. With --mixture=DIR and --dense=DIR, trained by the two commands
-that the page names, it compares these. A picture next to the page shows steps and visits.
+measures, and writes the tables of docs/mixtures.md and its picture, or --output. Random weights;
+steps that only decode, all requests together. The planner's constants come from steps of the first
+model (`inference/benchmark/first_start.py`); the other models calibrate nothing. With --mixture=DIR
+and --dense=DIR, trained by the two commands that the page names, it compares these.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from inference.engine import Engine
 from inference.files import local_machine
 from inference.planner import cost, weights
 from layers import decoder, params
-from scripts.reports.pages.markdown import code, prose, table
+from scripts.reports.pages.markdown import fill, table
 from scripts.reports.pages.results import COLORS, require_matplotlib
 from scripts.reports.plots import figures
 from scripts.reports.plots.figures import Axes
@@ -38,66 +38,31 @@ _EXPERTS, _REQUESTS, _CONTEXT = (8, 16, 32, 64), (1, 8, 32), 128
 _LAYERS = 12  # 0.6 GB of eight experts a layer, beyond caches
 _LONG, _BATCH, _REPEATS = 4096, 8, 5
 _HELD_OUT, _WINDOW = 64, 256  # windows of the help topics, and their tokens
-_COMMANDS = (
-    "python -m scripts.train --task=mixture --output=mixture",
-    "python -m scripts.train --task=lm --output=dense --set model.width=128 \\",
-    "    --set model.num_layers=4 --set model.pattern.mixer.num_heads=2 \\",
-    "    --set model.pattern.mixer.num_kv_heads=1 --set model.pattern.ffn.width=256 \\",
-    "    --set training.steps=1300 --set training.batch=8 --set training.warmup_steps=100",
-)
+PAGE = Path("docs/mixtures.md")
 
 Steps = dict[tuple[int, int], DecodeStep]  # by experts and requests
 
 
 def main() -> None:
-    """Writes the page and its picture."""
+    """Measures, and writes the blocks of the page and its picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--output", type=Path, default=Path("docs/mixtures.md"), help="the page")
+    parser.add_argument("--output", type=Path, default=PAGE, help="the page")
     parser.add_argument("--mixture", help="the small mixture, trained")
     parser.add_argument("--dense", help="the dense model of its active size, trained")
     paths = parser.parse_args()
     require_matplotlib()
-    picture = paths.output.with_suffix(".png")
     hardware = first_start.of_model(_mixture(_EXPERTS[0]))
-    expert_steps = _expert_steps(hardware)
-    lines = [
-        "# Experts and latent attention, measured",
-        *code("python -m scripts.reports.mixtures --mixture=mixture --dense=dense"),
-        *prose(
-            f"Written by that command, {datetime.date.today()}, on {local_machine.name()}. A step",
-            "in which all requests decode: width 1,024, bfloat16, random weights, medians of",
-            f"{_REPEATS} runs of {steps.IN_A_ROW} steps.",
-        ),
-        *("", f"![Steps by experts, and shares of visits]({picture.name})"),
-        *("", "## Experts"),
-        *prose(
-            f"{_LAYERS} layers; a token visits two experts of width 1,024. A step reads the",
-            "weights of those that its tokens are routed to (on this CPU), so one request is as",
-            "fast with 64 experts as with 8.",
-        ),
-        *_experts_table(expert_steps),
-        *("", "## Latent attention"),
-        *prose(
-            f"4 layers, {_BATCH} requests of {_LONG:,} tokens, 16 heads; MLA is absorbed, so all",
-            "heads read one latent vector and one rotary key a token.",
-        ),
-        *_latents_table(hardware),
-    ]
-    share_LE = None
+    measured = f"Measured {datetime.date.today()}, {local_machine.name()}."
+    expert_steps, share_LE = _expert_steps(hardware), None
+    blocks = {
+        "experts": [measured, *_experts_table(expert_steps)],
+        "latent attention": [measured, *_latents_table(hardware)],
+    }
     if paths.mixture and paths.dense:
         trained_table, share_LE = _compare_trained(paths.mixture, paths.dense)
-        lines += [
-            *("", "## A mixture and a dense model of its active size"),
-            *prose("Trained on the same tokens of the standard library's code, each once:"),
-            *code(*_COMMANDS),
-            *prose(
-                f"Scored are {_HELD_OUT} windows of {_WINDOW} tokens of Python's help topics; the",
-                "picture shows the shares of the mixture's experts.",
-            ),
-            *trained_table,
-        ]
-    picture.write_bytes(_picture(expert_steps, share_LE))
-    paths.output.write_text("\n".join(lines) + "\n")
+        blocks["trained"] = [measured, *trained_table]
+    paths.output.with_suffix(".png").write_bytes(_picture(expert_steps, share_LE))
+    paths.output.write_text(fill(PAGE.read_text("utf-8"), blocks), "utf-8")
 
 
 def _model(name: str, mixer: Mixer, ffn: FeedForward, num_layers: int) -> ModelConfig:

@@ -2,9 +2,9 @@
 
     python -m scripts.reports.performance [--model=smollm2-135m] [--weights=file]
 
-writes docs/performance.md, or --output, and a picture beside it. One engine does everything, within
-5 minutes on two cores. The planner's constants come from the engine's own steps, as after a first
-start (`inference/benchmark/first_start.py`).
+measures, and writes the tables of docs/performance.md and its picture, or --output. One engine does
+everything, within 5 minutes on two cores. The planner's constants come from the engine's own steps,
+as after a first start (`inference/benchmark/first_start.py`).
 """
 
 import dataclasses
@@ -34,7 +34,7 @@ from inference.runtime import compilation_cache
 from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
 from inference.scheduling.step_shapes import StepShape
-from scripts.reports.pages.markdown import bullets, code, prose, table
+from scripts.reports.pages.markdown import bullets, fill, prose, table
 from scripts.reports.pages.results import COLORS
 from scripts.reports.plots import figures
 from scripts.reports.plots.figures import Axes
@@ -42,6 +42,7 @@ from scripts.reports.plots.figures import Axes
 _MODEL = flags.DEFINE_string("model", "smollm2-135m", "a model, as scripts.generate takes it")
 _WEIGHTS = flags.DEFINE_string("weights", None, "bfloat16, float32 or file, as scripts.generate's")
 _OUTPUT = flags.DEFINE_string("output", "docs/performance.md", "the page")
+_PAGE = Path("docs/performance.md")
 
 _REQUESTS, _CONTEXTS = (1, 2, 4, 8, 16, 32, 64), (128, 256, 512, 1024, 2048, 4096, 8192)
 _SHOWN = (1, 8, 32)  # requests whose steps are taken apart
@@ -140,7 +141,7 @@ class Turn:
 
 
 def main(arguments: list[str]) -> None:
-    """Measures, then writes the page and its picture."""
+    """Measures, then writes the page's blocks and its picture."""
     del arguments
     page = Path(_OUTPUT.value)
     compilation_cache.enable()
@@ -161,12 +162,13 @@ def main(arguments: list[str]) -> None:
     hardware = first_start.calibration(engine) or lookup.this_machine(config.model.dtype)
     seconds = _medians([turn.growth for turn in turns])
     curve = list(zip(points, seconds, strict=True))
-    picture = page.with_suffix(".png")
-    picture.write_bytes(_picture(curve, hardware, stepper))
-    shares = _shares(config, turns)
-    lines = _head(engine, hardware, shares) + _parts(shown, turns, hardware, shares)
-    lines += _scaling(curve, hardware, picture.name)
-    page.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    blocks = {
+        "rates": _rates(engine, hardware, _shares(config, turns)),
+        "parts": _parts(shown, turns, hardware, _shares(config, turns)),
+        "growth": _growth(curve, hardware),
+    }
+    page.with_suffix(".png").write_bytes(_picture(curve, hardware, stepper))
+    page.write_text(fill(_PAGE.read_text("utf-8"), blocks), "utf-8")
     print(page, file=sys.stderr)
 
 
@@ -209,35 +211,25 @@ def _serve(engine: Engine, count: int, length: int, num_new: int) -> drive.Run:
     return measure.measure(engine, load, 1, count)[0]
 
 
-def _head(engine: Engine, hardware: HardwareSpec, shares: report.Shares) -> list[str]:
+def _rates(engine: Engine, hardware: HardwareSpec, shares: report.Shares) -> list[str]:
     config = engine.config
-    flags_given = "".join(
-        f" --{flag.name}={flag.value}" for flag in (_MODEL, _WEIGHTS) if flag.value != flag.default
-    )
     constants = [f"overhead {1e3 * hardware.overhead_s:.1f} ms"]
     constants += [f"{name} {getattr(hardware, name):.2f}" for name in calibrate.CONSTANTS[1:]]
     return [
-        "# Performance",
         *prose(
-            f"{datetime.date.today()}, {local_machine.name()}: {config.model.name}, weights in",
-            f"{', '.join(report.product_formats(config.model))}, products by",
-            f"{config.engine.linear}. Written by",
-        ),
-        *code(f"python -m scripts.reports.performance{flags_given}"),
-        *prose(
-            f"Measured in the same run: memory is read at {shares.read_bandwidth / 1e9:.1f} GB/s,",
-            "the best product (512 rows) computes",
-            f"{shares.best_product_rate / 1e9:,.0f} GFLOP/s.{_peak(engine, shares)}",
+            f"Measured {datetime.date.today()}, {local_machine.name()}: {config.model.name},",
+            f"weights in {', '.join(report.product_formats(config.model))}, products by",
+            f"{config.engine.linear}. Memory is read at {shares.read_bandwidth / 1e9:.1f} GB/s,",
+            f"the best product (512 rows) computes {shares.best_product_rate / 1e9:,.0f} GFLOP/s.",
+            _peak(engine, shares),
         ),
         *bullets(
             "Decoding of one request reads its bytes at"
             f" {shares.decode_bandwidth_share:.0%} of that bandwidth.",
             f"Prefill of {_LONG_PROMPT} tokens computes at {shares.prefill_rate_share:.0%} of that"
             " product's rate.",
-        ),
-        *prose(
-            "The planner is calibrated by this engine's own steps, in 5 seconds, while memory is",
-            f"read at {hardware.read_bandwidth / 1e9:.1f} GB/s: {', '.join(constants)}.",
+            "The planner is calibrated by this engine's own steps, in 5 seconds, while memory is"
+            f" read at {hardware.read_bandwidth / 1e9:.1f} GB/s: {', '.join(constants)}.",
         ),
     ]
 
@@ -249,7 +241,7 @@ def _peak(engine: Engine, shares: report.Shares) -> str:
     if peak is None:
         return ""
     return (
-        f" Loops of multiply-adds on registers reach {peak / 1e9:,.0f} GFLOP/s: that product "
+        f"Loops of multiply-adds on registers reach {peak / 1e9:,.0f} GFLOP/s: that product "
         f"{shares.best_product_rate / peak:.0%} of it."
     )
 
@@ -291,23 +283,7 @@ def _parts(
         rows[f"{label} the best product"] = [
             f"{total.flops / seconds / shares.best_product_rate:.0%}" for total, seconds in points
         ]
-    return [
-        *("", "## Where a step's time goes"),
-        *prose(
-            f"Milliseconds, measured / predicted; {_CONTEXT} tokens of context where requests",
-            "decode.",
-        ),
-        *table(("", *names), [(name, *cells) for name, cells in rows.items()]),
-        *prose(
-            f"Medians of {_TURNS} turns. The parts are of one step of median time under JAX's",
-            "profiler, whose operations carry the scopes that the model names; a moment belongs to",
-            "the operation that began last, what is left lies between operations, so that they add",
-            "up. The planner counts neither sampling nor norms: what they take is its overhead,",
-            "shown with the rest. In the engine: the median decode step of a closed load",
-            f"({_PROMPT} tokens in, {_NEW} out), whose host works while the device runs the step",
-            f"before. One request decodes in a step of {shown[0].shape.num_rows} rows.",
-        ),
-    ]
+    return table(("", *names), [(name, *cells) for name, cells in rows.items()])
 
 
 def _requests(count: int) -> str:
@@ -352,7 +328,7 @@ def _seconds(step: Step, hardware: HardwareSpec) -> float:
     return report.seconds(step.point.model, step.operations, hardware)
 
 
-def _scaling(curve: Curve, hardware: HardwareSpec, picture: str) -> list[str]:
+def _growth(curve: Curve, hardware: HardwareSpec) -> list[str]:
     errors = [_seconds(step, hardware) / seconds - 1 for step, seconds in curve]
     rows = [
         (
@@ -363,16 +339,9 @@ def _scaling(curve: Curve, hardware: HardwareSpec, picture: str) -> list[str]:
     ]  # fmt: skip
     sizes = sorted(map(abs, errors))
     columns = "requests", "context", "measured, ms", "predicted, ms", "error", "tokens/s"
-    return [
-        *("", "## How it grows", ""),
-        f"![A step's time over requests and over context, measured and predicted]({picture})",
-        *table(columns, rows),
-        *prose(
-            f"Medians of {_TURNS} turns. The prediction misses by {statistics.median(sizes):.0%}",
-            f"(median), at most {sizes[-1]:.0%}; of these sizes the calibration saw at most the",
-            "context of 1,024.",
-        ),
-    ]
+    median = statistics.median(sizes)
+    summary = f"The prediction misses by {median:.0%} (median), at most {sizes[-1]:.0%}."
+    return [*table(columns, rows), *prose(summary)]
 
 
 def _picture(curve: Curve, hardware: HardwareSpec, stepper: Stepper) -> bytes:

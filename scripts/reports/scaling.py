@@ -2,8 +2,8 @@
 
     .venv-aot-tpu-py311/bin/python -m scripts.reports.scaling
 
-writes docs/scaling.md and docs/scaling.svg. The environments with compilers are those of
-`make test-aot`; it takes a quarter of an hour on two cores.
+writes the tables of docs/scaling.md, and docs/scaling.svg. The environments with compilers are
+those of `make test-aot`; it takes a quarter of an hour on two cores.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from inference.planner.compiled import prediction
 from inference.planner.parallel import scaling
 from inference.planner.parallel.scaling import Point
 from inference.scheduling.step_shapes import enumerate_shapes
-from scripts.reports.pages.markdown import code, table
+from scripts.reports.pages.markdown import fill, table
 from scripts.reports.pages.results import Row
 from scripts.reports.tables import yes
 
@@ -63,7 +63,7 @@ Points = Mapping[tuple[str, str], Sequence[Point]]
 
 
 def main() -> None:
-    """Predicts, compiles, and writes both files."""
+    """Predicts, compiles, and writes tables and picture."""
     compiled = [compile_case(case) for case in _CASES]
     strong, weak = (
         {
@@ -75,7 +75,8 @@ def main() -> None:
         for scale, load in ((scaling.strong, _STRONG), (scaling.weak, _WEAK))
     )
     Path("docs/scaling.svg").write_text(_svg(strong, weak), encoding="utf-8")
-    Path("docs/scaling.md").write_text(_page(compiled, strong, weak), encoding="utf-8")
+    page = Path("docs/scaling.md")
+    page.write_text(fill(page.read_text("utf-8"), _blocks(compiled, strong, weak)), "utf-8")
 
 
 # --- compiled -------------------------------------------------------------------------------------
@@ -132,42 +133,22 @@ def provenance() -> str:
         for kind in ("cuda", "tpu")
     ]
     joined = "; ".join(run.stdout.strip() for run in versions)
-    return f"{datetime.date.today()}, on {local_machine.name()}; {joined}. Written by"
+    return f"Compiled {datetime.date.today()} on {local_machine.name()}; {joined}."
 
 
 # --- the page -------------------------------------------------------------------------------------
 
 
-def _page(compiled: Sequence[Row], strong: Points, weak: Points) -> str:
-    lines = [
-        "# Scaling", "",
-        provenance(),
-        *code(".venv-aot-tpu-py311/bin/python -m scripts.reports.scaling"),
-        "", "## Compiled for chips that are not there", "",
-        f"Steps of {SEQUENCES} sequences of {CONTEXT:,} tokens on each data shard: decoding, "
-        "greedy and drawn, and a prefill of 8 x 64 tokens. Bytes are a chip's. Those of weights, "
-        "cache, slots and inputs are the planner's and the engine's declarations, and the compiled "
-        "programs', which agree to the byte (what a device pads small arrays with is apart). "
-        "Seconds are of compiling on the machine above, which did other work, too.",
-        *arguments_table(compiled),
-        "", "Temporaries, compiled and predicted before, and the exchange of a step:",
-        *steps_table(compiled), "",
-        "Temporaries of the largest step are what is predicted; of TPUs the prediction bounds what "
-        "their compiler may fetch ahead (`docs/log.md`). Collectives agree in kinds, numbers and "
-        "bytes; where only bytes do, the compiler has joined independent ones.",
-        "", "## What more chips gain", "",
-        "Predictions, not measurements: the planner's decode step on the fastest mesh that holds "
-        f"the load, {CONTEXT:,} tokens a sequence, bfloat16. Exchange that hides behind nothing "
-        "is in the step (`planner/parallel/collectives.py`), at the links' data sheets.", "",
-        "![weak and strong scaling](scaling.svg)", "",
-        f"Strong: {_STRONG} sequences in all. Weak: {_WEAK} sequences a chip. Milliseconds a step, "
-        "with the share of exchange, and the mesh.",
-    ]  # fmt: skip
-    for name, points in (("Strong", strong), ("Weak", weak)):
-        columns = (f"{name}: chips", *(f"{model}, {chip}" for model, chip in _CURVES))
+def _blocks(compiled: Sequence[Row], strong: Points, weak: Points) -> dict[str, list[str]]:
+    blocks = {
+        "weights and cache": [provenance(), *arguments_table(compiled)],
+        "temporaries and exchange": steps_table(compiled),
+    }
+    for name, points in (("strong", strong), ("weak", weak)):
+        columns = (f"{name.title()}: chips", *(f"{model}, {chip}" for model, chip in _CURVES))
         rows = [(f"{n}", *(_cell(points[curve], n) for curve in _CURVES)) for n in _COUNTS]
-        lines += table(columns, rows)
-    return "\n".join(lines) + "\n"
+        blocks[name] = table(columns, rows)
+    return blocks
 
 
 def arguments_table(compiled: Sequence[Row]) -> list[str]:

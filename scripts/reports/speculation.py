@@ -3,7 +3,7 @@ planner predicts for others.
 
     python -m scripts.reports.speculation
 
-rewrites the end of docs/speculation.md, "Measured". It needs `make small-model` and the heads of
+writes the table of docs/speculation.md. It needs `make small-model` and the heads of
 `python -m scripts.train --task=eagle --model=smollm2-135m` (and `--task=medusa`); a case whose
 draft is missing is left out.
 """
@@ -31,10 +31,9 @@ from inference.request import SamplingParams
 from inference.speculation import draft_tree
 from inference.text.tokenizer import Tokenizer
 from layers import params as parameters
-from scripts.reports.pages.markdown import table
+from scripts.reports.pages.markdown import fill, table
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "speculation.md"
-_BEGIN = "<!-- written by scripts.reports.speculation -->"
 _PAIRS = 3
 _K = 4
 _TREE = 31
@@ -253,15 +252,9 @@ def _write(rows: Sequence[Sequence[str]], batches: Sequence[str]) -> None:
         "task", "drafts accepted", "1st, 2nd, ... accepted", "tokens a pass", "wide step / plain",
         "so predicted", "measured (of 3 pairs)", "H100, planned", "v5e, planned", "same answers",
     )  # fmt: skip
-    lines = [
-        _BEGIN, "",
-        f"{datetime.date.today()}, {local_machine.name()}; one answer at a time, k = {_K} or a "
-        "tree; tokens a second of whole answers over plain decoding's, medians of three pairs. A "
-        "wide step drafts and verifies; the planner's figures take the tokens a pass from here.",
-        *table(columns, rows), "", *batches, "",
-    ]  # fmt: skip
-    before = _PAGE.read_text().partition(_BEGIN)[0]
-    _PAGE.write_text(before + "\n".join(lines))
+    when = f"Measured {datetime.date.today()}, {local_machine.name()}."
+    block = [when, *table(columns, rows), *("", *batches)]
+    _PAGE.write_text(fill(_PAGE.read_text("utf-8"), {"measured": block}), "utf-8")
 
 
 if __name__ == "__main__":

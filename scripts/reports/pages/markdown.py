@@ -1,7 +1,28 @@
-"""Lines of Markdown; a block begins with an empty line."""
+"""Lines of Markdown, and the blocks of a page that such lines fill.
+
+A page's prose is written by hand. The block NAME stands between `<!-- NAME -->` and
+`<!-- end of NAME -->`. Tables, paragraphs and lists begin with an empty line.
+"""
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+
+def fill(text: str, blocks: Mapping[str, Sequence[str]]) -> str:
+    """Replaces the lines of blocks in a page's text.
+
+    Raises:
+        ValueError: the page has no such block.
+    """
+    for name, lines in blocks.items():
+        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+        before, _, block = text.partition(begin)
+        _, is_there, after = block.partition(end)
+        if not is_there:
+            raise ValueError(f"the page has no block of {name!r}")
+        body = "\n".join(lines).strip("\n")
+        text = f"{before}{begin}\n{body}\n\n{end}{after}"
+    return text
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,8 +1,4 @@
-"""Measurements that are kept in a JSON file, and the blocks of a page that show them.
-
-A page's prose is written by hand. A part's tables stand between `<!-- PART -->` and
-`<!-- end of PART -->`.
-"""
+"""Measurements that are kept in a JSON file, and the blocks of a page that show them."""
 
 import argparse
 import csv
@@ -15,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inference.files import local_machine
+from scripts.reports.pages import markdown
 
 Row = dict[str, Any]  # figures of one row, as JSON has them
 Rows = dict[str, Row]
@@ -83,21 +80,12 @@ def in_order(parts: Mapping[str, Part], results: Mapping[str, Rows]) -> dict[str
 
 
 def fill(text: str, parts: Mapping[str, Part], results: Mapping[str, Rows]) -> str:
-    """Replaces the blocks of the measured parts in a page's text.
-
-    Raises:
-        ValueError: the page has no such block.
-    """
+    """Replaces the blocks of the measured parts in a page's text."""
+    blocks = {}
     for name, rows in in_order(parts, results).items():
-        begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
-        before, _, rest = text.partition(begin)
-        _, mark, after = rest.partition(end)
-        if not mark:
-            raise ValueError(f"the page has no block of {name!r}")
         when = "; ".join(dict.fromkeys(row["at"] for row in rows.values()))
-        lines = [f"Measured {when}.", *parts[name].show(rows)]
-        text = f"{before}{begin}\n" + "\n".join(lines) + f"\n\n{end}{after}"
-    return text
+        blocks[name] = [f"Measured {when}.", *parts[name].show(rows)]
+    return markdown.fill(text, blocks)
 
 
 def run(
