@@ -59,6 +59,15 @@ def test_a_pages_tables_show_what_was_measured(page):
     assert all(f"\n<!-- {part} -->\n" in text for part in parts)
 
 
+def test_rows_are_chosen_by_kind_and_model():
+    rows = ["a: full", "a: int4, rtn", "b: full"]
+    part = results.Part(lambda *_: None, lambda _: [], rows, has_models=True)
+    assert part.chosen(None, None) == rows
+    assert part.chosen(["full"], None) == ["a: full", "b: full"]
+    assert part.chosen(["int4, rtn"], ["b"]) == []
+    assert part._replace(has_models=False).chosen(["full"], ["b"]) == ["a: full", "b: full"]
+
+
 def test_a_page_without_a_block_is_refused():
     text = "# A title\n\n<!-- a -->\n\nold\n\n<!-- end of a -->\n\nProse.\n"
     assert markdown.fill(text, {"a": ["", "new"]}) == text.replace("old", "new")
