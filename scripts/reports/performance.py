@@ -220,7 +220,8 @@ def _rates(engine: Engine, hardware: HardwareSpec, shares: report.Shares) -> lis
             f"Measured {datetime.date.today()}, {local_machine.name()}: {config.model.name},",
             f"weights in {', '.join(report.product_formats(config.model))}, products by",
             f"{config.engine.kernels.linear}. Memory is read at",
-            f"{shares.read_bandwidth / 1e9:.1f} GB/s, the best product (512 rows) computes {shares.best_product_rate / 1e9:,.0f} GFLOP/s.",
+            f"{shares.read_bandwidth / 1e9:.1f} GB/s, the best product (512 rows) computes",
+            f"{shares.best_product_rate / 1e9:,.0f} GFLOP/s.",
             _peak(engine, shares),
         ),
         *bullets(
