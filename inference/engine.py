@@ -22,9 +22,9 @@ from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 from inference.device_memory import DeviceMemory
 from inference.input_processor import InputProcessor
+from inference.new_weights import ParamsVersions
 from inference.open_requests import OpenRequests
 from inference.outputs import Completion, RequestOutput, Score, alternatives
-from inference.params_versions import ParamsVersions
 from inference.planner import cache_policy
 from inference.prefill_worker import PrefillWorker
 from inference.request import SamplingParams

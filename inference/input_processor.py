@@ -60,14 +60,18 @@ class InputProcessor:
             raise InputError("a single token has no score: at least two tokens are needed")
         if len(tokens) > limit - (params.max_new_tokens > 0):
             raise InputError(f"the prompt has {len(tokens)} tokens, the context holds {limit}")
-        named = [*params.stop_ids, *params.banned_ids, *(params.allowed_ids or ())]
+        named = [
+            *params.stop_token_ids,
+            *params.banned_token_ids,
+            *(params.allowed_token_ids or ()),
+        ]
         for token in (*tokens, *named, *(token for token, _ in params.logit_bias)):
             if not 0 <= token < vocab:
                 raise InputError(f"token id {shown(token)} is not in the vocabulary of {vocab}")
-        allowed = range(vocab) if params.allowed_ids is None else params.allowed_ids
-        banned = set(params.banned_ids)
+        allowed = range(vocab) if params.allowed_token_ids is None else params.allowed_token_ids
+        banned = set(params.banned_token_ids)
         if params.min_tokens:
-            banned |= {*params.stop_ids, *(() if params.ignore_eos else self._eos_ids)}
+            banned |= {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)}
         if all(token in banned for token in allowed):
             raise InputError("every token is banned: allow one (min_tokens bans all end tokens)")
         if len(params.logit_bias) > MAX_BIASES:
@@ -79,7 +83,7 @@ class InputProcessor:
         if params.prompt_budget is not None and not self._config.engine.prompt_budgets:
             raise InputError("prompt_budget needs an engine built with engine.prompt_budgets=true")
         if params.stop and self._tokenizer is None:
-            raise InputError("stop strings need a tokenizer: use stop_ids")
+            raise InputError("stop strings need a tokenizer: use stop_token_ids")
         most = self._config.engine.max_seqs
         for name in ("n", "best_of", "beam_width"):
             value = getattr(params, name) or 0

@@ -127,7 +127,7 @@ class RequestState:
         detokenizer = self._detokenizers.get(sequence.id)
         if detokenizer is not None and detokenizer.stopped is not None:
             return detokenizer.stopped
-        return tokens[-1] if tokens and tokens[-1] in sequence.params.stop_ids else None
+        return tokens[-1] if tokens and tokens[-1] in sequence.params.stop_token_ids else None
 
     def _new_text(self, commit: Commit) -> str:
         """Text of new tokens, as far as it is certain. A stop string ends the sequence with the

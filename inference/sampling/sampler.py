@@ -198,7 +198,7 @@ def _floor(logits_QV: jax.Array, maxima_QG: jax.Array | None, sampling: SlotSamp
 
 def _or_end(ids_Q: jax.Array, logit_Q: jax.Array, sampling: SlotSampling) -> jax.Array:
     """The ids, or what ends the row where its best logit is impossible."""
-    return jnp.where(logit_Q == -jnp.inf, jnp.maximum(sampling.stop_ids[:, 0], 0), ids_Q)
+    return jnp.where(logit_Q == -jnp.inf, jnp.maximum(sampling.stop_token_ids[:, 0], 0), ids_Q)
 
 
 def at(x_QV: jax.Array, ids_Q: jax.Array) -> jax.Array:
@@ -279,11 +279,11 @@ def _edits(
     allowed_QX = sampling.allowed if mask_QX is None else sampling.allowed & mask_QX
     num_generated_Q = position_Q - sampling.prompt_length
     is_early_Q1 = (num_generated_Q < sampling.min_tokens)[:, None]
-    allowed_QX &= ~_bits(jnp.where(is_early_Q1, sampling.stop_ids, -1), allowed_QX.shape[1])
+    allowed_QX &= ~_bits(jnp.where(is_early_Q1, sampling.stop_token_ids, -1), allowed_QX.shape[1])
     is_needed = jnp.any(allowed_QX != ALL) | jnp.any(sampling.bias_ids >= 0)
     if counts is not None:
-        is_needed |= jnp.any(sampling.repetition != 1)
-        is_needed |= jnp.any((sampling.presence != 0) | (sampling.frequency != 0))
+        is_needed |= jnp.any(sampling.repetition_penalty != 1)
+        is_needed |= jnp.any((sampling.presence_penalty != 0) | (sampling.frequency_penalty != 0))
 
     def edit(x_QV: jax.Array) -> jax.Array:
         bits_QX32 = allowed_QX[:, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
@@ -294,13 +294,13 @@ def _edits(
         x_QV = x_QV.at[jnp.arange(rows)[:, None], ids_QJ].add(sampling.bias_values, mode="drop")
         if counts is not None:
             output_QV = _own(counts[:, 1], vocab_size).astype(jnp.float32)
-            factor_Q1 = sampling.repetition[:, None]
+            factor_Q1 = sampling.repetition_penalty[:, None]
             penalized_QV = jnp.where(x_QV < 0, x_QV * factor_Q1, x_QV / factor_Q1)
             x_QV = jnp.where(
                 (_own(counts[:, 0], vocab_size) > 0) | (output_QV > 0), penalized_QV, x_QV
             )
-            x_QV -= jnp.where(output_QV > 0, sampling.presence[:, None], 0.0)
-            x_QV -= output_QV * sampling.frequency[:, None]
+            x_QV -= jnp.where(output_QV > 0, sampling.presence_penalty[:, None], 0.0)
+            x_QV -= output_QV * sampling.frequency_penalty[:, None]
         return x_QV
 
     return is_needed, edit

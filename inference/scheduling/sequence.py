@@ -177,13 +177,13 @@ class Sequence:
         if self.params.min_tokens and len(self.end_ids) > MAX_STOP_IDS:
             raise InputError(
                 f"min_tokens bans at most {MAX_STOP_IDS} tokens, the model's own end tokens and "
-                f"stop_ids together, not {len(self.end_ids)}"
+                f"stop_token_ids together, not {len(self.end_ids)}"
             )
 
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end the sequence: the model's own that count, and the request's."""
-        return self.eos_ids | set(self.params.stop_ids)
+        return self.eos_ids | set(self.params.stop_token_ids)
 
     @property
     def output_tokens(self) -> list[int]:
@@ -310,7 +310,7 @@ class Sequence:
 
     def is_end(self, token: int) -> bool:
         """Whether a generated token ends the sequence."""
-        return token in self.eos_ids or token in self.params.stop_ids
+        return token in self.eos_ids or token in self.params.stop_token_ids
 
 
 class SequenceFault(Exception):

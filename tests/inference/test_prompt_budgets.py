@@ -248,7 +248,7 @@ def test_drafts_change_no_bit():
     few = (3, 17, 40)
     prompts, params = requests()
     prompts = [[few[token % 3] for token in prompt] for prompt in prompts]
-    params = [dataclasses.replace(own, allowed_ids=few) for own in params]
+    params = [dataclasses.replace(own, allowed_token_ids=few) for own in params]
     engine, plain = (
         fakes.engine(LLAMA, None, deterministic=True, **SIZES, **drafts)
         for drafts in ({"proposer": "ngram", "num_drafts": 2}, {})

@@ -62,15 +62,15 @@ def requests(count, vocab):
     prompts = [text if i % 3 else (text[:6] * 9)[: len(text) + 6] for i, text in enumerate(texts)]
     kinds = [
         {"temperature": 0.0},
-        {"temperature": 0.7, "allowed_ids": FEW[:4]},
+        {"temperature": 0.7, "allowed_token_ids": FEW[:4]},
         {"temperature": 1.3, "top_p": 0.9},
-        {"temperature": 1.3, "allowed_ids": FEW[:2], "min_tokens": 3, "stop_ids": (7,)},
-        {"repetition": 1.2, "frequency": 0.2, "allowed_ids": FEW},
-        {"temperature": 0.7, "n": 3, "allowed_ids": FEW[:3]},
-        {"temperature": 0.7, "allowed_ids": FEW[:2], "presence": 0.5},
+        {"temperature": 1.3, "allowed_token_ids": FEW[:2], "min_tokens": 3, "stop_token_ids": (7,)},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.2, "allowed_token_ids": FEW},
+        {"temperature": 0.7, "n": 3, "allowed_token_ids": FEW[:3]},
+        {"temperature": 0.7, "allowed_token_ids": FEW[:2], "presence_penalty": 0.5},
     ]
     if vocab == fakes.VOCAB:  # whose logits are exact
-        kinds = [{"temperature": 0.0}, {"allowed_ids": FEW[:3]}]
+        kinds = [{"temperature": 0.0}, {"allowed_token_ids": FEW[:3]}]
     return prompts, [
         SamplingParams(
             max_new_tokens=int(rng.integers(1, 40)),

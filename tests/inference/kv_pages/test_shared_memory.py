@@ -95,7 +95,7 @@ def test_a_prompt_comes_back_from_the_host_for_all_its_answers(length):
 def test_a_search_that_failed_says_so():
     """Though it had found a hypothesis before."""
     one, rng = scheduler(num_tokens=400), random.Random(0)
-    params = SamplingParams(max_new_tokens=8, beam_width=2, stop_ids=(5,))
+    params = SamplingParams(max_new_tokens=8, beam_width=2, stop_token_ids=(5,))
     first = Sequence(1, params, [1, 2, 3], 3, needs_commit=True, cache_key="shared")
     one.add(first)
     search = BeamSearch(first, lambda sequence: "")

@@ -314,7 +314,7 @@ def test_no_compilation_after_warm_up(warm):
                     max_new_tokens=int(rng.choice([0, 1, 5, 20])),
                     temperature=float(rng.choice([0, 0.8])),
                     top_k=int(rng.choice([0, 5])),
-                    allowed_ids=(1, 2, 3) if rng.random() < 0.2 else None,
+                    allowed_token_ids=(1, 2, 3) if rng.random() < 0.2 else None,
                 )
                 id = warm.add_request(prompt, params)
                 pending -= 1

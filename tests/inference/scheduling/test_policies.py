@@ -384,7 +384,7 @@ def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
     ends = {}
     for i, (length, n) in enumerate(wanted):
         key = "shared" if prefix_cache else i if preemption == "swap" else None
-        new = request(i, length=length, n=most or n, key=key, stop_ids=(0,))
+        new = request(i, length=length, n=most or n, key=key, stop_token_ids=(0,))
         ends[i] = n
         one.add(new)
     everyone = list(one.waiting)
