@@ -152,11 +152,7 @@ def test_the_context_ends_a_request():
         ([1], {"allowed_token_ids": ()}, "every token is banned"),
         ([1], {"allowed_token_ids": (1, 2), "banned_token_ids": (2, 1)}, "every token is banned"),
         ([1], {"banned_token_ids": tuple(range(131))}, "every token is banned"),
-        (
-            [1],
-            {"allowed_token_ids": (7, 9), "min_tokens": 3, "stop_token_ids": (9,)},
-            "every token",
-        ),
+        ([1], {"allowed_token_ids": (7, 9), "min_tokens": 3, "stop_token_ids": (9,)}, "banned"),
         (["a"], {}, "a text or a list of token ids"),
         ([1.5], {}, "a text or a list of token ids"),
         (5, {}, "a text or a list of token ids"),
@@ -465,8 +461,7 @@ def penalized(own_logits, prompt, params):
         logp = x - np.log(np.exp(x - x.max()).sum()) - x.max()
         counts = np.bincount(tokens[len(prompt) :], minlength=VOCAB)
         seen = np.isin(np.arange(VOCAB), tokens)
-        factor = params.repetition_penalty
-        x = np.where(seen, np.where(x < 0, x * factor, x / factor), x)
+        x = np.where(seen, np.where(x < 0, x * (r := params.repetition_penalty), x / r), x)
         x = x - params.presence_penalty * (counts > 0) - params.frequency_penalty * counts
         tokens.append(int(x.argmax()))
         logprobs.append(logp[tokens[-1]])
