@@ -123,6 +123,15 @@ class SamplingParams:
         has_flag=True,
         dtype="float32",
     )
+    epsilon_cutoff: float = _field(
+        0.0,
+        Number(float, 0, 1),
+        "Keeps tokens of at least this probability among those that the other filters keep "
+        "(Hewitt et al. 2022, arXiv 2210.15191), and always the most likely one; 0 keeps all.",
+        bodies=_BODIES,
+        has_flag=True,
+        dtype="float32",
+    )
     repetition_penalty: float = _field(
         1.0,
         Number(float, 0, 100, is_open=True),

@@ -3,12 +3,12 @@
 Filters apply in one order, that of transformers' logits processors:
 
     mask (grammar, allowed and banned ids, min_tokens) -> bias -> repetition (prompt + output)
-    -> presence, frequency (output) -> temperature -> top-k -> top-p -> min-p
+    -> presence, frequency (output) -> temperature -> top-k -> top-p -> min-p -> epsilon cutoff
 
 Transformers has no presence and frequency penalties: they stand where vLLM has them. It masks after
 the penalties, which comes to the same, since -inf stays -inf.
 
-The last three each keep the logits that reach a threshold (all equals with it), so together they
+The last four each keep the logits that reach a threshold (all equals with it), so together they
 keep those that reach the highest, the *floor*. A token is drawn by adding Gumbel noise
 (`gumbel.py`) and taking the argmax; no distribution is normalized or sorted. Where one is needed,
 to weigh drafts, `law` computes it with the same filters.
@@ -186,12 +186,11 @@ def ids_of(x_QV: jax.Array) -> jax.Array:
 
 
 def _floor(logits_QV: jax.Array, maxima_QG: jax.Array | None, sampling: SlotSampling) -> jax.Array:
-    """Threshold of top-k, top-p and min-p on a CPU, f32[Q], of logits / temperature."""
+    """Threshold of all filters on a CPU, f32[Q], of logits / temperature."""
     padded_QV = topk.pad_to_groups(logits_QV)
     values_QJ, _ = topk.top_n(logits_QV, maxima_QG, _CANDIDATES)
     floor_Q, is_open_Q = _candidate_floor(padded_QV, values_QJ, sampling)
-    is_filtered_Q = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
-    is_open_Q &= is_filtered_Q & (sampling.temperature > 0)
+    is_open_Q &= _is_filtered(sampling) & (sampling.temperature > 0)
     whole_Q = lax.cond(jnp.any(is_open_Q), lambda: _row_floor(padded_QV, sampling), lambda: floor_Q)
     return jnp.where(is_open_Q, whole_Q, floor_Q)
 
@@ -249,7 +248,7 @@ def _draw_whole(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Ar
 
 
 def _whole_floor(scaled_QV: jax.Array, sampling: SlotSampling) -> jax.Array:
-    """Threshold of top-k, top-p and min-p, f32[Q], of logits / temperature."""
+    """Threshold of all filters from the whole row, f32[Q], of logits / temperature."""
     key_QV, top_Q = topk.ordered_key(scaled_QV), collectives.most(scaled_QV.max(axis=-1))
 
     def value(weight_QV: jax.Array, mass_Q: jax.Array) -> jax.Array:
@@ -264,7 +263,9 @@ def _whole_floor(scaled_QV: jax.Array, sampling: SlotSampling) -> jax.Array:
     whole_Q = collectives.total(row_sum(weight_QV))[:, 0]
     nucleus_Q = value(weight_QV, sampling.top_p * whole_Q)
     floor_Q = jnp.where(sampling.top_p < 1, nucleus_Q, kth_Q)
-    return jnp.maximum(floor_Q, _min_p_floor(top_Q, sampling))
+    floor_Q = jnp.maximum(floor_Q, _min_p_floor(top_Q, sampling))
+    mass_Q = collectives.total(_mass(scaled_QV, floor_Q, top_Q))
+    return _cut_off(floor_Q, mass_Q, top_Q, sampling)
 
 
 def _edits(
@@ -342,7 +343,7 @@ def _keep(scaled_QJ: jax.Array, floor_Q: jax.Array) -> jax.Array:
 def _candidate_floor(
     logits_QV: jax.Array, values_QJ: jax.Array, sampling: SlotSampling
 ) -> tuple[jax.Array, jax.Array]:
-    """Threshold of top-k, top-p and min-p from the best candidates.
+    """Threshold of all filters from the best candidates.
 
     Args:
         logits_QV: f32[Q, V].
@@ -384,12 +385,36 @@ def _candidate_floor(
     nucleus_Q = jnp.where(has_p_Q, nucleus_Q, -jnp.inf)
 
     floor_Q = jnp.maximum(jnp.maximum(kth_Q, nucleus_Q), _min_p_floor(scaled_QJ[:, 0], sampling))
-    return floor_Q, ~(is_k_proven_Q & (is_complete_Q | (floor_Q > lowest_Q)))
+    is_open_Q = ~(is_k_proven_Q & (is_complete_Q | (floor_Q > lowest_Q)))
+    # In a row that is not open all tokens that reach the floor are candidates.
+    mass_Q = _mass(scaled_QJ, floor_Q, scaled_QJ[:, 0])
+    return _cut_off(floor_Q, mass_Q, scaled_QJ[:, 0], sampling), is_open_Q
 
 
 def _min_p_floor(top_Q: jax.Array, sampling: SlotSampling) -> jax.Array:
     """Threshold of min-p, from the row's largest scaled logit; -inf where min-p is off."""
     return jnp.where(sampling.min_p > 0, top_Q + jnp.log(sampling.min_p), -jnp.inf)
+
+
+def _mass(scaled_QJ: jax.Array, floor_Q: jax.Array, top_Q: jax.Array) -> jax.Array:
+    """Weight of the logits that reach the floor, relative to the row's largest, f32[Q]."""
+    return row_sum(jnp.exp(_keep(scaled_QJ, floor_Q) - top_Q[:, None]))[:, 0]
+
+
+def _cut_off(
+    floor_Q: jax.Array, mass_Q: jax.Array, top_Q: jax.Array, sampling: SlotSampling
+) -> jax.Array:
+    """The floor of the other filters, raised to that share of its `_mass` which the epsilon cutoff
+    requires of a token.
+    """
+    cut_Q = top_Q + jnp.log(jnp.minimum(sampling.epsilon_cutoff * mass_Q, 1.0))
+    return jnp.where(sampling.epsilon_cutoff > 0, jnp.maximum(floor_Q, cut_Q), floor_Q)
+
+
+def _is_filtered(sampling: SlotSampling) -> jax.Array:
+    """Whether a row may draw fewer tokens than all, bool[Q]."""
+    is_nucleus_Q = (sampling.top_k > 0) | (sampling.top_p < 1)
+    return is_nucleus_Q | (sampling.min_p > 0) | (sampling.epsilon_cutoff > 0)
 
 
 def _sample_open(
@@ -428,9 +453,8 @@ def _sample_rows(
     first_id: jax.Array | int = 0,
 ) -> jax.Array:
     """One token a row from the whole vocabulary, exact for open rows and others: i32[X]."""
-    is_filtered_X = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
     floor_X = lax.cond(
-        jnp.any(is_filtered_X),
+        jnp.any(_is_filtered(sampling)),
         lambda: _row_floor(logits_XV, sampling),
         lambda: jnp.full(logits_XV.shape[0], -jnp.inf),
     )
@@ -450,7 +474,7 @@ def _sample_rows(
 
 
 def _row_floor(logits_XV: jax.Array, sampling: SlotSampling) -> jax.Array:
-    """Threshold of top-k, top-p and min-p from the whole row: f32[X], as `_candidate_floor`."""
+    """Threshold of all filters from the whole row: f32[X], as `_candidate_floor`."""
     scaled_XV = _scale(logits_XV, sampling)
     key_XV, top_X = topk.ordered_key(scaled_XV), collectives.most(scaled_XV.max(axis=-1))
     has_X = jnp.stack([sampling.top_k > 0, sampling.top_p < 1])
@@ -470,4 +494,6 @@ def _row_floor(logits_XV: jax.Array, sampling: SlotSampling) -> jax.Array:
     any_k, any_p = jnp.any(has_X, axis=1).astype(jnp.int32)
     nothing_X = jnp.zeros(logits_XV.shape[0], jnp.uint32)
     floor_X = topk.value_of_key(lax.fori_loop(1 - any_k, 1 + any_p, raise_floor, nothing_X))
-    return jnp.maximum(floor_X, _min_p_floor(top_X, sampling))
+    floor_X = jnp.maximum(floor_X, _min_p_floor(top_X, sampling))
+    mass_X = collectives.total(_mass(scaled_XV, floor_X, top_X))
+    return _cut_off(floor_X, mass_X, top_X, sampling)

@@ -19,6 +19,7 @@ NAN, INF, HUGE = math.nan, math.inf, 10**5000  # which Python refuses to print
         ("top_k", [0, 1, 2**31 - 1], [-1, 2**31, 1.0, NAN]),
         ("top_p", [1, 0.5, 1e-9], [0, 0.0, -0.5, 1.1, NAN, INF]),
         ("min_p", [0, 0.5, 1], [-0.1, 1.1, NAN]),
+        ("epsilon_cutoff", [0, 3e-4, 1], [-0.1, 1.1, NAN]),
         ("repetition_penalty", [1, 0.5, 100], [0, -1, 101, NAN, INF]),
         ("presence_penalty", [-2, 0, 2], [-2.1, 2.1, NAN, -INF]),
         ("frequency_penalty", [-2, 0, 2], [-2.1, 2.1, NAN, INF]),

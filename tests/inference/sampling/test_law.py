@@ -30,7 +30,8 @@ law_there = compiling.jit(accelerators.written_for("cuda", sampler.law))
 ASKED = [
     Request(), Request(0.7), Request(20.0, 0, 0.9), Request(3.0, 50, 0.95),
     *[Request(top_k=k) for k in (1, 2, 72, 73, 299)], *[Request(top_p=p) for p in (0.3, 0.999)],
-    Request(min_p=0.05), Request(2.0, 100, 0.9, 0.01), Request(0.8, bias=((3, 2.0),)),
+    Request(min_p=0.05), Request(epsilon_cutoff=0.01), Request(2.0, 100, 0.9, 0.01, 0.02),
+    Request(0.8, bias=((3, 2.0),)),
     Request(
         0.8, 0, 0.9, banned_token_ids=(7,), repetition_penalty=1.7, presence_penalty=0.5,
         frequency_penalty=0.25,

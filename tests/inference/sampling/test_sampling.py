@@ -38,6 +38,7 @@ class Request:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    epsilon_cutoff: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -98,7 +99,7 @@ def reference_edit(x, request: Request, position: int, counts=None) -> np.ndarra
 
 
 def reference_warp(x, request: Request) -> np.ndarray:
-    """Temperature, top-k, top-p and min-p; removed logits are -inf, equals of kept ones stay."""
+    """Filters from the temperature on; removed logits are -inf, equals of kept ones stay."""
     x = x / request.temperature
     if 0 < request.top_k < x.size:
         x = np.where(x < np.sort(x)[-request.top_k], -np.inf, x)
@@ -109,6 +110,9 @@ def reference_warp(x, request: Request) -> np.ndarray:
         x = np.where(x < x[order][~removed].min(), -np.inf, x)
     if request.min_p > 0:
         x = np.where((p := softmax(x)) < request.min_p * p.max(), -np.inf, x)
+    if request.epsilon_cutoff > 0:
+        p = softmax(x)
+        x = np.where((p < request.epsilon_cutoff) & (p < p.max()), -np.inf, x)
     return x
 
 
@@ -177,12 +181,14 @@ FILTERS = [
     *[Request(top_k=k) for k in (0, 1, 2, 64, 65, 71, 72, 73, 130, 131, 10**9)],
     *[Request(top_p=p) for p in (1e-6, 0.3, 0.9, 0.999, 1.0)],
     *[Request(min_p=p) for p in (1e-9, 0.05, 0.5, 1.0)],
+    *[Request(epsilon_cutoff=p) for p in (1e-9, 3e-3, 0.05, 1.0)],
+    Request(3.0, 50, 0.95, 0.01, 0.02), Request(0.3, 20, epsilon_cutoff=0.01),
     Request(temperature=0.3, top_p=0.9),
     Request(temperature=20.0, top_p=0.9),
     Request(temperature=3.0, top_k=50, top_p=0.95),
     Request(temperature=3.0, top_k=100, top_p=0.95, min_p=0.01),
     Request(temperature=2.0, top_k=100, top_p=0.05),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("vocab", [40, 131, 300])
@@ -229,6 +235,7 @@ requests = st.builds(
     top_k=st.one_of(st.just(0), st.integers(1, 400)),
     top_p=st.one_of(st.just(1.0), unit),
     min_p=st.one_of(st.just(0.0), unit),
+    epsilon_cutoff=st.one_of(st.just(0.0), st.floats(1e-4, 0.3)),
     repetition_penalty=st.floats(0.5, 2.0),
     presence_penalty=st.floats(-2, 2),
     frequency_penalty=st.floats(-2, 2),

@@ -27,6 +27,7 @@ _FILTERS = [
     *[Request(top_k=k) for k in (1, 2, 64, 72, 73, 130, 10**9)],
     *[Request(top_p=p) for p in (1e-6, 0.3, 0.9, 0.999)],
     *[Request(min_p=p) for p in (1e-9, 0.05, 1.0)],
+    *[Request(epsilon_cutoff=p) for p in (0.003, 0.05)], Request(3.0, 99, 0.9, 0.01, 0.02),
     Request(3.0, 50, 0.95), Request(3.0, 100, 0.95, 0.01), Request(2.0, 100, 0.05),
     Request(0.8, 0, 0.8, bias=((3, 2.0),), banned_token_ids=(7,)),
     Request(

@@ -15,6 +15,7 @@ from inference.text.prompts import Prompt
 def test_every_field_of_a_line(tmp_path):
     given = {
         "max_new_tokens": 7.0, "temperature": 1, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
+        "epsilon_cutoff": 0.01,
         "repetition_penalty": 1.5, "presence_penalty": -1, "frequency_penalty": 0.5,
         "logit_bias": {"5": -1.5}, "allowed_token_ids": [5, 6], "banned_token_ids": [6],
         "min_tokens": 2, "stop": ["a", "b"],
