@@ -68,16 +68,16 @@ def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
     """
     if hosts.current().count == 1:
         return
-    own, attention = for_this_device(config)
+    config, attention = for_this_device(config)
     facts = {
         "version of jax": jax.__version__,
         "code": key.sources(),
         "implementation of attention": attention,
     }
-    for name, part in (("model", own.model), ("engine", own.engine)):
+    for name, part in (("model", config.model), ("engine", config.engine)):
         fields = dataclasses.fields(part)
         facts |= {f"{name}.{field.name}": repr(getattr(part, field.name)) for field in fields}
-    facts["mesh"] = str(own.mesh)
+    facts["mesh"] = str(config.mesh)
     if checkpoint is not None:
         facts["checkpoint"] = provenance.weights_digest(checkpoint)[:16]
         facts["end tokens"] = str(checkpoint.eos_ids)
@@ -87,10 +87,10 @@ def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
 
 def _texts(checkpoint: Checkpoint) -> str:
     """A digest of the small files beside the weights: tokenizer, templates, generation defaults."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, data in sorted(checkpoint.contents().read_files().items()):
-        found.update(f"{name} {len(data)}\n".encode() + data)
-    return found.hexdigest()[:16]
+        digest.update(f"{name} {len(data)}\n".encode() + data)
+    return digest.hexdigest()[:16]
 
 
 def _params(fields: dict[str, Any]) -> SamplingParams:

@@ -90,13 +90,13 @@ def sample(
         return _or_end(ids_Q, at(edited_QV, ids_Q), sampling)
     is_drawn = jnp.any(sampling.temperature > 0)
 
-    def choose(found_QV: jax.Array, found: topk.Summary) -> tuple[jax.Array, jax.Array]:
+    def choose(x_QV: jax.Array, summary: topk.Summary) -> tuple[jax.Array, jax.Array]:
         ids_Q = lax.cond(
             is_drawn,
-            lambda: _draw(found_QV, found.maxima_QG, sampling, position_Q),
-            lambda: found.best_Q,
+            lambda: _draw(x_QV, summary.maxima_QG, sampling, position_Q),
+            lambda: summary.best_Q,
         )
-        return ids_Q, at(found_QV, ids_Q)
+        return ids_Q, at(x_QV, ids_Q)
 
     def choose_edited() -> tuple[jax.Array, jax.Array]:
         edited_QV = edit(logits_QV)
@@ -204,11 +204,11 @@ def at(x_QV: jax.Array, ids_Q: jax.Array) -> jax.Array:
     """One entry of each row, on a mesh of whole rows by parts: [Q]."""
     if collectives.num_chips() == 1:
         return jnp.take_along_axis(x_QV, ids_Q[:, None], axis=-1)[:, 0]
-    own_Q = ids_Q - collectives.chip() * x_QV.shape[1]
-    is_own_Q = (own_Q >= 0) & (own_Q < x_QV.shape[1])
-    own_Q1 = jnp.clip(own_Q, 0, x_QV.shape[1] - 1)[:, None]
-    found_Q = jnp.take_along_axis(x_QV, own_Q1, axis=-1)[:, 0]
-    return collectives.total(jnp.where(is_own_Q, found_Q, 0))
+    index_Q = ids_Q - collectives.chip() * x_QV.shape[1]
+    is_local_Q = (index_Q >= 0) & (index_Q < x_QV.shape[1])
+    index_Q1 = jnp.clip(index_Q, 0, x_QV.shape[1] - 1)[:, None]
+    x_Q = jnp.take_along_axis(x_QV, index_Q1, axis=-1)[:, 0]
+    return collectives.total(jnp.where(is_local_Q, x_Q, 0))
 
 
 @jax.jit  # traced once for all steps with as many rows of logits
@@ -227,8 +227,8 @@ def _draw(
     first_id = collectives.chip() * logits_QV.shape[1]
     is_open_Q &= ~is_greedy_Q
     ids_Q = _sample_open(padded_QV, sampling, keys_Q2, ids_Q, is_open_Q, first_id)
-    most = logits_QV.shape[1] * collectives.num_chips() - 1
-    return jnp.minimum(ids_Q, most)  # the padding of a row of -NaN, which is the smallest, wins
+    last_id = logits_QV.shape[1] * collectives.num_chips() - 1
+    return jnp.minimum(ids_Q, last_id)  # the padding of a row of -NaN, which is the smallest, wins
 
 
 def _draw_whole(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Array) -> jax.Array:
@@ -252,11 +252,11 @@ def _whole_floor(scaled_QV: jax.Array, sampling: SlotSampling) -> jax.Array:
     key_QV, top_Q = topk.ordered_key(scaled_QV), collectives.most(scaled_QV.max(axis=-1))
 
     def value(weight_QV: jax.Array, mass_Q: jax.Array) -> jax.Array:
-        found_Q = topk.mass_key(key_QV, weight_QV, mass_Q)
-        return topk.value_of_key(jnp.minimum(found_Q, topk.ordered_key(top_Q)))
+        threshold_Q = topk.mass_key(key_QV, weight_QV, mass_Q)
+        return topk.value_of_key(jnp.minimum(threshold_Q, topk.ordered_key(top_Q)))
 
-    most = scaled_QV.shape[1] * collectives.num_chips()
-    k_Q = jnp.clip(sampling.top_k, 1, most).astype(jnp.float32)
+    vocab_size = scaled_QV.shape[1] * collectives.num_chips()
+    k_Q = jnp.clip(sampling.top_k, 1, vocab_size).astype(jnp.float32)
     kth_Q = value(jnp.ones_like(scaled_QV), k_Q)
     kth_Q = jnp.where(sampling.top_k > 0, kth_Q, -jnp.inf)
     weight_QV = jnp.exp(_keep(scaled_QV, kth_Q) - top_Q[:, None])
@@ -288,17 +288,17 @@ def _edits(
 
     def edit(x_QV: jax.Array) -> jax.Array:
         bits_QX32 = allowed_QX[:, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
-        x_QV = jnp.where(_own(bits_QX32.reshape(rows, -1), vocab_size) == 1, x_QV, -jnp.inf)
+        x_QV = jnp.where(_local(bits_QX32.reshape(rows, -1), vocab_size) == 1, x_QV, -jnp.inf)
         # Padding (-1) would wrap around to the last token; past the end it is dropped.
         ids_QJ = sampling.bias_ids - collectives.chip() * vocab_size
         ids_QJ = jnp.where((sampling.bias_ids < 0) | (ids_QJ < 0), vocab_size, ids_QJ)
         x_QV = x_QV.at[jnp.arange(rows)[:, None], ids_QJ].add(sampling.bias_values, mode="drop")
         if counts is not None:
-            output_QV = _own(counts[:, 1], vocab_size).astype(jnp.float32)
+            output_QV = _local(counts[:, 1], vocab_size).astype(jnp.float32)
             factor_Q1 = sampling.repetition_penalty[:, None]
             penalized_QV = jnp.where(x_QV < 0, x_QV * factor_Q1, x_QV / factor_Q1)
             x_QV = jnp.where(
-                (_own(counts[:, 0], vocab_size) > 0) | (output_QV > 0), penalized_QV, x_QV
+                (_local(counts[:, 0], vocab_size) > 0) | (output_QV > 0), penalized_QV, x_QV
             )
             x_QV -= jnp.where(output_QV > 0, sampling.presence_penalty[:, None], 0.0)
             x_QV -= output_QV * sampling.frequency_penalty[:, None]
@@ -307,7 +307,7 @@ def _edits(
     return is_needed, edit
 
 
-def _own(x_QV: jax.Array, vocab_size: int) -> jax.Array:
+def _local(x_QV: jax.Array, vocab_size: int) -> jax.Array:
     """Of what is known of all tokens, that of the chip's own: [Q, ...] -> [Q, vocab_size]."""
     chips, rows = collectives.num_chips(), x_QV.shape[0]
     if chips == 1:
@@ -433,8 +433,8 @@ def _sample_open(
 
     def replace(i: jax.Array, ids_Q: jax.Array) -> jax.Array:
         rows_X = lax.dynamic_slice(order_Q, (i * block,), (block,))
-        own = jax.tree.map(lambda leaf: leaf[rows_X], sampling)
-        drawn_X = _sample_rows(logits_QV[rows_X], own, keys_Q2[rows_X], first_id)
+        row_sampling = jax.tree.map(lambda leaf: leaf[rows_X], sampling)
+        drawn_X = _sample_rows(logits_QV[rows_X], row_sampling, keys_Q2[rows_X], first_id)
         return ids_Q.at[rows_X].set(jnp.where(is_open_Q[rows_X], drawn_X, ids_Q[rows_X]))
 
     num_blocks = (is_open_Q.sum() + block - 1) // block
@@ -478,8 +478,8 @@ def _row_floor(logits_XV: jax.Array, sampling: SlotSampling) -> jax.Array:
     scaled_XV = _scale(logits_XV, sampling)
     key_XV, top_X = topk.ordered_key(scaled_XV), collectives.most(scaled_XV.max(axis=-1))
     has_X = jnp.stack([sampling.top_k > 0, sampling.top_p < 1])
-    most = logits_XV.shape[1] * collectives.num_chips()
-    k_X = jnp.clip(sampling.top_k, 1, most).astype(jnp.float32)
+    vocab_size = logits_XV.shape[1] * collectives.num_chips()
+    k_X = jnp.clip(sampling.top_k, 1, vocab_size).astype(jnp.float32)
 
     def raise_floor(stage: jax.Array, floor_X: jax.Array) -> jax.Array:
         """Top-k counts tokens, top-p weighs those that top-k keeps: one search, compiled once."""
@@ -488,8 +488,8 @@ def _row_floor(logits_XV: jax.Array, sampling: SlotSampling) -> jax.Array:
         weight_XV = jnp.where(key_XV >= floor_X[:, None], weight_XV, 0.0)
         whole_X = collectives.total(row_sum(weight_XV))[:, 0]
         mass_X = jnp.where(is_top_k, k_X, sampling.top_p * whole_X)
-        found_X = topk.mass_key(key_XV, weight_XV, mass_X)
-        return jnp.where(has_X[stage], jnp.minimum(found_X, topk.ordered_key(top_X)), floor_X)
+        threshold_X = topk.mass_key(key_XV, weight_XV, mass_X)
+        return jnp.where(has_X[stage], jnp.minimum(threshold_X, topk.ordered_key(top_X)), floor_X)
 
     any_k, any_p = jnp.any(has_X, axis=1).astype(jnp.int32)
     nothing_X = jnp.zeros(logits_XV.shape[0], jnp.uint32)

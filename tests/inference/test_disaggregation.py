@@ -81,7 +81,7 @@ def _serve(engine, count, aborts=()):
     found = []
     for group in groups.values():
         answers = [group.completion(), *group.completion().others]
-        scores = [sequence.prompt_logprobs for sequence in group.sequences]
+        scores = [sequence.results.prompt_logprobs for sequence in group.sequences]
         found.append((answers, scores))
     return found
 

@@ -516,8 +516,8 @@ def test_penalties_survive_preemption_fork_and_drafts(own_logits, drafts, monkey
     assert preempted and forked
     for sequence, (tokens, logprobs, tops) in requests:
         assert sequence.output_tokens == tokens
-        np.testing.assert_allclose(sequence.logprobs, logprobs, atol=1e-4)
-        assert [list(ids) for ids, _ in sequence.top_logprobs] == tops
+        np.testing.assert_allclose(sequence.results.logprobs, logprobs, atol=1e-4)
+        assert [list(ids) for ids, _ in sequence.results.top_logprobs] == tops
     assert len({tuple(tokens) for _, (tokens, _, _) in requests}) == 4
     assert_idle(engine)
 

@@ -149,7 +149,7 @@ def _disturbed(mesh, preemption, name="uneven"):
     assert bool(counters.num_restored_pages) == (preemption == "swap")
     completions = [group.completion() for group in groups]
     answers = [[each.token_ids for each in (one, *one.others)] for one in completions]
-    return answers, groups[4].sequences[0].prompt_logprobs
+    return answers, groups[4].sequences[0].results.prompt_logprobs
 
 
 @pytest.mark.parts(3)

@@ -346,7 +346,7 @@ def test_nothing_is_told_behind_a_stop_string(size, stop, min_tokens, num_tokens
     assert bytes(told) == text[:num_tokens] and sequence.output_tokens == told
     logprobs = [-float(n) for n in range(num_tokens)]
     for values, tops in (
-        (sequence.logprobs, sequence.top_logprobs),
+        (sequence.results.logprobs, sequence.results.top_logprobs),
         ([v for o in outputs for v in o.logprobs], [t for o in outputs for t in o.top_logprobs]),
     ):
         assert values == logprobs and tops == [([0], [value]) for value in logprobs]

@@ -195,7 +195,7 @@ def test_no_bit_changes(model, proposer, num_drafts, count, name, monkeypatch):
     ids = [engine.add_request(*each) for each in zip(prompts, params, strict=True)]
     owners = [engine._requests[id].group for id in ids]
     fakes.drain(engine, disturbing(engine, name), 20_000)
-    found = [[(s.output_tokens, s.logprobs) for s in owner.sequences] for owner in owners]
+    found = [[(s.output_tokens, s.results.logprobs) for s in owner.sequences] for owner in owners]
     assert found == plain(model, count, "often right" in proposer)
     counters = engine.scheduler.counters
     assert 0 < counters.num_accepted < counters.num_drafts <= num_drafts * counters.num_passes
@@ -306,7 +306,7 @@ def test_a_tree_changes_no_token(model, kind, count, name, monkeypatch):
         for owner, known in zip(owners, expected, strict=True):
             for sequence, (tokens, logprobs) in zip(owner.sequences, known, strict=True):
                 assert sequence.output_tokens == tokens
-                np.testing.assert_allclose(sequence.logprobs, logprobs, atol=1e-4)
+                np.testing.assert_allclose(sequence.results.logprobs, logprobs, atol=1e-4)
     counters = engine.scheduler.counters
     longest = max(accepted for _, accepted in counters.verified)
     assert 1 < longest <= 3 and counters.num_accepted > 20
