@@ -11,7 +11,7 @@ the penalties, which comes to the same, since -inf stays -inf.
 The last four each keep the logits that reach a threshold (all equals with it), so together they
 keep those that reach the highest, the *floor*. A token is drawn by adding Gumbel noise
 (`gumbel.py`) and taking the argmax; no distribution is normalized or sorted. Where one is needed,
-to weigh drafts, `law` computes it with the same filters.
+to weigh drafts, `distribution` computes it with the same filters.
 
 On a CPU the floor is computed from each row's best candidates. Where other tokens might reach it
 too, the row is *open*: its floor is found by bisection over the whole row. Whether a row is open
@@ -107,7 +107,7 @@ def sample(
     return _or_end(ids_Q, logit_Q, sampling)
 
 
-def law(
+def distribution(
     logits_QV: jax.Array,
     sampling: SlotSampling,
     position_Q: jax.Array,

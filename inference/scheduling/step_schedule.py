@@ -147,7 +147,7 @@ class DraftPolicy(Protocol):
             is_alone: no prompt is in the step.
         """
 
-    def verified(self, sequence: Sequence, num_asked: int, num_accepted: int) -> None:
+    def verified(self, sequence: Sequence, num_verified: int, num_accepted: int) -> None:
         """Takes what became of a sequence's drafts, of which so many could be accepted."""
 
     def took(self, shape: StepShape, seconds: float) -> None:

@@ -24,8 +24,8 @@ from tests.inference.sampling.test_sampling import (
 
 pytestmark = pytest.mark.quick_code
 
-law = compiling.jit(sampler.law)
-law_there = compiling.jit(accelerators.written_for("cuda", sampler.law))
+law = compiling.jit(sampler.distribution)
+law_there = compiling.jit(accelerators.written_for("cuda", sampler.distribution))
 
 ASKED = [
     Request(), Request(0.7), Request(20.0, 0, 0.9), Request(3.0, 50, 0.95),

@@ -74,7 +74,7 @@ def ancestors(steps: int) -> np.ndarray:
 
 # --- laws -----------------------------------------------------------------------------------------
 
-_law = compiling.jit(sampler.law)
+_law = compiling.jit(sampler.distribution)
 
 
 def law(logits_SV: np.ndarray, asked: Request, counts=COUNTS, position=POSITION) -> np.ndarray:
