@@ -67,18 +67,18 @@ small-model: .venv/.core  ## train the small model and its draft, for half an ho
 test: .venv/.test  ## the suite, on WORKERS=2 processes; of tests of many cases one part (PART=0)
 	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART)
 
-test-long: .venv/.test  ## only the tests marked long; on AArch64's instruction sets where qemu-user is installed
+test-long: .venv/.test  ## only the tests marked long or timing; on AArch64's instruction sets where qemu-user is installed
 	@if command -v qemu-aarch64 >/dev/null || command -v qemu-aarch64-static >/dev/null; then \
 		$(MAKE) .venv-zig/.ready || echo "test-long: ziglang cannot be installed, AArch64 is skipped"; \
 	fi
-	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile -m long
+	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile -m "long or timing"
 
 check: .venv/.test  ## format, lint, types, architecture, marks of stale figures
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
 	.venv/bin/python -m pytest -q tests/test_architecture.py
-	.venv/bin/python docs/figures.py --check
+	.venv/bin/python -m scripts.reports.figures --check
 
 test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there is no python3.12
 	@PYENV_VERSION=3.12.1; export PYENV_VERSION; \
@@ -131,7 +131,7 @@ device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerat
 	@$(if $(filter file,$(origin PYTHON)),.venv/bin/python,$(PYTHON)) -m scripts.device --device=$(DEVICE) --results=$(RESULTS)
 
 pages: .venv/.test  ## measure stale pages again that take less than 10 minutes
-	.venv/bin/python docs/figures.py --regenerate
+	.venv/bin/python -m scripts.reports.figures --regenerate
 
 golden: .venv-golden/.golden  ## recompute the goldens with transformers and compare
 	.venv-golden/bin/python tests/golden/make_golden.py --compare

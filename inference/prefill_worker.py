@@ -72,12 +72,11 @@ class PrefillWorker:
         self.scheduler.shapes = tuple(shape for shape in shapes if not shape.decode[0])
         params = self.params_of(receiver.params)
         self.model_runner = ModelRunner(config, params, expected, self._mesh)
-        self._overlaps = config.engine.overlap
+        self._overlaps = config.engine.scheduling.overlap
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self._led: dict[Sequence, Sequence] = {}  # leader -> who waits for it
-        page_bytes = config.cached_model.page_bytes(
-            config.page_tokens, config.engine.latent_lanes or 1
-        )
+        lanes = config.engine.cache.latent_lanes or 1
+        page_bytes = config.cached_model.page_bytes(config.page_tokens, lanes)
         self._page_bytes = [config.mesh.num_chips * size for size in page_bytes]
         self.sent_bytes = 0
 

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.quick_code
 
 @pytest.fixture
 def compare():
-    return importlib.import_module("docs.compare_servers")
+    return importlib.import_module("scripts.reports.peers.servers")
 
 
 def test_the_one_that_is_measured_first_changes_every_turn(compare, capsys):

@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.append(str(ROOT / "docs"))
+from scripts.reports import figures
 
-import figures  # noqa: E402
+ROOT = Path(__file__).resolve().parents[1]
 
 _FOR_A_SHORT_CONTEXT = {
     "evaluate": ["--window=64"],
@@ -42,24 +41,25 @@ def blocks(page: str) -> list[str]:
 
 def test_the_families_page_is_up_to_date(tmp_path):
     target = tmp_path / "families.md"
-    subprocess.run([sys.executable, "docs/make_families.py", target], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "scripts.reports.families", target], cwd=ROOT, check=True)
     committed = read("docs/families.md")
-    assert target.read_text("utf-8") == committed, "stale: python docs/make_families.py"
+    assert target.read_text("utf-8") == committed, "stale: python -m scripts.reports.families"
 
 
 def test_the_page_of_smaller_caches_says_what_was_measured():
     """And none is written of bytes that were not allocated as predicted."""
     program = """if True:
-        import json, sys
-        sys.path[:0] = [".", "docs"]
-        import make_caches
+        import json
+        from scripts.reports.caches import __main__ as make_caches
         parts = json.load(open("docs/caches.json"))
         print(make_caches.text(parts, "caches.png"), end="")
         parts["bytes"]["MHA"]["allocated"] += 1
         make_caches.text(parts, "caches.png")
     """
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert run.stdout == written("docs/caches.md"), "stale: python docs/make_caches.py --parts="
+    assert run.stdout == written("docs/caches.md"), (
+        "stale: python -m scripts.reports.caches --parts="
+    )
     assert run.returncode == 1
     assert "MHA: 69120.0 bytes are predicted, 69121.0 allocated" in run.stderr
 
@@ -73,10 +73,9 @@ def measured_pages() -> list[str]:
 @pytest.mark.parametrize("page", measured_pages())
 def test_a_page_says_what_was_measured(page):
     program = f"""if True:
-        import json, sys
-        sys.path[:0] = [".", "docs"]
-        import make_{page}
-        print(make_{page}.text(json.load(open("docs/{page}.json")), "{page}.png"), end="")
+        import json
+        from scripts.reports.{page} import __main__ as page
+        print(page.text(json.load(open("docs/{page}.json")), "{page}.png"), end="")
     """
     run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
@@ -149,7 +148,7 @@ def test_the_commands_of_adding_a_model(tmp_path):
     commands = dict.fromkeys(
         line.replace("NAME", "gpt2")
         for line in lines
-        if line.startswith(("python tests/", "python docs/", "python -m pytest"))
+        if line.startswith(("python tests/", "python -m scripts.reports.", "python -m pytest"))
     )
     golden, *suites, table = (shlex.split(command)[1:] for command in commands)
     for words in (*([*suite, "-k", "gpt2"] for suite in suites), table):  # not all families
@@ -165,17 +164,16 @@ def test_the_commands_of_adding_a_model(tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_commands_of_the_readme(tmp_path):
-    """Those that run a model, on a tiny one; what they need beside it is made first."""
+    """Those of the quickstart, too: on a tiny model, where they run one."""
     tiny = ROOT / "tests" / "golden" / "llama-tokenizer"
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "A"}\n')
     environment = os.environ | {
         "PYTHONPATH": str(ROOT), "RIDGELINE_CACHE": str(tmp_path / "cache"),
     }  # fmt: skip
-    found = re.findall(
-        r"python -m scripts\.(\w+)(.*?)(?:  +#|`|$)", read("README.md"), re.MULTILINE
-    )
-    assert len(found) >= 11
-    for app, flags in found:
+    pages = read("README.md") + read("docs/quickstart.md")
+    commands = re.findall(r"python -m scripts\.(\w+)(.*?)(?:  +#|`|$)", pages, re.MULTILINE)
+    assert len(commands) >= 25
+    for app, flags in dict.fromkeys(commands):
         words = shlex.split(flags)
         if app != "plan":
             words = [word.replace("int4", "int8") for word in words]  # its rows are no whole groups

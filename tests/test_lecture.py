@@ -6,7 +6,6 @@ import ast
 import builtins
 import dataclasses
 import functools
-import importlib.util
 import json
 import re
 import shlex
@@ -22,6 +21,7 @@ from inference.planner import cost, weights
 from inference.planner.cost import Operation, Work
 from inference.planner.deployment import Deployment, Row
 from inference.planner.speculation import Speculation, acceptance_of, expected_tokens, output_law
+from scripts.reports.lecture import claims, names
 
 ROOT = Path(__file__).resolve().parents[1]
 H100 = catalog.get("h100")
@@ -42,16 +42,6 @@ def lecture(config, batch: int) -> Row:
 @functools.cache
 def page() -> str:
     return (ROOT / "docs" / "lecture.md").read_text(encoding="utf-8")
-
-
-def module(name: str):
-    """A module of docs/lecture, which is no package of ours."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / "lecture" / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[name] = found  # dataclasses look their module up
-    spec.loader.exec_module(found)
-    return found
 
 
 # --- known truths ---------------------------------------------------------------------------------
@@ -114,16 +104,14 @@ def test_the_page_is_what_its_generator_writes_without_jax(tmp_path):
     target = tmp_path / "lecture.md"
     code = (
         "import runpy, sys\n"
-        "sys.argv = sys.argv[1:]\n"
-        "sys.path[0] = 'docs'\n"  # as `python docs/make_lecture.py` has it
-        "runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "runpy.run_module('scripts.reports.lecture', run_name='__main__')\n"
         "assert not {'jax', 'flax', 'layers'} & set(sys.modules)\n"
     )
-    command = [sys.executable, "-c", code, "docs/make_lecture.py", str(target)]
+    command = [sys.executable, "-c", code, str(target)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     written = target.read_text(encoding="utf-8")
-    assert written == page(), "docs/lecture.md is stale: python docs/make_lecture.py"
+    assert written == page(), "docs/lecture.md is stale: python -m scripts.reports.lecture"
 
 
 @pytest.mark.parametrize(
@@ -140,11 +128,11 @@ def test_the_page_is_what_its_generator_writes_without_jax(tmp_path):
     ],
 )
 def test_figures_agree_when_ours_rounds_to_their_digits(says, ours, expected):
-    assert module("claims").agrees(says, ours) is expected
+    assert claims.agrees(says, ours) is expected
 
 
 def test_every_expression_on_the_page_can_be_typed():
-    known = {*dir(module("names")), *dir(builtins)}
+    known = {*dir(names), *dir(builtins)}
     blocks = re.findall(r"```python\n(.*?)```", page(), re.DOTALL)
     assert len(blocks) >= 8
     for line in "".join(blocks).splitlines():

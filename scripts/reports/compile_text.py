@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from configs import overrides
-from configs.engine import Config
+from configs.engine import Config, EngineConfig
 from configs.hardware.targets import Target
 from configs.mesh import ONE_CHIP, Mesh
+from configs.settings import section
 from inference.planner.compiled.prediction import Prediction
 from inference.planner.compiled.report import CompiledStep, RefusedStep
 
@@ -131,10 +132,11 @@ def show_written(paths: Sequence[Path], config: Config, target: Target) -> None:
     defaults = Config(config.model).for_platform(target.platform).engine
     changed = overrides.changed(config.engine, defaults)
     mesh = [f"--mesh={config.mesh}"] if config.mesh.num_chips > 1 else []
-    settings = [*mesh, *(shlex.quote(f"--set=engine.{each}") for each in changed)]
+    places = section.paths(EngineConfig)
+    settings = [shlex.quote(f"--set={places[name]}={value}") for name, value in changed.items()]
     print(
         f"wrote {len(paths)} executables, {size:,} bytes: --executables={paths[0].parent} "
-        + " ".join(settings)
+        + " ".join([*mesh, *settings])
     )
 
 

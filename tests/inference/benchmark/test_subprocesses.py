@@ -1,7 +1,6 @@
 """Subprocesses with limits of their own."""
 
 import sys
-import time
 
 import pytest
 
@@ -48,13 +47,11 @@ def test_what_became_of_each(run):
 
 def test_a_program_is_ended_with_its_children(run, monkeypatch):
     monkeypatch.setattr(subprocesses, "_LEAST_S", 0.1)
-    command = "sh", "-c", "sleep 60 & echo 1; sleep 60"
-    start = time.monotonic()
+    command = "sh", "-c", "sleep 1000 & echo 1; sleep 1000"
     late, never = run(
         Subprocess("late", command, 2.0, is_json=True), python("next", ""), budget_s=2.05
     )
-    assert time.monotonic() - start < 20
-    assert late.status == "out of time" and 2 <= late.seconds < 20 and late.result == 1
+    assert late.status == "out of time" and late.seconds >= 2 and late.result == 1
     assert never.status == "not run" and never.tail == "no time is left"
 
 

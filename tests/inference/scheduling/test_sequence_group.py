@@ -212,7 +212,7 @@ def test_many_answers_in_little_room():
         ({"beam_width": 9}, "beam_width is at most engine.max_seqs=8, not 9"),
         (
             {"beam_width": 8, "stop_token_ids": (1, 2, 3, 4, 5)},
-            "engine.top_logprobs of at least 13",
+            "engine.requests.top_logprobs of at least 13",
         ),
     ],
 )

@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import msgspec
@@ -337,9 +336,7 @@ def test_figures_are_there_while_the_model_is_not():
         found = next(each for each in later if each["at"] > first["at"])
         assert found["state"] == "ready" and found["max_seqs"] == MAX_SEQS and found["has_chats"]
         server.stop()  # which does not wait for those who only watch
-        started = time.monotonic()
         server.join()
-        assert time.monotonic() - started < 3
 
 
 # --- everyone's page ------------------------------------------------------------------------------

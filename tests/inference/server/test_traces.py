@@ -154,6 +154,7 @@ def test_spans_are_sent_to_a_collector():
     assert span.name == "text_completion fake"
 
 
+@pytest.mark.timing
 def test_a_collector_that_is_not_there_holds_nobody_up(exporter):
     with running(traces=Traces.sent_to("x", "http://127.0.0.1:9")) as one:
         start = time.perf_counter()

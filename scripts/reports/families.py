@@ -1,0 +1,322 @@
+"""Writes docs/families.md: which families run, and what of them was compared with what.
+
+python -m scripts.reports.families [FILE]
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from configs import presets
+from configs.kinds.attention import Attention
+from configs.kinds.combined import NoMixer, Parallel
+from configs.kinds.experts import Experts
+from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.kind import Mixer
+from configs.kinds.latent import Latent
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.recurrent.linear_attention import LinearAttention
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.recurrent.selective import Mamba
+from configs.kinds.recurrent.short_conv import ShortConv
+from configs.kinds.rope import Rope
+from configs.model import ModelConfig
+from inference.checkpoints import opened
+from inference.checkpoints.gguf.pretokenizers import SPLITS
+from inference.checkpoints.hf.architectures import families
+from inference.planner import weights
+
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+
+_INTRODUCTION = """\
+# Families
+
+Written by `python -m scripts.reports.families` from the tiny checkpoints in `tests/golden/`. Each
+was written by transformers, with the logits that it computes in float32 from the stored weights.
+Ours differ by at most 1e-4 at every position of both prompts: without a cache, packed into one
+step, and in chunks through pages; those with greedy prompts also token by token, and they continue
+them with the same tokens (`tests/inference/test_parity_tiny.py`). Each is exported as transformers
+reads it (`test_convert.py`). A `.gguf` file of each family gives the parameters it was made from,
+and the logits of its conversion to the last bit, under the names of the `gguf` library
+(`test_gguf.py`, `test_gguf_mixtures.py`, `test_gguf_types.py` and `test_families.py` in
+`tests/inference/checkpoints/`); llama.cpp calls Mistral and Mixtral a llama, and keeps no window of
+them, OLMo 3 an olmo2, FalconMamba a mamba, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2. Of
+families with states decays come back up to the rounding of an exponential, and Falcon-H1 without
+its factors, which llama.cpp has in its weights (`test_gguf_states.py`). FlexOlmo, DeepSeek-V3.2,
+GLM-5, Bamba, MiniMax-Text-01, Qwen3-Next, Qwen3.5, Kimi Linear and OLMo Hybrid are read from no
+`.gguf` file. Keys that few files have (`clip_qkv`, `scale_attn_by_inverse_layer_idx`,
+`attention_bias` of latent attention, more experts a token than its groups have) are compared by the
+last logits; a `partial_rotary_factor` where heads rotate whole, and `attention_bias` of Nemotron-H,
+have no effect, as in transformers, and a line says so (`test_changed.py`).
+[Adding a family](add_a_model.md).
+"""
+_GGUF = """\
+Tokenizers of `.gguf` files are rebuilt from their metadata: SentencePiece (`llama`), and byte-level
+BPE (`gpt2`) with one of these pre-tokenizers:
+{}.
+All but llama.cpp's `default` cut text as the published `tokenizer.json` does
+(`tests/inference/checkpoints/test_pretokenizers.py`); another is refused by name, those of
+DeepSeek-V2 and V3 and of GLM among them.
+"""
+_REAL = """\
+The real SmolLM2 135M and Gemma 3 270M are compared with transformers too: greedy text up to near
+ties, perplexity within 0.5 % (`tests/inference/test_parity_real.py`). Of the other presets only
+configuration and number of parameters are checked, no real weights. Those of `deepseek-v3` are
+published in FP8 by blocks of 128 x 128, which are dequantized as they are read. Those of gpt-oss
+are published with experts in MXFP4, which become bfloat16 as they are read, to the same numbers.
+Layers that predict a second token (DeepSeek-V3, GLM) are left out, as many as the configuration
+announces; where it is one, `--speculate=mtp` has it draft
+([how](speculation.md#the-layer-that-a-checkpoint-brings)). Of Gemma 4 the text is served: what
+reads images and sounds in a published directory is left out, in a line, and so are keys and values
+of layers that read earlier ones'. Of Qwen3.5 it is the text too; the layers with which it and
+Qwen3-Next predict a second token (`mtp.*`) are left out. A `.gguf` file of Gemma 4 brings a
+tokenizer that is not read (`tokenizer.ggml.model=gemma4`).
+
+What names one of these architectures needs nothing more, and is not tested: Mixtral 8x22B,
+Qwen2-57B-A14B, Qwen3-235B-A22B, GLM-4.6 and OLMo 3 32B are larger sizes, DeepSeek-R1 is a
+DeepSeek-V3, and so are Moonlight and Kimi K2 (published in FP8). dots.llm1, FlexOlmo,
+GLM-4.7-Flash, GLM-5 and MiniMax-M2 (published in FP8) are the parts of others in another
+combination: a builder and names, and one tiny checkpoint each. GLM-5 is DeepSeek-V3.2 with the
+indexer's rotary pairs side by side; layers that read what an earlier layer's indexer chose
+(`indexer_types`) are refused.
+
+More architectures of transformers 5.23 are such combinations by their code, and lack builder and
+names alone: SolarOpen (Llama's attention, GLM-4.5's mixture), HYV3 (Qwen3's attention and
+DeepSeek-V3's mixture), ExaoneMoe (SmolLM3's layers without RoPE, DeepSeek-V3's mixture), Mellum
+(Qwen3-MoE with Gemma 3's two kinds of positions), Youtu (DeepSeek-V3's attention before a dense
+feed-forward), Ernie4_5_Moe (rotary pairs side by side, offsets beside softmax; its layer that
+predicts a second token has names of its own), and Granite, GraniteMoe and GraniteMoeShared (Granite
+4 without states). Others need a part first:
+
+| architecture | part that is not here |
+| --- | --- |
+| HunYuanMoEV1 | norms of query and key heads behind RoPE |
+| Phimoe | routing that masks experts far below the best; a bias of the head |
+| LongcatFlash | experts that return their input; two mixers and feed-forwards around a mixture |
+| AXK1 | a norm behind mixtures and not behind dense layers |
+| Afmoe, Laguna | a gate on what attention returns |
+| DeepseekV4 | residual streams that mix; experts by token id (its attention is here) |
+| Llama4 | experts whose inputs are weighed; attention in chunks |
+"""
+
+
+def page() -> str:
+    """The whole page."""
+    found = {path.parent.name: path.parent for path in sorted(GOLDEN.glob("*/expected.npz"))}
+    configs = {name: opened.read_directory_config(directory) for name, directory in found.items()}
+    lines = [_INTRODUCTION, *_table(("family", "architecture", "beside Llama", "presets"))]
+    for architecture, family in families.ARCHITECTURES.items():
+        own = [config for config in configs.values() if config.family == family.name]
+        parts = dict.fromkeys(part for config in own for part in _parts(config))
+        sizes = [
+            f"`{name}` ({weights.num_parameters(preset.config) / 1e9:.2f} B)"
+            for name, preset in presets.NAMES.items()
+            if preset.config.family == family.name
+        ]
+        lines.append(_row(family.name, architecture, ", ".join(parts), ", ".join(sizes)))
+    header = (
+        "checkpoint",
+        "heads",
+        "experts",
+        "layers",
+        "head",
+        "stored",
+        "keys of",
+        "prompts",
+        "greedy",
+    )
+    lines += ["", _GGUF.format(", ".join(f"`{name}`" for name in SPLITS)), _REAL, *_table(header)]
+    lines += [_checkpoint(name, found[name], config) for name, config in configs.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _parts(config: ModelConfig) -> list[str]:
+    """What a model has that the first Llama has not."""
+    layers = config.layers
+    mixer = layers[0].mixer
+    ffns = [layer.ffn for layer in layers if layer.ffn]
+    mixers = config.mixers(Attention)
+    attention = next(iter(mixers), Attention(1, 1, 2))
+    reading = [part for layer in layers for part in layer.mixer.parts if hasattr(part, "rope")]
+    ropes = [part.rope for part in reading]
+    windows = [getattr(part, "window", None) is not None for part in reading]
+    has_ffn_bias = any(isinstance(ffn, Gated | Plain) and ffn.has_bias for ffn in ffns)
+    biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
+    parts = [
+        *_states(config),
+        *_delta(config),
+        *_linear(config),
+        *_latent(next(iter(config.mixers(Latent)), mixer)),
+        *_experts(config),
+        ("layer norm" if config.norm == "layer" else ""),
+        ("" if config.pre_norms else "norms after only"),
+        ("norms before and after" if config.pre_norms and config.post_norms else ""),
+        ("norms after in some layers" if any(layer.is_post_normed for layer in layers) else ""),
+        {
+            None: "",
+            "head": "norm of each query and key head",
+            "all": "norm of all queries and keys",
+        }[attention.qk_norm],
+        (f"biases ({', '.join(biases)})" if biases else ""),
+        ("plain feed-forward" if any(isinstance(ffn, Plain) for ffn in ffns) else ""),
+        ("learned positions" if config.learned_positions else ""),
+        ("windows in some layers" if any(windows) and not all(windows) else ""),
+        ("windows in all layers" if windows and all(windows) else ""),
+        ("layers without RoPE" if None in ropes and any(ropes) else ""),
+        ("no positions" if mixers and not any(ropes) and not config.learned_positions else ""),
+        ("soft cap of scores" if attention.score_cap else ""),
+        ("sinks" if attention.has_sinks else ""),
+        ("output gates" if attention.has_output_gate else ""),
+        ("soft cap of logits" if config.logit_cap else ""),
+        ("scaled embedding" if config.embedding_scale != 1 else ""),
+        ("root mean square of values" if attention.has_value_norm else ""),
+        ("values that are keys" if not all(m.has_values for m in mixers) else ""),
+        ("wider heads without windows" if len({m.head_width for m in mixers}) > 1 else ""),
+        ("shared caches" if any(m.owner is not None for m in mixers) else ""),
+        ("inputs of each layer" if config.layer_inputs else ""),
+        ("scales of layers" if config.has_layer_scales else ""),
+        ("scaled residuals" if config.residual_scale != 1 else ""),
+        ("scaled logits" if config.logit_scale != 1 else ""),
+        ("scaled keys" if attention.key_scale != 1 else ""),
+    ]
+    turning = [rope for rope in ropes if isinstance(rope, Rope)]
+    kinds = {type(rope.scaling).__name__.lower() for rope in turning if rope.scaling is not None}
+    parts += [f"RoPE {kind}" for kind in sorted(kinds)]
+    parts += ["partial RoPE" for rope in turning[:1] if rope.share < 1]
+    return [part for part in parts if part]
+
+
+def _delta(config: ModelConfig) -> list[str]:
+    """Of layers with the delta rule."""
+    mixers = config.mixers(DeltaNet)
+    if not mixers:
+        return []
+    is_by_channel = any(mixer.decay_rank for mixer in mixers)
+    return [
+        "Kimi Delta Attention" if is_by_channel else "gated DeltaNet",
+        ("steps that overshoot" if any(mixer.most_beta > 1 for mixer in mixers) else ""),
+    ]
+
+
+def _states(config: ModelConfig) -> list[str]:
+    """Of layers that keep a state of fixed size."""
+    selective, heads = config.mixers(Mamba), config.mixers(Mamba2)
+    kinds = [layer.mixer.parts for layer in config.layers]
+    both = any(len(parts) > 1 for parts in kinds)
+    norms = {mixer.norms for mixer in selective}
+    limits = {mixer.step_limits for mixer in heads} - {Mamba2(1, 1, 1).step_limits}
+    return [
+        ("Mamba" if selective else ""),
+        ("Mamba-2" if heads else ""),
+        ("norms without weights of what tokens choose" if "plain" in norms else ""),
+        ("norms of what tokens choose" if "weighted" in norms else ""),
+        ("limited steps" if limits else ""),
+        ("attention and states in one layer" if both else ""),
+        ("layers of one part" if any(isinstance(p[0], NoMixer) for p in kinds) else ""),
+        ("no feed-forward" if all(layer.ffn is None for layer in config.layers) else ""),
+    ]
+
+
+def _latent(mixer: Mixer) -> list[str]:
+    if not isinstance(mixer, Latent):
+        return []
+    return [
+        "latent attention",
+        ("latent queries" if mixer.query_rank else ""),
+        ("an indexer that chooses tokens" if mixer.indexer else ""),
+        ("rotary pairs side by side" if mixer.rope and mixer.rope.neighbours else ""),
+        ("no positions" if mixer.rope is None else ""),
+        ("scores scaled for the context" if mixer.scale else ""),
+    ]
+
+
+def _experts(config: ModelConfig) -> list[str]:
+    ffns = [layer.ffn for layer in config.layers if layer.ffn]
+    found = next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
+    if found is None:
+        return []
+    router = found.router
+    return [
+        "experts",
+        ("dense layers beside them" if any(isinstance(ffn, Gated) for ffn in ffns) else ""),
+        ("a shared expert" if found.shared_width else ""),
+        ("a gate of the shared expert" if found.has_shared_gate else ""),
+        ("weights not normalized" if not router.is_normalized else ""),
+        ("sigmoid scores" if router.scores == "sigmoid" else ""),
+        ("offsets in the choice" if router.has_offsets else ""),
+        ("groups of experts" if router.num_groups > 1 else ""),
+        ("bias of the router" if router.has_bias else ""),
+        ("biases of experts" if found.has_bias else ""),
+        ("limited hidden values" if found.limit else ""),
+        ("norms of experts and router" if found.has_norms else ""),
+        ("plain experts" if not found.is_gated else ""),
+        ("experts behind a latent" if found.latent_width else ""),
+    ]
+
+
+def _linear(config: ModelConfig) -> list[str]:
+    """Of layers whose states decay alike at every token, or are what was convolved last."""
+    attends, factors = config.mixers(LinearAttention), any(own.factors for own in config.layers)
+    return [
+        ("gated short convolutions" if config.mixers(ShortConv) else ""),
+        ("lightning attention" if any(own.decay is not None for own in attends) else ""),
+        ("a residual stream that goes on from norms" if factors else ""),
+    ]
+
+
+def _heads(mixer: Mixer) -> str:
+    if isinstance(mixer, ShortConv):
+        return f"{mixer.channels} channels"
+    if isinstance(mixer, LinearAttention):
+        return f"{mixer.num_heads} of {mixer.key_width} x {mixer.value_width}"
+    if isinstance(mixer, Latent):
+        return f"{mixer.num_heads} of {mixer.nope_width} + {mixer.rope_width}"
+    if isinstance(mixer, DeltaNet):
+        sizes = f"{mixer.key_width} x {mixer.value_width}"
+        return f"{mixer.num_heads}/{mixer.num_key_heads} of {sizes}"
+    if isinstance(mixer, Mamba):
+        return f"{mixer.channels} channels of {mixer.state_width}"
+    if isinstance(mixer, Mamba2):
+        return f"{mixer.num_heads}/{mixer.num_groups} of {mixer.state_width} x {mixer.head_width}"
+    if isinstance(mixer, Parallel):
+        return f"{_heads(mixer.attention)} and {_heads(mixer.recurrent)}"
+    if isinstance(mixer, NoMixer):
+        return ""
+    assert isinstance(mixer, Attention)
+    return f"{mixer.num_heads}/{mixer.num_kv_heads} of {mixer.head_width}"
+
+
+def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
+    visited = next((layer.ffn for layer in config.layers if isinstance(layer.ffn, Experts)), None)
+    raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    with np.load(directory / "expected.npz") as arrays:
+        prompts = [str(len(arrays[f"tokens_{i}"])) for i in (0, 1)]
+        greedy = sum(file.startswith("greedy_") for file in arrays.files)
+        greedy = len(arrays["greedy_prompts"]) if "greedy_prompts" in arrays.files else greedy
+    return _row(
+        f"`{name}`",
+        ", ".join(filter(None, dict.fromkeys(_heads(layer.mixer) for layer in config.layers))),
+        f"{visited.top_k}/{visited.num_experts}" if visited else "",
+        str(config.num_layers),
+        "tied" if config.tied else "own",
+        str(raw.get("dtype", raw.get("torch_dtype"))),
+        "transformers 5" if "dtype" in raw else "transformers 4",
+        " and ".join(prompts),
+        f"{greedy} prompts" if greedy else "",
+    )
+
+
+def _table(header: tuple[str, ...]) -> list[str]:
+    return [_row(*header), _row(*["---"] * len(header))]
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "families.md"
+    target.write_text(page(), encoding="utf-8")

