@@ -112,16 +112,16 @@ def command(tree: Path, folder: Path, name: str, load: str, *words: str) -> list
         text = json.dumps({"model": bpe, "decoder": {"type": "Fuse"}})
         Path(model, "tokenizer.json").write_text(text)
     if "FORMER_NAMES" not in (tree / "inference" / "request.py").read_text():
-        former = {now: then for then, now in FORMER_NAMES.items()}
+        older_names = {name: older for older, name in FORMER_NAMES.items()}
         requests = [
-            {former.get(name, name): value for name, value in request.items()}
+            {older_names.get(name, name): value for name, value in request.items()}
             if isinstance(request, dict)
             else request
             for request in requests
         ]
         parts = [word.removeprefix("--").partition("=") for word in words]
         words = tuple(
-            f"--{former[name]}{equals}{value}" if name in former else word
+            f"--{older_names[name]}{equals}{value}" if name in older_names else word
             for word, (name, equals, value) in zip(words, parts, strict=True)
         )
     flags = [f"--model={model}", "--json", "--max_new_tokens=20", "--logprobs=2"]
