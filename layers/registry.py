@@ -10,10 +10,11 @@ from configs.cache import CacheSpec, PageFormat
 from configs.errors import InputError
 from configs.kinds.kind import FeedForward, Kind, Mixer
 from configs.model import ModelConfig
+from layers.kv_cache import CacheLeaf
 from layers.params import Params
 from layers.ragged import Ragged
 
-Leaf = Any  # a leaf of the cache; None or a pytree where there is no cache
+Leaf = CacheLeaf | None  # None: there is no cache, and no earlier layer's keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +46,9 @@ class StepContext:
 
 
 # (params, config, kind, x_TD, leaf, context) -> (float32 [T, D], leaf). The leaf is the cache's;
-# without a cache None at first, then whatever an owner leaves for its sharers.
+# without a cache None, and for layers that share keys what their owner returned.
 ApplyMixer = Callable[
-    [Params, ModelConfig, Any, jax.Array, Leaf, StepContext], tuple[jax.Array, Leaf]
+    [Params, ModelConfig, Any, jax.Array, Any, StepContext], tuple[jax.Array, Leaf]
 ]
 
 

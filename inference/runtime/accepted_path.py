@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import PageGroup
-from layers import kv_cache
 from layers.kv_cache import Cache
 from layers.ragged import Ragged, Rectangle
 
@@ -46,10 +45,10 @@ class AcceptedPath:
 
     def moved(self, cache: Cache, groups: tuple[PageGroup, ...]) -> Cache:
         """Each layer's cache with the path's entries one behind the other."""
-        chain, found = self.ragged.rectangles[0], list(cache)
+        chain, leaves = self.ragged.rectangles[0], list(cache)
         for index, group in enumerate(groups):  # of tokens, one by one: others know no trees
             for layer in group.layers:
                 size = jax.tree.leaves(cache[layer])[0].shape[1]
                 source, target = (Ragged((r,)).page_T(index, size) for r in (self._before, chain))
-                found[layer] = kv_cache.move(cache[layer], source, target)
-        return tuple(found)
+                leaves[layer] = cache[layer].move(source, target)
+        return tuple(leaves)

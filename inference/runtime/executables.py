@@ -185,10 +185,10 @@ class Executables:
         """
         function = meshes.over(self._mesh, function, given, returned)
         donated = len(arguments) - 3, len(arguments) - 2
-        engine = self._config.engine
+        kernels = self._config.engine.kernels
         with (
-            rows.native(engine.linear == "ffi_cpu"),
-            packed.exact(engine.activations == "exact"),
+            rows.native(kernels.linear == "ffi_cpu"),
+            packed.exact(kernels.activations == "exact"),
         ):
             jitted = jax.jit(
                 function, donate_argnums=donated, keep_unused=True,

@@ -14,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.engine import MIN_DETERMINISTIC_ROWS, Config
+from configs.engine import Config
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from inference.runtime import accepted_path, packed_output
 from inference.runtime.accepted_path import AcceptedPath
 from inference.runtime.batch import Admissions, Batch
@@ -25,7 +26,7 @@ from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
 from inference.speculation import draft_tree, proposers
 from inference.speculation.acceptance import coupled, rejection, trees
-from inference.speculation.proposer import Asked, Drafts, Fed
+from inference.speculation.proposer import DraftInputs, Drafts, SampledStep
 from layers import decoder, kv_cache, topk
 from layers.kv_cache import Cache
 from layers.params import Params
@@ -54,7 +55,7 @@ def init_slots(config: Config) -> SlotState:
     them.
     """
     rows, vocab = config.engine.max_seqs + 1, config.model.vocab_size
-    counts = (rows, 2, vocab) if config.engine.penalties else (1, 1, 1)
+    counts = (rows, 2, vocab) if config.engine.requests.penalties else (1, 1, 1)
     put = functools.partial(jax.device_put, may_alias=False)
     proposer, visits = proposers.of(config), config.model.mixtures
     return SlotState(
@@ -170,7 +171,7 @@ def step(
         law = _Law(logits_QV, own, position_Q, counts, mask_QX)
         ids_Q, num_accepted_R, path_RW = _verify(config, shape, ids_Q, law, batch, drafts, ragged)
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
-        top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
+        top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.requests.top_logprobs)
     num_accepted_Y = jnp.pad(num_accepted_R, (0, shape.prefill[0]))
     num_emitted_Y = jnp.where(batch.emits_Y, 1 + num_accepted_Y, 0).astype(jnp.int32)
     by_row = functools.partial(_rows_of_logits, shape=shape, path_RW=path_RW)
@@ -185,7 +186,7 @@ def step(
         top_ids=by_row(top_Qn[1]),
         top_logprobs=by_row(top_Qn[0]),
         **prompt_results.score(
-            logits, shape, hidden_TD, batch.targets_T, config.engine.top_logprobs
+            logits, shape, hidden_TD, batch.targets_T, config.engine.requests.top_logprobs
         ),
         pooled=prompt_results.pool(shape, hidden_TD, batch.is_pooled_YW),
     )
@@ -201,7 +202,7 @@ def step(
             ragged, tokens_T, hidden_TD = path.ragged, path.along(tokens_T), path.along(hidden_TD)
             features = tuple(map(path.along, features))
     if proposer is not None:
-        after = Fed(
+        after = SampledStep(
             ragged, tokens_T, hidden_TD, features, _num_kept(shape, batch, output), batch.slot_Y,
             slots.num_tokens[batch.slot_Y], output.tokens, output.num_emitted,
         )  # fmt: skip
@@ -231,12 +232,12 @@ def _with_drafts(shape: StepShape, batch: Batch, drafts: Drafts) -> Batch:
     )
 
 
-def _asked(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> Asked:
+def _asked(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> DraftInputs:
     """What a proposer sees of a step."""
     (rows, width), (chunks, tokens) = shape.decode, shape.prefill
     rectangles = view(shape, slots, batch).rectangles
     slot_R = batch.slot_Y[:rows]
-    return Asked(
+    return DraftInputs(
         decode=rectangles[0] if rows else None,
         token_R=slots.last_token[slot_R],
         sampling=jax.tree.map(lambda x: x[slot_R], slots.sampling),
@@ -244,7 +245,7 @@ def _asked(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> 
         prompts=rectangles[-1] if chunks else None,
         prompt_YW=batch.tokens_T[rows * width :].reshape(chunks, tokens),
         greedy=shape.greedy,
-        acceptance=config.engine.acceptance,
+        acceptance=config.engine.drafts.acceptance,
     )
 
 
@@ -262,7 +263,8 @@ def _rows_to_fill(num_rows: int, config: Config, attention: str) -> int:
     """Rows of padding that products need under `deterministic`: with fewer, XLA sums in another
     order. The native library has one for any number.
     """
-    is_even = not config.engine.deterministic or (config.engine.linear, attention) == _ONE_ORDER
+    engine = config.engine
+    is_even = not engine.deterministic or (engine.kernels.linear, attention) == _ONE_ORDER
     return 0 if is_even else max(0, MIN_DETERMINISTIC_ROWS - num_rows)
 
 
@@ -324,7 +326,7 @@ def _rows_of_logits(x_Q: jax.Array, shape: StepShape, path_RW: jax.Array | None)
 
 
 class _Law(NamedTuple):
-    """What `sampler.law` takes, a row for each row of logits."""
+    """What `sampler.distribution` takes, a row for each row of logits."""
 
     logits_QV: jax.Array
     sampling: SlotSampling
@@ -350,7 +352,7 @@ def _verify(
     ids_RW = ids_Q[:num_decode].reshape(rows, width)
     token_RW = batch.tokens_T[:num_decode].reshape(rows, width)
     num_drafts_R = jnp.maximum(batch.query_length_Y[:rows] - 1, 0)
-    rule = "coupled" if shape.greedy else config.engine.acceptance
+    rule = "coupled" if shape.greedy else config.engine.drafts.acceptance
     is_tree = drafts is not None and drafts.parent_Rk is not None
     if drafts is None or rows == 0 or width == 1 or (rule == "coupled" and not is_tree):
         return ids_Q, coupled.num_accepted(ids_RW, token_RW[:, 1:], num_drafts_R), None
@@ -363,12 +365,12 @@ def _verify(
         found = trees.coupled(ids_RW, token_RW, parent_RN, most)
         return ids_Q, found.num_emitted_R - 1, found.path_RW
     own = jax.tree.map(lambda x: x[:num_decode], law)
-    law_RWV = sampler.law(*own).reshape(rows, width, -1)
+    law_RWV = sampler.distribution(*own).reshape(rows, width, -1)
     first = slice(0, num_decode, width)
     seed_R2, position_R = own.sampling.seed[first], own.position_Q[first]
     if rule == "rejection" and not is_tree:
         ids_RW, num_emitted_R = rejection.verify(
-            law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.law_RkV
+            law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.prob_RkV
         )
         return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1, None
     accept = trees.typical if rule == "typical" else trees.by_rejection

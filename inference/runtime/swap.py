@@ -79,7 +79,7 @@ class PageSwapper:
                 stored.append(
                     jax.tree.map(
                         lambda x, first=first: np.empty(first + x.shape[1:], x.dtype),
-                        kv_cache.part(cache, layers[0], group.part),
+                        cache[layers[0]].part(group.part),
                     )
                 )
             self._stored.append(tuple(stored))
@@ -266,7 +266,7 @@ def _alike(cache: Cache, group: PageGroup) -> list[list[int]]:
     """Layers of a group by what a page of theirs is; states may differ from layer to layer."""
     found: dict[Any, list[int]] = {}
     for layer in group.layers:
-        leaves, structure = jax.tree.flatten(kv_cache.part(cache, layer, group.part))
+        leaves, structure = jax.tree.flatten(cache[layer].part(group.part))
         kind = structure, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
         found.setdefault(kind, []).append(layer)
     return list(found.values())
@@ -277,7 +277,7 @@ def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> PageCopies:
     return tuple(
         jax.tree.map(
             lambda *arrays: jnp.stack([x[page_X] for x in arrays], axis=1),
-            *(kv_cache.part(cache, layer, group.part) for layer in layers),
+            *(cache[layer].part(group.part) for layer in layers),
         )
         for layers in _alike(cache, group)
     )
@@ -285,14 +285,15 @@ def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> PageCopies:
 
 def _write(cache: Cache, page_X: jax.Array, data: PageCopies, group: PageGroup) -> Cache:
     """The cache with these pages in place; sinks may be written."""
-    for layers, own in zip(_alike(cache, group), data, strict=True):
+    leaves = list(cache)
+    for layers, copies in zip(_alike(cache, group), data, strict=True):
         for i, layer in enumerate(layers):
-            leaf = jax.tree.map(
+            part = jax.tree.map(
                 lambda pages, new, i=i: pages.at[page_X].set(new[:, i], mode="promise_in_bounds"),
-                kv_cache.part(cache, layer, group.part), own,
+                cache[layer].part(group.part), copies,
             )  # fmt: skip
-            cache = kv_cache.with_part(cache, layer, group.part, leaf)
-    return cache
+            leaves[layer] = cache[layer].with_part(group.part, part)
+    return tuple(leaves)
 
 
 class StateSnapshots:

@@ -12,10 +12,10 @@ from configs.kinds.experts import Experts
 from configs.model import ModelConfig
 from layers import norm
 from layers.feed_forwards import dense, routing
-from layers.linear import add_bias, linear
+from layers.linear import add_bias, grouped_linear, linear
 from layers.params import Params
 from layers.registry import StepContext, Visits
-from layers.stacks import group_of_rows, grouped_linear
+from layers.stacks import group_of_rows
 from sharding import collectives
 
 

@@ -16,21 +16,20 @@ import jax.numpy as jnp
 from configs.cache import BLOCK_TOKENS
 from configs.kinds.compressed import Compressed
 from configs.model import ModelConfig
-from layers import kv_cache, norm
+from layers import norm, page_rows
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.reference import Stretch
 from layers.kernels.device import target_is_cpu
-from layers.kv_cache import Indexed
-from layers.linear import linear
+from layers.kv_cache import Indexed, Pooled
+from layers.linear import each_linear, linear
 from layers.mixers import indexer
 from layers.params import Params
 from layers.ragged import Rectangle
 from layers.registry import Leaf, StepContext
 from layers.sparse import chosen, pooling
 from layers.sparse.pooling import turned
-from layers.stacks import each_linear
 from sharding import collectives
 
 
@@ -49,10 +48,10 @@ def apply(
     config: ModelConfig,
     kind: Compressed,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Pooled | None,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
-    """One layer: float32 [T, D], and the leaf, `kv_cache.Compressed`, with the step's tokens."""
+    """One layer: float32 [T, D], and the leaf, `Pooled`, with the step's tokens."""
     assert context.angles is not None
     ragged, (T, _) = context.ragged, x_TD.shape
     with jax.named_scope("qkv"):
@@ -125,36 +124,33 @@ def _turned_back(x_TNH: jax.Array, kind: Compressed, context: StepContext) -> ja
 
 def _written(
     projected: Projected,
-    leaf: kv_cache.Compressed,
+    leaf: Pooled,
     pool: pooling.Pool,
     config: ModelConfig,
     kind: Compressed,
     context: StepContext,
-) -> kv_cache.Compressed:
+) -> Pooled:
     """The pages with this step's tokens, and with the entries that these end."""
     ragged, group = context.ragged, context.group_beside
     _, beside = context.spec.parts
     formats = beside.page_format(config.cache_dtype), beside.pooled_format(config.cache_dtype)
     tokens = Indexed(*(
-        kv_cache.write(pages, kv_cache.as_stored(row_TX, format), ragged, group)
+        page_rows.write(pages, page_rows.as_stored(row_TX, format), ragged, group)
         for pages, row_TX, format in zip(
             (leaf.tokens.pages, leaf.tokens.index), (projected.k_TH, projected.given_TZ), formats,
             strict=True,
         )
     ))  # fmt: skip
-    is_indexed = kind.indexer is not None
-    pages: tuple[jax.Array, ...] = (leaf.entries,)
-    if is_indexed:
-        pages = leaf.entries.pages, leaf.entries.index
+    pages, tree = jax.tree.flatten(leaf.entries)
     for rectangle in ragged.rectangles:
         pages = pooling.written(pages, tokens.index, rectangle, pool, config, kind, context)
-    return kv_cache.Compressed(Indexed(*pages) if is_indexed else pages[0], tokens)
+    return Pooled(jax.tree.unflatten(tree, pages), tokens)
 
 
 def _attend(
     own: Projected,
     rectangle: Rectangle,
-    leaf: kv_cache.Compressed,
+    leaf: Pooled,
     kind: Compressed,
     options: Options,
     context: StepContext,
@@ -162,7 +158,7 @@ def _attend(
     """Of a rectangle over its pages: float32 [Y, W, N, H]."""
     page_format = context.page_format
     assert page_format is not None
-    pages = leaf.entries.pages if kind.indexer else leaf.entries
+    pages = leaf.entries.pages
     span, table_YP = pages.shape[1], rectangle.tables[context.group]
     table_YP = jnp.pad(table_YP, ((0, 0), (0, -table_YP.shape[1] % (BLOCK_TOKENS // span))))
     last_YW = _last_entry(rectangle, kind)
@@ -186,6 +182,7 @@ def _attend(
 
     def read_best() -> jax.Array:
         """Each query is a row of its own, over the entries of its own."""
+        assert isinstance(leaf.entries, Indexed)
         Y, W = last_YW.shape
         scores_YWS = indexer.scores(
             own.q_TIX, own.weights_TI, leaf.entries.index, table_YP, count_Y, context

@@ -9,12 +9,13 @@ from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.model import ModelConfig
 from layers import norm
 from layers.kernels.recurrence import api as fused
+from layers.kv_cache import Recurrent, with_states
 from layers.linear import linear
 from layers.params import Params
 from layers.recurrence import delta, rows
 from layers.recurrence.rows import Recurrence
 from layers.reduce import row_sum
-from layers.registry import Leaf, StepContext
+from layers.registry import StepContext
 from sharding import collectives
 
 _LENGTH_EPS = 1e-6  # beside the square of a query's or a key's length
@@ -26,9 +27,9 @@ def apply(
     config: ModelConfig,
     kind: DeltaNet,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Recurrent | None,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Recurrent | None]:
     """One layer: float32 [T, D], and the leaf, a tail and a state of each sequence."""
     N, M, H = kind.num_heads, kind.key_width, kind.value_width
     ragged = context.ragged
@@ -43,7 +44,7 @@ def apply(
     decay = decay_TNX[..., 0] if kind.decay_rank is None else decay_TNX
     recurrence = Recurrence((N, M, H), delta.recurrent, delta.chunked, fused.update)
     taps_Xw = params["conv"].astype(jnp.float32)
-    tails, states = (None, None) if leaf is None else leaf
+    tails, states = (None, None) if leaf is None else leaf.states
     outs = []
     with jax.named_scope("recur"):
         parts = map(ragged.split, (fed_TX, decay, beta_TN))
@@ -61,7 +62,7 @@ def apply(
         out_TX = out_TNH.reshape(len(x_TD), N * H) * _GATES[kind.gate](gates["gate"])
     with jax.named_scope("out"):
         out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
-    return out_TD, None if leaf is None else (tails, states)
+    return out_TD, with_states(leaf, tails, states)
 
 
 def _gates(

@@ -6,6 +6,7 @@ the key is one for all heads. DeepSeek rotates both by a Hadamard matrix before 
 which changes no product; here they are not quantized.
 """
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -13,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
-from configs.engine import MIN_DETERMINISTIC_ROWS
 from configs.kinds.latent import Indexer, Latent
 from configs.model import ModelConfig
-from layers import kv_cache, norm
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
+from layers import norm, page_rows
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds, visible
@@ -83,11 +84,11 @@ def attend(
     q_TNH: jax.Array,
     k_TKH: jax.Array,
     v_TKH: jax.Array,
-    leaf: Leaf,
+    leaf: Indexed | None,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
     """`attention.attend` over the tokens that the indexer chooses; the leaf is
-    `kv_cache.Indexed`. A query that sees no more than `indexer.top_k` reads them all.
+    `Indexed`. A query that sees no more than `indexer.top_k` reads them all.
     """
     ragged, options = context.ragged, Options(deterministic=context.deterministic)
     if leaf is None:
@@ -99,12 +100,13 @@ def attend(
         return ragged.pack(outs), None
     assert context.page_format is not None
     row_TX = packed_row(k_TKH, v_TKH, context.page_format.values_in_keys)
-    row_TX = kv_cache.as_stored(row_TX, context.page_format)
-    index_TX = kv_cache.as_stored(index.k_TX, context.spec.index_format(context.page_format.dtype))
+    row_TX = page_rows.as_stored(row_TX, context.page_format)
+    index_TX = page_rows.as_stored(index.k_TX, context.spec.index_format(context.page_format.dtype))
     write = api.implementation(context.attention).write
-    written = Indexed(
-        write(leaf.pages, row_TX, ragged, context.group),
-        kv_cache.write(leaf.index, index_TX, ragged, context.group),
+    written = dataclasses.replace(
+        leaf,
+        pages=write(leaf.pages, row_TX, ragged, context.group),
+        index=page_rows.write(leaf.index, index_TX, ragged, context.group),
     )
     rows = zip(
         *map(ragged.split, (q_TNH, index.q_TIX, index.weights_TI)), ragged.rectangles, strict=True
@@ -228,7 +230,7 @@ def _scores(
     def block(j: jax.Array, scores_YWS: jax.Array) -> jax.Array:
         ids_YP = jax.lax.dynamic_slice_in_dim(table_YP, j * block_pages, block_pages, axis=1)
         found = pages.at[ids_YP].get(mode="promise_in_bounds")
-        k_YSX = kv_cache.numbers(found, index_format, q_YWIX.dtype).reshape(Y, block_tokens, X)
+        k_YSX = page_rows.numbers(found, index_format, q_YWIX.dtype).reshape(Y, block_tokens, X)
 
         def score(q_YWIX: jax.Array, weights_YWI: jax.Array) -> jax.Array:
             products_YUS = jax.nn.relu(reference.dot(q_YWIX.reshape(Y, -1, X), k_YSX, 2))

@@ -9,6 +9,7 @@ from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.model import ModelConfig
 from layers.kernels.recurrence import api as fused
+from layers.kv_cache import Recurrent, with_states
 from layers.linear import add_bias, linear
 from layers.norm import gated_norm, rms_norm
 from layers.params import Params
@@ -16,7 +17,7 @@ from layers.recurrence import diagonal, rows
 from layers.recurrence import linear as linear_attention
 from layers.recurrence.rows import Recurrence
 from layers.recurrence.sums import rounded
-from layers.registry import Leaf, StepContext
+from layers.registry import StepContext
 from sharding import collectives
 
 
@@ -25,9 +26,9 @@ def apply_mamba(
     config: ModelConfig,
     kind: Mamba,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Recurrent | None,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Recurrent | None]:
     """One Mamba layer: float32 [T, D], and the leaf, a tail and a state of each sequence.
 
     Chips along `model` have channels of their own, and sum what each token chooses for all of them.
@@ -38,7 +39,7 @@ def apply_mamba(
             add_bias(linear(x_TD, params["in"]), params, "in_bias"), 2, axis=1
         )
     taps_Xw, bias_X = params["conv"].astype(jnp.float32), params.get("conv_bias")
-    tails, states = (None, None) if leaf is None else leaf
+    tails, states = (None, None) if leaf is None else leaf.states
     outs = []
     with jax.named_scope("convolve"):
         for fed_YWX, rectangle in zip(ragged.split(fed_TX), ragged.rectangles, strict=True):
@@ -64,8 +65,7 @@ def apply_mamba(
     y_TX *= jax.nn.silu(gate_TX)
     with jax.named_scope("out"):
         out_TD = collectives.total(linear(y_TX.astype(config.dtype), params["out"]))
-    leaf = None if leaf is None else (tails, states)
-    return add_bias(out_TD, params, "out_bias"), leaf
+    return add_bias(out_TD, params, "out_bias"), with_states(leaf, tails, states)
 
 
 def _chosen(
@@ -93,9 +93,9 @@ def apply_mamba2(
     config: ModelConfig,
     kind: Mamba2,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Recurrent | None,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Recurrent | None]:
     """One Mamba-2 layer: float32 [T, D], and the leaf, a tail and a state of each sequence."""
     N, H, G, M = kind.num_heads, kind.head_width, kind.num_groups, kind.state_width
     ragged = context.ragged
@@ -114,7 +114,7 @@ def apply_mamba2(
     recurrence = Recurrence(
         (N, M, H), linear_attention.recurrent, linear_attention.chunked, fused.update_linear
     )
-    tails, states = (None, None) if leaf is None else leaf
+    tails, states = (None, None) if leaf is None else leaf.states
     outs = []
     with jax.named_scope("recur"):
         parts = zip(ragged.split(fed_TX), ragged.split(step_TN), ragged.rectangles, strict=True)
@@ -140,8 +140,7 @@ def apply_mamba2(
         y_TI *= jax.nn.silu(gate_TI)
     with jax.named_scope("out"):
         out_TD = collectives.total(linear(y_TI.astype(config.dtype), params["out"]))
-    leaf = None if leaf is None else (tails, states)
-    return add_bias(out_TD, params, "out_bias"), leaf
+    return add_bias(out_TD, params, "out_bias"), with_states(leaf, tails, states)
 
 
 def _spread(scales: Sequence[float], sizes: Sequence[int]) -> jax.Array:

@@ -10,14 +10,14 @@ its place, and the entry written again; no query before an entry's last token se
 read depends on a sequence's own tokens alone, and a rejected draft needs no undo.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 
 from configs.kinds.compressed import Compressed
 from configs.model import ModelConfig
-from layers import kv_cache, norm
+from layers import norm, page_rows
 from layers.kernels.device import target_is_cpu
 from layers.params import Params
 from layers.ragged import Rectangle
@@ -87,14 +87,14 @@ def turned(x_TNH: jax.Array, turns: tuple[jax.Array, jax.Array], neighbours: boo
 
 
 def written(
-    pages: tuple[jax.Array, ...],
+    pages: Sequence[jax.Array],
     given: jax.Array,
     rectangle: Rectangle,
     pool: Pool,
     config: ModelConfig,
     kind: Compressed,
     context: StepContext,
-) -> tuple[jax.Array, ...]:
+) -> list[jax.Array]:
     """Pages of entries with those whose last token is in a rectangle.
 
     Args:
@@ -123,7 +123,7 @@ def written(
         at_YX = jnp.maximum(at_YX, 0)
         page_YX = jnp.take_along_axis(token_tables, at_YX // page_tokens, axis=1)
         rows = given.at[page_YX, at_YX % page_tokens].get(mode="promise_in_bounds")
-        given_YXZ = kv_cache.numbers(rows, beside.pooled_format(dtype), config.dtype)
+        given_YXZ = page_rows.numbers(rows, beside.pooled_format(dtype), config.dtype)
         given_XLZ = given_YXZ.reshape(-1, L, beside.pooled_width)
         return pool(given_XLZ, position_YEL.reshape(-1, L))
 
@@ -138,10 +138,10 @@ def written(
     page_YE = jnp.take_along_axis(entry_tables, column_YE, axis=1)
     at = jnp.where(is_whole_YE, page_YE, 0).ravel(), (entry_YE % span).ravel()
     rows = [
-        kv_cache.as_stored(entry_XZ.astype(config.dtype), format)
+        page_rows.as_stored(entry_XZ.astype(config.dtype), format)
         for entry_XZ, format in zip(entries, formats, strict=False)  # an indexer's, if there is one
     ]
-    return tuple(
-        own.at[at].set(kv_cache.encode(row_XZ, own), mode="promise_in_bounds")
-        for own, row_XZ in zip(pages, rows, strict=True)
-    )
+    return [
+        old.at[at].set(page_rows.encode(row_XZ, old), mode="promise_in_bounds")
+        for old, row_XZ in zip(pages, rows, strict=True)
+    ]

@@ -9,11 +9,13 @@ token does not depend on how many tokens were fed with it, and what a page holds
 of refused drafts is written over before it counts.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Implementation, Options
 from layers.kernels.device import target_is_cpu
@@ -26,7 +28,7 @@ _PAGES = 128  # that are scored at a time
 
 def summarized(leaf: Indexed, ragged: Ragged, group: int, page_format: PageFormat) -> Indexed:
     """The leaf with the extremes of the pages that this step has written to."""
-    index, page_tokens = leaf.index, leaf.pages.shape[1]
+    index, page_tokens = leaf.index, leaf.page_tokens
     for rectangle in ragged.rectangles:
         valid_YW, table_YP = rectangle.valid_YW, rectangle.tables[group]
         most = -(-(valid_YW.shape[1] - 1) // page_tokens) + 1
@@ -36,11 +38,12 @@ def summarized(leaf: Indexed, ragged: Ragged, group: int, page_format: PageForma
         is_written_YX = column_YX <= (last_Y // page_tokens)[:, None]
         column_YX = jnp.where(is_written_YX, column_YX, table_YP.shape[1])
         page_X = entries(table_YP, column_YX, BLOCK_TOKENS).ravel()
-        found = leaf.pages.at[page_X, :, page_format.keys].get(mode="promise_in_bounds")
-        keys_XSH = kv_cache.decode(found)
+        stored_XSH = leaf.pages.at[page_X, :, page_format.keys].get(mode="promise_in_bounds")
+        keys_XSH = page_rows.decode(stored_XSH)
         extremes_X2H = jnp.stack([keys_XSH.min(1), keys_XSH.max(1)], axis=1)
-        index = index.at[page_X].set(kv_cache.encode(extremes_X2H, index), mode="promise_in_bounds")
-    return Indexed(leaf.pages, index)
+        stored_X2H = page_rows.encode(extremes_X2H, index)
+        index = index.at[page_X].set(stored_X2H, mode="promise_in_bounds")
+    return dataclasses.replace(leaf, index=index)
 
 
 def attend(
@@ -54,7 +57,7 @@ def attend(
     token_budget: int,
 ) -> jax.Array:
     """`contract.AttendPages` of at most `token_budget` tokens in whole pages, two at least."""
-    table_YP, page_tokens = rectangle.tables[group], leaf.pages.shape[1]
+    table_YP, page_tokens = rectangle.tables[group], leaf.page_tokens
     most = max(2, token_budget // page_tokens)
     attend_pages = implementation.attend_pages
     page_bounds = implementation.page_bounds or _page_bounds
@@ -117,7 +120,7 @@ def _page_bounds(
     def block(j: jax.Array, bounds_YWKP: jax.Array) -> jax.Array:
         ids_YP = jax.lax.dynamic_slice_in_dim(table_YP, j * width, width, axis=1)
         found = extremes.at[ids_YP].get(mode="promise_in_bounds")
-        extremes_YPX = kv_cache.decode(found).reshape(Y, width, 2 * K * H)
+        extremes_YPX = page_rows.decode(found).reshape(Y, width, 2 * K * H)
 
         def score(both_YWK2KH: jax.Array) -> jax.Array:
             both_YUX = both_YWK2KH.reshape(Y, -1, 2 * K * H)

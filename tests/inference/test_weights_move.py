@@ -304,7 +304,7 @@ def test_a_checkpoint_of_another_function_is_refused(tmp_path, changes, message)
 
 def test_a_checkpoint_goes_with_a_model_that_was_changed(tmp_path):
     """By overrides: the next checkpoint says what the first said, or what runs."""
-    config = Config(resolve.resolve(str(_CHECKPOINT)).config, EngineConfig(**_SIZES))
+    config = Config(resolve.resolve(str(_CHECKPOINT)).config, EngineConfig.of(**_SIZES))
     settings = ["model.norm_eps=1e-3", "model.dtype=float32", "model.max_context=64"]
     changed = overrides.apply(config, [*settings, "model.pattern.mixer.window=32"])
     checkpoint = resolve.resolve(str(_CHECKPOINT)).open(None)

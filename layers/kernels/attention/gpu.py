@@ -12,7 +12,7 @@ Such a kernel is as good as its memory traffic. So
   keeps its own maximum, mass and values (online softmax, Milakov & Gimelshein 2018, arXiv
   1805.02867); they are combined after (Flash-Decoding, Dao et al. 2023).
 
-The step's keys and values are already in the pages (`kv_cache.write`, in place). XLA writes them
+The step's keys and values are already in the pages (`page_rows.write`, in place). XLA writes them
 from the launch that rotates them, so an append in here would save no launch (`docs/kernels.md`).
 
 Latents have a kernel of their own (`gpu_latent.py`), which takes the place of this one's blocks.
@@ -31,7 +31,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from configs.cache import PageFormat
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels import tuning
 from layers.kernels.attention import gpu_latent, gpu_prefill, hopper
 from layers.kernels.attention.contract import (
@@ -73,7 +73,7 @@ def limit(demand: Demand, device: Device) -> str | None:
     if dtype not in _DTYPES:
         return f"reads pages of {' or '.join(_DTYPES)}, not {dtype}: set model.dtype=bfloat16"
     if page_tokens not in _PAGE_TOKENS:
-        return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.page_tokens"
+        return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.cache.page_tokens"
     if page_format.values_in_keys:
         return gpu_latent.limit(demand.num_heads, page_format, page_tokens)
     if (reason := uneven_limit(page_format)) is not None:
@@ -163,7 +163,7 @@ def attend_pages(
     else:
         attend = functools.partial(_attend_splits, out_rows=out_rows)
     values_ZKXUH, stats_ZKX2U = attend(
-        tiling.pack(q_YWNH), kv_cache.decode(pages),
+        tiling.pack(q_YWNH), page_rows.decode(pages),
         jnp.repeat(rectangle.tables[group], Z // Y, axis=0),
         jax.tree.map(lambda x_ZW: tiling.spread(x_ZW, ROWS), bounds),
         *_split_pages(bounds, valid_ZW, page_tokens, num_splits), is_whole=is_whole,

@@ -25,7 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import hopper
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.hopper import LOG2_E, ROWS
@@ -79,7 +79,7 @@ def attend_pages(
     ranges = visible_pages(bounds, valid_ZW, page_tokens), _clear(bounds, valid_ZW, step_tokens)
     padding = (0, 0), (0, _TILE_ROWS - tiling.width * G)
     found = _attend_tiles(
-        tiling.split(q_YWNH).reshape(-1, N * H), kv_cache.decode(pages), rectangle.tables[group],
+        tiling.split(q_YWNH).reshape(-1, N * H), page_rows.decode(pages), rectangle.tables[group],
         jax.tree.map(lambda x_ZW: jnp.pad(jnp.tile(x_ZW, (1, G)), padding), bounds),
         jnp.stack(jax.tree.leaves(ranges), axis=1),
         tiling=tiling, head_width=H, step_pages=step_tokens // page_tokens,

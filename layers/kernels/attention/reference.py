@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
-from configs.engine import MIN_DETERMINISTIC_ROWS
-from layers import kv_cache
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
+from layers import page_rows
 from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.device import Device
@@ -244,14 +244,14 @@ def _keys_values(
     """
     if page_format.is_quantized:
         stored_YSX = _gather(pages, ids_YP, slice(0, page_format.stored_width), 1)
-        row_YSX = kv_cache.dequantize(stored_YSX, page_format, dtype)
+        row_YSX = page_rows.dequantize(stored_YSX, page_format, dtype)
         keys, values = row_YSX[..., page_format.keys], row_YSX[..., page_format.values]
     else:
         keys, values = (
             _gather(pages, ids_YP, part, page_format.kv_heads)
             for part in (page_format.keys, page_format.values)
         )
-        keys, values = kv_cache.decode(keys), kv_cache.decode(values)
+        keys, values = page_rows.decode(keys), page_rows.decode(values)
     if page_format.value_width == page_format.key_width and page_format.values_in_keys:
         # A masked value is multiplied by 0, which its key's NaN, left in a page, would survive.
         values = jnp.where(jnp.isfinite(values), values, 0)
