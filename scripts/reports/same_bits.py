@@ -156,7 +156,7 @@ def fitted(request: Any, vocab_size: int) -> Any:
     """Returns a request with its token ids modulo the vocabulary."""
     if isinstance(request, str):
         return request
-    ids = {
+    ids: dict[str, Any] = {
         name: sorted({id % vocab_size for id in value})
         for name, value in request.items()
         if name.endswith("_ids")
