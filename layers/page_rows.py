@@ -82,9 +82,11 @@ def _scale(x_TGE: jax.Array, format: str) -> jax.Array:
     exact, fused with a sum or not.
     """
     largest_TG1 = jnp.abs(x_TGE).max(-1, keepdims=True)
-    candidates = [(largest_TG1 * (1 / most)).astype(jnp.bfloat16) for most in _LARGEST[format]]
-    best_TG1, *others = candidates
-    if not others:
+    candidates = [
+        (largest_TG1 * (1 / largest)).astype(jnp.bfloat16) for largest in _LARGEST[format]
+    ]
+    best_TG1, *alternatives = candidates
+    if not alternatives:
         return best_TG1
 
     def error(scale_TG1: jax.Array) -> jax.Array:
@@ -94,10 +96,10 @@ def _scale(x_TGE: jax.Array, format: str) -> jax.Array:
         return (jnp.round(share_TGE * 2.0**14).astype(jnp.int32) ** 2).sum(-1, keepdims=True)
 
     least_TG1 = error(best_TG1)
-    for scale_TG1 in others:
-        own_TG1 = error(scale_TG1)
-        best_TG1 = jnp.where(own_TG1 < least_TG1, scale_TG1, best_TG1)
-        least_TG1 = jnp.minimum(own_TG1, least_TG1)
+    for scale_TG1 in alternatives:
+        error_TG1 = error(scale_TG1)
+        best_TG1 = jnp.where(error_TG1 < least_TG1, scale_TG1, best_TG1)
+        least_TG1 = jnp.minimum(error_TG1, least_TG1)
     return best_TG1
 
 
@@ -126,8 +128,8 @@ def dequantize(stored_TX: jax.Array, page_format: PageFormat, dtype: Any) -> jax
         scale_TG = jax.lax.bitcast_convert_type(pairs_TG2, jnp.bfloat16).astype(jnp.float32)
         x_TGE = _as_numbers(bytes_TGX, page_format.dtype) * scale_TG[..., None]
         # Rounded here, whatever XLA would like to compute with instead.
-        kept = jnp.finfo(dtype)
-        x_TGE = jax.lax.reduce_precision(x_TGE, kept.nexp, kept.nmant)
+        precision = jnp.finfo(dtype)
+        x_TGE = jax.lax.reduce_precision(x_TGE, precision.nexp, precision.nmant)
         rows.append(x_TGE.astype(dtype).reshape(*stored_TX.shape[:-1], count * size))
         start, scales_at = stop, scales_stop
     return jnp.concatenate(rows, axis=-1)
@@ -137,8 +139,8 @@ def _as_bytes(x_TGE: jax.Array, format: str) -> jax.Array:
     """Multiples of a scale, rounded to even, as bytes; of four bits the first half of a group lies
     in the low ones.
     """
-    most = _LARGEST[format][0]
-    x_TGE = jnp.clip(x_TGE, -most, most)
+    largest = _LARGEST[format][0]
+    x_TGE = jnp.clip(x_TGE, -largest, largest)
     if format == "fp8":
         return jax.lax.bitcast_convert_type(x_TGE.astype(jnp.float8_e4m3fn), jnp.uint8)
     rounded_TGE = jnp.round(x_TGE).astype(jnp.int8)

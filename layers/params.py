@@ -66,8 +66,8 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def num_bytes(infos: Any) -> int:
     """Bytes of all parameters."""
-    found = jax.tree.leaves(infos, is_leaf=is_info)
-    return int(sum(FORMATS[i.format].bytes_for(i.elements, i.shape[-1]) for i in found))
+    leaves = jax.tree.leaves(infos, is_leaf=is_info)
+    return int(sum(FORMATS[i.format].bytes_for(i.elements, i.shape[-1]) for i in leaves))
 
 
 @jax.custom_jvp

@@ -70,11 +70,11 @@ def devices(target: Target) -> tuple[Any, ...]:
         options = {"chips_per_host_bounds": (1, 1, 1)}
     platform, name = {"gpu": ("cuda", ""), "tpu": ("tpu", target.topology)}[target.platform]
     try:
-        found = topologies.get_topology_desc(name, platform, **options).devices
+        chips = topologies.get_topology_desc(name, platform, **options).devices
     except (NotImplementedError, RuntimeError) as error:  # JAX's own are RuntimeErrors
         reason = str(error).partition("\n")[0]
         raise InputError(f"--target={target.name} cannot be compiled for: {reason}") from error
-    return tuple(found)
+    return tuple(chips)
 
 
 @contextlib.contextmanager

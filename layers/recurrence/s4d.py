@@ -43,10 +43,10 @@ def recurrent(
             rounded(a_MX.real * real) - rounded(a_MX.imag * imag) + rounded(B_MX.real * x_Y1X),
             rounded(a_MX.real * imag) + rounded(a_MX.imag * real) + rounded(B_MX.imag * x_Y1X),
         )
-        each_YMX = rounded(C_MX.real * real) - rounded(C_MX.imag * imag)
+        real_YMX = rounded(C_MX.real * real) - rounded(C_MX.imag * imag)
         after_Y2MX = jnp.stack([real, imag], axis=1)
         after_Y2MX = jnp.where(is_valid_Y[:, None, None, None], after_Y2MX, state_Y2MX)
-        return after_Y2MX, product("YM,YMX->YX", ones_YM, each_YMX)
+        return after_Y2MX, product("YM,YMX->YX", ones_YM, real_YMX)
 
     if is_valid_YW is None:
         is_valid_YW = jnp.ones(x_YWX.shape[:2], bool)

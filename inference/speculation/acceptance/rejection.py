@@ -81,7 +81,7 @@ def residual(law_RV: jax.Array, draft_law_RV: jax.Array) -> jax.Array:
     """(q - p)+, not normalized: what is left of the target's law once a draft is rejected."""
     rest_RV = jnp.maximum(law_RV - draft_law_RV, 0)
     # Rounding may reject a draft of two laws that are the same; and a proposer's may be NaN.
-    is_some_R1 = collectives.most(rest_RV.max(axis=-1, keepdims=True)) > 0
+    is_some_R1 = collectives.maximum(rest_RV.max(axis=-1, keepdims=True)) > 0
     return jnp.where(is_some_R1, rest_RV, law_RV)
 
 
