@@ -51,7 +51,6 @@ SERVER_ROOMS = ("protocol", "endpoints", "web", "replicas")  # of inference/serv
 ENGINELESS = ("checkpoints", "planner", "training", "quantize", "prune")
 
 MEDIAN_LINES, P90_LINES, MAX_LINES, MAX_KERNEL_LINES, MAX_TEST_LINES = 150, 350, 500, 800, 600
-MAX_MODULES = 12  # of a folder, presets and apps not counted
 
 
 # --- what is in the repository --------------------------------------------------------------------
@@ -351,14 +350,6 @@ def test_few_files_are_long():
     lines = budgeted_lines()
     p90 = lines[math.ceil(0.9 * len(lines)) - 1]
     assert p90 <= P90_LINES, f"the 90th percentile is {p90} lines, over {P90_LINES}"
-
-
-def test_no_folder_is_crowded():
-    files = [p for p in python_files() if p.name != "__init__.py"]
-    files = [p for p in files if not is_preset(p) and not is_app(p)]
-    modules = collections.Counter(p.parent for p in files if not relative(p).startswith("tests/"))
-    problems = [f"{relative(f)} has {n} modules" for f, n in modules.items() if n > MAX_MODULES]
-    report(f"a folder has at most {MAX_MODULES} modules:", problems)
 
 
 def test_no_file_is_too_long():

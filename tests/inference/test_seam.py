@@ -82,9 +82,9 @@ def test_the_specs_make_two_page_groups():
     assert paged.bytes_per_entry("float32") == 12 and reader.bytes_per_entry("float32") == 0
     assert [spec.bytes_per_sequence(2) for spec in MODEL.cache_specs] == [0, 12, 0, 0]
     engine = make()
-    pages, state, window, nothing = engine.model_runner.cache
-    assert nothing is None and [x.shape for x in state.states] == [(5, 3, 1)]
-    assert (pages.shape[0], window.shape[0]) == engine.config.num_pages
+    full, state, window, shared = engine.model_runner.cache
+    assert shared == kv_cache.Empty() and [x.shape for x in state.states] == [(5, 3, 1)]
+    assert (full.pages.shape[0], window.pages.shape[0]) == engine.config.num_pages
 
 
 def test_the_continuation_is_not_trivial():

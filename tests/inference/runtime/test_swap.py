@@ -2,6 +2,7 @@
 
 import gc
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -19,7 +20,7 @@ from tests import fakes
 
 
 def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
-    """Made-up int8 pages and their scales, in each layer of both groups."""
+    """Pages and an index, in each layer of both groups."""
     model = fakes.gemma()
     engine = EngineConfig(page_tokens=8, max_seqs=2, preemption="swap", max_context=64)
     config, generator = Config(model, engine), np.random.default_rng(0)
@@ -27,19 +28,20 @@ def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
     def leaf(layer):
         num_pages = config.num_pages[model.groups_of_layer[layer][0]]
         pages = generator.integers(-128, 128, (num_pages, 8, 20)).astype(np.int8)
-        return {"pages": pages, "scales": generator.random((num_pages, 8, 2), np.float32)}
+        return kv_cache.Indexed(pages, generator.random((num_pages, 8, 2), np.float32))
 
     before = tuple(leaf(layer) for layer in range(model.num_layers))
     swapper = PageSwapper(config, before)
     out = [Transfer(0, 2, 1, True), Transfer(0, 3, 2, True), Transfer(1, 4, 1, True)]
     back = [Transfer(0, 5, 2, False), Transfer(0, 1, 1, False), Transfer(1, 2, 1, False)]
     cache = swapper.transfer(jax.tree.map(jnp.asarray, before), (tuple(out + back),))
-    for layer, found in enumerate(cache):
+    for layer, leaf in enumerate(cache):
         moved = {1: 2, 5: 3} if model.groups_of_layer[layer] == (0,) else {2: 4}
-        for name, pages in before[layer].items():
-            expected = pages.copy()
-            expected[list(moved)] = pages[list(moved.values())]
-            np.testing.assert_array_equal(found[name][1:], expected[1:])
+        order = [moved.get(page, page) for page in range(1, len(leaf.pages))]
+        chex.assert_trees_all_equal(
+            jax.tree.map(lambda pages: pages[1:], leaf),
+            jax.tree.map(lambda pages, order=order: pages[order], before[layer]),
+        )
 
 
 @pytest.mark.parts(3)
@@ -62,11 +64,12 @@ def test_every_part_of_a_cache_goes_to_the_host_and_comes_back(model):
     cache = swapper.transfer(jax.tree.map(jnp.asarray, before), (tuple(transfers),))
     for group in config.cached_groups:
         for layer in group.layers:
-            found, kept = (
-                jax.tree.leaves(kv_cache.part(each, layer, group.part)) for each in (cache, before)
+            chex.assert_trees_all_equal(
+                jax.tree.map(lambda pages: pages[1:], cache[layer].part(group.part)),
+                jax.tree.map(
+                    lambda pages: pages[[2, *range(2, len(pages))]], before[layer].part(group.part)
+                ),
             )
-            for pages, old in zip(found, kept, strict=True):
-                np.testing.assert_array_equal(pages[1:], [old[2], *old[2:]])
 
 
 class _Unfinished:
