@@ -31,10 +31,10 @@ class DeviceMemory:
 
     def set_params(self, params: Params) -> None:
         """Other weights, packed for the runner; all devices get them, or none."""
-        own = self._worker and self._worker.params_of(params)
+        worker_params = self._worker.params_of(params) if self._worker else {}
         self._runner.params = self._runner.params | params  # the model that drafts stays
         if self._worker:
-            self._worker.model_runner.params = own
+            self._worker.model_runner.params = worker_params
 
     def free(self, keeps_weights: bool, keeps_pages: bool) -> None:
         """Frees all of it, or, where what is kept finds no room in the host's memory, nothing;

@@ -16,6 +16,7 @@ import numpy as np
 from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.settings.section import paths
 from inference import new_weights, prefill_worker
 from inference.checkpoints import resolve, weight_formats
 from inference.checkpoints.load import Progress
@@ -72,7 +73,7 @@ class Engine:
         self.eos_ids = eos_ids if isinstance(eos_ids, Set) else frozenset(eos_ids)
         self.input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
         self.scheduler = Scheduler(config, *cache_policy.of_caches(config))
-        if config.engine.adapt_drafts:
+        if config.engine.drafts.adapt_drafts:
             self.scheduler.draft_policy = AdaptiveDrafts(config.engine)
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self.records = self._steps.records
@@ -113,20 +114,19 @@ class Engine:
             model: as `--model` takes it.
             progress: told of downloads and conversions.
             executables: as `--executables` takes it.
-            settings: fields of `EngineConfig`, and `dtype` and `cache_format` of the model.
+            settings: of `EngineConfig` and its groups by name, and `dtype` and `cache_format` of
+                the model.
 
         Raises:
             InputError: the model or a setting is not valid.
         """
-        names = ["dtype", "cache_format", *(f.name for f in dataclasses.fields(EngineConfig))]
+        places = {name: f"model.{name}" for name in ("dtype", "cache_format")}
+        places |= paths(EngineConfig)
         for name in settings:
-            if name not in names:
-                raise InputError(f"unknown setting {name!r}; valid: {', '.join(names)}")
+            if name not in places:
+                raise InputError(f"unknown setting {name!r}; valid: {', '.join(places)}")
         resolved = resolve.resolve(model)
-        changes = [
-            f"{'model' if name in names[:2] else 'engine'}.{name}={value}"
-            for name, value in settings.items()
-        ]
+        changes = [f"{places[name]}={value}" for name, value in settings.items()]
         config = overrides.apply(Config(resolved.config), changes)
         return cls.from_checkpoint(config, resolved.open(progress), progress, (), executables)
 
@@ -146,7 +146,7 @@ class Engine:
         Raises:
             InputError: this device cannot run it so.
         """
-        named = config.engine.linear
+        named = config.engine.kernels.linear
         config, _ = for_this_device(config)
         config, checkpoint = weight_formats.choose(config, checkpoint, named)
         weight_formats.warn_of_rounding(config)
@@ -206,8 +206,8 @@ class Engine:
 
     def step(self, is_open: bool = False) -> list[RequestOutput]:
         """Starts a step for every request that can run, and returns the outputs of the oldest one
-        in flight: with `engine.overlap` that is the one before it, which the device runs while the
-        next is scheduled. A step whose executable is not compiled yet starts in the next call.
+        in flight: with `overlap` that is the one before it, which the device runs while the next is
+        scheduled. A step whose executable is not compiled yet starts in the next call.
 
         What `generate`, `stream`, `score` and `embed` have queued is served too, but read there;
         they keep the outputs of other requests for the next call of this.
@@ -230,7 +230,7 @@ class Engine:
             if self._prefill and self._steps.waiting is None:  # which may need pages from there
                 self._prefill.launch()
             is_launched = self._steps.launch(is_open)
-            is_due = len(self._steps) > (is_launched and self.config.engine.overlap)
+            is_due = len(self._steps) > (is_launched and self.config.engine.scheduling.overlap)
             if self._prefill:
                 self._end(self._prefill.commit(waits=not (is_launched or is_due)))
             is_fetched = is_due
@@ -448,8 +448,8 @@ class Engine:
         token, or their 'mean' over all its tokens, of whatever length.
 
         Raises:
-            InputError: as `add_request` (the engine is built with `engine.embeddings`), or the
-                model gave non-finite logits.
+            InputError: as `add_request` (the engine is built with `embeddings`), or the model gave
+                non-finite logits.
         """
         params = SamplingParams(max_new_tokens=0, pooling=pooling)
         with RequestBatch(self, texts, [params] * len(texts)) as batch:

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
-from configs.engine import Config
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.settings import section
 from inference.checkpoints import provenance
 from inference.checkpoints.opened import Checkpoint
 from inference.engine import Engine
@@ -54,10 +55,9 @@ def prepared(config: Config) -> Config:
     """
     if hosts.current().count == 1:
         return config
-    engine = config.engine
-    if engine.preemption == "swap":
-        raise InputError("engine.preemption=swap goes with one host: pages are computed again")
-    return dataclasses.replace(config, engine=dataclasses.replace(engine, preemption="recompute"))
+    if config.engine.cache.preemption == "swap":
+        raise InputError("engine.cache.preemption=swap: goes with one host; leave it out")
+    return config.with_engine(preemption="recompute")
 
 
 def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
@@ -74,9 +74,10 @@ def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
         "code": key.sources(),
         "implementation of attention": attention,
     }
-    for name, part in (("model", own.model), ("engine", own.engine)):
-        fields = dataclasses.fields(part)
-        facts |= {f"{name}.{field.name}": repr(getattr(part, field.name)) for field in fields}
+    for field in dataclasses.fields(own.model):
+        facts[f"model.{field.name}"] = repr(getattr(own.model, field.name))
+    for name, value in section.values(own.engine).items():
+        facts[section.paths(EngineConfig)[name]] = repr(value)
     facts["mesh"] = str(own.mesh)
     if checkpoint is not None:
         facts["checkpoint"] = provenance.weights_digest(checkpoint)[:16]

@@ -72,12 +72,15 @@ class InputProcessor:
             raise InputError("every token is banned: allow one (min_tokens bans all end tokens)")
         if len(params.logit_bias) > MAX_BIASES:
             raise InputError(f"at most {MAX_BIASES} logit biases, not {len(params.logit_bias)}")
-        if params.needs_counts and not self._config.engine.penalties:
-            raise InputError("penalties need an engine built with engine.penalties=true")
-        if params.pooling is not None and not self._config.engine.embeddings:
-            raise InputError("pooling needs an engine built with engine.embeddings=true")
-        if params.prompt_budget is not None and not self._config.engine.prompt_budgets:
-            raise InputError("prompt_budget needs an engine built with engine.prompt_budgets=true")
+        features = self._config.engine.requests
+        if params.needs_counts and not features.penalties:
+            raise InputError("penalties need an engine built with engine.requests.penalties=true")
+        if params.pooling is not None and not features.embeddings:
+            raise InputError("pooling needs an engine built with engine.requests.embeddings=true")
+        if params.prompt_budget is not None and not features.prompt_budgets:
+            raise InputError(
+                "prompt_budget needs an engine built with engine.requests.prompt_budgets=true"
+            )
         if params.stop and self._tokenizer is None:
             raise InputError("stop strings need a tokenizer: use stop_ids")
         most = self._config.engine.max_seqs
@@ -88,8 +91,8 @@ class InputProcessor:
 
     @functools.cached_property
     def _grammars(self) -> Grammars:
-        if not self._config.engine.grammars:
-            raise InputError("a grammar needs an engine built with engine.grammars=true")
+        if not self._config.engine.requests.grammars:
+            raise InputError("a grammar needs an engine built with engine.requests.grammars=true")
         if self._tokenizer is None:
             raise InputError("a grammar needs a tokenizer")
         return Grammars(self._tokenizer, self._eos_ids)
@@ -105,7 +108,7 @@ class InputProcessor:
 
     def _check_seed(self, params: SamplingParams) -> None:
         """What a request asks for; its answers have seeds of their own."""
-        acceptance = self._config.engine.acceptance
+        acceptance = self._config.engine.drafts.acceptance
         if params.seed is not None and acceptance != "coupled":
             raise InputError(
                 f"a seed asks for plain decoding's tokens: leave it or acceptance={acceptance} out"
@@ -117,11 +120,11 @@ class InputProcessor:
         """
         width = sequence.params.beam_width
         need = width + len(sequence.end_ids)
-        if width and self._config.engine.top_logprobs < need:
+        num_tops = self._config.engine.requests.top_logprobs
+        if width and num_tops < need:
             raise InputError(
                 f"beam_width={width} with {len(sequence.end_ids)} end tokens needs an engine built "
-                f"with engine.top_logprobs of at least {need}, not "
-                f"{self._config.engine.top_logprobs}"
+                f"with engine.requests.top_logprobs of at least {need}, not {num_tops}"
             )
 
     def sequences(
@@ -143,7 +146,7 @@ class InputProcessor:
             )
         first = self._sequence([*tokens, *output], len(tokens), params)
         first.logprobs = [math.nan] * len(output)
-        if self._config.engine.top_logprobs:
+        if self._config.engine.requests.top_logprobs:
             first.top_logprobs = [((), ())] * len(output)
         self._check_beams(first)
         sequences, num_siblings = [first], params.num_samples - 1
@@ -191,16 +194,16 @@ class InputProcessor:
         grammar = None
         if params.grammar is not None and params.max_new_tokens:
             grammar = self._grammars.start(params.grammar, tokens[num_prompt_tokens:])
-        engine = self._config.engine
-        proposes = engine.proposer is not None
+        drafts, cache = self._config.engine.drafts, self._config.engine.cache
+        proposes = drafts.proposer is not None
         num_excess_tokens = prompt_pages.num_excess_tokens(
             num_prompt_tokens, params.prompt_budget, self._config.page_tokens
         )
         return Sequence(
             self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
             speculates=proposes and params.speculate and not params.beam_width and grammar is None,
-            needs_commit=engine.num_drafts > 0 and not proposes,
+            needs_commit=drafts.num_drafts > 0 and not proposes,
             grammar=grammar, arrival_s=hosts.current().now(),
-            cache_key=cache_key(engine, self._next_id, params.cache_salt),
+            cache_key=cache_key(cache, self._next_id, params.cache_salt),
             num_excess_tokens=num_excess_tokens,
         )  # fmt: skip

@@ -47,7 +47,7 @@ def reader(
         read, drafting = reader(config, checkpoint, progress), reader(config.for_draft(), draft)
         return lambda: read() | {"draft": drafting()}
     infos, mesh = decoder.param_infos(config.model), meshes.of(config.mesh)
-    packs = config.engine.linear == "ffi_cpu" and mesh is None
+    packs = config.engine.kernels.linear == "ffi_cpu" and mesh is None
     return functools.partial(
         checkpoint.load_params, infos, progress, linear.placement(config, mesh),
         linear.abstract(config, infos) if packs else None,
@@ -94,7 +94,7 @@ def find(
         raise InputError(f"{shown(str(source))} is another model than {config.model.name}")
     _check_function(str(source), resolved.config, config.model, declared)
     chosen, checkpoint = weight_formats.choose(
-        config, resolved.open(progress), config.engine.linear
+        config, resolved.open(progress), config.engine.kernels.linear
     )
     stored = resolved.config.formats if config.engine.weights is None else chosen.model.formats
     if stored != config.model.formats:

@@ -72,10 +72,11 @@ class PrefillWorker:
         self.scheduler.shapes = tuple(shape for shape in shapes if not shape.decode[0])
         params = self.params_of(receiver.params)
         self.model_runner = ModelRunner(own, params, expected, self._mesh)
-        self._overlaps = own.engine.overlap
+        self._overlaps = own.engine.scheduling.overlap
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self._led: dict[Sequence, Sequence] = {}  # leader -> who waits for it
-        page_bytes = own.cached_model.page_bytes(own.page_tokens, own.engine.latent_lanes or 1)
+        lanes = own.engine.cache.latent_lanes or 1
+        page_bytes = own.cached_model.page_bytes(own.page_tokens, lanes)
         self._page_bytes = [own.mesh.num_chips * size for size in page_bytes]
         self.sent_bytes = 0
 

@@ -8,8 +8,6 @@ bfloat16 of each of their groups. A kernel never sees what wrote them, and nothi
 knows of them.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -30,9 +28,9 @@ def token_major(num_pages: int, page_tokens: int, page_format: PageFormat) -> ja
     return jax.ShapeDtypeStruct(shape, stored_dtype(dtype))
 
 
-def stored_dtype(dtype: str) -> Any:
+def stored_dtype(dtype: str) -> jnp.dtype:
     """Type that holds elements of a dtype in pages."""
-    return jnp.uint16 if dtype == "bfloat16" else jnp.dtype(dtype)
+    return jnp.dtype("uint16" if dtype == "bfloat16" else dtype)
 
 
 def encode(x: jax.Array, pages: jax.Array) -> jax.Array:
@@ -103,7 +101,9 @@ def _scale(x_TGE: jax.Array, format: str) -> jax.Array:
     return best_TG1
 
 
-def numbers(stored_TX: jax.Array, page_format: PageFormat, dtype: Any) -> jax.Array:
+def numbers(
+    stored_TX: jax.Array, page_format: PageFormat, dtype: jax.typing.DTypeLike
+) -> jax.Array:
     """Rows of any format as numbers; quantized ones of a type."""
     if page_format.is_quantized:
         return dequantize(stored_TX, page_format, dtype)
@@ -115,7 +115,9 @@ def as_stored(row_TX: jax.Array, page_format: PageFormat) -> jax.Array:
     return quantize(row_TX, page_format) if page_format.is_quantized else row_TX
 
 
-def dequantize(stored_TX: jax.Array, page_format: PageFormat, dtype: Any) -> jax.Array:
+def dequantize(
+    stored_TX: jax.Array, page_format: PageFormat, dtype: jax.typing.DTypeLike
+) -> jax.Array:
     """Rows of a quantized format, uint8 [..., stored width], as numbers of a type: [..., row
     width].
     """

@@ -35,7 +35,7 @@ _TITLES = (
 _ELSEWHERE = {  # what other servers call a flag
     "api_key": "api_key_file=FILE, a key a line",
     "dtype": "set=model.dtype=...",
-    "enable_prefix_caching": "set=engine.prefix_cache=true, which is the default",
+    "enable_prefix_caching": "set=engine.cache.prefix_cache=true, which is the default",
     "kv_cache_dtype": "cache",
     "quantization": "weights",
     "max_tokens": "max_new_tokens",

@@ -119,7 +119,9 @@ class _Rows:
     def shape(self) -> tuple[int, ...]:
         return self._count, *self._values.shape[1:]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(
+        self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None
+    ) -> np.ndarray:
         return np.asarray(self[:])
 
     def __getitem__(self, index: slice | tuple[slice, slice]) -> Any:

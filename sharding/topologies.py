@@ -52,7 +52,7 @@ def prepare(target: Target) -> None:
 
 
 @functools.cache
-def devices(target: Target) -> tuple[Any, ...]:
+def devices(target: Target) -> tuple[jax.Device, ...]:
     """All devices of a target, in the compiler's order; of this machine, all that
     JAX has.
 
@@ -78,7 +78,7 @@ def devices(target: Target) -> tuple[Any, ...]:
 
 
 @contextlib.contextmanager
-def traced_for(device: Any) -> Iterator[None]:
+def traced_for(device: jax.Device) -> Iterator[None]:
     """Context in which programs are traced as if the device were JAX's default
     (`layers.kernels.device.target_device`).
     """

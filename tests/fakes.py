@@ -464,19 +464,19 @@ def engine(
     """
     arguments = {name: settings.pop(name) for name in ("tokenizer", "eos_ids") if name in settings}
     prefill, draft = settings.pop("prefill", TOGETHER), settings.pop("draft", None)
-    config = Config(model, EngineConfig(**settings), mesh, prefill, draft)
+    config = Config(model, EngineConfig.of(**settings), mesh, prefill, draft)
     is_fake = model.family == "fake"
     if params is None:
         params = fake_params(model) if is_fake else real_params(model)
     made = engines.Engine(config, params, **arguments)
-    same = EngineConfig(**{k: v for k, v in settings.items() if k not in _SCHEDULING})
+    same = EngineConfig.of(**{k: v for k, v in settings.items() if k not in _SCHEDULING})
     own = made.model_runner._executables
     if not draws:
         own._lower_step = _without_draws(own._lower_step)
     own_shapes = config.num_snapshots, draws, compiling.is_quick()
     key = Config(model, same, mesh, prefill, draft), *own_shapes
     made.model_runner._executables = _executables.setdefault(key, own)
-    if shapes != "all" and made.config.engine.chunked_prefill:
+    if shapes != "all" and made.config.engine.scheduling.chunked_prefill:
         riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
         made.scheduler.shapes = riding[-1:] if shapes == "one" else riding
     if made._prefill is not None:

@@ -141,12 +141,6 @@ def is_preset(path: Path) -> bool:
     )
 
 
-def is_app(path: Path) -> bool:
-    """What `python -m scripts.NAME` or `python -m scripts.reports.NAME` runs."""
-    is_in_scripts = relative(path).startswith("scripts/")
-    return is_in_scripts and 'if __name__ == "__main__"' in path.read_text("utf-8")
-
-
 def call_name(node: ast.Call) -> str:
     return ast.unparse(node.func)
 

@@ -49,7 +49,7 @@ def measure(model: ModelConfig, num_running: int) -> HostCost:
 
 def _config(model: ModelConfig, num_running: int) -> Config:
     context = -(-(_PROMPT + 2 * _STEPS) // BLOCK_TOKENS) * BLOCK_TOKENS
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=num_running,
         max_context=context,
         cache_bytes=num_running * sum(model.page_bytes(context)),

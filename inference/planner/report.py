@@ -149,7 +149,7 @@ def naive_seconds(
 
 def cached_seconds(config: Config, hardware: HardwareSpec, num_prompt: int, num_new: int) -> float:
     """Predicted time of the same by an engine with a cache: the prompt once, then a row a token."""
-    chunk, rows = config.engine.chunk_tokens, 2
+    chunk, rows = config.engine.shapes.chunk_tokens, 2
     if step_shapes.leaves_padding_out(config, config.model):
         chunk = rows = 1
     seconds = functools.partial(_step_seconds, config.model, hardware)

@@ -118,20 +118,20 @@ def drafting_operations(config: Config, record: StepRecord) -> tuple[Operation, 
 def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
     """Each run of what drafts, up to the last draft; a draft model is fed with that, too."""
     assert config.draft is not None
-    engine, (num_rows, width) = config.engine, record.shape.decode
+    drafts, (num_rows, width) = config.engine.drafts, record.shape.decode
     if width == 1:
         return
     if step_shapes.leaves_padding_out(config, config.draft):
         num_rows = len(record.rows)
     starts = [context - queries + 1 for queries, context in record.rows]  # with the newest token
     if isinstance(config.draft, Medusa):
-        yield from [Work(num_rows, (), num_rows)] * min(engine.draft_levels, width - 1)
-    elif not engine.has_trees:
+        yield from [Work(num_rows, (), num_rows)] * min(drafts.levels, width - 1)
+    elif not drafts.has_tree:
         for n in range(width - isinstance(config.draft, Eagle)):
             yield Work(num_rows, tuple(Rows(1, 1, start + n) for start in starts), num_rows)
     else:
         first = 0  # of a level, among the nodes
-        for last in engine.level_sizes:
+        for last in drafts.level_sizes:
             nodes = first + last
             rows = tuple(Rows(1, nodes, start + nodes - 1) for start in starts)
             yield Work(num_rows * nodes, rows, num_rows * last)

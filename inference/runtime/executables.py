@@ -26,6 +26,8 @@ from layers.kernels.cpu import rows
 from layers.kernels.device import compiler_options
 from layers.kernels.linear import api as linear
 from layers.kernels.linear import packed
+from layers.kv_cache import Cache
+from layers.params import Params
 from sharding import mesh as meshes
 from sharding.mesh import ALIKE, AXES, EACH_GROUP, EVERY_CHIP
 
@@ -33,6 +35,7 @@ _WORKERS = 2
 
 
 Executable = Compiled | LoadedExecutable
+Outputs = tuple[Cache, step.SlotState, PackedOutput]  # of a step
 
 
 class Executables:
@@ -44,9 +47,9 @@ class Executables:
         self,
         config: Config,
         attention: str,
-        params: Any,
-        cache: Any,
-        slots: Any,
+        params: Params,
+        cache: Cache,
+        slots: step.SlotState,
         mesh: Mesh | None = None,
         files: ExecutableFiles | None = None,
     ):
@@ -143,7 +146,7 @@ class Executables:
 
     def _arguments_of(self, shape: StepShape | None) -> tuple[Any, ...]:
         """Shapes of a program's arguments, on a mesh those of all chips."""
-        batch: Any
+        batch: batches.Batch | batches.Admissions
         if shape is None:
             batch = batches.build_admissions((), self._config)
         else:
@@ -152,7 +155,7 @@ class Executables:
         return *arguments, *meshes.spread(self._mesh, (abstract(batch),), (EACH_GROUP,))
 
     def _lower_step(self, shape: StepShape) -> Lowered:
-        function: Callable[..., Any] = functools.partial(
+        function: Callable[..., Outputs] = functools.partial(
             step.step, config=self._config, shape=shape, attention=self._attention
         )
         weights = None if self._mesh is None else linear.specs(self._config.model.parameters())
@@ -185,10 +188,10 @@ class Executables:
         """
         function = meshes.over(self._mesh, function, in_specs, out_specs)
         donated = len(arguments) - 3, len(arguments) - 2
-        engine = self._config.engine
+        kernels = self._config.engine.kernels
         with (
-            rows.native(engine.linear == "ffi_cpu"),
-            packed.exact(engine.activations == "exact"),
+            rows.native(kernels.linear == "ffi_cpu"),
+            packed.exact(kernels.activations == "exact"),
         ):
             jitted = jax.jit(
                 function, donate_argnums=donated, keep_unused=True,
@@ -197,13 +200,13 @@ class Executables:
             return jitted.lower(*arguments)
 
 
-def _with_all_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_all_outputs(function: Callable[..., Outputs]) -> Callable[..., Outputs]:
     """A step whose output is that of all data shards, since every host commits them all: a sum,
     which is what a TPU's compiler makes of a gather of so little.
     """
 
     @functools.wraps(function)  # arguments keep their names
-    def run(*arguments: Any) -> tuple[Any, Any, PackedOutput]:
+    def run(*arguments: Params | Cache | step.SlotState | batches.Batch) -> Outputs:
         cache, slots, output = function(*arguments)
         shard_words_X, shards = output.words_X, jax.lax.axis_size(AXES[:2])
         words_SX = jnp.zeros((shards, len(shard_words_X)), shard_words_X.dtype)

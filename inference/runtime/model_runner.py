@@ -2,7 +2,6 @@
 warm-up.
 """
 
-import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterable
@@ -46,8 +45,8 @@ def for_this_device(config: Config) -> tuple[Config, str]:
     before weights are read.
 
     Raises:
-        InputError: `engine.deterministic` on a device where it was not measured, or
-            `engine.attention` or `engine.linear` names an implementation that cannot run.
+        InputError: `engine.deterministic` on a device where it was not measured, or a field of
+            `engine.kernels` names an implementation that cannot run.
     """
     platform = target_device().platform
     if config.engine.deterministic and platform != "cpu":
@@ -55,34 +54,30 @@ def for_this_device(config: Config) -> tuple[Config, str]:
             f"engine.deterministic holds on XLA's cpu backend, it is not measured on {platform}"
         )
     config = config.for_platform(platform)
-    if platform == "cpu" and {config.engine.linear, config.engine.attention} != {"reference"}:
+    kernels = config.engine.kernels
+    if platform == "cpu" and {kernels.linear, kernels.attention} != {"reference"}:
         cpu_kernels.load()
-    config = _with(config, linear=linear.choose(config))
+    config = config.with_engine(linear=linear.choose(config))
     attention = api.choose(config)
-    if config.engine.free_padding is None:
+    if config.engine.shapes.free_padding is None:
         is_native = attention.name == "ffi_cpu" and not config.prefill.chips
         drafting = config.draft or config.model
         is_free = is_native and step_shapes.leaves_padding_out(config, drafting)
-        config = _with(config, free_padding=is_free)
+        config = config.with_engine(free_padding=is_free)
     _log(config, attention)
     return config, attention.name
-
-
-def _with(config: Config, **changes: Any) -> Config:
-    """With other fields of the engine."""
-    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, **changes))
 
 
 def _log(config: Config, attention: api.Choice) -> None:
     """One line names the implementations; it is a warning where a faster one cannot run."""
     device = target_device()
-    is_slow = attention.name == "reference" and config.engine.attention is None
+    is_slow = attention.name == "reference" and config.engine.kernels.attention is None
     why = "".join(f"; {name} {reason}" for name, reason in attention.passed_over.items())
     # Where the CPU's library is not there, a line of its own has said why.
     level = logging.WARNING if is_slow and device.platform != "cpu" else logging.INFO
     logging.log(
         level, "on %s: attention by %s, products by %s%s", device.kind, attention.name,
-        config.engine.linear, why,
+        config.engine.kernels.linear, why,
     )  # fmt: skip
 
 
@@ -91,7 +86,7 @@ def cache_arguments(config: Config, attention: str) -> tuple[Any, ...]:
     num_pages = tuple(n * config.device_pages for n in config.num_pages)
     return (
         config.cached_model, num_pages, config.device_page_tokens, config.engine.max_seqs,
-        config.engine.num_drafts, api.implementation(attention).layout, config.num_snapshots,
+        config.engine.drafts.num_drafts, api.implementation(attention).layout, config.num_snapshots,
     )  # fmt: skip
 
 
@@ -184,10 +179,10 @@ class ModelRunner:
         self._swapper.forget_reads()
         self.cache: Cache = ()  # frees what there is: two may not fit
         arguments = self._cache_arguments
-        with rows.native(self.config.engine.linear == "ffi_cpu"):
+        with rows.native(self.config.engine.kernels.linear == "ffi_cpu"):
             if self._mesh is None:
                 self.cache = kv_cache.init(*arguments)
-                self.slots: Any = step.init_slots(self.config)
+                self.slots: step.SlotState | None = step.init_slots(self.config)
                 return
             self.cache = meshes.put(
                 self._mesh, meshes.EVERY_CHIP, lambda group, chip: kv_cache.init(*arguments)
@@ -207,6 +202,7 @@ class ModelRunner:
             raise InputError("the visits of experts are counted on one host only")
         if self.config.model.mixtures is None:
             raise InputError(f"{self.config.model.name} has no experts")
+        assert self.slots is not None
         visits = np.asarray(self.slots.expert_visits)
         groups = self.config.mesh.num_groups
         total: np.ndarray = visits.reshape(groups, -1, visits.shape[1]).sum(0, dtype=np.uint32)
@@ -224,7 +220,7 @@ class ModelRunner:
 
     def free(self) -> None:
         """Frees the device's memory, all but what is compiled; until `restore` nothing runs."""
-        self.params, self.cache, self.slots = None, (), None
+        self.params, self.cache, self.slots = {}, (), None
         self._swapper.free()
 
     def restore(self, copied: tuple[Any, Any], params: Params | None = None) -> None:
@@ -254,7 +250,7 @@ class ModelRunner:
         weights = engine.weights or "+".join(
             sorted({name for formats in layer_formats for name in formats})
         )
-        return ", ".join(filter(None, (engine.linear, self._attention, weights)))
+        return ", ".join(filter(None, (engine.kernels.linear, self._attention, weights)))
 
     @property
     def cache_bytes(self) -> int:
@@ -326,7 +322,7 @@ class ModelRunner:
                 self.wait(self.launch(schedule, batches.build(schedule, self.config)))
                 progress()
             admit.result()
-        if self.config.engine.prompt_budgets:
+        if self.config.engine.requests.prompt_budgets:
             self.prepare_observer()
         self._swapper.warm_up()
         self._snapshots.prepare()

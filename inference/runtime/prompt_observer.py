@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.engine import OBSERVED_TOKENS, Config
+from configs.engine import Config
 from configs.model import ModelConfig
+from configs.settings.requests import OBSERVED_TOKENS
 from inference.runtime.batch import device_pages
 from layers import decoder
 from layers.kernels.cpu import rows
@@ -33,8 +34,8 @@ class PromptObserver:
         self._config = config
         self._run = functools.partial(
             observe, model=config.chip_model, deterministic=config.engine.deterministic,
-            attention=attention, is_native=config.engine.linear == "ffi_cpu",
-            is_exact=config.engine.activations == "exact",
+            attention=attention, is_native=config.engine.kernels.linear == "ffi_cpu",
+            is_exact=config.engine.kernels.activations == "exact",
         )  # fmt: skip
         self.is_compiled = False
 

@@ -8,13 +8,14 @@ sequence and a sink row for padding. Phases differ only in data; `StepShape` alo
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.engine import MIN_DETERMINISTIC_ROWS, Config
+from configs.engine import Config
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from inference.runtime import accepted_path, packed_output
 from inference.runtime.accepted_path import AcceptedPath
 from inference.runtime.batch import Admissions, Batch
@@ -44,7 +45,7 @@ class SlotState:
     last_token: jax.Array  # i32[B+1] newest token, not in the cache yet
     sampling: SlotSampling  # per-request parameters, written at admission
     counts: jax.Array  # u16[B+1, 2, V] in prompt and output; [1, 1, 1] without penalties
-    proposer: Any = None  # its arrays [B+1, ...]
+    proposer: jax.Array | tuple[()] | None = None  # its arrays [B+1, ...]
     # u32[L, E] tokens that visited each expert of each mixture, modulo 2^32; None without mixtures
     expert_visits: jax.Array | None = None
 
@@ -54,7 +55,7 @@ def init_slots(config: Config) -> SlotState:
     them.
     """
     rows, vocab = config.engine.max_seqs + 1, config.model.vocab_size
-    counts = (rows, 2, vocab) if config.engine.penalties else (1, 1, 1)
+    counts = (rows, 2, vocab) if config.engine.requests.penalties else (1, 1, 1)
     put = functools.partial(jax.device_put, may_alias=False)
     proposer, visits = proposers.of(config), config.model.mixtures
     return SlotState(
@@ -62,7 +63,7 @@ def init_slots(config: Config) -> SlotState:
         last_token=put(np.zeros(rows, np.int32)),
         sampling=put(parameters.init(rows, vocab)),
         counts=put(np.zeros(counts, np.uint16)),
-        proposer=proposer and put(proposer.init()),
+        proposer=None if proposer is None else put(proposer.init()),
         expert_visits=None if visits is None else put(np.zeros(visits, np.uint32)),
     )
 
@@ -170,7 +171,7 @@ def step(
         law = _Law(logits_QV, sampling_Q, position_Q, counts, mask_QX)
         ids_Q, num_accepted_R, path_RW = _verify(config, shape, ids_Q, law, batch, drafts, ragged)
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
-        top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
+        top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.requests.top_logprobs)
     num_accepted_Y = jnp.pad(num_accepted_R, (0, shape.prefill[0]))
     num_emitted_Y = jnp.where(batch.emits_Y, 1 + num_accepted_Y, 0).astype(jnp.int32)
     by_row = functools.partial(_rows_of_logits, shape=shape, path_RW=path_RW)
@@ -185,7 +186,7 @@ def step(
         top_ids=by_row(top_Qn[1]),
         top_logprobs=by_row(top_Qn[0]),
         **prompt_results.score(
-            logits, shape, hidden_TD, batch.targets_T, config.engine.top_logprobs
+            logits, shape, hidden_TD, batch.targets_T, config.engine.requests.top_logprobs
         ),
         pooled=prompt_results.pool(shape, hidden_TD, batch.is_pooled_YW),
     )
@@ -244,7 +245,7 @@ def _proposal_inputs(config: Config, shape: StepShape, slots: SlotState, batch: 
         prompts=rectangles[-1] if chunks else None,
         prompt_YW=batch.tokens_T[rows * width :].reshape(chunks, tokens),
         greedy=shape.greedy,
-        acceptance=config.engine.acceptance,
+        acceptance=config.engine.drafts.acceptance,
     )
 
 
@@ -262,7 +263,8 @@ def _rows_to_fill(num_rows: int, config: Config, attention: str) -> int:
     """Rows of padding that products need under `deterministic`: with fewer, XLA sums in another
     order. The native library has one for any number.
     """
-    is_even = not config.engine.deterministic or (config.engine.linear, attention) == _ONE_ORDER
+    engine = config.engine
+    is_even = not engine.deterministic or (engine.kernels.linear, attention) == _ONE_ORDER
     return 0 if is_even else max(0, MIN_DETERMINISTIC_ROWS - num_rows)
 
 
@@ -350,7 +352,7 @@ def _verify(
     ids_RW = ids_Q[:num_decode].reshape(rows, width)
     token_RW = batch.tokens_T[:num_decode].reshape(rows, width)
     num_drafts_R = jnp.maximum(batch.query_length_Y[:rows] - 1, 0)
-    rule = "coupled" if shape.greedy else config.engine.acceptance
+    rule = "coupled" if shape.greedy else config.engine.drafts.acceptance
     is_tree = drafts is not None and drafts.parent_Rk is not None
     if drafts is None or rows == 0 or width == 1 or (rule == "coupled" and not is_tree):
         return ids_Q, coupled.num_accepted(ids_RW, token_RW[:, 1:], num_drafts_R), None

@@ -264,7 +264,7 @@ def _kind(transfer: Transfer) -> tuple[int, bool]:
 
 def _alike(cache: Cache, group: PageGroup) -> list[list[int]]:
     """Layers of a group by what a page of theirs is; states may differ from layer to layer."""
-    layers_of: dict[Any, list[int]] = {}
+    layers_of: dict[tuple[object, ...], list[int]] = {}
     for layer in group.layers:
         leaves, structure = jax.tree.flatten(cache[layer].part(group.part))
         kind = structure, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
@@ -335,7 +335,7 @@ class StateSnapshots:
 
     def _rows(self, snapshots: tuple[Snapshot, ...]) -> tuple[np.ndarray, ...]:
         """Slots, lengths and numbers, padded with sinks."""
-        rows_3A: Any = np.zeros((3, _ROWS), np.int32)
+        rows_3A = np.zeros((3, _ROWS), np.int32)
         rows_3A[0] = self._config.engine.max_seqs
         for row, snapshot in enumerate(snapshots):
             rows_3A[:, row] = snapshot.slot, snapshot.num_tokens, snapshot.number

@@ -26,8 +26,9 @@ class AdmissionControl:
         """`lengths` are those of finished requests."""
         self._pages = pages
         self._page_tokens, self._max_context = config.page_tokens, config.max_context
+        drafts = config.engine.drafts
         # A tree's nodes beside its longest branch, whose tokens are awaited.
-        self._num_branching = max(0, config.engine.num_drafts - config.engine.draft_levels)
+        self._num_branching = max(0, drafts.num_drafts - drafts.levels)
         groups = config.cached_model.page_groups
         self._windows = [group.spec.sliding(config.page_tokens) for group in groups]
         self._lengths = lengths

@@ -25,8 +25,8 @@ class WholeBatches:
         if not is_open or self._is_full(waiting):
             return True
         waited_s = now - min(sequence.arrival_s for sequence in waiting)
-        engine = self._config.engine
-        return engine.policy == "dynamic" and waited_s >= engine.max_wait_s
+        scheduling = self._config.engine.scheduling
+        return scheduling.policy == "dynamic" and waited_s >= scheduling.max_wait_s
 
     def num_decode_rows(self, num_decoding: int, num_running: int) -> int:
         """Rows that the decode rectangle has, those of ended sequences included; both numbers are

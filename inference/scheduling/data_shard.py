@@ -92,7 +92,7 @@ class DataShard:
             child.num_computed_tokens = child.num_scheduled_tokens = 0
             return False
         child.note_hit()
-        if not self._config.engine.prefix_cache:  # its pages go by the parent's key
+        if not self._config.engine.cache.prefix_cache:  # its pages go by the parent's key
             child.cache_key = None
         self.admissions.append(Admission(child, self._allocate(child), parent.slot, copies))
         return True

@@ -58,7 +58,7 @@ class Scheduler:
         waiting: sequences that no shard runs.
         commits: that no outputs were made of yet, oldest first.
         counters: of what was done.
-        draft_policy: chooses how many drafts a step verifies; None: `engine.num_drafts`.
+        draft_policy: chooses how many drafts a step verifies; None: `engine.drafts.num_drafts`.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class Scheduler:
             snapshot_tokens=snapshot_tokens,
         )  # fmt: skip
         self.shards = tuple(map(self._new_shard, range(config.mesh.num_groups)))
-        self.waiting = WaitingQueue(config.engine.max_overtakes)
+        self.waiting = WaitingQueue(config.engine.scheduling.max_overtakes)
         self.commits: deque[Commit] = deque()
         self.counters = Counters()
         usable = self.shards[0].pages.pool.num_usable_pages  # of each shard
         self._num_usable_pages = usable[: len(config.num_pages)]
         self._batches: WholeBatches | None = None
-        if config.engine.policy != "continuous":
+        if config.engine.scheduling.policy != "continuous":
             self._batches = WholeBatches(config, self._num_usable_pages)
         self._is_refused = False  # the next to admit found no room, and none has left since
 
@@ -166,7 +166,7 @@ class Scheduler:
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.is_only_read:
             self._lengths.record(sequence.num_output_tokens)
-        if not self._engine.prefix_cache:
+        if not self._engine.cache.prefix_cache:
             for shard in self.shards:
                 shard.pages.drop(sequence)
 
@@ -200,7 +200,7 @@ class Scheduler:
         half done.
         """
         self.shards = tuple(map(self._new_shard, range(len(self.shards))))
-        self.waiting = WaitingQueue(self._engine.max_overtakes)
+        self.waiting = WaitingQueue(self._engine.scheduling.max_overtakes)
         self._is_refused = False
         for sequence in sequences:
             if sequence.status is not Status.FINISHED:
@@ -225,7 +225,7 @@ class Scheduler:
         may_start = self._batches is None or self._batches.may_start(
             self.waiting, bool(running), now, is_open
         )
-        most = self._engine.num_drafts
+        most = self._engine.drafts.num_drafts
         if self.draft_policy is not None:
             num_rows = max((len(s.running) for s in self.shards), default=0)
             if self._batches is not None:
@@ -246,7 +246,7 @@ class Scheduler:
     @property
     def choosing(self) -> list[Sequence]:
         """Sequences whose prompt is computed as far as it takes to choose the pages that stay."""
-        if not self._engine.prompt_budgets:
+        if not self._engine.requests.prompt_budgets:
             return []
         return [sequence for sequence in self.running if sequence.chooses_pages]
 
@@ -336,8 +336,8 @@ class Scheduler:
             peak = self._config.peak_pages(num_positions)
             return all(width * n <= most for n, most in zip(peak, usable, strict=True))
 
-        if sequence.speculates and self._engine.has_trees:
-            with_nodes = min(sequence.max_length + self._engine.num_drafts, longest)
+        if sequence.speculates and self._engine.drafts.has_tree:
+            with_nodes = min(sequence.max_length + self._engine.drafts.num_drafts, longest)
             if fits(with_nodes):  # else trees shrink where the answer ends
                 sequence.max_positions = with_nodes
         if not fits(sequence.max_length):
@@ -345,7 +345,8 @@ class Scheduler:
             if width > 1:  # resumed beams may share nothing
                 what = f"a beam search of {width} beams of {sequence.max_length} tokens"
             raise InputError(
-                f"{what} never fits into the cache of {min(usable)} pages; raise engine.cache_bytes"
+                f"{what} never fits into the cache of {min(usable)} pages; raise "
+                "engine.cache.cache_bytes"
             )
 
     def _admit_next(self, builders: list[ShardBuilder]) -> Sequence | None:
@@ -428,7 +429,7 @@ class Scheduler:
         self, running: list[Sequence], builders: list[ShardBuilder], may_start: bool
     ) -> None:
         """Schedules what fits of the running sequences, then of those that can start."""
-        is_chunked = self._engine.chunked_prefill
+        is_chunked = self._engine.scheduling.chunked_prefill
         for sequence in running:  # by rank: one that is preempted has no chunk yet
             if is_chunked or sequence.is_prefilling:
                 self._schedule_sequence(sequence, builders)

@@ -6,8 +6,9 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
 
-from configs.engine import OBSERVED_TOKENS, EngineConfig
 from configs.errors import InputError, is_fault
+from configs.settings.cache import CacheConfig
+from configs.settings.requests import OBSERVED_TOKENS
 from inference.kv_pages.radix_tree import Node
 from inference.outputs import Alternatives
 from inference.request import MAX_STOP_IDS, SamplingParams
@@ -334,13 +335,13 @@ def blame(sequence: Sequence, error: BaseException) -> SequenceFault:
     return SequenceFault(sequence, error)
 
 
-def cache_key(engine: EngineConfig, id: int, salt: str | None = None) -> Hashable | None:
+def cache_key(cache: CacheConfig, id: int, salt: str | None = None) -> Hashable | None:
     """`Sequence.cache_key` of a request: all of one salt share prefixes, or, without a prefix
     cache, each finds its own pages on the host again.
     """
-    if engine.prefix_cache:
+    if cache.prefix_cache:
         return "shared" if salt is None else ("salted", salt)
-    return id if engine.preemption != "recompute" else None
+    return id if cache.preemption != "recompute" else None
 
 
 def derived_seed(seed: int, index: int) -> int:

@@ -31,7 +31,7 @@ class StepOutput(Generic[Array]):
     target_logprobs: Array  # f32[chunks, tokens] scored steps only
     target_top_ids: Array  # i32[chunks, tokens, n]
     target_top_logprobs: Array  # f32[chunks, tokens, n]
-    pooled: Array  # f32[chunks, D] sums of final hidden states; [0, 0] without engine.embeddings
+    pooled: Array  # f32[chunks, D] sums of final hidden states; [0, 0] without embeddings
 
 
 @dataclasses.dataclass(eq=False, slots=True)

@@ -163,10 +163,13 @@ class ShardBuilder:
         """`is_decoding`: any sequence waits for its next token, so that `prefill_budget` holds;
         `most_drafts`: of each of them.
         """
-        self._engine, self._most_drafts = engine, most_drafts
-        self._max_chunks = max(engine.prefill_chunks)
-        if engine.prefill_budget is not None and is_decoding and engine.chunked_prefill:
-            self._max_chunks = min(self._max_chunks, engine.prefill_budget // engine.chunk_tokens)
+        self._drafts, self._most_drafts = engine.drafts, most_drafts
+        self._most_prompts = engine.scheduling.max_prefill_seqs
+        self._chunk_tokens = engine.shapes.chunk_tokens
+        self._max_chunks = max(engine.shapes.prefill_chunks)
+        budget = engine.scheduling.prefill_budget
+        if budget is not None and is_decoding and engine.scheduling.chunked_prefill:
+            self._max_chunks = min(self._max_chunks, budget // self._chunk_tokens)
         self.decode: list[ScheduledChunk] = []
         self.prefill: list[ScheduledChunk] = []
         self.snapshots: list[Snapshot] = []
@@ -174,10 +177,9 @@ class ShardBuilder:
     @property
     def num_free_chunks(self) -> int:
         """Prefill chunks that one more prompt may have."""
-        most_prompts = self._engine.max_prefill_seqs
-        if most_prompts is not None:
+        if self._most_prompts is not None:
             prompts = {chunk.sequence.id for chunk in self.prefill}
-            if len(prompts) >= most_prompts:
+            if len(prompts) >= self._most_prompts:
                 return 0
         return self._max_chunks - len(self.prefill)
 
@@ -188,7 +190,7 @@ class ShardBuilder:
         if sequence.candidates or (sequence.needs_commit and sequence.num_awaited_tokens):
             return 0
         if sequence.is_prefilling:
-            room = self._engine.chunk_tokens * self.num_free_chunks
+            room = self._chunk_tokens * self.num_free_chunks
             if sequence.is_whole:
                 left = sequence.num_prompt_tokens - 1 - sequence.num_scheduled_tokens
                 room = min(room, left)
@@ -200,7 +202,7 @@ class ShardBuilder:
             return 0
         most = self._most_drafts
         num_drafts = most if sequence.speculates else min(len(sequence.drafts), most)
-        if remaining > 1 and self._engine.has_trees:  # whole to the end, which the host cuts off
+        if remaining > 1 and self._drafts.has_tree:  # whole to the end, which the host cuts off
             return 1 + min(num_drafts, sequence.num_free_positions - 1)
         return 1 + min(num_drafts, remaining - 1)
 
@@ -208,12 +210,12 @@ class ShardBuilder:
         """Adds a sequence's next tokens, for which it has pages."""
         if not sequence.is_prefilling:
             num_drafts = num_tokens - 1
-            most_accepted = min(num_drafts, self._engine.draft_levels)
+            most_accepted = min(num_drafts, self._drafts.levels)
             self.decode.append(
                 _chunk(sequence, slot, 0, num_tokens, True, num_drafts, most_accepted)
             )
             return
-        size = self._engine.chunk_tokens
+        size = self._chunk_tokens
         is_last = num_tokens == sequence.num_pending_tokens
         is_last &= not (sequence.keeps_last or sequence.is_only_read)
         for at in range(0, num_tokens, size):

@@ -34,9 +34,8 @@ class AdaptiveDrafts:
     def __init__(self, engine: EngineConfig):
         self._shapes = tuple(shape for shape in enumerate_shapes(engine) if not shape.prefill[0])
         self._widths = sorted({shape.decode[1] for shape in self._shapes})
-        self._most = {
-            width: min(width, 1 + engine.draft_levels) for width in self._widths
-        }  # tokens of a row
+        longest = 1 + engine.drafts.levels
+        self._most = {width: min(width, longest) for width in self._widths}  # tokens of a row
         # What is hoped for is lost when it does not come: at this pace a width loses its own share.
         self._pace = _PATIENCE * sum(self._most.values())
         self.acceptance = [_HOPE >> n for n in range(self._most[self._widths[-1]] - 1)]

@@ -11,8 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs.engine import Config
-from inference.speculation import drafting, own_pages
+from configs.model import ModelConfig
+from inference.speculation import drafting
+from inference.speculation.own_pages import OwnPages
 from inference.speculation.proposer import Asked, Drafts, Fed
 from layers import decoder
 from layers.kv_cache import Cache
@@ -25,11 +26,9 @@ class DraftModel:
 
     features: tuple[int, ...] = ()
 
-    def __init__(self, config: Config, attention: str):
+    def __init__(self, draft: ModelConfig, pages: OwnPages, attention: str):
         """`attention`: the implementation that the cache is laid out for."""
-        assert config.draft is not None
-        self._model, self._attention = config.draft, attention
-        self._pages = own_pages.OwnPages(config)
+        self._model, self._pages, self._attention = draft, pages, attention
 
     def init(self) -> tuple[()]:
         """As `Proposer` says."""

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.engine import EngineConfig
 from configs.heads import MOST_TREE_DRAFTS, Heads, Medusa
+from configs.settings.drafts import DraftConfig
 from inference.speculation.proposer import Drafts
 from layers.ragged import Rectangle
 
@@ -66,9 +66,9 @@ class DraftTree:
         return 1 + max(self.rank[n - 1] for n in self.level(depth))
 
 
-def of(engine: EngineConfig, width: int) -> DraftTree | None:
+def of(drafts: DraftConfig, width: int) -> DraftTree | None:
     """The tree that all rows of so many nodes are; None: chains, or each row a tree of its own."""
-    return DraftTree(engine.draft_tree[: width - 1]) if engine.draft_tree and width > 1 else None
+    return DraftTree(drafts.draft_tree[: width - 1]) if drafts.draft_tree and width > 1 else None
 
 
 def settings(draft: Heads, num_drafts: int) -> dict[str, Any]:

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import heads
-from configs.engine import Config
+from configs.model import ModelConfig
+from configs.settings.drafts import DraftConfig
 from inference.speculation import draft_tree, drafting
 from inference.speculation.draft_tree import DraftTree
 from inference.speculation.own_pages import OwnPages
@@ -30,13 +31,22 @@ from layers.ragged import Ragged, Rectangle
 class Eagle(HiddenStates):
     """A `Proposer` that keeps, of each slot, the state before its newest token, f32[B+1, D]."""
 
-    def __init__(self, config: Config, attention: str):
-        """`attention`: the implementation that the cache is laid out for."""
-        assert isinstance(config.draft, heads.Eagle)
-        super().__init__(config.engine.max_seqs, config.draft.width)
-        self._config, self.heads, self._attention = config, config.draft, attention
-        self.pages = OwnPages(config)
-        self.features = self.heads.features
+    def __init__(
+        self,
+        draft: heads.Eagle,
+        target: ModelConfig,
+        pages: OwnPages,
+        drafts: DraftConfig,
+        max_seqs: int,
+        attention: str,
+    ):
+        """`target`: the model as one chip computes it; `attention`: the implementation that the
+        cache is laid out for.
+        """
+        super().__init__(max_seqs, draft.width)
+        self.heads, self._target, self.pages = draft, target, pages
+        self._drafts, self._attention = drafts, attention
+        self.features = draft.features
 
     def propose(
         self, params: Params, cache: Cache, state: Any, asked: Asked
@@ -52,9 +62,9 @@ class Eagle(HiddenStates):
             hidden_RD, own = self.layers(params, own, token_R, state_RD, ragged)
             return (own, hidden_RD), self.logits(params, hidden_RD)
 
-        if tree := draft_tree.of(self._config.engine, width):
+        if tree := draft_tree.of(self._drafts, width):
             return self._tree(params, cache, state, asked, tree)
-        if self._config.engine.tree_levels:
+        if self._drafts.tree_levels:
             return self._sure_tree(params, cache, state, asked, width - 1)
         kept = self.pages.of(cache), state[decode.slot_Y]
         (own, _), drafts = drafting.one_by_one(
@@ -85,8 +95,7 @@ class Eagle(HiddenStates):
         branch, so that a node comes with those above it.
         """
         growth = _Growth(self, params, cache, state, asked)
-        engine = self._config.engine
-        levels, branches = engine.tree_levels, engine.tree_branches
+        levels, branches = self._drafts.tree_levels, self._drafts.tree_branches
         rows = asked.token_R.shape[0]
         row_R1 = jnp.arange(rows)[:, None]
         token, sure, parent = [], [], []  # of all candidates, a level each; [R, M]
@@ -129,7 +138,7 @@ class Eagle(HiddenStates):
         self, params: Params, own: Cache, tokens_T: jax.Array, state_TD: jax.Array, ragged: Ragged
     ) -> tuple[jax.Array, Cache]:
         """Its layers over tokens and the states before them: f32[T, D], and its pages."""
-        embedded_TD = decoder.embedded(params, self._config.chip_model, tokens_T, ragged)
+        embedded_TD = decoder.embedded(params, self._target, tokens_T, ragged)
         x_TD = inputs(params["draft"], self.heads, embedded_TD, state_TD, ragged.position_T)
         passed = decoder.layers(
             params["draft"], self.heads, x_TD, ragged, own, attention=self._attention
@@ -139,7 +148,7 @@ class Eagle(HiddenStates):
     def logits(self, params: Params, hidden_QD: jax.Array) -> jax.Array:
         """Of its own output table or the target's: f32[Q, V]."""
         if self.heads.shares_head:
-            return decoder.logits(params, self._config.chip_model, hidden_QD)
+            return decoder.logits(params, self._target, hidden_QD)
         return drafting.logits(params["draft"], self.heads, hidden_QD)
 
 

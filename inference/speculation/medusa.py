@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import heads
-from configs.engine import Config
+from configs.settings.drafts import DraftConfig
 from inference.speculation import draft_tree, drafting
 from inference.speculation.draft_tree import DraftTree
 from inference.speculation.proposer import Asked, Drafts, Fed, HiddenStates
@@ -24,10 +24,9 @@ class Medusa(HiddenStates):
 
     features: tuple[int, ...] = ()
 
-    def __init__(self, config: Config):
-        assert isinstance(config.draft, heads.Medusa)
-        super().__init__(config.engine.max_seqs, config.draft.width)
-        self._heads, self._engine = config.draft, config.engine
+    def __init__(self, draft: heads.Medusa, drafts: DraftConfig, max_seqs: int):
+        super().__init__(max_seqs, draft.width)
+        self._heads, self._drafts = draft, drafts
 
     def propose(
         self, params: Params, cache: Cache, state: Any, asked: Asked
@@ -37,7 +36,7 @@ class Medusa(HiddenStates):
         if decode is None or (width := decode.position_YW.shape[1]) == 1:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
         hidden_RD, found = state[decode.slot_Y], []
-        if tree := draft_tree.of(self._engine, width):
+        if tree := draft_tree.of(self._drafts, width):
             return cache, self._tree(params, asked, tree, decode, hidden_RD)
         for nth in range(width - 1):
             logits_RV = drafting.logits(

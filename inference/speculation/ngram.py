@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.engine import Config
 from inference.speculation.proposer import Asked, Drafts, Fed
 from layers.kv_cache import Cache
 from layers.params import Params
@@ -23,12 +22,12 @@ class NGram:
 
     features: tuple[int, ...] = ()
 
-    def __init__(self, config: Config):
-        self._config = config
+    def __init__(self, max_seqs: int, max_context: int):
+        self._shape = max_seqs + 1, max_context
 
     def init(self) -> np.ndarray:
         """As `Proposer` says."""
-        return np.zeros((self._config.engine.max_seqs + 1, self._config.max_context), np.int32)
+        return np.zeros(self._shape, np.int32)
 
     def admit(
         self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array

@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from configs.engine import Config
+from configs.model import ModelConfig
 from layers.kv_cache import Cache
 from layers.ragged import Ragged
 
@@ -10,11 +10,11 @@ from layers.ragged import Ragged
 class OwnPages:
     """Which leaves and which page tables they are."""
 
-    def __init__(self, config: Config):
-        assert config.draft is not None
-        specs = [group.spec for group in config.cached_model.page_groups]
-        self._groups = [specs.index(group.spec) for group in config.draft.page_groups]
-        self._first = config.chip_model.num_layers
+    def __init__(self, draft: ModelConfig, cached_model: ModelConfig):
+        """`cached_model`: as `Config` has it, with the layers of `draft` behind the model's own."""
+        specs = [group.spec for group in cached_model.page_groups]
+        self._groups = [specs.index(group.spec) for group in draft.page_groups]
+        self._first = cached_model.num_layers - draft.num_layers
 
     def of(self, cache: Cache) -> Cache:
         """Its leaves."""

@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
-from configs.engine import MIN_DETERMINISTIC_ROWS
 from configs.kinds.latent import Indexer, Latent
 from configs.model import ModelConfig
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from layers import norm, page_rows
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options

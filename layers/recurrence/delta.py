@@ -31,7 +31,7 @@ def recurrent(
         Outputs float32 [Y, W, N, H] and the states after every token, float32 [Y, W, N, M, H].
     """
 
-    def step(state_YNMH: jax.Array, token: tuple) -> tuple[jax.Array, jax.Array]:
+    def step(state_YNMH: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         q_YNM, k_YNM, v_YNH, decay_YNX, beta_YN = token
         state_YNMH = rounded(decay_YNX[..., None] * state_YNMH)
         change_YNH = beta_YN[..., None] * (v_YNH - rounded(read(state_YNMH, k_YNM)))
@@ -84,7 +84,9 @@ def chunked(
     solved_YCNTX = product("YCNTS,YCNSX->YCNTX", _inverse(system_YCNTS), right_YCNTX)
     value_YCNTH, removed_YCNTM = solved_YCNTX[..., :width], solved_YCNTX[..., width:]
 
-    def step(state_YNMH: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple]:
+    def step(
+        state_YNMH: jax.Array, inputs: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
         value_YNTH, removed_YNTM, k_YNTM, decay_YNX = inputs
         change_YNTH = value_YNTH - product("YNTM,YNMH->YNTH", removed_YNTM, state_YNMH)
         added_YNMH = product("YNTM,YNTH->YNMH", k_YNTM, change_YNTH)

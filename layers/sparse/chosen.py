@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS
-from configs.engine import MIN_DETERMINISTIC_ROWS
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from layers.kernels.attention.mask import mask_bounds
 from layers.kernels.cpu import rows
 from layers.ragged import Rectangle

@@ -1,14 +1,14 @@
-"""Forty runs of the command-line app, kept with every bit, to hold a rewrite of the code against.
+"""Forty runs of the command-line app, recorded with every bit, to compare a rewrite with.
 
     python -m scripts.reports.same_bits record TREE OUT.json
     python -m scripts.reports.same_bits compare A.json B.json
 
 `record` runs `python -m scripts.generate ... --json` in TREE (any checkout), a process a run, with
 the interpreter that runs this file. It keeps the names of all fields, and the results, floats as
-`float.hex()`; statistics are times, of which only the names count, and `config` says how the code
-spells its settings, of which nothing does. `compare` prints one line a difference and exits with
-status 1, or says that the runs are equal. Recordings are comparable where one machine made them
-with the same packages. Tiny checkpoints get a tokenizer, in a copy.
+`float.hex()`; of statistics, which are times, it keeps the names, and of `config`, which spells
+settings, nothing. `compare` prints one line a difference and exits with status 1, or says that the
+runs are equal. Recordings are comparable where one machine made them with the same packages. Tiny
+checkpoints get a tokenizer, in a copy.
 """
 
 import json
@@ -22,6 +22,9 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from configs.engine import EngineConfig
+from configs.settings.section import paths
 
 MODELS = {
     "smollm2": "smollm2-135m", "gemma3": "gemma3-270m", "llama": "llama-gqa-tied-rope3",
@@ -37,8 +40,8 @@ REQUESTS: dict[str, list[Any]] = {  # texts are given as --prompt, objects as li
     "prefix": [RIDGE[:800] + end for end in ("So", "Then", "But a reader asks", "1", "2")],
     "window": [RIDGE, RIDGE[:2000] + "And so", STORY],
     "talk": [
-        {"messages": [{"role": role, "content": f"A <|im_end|> {role}?"} for role in who], "id": n}
-        for n, who in enumerate((["user"], ["system", "user", "assistant", "user"]))
+        {"messages": [{"role": r, "content": f"A <|im_end|> {r}?"} for r in roles], "id": n}
+        for n, roles in enumerate((["user"], ["system", "user", "assistant", "user"]))
     ],
     "crowd": [  # the first answers are short: more of the others are begun than find room
         {"prompt": f"{n}. {STORY[:40]}", "max_new_tokens": 2 if n < 4 else 40, "ignore_eos": True,
@@ -96,9 +99,9 @@ olmo2-preempted crowd engine.preemption=recompute engine.cache_bytes=40000 model
 RUNS += "".join(f"{name}-mixed mixed\n" for name in MODELS)
 
 
-def command(tree: Path, folder: Path, name: str, asked: str, *words: str) -> list[str]:
-    """A run as a command; what it reads is written to `folder`."""
-    model, requests = MODELS[name.split("-")[0]], REQUESTS[asked]
+def command(tree: Path, folder: Path, name: str, load: str, *words: str) -> list[str]:
+    """Returns a run as a command, and writes what it reads to `folder`."""
+    model, requests = MODELS[name.split("-")[0]], REQUESTS[load]
     if (golden := tree / "tests" / "golden" / model).is_dir():
         model = str(shutil.copytree(golden, folder / model))
         bpe = {"type": "BPE", "vocab": {chr(32 + n): n for n in range(131)}, "merges": []}
@@ -109,14 +112,18 @@ def command(tree: Path, folder: Path, name: str, asked: str, *words: str) -> lis
     texts = [f"--prompt={text}" for text in requests if isinstance(text, str)]
     flags += texts or [f"--input={folder / 'lines'}"]
     settings = (tree / "configs" / "engine.py").read_text()
-    for now, then in FORMER.items():
-        words = tuple(word if now in settings else word.replace(now, then) for word in words)
+    for today, former in FORMER.items():
+        words = tuple(word if today in settings else word.replace(today, former) for word in words)
+    if (tree / "configs" / "settings").is_dir():  # older trees have no groups of settings
+        places = {f"engine.{name}": path for name, path in paths(EngineConfig).items()}
+        split = [word.partition("=") for word in words]
+        words = tuple(places.get(name, name) + equals + value for name, equals, value in split)
     flags += [word if word.startswith("--") else f"--set={word}" for word in words]
     return [sys.executable, "-m", "scripts.generate", *flags]
 
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """(path, value) of all that is no list and no object, or is empty."""
+    """Yields (path, value) of all that is no list and no object, or is empty."""
     if not isinstance(value, dict | list) or not value:
         yield path, value
         return
@@ -124,33 +131,39 @@ def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield from leaves(item, f"{path}.{key}")
 
 
-def main(action: str, a: str, b: str) -> None:
-    """`record` or `compare`; a run that fails ends the recording."""
-    if action == "record":
-        runs, tree = {}, Path(a).resolve()
-        for name, *words in map(shlex.split, RUNS.splitlines()):
-            start = time.perf_counter()
-            with tempfile.TemporaryDirectory() as folder:
-                line = command(tree, Path(folder), name, *words)
-                done = subprocess.run(line, cwd=tree, capture_output=True, encoding="utf-8")
-            if done.returncode:
-                sys.exit(f"{name}: {done.stderr}")
-            found = json.loads(done.stdout, parse_float=lambda text: float(text).hex())
-            keys = {re.sub(r"\.\d+", ".*", path[1:]) for path, _ in leaves(found, "")}
-            keys = {key for key in keys if not key.startswith("config.")}
-            runs[name] = {"keys": sorted(keys), "results": found["results"]}
-            print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
-        Path(b).write_text(json.dumps(runs, indent=1))
-        return
-    old, new = (json.loads(Path(name).read_text()) for name in (a, b))
-    left, right = dict(leaves(old, "")), dict(leaves(new, ""))
-    differing = [path for path in left | right if left.get(path, ...) != right.get(path, ...)]
+def record(tree: Path, target: Path) -> None:
+    """Runs all commands in a tree; one that fails ends the recording."""
+    runs = {}
+    for name, *words in map(shlex.split, RUNS.splitlines()):
+        start = time.perf_counter()
+        with tempfile.TemporaryDirectory() as folder:
+            line = command(tree, Path(folder), name, *words)
+            done = subprocess.run(line, cwd=tree, capture_output=True, encoding="utf-8")
+        if done.returncode:
+            sys.exit(f"{name}: {done.stderr}")
+        output = json.loads(done.stdout, parse_float=lambda text: float(text).hex())
+        keys = {re.sub(r"\.\d+", ".*", path[1:]) for path, _ in leaves(output, "")}
+        keys = {key for key in keys if not key.startswith("config.")}
+        runs[name] = {"keys": sorted(keys), "results": output["results"]}
+        print(f"{name}: {time.perf_counter() - start:.1f} s", flush=True)
+    target.write_text(json.dumps(runs, indent=1))
+
+
+def compare(*recordings: Path) -> None:
+    """Prints the differences of two recordings, and exits with status 1 if there are any."""
+    runs = [json.loads(path.read_text()) for path in recordings]
+    old, new = (dict(leaves(run, "")) for run in runs)
+    differing = [path for path in old | new if old.get(path, ...) != new.get(path, ...)]
     for path in differing:
-        print(f"{path[1:]}: {left.get(path, 'missing')!r} != {right.get(path, 'missing')!r}")
+        print(f"{path[1:]}: {old.get(path, 'missing')!r} != {new.get(path, 'missing')!r}")
     if differing:
         sys.exit(1)
-    print(f"{len(old)} runs equal")
+    print(f"{len(runs[0])} runs equal")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    action, first, second = sys.argv[1:]
+    if action == "record":
+        record(Path(first).resolve(), Path(second))
+    else:
+        compare(Path(first), Path(second))

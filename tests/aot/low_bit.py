@@ -92,7 +92,7 @@ def check_step(target_name: str) -> None:
     formats |= {"embed/table": ("int8",), "head/table": ("int8",)}
     model = dataclasses.replace(model, formats=tuple(formats.items()))
     target = targets.parse(target_name)
-    engine = EngineConfig(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
+    engine = EngineConfig.of(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
     absent = AbsentEngine(Config(model, engine).for_platform(target.platform), target)
     shape = StepShape((16, 1), (0, 64), greedy=True)
     (step,) = absent.steps([shape])

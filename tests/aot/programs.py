@@ -79,7 +79,7 @@ def compiled_step(
     if mixer is not None:
         pattern = tuple(dataclasses.replace(layer, mixer=mixer) for layer in model.pattern)
         model = dataclasses.replace(model, pattern=pattern)
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=16, max_context=4096, cache_bytes=256 * MEGABYTE, page_tokens=page_tokens,
         attention=attention,
     )  # fmt: skip
@@ -253,7 +253,7 @@ def check_report(
     """
     target, model = targets.parse(target_name), presets.get(name).config
     model = dataclasses.replace(model, num_layers=num_layers, vocab_size=32_000)
-    engine = EngineConfig(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
+    engine = EngineConfig.of(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
     mesh = mesh or Mesh(model=target.num_devices)
     absent = AbsentEngine(Config(model, engine, mesh).for_platform(target.platform), target)
     assert absent.attention == attention
@@ -322,7 +322,7 @@ def check_drafting(target_name: str, proposer: str, tree: dict[str, Any]) -> Non
     model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=2, vocab_size=32_000)
     make = {"eagle": heads.eagle, "medusa": heads.medusa}.get(proposer)
     head = make and dataclasses.replace(make(model, "", tuple(range(8192))), dtype="bfloat16")
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE, num_drafts=3,
         proposer=proposer, **tree,
     )  # fmt: skip

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from configs.cache import keys_values
-from configs.engine import ATTENTIONS, Config, EngineConfig
+from configs.engine import Config, EngineConfig
+from configs.settings.kernels import ATTENTIONS
 from inference.benchmark import agreement
 from inference.engine import Engine
 from layers import page_rows
@@ -116,7 +117,7 @@ def test_an_engine_answers_as_with_the_reference(name):
 
 
 def _engine(attention, model, params):
-    settings = EngineConfig(
+    settings = EngineConfig.of(
         attention=attention, max_seqs=4, page_tokens=128, cache_bytes=32 << 20, top_logprobs=8
     )
     return Engine(Config(model, settings), params)

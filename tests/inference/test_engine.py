@@ -157,8 +157,8 @@ def test_the_context_ends_a_request():
         ([1.5], {}, "a text or a list of token ids"),
         (5, {}, "a text or a list of token ids"),
         (np.ones((2, 2), int), {}, "a text or a list of token ids"),
-        ([1], {"presence": 1.0}, "engine.penalties=true"),
-        ([1], {"repetition": 1.1}, "engine.penalties=true"),
+        ([1], {"presence": 1.0}, "engine.requests.penalties=true"),
+        ([1], {"repetition": 1.1}, "engine.requests.penalties=true"),
     ],
 )
 def test_refused_in_one_line(prompt, asked, cause):
@@ -209,7 +209,7 @@ def test_settings_of_a_named_model(settings, cause):
         Engine.from_model(str(directory), **settings)
     assert cause in str(error.value)
     engine = Engine.from_model(str(directory), max_seqs=3, decode_rows=(4,), dtype="float32")
-    assert (engine.config.engine.max_seqs, engine.config.engine.decode_rows) == (3, (4,))
+    assert (engine.config.engine.max_seqs, engine.config.engine.shapes.decode_rows) == (3, (4,))
     assert engine.config.model.dtype == "float32" and engine.tokenizer is not None
 
 

@@ -251,7 +251,7 @@ def test_a_matcher_that_breaks_ends_its_request_with_the_text_so_far(alone, capl
 @pytest.mark.parametrize("params, settings, problem", [
     ({"grammar": grammar.of_regex("((")}, {}, "the grammar cannot be compiled"),
     ({"grammar": "start: nothing"}, {}, "the grammar cannot be compiled"),
-    ({"grammar": JSON}, {"grammars": False}, "engine.grammars=true"),
+    ({"grammar": JSON}, {"grammars": False}, "engine.requests.grammars=true"),
 ])  # fmt: skip
 def test_what_is_refused(params, settings, problem):
     engine = make(**settings)

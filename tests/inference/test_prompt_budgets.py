@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.engine import OBSERVED_TOKENS
 from configs.errors import InputError
+from configs.settings.requests import OBSERVED_TOKENS
 from inference.request import SamplingParams
 from inference.scheduling.sequence import derived_seed
 from layers import decoder
@@ -323,7 +323,9 @@ def test_beams_share_what_it_kept_and_bear_preemption():
 
 def test_what_goes_without_a_budget():
     engine = make(LLAMA, prompt_budgets=False)
-    with pytest.raises(InputError, match=r"needs an engine built with engine.prompt_budgets=true"):
+    with pytest.raises(
+        InputError, match=r"needs an engine built with engine.requests.prompt_budgets=true"
+    ):
         engine.add_request([1] * 150, asked(80))
     engine = make(LLAMA)
     with pytest.raises(InputError, match=r"prompt_budget of 150 tokens is at least 48, not 47"):
@@ -348,5 +350,5 @@ def test_what_goes_without_a_budget():
     ],
 )
 def test_what_goes_without_budgets(model, changes, reason):
-    with pytest.raises(InputError, match=f"engine.prompt_budgets: {reason}"):
+    with pytest.raises(InputError, match=f"engine.requests.prompt_budgets: {reason}"):
         make(model, **changes)

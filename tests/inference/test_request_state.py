@@ -326,7 +326,7 @@ def test_outputs_say_what_stopped_them():
 def test_nothing_is_told_behind_a_stop_string(size, stop, min_tokens, num_tokens, stopped):
     """However many tokens a step commits, drafts or others."""
     text = b"the the mat sat."  # a token a byte
-    scheduler = Scheduler(Config(MODEL, EngineConfig(**SETTINGS, cache_bytes=1 << 20)))
+    scheduler = Scheduler(Config(MODEL, EngineConfig.of(**SETTINGS, cache_bytes=1 << 20)))
     params = fakes.greedy(16, stop=stop, min_tokens=min_tokens)
     sequence = Sequence(1, params, [5], 1)
     scheduler.add(sequence)

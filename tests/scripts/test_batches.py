@@ -23,10 +23,10 @@ pytestmark = pytest.mark.quick_code
 _SETTINGS = (
     f"--model={apps.TINY}",
     "--set=model.dtype=float32",
-    "--set=engine.prefill_chunks=(4,)",
-    "--set=engine.decode_rows=(4,)",
+    "--set=engine.shapes.prefill_chunks=(4,)",
+    "--set=engine.shapes.decode_rows=(4,)",
     "--set=engine.max_seqs=3",
-    "--set=engine.penalties=true",
+    "--set=engine.requests.penalties=true",
 )
 
 

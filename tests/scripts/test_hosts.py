@@ -22,8 +22,11 @@ from sharding import hosts
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "tests" / "golden" / "llama-tokenizer"
-_SETTINGS = [f"--set=engine.{value}" for value in (
-    "max_seqs=6", "decode_rows=(6,)", "prefill_chunks=(2,)")]  # fmt: skip
+_SETTINGS = [
+    "--set=engine.max_seqs=6",
+    "--set=engine.shapes.decode_rows=(6,)",
+    "--set=engine.shapes.prefill_chunks=(2,)",
+]
 
 
 @pytest.fixture

@@ -8,11 +8,12 @@ import pytest
 from scripts import serve, usage
 from tests.scripts import apps
 
-README = (apps.ROOT / "README.md").read_text("utf-8")
+PAGES = [apps.ROOT / "README.md", apps.ROOT / "docs" / "quickstart.md"]
+README = "\n".join(page.read_text("utf-8") for page in PAGES)
 
 
 def readme_flags() -> set[tuple[str, str]]:
-    """(app, flag) of each command in the README, and of each flag that its text names."""
+    """(app, flag) of each command in README and quickstart, and of the server's flags there."""
     commands = re.findall(r"scripts\.(\w+)([^`\n]*)", README)
     commands = [(app, words.partition("#")[0]) for app, words in commands]
     of_server = README[README.index("It listens on") : README.index("From Python:")]

@@ -86,7 +86,8 @@ def exchanged(
     """
     if shape.scored or (target.platform == "cpu" and not shape.greedy):
         return None
-    found = collectives.of_step(config.model, config.mesh, shape.greedy, config.engine.top_logprobs)
+    num_tops = config.engine.requests.top_logprobs
+    found = collectives.of_step(config.model, config.mesh, shape.greedy, num_tops)
     if target.platform == "tpu" and shape.num_tokens <= _SUMMED_ROWS:
         summed = {"reduce-scatter": "all-reduce"}
         found = tuple(
@@ -97,7 +98,7 @@ def exchanged(
         count, held = total.get("all-reduce", (0, 0))
         width = shape.decode[1]
         has_drafts = width > 1 and shape.decode[0] > 0
-        row = 2 + has_drafts + width * (2 + 2 * config.engine.top_logprobs)  # words (`StepOutput`)
+        row = 2 + has_drafts + width * (2 + 2 * num_tops)  # words (`StepOutput`)
         total["all-reduce"] = count + 1, held + 4 * groups * shape.num_rows * row
     return total
 

@@ -46,7 +46,7 @@ class ExecutableFiles:
         folder: Path,
         config: Config,
         attention: str,
-        devices: Sequence[Any],
+        devices: Sequence[jax.Device],
         mesh: Mesh | None,
         is_cache: bool = False,
     ):

@@ -13,16 +13,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from configs.engine import Config
+from configs.engine import Config, EngineConfig
+from configs.settings import section
 
-# Fields of `EngineConfig` that no program reads: the host's, and what shapes of arguments tell.
-_HOSTS_OWN = frozenset((
-    "max_seqs", "max_context", "cache_bytes", "decode_rows", "prefill_chunks", "policy",
-    "max_wait_s", "chunked_prefill", "prefill_budget", "max_prefill_seqs", "prefix_cache",
-    "max_overtakes", "preemption", "swap_bytes", "greedy_steps", "overlap", "overcommit",
-    "attention", "weights", "seed", "adapt_drafts", "latent_lanes", "expected_tokens",
-    "snapshots", "snapshot_tokens", "free_padding",
-))  # fmt: skip
 _COMPILERS = {
     "cpu": (),
     "gpu": ("jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "jax-cuda12-pjrt"),
@@ -47,7 +40,9 @@ _SUFFIXES = (".py", ".json", ".cc", ".h")
 Key = dict[str, str]  # what is compared -> its value, or a digest of it
 
 
-def of_engine(config: Config, attention: str, devices: Sequence[Any], mesh: Mesh | None) -> Key:
+def of_engine(
+    config: Config, attention: str, devices: Sequence[jax.Device], mesh: Mesh | None
+) -> Key:
     """The parts that all programs of an engine share.
 
     Args:
@@ -56,11 +51,9 @@ def of_engine(config: Config, attention: str, devices: Sequence[Any], mesh: Mesh
         devices: that the programs are compiled for.
         mesh: None on one chip.
     """
-    engine = {
-        field.name: getattr(config.engine, field.name)
-        for field in dataclasses.fields(config.engine)
-        if field.name not in _HOSTS_OWN
-    }
+    declared = section.declared(EngineConfig)
+    settings = section.values(config.engine).items()
+    engine = {name: value for name, value in settings if not declared[name].host_only}
     processor = "" if devices[0].platform != "cpu" else _this_processor()
     chips = f"{len(devices)} x {devices[0].platform} {devices[0].device_kind} {processor}"
     return {
@@ -110,7 +103,7 @@ def _described(tree: Any) -> str:
     return "\n".join(lines)
 
 
-def _places(devices: Sequence[Any]) -> str:
+def _places(devices: Sequence[jax.Device]) -> str:
     """Which chips of a TPU are whose neighbours."""
     if devices[0].platform != "tpu" or len(devices) == 1:
         return ""

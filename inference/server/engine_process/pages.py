@@ -54,5 +54,5 @@ def described(config: Config) -> dict[str, str]:
         "block_size": str(config.page_tokens),
         "num_gpu_blocks": str(min(config.num_cached_pages, default=1) - 1),
         "cache_dtype": str(config.model.cache_dtype),
-        "enable_prefix_caching": str(config.engine.prefix_cache),
+        "enable_prefix_caching": str(config.engine.cache.prefix_cache),
     }

@@ -73,7 +73,7 @@ def limit(demand: Demand, device: Device) -> str | None:
     if dtype not in _DTYPES:
         return f"reads pages of {' or '.join(_DTYPES)}, not {dtype}: set model.dtype=bfloat16"
     if page_tokens not in _PAGE_TOKENS:
-        return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.page_tokens"
+        return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.cache.page_tokens"
     if page_format.values_in_keys:
         return gpu_latent.limit(demand.num_heads, page_format, page_tokens)
     if (reason := uneven_limit(page_format)) is not None:

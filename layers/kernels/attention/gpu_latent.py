@@ -45,7 +45,7 @@ def limit(num_heads: int, page_format: PageFormat, page_tokens: int) -> str | No
     if page_tokens != _PAGE_TOKENS:
         return (
             f"reads latents in pages of {_PAGE_TOKENS} tokens, not {page_tokens}: "
-            "set engine.page_tokens"
+            "set engine.cache.page_tokens"
         )
     if C % _VALUE_PARTS or C > _MOST_VALUES:
         return f"has latents of a multiple of {_VALUE_PARTS} up to {_MOST_VALUES}, not {C}"

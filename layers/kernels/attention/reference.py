@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
-from configs.engine import MIN_DETERMINISTIC_ROWS
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from layers import page_rows
 from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
@@ -147,7 +147,7 @@ def _folded_block(
 
 
 def _read_block(
-    stretch: Stretch, page_format: PageFormat, dtype: Any, count: int, j: jax.Array
+    stretch: Stretch, page_format: PageFormat, dtype: jax.typing.DTypeLike, count: int, j: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Keys and values of the j-th block of the first `count` rows, [Y, S, X] each, and which keys
     each query sees, bool [Y, W, S].
@@ -237,7 +237,7 @@ def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
 
 
 def _keys_values(
-    pages: jax.Array, ids_YP: jax.Array, page_format: PageFormat, dtype: Any
+    pages: jax.Array, ids_YP: jax.Array, page_format: PageFormat, dtype: jax.typing.DTypeLike
 ) -> tuple[jax.Array, jax.Array]:
     """Keys and values of whole pages, [Y, S, K H] each; gathered separately to avoid a slice, but
     where they are computed. Of pages that differ by KV head, [Y, K, P], those of each.

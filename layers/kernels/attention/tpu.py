@@ -81,7 +81,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         )
     if demand.page_tokens % _group(page_format):
         sizes = "32, 64 or 128" if page_format.is_quantized else "16, 32, 64 or 128"
-        return f"reads pages of {sizes} tokens, not {demand.page_tokens}: set engine.page_tokens"
+        page_tokens = demand.page_tokens
+        return f"reads pages of {sizes} tokens, not {page_tokens}: set engine.cache.page_tokens"
     if page_format.values_in_keys:
         if page_format.value_width % _WHOLE_LANES:
             return f"has latents of a multiple of {_WHOLE_LANES}, not {page_format.value_width}"
@@ -99,7 +100,8 @@ def table_limit(demand: Demand) -> str | None:
         return None
     return (
         f"has room for page tables of {_TABLE_ENTRIES} entries, {demand.table_entries} are needed "
-        "(sequences x pages): lower engine.max_seqs or engine.max_context, raise engine.page_tokens"
+        "(sequences x pages): lower engine.max_seqs or engine.max_context, raise "
+        "engine.cache.page_tokens"
     )
 
 

@@ -1,6 +1,5 @@
 """The implementations of products with weights, and which one a configuration gets."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -25,19 +24,19 @@ from sharding import rules
 
 
 def choose(config: Config) -> str:
-    """The implementation that `engine.linear` names; None: 'ffi_cpu' where it can run.
+    """The implementation that `engine.kernels.linear` names; None: 'ffi_cpu' where it can run.
 
     Raises:
         InputError: the named implementation cannot run here.
     """
-    platform, name = target_device().platform, config.engine.linear
+    platform, name = target_device().platform, config.engine.kernels.linear
     reason = None
     if platform != "cpu":
         reason = f"runs on CPUs, not on {platform}"
     elif not library.is_loaded():
         reason = "needs the native library, which is not there"
     if name == "ffi_cpu" and reason is not None:
-        raise InputError(f"engine.linear=ffi_cpu {reason}; 'reference' runs anywhere")
+        raise InputError(f"engine.kernels.linear=ffi_cpu {reason}; 'reference' runs anywhere")
     return name or ("reference" if reason else "ffi_cpu")
 
 
@@ -60,7 +59,7 @@ def placement(
             return packed.pack_rows(values, info.format, info.shape)
         if (format := device_format(info, target_device().platform)) != info.format:
             values = values.astype(format)
-        packs = config.engine.linear == "ffi_cpu" and info.is_multiplied
+        packs = config.engine.kernels.linear == "ffi_cpu" and info.is_multiplied
         return packed.pack(values) if packs else jax.device_put(values)
 
     if mesh is None:
@@ -123,7 +122,7 @@ def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) 
         if _is_quantized(info, config):
             return low_bit.abstract(info.shape, info.format, config.model.dtype)
         is_block = info.format in packed.BLOCKS
-        if is_block or (config.engine.linear == "ffi_cpu" and info.is_multiplied):
+        if is_block or (config.engine.kernels.linear == "ffi_cpu" and info.is_multiplied):
             return packed.abstract(info.shape, info.format)
         return jax.ShapeDtypeStruct(info.shape, device_format(info, target_device().platform))
 
@@ -134,9 +133,7 @@ def random_params(config: Config, infos: Any) -> Params:
     """Random parameters. On one chip those that `placement` would make a `Quantized` are drawn as
     such, since rounding a large model takes minutes.
     """
-    config = dataclasses.replace(
-        config, engine=dataclasses.replace(config.engine, linear=choose(config))
-    )
+    config = config.with_engine(linear=choose(config))
 
     def draw(info: ParamInfo, key: jax.Array) -> Any:
         if config.num_chips == 1 and _is_quantized(info, config):
@@ -231,12 +228,12 @@ def _is_quantized(info: ParamInfo, config: Config) -> bool:
     Raises:
         InputError: the products have none for its format.
     """
-    if info.format not in packed.BLOCKS or config.engine.linear == "ffi_cpu":
+    if info.format not in packed.BLOCKS or config.engine.kernels.linear == "ffi_cpu":
         return False
     if info.format not in quantized.OURS:
         raise InputError(
-            f"engine.linear={config.engine.linear} multiplies no weights in {info.format}; "
-            f"valid: {', '.join(quantized.OURS)}"
+            f"engine.kernels.linear={config.engine.kernels.linear} multiplies no weights in "
+            f"{info.format}; valid: {', '.join(quantized.OURS)}"
         )
     return True
 
@@ -248,11 +245,11 @@ def _is_made(leaf: Any) -> bool:
 
 def _check_goes(config: Config, path: str, leaf: Any) -> None:
     """Refuses what was made for other products."""
-    is_native = config.engine.linear == "ffi_cpu"
+    is_native = config.engine.kernels.linear == "ffi_cpu"
     if isinstance(leaf, Packed) and not is_native:
-        raise InputError(f"{path}: packed parameters go with engine.linear=ffi_cpu only")
+        raise InputError(f"{path}: packed parameters go with engine.kernels.linear=ffi_cpu only")
     if isinstance(leaf, Quantized) and is_native:
-        raise InputError(f"{path}: arrays of few bits go with engine.linear=reference only")
+        raise InputError(f"{path}: arrays of few bits go with engine.kernels.linear=reference only")
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:

@@ -157,7 +157,7 @@ def _is_fp8(format: str) -> bool:
     return "fp8" in format
 
 
-def _dtype(format: str) -> Any:
+def _dtype(format: str) -> type[np.integer]:
     return np.int8 if FORMATS[format].bits == 8 and not _is_fp8(format) else np.uint8
 
 
@@ -240,7 +240,7 @@ def of_e2m1(code: jax.Array) -> jax.Array:
     return jnp.where(code < 8, 0.5, -0.5) * whole.astype(jnp.float32)
 
 
-def rounded_tokens(x_TD: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def rounded_tokens(x_TD: jax.Array, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
     """Each token's numbers in eight bits, by a scale of its own.
 
     Args:

@@ -156,7 +156,9 @@ def _plane(
     def arrived() -> Any:
         return plgpu.Barrier(num_barriers=num_stages)
 
-    def stage_buffer(shape: tuple[int, int], dtype: Any, swizzled: int | None = None) -> Any:
+    def stage_buffer(
+        shape: tuple[int, int], dtype: jax.typing.DTypeLike, swizzled: int | None = None
+    ) -> Any:
         """Arrays of each stage, in tiles of 8 rows of so many bytes, whose 16-byte parts are
         swizzled, or as they are.
         """
@@ -192,7 +194,7 @@ def _plane(
 
 
 def _numbers(
-    byte_FL: jax.Array, bits: int, shifted: int, format: str, dtype: Any
+    byte_FL: jax.Array, bits: int, shifted: int, format: str, dtype: jax.typing.DTypeLike
 ) -> tuple[jax.Array, int]:
     """The bits from `shifted` on as multiples of 2^shifted, less the second number returned of
     them: where they are where they have a sign, they are taken as they are.

@@ -57,7 +57,7 @@ def one_period(name: str) -> Config:
         )  # fmt: skip
         model = dataclasses.replace(model, pattern=pattern, num_layers=len(pattern))
     model = dataclasses.replace(model, num_layers=len(model.pattern))
-    return Config(model, EngineConfig(max_seqs=8, max_context=1024, cache_bytes=64 << 20))
+    return Config(model, EngineConfig.of(max_seqs=8, max_context=1024, cache_bytes=64 << 20))
 
 
 class Arguments(NamedTuple):
@@ -76,7 +76,7 @@ def abstract_arguments(config: Config, shape: StepShape) -> Arguments:
             config.num_pages,
             config.page_tokens,
             engine.max_seqs,
-            engine.num_drafts,
+            engine.drafts.num_drafts,
             num_snapshots=config.num_snapshots,
         ),
         jax.eval_shape(lambda: step.init_slots(config)),

@@ -33,7 +33,7 @@ _SIZES = {
 
 def _engine(model, **settings) -> Engine:
     """One shape for all steps: what differs is compiled for every engine."""
-    config = Config(model, EngineConfig(**(_SIZES | settings)))
+    config = Config(model, EngineConfig.of(**(_SIZES | settings)))
     engine = Engine(config, fakes.real_params(model))
     engine.scheduler.shapes = engine.scheduler.shapes[-1:]
     return engine
@@ -55,7 +55,7 @@ def test_what_cannot_run_is_refused_before_weights_are_read():
         def load_params(self, *args):
             raise AssertionError("weights were read")
 
-    config = Config(fakes.llama(), EngineConfig(attention="pallas_gpu"))
+    config = Config(fakes.llama(), EngineConfig.of(attention="pallas_gpu"))
     with pytest.raises(InputError, match="pallas_gpu runs on Hopper GPUs .* not on cpu"):
         Engine.from_checkpoint(config, Unread())
     with pytest.raises(InputError, match="pallas_gpu runs on Hopper GPUs .* not on cpu"):
@@ -68,8 +68,8 @@ def test_pages_are_of_the_size_that_suits_the_device(platform, tokens, monkeypat
     monkeypatch.setattr(model_runner, "target_device", lambda: Device(platform, "a chip", 1))
     model = fakes.llama(max_context=512)
     engine = Engine(Config(model, EngineConfig(max_seqs=2)), fakes.real_params(model))
-    assert engine.config.engine.page_tokens == tokens
-    assert {leaf.shape[1] for leaf in engine.model_runner.cache} == {tokens}
+    assert engine.config.engine.cache.page_tokens == tokens
+    assert {leaf.pages.shape[1] for leaf in engine.model_runner.cache} == {tokens}
     sequence = Sequence(0, SamplingParams(), [1] * 300, 300)
     engine.scheduler.add(sequence)
     engine.scheduler.schedule()

@@ -22,7 +22,7 @@ from tests import fakes
 def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
     """Pages and an index, in each layer of both groups."""
     model = fakes.gemma()
-    engine = EngineConfig(page_tokens=8, max_seqs=2, preemption="swap", max_context=64)
+    engine = EngineConfig.of(page_tokens=8, max_seqs=2, preemption="swap", max_context=64)
     config, generator = Config(model, engine), np.random.default_rng(0)
 
     def leaf(layer):
@@ -50,7 +50,7 @@ def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
 ], ids=lambda model: model.name)  # fmt: skip
 def test_every_part_of_a_cache_goes_to_the_host_and_comes_back(model):
     """Of layers that are unlike each other, too: snapshots of states of several shapes."""
-    engine = EngineConfig(max_seqs=2, page_tokens=8, preemption="swap", max_context=64)
+    engine = EngineConfig.of(max_seqs=2, page_tokens=8, preemption="swap", max_context=64)
     config, generator = Config(model, engine), np.random.default_rng(0)
     arguments = cache_arguments(config, "reference")
     before = jax.tree.map(
@@ -95,7 +95,7 @@ def test_a_launch_does_not_wait_for_pages_that_go_to_the_host(monkeypatch):
     """They are stored before a page is restored, though the device failed once; a host page that is
     read twice has the later pages; what is forgotten is never stored.
     """
-    engine = EngineConfig(page_tokens=8, max_seqs=2, preemption="swap", max_context=64)
+    engine = EngineConfig.of(page_tokens=8, max_seqs=2, preemption="swap", max_context=64)
     config, generator = Config(fakes.llama(), engine), np.random.default_rng(0)
     arguments = cache_arguments(config, "reference")
     before = jax.tree.map(
@@ -124,7 +124,7 @@ def test_a_launch_does_not_wait_for_pages_that_go_to_the_host(monkeypatch):
 
 
 def test_only_a_few_reads_keep_memory_on_the_device():
-    engine = EngineConfig(page_tokens=8, max_seqs=2, preemption="swap", max_context=64)
+    engine = EngineConfig.of(page_tokens=8, max_seqs=2, preemption="swap", max_context=64)
     config = Config(fakes.llama(), engine)
     arguments = cache_arguments(config, "reference")
     swapper, cache = PageSwapper(config, kv_cache.abstract(*arguments)), kv_cache.init(*arguments)
@@ -140,7 +140,7 @@ def test_only_a_few_reads_keep_memory_on_the_device():
 
 def test_no_device_memory_is_kept_once_it_is_to_be_free():
     """Of what the other data shard's sinks receive with each page."""
-    engine = EngineConfig(page_tokens=8, max_seqs=2, max_context=64, cache_bytes=1 << 16)
+    engine = EngineConfig.of(page_tokens=8, max_seqs=2, max_context=64, cache_bytes=1 << 16)
     config = Config(fakes.llama(), engine, Mesh(data=2))
     mesh, arguments = meshes.of(config.mesh), cache_arguments(config, "reference")
     cache = meshes.put(mesh, meshes.EVERY_CHIP, lambda *_: kv_cache.init(*arguments))

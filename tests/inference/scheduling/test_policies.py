@@ -26,7 +26,7 @@ BYTES_PER_TOKEN = 8
 def scheduler(num_tokens=4096, mesh=ONE_CHIP, **settings):
     """Room for so many tokens."""
     sizes = dict(max_seqs=4, page_tokens=4, chunk_tokens=4, prefill_chunks=(1, 4)) | settings
-    engine = EngineConfig(cache_bytes=BYTES_PER_TOKEN * num_tokens, **sizes)
+    engine = EngineConfig.of(cache_bytes=BYTES_PER_TOKEN * num_tokens, **sizes)
     return Scheduler(Config(MODEL, engine, mesh))
 
 
@@ -406,15 +406,24 @@ def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"policy": "eager"}, "engine.policy is one of continuous, static, dynamic, not 'eager'"),
-        ({"preemption": "drop"}, "engine.preemption is one of auto, recompute, swap"),
-        ({"prefill_budget": 3}, "engine.prefill_budget is at least 4, not 3"),
-        ({"max_prefill_seqs": 0}, "engine.max_prefill_seqs is at least 1"),
-        ({"max_wait_s": -1.0}, "engine.max_wait_s is 0 or more seconds"),
-        ({"max_wait_s": float("nan")}, "engine.max_wait_s is 0 or more seconds"),
-        ({"swap_bytes": -1}, "engine.swap_bytes is at least 0"),
-        ({"max_overtakes": -1}, "engine.max_overtakes is at least 0"),
-        ({"page_tokens": 100}, "engine.page_tokens divides 128 or is a multiple of it"),
+        (
+            {"policy": "eager"},
+            "engine.scheduling.policy=eager: must be one of continuous, static, dynamic",
+        ),
+        (
+            {"preemption": "drop"},
+            "preemption=drop: must be one of auto, recompute, swap",
+        ),
+        (
+            {"prefill_budget": 3},
+            "prefill_budget=3: must be at least engine.shapes.chunk_tokens .4.",
+        ),
+        ({"max_prefill_seqs": 0}, "engine.scheduling.max_prefill_seqs=0: must be at least 1"),
+        ({"max_wait_s": -1.0}, "engine.scheduling.max_wait_s=-1.0: must be at least 0 and finite"),
+        ({"max_wait_s": float("nan")}, "max_wait_s=nan: must be at least 0 and finite"),
+        ({"swap_bytes": -1}, "engine.cache.swap_bytes=-1: must be at least 0"),
+        ({"max_overtakes": -1}, "engine.scheduling.max_overtakes=-1: must be at least 0"),
+        ({"page_tokens": 100}, "engine.cache.page_tokens=100: must divide 128 or be a multiple"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -58,8 +58,8 @@ HEADS = Medusa(
 
 def config(page_tokens=4, cache_bytes=400, mesh=ONE_CHIP, model=MODEL, **settings) -> Config:
     settings = {"max_seqs": 3, "chunk_tokens": 4, "prefill_chunks": (1, 3)} | settings
-    engine = EngineConfig(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings)
-    return Config(model, engine, mesh, draft=HEADS if engine.proposer == "medusa" else None)
+    engine = EngineConfig.of(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings)
+    return Config(model, engine, mesh, draft=HEADS if engine.drafts.proposer == "medusa" else None)
 
 
 def tree(num_drafts, levels=2):
@@ -131,7 +131,7 @@ def check_shard(scheduler, shape, index, schedule):
             rejected = owner.num_drafts_in_flight - row.most_accepted  # by earlier steps, at most
             dead = group.spec.dead_pages(row.start - row.offset - rejected, page_tokens)
             num_cached = stop - row.num_dropped * (group.spec.window is None)
-            live = group.spec.pages_for(0, num_cached, page_tokens)
+            live = range(-(-num_cached // page_tokens))
             assert all(pages[page] for page in live if page not in dead)
     assert batch.slot_Y[batch.query_length_Y == 0].tolist() == [
         scheduler._config.engine.max_seqs
@@ -202,7 +202,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = [1] * length
         params = SamplingParams(max_new_tokens=n, temperature=temperature, pooling=pooling)
         new = self.sequence(params, prompt, len(prompt), frozenset({0} - {0 * ignore_eos}))
-        if self.config.engine.prompt_budgets and n:
+        if self.config.engine.requests.prompt_budgets and n:
             with contextlib.suppress(InputError):
                 new.num_excess_tokens = prompt_pages.num_excess_tokens(
                     length, budget, self.config.page_tokens
@@ -217,12 +217,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.everyone.append(new)
 
     def sequence(self, params, tokens, num_prompt_tokens, eos_ids):
-        id, engine = next(self.ids), self.config.engine
-        key = id if engine.preemption == "swap" else None
+        id, drafts, cache = next(self.ids), self.config.engine.drafts, self.config.engine.cache
+        key = id if cache.preemption == "swap" else None
         return Sequence(
-            id, params, tokens, num_prompt_tokens, eos_ids, speculates=engine.proposer is not None,
-            needs_commit=engine.num_drafts > 0 and engine.proposer is None,
-            cache_key="shared" if engine.prefix_cache else key,
+            id, params, tokens, num_prompt_tokens, eos_ids,
+            speculates=drafts.proposer is not None,
+            needs_commit=drafts.num_drafts > 0 and drafts.proposer is None,
+            cache_key="shared" if cache.prefix_cache else key,
         )  # fmt: skip
 
     def propose(self, size):
@@ -261,13 +262,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data):
-        self.propose(data.draw(st.integers(0, self.config.engine.num_drafts + 1)))
+        self.propose(data.draw(st.integers(0, self.config.engine.drafts.num_drafts + 1)))
         self.advance(lambda row, w: data.draw(st.sampled_from([1, 1, 1, 1, 2, 0])))
 
     @rule(steps=st.integers(1, 12))
     def several_steps(self, steps):
         for _ in range(steps):
-            self.propose(self.config.engine.num_drafts)
+            self.propose(self.config.engine.drafts.num_drafts)
             self.advance(lambda row, w: 1)
 
     @rule(data=st.data())
@@ -327,7 +328,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(6 * (1 + len(self.everyone)) * CONTEXT):
             if not self.scheduler.has_work:
                 break
-            self.propose(self.config.engine.num_drafts)
+            self.propose(self.config.engine.drafts.num_drafts)
             self.advance(lambda row, w: 1)
         assert not self.scheduler.has_work
         for shard in self.scheduler.shards:
@@ -431,7 +432,7 @@ def test_the_youngest_gives_its_pages_back():
 
 def test_a_request_that_never_fits_is_refused():
     scheduler = Scheduler(config(page_tokens=4, cache_bytes=300))
-    with pytest.raises(InputError, match="never fits .* engine.cache_bytes") as error:
+    with pytest.raises(InputError, match="never fits .* engine.cache.cache_bytes") as error:
         scheduler.add(sequence(1, [1] * 40, max_new_tokens=10))
     assert "\n" not in str(error.value) and not scheduler.has_work
 

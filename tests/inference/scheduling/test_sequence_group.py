@@ -208,7 +208,10 @@ def test_many_answers_in_little_room():
         ({"n": 9}, "n is at most engine.max_seqs=8, not 9"),
         ({"best_of": 9}, "best_of is at most engine.max_seqs=8, not 9"),
         ({"beam_width": 9}, "beam_width is at most engine.max_seqs=8, not 9"),
-        ({"beam_width": 8, "stop_ids": (1, 2, 3, 4, 5)}, "engine.top_logprobs of at least 13"),
+        (
+            {"beam_width": 8, "stop_ids": (1, 2, 3, 4, 5)},
+            "engine.requests.top_logprobs of at least 13",
+        ),
     ],
 )
 def test_refused_in_one_line(asked, cause):

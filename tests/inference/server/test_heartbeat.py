@@ -104,7 +104,7 @@ class Simulated(Simulator):
 
 
 def served(max_seqs=2, **settings):
-    config = Config(fakes.llama(), EngineConfig(max_seqs=max_seqs, **settings))
+    config = Config(fakes.llama(), EngineConfig.of(max_seqs=max_seqs, **settings))
     engine = Simulated(config, Scheduler(config), MACHINE, host_s=1e-3)
     return engine, ServedEngine(engine, "tiny", lambda: None)
 

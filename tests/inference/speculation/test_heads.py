@@ -111,7 +111,7 @@ def rectangle(starts, width, tables):
 def test_they_draft_what_training_computes(name):
     own, target = HEADS[name], DEEPSEEK if name == "mtp" else TARGET
     kind = "medusa" if name == "medusa" else "eagle"
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=1, page_tokens=PAGE, cache_bytes=1 << 20, num_drafts=K, proposer=kind
     )
     config = Config(target, engine, draft=own)
@@ -160,7 +160,7 @@ def test_they_draft_what_training_computes(name):
 def test_what_is_not_fed_has_no_children():
     """In a row of four nodes: the newest token and the three surest behind it."""
     own = HEADS["fused"]
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=1, page_tokens=PAGE, cache_bytes=1 << 20, proposer="eagle", num_drafts=13,
         tree_levels=3, tree_branches=5,
     )  # fmt: skip
@@ -200,7 +200,7 @@ def test_they_are_kept_as_json(name):
 
 
 @pytest.mark.parametrize("changes, expected", [
-    ({"draft": None}, "proposer=medusa goes with Medusa heads"),
+    ({"draft": None}, "proposer=medusa: goes with Medusa heads"),
     ({"draft": HEADS["fused"]}, "goes with Medusa heads, not with EAGLE heads"),
     ({"draft": TARGET}, "goes with Medusa heads, not with a draft model"),
     ({"draft": dataclasses.replace(HEADS["medusa"], num_heads=2)}, "has 2 heads: so many drafts"),
@@ -208,7 +208,7 @@ def test_they_are_kept_as_json(name):
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(changes, expected):
     with pytest.raises(InputError, match=expected):
-        Config(TARGET, EngineConfig(num_drafts=3, proposer="medusa"), **changes)
+        Config(TARGET, EngineConfig.of(num_drafts=3, proposer="medusa"), **changes)
 
 
 @pytest.mark.parametrize("changes, expected", [

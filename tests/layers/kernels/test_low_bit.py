@@ -256,14 +256,16 @@ def test_chips_of_a_mesh_hold_their_parts():
 
 def test_weights_are_replaced_by_blocks_and_by_what_another_engine_has():
     model, blocks, _ = _few_bits(*_MODELS["llama"])
-    config = Config(model, EngineConfig(**_SIZES))
+    config = Config(model, EngineConfig.of(**_SIZES))
     infos = decoder.param_infos(model)
     packed = api.pack_params(config, blocks, infos)
     again = api.copy_params(config, packed)
     chex.assert_trees_all_equal(again, packed)
     assert jax.tree.structure(api.abstract(config, infos)) == jax.tree.structure(packed)
-    native = dataclasses.replace(config, engine=EngineConfig(linear="ffi_cpu"))
-    with pytest.raises(InputError, match="arrays of few bits go with engine.linear=reference"):
+    native = dataclasses.replace(config, engine=EngineConfig.of(linear="ffi_cpu"))
+    with pytest.raises(
+        InputError, match="arrays of few bits go with engine.kernels.linear=reference"
+    ):
         api.copy_params(native, packed)
     wrong = dataclasses.replace(model, formats=(("layers/0/ffn/down", ("q4_0",)),))
     with pytest.raises(InputError, match="multiplies no weights in q4_0; valid: int8"):

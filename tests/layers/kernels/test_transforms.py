@@ -92,7 +92,9 @@ def test_gradients_are_refused_in_one_line():
     attention = jax.grad(lambda *arguments: attend(*arguments).sum())
     for gradient, arguments in ((product, (x_TD, w)), (attention, case.arguments)):
         for transformed in (gradient, jax.jit(gradient)):
-            with pytest.raises(InputError, match="no gradients: train with engine.linear=ref"):
+            with pytest.raises(
+                InputError, match="no gradients: train with engine.kernels.linear=ref"
+            ):
                 transformed(*arguments)
 
 
