@@ -8,6 +8,8 @@ bfloat16 of each of their groups. A kernel never sees what wrote them, and nothi
 knows of them.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -28,7 +30,7 @@ def token_major(num_pages: int, page_tokens: int, page_format: PageFormat) -> ja
     return jax.ShapeDtypeStruct(shape, stored_dtype(dtype))
 
 
-def stored_dtype(dtype: str) -> jnp.dtype:
+def stored_dtype(dtype: str) -> jnp.dtype[Any]:
     """Type that holds elements of a dtype in pages."""
     return jnp.dtype("uint16" if dtype == "bfloat16" else dtype)
 

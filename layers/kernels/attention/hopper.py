@@ -38,7 +38,7 @@ def no_sums(width: int) -> Sums:
     )
 
 
-def operand_layout(dtype: jnp.dtype) -> tuple[Any, ...]:
+def operand_layout(dtype: jnp.dtype[Any]) -> tuple[Any, ...]:
     """Tiles of 8 rows x 128 bytes, whose 16-byte parts are swizzled: how wgmma reads its operands
     in shared memory.
     """
