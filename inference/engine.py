@@ -23,9 +23,9 @@ from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 from inference.device_memory import DeviceMemory
 from inference.input_processor import InputProcessor
+from inference.new_weights import ParamsVersions
 from inference.open_requests import OpenRequests
 from inference.outputs import Completion, RequestOutput, Score, alternatives
-from inference.params_versions import ParamsVersions
 from inference.planner import cache_policy
 from inference.prefill_worker import PrefillWorker
 from inference.request import SamplingParams
@@ -95,7 +95,7 @@ class Engine:
     @property
     def is_compiling(self) -> bool:
         """Whether a step is being compiled; any thread may ask."""
-        runners = [each.model_runner for each in (self, self._prefill) if each]
+        runners = [part.model_runner for part in (self, self._prefill) if part]
         return any(runner.is_compiling for runner in runners)
 
     @classmethod
@@ -146,9 +146,9 @@ class Engine:
         Raises:
             InputError: this device cannot run it so.
         """
-        named = config.engine.kernels.linear
+        requested = config.engine.kernels.linear
         config, _ = for_this_device(config)
-        config, checkpoint = weight_formats.choose(config, checkpoint, named)
+        config, checkpoint = weight_formats.choose(config, checkpoint, requested)
         weight_formats.warn_of_rounding(config)
         tokenizer, why_no_text = None, ""
         try:
@@ -159,9 +159,9 @@ class Engine:
             tokenizer.check_same(draft.load_tokenizer())
         read = new_weights.reader(config, checkpoint, progress, draft)
         ends = EndTokens(tokenizer, checkpoint.eos_ids)  # found while weights are read
-        made = cls(config, read, tokenizer, ends, why_no_text, expected, executables)
-        made._declared = checkpoint.config
-        return made
+        engine = cls(config, read, tokenizer, ends, why_no_text, expected, executables)
+        engine._declared = checkpoint.config
+        return engine
 
     def add_request(self, prompt: Prompt, params: SamplingParams, output: Items[int] = ()) -> int:
         """Queues a prompt, of whose one answer `output` is known; returns the request's id.
@@ -364,8 +364,8 @@ class Engine:
     def _fail(self, fault: SequenceFault) -> None:
         """Ends the sequence that a fault lies in; the others go on from their tokens."""
         self.rebuild()
-        own = self._prefill if self._prefill and fault.sequence.sends_pages else self
-        own.scheduler.fail(fault)
+        owner = self._prefill if self._prefill and fault.sequence.sends_pages else self
+        owner.scheduler.fail(fault)
 
     def _forget_pages(self) -> None:
         """All that was computed is to be computed again."""
@@ -397,8 +397,8 @@ class Engine:
         Raises:
             InputError: as `add_request`; then nothing was queued.
         """
-        found = dict(self.as_completed(prompts, params, on_output))
-        return [found[index] for index in range(len(prompts))]
+        completions = dict(self.as_completed(prompts, params, on_output))
+        return [completions[index] for index in range(len(prompts))]
 
     def as_completed(
         self,
@@ -412,10 +412,10 @@ class Engine:
         Raises:
             InputError: as `add_request`; then nothing was queued.
         """
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise InputError(f"{len(prompts)} prompts do not go with {len(each)} SamplingParams")
-        with RequestBatch(self, prompts, each) as batch:
+        params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(params) != len(prompts):
+            raise InputError(f"{len(prompts)} prompts do not go with {len(params)} SamplingParams")
+        with RequestBatch(self, prompts, params) as batch:
             yield from batch.completions(on_output)
 
     def stream(
@@ -437,8 +437,8 @@ class Engine:
         with RequestBatch(self, texts, [SamplingParams(max_new_tokens=0)] * len(texts)) as batch:
             return [
                 Score(
-                    list(s.tokens), s.prompt_logprobs, alternatives(s.prompt_top_logprobs),
-                    s.params_versions,
+                    list(s.tokens), s.results.prompt_logprobs,
+                    alternatives(s.results.prompt_top_logprobs), s.history.params_versions,
                 )
                 for s in batch.read()
             ]  # fmt: skip
@@ -476,7 +476,9 @@ class Engine:
             step, output = self._steps.fetch()
             for _, chunk in step.schedule.rows:
                 if chunk.emits or chunk.sequence.is_only_read:
-                    has_read = chunk.sequence.num_cached_tokens > 0 or self._prefill is not None
+                    has_read = (
+                        chunk.sequence.prefix.num_cached_tokens > 0 or self._prefill is not None
+                    )
                     self._versions.note(chunk.sequence, has_read)
             self.scheduler.commit(step.schedule, output)
             self._steps.launch_waiting()

@@ -68,17 +68,17 @@ def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
     """
     if hosts.current().count == 1:
         return
-    own, attention = for_this_device(config)
+    config, attention = for_this_device(config)
     facts = {
         "version of jax": jax.__version__,
         "code": key.sources(),
         "implementation of attention": attention,
     }
-    for field in dataclasses.fields(own.model):
-        facts[f"model.{field.name}"] = repr(getattr(own.model, field.name))
-    for name, value in section.values(own.engine).items():
+    for field in dataclasses.fields(config.model):
+        facts[f"model.{field.name}"] = repr(getattr(config.model, field.name))
+    for name, value in section.values(config.engine).items():
         facts[section.paths(EngineConfig)[name]] = repr(value)
-    facts["mesh"] = str(own.mesh)
+    facts["mesh"] = str(config.mesh)
     if checkpoint is not None:
         facts["checkpoint"] = provenance.weights_digest(checkpoint)[:16]
         facts["end tokens"] = str(checkpoint.eos_ids)
@@ -88,10 +88,10 @@ def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
 
 def _texts(checkpoint: Checkpoint) -> str:
     """A digest of the small files beside the weights: tokenizer, templates, generation defaults."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, data in sorted(checkpoint.contents().read_files().items()):
-        found.update(f"{name} {len(data)}\n".encode() + data)
-    return found.hexdigest()[:16]
+        digest.update(f"{name} {len(data)}\n".encode() + data)
+    return digest.hexdigest()[:16]
 
 
 def _params(fields: dict[str, Any]) -> SamplingParams:

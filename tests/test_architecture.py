@@ -22,7 +22,7 @@ LAYERS = ("configs", "sharding", "layers", "inference", "scripts", "tests")
 PACKAGES = LAYERS[:4]
 
 # Host decisions are integers: replayable, and the same on every host.
-SCHEDULER = ("request", "scheduling", "kv_pages")  # modules and folders of inference/
+SCHEDULER = ("field_kinds", "request", "scheduling", "kv_pages")  # of inference/
 SCHEDULER_NEVER = {
     *("jax", "jaxlib", "flax", "layers", "sharding"),
     *("time", "datetime", "random", "secrets", "uuid", "os"),
@@ -30,13 +30,12 @@ SCHEDULER_NEVER = {
 
 # The rooms of inference/, each of which imports those before it only.
 ROOMS = (
-    *("files", "request", "outputs", "text", "kv_pages", "scheduling", "sampling"),
+    *("files", "field_kinds", "request", "outputs", "text", "kv_pages", "scheduling", "sampling"),
     *("speculation", "runtime", "checkpoints", "new_weights", "planner", "input_processor"),
     *(
         "request_state",
         "open_requests",
         "request_batch",
-        "params_versions",
         "prefill_worker",
         "device_memory",
         "engine",

@@ -14,7 +14,7 @@ from inference.outputs import RequestOutput
 from inference.planner import report
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import Sequence, cache_key
+from inference.scheduling.sequence import History, Prefix, Sequence, cache_key
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import StepRecord, StepSchedule
 
@@ -89,8 +89,8 @@ class Simulator:
         tokens, key = list(prompt), cache_key(self.config.engine.cache, self._next_id)
         self.scheduler.add(
             Sequence(
-                self._next_id, params, tokens, len(tokens), arrival_s=self.clock.now(),
-                cache_key=key,
+                self._next_id, params, tokens, len(tokens), prefix=Prefix(key),
+                history=History(self.clock.now()),
             )
         )  # fmt: skip
         return self._next_id

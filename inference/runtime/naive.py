@@ -55,7 +55,7 @@ def decode(
         token, logprob = jax.device_get(executable(params, padded, np.int32(length), sampling))
         seconds.append(time.perf_counter() - start)
         sequence.tokens.append(int(token))
-        sequence.logprobs.append(float(logprob))
+        sequence.results.logprobs.append(float(logprob))
         on_token(int(token))
         if sequence.is_end(int(token)):
             break

@@ -26,7 +26,7 @@ from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
 from inference.speculation import draft_tree, proposers
 from inference.speculation.acceptance import coupled, rejection, trees
-from inference.speculation.proposer import Asked, Drafts, Fed
+from inference.speculation.proposer import DraftInputs, Drafts, SampledStep
 from layers import decoder, kv_cache, topk
 from layers.kv_cache import Cache
 from layers.params import Params
@@ -202,7 +202,7 @@ def step(
             ragged, tokens_T, hidden_TD = path.ragged, path.along(tokens_T), path.along(hidden_TD)
             features = tuple(map(path.along, features))
     if proposer is not None:
-        after = Fed(
+        after = SampledStep(
             ragged, tokens_T, hidden_TD, features, _num_kept(shape, batch, output), batch.slot_Y,
             slots.num_tokens[batch.slot_Y], output.tokens, output.num_emitted,
         )  # fmt: skip
@@ -232,12 +232,14 @@ def _with_drafts(shape: StepShape, batch: Batch, drafts: Drafts) -> Batch:
     )
 
 
-def _proposal_inputs(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> Asked:
+def _proposal_inputs(
+    config: Config, shape: StepShape, slots: SlotState, batch: Batch
+) -> DraftInputs:
     """What a proposer sees of a step."""
     (rows, width), (chunks, tokens) = shape.decode, shape.prefill
     rectangles = view(shape, slots, batch).rectangles
     slot_R = batch.slot_Y[:rows]
-    return Asked(
+    return DraftInputs(
         decode=rectangles[0] if rows else None,
         token_R=slots.last_token[slot_R],
         sampling=jax.tree.map(lambda x: x[slot_R], slots.sampling),
@@ -326,7 +328,7 @@ def _rows_of_logits(x_Q: jax.Array, shape: StepShape, path_RW: jax.Array | None)
 
 
 class _Law(NamedTuple):
-    """What `sampler.law` takes, a row for each row of logits."""
+    """What `sampler.distribution` takes, a row for each row of logits."""
 
     logits_QV: jax.Array
     sampling: SlotSampling
@@ -365,12 +367,12 @@ def _verify(
         accepted = trees.coupled(ids_RW, token_RW, parent_RN, max_length)
         return ids_Q, accepted.num_emitted_R - 1, accepted.path_RW
     verified = jax.tree.map(lambda x: x[:num_decode], law)
-    law_RWV = sampler.law(*verified).reshape(rows, width, -1)
+    law_RWV = sampler.distribution(*verified).reshape(rows, width, -1)
     first = slice(0, num_decode, width)
     seed_R2, position_R = verified.sampling.seed[first], verified.position_Q[first]
     if rule == "rejection" and not is_tree:
         ids_RW, num_emitted_R = rejection.verify(
-            law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.law_RkV
+            law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.prob_RkV
         )
         return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1, None
     accept = trees.typical if rule == "typical" else trees.by_rejection

@@ -24,7 +24,7 @@ class WholeBatches:
         self._num_rows = 0
         if not is_open or self._is_full(waiting):
             return True
-        waited_s = now - min(sequence.arrival_s for sequence in waiting)
+        waited_s = now - min(sequence.history.arrival_s for sequence in waiting)
         scheduling = self._config.engine.scheduling
         return scheduling.policy == "dynamic" and waited_s >= scheduling.max_wait_s
 

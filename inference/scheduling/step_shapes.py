@@ -100,8 +100,8 @@ def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
             shapes += [StepShape((rows[-1], 1), chunk) for chunk in chunks]
         shapes += [StepShape((rows[-1], width), chunks[-1], scored=True)]
     if sizes.greedy_steps:
-        own = [shape for shape in shapes if shape.decode[0] and not shape.scored]
-        shapes += [dataclasses.replace(shape, greedy=True) for shape in own]
+        decoding = [shape for shape in shapes if shape.decode[0] and not shape.scored]
+        shapes += [dataclasses.replace(shape, greedy=True) for shape in decoding]
     if len(shapes) > MAX_SHAPES:
         raise InputError(
             f"engine.shapes.decode_rows and prefill_chunks make {len(shapes)} step shapes, at most "

@@ -37,10 +37,10 @@ class DraftTree:
     @functools.cached_property
     def depth(self) -> tuple[int, ...]:
         """Of each node, 0 for the newest token."""
-        found = [0]
+        depths = [0]
         for parent in self.parents:
-            found.append(found[parent] + 1)
-        return tuple(found)
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
 
     @functools.cached_property
     def rank(self) -> tuple[int, ...]:
@@ -59,7 +59,7 @@ class DraftTree:
 
     def level(self, depth: int) -> tuple[int, ...]:
         """The nodes of a depth."""
-        return tuple(n for n, own in enumerate(self.depth) if own == depth)
+        return tuple(n for n, node_depth in enumerate(self.depth) if node_depth == depth)
 
     def num_ranks(self, depth: int) -> int:
         """The most children of a node above that depth."""

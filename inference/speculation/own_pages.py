@@ -20,16 +20,16 @@ class OwnPages:
         """Its leaves."""
         return cache[self._first :]
 
-    def put(self, cache: Cache, own: Cache) -> Cache:
+    def put(self, cache: Cache, leaves: Cache) -> Cache:
         """The cache with these."""
-        return (*cache[: self._first], *own)
+        return (*cache[: self._first], *leaves)
 
-    def seen(self, ragged: Ragged) -> Ragged:
-        """A step as it sees it: with the tables of its own page groups."""
+    def view(self, ragged: Ragged) -> Ragged:
+        """A step with the page tables of these groups alone."""
         return dataclasses.replace(
             ragged,
             rectangles=tuple(
-                dataclasses.replace(each, tables=tuple(each.tables[g] for g in self._groups))
-                for each in ragged.rectangles
+                dataclasses.replace(r, tables=tuple(r.tables[g] for g in self._groups))
+                for r in ragged.rectangles
             ),
         )

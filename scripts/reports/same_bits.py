@@ -25,6 +25,7 @@ from typing import Any
 
 from configs.engine import EngineConfig
 from configs.settings.section import paths
+from inference.request import FORMER_NAMES
 
 MODELS = {
     "smollm2": "smollm2-135m", "gemma3": "gemma3-270m", "llama": "llama-gqa-tied-rope3",
@@ -51,14 +52,17 @@ REQUESTS: dict[str, list[Any]] = {  # texts are given as --prompt, objects as li
         {"prompt": STORY},
         {"prompt": STORY, "temperature": 0.9, "top_p": 0.9, "seed": 1},
         {"prompt": STORY[:50] + "?", "temperature": 1.2, "top_k": 12, "min_p": 0.02, "seed": 2},
-        {"prompt": "Ships", "repetition": 1.3, "presence": 0.5, "frequency": 0.3},
-        {"prompt": "A", "logit_bias": {"65": 3.5, "97": -4}, "banned_ids": [40, 41]},
+        {"prompt": "Ships", "repetition_penalty": 1.3, "presence_penalty": 0.5,
+         "frequency_penalty": 0.3},
+        {"prompt": "A", "logit_bias": {"65": 3.5, "97": -4}, "banned_token_ids": [40, 41]},
         {"prompt": STORY[9:60], "temperature": 1, "n": 3, "seed": 3},
         {"prompt": "The keeper", "beam_width": 3, "n": 2, "length_penalty": 0.6},
-        {"prompt": "Lamp", "allowed_ids": list(range(60, 99)), "stop_ids": [70], "min_tokens": 5},
+        {"prompt": "Lamp", "allowed_token_ids": list(range(60, 75)), "stop_token_ids": [70],
+         "min_tokens": 5},
         {"prompt": "Lamp", "temperature": 1, "best_of": 3, "n": 2, "seed": 4, "stop": ["e", "on"]},
     ],
 }  # fmt: skip
+FREQUENT, UNKNOWN = " etaoinshrdlcumwfgypbvk.,?01234", "~"
 FORMER = {"chunk_tokens": "tile_tokens", "prefill_chunks": "prefill_tiles"}  # names in older trees
 # Name, which begins with the model's; requests; flags, and settings without dashes.
 RUNS = """\
@@ -69,7 +73,8 @@ smollm2-no-overlap three engine.overlap=false
 smollm2-deterministic three --deterministic --logprobs=3
 smollm2-sampled one --temperature=0.8 --top_p=0.95 --seed=1 --logprobs=0
 smollm2-filters three --temperature=1.1 --top_k=20 --min_p=0.05 --seed=2 model.dtype=float32
-smollm2-penalties three --repetition=1.3 --presence=0.5 --frequency=0.4 --temperature=0.7 --seed=3
+smollm2-penalties three --repetition_penalty=1.3 --presence_penalty=0.5 --frequency_penalty=0.4 \
+    --temperature=0.7 --seed=3
 smollm2-mixed-deterministic mixed --deterministic model.dtype=float32
 smollm2-beams three --beam_width=4 --n=3 --early_stopping
 smollm2-four three --n=4 --temperature=1 --seed=5
@@ -104,9 +109,22 @@ def command(tree: Path, folder: Path, name: str, load: str, *words: str) -> list
     model, requests = MODELS[name.split("-")[0]], REQUESTS[load]
     if (golden := tree / "tests" / "golden" / model).is_dir():
         model = str(shutil.copytree(golden, folder / model))
-        bpe = {"type": "BPE", "vocab": {chr(32 + n): n for n in range(131)}, "merges": []}
-        text = json.dumps({"model": bpe, "decoder": {"type": "Fuse"}})
-        Path(model, "tokenizer.json").write_text(text)
+        vocab_size = json.loads(Path(model, "config.json").read_text())["vocab_size"]
+        Path(model, "tokenizer.json").write_text(json.dumps(tokenizer(vocab_size)))
+        requests = [fitted(request, vocab_size) for request in requests]
+    if "FORMER_NAMES" not in (tree / "inference" / "request.py").read_text():
+        older_names = {name: older for older, name in FORMER_NAMES.items()}
+        requests = [
+            {older_names.get(name, name): value for name, value in request.items()}
+            if isinstance(request, dict)
+            else request
+            for request in requests
+        ]
+        parts = [word.removeprefix("--").partition("=") for word in words]
+        words = tuple(
+            f"--{older_names[name]}{equals}{value}" if name in older_names else word
+            for word, (name, equals, value) in zip(words, parts, strict=True)
+        )
     flags = [f"--model={model}", "--json", "--max_new_tokens=20", "--logprobs=2"]
     (folder / "lines").write_text("\n".join(map(json.dumps, requests)))
     texts = [f"--prompt={text}" for text in requests if isinstance(text, str)]
@@ -120,6 +138,32 @@ def command(tree: Path, folder: Path, name: str, load: str, *words: str) -> list
         words = tuple(places.get(name, name) + equals + value for name, equals, value in split)
     flags += [word if word.startswith("--") else f"--set={word}" for word in words]
     return [sys.executable, "-m", "scripts.generate", *flags]
+
+
+def tokenizer(vocab_size: int) -> dict[str, Any]:
+    """Returns a tokenizer of single characters: ASCII's, or where the vocabulary is too small for
+    them the most frequent ones, and one token for all others.
+    """
+    characters = [chr(32 + n) for n in range(131)]
+    if vocab_size < len(characters):
+        characters = [*FREQUENT[: vocab_size - 1], UNKNOWN]
+    vocab = {character: n for n, character in enumerate(characters)}
+    model = {"type": "BPE", "vocab": vocab, "merges": [], "unk_token": UNKNOWN}
+    return {"model": model, "decoder": {"type": "Fuse"}}
+
+
+def fitted(request: Any, vocab_size: int) -> Any:
+    """Returns a request with its token ids modulo the vocabulary."""
+    if isinstance(request, str):
+        return request
+    ids: dict[str, Any] = {
+        name: sorted({id % vocab_size for id in value})
+        for name, value in request.items()
+        if name.endswith("_ids")
+    }
+    if biases := request.get("logit_bias"):
+        ids["logit_bias"] = {str(int(id) % vocab_size): bias for id, bias in biases.items()}
+    return request | ids
 
 
 def leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:

@@ -47,7 +47,7 @@ def _requests(count):
     kinds = [
         {}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9, "n": 3}, {"max_new_tokens": 0},
         {"temperature": 1.2, "top_k": 20, "best_of": 2}, {"beam_width": 2}, {"n": 2},
-        {"stop": ("e", "no")}, {"stop_ids": tuple(range(0, _VOCAB, 17))}, {"priority": 1},
+        {"stop": ("e", "no")}, {"stop_token_ids": tuple(range(0, _VOCAB, 17))}, {"priority": 1},
         {"logit_bias": {130: 9.0}}, {"max_new_tokens": 1},
     ]  # fmt: skip
     for index in range(count):
@@ -81,7 +81,7 @@ def _serve(engine, count, aborts=()):
     found = []
     for group in groups.values():
         answers = [group.completion(), *group.completion().others]
-        scores = [sequence.prompt_logprobs for sequence in group.sequences]
+        scores = [sequence.results.prompt_logprobs for sequence in group.sequences]
         found.append((answers, scores))
     return found
 

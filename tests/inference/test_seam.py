@@ -216,7 +216,7 @@ def test_drafts_stop_at_the_context_and_at_an_end():
                 sequence.drafts = tuple(fakes.continuation(sequence.tokens, 2))
 
     assert_plain(engine, [prompt], 11, propose)
-    params = fakes.greedy(11, stop_ids=(expected[2],))  # the first draft of a step
+    params = fakes.greedy(11, stop_token_ids=(expected[2],))  # the first draft of a step
     sequence = fakes.sequence_of(engine, engine.add_request(prompt, params))
     fakes.drain(engine, propose)
     assert sequence.output_tokens == expected[: expected.index(expected[2]) + 1]

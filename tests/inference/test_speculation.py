@@ -62,15 +62,15 @@ def requests(count, vocab):
     prompts = [text if i % 3 else (text[:6] * 9)[: len(text) + 6] for i, text in enumerate(texts)]
     kinds = [
         {"temperature": 0.0},
-        {"temperature": 0.7, "allowed_ids": FEW[:4]},
+        {"temperature": 0.7, "allowed_token_ids": FEW[:4]},
         {"temperature": 1.3, "top_p": 0.9},
-        {"temperature": 1.3, "allowed_ids": FEW[:2], "min_tokens": 3, "stop_ids": (7,)},
-        {"repetition": 1.2, "frequency": 0.2, "allowed_ids": FEW},
-        {"temperature": 0.7, "n": 3, "allowed_ids": FEW[:3]},
-        {"temperature": 0.7, "allowed_ids": FEW[:2], "presence": 0.5},
+        {"temperature": 1.3, "allowed_token_ids": FEW[:2], "min_tokens": 3, "stop_token_ids": (7,)},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.2, "allowed_token_ids": FEW},
+        {"temperature": 0.7, "n": 3, "allowed_token_ids": FEW[:3]},
+        {"temperature": 0.7, "allowed_token_ids": FEW[:2], "presence_penalty": 0.5},
     ]
     if vocab == fakes.VOCAB:  # whose logits are exact
-        kinds = [{"temperature": 0.0}, {"allowed_ids": FEW[:3]}]
+        kinds = [{"temperature": 0.0}, {"allowed_token_ids": FEW[:3]}]
     return prompts, [
         SamplingParams(
             max_new_tokens=int(rng.integers(1, 40)),
@@ -195,7 +195,7 @@ def test_no_bit_changes(model, proposer, num_drafts, count, name, monkeypatch):
     ids = [engine.add_request(*each) for each in zip(prompts, params, strict=True)]
     owners = [engine._requests[id].group for id in ids]
     fakes.drain(engine, disturbing(engine, name), 20_000)
-    found = [[(s.output_tokens, s.logprobs) for s in owner.sequences] for owner in owners]
+    found = [[(s.output_tokens, s.results.logprobs) for s in owner.sequences] for owner in owners]
     assert found == plain(model, count, "often right" in proposer)
     counters = engine.scheduler.counters
     assert 0 < counters.num_accepted < counters.num_drafts <= num_drafts * counters.num_passes
@@ -306,7 +306,7 @@ def test_a_tree_changes_no_token(model, kind, count, name, monkeypatch):
         for owner, known in zip(owners, expected, strict=True):
             for sequence, (tokens, logprobs) in zip(owner.sequences, known, strict=True):
                 assert sequence.output_tokens == tokens
-                np.testing.assert_allclose(sequence.logprobs, logprobs, atol=1e-4)
+                np.testing.assert_allclose(sequence.results.logprobs, logprobs, atol=1e-4)
     counters = engine.scheduler.counters
     longest = max(accepted for _, accepted in counters.verified)
     assert 1 < longest <= 3 and counters.num_accepted > 20

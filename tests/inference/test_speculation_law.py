@@ -53,7 +53,7 @@ def cells():
         hidden_TD, _ = decoder.forward(params, TARGET, tokens_T, every)
         logits_QV = decoder.logits(params, TARGET, hidden_TD).reshape(*texts.shape, VOCAB)
         last_QV = logits_QV[:, -LENGTH:].reshape(rows, VOCAB)
-        return sampler.law(last_QV, sampling, position_Q)
+        return sampler.distribution(last_QV, sampling, position_Q)
 
     law_QV = compiling.call(law, fakes.real_params(TARGET), texts.ravel())
     law = np.asarray(law_QV, np.float64).reshape(VOCAB, VOCAB, LENGTH, VOCAB)

@@ -60,7 +60,7 @@ _FLAGS = {
     "stop of no text": (["--prompt=A", "--stop=\udcff"], 1, "stop '\\udcff' can never match"),
     "stop too late": (["--prompt=A", "--stop=a", "--min_tokens=200"], 1, "stop can never match"),
     "positional": (["--prompt=A", "hello"], 1, "unexpected argument 'hello'"),
-    "naive penalties": (["--prompt=A", "--naive", "--presence=1"], 1, "--naive takes no"),
+    "naive penalties": (["--prompt=A", "--naive", "--presence_penalty=1"], 1, "--naive takes no"),
     "unknown flag": (["--prompt=A", "--bogus=1"], 2, "Unknown command line flag 'bogus'"),
     "type of a flag": (["--prompt=A", "--max_new_tokens=some"], 2, "--max_new_tokens=some"),
     "unknown run": (["--prompt=A", "--config=nowhere.py"], 1, "configs/runs/smollm2_laptop.py"),

@@ -390,7 +390,7 @@ def test_preset_then_run_then_set_then_needs(monkeypatch, capfd):
     engine = EngineConfig.of(max_seqs=7, page_tokens=64)
     monkeypatch.setattr(smollm2_laptop, "RUN", Run(str(apps.TINY), engine))
     args = ["--config=configs/runs/smollm2_laptop.py", "--prompt=A", "--set=engine.max_context=99"]
-    for more in ((), ("--presence=0.5", "--logprobs=3", "--deterministic")):
+    for more in ((), ("--presence_penalty=0.5", "--logprobs=3", "--deterministic")):
         ran = apps.call(generate, monkeypatch, capfd, *args, *more)
         assert "far enough" in ran.error
     plain, asked = (config.engine for config in configs)

@@ -77,3 +77,8 @@ def test_flags_may_have_dashes(words, expected):
 ])  # fmt: skip
 def test_flags_of_other_servers_get_a_hint(monkeypatch, capfd, words, problem):
     assert problem in apps.call(serve, monkeypatch, capfd, *words).error
+
+
+@pytest.mark.parametrize("former, name", [("presence", "presence_penalty"), ("stop_ids", "")])
+def test_a_former_flag_is_refused_with_its_name(former, name):
+    assert usage.hint(former) == (f"; here it is --{name}" if name else "")

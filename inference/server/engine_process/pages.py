@@ -39,7 +39,7 @@ def held(shards: Iterable[DataShard], config: Config) -> Held:
             num_tokens = sequence.num_scheduled_tokens
             for group, own in zip(range(num_groups), sequence.pages, strict=False):
                 listed += len(own) - own.count(0)
-                gone = sequence.num_dropped_tokens
+                gone = sequence.budget.num_dropped_tokens
                 if config.cached_model.page_groups[group].spec.window is not None:
                     gone = 0
                 empty += max(0, page * len(own) + gone - num_tokens)

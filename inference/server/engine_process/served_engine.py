@@ -108,7 +108,9 @@ class ServedEngine:
         """What is held, and was done so far."""
         scheduler = self._engine.scheduler
         counters, waiting = scheduler.counters, list(scheduler.waiting)
-        new = [sequence.arrival_s for sequence in waiting if sequence.started_s is None]
+        new = [
+            sequence.history.arrival_s for sequence in waiting if sequence.history.started_s is None
+        ]
         held = pages.held(scheduler.shards, self._engine.config)
         self._steps.read(self._engine.records)
         return Heartbeat(

@@ -78,7 +78,7 @@ def test_what_a_sequence_will_hold(length, n, is_longest, speculates, expected):
     one = sequence(1, [1] * length, max_new_tokens=n)
     one.max_length = min(one.max_length, CONTEXT)
     one.tokens += [1, 1]
-    one.num_awaited_tokens, one.num_dropped_tokens, one.speculates = 2, 4, speculates
+    one.in_flight.num_tokens, one.budget.num_dropped_tokens, one.speculates = 2, 4, speculates
     control = scheduler.shards[0].admission_control
     assert control._demand(one, 9, is_longest) == expected
 

@@ -12,7 +12,7 @@ from inference.request import SamplingParams
 from inference.scheduling import scheduler as schedulers
 from inference.scheduling.queue import WaitingQueue
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import FinishReason, Sequence, Status
+from inference.scheduling.sequence import FinishReason, History, Prefix, Sequence, Status
 from tests.inference.scheduling.test_scheduler import fake_output
 
 CONTEXT = 256
@@ -33,7 +33,9 @@ def scheduler(num_tokens=4096, mesh=ONE_CHIP, **settings):
 def request(id, length=4, n=4, arrival_s=0.0, tokens=None, key="shared", **params):
     tokens = [1 + id % 9] * length if tokens is None else tokens
     params = SamplingParams(max_new_tokens=n, **params)
-    return Sequence(id, params, list(tokens), len(tokens), arrival_s=arrival_s, cache_key=key)
+    return Sequence(
+        id, params, list(tokens), len(tokens), prefix=Prefix(key), history=History(arrival_s)
+    )
 
 
 def step(scheduler, **when):
@@ -151,7 +153,7 @@ def test_the_lowest_priority_value_goes_first_and_stays_longest():
     preempted = set()
     while one.has_work:
         step(one)
-        preempted |= {s.id for s in one.waiting if s.num_preemptions}
+        preempted |= {s.id for s in one.waiting if s.history.num_preemptions}
     assert preempted == {0, 2}
 
 
@@ -183,14 +185,14 @@ def test_pages_of_its_own_are_no_prefix_hits():
         if nth == 5:
             one.preempt(new)
             one.preempt(known)
-    assert new.num_cached_tokens > new.num_prompt_tokens  # to admission, they are there
-    assert (known.num_hit_tokens, new.num_hit_tokens) == (4, 0)
+    assert new.prefix.num_cached_tokens > new.num_prompt_tokens  # to admission, they are there
+    assert (known.prefix.num_hit_tokens, new.prefix.num_hit_tokens) == (4, 0)
     counters = one.counters
     assert (counters.num_prompt_tokens, counters.num_cached_tokens) == (5 + 9 + 9, 4)
     one.start_over([known, new])
     finish(one)
     assert (counters.num_prompt_tokens, counters.num_cached_tokens) == (5 + 9 + 9, 4)
-    assert (known.num_hit_tokens, new.num_hit_tokens) == (4, 0)
+    assert (known.prefix.num_hit_tokens, new.prefix.num_hit_tokens) == (4, 0)
 
 
 @pytest.mark.parametrize("num_preemptions, starts", [(1, True), (2, False)])
@@ -202,7 +204,7 @@ def test_after_two_preemptions_a_request_waits_for_room_to_its_end(num_preemptio
     one.add(request(0, length=8, n=20))
     step(one)
     waiting = request(1, length=8, n=40)
-    waiting.num_preemptions = num_preemptions
+    waiting.history.num_preemptions = num_preemptions
     one.add(waiting)
     step(one)
     assert (waiting.status is Status.RUNNING) == starts
@@ -233,7 +235,7 @@ def test_one_that_was_preempted_or_overtaken_often_goes_first(first, next_id):
         waiting.add(request(id))
     oldest = next(iter(waiting))
     for name, value in first.items():
-        setattr(oldest, name, value)
+        setattr(oldest.history, name, value)
     assert waiting.next(lambda sequence: sequence.id).id == next_id
 
 
@@ -384,7 +386,7 @@ def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
     ends = {}
     for i, (length, n) in enumerate(wanted):
         key = "shared" if prefix_cache else i if preemption == "swap" else None
-        new = request(i, length=length, n=most or n, key=key, stop_ids=(0,))
+        new = request(i, length=length, n=most or n, key=key, stop_token_ids=(0,))
         ends[i] = n
         one.add(new)
     everyone = list(one.waiting)
@@ -400,7 +402,7 @@ def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
             one.check_integrity()
     assert all(s.status is Status.FINISHED for s in everyone)
     assert [s.num_output_tokens for s in everyone] == [n for _, n in wanted]
-    assert max(s.num_preemptions for s in everyone) <= 4
+    assert max(s.history.num_preemptions for s in everyone) <= 4
 
 
 @pytest.mark.parametrize(

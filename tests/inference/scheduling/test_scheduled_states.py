@@ -13,7 +13,7 @@ from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import FinishReason, Sequence, Status, cache_key
+from inference.scheduling.sequence import FinishReason, Prefix, Sequence, Status, cache_key
 from tests.inference.scheduling.test_scheduler import fake_output
 
 CONTEXT, PAGE = 64, 4
@@ -115,7 +115,7 @@ class Run:
 
     def start(self, add, params, tokens, num_prompt_tokens, id):
         key = cache_key(self.config.engine.cache, id)
-        new = Sequence(id, params, tokens, num_prompt_tokens, frozenset({0}), cache_key=key)
+        new = Sequence(id, params, tokens, num_prompt_tokens, frozenset({0}), prefix=Prefix(key))
         add(new)
         self.everyone.append(new)
 

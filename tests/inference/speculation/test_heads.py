@@ -16,7 +16,7 @@ from inference.checkpoints.native import config_file
 from inference.runtime.model_runner import cache_arguments
 from inference.sampling import parameters
 from inference.speculation import drafting, eagle, medusa, proposers
-from inference.speculation.proposer import Asked, Fed
+from inference.speculation.proposer import DraftInputs, SampledStep
 from layers import decoder, kv_cache
 from layers.ragged import Ragged, Rectangle, contiguous
 from tests import compiling, fakes
@@ -133,17 +133,17 @@ def test_they_draft_what_training_computes(name):
         fed[starts[-1] + kept :] = 5  # rejected
         _, hidden_TD, features = seen(target, values, fed, proposer.features)
         step, rows = slice(starts[0], end), len(starts)
-        after = Fed(
+        after = SampledStep(
             Ragged((rectangle(starts, width, tables),)), jnp.asarray(fed[step]), hidden_TD[step],
             tuple(x_TD[step] for x_TD in features), jnp.array([kept] * rows),
             jnp.zeros(rows, jnp.int32), jnp.array([done + kept] * rows),
             jnp.zeros((rows, 1 + K), jnp.int32), jnp.array([1] * rows),
         )  # fmt: skip
-        observe = functools.partial(proposer.observe, fed=after)
+        observe = functools.partial(proposer.observe, step=after)
         cache, state = compiling.call(observe, values, cache, state)
         done = starts[-1] + kept
     sampling = jax.tree.map(jnp.asarray, parameters.init(1, 131))
-    asked = Asked(
+    asked = DraftInputs(
         rectangle((done,), 1 + K, tables), jnp.asarray(TOKENS[done : done + 1]), sampling, None,
         None, jnp.zeros((0, 0), jnp.int32), greedy=True,
     )  # fmt: skip
@@ -170,7 +170,7 @@ def test_what_is_not_fed_has_no_children():
     cache = kv_cache.init(*cache_arguments(config, "reference"))
     pages = jnp.arange(1, 1 + config.page_columns, dtype=jnp.int32)[None]
     whole = rectangle((0,), 14, tuple(pages for _ in config.cached_model.page_groups))
-    asked = Asked(
+    asked = DraftInputs(
         whole, jnp.asarray(TOKENS[:1]), jax.tree.map(jnp.asarray, parameters.init(1, 131)), None,
         None, jnp.zeros((0, 0), jnp.int32), greedy=True,
     )  # fmt: skip
