@@ -31,7 +31,7 @@ class DeviceMemory:
 
     def set_params(self, params: Params) -> None:
         """Other weights, packed for the runner; all devices get them, or none."""
-        worker_params = self._worker and self._worker.params_of(params)
+        worker_params = self._worker.params_of(params) if self._worker else {}
         self._runner.params = self._runner.params | params  # the model that drafts stays
         if self._worker:
             self._worker.model_runner.params = worker_params

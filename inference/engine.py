@@ -227,7 +227,7 @@ class Engine:
         self._is_whole = is_fetched = False
         self._steps.note_done()
         try:
-            if self._prefill and self._steps.held is None:  # which may need pages from there
+            if self._prefill and self._steps.waiting is None:  # which may need pages from there
                 self._prefill.launch()
             is_launched = self._steps.launch(is_open)
             is_due = len(self._steps) > (is_launched and self.config.engine.scheduling.overlap)
@@ -481,7 +481,7 @@ class Engine:
                     )
                     self._versions.note(chunk.sequence, has_read)
             self.scheduler.commit(step.schedule, output)
-            self._steps.launch_held()
+            self._steps.launch_waiting()
         self._requests.process()
         if step is not None:
             self._steps.record(step)

@@ -204,21 +204,23 @@ def layer(
     Returns:
         The residual stream behind it, and what it leaves for sharers.
     """
-    own, owner = config.layers[index], config.cache_specs[index].owner
-    turns = own.mixer.rotation
+    kinds, owner = config.layers[index], config.cache_specs[index].owner
+    turns = kinds.mixer.rotation
     x_TD, leaf, _ = _block(
         weights, x_TD, leaf, ragged,
         turns and rope.angles(*turns, ragged.position_T, config.max_context), input_TP,
-        config=config, layer=own, spec=config.cache_specs[index if owner is None else owner],
+        config=config, layer=kinds, spec=config.cache_specs[index if owner is None else owner],
         groups=(0,), is_owner=owner is None, deterministic=False, attention="reference",
     )  # fmt: skip
     return x_TD, leaf
 
 
-def _side_by_side(*each_E: jax.Array) -> jax.Array:
+def _side_by_side(*counts_E: jax.Array) -> jax.Array:
     """[L, E] of an [E] a mixture, zeros where one has fewer experts."""
-    most = max(map(len, each_E))
-    return jnp.stack([jnp.pad(own_E, (0, most - len(own_E))) for own_E in each_E])
+    num_experts = max(map(len, counts_E))
+    return jnp.stack(
+        [jnp.pad(mixture_E, (0, num_experts - len(mixture_E))) for mixture_E in counts_E]
+    )
 
 
 def _block(
@@ -264,8 +266,8 @@ def _block(
     if input_TP is not None:
         assert config.layer_inputs is not None
         with jax.named_scope("inputs"):
-            own = weights["inputs"]
-            x_TD += layer_inputs.apply(own, config, config.layer_inputs, x_TD, input_TP)
+            input_params = weights["inputs"]
+            x_TD += layer_inputs.apply(input_params, config, config.layer_inputs, x_TD, input_TP)
     if config.has_layer_scales:
         x_TD *= weights["scale"].astype(jnp.float32)
     return x_TD, leaf, visits
@@ -335,7 +337,7 @@ def _embed_here(table_VD: Weight, tokens_T: jax.Array, config: ModelConfig) -> j
     """`embed`, where each chip of a mesh holds a part of the rows."""
     if collectives.num_chips() == 1:
         return look_up(table_VD, tokens_T)
-    own_T = tokens_T - collectives.chip() * config.vocab_size
-    is_own_T1 = ((own_T >= 0) & (own_T < config.vocab_size))[:, None]
-    rows_TD = look_up(table_VD, jnp.clip(own_T, 0, config.vocab_size - 1))
+    local_T = tokens_T - collectives.chip() * config.vocab_size
+    is_own_T1 = ((local_T >= 0) & (local_T < config.vocab_size))[:, None]
+    rows_TD = look_up(table_VD, jnp.clip(local_T, 0, config.vocab_size - 1))
     return collectives.total(jnp.where(is_own_T1, rows_TD, 0))

@@ -31,7 +31,7 @@ def grouped_linear(
 
 def each_linear(x_TND: jax.Array, w_NFD: Weight) -> jax.Array:
     """The rows of each head with the head's own matrix: float32 [T, N, F]."""
-    return weights.of(w_NFD).each(x_TND.swapaxes(0, 1)).swapaxes(0, 1)
+    return weights.of(w_NFD).stacked(x_TND.swapaxes(0, 1)).swapaxes(0, 1)
 
 
 def look_up(table_VD: Weight, ids_T: jax.Array) -> jax.Array:

@@ -30,9 +30,9 @@ def token_major(num_pages: int, page_tokens: int, page_format: PageFormat) -> ja
     return jax.ShapeDtypeStruct(shape, stored_dtype(dtype))
 
 
-def stored_dtype(dtype: str) -> Any:
+def stored_dtype(dtype: str) -> jnp.dtype[Any]:
     """Type that holds elements of a dtype in pages."""
-    return jnp.uint16 if dtype == "bfloat16" else jnp.dtype(dtype)
+    return jnp.dtype("uint16" if dtype == "bfloat16" else dtype)
 
 
 def encode(x: jax.Array, pages: jax.Array) -> jax.Array:
@@ -82,9 +82,11 @@ def _scale(x_TGE: jax.Array, format: str) -> jax.Array:
     exact, fused with a sum or not.
     """
     largest_TG1 = jnp.abs(x_TGE).max(-1, keepdims=True)
-    candidates = [(largest_TG1 * (1 / most)).astype(jnp.bfloat16) for most in _LARGEST[format]]
-    best_TG1, *others = candidates
-    if not others:
+    candidates = [
+        (largest_TG1 * (1 / largest)).astype(jnp.bfloat16) for largest in _LARGEST[format]
+    ]
+    best_TG1, *alternatives = candidates
+    if not alternatives:
         return best_TG1
 
     def error(scale_TG1: jax.Array) -> jax.Array:
@@ -94,14 +96,16 @@ def _scale(x_TGE: jax.Array, format: str) -> jax.Array:
         return (jnp.round(share_TGE * 2.0**14).astype(jnp.int32) ** 2).sum(-1, keepdims=True)
 
     least_TG1 = error(best_TG1)
-    for scale_TG1 in others:
-        own_TG1 = error(scale_TG1)
-        best_TG1 = jnp.where(own_TG1 < least_TG1, scale_TG1, best_TG1)
-        least_TG1 = jnp.minimum(own_TG1, least_TG1)
+    for scale_TG1 in alternatives:
+        error_TG1 = error(scale_TG1)
+        best_TG1 = jnp.where(error_TG1 < least_TG1, scale_TG1, best_TG1)
+        least_TG1 = jnp.minimum(error_TG1, least_TG1)
     return best_TG1
 
 
-def numbers(stored_TX: jax.Array, page_format: PageFormat, dtype: Any) -> jax.Array:
+def numbers(
+    stored_TX: jax.Array, page_format: PageFormat, dtype: jax.typing.DTypeLike
+) -> jax.Array:
     """Rows of any format as numbers; quantized ones of a type."""
     if page_format.is_quantized:
         return dequantize(stored_TX, page_format, dtype)
@@ -113,7 +117,9 @@ def as_stored(row_TX: jax.Array, page_format: PageFormat) -> jax.Array:
     return quantize(row_TX, page_format) if page_format.is_quantized else row_TX
 
 
-def dequantize(stored_TX: jax.Array, page_format: PageFormat, dtype: Any) -> jax.Array:
+def dequantize(
+    stored_TX: jax.Array, page_format: PageFormat, dtype: jax.typing.DTypeLike
+) -> jax.Array:
     """Rows of a quantized format, uint8 [..., stored width], as numbers of a type: [..., row
     width].
     """
@@ -126,8 +132,8 @@ def dequantize(stored_TX: jax.Array, page_format: PageFormat, dtype: Any) -> jax
         scale_TG = jax.lax.bitcast_convert_type(pairs_TG2, jnp.bfloat16).astype(jnp.float32)
         x_TGE = _as_numbers(bytes_TGX, page_format.dtype) * scale_TG[..., None]
         # Rounded here, whatever XLA would like to compute with instead.
-        kept = jnp.finfo(dtype)
-        x_TGE = jax.lax.reduce_precision(x_TGE, kept.nexp, kept.nmant)
+        precision = jnp.finfo(dtype)
+        x_TGE = jax.lax.reduce_precision(x_TGE, precision.nexp, precision.nmant)
         rows.append(x_TGE.astype(dtype).reshape(*stored_TX.shape[:-1], count * size))
         start, scales_at = stop, scales_stop
     return jnp.concatenate(rows, axis=-1)
@@ -137,8 +143,8 @@ def _as_bytes(x_TGE: jax.Array, format: str) -> jax.Array:
     """Multiples of a scale, rounded to even, as bytes; of four bits the first half of a group lies
     in the low ones.
     """
-    most = _LARGEST[format][0]
-    x_TGE = jnp.clip(x_TGE, -most, most)
+    largest = _LARGEST[format][0]
+    x_TGE = jnp.clip(x_TGE, -largest, largest)
     if format == "fp8":
         return jax.lax.bitcast_convert_type(x_TGE.astype(jnp.float8_e4m3fn), jnp.uint8)
     rounded_TGE = jnp.round(x_TGE).astype(jnp.int8)

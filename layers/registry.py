@@ -75,8 +75,8 @@ _FEED_FORWARDS: dict[type[FeedForward], ApplyFeedForward] = {}
 
 def register(kind: type[Kind], apply: ApplyMixer | ApplyFeedForward) -> None:
     """Names the function that applies a kind."""
-    known: dict[Any, Any] = _MIXERS if issubclass(kind, Mixer) else _FEED_FORWARDS
-    known[kind] = apply
+    functions: dict[Any, Any] = _MIXERS if issubclass(kind, Mixer) else _FEED_FORWARDS
+    functions[kind] = apply
 
 
 def apply_mixer(kind: Mixer) -> ApplyMixer:
@@ -97,12 +97,12 @@ def apply_feed_forward(kind: FeedForward) -> ApplyFeedForward:
     return _find(kind, "ffn", _FEED_FORWARDS)
 
 
-def _find(kind: Kind, part: str, known: dict[Any, Any]) -> Any:
+def _find(kind: Kind, part: str, functions: dict[Any, Any]) -> Any:
     if kind.to_come is not None:
         raise InputError(
             f"the {part} {kind.name!r} with {kind.to_come} is planned but does not run yet"
         )
-    if type(kind) not in known:
-        runs = ", ".join(each.name for each in known)
+    if type(kind) not in functions:
+        runs = ", ".join(runnable.name for runnable in functions)
         raise InputError(f"the {part} {kind.name!r} is planned but does not run yet; {runs} do")
-    return known[type(kind)]
+    return functions[type(kind)]

@@ -29,15 +29,15 @@ def in_blocks(
         deterministic: a row's bits do not depend on the others.
     """
     (X, D), E = x_XD.shape, len(sizes_E)
-    most, rows = blocks(X, E, deterministic)
+    num_blocks, rows = blocks(X, E, deterministic)
     num_blocks_E = -(-sizes_E // rows)
     first_E = (jnp.cumsum(num_blocks_E) - num_blocks_E) * rows - (jnp.cumsum(sizes_E) - sizes_E)
     group_X = group_of_rows(sizes_E, X)
     is_row_X1 = (group_X < E)[:, None]
-    place_X = jnp.where(is_row_X1[:, 0], first_E[group_X] + jnp.arange(X), most * rows)
-    block_XD = jnp.zeros((most * rows, D), x_XD.dtype).at[place_X].set(x_XD, mode="drop")
-    matrix_B = group_of_rows(num_blocks_E, most)
-    y_XF = products(block_XD.reshape(most, rows, D), matrix_B).reshape(most * rows, -1)
+    place_X = jnp.where(is_row_X1[:, 0], first_E[group_X] + jnp.arange(X), num_blocks * rows)
+    block_XD = jnp.zeros((num_blocks * rows, D), x_XD.dtype).at[place_X].set(x_XD, mode="drop")
+    matrix_B = group_of_rows(num_blocks_E, num_blocks)
+    y_XF = products(block_XD.reshape(num_blocks, rows, D), matrix_B).reshape(num_blocks * rows, -1)
     return jnp.where(is_row_X1, y_XF.at[place_X].get(mode="clip"), 0)
 
 

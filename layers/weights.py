@@ -50,7 +50,7 @@ class Operations(Protocol):
             deterministic: a row's bits do not depend on the others.
         """
 
-    def each(self, x_ETD: jax.Array) -> jax.Array:
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
         """Equally many rows for each matrix of a stack: float32 [E, T, F]."""
 
     def rows(self, ids_T: jax.Array) -> jax.Array:
@@ -87,7 +87,7 @@ class _Dense:
             return self._touched(x_XD, sizes_E)
         return grouped.grouped_product(x_XD, self.array, sizes_E)
 
-    def each(self, x_ETD: jax.Array) -> jax.Array:
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
         return _batched(x_ETD.astype(self.array.dtype), self.array)
 
     def rows(self, ids_T: jax.Array) -> jax.Array:
@@ -128,7 +128,7 @@ class _Packed:
     def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
         return packed.grouped_product(x_XD, self.leaf, sizes_E)
 
-    def each(self, x_ETD: jax.Array) -> jax.Array:
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
         E, T, D = x_ETD.shape
         sizes_E = jnp.full(E, T, jnp.int32)
         y_XF = packed.grouped_product(x_ETD.reshape(E * T, D), self.leaf, sizes_E)
@@ -151,7 +151,7 @@ class _Quantized:
     def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
         return in_blocks(self._with_matrix, x_XD, sizes_E, deterministic)
 
-    def each(self, x_ETD: jax.Array) -> jax.Array:
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
         return self._with_matrix(x_ETD, jnp.arange(len(x_ETD)))
 
     def rows(self, ids_T: jax.Array) -> jax.Array:
@@ -176,10 +176,10 @@ class _Observed:
         self.leaf.note(x_XD, sizes_E)
         return of(self.leaf.weight).grouped(x_XD, sizes_E, deterministic)
 
-    def each(self, x_ETD: jax.Array) -> jax.Array:
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
         E, T, D = x_ETD.shape
         self.leaf.note(x_ETD.reshape(E * T, D), jnp.full(E, T, jnp.int32))
-        return of(self.leaf.weight).each(x_ETD)
+        return of(self.leaf.weight).stacked(x_ETD)
 
     def rows(self, ids_T: jax.Array) -> jax.Array:
         return of(self.leaf.weight).rows(ids_T)
@@ -193,7 +193,7 @@ class _Matrix:
     def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
         raise ValueError("this weight is one matrix: it multiplies no groups of rows")
 
-    def each(self, x_ETD: jax.Array) -> jax.Array:
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
         raise ValueError("this weight is one matrix: it has none for each head")
 
     def rows(self, ids_T: jax.Array) -> jax.Array:

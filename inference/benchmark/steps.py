@@ -94,7 +94,7 @@ def run(
     """
     num_tokens, batch_arrays = prepared
     last_token = _tokens(runner.config, np.arange(len(num_tokens)))
-    lengths = [
+    lengths: list[dict[str, Any]] = [
         {
             "num_tokens": jax.numpy.array(num_tokens),
             "last_token": jax.numpy.array(last_token, jax.numpy.int32),
@@ -106,6 +106,7 @@ def run(
     start = time.perf_counter()
     for at in range(steps):
         if at < len(lengths):
+            assert runner.slots is not None
             runner.slots = dataclasses.replace(runner.slots, **lengths[at])
         runner.cache, runner.slots, output = executable(
             runner.params, runner.cache, runner.slots, batch_arrays

@@ -25,7 +25,7 @@ class AcceptedPath:
 
     def __init__(self, ragged: Ragged, path_RW: jax.Array):
         """`ragged`: the step; `path_RW` as `trees.Accepted` has it."""
-        trees, *others = ragged.rectangles
+        trees, *prompts = ragged.rectangles
         is_kept_RW = (path_RW >= 0) & trees.valid_YW[:, :1]
         nth_W = jnp.arange(path_RW.shape[1], dtype=jnp.int32)
         root_R1, newest_R1 = trees.position_YW[:, :1], trees.position_YW.max(1, keepdims=True)
@@ -36,12 +36,12 @@ class AcceptedPath:
 
         self._fed, self._path_RW = ragged, path_RW
         self._before, after = at(path_RW), at(jnp.broadcast_to(nth_W, path_RW.shape))
-        self.ragged = dataclasses.replace(ragged, rectangles=(after, *others))
+        self.ragged = dataclasses.replace(ragged, rectangles=(after, *prompts))
 
     def along(self, x_T: jax.Array) -> jax.Array:
         """What was fed, [T, ...], as `ragged` packs it."""
-        trees, *others = self._fed.split(x_T)
-        return self.ragged.pack([take(trees, self._path_RW), *others])
+        trees, *prompts = self._fed.split(x_T)
+        return self.ragged.pack([take(trees, self._path_RW), *prompts])
 
     def moved(self, cache: Cache, groups: tuple[PageGroup, ...]) -> Cache:
         """Each layer's cache with the path's entries one behind the other."""

@@ -69,13 +69,13 @@ def build(schedule: StepSchedule, config: Config) -> Inputs:
     Raises:
         SequenceFault: one of its sequences has no such arrays.
     """
-    most = max(len(shard.admissions) for shard in schedule.shards)
+    num_admissions = max(len(shard.admissions) for shard in schedule.shards)
     admissions = [
         joined(
             build_admissions(shard.admissions[first : first + _ADMISSIONS], config)
             for shard in schedule.shards
         )
-        for first in range(0, most, _ADMISSIONS)
+        for first in range(0, num_admissions, _ADMISSIONS)
     ]
     batch = joined(build_batch(schedule.shape, shard, config) for shard in schedule.shards)
     return Inputs(tuple(admissions), batch)
@@ -83,10 +83,10 @@ def build(schedule: StepSchedule, config: Config) -> Inputs:
 
 def joined(shards: Iterable[Tree]) -> Tree:
     """Arrays of each data shard as one tree, one behind the other."""
-    first, *others = shards
-    if not others:
+    first, *more = shards
+    if not more:
         return first
-    return jax.tree.map(lambda *arrays: np.concatenate(arrays), first, *others)
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), first, *more)
 
 
 def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Batch:

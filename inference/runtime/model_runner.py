@@ -92,11 +92,11 @@ def cache_arguments(config: Config, attention: str) -> tuple[Any, ...]:
 
 def abstract_params(config: Config, mesh: jax.sharding.Mesh | None = None) -> Params:
     """Shapes of parameters as an engine's products read them, over the chips of a mesh."""
-    own = linear.abstract(config, decoder.param_infos(config.model), mesh)
+    target = linear.abstract(config, decoder.param_infos(config.model), mesh)
     if config.draft is None:
-        return own
+        return target
     infos = decoder.param_infos(config.draft)
-    return own | {"draft": linear.abstract(config.for_draft(), infos)}
+    return target | {"draft": linear.abstract(config.for_draft(), infos)}
 
 
 class ModelRunner:
@@ -166,13 +166,13 @@ class ModelRunner:
         drafts, where there is one.
         """
         infos = decoder.param_infos(self.config.model)
-        own = {name: part for name, part in params.items() if name != "draft"}
-        own = linear.pack_params(self.config, own, infos, self._mesh)
+        target = {name: part for name, part in params.items() if name != "draft"}
+        target = linear.pack_params(self.config, target, infos, self._mesh)
         if self.config.draft is None:
-            return own
+            return target
         infos = decoder.param_infos(self.config.draft)
         drafting = self.config.for_draft()
-        return own | {"draft": linear.pack_params(drafting, params["draft"], infos)}
+        return target | {"draft": linear.pack_params(drafting, params["draft"], infos)}
 
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
@@ -182,7 +182,7 @@ class ModelRunner:
         with rows.native(self.config.engine.kernels.linear == "ffi_cpu"):
             if self._mesh is None:
                 self.cache = kv_cache.init(*arguments)
-                self.slots: Any = step.init_slots(self.config)
+                self.slots: step.SlotState | None = step.init_slots(self.config)
                 return
             self.cache = meshes.put(
                 self._mesh, meshes.EVERY_CHIP, lambda group, chip: kv_cache.init(*arguments)
@@ -202,9 +202,10 @@ class ModelRunner:
             raise InputError("the visits of experts are counted on one host only")
         if self.config.model.mixtures is None:
             raise InputError(f"{self.config.model.name} has no experts")
-        found = np.asarray(self.slots.expert_visits)
+        assert self.slots is not None
+        visits = np.asarray(self.slots.expert_visits)
         groups = self.config.mesh.num_groups
-        total: np.ndarray = found.reshape(groups, -1, found.shape[1]).sum(0, dtype=np.uint32)
+        total: np.ndarray = visits.reshape(groups, -1, visits.shape[1]).sum(0, dtype=np.uint32)
         return total
 
     def copies(self, keeps_weights: bool, keeps_pages: bool) -> tuple[Any, Any]:
@@ -219,7 +220,7 @@ class ModelRunner:
 
     def free(self) -> None:
         """Frees the device's memory, all but what is compiled; until `restore` nothing runs."""
-        self.params, self.cache, self.slots = None, (), None
+        self.params, self.cache, self.slots = {}, (), None
         self._swapper.free()
 
     def restore(self, copied: tuple[Any, Any], params: Params | None = None) -> None:
@@ -245,8 +246,10 @@ class ModelRunner:
     @property
     def implementations(self) -> str:
         """Of products and of attention, and formats of weights: what its steps' times hold for."""
-        engine, own = self.config.engine, dict(self.config.model.formats).values()
-        weights = engine.weights or "+".join(sorted({name for each in own for name in each}))
+        engine, layer_formats = self.config.engine, dict(self.config.model.formats).values()
+        weights = engine.weights or "+".join(
+            sorted({name for formats in layer_formats for name in formats})
+        )
         return ", ".join(filter(None, (engine.kernels.linear, self._attention, weights)))
 
     @property
@@ -268,9 +271,9 @@ class ModelRunner:
         is_new = not self._executables.has(shape)
         if is_new and self._sealed:
             raise RuntimeError(f"{shape} was not compiled at warm-up")
-        found = self._executables.step(shape)
+        executable = self._executables.step(shape)
         self.num_late_compiles += is_new and self._is_warm
-        return found
+        return executable
 
     @property
     def num_requested(self) -> int:
@@ -328,8 +331,10 @@ class ModelRunner:
     def admit(self, admissions: tuple[Admissions, ...]) -> None:
         """Writes the slots of sequences that start, fork or resume."""
         for arrays in admissions:
-            given = meshes.to_global(self._mesh, EACH_GROUP, arrays)
-            self.cache, self.slots = self._executables.admit()(self.cache, self.slots, given)
+            global_arrays = meshes.to_global(self._mesh, EACH_GROUP, arrays)
+            self.cache, self.slots = self._executables.admit()(
+                self.cache, self.slots, global_arrays
+            )
 
     def compile_page_copies(self) -> None:
         """Compiles what `receive` needs of sender and receiver."""
@@ -347,9 +352,9 @@ class ModelRunner:
             shard: of this runner.
         """
         for group, same in itertools.groupby(sorted(pages), lambda page: page[0]):
-            rest = list(same)
-            while rest:
-                some, rest = rest[: swap.PAGES], rest[swap.PAGES :]
+            remaining = list(same)
+            while remaining:
+                some, remaining = remaining[: swap.PAGES], remaining[swap.PAGES :]
                 data = sender._swapper.read(sender.cache, group, [source for _, source, _ in some])
                 targets = [target for *_, target in some]
                 self.cache = self._swapper.receive(self.cache, group, targets, data, shard)

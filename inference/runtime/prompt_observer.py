@@ -60,9 +60,9 @@ class PromptObserver:
         config = self._config
         columns = -(-config.page_columns // config.device_pages)
         tables = []
-        for own in pages:
+        for group_pages in pages:
             table = np.zeros((1, columns), np.int32)
-            table[0, : len(own)] = own
+            table[0, : len(group_pages)] = group_pages
             tables.append(device_pages(table, config)[:, : config.page_columns])
         first = len(tokens) - OBSERVED_TOKENS
         newest = np.array(tokens[first:], np.int32)

@@ -8,7 +8,7 @@ sequence and a sink row for padding. Phases differ only in data; `StepShape` alo
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ class SlotState:
     last_token: jax.Array  # i32[B+1] newest token, not in the cache yet
     sampling: SlotSampling  # per-request parameters, written at admission
     counts: jax.Array  # u16[B+1, 2, V] in prompt and output; [1, 1, 1] without penalties
-    proposer: Any = None  # its arrays [B+1, ...]
+    proposer: jax.Array | tuple[()] | None = None  # its arrays [B+1, ...]
     # u32[L, E] tokens that visited each expert of each mixture, modulo 2^32; None without mixtures
     expert_visits: jax.Array | None = None
 
@@ -63,7 +63,7 @@ def init_slots(config: Config) -> SlotState:
         last_token=put(np.zeros(rows, np.int32)),
         sampling=put(parameters.init(rows, vocab)),
         counts=put(np.zeros(counts, np.uint16)),
-        proposer=proposer and put(proposer.init()),
+        proposer=None if proposer is None else put(proposer.init()),
         expert_visits=None if visits is None else put(np.zeros(visits, np.uint32)),
     )
 
@@ -78,8 +78,8 @@ def admit(
     slot_A, source_A = admissions.slot_A, admissions.source_A
     model = config.cached_model
 
-    told = slot_A, source_A, admissions.num_tokens_A, admissions.snapshot_A
-    cache = kv_cache.start_states(cache, *told)
+    starts = slot_A, source_A, admissions.num_tokens_A, admissions.snapshot_A
+    cache = kv_cache.start_states(cache, *starts)
     cache = kv_cache.copy_pages(cache, model.page_groups, admissions.page_copies)
     slots = dataclasses.replace(
         slots,
@@ -137,8 +137,8 @@ def step(
     proposer, drafts = proposers.of(config, attention), None
     if proposer is not None:
         with jax.named_scope("propose"):
-            asked = _asked(config, shape, slots, batch)
-            cache, drafts = proposer.propose(params, cache, slots.proposer, asked)
+            proposal_inputs = _proposal_inputs(config, shape, slots, batch)
+            cache, drafts = proposer.propose(params, cache, slots.proposer, proposal_inputs)
         batch = _with_drafts(shape, batch, drafts)
     ragged = view(shape, slots, batch, drafts, fill(shape.num_tokens))
     slot_T = jnp.pad(_per_token(batch.slot_Y, shape), (0, ragged.num_fillers))
@@ -160,15 +160,15 @@ def step(
     with jax.named_scope("sample"):
         summary = topk.summarize(logits_QV)
         position_Q, slot_Q = ragged.position_T[logit_Q] + 1, slot_T[logit_Q]
-        own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
+        sampling_Q = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
         counts = None if shape.greedy else _counts_seen(fed, slot_Q, tokens_T, shape, ragged)
         ids_Q, mask_QX = summary.best_Q, batch.mask_QX
         if mask_QX is not None:
             filled = (0, fill(shape.num_logits)), (0, 0)
             mask_QX = jnp.pad(mask_QX, filled, constant_values=sampler.ALL)
         if not shape.greedy:
-            ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts, mask_QX)
-        law = _Law(logits_QV, own, position_Q, counts, mask_QX)
+            ids_Q = sampler.sample(logits_QV, summary, sampling_Q, position_Q, counts, mask_QX)
+        law = _Law(logits_QV, sampling_Q, position_Q, counts, mask_QX)
         ids_Q, num_accepted_R, path_RW = _verify(config, shape, ids_Q, law, batch, drafts, ragged)
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
         top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.requests.top_logprobs)
@@ -232,7 +232,9 @@ def _with_drafts(shape: StepShape, batch: Batch, drafts: Drafts) -> Batch:
     )
 
 
-def _asked(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> DraftInputs:
+def _proposal_inputs(
+    config: Config, shape: StepShape, slots: SlotState, batch: Batch
+) -> DraftInputs:
     """What a proposer sees of a step."""
     (rows, width), (chunks, tokens) = shape.decode, shape.prefill
     rectangles = view(shape, slots, batch).rectangles
@@ -289,9 +291,9 @@ def view(
             position_YW = jnp.where(valid_YW, position_YW, newest)
             tables = tuple(table[part] for table in batch.tables)
             dropped_Y = None if batch.num_dropped_Y is None else batch.num_dropped_Y[part]
-            slot_Y, told = batch.slot_Y[part], {"num_dropped_Y": dropped_Y}
+            slot_Y, optional = batch.slot_Y[part], {"num_dropped_Y": dropped_Y}
             rectangles.append(
-                Rectangle(slot_Y, position_YW, valid_YW, tables, is_chained=is_chained, **told)
+                Rectangle(slot_Y, position_YW, valid_YW, tables, is_chained=is_chained, **optional)
             )
         first += rows
     if drafts is not None and drafts.parent_Rk is not None:
@@ -360,25 +362,25 @@ def _verify(
     is_used_Rk = ragged.rectangles[0].valid_YW[:, 1:] & (drafts.tokens_Rk >= 0)
     parent_RN = jnp.where(is_used_Rk, follows_Rk, -1)
     parent_RN = jnp.pad(parent_RN, ((0, 0), (1, 0)), constant_values=-1).astype(jnp.int32)
-    most = 1 + drafts.levels if is_tree else width
+    max_length = 1 + drafts.levels if is_tree else width
     if rule == "coupled":
-        found = trees.coupled(ids_RW, token_RW, parent_RN, most)
-        return ids_Q, found.num_emitted_R - 1, found.path_RW
-    own = jax.tree.map(lambda x: x[:num_decode], law)
-    law_RWV = sampler.distribution(*own).reshape(rows, width, -1)
+        accepted = trees.coupled(ids_RW, token_RW, parent_RN, max_length)
+        return ids_Q, accepted.num_emitted_R - 1, accepted.path_RW
+    verified = jax.tree.map(lambda x: x[:num_decode], law)
+    law_RWV = sampler.distribution(*verified).reshape(rows, width, -1)
     first = slice(0, num_decode, width)
-    seed_R2, position_R = own.sampling.seed[first], own.position_Q[first]
+    seed_R2, position_R = verified.sampling.seed[first], verified.position_Q[first]
     if rule == "rejection" and not is_tree:
         ids_RW, num_emitted_R = rejection.verify(
             law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.prob_RkV
         )
         return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1, None
     accept = trees.typical if rule == "typical" else trees.by_rejection
-    found = accept(law_RWV, seed_R2, position_R, token_RW, parent_RN, most)
-    node_RW = jnp.where(found.path_RW >= 0, found.path_RW, width)
-    ids_RW = ids_RW.at[jnp.arange(rows)[:, None], node_RW].set(found.tokens_RW, mode="drop")
-    path_RW = found.path_RW if is_tree else None
-    return ids_Q.at[:num_decode].set(ids_RW.ravel()), found.num_emitted_R - 1, path_RW
+    accepted = accept(law_RWV, seed_R2, position_R, token_RW, parent_RN, max_length)
+    node_RW = jnp.where(accepted.path_RW >= 0, accepted.path_RW, width)
+    ids_RW = ids_RW.at[jnp.arange(rows)[:, None], node_RW].set(accepted.tokens_RW, mode="drop")
+    path_RW = accepted.path_RW if is_tree else None
+    return ids_Q.at[:num_decode].set(ids_RW.ravel()), accepted.num_emitted_R - 1, path_RW
 
 
 def _drafted(shape: StepShape, drafts: Drafts | None, ragged: Ragged) -> dict[str, jax.Array]:
@@ -392,8 +394,8 @@ def _drafted(shape: StepShape, drafts: Drafts | None, ragged: Ragged) -> dict[st
         is_used_Rk &= drafts.tokens_Rk >= 0
     level_Rk = rectangle.position_YW[:, 1:] - rectangle.position_YW[:, :1]
     level_R = jnp.where(is_used_Rk, level_Rk, 0).max(1)
-    found = {"num_drafts": is_used_Rk.sum(1, dtype=jnp.int32), "num_levels": level_R}
-    return {name: jnp.pad(x_R, (0, shape.prefill[0])) for name, x_R in found.items()}
+    counts = {"num_drafts": is_used_Rk.sum(1, dtype=jnp.int32), "num_levels": level_R}
+    return {name: jnp.pad(x_R, (0, shape.prefill[0])) for name, x_R in counts.items()}
 
 
 def _fed_counts(

@@ -249,7 +249,7 @@ def _draw_whole(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Ar
 
 def _whole_floor(scaled_QV: jax.Array, sampling: SlotSampling) -> jax.Array:
     """Threshold of all filters from the whole row, f32[Q], of logits / temperature."""
-    key_QV, top_Q = topk.ordered_key(scaled_QV), collectives.most(scaled_QV.max(axis=-1))
+    key_QV, top_Q = topk.ordered_key(scaled_QV), collectives.maximum(scaled_QV.max(axis=-1))
 
     def value(weight_QV: jax.Array, mass_Q: jax.Array) -> jax.Array:
         threshold_Q = topk.mass_key(key_QV, weight_QV, mass_Q)
@@ -476,7 +476,7 @@ def _sample_rows(
 def _row_floor(logits_XV: jax.Array, sampling: SlotSampling) -> jax.Array:
     """Threshold of all filters from the whole row: f32[X], as `_candidate_floor`."""
     scaled_XV = _scale(logits_XV, sampling)
-    key_XV, top_X = topk.ordered_key(scaled_XV), collectives.most(scaled_XV.max(axis=-1))
+    key_XV, top_X = topk.ordered_key(scaled_XV), collectives.maximum(scaled_XV.max(axis=-1))
     has_X = jnp.stack([sampling.top_k > 0, sampling.top_p < 1])
     vocab_size = logits_XV.shape[1] * collectives.num_chips()
     k_X = jnp.clip(sampling.top_k, 1, vocab_size).astype(jnp.float32)

@@ -60,10 +60,10 @@ def _heads(
     inputs = "qkv" if kind.has_values else "qk"
     k_TKH = v_TKH = gate_TNH = None
     if context.is_owner:
-        made_TX = add_bias(linear(x_TD, params[inputs]), params, f"{inputs}_bias")
-        made_TXH = made_TX.reshape(T, -1, H)
-        q_TNH, k_TKH = made_TXH[:, :X], made_TXH[:, X : X + K]
-        v_TKH = made_TXH[:, X + K :] if kind.has_values else k_TKH
+        projected_TX = add_bias(linear(x_TD, params[inputs]), params, f"{inputs}_bias")
+        projected_TXH = projected_TX.reshape(T, -1, H)
+        q_TNH, k_TKH = projected_TXH[:, :X], projected_TXH[:, X : X + K]
+        v_TKH = projected_TXH[:, X + K :] if kind.has_values else k_TKH
         if kind.has_value_norm:
             v_TKH = norm.rms_norm(v_TKH, jnp.ones(H), config.norm_eps)
         k_TKH = _rotated(k_TKH * kind.key_scale, params.get("k_norm"), config, kind, context)
@@ -245,7 +245,7 @@ def packed_row(k_TKH: jax.Array, v_TKH: jax.Array, is_inside: bool) -> jax.Array
     is_finite_TKH = jnp.isfinite(v_TKH)
     if is_inside:
         is_finite_TK1 = is_finite_TKH.all(-1, keepdims=True)
-        rest_TKX = jnp.where(is_finite_TK1, k_TKH[..., v_TKH.shape[-1] :], jnp.nan)
-        return jnp.concatenate([jnp.where(is_finite_TKH, v_TKH, 0), rest_TKX], axis=-1)
+        tail_TKX = jnp.where(is_finite_TK1, k_TKH[..., v_TKH.shape[-1] :], jnp.nan)
+        return jnp.concatenate([jnp.where(is_finite_TKH, v_TKH, 0), tail_TKX], axis=-1)
     k_TKH, v_TKH = jnp.where(is_finite_TKH, k_TKH, jnp.nan), jnp.where(is_finite_TKH, v_TKH, 0)
     return jnp.concatenate([k_TKH, v_TKH], axis=1)

@@ -48,9 +48,9 @@ def apply(
     outs = []
     with jax.named_scope("recur"):
         parts = map(ragged.split, (fed_TX, decay, beta_TN))
-        for fed_YWX, *own, rectangle in zip(*parts, ragged.rectangles, strict=True):
+        for fed_YWX, *factors, rectangle in zip(*parts, ragged.rectangles, strict=True):
             fed_YWX, tails = rows.convolve(fed_YWX, taps_Xw, None, tails, rectangle)
-            inputs = *_heads(kind, jax.nn.silu(fed_YWX)), *own
+            inputs = *_heads(kind, jax.nn.silu(fed_YWX)), *factors
             out_YWNH, states = rows.recur(
                 recurrence, inputs, states, rectangle, context.deterministic
             )
@@ -69,21 +69,21 @@ def _gates(
     params: Params, config: ModelConfig, kind: DeltaNet, x_TD: jax.Array
 ) -> dict[str, jax.Array]:
     """Of every token the numbers that its gates, betas and decays are made of."""
-    found = _parts(linear(x_TD, params["gates"]), kind.gates)
+    inputs = _parts(linear(x_TD, params["gates"]), kind.gates)
     if kind.ranks:
         lower = _parts(linear(x_TD, params["down"]), kind.ranks)
         for name, low_TX in lower.items():
-            found[name] = linear(low_TX.astype(config.dtype), params[f"{name}_up"])
-    return found
+            inputs[name] = linear(low_TX.astype(config.dtype), params[f"{name}_up"])
+    return inputs
 
 
 def _parts(x_TX: jax.Array, widths: dict[str, int]) -> dict[str, jax.Array]:
     """Columns by their names."""
-    found, first = {}, 0
+    parts, first = {}, 0
     for name, width in widths.items():
-        found[name] = x_TX[:, first : first + width]
+        parts[name] = x_TX[:, first : first + width]
         first += width
-    return found
+    return parts
 
 
 def _heads(kind: DeltaNet, fed_YWX: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

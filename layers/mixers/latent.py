@@ -47,8 +47,8 @@ def apply(
     mix = functools.partial(attend, dtype=config.dtype)
     if kind.indexer is not None:
         with jax.named_scope("index"):
-            found = indexer.project(params["indexer"], config, kind, x_TD, down_TX, context)
-        mix = functools.partial(indexer.attend, found, kind.indexer)
+            index = indexer.project(params["indexer"], config, kind, x_TD, down_TX, context)
+        mix = functools.partial(indexer.attend, index, kind.indexer)
     is_paged = leaf is not None and leaf.as_paged is not None
     k_up, v_up = (weights.of(params[name]).array for name in ("k_up", "v_up"))
     if not is_paged and k_up is not None and v_up is not None:
@@ -91,12 +91,12 @@ def _latents(
     params: Params, config: ModelConfig, kind: Latent, x_TD: jax.Array, context: StepContext
 ) -> tuple[jax.Array, jax.Array]:
     """The one key of all heads [T, 1, C + R], and the latent vector that is its first part."""
-    found_TX = add_bias(linear(x_TD, params["kv_down"]), params, "kv_down_bias")
+    projected_TX = add_bias(linear(x_TD, params["kv_down"]), params, "kv_down_bias")
     latent_TC = norm.rms_norm(
-        found_TX[:, : kind.rank], params["kv_norm"], kind.norm_eps, config.norm_offset
+        projected_TX[:, : kind.rank], params["kv_norm"], kind.norm_eps, config.norm_offset
     )
     latent_T1C = latent_TC[:, None].astype(config.dtype)
-    rope_T1R = _rotated(found_TX[:, None, kind.rank :], kind, context).astype(config.dtype)
+    rope_T1R = _rotated(projected_TX[:, None, kind.rank :], kind, context).astype(config.dtype)
     return jnp.concatenate([latent_T1C, rope_T1R], axis=-1), latent_T1C
 
 

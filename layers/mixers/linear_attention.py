@@ -53,8 +53,10 @@ def apply(
     states, outs = None if leaf is None else leaf.states[0], []
     with jax.named_scope("recur"):
         for *inputs, rectangle in zip(*map(ragged.split, inputs_T), ragged.rectangles, strict=True):
-            own = (*inputs, None) if kind.decay is None else tuple(inputs)
-            out_YWNH, states = rows.recur(recurrence, own, states, rectangle, context.deterministic)
+            recurrence_inputs = (*inputs, None) if kind.decay is None else tuple(inputs)
+            out_YWNH, states = rows.recur(
+                recurrence, recurrence_inputs, states, rectangle, context.deterministic
+            )
             outs.append(out_YWNH)
     out_TNH = ragged.pack(outs)
     if kind.is_normalized:

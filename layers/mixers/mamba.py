@@ -56,9 +56,9 @@ def apply_mamba(
         lambda x_YWX, dt_YWX, *more: diagonal.chunked(x_YWX, dt_YWX, A_MX, *more),
         lambda x_YWX, dt_YWX, *more: fused.scan(x_YWX, dt_YWX, A_MX, *more),
     )
-    each, outs = zip(*map(ragged.split, (fed_TX, step_TX, B_TM, C_TM)), strict=True), []
+    sequences, outs = zip(*map(ragged.split, (fed_TX, step_TX, B_TM, C_TM)), strict=True), []
     with jax.named_scope("recur"):
-        for inputs, rectangle in zip(each, ragged.rectangles, strict=True):
+        for inputs, rectangle in zip(sequences, ragged.rectangles, strict=True):
             out_YWX, states = rows.recur(scan, inputs, states, rectangle, context.deterministic)
             outs.append(out_YWX)
     y_TX = ragged.pack(outs) + rounded(params["skip"] * fed_TX)
@@ -72,9 +72,9 @@ def _chosen(
     params: Params, config: ModelConfig, kind: Mamba, x_TX: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What tokens choose: the steps of a chip's channels, [T, X], and B and C [T, M]."""
-    own_TX = collectives.total(linear(x_TX.astype(config.dtype), params["choice"]))
+    choice_TX = collectives.total(linear(x_TX.astype(config.dtype), params["choice"]))
     first, second, _ = kind.chosen
-    parts = jnp.split(own_TX, [first, first + second], axis=1)
+    parts = jnp.split(choice_TX, [first, first + second], axis=1)
     if kind.norms is not None:
         eps = config.norm_eps if kind.norm_eps is None else kind.norm_eps
         names = "step_norm", "b_norm", "c_norm"
@@ -82,7 +82,7 @@ def _chosen(
             params[name] if kind.norms == "weighted" else jnp.ones(width)
             for name, width in zip(names, kind.chosen, strict=True)
         ]
-        parts = [rms_norm(x_TX, own, eps) for x_TX, own in zip(parts, weights, strict=True)]
+        parts = [rms_norm(x_TX, weight, eps) for x_TX, weight in zip(parts, weights, strict=True)]
     steps_TR, B_TM, C_TM = parts
     step_TX = linear(steps_TR.astype(config.dtype), params["step"]) + params["step_bias"]
     return jax.nn.softplus(step_TX), B_TM, C_TM

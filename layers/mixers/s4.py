@@ -69,8 +69,8 @@ def discretized(params: Params, kind: S4) -> tuple[jax.Array, jax.Array, jax.Arr
     """
     X, M = kind.channels, kind.state_width
     share_X = (collectives.chip() * X + jnp.arange(X) + 0.5) / (X * collectives.num_chips())
-    least, most = map(math.log, _STEPS)
-    step_X1 = jnp.exp(rounded((most - least) * share_X) + least + params["step"])[:, None]
+    smallest, largest = map(math.log, _STEPS)
+    step_X1 = jnp.exp(rounded((largest - smallest) * share_X) + smallest + params["step"])[:, None]
     rate_XM = -_RATE * jnp.exp(params["rate"])
     frequency_XM = params["frequency"] + np.pi * np.arange(M, dtype=np.float32)
     # Products are rounded, lest another program adds what they would have had beyond float32.

@@ -107,8 +107,8 @@ def _weights(
 
     def add_weights(j: jax.Array, weight_S: jax.Array) -> jax.Array:
         weight_KUS = jnp.exp(scores(j) - maximum_KU1) / mass_KU1
-        own_S = weight_KUS.sum((0, 1))
-        return jax.lax.dynamic_update_slice_in_dim(weight_S, own_S, j * BLOCK_TOKENS, axis=0)
+        block_S = weight_KUS.sum((0, 1))
+        return jax.lax.dynamic_update_slice_in_dim(weight_S, block_S, j * BLOCK_TOKENS, axis=0)
 
     empty_S = jnp.zeros(table_P.size * pages.shape[1], jnp.float32)
     return jax.lax.fori_loop(0, stop, add_weights, empty_S)

@@ -329,10 +329,10 @@ def test_a_held_step_that_serves_no_request_is_dropped(monkeypatch):
     doomed = engine.add_request(fakes.prompts([3])[0], fakes.greedy(4))
     while not engine.step():
         pass
-    assert engine._steps.held is not None
+    assert engine._steps.waiting is not None
     engine.abort(doomed)
     assert_plain(engine, fakes.prompts([5]), 1)
-    assert not prepared and engine._steps.held is None
+    assert not prepared and engine._steps.waiting is None
     assert len(engine.records) == 2
 
 

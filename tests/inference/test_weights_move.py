@@ -120,7 +120,7 @@ def test_weights_that_sleep_dropped_are_given_to_wake(monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(engine.model_runner, "reset", Mock(side_effect=MemoryError))
         engine.wake(_params(4))
-    assert engine.model_runner.params is None  # it sleeps on
+    assert not engine.model_runner.params  # it sleeps on
     engine.wake(_params(4))
     after = engine.generate(_PROMPTS[:1], fakes.greedy(8))[0]
     expected = _make(_params(4)).generate(_PROMPTS[:1], fakes.greedy(8))[0]

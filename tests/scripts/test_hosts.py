@@ -124,7 +124,7 @@ def test_hosts_that_differ_are_refused_in_the_same_words(pair, other, expected):
     else:
         with pytest.raises(InputError, match=expected):
             first.compare({"a": "1", "b": "2"})
-    assert second._told.get() == {"problem": expected}
+    assert second._inbox.get() == {"problem": expected}
 
 
 def test_a_lost_host_is_named(pair, capfd):

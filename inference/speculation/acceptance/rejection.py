@@ -81,7 +81,7 @@ def residual(prob_RV: jax.Array, draft_prob_RV: jax.Array) -> jax.Array:
     """(q - p)+, not normalized: the target's distribution once a draft is rejected."""
     residual_RV = jnp.maximum(prob_RV - draft_prob_RV, 0)
     # Rounding may reject a draft though p equals q; and a proposer's p may be NaN.
-    is_some_R1 = collectives.most(residual_RV.max(axis=-1, keepdims=True)) > 0
+    is_some_R1 = collectives.maximum(residual_RV.max(axis=-1, keepdims=True)) > 0
     return jnp.where(is_some_R1, residual_RV, prob_RV)
 
 

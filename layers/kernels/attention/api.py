@@ -64,7 +64,7 @@ def choose(config: Config) -> Choice:
     Raises:
         InputError: the named implementation cannot do what the model and the engine require.
     """
-    model, device, named = config.chip_model, target_device(), config.engine.kernels.attention
+    model, device, requested = config.chip_model, target_device(), config.engine.kernels.attention
     read = {
         (layer.mixer, model.stored_by(index)): None
         for index, layer in enumerate(model.layers)
@@ -76,13 +76,13 @@ def choose(config: Config) -> Choice:
         reasons = (implementation(name).limit(demand, device) for demand in demands)
         return next((reason for reason in reasons if reason is not None), None)
 
-    if named is not None:
-        if (reason := limit(named)) is not None:
+    if requested is not None:
+        if (reason := limit(requested)) is not None:
             raise InputError(
-                f"engine.kernels.attention={named} {reason}; 'reference' computes any attention "
-                "anywhere"
+                f"engine.kernels.attention={requested} {reason}; 'reference' computes any "
+                "attention anywhere"
             )
-        return Choice(named, {})
+        return Choice(requested, {})
     winners = tuning.winners("attention", device)
     if winners is None:
         winners = _UNMEASURED.get(device.platform, ())

@@ -87,18 +87,18 @@ def limit(demand: Demand, device: Device) -> str | None:
     return None
 
 
-def own_sizes(num_blocks: int, most: int, device: Device) -> dict[str, int]:
+def own_sizes(num_blocks: int, max_stages: int, device: Device) -> dict[str, int]:
     """Sizes for shapes that were not tuned, by the number of pairs of row and KV head, and the
     stages that fit.
     """
-    return {"num_splits": max(1, device.num_cores // num_blocks), "num_stages": min(4, most)}
+    return {"num_splits": max(1, device.num_cores // num_blocks), "num_stages": min(4, max_stages)}
 
 
 def most_stages(page_tokens: int, head_width: int, itemsize: int) -> int:
     """Pages that a block's shared memory has room for beside its queries and its output."""
-    rest = ROWS * (head_width * itemsize + _OUT_WIDTH * 4)
-    rest += 8 << 10  # positions, statistics, alignment
-    return (SHARED_BYTES - rest) // (2 * page_tokens * head_width * itemsize)
+    fixed_bytes = ROWS * (head_width * itemsize + _OUT_WIDTH * 4)
+    fixed_bytes += 8 << 10  # positions, statistics, alignment
+    return (SHARED_BYTES - fixed_bytes) // (2 * page_tokens * head_width * itemsize)
 
 
 def attend_pages(
@@ -137,10 +137,10 @@ def attend_pages(
     if num_splits is None and num_stages is None and not is_latent:
         K = page_format.kv_heads
         if gpu_prefill.suits(q_YWNH.shape, K, options, device):
-            found_YWNH = gpu_prefill.attend_pages(
+            out_YWNH = gpu_prefill.attend_pages(
                 q_YWNH, pages, rectangle, group, K, options, interpret
             )
-            return found_YWNH.astype(jnp.float32)
+            return out_YWNH.astype(jnp.float32)
     K = gpu_latent.head_tiles(N) if is_latent else page_format.kv_heads
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
@@ -150,10 +150,10 @@ def attend_pages(
     bounds = jax.tree.map(tiling.split, bounds)
     shape_class = tuning.attention_class(Z, K, H, page_tokens)
     if is_latent:
-        most = gpu_latent.most_stages(H)
+        max_stages = gpu_latent.most_stages(H)
     else:
-        most = most_stages(page_tokens, H, pages.dtype.itemsize)
-    sizes = own_sizes(Z * K, most, device)
+        max_stages = most_stages(page_tokens, H, pages.dtype.itemsize)
+    sizes = own_sizes(Z * K, max_stages, device)
     sizes |= tuning.sizes("pallas_gpu", device, shape_class)
     num_splits = num_splits or sizes["num_splits"]
     is_whole = num_splits == 1 and options.sinks_N is None

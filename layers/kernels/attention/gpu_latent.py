@@ -65,8 +65,8 @@ def head_tiles(num_heads: int) -> int:
 
 def most_stages(width: int) -> int:
     """Pages that a block's shared memory has room for beside its queries."""
-    rest = 2 * ROWS * width + (4 << 10)  # bounds, statistics, alignment
-    return (SHARED_BYTES - rest) // (2 * _PAGE_TOKENS * width)
+    fixed_bytes = 2 * ROWS * width + (4 << 10)  # bounds, statistics, alignment
+    return (SHARED_BYTES - fixed_bytes) // (2 * _PAGE_TOKENS * width)
 
 
 class _Shared(NamedTuple):

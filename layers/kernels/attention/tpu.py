@@ -81,8 +81,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         )
     if demand.page_tokens % _group(page_format):
         sizes = "32, 64 or 128" if page_format.is_quantized else "16, 32, 64 or 128"
-        found = demand.page_tokens
-        return f"reads pages of {sizes} tokens, not {found}: set engine.cache.page_tokens"
+        page_tokens = demand.page_tokens
+        return f"reads pages of {sizes} tokens, not {page_tokens}: set engine.cache.page_tokens"
     if page_format.values_in_keys:
         if page_format.value_width % _WHOLE_LANES:
             return f"has latents of a multiple of {_WHOLE_LANES}, not {page_format.value_width}"
@@ -312,9 +312,9 @@ def _attend_tiles(
             @pl.loop(0, _STAGES - (cursor[2] - cursor[3]))
             def _fetch(_):
                 row, column, num_fetched = cursor[0], cursor[1], cursor[2]
-                known = jnp.minimum(row, Z - 1)
+                valid_row = jnp.minimum(row, Z - 1)
 
-                @pl.when((row < Z) & ((row <= b) | (rows.waits[known] == 0)))
+                @pl.when((row < Z) & ((row <= b) | (rows.waits[valid_row] == 0)))
                 def _start():
                     copies(row, column, lax.rem(num_fetched, _STAGES), lambda copy: copy.start())
                     is_last = column + block_pages >= rows.stop[row]
@@ -372,12 +372,12 @@ def _attend_tiles(
             begin = page_format.values.start + head * C
             keys, values = slice(head * H, (head + 1) * H), slice(begin, begin + C)
             if not page_format.is_quantized:
-                found = ring[stage, :, keys], ring[stage, :, values]
-                return tuple(map(page_rows.decode, found))
+                stored = ring[stage, :, keys], ring[stage, :, values]
+                return tuple(map(page_rows.decode, stored))
 
             def scaled(begin, stop, nth, count):
                 """Elements with so many scales, from the nth on; the last is that of the rest."""
-                found = []
+                parts = []
                 for start in range(begin, stop, _WHOLE_LANES):
                     lanes = slice(start, min(start + _WHOLE_LANES, stop))
                     x_SX = _numbers(ring[stage, :, lanes], page_format.dtype)
@@ -386,9 +386,9 @@ def _attend_tiles(
                     if count > 1 and lanes.stop - start > _LANES:
                         is_first_SX = lax.broadcasted_iota(jnp.int32, x_SX.shape, 1) < _LANES
                         scale_SX = jnp.where(is_first_SX, scale_SX, scales_SX[:, at + 2 : at + 3])
-                    found.append((x_SX * scale_SX).astype(q_ref.dtype))
+                    parts.append((x_SX * scale_SX).astype(q_ref.dtype))
                     nth, count = nth + 2, count - 2
-                return jnp.concatenate(found, axis=1)
+                return jnp.concatenate(parts, axis=1)
 
             (num_first, _), (num_second, _) = page_format.groups
             if not page_format.values_in_keys:

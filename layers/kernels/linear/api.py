@@ -51,7 +51,7 @@ def placement(
         InputError: blocks of a format that the chosen implementation has no products for.
     """
 
-    def one(info: ParamInfo, values: Any) -> Any:
+    def convert(info: ParamInfo, values: Any) -> Any:
         if _is_quantized(info, config):
             blocks = np.asarray(values).reshape(*info.shape[:-1], -1)
             return low_bit.of_blocks(blocks, info.format, info.shape[-1], config.model.dtype)
@@ -63,7 +63,7 @@ def placement(
         return packed.pack(values) if packs else jax.device_put(values)
 
     if mesh is None:
-        return lambda path, info, values: one(info, _in_rows(info, values))
+        return lambda path, info, values: convert(info, _in_rows(info, values))
     infos = parameters.flatten(config.chip_model.parameters())
 
     def place(path: str, info: ParamInfo, values: Any) -> Any:
@@ -71,8 +71,8 @@ def placement(
             values = np.asarray(_whole(info, values))
 
         def part(group: int, chip: int) -> Any:
-            own = rules.part(config.model, path, info, values, config.mesh, group, chip)
-            return one(infos[path], _in_rows(infos[path], own))
+            chip_values = rules.part(config.model, path, info, values, config.mesh, group, chip)
+            return convert(infos[path], _in_rows(infos[path], chip_values))
 
         return meshes.put(mesh, rules.spec(path, info), part)
 
@@ -101,8 +101,10 @@ def _whole(info: ParamInfo, values: Any) -> Any:
 
 def specs(infos: Any) -> Any:
     """Partition specs of what `placement` makes of a declaration's values on a mesh."""
-    found = {path: rules.spec(path, info) for path, info in parameters.flatten(infos).items()}
-    return parameters.unflatten(infos, found)
+    specs_by_path = {
+        path: rules.spec(path, info) for path, info in parameters.flatten(infos).items()
+    }
+    return parameters.unflatten(infos, specs_by_path)
 
 
 def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) -> Any:
@@ -110,9 +112,9 @@ def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) 
     mesh.
     """
     if mesh is not None:
-        own = abstract(config, config.chip_model.parameters())
+        chip_leaves = abstract(config, config.chip_model.parameters())
         return jax.tree.map(
-            lambda spec, leaf: meshes.spread(mesh, (leaf,), (spec,))[0], specs(infos), own,
+            lambda spec, leaf: meshes.spread(mesh, (leaf,), (spec,))[0], specs(infos), chip_leaves,
             is_leaf=lambda node: isinstance(node, PartitionSpec),
         )  # fmt: skip
 
@@ -154,7 +156,7 @@ def pack_params(
     place, declared = placement(config, mesh), parameters.flatten(infos)
     leaves, _ = jax.tree.flatten(params, is_leaf=_is_made)
 
-    def placed(path: str, leaf: Any) -> Any:
+    def place_leaf(path: str, leaf: Any) -> Any:
         _check_goes(config, path, leaf)
         if mesh is None:
             return leaf if _is_made(leaf) else place(path, declared[path], leaf)
@@ -165,7 +167,7 @@ def pack_params(
         return place(path, declared[path], leaf)
 
     pairs = zip(declared, leaves, strict=True)
-    return parameters.unflatten(infos, {path: placed(path, leaf) for path, leaf in pairs})
+    return parameters.unflatten(infos, {path: place_leaf(path, leaf) for path, leaf in pairs})
 
 
 def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None = None) -> Params:
@@ -196,18 +198,22 @@ def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None =
 def _check_same(declared: dict[str, ParamInfo], leaves: dict[str, Any]) -> None:
     """Compares names, shapes and formats; raises InputError with the first that differs."""
     platform = target_device().platform
-    wanted = {path: (info.shape, info.format) for path, info in declared.items()}
-    placed = {path: (i.shape, device_format(i, platform)) for path, i in declared.items()}
-    found = {path: (_shape(leaf), _format(leaf)) for path, leaf in leaves.items()}
-    for path in [*wanted, *found]:
-        if found.get(path) not in (wanted.get(path), placed.get(path)) and not (
-            path in wanted and path in found and _can_be_rounded(declared[path], *found[path])
+    expected = {path: (info.shape, info.format) for path, info in declared.items()}
+    expected_on_device = {
+        path: (i.shape, device_format(i, platform)) for path, i in declared.items()
+    }
+    actual = {path: (_shape(leaf), _format(leaf)) for path, leaf in leaves.items()}
+    for path in [*expected, *actual]:
+        if actual.get(path) not in (expected.get(path), expected_on_device.get(path)) and not (
+            path in expected and path in actual and _can_be_rounded(declared[path], *actual[path])
         ):
-            own, other = (
-                f"{each[path][1]} {list(each[path][0])}" if path in each else "absent"
-                for each in (wanted, found)
+            expected_text, actual_text = (
+                f"{side[path][1]} {list(side[path][0])}" if path in side else "absent"
+                for side in (expected, actual)
             )
-            raise InputError(f"not parameters of this model: {path} is {other}, not {own}")
+            raise InputError(
+                f"not parameters of this model: {path} is {actual_text}, not {expected_text}"
+            )
 
 
 def _can_be_rounded(info: ParamInfo, shape: tuple[int, ...], format: str) -> bool:

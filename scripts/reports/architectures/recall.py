@@ -12,6 +12,7 @@ from configs.recipes.training import Recipe
 from inference.planner import cost, weights
 from inference.training import loop, start
 from inference.training.recall import answers, sequences
+from layers.params import Params
 from scripts.reports.pages.markdown import prose, table
 from scripts.reports.pages.results import Results, Row, Rows
 from scripts.reports.plots import figures
@@ -35,10 +36,11 @@ def measure(results: Results, rows: Sequence[str]) -> None:
 
 def _run(name: str, seed: int) -> Row:
     """Trains and evaluates: accuracy by task, and the seconds of all processor cores."""
-    began, model, values, loss = time.process_time(), recall.MODELS[name], None, 0.0
+    began, model, loss = time.process_time(), recall.MODELS[name], 0.0
+    values: Params = {}
     for stage in recall.stages(model):
         training = dataclasses.replace(stage.training, seed=seed)
-        if values is None:
+        if not values:
             values = start.masters(Recipe(model, training))
         losses: list[float] = []
 

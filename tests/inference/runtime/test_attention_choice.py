@@ -69,7 +69,7 @@ def test_pages_are_of_the_size_that_suits_the_device(platform, tokens, monkeypat
     model = fakes.llama(max_context=512)
     engine = Engine(Config(model, EngineConfig(max_seqs=2)), fakes.real_params(model))
     assert engine.config.engine.cache.page_tokens == tokens
-    assert {leaf.shape[1] for leaf in engine.model_runner.cache} == {tokens}
+    assert {leaf.pages.shape[1] for leaf in engine.model_runner.cache} == {tokens}
     sequence = Sequence(0, SamplingParams(), [1] * 300, 300)
     engine.scheduler.add(sequence)
     engine.scheduler.schedule()

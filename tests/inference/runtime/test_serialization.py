@@ -62,7 +62,7 @@ def answers(folder=None, config=CONFIG):
         engine.generate([prompt], params)[0]
         for prompt, params in ((range(3, 12), fakes.greedy(6)), (range(5, 90, 2), DRAWN))
     ]
-    futures = engine.model_runner._executables._found.values()
+    futures = engine.model_runner._executables._compilations.values()
     loaded = [isinstance(future.result(), LoadedExecutable) for future in futures]
     return [(each.token_ids, each.logprobs) for each in found], sum(loaded), len(loaded)
 
