@@ -34,7 +34,7 @@ def test_the_step_keeps_its_cache_in_place(shape, attention, topology):
     memory, owned = executable.memory_analysis(), programs.num_bytes((cache, slots))
     assert owned <= memory.alias_size_in_bytes < owned + programs.MEGABYTE
     assert memory.temp_size_in_bytes < 128 * programs.MEGABYTE
-    assert not programs.copies(executable, cache[0])
+    assert not programs.copies(executable, cache[0].pages)
 
 
 @pytest.mark.parametrize("mixer", [programs.SPARSE, programs.HEAVY], ids=["sparse", "heavy"])

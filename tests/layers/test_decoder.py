@@ -18,6 +18,7 @@ from configs.kinds.rope import Dynamic, Rope
 from configs.model import LayerSpec, ModelConfig
 from layers import decoder, kv_cache, params, registry
 from layers.feed_forwards import dense
+from layers.linear import look_up
 from layers.mixers import attention
 from layers.ragged import Ragged, Rectangle, contiguous
 from tests import accelerators, compiling
@@ -180,7 +181,7 @@ def test_tied_models_declare_no_head():
 
 def test_a_bfloat16_table_is_read_exactly():
     table = jnp.asarray(np.random.default_rng(0).standard_normal((7, 4)), jnp.bfloat16)
-    found = decoder.embed(table, jnp.array([6, 0, 6]))
+    found = look_up(table, jnp.array([6, 0, 6]))
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, np.asarray(table, np.float32)[[6, 0, 6]])
 
@@ -191,12 +192,12 @@ def test_rows_are_looked_up_exactly_on_a_tpu(width, dtype):
     """Also by the product that a table of uneven rows gets there."""
     table = jax.random.normal(jax.random.key(0), (50, width), dtype)
     ids = jnp.array([49, 0, 7, 7])
-    found = accelerators.written_for("tpu", decoder.embed)(table, ids)
+    found = accelerators.written_for("tpu", look_up)(table, ids)
     assert found.dtype == jnp.float32
     np.testing.assert_array_equal(found, np.asarray(table, np.float32)[np.asarray(ids)])
-    assert (
-        "dot_general" in accelerators.primitives(decoder.embed, table, ids, platform="tpu")
-    ) == (width == 40 and dtype == "bfloat16")
+    assert ("dot_general" in accelerators.primitives(look_up, table, ids, platform="tpu")) == (
+        width == 40 and dtype == "bfloat16"
+    )
 
 
 def test_every_declared_part_is_used():

@@ -19,8 +19,8 @@ from inference.engine import Engine
 from inference.planner import cost, weights
 from inference.request import SamplingParams
 from layers import params
-from layers.decoder import embed
 from layers.kernels.linear import packed
+from layers.linear import look_up
 from tests import fakes
 from tests.inference.checkpoints import test_gguf as tiny
 from tests.inference.checkpoints.test_gguf_types import WIDE, blocks
@@ -85,7 +85,7 @@ def numbers_of(engine):
     infos = params.flatten(engine.config.model.parameters())
     leaves = jax.tree.leaves(engine.model_runner.params, is_leaf=packed.is_packed)
     return {
-        path: np.asarray(embed(leaf, np.arange(info.shape[0])))
+        path: np.asarray(look_up(leaf, np.arange(info.shape[0])))
         for (path, info), leaf in zip(infos.items(), leaves, strict=True)
         if info.is_matrix
     }
