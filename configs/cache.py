@@ -80,12 +80,12 @@ class PageFormat:
         """(how many, elements of each) of what shares a scale, in the row's order: of four bits 32
         elements of a part; of eight 64, or the part where its width is no multiple.
         """
-        found = []
+        groups = []
         for count, width in self.parts:
-            own = width if width % _SCALED_TOGETHER else _SCALED_TOGETHER
-            size = CACHE_FORMATS[self.dtype].group or own
-            found.append((count * width // size, size))
-        return tuple(found)
+            default = width if width % _SCALED_TOGETHER else _SCALED_TOGETHER
+            size = CACHE_FORMATS[self.dtype].group or default
+            groups.append((count * width // size, size))
+        return tuple(groups)
 
     @property
     def element_bytes(self) -> int:
@@ -206,8 +206,8 @@ class CacheSpec:
     def elements_per_entry(self) -> int:
         """Elements stored for each live token, or for `stride` of them; of this part alone."""
         values = 0 if self.values_in_keys else self.value_width
-        own = self.kv_heads * (self.key_width + values)
-        return own + self.index_width + self.pooled_width
+        kv_elements = self.kv_heads * (self.key_width + values)
+        return kv_elements + self.index_width + self.pooled_width
 
     @property
     def elements_per_sequence(self) -> int:
@@ -325,10 +325,6 @@ class CacheSpec:
             return range(max(0, length // page_tokens - 1))
         start = -(-self.first_tokens // page_tokens)
         return range(start, max(start, self.live_from(length) // page_tokens))
-
-    def pages_for(self, start: int, stop: int, page_tokens: int) -> range:
-        """Page indices (of the sequence) that positions [start, stop) touch."""
-        return range(start // page_tokens, -(-stop // page_tokens))
 
     def resume_at(self, boundary: int, page_tokens: int) -> Sequence[int]:
         """Page indices a sequence needs to continue at `boundary`, in their order; of a state, the
@@ -448,37 +444,38 @@ def share_out(
         max_seqs: sequences that run at the same time.
     """
     groups = range(len(page_bytes))
-    one = sum(map(math.prod, zip(longest, page_bytes, strict=True)))
-    if one > num_bytes:
-        return tuple(max(1, int(num_bytes / one * n)) for n in longest)
+    sequence_bytes = sum(map(math.prod, zip(longest, page_bytes, strict=True)))
+    if sequence_bytes > num_bytes:
+        return tuple(max(1, int(num_bytes / sequence_bytes * n)) for n in longest)
 
-    def wanted(group: int, sequences: float) -> float:
+    def needed_pages(group: int, sequences: float) -> float:
         return min(max(sequences * expected[group], longest[group]), max_seqs * longest[group])
 
-    def held(sequences: float) -> float:
-        return sum(wanted(group, sequences) * page_bytes[group] for group in groups)
+    def needed_bytes(sequences: float) -> float:
+        return sum(needed_pages(group, sequences) * page_bytes[group] for group in groups)
 
-    # Between two marks needs of some groups grow with the sequences, others are at a bound.
+    # Between two marks the needs of some groups grow with the sequences, others are at a bound.
     marks = {
         times * longest[group] / expected[group] for group in groups for times in (1, max_seqs)
     }
-    mark = max((mark for mark in marks if held(mark) <= num_bytes), default=0.0)
+    mark = max((mark for mark in marks if needed_bytes(mark) <= num_bytes), default=0.0)
     growing = [
         group
         for group in groups
         if longest[group] <= mark * expected[group] < max_seqs * longest[group]
     ]
-    rest = num_bytes - sum(wanted(g, mark) * page_bytes[g] for g in groups if g not in growing)
+    bounded = [group for group in groups if group not in growing]
+    left_bytes = num_bytes - sum(needed_pages(group, mark) * page_bytes[group] for group in bounded)
     if growing:
-        mark = rest / sum(expected[group] * page_bytes[group] for group in growing)
-    return tuple(int(wanted(group, mark)) for group in groups)
+        mark = left_bytes / sum(expected[group] * page_bytes[group] for group in growing)
+    return tuple(int(needed_pages(group, mark)) for group in groups)
 
 
 def page_groups(specs: tuple[CacheSpec, ...]) -> tuple[PageGroup, ...]:
     """Groups the parts of layers that store tokens by equal spec, in order of first appearance."""
     members: dict[tuple[CacheSpec, int], list[int]] = {}
     for layer, spec in enumerate(specs):
-        for part, own in enumerate(spec.parts):
-            if own.elements_per_token:
-                members.setdefault((own, part), []).append(layer)
-    return tuple(PageGroup(own, tuple(layers), n) for (own, n), layers in members.items())
+        for number, part in enumerate(spec.parts):
+            if part.elements_per_token:
+                members.setdefault((part, number), []).append(layer)
+    return tuple(PageGroup(part, tuple(layers), n) for (part, n), layers in members.items())

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-import math
+from typing import Any, ClassVar
 
 from configs import cache, heads, precision
 from configs.cache import BLOCK_TOKENS, PageGroup
@@ -10,264 +10,126 @@ from configs.errors import InputError
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from configs.prefill import TOGETHER, Prefill, check_budgets
+from configs.settings.cache import PAGE_TOKENS, TPU_LANES, CacheConfig
+from configs.settings.drafts import DraftConfig
+from configs.settings.kernels import KernelConfig
+from configs.settings.requests import OBSERVED_TOKENS, RequestConfig
+from configs.settings.scheduling import SchedulingConfig
+from configs.settings.section import Section, paths, setting
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS, MOST_ROWS, ShapeConfig
 
-POLICIES = ("continuous", "static", "dynamic")
-PREEMPTIONS = ("auto", "recompute", "swap")
-PROPOSERS = ("ngram", "draft", "medusa", "eagle")
-ACCEPTANCES = ("coupled", "rejection", "typical")
 WEIGHTS = ("bfloat16", "float32", "file", *precision.OURS)
-ACTIVATIONS = ("int8", "exact")
-LINEARS: tuple[str, ...] = ("reference", "ffi_cpu")
-ATTENTIONS: tuple[str, ...] = ("reference", "pallas_gpu", "pallas_tpu", "jax_tpu", "ffi_cpu")
-
-PAGE_TOKENS = {"cpu": 16, "gpu": 64, "tpu": 128}  # the default, by platform
-TPU_LANES = 128  # a row of a TPU's memory has so many elements, or several times as many
-
-MOST_ROWS = 4096  # of a rectangle; more make no machine faster
-
-# Below, XLA's CPU backend sums a product's rows in another order.
-MIN_DETERMINISTIC_ROWS = 8
-
-OBSERVED_TOKENS = 32  # at a prompt's end, whose attention decides which of its pages stay
 
 
 @dataclasses.dataclass(frozen=True)
-class EngineConfig:
-    """Sizes and switches of an engine. All that is static in a step derives from these and the
-    model. Of a mesh that divides sequences each data shard has these sizes: slots, pages,
-    rectangles and prefill budget.
-
-    Attributes:
-        max_seqs: sequences that run at the same time (slots).
-        max_context: longest sequence in tokens; None is the model's own.
-        page_tokens: tokens a page holds; None is the platform's default (`Config.for_platform`).
-        latent_lanes: what the elements of a latent's row in a page, or a quantized one's bytes, are
-            a multiple of; None is the platform's.
-        cache_bytes: memory of a chip for pages (but for page 0 of each group, the sink of padding),
-            and without overcommit for recurrent states too; never more is taken than `max_seqs`
-            full contexts need.
-        expected_tokens: of a sequence at its end: page groups share `cache_bytes` as sequences of
-            that length need them; None: as those of `max_context`.
-        decode_rows: sizes of the decode rectangle to compile; a step uses the smallest that fits.
-        chunk_tokens: prompt tokens of a prefill chunk, a row of the prefill rectangle.
-        prefill_chunks: sizes of the prefill rectangle to compile, in chunks.
-        num_drafts: k, draft tokens a sequence may have verified in one step.
-        adapt_drafts: steps verify 0 to k of them, whatever brings the most tokens a second.
-        draft_tree: of a tree of drafts, the node that each of them follows: 0 is the newest token,
-            n the n-th draft; (): each follows the one before it.
-        tree_levels: of a tree that EAGLE heads shape by how sure they are: the most drafts that
-            follow each other; 0: there is none.
-        tree_branches: of each level of such a tree, how many nodes go on, with as many each.
-        proposer: what proposes them on the device, one of `PROPOSERS`; None: whoever sets
-            `Sequence.drafts`.
-        acceptance: of drafts. 'coupled': those that equal what plain decoding draws there, so that
-            answers do not depend on drafts; 'rejection': more of them, so that answers differ in
-            all but their law; 'typical': whatever the model finds likely enough, which makes
-            answers others than its own.
-        top_logprobs: alternatives reported beside each sampled or scored token.
-        prompt_budgets: requests may ask for it that only some pages of their prompts stay cached.
-        penalties: tokens are counted, which repetition, presence and frequency penalties need.
-        grammars: requests may say by a grammar which tokens may follow which.
-        embeddings: requests may ask for a vector of their prompts instead of tokens.
-        policy: when waiting requests may start. 'continuous': as soon as a slot and pages are free;
-            'static': when a full batch waits, which then runs to its end; 'dynamic': the same, or
-            when the first of them has waited `max_wait_s`.
-        max_wait_s: seconds that the dynamic policy waits for a full batch.
-        chunked_prefill: prompts are computed in chunks beside decoding rows; without it prompts
-            stop decoding and are computed to their end first.
-        prefill_budget: prompt tokens a step may compute while others decode; None: no such limit.
-        max_prefill_seqs: sequences whose prompts a step may work on; None is `max_seqs`.
-        prefix_cache: requests share the pages of equal prefixes, cached until room is needed.
-        snapshots: of all layers' recurrent states, for prompts to go on from; None: `max_seqs`.
-            They are made where a prompt's last page ends, where prompts were seen to part, and
-            every `snapshot_tokens`; None: by cost (`planner/cache_policy.py`).
-        max_overtakes: later arrivals with longer cached prefixes that may be admitted before a
-            request.
-        preemption: how evicted pages, those of preempted sequences among them, come back.
-            'recompute': they are computed again; 'swap': they are offloaded to host memory, while
-            there is room, and copied back; 'auto': whichever is cheaper.
-        swap_bytes: host memory for offloaded pages; at most four times the device's is used.
-        greedy_steps: steps in which every request is greedy have executables of their own; None is
-            where the step has no branches (`Config.for_platform`): on accelerators.
-        free_padding: rows of padding cost a step next to nothing, so that fewer shapes serve all
-            steps; None is where products and attention leave padding out, as a CPU's library does
-            in most models.
-        overlap: the next step is planned while the device runs the current one.
-        overcommit: more sequences are admitted than fit at their longest, and the youngest is
-            preempted when pages run out; without it `max_seqs` sequences of `max_context` tokens
-            fit into `cache_bytes`, or the configuration is refused.
-        deterministic: a token's bits depend on its own history only, not on neighbours or chunking.
-        attention: implementation of attention over pages (`docs/kernels.md`): 'reference' runs
-            anywhere, a kernel's name is refused where it cannot run; None is 'ffi_cpu' on a CPU, on
-            an accelerator the kernel that was measured to be right and faster on this kind of
-            device, where it can run; else the reference.
-        linear: implementation of products with weights: 'reference' is XLA's, 'ffi_cpu' packs them
-            for the native library's kernels; None is the latter where the library is there.
-        activations: of products with weights in blocks by 'ffi_cpu': 'int8' rounds them, 32 numbers
-            by a scale, unless the format says how; 'exact' multiplies them as they are, in three
-            products instead of one.
-        weights: the format of all weights: 'bfloat16', 'float32', or 'file': each as the checkpoint
-            stores it, blocks of a GGUF file as they are; of the matrices also one of few bits
-            (`precision.OURS`), to which each number is rounded while weights are read. None is what
-            a quantized directory stores, and else `model.dtype`, to which a GGUF file is converted
-            once.
-        seed: base of the random streams of requests without a seed; None draws one.
+class EngineConfig(Section):
+    """Settings of an engine, in groups by feature. Step shapes and all that is static in a step
+    derive from these and the model. Where a mesh divides sequences, each data shard has these
+    sizes: slots, pages, rectangles and prefill budget.
     """
 
-    max_seqs: int = 32
-    max_context: int | None = None
-    page_tokens: int | None = None
-    cache_bytes: int = 256 << 20
-    expected_tokens: int | None = None
-    decode_rows: tuple[int, ...] = (2, 8, 16, 32)
-    chunk_tokens: int = 64
-    prefill_chunks: tuple[int, ...] = (1, 2, 4, 8)
-    num_drafts: int = 0
-    adapt_drafts: bool = False
-    draft_tree: tuple[int, ...] = ()
-    tree_levels: int = 0
-    tree_branches: int = 0
-    proposer: str | None = None
-    acceptance: str = "coupled"
-    top_logprobs: int = 0
-    prompt_budgets: bool = False
-    penalties: bool = False
-    grammars: bool = False
-    embeddings: bool = False
-    policy: str = "continuous"
-    max_wait_s: float = 0.05
-    chunked_prefill: bool = True
-    prefill_budget: int | None = None
-    max_prefill_seqs: int | None = None
-    prefix_cache: bool = True
-    snapshots: int | None = None
-    snapshot_tokens: int | None = None
-    max_overtakes: int = 16
-    preemption: str = "auto"
-    swap_bytes: int = 256 << 20
-    greedy_steps: bool | None = None
-    free_padding: bool | None = None
-    latent_lanes: int | None = None
-    overlap: bool = True
-    overcommit: bool = True
-    deterministic: bool = False
-    attention: str | None = None
-    linear: str | None = None
-    activations: str = "int8"
-    weights: str | None = None
-    seed: int | None = None
+    path: ClassVar[str] = "engine"
+
+    max_seqs: int = setting(
+        32, "Sequences that run at the same time (slots).", lower=1, upper=MOST_ROWS, host_only=True
+    )
+    max_context: int | None = setting(
+        None, "Tokens of the longest sequence; None: the model's own limit.", host_only=True
+    )
+    weights: str | None = setting(
+        None,
+        "Format of all weights: 'bfloat16', 'float32', 'file' (each as the checkpoint stores it, "
+        "blocks of a GGUF file as they are), or a format of few bits to which the numbers of "
+        "matrices are rounded while weights are read. None: as a quantized directory stores them, "
+        "else the model's dtype, to which a GGUF file is converted once.",
+        one_of=WEIGHTS, host_only=True,
+    )  # fmt: skip
+    deterministic: bool = setting(
+        False, "A token's bits depend on its own history only, not on other rows or on chunking."
+    )
+    seed: int | None = setting(
+        None, "Base of the random streams of requests without a seed; None: a random one.",
+        lower=0, upper=2**64 - 1, host_only=True,
+    )  # fmt: skip
+    drafts: DraftConfig = DraftConfig()
+    cache: CacheConfig = CacheConfig()
+    requests: RequestConfig = RequestConfig()
+    shapes: ShapeConfig = ShapeConfig()
+    scheduling: SchedulingConfig = SchedulingConfig()
+    kernels: KernelConfig = KernelConfig()
+
+    def __new__(cls, *sections: Any, **settings: Any) -> "EngineConfig":
+        """Refuses a setting that a group has.
+
+        Raises:
+            InputError: the message has its path.
+        """
+        for name in settings:
+            cls.check_name(name)
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name in ("max_seqs", "chunk_tokens", "cache_bytes"):
-            if getattr(self, name) < 1:
-                raise InputError(f"engine.{name} is at least 1, not {getattr(self, name)}")
-        for name in ("max_seqs", "chunk_tokens", "num_drafts", "top_logprobs"):
-            if getattr(self, name) > MOST_ROWS:
-                raise InputError(f"engine.{name} is at most {MOST_ROWS}, not {getattr(self, name)}")
-        for name in ("num_drafts", "top_logprobs", "max_overtakes", "swap_bytes"):
-            if getattr(self, name) < 0:
-                raise InputError(f"engine.{name} is at least 0, not {getattr(self, name)}")
-        if not 0 <= self.max_wait_s < math.inf:
-            raise InputError(f"engine.max_wait_s is 0 or more seconds, not {self.max_wait_s}")
-        for name, valid in (
-            ("policy", POLICIES),
-            ("preemption", PREEMPTIONS),
-            ("acceptance", ACCEPTANCES),
-            ("activations", ACTIVATIONS),
-        ):
-            if getattr(self, name) not in valid:
-                raise InputError(
-                    f"engine.{name} is one of {', '.join(valid)}, not {getattr(self, name)!r}"
-                )
-        for name, known in (
-            ("proposer", PROPOSERS),
-            ("attention", ATTENTIONS),
-            ("linear", LINEARS),
-            ("weights", WEIGHTS),
-        ):
-            value = getattr(self, name)
-            if value is not None and value not in known:
-                raise InputError(
-                    f"engine.{name} is one of {', '.join(known)} or None, not {value!r}"
-                )
-        for name, least in (
-            ("prefill_budget", self.chunk_tokens), ("max_prefill_seqs", 1), ("page_tokens", 1),
-            ("expected_tokens", 1), ("snapshots", 0), ("snapshot_tokens", 1),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise InputError(f"engine.{name} is at least {least}, not {value}")
-        if self.proposer and not self.num_drafts:
+        super().__post_init__()
+        chunk, budget = self.shapes.chunk_tokens, self.scheduling.prefill_budget
+        if budget is not None and budget < chunk:
             raise InputError(
-                f"engine.proposer={self.proposer} needs engine.num_drafts of at least 1"
+                f"engine.scheduling.prefill_budget={budget}: must be at least "
+                f"engine.shapes.chunk_tokens ({chunk})"
             )
-        if self.adapt_drafts and not self.proposer:
-            raise InputError("engine.adapt_drafts needs engine.proposer")
-        if self.has_trees or self.tree_branches:
-            heads.check_tree(
-                self.proposer, self.num_drafts, self.draft_tree, self.tree_levels,
-                self.tree_branches,
-            )  # fmt: skip
-            if self.deterministic:
-                raise InputError(
-                    "a tree of drafts goes without engine.deterministic: branches lie between a "
-                    "sequence's keys, and sums over them round differently"
-                )
-        if self.acceptance != "coupled" and (self.deterministic or not self.proposer):
+        if self.deterministic:
+            self._check_deterministic()
+
+    def _check_deterministic(self) -> None:
+        chunk, acceptance = self.shapes.chunk_tokens, self.drafts.acceptance
+        if chunk < MIN_DETERMINISTIC_ROWS:
             raise InputError(
-                f"engine.acceptance={self.acceptance} goes with a proposer and without "
-                "deterministic: only coupled acceptance gives plain decoding's tokens"
+                f"engine.shapes.chunk_tokens={chunk}: must be at least {MIN_DETERMINISTIC_ROWS} "
+                "with engine.deterministic"
             )
-        if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise InputError(f"engine.seed is at least 0 and below 2**64, not {self.seed}")
-        for name in ("decode_rows", "prefill_chunks"):
-            sizes = getattr(self, name)
-            if not sizes or min(sizes) < 1 or max(sizes) > MOST_ROWS:
-                raise InputError(f"engine.{name} lists sizes from 1 to {MOST_ROWS}, not {sizes}")
-        if self.deterministic and self.chunk_tokens < MIN_DETERMINISTIC_ROWS:
+        if self.drafts.has_tree:
             raise InputError(
-                f"engine.chunk_tokens is at least {MIN_DETERMINISTIC_ROWS} with deterministic, "
-                f"not {self.chunk_tokens}"
+                "engine.deterministic: goes without a tree of drafts, because branches lie between "
+                "a sequence's keys, and sums over them round differently"
             )
-        page = self.page_tokens
-        if page is not None and BLOCK_TOKENS % page and page % BLOCK_TOKENS:
+        if acceptance != "coupled":
             raise InputError(
-                f"engine.page_tokens divides {BLOCK_TOKENS} or is a multiple of it, {page} is "
-                "neither"
+                f"engine.drafts.acceptance={acceptance}: goes without engine.deterministic, "
+                "because only coupled acceptance gives the tokens of plain decoding"
             )
 
-    @property
-    def has_trees(self) -> bool:
-        """Whether drafts branch."""
-        return bool(self.draft_tree or self.tree_levels)
+    @classmethod
+    def of(cls, **settings: Any) -> "EngineConfig":
+        """Returns the default engine with some settings changed (see `replace`)."""
+        return cls().replace(**settings)
 
-    @property
-    def draft_levels(self) -> int:
-        """The most drafts of a step that follow each other."""
-        return len(self.level_sizes) or self.num_drafts
+    def replace(self, **settings: Any) -> "EngineConfig":
+        """Returns the engine with some settings changed, each by its name, whatever its group.
 
-    @property
-    def level_sizes(self) -> tuple[int, ...]:
-        """Nodes of each level of a tree but its last, from the newest token on; (): no tree."""
-        if self.tree_levels:
-            return (1, *(self.tree_branches,) * (self.tree_levels - 1))
-        depth = [0]
-        for parent in self.draft_tree:
-            depth.append(1 + depth[parent])
-        return tuple(depth.count(level) for level in range(max(depth)))
+        Raises:
+            InputError: a name is unknown, or the settings are not valid together.
+        """
+        places, groups, changes = paths(EngineConfig), dict[str, dict[str, Any]](), dict[str, Any]()
+        for name, value in settings.items():
+            if name not in places:
+                raise InputError(f"unknown setting {name!r}; valid: {', '.join(places)}")
+            group = places[name].split(".")[1]
+            (changes if group == name else groups.setdefault(group, {}))[name] = value
+        for group, fields in groups.items():
+            changes[group] = dataclasses.replace(getattr(self, group), **fields)
+        return dataclasses.replace(self, **changes)
 
     def without_drafts(self) -> "EngineConfig":
-        """The same where nothing is drafted."""
-        return dataclasses.replace(
-            self, num_drafts=0, draft_tree=(), tree_levels=0, tree_branches=0, proposer=None,
-            adapt_drafts=False, acceptance="coupled",
-        )  # fmt: skip
+        """Returns the engine without speculation."""
+        return dataclasses.replace(self, drafts=DraftConfig())
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """A model, the engine that runs it, the chips that one replica lies on, those that compute its
-    prompts, if these are others, and the model that drafts, if one does.
+    """A model, the engine that runs it, and the chips of one replica.
+
+    Attributes:
+        prefill: chips of their own for prompts, if any.
+        draft: the model that drafts, if any.
     """
 
     model: ModelConfig
@@ -277,52 +139,61 @@ class Config:
     draft: ModelConfig | None = None
 
     def __post_init__(self) -> None:
+        drafts, requests = self.engine.drafts, self.engine.requests
         self.mesh.check(self.model)
-        self.prefill.check(self.mesh, self.model, self.engine.policy)
+        self.prefill.check(self.mesh, self.model, self.engine.scheduling.policy)
         heads.check_draft(
-            self.draft, self.model, self.engine.proposer, self.engine.draft_levels,
-            self.max_context, self.mesh.num_chips > 1 or self.prefill.chips > 0,
+            self.draft, self.model, drafts.proposer, drafts.levels, self.max_context,
+            self.mesh.num_chips > 1 or self.prefill.chips > 0,
         )  # fmt: skip
-        if self.engine.has_trees:
+        if drafts.has_tree:
             heads.check_branches(self.cached_model)
-        if self.device_page_tokens % (stride := self.cached_model.stride):
-            raise InputError(
-                f"engine.page_tokens={self.page_tokens}: {self.model.name}, or what drafts for it, "
-                f"keeps one entry for {stride} tokens, and a page has a multiple of that"
-            )
-        if self.engine.prompt_budgets:
-            check_budgets(self.model, self.engine.proposer, self.num_chips)
-        limit = self.engine.max_context
+        if requests.prompt_budgets:
+            check_budgets(self.model, drafts.proposer, self.num_chips)
+        limit, vocab = self.engine.max_context, self.model.vocab_size
         if limit is not None and not 1 <= limit <= self.model.max_context:
             raise InputError(
-                f"engine.max_context is between 1 and the model's {self.model.max_context}, "
-                f"not {limit}"
+                f"engine.max_context={limit}: must be from 1 to the model's "
+                f"{self.model.max_context}"
             )
-        if self.engine.top_logprobs > self.model.vocab_size:
+        if requests.top_logprobs > vocab:
             raise InputError(
-                f"engine.top_logprobs is at most the vocabulary of {self.model.vocab_size}, "
-                f"not {self.engine.top_logprobs}"
+                f"engine.requests.top_logprobs={requests.top_logprobs}: must be at most the "
+                f"vocabulary ({vocab})"
             )
-        if not self.engine.overcommit and self.engine.max_seqs > self.most_seqs:
-            raise InputError(
-                f"{self.engine.max_seqs} sequences of {self.max_context} tokens need "
-                f"{self.full_bytes(self.engine.max_seqs)} bytes of cache, engine.cache_bytes is "
-                f"{self.engine.cache_bytes}: engine.max_seqs is at most {self.most_seqs} without "
-                "engine.overcommit"
-            )
-        used = sum((n - 1) * size for n, size in zip(self.num_pages, self._page_bytes, strict=True))
-        if used > self.engine.cache_bytes:
-            peaks = self.peak_pages(self.max_context)
-            whole = sum(n * size for n, size in zip(peaks, self._page_bytes, strict=True))
-            raise InputError(
-                f"engine.cache_bytes is at least {-(-whole // min(peaks))}, for one page of each "
-                f"page group, not {self.engine.cache_bytes}"
-            )
+        self._check_cache()
         if self.prefill.chips:
             try:
                 self.for_prefill()
             except InputError as error:
                 raise InputError(f"chips of prefill: {error}") from None
+
+    def _check_cache(self) -> None:
+        limits, num_seqs = self.engine.cache, self.engine.max_seqs
+        if self.device_page_tokens % (stride := self.cached_model.stride):
+            raise InputError(
+                f"engine.cache.page_tokens={self.page_tokens}: must be a multiple of {stride}, "
+                f"because {self.model.name} or its draft model stores one entry for {stride} tokens"
+            )
+        if not limits.overcommit and num_seqs > self.most_seqs:
+            raise InputError(
+                f"engine.max_seqs={num_seqs}: must be at most {self.most_seqs} without "
+                f"engine.cache.overcommit, because {num_seqs} sequences of {self.max_context} "
+                f"tokens need {self.full_bytes(num_seqs)} bytes, and engine.cache.cache_bytes is "
+                f"{limits.cache_bytes}"
+            )
+        used = sum((n - 1) * size for n, size in zip(self.num_pages, self._page_bytes, strict=True))
+        if used > limits.cache_bytes:
+            peaks = self.peak_pages(self.max_context)
+            total = sum(n * size for n, size in zip(peaks, self._page_bytes, strict=True))
+            raise InputError(
+                f"engine.cache.cache_bytes={limits.cache_bytes}: must be at least "
+                f"{-(-total // min(peaks))}, for one page of each page group"
+            )
+
+    def with_engine(self, **settings: Any) -> "Config":
+        """Returns the configuration with some settings of the engine changed, each by its name."""
+        return dataclasses.replace(self, engine=self.engine.replace(**settings))
 
     @property
     def num_chips(self) -> int:
@@ -332,15 +203,17 @@ class Config:
         return self.prefill.first(self.mesh) + self.prefill.chips
 
     def for_prefill(self) -> "Config":
-        """What the chips of `prefill` run."""
-        own = self.prefill
-        engine = dataclasses.replace(
-            self.engine.without_drafts(), chunked_prefill=True, overcommit=True, penalties=False,
-            grammars=False, free_padding=False,
-            max_seqs=self.engine.max_seqs if own.max_seqs is None else own.max_seqs,
-            cache_bytes=self.engine.cache_bytes if own.cache_bytes is None else own.cache_bytes,
+        """Returns the configuration of the chips of `prefill`."""
+        engine, prefill = self.engine, self.prefill
+        engine = engine.without_drafts().replace(
+            chunked_prefill=True, overcommit=True, penalties=False, grammars=False,
+            free_padding=False,
+            max_seqs=engine.max_seqs if prefill.max_seqs is None else prefill.max_seqs,
+            cache_bytes=(
+                engine.cache.cache_bytes if prefill.cache_bytes is None else prefill.cache_bytes
+            ),
         )  # fmt: skip
-        mesh = Mesh(model=own.chips)
+        mesh = Mesh(model=prefill.chips)
         return dataclasses.replace(self, engine=engine, mesh=mesh, prefill=TOGETHER)
 
     @functools.cached_property
@@ -350,8 +223,8 @@ class Config:
 
     @functools.cached_property
     def cached_model(self) -> ModelConfig:
-        """All layers that cache something: `chip_model`'s, then those of the model that drafts, of
-        which only what they cache counts: their parameters may differ in more than a model's can.
+        """The layers of `chip_model`, then those of the model that drafts, for their caches alone:
+        the parameters of the two may differ in more than one model's layers can.
         """
         model = self.chip_model
         if self.draft is None:
@@ -363,9 +236,9 @@ class Config:
         )  # fmt: skip
 
     def for_draft(self) -> "Config":
-        """What loads the model that drafts."""
+        """Returns the configuration that loads the model that drafts."""
         assert self.draft is not None
-        engine = dataclasses.replace(self.engine.without_drafts(), max_context=None, weights=None)
+        engine = self.engine.without_drafts().replace(max_context=None, weights=None)
         return dataclasses.replace(self, model=self.draft, engine=engine, draft=None)
 
     @property
@@ -374,33 +247,28 @@ class Config:
         return self.engine.max_context or self.model.max_context
 
     def for_platform(self, platform: str) -> "Config":
-        """The same with a platform's defaults of `engine.page_tokens`, `engine.greedy_steps` and
-        `engine.latent_lanes`, where these are None; platforms are named as JAX does.
+        """Returns the same with a platform's defaults of `page_tokens`, `greedy_steps` and
+        `latent_lanes`, where these are None; platforms are named as JAX does.
         """
-        greedy, page = self.engine.greedy_steps, self.engine.page_tokens
+        greedy, page = self.engine.shapes.greedy_steps, self.engine.cache.page_tokens
         page = page or max(PAGE_TOKENS.get(platform, PAGE_TOKENS["cpu"]), self.cached_model.stride)
         greedy = platform != "cpu" if greedy is None else greedy
-        lanes = self.engine.latent_lanes or (TPU_LANES if platform == "tpu" else 1)
-        engine = dataclasses.replace(
-            self.engine, page_tokens=page, greedy_steps=greedy, latent_lanes=lanes
-        )
-        return dataclasses.replace(self, engine=engine)
+        lanes = self.engine.cache.latent_lanes or (TPU_LANES if platform == "tpu" else 1)
+        return self.with_engine(page_tokens=page, greedy_steps=greedy, latent_lanes=lanes)
 
     @property
     def page_tokens(self) -> int:
-        """Tokens a page holds; a CPU's default, unless `engine.page_tokens` is set."""
-        return self.engine.page_tokens or max(PAGE_TOKENS["cpu"], self.cached_model.stride)
+        """Tokens a page holds; a CPU's default, unless `engine.cache.page_tokens` is set."""
+        return self.engine.cache.page_tokens or max(PAGE_TOKENS["cpu"], self.cached_model.stride)
 
     @property
     def device_page_tokens(self) -> int:
-        """Tokens of a page on the device, where a page larger than a block of attention is several
-        pages of one block.
-        """
+        """Tokens of a page on the device, at most a block of attention."""
         return min(self.page_tokens, BLOCK_TOKENS)
 
     @property
     def device_pages(self) -> int:
-        """Device pages that a page consists of."""
+        """Device pages in a page."""
         return self.page_tokens // self.device_page_tokens
 
     @property
@@ -410,20 +278,20 @@ class Config:
 
     def peak_pages(self, num_tokens: int) -> tuple[int, ...]:
         """Most pages of each group that one sequence has at once until it has `num_tokens`."""
-        engine, page = self.engine, self.page_tokens
-        uncertain = engine.num_drafts * (2 if engine.proposer else 1)  # in flight, and next
-        step = max(engine.chunk_tokens * max(engine.prefill_chunks), 1 + uncertain)
-        step += OBSERVED_TOKENS * engine.prompt_budgets
+        shapes, drafts, page = self.engine.shapes, self.engine.drafts, self.page_tokens
+        uncertain = drafts.num_drafts * (2 if drafts.proposer else 1)  # in flight, and next
+        step = max(shapes.chunk_tokens * max(shapes.prefill_chunks), 1 + uncertain)
+        step += OBSERVED_TOKENS * self.engine.requests.prompt_budgets
         return tuple(g.peak_pages(num_tokens, step, page) for g in self.cached_model.page_groups)
 
     @property
     def _page_bytes(self) -> list[int]:
         """Bytes of a page of each group on a chip."""
-        return self.cached_model.page_bytes(self.page_tokens, self.engine.latent_lanes or 1)
+        return self.cached_model.page_bytes(self.page_tokens, self.engine.cache.latent_lanes or 1)
 
     def full_bytes(self, num_seqs: int) -> int:
-        """Bytes of pages and states for so many sequences at their longest, of what is kept of
-        states, and of the sinks.
+        """Bytes of pages and states for so many sequences at their longest, of snapshots, and of
+        padding.
         """
         groups = zip(self.peak_pages(self.max_context), self._page_bytes, strict=True)
         paged = sum((1 + num_seqs * peak) * size for peak, size in groups)
@@ -434,43 +302,44 @@ class Config:
         """Sequences that fit into `cache_bytes` at their longest; `engine.max_seqs` where the model
         caches nothing.
         """
-        sinks = self.full_bytes(0)
-        if not sinks:
+        padding = self.full_bytes(0)
+        if not padding:
             return self.engine.max_seqs
-        return max(0, (self.engine.cache_bytes - sinks) // (self.full_bytes(1) - sinks))
+        return max(0, (self.engine.cache.cache_bytes - padding) // (self.full_bytes(1) - padding))
 
     @property
     def num_pages(self) -> tuple[int, ...]:
-        """Pages of each group in `cache_bytes` (`cache.share_out`); page 0 is the sink."""
-        engine, most = self.engine, self.max_context
-        expected = self.peak_pages(min(engine.expected_tokens or most, most))
-        longest, sizes = self.peak_pages(most), self._page_bytes
-        shared = cache.share_out(engine.cache_bytes, sizes, expected, longest, engine.max_seqs)
+        """Pages of each group in `cache_bytes` (`cache.share_out`), and page 0, the padding."""
+        limits, longest = self.engine.cache, self.max_context
+        expected = min(limits.expected_tokens or longest, longest)
+        shared = cache.share_out(
+            limits.cache_bytes, self._page_bytes, self.peak_pages(expected),
+            self.peak_pages(longest), self.engine.max_seqs,
+        )  # fmt: skip
         return tuple(1 + n for n in shared)
 
     @property
     def pool_bytes(self) -> int:
-        """Bytes of the cache that an engine allocates: the pages of every group, page 0 of each
-        (the sink of padding) among them, the states of all slots, their sink included, and
-        snapshots.
+        """Bytes of the cache that an engine allocates: the pages of every group, the states of all
+        slots, both with one more for padding, and snapshots.
         """
         paged = sum(n * size for n, size in zip(self.num_pages, self._page_bytes, strict=True))
         return paged + self.state_bytes(1 + self.engine.max_seqs)
 
     def state_bytes(self, num_slots: int) -> int:
         """Bytes of the states of so many slots and of all snapshots."""
-        copies = num_slots * (1 + self.engine.num_drafts) + self.num_snapshots
+        copies = num_slots * (1 + self.engine.drafts.num_drafts) + self.num_snapshots
         return copies * self.cached_model.state_bytes
 
     @property
     def num_snapshots(self) -> int:
-        """Copies of all layers' states that the prefix cache may hold; the first is a sink."""
+        """Copies of all layers' states that the prefix cache may hold; the first is padding."""
+        limits = self.engine.cache
         if not self.model.has_states:
             return 0
-        engine = self.engine
-        if not engine.prefix_cache and engine.preemption == "recompute":
-            return 1  # nobody would look for another
-        return 1 + (engine.max_seqs if engine.snapshots is None else engine.snapshots)
+        if not limits.prefix_cache and limits.preemption == "recompute":
+            return 1  # no sequence would resume from another
+        return 1 + (self.engine.max_seqs if limits.snapshots is None else limits.snapshots)
 
     @property
     def num_cached_pages(self) -> tuple[int, ...]:
@@ -488,11 +357,11 @@ class Config:
     @property
     def num_host_pages(self) -> tuple[int, ...]:
         """Pages of each of `cached_groups` in `swap_bytes`, in the proportions of the device's and
-        at most four times as many; page 0 stands for none.
+        at most four times as many; page 0 means no page.
         """
         pages, sizes = self.num_cached_pages, [*self._page_bytes, self.cached_model.state_bytes]
         total = sum((n - 1) * size for n, size in zip(pages, sizes, strict=False))
-        if self.engine.preemption == "recompute" or not total:
+        if self.engine.cache.preemption == "recompute" or not total:
             return tuple(1 for _ in pages)
-        times = min(4.0, self.engine.swap_bytes / (total * self.mesh.num_chips))
+        times = min(4.0, self.engine.cache.swap_bytes / (total * self.mesh.num_chips))
         return tuple(1 + int((n - 1) * times) for n in pages)

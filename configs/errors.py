@@ -13,8 +13,8 @@ def reason(error: BaseException) -> str:
     """What an exception says, in one line, without its class and number."""
     if isinstance(error, OSError) and error.strerror:
         return f"{error.strerror}: {error.filename}" if error.filename else error.strerror
-    said = " ".join(str(error).split())
-    return said or ("out of memory" if isinstance(error, MemoryError) else "it gives no reason")
+    message = " ".join(str(error).split())
+    return message or ("out of memory" if isinstance(error, MemoryError) else "it gives no reason")
 
 
 def is_panic(kind: type[BaseException] | None) -> bool:

@@ -101,10 +101,10 @@ class Eagle(Heads):
 
     def parameters(self) -> dict[str, Any]:
         """As `ModelConfig` says."""
-        own = super().parameters()
+        base = super().parameters()
         declared = {
-            "layers": own["layers"],
-            "final_norm": own["final_norm"],
+            "layers": base["layers"],
+            "final_norm": base["final_norm"],
             "token_norm": norm(self, self.width, "embed"),
             "state_norm": norm(self, self.width, "embed"),
             **self._joining,
@@ -114,8 +114,8 @@ class Eagle(Heads):
     @property
     def operations(self) -> Mapping[Operation, int]:
         """As `ModelConfig` says; `eagle.fuse` runs for the target's states alone."""
-        found = operations.products("eagle", self, self._joining)
-        return dict.fromkeys(found, 1) | dict(super().operations)
+        products = operations.products("eagle", self, self._joining)
+        return dict.fromkeys(products, 1) | dict(super().operations)
 
     @property
     def _joining(self) -> dict[str, ParamInfo]:
@@ -150,58 +150,12 @@ class Medusa(Heads):
     @property
     def operations(self) -> Mapping[Operation, int]:
         """Those of one head."""
-        found = operations.products("medusa", self, {"block": self._block})
-        return dict.fromkeys((*found, self._head), 1)
+        products = operations.products("medusa", self, {"block": self._block})
+        return dict.fromkeys((*products, self._head), 1)
 
     @property
     def _block(self) -> ParamInfo:
         return ParamInfo((self.width, self.width), self.dtype, ("embed", None), "zeros")
-
-
-def check_tree(
-    proposer: str | None, num_drafts: int, tree: tuple[int, ...], levels: int, branches: int
-) -> None:
-    """Refuses drafts that cannot branch as the fields of an engine say.
-
-    Args:
-        proposer, num_drafts: as `EngineConfig` has them.
-        tree: its `draft_tree`.
-        levels, branches: its `tree_levels` and `tree_branches`.
-
-    Raises:
-        InputError: what would be valid.
-    """
-    name, drafting = ("draft_tree", BRANCHING) if tree else ("tree_levels", BRANCHING[:1])
-    if proposer not in drafting:
-        raise InputError(
-            f"engine.{name} goes with engine.proposer {' or '.join(drafting)}, not with {proposer}"
-        )
-    if num_drafts > MOST_TREE_DRAFTS:
-        raise InputError(
-            f"engine.num_drafts is at most {MOST_TREE_DRAFTS} of a tree, not {num_drafts}"
-        )
-    if not tree:
-        most = branches + (levels - 1) * branches**2
-        if levels < 1 or branches < 1 or not branches * (levels - 1) <= num_drafts <= most:
-            raise InputError(
-                "engine.tree_levels and engine.tree_branches are at least 1, and engine.num_drafts "
-                f"is from branches x (levels - 1) to branches + (levels - 1) x branches^2, not "
-                f"{num_drafts} with {levels} and {branches}"
-            )
-        return
-    if levels or branches:
-        raise InputError("engine.draft_tree says all of a tree: leave tree_levels, tree_branches")
-    if len(tree) != num_drafts:
-        raise InputError(
-            "engine.draft_tree names the node that each of "
-            f"engine.num_drafts={num_drafts} drafts follows, not {len(tree)}"
-        )
-    is_before = all(0 <= parent < n for n, parent in enumerate(tree, 1))
-    if not is_before or list(tree) != sorted(tree):
-        raise InputError(
-            "engine.draft_tree is listed level by level, so it rises from 0, and each draft "
-            f"follows one before it, not {tree}"
-        )
 
 
 def check_branches(model: ModelConfig) -> None:
@@ -251,12 +205,12 @@ def check_draft(
         InputError: the message says what does not go together.
     """
     kinds = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "EAGLE heads"}
-    own = proposer_of(draft)
-    if own != (proposer if proposer in kinds else None):
+    needed = proposer_of(draft)
+    if needed != (proposer if proposer in kinds else None):
         raise InputError(
-            f"engine.proposer={proposer} goes with "
+            f"engine.drafts.proposer={proposer}: goes with "
             f"{kinds.get(str(proposer), 'no model that drafts')}"
-            + (f", not with {kinds[own]}" if own else "")
+            + (f", not with {kinds[needed]}" if needed else "")
         )
     if draft is None:
         return
@@ -282,4 +236,4 @@ def check_draft(
     if (draft.dtype, draft.cache_dtype) != (target.dtype, target.cache_dtype):
         raise InputError(f"{draft.name} cannot draft: its dtype, or its cache's, is another")
     if is_divided:
-        raise InputError(f"with {kinds[str(own)]} there is one chip, without prefill.chips")
+        raise InputError(f"with {kinds[str(needed)]} there is one chip, without prefill.chips")

@@ -59,15 +59,15 @@ class Mesh:
                 raise InputError(f"mesh axis {axis} is at most {MOST_CHIPS} chips")
         kinds = {kind for layer in config.pattern for kind in (layer.mixer, layer.ffn) if kind}
         if not all(kind.can_divide(self.model) for kind in kinds):
-            most = min(config.divided or config.cached_heads)
-            valid = [n for n in range(1, most + 1) if all(kind.can_divide(n) for kind in kinds)]
+            smallest = min(config.divided or config.cached_heads)
+            valid = [n for n in range(1, smallest + 1) if all(kind.can_divide(n) for kind in kinds)]
             raise InputError(
                 f"mesh model={self.model} does not divide the heads and feed-forward widths "
                 f"{sorted(config.divided)} and the cached heads {sorted(set(config.cached_heads))} "
                 f"of {config.name}; valid: {_ranges(valid)}"
             )
         mixtures = {layer.ffn.experts for layer in config.pattern if layer.ffn}
-        experts = {found[0] for found in mixtures if found}
+        experts = {mixture[0] for mixture in mixtures if mixture}
         if self.expert > 1 and not experts:
             raise InputError(f"mesh expert={self.expert}: {config.name} has no experts to divide")
         shared = math.gcd(*experts)

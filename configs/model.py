@@ -110,9 +110,9 @@ class ModelConfig:
             least = self.least_layers if name == "num_layers" else 1
             if getattr(self, name) < least:
                 raise InputError(f"model.{name} is at least {least}, not {getattr(self, name)}")
-            most = {"num_layers": MOST_LAYERS, "max_context": MOST_CONTEXT}.get(name, MOST_WIDTH)
-            if getattr(self, name) > most:
-                raise InputError(f"model.{name} is at most {most}")
+            limit = {"num_layers": MOST_LAYERS, "max_context": MOST_CONTEXT}.get(name, MOST_WIDTH)
+            if getattr(self, name) > limit:
+                raise InputError(f"model.{name} is at most {limit}")
         for name, valid in (("dtype", ("float32", "bfloat16")), ("norm", ("rms", "layer"))):
             if getattr(self, name) not in valid:
                 raise InputError(
@@ -163,38 +163,40 @@ class ModelConfig:
                 owners.append(layer)
 
     def _check_cache(self) -> None:
-        own = self.cache_format
-        if own in (None, self.dtype):
+        format = self.cache_format
+        if format is None or format == self.dtype:
             return
-        if own not in CACHE_FORMATS or own in DTYPE_BYTES:
+        if format not in CACHE_FORMATS or format in DTYPE_BYTES:
             valid = [name for name in CACHE_FORMATS if name not in DTYPE_BYTES]
             raise InputError(
                 f"model.cache_format is {self.dtype} as model.dtype, {', '.join(valid[:-1])} or "
-                f"{valid[-1]}, not {own!r}"
+                f"{valid[-1]}, not {format!r}"
             )
         for spec in set(self.cache_specs):
             if spec.has_extremes:
                 raise InputError(
-                    f"model.cache_format={own!r} does not go with layers that choose pages by "
+                    f"model.cache_format={format!r} does not go with layers that choose pages by "
                     "their keys' extremes (token_budget): leave it out"
                 )
             for part in spec.parts:
-                part.check(own)
+                part.check(format)
 
     def _check_formats(self) -> None:
         plain = dataclasses.replace(self, formats=()).parameters() if self.formats else {}
         infos = {"/".join(path): info for path, info in params.leaves(plain)}
-        for path, own in self.formats:
+        for path, formats in self.formats:
             if path not in infos:
                 raise InputError(f"model.formats names {path!r}, which is no parameter")
             info = infos[path]
-            if len(info.shape) > 2 and len(set(own)) > 1:
+            if len(info.shape) > 2 and len(set(formats)) > 1:
                 raise InputError(f"model.formats names several formats for the matrices of {path}")
-            if len(own) not in {1, len(info.stacked)}:
-                raise InputError(f"model.formats names {len(own)} formats for the parts of {path}")
-            for format in map(precision.get, own):
+            if len(formats) not in {1, len(info.stacked)}:
+                raise InputError(
+                    f"model.formats names {len(formats)} formats for the parts of {path}"
+                )
+            for format in map(precision.get, formats):
                 format.check_rows(info.shape[-1], path)
-            if "llm_int8" in own and (len(info.shape) > 2 or len(set(own)) > 1):
+            if "llm_int8" in formats and (len(info.shape) > 2 or len(set(formats)) > 1):
                 raise InputError(f"model.formats: {path} is no one matrix: w8a8, not llm_int8")
 
     @functools.cached_property
@@ -206,26 +208,26 @@ class ModelConfig:
         """Its layers as they stand behind `first` layers of another model, whose caches none of
         them reads.
         """
-        found = []
+        layers = []
         for layer, spec in zip(self.layers, self.cache_specs, strict=True):
             mixer: Any = layer.mixer
             if spec.owner is not None:
                 mixer = dataclasses.replace(mixer, owner=spec.owner + first)
-            found.append(dataclasses.replace(layer, mixer=mixer))
-        return tuple(found)
+            layers.append(dataclasses.replace(layer, mixer=mixer))
+        return tuple(layers)
 
     def mixers(self, kind: type[Any]) -> list[Any]:
         """The different mixers of one kind, in the order of their layers; where a layer's is made
         of others, those.
         """
-        found = dict.fromkeys(part for layer in self.pattern for part in layer.mixer.parts)
-        return [mixer for mixer in found if isinstance(mixer, kind)]
+        parts = dict.fromkeys(part for layer in self.pattern for part in layer.mixer.parts)
+        return [mixer for mixer in parts if isinstance(mixer, kind)]
 
     @functools.cached_property
     def mixtures(self) -> tuple[int, int] | None:
         """How many of its layers are mixtures, and the most experts that one has; None: none is."""
-        found = [layer.ffn.experts[0] for layer in self.layers if layer.ffn and layer.ffn.experts]
-        return (len(found), max(found)) if found else None
+        sizes = [layer.ffn.experts[0] for layer in self.layers if layer.ffn and layer.ffn.experts]
+        return (len(sizes), max(sizes)) if sizes else None
 
     @property
     def divided(self) -> set[int]:
@@ -286,8 +288,8 @@ class ModelConfig:
         layer = self.layers[int(path[1])]
         kind = layer.mixer if path[2] == "mixer" else layer.ffn
         assert kind is not None
-        own = {part.name: part for part in kind.parts} if len(kind.parts) > 1 else {}
-        return own.get(path[3], kind).shares(axis, chips)
+        parts = {part.name: part for part in kind.parts} if len(kind.parts) > 1 else {}
+        return parts.get(path[3], kind).shares(axis, chips)
 
     # --- parameters -------------------------------------------------------------------------------
 
@@ -337,15 +339,15 @@ class ModelConfig:
         by whether chips along `model` and along `expert` divide them. Those of experts and of
         states they do; all others are few and count as whole on each chip.
         """
-        found: collections.Counter[tuple[str, bool, bool]] = collections.Counter()
+        elements: collections.Counter[tuple[str, bool, bool]] = collections.Counter()
         for _, info in params.leaves(self.parameters()):
             if not info.is_matrix:
                 by_expert = info.logical_axes[0] == "experts"
                 is_many = by_expert or "states" in info.logical_axes
                 is_split = is_many and operations.is_divided(info)
                 format = operations.stored_as(info, self, "rest")
-                found[format, is_split, by_expert] += info.elements
-        return found
+                elements[format, is_split, by_expert] += info.elements
+        return elements
 
     # --- cache ------------------------------------------------------------------------------------
 
@@ -389,11 +391,11 @@ class ModelConfig:
     @functools.cached_property
     def groups_of_layer(self) -> dict[int, tuple[int, ...]]:
         """Page groups of each layer that stores tokens, one for each part of its cache."""
-        found: dict[int, dict[int, int]] = {}
+        group_of: dict[int, dict[int, int]] = {}
         for index, group in enumerate(self.page_groups):
             for layer in group.layers:
-                found.setdefault(layer, {})[group.part] = index
-        return {layer: tuple(parts[n] for n in sorted(parts)) for layer, parts in found.items()}
+                group_of.setdefault(layer, {})[group.part] = index
+        return {layer: tuple(parts[n] for n in sorted(parts)) for layer, parts in group_of.items()}
 
     @property
     def stride(self) -> int:
@@ -407,20 +409,20 @@ class ModelConfig:
         """Every operation of a step, and how many layers run it: products, then what tokens
         exchange, then the tables, and the norms and biases.
         """
-        found: collections.Counter[Operation] = collections.Counter()
+        counts: collections.Counter[Operation] = collections.Counter()
         declared = self.parameters()["layers"] if self.formats else ()
         for index, layer in enumerate(self.layers):
             parts = {"mixer": layer.mixer.operations(self, self.stored_by(index))}
             parts["ffn"] = layer.ffn.operations(self) if layer.ffn else ()
             parts["inputs"] = self.layer_inputs.operations(self) if self.layer_inputs else ()
-            for part, own in parts.items():
-                stored = declared[index].get(part, {}) if declared else {}
-                found.update(operations.in_formats(each, stored, self) for each in own)
+            for part, of_part in parts.items():
+                infos = declared[index].get(part, {}) if declared else {}
+                counts.update(operations.in_formats(o, infos, self) for o in of_part)
         if self.layer_inputs is not None:
-            made = self.layer_inputs.projection(self, self.num_layers)
-            stored = self.parameters()["inputs"] if self.formats else {}
-            found.update(operations.in_formats(each, stored, self) for each in made)
-        ordered = sorted(found.items(), key=lambda item: item[0].kind != "matrix")
+            projection = self.layer_inputs.projection(self, self.num_layers)
+            infos = self.parameters()["inputs"] if self.formats else {}
+            counts.update(operations.in_formats(o, infos, self) for o in projection)
+        ordered = sorted(counts.items(), key=lambda item: item[0].kind != "matrix")
         return dict(ordered) | dict.fromkeys((self._head, self._embedding, *self._vectors), 1)
 
     @property
@@ -448,10 +450,10 @@ class ModelConfig:
         """Rows are looked up; a tied table is the head's, which reads it whole."""
         tables = (not self.tied) + bool(self.learned_positions)
         read: Amount = ((tables * self.width, TOKENS),)
-        made: Amount = ((self.width, TOKENS),)
+        written: Amount = ((self.width, TOKENS),)
         moves = [
             Move("weights", read, self.width, self._table_format("embed")),
-            Move("activations", made, self.width, "rest"),
+            Move("activations", written, self.width, "rest"),
         ]
         if self.layer_inputs is not None:
             row = self.num_layers * self.layer_inputs.width
@@ -470,8 +472,8 @@ class ModelConfig:
         return tuple(
             Operation(
                 f"{'experts.' if by_expert else 'states.' if is_split else ''}vectors", "other",
-                moves=tuple(own),
+                moves=tuple(moved),
                 is_split=is_split, by_expert=by_expert,
             )
-            for (is_split, by_expert), own in moves.items()
+            for (is_split, by_expert), moved in moves.items()
         )  # fmt: skip

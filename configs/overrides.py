@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from configs.errors import InputError
+from configs.settings.section import Section, values
 
 T = TypeVar("T")
 
@@ -30,14 +31,10 @@ def apply(config: T, settings: Iterable[str]) -> T:
     return _replace(config, changes) if changes else config
 
 
-def changed(config: Any, base: Any) -> list[str]:
-    """The fields of a section that differ from `base`, as 'name=value'."""
-    names = [field.name for field in dataclasses.fields(config)]
-    return [
-        f"{name}={getattr(config, name)}"
-        for name in names
-        if getattr(config, name) != getattr(base, name)
-    ]
+def changed(section: Section, base: Section) -> dict[str, Any]:
+    """Returns the settings of a section that differ from `base`, by their names."""
+    before = values(base)
+    return {name: now for name, now in values(section).items() if now != before[name]}
 
 
 def _collect(changes: dict[Any, Any], node: Any, keys: list[str], value: str, path: str) -> None:
@@ -54,19 +51,21 @@ def _collect(changes: dict[Any, Any], node: Any, keys: list[str], value: str, pa
                 _collect(changes.setdefault(index, {}), item, keys, value, path)
         return
     names = [field.name for field in dataclasses.fields(node)]
-    name, *rest = keys
+    name, *inner = keys
     if name not in names:
+        if isinstance(node, Section):
+            node.check_name(name)
         raise InputError(f"unknown key {path!r}: {name!r} is not one of {', '.join(names)}")
     child = getattr(node, name)
-    if _is_section(child) != bool(rest):
+    if _is_section(child) != bool(inner):
         raise InputError(
             f"{path!r} names a whole section, a field of it is needed: "
             f"{', '.join(dict.fromkeys(_names(child, [])))}"
             if _is_section(child)
             else f"unknown key {path!r}: {name!r} has no fields"
         )
-    if rest:
-        _collect(changes.setdefault(name, {}), child, rest, value, path)
+    if inner:
+        _collect(changes.setdefault(name, {}), child, inner, value, path)
     else:
         changes[name] = _parse(node, name, value, path)
 
@@ -99,8 +98,10 @@ def _replace(node: Any, changes: dict[Any, Any]) -> Any:
 
 
 def _parse(node: Any, name: str, text: str, path: str) -> Any:
-    wanted = typing.get_type_hints(type(node))[name]
-    choices = typing.get_args(wanted) if isinstance(wanted, types.UnionType) else (wanted,)
+    annotation = typing.get_type_hints(type(node))[name]
+    choices = (
+        typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
+    )
     if str in choices:
         return None if types.NoneType in choices and text.lower() == "none" else text
     try:
@@ -115,10 +116,10 @@ def _parse(node: Any, name: str, text: str, path: str) -> Any:
     return value
 
 
-def _fits(value: Any, wanted: Any) -> bool:
-    if typing.get_origin(wanted) is tuple:
-        item = typing.get_args(wanted)[0]
+def _fits(value: Any, annotation: Any) -> bool:
+    if typing.get_origin(annotation) is tuple:
+        item = typing.get_args(annotation)[0]
         return isinstance(value, tuple) and all(_fits(element, item) for element in value)
-    if wanted in (None, types.NoneType):
+    if annotation in (None, types.NoneType):
         return value is None
-    return type(value) is wanted
+    return type(value) is annotation

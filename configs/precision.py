@@ -155,7 +155,7 @@ def fitting(name: str, row: int, what: str) -> str:
         InputError: none do; the message says that `what` has these rows.
     """
     sizes = (f"{name}_g{size}" for size in GROUPS)
-    choices = [found for found in (name, *sizes) if found in FORMATS]
+    choices = [choice for choice in (name, *sizes) if choice in FORMATS]
     for choice in choices:
         if not row % FORMATS[choice].block_in(row):
             return choice

@@ -1,4 +1,4 @@
-"""Chips of their own for prompts: disaggregated prefill."""
+"""Disaggregated prefill: chips of their own for prompts."""
 
 import dataclasses
 
@@ -12,12 +12,12 @@ class Prefill:
     """Chips that compute prompts, whose pages then move to the chips that decode.
 
     Attributes:
-        chips: how many divide the model there, as many as in each group that decodes; 0: prompts
-            are computed beside decoding rows, on the same chips.
-        first_chip: the first of them; None: the one behind those that decode.
-        max_seqs: prompts there at a time, those that wait for room to decode among them; None is
-            `engine.max_seqs`.
-        cache_bytes: memory of each of these chips for pages; None is `engine.cache_bytes`.
+        chips: number of chips that divide the model, as many as in each group that decodes; 0: the
+            chips that decode compute prompts too.
+        first_chip: the first of them; None: the chip after the last that decodes.
+        max_seqs: prompts on these chips at a time, including those that wait for room to decode;
+            None: `engine.max_seqs`.
+        cache_bytes: memory of each of these chips for pages; None: `engine.cache.cache_bytes`.
     """
 
     chips: int = 0
@@ -26,36 +26,38 @@ class Prefill:
     cache_bytes: int | None = None
 
     def first(self, mesh: Mesh) -> int:
-        """The first chip, where those of `mesh` decode."""
+        """Returns the first chip, where the chips of `mesh` decode."""
         return mesh.num_chips if self.first_chip is None else self.first_chip
 
     def check(self, mesh: Mesh, model: ModelConfig, policy: str) -> None:
-        """Whether these chips can compute prompts for those of a mesh.
+        """Checks that these chips can compute prompts for the chips of a mesh.
 
         Raises:
-            InputError: they cannot: the message says why.
+            InputError: they cannot.
         """
         if self.chips < 0:
-            raise InputError(f"prefill.chips is at least 0, not {self.chips}")
+            raise InputError(f"prefill.chips={self.chips}: must be at least 0")
         if not self.chips:
             return
         if self.chips != mesh.model:
             raise InputError(
-                f"prefill.chips={self.chips}: each sends its pages to one that decodes, and a "
-                f"model is divided over {mesh.model} there (mesh.model): take as many"
+                f"prefill.chips={self.chips}: must equal mesh.model ({mesh.model}), because each "
+                "prefill chip sends pages to one decode chip"
             )
         if self.first(mesh) < mesh.num_chips:
             raise InputError(
-                f"prefill.first_chip={self.first_chip} is among those that decode, 0 to "
-                f"{mesh.num_chips - 1}: chips do one or the other"
+                f"prefill.first_chip={self.first_chip}: must be at least {mesh.num_chips}, because "
+                f"chips 0 to {mesh.num_chips - 1} decode"
             )
         if model.has_states or not any(spec.elements_per_token for spec in model.cache_specs):
             raise InputError(
-                f"prefill.chips={self.chips}: pages move between chips, and {model.name} keeps "
-                "some of its context in none"
+                f"prefill.chips={self.chips}: needs a model whose whole context is in pages, which "
+                f"move between chips; {model.name} keeps some of it elsewhere"
             )
         if policy != "continuous":
-            raise InputError(f"prefill.chips goes with engine.policy=continuous, not {policy}")
+            raise InputError(
+                f"engine.scheduling.policy={policy}: must be continuous where prefill.chips are set"
+            )
 
 
 TOGETHER = Prefill()
@@ -78,11 +80,11 @@ def check_budgets(model: ModelConfig, proposer: str | None, num_chips: int) -> N
         f"no layer of {model.name} keeps all of a prompt": not any(
             spec.elements_per_token and spec.window is None for spec in specs
         ),
-        f"it goes with engine.proposer=ngram or none, not with {proposer}": (
+        f"it goes with engine.drafts.proposer=ngram or none, not with {proposer}": (
             proposer not in (None, "ngram")
         ),
         f"it goes with one chip, not with {num_chips}": num_chips > 1,
     }
     for reason, holds in reasons.items():
         if holds:
-            raise InputError(f"engine.prompt_budgets: {reason}")
+            raise InputError(f"engine.requests.prompt_budgets: {reason}")

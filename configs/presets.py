@@ -74,7 +74,7 @@ def get(name: str) -> Preset:
     Raises:
         InputError: no such preset.
     """
-    known = NAMES | PLANNED
-    if name not in known:
-        raise InputError(f"no preset {name!r}; valid: {', '.join(known)}")
-    return known[name]
+    presets = NAMES | PLANNED
+    if name not in presets:
+        raise InputError(f"no preset {name!r}; valid: {', '.join(presets)}")
+    return presets[name]

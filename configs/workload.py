@@ -129,7 +129,7 @@ def parse_lengths(text: str) -> Lengths:
         if kind is None:
             raise ValueError
         is_real = kind is LogNormal  # its mean and sigma may be fractions, nothing else
-        values = [(float if is_real and n < 2 else int)(each) for n, each in enumerate(numbers)]
+        values = [(float if is_real and n < 2 else int)(number) for n, number in enumerate(numbers)]
     except ValueError:
         names = ", ".join(NAMED)
         raise InputError(f"lengths are {_TEXTS}, or {names}; not {text[:80]!r}") from None

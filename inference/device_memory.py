@@ -16,12 +16,12 @@ class DeviceMemory:
     def __init__(self, runner: ModelRunner, worker: PrefillWorker | None):
         """`runner` decodes, `worker` prefills for it, if that is not the same."""
         self._runner, self._worker = runner, worker
-        self._kept: Any = None  # while all is free: copies of the runner's, and of the worker's
+        self._copies: Any = None  # on the host while all is free: of the runner, of the worker
 
     @property
     def is_free(self) -> bool:
         """Whether the engine sleeps."""
-        return self._kept is not None
+        return self._copies is not None
 
     def empty_pages(self) -> None:
         """Starts with empty pages and slots."""
@@ -31,18 +31,18 @@ class DeviceMemory:
 
     def set_params(self, params: Params) -> None:
         """Other weights, packed for the runner; all devices get them, or none."""
-        own = self._worker and self._worker.params_of(params)
+        worker_params = self._worker.params_of(params) if self._worker else {}
         self._runner.params = self._runner.params | params  # the model that drafts stays
         if self._worker:
-            self._worker.model_runner.params = own
+            self._worker.model_runner.params = worker_params
 
     def free(self, keeps_weights: bool, keeps_pages: bool) -> None:
         """Frees all of it, or, where what is kept finds no room in the host's memory, nothing;
         weights are kept once.
         """
-        own = self._runner.copies(keeps_weights, keeps_pages)
-        workers = self._worker and self._worker.model_runner.copies(False, keeps_pages)
-        self._kept = own, workers
+        copies = self._runner.copies(keeps_weights, keeps_pages)
+        worker_copies = self._worker and self._worker.model_runner.copies(False, keeps_pages)
+        self._copies = copies, worker_copies
         self._free()
 
     def restore(self, params: Params | None) -> bool:
@@ -57,20 +57,20 @@ class DeviceMemory:
         Raises:
             InputError: no weights were.
         """
-        assert self._kept is not None
-        own, workers = self._kept
-        weights, state = own
+        assert self._copies is not None
+        copies, worker_copies = self._copies
+        weights, state = copies
         if params is None and not weights.keys() - {"draft"}:
             raise InputError("no weights were kept: give wake some, as update_params takes them")
         try:
-            self._runner.restore(own, params)
+            self._runner.restore(copies, params)
             if self._worker:
                 sent = self._worker.params_of(self._runner.params)
-                self._worker.model_runner.restore(workers, sent)
+                self._worker.model_runner.restore(worker_copies, sent)
         except BaseException:
             self._free()
             raise
-        self._kept = None
+        self._copies = None
         return state is not None
 
     def _free(self) -> None:

@@ -16,15 +16,16 @@ import numpy as np
 from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.settings.section import paths
 from inference import new_weights, prefill_worker
 from inference.checkpoints import resolve, weight_formats
 from inference.checkpoints.load import Progress
 from inference.checkpoints.opened import Checkpoint
 from inference.device_memory import DeviceMemory
 from inference.input_processor import InputProcessor
+from inference.new_weights import ParamsVersions
 from inference.open_requests import OpenRequests
 from inference.outputs import Completion, RequestOutput, Score, alternatives
-from inference.params_versions import ParamsVersions
 from inference.planner import cache_policy
 from inference.prefill_worker import PrefillWorker
 from inference.request import SamplingParams
@@ -72,7 +73,7 @@ class Engine:
         self.eos_ids = eos_ids if isinstance(eos_ids, Set) else frozenset(eos_ids)
         self.input_processor = InputProcessor(config, tokenizer, self.eos_ids, why_no_text)
         self.scheduler = Scheduler(config, *cache_policy.of_caches(config))
-        if config.engine.adapt_drafts:
+        if config.engine.drafts.adapt_drafts:
             self.scheduler.draft_policy = AdaptiveDrafts(config.engine)
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self.records = self._steps.records
@@ -94,7 +95,7 @@ class Engine:
     @property
     def is_compiling(self) -> bool:
         """Whether a step is being compiled; any thread may ask."""
-        runners = [each.model_runner for each in (self, self._prefill) if each]
+        runners = [part.model_runner for part in (self, self._prefill) if part]
         return any(runner.is_compiling for runner in runners)
 
     @classmethod
@@ -113,20 +114,19 @@ class Engine:
             model: as `--model` takes it.
             progress: told of downloads and conversions.
             executables: as `--executables` takes it.
-            settings: fields of `EngineConfig`, and `dtype` and `cache_format` of the model.
+            settings: of `EngineConfig` and its groups by name, and `dtype` and `cache_format` of
+                the model.
 
         Raises:
             InputError: the model or a setting is not valid.
         """
-        names = ["dtype", "cache_format", *(f.name for f in dataclasses.fields(EngineConfig))]
+        places = {name: f"model.{name}" for name in ("dtype", "cache_format")}
+        places |= paths(EngineConfig)
         for name in settings:
-            if name not in names:
-                raise InputError(f"unknown setting {name!r}; valid: {', '.join(names)}")
+            if name not in places:
+                raise InputError(f"unknown setting {name!r}; valid: {', '.join(places)}")
         resolved = resolve.resolve(model)
-        changes = [
-            f"{'model' if name in names[:2] else 'engine'}.{name}={value}"
-            for name, value in settings.items()
-        ]
+        changes = [f"{places[name]}={value}" for name, value in settings.items()]
         config = overrides.apply(Config(resolved.config), changes)
         return cls.from_checkpoint(config, resolved.open(progress), progress, (), executables)
 
@@ -146,9 +146,9 @@ class Engine:
         Raises:
             InputError: this device cannot run it so.
         """
-        named = config.engine.linear
+        requested = config.engine.kernels.linear
         config, _ = for_this_device(config)
-        config, checkpoint = weight_formats.choose(config, checkpoint, named)
+        config, checkpoint = weight_formats.choose(config, checkpoint, requested)
         weight_formats.warn_of_rounding(config)
         tokenizer, why_no_text = None, ""
         try:
@@ -159,9 +159,9 @@ class Engine:
             tokenizer.check_same(draft.load_tokenizer())
         read = new_weights.reader(config, checkpoint, progress, draft)
         ends = EndTokens(tokenizer, checkpoint.eos_ids)  # found while weights are read
-        made = cls(config, read, tokenizer, ends, why_no_text, expected, executables)
-        made._declared = checkpoint.config
-        return made
+        engine = cls(config, read, tokenizer, ends, why_no_text, expected, executables)
+        engine._declared = checkpoint.config
+        return engine
 
     def add_request(self, prompt: Prompt, params: SamplingParams, output: Items[int] = ()) -> int:
         """Queues a prompt, of whose one answer `output` is known; returns the request's id.
@@ -206,8 +206,8 @@ class Engine:
 
     def step(self, is_open: bool = False) -> list[RequestOutput]:
         """Starts a step for every request that can run, and returns the outputs of the oldest one
-        in flight: with `engine.overlap` that is the one before it, which the device runs while the
-        next is scheduled. A step whose executable is not compiled yet starts in the next call.
+        in flight: with `overlap` that is the one before it, which the device runs while the next is
+        scheduled. A step whose executable is not compiled yet starts in the next call.
 
         What `generate`, `stream`, `score` and `embed` have queued is served too, but read there;
         they keep the outputs of other requests for the next call of this.
@@ -227,10 +227,10 @@ class Engine:
         self._is_whole = is_fetched = False
         self._steps.note_done()
         try:
-            if self._prefill and self._steps.held is None:  # which may need pages from there
+            if self._prefill and self._steps.waiting is None:  # which may need pages from there
                 self._prefill.launch()
             is_launched = self._steps.launch(is_open)
-            is_due = len(self._steps) > (is_launched and self.config.engine.overlap)
+            is_due = len(self._steps) > (is_launched and self.config.engine.scheduling.overlap)
             if self._prefill:
                 self._end(self._prefill.commit(waits=not (is_launched or is_due)))
             is_fetched = is_due
@@ -364,8 +364,8 @@ class Engine:
     def _fail(self, fault: SequenceFault) -> None:
         """Ends the sequence that a fault lies in; the others go on from their tokens."""
         self.rebuild()
-        own = self._prefill if self._prefill and fault.sequence.sends_pages else self
-        own.scheduler.fail(fault)
+        owner = self._prefill if self._prefill and fault.sequence.sends_pages else self
+        owner.scheduler.fail(fault)
 
     def _forget_pages(self) -> None:
         """All that was computed is to be computed again."""
@@ -397,8 +397,8 @@ class Engine:
         Raises:
             InputError: as `add_request`; then nothing was queued.
         """
-        found = dict(self.as_completed(prompts, params, on_output))
-        return [found[index] for index in range(len(prompts))]
+        completions = dict(self.as_completed(prompts, params, on_output))
+        return [completions[index] for index in range(len(prompts))]
 
     def as_completed(
         self,
@@ -412,10 +412,10 @@ class Engine:
         Raises:
             InputError: as `add_request`; then nothing was queued.
         """
-        each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
-        if len(each) != len(prompts):
-            raise InputError(f"{len(prompts)} prompts do not go with {len(each)} SamplingParams")
-        with RequestBatch(self, prompts, each) as batch:
+        params = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+        if len(params) != len(prompts):
+            raise InputError(f"{len(prompts)} prompts do not go with {len(params)} SamplingParams")
+        with RequestBatch(self, prompts, params) as batch:
             yield from batch.completions(on_output)
 
     def stream(
@@ -437,8 +437,8 @@ class Engine:
         with RequestBatch(self, texts, [SamplingParams(max_new_tokens=0)] * len(texts)) as batch:
             return [
                 Score(
-                    list(s.tokens), s.prompt_logprobs, alternatives(s.prompt_top_logprobs),
-                    s.params_versions,
+                    list(s.tokens), s.results.prompt_logprobs,
+                    alternatives(s.results.prompt_top_logprobs), s.history.params_versions,
                 )
                 for s in batch.read()
             ]  # fmt: skip
@@ -448,8 +448,8 @@ class Engine:
         token, or their 'mean' over all its tokens, of whatever length.
 
         Raises:
-            InputError: as `add_request` (the engine is built with `engine.embeddings`), or the
-                model gave non-finite logits.
+            InputError: as `add_request` (the engine is built with `embeddings`), or the model gave
+                non-finite logits.
         """
         params = SamplingParams(max_new_tokens=0, pooling=pooling)
         with RequestBatch(self, texts, [params] * len(texts)) as batch:
@@ -476,10 +476,12 @@ class Engine:
             step, output = self._steps.fetch()
             for _, chunk in step.schedule.rows:
                 if chunk.emits or chunk.sequence.is_only_read:
-                    has_read = chunk.sequence.num_cached_tokens > 0 or self._prefill is not None
+                    has_read = (
+                        chunk.sequence.prefix.num_cached_tokens > 0 or self._prefill is not None
+                    )
                     self._versions.note(chunk.sequence, has_read)
             self.scheduler.commit(step.schedule, output)
-            self._steps.launch_held()
+            self._steps.launch_waiting()
         self._requests.process()
         if step is not None:
             self._steps.record(step)

@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 
-from configs.engine import Config
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
+from configs.settings import section
 from inference.checkpoints import provenance
 from inference.checkpoints.opened import Checkpoint
 from inference.engine import Engine
@@ -54,10 +55,9 @@ def prepared(config: Config) -> Config:
     """
     if hosts.current().count == 1:
         return config
-    engine = config.engine
-    if engine.preemption == "swap":
-        raise InputError("engine.preemption=swap goes with one host: pages are computed again")
-    return dataclasses.replace(config, engine=dataclasses.replace(engine, preemption="recompute"))
+    if config.engine.cache.preemption == "swap":
+        raise InputError("engine.cache.preemption=swap: goes with one host; leave it out")
+    return config.with_engine(preemption="recompute")
 
 
 def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
@@ -68,16 +68,17 @@ def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
     """
     if hosts.current().count == 1:
         return
-    own, attention = for_this_device(config)
+    config, attention = for_this_device(config)
     facts = {
         "version of jax": jax.__version__,
         "code": key.sources(),
         "implementation of attention": attention,
     }
-    for name, part in (("model", own.model), ("engine", own.engine)):
-        fields = dataclasses.fields(part)
-        facts |= {f"{name}.{field.name}": repr(getattr(part, field.name)) for field in fields}
-    facts["mesh"] = str(own.mesh)
+    for field in dataclasses.fields(config.model):
+        facts[f"model.{field.name}"] = repr(getattr(config.model, field.name))
+    for name, value in section.values(config.engine).items():
+        facts[section.paths(EngineConfig)[name]] = repr(value)
+    facts["mesh"] = str(config.mesh)
     if checkpoint is not None:
         facts["checkpoint"] = provenance.weights_digest(checkpoint)[:16]
         facts["end tokens"] = str(checkpoint.eos_ids)
@@ -87,10 +88,10 @@ def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
 
 def _texts(checkpoint: Checkpoint) -> str:
     """A digest of the small files beside the weights: tokenizer, templates, generation defaults."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name, data in sorted(checkpoint.contents().read_files().items()):
-        found.update(f"{name} {len(data)}\n".encode() + data)
-    return found.hexdigest()[:16]
+        digest.update(f"{name} {len(data)}\n".encode() + data)
+    return digest.hexdigest()[:16]
 
 
 def _params(fields: dict[str, Any]) -> SamplingParams:

@@ -13,7 +13,14 @@ from configs.engine import Config
 from configs.errors import InputError, shown
 from inference.kv_pages import prompt_pages
 from inference.request import MAX_BIASES, SamplingParams
-from inference.scheduling.sequence import Sequence, cache_key, derived_seed
+from inference.scheduling.sequence import (
+    Budget,
+    History,
+    Prefix,
+    Sequence,
+    cache_key,
+    derived_seed,
+)
 from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer
 from sharding import hosts
@@ -60,36 +67,43 @@ class InputProcessor:
             raise InputError("a single token has no score: at least two tokens are needed")
         if len(tokens) > limit - (params.max_new_tokens > 0):
             raise InputError(f"the prompt has {len(tokens)} tokens, the context holds {limit}")
-        named = [*params.stop_ids, *params.banned_ids, *(params.allowed_ids or ())]
-        for token in (*tokens, *named, *(token for token, _ in params.logit_bias)):
+        listed = [
+            *params.stop_token_ids,
+            *params.banned_token_ids,
+            *(params.allowed_token_ids or ()),
+        ]
+        for token in (*tokens, *listed, *(token for token, _ in params.logit_bias)):
             if not 0 <= token < vocab:
                 raise InputError(f"token id {shown(token)} is not in the vocabulary of {vocab}")
-        allowed = range(vocab) if params.allowed_ids is None else params.allowed_ids
-        banned = set(params.banned_ids)
+        allowed = range(vocab) if params.allowed_token_ids is None else params.allowed_token_ids
+        banned = set(params.banned_token_ids)
         if params.min_tokens:
-            banned |= {*params.stop_ids, *(() if params.ignore_eos else self._eos_ids)}
+            banned |= {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)}
         if all(token in banned for token in allowed):
             raise InputError("every token is banned: allow one (min_tokens bans all end tokens)")
         if len(params.logit_bias) > MAX_BIASES:
             raise InputError(f"at most {MAX_BIASES} logit biases, not {len(params.logit_bias)}")
-        if params.needs_counts and not self._config.engine.penalties:
-            raise InputError("penalties need an engine built with engine.penalties=true")
-        if params.pooling is not None and not self._config.engine.embeddings:
-            raise InputError("pooling needs an engine built with engine.embeddings=true")
-        if params.prompt_budget is not None and not self._config.engine.prompt_budgets:
-            raise InputError("prompt_budget needs an engine built with engine.prompt_budgets=true")
+        features = self._config.engine.requests
+        if params.needs_counts and not features.penalties:
+            raise InputError("penalties need an engine built with engine.requests.penalties=true")
+        if params.pooling is not None and not features.embeddings:
+            raise InputError("pooling needs an engine built with engine.requests.embeddings=true")
+        if params.prompt_budget is not None and not features.prompt_budgets:
+            raise InputError(
+                "prompt_budget needs an engine built with engine.requests.prompt_budgets=true"
+            )
         if params.stop and self._tokenizer is None:
-            raise InputError("stop strings need a tokenizer: use stop_ids")
-        most = self._config.engine.max_seqs
+            raise InputError("stop strings need a tokenizer: use stop_token_ids")
+        limit = self._config.engine.max_seqs
         for name in ("n", "best_of", "beam_width"):
             value = getattr(params, name) or 0
-            if value > most:
-                raise InputError(f"{name} is at most engine.max_seqs={most}, not {shown(value)}")
+            if value > limit:
+                raise InputError(f"{name} is at most engine.max_seqs={limit}, not {shown(value)}")
 
     @functools.cached_property
     def _grammars(self) -> Grammars:
-        if not self._config.engine.grammars:
-            raise InputError("a grammar needs an engine built with engine.grammars=true")
+        if not self._config.engine.requests.grammars:
+            raise InputError("a grammar needs an engine built with engine.requests.grammars=true")
         if self._tokenizer is None:
             raise InputError("a grammar needs a tokenizer")
         return Grammars(self._tokenizer, self._eos_ids)
@@ -105,7 +119,7 @@ class InputProcessor:
 
     def _check_seed(self, params: SamplingParams) -> None:
         """What a request asks for; its answers have seeds of their own."""
-        acceptance = self._config.engine.acceptance
+        acceptance = self._config.engine.drafts.acceptance
         if params.seed is not None and acceptance != "coupled":
             raise InputError(
                 f"a seed asks for plain decoding's tokens: leave it or acceptance={acceptance} out"
@@ -117,11 +131,11 @@ class InputProcessor:
         """
         width = sequence.params.beam_width
         need = width + len(sequence.end_ids)
-        if width and self._config.engine.top_logprobs < need:
+        num_tops = self._config.engine.requests.top_logprobs
+        if width and num_tops < need:
             raise InputError(
                 f"beam_width={width} with {len(sequence.end_ids)} end tokens needs an engine built "
-                f"with engine.top_logprobs of at least {need}, not "
-                f"{self._config.engine.top_logprobs}"
+                f"with engine.requests.top_logprobs of at least {need}, not {num_tops}"
             )
 
     def sequences(
@@ -142,9 +156,9 @@ class InputProcessor:
                 f"{params.max_new_tokens}"
             )
         first = self._sequence([*tokens, *output], len(tokens), params)
-        first.logprobs = [math.nan] * len(output)
-        if self._config.engine.top_logprobs:
-            first.top_logprobs = [((), ())] * len(output)
+        first.results.logprobs = [math.nan] * len(output)
+        if self._config.engine.requests.top_logprobs:
+            first.results.top_logprobs = [((), ())] * len(output)
         self._check_beams(first)
         sequences, num_siblings = [first], params.num_samples - 1
         if params.beam_width:
@@ -154,8 +168,8 @@ class InputProcessor:
         is_leader = num_siblings > 0 and len(tokens) > 1  # else nothing is shared
         first.keeps_last |= is_leader
         for index in range(1, 1 + num_siblings):
-            own = dataclasses.replace(params, seed=derived_seed(first.seed, index))
-            sibling = self._sequence(list(tokens), len(tokens), own)
+            sibling_params = dataclasses.replace(params, seed=derived_seed(first.seed, index))
+            sibling = self._sequence(list(tokens), len(tokens), sibling_params)
             sibling.leader = first if is_leader else None
             sequences.append(sibling)
         return sequences
@@ -167,15 +181,16 @@ class InputProcessor:
             InputError: as `sequences`.
         """
         self._check_seed(params)
-        if any(asked.prompt_budget is not None for asked in (parent.params, params)):
+        if any(request.prompt_budget is not None for request in (parent.params, params)):
             raise InputError(
                 "a fork and what it is forked from keep their prompt: leave prompt_budget out"
             )
         if params.cache_salt != parent.params.cache_salt:
             raise InputError("a fork has the cache_salt of what it is forked from")
         child = self._sequence(list(parent.tokens), parent.num_prompt_tokens, params)
-        child.logprobs, child.top_logprobs = list(parent.logprobs), list(parent.top_logprobs)
-        child.params_versions = parent.params_versions
+        child.results.logprobs = list(parent.results.logprobs)
+        child.results.top_logprobs = list(parent.results.top_logprobs)
+        child.history.params_versions = parent.history.params_versions
         return child
 
     def _sequence(
@@ -191,16 +206,16 @@ class InputProcessor:
         grammar = None
         if params.grammar is not None and params.max_new_tokens:
             grammar = self._grammars.start(params.grammar, tokens[num_prompt_tokens:])
-        engine = self._config.engine
-        proposes = engine.proposer is not None
+        drafts, cache = self._config.engine.drafts, self._config.engine.cache
+        proposes = drafts.proposer is not None
         num_excess_tokens = prompt_pages.num_excess_tokens(
             num_prompt_tokens, params.prompt_budget, self._config.page_tokens
         )
         return Sequence(
             self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
             speculates=proposes and params.speculate and not params.beam_width and grammar is None,
-            needs_commit=engine.num_drafts > 0 and not proposes,
-            grammar=grammar, arrival_s=hosts.current().now(),
-            cache_key=cache_key(engine, self._next_id, params.cache_salt),
-            num_excess_tokens=num_excess_tokens,
+            needs_commit=drafts.num_drafts > 0 and not proposes,
+            grammar=grammar, history=History(hosts.current().now()),
+            prefix=Prefix(cache_key(cache, self._next_id, params.cache_salt)),
+            budget=Budget(num_excess_tokens),
         )  # fmt: skip

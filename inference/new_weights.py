@@ -1,9 +1,9 @@
-"""Weights that an engine starts with or goes on with: from a tree, or from files."""
+"""Weights that an engine starts with or changes to, from a tree or files, and their versions."""
 
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from inference.checkpoints import load, names, provenance, resolve, weight_forma
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_step
 from inference.checkpoints.opened import Checkpoint
+from inference.scheduling.sequence import Sequence
 from layers import decoder, params
 from layers.kernels.linear import api as linear
 from layers.params import Params
@@ -24,17 +25,50 @@ from sharding import mesh as meshes
 _NO_FUNCTION = frozenset(("name", "dtype", "formats", "cache_format", "max_context"))
 
 
+class ParamsVersions:
+    """Counts the weights that an engine has had, and names in sequences which they came from.
+
+    Attributes:
+        current: 0 at first.
+    """
+
+    def __init__(self) -> None:
+        self.current = 0
+        self._cached: tuple[int, ...] = ()  # older ones, whose pages may still be cached
+
+    def advance(self, keeps_pages: bool, unfinished: Iterable[Sequence]) -> None:
+        """Counts new weights; with `keeps_pages` unfinished sequences name the old ones, too."""
+        if keeps_pages:
+            for sequence in unfinished:
+                if sequence.num_computed_tokens or sequence.leader:
+                    sequence.note_params(self.current)
+            self._cached += (self.current,)
+        self.current += 1
+
+    def forget_pages(self) -> None:
+        """Forgets older weights, because no page is cached any more."""
+        self._cached = ()
+
+    def note(self, sequence: Sequence, has_read_pages: bool) -> None:
+        """Names in a sequence the weights of its newest results; with `has_read_pages` those of
+        pages that other sequences computed, too.
+        """
+        for version in (*(self._cached if has_read_pages else ()), self.current):
+            sequence.note_params(version)
+
+
 def reader(
     config: Config,
     checkpoint: Checkpoint,
     progress: Progress | None = None,
     draft: Checkpoint | None = None,
 ) -> Callable[[], Params]:
-    """What reads a checkpoint's parameters as the engine's products read them.
+    """Returns a function that reads a checkpoint's parameters in the layout of the engine's
+    products.
 
     Args:
-        config: of an engine, where `weight_formats.choose` has said in which formats.
-        checkpoint: what is read, likewise.
+        config: of an engine, with the formats that `weight_formats.choose` chose.
+        checkpoint: likewise.
         progress: as `load.load_params` takes it.
         draft: of the model that drafts.
 
@@ -47,7 +81,7 @@ def reader(
         read, drafting = reader(config, checkpoint, progress), reader(config.for_draft(), draft)
         return lambda: read() | {"draft": drafting()}
     infos, mesh = decoder.param_infos(config.model), meshes.of(config.mesh)
-    packs = config.engine.linear == "ffi_cpu" and mesh is None
+    packs = config.engine.kernels.linear == "ffi_cpu" and mesh is None
     return functools.partial(
         checkpoint.load_params, infos, progress, linear.placement(config, mesh),
         linear.abstract(config, infos) if packs else None,
@@ -61,8 +95,10 @@ def find(
     declared: ModelConfig,
     progress: Progress | None = None,
 ) -> Callable[[], Params]:
-    """What makes, or reads, weights for a running engine; their names and shapes are checked, and
-    of a checkpoint, what it says that its weights are for.
+    """Returns a function that makes or reads weights for a running engine.
+
+    Checks their names and shapes and, of a checkpoint, that its model computes what the engine's
+    does.
 
     The engine's model may be a checkpoint's with fields changed by the user, who wants them changed
     for the next checkpoint as well. So each field of this one is either what the engine's first
@@ -87,14 +123,14 @@ def find(
         place = linear.placement(config, meshes.of(config.mesh))
         return functools.partial(load.load_params, infos, tensors, names.identity, progress, place)
     resolved = resolve.resolve(str(source))
-    found = params.flatten(decoder.param_infos(resolved.config))
-    shapes = {path: info.shape for path, info in found.items()}
-    own = {path: info.shape for path, info in params.flatten(infos).items()}
-    if shapes != own or resolved.config.family != config.model.family:
+    read_infos = params.flatten(decoder.param_infos(resolved.config))
+    shapes = {path: info.shape for path, info in read_infos.items()}
+    engine_shapes = {path: info.shape for path, info in params.flatten(infos).items()}
+    if shapes != engine_shapes or resolved.config.family != config.model.family:
         raise InputError(f"{shown(str(source))} is another model than {config.model.name}")
     _check_function(str(source), resolved.config, config.model, declared)
     chosen, checkpoint = weight_formats.choose(
-        config, resolved.open(progress), config.engine.linear
+        config, resolved.open(progress), config.engine.kernels.linear
     )
     stored = resolved.config.formats if config.engine.weights is None else chosen.model.formats
     if stored != config.model.formats:
@@ -103,20 +139,20 @@ def find(
 
 
 def _check_function(
-    source: str, found: ModelConfig, own: ModelConfig, declared: ModelConfig
+    source: str, model: ModelConfig, engine_model: ModelConfig, declared: ModelConfig
 ) -> None:
-    """Refuses a model that computes something else of the same weights than either of two."""
-    valid = [dict(_fields(model)) for model in (own, declared)]
-    others = [
+    """Refuses a model that computes something else with the same weights than either of two."""
+    valid = [dict(_fields(model)) for model in (engine_model, declared)]
+    differences = [
         f"{path} is {shown(value)}, not {shown(valid[0].get(path))}"
-        for path, value in _fields(found)
+        for path, value in _fields(model)
         if not any(path in fields and _is_close(value, fields[path]) for fields in valid)
     ]
-    if others:
-        more = f", the first of {len(others)} differences" if others[1:] else ""
+    if differences:
+        more = f", the first of {len(differences)} differences" if differences[1:] else ""
         raise InputError(
-            f"{shown(source)} is another model than {own.name}: {others[0]}{more}; a tree of "
-            "parameters is taken as it is"
+            f"{shown(source)} is another model than {engine_model.name}: {differences[0]}{more}; "
+            "a tree of parameters is taken as it is"
         )
 
 
@@ -140,7 +176,7 @@ def _fields(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _is_close(value: Any, other: Any) -> bool:
-    """Whether they are equal, but for formats that store numbers in float32."""
+    """Whether two values are equal up to the rounding of formats that store float32."""
     if isinstance(value, tuple) and isinstance(other, tuple):
         return len(value) == len(other) and all(map(_is_close, value, other))
     if isinstance(value, float) and isinstance(other, float):

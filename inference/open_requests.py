@@ -57,7 +57,7 @@ class OpenRequests:
         sequence = self[id].group.sequences[0] if id in self else None
         if sequence is None or sequence.is_only_read:
             raise InputError(f"request {id} is not generating: there is nothing to fork")
-        if any(each.num_running > 1 or each.beam_width for each in (sequence.params, params)):
+        if any(p.num_running > 1 or p.beam_width for p in (sequence.params, params)):
             raise InputError("a fork and what it is forked from have one answer each: leave n=1")
         if params.max_new_tokens <= sequence.num_output_tokens:
             raise InputError(
@@ -89,7 +89,8 @@ class OpenRequests:
 
     def remove(self, request: RequestState) -> None:
         """A request has ended."""
-        self._requests = {id: one for id, one in self._requests.items() if one is not request}
+        unended = {id: other for id, other in self._requests.items() if other is not request}
+        self._requests = unended
 
     def take_outputs(self) -> list[RequestOutput]:
         """What nobody has read, by one call that no interrupt divides."""

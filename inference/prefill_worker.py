@@ -18,7 +18,7 @@ from inference.planner import cache_policy
 from inference.runtime.model_runner import ModelRunner
 from inference.runtime.steps_in_flight import StepsInFlight
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import FinishReason, Sequence, Status
+from inference.scheduling.sequence import FinishReason, History, Prefix, Sequence, Status
 from inference.scheduling.step_schedule import StepSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder
@@ -66,17 +66,18 @@ class PrefillWorker:
         self._receiver = receiver
         receiver.before_admit = self.send
         self._mesh = meshes.for_prefill(config)
-        own = config.for_prefill()
-        self.scheduler = Scheduler(own, cache_policy.offload_policy(own))
+        config = config.for_prefill()
+        self.scheduler = Scheduler(config, cache_policy.offload_policy(config))
         shapes = self.scheduler.shapes
         self.scheduler.shapes = tuple(shape for shape in shapes if not shape.decode[0])
         params = self.params_of(receiver.params)
-        self.model_runner = ModelRunner(own, params, expected, self._mesh)
-        self._overlaps = own.engine.overlap
+        self.model_runner = ModelRunner(config, params, expected, self._mesh)
+        self._overlaps = config.engine.scheduling.overlap
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
         self._led: dict[Sequence, Sequence] = {}  # leader -> who waits for it
-        page_bytes = own.cached_model.page_bytes(own.page_tokens, own.engine.latent_lanes or 1)
-        self._page_bytes = [own.mesh.num_chips * size for size in page_bytes]
+        lanes = config.engine.cache.latent_lanes or 1
+        page_bytes = config.cached_model.page_bytes(config.page_tokens, lanes)
+        self._page_bytes = [config.mesh.num_chips * size for size in page_bytes]
         self.sent_bytes = 0
 
     @property
@@ -103,7 +104,8 @@ class PrefillWorker:
             return
         leader = Sequence(
             sequence.id, sequence.params, list(sequence.tokens), len(sequence.tokens),
-            arrival_s=sequence.arrival_s, cache_key=sequence.cache_key, sends_pages=True,
+            sends_pages=True, prefix=Prefix(sequence.prefix.key),
+            history=History(sequence.history.arrival_s),
         )  # fmt: skip
         leader.max_length = len(leader.tokens)
         try:
@@ -139,16 +141,16 @@ class PrefillWorker:
         while commits:
             leader = commits[0].sequence
             if sequence := self._led.get(leader):
-                sequence.prompt_logprobs = leader.prompt_logprobs
-                sequence.prompt_top_logprobs = leader.prompt_top_logprobs
-                sequence.pooled = leader.pooled
+                sequence.results.prompt_logprobs = leader.results.prompt_logprobs
+                sequence.results.prompt_top_logprobs = leader.results.prompt_top_logprobs
+                sequence.results.pooled = leader.results.pooled
                 yield sequence, leader.finish_reason or FinishReason.ERROR
                 del self._led[leader]
             commits.popleft()
 
     def send(self, schedule: StepSchedule) -> None:
         """Sends the pages that a step's admissions need; they are free here then."""
-        for admission in (one for shard in schedule.shards for one in shard.admissions):
+        for admission in (a for shard in schedule.shards for a in shard.admissions):
             if admission.sender is not None:
                 shard = admission.sequence.shard
                 self._receiver.receive(self.model_runner, admission.sent_pages, shard)

@@ -1,141 +1,67 @@
-"""What is asked of the engine: how to continue a prompt. Integers and text only."""
+"""Requests: how to continue a prompt, each field declared once. Integers and text only."""
 
 import dataclasses
-import math
-import numbers
-import operator
-from collections.abc import Callable, Mapping
 from typing import Any
 
 from configs.errors import InputError, shown
+from inference.field_kinds import Biases, Choice, Kind, Number, Switch, Text, Texts, TokenIds
 
 MAX_STOP_IDS = 16  # that `min_tokens` bans: every step compares all of them with all tokens
-MAX_OWN_STOP_IDS = 128  # of a request
+MAX_REQUEST_STOP_IDS = 128
 MAX_BIASES = 300  # entries of a logit bias
+MAX_CHOICES = 16  # answers to one prompt over HTTP
 POOLINGS = ("last", "mean")
 
-_Reader = Callable[[str, Any], Any]  # (name, value) of a field -> the value as it is kept
+_INT32, _INT64 = 2**31, 2**63
+_TEXT_BODIES = ("completions", "chat")
+_BODIES = (*_TEXT_BODIES, "responses")
 
 
-def _plain(value: Any) -> Any:
-    """Arrays and their scalars, of any library, as Python's own lists and numbers."""
-    return value.tolist() if hasattr(value, "tolist") else value
+@dataclasses.dataclass(frozen=True)
+class Field:
+    """What a field of a request is, wherever it occurs.
+
+    Attributes:
+        default: its value in Python where nothing sets it.
+        kind: the values that Python accepts.
+        doc: a sentence for `--help`, `/docs` and readers of `SamplingParams`.
+        wire: its name over HTTP, where that is another.
+        bodies: the HTTP bodies that have it: completions, chat, responses, embeddings.
+        wire_kind: the values that HTTP accepts; None: those of Python.
+        wire_default: its value where an HTTP body leaves it out; None: that of Python.
+        has_flag: whether `--name` sets it on command lines.
+        former: the name that it had until version 0.2, which is refused.
+        trace: its name among a span's `gen_ai.request` attributes; empty: it is not traced.
+        is_traced_always: also where it has its default.
+        dtype: of its value in a step (`inference/sampling/parameters.py`); empty: it has none.
+    """
+
+    default: Any
+    kind: Kind
+    doc: str
+    wire: str = ""
+    bodies: tuple[str, ...] = ()
+    wire_kind: Kind | None = None
+    wire_default: Any = None
+    has_flag: bool = False
+    former: str = ""
+    trace: str = ""
+    is_traced_always: bool = False
+    dtype: str = ""
+
+    def read(self, name: str, value: Any) -> Any:
+        """Returns the value as Python holds it; None stands for a default that is None or empty.
+
+        Raises:
+            InputError: the value is not valid; names the field.
+        """
+        if value is None and self.default in (None, ()):
+            return self.default
+        return self.kind.read(name, value)
 
 
-def _number(kind: type[int] | type[float], low: float, high: float = math.inf) -> _Reader:
-    def read(name: str, value: Any) -> int | float:
-        value = _plain(value)
-        wanted = numbers.Integral if kind is int else numbers.Real
-        is_number = isinstance(value, wanted) and not isinstance(value, bool)
-        if not (is_number and low <= value <= high):  # NaN fails both
-            noun = "whole number" if kind is int else "number"
-            bounds = f"from {low} on" if high == math.inf else f"from {low} to {high}"
-            raise InputError(f"{name} is a {noun} {bounds}, not {shown(value)}")
-        return kind(value)
-
-    return read
-
-
-def _switch(name: str, value: Any) -> bool:
-    value = _plain(value)
-    if not isinstance(value, bool):
-        raise InputError(f"{name} is true or false, not {shown(value)}")
-    return value
-
-
-def _items(value: Any) -> tuple[Any, ...]:
-    """Those of a list, an array or another iterable; a TypeError for what is none of these."""
-    value = _plain(value)
-    if isinstance(value, str | bytes | Mapping):
-        raise TypeError
-    return tuple(value)
-
-
-def _texts(name: str, value: Any) -> tuple[str, ...]:
-    try:
-        texts = _items(value)
-        if not all(isinstance(text, str) and text for text in texts):
-            raise TypeError
-    except TypeError:
-        raise InputError(
-            f"{name} is a list of strings, each of at least one character, not {shown(value)}"
-        ) from None
-    for text in texts:
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise InputError(f"{name} {shown(text)} can never match: it has no UTF-8 form")
-    return texts
-
-
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str) or not value:
-        raise InputError(f"{name} is a text of at least one character, not {shown(value)}")
-    return value
-
-
-def _pooling(name: str, value: Any) -> str:
-    if value not in POOLINGS:
-        raise InputError(f"{name} is one of {', '.join(POOLINGS)}, not {shown(value)}")
-    return str(value)
-
-
-def _ids(name: str, value: Any) -> tuple[int, ...]:
-    try:
-        ids = _items(value)
-        if any(isinstance(id, bool) for id in ids):
-            raise TypeError
-        return tuple(map(operator.index, ids))
-    except TypeError:
-        raise InputError(f"{name} is a list of token ids, not {shown(value)}") from None
-
-
-def _biases(name: str, value: Any) -> tuple[tuple[int, float], ...]:
-    try:
-        pairs = [(id, bias) for id, bias in (value.items() if hasattr(value, "items") else value)]
-    except (TypeError, ValueError):
-        raise InputError(f"{name} maps token ids to numbers, not {shown(value)}") from None
-    ids = _ids(name, [id for id, _ in pairs])
-    return tuple(
-        (id, _BIAS(f"{name} of {shown(id)}", bias))
-        for id, (_, bias) in zip(ids, pairs, strict=True)
-    )
-
-
-def _or(absent: Any, read: _Reader) -> _Reader:
-    """As `read`, and `absent` for None."""
-    return lambda name, value: absent if value is None else read(name, value)
-
-
-_BIAS = _number(float, -(10**6), 10**6)  # far beyond any logit, and a float32
-_READERS: dict[str, _Reader] = {
-    "max_new_tokens": _number(int, 0),
-    "temperature": _number(float, 0, 100),
-    "top_k": _number(int, 0, 2**31 - 1),
-    "top_p": _number(float, 0, 1),
-    "min_p": _number(float, 0, 1),
-    "repetition": _number(float, 0, 100),
-    "presence": _number(float, -2, 2),
-    "frequency": _number(float, -2, 2),
-    "logit_bias": _or((), _biases),
-    "allowed_ids": _or(None, _ids),
-    "banned_ids": _or((), _ids),
-    "min_tokens": _number(int, 0, 2**31 - 1),
-    "stop": _or((), _texts),
-    "stop_ids": _or((), _ids),
-    "ignore_eos": _switch,
-    "seed": _or(None, _number(int, -(2**63), 2**64 - 1)),
-    "priority": _number(int, -(2**63), 2**63 - 1),
-    "n": _number(int, 1),
-    "best_of": _or(None, _number(int, 1)),
-    "beam_width": _number(int, 0),
-    "length_penalty": _number(float, -10, 10),
-    "early_stopping": _switch,
-    "speculate": _switch,
-    "prompt_budget": _or(None, _number(int, 1)),
-    "grammar": _or(None, _text),
-    "cache_salt": _or(None, _text),
-    "skip_special_tokens": _switch,
-    "pooling": _or(None, _pooling),
-}
+def _field(default: Any, kind: Kind, doc: str, **more: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"field": Field(default, kind, doc, **more)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,84 +70,249 @@ class SamplingParams:
 
     Lists, arrays and numpy's scalars are kept as Python's tuples and numbers; a value that is not
     valid is an InputError that names its field.
-
-    Attributes:
-        max_new_tokens: tokens to generate at most; 0 reads the prompt instead: it is scored, or
-            `pooling` makes a vector of it.
-        temperature: 0 is greedy.
-        top_k, top_p, min_p: kept candidates: the k most likely, the smallest set of mass p, those
-            at least min_p times as likely as the best. 0, 1 and 0 keep all.
-        repetition, presence, frequency: penalties on tokens seen (prompt and output; output; output
-            by count).
-        logit_bias: {token id: addend}, kept as pairs.
-        allowed_ids, banned_ids: only these, never these.
-        min_tokens: until this many are generated, end and stop tokens are banned and stop strings
-            ignored.
-        stop: strings that end the text (excluded from it).
-        stop_ids: tokens that end the sequence, beside the model's own.
-        ignore_eos: the model's own end tokens do not end the sequence.
-        seed: 64-bit; the same request with the same seed gives the same tokens, whatever runs
-            beside it.
-        priority: requests of a lower value are admitted first and preempted last.
-        n: answers to return.
-        best_of: answers to sample, of which the n with the highest mean log-probability a token are
-            returned, best first; None samples n and returns them in the order of their seeds.
-        beam_width: beams of a beam search, which returns its n best hypotheses; 0 samples instead.
-        length_penalty: a hypothesis of m tokens scores its log-probability / m**length_penalty.
-        early_stopping: a beam search ends with its `beam_width`-th hypothesis; otherwise, when its
-            best beam scores no better than the worst of them.
-        speculate: drafts are verified for it, where the engine proposes any; its tokens are the
-            same without.
-        prompt_budget: tokens of the prompt that stay cached, in whole pages, once it is computed
-            but for its last token: those that its end attends to most (SnapKV, Li et al. 2024,
-            arXiv 2404.14469). A lossy choice; None keeps all.
-        grammar: what the whole text has to be, as `inference/text/grammar.py` writes it.
-        cache_salt: only requests of the same find each other's cached prefixes, which a shorter
-            time to the first token would give away.
-        skip_special_tokens: the text leaves special tokens out; the one that ends it never is text.
-        pooling: of the final hidden states of a prompt, those of the 'last' token or the 'mean' of
-            all; goes with max_new_tokens=0. None scores the prompt.
     """
 
-    max_new_tokens: int = 128
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    allowed_ids: tuple[int, ...] | None = None
-    banned_ids: tuple[int, ...] = ()
-    min_tokens: int = 0
-    stop: tuple[str, ...] = ()
-    stop_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    seed: int | None = None
-    priority: int = 0
-    n: int = 1
-    best_of: int | None = None
-    beam_width: int = 0
-    length_penalty: float = 1.0
-    early_stopping: bool = False
-    speculate: bool = True
-    prompt_budget: int | None = None
-    grammar: str | None = None
-    cache_salt: str | None = None
-    skip_special_tokens: bool = True
-    pooling: str | None = None
+    max_new_tokens: int = _field(
+        128,
+        Number(int, 0),
+        "Tokens to generate at most; 0, in Python and completions, only reads the prompt.",
+        wire="max_tokens",
+        bodies=_TEXT_BODIES,
+        wire_kind=Number(int, 0, _INT32 - 1),
+        has_flag=True,
+        trace="max_tokens",
+        is_traced_always=True,
+    )
+    temperature: float = _field(
+        0.0,
+        Number(float, 0, 100),
+        "Divides the logits: 0 is greedy, higher values make unlikely tokens likelier.",
+        bodies=_BODIES,
+        wire_kind=Number(float, 0, 2),
+        wire_default=1.0,
+        has_flag=True,
+        trace="temperature",
+        is_traced_always=True,
+        dtype="float32",
+    )
+    top_k: int = _field(
+        0,
+        Number(int, 0, _INT32 - 1),
+        "Keeps the k most likely tokens; 0 (over HTTP also -1) keeps all.",
+        bodies=_BODIES,
+        wire_kind=Number(int, -1, _INT32 - 1),
+        has_flag=True,
+        trace="top_k",
+        dtype="int32",
+    )
+    top_p: float = _field(
+        1.0,
+        Number(float, 0, 1, is_open=True),
+        "Keeps the smallest set of most likely tokens whose probabilities sum to p; 1 keeps all.",
+        bodies=_BODIES,
+        has_flag=True,
+        trace="top_p",
+        is_traced_always=True,
+        dtype="float32",
+    )
+    min_p: float = _field(
+        0.0,
+        Number(float, 0, 1),
+        "Keeps tokens at least this likely relative to the most likely one; 0 keeps all.",
+        bodies=_BODIES,
+        has_flag=True,
+        dtype="float32",
+    )
+    epsilon_cutoff: float = _field(
+        0.0,
+        Number(float, 0, 1),
+        "Keeps tokens of at least this probability among those that the other filters keep "
+        "(Hewitt et al. 2022, arXiv 2210.15191), and always the most likely one; 0 keeps all.",
+        bodies=_BODIES,
+        has_flag=True,
+        dtype="float32",
+    )
+    repetition_penalty: float = _field(
+        1.0,
+        Number(float, 0, 100, is_open=True),
+        "Divides the positive logits of tokens of prompt and answer, and multiplies the negative; "
+        "1 is none.",
+        bodies=_BODIES,
+        wire_kind=Number(float, 0, 2, is_open=True),
+        has_flag=True,
+        former="repetition",
+        dtype="float32",
+    )
+    presence_penalty: float = _field(
+        0.0,
+        Number(float, -2, 2),
+        "Subtracted once from the logit of each token in the answer.",
+        bodies=_BODIES,
+        has_flag=True,
+        former="presence",
+        trace="presence_penalty",
+        is_traced_always=True,
+        dtype="float32",
+    )
+    frequency_penalty: float = _field(
+        0.0,
+        Number(float, -2, 2),
+        "Subtracted from a token's logit for each time the token is in the answer.",
+        bodies=_BODIES,
+        has_flag=True,
+        former="frequency",
+        trace="frequency_penalty",
+        is_traced_always=True,
+        dtype="float32",
+    )
+    logit_bias: tuple[tuple[int, float], ...] = _field(
+        (),
+        Biases(Number(float, -(10**6), 10**6)),  # far beyond any logit, and a float32
+        "Numbers to add to the logits of tokens, by token id.",
+        bodies=_BODIES,
+        wire_kind=Biases(Number(float, -100, 100), MAX_BIASES),
+    )
+    allowed_token_ids: tuple[int, ...] | None = _field(
+        None,
+        TokenIds(),
+        "The only tokens that may be sampled.",
+        bodies=_BODIES,
+        wire_kind=TokenIds(1, 65536),
+        former="allowed_ids",
+    )
+    banned_token_ids: tuple[int, ...] = _field(
+        (), TokenIds(), "Tokens that are never sampled.", former="banned_ids"
+    )
+    min_tokens: int = _field(
+        0,
+        Number(int, 0, _INT32 - 1),
+        "Until this many tokens are generated, end and stop tokens are banned and stop strings "
+        "ignored.",
+        bodies=_BODIES,
+        has_flag=True,
+        dtype="int32",
+    )
+    stop: tuple[str, ...] = _field(
+        (),
+        Texts(),
+        "A text that ends the answer, which excludes it (a list, or a repeated flag, has several).",
+        bodies=_BODIES,
+        wire_kind=Texts(64, 256),
+        has_flag=True,
+    )
+    stop_token_ids: tuple[int, ...] = _field(
+        (),
+        TokenIds(),
+        "Tokens that end the answer, in addition to the model's own.",
+        bodies=_BODIES,
+        wire_kind=TokenIds(None, MAX_REQUEST_STOP_IDS),
+        former="stop_ids",
+    )
+    ignore_eos: bool = _field(
+        False,
+        Switch(),
+        "The model's own end tokens do not end the answer.",
+        bodies=_BODIES,
+        has_flag=True,
+    )
+    seed: int | None = _field(
+        None,
+        Number(int, -_INT64, 2 * _INT64 - 1),
+        "Seed of the random stream (64 bits): the same request with it gets the same tokens.",
+        bodies=_BODIES,
+        wire_kind=Number(int, -_INT64, _INT64 - 1),
+        trace="seed",
+    )
+    priority: int = _field(
+        0,
+        Number(int, -_INT64, _INT64 - 1),
+        "Requests of a lower value are handled earlier (a server orders those of one API key).",
+        bodies=(*_BODIES, "embeddings"),
+        wire_kind=Number(int, -_INT32, _INT32 - 1),
+    )
+    n: int = _field(
+        1,
+        Number(int, 1),
+        "Answers to each prompt.",
+        bodies=_TEXT_BODIES,
+        wire_kind=Number(int, 1, MAX_CHOICES),
+        has_flag=True,
+        trace="choice.count",
+    )
+    best_of: int | None = _field(
+        None,
+        Number(int, 1),
+        "Answers to sample; the n with the highest mean log-probability a token are returned, "
+        "best first.",
+        bodies=("completions",),
+        wire_kind=Number(int, 1, MAX_CHOICES),
+        has_flag=True,
+    )
+    beam_width: int = _field(
+        0,
+        Number(int, 0),
+        "Beams of a beam search, which returns its n best hypotheses; 0 samples instead.",
+        has_flag=True,
+    )
+    length_penalty: float = _field(
+        1.0,
+        Number(float, -10, 10),
+        "A hypothesis of m tokens scores its log-probability / m**length_penalty.",
+        has_flag=True,
+    )
+    early_stopping: bool = _field(
+        False,
+        Switch(),
+        "A beam search ends with its beam_width-th hypothesis; otherwise, when its best beam "
+        "scores no better than the worst of them.",
+        has_flag=True,
+    )
+    speculate: bool = _field(
+        True,
+        Switch(),
+        "Drafts are verified for this request, where the engine drafts; its tokens are the same "
+        "without.",
+        bodies=_BODIES,
+    )
+    prompt_budget: int | None = _field(
+        None,
+        Number(int, 1),
+        "Tokens of the prompt that stay cached, in whole pages, chosen by the attention of the "
+        "prompt's end (SnapKV, Li et al. 2024, arXiv 2404.14469); lossy.",
+        has_flag=True,
+    )
+    grammar: str | None = _field(
+        None, Text(), "The grammar of the whole text (`inference/text/grammar.py` writes it)."
+    )
+    cache_salt: str | None = _field(
+        None,
+        Text(),
+        "Only requests of the same salt share cached prefixes, which TTFT would reveal.",
+        bodies=(*_BODIES, "embeddings"),
+        wire_kind=Text(256),
+    )
+    skip_special_tokens: bool = _field(
+        True,
+        Switch(),
+        "The text leaves special tokens out; the token that ends it never is text.",
+        bodies=_BODIES,
+    )
+    pooling: str | None = _field(
+        None,
+        Choice(POOLINGS),
+        "With max_new_tokens=0: makes a vector of the final hidden state of the last token, or of "
+        "their mean; otherwise the prompt is scored.",
+    )
 
     def __post_init__(self) -> None:
-        for name, read in _READERS.items():
-            object.__setattr__(self, name, read(name, getattr(self, name)))
-        for name in ("top_p", "repetition"):
-            if not getattr(self, name):
-                raise InputError(f"{name} is above 0")
-        most = MAX_STOP_IDS // 2 if self.min_tokens else MAX_OWN_STOP_IDS
-        if len(self.stop_ids) > most:
+        for name, field in FIELDS.items():
+            object.__setattr__(self, name, field.read(name, getattr(self, name)))
+        limit = MAX_STOP_IDS // 2 if self.min_tokens else MAX_REQUEST_STOP_IDS
+        if len(self.stop_token_ids) > limit:
             where = " with min_tokens" if self.min_tokens else ""
-            raise InputError(f"stop_ids are at most {most}{where}, not {len(self.stop_ids)}")
+            raise InputError(
+                f"stop_token_ids are at most {limit}{where}, not {len(self.stop_token_ids)}"
+            )
         if self.stop and 0 < self.max_new_tokens < self.min_tokens:
             raise InputError(
                 f"stop can never match: min_tokens={self.min_tokens} ignores it beyond "
@@ -233,8 +324,9 @@ class SamplingParams:
         if self.beam_width:
             if not self.is_greedy or self.stop or self.best_of is not None:
                 raise InputError(
-                    "beam_width takes no temperature, penalties, biases, min_tokens, allowed_ids, "
-                    "banned_ids, grammar, stop strings or best_of: leave those at their defaults"
+                    "beam_width takes no temperature, penalties, biases, min_tokens, "
+                    "allowed_token_ids, banned_token_ids, grammar, stop strings or best_of: leave "
+                    "those at their defaults"
                 )
             if self.n > self.beam_width:
                 raise InputError(f"n is at most beam_width={self.beam_width}, not {shown(self.n)}")
@@ -261,21 +353,32 @@ class SamplingParams:
 
     @property
     def num_running(self) -> int:
-        """Sequences that run side by side for it."""
+        """Sequences that decode at the same time for it."""
         return max(self.num_samples, self.beam_width)
 
     @property
     def needs_counts(self) -> bool:
         """Whether penalties must know which tokens occurred."""
-        return self.repetition != 1 or self.presence != 0 or self.frequency != 0
+        return (
+            self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+        )
 
     @property
     def is_greedy(self) -> bool:
-        """Whether plain argmax of the model's own logits is what is asked."""
+        """Whether each token is the argmax of the model's own logits."""
         return (
             self.temperature == 0
             and not self.needs_counts
-            and not (self.logit_bias or self.banned_ids or self.min_tokens)
-            and self.allowed_ids is None
+            and not (self.logit_bias or self.banned_token_ids or self.min_tokens)
+            and self.allowed_token_ids is None
             and self.grammar is None
         )
+
+
+FIELDS: dict[str, Field] = {
+    field.name: field.metadata["field"] for field in dataclasses.fields(SamplingParams)
+}
+WIRE_NAMES = {name: field.wire or name for name, field in FIELDS.items()}
+FORMER_NAMES = {field.former: name for name, field in FIELDS.items() if field.former}

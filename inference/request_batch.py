@@ -48,7 +48,7 @@ class RequestBatch:
         if isinstance(prompts, str):
             raise InputError("one text is given where a list of them is expected")
         self._engine = engine
-        self._asked = list(zip(prompts, params, strict=True))
+        self._prompts = list(zip(prompts, params, strict=True))
         self._requests: list[RequestState] = []
         self._unread: deque[RequestOutput] = deque()
 
@@ -59,7 +59,7 @@ class RequestBatch:
             InputError: one of them is not served.
         """
         try:
-            for prompt, params in self._asked:
+            for prompt, params in self._prompts:
                 self._requests.append(self._engine.queue(prompt, params, self._unread))
         except BaseException:
             self.__exit__()
@@ -79,7 +79,7 @@ class RequestBatch:
         while unfinished:
             while self._unread:
                 on_output(self._unread.popleft())
-            ended = [index for index, one in unfinished.items() if not self._engine.is_open(one)]
+            ended = [index for index, r in unfinished.items() if not self._engine.is_open(r)]
             for index in ended:
                 yield index, unfinished.pop(index).group.completion()
             if unfinished and not ended:
@@ -101,8 +101,8 @@ class RequestBatch:
         """
         for _ in self.outputs():
             pass
-        found = [request.group.sequences[0] for request in self._requests]
-        for index, sequence in enumerate(found):
+        sequences = [request.group.sequences[0] for request in self._requests]
+        for index, sequence in enumerate(sequences):
             if sequence.finish_reason is FinishReason.ERROR:
                 raise InputError(f"the model gave non-finite logits for text {index}")
-        return found
+        return sequences

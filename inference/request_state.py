@@ -39,7 +39,7 @@ class RequestState:
         self._tokenizer = tokenizer
         self._detokenizers: dict[int, Detokenizer] = {}  # by the id of the sequence
         self._fault: BaseException | None = None  # that came when a text was made again
-        self._starts = {one.id: len(one.tokens) for one in sequences}  # of what it is to generate
+        self._starts = {s.id: len(s.tokens) for s in sequences}  # tokens before its output
         for sequence in sequences:
             self._follow(sequence, len(sequence.tokens))
 
@@ -102,22 +102,23 @@ class RequestState:
             if isinstance(error, SequenceFault) or not is_fault(error):
                 raise
             logging.getLogger(__name__).exception("request %d ends with an error", self.group.id)
-            for one in self.group.failing(sequence):
-                self._scheduler.finish(one, FinishReason.ERROR)
-                one.finish_reason = FinishReason.ERROR
+            for failed in self.group.failing(sequence):
+                self._scheduler.finish(failed, FinishReason.ERROR)
+                failed.finish_reason = FinishReason.ERROR
             return self.group.fail(self._output(commit, ""))
 
     def _output(self, commit: Commit, text: str) -> RequestOutput:
         """What is new of one sequence."""
         sequence, logprobs, tops = commit.sequence, commit.logprobs, commit.top_logprobs
         if sequence.scores:
-            logprobs, tops = sequence.prompt_logprobs, sequence.prompt_top_logprobs
+            logprobs, tops = sequence.results.prompt_logprobs, sequence.results.prompt_top_logprobs
         reason = sequence.finish_reason
         return RequestOutput(
-            sequence.id, commit.tokens, text, reason and reason.value, 0, sequence.params_versions,
+            sequence.id, commit.tokens, text, reason and reason.value, 0,
+            sequence.history.params_versions,
             logprobs, tops, self._stopped_by(sequence, commit.tokens),
-            sequence.num_hit_tokens or 0, sequence.queued_s, _embedding(sequence),
-            sequence.num_preemptions, sequence.failure,
+            sequence.prefix.num_hit_tokens or 0, sequence.queued_s, _embedding(sequence),
+            sequence.history.num_preemptions, sequence.failure,
         )  # fmt: skip
 
     def _stopped_by(self, sequence: Sequence, tokens: list[int]) -> str | int | None:
@@ -127,7 +128,7 @@ class RequestState:
         detokenizer = self._detokenizers.get(sequence.id)
         if detokenizer is not None and detokenizer.stopped is not None:
             return detokenizer.stopped
-        return tokens[-1] if tokens and tokens[-1] in sequence.params.stop_ids else None
+        return tokens[-1] if tokens and tokens[-1] in sequence.params.stop_token_ids else None
 
     def _new_text(self, commit: Commit) -> str:
         """Text of new tokens, as far as it is certain. A stop string ends the sequence with the

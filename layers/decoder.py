@@ -22,14 +22,10 @@ from configs.kinds.recurrent.s4 import S4
 from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
-from layers import kv_cache, norm, registry, rope
+from layers import norm, registry, rope
 from layers.feed_forwards import dense, experts, layer_inputs
 from layers.kernels.cpu import rows
-from layers.kernels.device import has_free_views
-from layers.kernels.linear import low_bit, packed
-from layers.kernels.linear.low_bit import Quantized
-from layers.kernels.linear.packed import Packed
-from layers.linear import linear, soft_cap
+from layers.linear import linear, look_up, soft_cap
 from layers.mixers import attention as attend
 from layers.mixers import (
     combined,
@@ -41,13 +37,12 @@ from layers.mixers import (
     s4,
     short_conv,
 )
-from layers.params import Params, looked_up
+from layers.params import Params
 from layers.ragged import Ragged
 from layers.recurrence.sums import rounded
 from layers.registry import Leaf, StepContext, Visits
+from layers.weights import Weight
 from sharding import collectives
-
-_LANES = 128  # of a TPU's tiles
 
 registry.register(Attention, attend.apply)
 registry.register(Latent, latent.apply)
@@ -132,7 +127,7 @@ def embedded(params: Params, config: ModelConfig, tokens_T: jax.Array, ragged: R
     with jax.named_scope("embed"):
         x_TD = _embed_here(params["embed"]["table"], tokens_T, config) * config.embedding_scale
         if config.learned_positions:
-            x_TD += embed(params["positions"]["table"], ragged.position_T)
+            x_TD += look_up(params["positions"]["table"], ragged.position_T)
         if rows.is_native():  # with products that leave out rows of zeros
             x_TD = jnp.where(ragged.valid_T[:, None], rounded(x_TD), 0)
     return x_TD
@@ -168,14 +163,12 @@ def layers(
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
         with jax.named_scope(f"layer_{index}"):
-            leaf = leaves[home]
-            x_TD, returned, own_visits = _block_once(
-                weights, x_TD, kv_cache.of_mixer(leaf), ragged, angles[layer.mixer.rotation],
+            x_TD, leaves[home], own_visits = _block_once(
+                weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
                 None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer,
                 spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
                 is_owner=owner is None, deterministic=deterministic, attention=attention,
             )  # fmt: skip
-            leaves[home] = kv_cache.from_mixer(leaf, returned)
         streams[index + 1] = x_TD
         visits += [] if own_visits is None else [own_visits]
     return Passed(
@@ -211,21 +204,23 @@ def layer(
     Returns:
         The residual stream behind it, and what it leaves for sharers.
     """
-    own, owner = config.layers[index], config.cache_specs[index].owner
-    turns = own.mixer.rotation
+    kinds, owner = config.layers[index], config.cache_specs[index].owner
+    turns = kinds.mixer.rotation
     x_TD, leaf, _ = _block(
         weights, x_TD, leaf, ragged,
         turns and rope.angles(*turns, ragged.position_T, config.max_context), input_TP,
-        config=config, layer=own, spec=config.cache_specs[index if owner is None else owner],
+        config=config, layer=kinds, spec=config.cache_specs[index if owner is None else owner],
         groups=(0,), is_owner=owner is None, deterministic=False, attention="reference",
     )  # fmt: skip
     return x_TD, leaf
 
 
-def _side_by_side(*each_E: jax.Array) -> jax.Array:
+def _side_by_side(*counts_E: jax.Array) -> jax.Array:
     """[L, E] of an [E] a mixture, zeros where one has fewer experts."""
-    most = max(map(len, each_E))
-    return jnp.stack([jnp.pad(own_E, (0, most - len(own_E))) for own_E in each_E])
+    num_experts = max(map(len, counts_E))
+    return jnp.stack(
+        [jnp.pad(mixture_E, (0, num_experts - len(mixture_E))) for mixture_E in counts_E]
+    )
 
 
 def _block(
@@ -271,8 +266,8 @@ def _block(
     if input_TP is not None:
         assert config.layer_inputs is not None
         with jax.named_scope("inputs"):
-            own = weights["inputs"]
-            x_TD += layer_inputs.apply(own, config, config.layer_inputs, x_TD, input_TP)
+            input_params = weights["inputs"]
+            x_TD += layer_inputs.apply(input_params, config, config.layer_inputs, x_TD, input_TP)
     if config.has_layer_scales:
         x_TD *= weights["scale"].astype(jnp.float32)
     return x_TD, leaf, visits
@@ -338,29 +333,11 @@ def inputs_of_layers(
         return layer_inputs.of_tokens(params["inputs"], config, config.layer_inputs, rows_TX, x_TD)
 
 
-def _embed_here(
-    table_VD: jax.Array | Packed | Quantized, tokens_T: jax.Array, config: ModelConfig
-) -> jax.Array:
+def _embed_here(table_VD: Weight, tokens_T: jax.Array, config: ModelConfig) -> jax.Array:
     """`embed`, where each chip of a mesh holds a part of the rows."""
     if collectives.num_chips() == 1:
-        return embed(table_VD, tokens_T)
-    own_T = tokens_T - collectives.chip() * config.vocab_size
-    is_own_T1 = ((own_T >= 0) & (own_T < config.vocab_size))[:, None]
-    rows_TD = embed(table_VD, jnp.clip(own_T, 0, config.vocab_size - 1))
+        return look_up(table_VD, tokens_T)
+    local_T = tokens_T - collectives.chip() * config.vocab_size
+    is_own_T1 = ((local_T >= 0) & (local_T < config.vocab_size))[:, None]
+    rows_TD = look_up(table_VD, jnp.clip(local_T, 0, config.vocab_size - 1))
     return collectives.total(jnp.where(is_own_T1, rows_TD, 0))
-
-
-def embed(table_VD: jax.Array | Packed | Quantized, tokens_T: jax.Array) -> jax.Array:
-    """Rows of the embedding, float32 [T, D]; read as bits, unless these would be a copy of it."""
-    if isinstance(table_VD, Packed):
-        return packed.rows(table_VD, tokens_T)
-    if isinstance(table_VD, Quantized):
-        return low_bit.rows(table_VD, tokens_T)
-    if not has_free_views() and table_VD.dtype == jnp.bfloat16 and table_VD.shape[1] % _LANES:
-        # A TPU lays such a table out by columns, and would copy it whole to look rows up. Exact.
-        is_row_TV = tokens_T[:, None] == jnp.arange(table_VD.shape[0])
-        return jax.lax.dot(
-            is_row_TV.astype(table_VD.dtype), table_VD, preferred_element_type=jnp.float32
-        )
-    rows_TD = looked_up(table_VD, tokens_T) if has_free_views() else table_VD[tokens_T]
-    return rows_TD.astype(jnp.float32)

@@ -17,7 +17,7 @@ _ALIGNMENT = 64  # bytes
 _DRAWN = 1 << 16
 _STREAMS = 1 << 10
 
-Params = Any  # a pytree of arrays with the structure of its declaration
+Params = dict[str, Any]  # a pytree of arrays with the structure of its declaration
 
 
 def is_info(node: Any) -> bool:
@@ -55,7 +55,7 @@ def abstract(infos: Any) -> Any:
     return jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, i.format), infos, is_leaf=is_info)
 
 
-def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> np.ndarray:
     """Memory with arbitrary values, which JAX adopts as an array on a CPU instead of copying it."""
     dtype = jnp.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
@@ -66,8 +66,8 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> np.ndarray:
 
 def num_bytes(infos: Any) -> int:
     """Bytes of all parameters."""
-    found = jax.tree.leaves(infos, is_leaf=is_info)
-    return int(sum(FORMATS[i.format].bytes_for(i.elements, i.shape[-1]) for i in found))
+    leaves = jax.tree.leaves(infos, is_leaf=is_info)
+    return int(sum(FORMATS[i.format].bytes_for(i.elements, i.shape[-1]) for i in leaves))
 
 
 @jax.custom_jvp

@@ -50,7 +50,7 @@ def pack(format: str, groups: Groups) -> np.ndarray:
     Raises:
         ValueError: the parts do not go with each other or with the format.
     """
-    info = _ours(format)
+    info = _checked(format)
     (F, D), G = groups.q_FD.shape, groups.scale_FG.shape[1]
     size = info.block_in(D)
     if G * size != D or groups.scale_FG.shape[0] != F:
@@ -70,7 +70,7 @@ def unpack(format: str, blocks_FX: np.ndarray, width: int) -> Groups:
     Raises:
         ValueError: the bytes are not those of such rows.
     """
-    info = _ours(format)
+    info = _checked(format)
     size, (F, num_bytes) = info.block_in(width), blocks_FX.shape
     if width % size or num_bytes != info.bytes_for(width, width):
         raise ValueError(f"{num_bytes} bytes are not a row of {width} in {format}")
@@ -90,7 +90,7 @@ def unpack(format: str, blocks_FX: np.ndarray, width: int) -> Groups:
 
 def numbers(format: str, groups: Groups) -> np.ndarray:
     """What groups stand for: float32 [F, D]."""
-    info = _ours(format)
+    info = _checked(format)
     (F, D), G = groups.q_FD.shape, groups.scale_FG.shape[1]
     if format == "mxfp4":
         value_FD = np.concatenate([E2M1, -E2M1])[groups.q_FD]
@@ -101,8 +101,8 @@ def numbers(format: str, groups: Groups) -> np.ndarray:
         value_FGX = value_FGX - groups.zero_FG[..., None].astype(np.float32)
     elif info.bits < 8 and format != "mxfp4":
         value_FGX = value_FGX - np.float32(1 << (info.bits - 1))
-    found: np.ndarray = (value_FGX * groups.scale_FG[..., None]).reshape(F, D)
-    return found
+    values_FGX: np.ndarray = value_FGX * groups.scale_FG[..., None]
+    return values_FGX.reshape(F, D)
 
 
 def dequantize(format: str, blocks_FX: np.ndarray, width: int) -> np.ndarray:
@@ -128,7 +128,7 @@ def rounded(
     zero_FG: np.ndarray | None = None,
 ) -> Groups:
     """Each number as the nearest one of the format, for such scales (and zero points)."""
-    info = _ours(format)
+    info = _checked(format)
     (F, D), G = values_FD.shape, scale_FG.shape[1]
     ratio_FGX = values_FD.reshape(F, G, -1).astype(np.float32) * inverse(scale_FG)[..., None]
     if "fp8" in format:
@@ -158,7 +158,7 @@ def scales(
         clip: share of the span that is covered; what lies beyond is clipped. One of all groups, or
             [F, G].
     """
-    info = _ours(format)
+    info = _checked(format)
     F, D = values_FD.shape
     values_FGX = values_FD.reshape(F, D // info.block_in(D), -1).astype(np.float32)
     if info.asymmetric:
@@ -188,14 +188,14 @@ def quantize(format: str, values_FD: np.ndarray) -> np.ndarray:
     """
     rows = values_FD.reshape(-1, values_FD.shape[-1])
     step = max(1, _TOGETHER // rows.shape[1])
-    made = []
+    chunks = []
     for start in range(0, len(rows), step):
         some = np.asarray(rows[start : start + step], np.float32)
-        made.append(pack(format, rounded(format, some, *scales(format, some))))
-    return np.concatenate(made).reshape(*values_FD.shape[:-1], -1)
+        chunks.append(pack(format, rounded(format, some, *scales(format, some))))
+    return np.concatenate(chunks).reshape(*values_FD.shape[:-1], -1)
 
 
-def _ours(format: str) -> Format:
+def _checked(format: str) -> Format:
     if format not in OURS:
         raise ValueError(f"{format!r} is none of {', '.join(OURS)}")
     return FORMATS[format]

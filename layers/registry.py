@@ -10,10 +10,11 @@ from configs.cache import CacheSpec, PageFormat
 from configs.errors import InputError
 from configs.kinds.kind import FeedForward, Kind, Mixer
 from configs.model import ModelConfig
+from layers.kv_cache import CacheLeaf
 from layers.params import Params
 from layers.ragged import Ragged
 
-Leaf = Any  # a leaf of the cache; None or a pytree where there is no cache
+Leaf = CacheLeaf | None  # None: there is no cache, and no earlier layer's keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +46,9 @@ class StepContext:
 
 
 # (params, config, kind, x_TD, leaf, context) -> (float32 [T, D], leaf). The leaf is the cache's;
-# without a cache None at first, then whatever an owner leaves for its sharers.
+# without a cache None, and for layers that share keys what their owner returned.
 ApplyMixer = Callable[
-    [Params, ModelConfig, Any, jax.Array, Leaf, StepContext], tuple[jax.Array, Leaf]
+    [Params, ModelConfig, Any, jax.Array, Any, StepContext], tuple[jax.Array, Leaf]
 ]
 
 
@@ -74,8 +75,8 @@ _FEED_FORWARDS: dict[type[FeedForward], ApplyFeedForward] = {}
 
 def register(kind: type[Kind], apply: ApplyMixer | ApplyFeedForward) -> None:
     """Names the function that applies a kind."""
-    known: dict[Any, Any] = _MIXERS if issubclass(kind, Mixer) else _FEED_FORWARDS
-    known[kind] = apply
+    functions: dict[Any, Any] = _MIXERS if issubclass(kind, Mixer) else _FEED_FORWARDS
+    functions[kind] = apply
 
 
 def apply_mixer(kind: Mixer) -> ApplyMixer:
@@ -96,12 +97,12 @@ def apply_feed_forward(kind: FeedForward) -> ApplyFeedForward:
     return _find(kind, "ffn", _FEED_FORWARDS)
 
 
-def _find(kind: Kind, part: str, known: dict[Any, Any]) -> Any:
+def _find(kind: Kind, part: str, functions: dict[Any, Any]) -> Any:
     if kind.to_come is not None:
         raise InputError(
             f"the {part} {kind.name!r} with {kind.to_come} is planned but does not run yet"
         )
-    if type(kind) not in known:
-        runs = ", ".join(each.name for each in known)
+    if type(kind) not in functions:
+        runs = ", ".join(runnable.name for runnable in functions)
         raise InputError(f"the {part} {kind.name!r} is planned but does not run yet; {runs} do")
-    return known[type(kind)]
+    return functions[type(kind)]

@@ -124,8 +124,8 @@ def rotate(
         first, second = x_TNH[..., :pairs], x_TNH[..., pairs : 2 * pairs]
     cos, sin = cos_TX[:, None], sin_TX[:, None]
     turned = [first * cos - second * sin, second * cos + first * sin]
-    rest = [x_TNH[..., 2 * pairs :]] if x_TNH.shape[-1] > 2 * pairs else []
-    return jnp.concatenate(turned + rest, axis=-1)
+    unrotated = [x_TNH[..., 2 * pairs :]] if x_TNH.shape[-1] > 2 * pairs else []
+    return jnp.concatenate(turned + unrotated, axis=-1)
 
 
 def _halves_by_product(x_TNH: jax.Array, pairs: int) -> jax.Array:
@@ -141,9 +141,9 @@ def _rotate_by_product(x_TNH: jax.Array, cos_TX: jax.Array, sin_TX: jax.Array) -
     is their concatenation: the other of a pair comes from a product, exactly.
     """
     pairs, width = cos_TX.shape[-1], x_TNH.shape[-1]
-    rest_TX = jnp.zeros((len(cos_TX), width - 2 * pairs))
-    cos_T1H = jnp.concatenate([cos_TX, cos_TX, 1 + rest_TX], axis=-1)[:, None]
-    sin_T1H = jnp.concatenate([sin_TX, sin_TX, rest_TX], axis=-1)[:, None]
+    unrotated_TX = jnp.zeros((len(cos_TX), width - 2 * pairs))
+    cos_T1H = jnp.concatenate([cos_TX, cos_TX, 1 + unrotated_TX], axis=-1)[:, None]
+    sin_T1H = jnp.concatenate([sin_TX, sin_TX, unrotated_TX], axis=-1)[:, None]
     other_HH = np.eye(width, k=pairs, dtype=np.float32)  # the sign of each half is in it
     other_HH[pairs:], other_HH[:, 2 * pairs :] = 0, 0
     other_HH -= other_HH.T

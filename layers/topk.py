@@ -33,13 +33,13 @@ def summarize(x_QV: jax.Array) -> Summary:
     """Of rows of float32 logits; on a mesh the maxima are those of the chip's own entries, the rest
     is of whole rows.
     """
-    found = _summary(x_QV)
+    chip_summary = _summary(x_QV)
     if collectives.num_chips() == 1:
-        return found
-    value_Q1 = jnp.take_along_axis(x_QV, found.best_Q[:, None], axis=1)
-    ids_Q = found.best_Q + collectives.chip() * x_QV.shape[1]
-    best_Q, total_XQ = _best_of_chips(value_Q1[:, 0], ids_Q, found.total_Q)
-    return Summary(found.maxima_QG, best_Q, log_sum_exp(total_XQ.T))
+        return chip_summary
+    value_Q1 = jnp.take_along_axis(x_QV, chip_summary.best_Q[:, None], axis=1)
+    ids_Q = chip_summary.best_Q + collectives.chip() * x_QV.shape[1]
+    best_Q, total_XQ = _best_of_chips(value_Q1[:, 0], ids_Q, chip_summary.total_Q)
+    return Summary(chip_summary.maxima_QG, best_Q, log_sum_exp(total_XQ.T))
 
 
 def best_of_chips(value_Q: jax.Array, ids_Q: jax.Array) -> jax.Array:
@@ -54,11 +54,11 @@ def _best_of_chips(
 ) -> tuple[jax.Array, jax.Array]:
     """The best id, and all chips' floats [chips, Q], of values and `more_Q`, the last of them."""
     bits = [lax.bitcast_convert_type(x_Q, jnp.int32) for x_Q in (value_Q, *more_Q)]
-    each = jnp.moveaxis(collectives.gather(jnp.stack([ids_Q, *bits])), 1, 0)  # one exchange
-    value_XQ = lax.bitcast_convert_type(each[1], jnp.float32)
+    gathered = jnp.moveaxis(collectives.gather(jnp.stack([ids_Q, *bits])), 1, 0)  # one exchange
+    value_XQ = lax.bitcast_convert_type(gathered[1], jnp.float32)
     first_1Q = jnp.argmax(value_XQ, axis=0)[None]  # of equals the lowest id
-    last_XQ = lax.bitcast_convert_type(each[-1], jnp.float32)
-    return jnp.take_along_axis(each[0], first_1Q, axis=0)[0], last_XQ
+    last_XQ = lax.bitcast_convert_type(gathered[-1], jnp.float32)
+    return jnp.take_along_axis(gathered[0], first_1Q, axis=0)[0], last_XQ
 
 
 def _reference(x_QV: jax.Array) -> Summary:
@@ -111,10 +111,10 @@ def top_n(x_QV: jax.Array, maxima_QG: jax.Array | None, n: int) -> tuple[jax.Arr
     values_Qm, ids_Qm = _top_n(x_QV, maxima_QG, min(n, width))
     bits_Qm = lax.bitcast_convert_type(values_Qm, jnp.int32)
     ids_Qm += collectives.chip() * x_QV.shape[1]
-    each = collectives.gather(jnp.concatenate([bits_Qm, ids_Qm], axis=1))  # [chips, Q, 2 m]
-    bits_QJ, ids_QJ = (jnp.concatenate(list(x), axis=1) for x in jnp.split(each, 2, axis=-1))
-    found = lax.top_k(lax.bitcast_convert_type(bits_QJ, jnp.float32), n)
-    values_Qn, offset_Qn = map(lax.optimization_barrier, found)  # as below
+    gathered = collectives.gather(jnp.concatenate([bits_Qm, ids_Qm], axis=1))  # [chips, Q, 2 m]
+    bits_QJ, ids_QJ = (jnp.concatenate(list(x), axis=1) for x in jnp.split(gathered, 2, axis=-1))
+    best = lax.top_k(lax.bitcast_convert_type(bits_QJ, jnp.float32), n)
+    values_Qn, offset_Qn = map(lax.optimization_barrier, best)  # as below
     return values_Qn, jnp.take_along_axis(ids_QJ, offset_Qn, axis=1)
 
 
@@ -128,9 +128,9 @@ def _top_n(x_QV: jax.Array, maxima_QG: jax.Array | None, n: int) -> tuple[jax.Ar
     x_QV = pad_to_groups(x_QV)
     _, groups_QJ = lax.top_k(maxima_QG, min(n, maxima_QG.shape[1]))
     groups_QJ = jnp.sort(groups_QJ, axis=-1)  # equals then come in the order of their ids
-    found = lax.top_k(take_groups(x_QV, groups_QJ), n)
+    best = lax.top_k(take_groups(x_QV, groups_QJ), n)
     # A caller's slice, merged into that of top_k, hides it from XLA: a full sort, 20 x slower.
-    values_Qn, offset_Qn = map(lax.optimization_barrier, found)
+    values_Qn, offset_Qn = map(lax.optimization_barrier, best)
     groups_Qn = jnp.take_along_axis(groups_QJ, offset_Qn // GROUP, axis=1)
     ids_Qn = (groups_Qn * GROUP + offset_Qn % GROUP).astype(jnp.int32)
     return values_Qn, ids_Qn
@@ -165,35 +165,35 @@ def mass_key(key_QV: jax.Array, weight_QV: jax.Array, mass_Q: jax.Array) -> jax.
     if not target_is_cpu():
         return _mass_key_by_digits(key_QV, weight_QV, mass_Q, none_Q)
 
-    def try_bit(i: jax.Array, found_Q: jax.Array) -> jax.Array:
-        trial_Q = found_Q | (jnp.uint32(0x80000000) >> i.astype(jnp.uint32))
+    def try_bit(i: jax.Array, prefix_Q: jax.Array) -> jax.Array:
+        trial_Q = prefix_Q | (jnp.uint32(0x80000000) >> i.astype(jnp.uint32))
         above_Q1 = row_sum(jnp.where(key_QV >= trial_Q[:, None], weight_QV, 0.0))
         above_Q = collectives.total(above_Q1)[:, 0]
-        return jnp.where(above_Q >= mass_Q, trial_Q, found_Q)
+        return jnp.where(above_Q >= mass_Q, trial_Q, prefix_Q)
 
     return lax.fori_loop(0, 32, try_bit, none_Q)
 
 
 def _mass_key_by_digits(
-    key_QV: jax.Array, weight_QV: jax.Array, mass_Q: jax.Array, found_Q: jax.Array
+    key_QV: jax.Array, weight_QV: jax.Array, mass_Q: jax.Array, prefix_Q: jax.Array
 ) -> jax.Array:
     for shift in range(32 - _DIGIT_BITS, -1, -_DIGIT_BITS):
         digits = range(1, 1 << _DIGIT_BITS)
-        trials = [found_Q | jnp.uint32(digit << shift) for digit in digits]
+        trials = [prefix_Q | jnp.uint32(digit << shift) for digit in digits]
         # Sums of one order, and each of fewer weights: the digits that reach the mass come first.
         reached = [above_Q >= mass_Q for above_Q in _masses(key_QV, weight_QV, trials)]
-        found_Q |= sum(reached_Q.astype(jnp.uint32) for reached_Q in reached) << shift
-    return found_Q
+        prefix_Q |= sum(reached_Q.astype(jnp.uint32) for reached_Q in reached) << shift
+    return prefix_Q
 
 
 def _masses(
     key_QV: jax.Array, weight_QV: jax.Array, trials: list[jax.Array]
 ) -> tuple[jax.Array, ...]:
     """What the entries at or above each key, u32[Q], weigh: f32[Q] each, in one pass."""
-    kept = [jnp.where(key_QV >= trial_Q[:, None], weight_QV, 0.0) for trial_Q in trials]
+    weights = [jnp.where(key_QV >= trial_Q[:, None], weight_QV, 0.0) for trial_Q in trials]
 
     def add(x: tuple[jax.Array, ...], y: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         return tuple(map(lax.add, x, y))
 
-    found: tuple[jax.Array, ...] = lax.reduce(kept, [jnp.float32(0)] * len(kept), add, (1,))
-    return collectives.total(found)
+    masses: tuple[jax.Array, ...] = lax.reduce(weights, [jnp.float32(0)] * len(weights), add, (1,))
+    return collectives.total(masses)

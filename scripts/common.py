@@ -21,9 +21,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from configs import mesh, overrides
-from configs.engine import Config
+from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.recipes.run import Run
+from configs.settings.section import paths
 from scripts import failures, interrupts, usage
 from scripts.flags import speculation_flags
 from scripts.flags.deployment_flags import ACTIVATIONS, CACHE, MESH, WEIGHTS
@@ -225,7 +226,7 @@ def named_config(sizes: dict[str, Any], needs: dict[str, Any] | None = None) -> 
         raise InputError("--config names its model: leave --model out")
     resolved = resolve.resolve(model_name())
     asked = (needs or {}) if named else sizes | (needs or {})
-    settings = [f"engine.{name}={value}" for name, value in asked.items()]
+    settings = [f"{paths(EngineConfig)[name]}={value}" for name, value in asked.items()]
     run = named or Run("")
     config = Config(resolved.config, run.engine, run.mesh, run.prefill)
     config = overrides.apply(config, [*settings, *settings_asked()])
@@ -312,7 +313,7 @@ def load_engine(
                 config, checkpoint, progress, expected, executables(), draft
             )
     defaults = Config(config.model).for_platform(target_device().platform).engine
-    sizes = overrides.changed(config.engine, defaults)
+    changed = overrides.changed(config.engine, defaults)
     chips = [str(config.mesh)] if config.mesh.num_chips > 1 else []
     if config.model.cache_format is not None:
         chips.append(f"cache={config.model.cache_format}")
@@ -323,6 +324,7 @@ def load_engine(
     if HOST.value:
         follower.follow(engine)
         sys.exit(0)
+    sizes = [f"{name}={value}" for name, value in changed.items()]
     line = ", ".join([config.model.name, config.model.dtype, *chips, *sizes])
     say(line)
     return engine

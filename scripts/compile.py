@@ -15,12 +15,13 @@ from typing import Any
 
 from absl import flags
 
-from configs.engine import Config, EngineConfig
+from configs.engine import Config
 from configs.errors import InputError
 from configs.hardware import targets
 from configs.hardware.targets import Target
 from configs.mesh import Mesh
 from configs.prefill import TOGETHER
+from configs.settings.cache import CacheConfig
 from scripts import common
 from scripts.flags import deployment_flags, placement_flags, shared_flags
 from scripts.reports import compile_text
@@ -145,15 +146,12 @@ def _config(target: Target) -> Config:
     config = config.for_platform(target.platform)
     if flags.FLAGS["config"].present:
         return config
-    engine = config.engine
-    if engine.max_context is None:
-        longest = min(_TOKENS, config.model.max_context)
-        engine = dataclasses.replace(engine, max_context=longest)
-        config = dataclasses.replace(config, engine=engine)
-    if engine.cache_bytes == EngineConfig.cache_bytes:
-        needed = max(1, config.full_bytes(engine.max_seqs))
-        engine = dataclasses.replace(engine, cache_bytes=needed)
-    return dataclasses.replace(config, engine=engine)
+    if config.engine.max_context is None:
+        config = config.with_engine(max_context=min(_TOKENS, config.model.max_context))
+    if config.engine.cache.cache_bytes == CacheConfig.cache_bytes:
+        needed = max(1, config.full_bytes(config.engine.max_seqs))
+        config = config.with_engine(cache_bytes=needed)
+    return config
 
 
 def _one(flag: Any) -> int:

@@ -26,8 +26,8 @@ from typing import Any
 from absl import flags
 
 from configs import presets
-from configs.engine import ATTENTIONS
 from configs.errors import InputError
+from configs.settings.kernels import ATTENTIONS
 from inference.benchmark import subprocesses
 from inference.benchmark.subprocesses import Outcome, Subprocess
 from inference.checkpoints import sources
@@ -154,9 +154,9 @@ def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Subprocess]:
         tune = _app("tune", 170, "kernelbench", "--tune", "--seconds=150")
         yield tune if is_right else dataclasses.replace(tune, missing="decoding is not right")
     kernel = _shown_right(outcomes)
-    pages = f"--set=engine.page_tokens={_PAGE_TOKENS[kind]}"
+    pages = f"--set=engine.cache.page_tokens={_PAGE_TOKENS[kind]}"
     for name, limit_s, flags_of in _STEPS if kind != "cpu" else _SMALL_STEPS:
-        attention = f"--set=engine.attention={kernel or 'reference'}"
+        attention = f"--set=engine.kernels.attention={kernel or 'reference'}"
         if name == _PEER:
             yield _peer(kind, limit_s, flags_of)
         else:
@@ -185,9 +185,9 @@ _8B, _13B = "--model=llama3-8b", "--model=llama2-13b"
 _DECODE, _PREFILL = "--decode=1x1024,16x1024,64x1024", "--prefill=1x512,1x4096"
 _LOAD = (  # 64 prompts of 512 tokens at a time, then four of 4,096
     *("--concurrency=64", "--prompt_tokens=512", "--new_tokens=128", "--prefill_tokens=4096"),
-    *("--set=engine.max_context=4224", "--set=engine.overcommit=true"),
-    *("--set=engine.cache_bytes=8000000000", "--set=engine.decode_rows=(64,)"),
-    *("--set=engine.chunk_tokens=512", "--set=engine.prefill_chunks=(4,)"),
+    *("--set=engine.max_context=4224", "--set=engine.cache.overcommit=true"),
+    *("--set=engine.cache.cache_bytes=8000000000", "--set=engine.shapes.decode_rows=(64,)"),
+    *("--set=engine.shapes.chunk_tokens=512", "--set=engine.shapes.prefill_chunks=(4,)"),
 )
 _STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
     ("llama3-8b", 45, (_8B, _DECODE)),
@@ -240,7 +240,7 @@ def _tokens(pages: str, kernel: str | None) -> Iterator[Subprocess]:
         ("tokens-kernel", kernel, 25),
     ):  # fmt: skip
         part = _module(name, limit_s, "scripts.generate", *asked)
-        command = (*part.command, f"--set=engine.attention={attention}")
+        command = (*part.command, f"--set=engine.kernels.attention={attention}")
         if name == "tokens-cpu":
             command = ("env", "JAX_PLATFORMS=cpu", *command)
         reason = missing or (None if attention else "no kernel was shown right")

@@ -13,7 +13,7 @@ _LEAST_ADDRESSES = 1800 << 20
 _ELSEWHERE = "free some there, or write elsewhere (--output, RIDGELINE_CACHE)"
 _MORE_MEMORY = (
     "raise the limit of this process (ulimit -v, or its container's), or take a smaller model, "
-    "fewer bits (--weights) or a smaller cache (--set=engine.cache_bytes)"
+    "fewer bits (--weights) or a smaller cache (--set=engine.cache.cache_bytes)"
 )
 _ADVICE = {
     errno.ENOSPC: _ELSEWHERE,

@@ -222,7 +222,9 @@ def _resumable(
 
     engine = config.engine  # only what can change an answer
     decisive = [config.max_context, engine.deterministic, engine.seed, _LOGPROBS.value]
-    decisive += [config.page_tokens] if engine.prompt_budgets else []  # whole pages are given up
+    decisive += (
+        [config.page_tokens] if engine.requests.prompt_budgets else []
+    )  # whole pages are given up
     identity = {
         "weights": resumable_results.digest([provenance.identity(common.model_name()), eos_ids]),
         "configuration": resumable_results.digest([dataclasses.asdict(config.model), *decisive]),

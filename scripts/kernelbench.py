@@ -16,8 +16,8 @@ from typing import Any
 
 from absl import flags
 
-from configs.engine import ATTENTIONS
 from configs.errors import InputError
+from configs.settings.kernels import ATTENTIONS
 from scripts import common
 from scripts.flags import json_lines_flag, shared_flags
 from scripts.reports import kernel_text

@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> None:
         if config.engine != EngineConfig():
             found["engine"] = {
                 "context": there.max_context,
-                "cache_bytes": there.engine.cache_bytes,
+                "cache_bytes": there.engine.cache.cache_bytes,
                 "batch": there.most_seqs * there.mesh.num_groups,
             }
             if config.model.has_states:
@@ -188,8 +188,8 @@ def _sweep(
 
 def _page_groups(config: Config) -> list[dict[str, Any]]:
     """How page groups share an engine's cache."""
-    groups = config.cached_model.page_groups
-    sizes = config.cached_model.page_bytes(config.page_tokens, config.engine.latent_lanes or 1)
+    groups, lanes = config.cached_model.page_groups, config.engine.cache.latent_lanes or 1
+    sizes = config.cached_model.page_bytes(config.page_tokens, lanes)
     return [
         {"sees": group.spec.sight, "layers": len(group.layers), "pages": n, "bytes": n * size}
         for group, n, size in zip(groups, config.num_pages, sizes, strict=True)
@@ -244,7 +244,7 @@ def _deployment(config: Config) -> Deployment:
     replicas = 1 if _REPLICAS.value is None else _REPLICAS.value
     return Deployment(
         config.model, chip, formats, config.mesh, replicas, speculation, _ACCOUNTING.value,
-        snapshots=config.engine.snapshots if config.num_snapshots > 1 else 0,
+        snapshots=config.engine.cache.snapshots if config.num_snapshots > 1 else 0,
     )  # fmt: skip
 
 

@@ -189,7 +189,7 @@ def _load() -> "ServedEngine":
     if Path(name).exists():  # clients need not know where it lies
         name = Path(name).resolve().name
     warm_up = functools.partial(common.warm_up, engine, seals=False)
-    machine = lookup.known(config.model, engine.model_runner.implementations)
+    machine = lookup.cached(config.model, engine.model_runner.implementations)
     prepare = warm_up if _WARM_UP.value else lambda: None
     return ServedEngine(engine, name, prepare, machine, _POOLING.value)
 

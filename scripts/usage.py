@@ -7,6 +7,8 @@ from typing import Any
 
 from absl import flags
 
+from inference.request import FIELDS, FORMER_NAMES
+
 _GROUPS = {  # by the module that defines a flag, or its name; those of the app itself come first
     "json": "Input and output",
     "scripts.common": "Model",
@@ -32,10 +34,10 @@ _GROUPS = {  # by the module that defines a flag, or its name; those of the app 
 _TITLES = (
     *("Model", "HTTP", "Serving", "Sampling", "Workload", "Input and output", "Chips and hosts"),
 )
-_ELSEWHERE = {  # what other servers call a flag
+_ELSEWHERE = {  # flags of other servers and of former versions
     "api_key": "api_key_file=FILE, a key a line",
     "dtype": "set=model.dtype=...",
-    "enable_prefix_caching": "set=engine.prefix_cache=true, which is the default",
+    "enable_prefix_caching": "set=engine.cache.prefix_cache=true, which is the default",
     "kv_cache_dtype": "cache",
     "quantization": "weights",
     "max_tokens": "max_new_tokens",
@@ -44,6 +46,7 @@ _ELSEWHERE = {  # what other servers call a flag
     "data_parallel_size": "mesh=data=N",
     "tokenizer": "model, which names a directory or file with its tokenizer",
     "uds": "host and --port",
+    **{former: name for former, name in FORMER_NAMES.items() if FIELDS[name].has_flag},
 }
 _KINDS = {"int": "N", "float": "X", "string": "TEXT"}
 _INDENT = 28

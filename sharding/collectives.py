@@ -21,14 +21,14 @@ def chip(axis: str = _AXIS) -> jax.Array | int:
 
 def total(x: Tree) -> Tree:
     """The sums of all chips' arrays, on each of them."""
-    found: Tree = jax.lax.psum(x, _AXIS) if num_chips() > 1 else x
-    return found
+    sums: Tree = jax.lax.psum(x, _AXIS) if num_chips() > 1 else x
+    return sums
 
 
-def most(x: jax.Array) -> jax.Array:
+def maximum(x: jax.Array) -> jax.Array:
     """The largest of all chips' entries, on each of them."""
-    found: jax.Array = jax.lax.pmax(x, _AXIS) if num_chips() > 1 else x
-    return found
+    maxima: jax.Array = jax.lax.pmax(x, _AXIS) if num_chips() > 1 else x
+    return maxima
 
 
 def gather(x: jax.Array) -> jax.Array:

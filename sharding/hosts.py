@@ -40,7 +40,7 @@ class Hosts:
         """`links` lead from host 0 to all others, and from each of these to host 0."""
         self.index, self.count = index, count
         self._links = dict(links or {})
-        self._told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._ending = threading.Lock()
         self._has_ended = False
@@ -64,7 +64,7 @@ class Hosts:
             RuntimeError: something else comes: the hosts are out of step.
         """
         while True:
-            message = self._told.get()
+            message = self._inbox.get()
             if "ended" in message:
                 return
             yield self._part(message, "order"), message["arguments"]
@@ -80,8 +80,8 @@ class Hosts:
 
     def now(self) -> float:
         """Host 0's `time.perf_counter()`."""
-        found: float = self.broadcast(time.perf_counter())
-        return found
+        now_s: float = self.broadcast(time.perf_counter())
+        return now_s
 
     def compare(self, facts: Mapping[str, str]) -> None:
         """Checks at the start that all hosts mean the same.
@@ -95,9 +95,11 @@ class Hosts:
             self._send({"facts": dict(facts)})
             problem = self._take("problem")
         else:
-            found = dict(self._answers.get() for _ in self._links)
-            each = (_difference(facts, found[peer], peer) for peer in sorted(found))
-            problem = next(filter(None, each), None)
+            facts_by_peer = dict(self._answers.get() for _ in self._links)
+            problems = (
+                _difference(facts, facts_by_peer[peer], peer) for peer in sorted(facts_by_peer)
+            )
+            problem = next(filter(None, problems), None)
             self._send({"problem": problem})
         if problem:
             self._has_ended = True
@@ -126,7 +128,7 @@ class Hosts:
 
     def _take(self, what: str) -> Any:
         """The value that host 0 sends next; where it has ended instead, so does this process."""
-        message = self._told.get()
+        message = self._inbox.get()
         if "ended" in message:
             sys.exit(0)
         return self._part(message, what)
@@ -154,7 +156,7 @@ class Hosts:
                     self._lose(peer, message["ended"] or "it ended")
                 elif message:
                     self._has_ended |= "ended" in message
-                    self._told.put(message)
+                    self._inbox.put(message)
         except TimeoutError:
             why = f"it was silent for {HEARTBEAT_TIMEOUT_S:.0f} s"
         except (OSError, ValueError):
@@ -332,11 +334,11 @@ def _connect(address: str, port: int, count: int, index: int) -> _Link:
 def _hello(connection: socket.socket) -> dict[str, int] | None:
     """Number of hosts and index as another host says them; None of whoever is none."""
     connection.settimeout(_HEARTBEAT_S)
-    found = b""
+    line = b""
     try:
-        while not found.endswith(b"\n") and len(found) < 100:
-            found += connection.recv(1) or b"\n"
-        hello = json.loads(found)
+        while not line.endswith(b"\n") and len(line) < 100:
+            line += connection.recv(1) or b"\n"
+        hello = json.loads(line)
     except (OSError, ValueError):
         return None
     is_host = isinstance(hello, dict) and all(
@@ -349,13 +351,13 @@ def _line(message: Any) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 
-def _difference(own: Mapping[str, str], other: Mapping[str, str], peer: int) -> str | None:
+def _difference(facts: Mapping[str, str], other: Mapping[str, str], peer: int) -> str | None:
     """What a host has otherwise than host 0, in one line."""
-    for name in [*own, *other]:
-        if own.get(name) != other.get(name):
+    for name in [*facts, *other]:
+        if facts.get(name) != other.get(name):
             return (
                 f"host {peer} has another {name} than host 0: {str(other.get(name))[:120]}, not "
-                f"{str(own.get(name))[:120]}"
+                f"{str(facts.get(name))[:120]}"
             )
     return None
 
@@ -365,6 +367,6 @@ def _keep_stdout() -> None:
     if sys.stdout is None:
         return
     sys.stdout.flush()
-    own, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    descriptor, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
-    sys.stdout = os.fdopen(own, "w", buffering=1, errors="backslashreplace")
+    sys.stdout = os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace")

@@ -37,8 +37,8 @@ def provide(mesh: Mesh, num_chips: int) -> None:
     if num_chips % count:
         raise InputError(f"mesh {mesh}: {num_chips} chips are not equal parts of {count} hosts")
     num_chips //= count
-    asked: int = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009, mypy does not know it
-    if max(1, asked) < num_chips <= _MOST_VIRTUAL_CHIPS:
+    num_virtual: int = getattr(jax.config, "jax_num_cpu_devices")  # noqa: B009, mypy does not know it
+    if max(1, num_virtual) < num_chips <= _MOST_VIRTUAL_CHIPS:
         jax.config.update("jax_num_cpu_devices", num_chips)
 
 
@@ -119,7 +119,7 @@ def to_global(mesh: jax.sharding.Mesh | None, spec: PartitionSpec, tree: Any) ->
 
 
 def over(
-    mesh: jax.sharding.Mesh | None, function: Callable[..., Any], given: Any, returned: Any
+    mesh: jax.sharding.Mesh | None, function: Callable[..., Any], in_specs: Any, out_specs: Any
 ) -> Callable[..., Any]:
     """The function on each chip, with that chip's parts of arrays; without a mesh, itself.
 
@@ -130,10 +130,10 @@ def over(
     """
     if mesh is None:
         return function
-    found: Callable[..., Any] = jax.shard_map(
-        function, mesh=mesh, in_specs=given, out_specs=returned, check_vma=False
+    mapped: Callable[..., Any] = jax.shard_map(
+        function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-    return found
+    return mapped
 
 
 def moved(tree: Any, mesh: jax.sharding.Mesh | None, specs: Any) -> Any:
@@ -151,24 +151,25 @@ def moved(tree: Any, mesh: jax.sharding.Mesh | None, specs: Any) -> Any:
     return jax.device_put(tree, shardings)
 
 
-def moved_to_group(tree: Any, mesh: jax.sharding.Mesh, group: int, rest: Any) -> Any:
+def moved_to_group(tree: Any, mesh: jax.sharding.Mesh, group: int, base: Any) -> Any:
     """A pytree over as many chips as divide the model, on those of one group of a mesh, each from
-    device to device; the other groups' parts are those of `rest`, which lies on `EVERY_CHIP`.
+    device to device; the other groups' parts are those of `base`, which lies on `EVERY_CHIP`.
     """
     chips = list(mesh.devices.reshape(-1, mesh.shape["model"])[group])
 
-    def joined(array: jax.Array, others: jax.Array) -> jax.Array:
+    def joined(array: jax.Array, base_array: jax.Array) -> jax.Array:
         first = {shard.device: shard.index[0].start or 0 for shard in array.addressable_shards}
-        own = sorted(array.addressable_shards, key=lambda shard: first[shard.device])
-        parts = {shard.device: shard.data for shard in others.addressable_shards}
+        source_shards = sorted(array.addressable_shards, key=lambda shard: first[shard.device])
+        parts = {shard.device: shard.data for shard in base_array.addressable_shards}
         parts |= {
-            chip: jax.device_put(shard.data, chip) for chip, shard in zip(chips, own, strict=True)
+            chip: jax.device_put(shard.data, chip)
+            for chip, shard in zip(chips, source_shards, strict=True)
         }
         return jax.make_array_from_single_device_arrays(
-            others.shape, others.sharding, list(parts.values())
+            base_array.shape, base_array.sharding, list(parts.values())
         )
 
-    return jax.tree.map(joined, tree, rest)
+    return jax.tree.map(joined, tree, base)
 
 
 def spread(mesh: jax.sharding.Mesh | None, parts: Sequence[Any], specs: Sequence[Any]) -> Any:

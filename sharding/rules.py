@@ -39,10 +39,10 @@ def mesh_axes(path: str, info: ParamInfo) -> tuple[str, ...]:
         raise InputError(
             f"{path}: no rule divides the axis {unknown[0]!r}; known: {', '.join(RULES)}"
         )
-    found = [axis for name in names if (axis := RULES[name]) is not None]
-    if len(found) > len(set(found)):
+    mesh_axes = [axis for name in names if (axis := RULES[name]) is not None]
+    if len(mesh_axes) > len(set(mesh_axes)):
         raise InputError(f"{path}: chips would divide two of its axes, {', '.join(names)}")
-    return tuple(found)
+    return tuple(mesh_axes)
 
 
 def spec(path: str, info: ParamInfo) -> PartitionSpec:
@@ -89,21 +89,23 @@ def part(
         values = np.asarray(values).reshape(*in_rows(values.shape))
     if "expert" in axes:
         num_experts, *shape = info.shape
-        count, each = num_experts // mesh.expert, info.rows // num_experts
-        own = dataclasses.replace(
+        count, expert_rows = num_experts // mesh.expert, info.rows // num_experts
+        matrix_info = dataclasses.replace(
             info, shape=tuple(shape), logical_axes=info.logical_axes[1:],
             stacked=info.stacked[: len(info.stacked) // num_experts],
         )  # fmt: skip
         first = group % mesh.expert * count
-        matrices = [_Rows(values, (first + n) * each, each) for n in range(count)]
-        parts = [_of_matrix(config, path, own, matrix, mesh.model, chip) for matrix in matrices]
+        matrices = [_Rows(values, (first + n) * expert_rows, expert_rows) for n in range(count)]
+        parts = [
+            _of_matrix(config, path, matrix_info, matrix, mesh.model, chip) for matrix in matrices
+        ]
         return np.stack(parts).reshape(count, *parts[0].shape[-len(shape) :])
     if len(info.shape) > 2:
-        own = dataclasses.replace(
+        matrix_info = dataclasses.replace(
             info, shape=info.in_rows, logical_axes=(info.logical_axes[0], None), stacked=()
         )
-        found = _of_matrix(config, path, own, values, mesh.model, chip)
-        return found.reshape(-1, *info.shape[1:-1], found.shape[-1])
+        rows = _of_matrix(config, path, matrix_info, values, mesh.model, chip)
+        return rows.reshape(-1, *info.shape[1:-1], rows.shape[-1])
     return _of_matrix(config, path, info, values, mesh.model, chip)
 
 
@@ -117,14 +119,16 @@ class _Rows:
     def shape(self) -> tuple[int, ...]:
         return self._count, *self._values.shape[1:]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(
+        self, dtype: np.typing.DTypeLike | None = None, copy: bool | None = None
+    ) -> np.ndarray:
         return np.asarray(self[:])
 
-    def __getitem__(self, wanted: slice | tuple[slice, slice]) -> Any:
-        rows, *columns = wanted if isinstance(wanted, tuple) else (wanted,)
+    def __getitem__(self, index: slice | tuple[slice, slice]) -> Any:
+        rows, *columns = index if isinstance(index, tuple) else (index,)
         start, stop, _ = rows.indices(self._count)
-        own = slice(self._first + start, self._first + stop)
-        return self._values[(own, *columns) if columns else own]
+        local_rows = slice(self._first + start, self._first + stop)
+        return self._values[(local_rows, *columns) if columns else local_rows]
 
 
 def _of_matrix(
@@ -157,8 +161,8 @@ def _of_matrix(
             like = np.asarray(values[:1])
             parts.append(np.zeros((missing, *like.shape[1:]), like.dtype))
         else:
-            own = np.asarray(values[first + start : first + stop])
-            parts += [own, np.zeros((missing, *own.shape[1:]), own.dtype)]
+            share = np.asarray(values[first + start : first + stop])
+            parts += [share, np.zeros((missing, *share.shape[1:]), share.dtype)]
         first += count
     return np.concatenate(parts)
 
@@ -202,11 +206,12 @@ def _range(
     bytes of their blocks.
     """
     shares = _shares(config, path, axis, chips)
-    own, whole = shares[chip], max(share.stop for share in shares)
-    start, stop, most = (
-        count * size // whole for count in (own.start, own.stop, max(map(len, shares)))
+    chip_share, whole = shares[chip], max(share.stop for share in shares)
+    start, stop, largest = (
+        count * size // whole
+        for count in (chip_share.start, chip_share.stop, max(map(len, shares)))
     )
-    return start, stop, most - (stop - start)
+    return start, stop, largest - (stop - start)
 
 
 @functools.lru_cache(maxsize=16)

@@ -52,7 +52,7 @@ def prepare(target: Target) -> None:
 
 
 @functools.cache
-def devices(target: Target) -> tuple[Any, ...]:
+def devices(target: Target) -> tuple[jax.Device, ...]:
     """All devices of a target, in the compiler's order; of this machine, all that
     JAX has.
 
@@ -70,15 +70,15 @@ def devices(target: Target) -> tuple[Any, ...]:
         options = {"chips_per_host_bounds": (1, 1, 1)}
     platform, name = {"gpu": ("cuda", ""), "tpu": ("tpu", target.topology)}[target.platform]
     try:
-        found = topologies.get_topology_desc(name, platform, **options).devices
+        chips = topologies.get_topology_desc(name, platform, **options).devices
     except (NotImplementedError, RuntimeError) as error:  # JAX's own are RuntimeErrors
         reason = str(error).partition("\n")[0]
         raise InputError(f"--target={target.name} cannot be compiled for: {reason}") from error
-    return tuple(found)
+    return tuple(chips)
 
 
 @contextlib.contextmanager
-def traced_for(device: Any) -> Iterator[None]:
+def traced_for(device: jax.Device) -> Iterator[None]:
     """Context in which programs are traced as if the device were JAX's default
     (`layers.kernels.device.target_device`).
     """

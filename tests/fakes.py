@@ -42,7 +42,7 @@ from inference.runtime.executables import Executables
 from inference.sampling import sampler
 from inference.scheduling import sequence
 from inference.scheduling.step_shapes import StepShape
-from layers import decoder, kv_cache, registry
+from layers import decoder, kv_cache, page_rows, registry
 from layers.params import init
 from tests import compiling
 from tests.kinds import Caching
@@ -68,7 +68,7 @@ def _sum_pages(pages, context, weigh):
     """Sum over the visible positions of weigh(elements, position), i32[T]."""
     sums = []
     for rectangle in context.ragged.rectangles:
-        stored = kv_cache.decode(pages[rectangle.tables[context.group]])
+        stored = page_rows.decode(pages[rectangle.tables[context.group]])
         stored_YSX = stored.reshape(len(stored), -1, ELEMENTS).astype(jnp.int32)
         at_S, now_YW1 = jnp.arange(stored_YSX.shape[1]), rectangle.position_YW[:, :, None]
         is_seen_YWS = (at_S <= now_YW1) & (at_S > now_YW1 - (context.spec.window or 1 << 30))
@@ -77,21 +77,21 @@ def _sum_pages(pages, context, weigh):
     return context.ragged.pack(sums)
 
 
-def paged(x_TD, pages, context):
+def paged(x_TD, leaf, context):
     """Three elements a token; adds a sum over the visible ones."""
     token_T, total_T = _read(x_TD)
     position_T = context.ragged.position_T
     row_TX = jnp.stack([token_T, position_T % 7, token_T * position_T % 11], axis=1)
-    pages = kv_cache.write(pages, row_TX, context.ragged, context.group)
+    pages = page_rows.write(leaf.pages, row_TX, context.ragged, context.group)
     sum_T = _sum_pages(pages, context, lambda a, b, c, at: a + 2 * b + 3 * c)
-    return _add(total_T, sum_T), pages
+    return _add(total_T, sum_T), leaf.with_pages(pages)
 
 
-def sharer(x_TD, pages, context):
+def sharer(x_TD, leaf, context):
     """Nothing of its own; adds another sum over an earlier layer's pages."""
     assert not context.is_owner
-    sum_T = _sum_pages(pages, context, lambda a, b, c, at: a * (at % 5))
-    return _add(_read(x_TD)[1], sum_T), pages
+    sum_T = _sum_pages(leaf.pages, context, lambda a, b, c, at: a * (at % 5))
+    return _add(_read(x_TD)[1], sum_T), leaf
 
 
 def counter(x_TD, state, context):
@@ -116,8 +116,8 @@ def counter(x_TD, state, context):
 def apply(params, config, kind, x_TD, leaf, context):
     """Any of the three."""
     if kind.spec.states:
-        out_TD, state = counter(x_TD, leaf[0], context)
-        return out_TD, (state,)
+        out_TD, state = counter(x_TD, leaf.states[0], context)
+        return out_TD, kv_cache.with_states(leaf, state)
     return (sharer if kind.spec.owner is not None else paged)(x_TD, leaf, context)
 
 
@@ -464,19 +464,19 @@ def engine(
     """
     arguments = {name: settings.pop(name) for name in ("tokenizer", "eos_ids") if name in settings}
     prefill, draft = settings.pop("prefill", TOGETHER), settings.pop("draft", None)
-    config = Config(model, EngineConfig(**settings), mesh, prefill, draft)
+    config = Config(model, EngineConfig.of(**settings), mesh, prefill, draft)
     is_fake = model.family == "fake"
     if params is None:
         params = fake_params(model) if is_fake else real_params(model)
     made = engines.Engine(config, params, **arguments)
-    same = EngineConfig(**{k: v for k, v in settings.items() if k not in _SCHEDULING})
+    same = EngineConfig.of(**{k: v for k, v in settings.items() if k not in _SCHEDULING})
     own = made.model_runner._executables
     if not draws:
         own._lower_step = _without_draws(own._lower_step)
     own_shapes = config.num_snapshots, draws, compiling.is_quick()
     key = Config(model, same, mesh, prefill, draft), *own_shapes
     made.model_runner._executables = _executables.setdefault(key, own)
-    if shapes != "all" and made.config.engine.chunked_prefill:
+    if shapes != "all" and made.config.engine.scheduling.chunked_prefill:
         riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
         made.scheduler.shapes = riding[-1:] if shapes == "one" else riding
     if made._prefill is not None:

@@ -12,23 +12,23 @@ def compare():
     return importlib.import_module("scripts.reports.peers.servers")
 
 
-def test_the_one_that_is_measured_first_changes_every_turn(compare, capsys):
-    asked = []
+def test_the_one_that_is_measured_first_changes_every_turn(compare):
+    runs = []
 
-    def load(who, failed=0):
+    def load(side, failed=0):
         def run(seed):
-            asked.append((seed, who))
-            return dict.fromkeys(compare.FIGURES, 2.0) | {"failed": failed, "who": who}
+            runs.append((seed, side))
+            return dict.fromkeys(compare.FIGURES, 2.0) | {"failed": failed, "side": side}
 
         return run
 
-    found = compare.by_turns("a", (load("ours"), load("vllm")), 3, "vllm")
-    assert all(turn[who]["who"] == who for turn in found for who in ("ours", "vllm"))
-    firsts = [who for _, who in asked[::2]]
-    assert firsts in (["ours", "vllm"] * 2, ["vllm", "ours"] * 2)
-    assert [seed for seed, _ in asked[::2]] == [seed for seed, _ in asked[1::2]]
+    turns = compare.compare("a", {"ours": load("ours"), "vllm": load("vllm")}, 3)
+    assert len(turns) == 3
+    assert all(turn[side]["side"] == side for turn in turns for side in ("ours", "vllm"))
+    assert [side for _, side in runs[::2]] == ["ours", "vllm"] * 2
+    assert [seed for seed, _ in runs[::2]] == [seed for seed, _ in runs[1::2]]
     with pytest.raises(SystemExit, match="2 requests of vllm failed"):
-        compare.by_turns("a", (load("ours"), load("vllm", failed=2)), 3, "vllm")
+        compare.compare("a", {"ours": load("ours"), "vllm": load("vllm", failed=2)}, 3)
 
 
 def test_the_engine_beside_the_server_has_its_settings(compare, monkeypatch):

@@ -1,5 +1,6 @@
 """Pages that are written by programs are up to date, and what pages show runs."""
 
+import importlib
 import json
 import os
 import re
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from scripts.reports import figures
+from scripts.reports.pages import markdown, results
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -28,11 +30,6 @@ def read(page: str) -> str:
     return (ROOT / page).read_text(encoding="utf-8")
 
 
-def written(page: str) -> str:
-    """A page as its program writes it: without the mark of stale figures."""
-    return figures.marked(read(page), is_stale=False)
-
-
 def blocks(page: str) -> list[str]:
     """The indented blocks of a page; blank lines may stand within one."""
     found = re.findall(r"^ {4}.*\n(?:\n*^ {4}.*\n)*", read(page), re.MULTILINE)
@@ -46,40 +43,44 @@ def test_the_families_page_is_up_to_date(tmp_path):
     assert target.read_text("utf-8") == committed, "stale: python -m scripts.reports.families"
 
 
-def test_the_page_of_smaller_caches_says_what_was_measured():
-    """And none is written of bytes that were not allocated as predicted."""
-    program = """if True:
-        import json
-        from scripts.reports.caches import __main__ as make_caches
-        parts = json.load(open("docs/caches.json"))
-        print(make_caches.text(parts, "caches.png"), end="")
-        parts["bytes"]["MHA"]["allocated"] += 1
-        make_caches.text(parts, "caches.png")
-    """
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert run.stdout == written("docs/caches.md"), (
-        "stale: python -m scripts.reports.caches --parts="
-    )
-    assert run.returncode == 1
-    assert "MHA: 69120.0 bytes are predicted, 69121.0 allocated" in run.stderr
+MEASURED = ("architectures", "caches", "quantization")
 
 
-def measured_pages() -> list[str]:
-    """Those that are there, or of which figures are."""
-    pages, kinds = ("architectures", "quantization"), (".md", ".json")
-    return [page for page in pages if any((ROOT / f"docs/{page}{kind}").exists() for kind in kinds)]
+def results_of(page: str) -> dict:
+    return json.loads(read(f"docs/{page}.json"))
 
 
-@pytest.mark.parametrize("page", measured_pages())
-def test_a_page_says_what_was_measured(page):
-    program = f"""if True:
-        import json
-        from scripts.reports.{page} import __main__ as page
-        print(page.text(json.load(open("docs/{page}.json")), "{page}.png"), end="")
-    """
-    run = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
-    assert run.returncode == 0, run.stderr
-    assert run.stdout == written(f"docs/{page}.md"), f"stale: python docs/make_{page}.py --parts="
+@pytest.mark.parametrize("page", MEASURED)
+def test_a_pages_tables_show_what_was_measured(page):
+    parts = importlib.import_module(f"scripts.reports.{page}.__main__").PARTS
+    text = read(f"docs/{page}.md")
+    filled = results.fill(text, parts, results_of(page))
+    assert filled == text, f"stale: python -m scripts.reports.{page} --parts="
+    assert all(f"\n<!-- {part} -->\n" in text for part in parts)
+
+
+def test_rows_are_chosen_by_kind_and_model():
+    rows = ["a: full", "a: int4, rtn", "b: full"]
+    part = results.Part(lambda *_: None, lambda _: [], rows, has_models=True)
+    assert part.chosen(None, None) == rows
+    assert part.chosen(["full"], None) == ["a: full", "b: full"]
+    assert part.chosen(["int4, rtn"], ["b"]) == []
+    assert part._replace(has_models=False).chosen(["full"], ["b"]) == ["a: full", "b: full"]
+
+
+def test_a_page_without_a_block_is_refused():
+    text = "# A title\n\n<!-- a -->\n\nold\n\n<!-- end of a -->\n\nProse.\n"
+    assert markdown.fill(text, {"a": ["", "new"]}) == text.replace("old", "new")
+    with pytest.raises(ValueError, match="the page has no block of 'b'"):
+        markdown.fill(text, {"b": ["new"]})
+
+
+def test_no_page_is_written_of_bytes_that_were_not_allocated_as_predicted():
+    parts = importlib.import_module("scripts.reports.caches.__main__").PARTS
+    measured = results_of("caches")
+    measured["bytes"]["MHA"]["allocated"] += 1
+    with pytest.raises(SystemExit, match="MHA: 69120.0 bytes are predicted, 69121.0 allocated"):
+        results.fill(read("docs/caches.md"), parts, measured)
 
 
 def test_figures_are_stale_once_their_code_changes(tmp_path, monkeypatch):
@@ -164,17 +165,16 @@ def test_the_commands_of_adding_a_model(tmp_path):
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_the_commands_of_the_readme(tmp_path):
-    """Those that run a model, on a tiny one; what they need beside it is made first."""
+    """Those of the quickstart, too: on a tiny model, where they run one."""
     tiny = ROOT / "tests" / "golden" / "llama-tokenizer"
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "A"}\n')
     environment = os.environ | {
         "PYTHONPATH": str(ROOT), "RIDGELINE_CACHE": str(tmp_path / "cache"),
     }  # fmt: skip
-    found = re.findall(
-        r"python -m scripts\.(\w+)(.*?)(?:  +#|`|$)", read("README.md"), re.MULTILINE
-    )
-    assert len(found) >= 11
-    for app, flags in found:
+    pages = read("README.md") + read("docs/quickstart.md")
+    commands = re.findall(r"python -m scripts\.(\w+)(.*?)(?:  +#|`|$)", pages, re.MULTILINE)
+    assert len(commands) >= 25
+    for app, flags in dict.fromkeys(commands):
         words = shlex.split(flags)
         if app != "plan":
             words = [word.replace("int4", "int8") for word in words]  # its rows are no whole groups

@@ -32,10 +32,11 @@ from inference.planner.page import render
 from inference.request import SamplingParams
 from layers import decoder, registry
 from layers import params as parameters
+from layers.kv_cache import Recurrent, with_states
 from layers.linear import linear
 from layers.params import Params
 from layers.ragged import contiguous
-from layers.registry import Leaf, StepContext
+from layers.registry import StepContext
 from tests import compiling
 from tests.inference.planner import test_page
 
@@ -103,15 +104,15 @@ def apply_min_gru(
     config: ModelConfig,
     kind: MinGru,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Recurrent | None,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Recurrent | None]:
     """One layer: float32 [T, D], and the states; without a cache rows begin at zero."""
     ragged = context.ragged
     gate_TX, candidate_TX = jnp.split(linear(x_TD, params["in"]), 2, axis=1)
     slots = [jnp.broadcast_to(r.slot_Y[:, None], r.position_YW.shape) for r in ragged.rectangles]
     slot_T = ragged.pack(slots)
-    states = jnp.zeros((x_TD.shape[0], 1, kind.width)) if leaf is None else leaf[0]
+    states = jnp.zeros((x_TD.shape[0], 1, kind.width)) if leaf is None else leaf.states[0]
 
     def feed(states: jax.Array, token: Any) -> tuple[jax.Array, jax.Array]:
         slot, position, is_valid, z_X, c_X = token
@@ -123,7 +124,7 @@ def apply_min_gru(
     tokens = slot_T, ragged.position_T, ragged.valid_T, jax.nn.sigmoid(gate_TX), candidate_TX
     states, h_TX = jax.lax.scan(feed, states, tokens)
     out_TD = linear(h_TX.astype(config.dtype), params["out"])
-    return out_TD, None if leaf is None else (states,)
+    return out_TD, with_states(leaf, states)
 
 
 def apply_maxout(
@@ -233,7 +234,7 @@ def test_the_engine_gives_what_the_model_gives_without_a_cache(values, checkpoin
     model = dataclasses.replace(found.config, dtype="float32")
     assert model == dataclasses.replace(config, name=checkpoint.name)
     read = found.open(None).load_params(decoder.param_infos(model), None)
-    engine = Engine(Config(model, EngineConfig(**sizes)), read)
+    engine = Engine(Config(model, EngineConfig.of(**sizes)), read)
     prompts = [[7 * n % 61 for n in range(length)] for length in (1, 40, 7, 16, 23)]
 
     @compiling.jit
@@ -248,7 +249,7 @@ def test_the_engine_gives_what_the_model_gives_without_a_cache(values, checkpoin
     leaves = jax.tree.leaves(engine.model_runner.cache)
     assert engine.config.pool_bytes == sum(leaf.nbytes for leaf in leaves)
     # A CPU's strips would pad widths as odd as these.
-    plain = Engine(Config(model, EngineConfig(linear="reference", **sizes)), read).model_runner
+    plain = Engine(Config(model, EngineConfig.of(linear="reference", **sizes)), read).model_runner
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(plain.params))
     own = Precision.of(config)
     assert weights.weight_bytes(config, own.weights, own.rest) == held

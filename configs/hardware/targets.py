@@ -65,8 +65,8 @@ def parse(name: str) -> Target:
     """
     if name == catalog.THIS_MACHINE:
         return Target(name, name, 1, "")
-    if found := re.fullmatch(r"(?:([1-9]\d{0,4})x)?h200", name, re.ASCII):
-        return _gpus(name, int(found[1] or 1))
+    if match := re.fullmatch(r"(?:([1-9]\d{0,4})x)?h200", name, re.ASCII):
+        return _gpus(name, int(match[1] or 1))
     chip, _, topology = name.partition(":")
     if chip in _TPUS:
         return _tpus(name, chip, topology)

@@ -114,9 +114,9 @@ class Attention(Mixer, name="attention"):
             raise InputError(f"attention qk_norm={self.qk_norm!r} goes with model.norm='rms'")
         inputs, rows, parts, norms = "q", self.query_rows, dict[str, Any](), {"q_norm": N * H}
         if self.owner is None:
-            inputs, made = ("qkv", 2 * K) if self.has_values else ("qk", K)
-            rows += made * H
-            parts = {"stacked": (self.query_rows, *(K * H,) * (made // K)), "kv_heads": K}
+            inputs, num_heads = ("qkv", 2 * K) if self.has_values else ("qk", K)
+            rows += num_heads * H
+            parts = {"stacked": (self.query_rows, *(K * H,) * (num_heads // K)), "kv_heads": K}
             norms["k_norm"] = K * H
         declared: dict[str, Any] = {
             inputs: ParamInfo((rows, D), model.dtype, ("heads", "embed"), **parts),
@@ -147,8 +147,7 @@ class Attention(Mixer, name="attention"):
         if self.owner is not None:
             return shared(self.owner)
         first = 0 if self.window is None else self.first_tokens  # without a window all stay
-        told = self.window, self.chunked, first
-        spec = keys_values(self.num_kv_heads, self.head_width, *told)
+        spec = keys_values(self.num_kv_heads, self.head_width, self.window, self.chunked, first)
         return dataclasses.replace(spec, has_extremes=self.token_budget is not None)
 
     @property
@@ -176,17 +175,17 @@ class Attention(Mixer, name="attention"):
 
     def check_owner(self, stored: CacheSpec, owner: Mixer) -> None:
         """See `Mixer`."""
-        told = stored.window, stored.chunked, stored.first_tokens
-        if stored != keys_values(self.num_kv_heads, self.head_width, *told):
+        sight = stored.window, stored.chunked, stored.first_tokens
+        if stored != keys_values(self.num_kv_heads, self.head_width, *sight):
             raise InputError(
                 f"attention with num_kv_heads={self.num_kv_heads} and head_width="
                 f"{self.head_width} reads layer {self.owner}'s cache, which holds something else"
             )
         for field in ("window", "chunked", *(("first_tokens",) if stored.window else ())):
-            own, other = getattr(self, field), getattr(stored, field)
-            if own and own != other:
+            value, other = getattr(self, field), getattr(stored, field)
+            if value and value != other:
                 raise InputError(
-                    f"attention {field}={own} is layer {self.owner}'s to say, whose cache is "
+                    f"attention {field}={value} is layer {self.owner}'s to say, whose cache is "
                     f"read: {other}"
                 )
         check_rotated(self, owner)
@@ -194,16 +193,16 @@ class Attention(Mixer, name="attention"):
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and scores and weighted sums over the cache."""
         per_token, heads = stored.elements_per_token, self.num_heads * self.head_width
-        seen, most = ("chunk_" * stored.chunked, stored.sliding()), self.token_budget
+        sight, budget = ("chunk_" * stored.chunked, stored.sliding()), self.token_budget
         name = "attend" if stored.window is None else f"attend.{stored.sight}"
-        moved: tuple[Any, ...] = ((per_token, (f"{seen[0]}read", seen[1], most)),)
-        if most is not None:  # a page's extremes are as large as one of its tokens
-            name, seen = "attend.chosen", ("", most)  # as many pairs as in a window
+        moved: tuple[Any, ...] = ((per_token, (f"{sight[0]}read", sight[1], budget)),)
+        if budget is not None:  # a page's extremes are as large as one of its tokens
+            name, sight = "attend.chosen", ("", budget)  # as many pairs as in a window
             moved += ((per_token / operations.PAGE_TOKENS, ("read", None, None)),)
         if self.owner is None:
             moved += ((per_token, ("queries",)),)
         attend = Operation(
-            name, "attention", flops=((4 * heads, (f"{seen[0]}pairs", seen[1])),),
+            name, "attention", flops=((4 * heads, (f"{sight[0]}pairs", sight[1])),),
             moves=(Move("cache", moved, stored.scaled_elements, "cache"),
                    Move("activations", ((2 * heads, operations.TOKENS),), self.head_width,
                         "rest")),
@@ -236,7 +235,7 @@ def sharing(mixers: Sequence[Attention], count: int) -> list[Attention]:
     """
     first = len(mixers) - count
     owners = {mixer.window: layer for layer, mixer in enumerate(mixers[:first])}
-    found = list(mixers[:first])
+    layers = list(mixers[:first])
     for mixer in mixers[first:]:
         if mixer.window not in owners:
             kind = "no window" if mixer.window is None else f"a window of {mixer.window}"
@@ -244,7 +243,7 @@ def sharing(mixers: Sequence[Attention], count: int) -> list[Attention]:
                 f"the last {count} layers share earlier caches, and no layer before has {kind}"
             )
         # What makes keys and values is the owner's to say.
-        found.append(dataclasses.replace(
+        layers.append(dataclasses.replace(
             mixer, owner=owners[mixer.window], window=None, has_value_norm=False, has_values=True
         ))  # fmt: skip
-    return found
+    return layers

@@ -45,9 +45,8 @@ class Parallel(Mixer, name="parallel"):
 
     def changed(self, changes: dict[str, Any]) -> "Parallel":
         """See `Kind`."""
-        own = super().changed(changes)
         return dataclasses.replace(
-            own,
+            super().changed(changes),
             attention=self.attention.changed(changes),
             recurrent=self.recurrent.changed(changes),
         )
@@ -62,16 +61,16 @@ class Parallel(Mixer, name="parallel"):
         Raises:
             InputError: there are no states, or not they alone.
         """
-        kept = self.recurrent.cache(model)
-        if not kept.states or kept.elements_per_token:
+        spec = self.recurrent.cache(model)
+        if not spec.states or spec.elements_per_token:
             raise InputError(
                 f"parallel recurrent is a mixer with states alone, not {self.recurrent.name}"
             )
-        return dataclasses.replace(self.attention.cache(model), states=kept.states)
+        return dataclasses.replace(self.attention.cache(model), states=spec.states)
 
     def cached(self, model: Widths) -> tuple[tuple[CacheSpec, int], ...]:
         """See `Mixer`."""
-        return tuple(found for part in self.parts for found in part.cached(model))
+        return tuple(cached for part in self.parts for cached in part.cached(model))
 
     def can_divide(self, chips: int) -> bool:
         """See `Kind`."""

@@ -137,9 +137,9 @@ class Compressed(Mixer, name="compressed"):
     def cache(self, model: Widths) -> CacheSpec:
         """Entries, and the newest tokens with what their entries will be pooled from."""
         index_width = self.indexer.head_width if self.indexer else 0
-        kept = max(self.window, self.pooled_tokens)
+        window = max(self.window, self.pooled_tokens)
         pooled_width = 2 * self.series * sum(self.pooled_widths)
-        return compressed(self.head_width, self.stride, kept, index_width, pooled_width)
+        return compressed(self.head_width, self.stride, window, index_width, pooled_width)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, attention over tokens and entries, and what entries are pooled from: for
@@ -148,15 +148,15 @@ class Compressed(Mixer, name="compressed"):
         """
         N, H, m = self.num_heads, self.head_width, self.stride
         entries, tokens = stored.parts
-        near, index, most = tokens.elements_per_entry - tokens.pooled_width, 0, None
+        near, index, budget = tokens.elements_per_entry - tokens.pooled_width, 0, None
         scoring: Amount = ()
         if self.indexer is not None:
-            index, most = self.indexer.head_width, self.indexer.top_k * m
+            index, budget = self.indexer.head_width, self.indexer.top_k * m
             scoring = ((2 * self.indexer.num_heads * index / m, ("pairs", None)),)
         pooled = tokens.pooled_width * self.pooled_tokens / m
         moved: Amount = (
             (near, ("read", self.window, None)),
-            ((entries.elements_per_entry - index) / m, ("read", None, most)),
+            ((entries.elements_per_entry - index) / m, ("read", None, budget)),
             (pooled + entries.elements_per_token + tokens.elements_per_entry, ("queries",)),
         )
         if index:
@@ -164,15 +164,17 @@ class Compressed(Mixer, name="compressed"):
         attend = Operation(
             "attend.compressed", "attention",
             flops=(
-                *scoring, (4 * N * H, ("pairs", self.window)), (4 * N * H / m, ("pairs", most)),
+                *scoring, (4 * N * H, ("pairs", self.window)), (4 * N * H / m, ("pairs", budget)),
             ),
             moves=(Move("cache", moved, entries.scaled_elements, "cache"),
                    Move("activations", ((2 * N * H, operations.TOKENS),), H, "rest")),
         )  # fmt: skip
         names = "compressed.kv", "compressed.pooled"
         products = [
-            dataclasses.replace(each, kv_rows=each.all_rows) if each.name in names else each
-            for each in super().operations(model, stored)
+            dataclasses.replace(product, kv_rows=product.all_rows)
+            if product.name in names
+            else product
+            for product in super().operations(model, stored)
         ]
         return (*products, attend)
 

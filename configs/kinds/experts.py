@@ -70,14 +70,14 @@ class Router:
             raise InputError(
                 f"router num_groups={self.num_groups} does not divide num_experts={num_experts}"
             )
-        each = num_experts // self.num_groups
-        if self.group_best > each:
+        group_size = num_experts // self.num_groups
+        if self.group_best > group_size:
             raise InputError(
-                f"router group_best={self.group_best} exceeds the {each} experts of a group"
+                f"router group_best={self.group_best} exceeds the {group_size} experts of a group"
             )
-        if top_k > self.top_groups * each and self.has_offsets:
+        if top_k > self.top_groups * group_size and self.has_offsets:
             raise InputError(
-                f"experts top_k={top_k} exceeds the {self.top_groups * each} experts of "
+                f"experts top_k={top_k} exceeds the {self.top_groups * group_size} experts of "
                 f"top_groups={self.top_groups}: which others are chosen is undefined, because "
                 "offsets rank none of them, and their scores count"
             )

@@ -31,18 +31,18 @@ class Kind:
     divided: ClassVar[tuple[str, ...]] = ()
     kinds: ClassVar[dict[str, Any]]  # by name
 
-    def __init_subclass__(cls, name: str | None = None, **rest: Any) -> None:
+    def __init_subclass__(cls, name: str | None = None, **arguments: Any) -> None:
         """Registers a kind under its name; a base class of kinds has none.
 
         Raises:
             InputError: another kind has that name.
         """
-        super().__init_subclass__(**rest)
+        super().__init_subclass__(**arguments)
         if name is None:
             return
-        known = cls.kinds.get(name)
-        if known is not None and _written(known) != _written(cls):
-            raise InputError(f"{_written(cls)}: {_written(known)} is named {name!r} already")
+        other = cls.kinds.get(name)
+        if other is not None and _written(other) != _written(cls):
+            raise InputError(f"{_written(cls)}: {_written(other)} is named {name!r} already")
         cls.name = name
         cls.kinds[name] = cls
 
@@ -60,9 +60,9 @@ class Kind:
 
     def changed(self, changes: dict[str, Any]) -> Self:
         """Itself with those of these fields that it, or what it is made of, has."""
-        own = {name: value for name, value in changes.items() if hasattr(self, name)}
+        fields = {name: value for name, value in changes.items() if hasattr(self, name)}
         same: Any = self
-        return dataclasses.replace(same, **own) if own else self
+        return dataclasses.replace(same, **fields) if fields else self
 
     def parameters(self, model: Widths) -> Declared:
         """Its parameters by name, matrices [out, in]; a part of it may nest its own.
@@ -219,14 +219,14 @@ def check_rotated(kind: Mixer, owner: Mixer) -> None:
         InputError: with both ropes.
     """
     if kind.rotation != owner.rotation:
-        own, other = (mixer.rotation and mixer.rotation[0] for mixer in (kind, owner))
-        raise InputError(f"{kind.name} with rope={own} reads keys that were rotated by {other}")
+        query, key = (mixer.rotation and mixer.rotation[0] for mixer in (kind, owner))
+        raise InputError(f"{kind.name} with rope={query} reads keys that were rotated by {key}")
 
 
 def equal_shares(whole: int, chips: int) -> tuple[range, ...]:
     """Parts of `whole` things for each chip, in their order; all but the last ones are equal."""
-    each = -(-whole // chips)
-    return tuple(range(min(whole, c * each), min(whole, (c + 1) * each)) for c in range(chips))
+    size = -(-whole // chips)
+    return tuple(range(min(whole, c * size), min(whole, (c + 1) * size)) for c in range(chips))
 
 
 def grouped_shares(num_heads: int, num_groups: int, axis: str, chips: int) -> tuple[range, ...]:
@@ -238,15 +238,15 @@ def grouped_shares(num_heads: int, num_groups: int, axis: str, chips: int) -> tu
     if chips <= num_groups:
         unit = 1 if axis == "kv_heads" else size
         groups = equal_shares(num_groups, chips)
-        return tuple(range(unit * own.start, unit * own.stop) for own in groups)
-    held = [chip * num_groups // chips for chip in range(chips)]
+        return tuple(range(unit * group.start, unit * group.stop) for group in groups)
+    group_of_chip = [chip * num_groups // chips for chip in range(chips)]
     if axis == "kv_heads":
-        return tuple(range(group, group + 1) for group in held)
-    each, found = -(-size // (chips // num_groups)), []
-    for chip, group in enumerate(held):
-        start = group * size + min(size, (chip - held.index(group)) * each)
-        found.append(range(start, min(start + each, (group + 1) * size)))
-    return tuple(found)
+        return tuple(range(group, group + 1) for group in group_of_chip)
+    share, ranges = -(-size // (chips // num_groups)), []
+    for chip, group in enumerate(group_of_chip):
+        start = group * size + min(size, (chip - group_of_chip.index(group)) * share)
+        ranges.append(range(start, min(start + share, (group + 1) * size)))
+    return tuple(ranges)
 
 
 def _written(kind: type) -> str:

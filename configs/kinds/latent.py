@@ -101,10 +101,10 @@ class Latent(Mixer, name="latent"):
         if self.indexer is not None:
             if self.rope is None:
                 raise InputError("latent rope=None goes without an indexer, whose keys rotate")
-            key, own = self.rank + self.rope_width, self.indexer.head_width
-            if not self.rope_width <= own <= key:
+            key, width = self.rank + self.rope_width, self.indexer.head_width
+            if not self.rope_width <= width <= key:
                 raise InputError(
-                    f"indexer head_width={own} is at least rope_width={self.rope_width}, which "
+                    f"indexer head_width={width} is at least rope_width={self.rope_width}, which "
                     f"rotates, and no wider than the {key} elements of a key that it stands for"
                 )
 
@@ -169,15 +169,15 @@ class Latent(Mixer, name="latent"):
         their space (`latent.k_up`), and what they find out of it (`latent.v_up`).
         """
         N, C, R = self.num_heads, self.rank, self.rope_width
-        index, most = 0, None
+        index, budget = 0, None
         scoring: Amount = ()
         moved: Amount = ()
         if self.indexer is not None:
-            most, index = self.indexer.top_k, self.indexer.head_width
+            budget, index = self.indexer.top_k, self.indexer.head_width
             scoring = ((2 * self.indexer.num_heads * index, ("pairs", None)),)
             moved = ((index, ("read", None, None)),)
-        entry, pairs = stored.elements_per_token, ("pairs", most)
-        moved += ((entry - index, ("read", None, most)),)
+        entry, pairs = stored.elements_per_token, ("pairs", budget)
+        moved += ((entry - index, ("read", None, budget)),)
         if self.owner is None:
             moved += ((entry, ("queries",)),)
         attend = Operation(
@@ -186,10 +186,10 @@ class Latent(Mixer, name="latent"):
                    Move("activations", ((N * (2 * C + R), operations.TOKENS),), C + R, "rest")),
         )  # fmt: skip
         products = [
-            dataclasses.replace(each, kv_rows=each.all_rows)  # all that it makes is cached
-            if each.name == "latent.kv_down"
-            else each
-            for each in super().operations(model, stored)
+            dataclasses.replace(product, kv_rows=product.all_rows)  # all that it makes is cached
+            if product.name == "latent.kv_down"
+            else product
+            for product in super().operations(model, stored)
         ]
         return (*products, attend)
 

@@ -145,13 +145,13 @@ def _product(name: str, info: ParamInfo, top_k: int, format: str) -> Operation:
 def in_formats(operation: Operation, declared: Declared, model: Widths) -> Operation:
     """A product where its layer kind's parameters may have formats of their own."""
     part, _, name = operation.name.rpartition(".")
-    found = [
+    infos = [
         info
         for path, info in leaves(declared)
         # A stack whose parts have different formats is a tuple of them: 'qkv', '0'.
         if info.is_matrix and (path[:2] == (part, name) or path[0] == name)
     ]
-    formats = {stored_as(info, model, "weights") for info in found}
+    formats = {stored_as(info, model, "weights") for info in infos}
     if operation.kind != "matrix" or formats <= {"weights"}:
         return operation
     if len(formats) == 1:
@@ -163,10 +163,10 @@ def in_formats(operation: Operation, declared: Declared, model: Widths) -> Opera
         return dataclasses.replace(operation, moves=tuple(renamed))
     moves = tuple(
         Move("weights", ((info.elements, ()),), info.shape[-1], stored_as(info, model, "weights"))
-        for info in found
+        for info in infos
     )
-    others = tuple(move for move in operation.moves if move.what != "weights")
-    return dataclasses.replace(operation, moves=(*moves, *others))
+    moves += tuple(move for move in operation.moves if move.what != "weights")
+    return dataclasses.replace(operation, moves=moves)
 
 
 def stored_as(info: ParamInfo, model: Widths, otherwise: str) -> str:

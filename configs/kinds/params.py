@@ -94,7 +94,7 @@ class ParamInfo:
 
     @property
     def is_multiplied(self) -> bool:
-        """Whether tokens are multiplied with it by `layers.linear` or `layers.stacks`, which know
+        """Whether tokens are multiplied with it by `layers.linear`, which knows
         packed ones: no table.
         """
         return self.is_matrix and not self.is_table
@@ -159,15 +159,14 @@ def with_formats(declared: Any, formats: Formats, path: tuple[str, ...] = ()) ->
     ones becomes a tuple of its parts, and a matrix in `llm_int8` its three parts by name.
     """
     if isinstance(declared, ParamInfo):
-        found = tuple(dict.fromkeys(own := formats.get("/".join(path), (declared.format,))))
-        if len(found) == 1:
-            return (
-                _with_outliers(declared)
-                if found[0] == "llm_int8"
-                else dataclasses.replace(declared, format=found[0])
-            )
+        part_formats = formats.get("/".join(path), (declared.format,))
+        if len(set(part_formats)) == 1:
+            format = part_formats[0]
+            if format == "llm_int8":
+                return _with_outliers(declared)
+            return dataclasses.replace(declared, format=format)
         parts = []
-        for part, (rows, format) in enumerate(zip(declared.stacked, own, strict=True)):
+        for part, (rows, format) in enumerate(zip(declared.stacked, part_formats, strict=True)):
             shape, kv_heads = (rows, *declared.shape[1:]), declared.kv_heads if part else 0
             parts.append(
                 dataclasses.replace(

@@ -83,7 +83,7 @@ GEMMA3_270M = Preset(
 
 def _gemma4(
     size: str, width: int, num_layers: int, mixers: Sequence[Attention],
-    ffns: Sequence[FeedForward], **own: Any,
+    ffns: Sequence[FeedForward], **fields: Any,
 ) -> Preset:  # fmt: skip
     config = ModelConfig(
         name=f"gemma4-{size.lower()}",
@@ -98,7 +98,7 @@ def _gemma4(
         embedding_scale=width**0.5,
         has_layer_scales=True,
         tied=True,
-        **own,
+        **fields,
     )
     return Preset(config, Hub(f"google/gemma-4-{size}-it", license="Apache-2.0"))
 

@@ -56,15 +56,15 @@ def formats(model: ModelConfig, name: str, skip: Sequence[str] = ()) -> dict[str
         if not any(_is_in(part, path) for path in declared):
             raise InputError(f"--skip={part}: no parameter of {model.name} has that in its path")
     of_tables = "fp8" if "fp8" in name else "int8"
-    found = {}
+    formats = {}
     for path, info in declared.items():
         if info.format != half.dtype or any(_is_in(part, path) for part in skip):
             continue
         if path in _TABLES:
-            found[path] = of_tables
+            formats[path] = of_tables
         elif info.is_multiplied:
-            found[path] = _of_matrix(name, info, path)
-    return found
+            formats[path] = _of_matrix(name, info, path)
+    return formats
 
 
 def _of_matrix(name: str, info: ParamInfo, path: str) -> str:
@@ -81,9 +81,9 @@ def _of_matrix(name: str, info: ParamInfo, path: str) -> str:
 
 def _exact(name: str) -> str:
     """The format that a name with its size means: the largest size has none of its own."""
-    found = name.removesuffix(f"_g{GROUPS[0]}")
-    has_sizes = found in FORMATS and FORMATS[found].group == GROUPS[0]
-    return found if has_sizes else name
+    base = name.removesuffix(f"_g{GROUPS[0]}")
+    has_sizes = base in FORMATS and FORMATS[base].group == GROUPS[0]
+    return base if has_sizes else name
 
 
 def _is_in(part: str, path: str) -> bool:

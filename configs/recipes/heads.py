@@ -49,10 +49,10 @@ def medusa(target: ModelConfig, digest: str, proposed_ids: tuple[int, ...]) -> M
 
 
 def _fields(target: ModelConfig, kind: str) -> dict[str, Any]:
-    own = {field.name: getattr(target, field.name) for field in dataclasses.fields(ModelConfig)}
+    fields = {field.name: getattr(target, field.name) for field in dataclasses.fields(ModelConfig)}
     alone = "learned_positions", "layer_inputs", "has_layer_scales"
     for name in ("num_layers", "pattern", "formats", *alone):
-        del own[name]
+        del fields[name]
     name = f"{target.name}-{kind}"
-    own |= {"logit_cap": None, "logit_scale": 1.0}
-    return own | {"name": name, "tied": False, "dtype": "float32"}
+    fields |= {"logit_cap": None, "logit_scale": 1.0}
+    return fields | {"name": name, "tied": False, "dtype": "float32"}

@@ -38,10 +38,10 @@ class Task:
     num_pairs: int
 
     def __post_init__(self) -> None:
-        most = min(NUM_KEYS, NUM_VALUES, self.length // 4)  # a pair, its query and a filler
-        if not 1 <= self.num_pairs <= most:
+        max_pairs = min(NUM_KEYS, NUM_VALUES, self.length // 4)  # a pair, its query and a filler
+        if not 1 <= self.num_pairs <= max_pairs:
             raise InputError(
-                f"a task of {self.length} tokens has at most {most} pairs, and at least "
+                f"a task of {self.length} tokens has at most {max_pairs} pairs, and at least "
                 f"1, not {self.num_pairs}"
             )
 

@@ -30,11 +30,11 @@ def shared_by(config: ModelConfig, size: int) -> ModelConfig:
         raise InputError(f"{config.name}: its layers share caches already")
     if not any(map(_can_share, mixers)):
         raise InputError(f"{config.name}: no layer of it has keys that another could read")
-    seen: dict[Mixer, list[int]] = {}
+    layers_of: dict[Mixer, list[int]] = {}
     for layer, mixer in enumerate(mixers):
         if _can_share(mixer):
-            seen.setdefault(mixer, []).append(layer)
-    for alike in seen.values():
+            layers_of.setdefault(mixer, []).append(layer)
+    for alike in layers_of.values():
         for nth, layer in enumerate(alike):
             if nth % size:
                 owner = alike[nth - nth % size]
@@ -57,11 +57,11 @@ def with_kv_heads(config: ModelConfig, num_kv_heads: int) -> ModelConfig:
     heads = {mixer.num_kv_heads for mixer in config.mixers(Attention)}
     if not heads:
         raise InputError(f"{config.name}: no layer of it has key/value heads")
-    for own in sorted(heads):
-        if num_kv_heads < 1 or own % num_kv_heads:
-            divisors = (n for n in range(1, own + 1) if own % n == 0)
+    for count in sorted(heads):
+        if num_kv_heads < 1 or count % num_kv_heads:
+            divisors = (n for n in range(1, count + 1) if count % n == 0)
             raise InputError(
-                f"{config.name}: {own} key/value heads become {', '.join(map(str, divisors))}, "
+                f"{config.name}: {count} key/value heads become {', '.join(map(str, divisors))}, "
                 f"not {num_kv_heads}"
             )
     pattern = tuple(

@@ -69,10 +69,10 @@ class TrainingConfig:
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"training.{name} is from 0 to 1, not {getattr(self, name)}")
 
-    def _check(self, name: str, least: int, most: int) -> None:
-        if not least <= getattr(self, name) < most:
+    def _check(self, name: str, lower: int, upper: int) -> None:
+        if not lower <= getattr(self, name) < upper:
             raise InputError(
-                f"training.{name} is at least {least} and below {most}, not {getattr(self, name)}"
+                f"training.{name} is at least {lower} and below {upper}, not {getattr(self, name)}"
             )
 
 

@@ -7,15 +7,18 @@ the H200's, which differs in its memory alone.
 from configs.engine import EngineConfig
 from configs.mesh import Mesh
 from configs.recipes.run import Run
+from configs.settings.cache import CacheConfig
+from configs.settings.shapes import ShapeConfig
 
 RUN = Run(
     model="llama3-70b",
     engine=EngineConfig(
         max_seqs=128,
         max_context=8192,
-        cache_bytes=48 << 30,
-        decode_rows=(8, 32),
-        prefill_chunks=(2, 8),  # each shape is compiled: docs/log.md
-    ),  # fmt: skip
+        cache=CacheConfig(cache_bytes=48 << 30),
+        shapes=ShapeConfig(  # each is compiled: docs/log.md
+            decode_rows=(8, 32), prefill_chunks=(2, 8)
+        ),
+    ),
     mesh=Mesh(model=8),
 )

@@ -6,9 +6,10 @@ A CPU stands for two chips: one computes prompts, and sends their pages to the o
 from configs.engine import EngineConfig
 from configs.prefill import Prefill
 from configs.recipes.run import Run
+from configs.settings.cache import CacheConfig
 
 RUN = Run(
     model="smollm2-135m",
-    engine=EngineConfig(max_seqs=8, cache_bytes=64 << 20),
+    engine=EngineConfig(max_seqs=8, cache=CacheConfig(cache_bytes=64 << 20)),
     prefill=Prefill(chips=1),
 )

@@ -76,11 +76,11 @@ def ablations(
     pages = sum(-(-request.num_tokens // page) for request in requests)
     paged = sum(model.page_bytes(page))
     held = max(pages * paged // 2, context // page * paged)
-    base = dataclasses.replace(base, max_context=context, cache_bytes=held)
-    reserving = dataclasses.replace(base, page_tokens=context, max_seqs=len(requests))
+    base = base.replace(max_context=context, cache_bytes=held)
+    reserving = base.replace(page_tokens=context, max_seqs=len(requests))
     num_reserved = min(n - 1 for n in Config(model, reserving).num_pages)
-    budget = base.prefill_budget or base.chunk_tokens * min(base.prefill_chunks)
-    mixed = base.prefill_chunks
+    mixed = base.shapes.prefill_chunks
+    budget = base.scheduling.prefill_budget or base.shapes.chunk_tokens * min(mixed)
     others = sorted({*range(1, min(8, max(mixed)))} - {*mixed})
     alone = tuple(sorted({*mixed, *others[: 1 + len({*mixed})]}))  # no more than the mixed ones
     changes: tuple[tuple[str, dict[str, Any], str, bool], ...] = (
@@ -107,7 +107,7 @@ def ablations(
     )  # fmt: skip
     found = [Ablation(NAIVE, None)]
     for name, change, metric, is_cost in changes:
-        base = dataclasses.replace(base, **change)
+        base = base.replace(**change)
         # 'dynamic' trades throughput for latency, so 'static' is the one to compare with.
         over = "static" if name == "continuous" else found[-1].name
         found.append(Ablation(name, base, metric, is_cost, over, by_turns=name == "overlap"))

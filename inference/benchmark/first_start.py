@@ -104,7 +104,7 @@ def prepared(runner: ModelRunner) -> dict[Point, tuple[StepShape, Any]]:
     most telling first: what weights cost with one row, a chunk and many rows, then what a long
     context adds. Where padding is free, chunks have the fewest rows beside them, of padding.
     """
-    is_free = runner.config.engine.free_padding
+    is_free = runner.config.engine.shapes.free_padding
     plain = (s for s in runner.shapes if s.decode[1] == 1 and not (s.scored or s.greedy))
     shapes = sorted(plain, key=lambda s: s.num_tokens)
     decode = [shape for shape in shapes if not shape.prefill[0]]

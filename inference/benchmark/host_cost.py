@@ -12,7 +12,7 @@ from inference.planner.simulate import simulated_output
 from inference.request import SamplingParams
 from inference.runtime import batch
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import Sequence
+from inference.scheduling.sequence import Prefix, Sequence
 
 _PROMPT, _STEPS = 290, 200  # tokens; timed steps, enough for every page to fill several times
 
@@ -37,7 +37,7 @@ def measure(model: ModelConfig, num_running: int) -> HostCost:
     rng = random.Random(0)
     for id in range(num_running):
         tokens = [rng.randrange(model.vocab_size) for _ in range(_PROMPT)]
-        scheduler.add(Sequence(id, params, tokens, _PROMPT, cache_key="shared"))
+        scheduler.add(Sequence(id, params, tokens, _PROMPT, prefix=Prefix("shared")))
     while len(scheduler.running) < num_running or any(s.is_prefilling for s in scheduler.running):
         _step(scheduler, config)
     steps = [_step(scheduler, config) for _ in range(_STEPS)]
@@ -49,7 +49,7 @@ def measure(model: ModelConfig, num_running: int) -> HostCost:
 
 def _config(model: ModelConfig, num_running: int) -> Config:
     context = -(-(_PROMPT + 2 * _STEPS) // BLOCK_TOKENS) * BLOCK_TOKENS
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=num_running,
         max_context=context,
         cache_bytes=num_running * sum(model.page_bytes(context)),

@@ -46,9 +46,10 @@ class Interference:
             )
         room = (self.num_running + 1) * context
         per_token = sum(model.page_bytes(1))
-        budget = base.prefill_budget or base.chunk_tokens * min(base.prefill_chunks)
-        return dataclasses.replace(
-            base, max_seqs=self.num_running + 1, max_context=context, prefix_cache=False,
+        least = base.shapes.chunk_tokens * min(base.shapes.prefill_chunks)
+        budget = base.scheduling.prefill_budget or least
+        return base.replace(
+            max_seqs=self.num_running + 1, max_context=context, prefix_cache=False,
             cache_bytes=max(1, room * per_token), chunked_prefill=way != UNCHUNKED,
             prefill_budget=budget if way == CHUNKED else None,
         )  # fmt: skip

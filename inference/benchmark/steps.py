@@ -94,7 +94,7 @@ def run(
     """
     num_tokens, batch_arrays = prepared
     last_token = _tokens(runner.config, np.arange(len(num_tokens)))
-    lengths = [
+    lengths: list[dict[str, Any]] = [
         {
             "num_tokens": jax.numpy.array(num_tokens),
             "last_token": jax.numpy.array(last_token, jax.numpy.int32),
@@ -106,6 +106,7 @@ def run(
     start = time.perf_counter()
     for at in range(steps):
         if at < len(lengths):
+            assert runner.slots is not None
             runner.slots = dataclasses.replace(runner.slots, **lengths[at])
         runner.cache, runner.slots, output = executable(
             runner.params, runner.cache, runner.slots, batch_arrays
@@ -177,13 +178,12 @@ def sizes(config: Config, rows: int, context: int) -> Config:
             f"decode steps are measured at contexts from {IN_A_ROW + 1} to the model's "
             f"{config.model.max_context} - {IN_A_ROW}, not at {context}"
         )
-    engine = dataclasses.replace(
-        config.engine, max_seqs=rows, decode_rows=(rows,), max_context=most, overcommit=True,
-        prefix_cache=False, chunked_prefill=False,
-        prefill_chunks=(max(config.engine.prefill_chunks),),
+    engine = config.engine.replace(
+        max_seqs=rows, decode_rows=(rows,), max_context=most, overcommit=True, prefix_cache=False,
+        chunked_prefill=False, prefill_chunks=(max(config.engine.shapes.prefill_chunks),),
     )  # fmt: skip
     needed = Config(config.model, engine).full_bytes(rows)
-    return Config(config.model, dataclasses.replace(engine, cache_bytes=needed))
+    return Config(config.model, engine.replace(cache_bytes=needed))
 
 
 def prefill_sizes(config: Config, rows: int, tokens: int) -> Config:
@@ -197,12 +197,12 @@ def prefill_sizes(config: Config, rows: int, tokens: int) -> Config:
             f"prefill steps are measured of prompts below the model's context of "
             f"{config.model.max_context} tokens, not of {tokens}"
         )
-    engine = dataclasses.replace(
-        config.engine, max_seqs=rows, decode_rows=(rows,), max_context=tokens + 1, overcommit=True,
+    engine = config.engine.replace(
+        max_seqs=rows, decode_rows=(rows,), max_context=tokens + 1, overcommit=True,
         prefix_cache=False, chunked_prefill=False, chunk_tokens=tokens, prefill_chunks=(rows,),
     )  # fmt: skip
     needed = Config(config.model, engine).full_bytes(rows)
-    return Config(config.model, dataclasses.replace(engine, cache_bytes=needed))
+    return Config(config.model, engine.replace(cache_bytes=needed))
 
 
 def needed_bytes(config: Config) -> float:
@@ -251,7 +251,8 @@ def prefill(engine: Any, hardware: HardwareSpec, repeats: int) -> PrefillStep:
         repeats: medians are reported.
     """
     model, settings = engine.config.model, engine.config.engine
-    point = Point(model, 0, settings.max_seqs, settings.chunk_tokens, settings.chunk_tokens)
+    rows, chunk = settings.max_seqs, settings.shapes.chunk_tokens
+    point = Point(model, 0, rows, chunk, chunk)
     prepared = arrays(point, engine.config)
     run(engine.model_runner, point.shape, prepared)  # compiles
     measured = statistics.median(
@@ -261,7 +262,7 @@ def prefill(engine: Any, hardware: HardwareSpec, repeats: int) -> PrefillStep:
     operations, _ = point.sample
     predicted, flops = report.seconds(model, operations, hardware), cost.total(operations).flops
     return PrefillStep(
-        settings.max_seqs, settings.chunk_tokens, flops, predicted, measured, predicted / measured,
+        rows, chunk, flops, predicted, measured, predicted / measured,
         flops / measured / hardware.rate(model.dtype),
     )  # fmt: skip
 

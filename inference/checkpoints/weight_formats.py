@@ -22,9 +22,9 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
     checkpoint that is read so.
 
     Args:
-        config: of the engine, where `engine.linear` says which products run.
+        config: of the engine, where `engine.kernels.linear` says which products run.
         checkpoint: what is read.
-        named: `engine.linear` as it was asked for. Without a name, a GGUF file's blocks are
+        named: `engine.kernels.linear` as it was asked for. Without a name, a GGUF file's blocks are
             dequantized where XLA's products run, and one line says so.
 
     Raises:
@@ -39,12 +39,12 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
     if weights == "file":
         formats = checkpoint.formats()
         blocks = _blocks(formats) - {*precision.OURS, few_bits.LLM_INT8}
-        if blocks and config.engine.linear != "ffi_cpu":
+        if blocks and config.engine.kernels.linear != "ffi_cpu":
             kept = f"weights in {_listed(blocks)}"
             if named is not None:
                 raise InputError(
-                    f"engine.linear={named} multiplies no {kept}: engine.weights=file goes with "
-                    "engine.linear=ffi_cpu, 'bfloat16' and 'float32' with any"
+                    f"engine.kernels.linear={named} multiplies no {kept}: engine.weights=file goes "
+                    "with engine.kernels.linear=ffi_cpu, 'bfloat16' and 'float32' with any"
                 )
             logging.warning("%s need the CPU kernels: dequantized, in float32", kept)
             formats = dict.fromkeys(paths, ("float32",))
@@ -65,10 +65,10 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
 
 def warn_of_rounding(config: Config) -> None:
     """One line where products round activations, which no format of the weights asks for."""
-    engine = config.engine
+    kernels = config.engine.kernels
     formats = {format for _, of_part in config.model.formats for format in of_part}
     names = set(filter(packed.rounds, formats))
-    if names and (engine.linear, engine.activations) == ("ffi_cpu", "int8"):
+    if names and (kernels.linear, kernels.activations) == ("ffi_cpu", "int8"):
         logging.warning(
             "activations are rounded to int8 in products with weights in %s; --activations=exact "
             "leaves them as they are, and is slower",

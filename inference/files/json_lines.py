@@ -1,7 +1,7 @@
 """Files of requests: a JSON object a line."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from configs.errors import InputError
@@ -11,7 +11,11 @@ _MAX_BYTES = 64 << 20
 
 
 def read(
-    name: str, one_of: Collection[str], others: Collection[str], wanted: str
+    name: str,
+    one_of: Collection[str],
+    others: Collection[str],
+    wanted: str,
+    former: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number and the object of each line, blank lines aside.
 
@@ -20,6 +24,7 @@ def read(
         one_of: keys of which an object has exactly one.
         others: keys that it may have beside that one.
         wanted: what a line is, for errors.
+        former: names that keys had in earlier versions, with those that they have now.
 
     Raises:
         InputError: the file cannot be read or has no object, or a line is not one; names the line.
@@ -39,6 +44,8 @@ def read(
         if not isinstance(given, dict) or len(set(one_of) & set(given)) != 1:
             raise InputError(f"{where} is not {wanted}")
         unknown = [key for key in given if key not in known]
+        if unknown and former and unknown[0] in former:
+            raise InputError(f"{where}: {unknown[0]!r} is called {former[unknown[0]]!r} now")
         if unknown:
             raise InputError(f"{where}: {unknown[0]!r:.60} is not one of {', '.join(known)}")
         is_empty = False

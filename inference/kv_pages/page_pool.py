@@ -63,13 +63,15 @@ class PagePool:
         """
         holders = list(holders)
         for group, references in enumerate(self._references):
-            held = [0] * len(references)
+            num_holders = [0] * len(references)
             for lists in holders:
                 for page in lists[group] if lists else ():
-                    held[page] += 1
-            held[0] = 0
-            if held != references:
-                wrong = [p for p, n in enumerate(held) if n != references[p]]
+                    num_holders[page] += 1
+            num_holders[0] = 0
+            if num_holders != references:
+                wrong = [p for p, n in enumerate(num_holders) if n != references[p]]
                 raise RuntimeError(f"group {group}: pages {wrong[:5]} are counted wrongly")
-            if sorted(self._free_pages[group]) != [p for p in range(1, len(held)) if not held[p]]:
+            if sorted(self._free_pages[group]) != [
+                p for p in range(1, len(num_holders)) if not num_holders[p]
+            ]:
                 raise RuntimeError(f"group {group}: free pages and unreferenced pages differ")

@@ -204,7 +204,7 @@ class PrefixCache:
         """
         size, stop = self._page_tokens, num_tokens // self._page_tokens
         depth = start.depth if start else 0
-        while stop > depth and not any(own[stop - 1] for own in pages):
+        while stop > depth and not any(group_pages[stop - 1] for group_pages in pages):
             stop -= 1  # behind the last page that can be kept nothing could be found
         if stop <= depth:
             return start
@@ -213,15 +213,15 @@ class PrefixCache:
             node = tree.child(tree.roots, key)
         for index in range(node.depth, stop):
             node = tree.child(node, tuple(tokens[index * size : (index + 1) * size]))
-            for group, own in enumerate(pages):
-                if own[index] and not node.pages[group]:
+            for group, group_pages in enumerate(pages):
+                if group_pages[index] and not node.pages[group]:
                     tree.remove_page(node, group)  # the copy on the host
-                    tree.share(group, own[index])
-                    tree.set_page(node, group, own[index])
-                elif own[index] and own[index] != node.pages[group]:
+                    tree.share(group, group_pages[index])
+                    tree.set_page(node, group, group_pages[index])
+                elif group_pages[index] and group_pages[index] != node.pages[group]:
                     tree.share(group, node.pages[group])
-                    tree.free(group, own[index])
-                    own[index] = node.pages[group]
+                    tree.free(group, group_pages[index])
+                    group_pages[index] = node.pages[group]
         return node
 
     def drop(self, key: Hashable) -> None:
@@ -261,18 +261,18 @@ class PrefixCache:
         may be, wherever it is.
         """
         node = next(iter(self._tree.evictable[group].values()))
-        held = [(g, page) for g, page in enumerate(node.pages) if page]
+        device_pages = [(g, page) for g, page in enumerate(node.pages) if page]
         if self._specs[group].is_state and self._may_offload(node, [group]):
             self._offload(node, group, node.pages[group])
         elif node.num_device_children or any(
-            page not in self._tree.evictable[g] for g, page in held
+            page not in self._tree.evictable[g] for g, page in device_pages
         ):
             self._tree.evict(node, group)
-        elif self._may_offload(node, [g for g, _ in held]):
-            for g, page in held:
+        elif self._may_offload(node, [g for g, _ in device_pages]):
+            for g, page in device_pages:
                 self._offload(node, g, page)
         else:
-            for g, _ in held:
+            for g, _ in device_pages:
                 if node.pages[g]:  # not gone with another group's
                     self._tree.evict(node, g)
 

@@ -10,8 +10,8 @@ of all layers that keep all of the past.
 
 import numpy as np
 
-from configs.engine import OBSERVED_TOKENS
 from configs.errors import InputError
+from configs.settings.requests import OBSERVED_TOKENS
 
 _POOLED = 7  # tokens whose sum stands for the one in the middle, so that neighbours stay together
 

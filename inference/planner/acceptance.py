@@ -41,9 +41,9 @@ OBSERVED = (
 )
 
 # Sizes the curve is asked for: from the least observed to the most, a quarter of a decade apart.
-_LEAST, _MOST = (pick(o.size for o in OBSERVED) for pick in (min, max))
-SIZES = (_LEAST, *(round(10 ** (exponent / 4), 6) for exponent in range(-12, -4)), _MOST)
-_MOST_DRAFTS = 16
+_MIN_SIZE, _MAX_SIZE = (pick(o.size for o in OBSERVED) for pick in (min, max))
+SIZES = (_MIN_SIZE, *(round(10 ** (exponent / 4), 6) for exponent in range(-12, -4)), _MAX_SIZE)
+_MAX_DRAFTS = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Curve:
 
     def __call__(self, size: float) -> float:
         """Acceptance of a draft of that size, within the sizes observed."""
-        return 1 - self.miss * min(max(size, _LEAST), _MOST) ** -self.slope
+        return 1 - self.miss * min(max(size, _MIN_SIZE), _MAX_SIZE) ** -self.slope
 
 
 @functools.cache
@@ -95,10 +95,10 @@ def best(
     """
     plain = dataclasses.replace(deployment, speculation=None)
     curve, usual = fitted(greedy), plain.decode_time(batch, context)
-    found, fastest = None, batch / usual.total_s
+    fastest_drafts, best_rate = None, batch / usual.total_s
     local_s = usual.total_s - usual.overhead_s - usual.collective_s
     sequences = -(-batch // plain.mesh.num_groups)
-    for drafts in range(1, _MOST_DRAFTS + 1):
+    for drafts in range(1, _MAX_DRAFTS + 1):
         # What is verified does not depend on the draft's size.
         free = dataclasses.replace(plain, speculation=Speculation(drafts, 0.0, 0.0))
         verify_s = free.decode_time(batch, context).total_s
@@ -106,8 +106,8 @@ def best(
             draft_s = usual.overhead_s + size * local_s + size ** (1 / 3) * usual.collective_s
             tried = Speculation(drafts, curve(size), draft_s / usual.total_s, size)
             rate = batch * tried.tokens_per_step / (verify_s + drafts * draft_s)
-            if rate > fastest:
+            if rate > best_rate:
                 beside = dataclasses.replace(plain, speculation=tried)
                 if sequences * beside.chip_cache_bytes(context) <= beside.memory_room:
-                    found, fastest = tried, rate
-    return found
+                    fastest_drafts, best_rate = tried, rate
+    return fastest_drafts

@@ -19,7 +19,7 @@ from inference.planner.parallel.dispatch import Comparison
 from inference.planner.slo import Steady
 
 GOALS = ("throughput", "latency")
-_MOST_SEQUENCES = 4096  # a scheduler's, beyond which host work is no longer small
+_MAX_SEQUENCES = 4096  # a scheduler's, beyond which host work is no longer small
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,12 +80,12 @@ class Choice:
     @property
     def name(self) -> str:
         """As short as it can be said."""
-        placed, drafts = self.deployment, self.deployment.speculation
-        formats = placed.formats
+        deployment, drafts = self.deployment, self.deployment.speculation
+        formats = deployment.formats
         proposed = f", drafts={drafts.drafts}" if drafts else ""
         return (
             f"{formats.weights.name} weights, {formats.cache.name} cache, "
-            f"{placed.replicas} x {placed.mesh}{proposed}"
+            f"{deployment.replicas} x {deployment.mesh}{proposed}"
         )
 
 
@@ -133,25 +133,27 @@ def advise(
     if num_chips < 1:
         raise InputError(f"--chips is at least 1, not {num_chips}")
     deployment.check_lengths(1, workload.context, workload.new_tokens)
-    found: dict[_Key, Choice] = {}
+    choices: dict[_Key, Choice] = {}
     excluded: list[str] = []
-    for placed in _placed(deployment, num_chips, fixed):
-        formats = placed.formats
-        if not placed.largest_batch(workload.context, workload.new_tokens):
-            excluded.append(_why_not(placed, workload))
+    for candidate in _candidates(deployment, num_chips, fixed):
+        formats = candidate.formats
+        if not candidate.largest_batch(workload.context, workload.new_tokens):
+            excluded.append(_why_not(candidate, workload))
             continue
         for drafted in (False, True):
-            choice = _best_batch(placed, workload, drafted)
+            choice = _best_batch(candidate, workload, drafted)
             if choice is not None:
-                found[formats.weights.name, formats.cache.name, placed.mesh, drafted] = choice
-    if not found:
+                choices[formats.weights.name, formats.cache.name, candidate.mesh, drafted] = choice
+    if not choices:
         raise InputError(f"nothing fits: {excluded[0]}" if excluded else "no mesh divides so")
-    ranked = sorted(found.items(), key=lambda item: -item[1].score)
-    own = (fixed or Precision.of(deployment.config)).weights.name
+    ranked = sorted(choices.items(), key=lambda item: -item[1].score)
+    weights = (fixed or Precision.of(deployment.config)).weights.name
     cache = (fixed or Precision.of(deployment.config)).cache.name
-    plain = [choice for key, choice in ranked if key[:2] == (own, cache) and not key[3]]
-    named = (_with_parts(key, choice, found, workload, (own, cache)) for key, choice in ranked)
-    advice = Advice(tuple(named), plain[0] if plain else None, tuple(excluded))
+    plain = [choice for key, choice in ranked if key[:2] == (weights, cache) and not key[3]]
+    explained = (
+        _with_parts(key, choice, choices, workload, (weights, cache)) for key, choice in ranked
+    )
+    advice = Advice(tuple(explained), plain[0] if plain else None, tuple(excluded))
     return _with_kinds(advice, workload)
 
 
@@ -183,89 +185,101 @@ def _with_kinds(advice: Advice, workload: Workload) -> Advice:
     )
 
 
-def _placed(
+def _candidates(
     deployment: Deployment, num_chips: int, fixed: Precision | None
 ) -> Iterator[Deployment]:
     """Every format on every division of the chips into equal replicas."""
-    own = Precision.of(deployment.config)
+    precision = Precision.of(deployment.config)
     # As many bits either way: fp8 where the chip has a rate for it.
     eight = "fp8" if "fp8" in deployment.hardware.rates else "int8"
     narrow = {"fp8": "w8a8_fp8", "int8": "w8a8"}[eight], "int4"
     for mesh in slo.meshes(deployment, num_chips):
         if num_chips % mesh.num_chips:
             continue
-        for weights in (own.weights.name, *narrow) if fixed is None else [fixed.weights.name]:
-            for cache in (own.cache.name, eight) if fixed is None else [fixed.cache.name]:
+        for weights in (precision.weights.name, *narrow) if fixed is None else [fixed.weights.name]:
+            for cache in (precision.cache.name, eight) if fixed is None else [fixed.cache.name]:
                 yield dataclasses.replace(
                     deployment,
-                    precision=Precision(FORMATS[weights], CACHE_FORMATS[cache], own.rest),
+                    precision=Precision(FORMATS[weights], CACHE_FORMATS[cache], precision.rest),
                     mesh=mesh, replicas=num_chips // mesh.num_chips, speculation=None,
                 )  # fmt: skip
 
 
-def _why_not(placed: Deployment, workload: Workload) -> str:
+def _why_not(candidate: Deployment, workload: Workload) -> str:
     length = workload.context + workload.new_tokens
-    held = (placed.chip_weight_bytes / 1e9, placed.chip_cache_bytes(length) / 1e9)
+    weights_gb, cache_gb = (
+        candidate.chip_weight_bytes / 1e9,
+        candidate.chip_cache_bytes(length) / 1e9,
+    )
     return (
-        f"{placed.formats.weights.name} weights, {placed.formats.cache.name} cache, "
-        f"{placed.replicas} x {placed.mesh}: {held[0]:.1f} GB of weights and {held[1]:.2f} GB a "
-        f"sequence on each chip of {placed.hardware.memory_bytes / 1e9:.0f} GB"
+        f"{candidate.formats.weights.name} weights, {candidate.formats.cache.name} cache, "
+        f"{candidate.replicas} x {candidate.mesh}: {weights_gb:.1f} GB of weights and "
+        f"{cache_gb:.2f} GB a sequence on each chip of "
+        f"{candidate.hardware.memory_bytes / 1e9:.0f} GB"
     )
 
 
-def _best_batch(placed: Deployment, workload: Workload, drafted: bool) -> Choice | None:
+def _best_batch(candidate: Deployment, workload: Workload, drafted: bool) -> Choice | None:
     """The batch of the best score, with the best drafts for it; None where drafts gain nothing."""
-    most = min(_MOST_SEQUENCES, placed.largest_batch(workload.context, workload.new_tokens))
-    batches = {1} if workload.goal == "latency" else {most, *(2**n for n in range(12))}
-    choices = (_choice(placed, workload, batch, drafted) for batch in batches if batch <= most)
+    max_batch = min(_MAX_SEQUENCES, candidate.largest_batch(workload.context, workload.new_tokens))
+    batches = {1} if workload.goal == "latency" else {max_batch, *(2**n for n in range(12))}
+    choices = (
+        _choice(candidate, workload, batch, drafted) for batch in batches if batch <= max_batch
+    )
     return max(filter(None, choices), key=lambda choice: choice.score, default=None)
 
 
-def _choice(placed: Deployment, workload: Workload, batch: int, drafted: bool) -> Choice | None:
+def _choice(deployment: Deployment, workload: Workload, batch: int, drafted: bool) -> Choice | None:
     length = workload.context + workload.new_tokens
     if drafted:
-        proposed = acceptance.best(placed, batch, length)
+        proposed = acceptance.best(deployment, batch, length)
         if proposed is None:
             return None
-        placed = dataclasses.replace(placed, speculation=proposed)
-    found = slo.steady(placed, batch, workload.context, workload.new_tokens)
-    request_s = found.prefill_s + (workload.new_tokens - 1) * found.tpot_s
-    score = found.output_tok_s if workload.goal == "throughput" else 1 / request_s
-    return Choice(placed, batch, found, request_s, score)
+        deployment = dataclasses.replace(deployment, speculation=proposed)
+    rates = slo.steady(deployment, batch, workload.context, workload.new_tokens)
+    request_s = rates.prefill_s + (workload.new_tokens - 1) * rates.tpot_s
+    score = rates.output_tok_s if workload.goal == "throughput" else 1 / request_s
+    return Choice(deployment, batch, rates, request_s, score)
 
 
 def _with_parts(
-    key: _Key, choice: Choice, found: dict[_Key, Choice], workload: Workload, own: tuple[str, str]
+    key: _Key,
+    choice: Choice,
+    choices: dict[_Key, Choice],
+    workload: Workload,
+    plain: tuple[str, str],
 ) -> Choice:
     """The choice and, for each technique in it, how it compares with leaving that one out."""
     weights, cache, mesh, drafted = key
-    placed = choice.deployment
+    deployment = choice.deployment
 
     def part(technique: str, without: Choice | None, costs: str) -> Part:
         return Part(technique, choice.score / without.score if without else None, costs)
 
     parts = []
-    if weights != own[0]:
-        other = found.get((own[0], cache, mesh, drafted))
+    if weights != plain[0]:
+        other = choices.get((plain[0], cache, mesh, drafted))
         parts.append(part(f"{weights} weights", other, "rounding: compare perplexities"))
-    if cache != own[1]:
-        other = found.get((weights, own[1], mesh, drafted))
+    if cache != plain[1]:
+        other = choices.get((weights, plain[1], mesh, drafted))
         parts.append(part(f"{cache} cache", other, "rounding: compare perplexities at this length"))
-    others = [c for k, c in found.items() if (k[0], k[1], k[3]) == (weights, cache, drafted)
+    layouts = [c for k, c in choices.items() if (k[0], k[1], k[3]) == (weights, cache, drafted)
               and k[2] != mesh]  # fmt: skip
-    if placed.mesh.num_chips * placed.replicas > 1:
-        other = max(others, key=lambda c: c.score, default=None)
-        parts.append(part(f"{placed.replicas} x {mesh}", other, _layout_costs(choice, workload)))
-    if drafted and placed.speculation:
-        size = placed.speculation.size
-        wasted = 1 - placed.tokens_per_step / (1 + placed.drafts)
+    if deployment.mesh.num_chips * deployment.replicas > 1:
+        other = max(layouts, key=lambda c: c.score, default=None)
+        parts.append(
+            part(f"{deployment.replicas} x {mesh}", other, _layout_costs(choice, workload))
+        )
+    if drafted and deployment.speculation:
+        size = deployment.speculation.size
+        wasted = 1 - deployment.tokens_per_step / (1 + deployment.drafts)
         parts.append(part(
-            f"drafts={placed.drafts} of a model {1 / size:.0f} x smaller",
-            found.get((weights, cache, mesh, False)),
+            f"drafts={deployment.drafts} of a model {1 / size:.0f} x smaller",
+            choices.get((weights, cache, mesh, False)),
             f"its memory and a second model to keep; {wasted:.0%} of what is verified is refused",
         ))  # fmt: skip
     if choice.batch > 1:
-        alone = dataclasses.replace(placed, speculation=None)
+        alone = dataclasses.replace(deployment, speculation=None)
         single = _choice(alone, workload, 1, drafted) or _choice(alone, workload, 1, False)
         slower = choice.steady.tpot_s / single.steady.tpot_s if single else 1
         costs = f"each request's tokens come {slower:.1f} x slower than alone"
@@ -274,8 +288,8 @@ def _with_parts(
 
 
 def _layout_costs(choice: Choice, workload: Workload) -> str:
-    placed = choice.deployment
-    if placed.mesh.num_chips == 1:
-        return f"{placed.chip_weight_bytes / 1e9:.1f} GB of weights on every chip"
-    step = placed.decode_time(choice.batch, workload.context + workload.new_tokens // 2)
+    deployment = choice.deployment
+    if deployment.mesh.num_chips == 1:
+        return f"{deployment.chip_weight_bytes / 1e9:.1f} GB of weights on every chip"
+    step = deployment.decode_time(choice.batch, workload.context + workload.new_tokens // 2)
     return f"{step.collective_s / step.total_s:.0%} of a step is exchange between chips"

@@ -14,25 +14,24 @@ NOMINAL = HardwareSpec("nominal", 0, read_bandwidth=10e9, rates={"bfloat16": 1e1
 
 
 def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Callable[[int], bool]:
-    """num_tokens -> whether to offload a page that ends after so many tokens. Where
-    `engine.preemption` is 'auto', two copies of its bytes, there and back, must take less time than
-    computing its tokens in a prefill step; of a model with states those of a snapshot and of a full
-    step's pages less than that step.
+    """num_tokens -> whether to offload a page that ends after so many tokens. Where `preemption` is
+    'auto', two copies of its bytes, there and back, must take less time than computing its tokens
+    in a prefill step; of a model with states those of a snapshot and of a full step's pages less
+    than that step.
 
     Args:
         config: model and engine.
         hardware: the machine; None is the calibrated one, or else a nominal one.
     """
-    if config.engine.preemption != "auto":
+    if config.engine.cache.preemption != "auto":
         return lambda num_tokens: True  # 'recompute' has no host pages
-    model, page = config.model, config.page_tokens
+    model, page, chunk = config.model, config.page_tokens, config.engine.shapes.chunk_tokens
     num_bytes: float = sum(model.page_bytes(page))
     if model.has_states:
-        full = config.engine.chunk_tokens * max(config.engine.prefill_chunks)
+        full = chunk * max(config.engine.shapes.prefill_chunks)
         num_bytes = num_bytes + model.state_bytes * page / full
     machine = hardware or store.calibration(model) or NOMINAL
     copy_s = 2 * num_bytes / (machine.host_bandwidth or machine.read_bandwidth)
-    chunk = config.engine.chunk_tokens
 
     @functools.cache
     def is_cheaper(num_tokens: int) -> bool:
@@ -51,8 +50,8 @@ def of_caches(
 
 
 def snapshot_tokens(config: Config, hardware: HardwareSpec | None = None) -> int:
-    """Tokens between two snapshots, whole pages: as `engine.snapshot_tokens` says, or as many as
-    take as long to compute in full steps as a snapshot takes to be made and read, and no fewer than
+    """Tokens between two snapshots, whole pages: the engine's `snapshot_tokens`, or as many as take
+    as long to compute in full steps as a snapshot takes to be made and read, and no fewer than
     a step computes, since a snapshot ends it. 0: the model has no states, or nothing holds any.
 
     Args:
@@ -61,12 +60,12 @@ def snapshot_tokens(config: Config, hardware: HardwareSpec | None = None) -> int
     """
     if config.num_snapshots < 2:
         return 0
-    engine, model, page = config.engine, config.model, config.page_tokens
-    if engine.snapshot_tokens is not None:
-        return -(-engine.snapshot_tokens // page) * page
+    shapes, model, page = config.engine.shapes, config.model, config.page_tokens
+    if (distance := config.engine.cache.snapshot_tokens) is not None:
+        return -(-distance // page) * page
     machine = hardware or store.calibration(model) or NOMINAL
     copies_s = 4 * model.state_bytes / machine.read_bandwidth  # read and written, there and back
-    step = engine.chunk_tokens * max(engine.prefill_chunks)
+    step = shapes.chunk_tokens * max(shapes.prefill_chunks)
     work = Work(step, (Rows(1, step, step),), 1)
     step_s = report.seconds(model, cost.step_operations(model, work), machine)
     num_tokens = max(step, step * copies_s / step_s)
@@ -89,7 +88,7 @@ def computed_tokens(
     """
     page, has_states = config.page_tokens, config.model.has_states
     each = snapshot_tokens(config, hardware)
-    is_kept = config.engine.prefix_cache and (not has_states or config.num_snapshots > 1)
+    is_kept = config.engine.cache.prefix_cache and (not has_states or config.num_snapshots > 1)
     num_computed = num_known = 0
     ends: set[int] = set()  # of the snapshots in the shared text
     for num_tokens, num_shared in prompts:

@@ -36,8 +36,8 @@ class Precision:
     @classmethod
     def of(cls, config: ModelConfig) -> "Precision":
         """As the model's own dtype and the format of its cache say."""
-        own = FORMATS[config.dtype]
-        return cls(own, CACHE_FORMATS[config.cache_dtype], own)
+        dtype = FORMATS[config.dtype]
+        return cls(dtype, CACHE_FORMATS[config.cache_dtype], dtype)
 
     def format(self, name: str) -> Format:
         """The format that a declaration names: 'weights', 'cache' or 'rest', or one by itself."""
@@ -71,8 +71,8 @@ class Rows:
             case ("pairs", window):
                 return self.pairs(window)
             case ("read", window, most):
-                seen = self.context if window is None else self.queries + window - 1
-                live = min(self.context, seen)
+                visible = self.context if window is None else self.queries + window - 1
+                live = min(self.context, visible)
                 return live if most is None else min(live, self.queries * most)
             case ("chunk_pairs", size):
                 return _seen_in_chunks(self.context, size) - _seen_in_chunks(self._first, size)
@@ -191,8 +191,8 @@ class Cost:
 
 def total(operations: Iterable[Operation]) -> Cost:
     """The sum of operations."""
-    found = list(operations)
-    return Cost(sum(o.bytes for o in found), sum(o.flops for o in found))
+    listed = list(operations)
+    return Cost(sum(o.bytes for o in listed), sum(o.flops for o in listed))
 
 
 def step_operations(
@@ -235,15 +235,15 @@ def evaluate(
 def _own_format(declared: operations.Operation) -> str | None:
     """Of the weights that an operation reads most of, if it has few bits."""
     read = [move for move in declared.moves if move.what == "weights"]
-    most = max(read, key=lambda move: sum(n for n, _ in move.amount), default=None)
-    name = "" if most is None else most.format
+    largest = max(read, key=lambda move: sum(n for n, _ in move.amount), default=None)
+    name = "" if largest is None else largest.format
     return name if name in FORMATS and FORMATS[name].is_quantized else None
 
 
 def weight_formats(config: ModelConfig) -> tuple[str, ...]:
     """The formats of few bits that a model has weights in."""
-    found = {info.format for _, info in leaves(config.parameters())} if config.formats else set()
-    return tuple(sorted(name for name in found if FORMATS[name].is_quantized))
+    formats = {info.format for _, info in leaves(config.parameters())} if config.formats else set()
+    return tuple(sorted(name for name in formats if FORMATS[name].is_quantized))
 
 
 def _rows(declared: operations.Operation, work: Work, visited: float) -> float:
@@ -274,8 +274,8 @@ def _quantity(quantity: Quantity, work: Work) -> float:
 
 def _seen_in_chunks(num_tokens: int, size: int) -> float:
     """Pairs of the first tokens of a sequence, each of which sees its own chunk up to itself."""
-    whole, rest = divmod(num_tokens, size)
-    return (whole * size * (size + 1) + rest * (rest + 1)) / 2
+    whole, remainder = divmod(num_tokens, size)
+    return (whole * size * (size + 1) + remainder * (remainder + 1)) / 2
 
 
 def num_visited(num_experts: int, top_k: int, num_tokens: int) -> float:
@@ -285,9 +285,9 @@ def num_visited(num_experts: int, top_k: int, num_tokens: int) -> float:
 
 def cache_bytes_per_token(config: ModelConfig, precision: Precision | None = None) -> float:
     """Bytes that one more token adds to a sequence, windows aside."""
-    found = precision or Precision.of(config)
+    formats = precision or Precision.of(config)
     parts = itertools.chain.from_iterable(spec.parts for spec in config.cache_specs)
-    return sum(_token_bytes(part, found) for part in parts)
+    return sum(_token_bytes(part, formats) for part in parts)
 
 
 def cache_bytes(
@@ -302,13 +302,13 @@ def cache_by_parts(
 ) -> dict[int, float]:
     """Bytes of a sequence of `context` tokens, by the chips they can be divided over."""
     precision = precision or Precision.of(config)
-    found: dict[int, float] = {}
+    by_parts: dict[int, float] = {}
     for (spec, parts), layers in caches(config).items():
         window = spec.sliding()
         tokens = context if window is None else min(context, window)
-        held = tokens * _token_bytes(spec, precision) + spec.bytes_per_sequence(drafts)
-        found[parts] = found.get(parts, 0.0) + layers * held
-    return found
+        num_bytes = tokens * _token_bytes(spec, precision) + spec.bytes_per_sequence(drafts)
+        by_parts[parts] = by_parts.get(parts, 0.0) + layers * num_bytes
+    return by_parts
 
 
 @functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times

@@ -137,8 +137,8 @@ class Deployment:
     @functools.cached_property
     def weight_bytes(self) -> float:
         """Bytes of one copy of the weights, a draft model's included."""
-        held = weights.weight_bytes(self.config, self.formats.weights, self.formats.rest)
-        return held * self._with_draft
+        target_bytes = weights.weight_bytes(self.config, self.formats.weights, self.formats.rest)
+        return target_bytes * self._with_draft
 
     @functools.cached_property
     def chip_weight_bytes(self) -> float:
@@ -148,8 +148,8 @@ class Deployment:
 
     def cache_bytes(self, length: int) -> float:
         """Bytes of one sequence of `length` tokens, stored once."""
-        held = cost.cache_bytes(self.config, length, self.formats, self.drafts)
-        return held * self._with_draft
+        target_bytes = cost.cache_bytes(self.config, length, self.formats, self.drafts)
+        return target_bytes * self._with_draft
 
     def chip_cache_bytes(self, length: int) -> float:
         """Bytes that one sequence of `length` tokens takes on each chip along `model`: beyond the
@@ -160,7 +160,7 @@ class Deployment:
     def _on_chip(self, length: int, drafts: int = 0) -> float:
         """The same of the model alone, without what drafts for it."""
         parts = cost.cache_by_parts(self.config, length, self.formats, drafts)
-        return sum(held / min(self.mesh.model, part) for part, held in parts.items())
+        return sum(num_bytes / min(self.mesh.model, part) for part, num_bytes in parts.items())
 
     @property
     def memory_room(self) -> float:
@@ -211,8 +211,8 @@ class Deployment:
         proposes them comes on top.
         """
         if self.accounting == "lecture":
-            found = self._lecture_time(batch * (1 + self.drafts), batch, context)
-            return dataclasses.replace(found, total_s=found.memory_s)
+            step_time = self._lecture_time(batch * (1 + self.drafts), batch, context)
+            return dataclasses.replace(step_time, total_s=step_time.memory_s)
         return self._exact_time(self.decode_work(batch, context))
 
     def prefill_time(self, batch: int, context: int) -> StepTime:
@@ -284,19 +284,19 @@ class Deployment:
         """
         self.check_lengths(batch, context, new_tokens)
         middle, longest = context + new_tokens // 2, context + new_tokens
-        held, cached = self.weight_bytes, batch * self.cache_bytes(longest)
+        weight_bytes, cached = self.weight_bytes, batch * self.cache_bytes(longest)
         on_chip = self._on_fullest(batch) * self.chip_cache_bytes(longest)
-        kept = self.num_snapshots(batch)
-        on_chip += kept * self._chip_snapshot_bytes
-        snapshots = self.mesh.num_groups * kept * self.snapshot_bytes
+        num_snapshots = self.num_snapshots(batch)
+        on_chip += num_snapshots * self._chip_snapshot_bytes
+        snapshots = self.mesh.num_groups * num_snapshots * self.snapshot_bytes
         step_s, ttft_s = self.step_seconds(batch, middle), self.prefill_time(batch, context).total_s
         tpot_s = step_s / self.tokens_per_step
         rate = self.replicas * batch / tpot_s
         price = self.hardware.price_per_hour
         hourly = None if price is None else price * self.mesh.num_chips * self.replicas
         return Row(
-            batch, context, weights.num_parameters(self.config), held, cached,
-            held + cached + snapshots,
+            batch, context, weights.num_parameters(self.config), weight_bytes, cached,
+            weight_bytes + cached + snapshots,
             on_chip <= self.memory_room, step_s, ttft_s, rate,
             ttft_s + (new_tokens - 1) * tpot_s if new_tokens else None,
             self._intensity(batch, middle), self.decode_time(batch, middle).bound,

@@ -87,7 +87,7 @@ def explain(deployment: Deployment, batch: int, context: int) -> Explanation:
 
 
 def _parts(deployment: Deployment, operations: tuple[cost.Operation, ...]) -> tuple[Part, ...]:
-    found = []
+    parts = []
     for operation in operations:
         done = roofline.per_chip(operation, deployment.mesh)
         alone = roofline.step_time(
@@ -95,10 +95,10 @@ def _parts(deployment: Deployment, operations: tuple[cost.Operation, ...]) -> tu
         )
         compute = roofline.compute_type(operation, deployment.formats, deployment.hardware)
         bound = "compute" if alone.compute_s > alone.memory_s else "memory"
-        found.append(
+        parts.append(
             Part(
                 done.name, done.layers, done.flops, done.bytes, done.intensity,
                 deployment.hardware.ridge(compute), max(alone.memory_s, alone.compute_s), bound,
             )
         )  # fmt: skip
-    return tuple(found)
+    return tuple(parts)

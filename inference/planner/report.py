@@ -53,10 +53,10 @@ def decode_steps(
     needed = [operations(config, record) for record in steps]
     drafting = [speculation.drafting_operations(config, record) for record in steps]
     both = list(zip(needed, drafting, strict=True))
-    num_bytes = int(statistics.median(cost.total((*own, *more)).bytes for own, more in both))
+    num_bytes = int(statistics.median(cost.total((*target, *more)).bytes for target, more in both))
     predicted = statistics.median(
-        seconds(config.model, own, hardware) + drafting_seconds(config, more, hardware)
-        for own, more in both
+        seconds(config.model, target, hardware) + drafting_seconds(config, more, hardware)
+        for target, more in both
     )
     measured = statistics.median(record.seconds for record in steps)
     share = num_bytes / measured / bandwidth
@@ -114,9 +114,9 @@ def shares(
 def _decoding(config: Config, records: Iterable[StepRecord]) -> Iterator[tuple[cost.Cost, float]]:
     """What steps that only decode had to do, and their seconds; those with the most requests."""
     steps = [record for record in records if not record.shape.prefill[0]]
-    most = max((len(record.rows) for record in steps), default=0)
+    max_rows = max((len(record.rows) for record in steps), default=0)
     for record in steps:
-        if len(record.rows) == most:
+        if len(record.rows) == max_rows:
             yield cost.total(operations(config, record)), record.seconds
 
 
@@ -149,7 +149,7 @@ def naive_seconds(
 
 def cached_seconds(config: Config, hardware: HardwareSpec, num_prompt: int, num_new: int) -> float:
     """Predicted time of the same by an engine with a cache: the prompt once, then a row a token."""
-    chunk, rows = config.engine.chunk_tokens, 2
+    chunk, rows = config.engine.shapes.chunk_tokens, 2
     if step_shapes.leaves_padding_out(config, config.model):
         chunk = rows = 1
     seconds = functools.partial(_step_seconds, config.model, hardware)

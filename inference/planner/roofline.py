@@ -85,8 +85,8 @@ def step_time(
     """
     memory = compute = 0.0
     for operation in operations:
-        own = _seconds(per_chip(operation, mesh), hardware, precision)
-        memory, compute = memory + own[0], compute + own[1]
+        times = _seconds(per_chip(operation, mesh), hardware, precision)
+        memory, compute = memory + times[0], compute + times[1]
     hidden = max(memory, compute) + hardware.gamma * min(memory, compute)
     whole = hardware.overhead_s + hidden + collective_s
     return StepTime(memory, compute, collective_s, hardware.overhead_s, whole)
@@ -168,8 +168,8 @@ def collective_seconds(
     config: ModelConfig, work: Work, precision: Precision, hardware: HardwareSpec, mesh: Mesh
 ) -> float:
     """Exchange of one step that hides behind nothing, of greedy requests."""
-    found = exchanges(config, work, precision, hardware, mesh)
-    return sum(each.seconds for each in found if each.collective.exposed)
+    timed = exchanges(config, work, precision, hardware, mesh)
+    return sum(exchange.seconds for exchange in timed if exchange.collective.exposed)
 
 
 def exchanges(
@@ -183,8 +183,8 @@ def exchanges(
     """
     if not hardware.link_bandwidth:
         return ()
-    found = collectives.of_step(config, mesh, stored=precision.rest.name)
-    return tuple(exchange(each, work, hardware, mesh) for each in found)
+    exchanged = collectives.of_step(config, mesh, stored=precision.rest.name)
+    return tuple(exchange(collective, work, hardware, mesh) for collective in exchanged)
 
 
 def exchange(collective: Collective, work: Work, hardware: HardwareSpec, mesh: Mesh) -> Exchange:

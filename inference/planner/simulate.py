@@ -14,7 +14,7 @@ from inference.outputs import RequestOutput
 from inference.planner import report
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import Sequence, cache_key
+from inference.scheduling.sequence import History, Prefix, Sequence, cache_key
 from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import StepRecord, StepSchedule
 
@@ -67,8 +67,8 @@ class Simulator:
     def __init__(
         self, config: Config, scheduler: Scheduler, hardware: HardwareSpec, host_s: float = 0.0
     ):
-        """`host_s` is what the host takes for a step; with `engine.overlap` the device runs the
-        step before meanwhile.
+        """`host_s` is what the host takes for a step; with `engine.scheduling.overlap` the device
+        runs the step before meanwhile.
         """
         self.config = config
         self.scheduler = scheduler
@@ -86,11 +86,11 @@ class Simulator:
             InputError: it could not finish even alone.
         """
         self._next_id += 1
-        tokens, key = list(prompt), cache_key(self.config.engine, self._next_id)
+        tokens, key = list(prompt), cache_key(self.config.engine.cache, self._next_id)
         self.scheduler.add(
             Sequence(
-                self._next_id, params, tokens, len(tokens), arrival_s=self.clock.now(),
-                cache_key=key,
+                self._next_id, params, tokens, len(tokens), prefix=Prefix(key),
+                history=History(self.clock.now()),
             )
         )  # fmt: skip
         return self._next_id
@@ -100,7 +100,7 @@ class Simulator:
         schedule = self.scheduler.schedule(self.clock.now(), is_open)
         if schedule is not None:
             self._launch(schedule)
-        if len(self._steps) <= (schedule is not None and self.config.engine.overlap):
+        if len(self._steps) <= (schedule is not None and self.config.engine.scheduling.overlap):
             return []
         return self._commit()
 

@@ -7,8 +7,8 @@ from configs.errors import InputError
 from configs.mesh import Mesh
 from inference.planner.deployment import Deployment
 
-_MOST_CHIPS = 64
-_MOST_RATE = 1e9  # requests a second
+_MAX_CHIPS = 64
+_MAX_RATE = 1e9  # requests a second
 # Share of what they can take that replicas are asked for: at all of it, queues grow without end.
 UTILIZATION = 0.8
 
@@ -136,10 +136,10 @@ class Targets:
             if limit is not None and not 0 < limit < math.inf:
                 raise InputError(f"--slo {name} is a number of seconds above 0, not {limit}")
 
-    def is_met(self, found: Steady) -> bool:
+    def is_met(self, rates: Steady) -> bool:
         """Whether both limits hold."""
-        return (self.ttft is None or found.ttft_s <= self.ttft) and (
-            self.tpot is None or found.tpot_s <= self.tpot
+        return (self.ttft is None or rates.ttft_s <= self.ttft) and (
+            self.tpot is None or rates.tpot_s <= self.tpot
         )
 
     def __str__(self) -> str:
@@ -191,24 +191,23 @@ def answers(
     deployment.check_lengths(1, context, new_tokens)
     if new_tokens < 1:
         raise InputError(f"--slo needs --new_tokens of at least 1, not {new_tokens}")
-    if rate is not None and not 0 < rate <= _MOST_RATE:
+    if rate is not None and not 0 < rate <= _MAX_RATE:
         raise InputError(
-            f"--rate is a number of requests a second above 0 and at most {_MOST_RATE:g}, "
-            f"not {rate}"
+            f"--rate is a number of requests a second above 0 and at most {_MAX_RATE:g}, not {rate}"
         )
-    found, nearest = [], None
+    matches, nearest = [], None
     for mesh in meshes(deployment):
-        placed = dataclasses.replace(deployment, mesh=mesh, replicas=1)
-        most = placed.largest_batch(context, new_tokens)
-        if not most:
+        candidate = dataclasses.replace(deployment, mesh=mesh, replicas=1)
+        max_batch = candidate.largest_batch(context, new_tokens)
+        if not max_batch:
             continue
-        alone = steady(placed, 1, context, new_tokens)
+        alone = steady(candidate, 1, context, new_tokens)
         if nearest is None or alone.tpot_s < nearest[1].tpot_s:
             nearest = mesh, alone
         if targets.is_met(alone):
-            found.append(_answer(placed, targets, context, new_tokens, rate, most))
-    if found:
-        return found
+            matches.append(_answer(candidate, targets, context, new_tokens, rate, max_batch))
+    if matches:
+        return matches
     if nearest is None:
         raise InputError(
             f"{deployment.config.name} with one sequence of {context + new_tokens} tokens fits no "
@@ -220,45 +219,45 @@ def answers(
     )
 
 
-def meshes(deployment: Deployment, most: int = _MOST_CHIPS) -> list[Mesh]:
-    """Every mesh of one replica of up to `most` chips that divides the model evenly, as far as
+def meshes(deployment: Deployment, max_chips: int = _MAX_CHIPS) -> list[Mesh]:
+    """Every mesh of one replica of up to `max_chips` chips that divides the model evenly, as far as
     links join them, by chips; replicas cover `data`.
     """
-    config, found = deployment.config, []
-    most = min(most, int(deployment.hardware.linked_chips))
+    config, candidates = deployment.config, []
+    max_chips = min(max_chips, int(deployment.hardware.linked_chips))
     shared = [layer.ffn.experts[0] for layer in config.pattern if layer.ffn and layer.ffn.experts]
     widest = min(config.divided, default=1)
-    for expert in [n for n in range(1, most + 1) if all(count % n == 0 for count in shared)]:
+    for expert in [n for n in range(1, max_chips + 1) if all(count % n == 0 for count in shared)]:
         if expert > 1 and not shared:
             break
-        for model in range(1, min(most // expert, widest) + 1):
+        for model in range(1, min(max_chips // expert, widest) + 1):
             mesh = Mesh(model=model, expert=expert)
             try:
                 dataclasses.replace(deployment, mesh=mesh)
             except InputError:
                 continue
-            found.append(mesh)
-    return sorted(found, key=lambda mesh: (mesh.num_chips, mesh.expert))
+            candidates.append(mesh)
+    return sorted(candidates, key=lambda mesh: (mesh.num_chips, mesh.expert))
 
 
 def _answer(
-    placed: Deployment, targets: Targets, context: int, new_tokens: int, rate: float | None,
-    most: int,
+    deployment: Deployment, targets: Targets, context: int, new_tokens: int, rate: float | None,
+    max_batch: int,
 ) -> Answer:  # fmt: skip
     """The largest batch of a mesh that meets the targets with one sequence; both times grow with
     the batch.
     """
-    least, limit = 1, most
-    while least < limit:
-        middle = (least + limit + 1) // 2
-        if targets.is_met(steady(placed, middle, context, new_tokens)):
-            least = middle
+    batch, limit = 1, max_batch
+    while batch < limit:
+        middle = (batch + limit + 1) // 2
+        if targets.is_met(steady(deployment, middle, context, new_tokens)):
+            batch = middle
         else:
             limit = middle - 1
-    replica = steady(placed, least, context, new_tokens)
+    replica = steady(deployment, batch, context, new_tokens)
     replicas = 1 if rate is None else math.ceil(rate / (UTILIZATION * replica.requests_s))
     load = None if rate is None else rate / (replicas * replica.requests_s)
-    chips, price = placed.mesh.num_chips, placed.hardware.price_per_hour
+    chips, price = deployment.mesh.num_chips, deployment.hardware.price_per_hour
     dollars = None if price is None else price * chips / 3600 / replica.output_tok_s * 1e6
-    bound = "memory" if least == most else str(targets)
-    return Answer(placed.mesh, least, replicas, load, replicas * chips, replica, bound, dollars)
+    bound = "memory" if batch == max_batch else str(targets)
+    return Answer(deployment.mesh, batch, replicas, load, replicas * chips, replica, bound, dollars)

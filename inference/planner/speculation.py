@@ -14,7 +14,7 @@ from inference.planner.cost import Operation, Rows, Work
 from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
 
-_MOST_DRAFTS = 1024
+_MAX_DRAFTS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Speculation:
     def __post_init__(self) -> None:
         if self.drafts < 0:
             raise InputError(f"the number of drafts is at least 0, not {self.drafts}")
-        if self.drafts > _MOST_DRAFTS:
-            raise InputError(f"the number of drafts is at most {_MOST_DRAFTS}, not {self.drafts}")
+        if self.drafts > _MAX_DRAFTS:
+            raise InputError(f"the number of drafts is at most {_MAX_DRAFTS}, not {self.drafts}")
         if not 0 <= self.acceptance <= 1:
             raise InputError(f"an acceptance is a number from 0 to 1, not {self.acceptance}")
         for name in ("cost", "size"):
@@ -106,10 +106,10 @@ def drafting_operations(config: Config, record: StepRecord) -> tuple[Operation, 
     if draft is None:
         return ()
     runs = _drafting_work(config, record)
-    found = [each for work in runs for each in cost.step_operations(draft, work)]
+    operations = [operation for work in runs for operation in cost.step_operations(draft, work)]
     if not isinstance(draft, Eagle):
-        return tuple(found)
-    drafting = [each for each in found if each.name != "eagle.fuse"]
+        return tuple(operations)
+    drafting = [operation for operation in operations if operation.name != "eagle.fuse"]
     work = dataclasses.replace(Work.of_step(config, draft, record), num_logits=0)
     fed = cost.step_operations(draft, work)
     return (*drafting, *_observing(draft, fed))
@@ -118,20 +118,20 @@ def drafting_operations(config: Config, record: StepRecord) -> tuple[Operation, 
 def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
     """Each run of what drafts, up to the last draft; a draft model is fed with that, too."""
     assert config.draft is not None
-    engine, (num_rows, width) = config.engine, record.shape.decode
+    drafts, (num_rows, width) = config.engine.drafts, record.shape.decode
     if width == 1:
         return
     if step_shapes.leaves_padding_out(config, config.draft):
         num_rows = len(record.rows)
     starts = [context - queries + 1 for queries, context in record.rows]  # with the newest token
     if isinstance(config.draft, Medusa):
-        yield from [Work(num_rows, (), num_rows)] * min(engine.draft_levels, width - 1)
-    elif not engine.has_trees:
+        yield from [Work(num_rows, (), num_rows)] * min(drafts.levels, width - 1)
+    elif not drafts.has_tree:
         for n in range(width - isinstance(config.draft, Eagle)):
             yield Work(num_rows, tuple(Rows(1, 1, start + n) for start in starts), num_rows)
     else:
         first = 0  # of a level, among the nodes
-        for last in engine.level_sizes:
+        for last in drafts.level_sizes:
             nodes = first + last
             rows = tuple(Rows(1, nodes, start + nodes - 1) for start in starts)
             yield Work(num_rows * nodes, rows, num_rows * last)
@@ -140,14 +140,16 @@ def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
 
 def _observing(draft: Eagle, fed: Sequence[Operation]) -> Iterator[Operation]:
     """What it does with the target's states: of its last layer only what is cached is needed."""
-    for each in fed:
-        if each.name in ("eagle.input", "eagle.fuse", "embed"):
-            yield each
-        elif each.copied:
+    for operation in fed:
+        if operation.name in ("eagle.input", "eagle.fuse", "embed"):
+            yield operation
+        elif operation.copied:
             yield dataclasses.replace(
-                each, flops=each.flops * each.copied, weight_bytes=each.weight_bytes * each.copied,
-                activation_bytes=each.activation_bytes * each.copied,
-            )  # fmt: skip
+                operation,
+                flops=operation.flops * operation.copied,
+                weight_bytes=operation.weight_bytes * operation.copied,
+                activation_bytes=operation.activation_bytes * operation.copied,
+            )
 
 
 def _check_laws(*laws: Sequence[float]) -> None:

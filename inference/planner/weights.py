@@ -9,7 +9,7 @@ from configs.model import ModelConfig
 from configs.precision import FORMATS, Format
 
 
-class Held(NamedTuple):
+class WeightGroup(NamedTuple):
     """Weights of a model that lie alike: in memory, and over chips.
 
     Attributes:
@@ -30,26 +30,26 @@ class Held(NamedTuple):
 
 
 @functools.lru_cache(maxsize=64)  # a sweep asks for the same model thousands of times
-def held(config: ModelConfig) -> tuple[Held, ...]:
+def weight_groups(config: ModelConfig) -> tuple[WeightGroup, ...]:
     """All weights: tables, norms and biases, and the matrices of each layer."""
-    found = []
+    groups = []
     for path, info in params.leaves(config.parameters()):
         if not info.is_matrix:
             continue
         format = operations.stored_as(info, config, "rest" if path[-1] == "table" else "weights")
-        found.append(
-            Held(
+        groups.append(
+            WeightGroup(
                 info.elements, info.shape[-1], format, operations.is_divided(info),
                 info.num_experts is not None, info.kv_rows * info.shape[-1], max(1, info.kv_heads),
             )
         )  # fmt: skip
     vectors = config.vectors.items()
-    return (*found, *(Held(count, config.width, *how) for how, count in vectors))
+    return (*groups, *(WeightGroup(count, config.width, *how) for how, count in vectors))
 
 
 def num_parameters(config: ModelConfig) -> int:
     """All weights, a tied head counted once."""
-    return sum(part.elements for part in held(config))
+    return sum(part.elements for part in weight_groups(config))
 
 
 def num_active_parameters(config: ModelConfig) -> int:
@@ -67,7 +67,7 @@ def weight_bytes(config: ModelConfig, format: Format, rest: Format) -> float:
     """Bytes of all weights: the layers' matrices in `format`, tables and vectors in `rest`, and
     those in a format of their own as they are.
     """
-    return sum(_bytes(part, format, rest) for part in held(config))
+    return sum(_bytes(part, format, rest) for part in weight_groups(config))
 
 
 def chip_weight_bytes(config: ModelConfig, format: Format, rest: Format, mesh: Mesh) -> float:
@@ -76,16 +76,16 @@ def chip_weight_bytes(config: ModelConfig, format: Format, rest: Format, mesh: M
     other vectors and undivided matrices whole.
     """
     total = 0.0
-    for part in held(config):
+    for part in weight_groups(config):
         whole = _bytes(part, format, rest) / (mesh.expert if part.by_expert else 1)
         chips = mesh.model if part.is_split else 1
         total += divided(whole, chips, part.kv_elements / part.elements, part.kv_heads)
     return total
 
 
-def _bytes(part: Held, format: Format, rest: Format) -> float:
-    found = {"weights": format, "rest": rest}.get(part.format) or FORMATS[part.format]
-    return found.bytes_for(part.elements, part.row)
+def _bytes(part: WeightGroup, format: Format, rest: Format) -> float:
+    storage = {"weights": format, "rest": rest}.get(part.format) or FORMATS[part.format]
+    return storage.bytes_for(part.elements, part.row)
 
 
 def divided(whole: float, chips: int, copied: float, parts: int) -> float:

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import PageGroup
-from layers import kv_cache
 from layers.kv_cache import Cache
 from layers.ragged import Ragged, Rectangle
 
@@ -26,7 +25,7 @@ class AcceptedPath:
 
     def __init__(self, ragged: Ragged, path_RW: jax.Array):
         """`ragged`: the step; `path_RW` as `trees.Accepted` has it."""
-        trees, *others = ragged.rectangles
+        trees, *prompts = ragged.rectangles
         is_kept_RW = (path_RW >= 0) & trees.valid_YW[:, :1]
         nth_W = jnp.arange(path_RW.shape[1], dtype=jnp.int32)
         root_R1, newest_R1 = trees.position_YW[:, :1], trees.position_YW.max(1, keepdims=True)
@@ -37,19 +36,19 @@ class AcceptedPath:
 
         self._fed, self._path_RW = ragged, path_RW
         self._before, after = at(path_RW), at(jnp.broadcast_to(nth_W, path_RW.shape))
-        self.ragged = dataclasses.replace(ragged, rectangles=(after, *others))
+        self.ragged = dataclasses.replace(ragged, rectangles=(after, *prompts))
 
     def along(self, x_T: jax.Array) -> jax.Array:
         """What was fed, [T, ...], as `ragged` packs it."""
-        trees, *others = self._fed.split(x_T)
-        return self.ragged.pack([take(trees, self._path_RW), *others])
+        trees, *prompts = self._fed.split(x_T)
+        return self.ragged.pack([take(trees, self._path_RW), *prompts])
 
     def moved(self, cache: Cache, groups: tuple[PageGroup, ...]) -> Cache:
         """Each layer's cache with the path's entries one behind the other."""
-        chain, found = self.ragged.rectangles[0], list(cache)
+        chain, leaves = self.ragged.rectangles[0], list(cache)
         for index, group in enumerate(groups):  # of tokens, one by one: others know no trees
             for layer in group.layers:
                 size = jax.tree.leaves(cache[layer])[0].shape[1]
                 source, target = (Ragged((r,)).page_T(index, size) for r in (self._before, chain))
-                found[layer] = kv_cache.move(cache[layer], source, target)
-        return tuple(found)
+                leaves[layer] = cache[layer].move(source, target)
+        return tuple(leaves)

@@ -31,10 +31,10 @@ class Batch:
     emits_Y: Array  # bool[Y], the row ends with a sampled token
     tables: tuple[Array, ...]  # i32[Y, P] a page group
     targets_T: Array  # i32[chunks, tokens] next tokens to score; [0, 0] where nothing is scored
-    num_dropped_Y: Array | None = None  # i32[Y] `Rectangle`'s; None without `engine.prompt_budgets`
-    mask_QX: Array | None = None  # u32[Q, ceil(V / 32)] grammars'; None without `engine.grammars`
-    # bool[chunks, tokens] whose hidden states are summed; None without `engine.embeddings`
-    is_pooled_YW: Array | None = None
+    # None without the feature of `engine.requests`: prompt_budgets, grammars, embeddings.
+    num_dropped_Y: Array | None = None  # i32[Y] `Rectangle`'s
+    mask_QX: Array | None = None  # u32[Q, ceil(V / 32)] grammars'
+    is_pooled_YW: Array | None = None  # bool[chunks, tokens] whose hidden states are summed
 
 
 @jax.tree_util.register_dataclass
@@ -69,13 +69,13 @@ def build(schedule: StepSchedule, config: Config) -> Inputs:
     Raises:
         SequenceFault: one of its sequences has no such arrays.
     """
-    most = max(len(shard.admissions) for shard in schedule.shards)
+    num_admissions = max(len(shard.admissions) for shard in schedule.shards)
     admissions = [
         joined(
             build_admissions(shard.admissions[first : first + _ADMISSIONS], config)
             for shard in schedule.shards
         )
-        for first in range(0, most, _ADMISSIONS)
+        for first in range(0, num_admissions, _ADMISSIONS)
     ]
     batch = joined(build_batch(schedule.shape, shard, config) for shard in schedule.shards)
     return Inputs(tuple(admissions), batch)
@@ -83,10 +83,10 @@ def build(schedule: StepSchedule, config: Config) -> Inputs:
 
 def joined(shards: Iterable[Tree]) -> Tree:
     """Arrays of each data shard as one tree, one behind the other."""
-    first, *others = shards
-    if not others:
+    first, *more = shards
+    if not more:
         return first
-    return jax.tree.map(lambda *arrays: np.concatenate(arrays), first, *others)
+    return jax.tree.map(lambda *arrays: np.concatenate(arrays), first, *more)
 
 
 def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Batch:
@@ -97,7 +97,7 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
     chunk_YW = np.zeros((shape.prefill[0], chunk_tokens), np.int32)
     slot_Y = np.full(shape.num_rows, sink, np.int32)
     start_Y, length_Y = np.zeros_like(slot_Y), np.zeros_like(slot_Y)
-    dropped_Y = np.zeros_like(slot_Y) if config.engine.prompt_budgets else None
+    dropped_Y = np.zeros_like(slot_Y) if config.engine.requests.prompt_budgets else None
     emits_Y = np.zeros(shape.num_rows, bool)
     columns = -(-config.page_columns // config.device_pages)
     tables = [
@@ -131,10 +131,10 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
     tokens_T = np.concatenate([decode_YW.ravel(), chunk_YW.ravel()])
     expanded = tuple(device_pages(table, config)[:, : config.page_columns] for table in tables)
     mask_QX = None
-    if config.engine.grammars:
+    if config.engine.requests.grammars:
         words = -(-config.model.vocab_size // 32)
         mask_QX = np.full((shape.num_logits, words), 2**32 - 1, np.uint32)
-    is_pooled_YW = _pooled(shape, schedule) if config.engine.embeddings else None
+    is_pooled_YW = _pooled(shape, schedule) if config.engine.requests.embeddings else None
     return Batch(
         tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets, dropped_Y, mask_QX,
         is_pooled_YW,
@@ -198,7 +198,7 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
     source_A, last_token_A = np.full(size, -1, np.int32), num_tokens_A.copy()
     snapshot_A = num_tokens_A.copy()
     copies = [np.zeros((2, size), np.int32) for _ in config.cached_model.page_groups]
-    has_history = config.engine.penalties or config.engine.proposer == "ngram"
+    has_history = config.engine.requests.penalties or config.engine.drafts.proposer == "ngram"
     longest = config.max_context if has_history else 0
     history = np.zeros((size, longest), np.int32)
     rows = [parameters.neutral_row(vocab)] * size

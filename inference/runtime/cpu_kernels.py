@@ -28,12 +28,12 @@ def load() -> None:
 
 @functools.cache
 def _load() -> None:
-    named = os.environ.get("RIDGELINE_KERNELS")
-    if named == "none":
+    setting = os.environ.get("RIDGELINE_KERNELS")
+    if setting == "none":
         return
-    folder = Path(named) if named else cache_directory.path() / "kernels"
+    folder = Path(setting) if setting else cache_directory.path() / "kernels"
     try:
-        bundled = None if named else build.bundled()  # as trusted as the code beside it
+        bundled = None if setting else build.bundled()  # as trusted as the code beside it
         trials = library.load(bundled or _cached(folder))
     except (build.BuildError, InputError, OSError) as error:
         logging.warning("CPU kernels are not used, XLA's run instead: %s", error)

@@ -26,6 +26,8 @@ from layers.kernels.cpu import rows
 from layers.kernels.device import compiler_options
 from layers.kernels.linear import api as linear
 from layers.kernels.linear import packed
+from layers.kv_cache import Cache
+from layers.params import Params
 from sharding import mesh as meshes
 from sharding.mesh import ALIKE, AXES, EACH_GROUP, EVERY_CHIP
 
@@ -33,6 +35,7 @@ _WORKERS = 2
 
 
 Executable = Compiled | LoadedExecutable
+Outputs = tuple[Cache, step.SlotState, PackedOutput]  # of a step
 
 
 class Executables:
@@ -44,9 +47,9 @@ class Executables:
         self,
         config: Config,
         attention: str,
-        params: Any,
-        cache: Any,
-        slots: Any,
+        params: Params,
+        cache: Cache,
+        slots: step.SlotState,
         mesh: Mesh | None = None,
         files: ExecutableFiles | None = None,
     ):
@@ -55,31 +58,31 @@ class Executables:
         own. Only what is not in `files` is compiled.
         """
         self._config, self._attention, self._mesh = config, attention, mesh
-        kept = meshes.spread(mesh, abstract((cache, slots)), (EVERY_CHIP, EACH_GROUP))
-        self._arguments = abstract(params), *kept
+        state = meshes.spread(mesh, abstract((cache, slots)), (EVERY_CHIP, EACH_GROUP))
+        self._arguments = abstract(params), *state
         self._files = files
-        self._found: dict[StepShape | None, Future[Executable]] = {}  # None: what admits
+        self._compilations: dict[StepShape | None, Future[Executable]] = {}  # None: what admits
         self._tracing = threading.Lock()
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
         """Those that are compiled."""
-        return tuple(shape for shape in list(self._found) if shape and self.has(shape))
+        return tuple(shape for shape in list(self._compilations) if shape and self.has(shape))
 
     @property
     def num_requested(self) -> int:
         """How many shapes were requested so far, compiled or not."""
-        return sum(shape is not None for shape in list(self._found))
+        return sum(shape is not None for shape in list(self._compilations))
 
     def has(self, shape: StepShape | None) -> bool:
         """Whether a shape (None: what admits) is compiled."""
-        found = self._found.get(shape)
-        return found is not None and found.done()
+        compilation = self._compilations.get(shape)
+        return compilation is not None and compilation.done()
 
     @property
     def is_compiling(self) -> bool:
         """Whether one is being compiled; any thread may ask."""
-        return any(not found.done() for found in list(self._found.values()))
+        return any(not compilation.done() for compilation in list(self._compilations.values()))
 
     def step(self, shape: StepShape) -> Executable:
         """The executable of a shape."""
@@ -95,9 +98,9 @@ class Executables:
         Raises:
             InputError: it cannot be written.
         """
-        found = self.admit() if shape is None else self.step(shape)
-        assert isinstance(found, Compiled)
-        return files.write(_name(shape), self._arguments_of(shape), found)
+        executable = self.admit() if shape is None else self.step(shape)
+        assert isinstance(executable, Compiled)
+        return files.write(_name(shape), self._arguments_of(shape), executable)
 
     def prepare(self, shapes: Iterable[StepShape]) -> None:
         """Begins to compile these shapes, and what admits, while the caller goes on. What fails is
@@ -113,7 +116,7 @@ class Executables:
     def _once(self, key: StepShape | None, lower: Callable[[], Lowered]) -> Executable:
         compiling: Future[Executable] = Future()
         try:  # an interrupt may come at any line, and nobody may wait for what nobody compiles
-            future = self._found.setdefault(key, compiling)  # one thread alone finds its own
+            future = self._compilations.setdefault(key, compiling)  # one thread alone finds its own
             if future is compiling:
                 executable: Executable | None = self._load(key)
                 if executable is None:
@@ -122,8 +125,8 @@ class Executables:
                     executable = self._compile(key, lowered)
                 compiling.set_result(executable)
         except BaseException as error:
-            if self._found.get(key) is compiling and not compiling.done():
-                del self._found[key]
+            if self._compilations.get(key) is compiling and not compiling.done():
+                del self._compilations[key]
                 compiling.set_exception(error)
             raise
         return future.result()
@@ -143,36 +146,36 @@ class Executables:
 
     def _arguments_of(self, shape: StepShape | None) -> tuple[Any, ...]:
         """Shapes of a program's arguments, on a mesh those of all chips."""
-        batch: Any
+        batch: batches.Batch | batches.Admissions
         if shape is None:
             batch = batches.build_admissions((), self._config)
         else:
             batch = batches.build_batch(shape, ShardSchedule(), self._config)
-        kept = self._arguments[1:] if shape is None else self._arguments
-        return *kept, *meshes.spread(self._mesh, (abstract(batch),), (EACH_GROUP,))
+        arguments = self._arguments[1:] if shape is None else self._arguments
+        return *arguments, *meshes.spread(self._mesh, (abstract(batch),), (EACH_GROUP,))
 
     def _lower_step(self, shape: StepShape) -> Lowered:
-        function: Callable[..., Any] = functools.partial(
+        function: Callable[..., Outputs] = functools.partial(
             step.step, config=self._config, shape=shape, attention=self._attention
         )
         weights = None if self._mesh is None else linear.specs(self._config.model.parameters())
-        given, output = (weights, EVERY_CHIP, EACH_GROUP, EACH_GROUP), EACH_GROUP
+        in_specs, output = (weights, EVERY_CHIP, EACH_GROUP, EACH_GROUP), EACH_GROUP
         if self._mesh and self._mesh.is_multi_process and self._config.mesh.num_groups > 1:
             function, output = _with_all_outputs(function), ALIKE
-        returned = EVERY_CHIP, EACH_GROUP, output
-        return self._lower(function, self._arguments_of(shape), given, returned)
+        out_specs = EVERY_CHIP, EACH_GROUP, output
+        return self._lower(function, self._arguments_of(shape), in_specs, out_specs)
 
     def _lower_admit(self) -> Lowered:
         function = functools.partial(step.admit, config=self._config)
-        given = EVERY_CHIP, EACH_GROUP, EACH_GROUP
-        return self._lower(function, self._arguments_of(None), given, given[:2])
+        in_specs = EVERY_CHIP, EACH_GROUP, EACH_GROUP
+        return self._lower(function, self._arguments_of(None), in_specs, in_specs[:2])
 
     def _lower(
         self,
         function: Callable[..., Any],
         arguments: tuple[Any, ...],
-        given: tuple[Any, ...],
-        returned: tuple[Any, ...],
+        in_specs: tuple[Any, ...],
+        out_specs: tuple[Any, ...],
     ) -> Lowered:
         """A function of what the engine keeps, cache and slots last, and of a batch, lowered; these
         two are donated. What it does not read it takes all the same: whoever loads it need not know
@@ -183,12 +186,12 @@ class Executables:
             arguments: its arguments' shapes.
             given, returned: partition specs of arguments and results.
         """
-        function = meshes.over(self._mesh, function, given, returned)
+        function = meshes.over(self._mesh, function, in_specs, out_specs)
         donated = len(arguments) - 3, len(arguments) - 2
-        engine = self._config.engine
+        kernels = self._config.engine.kernels
         with (
-            rows.native(engine.linear == "ffi_cpu"),
-            packed.exact(engine.activations == "exact"),
+            rows.native(kernels.linear == "ffi_cpu"),
+            packed.exact(kernels.activations == "exact"),
         ):
             jitted = jax.jit(
                 function, donate_argnums=donated, keep_unused=True,
@@ -197,17 +200,17 @@ class Executables:
             return jitted.lower(*arguments)
 
 
-def _with_all_outputs(function: Callable[..., Any]) -> Callable[..., Any]:
+def _with_all_outputs(function: Callable[..., Outputs]) -> Callable[..., Outputs]:
     """A step whose output is that of all data shards, since every host commits them all: a sum,
     which is what a TPU's compiler makes of a gather of so little.
     """
 
     @functools.wraps(function)  # arguments keep their names
-    def run(*arguments: Any) -> tuple[Any, Any, PackedOutput]:
+    def run(*arguments: Params | Cache | step.SlotState | batches.Batch) -> Outputs:
         cache, slots, output = function(*arguments)
-        own_X, shards = output.words_X, jax.lax.axis_size(AXES[:2])
-        words_SX = jnp.zeros((shards, len(own_X)), own_X.dtype)
-        words_SX = words_SX.at[jax.lax.axis_index(AXES[:2])].set(own_X)
+        shard_words_X, shards = output.words_X, jax.lax.axis_size(AXES[:2])
+        words_SX = jnp.zeros((shards, len(shard_words_X)), shard_words_X.dtype)
+        words_SX = words_SX.at[jax.lax.axis_index(AXES[:2])].set(shard_words_X)
         words_X = jax.lax.psum(words_SX, AXES[:2]).ravel()
         return cache, slots, dataclasses.replace(output, words_X=words_X)
 

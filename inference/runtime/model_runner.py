@@ -2,7 +2,6 @@
 warm-up.
 """
 
-import dataclasses
 import itertools
 import logging
 from collections.abc import Callable, Iterable
@@ -46,8 +45,8 @@ def for_this_device(config: Config) -> tuple[Config, str]:
     before weights are read.
 
     Raises:
-        InputError: `engine.deterministic` on a device where it was not measured, or
-            `engine.attention` or `engine.linear` names an implementation that cannot run.
+        InputError: `engine.deterministic` on a device where it was not measured, or a field of
+            `engine.kernels` names an implementation that cannot run.
     """
     platform = target_device().platform
     if config.engine.deterministic and platform != "cpu":
@@ -55,34 +54,30 @@ def for_this_device(config: Config) -> tuple[Config, str]:
             f"engine.deterministic holds on XLA's cpu backend, it is not measured on {platform}"
         )
     config = config.for_platform(platform)
-    if platform == "cpu" and {config.engine.linear, config.engine.attention} != {"reference"}:
+    kernels = config.engine.kernels
+    if platform == "cpu" and {kernels.linear, kernels.attention} != {"reference"}:
         cpu_kernels.load()
-    config = _with(config, linear=linear.choose(config))
+    config = config.with_engine(linear=linear.choose(config))
     attention = api.choose(config)
-    if config.engine.free_padding is None:
+    if config.engine.shapes.free_padding is None:
         is_native = attention.name == "ffi_cpu" and not config.prefill.chips
         drafting = config.draft or config.model
         is_free = is_native and step_shapes.leaves_padding_out(config, drafting)
-        config = _with(config, free_padding=is_free)
+        config = config.with_engine(free_padding=is_free)
     _log(config, attention)
     return config, attention.name
-
-
-def _with(config: Config, **changes: Any) -> Config:
-    """With other fields of the engine."""
-    return dataclasses.replace(config, engine=dataclasses.replace(config.engine, **changes))
 
 
 def _log(config: Config, attention: api.Choice) -> None:
     """One line names the implementations; it is a warning where a faster one cannot run."""
     device = target_device()
-    is_slow = attention.name == "reference" and config.engine.attention is None
+    is_slow = attention.name == "reference" and config.engine.kernels.attention is None
     why = "".join(f"; {name} {reason}" for name, reason in attention.passed_over.items())
     # Where the CPU's library is not there, a line of its own has said why.
     level = logging.WARNING if is_slow and device.platform != "cpu" else logging.INFO
     logging.log(
         level, "on %s: attention by %s, products by %s%s", device.kind, attention.name,
-        config.engine.linear, why,
+        config.engine.kernels.linear, why,
     )  # fmt: skip
 
 
@@ -91,17 +86,17 @@ def cache_arguments(config: Config, attention: str) -> tuple[Any, ...]:
     num_pages = tuple(n * config.device_pages for n in config.num_pages)
     return (
         config.cached_model, num_pages, config.device_page_tokens, config.engine.max_seqs,
-        config.engine.num_drafts, api.implementation(attention).layout, config.num_snapshots,
+        config.engine.drafts.num_drafts, api.implementation(attention).layout, config.num_snapshots,
     )  # fmt: skip
 
 
 def abstract_params(config: Config, mesh: jax.sharding.Mesh | None = None) -> Params:
     """Shapes of parameters as an engine's products read them, over the chips of a mesh."""
-    own = linear.abstract(config, decoder.param_infos(config.model), mesh)
+    target = linear.abstract(config, decoder.param_infos(config.model), mesh)
     if config.draft is None:
-        return own
+        return target
     infos = decoder.param_infos(config.draft)
-    return own | {"draft": linear.abstract(config.for_draft(), infos)}
+    return target | {"draft": linear.abstract(config.for_draft(), infos)}
 
 
 class ModelRunner:
@@ -171,23 +166,23 @@ class ModelRunner:
         drafts, where there is one.
         """
         infos = decoder.param_infos(self.config.model)
-        own = {name: part for name, part in params.items() if name != "draft"}
-        own = linear.pack_params(self.config, own, infos, self._mesh)
+        target = {name: part for name, part in params.items() if name != "draft"}
+        target = linear.pack_params(self.config, target, infos, self._mesh)
         if self.config.draft is None:
-            return own
+            return target
         infos = decoder.param_infos(self.config.draft)
         drafting = self.config.for_draft()
-        return own | {"draft": linear.pack_params(drafting, params["draft"], infos)}
+        return target | {"draft": linear.pack_params(drafting, params["draft"], infos)}
 
     def reset(self) -> None:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
         self._swapper.forget_reads()
         self.cache: Cache = ()  # frees what there is: two may not fit
         arguments = self._cache_arguments
-        with rows.native(self.config.engine.linear == "ffi_cpu"):
+        with rows.native(self.config.engine.kernels.linear == "ffi_cpu"):
             if self._mesh is None:
                 self.cache = kv_cache.init(*arguments)
-                self.slots: Any = step.init_slots(self.config)
+                self.slots: step.SlotState | None = step.init_slots(self.config)
                 return
             self.cache = meshes.put(
                 self._mesh, meshes.EVERY_CHIP, lambda group, chip: kv_cache.init(*arguments)
@@ -207,9 +202,10 @@ class ModelRunner:
             raise InputError("the visits of experts are counted on one host only")
         if self.config.model.mixtures is None:
             raise InputError(f"{self.config.model.name} has no experts")
-        found = np.asarray(self.slots.expert_visits)
+        assert self.slots is not None
+        visits = np.asarray(self.slots.expert_visits)
         groups = self.config.mesh.num_groups
-        total: np.ndarray = found.reshape(groups, -1, found.shape[1]).sum(0, dtype=np.uint32)
+        total: np.ndarray = visits.reshape(groups, -1, visits.shape[1]).sum(0, dtype=np.uint32)
         return total
 
     def copies(self, keeps_weights: bool, keeps_pages: bool) -> tuple[Any, Any]:
@@ -224,7 +220,7 @@ class ModelRunner:
 
     def free(self) -> None:
         """Frees the device's memory, all but what is compiled; until `restore` nothing runs."""
-        self.params, self.cache, self.slots = None, (), None
+        self.params, self.cache, self.slots = {}, (), None
         self._swapper.free()
 
     def restore(self, copied: tuple[Any, Any], params: Params | None = None) -> None:
@@ -250,9 +246,11 @@ class ModelRunner:
     @property
     def implementations(self) -> str:
         """Of products and of attention, and formats of weights: what its steps' times hold for."""
-        engine, own = self.config.engine, dict(self.config.model.formats).values()
-        weights = engine.weights or "+".join(sorted({name for each in own for name in each}))
-        return ", ".join(filter(None, (engine.linear, self._attention, weights)))
+        engine, layer_formats = self.config.engine, dict(self.config.model.formats).values()
+        weights = engine.weights or "+".join(
+            sorted({name for formats in layer_formats for name in formats})
+        )
+        return ", ".join(filter(None, (engine.kernels.linear, self._attention, weights)))
 
     @property
     def cache_bytes(self) -> int:
@@ -273,9 +271,9 @@ class ModelRunner:
         is_new = not self._executables.has(shape)
         if is_new and self._sealed:
             raise RuntimeError(f"{shape} was not compiled at warm-up")
-        found = self._executables.step(shape)
+        executable = self._executables.step(shape)
         self.num_late_compiles += is_new and self._is_warm
-        return found
+        return executable
 
     @property
     def num_requested(self) -> int:
@@ -324,7 +322,7 @@ class ModelRunner:
                 self.wait(self.launch(schedule, batches.build(schedule, self.config)))
                 progress()
             admit.result()
-        if self.config.engine.prompt_budgets:
+        if self.config.engine.requests.prompt_budgets:
             self.prepare_observer()
         self._swapper.warm_up()
         self._snapshots.prepare()
@@ -333,8 +331,10 @@ class ModelRunner:
     def admit(self, admissions: tuple[Admissions, ...]) -> None:
         """Writes the slots of sequences that start, fork or resume."""
         for arrays in admissions:
-            given = meshes.to_global(self._mesh, EACH_GROUP, arrays)
-            self.cache, self.slots = self._executables.admit()(self.cache, self.slots, given)
+            global_arrays = meshes.to_global(self._mesh, EACH_GROUP, arrays)
+            self.cache, self.slots = self._executables.admit()(
+                self.cache, self.slots, global_arrays
+            )
 
     def compile_page_copies(self) -> None:
         """Compiles what `receive` needs of sender and receiver."""
@@ -352,9 +352,9 @@ class ModelRunner:
             shard: of this runner.
         """
         for group, same in itertools.groupby(sorted(pages), lambda page: page[0]):
-            rest = list(same)
-            while rest:
-                some, rest = rest[: swap.PAGES], rest[swap.PAGES :]
+            remaining = list(same)
+            while remaining:
+                some, remaining = remaining[: swap.PAGES], remaining[swap.PAGES :]
                 data = sender._swapper.read(sender.cache, group, [source for _, source, _ in some])
                 targets = [target for *_, target in some]
                 self.cache = self._swapper.receive(self.cache, group, targets, data, shard)

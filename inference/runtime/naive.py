@@ -43,7 +43,7 @@ def decode(
     Returns:
         Seconds of each token, without compilation.
     """
-    own = _one_row(parameters.request_row(sequence, config.vocab_size))
+    sampling = _one_row(parameters.request_row(sequence, config.vocab_size))
     shapes = _shapes(params)
     seconds: list[float] = []
     while sequence.num_output_tokens < sequence.params.max_new_tokens:
@@ -52,10 +52,10 @@ def decode(
         padded[:length] = sequence.tokens
         executable = _compiled(config, len(padded), *shapes)
         start = time.perf_counter()
-        token, logprob = jax.device_get(executable(params, padded, np.int32(length), own))
+        token, logprob = jax.device_get(executable(params, padded, np.int32(length), sampling))
         seconds.append(time.perf_counter() - start)
         sequence.tokens.append(int(token))
-        sequence.logprobs.append(float(logprob))
+        sequence.results.logprobs.append(float(logprob))
         on_token(int(token))
         if sequence.is_end(int(token)):
             break
@@ -69,17 +69,17 @@ def _compiled(
     """(params, tokens, length, sampling) -> token, log-probability; for one padded length."""
 
     def next_token(
-        params: Params, tokens_T: jax.Array, length: jax.Array, own: SlotSampling
+        params: Params, tokens_T: jax.Array, length: jax.Array, sampling: SlotSampling
     ) -> tuple[jax.Array, jax.Array]:
         hidden_TD, _ = decoder.forward(params, config, tokens_T, contiguous(1, num_tokens))
         last_1D = jax.lax.dynamic_slice_in_dim(hidden_TD, length - 1, 1)
         logits_1V = decoder.logits(params, config, last_1D)
         summary = topk.summarize(logits_1V)
-        ids = sampler.sample(logits_1V, summary, own, length[None])
+        ids = sampler.sample(logits_1V, summary, sampling, length[None])
         return ids[0], sampler.log_probs(logits_1V, summary, ids)[0][0]
 
-    own = _one_row(parameters.neutral_row(config.vocab_size))
-    arguments = (np.zeros(num_tokens, np.int32), np.int32(1), own)
+    sampling = _one_row(parameters.neutral_row(config.vocab_size))
+    arguments = (np.zeros(num_tokens, np.int32), np.int32(1), sampling)
     params = jax.tree.unflatten(tree, leaves)
     return jax.jit(next_token).lower(params, *arguments).compile()
 

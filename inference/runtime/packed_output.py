@@ -33,12 +33,12 @@ def unpack(packed: PackedOutput) -> StepOutput[np.ndarray]:
     """
     sizes = [math.prod(shape) for shape, _ in packed.layout]
     words_SX = np.asarray(packed.words_X).reshape(-1, sum(sizes))
-    found, start = [], 0
+    arrays, start = [], 0
     for (shape, dtype), size in zip(packed.layout, sizes, strict=True):
         part = words_SX[:, start : start + size].reshape(len(words_SX) * shape[0], *shape[1:])
-        found.append(part != 0 if dtype == "bool" else part.view(dtype))
+        arrays.append(part != 0 if dtype == "bool" else part.view(dtype))
         start += size
-    return StepOutput(*found)
+    return StepOutput(*arrays)
 
 
 def _words(x: jax.Array) -> jax.Array:

@@ -4,14 +4,14 @@ prompt with a budget gives up pages (`inference/kv_pages/prompt_pages.py`).
 
 import functools
 from collections.abc import Sequence as Items
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.engine import OBSERVED_TOKENS, Config
+from configs.engine import Config
 from configs.model import ModelConfig
+from configs.settings.requests import OBSERVED_TOKENS
 from inference.runtime.batch import device_pages
 from layers import decoder
 from layers.kernels.cpu import rows
@@ -34,8 +34,8 @@ class PromptObserver:
         self._config = config
         self._run = functools.partial(
             observe, model=config.chip_model, deterministic=config.engine.deterministic,
-            attention=attention, is_native=config.engine.linear == "ffi_cpu",
-            is_exact=config.engine.activations == "exact",
+            attention=attention, is_native=config.engine.kernels.linear == "ffi_cpu",
+            is_exact=config.engine.kernels.activations == "exact",
         )  # fmt: skip
         self.is_compiled = False
 
@@ -60,9 +60,9 @@ class PromptObserver:
         config = self._config
         columns = -(-config.page_columns // config.device_pages)
         tables = []
-        for own in pages:
+        for group_pages in pages:
             table = np.zeros((1, columns), np.int32)
-            table[0, : len(own)] = own
+            table[0, : len(group_pages)] = group_pages
             tables.append(device_pages(table, config)[:, : config.page_columns])
         first = len(tokens) - OBSERVED_TOKENS
         newest = np.array(tokens[first:], np.int32)
@@ -105,19 +105,18 @@ def observe(
     row = Rectangle(jnp.zeros(1, jnp.int32), position_1W, is_valid_1W, tables)
     ragged = Ragged((row,))
 
-    def observed(layer: int) -> Any:
-        leaf = cache[layer]
-        if leaf is None:
-            return None
-        group = model.groups_of_layer[layer][0]
-        return Observed(leaf, jnp.zeros(tables[group].size * leaf.shape[1], jnp.float32))
-
-    leaves = tuple(observed(layer) for layer in range(model.num_layers))
+    leaves = list(cache)
+    for layer, groups in model.groups_of_layer.items():
+        paged = cache[layer].as_paged
+        assert paged is not None
+        num_tokens = tables[groups[0]].size * paged.page_tokens
+        leaves[layer] = Observed(paged.pages, jnp.zeros(num_tokens, jnp.float32))
     with rows.native(is_native), packed.exact(is_exact):
         x_TD = decoder.embedded(params, model, tokens_W, ragged)
         passed = decoder.layers(
-            params, model, x_TD, ragged, leaves, tokens_T=tokens_W, deterministic=deterministic,
-            attention=attention,
+            params, model, x_TD, ragged, tuple(leaves), tokens_T=tokens_W,
+            deterministic=deterministic, attention=attention,
         )  # fmt: skip
-    found = [leaf.weight_S for leaf in passed.cache if leaf is not None]
-    return functools.reduce(jnp.add, found)
+    assert passed.cache is not None
+    weights = [leaf.weight_S for leaf in passed.cache if isinstance(leaf, Observed)]
+    return functools.reduce(jnp.add, weights)

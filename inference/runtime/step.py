@@ -8,13 +8,14 @@ sequence and a sink row for padding. Phases differ only in data; `StepShape` alo
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.engine import MIN_DETERMINISTIC_ROWS, Config
+from configs.engine import Config
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from inference.runtime import accepted_path, packed_output
 from inference.runtime.accepted_path import AcceptedPath
 from inference.runtime.batch import Admissions, Batch
@@ -25,7 +26,7 @@ from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
 from inference.speculation import draft_tree, proposers
 from inference.speculation.acceptance import coupled, rejection, trees
-from inference.speculation.proposer import Asked, Drafts, Fed
+from inference.speculation.proposer import DraftInputs, Drafts, SampledStep
 from layers import decoder, kv_cache, topk
 from layers.kv_cache import Cache
 from layers.params import Params
@@ -44,7 +45,7 @@ class SlotState:
     last_token: jax.Array  # i32[B+1] newest token, not in the cache yet
     sampling: SlotSampling  # per-request parameters, written at admission
     counts: jax.Array  # u16[B+1, 2, V] in prompt and output; [1, 1, 1] without penalties
-    proposer: Any = None  # its arrays [B+1, ...]
+    proposer: jax.Array | tuple[()] | None = None  # its arrays [B+1, ...]
     # u32[L, E] tokens that visited each expert of each mixture, modulo 2^32; None without mixtures
     expert_visits: jax.Array | None = None
 
@@ -54,7 +55,7 @@ def init_slots(config: Config) -> SlotState:
     them.
     """
     rows, vocab = config.engine.max_seqs + 1, config.model.vocab_size
-    counts = (rows, 2, vocab) if config.engine.penalties else (1, 1, 1)
+    counts = (rows, 2, vocab) if config.engine.requests.penalties else (1, 1, 1)
     put = functools.partial(jax.device_put, may_alias=False)
     proposer, visits = proposers.of(config), config.model.mixtures
     return SlotState(
@@ -62,7 +63,7 @@ def init_slots(config: Config) -> SlotState:
         last_token=put(np.zeros(rows, np.int32)),
         sampling=put(parameters.init(rows, vocab)),
         counts=put(np.zeros(counts, np.uint16)),
-        proposer=proposer and put(proposer.init()),
+        proposer=None if proposer is None else put(proposer.init()),
         expert_visits=None if visits is None else put(np.zeros(visits, np.uint32)),
     )
 
@@ -77,8 +78,8 @@ def admit(
     slot_A, source_A = admissions.slot_A, admissions.source_A
     model = config.cached_model
 
-    told = slot_A, source_A, admissions.num_tokens_A, admissions.snapshot_A
-    cache = kv_cache.start_states(cache, *told)
+    starts = slot_A, source_A, admissions.num_tokens_A, admissions.snapshot_A
+    cache = kv_cache.start_states(cache, *starts)
     cache = kv_cache.copy_pages(cache, model.page_groups, admissions.page_copies)
     slots = dataclasses.replace(
         slots,
@@ -136,8 +137,8 @@ def step(
     proposer, drafts = proposers.of(config, attention), None
     if proposer is not None:
         with jax.named_scope("propose"):
-            asked = _asked(config, shape, slots, batch)
-            cache, drafts = proposer.propose(params, cache, slots.proposer, asked)
+            proposal_inputs = _proposal_inputs(config, shape, slots, batch)
+            cache, drafts = proposer.propose(params, cache, slots.proposer, proposal_inputs)
         batch = _with_drafts(shape, batch, drafts)
     ragged = view(shape, slots, batch, drafts, fill(shape.num_tokens))
     slot_T = jnp.pad(_per_token(batch.slot_Y, shape), (0, ragged.num_fillers))
@@ -159,18 +160,18 @@ def step(
     with jax.named_scope("sample"):
         summary = topk.summarize(logits_QV)
         position_Q, slot_Q = ragged.position_T[logit_Q] + 1, slot_T[logit_Q]
-        own = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
+        sampling_Q = jax.tree.map(lambda x: x[slot_Q], slots.sampling)
         counts = None if shape.greedy else _counts_seen(fed, slot_Q, tokens_T, shape, ragged)
         ids_Q, mask_QX = summary.best_Q, batch.mask_QX
         if mask_QX is not None:
             filled = (0, fill(shape.num_logits)), (0, 0)
             mask_QX = jnp.pad(mask_QX, filled, constant_values=sampler.ALL)
         if not shape.greedy:
-            ids_Q = sampler.sample(logits_QV, summary, own, position_Q, counts, mask_QX)
-        law = _Law(logits_QV, own, position_Q, counts, mask_QX)
+            ids_Q = sampler.sample(logits_QV, summary, sampling_Q, position_Q, counts, mask_QX)
+        law = _Law(logits_QV, sampling_Q, position_Q, counts, mask_QX)
         ids_Q, num_accepted_R, path_RW = _verify(config, shape, ids_Q, law, batch, drafts, ragged)
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
-        top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.top_logprobs)
+        top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.requests.top_logprobs)
     num_accepted_Y = jnp.pad(num_accepted_R, (0, shape.prefill[0]))
     num_emitted_Y = jnp.where(batch.emits_Y, 1 + num_accepted_Y, 0).astype(jnp.int32)
     by_row = functools.partial(_rows_of_logits, shape=shape, path_RW=path_RW)
@@ -185,7 +186,7 @@ def step(
         top_ids=by_row(top_Qn[1]),
         top_logprobs=by_row(top_Qn[0]),
         **prompt_results.score(
-            logits, shape, hidden_TD, batch.targets_T, config.engine.top_logprobs
+            logits, shape, hidden_TD, batch.targets_T, config.engine.requests.top_logprobs
         ),
         pooled=prompt_results.pool(shape, hidden_TD, batch.is_pooled_YW),
     )
@@ -201,7 +202,7 @@ def step(
             ragged, tokens_T, hidden_TD = path.ragged, path.along(tokens_T), path.along(hidden_TD)
             features = tuple(map(path.along, features))
     if proposer is not None:
-        after = Fed(
+        after = SampledStep(
             ragged, tokens_T, hidden_TD, features, _num_kept(shape, batch, output), batch.slot_Y,
             slots.num_tokens[batch.slot_Y], output.tokens, output.num_emitted,
         )  # fmt: skip
@@ -231,12 +232,14 @@ def _with_drafts(shape: StepShape, batch: Batch, drafts: Drafts) -> Batch:
     )
 
 
-def _asked(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> Asked:
+def _proposal_inputs(
+    config: Config, shape: StepShape, slots: SlotState, batch: Batch
+) -> DraftInputs:
     """What a proposer sees of a step."""
     (rows, width), (chunks, tokens) = shape.decode, shape.prefill
     rectangles = view(shape, slots, batch).rectangles
     slot_R = batch.slot_Y[:rows]
-    return Asked(
+    return DraftInputs(
         decode=rectangles[0] if rows else None,
         token_R=slots.last_token[slot_R],
         sampling=jax.tree.map(lambda x: x[slot_R], slots.sampling),
@@ -244,7 +247,7 @@ def _asked(config: Config, shape: StepShape, slots: SlotState, batch: Batch) -> 
         prompts=rectangles[-1] if chunks else None,
         prompt_YW=batch.tokens_T[rows * width :].reshape(chunks, tokens),
         greedy=shape.greedy,
-        acceptance=config.engine.acceptance,
+        acceptance=config.engine.drafts.acceptance,
     )
 
 
@@ -262,7 +265,8 @@ def _rows_to_fill(num_rows: int, config: Config, attention: str) -> int:
     """Rows of padding that products need under `deterministic`: with fewer, XLA sums in another
     order. The native library has one for any number.
     """
-    is_even = not config.engine.deterministic or (config.engine.linear, attention) == _ONE_ORDER
+    engine = config.engine
+    is_even = not engine.deterministic or (engine.kernels.linear, attention) == _ONE_ORDER
     return 0 if is_even else max(0, MIN_DETERMINISTIC_ROWS - num_rows)
 
 
@@ -287,9 +291,9 @@ def view(
             position_YW = jnp.where(valid_YW, position_YW, newest)
             tables = tuple(table[part] for table in batch.tables)
             dropped_Y = None if batch.num_dropped_Y is None else batch.num_dropped_Y[part]
-            slot_Y, told = batch.slot_Y[part], {"num_dropped_Y": dropped_Y}
+            slot_Y, optional = batch.slot_Y[part], {"num_dropped_Y": dropped_Y}
             rectangles.append(
-                Rectangle(slot_Y, position_YW, valid_YW, tables, is_chained=is_chained, **told)
+                Rectangle(slot_Y, position_YW, valid_YW, tables, is_chained=is_chained, **optional)
             )
         first += rows
     if drafts is not None and drafts.parent_Rk is not None:
@@ -324,7 +328,7 @@ def _rows_of_logits(x_Q: jax.Array, shape: StepShape, path_RW: jax.Array | None)
 
 
 class _Law(NamedTuple):
-    """What `sampler.law` takes, a row for each row of logits."""
+    """What `sampler.distribution` takes, a row for each row of logits."""
 
     logits_QV: jax.Array
     sampling: SlotSampling
@@ -350,7 +354,7 @@ def _verify(
     ids_RW = ids_Q[:num_decode].reshape(rows, width)
     token_RW = batch.tokens_T[:num_decode].reshape(rows, width)
     num_drafts_R = jnp.maximum(batch.query_length_Y[:rows] - 1, 0)
-    rule = "coupled" if shape.greedy else config.engine.acceptance
+    rule = "coupled" if shape.greedy else config.engine.drafts.acceptance
     is_tree = drafts is not None and drafts.parent_Rk is not None
     if drafts is None or rows == 0 or width == 1 or (rule == "coupled" and not is_tree):
         return ids_Q, coupled.num_accepted(ids_RW, token_RW[:, 1:], num_drafts_R), None
@@ -358,25 +362,25 @@ def _verify(
     is_used_Rk = ragged.rectangles[0].valid_YW[:, 1:] & (drafts.tokens_Rk >= 0)
     parent_RN = jnp.where(is_used_Rk, follows_Rk, -1)
     parent_RN = jnp.pad(parent_RN, ((0, 0), (1, 0)), constant_values=-1).astype(jnp.int32)
-    most = 1 + drafts.levels if is_tree else width
+    max_length = 1 + drafts.levels if is_tree else width
     if rule == "coupled":
-        found = trees.coupled(ids_RW, token_RW, parent_RN, most)
-        return ids_Q, found.num_emitted_R - 1, found.path_RW
-    own = jax.tree.map(lambda x: x[:num_decode], law)
-    law_RWV = sampler.law(*own).reshape(rows, width, -1)
+        accepted = trees.coupled(ids_RW, token_RW, parent_RN, max_length)
+        return ids_Q, accepted.num_emitted_R - 1, accepted.path_RW
+    verified = jax.tree.map(lambda x: x[:num_decode], law)
+    law_RWV = sampler.distribution(*verified).reshape(rows, width, -1)
     first = slice(0, num_decode, width)
-    seed_R2, position_R = own.sampling.seed[first], own.position_Q[first]
+    seed_R2, position_R = verified.sampling.seed[first], verified.position_Q[first]
     if rule == "rejection" and not is_tree:
         ids_RW, num_emitted_R = rejection.verify(
-            law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.law_RkV
+            law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.prob_RkV
         )
         return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1, None
     accept = trees.typical if rule == "typical" else trees.by_rejection
-    found = accept(law_RWV, seed_R2, position_R, token_RW, parent_RN, most)
-    node_RW = jnp.where(found.path_RW >= 0, found.path_RW, width)
-    ids_RW = ids_RW.at[jnp.arange(rows)[:, None], node_RW].set(found.tokens_RW, mode="drop")
-    path_RW = found.path_RW if is_tree else None
-    return ids_Q.at[:num_decode].set(ids_RW.ravel()), found.num_emitted_R - 1, path_RW
+    accepted = accept(law_RWV, seed_R2, position_R, token_RW, parent_RN, max_length)
+    node_RW = jnp.where(accepted.path_RW >= 0, accepted.path_RW, width)
+    ids_RW = ids_RW.at[jnp.arange(rows)[:, None], node_RW].set(accepted.tokens_RW, mode="drop")
+    path_RW = accepted.path_RW if is_tree else None
+    return ids_Q.at[:num_decode].set(ids_RW.ravel()), accepted.num_emitted_R - 1, path_RW
 
 
 def _drafted(shape: StepShape, drafts: Drafts | None, ragged: Ragged) -> dict[str, jax.Array]:
@@ -390,8 +394,8 @@ def _drafted(shape: StepShape, drafts: Drafts | None, ragged: Ragged) -> dict[st
         is_used_Rk &= drafts.tokens_Rk >= 0
     level_Rk = rectangle.position_YW[:, 1:] - rectangle.position_YW[:, :1]
     level_R = jnp.where(is_used_Rk, level_Rk, 0).max(1)
-    found = {"num_drafts": is_used_Rk.sum(1, dtype=jnp.int32), "num_levels": level_R}
-    return {name: jnp.pad(x_R, (0, shape.prefill[0])) for name, x_R in found.items()}
+    counts = {"num_drafts": is_used_Rk.sum(1, dtype=jnp.int32), "num_levels": level_R}
+    return {name: jnp.pad(x_R, (0, shape.prefill[0])) for name, x_R in counts.items()}
 
 
 def _fed_counts(

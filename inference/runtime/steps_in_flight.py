@@ -73,9 +73,11 @@ class StepsInFlight:
         self._recent: dict[StepShape, deque[tuple[int, float]]] = {}  # tokens and seconds
         self._lead_s = 0.0  # that the host took to schedule and launch a step; the most, decaying
         self._away_since = 0.0  # when the host turned to something else than steps
-        self._held_s = 0.0  # that launching a held step took, while another was processed
+        self._waiting_launch_s = (
+            0.0  # that launching a waiting step took, while another was processed
+        )
         self._num_failures = 0  # of the device in a row
-        self.held: StepInFlight | None = None
+        self.waiting: StepInFlight | None = None
         self.records: deque[StepRecord] = deque(maxlen=4096)
         self.compile_s = 0.0
 
@@ -92,14 +94,14 @@ class StepsInFlight:
     def clear(self) -> None:
         """Forgets all steps: the device lost them."""
         self._steps.clear()
-        self.held = None
+        self.waiting = None
 
     def note_success(self, is_fetched: bool) -> None:
         """The device has finished the step that was fetched, if one was, whatever came of it on the
         host. Where another one waits for its executable, which may fail to compile though each step
         before it succeeds, that ends no row of failures.
         """
-        awaits_executable = self.held and not self._model_runner.is_ready(self.held.schedule)
+        awaits_executable = self.waiting and not self._model_runner.is_ready(self.waiting.schedule)
         if is_fetched and not awaits_executable:
             self._num_failures = 0
 
@@ -123,7 +125,7 @@ class StepsInFlight:
         milliseconds: a step may be faster than it was.
         """
         self.note_done()
-        if len(self._steps) != 1 or self.held is not None:
+        if len(self._steps) != 1 or self.waiting is not None:
             return 0.0
         (step,) = self._steps
         recent = self._recent.get(step.schedule.shape)
@@ -157,31 +159,31 @@ class StepsInFlight:
         Args:
             is_open: as `Scheduler.schedule` takes it.
         """
-        step, self.held = self.held, None
+        step, self.waiting = self.waiting, None
         if step is None or not step.is_needed:
             step = self._schedule(is_open)
         if step is None:
             return False
         if self._steps and step.schedule.awaits_tokens:
-            self.held = step
+            self.waiting = step
             return False
         return self._start(step)
 
-    def launch_held(self) -> None:
+    def launch_waiting(self) -> None:
         """Gives the device the step that is held, if its executable is there: the tokens that it
         may be held for are committed, and their outputs do not wait for a compilation.
         """
         start = time.perf_counter()
-        step, self.held = self.held, None
+        step, self.waiting = self.waiting, None
         if step is not None and step.is_needed:
             self._start(step, may_compile=False)
-        self._held_s = time.perf_counter() - start
+        self._waiting_launch_s = time.perf_counter() - start
 
     def _start(self, step: StepInFlight, may_compile: bool = True) -> bool:
         start, compile_s = time.perf_counter(), self.compile_s
         if not hosts.current().broadcast(self._model_runner.is_ready(step.schedule)):
             if self._steps or not may_compile:
-                self.held = step
+                self.waiting = step
                 return False
             self._compile(step.schedule)
         step.launched_at = time.perf_counter()
@@ -205,7 +207,7 @@ class StepsInFlight:
 
     def record(self, step: StepInFlight) -> None:
         """Records a step whose output was fetched and has been processed just now."""
-        host_s = step.schedule_s + time.perf_counter() - step.fetched_at - self._held_s
+        host_s = step.schedule_s + time.perf_counter() - step.fetched_at - self._waiting_launch_s
         done_at = step.done_at or step.fetched_at
         seconds = done_at - max(step.launched_at, self._last_done_at)
         schedule = step.schedule

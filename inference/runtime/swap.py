@@ -72,14 +72,14 @@ class PageSwapper:
         self._stored: list[PageCopies] = []
         shards = config.mesh.num_groups
         for index, num_pages in enumerate(config.num_host_pages):
-            group, each = config.cached_groups[index], num_device_pages(config, index)
+            group, parts_a_page = config.cached_groups[index], num_device_pages(config, index)
             stored = []
             for layers in _alike(cache, group):
-                first = shards, self._chips // shards, num_pages * each, len(layers)
+                first = shards, self._chips // shards, num_pages * parts_a_page, len(layers)
                 stored.append(
                     jax.tree.map(
                         lambda x, first=first: np.empty(first + x.shape[1:], x.dtype),
-                        kv_cache.part(cache, layers[0], group.part),
+                        cache[layers[0]].part(group.part),
                     )
                 )
             self._stored.append(tuple(stored))
@@ -183,12 +183,12 @@ class PageSwapper:
         """What the other data shards' sinks receive."""
         if group not in self._zeros:
             assert self._mesh is not None
-            own = self._chips // self._config.mesh.num_groups
+            group_chips = self._chips // self._config.mesh.num_groups
             self._zeros[group] = meshes.put(
                 self._mesh,
                 EVERY_CHIP,
                 lambda *_: jax.tree.map(
-                    lambda x: jnp.zeros((x.shape[0] // own, *x.shape[1:]), x.dtype), data
+                    lambda x: jnp.zeros((x.shape[0] // group_chips, *x.shape[1:]), x.dtype), data
                 ),
             )
         return self._zeros[group]
@@ -223,26 +223,26 @@ class PageSwapper:
             return cache
         self.store()
 
-        def padded(kept: np.ndarray) -> np.ndarray:
-            data = np.zeros((*first, *kept.shape[3:]), kept.dtype)
+        def padded(host_array: np.ndarray) -> np.ndarray:
+            data = np.zeros((*first, *host_array.shape[3:]), host_array.dtype)
             for shard, host_X in enumerate(host_pages):
-                data[shard][:, : len(host_X)] = kept[shard][:, host_X]
-            return data.reshape(-1, *kept.shape[3:])
+                data[shard][:, : len(host_X)] = host_array[shard][:, host_X]
+            return data.reshape(-1, *host_array.shape[3:])
 
         return executable(cache, pages.ravel(), jax.tree.map(padded, stored))
 
     def _executable(self, group: int, to_host: bool) -> Compiled:
         if (group, to_host) not in self._compiled:
-            own_group, each = (
+            own_group, parts_a_page = (
                 self._config.cached_groups[group],
                 num_device_pages(self._config, group),
             )
-            page_X = jax.ShapeDtypeStruct((PAGES * each,), jnp.int32)
+            page_X = jax.ShapeDtypeStruct((PAGES * parts_a_page,), jnp.int32)
             leaves = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._cache
             )
-            given, parts = [EVERY_CHIP, EACH_GROUP], [leaves, page_X]
-            own: Any = functools.partial(_read if to_host else _write, group=own_group)
+            in_specs, parts = [EVERY_CHIP, EACH_GROUP], [leaves, page_X]
+            copy: Any = functools.partial(_read if to_host else _write, group=own_group)
             if not to_host:
                 parts.append(
                     jax.tree.map(
@@ -250,10 +250,10 @@ class PageSwapper:
                         self._stored[group],
                     )
                 )
-                given.append(EVERY_CHIP)
-            function = meshes.over(self._mesh, own, tuple(given), EVERY_CHIP)
+                in_specs.append(EVERY_CHIP)
+            function = meshes.over(self._mesh, copy, tuple(in_specs), EVERY_CHIP)
             jitted = jax.jit(function, donate_argnums=() if to_host else 0)
-            arguments = meshes.spread(self._mesh, parts, given)
+            arguments = meshes.spread(self._mesh, parts, in_specs)
             self._compiled[group, to_host] = jitted.lower(*arguments).compile()
         return self._compiled[group, to_host]
 
@@ -264,12 +264,12 @@ def _kind(transfer: Transfer) -> tuple[int, bool]:
 
 def _alike(cache: Cache, group: PageGroup) -> list[list[int]]:
     """Layers of a group by what a page of theirs is; states may differ from layer to layer."""
-    found: dict[Any, list[int]] = {}
+    layers_of: dict[tuple[object, ...], list[int]] = {}
     for layer in group.layers:
-        leaves, structure = jax.tree.flatten(kv_cache.part(cache, layer, group.part))
+        leaves, structure = jax.tree.flatten(cache[layer].part(group.part))
         kind = structure, *((leaf.shape[1:], leaf.dtype) for leaf in leaves)
-        found.setdefault(kind, []).append(layer)
-    return list(found.values())
+        layers_of.setdefault(kind, []).append(layer)
+    return list(layers_of.values())
 
 
 def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> PageCopies:
@@ -277,7 +277,7 @@ def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> PageCopies:
     return tuple(
         jax.tree.map(
             lambda *arrays: jnp.stack([x[page_X] for x in arrays], axis=1),
-            *(kv_cache.part(cache, layer, group.part) for layer in layers),
+            *(cache[layer].part(group.part) for layer in layers),
         )
         for layers in _alike(cache, group)
     )
@@ -285,14 +285,15 @@ def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> PageCopies:
 
 def _write(cache: Cache, page_X: jax.Array, data: PageCopies, group: PageGroup) -> Cache:
     """The cache with these pages in place; sinks may be written."""
-    for layers, own in zip(_alike(cache, group), data, strict=True):
+    leaves = list(cache)
+    for layers, copies in zip(_alike(cache, group), data, strict=True):
         for i, layer in enumerate(layers):
-            leaf = jax.tree.map(
+            part = jax.tree.map(
                 lambda pages, new, i=i: pages.at[page_X].set(new[:, i], mode="promise_in_bounds"),
-                kv_cache.part(cache, layer, group.part), own,
+                cache[layer].part(group.part), copies,
             )  # fmt: skip
-            cache = kv_cache.with_part(cache, layer, group.part, leaf)
-    return cache
+            leaves[layer] = cache[layer].with_part(group.part, part)
+    return tuple(leaves)
 
 
 class StateSnapshots:
@@ -313,10 +314,10 @@ class StateSnapshots:
         if self.is_ready:
             return
         rows_A = jax.ShapeDtypeStruct((_ROWS,), np.int32)
-        given = EVERY_CHIP, EACH_GROUP, EACH_GROUP, EACH_GROUP
-        function = meshes.over(self._mesh, kv_cache.keep_states, given, EVERY_CHIP)
+        in_specs = EVERY_CHIP, EACH_GROUP, EACH_GROUP, EACH_GROUP
+        function = meshes.over(self._mesh, kv_cache.keep_states, in_specs, EVERY_CHIP)
         parts = abstract(self._cache), rows_A, rows_A, rows_A
-        arguments = meshes.spread(self._mesh, parts, given)
+        arguments = meshes.spread(self._mesh, parts, in_specs)
         self._compiled = jax.jit(function, donate_argnums=0).lower(*arguments).compile()
 
     def keep(self, cache: Cache, snapshots: Snapshots) -> Cache:
@@ -328,14 +329,14 @@ class StateSnapshots:
         for first in range(0, max(map(len, snapshots)), _ROWS):
             rows = [self._rows(shard[first : first + _ROWS]) for shard in snapshots]
             arrays = [np.concatenate(parts) for parts in zip(*rows, strict=True)]
-            given = (meshes.to_global(self._mesh, EACH_GROUP, array) for array in arrays)
-            cache = self._compiled(cache, *given)
+            global_arrays = (meshes.to_global(self._mesh, EACH_GROUP, array) for array in arrays)
+            cache = self._compiled(cache, *global_arrays)
         return cache
 
     def _rows(self, snapshots: tuple[Snapshot, ...]) -> tuple[np.ndarray, ...]:
         """Slots, lengths and numbers, padded with sinks."""
-        found: Any = np.zeros((3, _ROWS), np.int32)
-        found[0] = self._config.engine.max_seqs
-        for row, own in enumerate(snapshots):
-            found[:, row] = own.slot, own.num_tokens, own.number
-        return tuple(found)
+        rows_3A = np.zeros((3, _ROWS), np.int32)
+        rows_3A[0] = self._config.engine.max_seqs
+        for row, snapshot in enumerate(snapshots):
+            rows_3A[:, row] = snapshot.slot, snapshot.num_tokens, snapshot.number
+        return tuple(rows_3A)

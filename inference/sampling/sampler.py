@@ -3,15 +3,15 @@
 Filters apply in one order, that of transformers' logits processors:
 
     mask (grammar, allowed and banned ids, min_tokens) -> bias -> repetition (prompt + output)
-    -> presence, frequency (output) -> temperature -> top-k -> top-p -> min-p
+    -> presence, frequency (output) -> temperature -> top-k -> top-p -> min-p -> epsilon cutoff
 
 Transformers has no presence and frequency penalties: they stand where vLLM has them. It masks after
 the penalties, which comes to the same, since -inf stays -inf.
 
-The last three each keep the logits that reach a threshold (all equals with it), so together they
+The last four each keep the logits that reach a threshold (all equals with it), so together they
 keep those that reach the highest, the *floor*. A token is drawn by adding Gumbel noise
 (`gumbel.py`) and taking the argmax; no distribution is normalized or sorted. Where one is needed,
-to weigh drafts, `law` computes it with the same filters.
+to weigh drafts, `distribution` computes it with the same filters.
 
 On a CPU the floor is computed from each row's best candidates. Where other tokens might reach it
 too, the row is *open*: its floor is found by bisection over the whole row. Whether a row is open
@@ -90,13 +90,13 @@ def sample(
         return _or_end(ids_Q, at(edited_QV, ids_Q), sampling)
     is_drawn = jnp.any(sampling.temperature > 0)
 
-    def choose(found_QV: jax.Array, found: topk.Summary) -> tuple[jax.Array, jax.Array]:
+    def choose(x_QV: jax.Array, summary: topk.Summary) -> tuple[jax.Array, jax.Array]:
         ids_Q = lax.cond(
             is_drawn,
-            lambda: _draw(found_QV, found.maxima_QG, sampling, position_Q),
-            lambda: found.best_Q,
+            lambda: _draw(x_QV, summary.maxima_QG, sampling, position_Q),
+            lambda: summary.best_Q,
         )
-        return ids_Q, at(found_QV, ids_Q)
+        return ids_Q, at(x_QV, ids_Q)
 
     def choose_edited() -> tuple[jax.Array, jax.Array]:
         edited_QV = edit(logits_QV)
@@ -107,7 +107,7 @@ def sample(
     return _or_end(ids_Q, logit_Q, sampling)
 
 
-def law(
+def distribution(
     logits_QV: jax.Array,
     sampling: SlotSampling,
     position_Q: jax.Array,
@@ -186,30 +186,29 @@ def ids_of(x_QV: jax.Array) -> jax.Array:
 
 
 def _floor(logits_QV: jax.Array, maxima_QG: jax.Array | None, sampling: SlotSampling) -> jax.Array:
-    """Threshold of top-k, top-p and min-p on a CPU, f32[Q], of logits / temperature."""
+    """Threshold of all filters on a CPU, f32[Q], of logits / temperature."""
     padded_QV = topk.pad_to_groups(logits_QV)
     values_QJ, _ = topk.top_n(logits_QV, maxima_QG, _CANDIDATES)
     floor_Q, is_open_Q = _candidate_floor(padded_QV, values_QJ, sampling)
-    is_filtered_Q = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
-    is_open_Q &= is_filtered_Q & (sampling.temperature > 0)
+    is_open_Q &= _is_filtered(sampling) & (sampling.temperature > 0)
     whole_Q = lax.cond(jnp.any(is_open_Q), lambda: _row_floor(padded_QV, sampling), lambda: floor_Q)
     return jnp.where(is_open_Q, whole_Q, floor_Q)
 
 
 def _or_end(ids_Q: jax.Array, logit_Q: jax.Array, sampling: SlotSampling) -> jax.Array:
     """The ids, or what ends the row where its best logit is impossible."""
-    return jnp.where(logit_Q == -jnp.inf, jnp.maximum(sampling.stop_ids[:, 0], 0), ids_Q)
+    return jnp.where(logit_Q == -jnp.inf, jnp.maximum(sampling.stop_token_ids[:, 0], 0), ids_Q)
 
 
 def at(x_QV: jax.Array, ids_Q: jax.Array) -> jax.Array:
     """One entry of each row, on a mesh of whole rows by parts: [Q]."""
     if collectives.num_chips() == 1:
         return jnp.take_along_axis(x_QV, ids_Q[:, None], axis=-1)[:, 0]
-    own_Q = ids_Q - collectives.chip() * x_QV.shape[1]
-    is_own_Q = (own_Q >= 0) & (own_Q < x_QV.shape[1])
-    own_Q1 = jnp.clip(own_Q, 0, x_QV.shape[1] - 1)[:, None]
-    found_Q = jnp.take_along_axis(x_QV, own_Q1, axis=-1)[:, 0]
-    return collectives.total(jnp.where(is_own_Q, found_Q, 0))
+    index_Q = ids_Q - collectives.chip() * x_QV.shape[1]
+    is_local_Q = (index_Q >= 0) & (index_Q < x_QV.shape[1])
+    index_Q1 = jnp.clip(index_Q, 0, x_QV.shape[1] - 1)[:, None]
+    x_Q = jnp.take_along_axis(x_QV, index_Q1, axis=-1)[:, 0]
+    return collectives.total(jnp.where(is_local_Q, x_Q, 0))
 
 
 @jax.jit  # traced once for all steps with as many rows of logits
@@ -228,8 +227,8 @@ def _draw(
     first_id = collectives.chip() * logits_QV.shape[1]
     is_open_Q &= ~is_greedy_Q
     ids_Q = _sample_open(padded_QV, sampling, keys_Q2, ids_Q, is_open_Q, first_id)
-    most = logits_QV.shape[1] * collectives.num_chips() - 1
-    return jnp.minimum(ids_Q, most)  # the padding of a row of -NaN, which is the smallest, wins
+    last_id = logits_QV.shape[1] * collectives.num_chips() - 1
+    return jnp.minimum(ids_Q, last_id)  # the padding of a row of -NaN, which is the smallest, wins
 
 
 def _draw_whole(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Array) -> jax.Array:
@@ -249,22 +248,24 @@ def _draw_whole(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Ar
 
 
 def _whole_floor(scaled_QV: jax.Array, sampling: SlotSampling) -> jax.Array:
-    """Threshold of top-k, top-p and min-p, f32[Q], of logits / temperature."""
-    key_QV, top_Q = topk.ordered_key(scaled_QV), collectives.most(scaled_QV.max(axis=-1))
+    """Threshold of all filters from the whole row, f32[Q], of logits / temperature."""
+    key_QV, top_Q = topk.ordered_key(scaled_QV), collectives.maximum(scaled_QV.max(axis=-1))
 
     def value(weight_QV: jax.Array, mass_Q: jax.Array) -> jax.Array:
-        found_Q = topk.mass_key(key_QV, weight_QV, mass_Q)
-        return topk.value_of_key(jnp.minimum(found_Q, topk.ordered_key(top_Q)))
+        threshold_Q = topk.mass_key(key_QV, weight_QV, mass_Q)
+        return topk.value_of_key(jnp.minimum(threshold_Q, topk.ordered_key(top_Q)))
 
-    most = scaled_QV.shape[1] * collectives.num_chips()
-    k_Q = jnp.clip(sampling.top_k, 1, most).astype(jnp.float32)
+    vocab_size = scaled_QV.shape[1] * collectives.num_chips()
+    k_Q = jnp.clip(sampling.top_k, 1, vocab_size).astype(jnp.float32)
     kth_Q = value(jnp.ones_like(scaled_QV), k_Q)
     kth_Q = jnp.where(sampling.top_k > 0, kth_Q, -jnp.inf)
     weight_QV = jnp.exp(_keep(scaled_QV, kth_Q) - top_Q[:, None])
     whole_Q = collectives.total(row_sum(weight_QV))[:, 0]
     nucleus_Q = value(weight_QV, sampling.top_p * whole_Q)
     floor_Q = jnp.where(sampling.top_p < 1, nucleus_Q, kth_Q)
-    return jnp.maximum(floor_Q, _min_p_floor(top_Q, sampling))
+    floor_Q = jnp.maximum(floor_Q, _min_p_floor(top_Q, sampling))
+    mass_Q = collectives.total(_mass(scaled_QV, floor_Q, top_Q))
+    return _cut_off(floor_Q, mass_Q, top_Q, sampling)
 
 
 def _edits(
@@ -279,34 +280,34 @@ def _edits(
     allowed_QX = sampling.allowed if mask_QX is None else sampling.allowed & mask_QX
     num_generated_Q = position_Q - sampling.prompt_length
     is_early_Q1 = (num_generated_Q < sampling.min_tokens)[:, None]
-    allowed_QX &= ~_bits(jnp.where(is_early_Q1, sampling.stop_ids, -1), allowed_QX.shape[1])
+    allowed_QX &= ~_bits(jnp.where(is_early_Q1, sampling.stop_token_ids, -1), allowed_QX.shape[1])
     is_needed = jnp.any(allowed_QX != ALL) | jnp.any(sampling.bias_ids >= 0)
     if counts is not None:
-        is_needed |= jnp.any(sampling.repetition != 1)
-        is_needed |= jnp.any((sampling.presence != 0) | (sampling.frequency != 0))
+        is_needed |= jnp.any(sampling.repetition_penalty != 1)
+        is_needed |= jnp.any((sampling.presence_penalty != 0) | (sampling.frequency_penalty != 0))
 
     def edit(x_QV: jax.Array) -> jax.Array:
         bits_QX32 = allowed_QX[:, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
-        x_QV = jnp.where(_own(bits_QX32.reshape(rows, -1), vocab_size) == 1, x_QV, -jnp.inf)
+        x_QV = jnp.where(_local(bits_QX32.reshape(rows, -1), vocab_size) == 1, x_QV, -jnp.inf)
         # Padding (-1) would wrap around to the last token; past the end it is dropped.
         ids_QJ = sampling.bias_ids - collectives.chip() * vocab_size
         ids_QJ = jnp.where((sampling.bias_ids < 0) | (ids_QJ < 0), vocab_size, ids_QJ)
         x_QV = x_QV.at[jnp.arange(rows)[:, None], ids_QJ].add(sampling.bias_values, mode="drop")
         if counts is not None:
-            output_QV = _own(counts[:, 1], vocab_size).astype(jnp.float32)
-            factor_Q1 = sampling.repetition[:, None]
+            output_QV = _local(counts[:, 1], vocab_size).astype(jnp.float32)
+            factor_Q1 = sampling.repetition_penalty[:, None]
             penalized_QV = jnp.where(x_QV < 0, x_QV * factor_Q1, x_QV / factor_Q1)
             x_QV = jnp.where(
-                (_own(counts[:, 0], vocab_size) > 0) | (output_QV > 0), penalized_QV, x_QV
+                (_local(counts[:, 0], vocab_size) > 0) | (output_QV > 0), penalized_QV, x_QV
             )
-            x_QV -= jnp.where(output_QV > 0, sampling.presence[:, None], 0.0)
-            x_QV -= output_QV * sampling.frequency[:, None]
+            x_QV -= jnp.where(output_QV > 0, sampling.presence_penalty[:, None], 0.0)
+            x_QV -= output_QV * sampling.frequency_penalty[:, None]
         return x_QV
 
     return is_needed, edit
 
 
-def _own(x_QV: jax.Array, vocab_size: int) -> jax.Array:
+def _local(x_QV: jax.Array, vocab_size: int) -> jax.Array:
     """Of what is known of all tokens, that of the chip's own: [Q, ...] -> [Q, vocab_size]."""
     chips, rows = collectives.num_chips(), x_QV.shape[0]
     if chips == 1:
@@ -342,7 +343,7 @@ def _keep(scaled_QJ: jax.Array, floor_Q: jax.Array) -> jax.Array:
 def _candidate_floor(
     logits_QV: jax.Array, values_QJ: jax.Array, sampling: SlotSampling
 ) -> tuple[jax.Array, jax.Array]:
-    """Threshold of top-k, top-p and min-p from the best candidates.
+    """Threshold of all filters from the best candidates.
 
     Args:
         logits_QV: f32[Q, V].
@@ -384,12 +385,36 @@ def _candidate_floor(
     nucleus_Q = jnp.where(has_p_Q, nucleus_Q, -jnp.inf)
 
     floor_Q = jnp.maximum(jnp.maximum(kth_Q, nucleus_Q), _min_p_floor(scaled_QJ[:, 0], sampling))
-    return floor_Q, ~(is_k_proven_Q & (is_complete_Q | (floor_Q > lowest_Q)))
+    is_open_Q = ~(is_k_proven_Q & (is_complete_Q | (floor_Q > lowest_Q)))
+    # In a row that is not open all tokens that reach the floor are candidates.
+    mass_Q = _mass(scaled_QJ, floor_Q, scaled_QJ[:, 0])
+    return _cut_off(floor_Q, mass_Q, scaled_QJ[:, 0], sampling), is_open_Q
 
 
 def _min_p_floor(top_Q: jax.Array, sampling: SlotSampling) -> jax.Array:
     """Threshold of min-p, from the row's largest scaled logit; -inf where min-p is off."""
     return jnp.where(sampling.min_p > 0, top_Q + jnp.log(sampling.min_p), -jnp.inf)
+
+
+def _mass(scaled_QJ: jax.Array, floor_Q: jax.Array, top_Q: jax.Array) -> jax.Array:
+    """Weight of the logits that reach the floor, relative to the row's largest, f32[Q]."""
+    return row_sum(jnp.exp(_keep(scaled_QJ, floor_Q) - top_Q[:, None]))[:, 0]
+
+
+def _cut_off(
+    floor_Q: jax.Array, mass_Q: jax.Array, top_Q: jax.Array, sampling: SlotSampling
+) -> jax.Array:
+    """The floor of the other filters, raised to that share of its `_mass` which the epsilon cutoff
+    requires of a token.
+    """
+    cut_Q = top_Q + jnp.log(jnp.minimum(sampling.epsilon_cutoff * mass_Q, 1.0))
+    return jnp.where(sampling.epsilon_cutoff > 0, jnp.maximum(floor_Q, cut_Q), floor_Q)
+
+
+def _is_filtered(sampling: SlotSampling) -> jax.Array:
+    """Whether a row may draw fewer tokens than all, bool[Q]."""
+    is_nucleus_Q = (sampling.top_k > 0) | (sampling.top_p < 1)
+    return is_nucleus_Q | (sampling.min_p > 0) | (sampling.epsilon_cutoff > 0)
 
 
 def _sample_open(
@@ -408,8 +433,8 @@ def _sample_open(
 
     def replace(i: jax.Array, ids_Q: jax.Array) -> jax.Array:
         rows_X = lax.dynamic_slice(order_Q, (i * block,), (block,))
-        own = jax.tree.map(lambda leaf: leaf[rows_X], sampling)
-        drawn_X = _sample_rows(logits_QV[rows_X], own, keys_Q2[rows_X], first_id)
+        row_sampling = jax.tree.map(lambda leaf: leaf[rows_X], sampling)
+        drawn_X = _sample_rows(logits_QV[rows_X], row_sampling, keys_Q2[rows_X], first_id)
         return ids_Q.at[rows_X].set(jnp.where(is_open_Q[rows_X], drawn_X, ids_Q[rows_X]))
 
     num_blocks = (is_open_Q.sum() + block - 1) // block
@@ -428,9 +453,8 @@ def _sample_rows(
     first_id: jax.Array | int = 0,
 ) -> jax.Array:
     """One token a row from the whole vocabulary, exact for open rows and others: i32[X]."""
-    is_filtered_X = (sampling.top_k > 0) | (sampling.top_p < 1) | (sampling.min_p > 0)
     floor_X = lax.cond(
-        jnp.any(is_filtered_X),
+        jnp.any(_is_filtered(sampling)),
         lambda: _row_floor(logits_XV, sampling),
         lambda: jnp.full(logits_XV.shape[0], -jnp.inf),
     )
@@ -450,12 +474,12 @@ def _sample_rows(
 
 
 def _row_floor(logits_XV: jax.Array, sampling: SlotSampling) -> jax.Array:
-    """Threshold of top-k, top-p and min-p from the whole row: f32[X], as `_candidate_floor`."""
+    """Threshold of all filters from the whole row: f32[X], as `_candidate_floor`."""
     scaled_XV = _scale(logits_XV, sampling)
-    key_XV, top_X = topk.ordered_key(scaled_XV), collectives.most(scaled_XV.max(axis=-1))
+    key_XV, top_X = topk.ordered_key(scaled_XV), collectives.maximum(scaled_XV.max(axis=-1))
     has_X = jnp.stack([sampling.top_k > 0, sampling.top_p < 1])
-    most = logits_XV.shape[1] * collectives.num_chips()
-    k_X = jnp.clip(sampling.top_k, 1, most).astype(jnp.float32)
+    vocab_size = logits_XV.shape[1] * collectives.num_chips()
+    k_X = jnp.clip(sampling.top_k, 1, vocab_size).astype(jnp.float32)
 
     def raise_floor(stage: jax.Array, floor_X: jax.Array) -> jax.Array:
         """Top-k counts tokens, top-p weighs those that top-k keeps: one search, compiled once."""
@@ -464,10 +488,12 @@ def _row_floor(logits_XV: jax.Array, sampling: SlotSampling) -> jax.Array:
         weight_XV = jnp.where(key_XV >= floor_X[:, None], weight_XV, 0.0)
         whole_X = collectives.total(row_sum(weight_XV))[:, 0]
         mass_X = jnp.where(is_top_k, k_X, sampling.top_p * whole_X)
-        found_X = topk.mass_key(key_XV, weight_XV, mass_X)
-        return jnp.where(has_X[stage], jnp.minimum(found_X, topk.ordered_key(top_X)), floor_X)
+        threshold_X = topk.mass_key(key_XV, weight_XV, mass_X)
+        return jnp.where(has_X[stage], jnp.minimum(threshold_X, topk.ordered_key(top_X)), floor_X)
 
     any_k, any_p = jnp.any(has_X, axis=1).astype(jnp.int32)
     nothing_X = jnp.zeros(logits_XV.shape[0], jnp.uint32)
     floor_X = topk.value_of_key(lax.fori_loop(1 - any_k, 1 + any_p, raise_floor, nothing_X))
-    return jnp.maximum(floor_X, _min_p_floor(top_X, sampling))
+    floor_X = jnp.maximum(floor_X, _min_p_floor(top_X, sampling))
+    mass_X = collectives.total(_mass(scaled_XV, floor_X, top_X))
+    return _cut_off(floor_X, mass_X, top_X, sampling)

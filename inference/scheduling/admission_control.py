@@ -26,8 +26,9 @@ class AdmissionControl:
         """`lengths` are those of finished requests."""
         self._pages = pages
         self._page_tokens, self._max_context = config.page_tokens, config.max_context
+        drafts = config.engine.drafts
         # A tree's nodes beside its longest branch, whose tokens are awaited.
-        self._num_branching = max(0, config.engine.num_drafts - config.engine.draft_levels)
+        self._num_branching = max(0, drafts.num_drafts - drafts.levels)
         groups = config.cached_model.page_groups
         self._windows = [group.spec.sliding(config.page_tokens) for group in groups]
         self._lengths = lengths
@@ -44,11 +45,11 @@ class AdmissionControl:
         """
         if not running:
             return True
-        is_patient = candidate.num_preemptions >= _PREEMPTIONS_TO_YIELD
+        is_patient = candidate.history.num_preemptions >= _PREEMPTIONS_TO_YIELD
         ahead = running
         if is_patient:
             ahead = [s for s in running if queue.rank(s) < queue.rank(candidate)]
-        demands = [self._demand(s, s.num_cached_tokens, is_patient) for s in ahead]
+        demands = [self._demand(s, s.prefix.num_cached_tokens, is_patient) for s in ahead]
         demands.append(self._demand(candidate, match.num_tokens, is_patient))
         peak = peak_pages(demands, self._windows, self._page_tokens)
         shared = self._pages.num_shared_pages(running, match)
@@ -59,9 +60,9 @@ class AdmissionControl:
         remaining = sequence.num_remaining_tokens
         if not is_longest:
             remaining = self._lengths.remaining(sequence.num_output_tokens, remaining)
-        elsewhere = num_cached_tokens + sequence.num_dropped_tokens  # or nowhere
+        elsewhere = num_cached_tokens + sequence.budget.num_dropped_tokens  # or nowhere
         shared, remaining = elsewhere // self._page_tokens, max(0, remaining - 1)
-        num_tokens = len(sequence.tokens) + sequence.num_awaited_tokens
+        num_tokens = len(sequence.tokens) + sequence.in_flight.num_tokens
         if sequence.speculates and self._num_branching:
             num_tokens = min(num_tokens + self._num_branching, self._max_context - remaining)
         return Demand(
@@ -85,15 +86,15 @@ class LengthStatistics:
         ordered = sorted(self._newest)
         self._sorted, self._sums = ordered, [0, *itertools.accumulate(reversed(ordered))]
 
-    def remaining(self, num_output_tokens: int, most: int) -> int:
+    def remaining(self, num_output_tokens: int, limit: int) -> int:
         """Expected tokens still to come of a request that has generated `num_output_tokens` and
-        may generate `most` more: the mean of what longer ones went on for, rounded up; `most` where
-        none was longer.
+        may generate `limit` more: the mean of how many more longer requests generated, rounded up;
+        `limit` where none was longer.
         """
         num_longer = len(self._sorted) - bisect.bisect_right(self._sorted, num_output_tokens)
         if not num_longer:
-            return most
-        return min(most, -(-self._sums[num_longer] // num_longer) - num_output_tokens)
+            return limit
+        return min(limit, -(-self._sums[num_longer] // num_longer) - num_output_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +166,7 @@ def _peak(
         np.add.at(steps, np.minimum(first, end), by)
         np.add.at(steps, np.minimum(behind, end), -by)
 
-    def held(num_tokens: np.ndarray) -> np.ndarray:
+    def num_pages(num_tokens: np.ndarray) -> np.ndarray:
         """Pages from the first that is neither shared nor out of the newest token's sight."""
         gone = num_shared_pages
         if window is not None:
@@ -175,9 +176,9 @@ def _peak(
     change_every_page(1 + -num_tokens % page, +1)
     if window is not None:
         past = window - num_tokens  # the step at which the window begins to move
-        own = past + (num_shared_pages + 1) * page
-        change_every_page(np.maximum(own, 1 + (past - 1) % page), -1)
+        first_freed = past + (num_shared_pages + 1) * page
+        change_every_page(np.maximum(first_freed, 1 + (past - 1) % page), -1)
     np.cumsum(table, axis=0, out=table)
-    steps[0] += held(num_tokens).sum()
-    np.subtract.at(steps, np.minimum(remaining + 1, end), held(num_tokens + remaining))
+    steps[0] += num_pages(num_tokens).sum()
+    np.subtract.at(steps, np.minimum(remaining + 1, end), num_pages(num_tokens + remaining))
     return int(np.cumsum(steps, out=steps)[: last + 1].max())

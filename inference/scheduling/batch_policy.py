@@ -24,9 +24,9 @@ class WholeBatches:
         self._num_rows = 0
         if not is_open or self._is_full(waiting):
             return True
-        waited_s = now - min(sequence.arrival_s for sequence in waiting)
-        engine = self._config.engine
-        return engine.policy == "dynamic" and waited_s >= engine.max_wait_s
+        waited_s = now - min(sequence.history.arrival_s for sequence in waiting)
+        scheduling = self._config.engine.scheduling
+        return scheduling.policy == "dynamic" and waited_s >= scheduling.max_wait_s
 
     def num_decode_rows(self, num_decoding: int, num_running: int) -> int:
         """Rows that the decode rectangle has, those of ended sequences included; both numbers are

@@ -4,7 +4,15 @@ import dataclasses
 from collections.abc import Callable
 
 from inference.outputs import RequestOutput
-from inference.scheduling.sequence import FinishReason, Sequence, Status
+from inference.scheduling.sequence import (
+    Budget,
+    FinishReason,
+    History,
+    Prefix,
+    Results,
+    Sequence,
+    Status,
+)
 from inference.scheduling.sequence_group import Result, SequenceGroup
 from inference.scheduling.step_schedule import Decisions
 
@@ -28,10 +36,15 @@ class _Continuation:
         assert beam.candidates is not None
         return Sequence(
             id, beam.params, [*beam.tokens, self.token], beam.num_prompt_tokens, beam.eos_ids,
-            beam.seed, logprobs=[*beam.logprobs, self.logprob],
-            top_logprobs=[*beam.top_logprobs, beam.candidates], needs_commit=True,
-            arrival_s=beam.arrival_s, cache_key=beam.cache_key,
-            params_versions=beam.params_versions, num_excess_tokens=beam.num_excess_tokens,
+            beam.seed, needs_commit=True, prefix=Prefix(beam.prefix.key),
+            results=Results(
+                [*beam.results.logprobs, self.logprob],
+                [*beam.results.top_logprobs, beam.candidates],
+            ),
+            budget=Budget(beam.budget.num_excess_tokens),
+            history=History(
+                beam.history.arrival_s, params_versions=beam.history.params_versions
+            ),
         )  # fmt: skip
 
 
@@ -93,24 +106,24 @@ class BeamSearch(SequenceGroup):
     def fail(self, output: RequestOutput) -> list[RequestOutput]:
         """The beams as they are, without text, which may be what failed."""
         self._text_of = lambda sequence: ""
-        self.sequences = self.sequences or [found for _, found in self._hypotheses]
+        self.sequences = self.sequences or [sequence for _, sequence in self._hypotheses]
         for beam in self.sequences:
             beam.finish_reason = FinishReason.ERROR
         return self._outputs()
 
     def _results(self) -> list[Result]:
-        left = [(self._score(beam), beam) for beam in self.sequences]  # of a search cut short
+        unfinished = [(self._score(beam), beam) for beam in self.sequences]  # of a search cut short
         has_failed = any(beam.finish_reason is FinishReason.ERROR for beam in self.sequences)
-        found = (left if has_failed else [*self._hypotheses, *left])[: self.params.n]
-        found += found[-1:] * (self.params.n - len(found))  # all are one until the search begins
-        return [(sequence, self._text_of(sequence), score) for score, sequence in found]
+        results = (unfinished if has_failed else [*self._hypotheses, *unfinished])[: self.params.n]
+        results += results[-1:] * (self.params.n - len(results))  # one beam until the search begins
+        return [(sequence, self._text_of(sequence), score) for score, sequence in results]
 
     def _advance(self) -> Decisions:
         """Adds the new hypotheses and chooses the next beams."""
         width = self.params.beam_width
         ranked = sorted(
             (
-                _Continuation(sum(beam.logprobs) + logprob, beam, token, logprob)
+                _Continuation(sum(beam.results.logprobs) + logprob, beam, token, logprob)
                 for beam in self.sequences
                 for token, logprob in zip(*(beam.candidates or ()), strict=True)
             ),
@@ -121,11 +134,11 @@ class BeamSearch(SequenceGroup):
         hypotheses = list(self._hypotheses)
         for continuation in ranked[:width]:
             if is_last or continuation.is_end:
-                found = continuation.sequence(self.id)
+                hypothesis = continuation.sequence(self.id)
                 reason = FinishReason.STOP if continuation.is_end else FinishReason.LENGTH
-                found.status, found.finish_reason = Status.FINISHED, reason
-                hypotheses.append((self._score(found), found))
-        hypotheses = sorted(hypotheses, key=lambda found: -found[0])[:width]
+                hypothesis.status, hypothesis.finish_reason = Status.FINISHED, reason
+                hypotheses.append((self._score(hypothesis), hypothesis))
+        hypotheses = sorted(hypotheses, key=lambda scored: -scored[0])[:width]
         chosen = [] if is_last else [c for c in ranked if not c.is_end][:width]
         beams: list[Sequence] = []
         decisions = _all_end(self.sequences, FinishReason.ABORT)
@@ -164,12 +177,15 @@ class BeamSearch(SequenceGroup):
         return beams, Decisions(
             ended=tuple((beam, FinishReason.ABORT) for beam in ended),
             forks=tuple(forks),
-            chosen=tuple((beam, own.token, own.logprob) for beam, own in best.items()),
+            chosen=tuple(
+                (beam, continuation.token, continuation.logprob)
+                for beam, continuation in best.items()
+            ),
         )
 
     def _score(self, sequence: Sequence) -> float:
-        num_tokens = max(1, len(sequence.logprobs))
-        return sum(sequence.logprobs) / num_tokens**self.params.length_penalty
+        num_tokens = max(1, len(sequence.results.logprobs))
+        return sum(sequence.results.logprobs) / num_tokens**self.params.length_penalty
 
 
 def _all_end(beams: list[Sequence], reason: FinishReason) -> Decisions:

@@ -80,7 +80,7 @@ class DataShard:
         """
         num_computed = min(parent.num_computed_tokens, len(child.tokens) - 1)
         is_settled = not self._config.model.has_states or (
-            not parent.num_rows_in_flight and parent.num_computed_tokens == num_computed
+            not parent.in_flight.num_rows and parent.num_computed_tokens == num_computed
         )
         is_received = parent.leader is not None and parent.sender is not None  # it has no states
         is_written = is_received or not self._is_admitted(parent)
@@ -92,8 +92,8 @@ class DataShard:
             child.num_computed_tokens = child.num_scheduled_tokens = 0
             return False
         child.note_hit()
-        if not self._config.engine.prefix_cache:  # its pages go by the parent's key
-            child.cache_key = None
+        if not self._config.engine.cache.prefix_cache:  # its pages go by the parent's key
+            child.prefix.key = None
         self.admissions.append(Admission(child, self._allocate(child), parent.slot, copies))
         return True
 

@@ -42,10 +42,10 @@ class PageManager:
         than is needed whole: windows then keep what the tokens see that choose, and others' answers
         are not its own.
         """
-        is_known = not sequence.needs_every_token and sequence.cache_key is not None
-        known = sequence.tokens if is_known else ()
-        limit = sequence.num_unobserved_tokens if sequence.num_excess_tokens else None
-        return self.prefix_cache.match_prefix(known, sequence.cache_key, limit)
+        may_match = not sequence.needs_every_token and sequence.prefix.key is not None
+        tokens = sequence.tokens if may_match else ()
+        limit = sequence.num_unobserved_tokens if sequence.budget.num_excess_tokens else None
+        return self.prefix_cache.match_prefix(tokens, sequence.prefix.key, limit)
 
     def has_room(self, sequence: Sequence, match: Match) -> bool:
         """Whether there are pages for the known tokens of a waiting sequence and one more."""
@@ -64,7 +64,7 @@ class PageManager:
         shared = [n - m for n, m in zip(self.pool.num_usable_pages, available, strict=True)]
         for sequence in running:
             for group, (spec, pages) in enumerate(zip(self._specs, sequence.pages, strict=False)):
-                num_others = sequence.num_cached_tokens // self._page
+                num_others = sequence.prefix.num_cached_tokens // self._page
                 if spec.window is not None:
                     num_others = len(spec.dead_pages(sequence.num_certain_tokens, self._page))
                 shared[group] -= max(0, len(pages) - num_others)
@@ -76,23 +76,24 @@ class PageManager:
     def attach(self, sequence: Sequence, match: Match) -> None:
         """Starts a sequence's page lists with its cached prefix."""
         sequence.pages = self.prefix_cache.attach(match)
-        sequence.node = match.nodes[-1] if match.nodes else None
-        sequence.num_offered_pages, sequence.num_passed_snapshots = len(match.nodes), 0
-        sequence.num_cached_tokens = match.num_tokens
+        prefix = sequence.prefix
+        prefix.node = match.nodes[-1] if match.nodes else None
+        prefix.num_offered_pages, prefix.num_passed_snapshots = len(match.nodes), 0
+        prefix.num_cached_tokens = match.num_tokens
         sequence.num_computed_tokens = sequence.num_scheduled_tokens = match.num_tokens
-        sequence.boundaries = self._boundaries(sequence, match)
+        prefix.boundaries = self._boundaries(sequence, match)
 
     def _boundaries(self, sequence: Sequence, match: Match) -> list[int]:
         """Where to make snapshots of a sequence that starts: behind the last page that it will fill
         but for its newest token, where it parts from what is cached, and in regular distances.
         """
-        if not self._has_states or sequence.cache_key is None or sequence.needs_every_token:
+        if not self._has_states or sequence.prefix.key is None or sequence.needs_every_token:
             return []
         last = (len(sequence.tokens) - 1) // self._page * self._page
-        each = self._snapshot_tokens or last + 1
-        regular = range(each, last, each)
-        found = {last, min(match.num_known_tokens, last), *regular}
-        return sorted(n for n in found if n > match.num_tokens)
+        distance = self._snapshot_tokens or last + 1
+        regular = range(distance, last, distance)
+        boundaries = {last, min(match.num_known_tokens, last), *regular}
+        return sorted(n for n in boundaries if n > match.num_tokens)
 
     def started_from(self, sequence: Sequence) -> int:
         """The snapshot that a sequence with a cached prefix starts from; 0: none."""
@@ -101,9 +102,10 @@ class PageManager:
 
     def snapshot(self, sequence: Sequence) -> int:
         """The snapshot to make behind a sequence's scheduled tokens; 0: none."""
-        if not sequence.boundaries or sequence.boundaries[0] > sequence.num_scheduled_tokens:
+        boundaries = sequence.prefix.boundaries
+        if not boundaries or boundaries[0] > sequence.num_scheduled_tokens:
             return 0
-        boundary = sequence.boundaries.pop(0)
+        boundary = boundaries.pop(0)
         return sequence.pages[-1][boundary // self._page - 1]
 
     def receive(self, sequence: Sequence, sender: Sequence) -> tuple[tuple[int, int, int], ...]:
@@ -131,7 +133,8 @@ class PageManager:
         room is short. Steps in flight may still read them: they have page tables of their own, and
         run before any step that could write there.
         """
-        self._free_outside_window(sequence, sequence.node.depth if sequence.node else 0)
+        node = sequence.prefix.node
+        self._free_outside_window(sequence, node.depth if node else 0)
         num_pages = -(-(sequence.num_scheduled_tokens + num_tokens) // self._page)
         needs = [
             max(0, num_pages - self._gap(sequence, group) - len(pages))
@@ -157,9 +160,10 @@ class PageManager:
             return
         group, pages = len(self._specs), sequence.pages[-1]
         pages += [0] * (num_pages - len(pages))
-        is_due = sequence.boundaries and sequence.boundaries[0] <= num_pages * self._page
+        boundaries = sequence.prefix.boundaries
+        is_due = boundaries and boundaries[0] <= num_pages * self._page
         if is_due and self.prefix_cache.num_available_pages[group]:
-            index = sequence.boundaries[0] // self._page - 1
+            index = boundaries[0] // self._page - 1
             if not pages[index]:
                 [pages[index]] = self.prefix_cache.allocate(group, 1)
 
@@ -170,34 +174,34 @@ class PageManager:
         stay so, and are evictable where nothing else uses them. Nothing of it is in flight.
         """
         gone = set(dropped)
-        num_shared = sequence.num_cached_tokens // self._page
+        num_shared = sequence.prefix.num_cached_tokens // self._page
         for group, spec in enumerate(self._specs):
             if spec.window is None:
                 pages = sequence.pages[group]
                 self.prefix_cache.free(group, [p for i, p in enumerate(pages) if i in gone])
                 sequence.pages[group] = [p for i, p in enumerate(pages) if i not in gone]
-        sequence.num_cached_tokens -= self._page * sum(index < num_shared for index in gone)
-        sequence.num_dropped_tokens = self._page * len(gone)
-        sequence.node = None
+        sequence.prefix.num_cached_tokens -= self._page * sum(index < num_shared for index in gone)
+        sequence.budget.num_dropped_tokens = self._page * len(gone)
+        sequence.prefix.node = None
 
     def _gap(self, sequence: Sequence, group: int) -> int:
         """Pages of a group that a sequence gave up."""
         is_shortened = group < len(self._specs) and self._specs[group].window is None
-        return sequence.num_dropped_tokens // self._page if is_shortened else 0
+        return sequence.budget.num_dropped_tokens // self._page if is_shortened else 0
 
     def cache(self, sequence: Sequence) -> None:
         """After a commit: caches the pages that became full, where any of them has something that
         can be kept: of a model with states alone few have a snapshot.
         """
-        num_tokens, key = sequence.num_computed_tokens, sequence.cache_key
-        if sequence.num_dropped_tokens or key is None:
+        num_tokens, key = sequence.num_computed_tokens, sequence.prefix.key
+        if sequence.budget.num_dropped_tokens or key is None:
             return
-        new = slice(sequence.num_offered_pages, num_tokens // self._page)
+        new = slice(sequence.prefix.num_offered_pages, num_tokens // self._page)
         if any(any(pages[new]) for pages in sequence.pages):
-            sequence.node = self.prefix_cache.insert(
-                sequence.tokens, num_tokens, sequence.pages, key, sequence.node
+            sequence.prefix.node = self.prefix_cache.insert(
+                sequence.tokens, num_tokens, sequence.pages, key, sequence.prefix.node
             )
-        sequence.num_offered_pages = max(new.start, new.stop)
+        sequence.prefix.num_offered_pages = max(new.start, new.stop)
 
     def free(self, sequence: Sequence) -> None:
         """Frees all pages of a sequence that stops running; cached ones become evictable once no
@@ -205,14 +209,14 @@ class PageManager:
         """
         for group, pages in enumerate(sequence.pages):
             self.prefix_cache.free(group, pages)
-        sequence.pages, sequence.node = [], None
+        sequence.pages, sequence.prefix.node = [], None
         sequence.num_computed_tokens = sequence.num_scheduled_tokens = 0
-        sequence.num_dropped_tokens = 0
+        sequence.budget.num_dropped_tokens = 0
 
     def drop(self, sequence: Sequence) -> None:
         """Removes from the cache what was cached under a sequence's own key."""
-        if sequence.cache_key is not None:
-            self.prefix_cache.drop(sequence.cache_key)
+        if sequence.prefix.key is not None:
+            self.prefix_cache.drop(sequence.prefix.key)
 
     def fork(self, parent: Sequence, child: Sequence) -> tuple[tuple[int, int, int], ...] | None:
         """Shares the pages of a parent's computed tokens with a child; of a page that is not full
@@ -227,16 +231,16 @@ class PageManager:
         if not self.prefix_cache.can_allocate(needs):
             return None
         copies = []
-        child.num_dropped_tokens = parent.num_dropped_tokens
-        child.num_cached_tokens = num_full * self._page - child.num_dropped_tokens
+        child.budget.num_dropped_tokens = parent.budget.num_dropped_tokens
+        child.prefix.num_cached_tokens = num_full * self._page - child.budget.num_dropped_tokens
         stops = [num_full - self._gap(parent, group) for group in range(len(needs))]
         child.pages = [list(pages[:stop]) for pages, stop in zip(parent.pages, stops, strict=True)]
         for group, pages in enumerate(child.pages):
             self.pool.share(group, [page for page in pages if page])
-        child.node = parent.node
-        while child.node and child.node.depth > num_full:
-            child.node = child.node.parent
-        child.num_offered_pages = min(parent.num_offered_pages, num_full)
+        child.prefix.node = parent.prefix.node
+        while child.prefix.node and child.prefix.node.depth > num_full:
+            child.prefix.node = child.prefix.node.parent
+        child.prefix.num_offered_pages = min(parent.prefix.num_offered_pages, num_full)
         if is_open:
             for group, pages in enumerate(child.pages[: len(self._specs)]):
                 source = parent.pages[group][stops[group]]
@@ -267,19 +271,19 @@ class PageManager:
         """
         filled: list[dict[int, int]] = [{} for _ in self._specs]
         for sequence in running:
-            for group, (own, pages) in enumerate(zip(filled, sequence.pages, strict=False)):
+            for group, (tokens, pages) in enumerate(zip(filled, sequence.pages, strict=False)):
                 for index, page in enumerate(pages, self._gap(sequence, group)):
                     if page:
-                        rest = max(0, sequence.num_scheduled_tokens - index * self._page)
-                        num_tokens = min(rest, self._page)
-                        own[page] = max(num_tokens, own.get(page, num_tokens))
-        return [(self._page * len(own), sum(own.values())) for own in filled]
+                        num_tokens = max(0, sequence.num_scheduled_tokens - index * self._page)
+                        num_tokens = min(num_tokens, self._page)
+                        tokens[page] = max(num_tokens, tokens.get(page, num_tokens))
+        return [(self._page * len(tokens), sum(tokens.values())) for tokens in filled]
 
     def prompt_usage(self, running: Iterable[Sequence]) -> tuple[int, int]:
         """(prompt pages of all running sequences, distinct ones among them): sharing saves
         1 - second / first.
         """
-        held = [
+        prompt_pages = [
             (group, page)
             for sequence in running
             for group, pages in enumerate(sequence.pages[: len(self._specs)])
@@ -288,7 +292,7 @@ class PageManager:
             ]
             if page
         ]
-        return len(held), len(set(held))
+        return len(prompt_pages), len(set(prompt_pages))
 
     def _free_outside_window(self, sequence: Sequence, num_pages: int) -> None:
         """Frees those of a sequence's first `num_pages` pages that its window has passed; all that
@@ -298,7 +302,7 @@ class PageManager:
         num_tokens = sequence.num_certain_tokens
         if sequence.is_whole:
             num_tokens = min(num_tokens, sequence.num_unobserved_tokens)
-        is_cached = sequence.cache_key is not None and not sequence.num_dropped_tokens
+        is_cached = sequence.prefix.key is not None and not sequence.budget.num_dropped_tokens
         for group, spec in self._windows:
             pages, dead = sequence.pages[group], spec.dead_pages(num_tokens, self._page)
             stop = min(dead.stop, num_pages) if is_cached else dead.stop
@@ -314,14 +318,16 @@ class PageManager:
         """Frees a sequence's snapshots of its first pages, but not of the newest page."""
         pages = sequence.pages[-1]
         dead = SNAPSHOT.dead_pages(sequence.num_certain_tokens, self._page)[:num_pages]
-        for index in dead[sequence.num_passed_snapshots :]:
+        for index in dead[sequence.prefix.num_passed_snapshots :]:
             if pages[index]:
                 self.prefix_cache.free(len(self._specs), [pages[index]])
                 pages[index] = 0
-        sequence.num_passed_snapshots = max(sequence.num_passed_snapshots, dead.stop)
+        sequence.prefix.num_passed_snapshots = max(sequence.prefix.num_passed_snapshots, dead.stop)
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Raises RuntimeError where pages are leaked or counted wrongly."""
         running = list(running)
         holders = [*(s.pages for s in running), self._copy_sources]
-        self.prefix_cache.check_integrity(holders, any(s.num_dropped_tokens for s in running))
+        self.prefix_cache.check_integrity(
+            holders, any(s.budget.num_dropped_tokens for s in running)
+        )

@@ -40,7 +40,8 @@ class WaitingQueue:
         if not ready:
             return None
         first = ready[0]
-        is_fixed = first.num_preemptions or first.num_overtakes >= self._max_overtakes
+        history = first.history
+        is_fixed = history.num_preemptions or history.num_overtakes >= self._max_overtakes
         if is_fixed or len(ready) == 1 or not self._max_overtakes:
             return first
         peers = [s for s in ready if s.params.priority == first.params.priority]
@@ -50,8 +51,8 @@ class WaitingQueue:
         """Removes a sequence that is admitted; those before it were overtaken."""
         index = self._sequences.index(sequence)
         del self._sequences[index]
-        for passed in self._sequences[:index]:
-            passed.num_overtakes += 1
+        for overtaken in self._sequences[:index]:
+            overtaken.history.num_overtakes += 1
 
 
 def _is_ready(sequence: Sequence) -> bool:
@@ -60,7 +61,7 @@ def _is_ready(sequence: Sequence) -> bool:
     """
     leader = sequence.leader  # one that has ended computes no prompt
     is_led = leader is not None and leader.status is not Status.FINISHED and not sequence.sender
-    return not (sequence.num_rows_in_flight or sequence.candidates or is_led)
+    return not (sequence.in_flight.num_rows or sequence.candidates or is_led)
 
 
 def rank(sequence: Sequence) -> tuple[int, int]:

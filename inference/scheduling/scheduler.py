@@ -58,7 +58,7 @@ class Scheduler:
         waiting: sequences that no shard runs.
         commits: that no outputs were made of yet, oldest first.
         counters: of what was done.
-        draft_policy: chooses how many drafts a step verifies; None: `engine.num_drafts`.
+        draft_policy: chooses how many drafts a step verifies; None: `engine.drafts.num_drafts`.
     """
 
     def __init__(
@@ -78,13 +78,13 @@ class Scheduler:
             snapshot_tokens=snapshot_tokens,
         )  # fmt: skip
         self.shards = tuple(map(self._new_shard, range(config.mesh.num_groups)))
-        self.waiting = WaitingQueue(config.engine.max_overtakes)
+        self.waiting = WaitingQueue(config.engine.scheduling.max_overtakes)
         self.commits: deque[Commit] = deque()
         self.counters = Counters()
         usable = self.shards[0].pages.pool.num_usable_pages  # of each shard
         self._num_usable_pages = usable[: len(config.num_pages)]
         self._batches: WholeBatches | None = None
-        if config.engine.policy != "continuous":
+        if config.engine.scheduling.policy != "continuous":
             self._batches = WholeBatches(config, self._num_usable_pages)
         self._is_refused = False  # the next to admit found no room, and none has left since
 
@@ -144,7 +144,7 @@ class Scheduler:
         """Frees slot and pages of a running sequence, which resumes from what stays cached. Of
         steps in flight only its sampled tokens will count.
         """
-        sequence.num_preemptions += 1
+        sequence.history.num_preemptions += 1
         self.counters.num_preemptions += 1
         self._suspend(sequence)
 
@@ -166,7 +166,7 @@ class Scheduler:
         sequence.status, sequence.finish_reason = Status.FINISHED, reason
         if reason in (FinishReason.STOP, FinishReason.LENGTH) and not sequence.is_only_read:
             self._lengths.record(sequence.num_output_tokens)
-        if not self._engine.prefix_cache:
+        if not self._engine.cache.prefix_cache:
             for shard in self.shards:
                 shard.pages.drop(sequence)
 
@@ -200,7 +200,7 @@ class Scheduler:
         half done.
         """
         self.shards = tuple(map(self._new_shard, range(len(self.shards))))
-        self.waiting = WaitingQueue(self._engine.max_overtakes)
+        self.waiting = WaitingQueue(self._engine.scheduling.max_overtakes)
         self._is_refused = False
         for sequence in sequences:
             if sequence.status is not Status.FINISHED:
@@ -220,33 +220,33 @@ class Scheduler:
         self._fork_from_leaders()
         running = self.running
         decoding = [sequence for sequence in running if not sequence.is_prefilling]
-        if decoding and all(s.needs_commit and s.num_awaited_tokens for s in decoding):
+        if decoding and all(s.needs_commit and s.in_flight.num_tokens for s in decoding):
             return None  # a step without them would only split the batch
         may_start = self._batches is None or self._batches.may_start(
             self.waiting, bool(running), now, is_open
         )
-        most = self._engine.num_drafts
+        max_drafts = self._engine.drafts.num_drafts
         if self.draft_policy is not None:
             num_rows = max((len(s.running) for s in self.shards), default=0)
             if self._batches is not None:
                 num_rows = self._batches.num_decode_rows(num_rows, num_rows)
             is_alone = len(decoding) == len(running)
-            most = self.draft_policy.choose(decoding, num_rows, is_alone)
-        builders = [ShardBuilder(self._engine, bool(decoding), most) for _ in self.shards]
+            max_drafts = self.draft_policy.choose(decoding, num_rows, is_alone)
+        builders = [ShardBuilder(self._engine, bool(decoding), max_drafts) for _ in self.shards]
         self._schedule_sequences(running, builders, may_start)
         if not any(builder.decode or builder.prefill for builder in builders):
             self._make_room()
             return None
         for shard in self.shards:
             for admission in shard.admissions:
-                if admission.sequence.started_s is None:
-                    admission.sequence.started_s = now
+                if admission.sequence.history.started_s is None:
+                    admission.sequence.history.started_s = now
         return self._finish_schedule(builders)
 
     @property
     def choosing(self) -> list[Sequence]:
         """Sequences whose prompt is computed as far as it takes to choose the pages that stay."""
-        if not self._engine.prompt_budgets:
+        if not self._engine.requests.prompt_budgets:
             return []
         return [sequence for sequence in self.running if sequence.chooses_pages]
 
@@ -256,7 +256,7 @@ class Scheduler:
         """
         try:
             dropped = prompt_pages.choose(
-                weight_S, sequence.num_prompt_tokens, sequence.num_excess_tokens,
+                weight_S, sequence.num_prompt_tokens, sequence.budget.num_excess_tokens,
                 self._config.page_tokens,
             )  # fmt: skip
             self.shards[sequence.shard].pages.shorten(sequence, dropped)
@@ -280,17 +280,18 @@ class Scheduler:
         results = StepResults(schedule, output)
         for row, chunk in schedule.rows:
             sequence = chunk.sequence
-            sequence.num_rows_in_flight -= 1
-            sequence.num_awaited_tokens -= chunk.most_emitted
-            sequence.num_drafts_in_flight -= chunk.most_accepted
+            in_flight = sequence.in_flight
+            in_flight.num_rows -= 1
+            in_flight.num_tokens -= chunk.most_emitted
+            in_flight.num_drafts -= chunk.most_accepted
             if sequence.status is Status.FINISHED:
                 continue
             if num_drafted := results.num_drafted(row):
                 self.counters.num_drafts += num_drafted
                 self.counters.verified[results.num_levels(row), results.num_accepted(row)] += 1
             try:
-                if self.draft_policy is not None and (asked := chunk.most_accepted):
-                    self.draft_policy.verified(sequence, asked, results.num_accepted(row))
+                if self.draft_policy is not None and (num_verified := chunk.most_accepted):
+                    self.draft_policy.verified(sequence, num_verified, results.num_accepted(row))
                 commit = results.commit(row, chunk)
             except BaseException as error:
                 self.fail(blame(sequence, error))
@@ -334,10 +335,10 @@ class Scheduler:
 
         def fits(num_positions: int) -> bool:
             peak = self._config.peak_pages(num_positions)
-            return all(width * n <= most for n, most in zip(peak, usable, strict=True))
+            return all(width * n <= limit for n, limit in zip(peak, usable, strict=True))
 
-        if sequence.speculates and self._engine.has_trees:
-            with_nodes = min(sequence.max_length + self._engine.num_drafts, longest)
+        if sequence.speculates and self._engine.drafts.has_tree:
+            with_nodes = min(sequence.max_length + self._engine.drafts.num_drafts, longest)
             if fits(with_nodes):  # else trees shrink where the answer ends
                 sequence.max_positions = with_nodes
         if not fits(sequence.max_length):
@@ -345,7 +346,8 @@ class Scheduler:
             if width > 1:  # resumed beams may share nothing
                 what = f"a beam search of {width} beams of {sequence.max_length} tokens"
             raise InputError(
-                f"{what} never fits into the cache of {min(usable)} pages; raise engine.cache_bytes"
+                f"{what} never fits into the cache of {min(usable)} pages; raise "
+                "engine.cache.cache_bytes"
             )
 
     def _admit_next(self, builders: list[ShardBuilder]) -> Sequence | None:
@@ -356,13 +358,13 @@ class Scheduler:
         free = [index for index, shard in enumerate(self.shards) if shard.free_slots]
         if not self.waiting or not free or is_same:
             return None
-        found: dict[tuple[int, int], Match] = {}
+        matches: dict[tuple[int, int], Match] = {}
 
         def match(sequence: Sequence, index: int) -> Match:
             key = sequence.id, index
-            if key not in found:
-                found[key] = self.shards[index].pages.match_prefix(sequence)
-            return found[key]
+            if key not in matches:
+                matches[key] = self.shards[index].pages.match_prefix(sequence)
+            return matches[key]
 
         def num_cached_tokens(sequence: Sequence) -> int:
             return max(match(sequence, index).num_tokens for index in free)
@@ -391,7 +393,7 @@ class Scheduler:
     def _start(self, sequence: Sequence, index: int, match: Match) -> None:
         """Gives a waiting sequence a slot of a shard."""
         self.waiting.pop(sequence)
-        if sequence.num_hit_tokens is None:  # finding its own pages again is no cache hit
+        if sequence.prefix.num_hit_tokens is None:  # finding its own pages again is no cache hit
             self.counters.num_prompt_tokens += len(sequence.tokens)
             self.counters.num_cached_tokens += match.num_tokens
         self.shards[index].start(sequence, match)
@@ -417,7 +419,7 @@ class Scheduler:
         (`_check_fits`). Prompts that are computed wait for other chips to take them.
         """
         running = self.running
-        is_in_flight = any(s.num_rows_in_flight for s in (*running, *self.waiting))
+        is_in_flight = any(s.in_flight.num_rows for s in (*running, *self.waiting))
         is_admitted = any(shard.admissions for shard in self.shards)
         is_sending = any(s.sends_pages for s in running)
         if running and not (is_admitted or is_in_flight or is_sending):
@@ -428,7 +430,7 @@ class Scheduler:
         self, running: list[Sequence], builders: list[ShardBuilder], may_start: bool
     ) -> None:
         """Schedules what fits of the running sequences, then of those that can start."""
-        is_chunked = self._engine.chunked_prefill
+        is_chunked = self._engine.scheduling.chunked_prefill
         for sequence in running:  # by rank: one that is preempted has no chunk yet
             if is_chunked or sequence.is_prefilling:
                 self._schedule_sequence(sequence, builders)

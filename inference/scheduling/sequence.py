@@ -6,8 +6,9 @@ from collections.abc import Hashable
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
 
-from configs.engine import OBSERVED_TOKENS, EngineConfig
 from configs.errors import InputError, is_fault
+from configs.settings.cache import CacheConfig
+from configs.settings.requests import OBSERVED_TOKENS
 from inference.kv_pages.radix_tree import Node
 from inference.outputs import Alternatives
 from inference.request import MAX_STOP_IDS, SamplingParams
@@ -56,7 +57,100 @@ class Grammar(Protocol):
         """These do, and nothing else did."""
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(eq=False, slots=True)
+class InFlight:
+    """Work of a sequence in steps that were scheduled and not committed yet.
+
+    Attributes:
+        num_rows: of these steps.
+        num_tokens: that the rows will sample at most, unknown to the host.
+        num_drafts: of these tokens, accepted drafts, all of which may be rejected instead.
+    """
+
+    num_rows: int = 0
+    num_tokens: int = 0
+    num_drafts: int = 0
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Results:
+    """What the model computed of a sequence, with its own log-probabilities.
+
+    Attributes:
+        logprobs: of each output token.
+        top_logprobs: alternatives of each output token as (ids, log-probabilities).
+        prompt_logprobs: of each prompt token after the first, for requests that score.
+        prompt_top_logprobs: alternatives of these.
+        pooled: sum of the final hidden states that were pooled so far, f64[D].
+    """
+
+    logprobs: list[float] = dataclasses.field(default_factory=list)
+    top_logprobs: list[Alternatives] = dataclasses.field(default_factory=list)
+    prompt_logprobs: list[float] = dataclasses.field(default_factory=list)
+    prompt_top_logprobs: list[Alternatives] = dataclasses.field(default_factory=list)
+    pooled: "np.ndarray | None" = None
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Prefix:
+    """What a sequence shares with the prefix cache.
+
+    Attributes:
+        key: namespace of the prefixes that it may share; None shares none.
+        node: its deepest page in the cache.
+        num_offered_pages: its first, full pages, which were offered to the cache.
+        boundaries: numbers of prompt tokens after which snapshots of its states are due, in order.
+        num_passed_snapshots: its first pages whose snapshots it needs no more.
+        num_cached_tokens: tokens whose pages were there when it last took a slot: matched in the
+            cache, or shared with the sequence that it was forked from.
+        num_hit_tokens: of its prompt, those when it first took a slot; None: it has not yet.
+    """
+
+    key: Hashable | None = None
+    node: Node | None = None
+    num_offered_pages: int = 0
+    boundaries: list[int] = dataclasses.field(default_factory=list)
+    num_passed_snapshots: int = 0
+    num_cached_tokens: int = 0
+    num_hit_tokens: int | None = None
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Budget:
+    """Tokens of a prompt that a sequence gives up (`kv_pages/prompt_pages.py`).
+
+    Attributes:
+        num_excess_tokens: to give up in whole pages, once all of the prompt but its last token is
+            computed.
+        num_dropped_tokens: given up since it took a slot; in groups without a window later tokens
+            are cached at their position less these.
+    """
+
+    num_excess_tokens: int = 0
+    num_dropped_tokens: int = 0
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class History:
+    """What happened to a sequence.
+
+    Attributes:
+        arrival_s: when it was queued, on the caller's clock.
+        started_s: when its first tokens were scheduled; None: not yet.
+        num_preemptions: times it gave up slot and pages.
+        num_overtakes: later arrivals that were admitted before it.
+        params_versions: of the weights that computed its tokens, its scores or pages that it may
+            have read, in order.
+    """
+
+    arrival_s: float = 0.0
+    started_s: float | None = None
+    num_preemptions: int = 0
+    num_overtakes: int = 0
+    params_versions: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(eq=False, slots=True)
 class Sequence:
     """Tokens that grow, and how many of them are computed. A request has one or several.
 
@@ -65,7 +159,7 @@ class Sequence:
 
     Attributes:
         id: names the sequence to callers.
-        params: what was asked.
+        params: how to continue it.
         tokens: prompt, then output.
         num_prompt_tokens: length of the prompt.
         eos_ids: the model's end tokens that count for this request.
@@ -74,43 +168,18 @@ class Sequence:
         slot: row of that shard's device state while running.
         pages: one page list a group; entry i holds positions [i, i + 1) * page_tokens, 0 where
             given back.
-        logprobs: of each output token, the model's own.
-        top_logprobs: alternatives of each output token as (ids, log-probabilities).
-        prompt_logprobs: of each prompt token after the first, for requests that score.
-        pooled: sum of the final hidden states that were pooled so far, f64[D].
         drafts: tokens proposed for the next step, to be verified.
         speculates: whether the device proposes drafts, which the host never sees.
-        leader: computes the prompt for this one too, which is then forked from it; or computes it
-            on other chips, which then send its pages.
+        leader: a sequence that computes the prompt for this one, too: this one is forked from it,
+            or receives its pages from other chips.
         sends_pages: whether it is such a leader on other chips, and does nothing else.
         candidates: of a beam that is computed to its end, (ids, log-probabilities) of the most
             likely next tokens; the search chooses among those of all its beams.
         grammar: of the output, where the request has one; it has seen all output tokens.
-        needs_commit: what was sampled must be committed before the next tokens are scheduled.
-        arrival_s: when it was queued, on the caller's clock.
-        started_s: when its first tokens were scheduled; None: they were not yet.
-        num_rows_in_flight: rows of steps that were scheduled and not committed yet.
-        num_awaited_tokens: tokens that these rows will sample at most, unknown to the host.
-        num_drafts_in_flight: of these, accepted drafts, all of which may be rejected instead.
-        num_cached_tokens: tokens whose pages were there when it last took a slot: found in the
-            prefix cache, or shared with what it was forked from.
-        num_hit_tokens: of its prompt, those when it first took a slot; None: it has not yet.
-        num_preemptions: times it gave up slot and pages.
-        params_versions: of the weights that its tokens, or its scores, came from, in order; where
-            older weights' pages were kept and it may have read them, of these too.
-        num_overtakes: later arrivals that were admitted before it.
-        cache_key: names the prefixes it may share; None shares none.
-        node: its deepest page in the prefix cache.
-        num_offered_pages: its first pages, full, which the prefix cache has what it may keep of.
-        boundaries: of its prompt, where snapshots of its states are still to be made, in order.
-        num_passed_snapshots: its first pages, of whose snapshots it needs none any more.
-        num_excess_tokens: of its prompt, to be given up in whole pages once the prompt is computed
-            but for its last token (`kv_pages/prompt_pages.py`).
-        num_dropped_tokens: that were given up since it took a slot: in groups without a window what
-            is behind them is cached at its position less these.
+        needs_commit: the next tokens are scheduled only after the sampled ones are committed.
         max_length: tokens it can reach, prompt included; a scheduler lowers it to its max_context.
-        max_positions: of the cache that it can fill, those of a tree's nodes that lie behind its
-            last token included; a scheduler says how many there are.
+        max_positions: positions of the cache that it can fill, with nodes of a draft tree behind
+            its last token; a scheduler sets it.
         scores: whether the prompt is scored instead of continued.
         pools: whether a vector is made of the prompt instead.
         keeps_last: whether the newest token is not to be fed: a scored prompt's predicts nothing, a
@@ -131,12 +200,8 @@ class Sequence:
     shard: int = 0
     slot: int | None = None
     num_computed_tokens: int = 0
+    num_scheduled_tokens: int = 0
     pages: list[list[int]] = dataclasses.field(default_factory=list)
-    logprobs: list[float] = dataclasses.field(default_factory=list)
-    top_logprobs: list[Alternatives] = dataclasses.field(default_factory=list)
-    prompt_logprobs: list[float] = dataclasses.field(default_factory=list)
-    prompt_top_logprobs: list[Alternatives] = dataclasses.field(default_factory=list)
-    pooled: "np.ndarray | None" = None
     drafts: tuple[int, ...] = ()
     speculates: bool = False
     leader: "Sequence | None" = None
@@ -144,24 +209,11 @@ class Sequence:
     candidates: Alternatives | None = None
     grammar: Grammar | None = None
     needs_commit: bool = False
-    arrival_s: float = 0.0
-    started_s: float | None = None
-    num_scheduled_tokens: int = 0
-    num_rows_in_flight: int = 0
-    num_awaited_tokens: int = 0
-    num_drafts_in_flight: int = 0
-    num_cached_tokens: int = 0
-    num_hit_tokens: int | None = None
-    num_preemptions: int = 0
-    num_overtakes: int = 0
-    params_versions: tuple[int, ...] = ()
-    cache_key: Hashable | None = None
-    node: Node | None = None
-    num_offered_pages: int = 0
-    boundaries: list[int] = dataclasses.field(default_factory=list)
-    num_passed_snapshots: int = 0
-    num_excess_tokens: int = 0
-    num_dropped_tokens: int = 0
+    in_flight: InFlight = dataclasses.field(default_factory=InFlight)
+    prefix: Prefix = dataclasses.field(default_factory=Prefix)
+    results: Results = dataclasses.field(default_factory=Results)
+    budget: Budget = dataclasses.field(default_factory=Budget)
+    history: History = dataclasses.field(default_factory=History)
     max_length: int = dataclasses.field(init=False)
     max_positions: int = dataclasses.field(init=False)
     scores: bool = dataclasses.field(init=False)
@@ -177,13 +229,13 @@ class Sequence:
         if self.params.min_tokens and len(self.end_ids) > MAX_STOP_IDS:
             raise InputError(
                 f"min_tokens bans at most {MAX_STOP_IDS} tokens, the model's own end tokens and "
-                f"stop_ids together, not {len(self.end_ids)}"
+                f"stop_token_ids together, not {len(self.end_ids)}"
             )
 
     @property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end the sequence: the model's own that count, and the request's."""
-        return self.eos_ids | set(self.params.stop_ids)
+        return self.eos_ids | set(self.params.stop_token_ids)
 
     @property
     def output_tokens(self) -> list[int]:
@@ -203,9 +255,9 @@ class Sequence:
 
     @property
     def num_pending_tokens(self) -> int:
-        """Tokens to feed that no step is scheduled for, an awaited one included."""
-        known = len(self.tokens) + self.num_awaited_tokens
-        return known - self.num_scheduled_tokens - self.keeps_last
+        """Tokens to feed that no step is scheduled for, sampled ones in flight included."""
+        num_tokens = len(self.tokens) + self.in_flight.num_tokens
+        return num_tokens - self.num_scheduled_tokens - self.keeps_last
 
     @property
     def is_prefilling(self) -> bool:
@@ -225,19 +277,20 @@ class Sequence:
     @property
     def queued_s(self) -> float:
         """Seconds that it waited for its first slot; 0 where it still does."""
-        return 0.0 if self.started_s is None else self.started_s - self.arrival_s
+        started_s = self.history.started_s
+        return 0.0 if started_s is None else started_s - self.history.arrival_s
 
     @property
     def is_whole(self) -> bool:
         """Whether pages of its prompt are still to be given up."""
-        return self.num_dropped_tokens < self.num_excess_tokens
+        return self.budget.num_dropped_tokens < self.budget.num_excess_tokens
 
     @property
     def embedding(self) -> "np.ndarray":
         """The vector of a prompt that has ended with one, f32[D]."""
-        assert self.pooled is not None
+        assert self.results.pooled is not None
         count = self.num_prompt_tokens if self.params.pooling == "mean" else 1
-        return (self.pooled / count).astype("float32")
+        return (self.results.pooled / count).astype("float32")
 
     @property
     def num_unobserved_tokens(self) -> int:
@@ -262,12 +315,12 @@ class Sequence:
     @property
     def num_certain_tokens(self) -> int:
         """Tokens in the cache once the steps in flight are done, whatever they reject."""
-        return self.num_scheduled_tokens - self.num_drafts_in_flight
+        return self.num_scheduled_tokens - self.in_flight.num_drafts
 
     @property
     def num_remaining_tokens(self) -> int:
         """Tokens that may still be sampled, whatever is accepted of those in flight."""
-        return self.max_length - len(self.tokens) - self.num_awaited_tokens
+        return self.max_length - len(self.tokens) - self.in_flight.num_tokens
 
     @property
     def num_free_positions(self) -> int:
@@ -275,42 +328,44 @@ class Sequence:
         return self.max_positions - self.num_scheduled_tokens
 
     def note_params(self, version: int) -> None:
-        """Names weights that computed some of it."""
-        if version not in self.params_versions:
-            self.params_versions += (version,)
+        """Adds weights that computed some of it."""
+        if version not in self.history.params_versions:
+            self.history.params_versions += (version,)
 
     def note_hit(self) -> None:
-        """Its first slot shows which tokens were cached: pages that it finds later are its own."""
-        if self.num_hit_tokens is None:
-            self.num_hit_tokens = min(self.num_cached_tokens, self.num_prompt_tokens)
+        """Counts the cached prompt tokens at its first slot; pages that match later are its own."""
+        if self.prefix.num_hit_tokens is None:
+            self.prefix.num_hit_tokens = min(self.prefix.num_cached_tokens, self.num_prompt_tokens)
 
     def choose(self, token: int, logprob: float) -> None:
         """Continues with one of the candidates."""
         assert self.candidates is not None
-        self.tokens, self.logprobs, self.top_logprobs, self.candidates = (  # all, or none
-            [*self.tokens, token], [*self.logprobs, logprob],
-            [*self.top_logprobs, self.candidates], None,
+        results = self.results
+        self.tokens, results.logprobs, results.top_logprobs, self.candidates = (  # all, or none
+            [*self.tokens, token], [*results.logprobs, logprob],
+            [*results.top_logprobs, self.candidates], None,
         )  # fmt: skip
 
     def suspend(self) -> None:
         """Waits without slot and pages."""
         self.status, self.drafts = Status.WAITING, ()
-        self.prompt_logprobs, self.prompt_top_logprobs, self.pooled = [], [], None
+        self.results.prompt_logprobs, self.results.prompt_top_logprobs = [], []
+        self.results.pooled = None
         if self.is_only_read:
-            self.params_versions = ()
+            self.history.params_versions = ()
 
     def start_over(self) -> None:
         """Waits with nothing computed, nor in flight, whatever was."""
         self.suspend()
-        self.slot, self.pages, self.node = None, [], None
-        self.num_computed_tokens = self.num_scheduled_tokens = self.num_dropped_tokens = 0
-        self.num_rows_in_flight = self.num_awaited_tokens = self.num_drafts_in_flight = 0
+        self.slot, self.pages, self.prefix.node = None, [], None
+        self.num_computed_tokens = self.num_scheduled_tokens = self.budget.num_dropped_tokens = 0
+        self.in_flight = InFlight()
         if self.grammar is not None:
             self.grammar.start_over(self.output_tokens)
 
     def is_end(self, token: int) -> bool:
         """Whether a generated token ends the sequence."""
-        return token in self.eos_ids or token in self.params.stop_ids
+        return token in self.eos_ids or token in self.params.stop_token_ids
 
 
 class SequenceFault(Exception):
@@ -334,13 +389,13 @@ def blame(sequence: Sequence, error: BaseException) -> SequenceFault:
     return SequenceFault(sequence, error)
 
 
-def cache_key(engine: EngineConfig, id: int, salt: str | None = None) -> Hashable | None:
+def cache_key(cache: CacheConfig, id: int, salt: str | None = None) -> Hashable | None:
     """`Sequence.cache_key` of a request: all of one salt share prefixes, or, without a prefix
     cache, each finds its own pages on the host again.
     """
-    if engine.prefix_cache:
+    if cache.prefix_cache:
         return "shared" if salt is None else ("salted", salt)
-    return id if engine.preemption != "recompute" else None
+    return id if cache.preemption != "recompute" else None
 
 
 def derived_seed(seed: int, index: int) -> int:

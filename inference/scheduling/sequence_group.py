@@ -70,16 +70,22 @@ class SequenceGroup(ABC):
 
     def completion(self) -> Completion:
         """The results as one object."""
-        first, *others = [
+        first, *siblings = [
             Completion(
-                self.id, each.tokens[: each.num_prompt_tokens], each.output_tokens, text,
-                str(each.finish_reason), each.logprobs, alternatives(each.top_logprobs), score,
-                params_versions=each.params_versions,
-                kept_prompt_tokens=each.num_prompt_tokens - each.num_excess_tokens,
+                self.id,
+                sequence.tokens[: sequence.num_prompt_tokens],
+                sequence.output_tokens,
+                text,
+                str(sequence.finish_reason),
+                sequence.results.logprobs,
+                alternatives(sequence.results.top_logprobs),
+                score,
+                params_versions=sequence.history.params_versions,
+                kept_prompt_tokens=sequence.num_prompt_tokens - sequence.budget.num_excess_tokens,
             )
-            for each, text, score in self._results()
-        ]  # fmt: skip
-        return dataclasses.replace(first, others=tuple(others))
+            for sequence, text, score in self._results()
+        ]
+        return dataclasses.replace(first, others=tuple(siblings))
 
     def _outputs(self) -> list[RequestOutput]:
         """All results at once and whole, where their order is only known in the end."""
@@ -90,12 +96,12 @@ class SequenceGroup(ABC):
                 text,
                 str(sequence.finish_reason),
                 index,
-                sequence.params_versions,
-                sequence.logprobs,
-                sequence.top_logprobs,
+                sequence.history.params_versions,
+                sequence.results.logprobs,
+                sequence.results.top_logprobs,
                 self._stopped_by.get(sequence.id),
-                self._first.num_hit_tokens or 0,
-                num_preemptions=sequence.num_preemptions,
+                self._first.prefix.num_hit_tokens or 0,
+                num_preemptions=sequence.history.num_preemptions,
                 failure=sequence.failure,
             )  # fmt: skip
             for index, (sequence, text, _) in enumerate(self._results())
@@ -150,6 +156,6 @@ class ParallelSampling(SequenceGroup):
 
 def _mean_logprob(sequence: Sequence) -> float:
     """What `best_of` ranks by; a sequence that failed comes last."""
-    if sequence.finish_reason is FinishReason.ERROR or not sequence.logprobs:
+    if sequence.finish_reason is FinishReason.ERROR or not sequence.results.logprobs:
         return -math.inf
-    return sum(sequence.logprobs) / len(sequence.logprobs)
+    return sum(sequence.results.logprobs) / len(sequence.results.logprobs)

@@ -31,7 +31,7 @@ class StepOutput(Generic[Array]):
     target_logprobs: Array  # f32[chunks, tokens] scored steps only
     target_top_ids: Array  # i32[chunks, tokens, n]
     target_top_logprobs: Array  # f32[chunks, tokens, n]
-    pooled: Array  # f32[chunks, D] sums of final hidden states; [0, 0] without engine.embeddings
+    pooled: Array  # f32[chunks, D] sums of final hidden states; [0, 0] without embeddings
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -61,8 +61,8 @@ class Commit:
         """Writes results into the sequence, for the first time."""
         sequence = self.sequence
         if self.tokens:
-            sequence.logprobs += self.logprobs
-            sequence.top_logprobs += self.top_logprobs
+            sequence.results.logprobs += self.logprobs
+            sequence.results.top_logprobs += self.top_logprobs
             sequence.tokens += self.tokens
         elif self.candidates is not None:
             sequence.candidates = self.candidates
@@ -71,8 +71,8 @@ class Commit:
         """Writes them, whatever of them the sequence has."""
         sequence = self.sequence
         first = self.start - sequence.num_prompt_tokens
-        sequence.logprobs[first:] = self.logprobs
-        sequence.top_logprobs[first:] = self.top_logprobs
+        sequence.results.logprobs[first:] = self.logprobs
+        sequence.results.top_logprobs[first:] = self.top_logprobs
         sequence.tokens[self.start :] = self.tokens
         if self.candidates is not None:
             sequence.candidates = self.candidates
@@ -175,10 +175,10 @@ class StepResults:
         logprobs = output.target_logprobs[index, fed].tolist()
         if not all(map(math.isfinite, logprobs)):  # a window may have hidden it from the last token
             return FinishReason.ERROR
-        sequence.prompt_logprobs += logprobs
+        sequence.results.prompt_logprobs += logprobs
         if self._has_alternatives:
             ids, values = output.target_top_ids[index, fed], output.target_top_logprobs[index, fed]
-            sequence.prompt_top_logprobs += zip(ids.tolist(), values.tolist(), strict=True)
+            sequence.results.prompt_top_logprobs += zip(ids.tolist(), values.tolist(), strict=True)
         return _end_of_prompt(sequence)
 
     def _add_pooled(self, index: int, chunk: ScheduledChunk) -> FinishReason | None:
@@ -186,7 +186,9 @@ class StepResults:
         sequence, pooled_D = chunk.sequence, self._output.pooled[index].astype(np.float64)
         if not np.isfinite(pooled_D).all():
             return FinishReason.ERROR
-        sequence.pooled = pooled_D if sequence.pooled is None else sequence.pooled + pooled_D
+        sequence.results.pooled = (
+            pooled_D if sequence.results.pooled is None else sequence.results.pooled + pooled_D
+        )
         return _end_of_prompt(sequence)
 
     def _alternatives(self, row: int, w: int) -> tuple[list[int], list[float]]:
@@ -196,5 +198,5 @@ class StepResults:
 
 def _end_of_prompt(sequence: Sequence) -> FinishReason | None:
     """Why a prompt that is only read ends, once all of it is committed."""
-    is_done = not sequence.num_pending_tokens and not sequence.num_rows_in_flight
+    is_done = not sequence.num_pending_tokens and not sequence.in_flight.num_rows
     return FinishReason.LENGTH if is_done else None

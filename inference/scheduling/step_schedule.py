@@ -97,12 +97,12 @@ class StepSchedule:
     @property
     def rows(self) -> list[tuple[int, ScheduledChunk]]:
         """Each chunk with its row among those of both rectangles, shard after shard."""
-        found: list[tuple[int, ScheduledChunk]] = []
+        rows: list[tuple[int, ScheduledChunk]] = []
         for index, shard in enumerate(self.shards):
             first = index * self.shape.num_rows
-            found += enumerate(shard.decode, first)
-            found += enumerate(shard.prefill, first + self.shape.decode[0])
-        return found
+            rows += enumerate(shard.decode, first)
+            rows += enumerate(shard.prefill, first + self.shape.decode[0])
+        return rows
 
     @property
     def row_sizes(self) -> tuple[tuple[int, int], ...]:
@@ -115,7 +115,7 @@ class StepSchedule:
         return any(
             chunk.emits
             and chunk.sequence.grammar is not None
-            and chunk.sequence.num_awaited_tokens > chunk.most_emitted
+            and chunk.sequence.in_flight.num_tokens > chunk.most_emitted
             for _, chunk in self.rows
         )
 
@@ -147,7 +147,7 @@ class DraftPolicy(Protocol):
             is_alone: no prompt is in the step.
         """
 
-    def verified(self, sequence: Sequence, num_asked: int, num_accepted: int) -> None:
+    def verified(self, sequence: Sequence, num_verified: int, num_accepted: int) -> None:
         """Takes what became of a sequence's drafts, of which so many could be accepted."""
 
     def took(self, shape: StepShape, seconds: float) -> None:
@@ -163,10 +163,13 @@ class ShardBuilder:
         """`is_decoding`: any sequence waits for its next token, so that `prefill_budget` holds;
         `most_drafts`: of each of them.
         """
-        self._engine, self._most_drafts = engine, most_drafts
-        self._max_chunks = max(engine.prefill_chunks)
-        if engine.prefill_budget is not None and is_decoding and engine.chunked_prefill:
-            self._max_chunks = min(self._max_chunks, engine.prefill_budget // engine.chunk_tokens)
+        self._drafts, self._most_drafts = engine.drafts, most_drafts
+        self._most_prompts = engine.scheduling.max_prefill_seqs
+        self._chunk_tokens = engine.shapes.chunk_tokens
+        self._max_chunks = max(engine.shapes.prefill_chunks)
+        budget = engine.scheduling.prefill_budget
+        if budget is not None and is_decoding and engine.scheduling.chunked_prefill:
+            self._max_chunks = min(self._max_chunks, budget // self._chunk_tokens)
         self.decode: list[ScheduledChunk] = []
         self.prefill: list[ScheduledChunk] = []
         self.snapshots: list[Snapshot] = []
@@ -174,10 +177,9 @@ class ShardBuilder:
     @property
     def num_free_chunks(self) -> int:
         """Prefill chunks that one more prompt may have."""
-        most_prompts = self._engine.max_prefill_seqs
-        if most_prompts is not None:
+        if self._most_prompts is not None:
             prompts = {chunk.sequence.id for chunk in self.prefill}
-            if len(prompts) >= most_prompts:
+            if len(prompts) >= self._most_prompts:
                 return 0
         return self._max_chunks - len(self.prefill)
 
@@ -185,22 +187,22 @@ class ShardBuilder:
         """Tokens of a sequence that the shard can take: its newest and drafts, or some of its
         prompt; 0 where something has to be committed first.
         """
-        if sequence.candidates or (sequence.needs_commit and sequence.num_awaited_tokens):
+        if sequence.candidates or (sequence.needs_commit and sequence.in_flight.num_tokens):
             return 0
         if sequence.is_prefilling:
-            room = self._engine.chunk_tokens * self.num_free_chunks
+            room = self._chunk_tokens * self.num_free_chunks
             if sequence.is_whole:
-                left = sequence.num_prompt_tokens - 1 - sequence.num_scheduled_tokens
-                room = min(room, left)
-            if sequence.boundaries:  # a snapshot is made of what a step leaves
-                room = min(room, sequence.boundaries[0] - sequence.num_scheduled_tokens)
+                num_unread = sequence.num_prompt_tokens - 1 - sequence.num_scheduled_tokens
+                room = min(room, num_unread)
+            if sequence.prefix.boundaries:  # a snapshot is made of what a step leaves
+                room = min(room, sequence.prefix.boundaries[0] - sequence.num_scheduled_tokens)
             return max(0, min(sequence.num_pending_tokens, room))
         remaining = sequence.num_remaining_tokens
         if remaining < 1:  # its last token is in flight
             return 0
-        most = self._most_drafts
-        num_drafts = most if sequence.speculates else min(len(sequence.drafts), most)
-        if remaining > 1 and self._engine.has_trees:  # whole to the end, which the host cuts off
+        max_drafts = self._most_drafts
+        num_drafts = max_drafts if sequence.speculates else min(len(sequence.drafts), max_drafts)
+        if remaining > 1 and self._drafts.has_tree:  # whole to the end, which the host cuts off
             return 1 + min(num_drafts, sequence.num_free_positions - 1)
         return 1 + min(num_drafts, remaining - 1)
 
@@ -208,12 +210,12 @@ class ShardBuilder:
         """Adds a sequence's next tokens, for which it has pages."""
         if not sequence.is_prefilling:
             num_drafts = num_tokens - 1
-            most_accepted = min(num_drafts, self._engine.draft_levels)
+            most_accepted = min(num_drafts, self._drafts.levels)
             self.decode.append(
                 _chunk(sequence, slot, 0, num_tokens, True, num_drafts, most_accepted)
             )
             return
-        size = self._engine.chunk_tokens
+        size = self._chunk_tokens
         is_last = num_tokens == sequence.num_pending_tokens
         is_last &= not (sequence.keeps_last or sequence.is_only_read)
         for at in range(0, num_tokens, size):
@@ -264,12 +266,13 @@ def _chunk(
     start = sequence.num_scheduled_tokens
     chunk = ScheduledChunk(
         sequence, slot, start, offset, length, emits, num_drafts, most_accepted,
-        sequence.num_dropped_tokens,
+        sequence.budget.num_dropped_tokens,
     )  # fmt: skip
     sequence.num_scheduled_tokens += chunk.most_kept
-    sequence.num_rows_in_flight += 1
-    sequence.num_drafts_in_flight += most_accepted
-    sequence.num_awaited_tokens += chunk.most_emitted
+    in_flight = sequence.in_flight
+    in_flight.num_rows += 1
+    in_flight.num_drafts += most_accepted
+    in_flight.num_tokens += chunk.most_emitted
     return chunk
 
 
@@ -317,14 +320,14 @@ class Counters:
         """How often the first, second, ... draft was accepted, of those that were verified behind
         accepted ones.
         """
-        found, n = [], 0
+        rates, n = [], 0
         while tried := sum(
             count for (levels, accepted), count in self.verified.items() if levels > n <= accepted
         ):
             right = sum(count for (_, accepted), count in self.verified.items() if accepted > n)
-            found.append(right / tried)
+            rates.append(right / tried)
             n += 1
-        return found
+        return rates
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,45 +67,46 @@ class StepShape:
 
 def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
     """Every shape the engine may run, cheapest first; scoring has one step of its own. Decoding
-    rides on the steps of prompts and of scoring where prompts are chunked; with
-    `engine.free_padding` there are no others for these, and only the fewest chunks have a step for
-    few rows. With drafts, steps that only decode are there without, too. Where the number of drafts
-    adapts, a full batch rides on prompts without, too, and of chains, where steps are not there
-    twice, steps that only decode have half of them, too. With `engine.greedy_steps` those with
-    decode rows that score nothing are there twice.
+    rides on the steps of prompts and of scoring where prompts are chunked; with `free_padding`
+    there are no others for these, and only the fewest chunks have a step for few rows. With drafts,
+    steps that only decode are there without, too. Where the number of drafts adapts, a full batch
+    rides on prompts without, too, and of chains, where steps are not there twice, steps that only
+    decode have half of them, too. With `greedy_steps` those with decode rows that score nothing are
+    there twice.
 
     Raises:
         InputError: the engine's sizes make more than `MAX_SHAPES`.
     """
-    width = 1 + engine.num_drafts
-    rows = sorted({min(size, engine.max_seqs) for size in engine.decode_rows})
+    sizes, drafts, is_chunked = engine.shapes, engine.drafts, engine.scheduling.chunked_prefill
+    width = 1 + drafts.num_drafts
+    rows = sorted({min(size, engine.max_seqs) for size in sizes.decode_rows})
     if rows[-1] < engine.max_seqs:
         rows.append(engine.max_seqs)
-    chunks = [(n, engine.chunk_tokens) for n in sorted(set(engine.prefill_chunks))]
-    none = (0, engine.chunk_tokens)
+    chunks = [(n, sizes.chunk_tokens) for n in sorted(set(sizes.prefill_chunks))]
+    none = (0, sizes.chunk_tokens)
     riders = sorted({next(size for size in rows if size >= min(8, rows[-1])), rows[-1]})
-    if engine.greedy_steps and engine.num_drafts:  # twice as many that only decode
+    if sizes.greedy_steps and drafts.num_drafts:  # twice as many that only decode
         riders = rows[-1:]
     shapes = [StepShape((n, w), none) for n in rows for w in _widths(engine)]
-    is_few = engine.free_padding and engine.chunked_prefill
+    is_few = sizes.free_padding and is_chunked
     if not is_few:
         shapes += [StepShape((0, width), chunk) for chunk in chunks]
         shapes += [StepShape((0, width), chunks[-1], scored=True)]
-    if engine.chunked_prefill:
+    if is_chunked:
         beside_few = chunks[:1] if is_few else chunks
         shapes += [StepShape((n, width), chunk) for n in riders[:-1] for chunk in beside_few]
         shapes += [StepShape((riders[-1], width), chunk) for chunk in chunks]
-        if engine.adapt_drafts:
+        if drafts.adapt_drafts:
             shapes += [StepShape((rows[-1], 1), chunk) for chunk in chunks]
         shapes += [StepShape((rows[-1], width), chunks[-1], scored=True)]
-    if engine.greedy_steps:
-        own = [shape for shape in shapes if shape.decode[0] and not shape.scored]
-        shapes += [dataclasses.replace(shape, greedy=True) for shape in own]
+    if sizes.greedy_steps:
+        decoding = [shape for shape in shapes if shape.decode[0] and not shape.scored]
+        shapes += [dataclasses.replace(shape, greedy=True) for shape in decoding]
     if len(shapes) > MAX_SHAPES:
         raise InputError(
-            f"engine.decode_rows and engine.prefill_chunks make {len(shapes)} step shapes, at most "
+            f"engine.shapes.decode_rows and prefill_chunks make {len(shapes)} step shapes, at most "
             f"{MAX_SHAPES} are compiled: list fewer sizes"
-            + (", or set engine.greedy_steps=false" if engine.greedy_steps else "")
+            + (", or set engine.shapes.greedy_steps=false" if sizes.greedy_steps else "")
         )
     return tuple(sorted(shapes, key=_cost))
 
@@ -116,8 +117,8 @@ def leaves_padding_out(config: Config, model: ModelConfig) -> bool:
     layers; where there are experts it is counted, since what one more sequence brings could not be
     added up (`server.engine_process.step_table`).
     """
-    engine = config.engine
-    is_native = engine.linear == "ffi_cpu" and engine.attention in (None, "ffi_cpu")
+    kernels = config.engine.kernels
+    is_native = kernels.linear == "ffi_cpu" and kernels.attention in (None, "ffi_cpu")
     is_one = config.mesh.num_groups == 1
     return is_native and is_one and _keeps_zeros(config.model) and _keeps_zeros(model)
 
@@ -159,25 +160,26 @@ def expected(
     them, as many as there are slots; `greedy` says that all their requests are, and data shards
     take equal parts of them.
     """
-    shapes = enumerate_shapes(engine)
-    num_chunks = sum(-(-length // engine.chunk_tokens) for length in list(prompts)[::num_shards])
-    num_chunks = min(num_chunks, max(engine.prefill_chunks))
+    shapes, sizes = enumerate_shapes(engine), engine.shapes
+    num_chunks = sum(-(-length // sizes.chunk_tokens) for length in list(prompts)[::num_shards])
+    num_chunks = min(num_chunks, max(sizes.prefill_chunks))
     num_rows = min(-(-num_seqs // num_shards), engine.max_seqs)
-    widths = _widths(engine) if engine.proposer else [1]
+    widths = _widths(engine) if engine.drafts.proposer else [1]
     return (
         choose(shapes, 0, num_chunks, False, greedy),
         *(
             choose(shapes, num_rows, 0, False, greedy, width)
-            for width in (widths if engine.adapt_drafts else widths[-1:])
+            for width in (widths if engine.drafts.adapt_drafts else widths[-1:])
         ),
     )
 
 
 def _widths(engine: EngineConfig) -> list[int]:
     """Of the decode rectangle where nothing else is."""
-    has_half = engine.adapt_drafts and not engine.greedy_steps and not engine.has_trees
-    half = {1 + engine.num_drafts // 2} if has_half else {1}
-    return sorted({1, 1 + engine.num_drafts} | half)
+    drafts = engine.drafts
+    has_half = drafts.adapt_drafts and not engine.shapes.greedy_steps and not drafts.has_tree
+    half = {1 + drafts.num_drafts // 2} if has_half else {1}
+    return sorted({1, 1 + drafts.num_drafts} | half)
 
 
 def _cost(shape: StepShape) -> tuple[int, int, bool, bool]:

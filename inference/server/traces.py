@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from configs.errors import InputError
-from inference.request import SamplingParams
+from inference.request import FIELDS, SamplingParams
 from inference.server.protocol.responses import Usage
 
 if TYPE_CHECKING:
@@ -152,18 +152,11 @@ class _Spanned(Trace):
         self._usage = usage
         span = self._span
         span.update_name(f"{self._operation} {model}")
-        known: dict[str, Any] = {
-            "model": model, "max_tokens": params.max_new_tokens,
-            "temperature": params.temperature, "top_p": params.top_p,
-            "frequency_penalty": params.frequency, "presence_penalty": params.presence,
-        }  # fmt: skip
-        if params.seed is not None:
-            known["seed"] = params.seed
-        if params.top_k:
-            known["top_k"] = params.top_k
-        if params.n > 1:
-            known["choice.count"] = params.n
-        span.set_attributes({f"gen_ai.request.{name}": value for name, value in known.items()})
+        span.set_attribute("gen_ai.request.model", model)
+        for name, field in FIELDS.items():
+            value = getattr(params, name)
+            if field.trace and (field.is_traced_always or value != field.default):
+                span.set_attribute(f"gen_ai.request.{field.trace}", value)
         span.set_attribute("gen_ai.response.model", model)
 
     def note(self, finish_reason: str | None, queued_s: float = 0.0) -> None:

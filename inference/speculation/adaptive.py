@@ -1,10 +1,10 @@
 """How many drafts a step verifies: as many as bring the most tokens a second.
 
-Of each sequence it is known how often its first, second, ... draft was accepted, and of each step
-that only decodes how long it took. Texts and machines change, so hope for what was not tried grows
-with time, and it is tried again the later the more it costs: once each has a time, all trials
-together lose less than one step in 200. Rates are integers, in 1/65,536, and so are times, in
-nanoseconds.
+For each sequence the policy knows how often its first, second, ... draft was accepted, and for each
+step shape that only decodes how long a step took. Texts and machines change, so the exploration
+bonus of a width grows until the width is tried again, later the more a trial costs: once each width
+has a time, all trials together lose less than one step in 200. Rates are integers, in 1/65,536, and
+times are integers, in nanoseconds.
 """
 
 import collections
@@ -15,7 +15,7 @@ from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_shapes import StepShape, choose, enumerate_shapes
 
 _ONE = 1 << 16
-_HOPE = _ONE // 2  # that a first draft is accepted, before anything is known
+_BONUS = _ONE // 2  # that a first draft is accepted, before anything is known
 _SHIFT = 3  # a rate remembers some 8 drafts of a sequence,
 _ALL_SHIFT = 6  # or 64 of all
 _PATIENCE = 256  # steps of which trials lose one; times that vary make it some more
@@ -34,16 +34,15 @@ class AdaptiveDrafts:
     def __init__(self, engine: EngineConfig):
         self._shapes = tuple(shape for shape in enumerate_shapes(engine) if not shape.prefill[0])
         self._widths = sorted({shape.decode[1] for shape in self._shapes})
-        self._most = {
-            width: min(width, 1 + engine.draft_levels) for width in self._widths
-        }  # tokens of a row
-        # What is hoped for is lost when it does not come: at this pace a width loses its own share.
-        self._pace = _PATIENCE * sum(self._most.values())
-        self.acceptance = [_HOPE >> n for n in range(self._most[self._widths[-1]] - 1)]
+        longest = 1 + engine.drafts.levels
+        self._max_tokens = {width: min(width, longest) for width in self._widths}  # tokens of a row
+        # A trial that gains nothing loses its bonus: at this pace a width loses its own share.
+        self._pace = _PATIENCE * sum(self._max_tokens.values())
+        self.acceptance = [_BONUS >> n for n in range(self._max_tokens[self._widths[-1]] - 1)]
         self._rates: dict[int, list[int]] = {}  # by sequence
         self._has_run: set[StepShape] = set()
         self._cost: dict[StepShape, int] = {}
-        self._asked: collections.Counter[StepShape] = collections.Counter()  # for a time
+        self._num_timed: collections.Counter[StepShape] = collections.Counter()  # for a time
         self._last_taken = dict.fromkeys(self._widths, 0)
         self._num_steps = 0
 
@@ -55,26 +54,30 @@ class AdaptiveDrafts:
         self._rates = {s.id: self._rates.get(s.id) or list(self.acceptance) for s in drafting}
         is_greedy = all(sequence.params.is_greedy for sequence in decoding)
         self._num_steps += is_alone
-        known = {}  # width -> time, tokens
+        figures = {}  # width -> time, tokens
         for width in self._widths:
             shape = choose(self._shapes, num_rows, 0, False, is_greedy, width)
             if shape in self._cost:
-                gained = sum(sum(own[: width - 1]) for own in self._rates.values())
-                known[width] = self._cost[shape], len(decoding) * _ONE + gained
+                gained = sum(sum(rates[: width - 1]) for rates in self._rates.values())
+                figures[width] = self._cost[shape], len(decoding) * _ONE + gained
             elif is_alone:
-                self._asked[shape] += 1
-                if self._asked[shape] <= _TIMES:  # other rows join or leave it whenever it is asked
+                self._num_timed[shape] += 1
+                if (
+                    self._num_timed[shape] <= _TIMES
+                ):  # other rows join or leave it whenever it is asked
                     return self._take(width)
-        if not known:
+        if not figures:
             return self._widths[-1] - 1
-        best = min(known, key=lambda width: known[width][0] / known[width][1])
+        best = min(figures, key=lambda width: figures[width][0] / figures[width][1])
         if not is_alone:
             return best - 1
-        time, tokens = known[best]
-        for width, (own_time, own_tokens) in known.items():
+        time, tokens = figures[best]
+        for width, (width_time, width_tokens) in figures.items():
             age = self._num_steps - self._last_taken[width]
-            hoped = own_tokens + len(decoding) * self._most[width] * _ONE * age // self._pace
-            if width != best and own_time * tokens < hoped * time:
+            bonus = (
+                width_tokens + len(decoding) * self._max_tokens[width] * _ONE * age // self._pace
+            )
+            if width != best and width_time * tokens < bonus * time:
                 return self._take(width)
         return self._take(best)
 
@@ -82,11 +85,11 @@ class AdaptiveDrafts:
         self._last_taken[width] = self._num_steps
         return width - 1
 
-    def verified(self, sequence: Sequence, num_asked: int, num_accepted: int) -> None:
+    def verified(self, sequence: Sequence, num_verified: int, num_accepted: int) -> None:
         """As `DraftPolicy` says; those that its proposer did not have are among them."""
-        own = self._rates.get(sequence.id, [])
-        for rates, shift in ((own, _SHIFT), (self.acceptance, _ALL_SHIFT)):
-            for n in range(min(num_asked, len(rates))):
+        sequence_rates = self._rates.get(sequence.id, [])
+        for rates, shift in ((sequence_rates, _SHIFT), (self.acceptance, _ALL_SHIFT)):
+            for n in range(min(num_verified, len(rates))):
                 rates[n] += ((_ONE if n < num_accepted else 0) - rates[n]) >> shift
 
     def took(self, shape: StepShape, seconds: float) -> None:
@@ -96,6 +99,6 @@ class AdaptiveDrafts:
         if shape.prefill[0] or shape not in self._has_run:
             self._has_run.add(shape)
             return
-        found = max(1, int(seconds * _NANOSECONDS))
-        known = self._cost.get(shape, found)
-        self._cost[shape] = (known + found) // 2 if found < known else min(found, known * 17 // 16)
+        new = max(1, int(seconds * _NANOSECONDS))
+        old = self._cost.get(shape, new)
+        self._cost[shape] = (old + new) // 2 if new < old else min(new, old * 17 // 16)

@@ -11,9 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from configs.engine import Config
-from inference.speculation import drafting, own_pages
-from inference.speculation.proposer import Asked, Drafts, Fed
+from configs.model import ModelConfig
+from inference.speculation import drafting
+from inference.speculation.own_pages import OwnPages
+from inference.speculation.proposer import DraftInputs, Drafts, SampledStep
 from layers import decoder
 from layers.kv_cache import Cache
 from layers.params import Params
@@ -25,11 +26,9 @@ class DraftModel:
 
     features: tuple[int, ...] = ()
 
-    def __init__(self, config: Config, attention: str):
+    def __init__(self, draft: ModelConfig, pages: OwnPages, attention: str):
         """`attention`: the implementation that the cache is laid out for."""
-        assert config.draft is not None
-        self._model, self._attention = config.draft, attention
-        self._pages = own_pages.OwnPages(config)
+        self._model, self._pages, self._attention = draft, pages, attention
 
     def init(self) -> tuple[()]:
         """As `Proposer` says."""
@@ -41,33 +40,37 @@ class DraftModel:
         """As `Proposer` says."""
         return state
 
-    def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
+    def observe(
+        self, params: Params, cache: Cache, state: Any, step: SampledStep
+    ) -> tuple[Cache, Any]:
         """As `Proposer` says."""
         return cache, state
 
     def propose(
-        self, params: Params, cache: Cache, state: Any, asked: Asked
+        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
         """As `Proposer` says; the last draft is fed as well, since the next step may follow it."""
-        weights, own = params["draft"], self._pages.of(cache)
-        if asked.prompts is not None:
-            _, own = self._forward(weights, own, asked.prompt_YW, asked.prompts)
+        weights, draft_cache = params["draft"], self._pages.of(cache)
+        if inputs.prompts is not None:
+            _, draft_cache = self._forward(weights, draft_cache, inputs.prompt_YW, inputs.prompts)
         drafts = Drafts(jnp.zeros((0, 0), jnp.int32))
-        if asked.decode is not None and (width := asked.decode.position_YW.shape[1]) > 1:
+        if inputs.decode is not None and (width := inputs.decode.position_YW.shape[1]) > 1:
 
-            def feed(own: Cache, token_R: jax.Array, column: Rectangle) -> Any:
-                hidden_RD, own = self._forward(weights, own, token_R[:, None], column)
-                return own, decoder.logits(weights, self._model, hidden_RD)
+            def feed(draft_cache: Cache, token_R: jax.Array, column: Rectangle) -> Any:
+                hidden_RD, draft_cache = self._forward(
+                    weights, draft_cache, token_R[:, None], column
+                )
+                return draft_cache, decoder.logits(weights, self._model, hidden_RD)
 
-            own, drafts = drafting.one_by_one(
-                feed, own, asked, asked.decode, width, self._model.vocab_size
+            draft_cache, drafts = drafting.one_by_one(
+                feed, draft_cache, inputs, inputs.decode, width, self._model.vocab_size
             )
-        return self._pages.put(cache, own), drafts
+        return self._pages.put(cache, draft_cache), drafts
 
     def _forward(
         self, weights: Params, cache: Cache, tokens_YW: jax.Array, rectangle: Rectangle
     ) -> tuple[jax.Array, Cache]:
-        ragged = self._pages.seen(Ragged((rectangle,)))
+        ragged = self._pages.view(Ragged((rectangle,)))
         return decoder.forward(
             weights, self._model, tokens_YW.ravel(), ragged, cache, attention=self._attention
         )

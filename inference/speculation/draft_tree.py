@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.engine import EngineConfig
 from configs.heads import MOST_TREE_DRAFTS, Heads, Medusa
+from configs.settings.drafts import DraftConfig
 from inference.speculation.proposer import Drafts
 from layers.ragged import Rectangle
 
@@ -37,10 +37,10 @@ class DraftTree:
     @functools.cached_property
     def depth(self) -> tuple[int, ...]:
         """Of each node, 0 for the newest token."""
-        found = [0]
+        depths = [0]
         for parent in self.parents:
-            found.append(found[parent] + 1)
-        return tuple(found)
+            depths.append(depths[parent] + 1)
+        return tuple(depths)
 
     @functools.cached_property
     def rank(self) -> tuple[int, ...]:
@@ -59,16 +59,16 @@ class DraftTree:
 
     def level(self, depth: int) -> tuple[int, ...]:
         """The nodes of a depth."""
-        return tuple(n for n, own in enumerate(self.depth) if own == depth)
+        return tuple(n for n, node_depth in enumerate(self.depth) if node_depth == depth)
 
     def num_ranks(self, depth: int) -> int:
         """The most children of a node above that depth."""
         return 1 + max(self.rank[n - 1] for n in self.level(depth))
 
 
-def of(engine: EngineConfig, width: int) -> DraftTree | None:
+def of(drafts: DraftConfig, width: int) -> DraftTree | None:
     """The tree that all rows of so many nodes are; None: chains, or each row a tree of its own."""
-    return DraftTree(engine.draft_tree[: width - 1]) if engine.draft_tree and width > 1 else None
+    return DraftTree(drafts.draft_tree[: width - 1]) if drafts.draft_tree and width > 1 else None
 
 
 def settings(draft: Heads, num_drafts: int) -> dict[str, Any]:

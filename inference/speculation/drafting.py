@@ -10,7 +10,7 @@ import numpy as np
 from configs.heads import Heads
 from inference.sampling import gumbel, sampler
 from inference.sampling.gumbel import Purpose
-from inference.speculation.proposer import Asked, Drafts
+from inference.speculation.proposer import DraftInputs, Drafts
 from layers import topk
 from layers.kernels.device import target_is_cpu
 from layers.linear import linear
@@ -22,14 +22,14 @@ Feed = Callable[[Any, jax.Array, Rectangle], tuple[Any, jax.Array]]
 
 
 def one_by_one(
-    feed: Feed, kept: Any, asked: Asked, decode: Rectangle, num_runs: int, vocab_size: int
+    feed: Feed, carry: Any, inputs: DraftInputs, decode: Rectangle, num_runs: int, vocab_size: int
 ) -> tuple[Any, Drafts]:
     """Feeds each row's newest token, then what is drawn.
 
     Args:
         feed: a run of the model that drafts; the logits are those of the token after.
-        kept: what its first run takes.
-        asked: the step.
+        carry: what its first run takes.
+        inputs: the step.
         decode: its rows.
         num_runs: k, or more, to feed drafts without drawing after them.
         vocab_size: V.
@@ -38,55 +38,58 @@ def one_by_one(
         What the last run returned, and k drafts.
     """
     rows, width = decode.position_YW.shape
-    has_law = asked.needs_law
+    has_probs = inputs.needs_distribution
 
-    def run(nth: jax.Array | int, held: Any) -> Any:
-        kept, token_R, draft_RW, law_RWV = held
+    def run(nth: jax.Array | int, state: Any) -> Any:
+        carry, token_R, draft_RW, prob_RWV = state
         column = _column(decode, nth)
-        kept, logits_RV = feed(kept, token_R, column)
-        token_R, law_RV = draw(logits_RV, asked, column.position_YW[:, 0] + 1)
-        if law_RV is not None:
-            law_RWV = law_RWV.at[:, nth].set(law_RV)
-        return kept, token_R, draft_RW.at[:, nth].set(token_R), law_RWV
+        carry, logits_RV = feed(carry, token_R, column)
+        token_R, prob_RV = draw(logits_RV, inputs, column.position_YW[:, 0] + 1)
+        if prob_RV is not None:
+            prob_RWV = prob_RWV.at[:, nth].set(prob_RV)
+        return carry, token_R, draft_RW.at[:, nth].set(token_R), prob_RWV
 
-    no_law = jnp.zeros((rows, num_runs, vocab_size * has_law), jnp.float32)
-    held = kept, asked.token_R, jnp.zeros((rows, num_runs), jnp.int32), no_law
+    no_probs = jnp.zeros((rows, num_runs, vocab_size * has_probs), jnp.float32)
+    state = carry, inputs.token_R, jnp.zeros((rows, num_runs), jnp.int32), no_probs
     if target_is_cpu():  # unrolled, XLA's CPU backend copies the pages once a token
-        held = jax.lax.fori_loop(0, num_runs, run, held)
+        state = jax.lax.fori_loop(0, num_runs, run, state)
     else:
         for nth in range(num_runs):
-            held = run(nth, held)
-    kept, _, draft_RW, law_RWV = held
+            state = run(nth, state)
+    carry, _, draft_RW, prob_RWV = state
     num_drafts = width - 1
-    law_RkV = law_RWV[:, :num_drafts] if has_law else None
-    return kept, Drafts(draft_RW[:, :num_drafts], law_RkV)
+    prob_RkV = prob_RWV[:, :num_drafts] if has_probs else None
+    return carry, Drafts(draft_RW[:, :num_drafts], prob_RkV)
 
 
 def draw(
-    logits_RV: jax.Array, asked: Asked, position_R: jax.Array
+    logits_RV: jax.Array, inputs: DraftInputs, position_R: jax.Array
 ) -> tuple[jax.Array, jax.Array | None]:
-    """One draft a row, with the request's own filters: i32[R], and where it is needed the law that
-    it was drawn from, f32[R, V]. Where acceptance is coupled, the noise is the request's too, so
-    that drafts are right wherever both laws are close.
+    """Draws one draft a row with the request's own filters.
+
+    Returns:
+        i32[R], and f32[R, V], the distribution of the drafts, where acceptance needs it. Coupled
+        acceptance shares the request's noise, so drafts are right where both distributions are
+        close.
     """
-    if asked.needs_law:
-        law_RV = sampler.law(logits_RV, asked.sampling, position_R, asked.counts)
-        keys_R2 = gumbel.row_keys(asked.sampling.seed, position_R, Purpose.DRAFT)
-        return sampler.draw(law_RV, keys_R2), law_RV
+    if inputs.needs_distribution:
+        prob_RV = sampler.distribution(logits_RV, inputs.sampling, position_R, inputs.counts)
+        keys_R2 = gumbel.row_keys(inputs.sampling.seed, position_R, Purpose.DRAFT)
+        return sampler.draw(prob_RV, keys_R2), prob_RV
     summary = topk.summarize(logits_RV)
-    if asked.greedy or asked.acceptance == "typical":
+    if inputs.greedy or inputs.acceptance == "typical":
         return summary.best_Q, None
-    return sampler.sample(logits_RV, summary, asked.sampling, position_R, asked.counts), None
+    return sampler.sample(logits_RV, summary, inputs.sampling, position_R, inputs.counts), None
 
 
 def ranked(
-    logits_RV: jax.Array, asked: Asked, position_R: jax.Array, n: int
+    logits_RV: jax.Array, inputs: DraftInputs, position_R: jax.Array, n: int
 ) -> tuple[jax.Array, jax.Array]:
     """The n drafts that `draw` would find one after the other, each without those before it:
     i32[R, n], -1 where there are fewer, and the logs of their shares, f32[R, n]. Where acceptance
     is not coupled, the likeliest.
     """
-    if asked.greedy:
+    if inputs.greedy:
         summary = topk.summarize(logits_RV)
         values_Rn, ids_Rn = topk.top_n(logits_RV, summary.maxima_QG, n)
         is_some_Rn = values_Rn > -jnp.inf
@@ -94,11 +97,11 @@ def ranked(
         return jnp.where(is_some_Rn, ids_Rn, -1), jnp.where(is_some_Rn, share_Rn, -jnp.inf)
     return sampler.best(
         logits_RV,
-        asked.sampling,
+        inputs.sampling,
         position_R,
-        asked.counts,
+        inputs.counts,
         n,
-        is_drawn=asked.acceptance == "coupled",
+        is_drawn=inputs.acceptance == "coupled",
     )
 
 
@@ -113,8 +116,8 @@ def _column(rectangle: Rectangle, nth: jax.Array | int) -> Rectangle:
 
 def logits(weights: Params, config: Heads, hidden_QD: jax.Array) -> jax.Array:
     """Of heads, over the whole vocabulary, f32[Q, V]: -inf where a token is never proposed."""
-    own_QX = linear(hidden_QD, weights["head"]["table"])
+    logits_QX = linear(hidden_QD, weights["head"]["table"])
     if not config.proposed_ids:
-        return own_QX
+        return logits_QX
     nothing_QV = jnp.full((hidden_QD.shape[0], config.vocab_size), -jnp.inf)
-    return nothing_QV.at[:, np.array(config.proposed_ids)].set(own_QX)
+    return nothing_QV.at[:, np.array(config.proposed_ids)].set(logits_QX)

@@ -15,11 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import heads
-from configs.engine import Config
+from configs.model import ModelConfig
+from configs.settings.drafts import DraftConfig
 from inference.speculation import draft_tree, drafting
 from inference.speculation.draft_tree import DraftTree
 from inference.speculation.own_pages import OwnPages
-from inference.speculation.proposer import Asked, Drafts, Fed, HiddenStates
+from inference.speculation.proposer import DraftInputs, Drafts, HiddenStates, SampledStep
 from layers import decoder, norm
 from layers.kv_cache import Cache
 from layers.linear import linear
@@ -30,64 +31,72 @@ from layers.ragged import Ragged, Rectangle
 class Eagle(HiddenStates):
     """A `Proposer` that keeps, of each slot, the state before its newest token, f32[B+1, D]."""
 
-    def __init__(self, config: Config, attention: str):
-        """`attention`: the implementation that the cache is laid out for."""
-        assert isinstance(config.draft, heads.Eagle)
-        super().__init__(config.engine.max_seqs, config.draft.width)
-        self._config, self.heads, self._attention = config, config.draft, attention
-        self.pages = OwnPages(config)
-        self.features = self.heads.features
+    def __init__(
+        self,
+        draft: heads.Eagle,
+        target: ModelConfig,
+        pages: OwnPages,
+        drafts: DraftConfig,
+        max_seqs: int,
+        attention: str,
+    ):
+        """`target`: the model as one chip computes it; `attention`: the implementation that the
+        cache is laid out for.
+        """
+        super().__init__(max_seqs, draft.width)
+        self.heads, self._target, self.pages = draft, target, pages
+        self._drafts, self._attention = drafts, attention
+        self.features = draft.features
 
     def propose(
-        self, params: Params, cache: Cache, state: Any, asked: Asked
+        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
         """As `Proposer` says."""
-        decode = asked.decode
+        decode = inputs.decode
         if decode is None or (width := decode.position_YW.shape[1]) == 1:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
 
-        def feed(kept: Any, token_R: jax.Array, column: Rectangle) -> Any:
-            own, state_RD = kept
-            ragged = self.pages.seen(Ragged((column,)))
-            hidden_RD, own = self.layers(params, own, token_R, state_RD, ragged)
-            return (own, hidden_RD), self.logits(params, hidden_RD)
+        def feed(carry: Any, token_R: jax.Array, column: Rectangle) -> Any:
+            draft_cache, state_RD = carry
+            ragged = self.pages.view(Ragged((column,)))
+            hidden_RD, draft_cache = self.layers(params, draft_cache, token_R, state_RD, ragged)
+            return (draft_cache, hidden_RD), self.logits(params, hidden_RD)
 
-        if tree := draft_tree.of(self._config.engine, width):
-            return self._tree(params, cache, state, asked, tree)
-        if self._config.engine.tree_levels:
-            return self._sure_tree(params, cache, state, asked, width - 1)
-        kept = self.pages.of(cache), state[decode.slot_Y]
-        (own, _), drafts = drafting.one_by_one(
-            feed, kept, asked, decode, width - 1, self.heads.vocab_size
+        if tree := draft_tree.of(self._drafts, width):
+            return self._tree(params, cache, state, inputs, tree)
+        if self._drafts.tree_levels:
+            return self._sure_tree(params, cache, state, inputs, width - 1)
+        carry = self.pages.of(cache), state[decode.slot_Y]
+        (draft_cache, _), drafts = drafting.one_by_one(
+            feed, carry, inputs, decode, width - 1, self.heads.vocab_size
         )
-        return self.pages.put(cache, own), drafts
+        return self.pages.put(cache, draft_cache), drafts
 
     def _tree(
-        self, params: Params, cache: Cache, state: Any, asked: Asked, tree: DraftTree
+        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs, tree: DraftTree
     ) -> tuple[Cache, Drafts]:
         """Level by level, each fed with those above it, whose entries are written anew."""
-        growth = _Growth(self, params, cache, state, asked)
+        growth = _Growth(self, params, cache, state, inputs)
         parent, rank = np.array((0, *tree.parents)), np.array((0, *tree.rank))
-        found: list[jax.Array] = []
+        levels: list[jax.Array] = []
         for depth in range(1, 1 + tree.levels):
             above, below = np.array(tree.level(depth - 1)), np.array(tree.level(depth))
-            if found:
-                growth.feed(found[-1], jnp.broadcast_to(parent[above], found[-1].shape))
+            if levels:
+                growth.feed(levels[-1], jnp.broadcast_to(parent[above], levels[-1].shape))
             best_RPn, _ = growth.next(len(above), tree.num_ranks(depth))
-            found.append(best_RPn[:, np.searchsorted(above, parent[below]), rank[below]])
-        return self.pages.put(cache, growth.own), tree.drafts(jnp.concatenate(found, axis=1))
+            levels.append(best_RPn[:, np.searchsorted(above, parent[below]), rank[below]])
+        return self.pages.put(cache, growth.cache), tree.drafts(jnp.concatenate(levels, axis=1))
 
     def _sure_tree(
-        self, params: Params, cache: Cache, state: Any, asked: Asked, num_drafts: int
+        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs, num_drafts: int
     ) -> tuple[Cache, Drafts]:
         """Of each level the surest nodes go on, and of all the surest are drafts (Li et al. 2024,
         arXiv 2406.16858): how sure a branch is, is the product of its shares. It falls along a
         branch, so that a node comes with those above it.
         """
-        growth = _Growth(self, params, cache, state, asked)
-        engine = self._config.engine
-        levels, branches = engine.tree_levels, engine.tree_branches
-        rows = asked.token_R.shape[0]
+        growth = _Growth(self, params, cache, state, inputs)
+        levels, branches = self._drafts.tree_levels, self._drafts.tree_branches
+        rows = inputs.token_R.shape[0]
         row_R1 = jnp.arange(rows)[:, None]
         token, sure, parent = [], [], []  # of all candidates, a level each; [R, M]
         last_R = jnp.zeros((rows, 1))  # how sure the newest nodes fed are, and which candidates
@@ -101,10 +110,10 @@ class Eagle(HiddenStates):
             if level + 1 == levels:
                 break
             first = sum(x.shape[1] for x in token[:-1])
-            last_R, own_Rb = jax.lax.top_k(sure[-1], branches)
+            last_R, best_Rb = jax.lax.top_k(sure[-1], branches)
             fed = growth.num_fed - nth_RP.shape[1]  # the first of those that these follow
-            growth.feed(token[-1][row_R1, own_Rb], fed + own_Rb // branches)
-            nth_RP = first + own_Rb
+            growth.feed(token[-1][row_R1, best_Rb], fed + best_Rb // branches)
+            nth_RP = first + best_Rb
         sure_RM, parent_RM = jnp.concatenate(sure, axis=1), jnp.concatenate(parent, axis=1)
         sure_Rk, nth_Rk = jax.lax.top_k(sure_RM, num_drafts)
         place_Rk = jnp.broadcast_to(1 + jnp.arange(num_drafts), nth_Rk.shape)
@@ -114,32 +123,34 @@ class Eagle(HiddenStates):
         token_Rk = jnp.concatenate(token, axis=1)[row_R1, nth_Rk]
         token_Rk = jnp.where(sure_Rk > -jnp.inf, token_Rk, -1)
         drafts = Drafts(token_Rk, parent_Rk=parent_Rk, levels=min(levels, num_drafts))
-        return self.pages.put(cache, growth.own), drafts
+        return self.pages.put(cache, growth.cache), drafts
 
-    def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
+    def observe(
+        self, params: Params, cache: Cache, state: Any, step: SampledStep
+    ) -> tuple[Cache, Any]:
         """As `Proposer` says. Of the last layer only what is cached is needed."""
-        state_TD = fused(params["draft"], fed.hidden_TD, fed.features)
-        _, own = self.layers(
-            params, self.pages.of(cache), fed.tokens_T, self.before(state, fed, state_TD),
-            self.pages.seen(fed.ragged),
+        state_TD = fused(params["draft"], step.hidden_TD, step.features)
+        _, draft_cache = self.layers(
+            params, self.pages.of(cache), step.tokens_T, self.before(state, step, state_TD),
+            self.pages.view(step.ragged),
         )  # fmt: skip
-        return self.pages.put(cache, own), self.advanced(state, fed, state_TD)
+        return self.pages.put(cache, draft_cache), self.advanced(state, step, state_TD)
 
     def layers(
-        self, params: Params, own: Cache, tokens_T: jax.Array, state_TD: jax.Array, ragged: Ragged
+        self, params: Params, cache: Cache, tokens_T: jax.Array, state_TD: jax.Array, ragged: Ragged
     ) -> tuple[jax.Array, Cache]:
         """Its layers over tokens and the states before them: f32[T, D], and its pages."""
-        embedded_TD = decoder.embedded(params, self._config.chip_model, tokens_T, ragged)
+        embedded_TD = decoder.embedded(params, self._target, tokens_T, ragged)
         x_TD = inputs(params["draft"], self.heads, embedded_TD, state_TD, ragged.position_T)
         passed = decoder.layers(
-            params["draft"], self.heads, x_TD, ragged, own, attention=self._attention
+            params["draft"], self.heads, x_TD, ragged, cache, attention=self._attention
         )
         return passed.hidden_TD, passed.cache
 
     def logits(self, params: Params, hidden_QD: jax.Array) -> jax.Array:
         """Of its own output table or the target's: f32[Q, V]."""
         if self.heads.shares_head:
-            return decoder.logits(params, self._config.chip_model, hidden_QD)
+            return decoder.logits(params, self._target, hidden_QD)
         return drafting.logits(params["draft"], self.heads, hidden_QD)
 
 
@@ -148,16 +159,16 @@ class _Growth:
     are written anew.
 
     Attributes:
-        own: the head's pages.
+        cache: the head's pages.
     """
 
-    def __init__(self, eagle: Eagle, params: Params, cache: Cache, state: Any, asked: Asked):
-        assert asked.decode is not None
-        self._eagle, self._params, self._asked, self._decode = eagle, params, asked, asked.decode
-        self.own = eagle.pages.of(cache)
-        self._token_RN = asked.token_R[:, None]
-        self._state_RND = state[asked.decode.slot_Y][:, None]
-        self._parent_Rk = jnp.zeros((len(asked.token_R), 0), jnp.int32)
+    def __init__(self, eagle: Eagle, params: Params, cache: Cache, state: Any, inputs: DraftInputs):
+        assert inputs.decode is not None
+        self._eagle, self._params, self._inputs, self._decode = eagle, params, inputs, inputs.decode
+        self.cache = eagle.pages.of(cache)
+        self._token_RN = inputs.token_R[:, None]
+        self._state_RND = state[inputs.decode.slot_Y][:, None]
+        self._parent_Rk = jnp.zeros((len(inputs.token_R), 0), jnp.int32)
         self._hidden_RND, self._depth = self._state_RND, 0
 
     @property
@@ -169,24 +180,24 @@ class _Growth:
         """Feeds all; of each of the last, the n best children: tokens i32[R, P, n], -1 where there
         are fewer, and the logs of their shares: -inf behind a node that its row has no place for.
         """
-        eagle, asked, (rows, nodes) = self._eagle, self._asked, self._token_RN.shape
-        seen = draft_tree.branching(self._decode.first(nodes), self._parent_Rk, self._depth)
-        hidden_TD, self.own = eagle.layers(
-            self._params, self.own, jnp.maximum(self._token_RN, 0).ravel(),
-            self._state_RND.reshape(rows * nodes, -1), eagle.pages.seen(Ragged((seen,))),
+        eagle, inputs, (rows, nodes) = self._eagle, self._inputs, self._token_RN.shape
+        branches = draft_tree.branching(self._decode.first(nodes), self._parent_Rk, self._depth)
+        hidden_TD, self.cache = eagle.layers(
+            self._params, self.cache, jnp.maximum(self._token_RN, 0).ravel(),
+            self._state_RND.reshape(rows * nodes, -1), eagle.pages.view(Ragged((branches,))),
         )  # fmt: skip
         self._hidden_RND = hidden_TD.reshape(rows, nodes, -1)
         last_QD = self._hidden_RND[:, -num_last:].reshape(rows * num_last, -1)
-        each = jax.tree.map(
-            lambda x: jnp.repeat(x, num_last, axis=0), (asked.sampling, asked.counts)
+        repeated = jax.tree.map(
+            lambda x: jnp.repeat(x, num_last, axis=0), (inputs.sampling, inputs.counts)
         )
         self._depth += 1
         position_Q = jnp.repeat(self._decode.position_YW[:, 0] + self._depth, num_last)
-        found = drafting.ranked(
+        ranked = drafting.ranked(
             eagle.logits(self._params, last_QD),
-            dataclasses.replace(asked, sampling=each[0], counts=each[1]), position_Q, n,
+            dataclasses.replace(inputs, sampling=repeated[0], counts=repeated[1]), position_Q, n,
         )  # fmt: skip
-        best_RPn, share_RPn = (x.reshape(rows, num_last, n) for x in found)
+        best_RPn, share_RPn = (x.reshape(rows, num_last, n) for x in ranked)
         is_fed_RP = self._decode.valid_YW[:, nodes - num_last : nodes]
         return best_RPn, jnp.where(is_fed_RP[:, :, None], share_RPn, -jnp.inf)
 

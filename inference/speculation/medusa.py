@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs import heads
-from configs.engine import Config
+from configs.settings.drafts import DraftConfig
 from inference.speculation import draft_tree, drafting
 from inference.speculation.draft_tree import DraftTree
-from inference.speculation.proposer import Asked, Drafts, Fed, HiddenStates
+from inference.speculation.proposer import DraftInputs, Drafts, HiddenStates, SampledStep
 from layers.kv_cache import Cache
 from layers.linear import linear
 from layers.params import Params
@@ -24,32 +24,36 @@ class Medusa(HiddenStates):
 
     features: tuple[int, ...] = ()
 
-    def __init__(self, config: Config):
-        assert isinstance(config.draft, heads.Medusa)
-        super().__init__(config.engine.max_seqs, config.draft.width)
-        self._heads, self._engine = config.draft, config.engine
+    def __init__(self, draft: heads.Medusa, drafts: DraftConfig, max_seqs: int):
+        super().__init__(max_seqs, draft.width)
+        self._heads, self._drafts = draft, drafts
 
     def propose(
-        self, params: Params, cache: Cache, state: Any, asked: Asked
+        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
         """As `Proposer` says."""
-        decode = asked.decode
+        decode = inputs.decode
         if decode is None or (width := decode.position_YW.shape[1]) == 1:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
-        hidden_RD, found = state[decode.slot_Y], []
-        if tree := draft_tree.of(self._engine, width):
-            return cache, self._tree(params, asked, tree, decode, hidden_RD)
+        hidden_RD, drawn = state[decode.slot_Y], []
+        if tree := draft_tree.of(self._drafts, width):
+            return cache, self._tree(params, inputs, tree, decode, hidden_RD)
         for nth in range(width - 1):
             logits_RV = drafting.logits(
                 params["draft"], self._heads, block(params["draft"]["blocks"][nth], hidden_RD)
             )
-            found.append(drafting.draw(logits_RV, asked, decode.position_YW[:, nth] + 1))
-        tokens_Rk = jnp.stack([token_R for token_R, _ in found], 1)
-        laws = [law_RV for _, law_RV in found if law_RV is not None]
-        return cache, Drafts(tokens_Rk, jnp.stack(laws, 1) if laws else None)
+            drawn.append(drafting.draw(logits_RV, inputs, decode.position_YW[:, nth] + 1))
+        tokens_Rk = jnp.stack([token_R for token_R, _ in drawn], 1)
+        distributions = [prob_RV for _, prob_RV in drawn if prob_RV is not None]
+        return cache, Drafts(tokens_Rk, jnp.stack(distributions, 1) if distributions else None)
 
     def _tree(
-        self, params: Params, asked: Asked, tree: DraftTree, decode: Rectangle, hidden_RD: jax.Array
+        self,
+        params: Params,
+        inputs: DraftInputs,
+        tree: DraftTree,
+        decode: Rectangle,
+        hidden_RD: jax.Array,
     ) -> Drafts:
         """Each depth's head says the same behind all nodes."""
         token_Rk = jnp.zeros((len(hidden_RD), tree.num_nodes - 1), jnp.int32)
@@ -58,14 +62,16 @@ class Medusa(HiddenStates):
                 params["draft"], self._heads, block(params["draft"]["blocks"][depth - 1], hidden_RD)
             )
             position_R = decode.position_YW[:, 0] + depth
-            best_Rn, _ = drafting.ranked(logits_RV, asked, position_R, tree.num_ranks(depth))
+            best_Rn, _ = drafting.ranked(logits_RV, inputs, position_R, tree.num_ranks(depth))
             drafts = np.array(tree.level(depth)) - 1
             token_Rk = token_Rk.at[:, drafts].set(best_Rn[:, np.array(tree.rank)[drafts]])
         return tree.drafts(token_Rk)
 
-    def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
+    def observe(
+        self, params: Params, cache: Cache, state: Any, step: SampledStep
+    ) -> tuple[Cache, Any]:
         """As `Proposer` says."""
-        return cache, self.advanced(state, fed, fed.hidden_TD)
+        return cache, self.advanced(state, step, step.hidden_TD)
 
 
 def block(weight_DD: Any, hidden_TD: jax.Array) -> jax.Array:

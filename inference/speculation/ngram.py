@@ -9,8 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.engine import Config
-from inference.speculation.proposer import Asked, Drafts, Fed
+from inference.speculation.proposer import DraftInputs, Drafts, SampledStep
 from layers.kv_cache import Cache
 from layers.params import Params
 
@@ -23,12 +22,12 @@ class NGram:
 
     features: tuple[int, ...] = ()
 
-    def __init__(self, config: Config):
-        self._config = config
+    def __init__(self, max_seqs: int, max_context: int):
+        self._shape = max_seqs + 1, max_context
 
     def init(self) -> np.ndarray:
         """As `Proposer` says."""
-        return np.zeros((self._config.engine.max_seqs + 1, self._config.max_context), np.int32)
+        return np.zeros(self._shape, np.int32)
 
     def admit(
         self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
@@ -37,22 +36,24 @@ class NGram:
         return state.at[slot_A].set(history_AS)
 
     def propose(
-        self, params: Params, cache: Cache, state: Any, asked: Asked
+        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
         """As `Proposer` says."""
-        if asked.decode is None:
+        if inputs.decode is None:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
-        newest_R = asked.decode.position_YW[:, 0]
-        num_drafts = asked.decode.position_YW.shape[1] - 1
-        return cache, Drafts(continuation(state[asked.decode.slot_Y], newest_R, num_drafts))
+        newest_R = inputs.decode.position_YW[:, 0]
+        num_drafts = inputs.decode.position_YW.shape[1] - 1
+        return cache, Drafts(continuation(state[inputs.decode.slot_Y], newest_R, num_drafts))
 
-    def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
+    def observe(
+        self, params: Params, cache: Cache, state: Any, step: SampledStep
+    ) -> tuple[Cache, Any]:
         """As `Proposer` says."""
-        nth_W, num_emitted_Y1 = jnp.arange(fed.sampled_YW.shape[1]), fed.num_emitted_Y[:, None]
-        position_YW = fed.newest_Y[:, None] + 1 - num_emitted_Y1 + nth_W
+        nth_W, num_emitted_Y1 = jnp.arange(step.sampled_YW.shape[1]), step.num_emitted_Y[:, None]
+        position_YW = step.newest_Y[:, None] + 1 - num_emitted_Y1 + nth_W
         nowhere = state.shape[1]
         position_YW = jnp.where(nth_W < num_emitted_Y1, position_YW, nowhere)
-        return cache, state.at[fed.slot_Y[:, None], position_YW].set(fed.sampled_YW, mode="drop")
+        return cache, state.at[step.slot_Y[:, None], position_YW].set(step.sampled_YW, mode="drop")
 
 
 def continuation(history_YS: jax.Array, newest_Y: jax.Array, num_drafts: int) -> jax.Array:
@@ -71,9 +72,9 @@ def continuation(history_YS: jax.Array, newest_Y: jax.Array, num_drafts: int) ->
     is_match_YS = position_S < newest_Y1
     num_equal_YS = jnp.zeros_like(history_YS)
     for back in range(_LONGEST):
-        own_Y1 = jnp.take_along_axis(history_YS, jnp.maximum(newest_Y1 - back, 0), axis=1)
+        suffix_Y1 = jnp.take_along_axis(history_YS, jnp.maximum(newest_Y1 - back, 0), axis=1)
         before_YS = jnp.pad(history_YS, ((0, 0), (back, 0)), constant_values=-1)[:, :length]
-        is_match_YS &= before_YS == own_Y1
+        is_match_YS &= before_YS == suffix_Y1
         num_equal_YS += is_match_YS
     score_YS = jnp.where(num_equal_YS >= _SHORTEST, num_equal_YS * length + position_S, -1)
     end_Y1 = jnp.argmax(score_YS, axis=1)[:, None]

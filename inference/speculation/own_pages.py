@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from configs.engine import Config
+from configs.model import ModelConfig
 from layers.kv_cache import Cache
 from layers.ragged import Ragged
 
@@ -10,26 +10,26 @@ from layers.ragged import Ragged
 class OwnPages:
     """Which leaves and which page tables they are."""
 
-    def __init__(self, config: Config):
-        assert config.draft is not None
-        specs = [group.spec for group in config.cached_model.page_groups]
-        self._groups = [specs.index(group.spec) for group in config.draft.page_groups]
-        self._first = config.chip_model.num_layers
+    def __init__(self, draft: ModelConfig, cached_model: ModelConfig):
+        """`cached_model`: as `Config` has it, with the layers of `draft` behind the model's own."""
+        specs = [group.spec for group in cached_model.page_groups]
+        self._groups = [specs.index(group.spec) for group in draft.page_groups]
+        self._first = cached_model.num_layers - draft.num_layers
 
     def of(self, cache: Cache) -> Cache:
         """Its leaves."""
         return cache[self._first :]
 
-    def put(self, cache: Cache, own: Cache) -> Cache:
+    def put(self, cache: Cache, leaves: Cache) -> Cache:
         """The cache with these."""
-        return (*cache[: self._first], *own)
+        return (*cache[: self._first], *leaves)
 
-    def seen(self, ragged: Ragged) -> Ragged:
-        """A step as it sees it: with the tables of its own page groups."""
+    def view(self, ragged: Ragged) -> Ragged:
+        """A step with the page tables of these groups alone."""
         return dataclasses.replace(
             ragged,
             rectangles=tuple(
-                dataclasses.replace(each, tables=tuple(each.tables[g] for g in self._groups))
-                for each in ragged.rectangles
+                dataclasses.replace(r, tables=tuple(r.tables[g] for g in self._groups))
+                for r in ragged.rectangles
             ),
         )

@@ -19,7 +19,7 @@ from layers.ragged import Ragged, Rectangle
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class DraftInputs:
     """A step before its model runs."""
 
     decode: Rectangle | None  # [R, 1 + k], valid where a draft may be verified; None: no such rows
@@ -32,8 +32,8 @@ class Asked:
     acceptance: str = "coupled"  # `EngineConfig.acceptance`
 
     @property
-    def needs_law(self) -> bool:
-        """Whether drafts are accepted in view of the law that they were drawn from."""
+    def needs_distribution(self) -> bool:
+        """Whether drafts are accepted in view of the distribution that they were drawn from."""
         return self.acceptance == "rejection" and not self.greedy
 
 
@@ -43,7 +43,7 @@ class Drafts:
 
     tokens_Rk: jax.Array  # i32[R, k], -1 where there are none; k may be 0
     # f32[R, k, V] of a chain; None: what came before alone decided on them
-    law_RkV: jax.Array | None = None
+    prob_RkV: jax.Array | None = None
     # i32[R, k] of a tree: the node that each follows, 0 the newest token, n the n-th draft, and no
     # draft before the one that it follows. None: chains.
     parent_Rk: jax.Array | None = None
@@ -51,7 +51,7 @@ class Drafts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Fed:
+class SampledStep:
     """A step after its tokens are sampled; rows are those of both rectangles, a tree's those of its
     accepted path.
     """
@@ -85,11 +85,13 @@ class Proposer(Protocol):
         """
 
     def propose(
-        self, params: Params, cache: Cache, state: Any, asked: Asked
+        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
         """The cache with what the proposer keeps there, and its drafts."""
 
-    def observe(self, params: Params, cache: Cache, state: Any, fed: Fed) -> tuple[Cache, Any]:
+    def observe(
+        self, params: Params, cache: Cache, state: Any, step: SampledStep
+    ) -> tuple[Cache, Any]:
         """Cache and state after a step."""
 
 
@@ -109,27 +111,27 @@ class HiddenStates:
         """As `Proposer` says: of forks their source's, of others zeros."""
         return state.at[slot_A].set(jnp.where(source_A[:, None] >= 0, state[source_A], 0))
 
-    def before(self, state: jax.Array, fed: Fed, x_TD: jax.Array) -> jax.Array:
+    def before(self, state: jax.Array, step: SampledStep, x_TD: jax.Array) -> jax.Array:
         """The state before each token that was fed, given those of all, f32[T, D]: of a row's first
         token the slot's, or in a later chunk of the same prompt the last of the chunk before.
         """
-        found = []
-        for rectangle, x_YWD in zip(fed.ragged.rectangles, fed.ragged.split(x_TD), strict=True):
+        before = []
+        for rectangle, x_YWD in zip(step.ragged.rectangles, step.ragged.split(x_TD), strict=True):
             slot_Y, last_YD = rectangle.slot_Y, x_YWD[:, -1]
             goes_on_Y1 = (slot_Y == jnp.roll(slot_Y, 1)).at[0].set(False)[:, None]
             first_YD = jnp.where(goes_on_Y1, jnp.roll(last_YD, 1, axis=0), state[slot_Y])
-            found.append(jnp.concatenate([first_YD[:, None], x_YWD[:, :-1]], axis=1))
-        return fed.ragged.pack(found)
+            before.append(jnp.concatenate([first_YD[:, None], x_YWD[:, :-1]], axis=1))
+        return step.ragged.pack(before)
 
-    def advanced(self, state: jax.Array, fed: Fed, x_TD: jax.Array) -> jax.Array:
+    def advanced(self, state: jax.Array, step: SampledStep, x_TD: jax.Array) -> jax.Array:
         """States after a step: of the last token of each slot that stays. Only the last of a
         prompt's chunks writes it; others, like padding, write the sink.
         """
         sink, first = state.shape[0] - 1, 0
-        for rectangle, x_YWD in zip(fed.ragged.rectangles, fed.ragged.split(x_TD), strict=True):
+        for rectangle, x_YWD in zip(step.ragged.rectangles, step.ragged.split(x_TD), strict=True):
             slot_Y = rectangle.slot_Y
             goes_on_Y = (slot_Y == jnp.roll(slot_Y, -1)).at[-1].set(False)
-            index_Y = jnp.maximum(fed.num_kept_Y[first : first + len(slot_Y)] - 1, 0)
+            index_Y = jnp.maximum(step.num_kept_Y[first : first + len(slot_Y)] - 1, 0)
             last_YD = jnp.take_along_axis(x_YWD, index_Y[:, None, None], axis=1)[:, 0]
             state = state.at[jnp.where(goes_on_Y, sink, slot_Y)].set(last_YD)
             first += len(slot_Y)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from configs.errors import InputError
 from inference.files import json_lines
-from inference.request import SamplingParams
+from inference.request import FORMER_NAMES, SamplingParams
 from inference.text import sampling_fields
 
 if TYPE_CHECKING:  # reading a file needs neither
@@ -84,7 +84,8 @@ def from_file(name: str, params: SamplingParams) -> list[Prompt]:
     """
     prompts: list[Prompt] = []
     seen: dict[str | int, int] = {}
-    for number, given in json_lines.read(name, ("prompt", "messages"), _OTHERS, _WANTED):
+    lines = json_lines.read(name, ("prompt", "messages"), _OTHERS, _WANTED, FORMER_NAMES)
+    for number, given in lines:
         where = f"{name} line {number}"
         prompt = _parse(where, given, params)
         if prompt.id is not None and seen.setdefault(prompt.id, number) != number:

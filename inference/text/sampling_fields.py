@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import InputError, shown
-from inference.request import SamplingParams
+from inference.request import FIELDS, SamplingParams
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
-NAMES = tuple(  # a pooled answer is no text
-    field.name for field in dataclasses.fields(SamplingParams) if field.name != "pooling"
-)
+NAMES = tuple(name for name in FIELDS if name != "pooling")  # a pooled answer is no text
 
 
 def override(params: SamplingParams, values: Mapping[str, Any]) -> SamplingParams:
@@ -20,10 +18,10 @@ def override(params: SamplingParams, values: Mapping[str, Any]) -> SamplingParam
     Raises:
         InputError: a value is not valid.
     """
-    found = dataclasses.replace(params, **{name: _read(name, values[name]) for name in values})
-    if found.max_new_tokens < 1:
-        raise InputError(f"max_new_tokens is at least 1, not {found.max_new_tokens}")
-    return found
+    params = dataclasses.replace(params, **{name: _read(name, values[name]) for name in values})
+    if params.max_new_tokens < 1:
+        raise InputError(f"max_new_tokens is at least 1, not {params.max_new_tokens}")
+    return params
 
 
 def _read(name: str, value: Any) -> Any:

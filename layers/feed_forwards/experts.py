@@ -12,10 +12,10 @@ from configs.kinds.experts import Experts
 from configs.model import ModelConfig
 from layers import norm
 from layers.feed_forwards import dense, routing
-from layers.linear import add_bias, linear
+from layers.linear import add_bias, grouped_linear, linear
 from layers.params import Params
 from layers.registry import StepContext, Visits
-from layers.stacks import group_of_rows, grouped_linear
+from layers.stacks import group_of_rows
 from sharding import collectives
 
 
@@ -46,10 +46,12 @@ def apply(
         ids_TJ = jnp.where(valid_T1, ids_TJ, kind.num_experts)
         visits = Visits(_visits(ids_TJ, kind.num_experts), _mean_share(scores_TE, valid_T1))
     with jax.named_scope("experts"):
-        own_TD = norm.apply(x_TD, params["experts_norm"], config) if kind.has_norms else x_TD
+        normed_TD = norm.apply(x_TD, params["experts_norm"], config) if kind.has_norms else x_TD
         if kind.latent_width:
-            own_TD = add_bias(linear(own_TD, params["latent_down"]), params, "latent_down_bias")
-        every = _tokens_of_all(own_TD.astype(config.dtype), weights_TJ, ids_TJ)
+            normed_TD = add_bias(
+                linear(normed_TD, params["latent_down"]), params, "latent_down_bias"
+            )
+        every = _tokens_of_all(normed_TD.astype(config.dtype), weights_TJ, ids_TJ)
         out_TD = _mixed(params["experts"], config, kind, every, context.deterministic)
         out_TD = collectives.own_tokens(out_TD)
         if kind.latent_width:  # a chip's part of each sum, as of what experts alone add
@@ -57,11 +59,11 @@ def apply(
     if not kind.shared_width:
         return add_bias(collectives.total(out_TD), params, "latent_up_bias"), visits
     with jax.named_scope("shared"):
-        own_TD = norm.apply(x_TD, params["shared_norm"], config) if kind.has_norms else x_TD
+        normed_TD = norm.apply(x_TD, params["shared_norm"], config) if kind.has_norms else x_TD
         feed = dense.up_and_down if kind.is_gated else dense.up_alone_and_down
-        shared_TD = feed(params["shared"], config, kind.activation, own_TD)
+        shared_TD = feed(params["shared"], config, kind.activation, normed_TD)
         if kind.has_shared_gate:
-            shared_TD *= jax.nn.sigmoid(linear(own_TD, params["shared_gate"]))
+            shared_TD *= jax.nn.sigmoid(linear(normed_TD, params["shared_gate"]))
     if not kind.has_norms:
         out_TD = add_bias(collectives.total(out_TD + shared_TD), params, "latent_up_bias")
         return add_bias(out_TD, params["shared"], "down_bias"), visits
@@ -88,9 +90,9 @@ def _mixed(
     each sum.
     """
     x_TD, weights_TJ, ids_TJ = routed
-    own_TJ = ids_TJ - collectives.expert_chip() * kind.num_held
-    own_TJ = jnp.where((own_TJ >= 0) & (own_TJ < kind.num_held), own_TJ, kind.num_held)
-    sizes_E, order_X = _visits(own_TJ, kind.num_held), jnp.argsort(own_TJ.ravel(), stable=True)
+    local_TJ = ids_TJ - collectives.expert_chip() * kind.num_held
+    local_TJ = jnp.where((local_TJ >= 0) & (local_TJ < kind.num_held), local_TJ, kind.num_held)
+    sizes_E, order_X = _visits(local_TJ, kind.num_held), jnp.argsort(local_TJ.ravel(), stable=True)
     x_XD = x_TD[order_X // kind.top_k]
     up = "gate_up" if kind.is_gated else "up"
     gate_up_XF = grouped_linear(x_XD, params[up], sizes_E, deterministic)
@@ -121,9 +123,9 @@ def _visits(ids_TJ: jax.Array, num_experts: int) -> jax.Array:
     return (ids_TJ.ravel()[:, None] == jnp.arange(num_experts)).sum(0, dtype=jnp.int32)
 
 
-def _weighed(weights_TJ: jax.Array, each_TJD: jax.Array) -> jax.Array:
+def _weighed(weights_TJ: jax.Array, out_TJD: jax.Array) -> jax.Array:
     """The sum of a token's J results, in one order, whatever lies beside it: float32 [T, D]."""
-    parts = [weights_TJ[:, nth, None] * each_TJD[:, nth] for nth in range(weights_TJ.shape[1])]
+    parts = [weights_TJ[:, nth, None] * out_TJD[:, nth] for nth in range(weights_TJ.shape[1])]
     return functools.reduce(jnp.add, parts)
 
 

@@ -50,8 +50,8 @@ def _softmax(logits_TE: jax.Array) -> jax.Array:
 
 def _of_best_groups(router: Router, choice_TE: jax.Array) -> jax.Array:
     """-inf for experts of other groups."""
-    each_TXE = choice_TE.reshape(len(choice_TE), router.num_groups, -1)
-    best_TXJ, _ = jax.lax.top_k(each_TXE, router.group_best)
+    grouped_TXE = choice_TE.reshape(len(choice_TE), router.num_groups, -1)
+    best_TXJ, _ = jax.lax.top_k(grouped_TXE, router.group_best)
     _, groups_TJ = jax.lax.top_k(best_TXJ.sum(2), router.top_groups)
     is_best_TX = (groups_TJ[:, :, None] == jnp.arange(router.num_groups)).any(1)
-    return jnp.where(is_best_TX[:, :, None], each_TXE, -jnp.inf).reshape(choice_TE.shape)
+    return jnp.where(is_best_TX[:, :, None], grouped_TXE, -jnp.inf).reshape(choice_TE.shape)

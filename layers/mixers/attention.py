@@ -2,24 +2,21 @@
 cache) over the rows themselves.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 
 from configs.kinds.attention import Attention
 from configs.model import ModelConfig
-from layers import kv_cache, norm
+from layers import norm, page_rows
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.kernels.cpu import rows
-from layers.kv_cache import Indexed
+from layers.kv_cache import Dense, Indexed, Paged
 from layers.linear import add_bias, linear
 from layers.params import Params
 from layers.registry import Leaf, StepContext
 from layers.rope import rotate
-from layers.sparse import quest, snap
-from layers.sparse.snap import Observed
+from layers.sparse import quest
 from sharding import collectives
 
 
@@ -35,8 +32,9 @@ def apply(
     T, N, H = x_TD.shape[0], kind.num_heads, kind.head_width
     k_TKH = v_TKH = gate_TNH = None
     with jax.named_scope("qkv"):
-        if _appends(config, kind, leaf, context):
-            q_TNH, leaf = _appended(params, config, kind, x_TD, leaf, context)
+        paged = None if leaf is None else leaf.as_paged
+        if paged is not None and _appends(config, kind, paged, context):
+            q_TNH, leaf = _appended(params, config, kind, x_TD, paged, context)
         else:
             q_TNH, k_TKH, v_TKH, gate_TNH = _heads(params, config, kind, x_TD, context)
     with jax.named_scope("attend"):
@@ -62,10 +60,10 @@ def _heads(
     inputs = "qkv" if kind.has_values else "qk"
     k_TKH = v_TKH = gate_TNH = None
     if context.is_owner:
-        made_TX = add_bias(linear(x_TD, params[inputs]), params, f"{inputs}_bias")
-        made_TXH = made_TX.reshape(T, -1, H)
-        q_TNH, k_TKH = made_TXH[:, :X], made_TXH[:, X : X + K]
-        v_TKH = made_TXH[:, X + K :] if kind.has_values else k_TKH
+        projected_TX = add_bias(linear(x_TD, params[inputs]), params, f"{inputs}_bias")
+        projected_TXH = projected_TX.reshape(T, -1, H)
+        q_TNH, k_TKH = projected_TXH[:, :X], projected_TXH[:, X : X + K]
+        v_TKH = projected_TXH[:, X + K :] if kind.has_values else k_TKH
         if kind.has_value_norm:
             v_TKH = norm.rms_norm(v_TKH, jnp.ones(H), config.norm_eps)
         k_TKH = _rotated(k_TKH * kind.key_scale, params.get("k_norm"), config, kind, context)
@@ -79,7 +77,7 @@ def _heads(
     return q_TNH.astype(config.dtype), k_TKH, v_TKH, gate_TNH
 
 
-def _appends(config: ModelConfig, kind: Attention, leaf: Leaf, context: StepContext) -> bool:
+def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepContext) -> bool:
     """Whether one call of the native library makes queries of what their product leaves, and writes
     keys and values.
     """
@@ -87,7 +85,7 @@ def _appends(config: ModelConfig, kind: Attention, leaf: Leaf, context: StepCont
         rows.is_native()
         and context.attention == "ffi_cpu"
         and context.is_owner
-        and isinstance(_pages(leaf), jax.Array)
+        and not leaf.is_read_only
         and context.page_format is not None
         and context.page_format.dtype == config.dtype
         and kind.has_values
@@ -103,30 +101,21 @@ def _appended(
     config: ModelConfig,
     kind: Attention,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Paged,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Paged]:
     """Queries for `attend`, and the leaf with keys and values in its pages."""
     qkv_TX = add_bias(linear(x_TD, params["qkv"]), params, "qkv_bias")
     angles = context.angles
     if angles is None:
         angles = (jnp.zeros((len(x_TD), 0)),) * 2
-    pages = _pages(leaf)
     q_TNH, pages = rows.append(
         qkv_TX, angles, (params["q_norm"], params["k_norm"]) if kind.qk_norm else None,
-        context.ragged.page_T(context.group, pages.shape[1]), pages,
+        context.ragged.page_T(context.group, leaf.page_tokens), leaf.pages,
         shape=(kind.num_heads, kind.num_kv_heads, kind.head_width), dtype=config.dtype,
         scale=_scale(kind), eps=config.norm_eps, offset=config.norm_offset,
     )  # fmt: skip
-    return q_TNH, _with_pages(leaf, pages)
-
-
-def _pages(leaf: Leaf) -> Leaf:
-    return leaf.pages if isinstance(leaf, Indexed) else leaf
-
-
-def _with_pages(leaf: Leaf, pages: Leaf) -> Leaf:
-    return dataclasses.replace(leaf, pages=pages) if isinstance(leaf, Indexed) else pages
+    return q_TNH, leaf.with_pages(pages)
 
 
 def _scale(kind: Attention) -> float:
@@ -151,9 +140,8 @@ def attend(
         q_TNH: scaled and rotated queries.
         k_TKH, v_TKH: keys and values of the packed tokens, or keys and the values in them; None
             where an earlier layer wrote them.
-        leaf: pages as the chosen implementation lays them out; these with what is observed of them,
-            to be read alone; or None, or the keys and values that an earlier layer left: rows
-            attend among themselves.
+        leaf: pages as the chosen implementation lays them out; or None, or the keys and values of
+            an earlier layer: rows attend among themselves.
         context: rectangles, page tables and window of the step, and the implementation.
         score_cap: soft limit of the scores.
         sinks_N: a learned logit a query head, as in `contract.Options`.
@@ -161,8 +149,7 @@ def attend(
         dtype: that the caller rounds the result to.
 
     Returns:
-        [T, N, H] of float32 or of `dtype`, and the updated pages, or (without a cache) the keys
-        and values.
+        [T, N, H] of float32 or of `dtype`, and the leaf with this step's keys and values.
 
     Raises:
         ValueError: there are no keys.
@@ -173,42 +160,52 @@ def attend(
         spec.window, score_cap, sinks_N, context.deterministic, spec.chunked, spec.first_tokens,
         dtype,
     )  # fmt: skip
-    has_keys = k_TKH is not None and v_TKH is not None
-    if leaf is None and not has_keys:
-        raise ValueError("attention needs keys and values, its own or an earlier layer's")
-    if leaf is None or isinstance(leaf, tuple):
-        leaf = (k_TKH, v_TKH) if has_keys else leaf
-        parts = zip(*map(ragged.split, (q_TNH, *leaf)), ragged.rectangles, strict=True)
-        outs = [reference.attend_dense(q, k, v, r, options) for q, k, v, r in parts]
-        return ragged.pack(outs), leaf
-    chosen = api.implementation(context.attention)
-    assert context.page_format is not None
-    told, outs = (context.group, context.page_format, options), []
-    if isinstance(leaf, Observed):
-        [q_YWNH], [rectangle] = ragged.split(q_TNH), ragged.rectangles
-        out, leaf = snap.attend(chosen.attend_pages, q_YWNH, leaf, rectangle, *told)
-        return ragged.pack([out]), leaf
-    is_inside = context.page_format.values_in_keys
-    row_TX = None
-    if k_TKH is not None and v_TKH is not None:
-        row_TX = packed_row(k_TKH, v_TKH, is_inside)
-        row_TX = kv_cache.as_stored(row_TX, context.page_format)
-    if row_TX is not None and chosen.append_and_attend is not None:
-        parts = zip(ragged.split(q_TNH), ragged.split(row_TX), ragged.rectangles, strict=True)
-        for q_YWNH, row_YWX, rectangle in parts:
-            out, leaf = chosen.append_and_attend(q_YWNH, row_YWX, leaf, rectangle, *told)
-            outs.append(out)
-        return ragged.pack(outs), leaf
-    if row_TX is not None:
-        leaf = _with_pages(leaf, chosen.write(_pages(leaf), row_TX, ragged, context.group))
+    paged = None if leaf is None else leaf.as_paged
+    if paged is None:
+        dense = leaf if k_TKH is None or v_TKH is None else Dense(k_TKH, v_TKH)
+        if not isinstance(dense, Dense):
+            raise ValueError("attention needs keys and values, its own or an earlier layer's")
+        queries, keys, values = map(ragged.split, (q_TNH, dense.k_TKH, dense.v_TKH))
+        rows = zip(queries, keys, values, ragged.rectangles, strict=True)
+        return ragged.pack([reference.attend_dense(*row, options) for row in rows]), dense
+    chosen, page_format, outs = api.implementation(context.attention), context.page_format, []
+    assert page_format is not None
+    if k_TKH is not None and v_TKH is not None and not paged.is_read_only:
+        row_TX = packed_row(k_TKH, v_TKH, page_format.values_in_keys)
+        row_TX = page_rows.as_stored(row_TX, page_format)
+        if chosen.append_and_attend is not None:
+            pages = paged.pages
+            parts = zip(ragged.split(q_TNH), ragged.split(row_TX), ragged.rectangles, strict=True)
+            for q_YWNH, row_YWX, rectangle in parts:
+                out_YWNH, pages = chosen.append_and_attend(
+                    q_YWNH, row_YWX, pages, rectangle, context.group, page_format, options
+                )
+                outs.append(out_YWNH)
+            return ragged.pack(outs), paged.with_pages(pages)
+        paged = paged.with_pages(chosen.write(paged.pages, row_TX, ragged, context.group))
     if token_budget is not None:
-        leaf = quest.summarized(leaf, ragged, context.group, context.page_format)
+        assert isinstance(paged, Indexed)
+        paged = quest.summarized(paged, ragged, context.group, page_format)
+        for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
+            outs.append(
+                quest.attend(
+                    chosen,
+                    q_YWNH,
+                    paged,
+                    rectangle,
+                    context.group,
+                    page_format,
+                    options,
+                    token_budget,
+                )  # fmt: skip
+            )
+        return ragged.pack(outs), paged
     for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
-        if token_budget is None:
-            outs.append(chosen.attend_pages(q_YWNH, leaf, rectangle, *told))
-        else:
-            outs.append(quest.attend(chosen, q_YWNH, leaf, rectangle, *told, token_budget))
-    return ragged.pack(outs), leaf
+        out_YWNH, paged = paged.attend(
+            chosen.attend_pages, q_YWNH, rectangle, context.group, page_format, options
+        )
+        outs.append(out_YWNH)
+    return ragged.pack(outs), paged
 
 
 def _rotated(
@@ -248,7 +245,7 @@ def packed_row(k_TKH: jax.Array, v_TKH: jax.Array, is_inside: bool) -> jax.Array
     is_finite_TKH = jnp.isfinite(v_TKH)
     if is_inside:
         is_finite_TK1 = is_finite_TKH.all(-1, keepdims=True)
-        rest_TKX = jnp.where(is_finite_TK1, k_TKH[..., v_TKH.shape[-1] :], jnp.nan)
-        return jnp.concatenate([jnp.where(is_finite_TKH, v_TKH, 0), rest_TKX], axis=-1)
+        tail_TKX = jnp.where(is_finite_TK1, k_TKH[..., v_TKH.shape[-1] :], jnp.nan)
+        return jnp.concatenate([jnp.where(is_finite_TKH, v_TKH, 0), tail_TKX], axis=-1)
     k_TKH, v_TKH = jnp.where(is_finite_TKH, k_TKH, jnp.nan), jnp.where(is_finite_TKH, v_TKH, 0)
     return jnp.concatenate([k_TKH, v_TKH], axis=1)

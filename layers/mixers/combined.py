@@ -1,5 +1,7 @@
 """Two mixers side by side, and none."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -16,22 +18,22 @@ def apply_parallel(
     config: ModelConfig,
     kind: Parallel,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Stateful | None,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
-    """The sum of what both mixers make of the same tokens: float32 [T, D], and the leaf, the pages
-    of one and the states of the other.
+    """The sum of both mixers' outputs for the same tokens, float32 [T, D], and the leaf, with the
+    pages of one and the states of the other.
     """
-    leaves = (None, None) if leaf is None else (leaf.pages, leaf.states)
-    out_TD, kept = jnp.zeros(x_TD.shape, jnp.float32), []
-    each = zip(kind.parts, leaves, kind.in_scales, kind.out_scales, strict=True)
-    for part, own, in_scale, out_scale in each:
+    leaves: list[Any] = [None, None] if leaf is None else [leaf.paged, leaf.recurrent]
+    out_TD = jnp.zeros(x_TD.shape, jnp.float32)
+    scales = zip(kind.in_scales, kind.out_scales, strict=True)
+    for n, (part, (in_scale, out_scale)) in enumerate(zip(kind.parts, scales, strict=True)):
         mix = registry.apply_mixer(part)
         with jax.named_scope(part.name):
-            own_TD, own = mix(params[part.name], config, part, x_TD * in_scale, own, context)
-        out_TD += own_TD * out_scale
-        kept.append(own)
-    return out_TD, None if leaf is None else Stateful(*kept)
+            scaled_TD = x_TD * in_scale
+            part_TD, leaves[n] = mix(params[part.name], config, part, scaled_TD, leaves[n], context)
+        out_TD += part_TD * out_scale
+    return out_TD, None if leaf is None else Stateful(*leaves)
 
 
 def apply_none(
@@ -42,5 +44,5 @@ def apply_none(
     leaf: Leaf,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
-    """Zeros: float32 [T, D], and the leaf, of which there is nothing."""
+    """Zeros: float32 [T, D], and the leaf, which is empty."""
     return jnp.zeros(x_TD.shape, jnp.float32), leaf

@@ -16,21 +16,20 @@ import jax.numpy as jnp
 from configs.cache import BLOCK_TOKENS
 from configs.kinds.compressed import Compressed
 from configs.model import ModelConfig
-from layers import kv_cache, norm
+from layers import norm, page_rows
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.reference import Stretch
 from layers.kernels.device import target_is_cpu
-from layers.kv_cache import Indexed
-from layers.linear import linear
+from layers.kv_cache import Indexed, Pooled
+from layers.linear import each_linear, linear
 from layers.mixers import indexer
 from layers.params import Params
 from layers.ragged import Rectangle
 from layers.registry import Leaf, StepContext
 from layers.sparse import chosen, pooling
 from layers.sparse.pooling import turned
-from layers.stacks import each_linear
 from sharding import collectives
 
 
@@ -39,7 +38,7 @@ class Projected(NamedTuple):
 
     q_TNH: jax.Array  # scaled and rotated
     k_TH: jax.Array  # rotated; the value, too
-    given_TZ: jax.Array  # what entries are pooled from
+    pooled_TZ: jax.Array  # what entries are pooled from
     q_TIX: jax.Array  # of the indexer, I heads of width X; [T, 0, 0] where there is none
     weights_TI: jax.Array  # float32, of its heads
 
@@ -49,10 +48,10 @@ def apply(
     config: ModelConfig,
     kind: Compressed,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Pooled | None,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
-    """One layer: float32 [T, D], and the leaf, `kv_cache.Compressed`, with the step's tokens."""
+    """One layer: float32 [T, D], and the leaf, `Pooled`, with the step's tokens."""
     assert context.angles is not None
     ragged, (T, _) = context.ragged, x_TD.shape
     with jax.named_scope("qkv"):
@@ -66,16 +65,16 @@ def apply(
     if leaf is None:
         with jax.named_scope("attend"):
             outs = [
-                _attend_dense(Projected(*own), rectangle, pool, kind, options)
-                for own, rectangle in zip(rows, ragged.rectangles, strict=True)
+                _attend_dense(Projected(*row), rectangle, pool, kind, options)
+                for row, rectangle in zip(rows, ragged.rectangles, strict=True)
             ]
     else:
         with jax.named_scope("pool"):
             leaf = _written(projected, leaf, pool, config, kind, context)
         with jax.named_scope("attend"):
             outs = [
-                _attend(Projected(*own), rectangle, leaf, kind, options, context)
-                for own, rectangle in zip(rows, ragged.rectangles, strict=True)
+                _attend(Projected(*row), rectangle, leaf, kind, options, context)
+                for row, rectangle in zip(rows, ragged.rectangles, strict=True)
             ]
     with jax.named_scope("out"):
         out_TNH = _turned_back(ragged.pack(outs), kind, context).astype(config.dtype)
@@ -96,17 +95,17 @@ def _project(
     q_TNH = turned(norm.rms_norm(q_TNH, jnp.ones(H), eps), context.angles, is_paired)
     k_TH = norm.rms_norm(linear(x_TD, params["kv"]), params["kv_norm"], eps, config.norm_offset)
     k_TH = turned(k_TH[:, None], context.angles, is_paired)[:, 0]
-    own, q_TIX, weights_TI = kind.indexer, jnp.zeros((T, 0, 0)), jnp.zeros((T, 0))
-    if own is not None:
+    indexer, q_TIX, weights_TI = kind.indexer, jnp.zeros((T, 0, 0)), jnp.zeros((T, 0))
+    if indexer is not None:
         names = params["indexer"]
-        q_TIX = linear(down_TX, names["q"]).reshape(T, own.num_heads, own.head_width)
+        q_TIX = linear(down_TX, names["q"]).reshape(T, indexer.num_heads, indexer.head_width)
         q_TIX = turned(q_TIX, context.angles, is_paired)
-        scale = (own.head_width * own.num_heads) ** -0.5
+        scale = (indexer.head_width * indexer.num_heads) ** -0.5
         weights_TI = linear(x_TD, names["weights"]) * scale
-    given_TZ = linear(x_TD, params["pooled"])
+    pooled_TZ = linear(x_TD, params["pooled"])
     return Projected(
         (q_TNH * H**-0.5).astype(config.dtype), k_TH.astype(config.dtype),
-        given_TZ.astype(config.dtype), q_TIX.astype(config.dtype), weights_TI,
+        pooled_TZ.astype(config.dtype), q_TIX.astype(config.dtype), weights_TI,
     )  # fmt: skip
 
 
@@ -117,44 +116,41 @@ def _turned_back(x_TNH: jax.Array, kind: Compressed, context: StepContext) -> ja
     x_TNH = turned(x_TNH, (cos_TX, -sin_TX), False)
     if not kind.rope.neighbours:
         return x_TNH
-    rest = x_TNH.shape[-1] - 2 * cos_TX.shape[-1]
-    halves = jnp.split(x_TNH[..., rest:], 2, axis=-1)
+    unrotated = x_TNH.shape[-1] - 2 * cos_TX.shape[-1]
+    halves = jnp.split(x_TNH[..., unrotated:], 2, axis=-1)
     pairs_TNR = jnp.stack(halves, axis=-1).reshape(*x_TNH.shape[:2], -1)
-    return jnp.concatenate([x_TNH[..., :rest], pairs_TNR], axis=-1)
+    return jnp.concatenate([x_TNH[..., :unrotated], pairs_TNR], axis=-1)
 
 
 def _written(
     projected: Projected,
-    leaf: kv_cache.Compressed,
+    leaf: Pooled,
     pool: pooling.Pool,
     config: ModelConfig,
     kind: Compressed,
     context: StepContext,
-) -> kv_cache.Compressed:
+) -> Pooled:
     """The pages with this step's tokens, and with the entries that these end."""
     ragged, group = context.ragged, context.group_beside
     _, beside = context.spec.parts
     formats = beside.page_format(config.cache_dtype), beside.pooled_format(config.cache_dtype)
     tokens = Indexed(*(
-        kv_cache.write(pages, kv_cache.as_stored(row_TX, format), ragged, group)
+        page_rows.write(pages, page_rows.as_stored(row_TX, format), ragged, group)
         for pages, row_TX, format in zip(
-            (leaf.tokens.pages, leaf.tokens.index), (projected.k_TH, projected.given_TZ), formats,
+            (leaf.tokens.pages, leaf.tokens.index), (projected.k_TH, projected.pooled_TZ), formats,
             strict=True,
         )
     ))  # fmt: skip
-    is_indexed = kind.indexer is not None
-    pages: tuple[jax.Array, ...] = (leaf.entries,)
-    if is_indexed:
-        pages = leaf.entries.pages, leaf.entries.index
+    pages, tree = jax.tree.flatten(leaf.entries)
     for rectangle in ragged.rectangles:
         pages = pooling.written(pages, tokens.index, rectangle, pool, config, kind, context)
-    return kv_cache.Compressed(Indexed(*pages) if is_indexed else pages[0], tokens)
+    return Pooled(jax.tree.unflatten(tree, pages), tokens)
 
 
 def _attend(
-    own: Projected,
+    projected: Projected,
     rectangle: Rectangle,
-    leaf: kv_cache.Compressed,
+    leaf: Pooled,
     kind: Compressed,
     options: Options,
     context: StepContext,
@@ -162,7 +158,7 @@ def _attend(
     """Of a rectangle over its pages: float32 [Y, W, N, H]."""
     page_format = context.page_format
     assert page_format is not None
-    pages = leaf.entries.pages if kind.indexer else leaf.entries
+    pages = leaf.entries.pages
     span, table_YP = pages.shape[1], rectangle.tables[context.group]
     table_YP = jnp.pad(table_YP, ((0, 0), (0, -table_YP.shape[1] % (BLOCK_TOKENS // span))))
     last_YW = _last_entry(rectangle, kind)
@@ -176,7 +172,7 @@ def _attend(
             Stretch(pages, table_YP, MaskBounds(last_YW)),
         )
         return reference.attend_stretches(
-            own.q_TNH, stretches, rectangle.valid_YW, page_format, options
+            projected.q_TNH, stretches, rectangle.valid_YW, page_format, options
         )
 
     if kind.indexer is None or table_YP.shape[1] * span <= kind.indexer.top_k:
@@ -186,14 +182,15 @@ def _attend(
 
     def read_best() -> jax.Array:
         """Each query is a row of its own, over the entries of its own."""
+        assert isinstance(leaf.entries, Indexed)
         Y, W = last_YW.shape
         scores_YWS = indexer.scores(
-            own.q_TIX, own.weights_TI, leaf.entries.index, table_YP, count_Y, context
+            projected.q_TIX, projected.weights_TI, leaf.entries.index, table_YP, count_Y, context
         )
         open_YWS = jnp.arange(scores_YWS.shape[2]) <= last_YW[..., None]
         entry_YWJ, count_YW = chosen.best(scores_YWS, open_YWS, top_k)
         table_YWJ = chosen.single_entries(table_YP, entry_YWJ, span)
-        queries = [x.reshape(Y * W, 1, *x.shape[2:]) for x in (own.q_TNH, rectangle.valid_YW)]
+        queries = [x.reshape(Y * W, 1, *x.shape[2:]) for x in (projected.q_TNH, rectangle.valid_YW)]
         stretches = (
             Stretch(
                 leaf.tokens.pages, jnp.repeat(token_table_YP, W, axis=0),
@@ -205,7 +202,7 @@ def _attend(
             ),
         )  # fmt: skip
         out = reference.attend_stretches(queries[0], stretches, queries[1], page_format, options)
-        return out.reshape(own.q_TNH.shape)
+        return out.reshape(projected.q_TNH.shape)
 
     if not target_is_cpu():
         return read_best()
@@ -239,30 +236,34 @@ def _last_entry(rectangle: Rectangle, kind: Compressed) -> jax.Array:
 
 
 def _attend_dense(
-    own: Projected, rectangle: Rectangle, pool: pooling.Pool, kind: Compressed, options: Options
+    projected: Projected,
+    rectangle: Rectangle,
+    pool: pooling.Pool,
+    kind: Compressed,
+    options: Options,
 ) -> jax.Array:
     """Of rows that begin at position 0, without a cache: float32 [Y, W, N, H]."""
     Y, W = rectangle.position_YW.shape
     m, L, count = kind.stride, kind.pooled_tokens, W // kind.stride
-    seen_YWS = visible(
+    visible_YWS = visible(
         rectangle.kv_position_YW[:, None, :],
         *jax.tree.map(lambda x_YW: x_YW[:, :, None], mask_bounds(rectangle, kind.window)),
     )
-    keys_YSH = own.k_TH
+    keys_YSH = projected.k_TH
     if count:
         position_EL = jnp.arange(count)[:, None] * m + m - L + jnp.arange(L)
-        given_YELZ = own.given_TZ[:, jnp.maximum(position_EL, 0)]
-        given_XLZ = given_YELZ.reshape(Y * count, L, -1)
-        entries, *keys = pool(given_XLZ, jnp.tile(position_EL, (Y, 1)))
+        pooled_YELZ = projected.pooled_TZ[:, jnp.maximum(position_EL, 0)]
+        pooled_XLZ = pooled_YELZ.reshape(Y * count, L, -1)
+        entries, *keys = pool(pooled_XLZ, jnp.tile(position_EL, (Y, 1)))
         last_YW1 = _last_entry(rectangle, kind)[..., None]
         open_YWE = jnp.arange(count) <= last_YW1
         if kind.indexer is not None and count > kind.indexer.top_k:
-            k_YEX = keys[0].reshape(Y, count, -1).astype(own.q_TIX.dtype)
+            k_YEX = keys[0].reshape(Y, count, -1).astype(projected.q_TIX.dtype)
             open_YWE &= indexer.chosen_dense(
-                own.q_TIX, own.weights_TI, k_YEX, open_YWE, kind.indexer.top_k
+                projected.q_TIX, projected.weights_TI, k_YEX, open_YWE, kind.indexer.top_k
             )
         entries_YEH = entries.reshape(Y, count, -1).astype(keys_YSH.dtype)
         keys_YSH = jnp.concatenate([keys_YSH, entries_YEH], axis=1)
-        seen_YWS = jnp.concatenate([seen_YWS, open_YWE], axis=2)
+        visible_YWS = jnp.concatenate([visible_YWS, open_YWE], axis=2)
     k_YSKH = keys_YSH[:, :, None]
-    return reference.attend_masked(own.q_TNH, k_YSKH, k_YSKH, seen_YWS, options)
+    return reference.attend_masked(projected.q_TNH, k_YSKH, k_YSKH, visible_YWS, options)

@@ -9,12 +9,13 @@ from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.model import ModelConfig
 from layers import norm
 from layers.kernels.recurrence import api as fused
+from layers.kv_cache import Recurrent, with_states
 from layers.linear import linear
 from layers.params import Params
 from layers.recurrence import delta, rows
 from layers.recurrence.rows import Recurrence
 from layers.reduce import row_sum
-from layers.registry import Leaf, StepContext
+from layers.registry import StepContext
 from sharding import collectives
 
 _LENGTH_EPS = 1e-6  # beside the square of a query's or a key's length
@@ -26,9 +27,9 @@ def apply(
     config: ModelConfig,
     kind: DeltaNet,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Recurrent | None,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Recurrent | None]:
     """One layer: float32 [T, D], and the leaf, a tail and a state of each sequence."""
     N, M, H = kind.num_heads, kind.key_width, kind.value_width
     ragged = context.ragged
@@ -43,13 +44,13 @@ def apply(
     decay = decay_TNX[..., 0] if kind.decay_rank is None else decay_TNX
     recurrence = Recurrence((N, M, H), delta.recurrent, delta.chunked, fused.update)
     taps_Xw = params["conv"].astype(jnp.float32)
-    tails, states = (None, None) if leaf is None else leaf
+    tails, states = (None, None) if leaf is None else leaf.states
     outs = []
     with jax.named_scope("recur"):
         parts = map(ragged.split, (fed_TX, decay, beta_TN))
-        for fed_YWX, *own, rectangle in zip(*parts, ragged.rectangles, strict=True):
+        for fed_YWX, *factors, rectangle in zip(*parts, ragged.rectangles, strict=True):
             fed_YWX, tails = rows.convolve(fed_YWX, taps_Xw, None, tails, rectangle)
-            inputs = *_heads(kind, jax.nn.silu(fed_YWX)), *own
+            inputs = *_heads(kind, jax.nn.silu(fed_YWX)), *factors
             out_YWNH, states = rows.recur(
                 recurrence, inputs, states, rectangle, context.deterministic
             )
@@ -61,28 +62,28 @@ def apply(
         out_TX = out_TNH.reshape(len(x_TD), N * H) * _GATES[kind.gate](gates["gate"])
     with jax.named_scope("out"):
         out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
-    return out_TD, None if leaf is None else (tails, states)
+    return out_TD, with_states(leaf, tails, states)
 
 
 def _gates(
     params: Params, config: ModelConfig, kind: DeltaNet, x_TD: jax.Array
 ) -> dict[str, jax.Array]:
     """Of every token the numbers that its gates, betas and decays are made of."""
-    found = _parts(linear(x_TD, params["gates"]), kind.gates)
+    inputs = _parts(linear(x_TD, params["gates"]), kind.gates)
     if kind.ranks:
         lower = _parts(linear(x_TD, params["down"]), kind.ranks)
         for name, low_TX in lower.items():
-            found[name] = linear(low_TX.astype(config.dtype), params[f"{name}_up"])
-    return found
+            inputs[name] = linear(low_TX.astype(config.dtype), params[f"{name}_up"])
+    return inputs
 
 
 def _parts(x_TX: jax.Array, widths: dict[str, int]) -> dict[str, jax.Array]:
     """Columns by their names."""
-    found, first = {}, 0
+    parts, first = {}, 0
     for name, width in widths.items():
-        found[name] = x_TX[:, first : first + width]
+        parts[name] = x_TX[:, first : first + width]
         first += width
-    return found
+    return parts
 
 
 def _heads(kind: DeltaNet, fed_YWX: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:

@@ -6,6 +6,7 @@ the key is one for all heads. DeepSeek rotates both by a Hadamard matrix before 
 which changes no product; here they are not quantized.
 """
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -13,10 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
-from configs.engine import MIN_DETERMINISTIC_ROWS
 from configs.kinds.latent import Indexer, Latent
 from configs.model import ModelConfig
-from layers import kv_cache, norm
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
+from layers import norm, page_rows
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds, visible
@@ -61,19 +62,19 @@ def project(
     """The indexer's queries, of what attention's queries are projected from; keys and weights, of
     the tokens.
     """
-    own = kind.indexer
-    assert own is not None and context.angles is not None
-    T, X = x_TD.shape[0], own.head_width
+    index = kind.indexer
+    assert index is not None and context.angles is not None
+    T, X = x_TD.shape[0], index.head_width
     q_TIX = rotate(
-        linear(queries_TX, params["q"]).reshape(T, own.num_heads, X),
+        linear(queries_TX, params["q"]).reshape(T, index.num_heads, X),
         *context.angles,
-        own.neighbours,
+        index.neighbours,
     )
     both_TX = linear(x_TD, params["k"])
     names = params["k_norm"]
     k_TX = norm.layer_norm(both_TX[:, :X], names["weight"], names["bias"], kind.norm_eps)
-    k_TX = rotate(k_TX[:, None], *context.angles, own.neighbours)[:, 0]
-    weights_TI = both_TX[:, X:] * (X * own.num_heads) ** -0.5
+    k_TX = rotate(k_TX[:, None], *context.angles, index.neighbours)[:, 0]
+    weights_TI = both_TX[:, X:] * (X * index.num_heads) ** -0.5
     return Index(q_TIX.astype(config.dtype), weights_TI, k_TX.astype(config.dtype))
 
 
@@ -83,33 +84,34 @@ def attend(
     q_TNH: jax.Array,
     k_TKH: jax.Array,
     v_TKH: jax.Array,
-    leaf: Leaf,
+    leaf: Indexed | None,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
     """`attention.attend` over the tokens that the indexer chooses; the leaf is
-    `kv_cache.Indexed`. A query that sees no more than `indexer.top_k` reads them all.
+    `Indexed`. A query that sees no more than `indexer.top_k` reads them all.
     """
     ragged, options = context.ragged, Options(deterministic=context.deterministic)
     if leaf is None:
         parts = map(ragged.split, (q_TNH, k_TKH, v_TKH, *index))
         outs = [
-            reference.attend_dense(q, k, v, r, options, _chosen_dense(Index(*own), indexer, r))
-            for q, k, v, *own, r in zip(*parts, ragged.rectangles, strict=True)
+            reference.attend_dense(q, k, v, r, options, _chosen_dense(Index(*q_index), indexer, r))
+            for q, k, v, *q_index, r in zip(*parts, ragged.rectangles, strict=True)
         ]
         return ragged.pack(outs), None
     assert context.page_format is not None
     row_TX = packed_row(k_TKH, v_TKH, context.page_format.values_in_keys)
-    row_TX = kv_cache.as_stored(row_TX, context.page_format)
-    index_TX = kv_cache.as_stored(index.k_TX, context.spec.index_format(context.page_format.dtype))
+    row_TX = page_rows.as_stored(row_TX, context.page_format)
+    index_TX = page_rows.as_stored(index.k_TX, context.spec.index_format(context.page_format.dtype))
     write = api.implementation(context.attention).write
-    written = Indexed(
-        write(leaf.pages, row_TX, ragged, context.group),
-        kv_cache.write(leaf.index, index_TX, ragged, context.group),
+    written = dataclasses.replace(
+        leaf,
+        pages=write(leaf.pages, row_TX, ragged, context.group),
+        index=page_rows.write(leaf.index, index_TX, ragged, context.group),
     )
     rows = zip(
         *map(ragged.split, (q_TNH, index.q_TIX, index.weights_TI)), ragged.rectangles, strict=True
     )
-    outs = [_attend(q, own, w, r, written, indexer, context) for q, own, w, r in rows]
+    outs = [_attend(q, q_index, w, r, written, indexer, context) for q, q_index, w, r in rows]
     return ragged.pack(outs), written
 
 
@@ -135,8 +137,8 @@ def _attend(
     def read_best() -> jax.Array:
         count_Y = jnp.max(num_visible(rectangle), axis=1)
         scores_YWS = scores(q_YWIX, weights_YWI, leaf.index, table_YP, count_Y, context)
-        seen_YWS = _seen(jnp.arange(scores_YWS.shape[2], dtype=jnp.int32), rectangle)
-        position_YWJ, count_YW = best(scores_YWS, seen_YWS, top_k)
+        visible_YWS = _visible(jnp.arange(scores_YWS.shape[2], dtype=jnp.int32), rectangle)
+        position_YWJ, count_YW = best(scores_YWS, visible_YWS, top_k)
         table_YWJ = single_entries(table_YP, position_YWJ, page_tokens)
         rows = each_query(rectangle, table_YWJ, count_YW)
         pages_of_one = jax.tree.map(as_single_entries, leaf.pages)
@@ -152,7 +154,7 @@ def _attend(
     return jax.lax.cond(longest(rectangle) > top_k, read_best, read_all)
 
 
-def _seen(position: jax.Array, rectangle: Rectangle) -> jax.Array:
+def _visible(position: jax.Array, rectangle: Rectangle) -> jax.Array:
     """Whether each query sees the KV positions [S], or [Y, 1, S]: bool [Y, W, S]."""
     bounds = jax.tree.map(lambda x_YW: x_YW[:, :, None], mask_bounds(rectangle, None))
     return visible(position, *bounds)
@@ -163,15 +165,15 @@ def _chosen_dense(index: Index, indexer: Indexer, rectangle: Rectangle) -> jax.A
     Y, W = index.weights_TI.shape[:2]
     if indexer.top_k >= W:
         return jnp.ones((Y, W, W), bool)
-    seen_YWS = _seen(rectangle.kv_position_YW[:, None, :], rectangle)
-    return chosen_dense(*index, seen_YWS, indexer.top_k)
+    visible_YWS = _visible(rectangle.kv_position_YW[:, None, :], rectangle)
+    return chosen_dense(*index, visible_YWS, indexer.top_k)
 
 
 def chosen_dense(
     q_YWIX: jax.Array,
     weights_YWI: jax.Array,
     k_YSX: jax.Array,
-    seen_YWS: jax.Array,
+    visible_YWS: jax.Array,
     top_k: int,
 ) -> jax.Array:
     """Which of the keys that each query sees it reads, without a cache: bool [Y, W, S]."""
@@ -185,7 +187,7 @@ def chosen_dense(
 
     heads = jnp.moveaxis(q_YWIX, 2, 0), jnp.moveaxis(weights_YWI, 2, 0)
     scores_YWS, _ = jax.lax.scan(add, jnp.zeros((Y, W, S), jnp.float32), heads)
-    index_YWJ, _ = best(scores_YWS, seen_YWS, top_k)
+    index_YWJ, _ = best(scores_YWS, visible_YWS, top_k)
     y, w = jnp.arange(Y)[:, None, None], jnp.arange(W)[None, :, None]
     return jnp.zeros((Y, W, S), bool).at[y, w, index_YWJ].set(True, mode="drop")
 
@@ -227,8 +229,8 @@ def _scores(
 
     def block(j: jax.Array, scores_YWS: jax.Array) -> jax.Array:
         ids_YP = jax.lax.dynamic_slice_in_dim(table_YP, j * block_pages, block_pages, axis=1)
-        found = pages.at[ids_YP].get(mode="promise_in_bounds")
-        k_YSX = kv_cache.numbers(found, index_format, q_YWIX.dtype).reshape(Y, block_tokens, X)
+        block_YPX = pages.at[ids_YP].get(mode="promise_in_bounds")
+        k_YSX = page_rows.numbers(block_YPX, index_format, q_YWIX.dtype).reshape(Y, block_tokens, X)
 
         def score(q_YWIX: jax.Array, weights_YWI: jax.Array) -> jax.Array:
             products_YUS = jax.nn.relu(reference.dot(q_YWIX.reshape(Y, -1, X), k_YSX, 2))
@@ -238,8 +240,8 @@ def _scores(
             )
             return reference.dot(weights_QUI, products_QIS, 1)[:, 0].reshape(Y, -1, block_tokens)
 
-        found_YWS = in_steady_tiles(score, deterministic, q_YWIX, weights_YWI)
-        return jax.lax.dynamic_update_slice_in_dim(scores_YWS, found_YWS, j * block_tokens, axis=2)
+        block_YWS = in_steady_tiles(score, deterministic, q_YWIX, weights_YWI)
+        return jax.lax.dynamic_update_slice_in_dim(scores_YWS, block_YWS, j * block_tokens, axis=2)
 
     stop = (jnp.max(count_Y) + block_tokens - 1) // block_tokens
     empty_YWS = jnp.zeros((Y, W, table_YP.shape[1] * page_tokens), jnp.float32)

@@ -14,14 +14,15 @@ import jax.numpy as jnp
 
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
-from layers import norm
-from layers.linear import Weight, add_bias, linear
+from layers import norm, weights
+from layers.kv_cache import Dense
+from layers.linear import add_bias, each_linear, linear
 from layers.mixers import indexer
 from layers.mixers.attention import attend
 from layers.params import Params
 from layers.registry import Leaf, StepContext
 from layers.rope import rotate
-from layers.stacks import each_linear
+from layers.weights import Weight
 from sharding import collectives
 
 
@@ -46,13 +47,17 @@ def apply(
     mix = functools.partial(attend, dtype=config.dtype)
     if kind.indexer is not None:
         with jax.named_scope("index"):
-            found = indexer.project(params["indexer"], config, kind, x_TD, down_TX, context)
-        mix = functools.partial(indexer.attend, found, kind.indexer)
-    if (leaf is None or isinstance(leaf, tuple)) and isinstance(params["k_up"], jax.Array):
-        leaf = (k_T1X, latent_T1C) if context.is_owner else leaf
-        k_T1X, latent_T1C = leaf
-        k_TNH = _out_of(latent_T1C[:, 0], params["k_up"], "TC,NCH->TNH").astype(config.dtype)
-        v_TNX = _out_of(latent_T1C[:, 0], params["v_up"], "TC,NXC->TNX").astype(config.dtype)
+            index = indexer.project(params["indexer"], config, kind, x_TD, down_TX, context)
+        mix = functools.partial(indexer.attend, index, kind.indexer)
+    is_paged = leaf is not None and leaf.as_paged is not None
+    k_up, v_up = (weights.of(params[name]).array for name in ("k_up", "v_up"))
+    if not is_paged and k_up is not None and v_up is not None:
+        if k_T1X is not None and latent_T1C is not None:
+            leaf = Dense(k_T1X, latent_T1C)
+        assert isinstance(leaf, Dense)
+        k_T1X, latent_T1C = leaf.k_TKH, leaf.v_TKH
+        k_TNH = _out_of(latent_T1C[:, 0], k_up, "TC,NCH->TNH").astype(config.dtype)
+        v_TNX = _out_of(latent_T1C[:, 0], v_up, "TC,NXC->TNX").astype(config.dtype)
         k_rope_TNR = jnp.broadcast_to(k_T1X[..., C:], q_rope_TNR.shape)
         q_TNX = jnp.concatenate([q_TNX[..., :H], q_rope_TNR], axis=-1).astype(config.dtype)
         k_TNX = jnp.concatenate([k_TNH, k_rope_TNR], axis=-1)
@@ -86,12 +91,12 @@ def _latents(
     params: Params, config: ModelConfig, kind: Latent, x_TD: jax.Array, context: StepContext
 ) -> tuple[jax.Array, jax.Array]:
     """The one key of all heads [T, 1, C + R], and the latent vector that is its first part."""
-    found_TX = add_bias(linear(x_TD, params["kv_down"]), params, "kv_down_bias")
+    projected_TX = add_bias(linear(x_TD, params["kv_down"]), params, "kv_down_bias")
     latent_TC = norm.rms_norm(
-        found_TX[:, : kind.rank], params["kv_norm"], kind.norm_eps, config.norm_offset
+        projected_TX[:, : kind.rank], params["kv_norm"], kind.norm_eps, config.norm_offset
     )
     latent_T1C = latent_TC[:, None].astype(config.dtype)
-    rope_T1R = _rotated(found_TX[:, None, kind.rank :], kind, context).astype(config.dtype)
+    rope_T1R = _rotated(projected_TX[:, None, kind.rank :], kind, context).astype(config.dtype)
     return jnp.concatenate([latent_T1C, rope_T1R], axis=-1), latent_T1C
 
 

@@ -8,13 +8,14 @@ import jax.numpy as jnp
 from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.model import ModelConfig
 from layers.kernels.recurrence import api as fused
+from layers.kv_cache import Recurrent, with_states
 from layers.linear import linear
 from layers.params import Params
 from layers.recurrence import linear as linear_attention
 from layers.recurrence import rows
 from layers.recurrence.rows import Recurrence
 from layers.reduce import row_sum
-from layers.registry import Leaf, StepContext
+from layers.registry import StepContext
 from sharding import collectives
 
 _NORM_EPS = 1e-6
@@ -26,9 +27,9 @@ def apply(
     config: ModelConfig,
     kind: LinearAttention,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Recurrent | None,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Recurrent | None]:
     """One layer: float32 [T, D], and the leaf, a state of each sequence."""
     N, H, ragged = kind.num_heads, kind.value_width, context.ragged
     with jax.named_scope("in"):
@@ -49,11 +50,13 @@ def apply(
     recurrence = Recurrence(
         kind.state, linear_attention.recurrent, linear_attention.chunked, fused.update_linear
     )
-    states, outs = None if leaf is None else leaf[0], []
+    states, outs = None if leaf is None else leaf.states[0], []
     with jax.named_scope("recur"):
         for *inputs, rectangle in zip(*map(ragged.split, inputs_T), ragged.rectangles, strict=True):
-            own = (*inputs, None) if kind.decay is None else tuple(inputs)
-            out_YWNH, states = rows.recur(recurrence, own, states, rectangle, context.deterministic)
+            recurrence_inputs = (*inputs, None) if kind.decay is None else tuple(inputs)
+            out_YWNH, states = rows.recur(
+                recurrence, recurrence_inputs, states, rectangle, context.deterministic
+            )
             outs.append(out_YWNH)
     out_TNH = ragged.pack(outs)
     if kind.is_normalized:
@@ -63,7 +66,7 @@ def apply(
         out_TX = _normed(out_TX, params["out_norm"]) * jax.nn.sigmoid(linear(x_TD, params["gate"]))
     with jax.named_scope("out"):
         out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
-    return out_TD, None if leaf is None else (states,)
+    return out_TD, with_states(leaf, states)
 
 
 def mapped(x_TNM: jax.Array, feature_map: str) -> jax.Array:

@@ -9,6 +9,7 @@ from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.model import ModelConfig
 from layers.kernels.recurrence import api as fused
+from layers.kv_cache import Recurrent, with_states
 from layers.linear import add_bias, linear
 from layers.norm import gated_norm, rms_norm
 from layers.params import Params
@@ -16,7 +17,7 @@ from layers.recurrence import diagonal, rows
 from layers.recurrence import linear as linear_attention
 from layers.recurrence.rows import Recurrence
 from layers.recurrence.sums import rounded
-from layers.registry import Leaf, StepContext
+from layers.registry import StepContext
 from sharding import collectives
 
 
@@ -25,9 +26,9 @@ def apply_mamba(
     config: ModelConfig,
     kind: Mamba,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Recurrent | None,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Recurrent | None]:
     """One Mamba layer: float32 [T, D], and the leaf, a tail and a state of each sequence.
 
     Chips along `model` have channels of their own, and sum what each token chooses for all of them.
@@ -38,7 +39,7 @@ def apply_mamba(
             add_bias(linear(x_TD, params["in"]), params, "in_bias"), 2, axis=1
         )
     taps_Xw, bias_X = params["conv"].astype(jnp.float32), params.get("conv_bias")
-    tails, states = (None, None) if leaf is None else leaf
+    tails, states = (None, None) if leaf is None else leaf.states
     outs = []
     with jax.named_scope("convolve"):
         for fed_YWX, rectangle in zip(ragged.split(fed_TX), ragged.rectangles, strict=True):
@@ -55,26 +56,25 @@ def apply_mamba(
         lambda x_YWX, dt_YWX, *more: diagonal.chunked(x_YWX, dt_YWX, A_MX, *more),
         lambda x_YWX, dt_YWX, *more: fused.scan(x_YWX, dt_YWX, A_MX, *more),
     )
-    each, outs = zip(*map(ragged.split, (fed_TX, step_TX, B_TM, C_TM)), strict=True), []
+    sequences, outs = zip(*map(ragged.split, (fed_TX, step_TX, B_TM, C_TM)), strict=True), []
     with jax.named_scope("recur"):
-        for inputs, rectangle in zip(each, ragged.rectangles, strict=True):
+        for inputs, rectangle in zip(sequences, ragged.rectangles, strict=True):
             out_YWX, states = rows.recur(scan, inputs, states, rectangle, context.deterministic)
             outs.append(out_YWX)
     y_TX = ragged.pack(outs) + rounded(params["skip"] * fed_TX)
     y_TX *= jax.nn.silu(gate_TX)
     with jax.named_scope("out"):
         out_TD = collectives.total(linear(y_TX.astype(config.dtype), params["out"]))
-    leaf = None if leaf is None else (tails, states)
-    return add_bias(out_TD, params, "out_bias"), leaf
+    return add_bias(out_TD, params, "out_bias"), with_states(leaf, tails, states)
 
 
 def _chosen(
     params: Params, config: ModelConfig, kind: Mamba, x_TX: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """What tokens choose: the steps of a chip's channels, [T, X], and B and C [T, M]."""
-    own_TX = collectives.total(linear(x_TX.astype(config.dtype), params["choice"]))
+    choice_TX = collectives.total(linear(x_TX.astype(config.dtype), params["choice"]))
     first, second, _ = kind.chosen
-    parts = jnp.split(own_TX, [first, first + second], axis=1)
+    parts = jnp.split(choice_TX, [first, first + second], axis=1)
     if kind.norms is not None:
         eps = config.norm_eps if kind.norm_eps is None else kind.norm_eps
         names = "step_norm", "b_norm", "c_norm"
@@ -82,7 +82,7 @@ def _chosen(
             params[name] if kind.norms == "weighted" else jnp.ones(width)
             for name, width in zip(names, kind.chosen, strict=True)
         ]
-        parts = [rms_norm(x_TX, own, eps) for x_TX, own in zip(parts, weights, strict=True)]
+        parts = [rms_norm(x_TX, weight, eps) for x_TX, weight in zip(parts, weights, strict=True)]
     steps_TR, B_TM, C_TM = parts
     step_TX = linear(steps_TR.astype(config.dtype), params["step"]) + params["step_bias"]
     return jax.nn.softplus(step_TX), B_TM, C_TM
@@ -93,9 +93,9 @@ def apply_mamba2(
     config: ModelConfig,
     kind: Mamba2,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Recurrent | None,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Recurrent | None]:
     """One Mamba-2 layer: float32 [T, D], and the leaf, a tail and a state of each sequence."""
     N, H, G, M = kind.num_heads, kind.head_width, kind.num_groups, kind.state_width
     ragged = context.ragged
@@ -114,7 +114,7 @@ def apply_mamba2(
     recurrence = Recurrence(
         (N, M, H), linear_attention.recurrent, linear_attention.chunked, fused.update_linear
     )
-    tails, states = (None, None) if leaf is None else leaf
+    tails, states = (None, None) if leaf is None else leaf.states
     outs = []
     with jax.named_scope("recur"):
         parts = zip(ragged.split(fed_TX), ragged.split(step_TN), ragged.rectangles, strict=True)
@@ -140,8 +140,7 @@ def apply_mamba2(
         y_TI *= jax.nn.silu(gate_TI)
     with jax.named_scope("out"):
         out_TD = collectives.total(linear(y_TI.astype(config.dtype), params["out"]))
-    leaf = None if leaf is None else (tails, states)
-    return add_bias(out_TD, params, "out_bias"), leaf
+    return add_bias(out_TD, params, "out_bias"), with_states(leaf, tails, states)
 
 
 def _spread(scales: Sequence[float], sizes: Sequence[int]) -> jax.Array:

@@ -8,12 +8,13 @@ import numpy as np
 
 from configs.kinds.recurrent.s4 import S4
 from configs.model import ModelConfig
+from layers.kv_cache import Recurrent, with_states
 from layers.linear import add_bias, linear
 from layers.params import Params
 from layers.recurrence import rows, s4d
 from layers.recurrence.rows import Recurrence
 from layers.recurrence.sums import rounded
-from layers.registry import Leaf, StepContext
+from layers.registry import StepContext
 from sharding import collectives
 
 _STEPS = 1e-3, 1e-1  # the least and the largest, by channel evenly in their logarithms
@@ -25,9 +26,9 @@ def apply(
     config: ModelConfig,
     kind: S4,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Recurrent | None,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Recurrent | None]:
     """One layer: float32 [T, D], and the leaf, states of each sequence.
 
     Raises:
@@ -43,7 +44,7 @@ def apply(
         lambda x, is_valid, before: s4d.recurrent(x, *dynamics, before, is_valid),
         lambda x, is_valid, before, *more: s4d.chunked(x, *dynamics, before, is_valid, *more),
     )
-    states, outs = None if leaf is None else leaf[0], []
+    states, outs = None if leaf is None else leaf.states[0], []
     with jax.named_scope("recur"):
         parts = zip(ragged.split(x_TX), ragged.rectangles, strict=True)
         for x_YWX, rectangle in parts:
@@ -59,7 +60,7 @@ def apply(
         out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
         value_TD, gate_TD = jnp.split(add_bias(out_TD, params, "out_bias"), 2, axis=1)
     mixed_TD = rounded(value_TD * jax.nn.sigmoid(gate_TD))
-    return mixed_TD, None if leaf is None else (states,)
+    return mixed_TD, with_states(leaf, states)
 
 
 def discretized(params: Params, kind: S4) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -68,8 +69,8 @@ def discretized(params: Params, kind: S4) -> tuple[jax.Array, jax.Array, jax.Arr
     """
     X, M = kind.channels, kind.state_width
     share_X = (collectives.chip() * X + jnp.arange(X) + 0.5) / (X * collectives.num_chips())
-    least, most = map(math.log, _STEPS)
-    step_X1 = jnp.exp(rounded((most - least) * share_X) + least + params["step"])[:, None]
+    smallest, largest = map(math.log, _STEPS)
+    step_X1 = jnp.exp(rounded((largest - smallest) * share_X) + smallest + params["step"])[:, None]
     rate_XM = -_RATE * jnp.exp(params["rate"])
     frequency_XM = params["frequency"] + np.pi * np.arange(M, dtype=np.float32)
     # Products are rounded, lest another program adds what they would have had beyond float32.

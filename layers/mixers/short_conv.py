@@ -5,10 +5,11 @@ import jax.numpy as jnp
 
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import ModelConfig
+from layers.kv_cache import Recurrent, with_states
 from layers.linear import add_bias, linear
 from layers.params import Params
 from layers.recurrence import rows
-from layers.registry import Leaf, StepContext
+from layers.registry import StepContext
 from sharding import collectives
 
 
@@ -17,16 +18,16 @@ def apply(
     config: ModelConfig,
     kind: ShortConv,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Recurrent | None,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Recurrent | None]:
     """One layer: float32 [T, D], and the leaf, a tail of each sequence."""
     ragged = context.ragged
     with jax.named_scope("in"):
         fed_TX = add_bias(linear(x_TD, params["in"]), params, "in_bias")
     before_TX, behind_TX, x_TX = jnp.split(fed_TX, 3, axis=1)
     taps_Xw, bias_X = params["conv"].astype(jnp.float32), params.get("conv_bias")
-    tails, outs = None if leaf is None else leaf[0], []
+    tails, outs = None if leaf is None else leaf.states[0], []
     with jax.named_scope("convolve"):
         for x_YWX, rectangle in zip(ragged.split(before_TX * x_TX), ragged.rectangles, strict=True):
             out_YWX, tails = rows.convolve(x_YWX, taps_Xw, bias_X, tails, rectangle)
@@ -34,4 +35,4 @@ def apply(
     out_TX = behind_TX * ragged.pack(outs)
     with jax.named_scope("out"):
         out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
-    return add_bias(out_TD, params, "out_bias"), None if leaf is None else (tails,)
+    return add_bias(out_TD, params, "out_bias"), with_states(leaf, tails)

@@ -31,7 +31,7 @@ def recurrent(
         Outputs float32 [Y, W, N, H] and the states after every token, float32 [Y, W, N, M, H].
     """
 
-    def step(state_YNMH: jax.Array, token: tuple) -> tuple[jax.Array, jax.Array]:
+    def step(state_YNMH: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         q_YNM, k_YNM, v_YNH, decay_YNX, beta_YN = token
         state_YNMH = rounded(decay_YNX[..., None] * state_YNMH)
         change_YNH = beta_YN[..., None] * (v_YNH - rounded(read(state_YNMH, k_YNM)))
@@ -82,16 +82,18 @@ def chunked(
     system_YCNTS = pairs(beta_YCNT1 * k_YCNTM, k_YCNTM, running_YCNTX)
     right_YCNTX = jnp.concatenate([v_YCNTH, k_YCNTM * from_start_YCNTX], axis=-1) * beta_YCNT1
     solved_YCNTX = product("YCNTS,YCNSX->YCNTX", _inverse(system_YCNTS), right_YCNTX)
-    own_YCNTH, removed_YCNTM = solved_YCNTX[..., :width], solved_YCNTX[..., width:]
+    value_YCNTH, removed_YCNTM = solved_YCNTX[..., :width], solved_YCNTX[..., width:]
 
-    def step(state_YNMH: jax.Array, inputs: tuple) -> tuple[jax.Array, tuple]:
-        own_YNTH, removed_YNTM, k_YNTM, decay_YNX = inputs
-        change_YNTH = own_YNTH - product("YNTM,YNMH->YNTH", removed_YNTM, state_YNMH)
+    def step(
+        state_YNMH: jax.Array, inputs: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+        value_YNTH, removed_YNTM, k_YNTM, decay_YNX = inputs
+        change_YNTH = value_YNTH - product("YNTM,YNMH->YNTH", removed_YNTM, state_YNMH)
         added_YNMH = product("YNTM,YNTH->YNMH", k_YNTM, change_YNTH)
         return decay_YNX[..., None] * state_YNMH + added_YNMH, (state_YNMH, change_YNTH)
 
     decay_YCNX = from_start_YCNTX[:, :, :, -1]
-    inputs = own_YCNTH, removed_YCNTM, k_YCNTM * to_end_YCNTX, decay_YCNX
+    inputs = value_YCNTH, removed_YCNTM, k_YCNTM * to_end_YCNTX, decay_YCNX
     (before_YCNMH, change_YCNTH), after_YCNMH = order.by_chunk(step, before_YNMH, inputs, resumes)
     out_YCNTH = product("YCNTM,YCNMH->YCNTH", q_YCNTM * from_start_YCNTX, before_YCNMH)
     own_pairs_YCNTS = pairs(q_YCNTM, k_YCNTM, running_YCNTX)

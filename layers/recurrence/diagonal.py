@@ -33,7 +33,7 @@ def recurrent(
         Outputs float32 [Y, W, X] and the states after every token, float32 [Y, W, M, X].
     """
 
-    def step(state_YMX: jax.Array, token: tuple) -> tuple[jax.Array, jax.Array]:
+    def step(state_YMX: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         x_YX, dt_YX, B_YM, C_YM = token
         decay_YMX = jnp.exp(dt_YX[:, None] * A_MX)
         added_YMX = (dt_YX * x_YX)[:, None] * B_YM[..., None]
@@ -72,12 +72,14 @@ def chunked(
     """
     num_tokens = x_YWX.shape[1]
 
-    def later(first: tuple, second: tuple) -> tuple[jax.Array, jax.Array]:
+    def later(
+        first: tuple[jax.Array, ...], second: tuple[jax.Array, ...]
+    ) -> tuple[jax.Array, jax.Array]:
         return first[0] * second[0], second[0] * first[1] + second[1]
 
     # A loop's body shares nothing with what surrounds it, so there is nothing to prevent.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def step(state_YMX: jax.Array, inputs: tuple) -> tuple[jax.Array, jax.Array]:
+    def step(state_YMX: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         x_YTX, dt_YTX, B_YTM, C_YTM = inputs
         if target_is_cpu():
             out_YTX, states_YTMX = recurrent(x_YTX, dt_YTX, A_MX, B_YTM, C_YTM, state_YMX)

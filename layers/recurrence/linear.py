@@ -37,7 +37,7 @@ def recurrent(
     num_heads = v_YWNH.shape[2]
     shared = _heads_per_key(k_YWKM, num_heads)
 
-    def step(state_YNMH: jax.Array, token: tuple) -> tuple[jax.Array, jax.Array]:
+    def step(state_YNMH: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         q_YKM, k_YKM, v_YNH, decay_YN = token
         q_YNM, k_YNM = jnp.repeat(q_YKM, shared, axis=1), jnp.repeat(k_YKM, shared, axis=1)
         if decay_YN is not None:
@@ -93,7 +93,7 @@ def chunked(
     added_YCNMH = added_YCKGMH.reshape(num_rows, -1, *before_YNMH.shape[1:])
     decay_YCN = jnp.exp(decays.between(running_YCTN[:, :, :, -1]))
 
-    def step(state_YNMH: jax.Array, inputs: tuple) -> tuple[jax.Array, jax.Array]:
+    def step(state_YNMH: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         decay_YN, added_YNMH = inputs
         return decay_YN[..., None, None] * state_YNMH + added_YNMH, state_YNMH
 

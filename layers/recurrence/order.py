@@ -37,11 +37,11 @@ def by_token(step: Step, before: jax.Array, tokens: Any) -> tuple[jax.Array, jax
     if num_tokens > _UNROLLED:
         _, fed = jax.lax.scan(feed, before, _swapped(tokens))
         return _swapped(fed)
-    state, each = before, []
+    state, outputs = before, []
     for at in range(num_tokens):
         state, fed = feed(state, jax.tree.map(lambda x: x[:, at], tokens))  # noqa: B023
-        each.append(fed)
-    outs, states = zip(*each, strict=True)
+        outputs.append(fed)
+    outs, states = zip(*outputs, strict=True)
     return jnp.stack(outs, axis=1), jnp.stack(states, axis=1)
 
 
@@ -75,8 +75,8 @@ def by_chunk(
 def in_chunks(x_YW: jax.Array, tokens: int) -> jax.Array:
     """[Y, W, ...] -> [Y, C, tokens, ...], zeros behind the last token."""
     rows, num_tokens = x_YW.shape[:2]
-    rest = [(0, 0)] * (x_YW.ndim - 2)
-    x_YW = jnp.pad(x_YW, [(0, 0), (0, -num_tokens % tokens), *rest])
+    padding = [(0, 0)] * (x_YW.ndim - 2)
+    x_YW = jnp.pad(x_YW, [(0, 0), (0, -num_tokens % tokens), *padding])
     return x_YW.reshape(rows, -1, tokens, *x_YW.shape[2:])
 
 

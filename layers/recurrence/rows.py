@@ -185,10 +185,10 @@ def _row_by_row(
     """
 
     def feed(carried: jax.Array, row: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        own, before, follows = row
-        own = jax.tree.map(lambda x: x[None], own)
+        token, before, follows = row
+        token = jax.tree.map(lambda x: x[None], token)
         before = jnp.where(follows, carried, before)[None]
-        out_1W, after_1 = _token_by_token(recurrence, own, before)
+        out_1W, after_1 = _token_by_token(recurrence, token, before)
         return after_1[0], (out_1W[0], after_1[0])
 
     _, (out_YW, after_Y) = jax.lax.scan(feed, before_Y[0], (inputs, before_Y, follows_Y))

@@ -36,17 +36,17 @@ def recurrent(
     a_MX, C_MX = jnp.exp(log_a_MX), 2 * C_MX
     ones_YM = jnp.ones((len(x_YWX), len(a_MX)))
 
-    def step(state_Y2MX: jax.Array, token: tuple) -> tuple[jax.Array, jax.Array]:
+    def step(state_Y2MX: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         x_Y1X, is_valid_Y = token
         real, imag = state_Y2MX[:, 0], state_Y2MX[:, 1]
         real, imag = (
             rounded(a_MX.real * real) - rounded(a_MX.imag * imag) + rounded(B_MX.real * x_Y1X),
             rounded(a_MX.real * imag) + rounded(a_MX.imag * real) + rounded(B_MX.imag * x_Y1X),
         )
-        each_YMX = rounded(C_MX.real * real) - rounded(C_MX.imag * imag)
+        real_YMX = rounded(C_MX.real * real) - rounded(C_MX.imag * imag)
         after_Y2MX = jnp.stack([real, imag], axis=1)
         after_Y2MX = jnp.where(is_valid_Y[:, None, None, None], after_Y2MX, state_Y2MX)
-        return after_Y2MX, product("YM,YMX->YX", ones_YM, each_YMX)
+        return after_Y2MX, product("YM,YMX->YX", ones_YM, real_YMX)
 
     if is_valid_YW is None:
         is_valid_YW = jnp.ones(x_YWX.shape[:2], bool)
@@ -87,7 +87,9 @@ def chunked(
     if target_is_cpu():
 
         @functools.partial(jax.checkpoint, prevent_cse=False)  # a chunk's states at a time
-        def feed(state_Y2MX: jax.Array, inputs: tuple) -> tuple[jax.Array, jax.Array]:
+        def feed(
+            state_Y2MX: jax.Array, inputs: tuple[jax.Array, ...]
+        ) -> tuple[jax.Array, jax.Array]:
             x_YTX, is_valid_YT = inputs
             out_YTX, after = recurrent(x_YTX, log_a_MX, B_MX, C_MX, state_Y2MX, is_valid_YT)
             return after[:, -1], out_YTX
@@ -110,7 +112,7 @@ def chunked(
     to_end_T2MX = _parts(B_MX * powers_TMX[-2::-1])
     added_YC2MX = product("YCTX,TZMX->YCZMX", last_YCTX, to_end_T2MX)
 
-    def step(state_Y2MX: jax.Array, inputs: tuple) -> tuple[jax.Array, jax.Array]:
+    def step(state_Y2MX: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         length_Y, added_Y2MX = inputs
         state_YMX = jax.lax.complex(state_Y2MX[:, 0], state_Y2MX[:, 1])
         after_YMX = state_YMX * jnp.exp(length_Y[:, None, None] * log_a_MX)

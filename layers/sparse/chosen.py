@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS
-from configs.engine import MIN_DETERMINISTIC_ROWS
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from layers.kernels.attention.mask import mask_bounds
 from layers.kernels.cpu import rows
 from layers.ragged import Rectangle
@@ -29,24 +29,28 @@ def longest(rectangle: Rectangle) -> jax.Array:
     return jnp.max(num_visible(rectangle))
 
 
-def best(scores_YWX: jax.Array, open_YWX: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+def best(
+    scores_YWX: jax.Array, open_YWX: jax.Array, max_chosen: int
+) -> tuple[jax.Array, jax.Array]:
     """The indices of the largest scores among those that are open to a query, in rising order and
     of equals the first, i32 [..., most]; and how many they are, i32 [...]. What is behind them is
     an index past the end.
     """
-    reference, kernel = (functools.partial(f, most=most) for f in (_best, rows.choose))
+    reference, kernel = (functools.partial(f, max_chosen=max_chosen) for f in (_best, rows.choose))
     return rows.kernel_or(reference, kernel)(scores_YWX, open_YWX)
 
 
-def _best(scores_YWX: jax.Array, open_YWX: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+def _best(
+    scores_YWX: jax.Array, open_YWX: jax.Array, max_chosen: int
+) -> tuple[jax.Array, jax.Array]:
     X = scores_YWX.shape[-1]
     scores_YWX = jnp.where(open_YWX, scores_YWX, -jnp.inf)
-    _, index_YWJ = jax.lax.top_k(scores_YWX, most)
+    _, index_YWJ = jax.lax.top_k(scores_YWX, max_chosen)
     # A caller's slice, merged into that of top_k, would hide it from XLA (`layers/topk.py`).
     index_YWJ = jax.lax.optimization_barrier(index_YWJ)
     is_open_YWJ = jnp.take_along_axis(open_YWX, index_YWJ, axis=-1)
     index_YWJ = jnp.sort(jnp.where(is_open_YWJ, index_YWJ, X), axis=-1)
-    return index_YWJ, jnp.minimum(open_YWX.sum(-1, dtype=jnp.int32), most)
+    return index_YWJ, jnp.minimum(open_YWX.sum(-1, dtype=jnp.int32), max_chosen)
 
 
 def entries(table_YP: jax.Array, column_YX: jax.Array, page_tokens: int) -> jax.Array:
@@ -55,10 +59,10 @@ def entries(table_YP: jax.Array, column_YX: jax.Array, page_tokens: int) -> jax.
     """
     num_columns, shape = table_YP.shape[1], column_YX.shape
     flat_YX = column_YX.reshape(shape[0], -1)
-    found_YX = jnp.take_along_axis(table_YP, jnp.minimum(flat_YX, num_columns - 1), axis=1)
-    found_YX = jnp.where(flat_YX < num_columns, found_YX, 0).reshape(shape)
+    page_YX = jnp.take_along_axis(table_YP, jnp.minimum(flat_YX, num_columns - 1), axis=1)
+    page_YX = jnp.where(flat_YX < num_columns, page_YX, 0).reshape(shape)
     padding = -shape[-1] % max(1, BLOCK_TOKENS // page_tokens)
-    return jnp.pad(found_YX, (*[(0, 0)] * (len(shape) - 1), (0, padding)))
+    return jnp.pad(page_YX, (*[(0, 0)] * (len(shape) - 1), (0, padding)))
 
 
 def single_entries(table_YP: jax.Array, index_YWJ: jax.Array, page_tokens: int) -> jax.Array:
@@ -108,5 +112,5 @@ def in_steady_tiles(
     tiles = tuple(map(tiled, queries_YWX))
     if count == 1:
         return score(*(x[0] for x in tiles))[:, :W]
-    found = jnp.moveaxis(jax.lax.map(lambda own: score(*own), tiles), 0, 1)
-    return found.reshape(Y, count * tile, *found.shape[3:])[:, :W]
+    scores_XYW = jnp.moveaxis(jax.lax.map(lambda tile_queries: score(*tile_queries), tiles), 0, 1)
+    return scores_XYW.reshape(Y, count * tile, *scores_XYW.shape[3:])[:, :W]

@@ -9,11 +9,13 @@ token does not depend on how many tokens were fed with it, and what a page holds
 of refused drafts is written over before it counts.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Implementation, Options
 from layers.kernels.device import target_is_cpu
@@ -26,21 +28,22 @@ _PAGES = 128  # that are scored at a time
 
 def summarized(leaf: Indexed, ragged: Ragged, group: int, page_format: PageFormat) -> Indexed:
     """The leaf with the extremes of the pages that this step has written to."""
-    index, page_tokens = leaf.index, leaf.pages.shape[1]
+    index, page_tokens = leaf.index, leaf.page_tokens
     for rectangle in ragged.rectangles:
         valid_YW, table_YP = rectangle.valid_YW, rectangle.tables[group]
-        most = -(-(valid_YW.shape[1] - 1) // page_tokens) + 1
+        max_written = -(-(valid_YW.shape[1] - 1) // page_tokens) + 1
         first_Y1 = rectangle.position_YW[:, :1] // page_tokens
         last_Y = jnp.max(jnp.where(valid_YW, rectangle.position_YW, -1), axis=1)
-        column_YX = first_Y1 + jnp.arange(most, dtype=jnp.int32)
+        column_YX = first_Y1 + jnp.arange(max_written, dtype=jnp.int32)
         is_written_YX = column_YX <= (last_Y // page_tokens)[:, None]
         column_YX = jnp.where(is_written_YX, column_YX, table_YP.shape[1])
         page_X = entries(table_YP, column_YX, BLOCK_TOKENS).ravel()
-        found = leaf.pages.at[page_X, :, page_format.keys].get(mode="promise_in_bounds")
-        keys_XSH = kv_cache.decode(found)
+        stored_XSH = leaf.pages.at[page_X, :, page_format.keys].get(mode="promise_in_bounds")
+        keys_XSH = page_rows.decode(stored_XSH)
         extremes_X2H = jnp.stack([keys_XSH.min(1), keys_XSH.max(1)], axis=1)
-        index = index.at[page_X].set(kv_cache.encode(extremes_X2H, index), mode="promise_in_bounds")
-    return Indexed(leaf.pages, index)
+        stored_X2H = page_rows.encode(extremes_X2H, index)
+        index = index.at[page_X].set(stored_X2H, mode="promise_in_bounds")
+    return dataclasses.replace(leaf, index=index)
 
 
 def attend(
@@ -54,8 +57,8 @@ def attend(
     token_budget: int,
 ) -> jax.Array:
     """`contract.AttendPages` of at most `token_budget` tokens in whole pages, two at least."""
-    table_YP, page_tokens = rectangle.tables[group], leaf.pages.shape[1]
-    most = max(2, token_budget // page_tokens)
+    table_YP, page_tokens = rectangle.tables[group], leaf.page_tokens
+    max_pages = max(2, token_budget // page_tokens)
     attend_pages = implementation.attend_pages
     page_bounds = implementation.page_bounds or _page_bounds
 
@@ -71,7 +74,7 @@ def attend(
         bounds_YWKP = jnp.where(is_always_YWP[:, :, None], jnp.inf, bounds_YWKP)
         is_there_YWP = jnp.broadcast_to(column_P <= open_YW1, is_always_YWP.shape)
         is_there_YWKP = jnp.broadcast_to(is_there_YWP[:, :, None], bounds_YWKP.shape)
-        column_YWKJ, count_YWK = best(bounds_YWKP, is_there_YWKP, most)
+        column_YWKJ, count_YWK = best(bounds_YWKP, is_there_YWKP, max_pages)
         # The query's own page is the last one: of what was chosen it sees the beginning.
         offset_YW = rectangle.position_YW % page_tokens
         count_YW = (count_YWK[:, :, 0] - 1) * page_tokens + offset_YW + 1
@@ -81,12 +84,12 @@ def attend(
         out_Q1NH = attend_pages(q_Q1NH, leaf.pages, rows, 0, page_format, options)
         return out_Q1NH.reshape(*q_YWNH.shape[:3], -1)
 
-    if table_YP.shape[1] <= most:
+    if table_YP.shape[1] <= max_pages:
         return read_all()
     if not target_is_cpu():
         return read_best()
     # The same bits, where no query sees more pages than it may read: there is nothing to choose.
-    return jax.lax.cond(longest(rectangle) > most * page_tokens, read_best, read_all)
+    return jax.lax.cond(longest(rectangle) > max_pages * page_tokens, read_best, read_all)
 
 
 def _page_bounds(
@@ -111,20 +114,20 @@ def _page_bounds(
     # One head after another: a sum's order may depend on the size of the array.
     both_YWK2H = jnp.stack([sum(x[:, :, :, g] for g in range(N // K)) for x in signed], axis=3)
     # In their own head's columns, so that extremes are used as they lie.
-    own_K1K1 = jnp.eye(K, dtype=bool)[:, None, :, None]
-    both_YWK2KH = jnp.where(own_K1K1, both_YWK2H[:, :, :, :, None], 0).astype(q_YWNH.dtype)
+    is_same_head_K1K1 = jnp.eye(K, dtype=bool)[:, None, :, None]
+    both_YWK2KH = jnp.where(is_same_head_K1K1, both_YWK2H[:, :, :, :, None], 0).astype(q_YWNH.dtype)
 
     def block(j: jax.Array, bounds_YWKP: jax.Array) -> jax.Array:
         ids_YP = jax.lax.dynamic_slice_in_dim(table_YP, j * width, width, axis=1)
-        found = extremes.at[ids_YP].get(mode="promise_in_bounds")
-        extremes_YPX = kv_cache.decode(found).reshape(Y, width, 2 * K * H)
+        block_YPX = extremes.at[ids_YP].get(mode="promise_in_bounds")
+        extremes_YPX = page_rows.decode(block_YPX).reshape(Y, width, 2 * K * H)
 
         def score(both_YWK2KH: jax.Array) -> jax.Array:
             both_YUX = both_YWK2KH.reshape(Y, -1, 2 * K * H)
             return reference.dot(both_YUX, extremes_YPX, 2).reshape(Y, -1, K, width)
 
-        found_YWKP = in_steady_tiles(score, options.deterministic, both_YWK2KH)
-        return jax.lax.dynamic_update_slice_in_dim(bounds_YWKP, found_YWKP, j * width, axis=3)
+        block_YWKP = in_steady_tiles(score, options.deterministic, both_YWK2KH)
+        return jax.lax.dynamic_update_slice_in_dim(bounds_YWKP, block_YWKP, j * width, axis=3)
 
     empty = jnp.zeros((Y, W, K, table_YP.shape[1]), jnp.float32)
     stop = (jnp.max(count_Y) + width - 1) // width

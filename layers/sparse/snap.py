@@ -8,16 +8,17 @@ returns.
 """
 
 import dataclasses
+from typing import ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention.contract import AttendPages, Options
 from layers.kernels.attention.mask import mask_bounds, visible
 from layers.kernels.attention.reference import dot
-from layers.kv_cache import CacheLeaf
+from layers.kv_cache import Paged
 from layers.linear import soft_cap
 from layers.ragged import Rectangle
 
@@ -26,36 +27,35 @@ _MASKED = -1e30
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Observed:
-    """A layer's pages, to be read alone, and what queries have read of them so far.
+class Observed(Paged):
+    """Token-major pages of a sequence, which attention only reads.
 
     Attributes:
-        pages: token-major, as attention lays them out.
         weight_S: float32 [S], S the entries of a page table times page tokens: the softmax weights
             of each token, summed over the queries and heads of the layers that read the pages.
     """
 
-    pages: CacheLeaf
     weight_S: jax.Array
+    is_read_only: ClassVar[bool] = True
 
-
-def attend(
-    attend_pages: AttendPages,
-    q_YWNH: jax.Array,
-    leaf: Observed,
-    rectangle: Rectangle,
-    group: int,
-    page_format: PageFormat,
-    options: Options,
-) -> tuple[jax.Array, Observed]:
-    """`contract.AttendPages` of one sequence's row, and the leaf with what it read; a layer with a
-    window keeps its pages by that alone, and adds nothing.
-    """
-    out = attend_pages(q_YWNH, leaf.pages, rectangle, group, page_format, options)
-    if options.window is None:
-        read_S = _weights(q_YWNH, leaf.pages, rectangle, group, page_format, options)
-        leaf = dataclasses.replace(leaf, weight_S=leaf.weight_S + read_S)
-    return out, leaf
+    def attend(
+        self,
+        attend_pages: AttendPages,
+        q_YWNH: jax.Array,
+        rectangle: Rectangle,
+        group: int,
+        page_format: PageFormat,
+        options: Options,
+    ) -> tuple[jax.Array, Self]:
+        """Adds the weights of one sequence's row; a layer with a window keeps its pages by that
+        alone, and adds nothing.
+        """
+        arguments = rectangle, group, page_format, options
+        out, leaf = super().attend(attend_pages, q_YWNH, *arguments)
+        if options.window is not None:
+            return out, leaf
+        weight_S = self.weight_S + _weights(q_YWNH, self.pages, *arguments)
+        return out, dataclasses.replace(leaf, weight_S=weight_S)
 
 
 def _weights(
@@ -82,9 +82,9 @@ def _weights(
         ids_P = jax.lax.dynamic_slice_in_dim(table_P, j * block_pages, block_pages)
         stored_SX = pages.at[ids_P].get(mode="promise_in_bounds").reshape(BLOCK_TOKENS, -1)
         if page_format.is_quantized:
-            row_SX = kv_cache.dequantize(stored_SX, page_format, q_1WNH.dtype)
+            row_SX = page_rows.dequantize(stored_SX, page_format, q_1WNH.dtype)
         else:
-            row_SX = kv_cache.decode(stored_SX)
+            row_SX = page_rows.decode(stored_SX)
         k_KSH = row_SX[:, page_format.keys].reshape(BLOCK_TOKENS, K, H).swapaxes(0, 1)
         scores_KUS = dot(q_KUH, k_KSH, 2)
         if options.score_cap is not None:
@@ -107,8 +107,8 @@ def _weights(
 
     def add_weights(j: jax.Array, weight_S: jax.Array) -> jax.Array:
         weight_KUS = jnp.exp(scores(j) - maximum_KU1) / mass_KU1
-        own_S = weight_KUS.sum((0, 1))
-        return jax.lax.dynamic_update_slice_in_dim(weight_S, own_S, j * BLOCK_TOKENS, axis=0)
+        block_S = weight_KUS.sum((0, 1))
+        return jax.lax.dynamic_update_slice_in_dim(weight_S, block_S, j * BLOCK_TOKENS, axis=0)
 
     empty_S = jnp.zeros(table_P.size * pages.shape[1], jnp.float32)
     return jax.lax.fori_loop(0, stop, add_weights, empty_S)

@@ -5,6 +5,9 @@ formats its weights and its cache are, and on how many chips.
 from absl import flags
 
 from configs import precision
+from configs.engine import EngineConfig
+from configs.settings import kernels
+from configs.settings.section import flag_help
 
 WEIGHTS = flags.DEFINE_string(
     "weights",
@@ -15,11 +18,7 @@ WEIGHTS = flags.DEFINE_string(
     f"`plan` reads no checkpoint, and leaves tables as they are: {', '.join(precision.PLANNED)}.",
 )
 ACTIVATIONS = flags.DEFINE_enum(
-    "activations",
-    None,
-    ["int8", "exact"],
-    "What products of a CPU's kernels with weights of few bits make of activations: round them to "
-    "int8 (the default), or multiply them as they are, in three products instead of one.",
+    "activations", None, kernels.ACTIVATIONS, flag_help(EngineConfig, "activations")
 )
 CACHE = flags.DEFINE_string(
     "cache",

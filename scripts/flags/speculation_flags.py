@@ -5,9 +5,10 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from configs.engine import ACCEPTANCES, PROPOSERS, Config
+from configs.engine import Config
 from configs.errors import InputError
 from configs.heads import BRANCHING, MOST_TREE_DRAFTS, Medusa
+from configs.settings.drafts import ACCEPTANCES, PROPOSERS
 
 SPECULATE = flags.DEFINE_string(
     "speculate",
@@ -53,8 +54,8 @@ def apply(config: Config, model: str) -> Config:
         tree = draft_tree.settings(draft, num_drafts)
     elif asked.num_drafts is None and isinstance(draft, Medusa):
         num_drafts = min(num_drafts, draft.num_heads)
-    engine = dataclasses.replace(
-        config.engine, proposer=asked.proposer, num_drafts=num_drafts, acceptance=asked.acceptance,
+    engine = config.engine.replace(
+        proposer=asked.proposer, num_drafts=num_drafts, acceptance=asked.acceptance,
         adapt_drafts=asked.num_drafts is None, **tree,
     )  # fmt: skip
     return dataclasses.replace(config, engine=engine, draft=draft)

@@ -53,7 +53,7 @@ def run(repeats: int, only: Any, plot: str | None) -> None:
         "ladder": rows,
         "waste": waste,
         "workload": dataclasses.asdict(workload),
-        "cache_bytes": last.config(model).engine.cache_bytes,
+        "cache_bytes": last.config(model).engine.cache.cache_bytes,
         "compiles": bench.num_compiles,
         "predicted_by": report.predicted_by(bench.machine),
     }
@@ -183,7 +183,7 @@ def _waste(
 ) -> dict[str, float]:
     """Room without a token in the last ablation, for a size of page."""
     assert last.engine is not None
-    config = Config(bench.model, dataclasses.replace(last.engine, page_tokens=page_tokens))
+    config = Config(bench.model, last.engine.replace(page_tokens=page_tokens))
     expected = measure.predict(config, load, bench.machine)
     (runs,) = bench.serve([config], load, f"pages of {page_tokens}")
     measured = measure.figures(runs)

@@ -57,7 +57,7 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
     found = probe.measure(model.vocab_size, serve, ways)
     if common.JSON.value:
         sizes = {"running": num_running, "long_tokens": long_tokens, "predicted": predicted}
-        sizes["tile_tokens"] = config.engine.chunk_tokens
+        sizes["tile_tokens"] = config.engine.shapes.chunk_tokens
         common.print_json({"interference": sizes | found}, configs[ways[-1]])
     else:
         bench_text.show_interference(found, predicted)

@@ -75,7 +75,7 @@ def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None
         if checkpoint is None:
             chosen = weight_formats.drawn(device)
         else:
-            chosen, _ = weight_formats.choose(device, checkpoint, config.engine.linear)
+            chosen, _ = weight_formats.choose(device, checkpoint, config.engine.kernels.linear)
         configs = [dataclasses.replace(own, model=chosen.model) for own in configs]
         config = dataclasses.replace(config, model=chosen.model)
     hardware = lookup.this_machine(config.model.dtype, model=config.model)

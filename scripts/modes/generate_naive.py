@@ -71,13 +71,13 @@ def summary(stats: dict[str, Any]) -> str:
 
 
 def _result(engine: Any, sequence: Decoded) -> dict[str, Any]:
-    is_sound = all(map(math.isfinite, sequence.logprobs))
+    is_sound = all(map(math.isfinite, sequence.results.logprobs))
     reason = "stop" if sequence.is_end(sequence.tokens[-1]) else "length"
     return {
         "text": engine.tokenizer.decode(sequence.output_tokens),
         "token_ids": sequence.output_tokens,
         "prompt_tokens": sequence.num_prompt_tokens,
         "finish_reason": reason if is_sound else "error",
-        "logprobs": sequence.logprobs if is_sound else None,  # JSON has no NaN
+        "logprobs": sequence.results.logprobs if is_sound else None,  # JSON has no NaN
         "top_logprobs": None,
     }

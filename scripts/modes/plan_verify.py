@@ -36,7 +36,7 @@ class EngineRunner:
             shape
             for shape in step_shapes.enumerate_shapes(engine)
             if not shape.scored
-            and (engine.free_padding or 0 in (shape.decode[0], shape.prefill[0]))
+            and (engine.shapes.free_padding or 0 in (shape.decode[0], shape.prefill[0]))
         ]
         self._arrays: dict[Point, Any] = {}
         for done, shape in enumerate(self._shapes):

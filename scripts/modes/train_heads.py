@@ -90,7 +90,7 @@ def generator(checkpoint: Any) -> Callable[[list[list[int]], int], list[list[int
         from inference.request import SamplingParams
 
         longest = max(map(len, openings)) + num_tokens
-        settings = EngineConfig(
+        settings = EngineConfig.of(
             max_seqs=_SEQUENCES, max_context=longest, decode_rows=(_SEQUENCES,), seed=0
         )
         engine = common.load_engine(checkpoint, Config(checkpoint.config, settings))

@@ -1,4 +1,4 @@
-"""What `plan --advise` found, as tables for people and as JSON for tools."""
+"""The advice of `plan --advise`, as tables for people and as JSON for tools."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -23,7 +23,8 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "excluded": list(advice.excluded),
         "mixture": advice.mixture and dataclasses.asdict(advice.mixture),
         "exchange": [
-            {**dataclasses.asdict(found), "saved": found.saved} for found in advice.exchange
+            {**dataclasses.asdict(comparison), "saved": comparison.saved}
+            for comparison in advice.exchange
         ],
         "caches": [dataclasses.asdict(cache) for cache in advice.caches],
         "chunks": [dataclasses.asdict(chunk) for chunk in advice.chunks],
@@ -32,14 +33,14 @@ def as_json(advice: Advice) -> dict[str, Any]:
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
-    placed = choice.deployment
+    deployment = choice.deployment
     return {
         "name": choice.name,
-        "weights": placed.formats.weights.name,
-        "cache": placed.formats.cache.name,
-        "mesh": dataclasses.asdict(placed.mesh),
-        "replicas": placed.replicas,
-        "speculation": placed.speculation and dataclasses.asdict(placed.speculation),
+        "weights": deployment.formats.weights.name,
+        "cache": deployment.formats.cache.name,
+        "mesh": dataclasses.asdict(deployment.mesh),
+        "replicas": deployment.replicas,
+        "speculation": deployment.speculation and dataclasses.asdict(deployment.speculation),
         "batch": choice.batch,
         **dataclasses.asdict(choice.steady),
         "request_s": choice.request_s,
@@ -63,14 +64,14 @@ def show(console: Console, advice: Advice) -> None:
 
 
 def _show_choices(console: Console, advice: Advice) -> None:
-    found = new_table(["", "combination", "batch", "tok/s", "TTFT", "TPOT", "request", "x plain"])
+    table = new_table(["", "combination", "batch", "tok/s", "TTFT", "TPOT", "request", "x plain"])
     for rank, choice in enumerate(advice.choices[:_ADVICE_ROWS], 1):
-        found.add_row(
+        table.add_row(
             str(rank), choice.name, str(choice.batch), f"{choice.steady.output_tok_s:,.0f}",
             seconds(choice.steady.ttft_s), seconds(choice.steady.tpot_s), seconds(choice.request_s),
             f"{choice.score / advice.plain.score:.2f}" if advice.plain else "plain does not fit",
         )  # fmt: skip
-    console.print(found)
+    console.print(table)
     best = new_table(["in the best", "gains", "costs"])
     for part in advice.choices[0].parts:
         gain = "does not fit without" if part.gain is None else f"{part.gain:.2f} x"
@@ -85,39 +86,41 @@ def _why_not(excluded: Sequence[str]) -> Iterable[str]:
         yield f"... and {len(excluded) - _EXCLUDED_ROWS} more that do not fit"
 
 
-def _show_mixture(console: Console, found: Mixture) -> None:
+def _show_mixture(console: Console, mixture: Mixture) -> None:
     """Experts that a step of the best visits."""
     console.print(
-        f"\nexperts: {found.top_k} of {found.num_experts} a token, "
-        f"{found.active_parameters / 1e9:.4g} B of {found.parameters / 1e9:.4g} B parameters",
+        f"\nexperts: {mixture.top_k} of {mixture.num_experts} a token, "
+        f"{mixture.active_parameters / 1e9:.4g} B of {mixture.parameters / 1e9:.4g} B parameters",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     rows = new_table(["batch", "experts visited", "read a chip", "of all it moves", "step"])
-    for each in found.visits:
+    for point in mixture.visits:
         rows.add_row(
-            f"{each.batch:,}", f"{each.visited:.1f}", size(each.chip_bytes), f"{each.share:.0%}",
-            seconds(each.step_s),
+            f"{point.batch:,}", f"{point.visited:.1f}", size(point.chip_bytes),
+            f"{point.share:.0%}", seconds(point.step_s),
         )  # fmt: skip
     console.print(rows)
-    until = f"for experts up to {found.bound_until:,} sequences, "
-    then = f"beyond that for its {found.then}" if found.then else "which is all that fit"
-    waits = f"{until}{then}" if found.bound_until else f"for its {found.then}, whatever the batch"
+    until = f"for experts up to {mixture.bound_until:,} sequences, "
+    then = f"beyond that for its {mixture.then}" if mixture.then else "which is all that fit"
+    waits = (
+        f"{until}{then}" if mixture.bound_until else f"for its {mixture.then}, whatever the batch"
+    )
     console.print(f"a step waits longest {waits}", markup=False, soft_wrap=True)
 
 
-def _show_exchange(console: Console, found: Sequence[Comparison]) -> None:
+def _show_exchange(console: Console, steps: Sequence[Comparison]) -> None:
     """How tokens reach the experts of other chips, here and otherwise."""
     console.print(
-        f"\ntokens to experts on {found[0].mesh}, all gathered or (predicted alone) each sent to "
+        f"\ntokens to experts on {steps[0].mesh}, all gathered or (predicted alone) each sent to "
         "the chips that it visits:",
         markup=False, soft_wrap=True,
     )  # fmt: skip
     rows = new_table(["step", "time", "all-gather, leave a chip", "time", "all-to-all", "time",
                       "saves of the step"])  # fmt: skip
-    for each in found:
-        forms = (each.gathered, each.sent)
+    for step in steps:
+        forms = (step.gathered, step.sent)
         cells = (cell for form in forms for cell in (size(form.bytes), seconds(form.seconds)))
-        rows.add_row(each.name, seconds(each.step_s), *cells, f"{each.saved:.1%}")
+        rows.add_row(step.name, seconds(step.step_s), *cells, f"{step.saved:.1%}")
     console.print(rows)
 
 
@@ -126,11 +129,11 @@ def _show_caches(console: Console, caches: Sequence[Cached], batch: int) -> None
     console.print("\ncaches with the same heads; MHA is what compares at equal quality:")
     rows = new_table(["cache", "mesh", "bytes a token, chip", "largest batch", f"step of {batch:,}",
                   "tok/s at most"])  # fmt: skip
-    for each in caches:
+    for cache in caches:
         rows.add_row(
-            each.name + ("" if each.is_run else " (predicted alone)"), str(each.mesh),
-            f"{each.token_bytes:,.0f}", f"{each.largest_batch:,}", seconds(each.step_s),
-            f"{each.most_tok_s:,.0f}" if each.largest_batch else "does not fit",
+            cache.name + ("" if cache.is_run else " (predicted alone)"), str(cache.mesh),
+            f"{cache.token_bytes:,.0f}", f"{cache.largest_batch:,}", seconds(cache.step_s),
+            f"{cache.most_tok_s:,.0f}" if cache.largest_batch else "does not fit",
         )  # fmt: skip
     console.print(rows)
 
@@ -141,8 +144,8 @@ def _show_chunks(console: Console, chunks: Sequence[Chunk], expanded_from: int |
         "\nthe end of a prompt, over latents (absorbed) or keys and values projected out of them:"
     )
     rows = new_table(["tokens a chunk", "absorbed", "projected out (predicted alone)"])
-    for each in chunks:
-        rows.add_row(str(each.tokens), seconds(each.absorbed_s), seconds(each.expanded_s))
+    for chunk in chunks:
+        rows.add_row(str(chunk.tokens), seconds(chunk.absorbed_s), seconds(chunk.expanded_s))
     console.print(rows)
     more = (
         "no chunk takes" if expanded_from is None else f"chunks of {expanded_from} tokens on take"

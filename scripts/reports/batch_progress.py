@@ -14,22 +14,22 @@ class BatchProgress:
 
     def __init__(
         self,
-        most_tokens: Sequence[int],
+        max_tokens: Sequence[int],
         bar: Callable[[int, int, str, str], None],
         say: Callable[[str], None] | None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`most_tokens` are those of each request; `say` is None where the bar can be seen."""
+        """`max_tokens` are those of each request; `say` is None where the bar can be seen."""
         self.num_tokens = 0
         self.num_answers = 0
-        self._most = list(most_tokens)
-        self._total = sum(most_tokens)
+        self._max_tokens = list(max_tokens)
+        self._total = sum(max_tokens)
         self._bar, self._say, self._clock = bar, say, clock
         self._start: float | None = (
             None  # with the first tokens, so that compilation does not count
         )
         self._first_tokens = 0
-        self._said = clock()
+        self._last_line_s = clock()
 
     def add_tokens(self, count: int) -> None:
         """Counts tokens of any request."""
@@ -38,21 +38,21 @@ class BatchProgress:
         if self._start is None:
             self._start, self._first_tokens = now, self.num_tokens
         self._bar(self.num_tokens, self._total, "generating", self._rate(now))
-        if self._say is not None and now - self._said >= _EVERY_S:
-            self._said = now
-            self._say(self._rate(now) + self._left(now))
+        if self._say is not None and now - self._last_line_s >= _EVERY_S:
+            self._last_line_s = now
+            self._say(self._rate(now) + self._time_left(now))
 
     def add_answer(self, index: int, num_tokens: int) -> None:
         """Counts a request that has ended with `num_tokens` tokens."""
         self.num_answers += 1
-        self._total -= self._most[index] - num_tokens
+        self._total -= self._max_tokens[index] - num_tokens
 
     def _rate(self, now: float) -> str:
-        line = f"{self.num_answers} of {len(self._most)} answers"
+        line = f"{self.num_answers} of {len(self._max_tokens)} answers"
         rate = self._tokens_a_second(now)
         return f"{line}, {rate:.1f} tokens/s" if rate else line
 
-    def _left(self, now: float) -> str:
+    def _time_left(self, now: float) -> str:
         rate = self._tokens_a_second(now)
         return f", at most {_duration((self._total - self.num_tokens) / rate)} left" if rate else ""
 

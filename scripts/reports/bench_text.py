@@ -105,9 +105,9 @@ def _show_peaks(result: Mapping[str, Any]) -> None:
     peaks = ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in result["peaks"].items())
     print(f"all cores multiply and add at most, GFLOP/s: {peaks}")
     to_peak = result["best_product_rate"] / result["product_peak"]
-    batch, most = result["batch_rate_share"], max(row["concurrency"] for row in result["rows"])
+    batch, largest = result["batch_rate_share"], max(row["concurrency"] for row in result["rows"])
     parts = [f"prefill {result['prefill_rate_share'] * to_peak:.0%}"]
-    parts += [] if batch is None else [f"decoding at {most} {batch * to_peak:.0%}"]
+    parts += [] if batch is None else [f"decoding at {largest} {batch * to_peak:.0%}"]
     print(
         f"of the {result['product_peak'] / 1e9:,.0f} GFLOP/s of these weights: {', '.join(parts)}, "
         f"the best product {to_peak:.0%}"
@@ -128,8 +128,8 @@ def show_open(result: Mapping[str, Any]) -> None:
         print(f"{name:30}" + "".join(f"{cell:>10}" for cell in cells))
         if key == "kv_waste":
             measured, predicted = (_waste_by_group(result, f) for f in (row, row["predicted"]))
-            for (group, own), (_, other) in zip(measured, predicted, strict=True):
-                print(f"{f'  that see {group}':30}{own:>10}{other:>10}")
+            for (group, waste), (_, planned) in zip(measured, predicted, strict=True):
+                print(f"{f'  that see {group}':30}{waste:>10}{planned:>10}")
     print()
     _show_snapshots(result)
     print(f"host {1e3 * row['host_step_s']:.2f} ms a step; {_compiles(result)}")
@@ -145,10 +145,10 @@ def ablation_row(row: Mapping[str, Any]) -> str:
     """An ablation: its metric without the technique and with it, measured and predicted."""
     name, form = METRICS[row["metric"]]
 
-    def cells(found: Mapping[str, Any]) -> str:
-        before = "" if found["before"] is None else form.format(found["before"])
-        gain = "" if found["gain"] is None else f"{found['gain']:.2f} x"
-        return f"{before:>9}{form.format(found['after']):>9}{gain:>8}"
+    def cells(pair: Mapping[str, Any]) -> str:
+        before = "" if pair["before"] is None else form.format(pair["before"])
+        gain = "" if pair["gain"] is None else f"{pair['gain']:.2f} x"
+        return f"{before:>9}{form.format(pair['after']):>9}{gain:>8}"
 
     names = f"{row['rung']:12}{row['over'] or '':12}{name:26}"
     return f"{names}{cells(row['measured'])}{'':13}{cells(row['predicted'])}"
@@ -185,16 +185,16 @@ def show_waste(rows: list[dict[str, Any]]) -> None:
         )
 
 
-def show_interference(found: Mapping[str, Any], predicted: Mapping[str, Any]) -> None:
+def show_interference(measured: Mapping[str, Any], predicted: Mapping[str, Any]) -> None:
     """Time between tokens alone and beside a long prompt."""
     names = ("between tokens: p50, ms", "p99, ms", "times", "predicted", "first token, s")
     print(" " * 12 + "".join(f"{name:>{max(len(name) + 2, 10)}}" for name in names))
-    for name in (name for name in predicted if name in found):
-        own, expected = found[name], predicted[name]
-        line = f"{name:12}{1e3 * own['itl_p50_s']:25.1f}{1e3 * own['itl_p99_s']:10.1f}"
-        if "ttft_s" in own:
-            line += f"{own['times_undisturbed']:8.2f} x{expected['times_undisturbed']:9.2f} x"
-            line += f"{own['ttft_s']:16.2f}"
+    for name in (name for name in predicted if name in measured):
+        row, expected = measured[name], predicted[name]
+        line = f"{name:12}{1e3 * row['itl_p50_s']:25.1f}{1e3 * row['itl_p99_s']:10.1f}"
+        if "ttft_s" in row:
+            line += f"{row['times_undisturbed']:8.2f} x{expected['times_undisturbed']:9.2f} x"
+            line += f"{row['ttft_s']:16.2f}"
         print(line)
 
 

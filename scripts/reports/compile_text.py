@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from configs import overrides
-from configs.engine import Config
+from configs.engine import Config, EngineConfig
 from configs.hardware.targets import Target
 from configs.mesh import ONE_CHIP, Mesh
+from configs.settings import section
 from inference.planner.compiled.prediction import Prediction
 from inference.planner.compiled.report import CompiledStep, RefusedStep
 
@@ -24,28 +25,28 @@ def as_json(
     steps: Sequence[Step], predicted: Prediction, exchanges: Sequence[Exchange | None]
 ) -> dict[str, Any]:
     """Of all steps together, and of each beside the exchange that was predicted."""
-    compiled = [each for each in steps if isinstance(each, CompiledStep)]
+    compiled = [step for step in steps if isinstance(step, CompiledStep)]
     return {
         "fits": fits(steps, predicted),
         "predicted_fits": predicted.fits,
         "memory_bytes": predicted.memory_bytes,
-        "bytes_per_chip": max((each.total_bytes for each in compiled), default=None),
+        "bytes_per_chip": max((step.total_bytes for step in compiled), default=None),
         "predicted_bytes_per_chip": predicted.total_bytes,
         "predicted": dataclasses.asdict(predicted),
         "collectives": collectives(compiled[0]) if compiled else None,
-        "compile_s": sum(each.compile_s for each in steps),
-        "steps": [_step(*each) for each in zip(steps, exchanges, strict=True)],
+        "compile_s": sum(step.compile_s for step in steps),
+        "steps": [_step(step, exchange) for step, exchange in zip(steps, exchanges, strict=True)],
     }
 
 
 def _step(step: Step, exchange: Exchange | None) -> dict[str, Any]:
-    found = dataclasses.asdict(step) | {"name": step.shape.name}
-    found["predicted_collectives"] = exchange and {
-        kind: {"count": count, "bytes": held} for kind, (count, held) in exchange.items()
+    result = dataclasses.asdict(step) | {"name": step.shape.name}
+    result["predicted_collectives"] = exchange and {
+        kind: {"count": count, "bytes": num_bytes} for kind, (count, num_bytes) in exchange.items()
     }
     if isinstance(step, CompiledStep):
-        found |= {"total_bytes": step.total_bytes, "collectives": collectives(step)}
-    return found
+        result |= {"total_bytes": step.total_bytes, "collectives": collectives(step)}
+    return result
 
 
 def collectives(step: CompiledStep) -> dict[str, dict[str, int]]:
@@ -60,8 +61,8 @@ def collectives(step: CompiledStep) -> dict[str, dict[str, int]]:
 def fits(steps: Sequence[Step], predicted: Prediction) -> bool:
     """Whether the device holds every step, as it was compiled."""
     return all(
-        isinstance(each, CompiledStep) and each.total_bytes <= predicted.memory_bytes
-        for each in steps
+        isinstance(step, CompiledStep) and step.total_bytes <= predicted.memory_bytes
+        for step in steps
     )
 
 
@@ -73,9 +74,9 @@ def show_prediction(
 ) -> None:
     """What is compiled, and what the planner says of it."""
     model, engine = config.model, config.engine
-    placed = target.name if mesh == ONE_CHIP else f"{target.name} ({mesh})"
+    chips = target.name if mesh == ONE_CHIP else f"{target.name} ({mesh})"
     print(
-        f"{model.name} on {placed}: {model.dtype}, {attention}, {engine.max_seqs} sequences of "
+        f"{model.name} on {chips}: {model.dtype}, {attention}, {engine.max_seqs} sequences of "
         f"{config.max_context:,} tokens"
     )
     print(
@@ -93,12 +94,13 @@ def show_step(step: Step, exchange: Exchange | None) -> None:
         print(f"  refused: {step.reason[:400]}", flush=True)
         return
     program = step.program
-    held = program.argument_bytes
-    weights, cache = held.get("params", 0), held.get("cache", 0)
-    rest = sum(held.values()) - weights - cache
+    arguments = program.argument_bytes
+    weights, cache = arguments.get("params", 0), arguments.get("cache", 0)
+    total = sum(arguments.values())
+    inputs, padding = total - weights - cache, step.argument_bytes - total
     print(
-        f"  bytes: weights {weights:,}, cache {cache:,}, slots and inputs {rest:,}, padding "
-        f"{step.argument_bytes - sum(held.values()):,}, temporaries {step.temporary_bytes:,}, code "
+        f"  bytes: weights {weights:,}, cache {cache:,}, slots and inputs {inputs:,}, padding "
+        f"{padding:,}, temporaries {step.temporary_bytes:,}, code "
         f"{step.code_bytes:,}, outputs {step.output_bytes:,}: {step.total_bytes:,}"
     )
     parts = ", ".join(f"{part} {count}" for part, count in program.launches.items())
@@ -107,11 +109,11 @@ def show_step(step: Step, exchange: Exchange | None) -> None:
         f"  host: {program.num_conditionals} conditionals, {program.num_loops} loops, "
         f"{program.num_outputs} outputs to copy"
     )
-    found = {kind: (each["count"], each["bytes"]) for kind, each in collectives(step).items()}
-    said = "" if exchange is None else "; predicted " + _exchanged(exchange)
-    said = ", as predicted" if exchange == found else said
+    compiled = {kind: (entry["count"], entry["bytes"]) for kind, entry in collectives(step).items()}
+    predicted = "" if exchange is None else "; predicted " + _exchanged(exchange)
+    predicted = ", as predicted" if exchange == compiled else predicted
     hidden = f"; {program.num_hidden} behind other work" if program.num_hidden else ""
-    print(f"  collectives: {_exchanged(found)}{said}{hidden}")
+    print(f"  collectives: {_exchanged(compiled)}{predicted}{hidden}")
     if program.estimated_cycles:
         print(f"  cycles: {program.estimated_cycles:,} by the compiler's estimate, without kernels")
     print(end="", flush=True)
@@ -119,9 +121,9 @@ def show_step(step: Step, exchange: Exchange | None) -> None:
 
 def show_verdict(steps: Sequence[Step], predicted: Prediction) -> None:
     """What follows from all steps."""
-    sizes = [each.total_bytes for each in steps if isinstance(each, CompiledStep)]
+    sizes = [step.total_bytes for step in steps if isinstance(step, CompiledStep)]
     largest = f"{max(sizes):,} of {predicted.memory_bytes:,} bytes a chip, " if sizes else ""
-    seconds = sum(each.compile_s for each in steps)
+    seconds = sum(step.compile_s for step in steps)
     print(f"\n{_verdict(fits(steps, predicted))}: {largest}compiled in {seconds:.1f} s")
 
 
@@ -131,16 +133,17 @@ def show_written(paths: Sequence[Path], config: Config, target: Target) -> None:
     defaults = Config(config.model).for_platform(target.platform).engine
     changed = overrides.changed(config.engine, defaults)
     mesh = [f"--mesh={config.mesh}"] if config.mesh.num_chips > 1 else []
-    settings = [*mesh, *(shlex.quote(f"--set=engine.{each}") for each in changed)]
+    places = section.paths(EngineConfig)
+    settings = [shlex.quote(f"--set={places[name]}={value}") for name, value in changed.items()]
     print(
         f"wrote {len(paths)} executables, {size:,} bytes: --executables={paths[0].parent} "
-        + " ".join(settings)
+        + " ".join([*mesh, *settings])
     )
 
 
 def _exchanged(exchange: Exchange) -> str:
-    each = (f"{count} {kind} of {held:,} bytes" for kind, (count, held) in exchange.items())
-    return ", ".join(each) or "none"
+    kinds = (f"{count} {kind} of {size:,} bytes" for kind, (count, size) in exchange.items())
+    return ", ".join(kinds) or "none"
 
 
 def _verdict(fits: bool) -> str:

@@ -39,7 +39,7 @@ class Stopwatch:
         num_tokens, seconds, compile_s = self._last
         num_passes, num_accepted = self._counted
         num_passes, num_accepted = num_passes - self._passes, num_accepted - self._accepted
-        speculates = num_passes and self._engine.config.engine.proposer
+        speculates = num_passes and self._engine.config.engine.drafts.proposer
         first, first_s, first_compile_s = self._first if is_one else (0, 0.0, 0.0)
         decode_s = seconds - first_s - (compile_s - first_compile_s)
         return {

@@ -6,20 +6,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from inference.benchmark import agreement
+from inference.benchmark.agreement import Agreement
 from scripts.reports import bench_text, kernel_text, steps_text
 
 _TAIL_LINES = 15
 _NEAR_TIE = 0.1  # nats; on a CPU bfloat16 is off float32 by 0.048, either way
 
 
-def page(found: Mapping[str, Any]) -> str:
+def page(results: Mapping[str, Any]) -> str:
     """Markdown."""
-    parts = found["parts"]
+    parts = results["parts"]
     lines = [
-        f"# {found['device']}",
+        f"# {results['device']}",
         "",
-        f"Begun by `python -m scripts.device` on {found['date']}, jax {found['jax']}, Python "
-        f"{found['python']}. Weights and inputs are random. [Measuring](../kernels.md#measuring) "
+        f"Begun by `python -m scripts.device` on {results['date']}, jax {results['jax']}, Python "
+        f"{results['python']}. Weights and inputs are random. [Measuring](../kernels.md#measuring) "
         "says how.",
         "",
         "| part | status | s | date |",
@@ -70,17 +71,17 @@ def _beside(peer: Mapping[str, Any], parts: Sequence[Mapping[str, Any]]) -> list
     """A peer's steps, and ours of the same sizes by the part that measured them first."""
     lines = [f"{'':24}{'peer ms':>10}{'ours ms':>10}{'peer / ours':>14}   {peer['peer']}"]
     for kind, unit in (("decode", "context"), ("prefill", "tokens")):
-        ours: dict[tuple[int, int], float] = {}
+        engine_s: dict[tuple[int, int], float] = {}
         for part in reversed(parts):
             result = part["result"] or {}
             for row in result.get(f"{kind}_steps", ()) if "peer" not in result else ():
                 if "measured_s" in row:
-                    ours[row["rows"], row[unit]] = row["measured_s"]
+                    engine_s[row["rows"], row[unit]] = row["measured_s"]
         for row in peer[f"{kind}_steps"]:
-            theirs_s, size = row["measured_s"], (row["rows"], row[unit])
-            line = f"{f'{kind} {size[0]} x {size[1]}':24}{1e3 * theirs_s:10.3f}"
-            if size in ours:
-                line += f"{1e3 * ours[size]:10.3f}{theirs_s / ours[size]:14.2f}"
+            peer_s, size = row["measured_s"], (row["rows"], row[unit])
+            line = f"{f'{kind} {size[0]} x {size[1]}':24}{1e3 * peer_s:10.3f}"
+            if size in engine_s:
+                line += f"{1e3 * engine_s[size]:10.3f}{peer_s / engine_s[size]:14.2f}"
             lines.append(f"{line:58}   {row['attention']}")
     return lines
 
@@ -90,12 +91,12 @@ class Tokens(NamedTuple):
 
     name: str
     num_answers: int
-    found: agreement.Agreement
+    agreement: Agreement
 
     @property
     def agrees(self) -> bool:
         """Whether rounding explains what differs."""
-        return self.found.worst <= _NEAR_TIE
+        return self.agreement.worst <= _NEAR_TIE
 
 
 def tokens(parts: Sequence[Mapping[str, Any]]) -> list[Tokens]:
@@ -107,18 +108,19 @@ def tokens(parts: Sequence[Mapping[str, Any]]) -> list[Tokens]:
     }
     expected = answers.pop("tokens-cpu", None)
     return [
-        Tokens(name, len(own), agreement.compare(own, expected))
-        for name, own in answers.items()
+        Tokens(name, len(device_answers), agreement.compare(device_answers, expected))
+        for name, device_answers in answers.items()
         if expected is not None
     ]
 
 
 def _agreements(parts: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
-        f"{each.name}: {each.found.equal} of {each.num_answers} answers have the CPU's tokens; "
-        f"scores differ by {each.found.worst:.3f} up to the first other token, itself included: "
-        f"{'as rounding may' if each.agrees else f'WRONG, more than {_NEAR_TIE}'}."
-        for each in tokens(parts)
+        f"{part.name}: {part.agreement.equal} of {part.num_answers} answers have the CPU's tokens; "
+        f"scores differ by {part.agreement.worst:.3f} up to the first other token, itself "
+        "included: "
+        f"{'as rounding may' if part.agrees else f'WRONG, more than {_NEAR_TIE}'}."
+        for part in tokens(parts)
     ]
 
 

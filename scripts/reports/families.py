@@ -1,4 +1,4 @@
-"""Writes docs/families.md: which families run, and what of them was compared with what.
+"""Writes the tables of docs/families.md: families that run, and checkpoints that tests compare.
 
 python -m scripts.reports.families [FILE]
 """
@@ -27,114 +27,43 @@ from inference.checkpoints import opened
 from inference.checkpoints.gguf.pretokenizers import SPLITS
 from inference.checkpoints.hf.architectures import families
 from inference.planner import weights
+from scripts.reports.pages.markdown import fill, table
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 
-_INTRODUCTION = """\
-# Families
-
-Written by `python -m scripts.reports.families` from the tiny checkpoints in `tests/golden/`. Each
-was written by transformers, with the logits that it computes in float32 from the stored weights.
-Ours differ by at most 1e-4 at every position of both prompts: without a cache, packed into one
-step, and in chunks through pages; those with greedy prompts also token by token, and they continue
-them with the same tokens (`tests/inference/test_parity_tiny.py`). Each is exported as transformers
-reads it (`test_convert.py`). A `.gguf` file of each family gives the parameters it was made from,
-and the logits of its conversion to the last bit, under the names of the `gguf` library
-(`test_gguf.py`, `test_gguf_mixtures.py`, `test_gguf_types.py` and `test_families.py` in
-`tests/inference/checkpoints/`); llama.cpp calls Mistral and Mixtral a llama, and keeps no window of
-them, OLMo 3 an olmo2, FalconMamba a mamba, and DeepSeek-V2, V3 and GLM-4.7-Flash a deepseek2. Of
-families with states decays come back up to the rounding of an exponential, and Falcon-H1 without
-its factors, which llama.cpp has in its weights (`test_gguf_states.py`). FlexOlmo, DeepSeek-V3.2,
-GLM-5, Bamba, MiniMax-Text-01, Qwen3-Next, Qwen3.5, Kimi Linear and OLMo Hybrid are read from no
-`.gguf` file. Keys that few files have (`clip_qkv`, `scale_attn_by_inverse_layer_idx`,
-`attention_bias` of latent attention, more experts a token than its groups have) are compared by the
-last logits; a `partial_rotary_factor` where heads rotate whole, and `attention_bias` of Nemotron-H,
-have no effect, as in transformers, and a line says so (`test_changed.py`).
-[Adding a family](add_a_model.md).
-"""
-_GGUF = """\
-Tokenizers of `.gguf` files are rebuilt from their metadata: SentencePiece (`llama`), and byte-level
-BPE (`gpt2`) with one of these pre-tokenizers:
-{}.
-All but llama.cpp's `default` cut text as the published `tokenizer.json` does
-(`tests/inference/checkpoints/test_pretokenizers.py`); another is refused by name, those of
-DeepSeek-V2 and V3 and of GLM among them.
-"""
-_REAL = """\
-The real SmolLM2 135M and Gemma 3 270M are compared with transformers too: greedy text up to near
-ties, perplexity within 0.5 % (`tests/inference/test_parity_real.py`). Of the other presets only
-configuration and number of parameters are checked, no real weights. Those of `deepseek-v3` are
-published in FP8 by blocks of 128 x 128, which are dequantized as they are read. Those of gpt-oss
-are published with experts in MXFP4, which become bfloat16 as they are read, to the same numbers.
-Layers that predict a second token (DeepSeek-V3, GLM) are left out, as many as the configuration
-announces; where it is one, `--speculate=mtp` has it draft
-([how](speculation.md#the-layer-that-a-checkpoint-brings)). Of Gemma 4 the text is served: what
-reads images and sounds in a published directory is left out, in a line, and so are keys and values
-of layers that read earlier ones'. Of Qwen3.5 it is the text too; the layers with which it and
-Qwen3-Next predict a second token (`mtp.*`) are left out. A `.gguf` file of Gemma 4 brings a
-tokenizer that is not read (`tokenizer.ggml.model=gemma4`).
-
-What names one of these architectures needs nothing more, and is not tested: Mixtral 8x22B,
-Qwen2-57B-A14B, Qwen3-235B-A22B, GLM-4.6 and OLMo 3 32B are larger sizes, DeepSeek-R1 is a
-DeepSeek-V3, and so are Moonlight and Kimi K2 (published in FP8). dots.llm1, FlexOlmo,
-GLM-4.7-Flash, GLM-5 and MiniMax-M2 (published in FP8) are the parts of others in another
-combination: a builder and names, and one tiny checkpoint each. GLM-5 is DeepSeek-V3.2 with the
-indexer's rotary pairs side by side; layers that read what an earlier layer's indexer chose
-(`indexer_types`) are refused.
-
-More architectures of transformers 5.23 are such combinations by their code, and lack builder and
-names alone: SolarOpen (Llama's attention, GLM-4.5's mixture), HYV3 (Qwen3's attention and
-DeepSeek-V3's mixture), ExaoneMoe (SmolLM3's layers without RoPE, DeepSeek-V3's mixture), Mellum
-(Qwen3-MoE with Gemma 3's two kinds of positions), Youtu (DeepSeek-V3's attention before a dense
-feed-forward), Ernie4_5_Moe (rotary pairs side by side, offsets beside softmax; its layer that
-predicts a second token has names of its own), and Granite, GraniteMoe and GraniteMoeShared (Granite
-4 without states). Others need a part first:
-
-| architecture | part that is not here |
-| --- | --- |
-| HunYuanMoEV1 | norms of query and key heads behind RoPE |
-| Phimoe | routing that masks experts far below the best; a bias of the head |
-| LongcatFlash | experts that return their input; two mixers and feed-forwards around a mixture |
-| AXK1 | a norm behind mixtures and not behind dense layers |
-| Afmoe, Laguna | a gate on what attention returns |
-| DeepseekV4 | residual streams that mix; experts by token id (its attention is here) |
-| Llama4 | experts whose inputs are weighed; attention in chunks |
-"""
+PAGE = ROOT / "docs" / "families.md"
 
 
 def page() -> str:
-    """The whole page."""
-    found = {path.parent.name: path.parent for path in sorted(GOLDEN.glob("*/expected.npz"))}
-    configs = {name: opened.read_directory_config(directory) for name, directory in found.items()}
-    lines = [_INTRODUCTION, *_table(("family", "architecture", "beside Llama", "presets"))]
+    """Returns the page, with its tables written anew."""
+    folders = {path.parent.name: path.parent for path in sorted(GOLDEN.glob("*/expected.npz"))}
+    configs = {name: opened.read_directory_config(folder) for name, folder in folders.items()}
+    names = []
     for architecture, family in families.ARCHITECTURES.items():
-        own = [config for config in configs.values() if config.family == family.name]
-        parts = dict.fromkeys(part for config in own for part in _parts(config))
+        tiny = [config for config in configs.values() if config.family == family.name]
+        parts = dict.fromkeys(part for config in tiny for part in _parts(config))
         sizes = [
             f"`{name}` ({weights.num_parameters(preset.config) / 1e9:.2f} B)"
             for name, preset in presets.NAMES.items()
             if preset.config.family == family.name
         ]
-        lines.append(_row(family.name, architecture, ", ".join(parts), ", ".join(sizes)))
+        names.append((family.name, architecture, ", ".join(parts), ", ".join(sizes)))
     header = (
-        "checkpoint",
-        "heads",
-        "experts",
-        "layers",
-        "head",
-        "stored",
-        "keys of",
-        "prompts",
+        *("checkpoint", "heads", "experts", "layers", "head", "stored", "keys of", "prompts"),
         "greedy",
     )
-    lines += ["", _GGUF.format(", ".join(f"`{name}`" for name in SPLITS)), _REAL, *_table(header)]
-    lines += [_checkpoint(name, found[name], config) for name, config in configs.items()]
-    return "\n".join(lines) + "\n"
+    rows = [_checkpoint(name, folders[name], config) for name, config in configs.items()]
+    blocks = {
+        "families": table(("family", "architecture", "beside Llama", "presets"), names),
+        "pre-tokenizers": [", ".join(f"`{name}`" for name in SPLITS) + "."],
+        "checkpoints": table(header, rows),
+    }
+    return fill(PAGE.read_text("utf-8"), blocks)
 
 
 def _parts(config: ModelConfig) -> list[str]:
-    """What a model has that the first Llama has not."""
+    """Returns the parts of a model that the first Llama lacks."""
     layers = config.layers
     mixer = layers[0].mixer
     ffns = [layer.ffn for layer in layers if layer.ffn]
@@ -235,34 +164,34 @@ def _latent(mixer: Mixer) -> list[str]:
 
 def _experts(config: ModelConfig) -> list[str]:
     ffns = [layer.ffn for layer in config.layers if layer.ffn]
-    found = next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
-    if found is None:
+    mixture = next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
+    if mixture is None:
         return []
-    router = found.router
+    router = mixture.router
     return [
         "experts",
         ("dense layers beside them" if any(isinstance(ffn, Gated) for ffn in ffns) else ""),
-        ("a shared expert" if found.shared_width else ""),
-        ("a gate of the shared expert" if found.has_shared_gate else ""),
+        ("a shared expert" if mixture.shared_width else ""),
+        ("a gate of the shared expert" if mixture.has_shared_gate else ""),
         ("weights not normalized" if not router.is_normalized else ""),
         ("sigmoid scores" if router.scores == "sigmoid" else ""),
         ("offsets in the choice" if router.has_offsets else ""),
         ("groups of experts" if router.num_groups > 1 else ""),
         ("bias of the router" if router.has_bias else ""),
-        ("biases of experts" if found.has_bias else ""),
-        ("limited hidden values" if found.limit else ""),
-        ("norms of experts and router" if found.has_norms else ""),
-        ("plain experts" if not found.is_gated else ""),
-        ("experts behind a latent" if found.latent_width else ""),
+        ("biases of experts" if mixture.has_bias else ""),
+        ("limited hidden values" if mixture.limit else ""),
+        ("norms of experts and router" if mixture.has_norms else ""),
+        ("plain experts" if not mixture.is_gated else ""),
+        ("experts behind a latent" if mixture.latent_width else ""),
     ]
 
 
 def _linear(config: ModelConfig) -> list[str]:
     """Of layers whose states decay alike at every token, or are what was convolved last."""
-    attends, factors = config.mixers(LinearAttention), any(own.factors for own in config.layers)
+    attends, factors = config.mixers(LinearAttention), any(layer.factors for layer in config.layers)
     return [
         ("gated short convolutions" if config.mixers(ShortConv) else ""),
-        ("lightning attention" if any(own.decay is not None for own in attends) else ""),
+        ("lightning attention" if any(mixer.decay is not None for mixer in attends) else ""),
         ("a residual stream that goes on from norms" if factors else ""),
     ]
 
@@ -289,14 +218,14 @@ def _heads(mixer: Mixer) -> str:
     return f"{mixer.num_heads}/{mixer.num_kv_heads} of {mixer.head_width}"
 
 
-def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
+def _checkpoint(name: str, directory: Path, config: ModelConfig) -> tuple[str, ...]:
     visited = next((layer.ffn for layer in config.layers if isinstance(layer.ffn, Experts)), None)
     raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
     with np.load(directory / "expected.npz") as arrays:
         prompts = [str(len(arrays[f"tokens_{i}"])) for i in (0, 1)]
         greedy = sum(file.startswith("greedy_") for file in arrays.files)
         greedy = len(arrays["greedy_prompts"]) if "greedy_prompts" in arrays.files else greedy
-    return _row(
+    return (
         f"`{name}`",
         ", ".join(filter(None, dict.fromkeys(_heads(layer.mixer) for layer in config.layers))),
         f"{visited.top_k}/{visited.num_experts}" if visited else "",
@@ -309,14 +238,6 @@ def _checkpoint(name: str, directory: Path, config: ModelConfig) -> str:
     )
 
 
-def _table(header: tuple[str, ...]) -> list[str]:
-    return [_row(*header), _row(*["---"] * len(header))]
-
-
-def _row(*cells: str) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
 if __name__ == "__main__":
-    target = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "docs" / "families.md"
+    target = Path(sys.argv[1]) if len(sys.argv) > 1 else PAGE
     target.write_text(page(), encoding="utf-8")

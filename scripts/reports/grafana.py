@@ -1,11 +1,14 @@
-"""A Grafana dashboard for `/metrics`: python -m scripts.reports.grafana writes grafana.json."""
+"""Writes docs/deploy/grafana.json, a dashboard of `/metrics`.
+
+python -m scripts.reports.grafana
+"""
 
 import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 _TARGET = Path(__file__).resolve().parents[2] / "docs" / "deploy" / "grafana.json"
-_OWN = 'model_name="$model"'
+_MODEL = 'model_name="$model"'
 _SOURCE = {"type": "prometheus", "uid": "${source}"}
 _WIDTH, _HEIGHT = 8, 8  # of 24 columns
 
@@ -28,16 +31,16 @@ class Panel(NamedTuple):
 
 def _rate(name: str, **labels: str) -> str:
     """Of a counter, summed over replicas."""
-    own = ", ".join([_OWN, *(f'{key}="{value}"' for key, value in labels.items())])
-    return f"sum(rate({name}{{{own}}}[$__rate_interval]))"
+    filters = ", ".join([_MODEL, *(f'{key}="{value}"' for key, value in labels.items())])
+    return f"sum(rate({name}{{{filters}}}[$__rate_interval]))"
 
 
-def _by(label: str, name: str, own: str = _OWN) -> str:
-    return f"sum by ({label}) (rate({name}{{{own}}}[$__rate_interval]))"
+def _by(label: str, name: str, filters: str = _MODEL) -> str:
+    return f"sum by ({label}) (rate({name}{{{filters}}}[$__rate_interval]))"
 
 
 def _gauge(name: str, how: str = "sum") -> str:
-    return f"{how}({name}{{{_OWN}}})"
+    return f"{how}({name}{{{_MODEL}}})"
 
 
 def _quantiles(name: str) -> dict[str, str]:
@@ -69,7 +72,7 @@ ROWS = {
         Panel("Sequences", "short", "Those with a slot, and those that wait for one.", {
             "running": _gauge("vllm:num_requests_running"),
             "waiting: {{reason}}":
-                f"sum by (reason) (vllm:num_requests_waiting_by_reason{{{_OWN}}})",
+                f"sum by (reason) (vllm:num_requests_waiting_by_reason{{{_MODEL}}})",
         }),
         Panel("First token", "s", "From a request to its first token.",
               _quantiles("vllm:time_to_first_token_seconds")),
@@ -146,8 +149,8 @@ ROWS = {
         }),
         Panel("Engines", "short", "Ready ones; restarts and preemptions in the last hour.", {
             "ready": _gauge("ridgeline:engine_ready"),
-            "restarts": f"sum(increase(ridgeline:engine_restarts_total{{{_OWN}}}[1h]))",
-            "preemptions": f"sum(increase(vllm:num_preemptions_total{{{_OWN}}}[1h]))",
+            "restarts": f"sum(increase(ridgeline:engine_restarts_total{{{_MODEL}}}[1h]))",
+            "preemptions": f"sum(increase(vllm:num_preemptions_total{{{_MODEL}}}[1h]))",
         }),
     ),
 }  # fmt: skip

@@ -7,32 +7,32 @@ from typing import Any
 from inference.benchmark.kernels.attention_case import Case
 
 
-def table(found: Mapping[str, Any]) -> list[str]:
+def table(results: Mapping[str, Any]) -> list[str]:
     """The lines for people."""
-    hardware = found["hardware"]
+    hardware = results["hardware"]
     rate = hardware["rates"]["bfloat16"]
     lines = [
-        f"{found['device']}, jax {found['jax']}; measured: memory "
+        f"{results['device']}, jax {results['jax']}; measured: memory "
         f"{hardware['read_bandwidth'] / 1e9:.0f} GB/s, bfloat16 products {rate / 1e12:.1f} TFLOP/s",
         f"{'':18}{'us':>10}{'of the bound':>14}{'of the fastest':>16}{'error':>10}",
     ]
-    for row in found["rows"]:
+    for row in results["rows"]:
         lines += [
             "",
             f"{row['case']}: {row['bytes'] / 1e6:.1f} MB, {row['flops'] / 1e9:.2f} GFLOP, "
             f"{row['bound']}: {1e6 * row['predicted_s']:.1f} us",
         ]
-        results = row["results"]
-        fastest_s = min((r["seconds"] for r in results.values() if "seconds" in r), default=0.0)
-        lines += [f"  {name:16}{_line(result, fastest_s)}" for name, result in results.items()]
+        kernels = row["results"]
+        fastest_s = min((r["seconds"] for r in kernels.values() if "seconds" in r), default=0.0)
+        lines += [f"  {name:16}{_line(result, fastest_s)}" for name, result in kernels.items()]
     for ratios, text in (
-        (shuffled_over_in_order(found["rows"]), "pages in random order over pages in order"),
-        (paged_over_contiguous(found["rows"]), "pages over the fastest on contiguous keys"),
+        (shuffled_over_in_order(results["rows"]), "pages in random order over pages in order"),
+        (paged_over_contiguous(results["rows"]), "pages over the fastest on contiguous keys"),
     ):
         lines += ["", f"{text}, at most:"] if ratios else []
         lines += [f"  {name:24}{ratio:.2f} x" for name, ratio in ratios.items()]
-    if "tuning" in found:
-        lines += ["", f"tuning.json: {found['tuning']}"]
+    if "tuning" in results:
+        lines += ["", f"tuning.json: {results['tuning']}"]
     return lines
 
 
@@ -40,14 +40,14 @@ def paged_over_contiguous(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]
     """Time of each kernel that reads pages over the fastest that does not: the largest ratio over
     the cases in which pages are in random order.
     """
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for row in rows:
         timed = {name: r for name, r in row["results"].items() if "seconds" in r}
         peers = [result["seconds"] for result in timed.values() if not result["is_paged"]]
         for name, result in timed.items() if peers and row["is_shuffled"] else ():
             if result["is_paged"]:
-                found[name] = max(found.get(name, 0.0), result["seconds"] / min(peers))
-    return found
+                ratios[name] = max(ratios.get(name, 0.0), result["seconds"] / min(peers))
+    return ratios
 
 
 def shuffled_over_in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -60,14 +60,14 @@ def shuffled_over_in_order(rows: Sequence[Mapping[str, Any]]) -> dict[str, float
         return tuple(row[name] for name in names)
 
     in_order = {sizes(row): row["results"] for row in rows if not row["is_shuffled"]}
-    found: dict[str, float] = {}
+    ratios: dict[str, float] = {}
     for row in rows:
         for name, result in row["results"].items() if row["is_shuffled"] else ():
             beside = in_order.get(sizes(row), {}).get(name, {})
             if "seconds" in result and "seconds" in beside and result["is_paged"]:
                 ratio = result["seconds"] / beside["seconds"]
-                found[name] = max(ratio, found.get(name, 0.0))
-    return found
+                ratios[name] = max(ratio, ratios.get(name, 0.0))
+    return ratios
 
 
 def _line(result: Mapping[str, Any], fastest_s: float) -> str:

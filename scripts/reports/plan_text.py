@@ -19,15 +19,15 @@ from scripts.reports.tables import new_table, seconds, size, yes
 # --- JSON -----------------------------------------------------------------------------------------
 
 
-def as_json(found: dict[str, Any]) -> dict[str, Any]:
+def as_json(plan: dict[str, Any]) -> dict[str, Any]:
     """What `json` can write: data classes become objects, a mesh its axes."""
-    found = dict(found)
-    if "advice" in found:
-        found["advice"] = advice_text.as_json(found["advice"])
-    for name, value in found.items():
+    plan = dict(plan)
+    if "advice" in plan:
+        plan["advice"] = advice_text.as_json(plan["advice"])
+    for name, value in plan.items():
         items = [_plain(item) for item in value] if isinstance(value, list) else _plain(value)
-        found[name] = items
-    return found
+        plan[name] = items
+    return plan
 
 
 def _plain(value: Any) -> Any:
@@ -38,52 +38,52 @@ def _plain(value: Any) -> Any:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def show(deployment: Deployment, found: dict[str, Any]) -> None:
-    """Prints what was found."""
+def show(deployment: Deployment, plan: dict[str, Any]) -> None:
+    """Prints a plan."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200  # a file has no edge to wrap at
-    for line in _heading(deployment, found):
+    for line in _heading(deployment, plan):
         console.print(line, markup=False, soft_wrap=True)
-    if "slo" in found:
-        _show_answers(console, found["slo"])
-    elif "advice" in found:
-        advice_text.show(console, found["advice"])
+    if "slo" in plan:
+        _show_answers(console, plan["slo"])
+    elif "advice" in plan:
+        advice_text.show(console, plan["advice"])
     else:
-        _show_rows(console, found["rows"], found["speculation"])
-        for line in _memory(deployment, found["parts"], found["largest_batch"]):
+        _show_rows(console, plan["rows"], plan["speculation"])
+        for line in _memory(deployment, plan["parts"], plan["largest_batch"]):
             console.print(line, markup=False, soft_wrap=True)
-        if "snapshots" in found:
-            console.print(_snapshots(found["snapshots"]), markup=False, soft_wrap=True)
-        if "disaggregated" in found:
-            for line in _disaggregated(found["disaggregated"]):
+        if "snapshots" in plan:
+            console.print(_snapshots(plan["snapshots"]), markup=False, soft_wrap=True)
+        if "disaggregated" in plan:
+            for line in _disaggregated(plan["disaggregated"]):
                 console.print(line, markup=False, soft_wrap=True)
-        if "engine" in found:
-            for line in _engine(found["engine"]):
+        if "engine" in plan:
+            for line in _engine(plan["engine"]):
                 console.print(line, markup=False, soft_wrap=True)
-        _show_parts(console, found["parts"])
+        _show_parts(console, plan["parts"])
 
 
-def _heading(deployment: Deployment, found: dict[str, Any]) -> Iterable[str]:
+def _heading(deployment: Deployment, plan: dict[str, Any]) -> Iterable[str]:
     chip, formats = deployment.hardware, deployment.formats
     compute = formats.weights.compute if formats.weights.compute in chip.rates else "bfloat16"
     stored = f"{formats.weights.name} weights, {formats.cache.name} cache"
-    if "advice" in found:
-        best: Choice = found["advice"].choices[0]
+    if "advice" in plan:
+        best: Choice = plan["advice"].choices[0]
         num_chips = best.deployment.mesh.num_chips * best.deployment.replicas
         yield f"{deployment.config.name} on {num_chips} x {chip.name}"
-    elif "slo" in found:
+    elif "slo" in plan:
         yield f"{deployment.config.name} on {chip.name}: {stored}"
     else:
-        placed = f"{deployment.replicas} x {_chips(deployment)}"
+        chips = f"{deployment.replicas} x {_chips(deployment)}"
         kind = f"{deployment.accounting} accounting"
-        yield f"{deployment.config.name} on {placed}: {stored}, {kind}"
+        yield f"{deployment.config.name} on {chips}: {stored}, {kind}"
     yield (
         f"a chip: {size(chip.memory_bytes)}, {size(chip.read_bandwidth)}/s, "
         f"{chip.rate(compute) / 1e12:.5g} TFLOP/s in {compute}, "
         f"ridge {chip.ridge(compute):.4g} FLOPs a byte"
     )
-    for warning in found["warnings"]:
+    for warning in plan["warnings"]:
         yield f"note: {warning}"
 
 
@@ -111,11 +111,11 @@ def _show_rows(
     console.print(table)
 
 
-def _drafts(found: Speculation | None) -> str:
-    if found is None:
+def _drafts(drafts: Speculation | None) -> str:
+    if drafts is None:
         return "none"
-    size = f", {1 / found.size:.0f} x smaller" if found.size else ""
-    return f"k={found.drafts}{size}: {found.tokens_per_step:.2f} tokens a step"
+    size = f", {1 / drafts.size:.0f} x smaller" if drafts.size else ""
+    return f"k={drafts.drafts}{size}: {drafts.tokens_per_step:.2f} tokens a step"
 
 
 def _memory(
@@ -136,49 +136,52 @@ def _memory(
     yield f"largest batch: {', '.join(fits)}"
 
 
-def _snapshots(found: dict[str, int]) -> str:
-    distance = f"one every {found['tokens']:,} tokens" if found["tokens"] else "none in between"
+def _snapshots(snapshots: dict[str, int]) -> str:
+    distance = (
+        f"one every {snapshots['tokens']:,} tokens" if snapshots["tokens"] else "none in between"
+    )
     return (
-        f"snapshots of states for prefixes: {found['number']:,} of {size(found['bytes_each'])} = "
-        f"{size(found['bytes'])}, part of the memory; of a prompt {distance}"
+        f"snapshots of states for prefixes: {snapshots['number']:,} of "
+        f"{size(snapshots['bytes_each'])} = {size(snapshots['bytes'])}, part of the memory; "
+        f"of a prompt {distance}"
     )
 
 
-def _disaggregated(found: Disaggregated) -> Iterable[str]:
+def _disaggregated(plan: Disaggregated) -> Iterable[str]:
     yield (
-        f"prompts on chips of their own: {size(found.transfer_bytes)} of pages move in "
-        f"{seconds(found.transfer_s)}; {seconds(found.saved_s)} a request of waiting for others' "
-        f"prompts are saved; these chips are {found.prefill_load:.0%} busy"
+        f"prompts on chips of their own: {size(plan.transfer_bytes)} of pages move in "
+        f"{seconds(plan.transfer_s)}; {seconds(plan.saved_s)} a request of waiting for others' "
+        f"prompts are saved; these chips are {plan.prefill_load:.0%} busy"
     )
-    for name, own in (("apart", found.apart), ("together", found.together)):
+    for name, point in (("apart", plan.apart), ("together", plan.together)):
         yield (
-            f"  {name}: TTFT {seconds(own.ttft_s)}, TPOT {seconds(own.tpot_s)}, "
-            f"{own.requests_s:.3g} requests/s"
+            f"  {name}: TTFT {seconds(point.ttft_s)}, TPOT {seconds(point.tpot_s)}, "
+            f"{point.requests_s:.3g} requests/s"
         )
     verdict = {
         "rate": "it pays",
         "TPOT": "it pays where tokens must come evenly",
         "nothing": "it does not pay",
     }
-    rate = found.apart.requests_s / found.together.requests_s
-    tpot = found.apart.tpot_s / found.together.tpot_s
+    rate = plan.apart.requests_s / plan.together.requests_s
+    tpot = plan.apart.tpot_s / plan.together.tpot_s
     yield (
-        f"  {verdict[found.pays]}: {rate:.2f} x the rate of the same chips together, "
+        f"  {verdict[plan.pays]}: {rate:.2f} x the rate of the same chips together, "
         f"{tpot:.2f} x their TPOT"
     )
 
 
-def _engine(found: dict[str, Any]) -> Iterable[str]:
+def _engine(engine: dict[str, Any]) -> Iterable[str]:
     yield (
-        f"engine: {found['batch']:,} sequences of {found['context']:,} in "
-        f"{found['cache_bytes']:,} bytes a chip of whole pages, in the model's dtype, by engine.*"
+        f"engine: {engine['batch']:,} sequences of {engine['context']:,} in "
+        f"{engine['cache_bytes']:,} bytes a chip of whole pages, in the model's dtype, by engine.*"
     )
-    if snapshots := found.get("snapshots"):
+    if snapshots := engine.get("snapshots"):
         yield (
             f"  {snapshots['number']:,} snapshots of states, one of them a sink: "
             f"{size(snapshots['bytes'])} a chip"
         )
-    for group in found.get("page_groups", ()):
+    for group in engine.get("page_groups", ()):
         yield (
             f"  {group['layers']} layers that see {group['sees']}: {group['pages']:,} pages, "
             f"{size(group['bytes'])}"
@@ -205,11 +208,11 @@ def _show_parts(console: Console, parts: Explanation) -> None:
 def _exchanges(step: Step) -> Table:
     """What chips exchange in a decode step."""
     table = new_table(["exchange", "axis", "kind", "times", "bytes each", "time", "hidden"])
-    for each in step.exchanges:
-        found = each.collective
+    for exchange in step.exchanges:
+        collective = exchange.collective
         table.add_row(
-            found.place, found.axis, found.kind, str(found.count), f"{each.bytes:,.0f}",
-            seconds(each.seconds), yes(not found.exposed),
+            collective.place, collective.axis, collective.kind, str(collective.count),
+            f"{exchange.bytes:,.0f}", seconds(exchange.seconds), yes(not collective.exposed),
         )  # fmt: skip
     return table
 

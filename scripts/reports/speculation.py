@@ -1,11 +1,11 @@
-"""What drafts gain on the machine at hand, measured in pairs with plain decoding, beside what the
-planner says of others.
+"""What drafts gain on the machine at hand, measured in pairs with plain decoding, and what the
+planner predicts for others.
 
     python -m scripts.reports.speculation
 
-rewrites what docs/speculation.md says under "Measured". It needs `make small-model` and the heads
-of `python -m scripts.train --task=eagle --model=smollm2-135m` (and `--task=medusa`); what is not
-there is left out.
+writes the table of docs/speculation.md. It needs `make small-model` and the heads of
+`python -m scripts.train --task=eagle --model=smollm2-135m` (and `--task=medusa`); a case whose
+draft is missing is left out.
 """
 
 import dataclasses
@@ -15,21 +15,25 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from configs.engine import Config, EngineConfig
 from configs.hardware import catalog
+from configs.hardware.spec import HardwareSpec
+from configs.heads import Heads
+from configs.model import ModelConfig
 from inference.checkpoints import resolve
 from inference.engine import Engine
-from inference.files import cache_directory
+from inference.files import cache_directory, local_machine
 from inference.planner.deployment import Deployment
 from inference.planner.speculation import Speculation
 from inference.request import SamplingParams
 from inference.speculation import draft_tree
+from inference.text.tokenizer import Tokenizer
 from layers import params as parameters
+from scripts.reports.pages.markdown import fill, table
 
 _PAGE = Path(__file__).resolve().parents[2] / "docs" / "speculation.md"
-_BEGIN = "<!-- written by scripts.reports.speculation -->"
 _PAIRS = 3
 _K = 4
 _TREE = 31
@@ -59,13 +63,13 @@ _CODE = (
 
 
 class Case(NamedTuple):
-    """What is measured: who drafts for whom, and on which prompts."""
+    """A model, what drafts for it, and its prompts."""
 
     name: str
     model: str
     proposer: str
     draft: Path | None
-    prompts: Callable[[Any], list[list[int]]]
+    prompts: Callable[[Tokenizer], list[list[int]]]
     num_tokens: int
     temperature: float = 0.0
     num_drafts: int = _K
@@ -79,29 +83,35 @@ def main() -> None:
         Case("a text with one change, n-grams", "smollm2-135m", "ngram", None, _copies, 96),
         *(
             Case(f"questions, {name} heads{label}", "smollm2-135m", kind,
-                 _TRAINED / f"smollm2-135m-{kind}", _chats, 128, *more)
+                 _TRAINED / f"smollm2-135m-{kind}", _chats, 128, temperature, num_drafts, is_tree)
             for kind, name in (("eagle", "EAGLE"), ("medusa", "Medusa"))
-            for label, more in (
-                ("", (0.0,)), (", temperature 0.7", (0.7,)),
-                (f", tree of {_TREE}", (0.0, _TREE, True)),
-                (f", tree of {_TREE}, temperature 0.7", (0.7, _TREE, True)),
+            for label, temperature, num_drafts, is_tree in (
+                ("", 0.0, _K, False), (", temperature 0.7", 0.7, _K, False),
+                (f", tree of {_TREE}", 0.0, _TREE, True),
+                (f", tree of {_TREE}, temperature 0.7", 0.7, _TREE, True),
             )
         ),
         Case("code, the small model and its draft", small, "draft", _TRAINED / "small-draft",
              _codes, 128),
     ]  # fmt: skip
-    there = [case for case in cases if case.draft is None or case.draft.is_dir()]
-    rows = [_measured(case) for case in there]
-    batches = [_adapted(case) for case in there if case.name in _IN_BATCHES]
-    _write(rows, batches, _processor())
+    cases = [case for case in cases if case.draft is None or case.draft.is_dir()]
+    rows = [_measure(case) for case in cases]
+    _write(rows, [_measure_batch(case) for case in cases if case.name in _IN_BATCHES])
 
 
-def _measured(case: Case) -> list[str]:
-    """A row of the table."""
+def _seconds(engine: Engine, run: Callable[[], object]) -> float:
+    """Times a run, without what it compiles."""
+    started, compiled = time.perf_counter(), engine.compile_s
+    run()
+    return time.perf_counter() - started - (engine.compile_s - compiled)
+
+
+def _measure(case: Case) -> list[str]:
+    """Measures answers one at a time; a row of the table."""
     print(case.name, file=sys.stderr, flush=True)
     plain, drafting = _engine(case, False), _engine(case, True)
-    tokenizer = plain.tokenizer
-    prompts = case.prompts(tokenizer)
+    assert plain.tokenizer is not None
+    prompts = case.prompts(plain.tokenizer)
     params = [
         SamplingParams(
             max_new_tokens=case.num_tokens, temperature=case.temperature, seed=nth, ignore_eos=True
@@ -109,91 +119,92 @@ def _measured(case: Case) -> list[str]:
         for nth in range(len(prompts))
     ]
 
-    def seconds(engine: Engine) -> tuple[float, list[list[int]]]:
-        started, compiled = time.perf_counter(), engine.compile_s
-        found = [
-            engine.generate([prompt], own)[0].token_ids
-            for prompt, own in zip(prompts, params, strict=True)
-        ]
-        return time.perf_counter() - started - (engine.compile_s - compiled), found
+    def answer(engine: Engine) -> tuple[float, list[list[int]]]:
+        answers: list[list[int]] = []
+
+        def run() -> None:
+            for prompt, sampling in zip(prompts, params, strict=True):
+                answers.append(engine.generate([prompt], sampling)[0].token_ids)
+
+        return _seconds(engine, run), answers
 
     for engine in (plain, drafting):
-        seconds(engine)
+        answer(engine)
     before = dataclasses.replace(drafting.scheduler.counters)
     before.verified = before.verified.copy()
     drafting.records.clear()
     plain.records.clear()
     ratios, same = [], []
     for _ in range(_PAIRS):
-        alone, expected = seconds(plain)
-        helped, found = seconds(drafting)
-        ratios.append(alone / helped)
-        same += [a == b for a, b in zip(expected, found, strict=True)]
+        plain_s, expected = answer(plain)
+        drafting_s, answers = answer(drafting)
+        ratios.append(plain_s / drafting_s)
+        same += [a == b for a, b in zip(expected, answers, strict=True)]
     counters = drafting.scheduler.counters
     counters.verified.subtract(before.verified)
-    passes = counters.num_passes - before.num_passes
-    gained = 1 + counters.num_accepted / passes
-    narrow, wide = _step(plain, 1), _step(drafting, 1 + case.num_drafts)
-    predicted = [_predicted(case, plain, drafting, catalog.get(chip), gained) for chip in _CHIPS]
     num_drafts = counters.num_drafts - before.num_drafts
     acceptance = " ".join(f"{rate:.2f}" for rate in counters.acceptance)
+    tokens = 1 + counters.num_accepted / (counters.num_passes - before.num_passes)
+    narrow, wide = _step_s(plain, 1), _step_s(drafting, 1 + case.num_drafts)
+    predicted = [_predict(case, plain, drafting, catalog.get(chip), tokens) for chip in _CHIPS]
     return [
         case.name, f"{counters.num_accepted} of {num_drafts}", acceptance,
-        f"{gained:.2f}", f"{wide / narrow:.2f}", f"{gained * narrow / wide:.2f}",
+        f"{tokens:.2f}", f"{wide / narrow:.2f}", f"{tokens * narrow / wide:.2f}",
         f"{statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})",
         *(f"{ratio:.2f}" for ratio in predicted), f"{sum(same)} of {len(same)}",
     ]  # fmt: skip
 
 
-def _adapted(case: Case) -> str:
-    """What is said of a whole batch, where the number of drafts adapts."""
+def _measure_batch(case: Case) -> str:
+    """Measures a whole batch, where the number of drafts adapts; a sentence."""
     plain, drafting = (_engine(case, drafts, _BATCH) for drafts in (False, True))
-    prompts = case.prompts(plain.tokenizer)
-    prompts = [prompts[nth % len(prompts)] for nth in range(_BATCH)]
+    assert plain.tokenizer is not None
+    texts = case.prompts(plain.tokenizer)
+    prompts = [texts[nth % len(texts)] for nth in range(_BATCH)]
     params = [
         SamplingParams(max_new_tokens=case.num_tokens, temperature=0.7, seed=n, ignore_eos=True)
         for n in range(_BATCH)
     ]
 
     def seconds(engine: Engine) -> float:
-        started, compiled = time.perf_counter(), engine.compile_s
-        engine.generate(prompts, params)
-        return time.perf_counter() - started - (engine.compile_s - compiled)
+        return _seconds(engine, lambda: engine.generate(prompts, params))
 
     for engine in (plain, drafting):
         seconds(engine)
     ratios = [seconds(plain) / seconds(drafting) for _ in range(_BATCH_PAIRS)]
     # Student's t of 7 degrees of freedom, 5 % above.
-    spread = 1.895 * statistics.stdev(ratios) / _BATCH_PAIRS**0.5
+    mean, spread = statistics.mean(ratios), 1.895 * statistics.stdev(ratios) / _BATCH_PAIRS**0.5
     first = drafting.scheduler.counters.acceptance[0]
     return (
         f"{_BATCH} answers at once, {case.name}, temperature 0.7, k adapts (of first drafts "
-        f"{first:.2f} are right): {statistics.mean(ratios):.2f} times plain decoding's speed, "
-        f"90 % interval {statistics.mean(ratios) - spread:.3f} to "
-        f"{statistics.mean(ratios) + spread:.3f}, {_BATCH_PAIRS} pairs in turns."
+        f"{first:.2f} are right): {mean:.2f} times plain decoding's speed, 90 % interval "
+        f"{mean - spread:.3f} to {mean + spread:.3f}, {_BATCH_PAIRS} pairs in turns."
     )
 
 
 def _engine(case: Case, drafts: bool, seqs: int = 1) -> Engine:
-    resolved = resolve.resolve(case.model)
-    engine = EngineConfig(max_seqs=seqs, max_context=512, decode_rows=(seqs,), prefix_cache=False)
-    config = Config(resolved.config, engine)
-    draft = None
+    resolved, draft = resolve.resolve(case.model), None
+    engine = EngineConfig.of(
+        max_seqs=seqs, max_context=512, decode_rows=(seqs,), prefix_cache=False
+    )
     if drafts:
-        if case.draft is not None:
-            draft = resolve.resolve(str(case.draft), drafts=True)
-        tree = draft_tree.settings(draft.config, case.num_drafts) if case.is_tree else {}
-        engine = dataclasses.replace(
-            engine, proposer=case.proposer, num_drafts=case.num_drafts, adapt_drafts=seqs > 1,
-            **tree,
-        )  # fmt: skip
-        own = draft and dataclasses.replace(draft.config, dtype=resolved.config.dtype)
-        config = dataclasses.replace(config, engine=engine, draft=own)
-    return Engine.from_checkpoint(config, resolved.open(None), draft=draft and draft.open(None))
+        engine = engine.replace(
+            proposer=case.proposer, num_drafts=case.num_drafts, adapt_drafts=seqs > 1
+        )
+        draft = resolve.resolve(str(case.draft), drafts=True) if case.draft else None
+    if draft is None:
+        return Engine.from_checkpoint(Config(resolved.config, engine), resolved.open(None))
+    if case.is_tree:
+        assert isinstance(draft.config, Heads)
+        tree = draft_tree.settings(draft.config, case.num_drafts)
+        engine = engine.replace(**tree)
+    draft_config = dataclasses.replace(draft.config, dtype=resolved.config.dtype)
+    config = Config(resolved.config, engine, draft=draft_config)
+    return Engine.from_checkpoint(config, resolved.open(None), draft=draft.open(None))
 
 
-def _step(engine: Engine, width: int) -> float:
-    """Median seconds of steps of one decode row."""
+def _step_s(engine: Engine, width: int) -> float:
+    """Returns median seconds of steps of one decode row."""
     return statistics.median(
         record.seconds
         for record in engine.records
@@ -201,57 +212,51 @@ def _step(engine: Engine, width: int) -> float:
     )
 
 
-def _predicted(case: Case, plain: Engine, drafting: Engine, chip: Any, gained: float) -> float:
-    """Speed over plain decoding that the planner sees on a chip, given the tokens a pass."""
+def _predict(
+    case: Case, plain: Engine, drafting: Engine, chip: HardwareSpec, tokens: float
+) -> float:
+    """Predicts the speedup over plain decoding on a chip, given the tokens of a pass."""
     model, draft = plain.config.model, drafting.config.draft
-    size = 0.0
-    if draft is not None:
-        own, target = (parameters.num_bytes(each.parameters()) for each in (draft, model))
-        size = own / target
+    size = 0.0 if draft is None else _num_bytes(draft) / _num_bytes(model)
     cost = 0.0 if case.proposer in ("ngram", "medusa") else size
-    alone = Deployment(model, chip)
-    runs = drafting.config.engine.draft_levels / case.num_drafts  # a tree's are of whole levels
-    helped = Deployment(
-        model, chip, speculation=Speculation(case.num_drafts, 0.5, cost * runs, size)
+    runs = drafting.config.engine.drafts.levels / case.num_drafts  # a tree's are of whole levels
+    speculation = Speculation(case.num_drafts, 0.5, cost * runs, size)
+    plain_s, drafting_s = (
+        Deployment(model, chip, speculation=drafts).step_seconds(1, 256)
+        for drafts in (None, speculation)
     )
-    return gained * alone.step_seconds(1, 256) / helped.step_seconds(1, 256)
+    return tokens * plain_s / drafting_s
 
 
-def _copies(tokenizer: Any) -> list[list[int]]:
-    asked = f"Rewrite this text, with 'sixty years' in place of 'thirty years':\n\n{_TEXT}"
-    return [tokenizer.apply_chat_template([{"role": "user", "content": asked}])]
+def _num_bytes(model: ModelConfig) -> int:
+    return parameters.num_bytes(model.parameters())
 
 
-def _chats(tokenizer: Any) -> list[list[int]]:
-    return [tokenizer.apply_chat_template([{"role": "user", "content": q}]) for q in _QUESTIONS]
+def _chat(tokenizer: Tokenizer, text: str) -> list[int]:
+    return tokenizer.apply_chat_template([{"role": "user", "content": text}])
 
 
-def _codes(tokenizer: Any) -> list[list[int]]:
+def _copies(tokenizer: Tokenizer) -> list[list[int]]:
+    task = "Rewrite this text, with 'sixty years' in place of 'thirty years':"
+    return [_chat(tokenizer, f"{task}\n\n{_TEXT}")]
+
+
+def _chats(tokenizer: Tokenizer) -> list[list[int]]:
+    return [_chat(tokenizer, question) for question in _QUESTIONS]
+
+
+def _codes(tokenizer: Tokenizer) -> list[list[int]]:
     return [tokenizer.encode(text) for text in _CODE]
 
 
-def _processor() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return "an unnamed processor"
-
-
-def _write(rows: Sequence[Sequence[str]], batches: Sequence[str], machine: str) -> None:
-    head = [
+def _write(rows: Sequence[Sequence[str]], batches: Sequence[str]) -> None:
+    columns = (
         "task", "drafts accepted", "1st, 2nd, ... accepted", "tokens a pass", "wide step / plain",
         "so predicted", "measured (of 3 pairs)", "H100, planned", "v5e, planned", "same answers",
-    ]  # fmt: skip
-    table = [head, ["---"] * len(head), *rows]
-    lines = [
-        _BEGIN, "",
-        f"{datetime.date.today()}, 2 cores of {machine}; one answer at a time, k = {_K} or a tree; "
-        "tokens a second of whole answers over plain decoding's, medians of three pairs. A wide "
-        "step drafts and verifies; the planner's figures take the tokens a pass from here.", "",
-        *("| " + " | ".join(row) + " |" for row in table), "", *batches, "",
-    ]  # fmt: skip
-    before = _PAGE.read_text().partition(_BEGIN)[0]
-    _PAGE.write_text(before + "\n".join(lines))
+    )  # fmt: skip
+    when = f"Measured {datetime.date.today()}, {local_machine.name()}."
+    block = [when, *table(columns, rows), *("", *batches)]
+    _PAGE.write_text(fill(_PAGE.read_text("utf-8"), {"measured": block}), "utf-8")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,10 @@ _WORDS = ("", "combination", "operation", "bound", "mesh", "limit", "drafts", "f
 
 def new_table(columns: Sequence[str]) -> Table:
     """An empty table; words are at the left, figures at the right."""
-    found = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
+    table = Table(box=None, header_style="bold", padding=(0, 2, 0, 0))
     for column in columns:
-        found.add_column(column, justify="left" if column in _WORDS else "right")
-    return found
+        table.add_column(column, justify="left" if column in _WORDS else "right")
+    return table
 
 
 def yes(value: bool) -> str:

@@ -13,24 +13,24 @@ _LATENCIES = {
 _SHOWN_FAILURES = 5
 
 
-def show(found: Mapping[str, Any]) -> None:
+def show(result: Mapping[str, Any]) -> None:
     """Latencies, rates, and what failed."""
     print(f"{'':24}" + "".join(f"{name:>11}" for name in _STATISTICS))
     for key, name in _LATENCIES.items():
-        cells = "".join(f"{found[f'{each}_{key}_ms']:11.2f}" for each in _STATISTICS)
+        cells = "".join(f"{result[f'{statistic}_{key}_ms']:11.2f}" for statistic in _STATISTICS)
         print(f"{name:24}{cells}")
     print()
     rows = {
-        "requests": f"{found['completed']} of {found['num_prompts']}",
-        "seconds": f"{found['duration']:.2f}",
-        "requests/s": f"{found['request_throughput']:.2f}",
-        "output tok/s": f"{found['output_throughput']:.1f}",
-        "all tok/s": f"{found['total_token_throughput']:.1f}",
-        "prompt tokens cached": f"{found['cached_tokens']} of {found['total_input_tokens']}",
+        "requests": f"{result['completed']} of {result['num_prompts']}",
+        "seconds": f"{result['duration']:.2f}",
+        "requests/s": f"{result['request_throughput']:.2f}",
+        "output tok/s": f"{result['output_throughput']:.1f}",
+        "all tok/s": f"{result['total_token_throughput']:.1f}",
+        "prompt tokens cached": f"{result['cached_tokens']} of {result['total_input_tokens']}",
     }
-    if found["request_goodput"] is not None:
-        rows["goodput, requests/s"] = f"{found['request_goodput']:.2f}"
+    if result["request_goodput"] is not None:
+        rows["goodput, requests/s"] = f"{result['request_goodput']:.2f}"
     for name, value in rows.items():
         print(f"{name:24}{value:>20}")
-    for reason, count in list(found["failures"].items())[:_SHOWN_FAILURES]:
+    for reason, count in list(result["failures"].items())[:_SHOWN_FAILURES]:
         print(f"failed, {count}: {reason}")

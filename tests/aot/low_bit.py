@@ -18,9 +18,9 @@ from configs.precision import FORMATS
 from inference.planner.compiled import program
 from inference.planner.compiled.report import AbsentEngine, CompiledStep
 from inference.scheduling.step_shapes import StepShape
-from layers import params, stacks
+from layers import params
 from layers.kernels.linear import low_bit
-from layers.linear import linear
+from layers.linear import grouped_linear, linear
 from tests.aot.programs import MEGABYTE, compiled
 
 # Of Llama 3 8B: F, D.
@@ -74,7 +74,7 @@ def check_experts(device: Any, rows: int) -> None:
         low_bit.abstract(stack, "int4", "bfloat16"),
         jax.ShapeDtypeStruct((8,), "int32"),
     )
-    multiply = functools.partial(stacks.grouped_linear, deterministic=False)
+    multiply = functools.partial(grouped_linear, deterministic=False)
     executable = compiled(multiply, device, arguments, ())
     found = list(program.instructions(executable.as_text()))
     (data,) = (each.name for each in found if each.op_name == "w_EFD.data")
@@ -92,7 +92,7 @@ def check_step(target_name: str) -> None:
     formats |= {"embed/table": ("int8",), "head/table": ("int8",)}
     model = dataclasses.replace(model, formats=tuple(formats.items()))
     target = targets.parse(target_name)
-    engine = EngineConfig(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
+    engine = EngineConfig.of(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
     absent = AbsentEngine(Config(model, engine).for_platform(target.platform), target)
     shape = StepShape((16, 1), (0, 64), greedy=True)
     (step,) = absent.steps([shape])

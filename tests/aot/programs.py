@@ -27,7 +27,7 @@ from inference.planner.compiled.report import AbsentEngine, CompiledStep
 from inference.runtime import batch, step
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
-from layers import decoder, kv_cache
+from layers import decoder, kv_cache, page_rows
 from layers.kernels.attention import api
 from layers.kernels.linear import api as linear
 from layers.mixers import attention
@@ -79,7 +79,7 @@ def compiled_step(
     if mixer is not None:
         pattern = tuple(dataclasses.replace(layer, mixer=mixer) for layer in model.pattern)
         model = dataclasses.replace(model, pattern=pattern)
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=16, max_context=4096, cache_bytes=256 * MEGABYTE, page_tokens=page_tokens,
         attention=attention,
     )  # fmt: skip
@@ -172,7 +172,7 @@ def compiled_latents(device: Any, name: str, case: Latents) -> tuple[Any, Any]:
     def attend(q_YWNH: Any, row_YWX: Any, pages: Any, rectangle: Any) -> Any:
         told = rectangle, 0, page_format
         if page_format.is_quantized:
-            row_TX = kv_cache.quantize(row_YWX.reshape(rows * width, C + R), page_format)
+            row_TX = page_rows.quantize(row_YWX.reshape(rows * width, C + R), page_format)
             row_YWX = row_TX.reshape(rows, width, -1)
         if chosen.append_and_attend is not None:
             return chosen.append_and_attend(q_YWNH, row_YWX, pages, *told)
@@ -253,7 +253,7 @@ def check_report(
     """
     target, model = targets.parse(target_name), presets.get(name).config
     model = dataclasses.replace(model, num_layers=num_layers, vocab_size=32_000)
-    engine = EngineConfig(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
+    engine = EngineConfig.of(max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE)
     mesh = mesh or Mesh(model=target.num_devices)
     absent = AbsentEngine(Config(model, engine, mesh).for_platform(target.platform), target)
     assert absent.attention == attention
@@ -322,7 +322,7 @@ def check_drafting(target_name: str, proposer: str, tree: dict[str, Any]) -> Non
     model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=2, vocab_size=32_000)
     make = {"eagle": heads.eagle, "medusa": heads.medusa}.get(proposer)
     head = make and dataclasses.replace(make(model, "", tuple(range(8192))), dtype="bfloat16")
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE, num_drafts=3,
         proposer=proposer, **tree,
     )  # fmt: skip

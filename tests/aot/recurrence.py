@@ -37,7 +37,7 @@ def check_step(target_name: str, num_drafts: int, mixer: Mixer | None = None) ->
     if mixer is not None:
         pattern = tuple(dataclasses.replace(layer, mixer=mixer) for layer in model.pattern)
         model = dataclasses.replace(model, pattern=pattern)
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=_ROWS, max_context=1024, cache_bytes=1024 * programs.MEGABYTE,
         num_drafts=num_drafts, proposer="ngram" if num_drafts else None,
     )  # fmt: skip

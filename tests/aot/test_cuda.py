@@ -27,7 +27,7 @@ def test_the_step_keeps_its_cache_in_place(shape, attention):
     memory = executable.memory_analysis()
     assert memory.alias_size_in_bytes == programs.num_bytes((cache, slots))
     assert memory.temp_size_in_bytes < 48 * programs.MEGABYTE
-    assert not programs.copies(executable, cache[0])
+    assert not programs.copies(executable, cache[0].pages)
 
 
 @pytest.mark.parametrize("mixer", [programs.SPARSE, programs.HEAVY], ids=["sparse", "heavy"])

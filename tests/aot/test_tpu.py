@@ -34,7 +34,7 @@ def test_the_step_keeps_its_cache_in_place(shape, attention, topology):
     memory, owned = executable.memory_analysis(), programs.num_bytes((cache, slots))
     assert owned <= memory.alias_size_in_bytes < owned + programs.MEGABYTE
     assert memory.temp_size_in_bytes < 128 * programs.MEGABYTE
-    assert not programs.copies(executable, cache[0])
+    assert not programs.copies(executable, cache[0].pages)
 
 
 @pytest.mark.parametrize("mixer", [programs.SPARSE, programs.HEAVY], ids=["sparse", "heavy"])
@@ -175,7 +175,7 @@ def test_a_run_on_many_chips_is_as_planned(name, target):
 def test_a_table_of_uneven_rows_is_not_copied():
     """SmolLM2's, 576 wide, which a TPU lays out by columns: its rows are looked up by a product."""
     model = dataclasses.replace(presets.get("smollm2-135m").config, num_layers=1)
-    engine = EngineConfig(max_seqs=16, max_context=1024, cache_bytes=64 * programs.MEGABYTE)
+    engine = EngineConfig.of(max_seqs=16, max_context=1024, cache_bytes=64 * programs.MEGABYTE)
     absent = AbsentEngine(Config(model, engine).for_platform("tpu"), targets.parse("v6e:1x1"))
     for shape in absent.usual_shapes():
         executable = absent.compiled(shape)

@@ -137,14 +137,6 @@ def test_a_window_counts_the_newest_token(length, first):
     assert length - first + 1 <= WINDOW.window
 
 
-@pytest.mark.parametrize(
-    "start, stop, pages",
-    [(0, 0, []), (0, 1, [0]), (0, 4, [0]), (0, 5, [0, 1]), (4, 8, [1]), (7, 13, [1, 2, 3])],
-)
-def test_pages_for(start, stop, pages):
-    assert list(CacheSpec(1, 3).pages_for(start, stop, 4)) == pages
-
-
 @pytest.mark.parametrize("boundary", range(0, 40))
 def test_resume_needs_the_pages_that_are_still_visible(boundary):
     assert list(keys_values(2, 8).resume_at(boundary, 4)) == list(range(-(-boundary // 4)))
@@ -247,18 +239,18 @@ def test_a_model_derives_its_specs():
 
 
 def test_peak_pages_hold_a_window_and_a_step():
-    config = Config(model(), EngineConfig(page_tokens=8, chunk_tokens=16, prefill_chunks=(1, 2)))
+    config = Config(model(), EngineConfig.of(page_tokens=8, chunk_tokens=16, prefill_chunks=(1, 2)))
     assert config.peak_pages(10) == (2, 2)
     assert config.peak_pages(1000) == (-(-(20 + 32 + 16) // 8), 125)
     assert config.page_columns == 1024 // 8
-    drafts = EngineConfig(page_tokens=8, chunk_tokens=2, prefill_chunks=(1,), num_drafts=40)
+    drafts = EngineConfig.of(page_tokens=8, chunk_tokens=2, prefill_chunks=(1,), num_drafts=40)
     assert Config(model(), drafts).peak_pages(1000)[0] == -(-(20 + 41 + 16) // 8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("cache_bytes", [40_000, 150_000, 1 << 30])
 def test_pages_are_split_in_proportion_and_within_the_budget(dtype, cache_bytes):
-    engine = EngineConfig(cache_bytes=cache_bytes, max_seqs=3)
+    engine = EngineConfig.of(cache_bytes=cache_bytes, max_seqs=3)
     config = Config(model(dtype=dtype), engine)
     usable = [n - 1 for n in config.num_pages]
     peaks = config.peak_pages(config.max_context)
@@ -277,7 +269,7 @@ def test_pages_are_split_in_proportion_and_within_the_budget(dtype, cache_bytes)
 @pytest.mark.parametrize("cache_bytes", [80_000, 150_000, 400_000, 1 << 24])
 def test_pages_are_split_by_the_length_that_is_expected(cache_bytes, expected_tokens, max_seqs):
     """No sequence of that length more would fit, and one of the longest always does."""
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         cache_bytes=cache_bytes, max_seqs=max_seqs, expected_tokens=expected_tokens,
         page_tokens=8, chunk_tokens=8, prefill_chunks=(1,),
     )  # fmt: skip
@@ -298,26 +290,28 @@ def test_pages_are_split_by_the_length_that_is_expected(cache_bytes, expected_to
 
 def test_what_is_expected_moves_pages_from_where_they_would_lie_idle():
     """Sequences of 40 tokens fill windows of 20 and little beside them."""
-    engine = EngineConfig(cache_bytes=400_000, page_tokens=8, chunk_tokens=8, prefill_chunks=(1,))
+    engine = EngineConfig.of(
+        cache_bytes=400_000, page_tokens=8, chunk_tokens=8, prefill_chunks=(1,)
+    )
     split = {}
     for expected in (40, 1000):
-        config = Config(model(), dataclasses.replace(engine, expected_tokens=expected))
+        config = Config(model(), engine.replace(expected_tokens=expected))
         split[expected] = [n - 1 for n in config.num_pages]
         peaks = config.peak_pages(40)
         split[expected].append(min(n // e for n, e in zip(split[expected], peaks, strict=True)))
     assert split[40][0] > 3 * split[1000][0] and split[40][1] < split[1000][1]
     assert split[40][2] > 2 * split[1000][2]  # sequences at a time
-    with pytest.raises(InputError, match="engine.expected_tokens is at least 1, not 0"):
-        EngineConfig(expected_tokens=0)
+    with pytest.raises(InputError, match="engine.cache.expected_tokens=0: must be at least 1"):
+        EngineConfig.of(expected_tokens=0)
 
 
 def test_a_cache_without_room_for_a_page_is_refused():
-    with pytest.raises(InputError, match="engine.cache_bytes is at least .* not 1$") as caught:
-        Config(model(), EngineConfig(cache_bytes=1, max_seqs=3))
-    least = int(str(caught.value).split()[4].rstrip(","))
+    with pytest.raises(InputError, match="engine.cache.cache_bytes=1: must be at least") as caught:
+        Config(model(), EngineConfig.of(cache_bytes=1, max_seqs=3))
+    least = int(str(caught.value).split()[5].rstrip(","))
     test_pages_are_split_in_proportion_and_within_the_budget("bfloat16", least)
-    with pytest.raises(InputError, match="engine.cache_bytes is at least"):
-        Config(model(), EngineConfig(cache_bytes=least)).for_platform("tpu")
+    with pytest.raises(InputError, match=f"engine.cache.cache_bytes={least}: must be at least"):
+        Config(model(), EngineConfig.of(cache_bytes=least)).for_platform("tpu")
 
 
 def test_pages_are_of_the_devices_size_unless_one_is_asked_for():
@@ -326,17 +320,18 @@ def test_pages_are_of_the_devices_size_unless_one_is_asked_for():
     sizes = {"cpu": 16, "gpu": 64, "tpu": 128, "unheard of": 16}
     for platform, tokens in sizes.items():
         there = config.for_platform(platform)
-        assert there.engine.page_tokens == there.page_tokens == there.device_page_tokens == tokens
+        assert there.engine.cache.page_tokens == there.page_tokens == tokens
+        assert there.device_page_tokens == tokens
         assert there.page_columns == 1024 // tokens
         assert there.for_platform("cpu") == there
     assert config.page_tokens == 16
-    asked = Config(model(), EngineConfig(page_tokens=256))
+    asked = Config(model(), EngineConfig.of(page_tokens=256))
     assert asked.for_platform("gpu").page_tokens == asked.page_tokens
 
     assert asked.device_page_tokens == 128 and asked.device_pages == 2
     needed = config.full_bytes(3)
-    tight = EngineConfig(max_seqs=3, cache_bytes=needed, overcommit=False)
-    with pytest.raises(InputError, match="engine.max_seqs is at most 2 without"):
+    tight = EngineConfig.of(max_seqs=3, cache_bytes=needed, overcommit=False)
+    with pytest.raises(InputError, match="engine.max_seqs=3: must be at most 2 without"):
         Config(model(), tight).for_platform("tpu")
 
 
@@ -369,31 +364,37 @@ def test_a_model_refuses(fields, cause):
 @pytest.mark.parametrize(
     "fields, cause",
     [
-        (dict(max_seqs=0), "engine.max_seqs is at least 1, not 0"),
-        (dict(cache_bytes=-1), "engine.cache_bytes"),
-        (dict(num_drafts=-1), "engine.num_drafts is at least 0"),
-        (dict(decode_rows=()), "engine.decode_rows lists sizes from 1 to 4096"),
-        (dict(prefill_chunks=(0, 2)), "engine.prefill_chunks lists"),
-        (dict(page_tokens=24), "divides"),
-        (dict(page_tokens=0), "engine.page_tokens is at least 1, not 0"),
-        (dict(seed=-1), "engine.seed is at least 0 and below 2..64, not -1"),
-        (dict(seed=2**64), "engine.seed is at least 0"),
-        (dict(top_logprobs=10), "engine.top_logprobs is at most the vocabulary of 9, not 10"),
+        (dict(max_seqs=0), "engine.max_seqs=0: must be from 1 to 4096"),
+        (dict(cache_bytes=-1), "engine.cache.cache_bytes"),
+        (dict(num_drafts=-1), "engine.drafts.num_drafts=-1: must be from 0 to 4096"),
+        (
+            dict(decode_rows=()),
+            r"engine.shapes.decode_rows=\(\): must be a list of sizes, each from 1 to 4096",
+        ),
+        (dict(prefill_chunks=(0, 2)), r"engine.shapes.prefill_chunks=\(0, 2\): must be a list"),
+        (dict(page_tokens=24), "must divide 128"),
+        (dict(page_tokens=0), "engine.cache.page_tokens=0: must be at least 1"),
+        (dict(seed=-1), "engine.seed=-1: must be from 0 to 18446744073709551615"),
+        (dict(seed=2**64), "engine.seed=18446744073709551616: must be from 0 to"),
+        (
+            dict(top_logprobs=10),
+            r"engine.requests.top_logprobs=10: must be at most the vocabulary \(9\)",
+        ),
         (dict(deterministic=True, chunk_tokens=7), "at least 8"),
-        (dict(max_context=1001), "between 1 and the model's 1000"),
-        (dict(max_context=0), "between 1 and the model's 1000"),
+        (dict(max_context=1001), "from 1 to the model's 1000"),
+        (dict(max_context=0), "from 1 to the model's 1000"),
     ],
 )
 def test_an_engine_refuses(fields, cause):
     with pytest.raises(InputError, match=cause) as error:
-        Config(model(), EngineConfig(**fields))
+        Config(model(), EngineConfig.of(**fields))
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("platform, default", [("cpu", False), ("gpu", True), ("tpu", True)])
 def test_accelerators_have_greedy_steps(platform, default):
     """Unless they are asked for, or not."""
-    assert Config(model()).for_platform(platform).engine.greedy_steps is default
+    assert Config(model()).for_platform(platform).engine.shapes.greedy_steps is default
     for asked in (False, True):
-        config = Config(model(), EngineConfig(greedy_steps=asked))
-        assert config.for_platform(platform).engine.greedy_steps is asked
+        config = Config(model(), EngineConfig.of(greedy_steps=asked))
+        assert config.for_platform(platform).engine.shapes.greedy_steps is asked

@@ -1,6 +1,7 @@
 """`--set`: what it replaces, and what it refuses in one line."""
 
 import dataclasses
+from operator import attrgetter
 
 import pytest
 
@@ -27,34 +28,34 @@ class Tree:
 
 
 @pytest.mark.parametrize(
-    "setting, section, name, value",
+    "setting, value",
     [
-        ("engine.max_seqs=8", "engine", "max_seqs", 8),
-        ("engine.decode_rows=(2, 4)", "engine", "decode_rows", (2, 4)),
-        ("engine.decode_rows=2,4", "engine", "decode_rows", (2, 4)),
-        ("engine.decode_rows=(2,)", "engine", "decode_rows", (2,)),
-        ("engine.attention=reference", "engine", "attention", "reference"),
-        ("engine.attention=none", "engine", "attention", None),
-        ("engine.max_context=none", "engine", "max_context", None),
-        ("engine.max_context=None", "engine", "max_context", None),
-        ("engine.max_context=100", "engine", "max_context", 100),
-        ("engine.penalties=true", "engine", "penalties", True),
-        ("engine.penalties=False", "engine", "penalties", False),
-        ("engine.seed=3", "engine", "seed", 3),
-        ("model.dtype=float32", "model", "dtype", "float32"),
-        ("model.norm_eps=1e-3", "model", "norm_eps", 1e-3),
-        ("model.norm_eps=1", "model", "norm_eps", 1.0),
-        ("model.logit_cap=none", "model", "logit_cap", None),
-        ("model.name=a=b", "model", "name", "a=b"),
-        ("model.name=", "model", "name", ""),
+        ("engine.max_seqs=8", 8),
+        ("engine.shapes.decode_rows=(2, 4)", (2, 4)),
+        ("engine.shapes.decode_rows=2,4", (2, 4)),
+        ("engine.shapes.decode_rows=(2,)", (2,)),
+        ("engine.kernels.attention=reference", "reference"),
+        ("engine.kernels.attention=none", None),
+        ("engine.max_context=none", None),
+        ("engine.max_context=None", None),
+        ("engine.max_context=100", 100),
+        ("engine.requests.penalties=true", True),
+        ("engine.requests.penalties=False", False),
+        ("engine.seed=3", 3),
+        ("model.dtype=float32", "float32"),
+        ("model.norm_eps=1e-3", 1e-3),
+        ("model.norm_eps=1", 1.0),
+        ("model.logit_cap=none", None),
+        ("model.name=a=b", "a=b"),
+        ("model.name=", ""),
     ],
 )
-def test_a_field_is_replaced(setting, section, name, value):
-    changed = overrides.apply(BASE, [setting])
-    found = getattr(getattr(changed, section), name)
+def test_a_field_is_replaced(setting, value):
+    path = setting.partition("=")[0]
+    before, changed = attrgetter(path)(BASE), overrides.apply(BASE, [setting])
+    found = attrgetter(path)(changed)
     assert found == value and type(found) is type(value)
-    expected = dataclasses.replace(getattr(BASE, section), **{name: value})
-    assert changed == dataclasses.replace(BASE, **{section: expected})
+    assert overrides.apply(changed, [f"{path}={before}"]) == BASE
 
 
 def test_later_settings_win_and_none_changes_nothing():
@@ -106,7 +107,7 @@ def test_types_inside_unions_and_tuples():
         ("=3", "key=value"),
         ("", "key=value"),
         ("motor.max_seqs=3", "'motor' is not one of model, engine"),
-        ("engine.sequences=3", "'sequences' is not one of max_seqs, max_context, page_tokens"),
+        ("engine.sequences=3", "'sequences' is not one of max_seqs, max_context, weights"),
         ("engine.=3", "'' is not one of max_seqs"),
         ("engine=3", "a field of it is needed: max_seqs, "),
         ("engine.max_seqs.x=3", "'max_seqs' has no fields"),
@@ -117,21 +118,21 @@ def test_types_inside_unions_and_tuples():
         ("engine.max_seqs={[]: 1}", "expected int"),
         ("engine.max_seqs=" + "(" * 500, "expected int"),
         ("engine.max_seqs=__import__('os')", "expected int"),
-        ("engine.penalties=1", "expected bool"),
-        ("engine.penalties=yes", "expected bool"),
+        ("engine.requests.penalties=1", "expected bool"),
+        ("engine.requests.penalties=yes", "expected bool"),
         ("engine.max_context=1.5", "expected int or None"),
-        ("engine.decode_rows=8", "expected tuple"),
-        ("engine.decode_rows=(1, 'a')", "expected tuple"),
-        ("engine.decode_rows=[1, 2]", "expected tuple"),
+        ("engine.shapes.decode_rows=8", "expected tuple"),
+        ("engine.shapes.decode_rows=(1, 'a')", "expected tuple"),
+        ("engine.shapes.decode_rows=[1, 2]", "expected tuple"),
         ("model.norm_eps=small", "expected float"),
         ("model.pattern=()()", "a field of it is needed: mixer, ffn"),
         ("model.pattern.mixer=3", "names a whole section, a field of it is needed: num_heads, "),
         ("model.pattern.mixer.heads=3", "'heads' is not one of num_heads, num_kv_heads"),
         ("model.pattern.ffn.width=wide", "expected int"),
         ("model.ffn_width=64", "'ffn_width' is not one of name, family, vocab_size"),
-        ("engine.max_seqs=0", "engine.max_seqs is at least 1"),
-        ("engine.max_context=99999", "between 1 and the model's 8192"),
-        ("engine.seed=-3", "engine.seed is at least 0 and below 2**64, not -3"),
+        ("engine.max_seqs=0", "engine.max_seqs=0: must be from 1 to 4096"),
+        ("engine.max_context=99999", "must be from 1 to the model's 8192"),
+        ("engine.seed=-3", "engine.seed=-3: must be from 0 to 18446744073709551615"),
         ("model.dtype=int8", "'float32' or 'bfloat16'"),
     ],
 )

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from configs.cache import keys_values
-from configs.engine import ATTENTIONS, Config, EngineConfig
+from configs.engine import Config, EngineConfig
+from configs.settings.kernels import ATTENTIONS
 from inference.benchmark import agreement
 from inference.engine import Engine
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import api
 from layers.kernels.attention.contract import Demand, Options
 from layers.kernels.device import target_device
@@ -50,7 +51,7 @@ def _program(name, page_format, window, cap):
 
 def _stored(chosen, drawn):
     """The sequences as the implementation lays them out; token-major ones among poisoned pages."""
-    if chosen.layout is kv_cache.token_major:
+    if chosen.layout is page_rows.token_major:
         return drawn.pages
     shape = chosen.layout(drawn.pages.shape[0], drawn.page_tokens, drawn.page_format)
     return chosen.write(jnp.zeros(shape.shape, shape.dtype), *drawn.contexts, 0)
@@ -116,7 +117,7 @@ def test_an_engine_answers_as_with_the_reference(name):
 
 
 def _engine(attention, model, params):
-    settings = EngineConfig(
+    settings = EngineConfig.of(
         attention=attention, max_seqs=4, page_tokens=128, cache_bytes=32 << 20, top_logprobs=8
     )
     return Engine(Config(model, settings), params)

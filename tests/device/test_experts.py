@@ -79,7 +79,7 @@ def test_an_engine_with_latents_and_experts_answers_as_by_the_reference(monkeypa
 
 def _config(name, model):
     page_tokens = 128 if target_device().platform == "tpu" else 64
-    settings = EngineConfig(
+    settings = EngineConfig.of(
         attention=name, max_seqs=4, page_tokens=page_tokens, cache_bytes=32 << 20, top_logprobs=8
     )
     return Config(model, settings)

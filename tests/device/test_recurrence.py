@@ -60,7 +60,7 @@ def test_an_engine_answers_as_without_the_kernel(mixer, monkeypatch):
         "device-states", "mamba2", 131, width=256, num_layers=2, max_context=512,
         pattern=(LayerSpec(mixer, None),), dtype="float32",
     )  # fmt: skip
-    config = Config(model, EngineConfig(max_seqs=4, top_logprobs=8))
+    config = Config(model, EngineConfig.of(max_seqs=4, top_logprobs=8))
     params = fakes.real_params(model)
     found, texts = answers(Engine(config, params))
     monkeypatch.setattr(api, "choose", lambda *_: None)

@@ -60,7 +60,7 @@ _APPS = (
     )),
     App("batch", "answers.jsonl", lambda inputs: (
         f"--model={TINY}", f"--input={inputs / 'requests.jsonl'}", "--max_num_seqs=8",
-        "--set=engine.decode_rows=(8,)", "--set=engine.prefill_chunks=(1,)",
+        "--set=engine.shapes.decode_rows=(8,)", "--set=engine.shapes.prefill_chunks=(1,)",
     ), _answers),
     App("train", "model", lambda inputs: (
         "--task=lm", f"--text={inputs / 'text.txt'}",

@@ -26,7 +26,7 @@ from tests.drills.harness import TINY_FLAGS, Drill, Outcome, Setting, Skipped
 PYTHON = os.environ.get("RAY_PYTHON", sys.executable)
 FLAGS = (
     *(*TINY_FLAGS, "--nowarm_up", "--max_num_seqs=24"),
-    *("--set=engine.decode_rows=(24,)", "--set=engine.prefill_chunks=(1,)"),
+    *("--set=engine.shapes.decode_rows=(24,)", "--set=engine.shapes.prefill_chunks=(1,)"),
 )
 _START_S, _AGAIN_S, _ANSWER_S = 600.0, 120.0, 600.0
 

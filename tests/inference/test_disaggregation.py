@@ -47,7 +47,7 @@ def _requests(count):
     kinds = [
         {}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9, "n": 3}, {"max_new_tokens": 0},
         {"temperature": 1.2, "top_k": 20, "best_of": 2}, {"beam_width": 2}, {"n": 2},
-        {"stop": ("e", "no")}, {"stop_ids": tuple(range(0, _VOCAB, 17))}, {"priority": 1},
+        {"stop": ("e", "no")}, {"stop_token_ids": tuple(range(0, _VOCAB, 17))}, {"priority": 1},
         {"logit_bias": {130: 9.0}}, {"max_new_tokens": 1},
     ]  # fmt: skip
     for index in range(count):
@@ -81,7 +81,7 @@ def _serve(engine, count, aborts=()):
     found = []
     for group in groups.values():
         answers = [group.completion(), *group.completion().others]
-        scores = [sequence.prompt_logprobs for sequence in group.sequences]
+        scores = [sequence.results.prompt_logprobs for sequence in group.sequences]
         found.append((answers, scores))
     return found
 
@@ -279,14 +279,14 @@ def test_a_fault_in_a_prompt_ends_its_request_alone():
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"chips": -1}, "prefill.chips is at least 0, not -1"),
-        ({"chips": 2}, "each sends its pages to one that decodes"),
+        ({"chips": -1}, "prefill.chips=-1: must be at least 0"),
+        ({"chips": 2}, "prefill.chips=2: must equal mesh.model .1."),
         ({"chips": 2, "first_chip": 1, "mesh": Mesh(model=2)},
-         "prefill.first_chip=1 is among those that decode, 0 to 1"),
-        ({"cache_bytes": 9}, "chips of prefill: engine.cache_bytes is at least"),
-        ({"max_seqs": 0}, "chips of prefill: engine.max_seqs is at least 1"),
-        ({"engine": EngineConfig(policy="static")}, "goes with engine.policy=continuous"),
-        ({"model": fakes.fake_model()}, "keeps some of its context in none"),
+         "prefill.first_chip=1: must be at least 2, because chips 0 to 1 decode"),
+        ({"cache_bytes": 9}, "chips of prefill: engine.cache.cache_bytes=9: must be at least"),
+        ({"max_seqs": 0}, "chips of prefill: engine.max_seqs=0: must be from 1"),
+        ({"engine": EngineConfig.of(policy="static")}, "policy=static: must be continuous"),
+        ({"model": fakes.fake_model()}, "needs a model whose whole context is in pages"),
     ],
 )  # fmt: skip
 def test_chips_that_cannot_prefill_are_refused(settings, message):

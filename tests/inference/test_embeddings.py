@@ -91,7 +91,7 @@ def test_their_logits_are_those_of_transformers(pooling):
     checkpoint = resolve.resolve(str(GOLDEN)).open(None)
     model = dataclasses.replace(checkpoint.config, dtype="float32")
     params = checkpoint.load_params(decoder.param_infos(model), None)
-    engine = Engine(Config(model, EngineConfig(max_seqs=2, embeddings=True)), lambda: params)
+    engine = Engine(Config(model, EngineConfig.of(max_seqs=2, embeddings=True)), lambda: params)
     table_VD = np.asarray(params["embed" if model.tied else "head"]["table"], np.float32)
     with np.load(GOLDEN / "expected.npz") as file:
         texts = [file[f"tokens_{i}"].tolist() for i in (0, 1)]
@@ -179,7 +179,7 @@ def test_a_nan_ends_its_own_request():
 
 def test_other_steps_stay_as_they_are():
     """As many shapes as without; and where nothing can be pooled, nothing of it is in a step."""
-    plain, embedding = (EngineConfig(embeddings=each) for each in (False, True))
+    plain, embedding = (EngineConfig.of(embeddings=each) for each in (False, True))
     shapes = enumerate_shapes(plain)
     assert shapes == enumerate_shapes(embedding)
     config = Config(MODELS["llama"], plain)
@@ -209,7 +209,7 @@ def test_bad_requests():
         SamplingParams(pooling="last")
     with pytest.raises(InputError, match="leave n=1"):
         SamplingParams(max_new_tokens=0, pooling="last", n=2)
-    with pytest.raises(InputError, match="engine.embeddings=true"):
+    with pytest.raises(InputError, match="engine.requests.embeddings=true"):
         make(MODELS["llama"], embeddings=False).embed([[1, 2]])
     id = engine.add_request([1, 2, 3], SamplingParams(max_new_tokens=0, pooling="mean"))
     with pytest.raises(InputError, match="nothing to fork"):

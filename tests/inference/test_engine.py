@@ -88,7 +88,7 @@ def test_stop_ids_and_end_tokens(undisturbed):
     end = tokens[4]
     first = tokens.index(end)
     cut = tokens[: first + 1]
-    stopped = make().generate([PROMPTS[0]], fakes.greedy(20, stop_ids=(end,)))[0]
+    stopped = make().generate([PROMPTS[0]], fakes.greedy(20, stop_token_ids=(end,)))[0]
     assert stopped.token_ids == cut and stopped.finish_reason == "stop"
     assert stopped.text == bytes(cut[:-1]).decode(errors="replace")  # the end itself is not text
     engine = make(eos_ids=(end,))
@@ -144,21 +144,21 @@ def test_the_context_ends_a_request():
         ([5], {"max_new_tokens": 0}, "at least two tokens"),
         ([1, 131], {}, "token id 131 is not in the vocabulary of 131"),
         ([-1], {}, "token id -1"),
-        ([1], {"stop_ids": (10**5000,)}, "token id a number of 16610 bits"),
-        ([1], {"banned_ids": (131,)}, "token id 131"),
-        ([1], {"allowed_ids": (-1,)}, "token id -1"),
+        ([1], {"stop_token_ids": (10**5000,)}, "token id a number of 16610 bits"),
+        ([1], {"banned_token_ids": (131,)}, "token id 131"),
+        ([1], {"allowed_token_ids": (-1,)}, "token id -1"),
         ([1], {"logit_bias": ((131, 1.0),)}, "token id 131"),
         ([1], {"logit_bias": tuple((i % 131, 1.0) for i in range(301))}, "at most 300"),
-        ([1], {"allowed_ids": ()}, "every token is banned"),
-        ([1], {"allowed_ids": (1, 2), "banned_ids": (2, 1)}, "every token is banned"),
-        ([1], {"banned_ids": tuple(range(131))}, "every token is banned"),
-        ([1], {"allowed_ids": (7, 9), "min_tokens": 3, "stop_ids": (9,)}, "every token is banned"),
+        ([1], {"allowed_token_ids": ()}, "every token is banned"),
+        ([1], {"allowed_token_ids": (1, 2), "banned_token_ids": (2, 1)}, "every token is banned"),
+        ([1], {"banned_token_ids": tuple(range(131))}, "every token is banned"),
+        ([1], {"allowed_token_ids": (7, 9), "min_tokens": 3, "stop_token_ids": (9,)}, "banned"),
         (["a"], {}, "a text or a list of token ids"),
         ([1.5], {}, "a text or a list of token ids"),
         (5, {}, "a text or a list of token ids"),
         (np.ones((2, 2), int), {}, "a text or a list of token ids"),
-        ([1], {"presence": 1.0}, "engine.penalties=true"),
-        ([1], {"repetition": 1.1}, "engine.penalties=true"),
+        ([1], {"presence_penalty": 1.0}, "engine.requests.penalties=true"),
+        ([1], {"repetition_penalty": 1.1}, "engine.requests.penalties=true"),
     ],
 )
 def test_refused_in_one_line(prompt, asked, cause):
@@ -173,7 +173,7 @@ def test_text_needs_a_tokenizer():
     engine = fakes.engine(MODEL, **SETTINGS)
     with pytest.raises(InputError, match="give token ids"):
         engine.add_request("abc", fakes.greedy(1))
-    with pytest.raises(InputError, match="use stop_ids"):
+    with pytest.raises(InputError, match="use stop_token_ids"):
         engine.add_request([1], fakes.greedy(1, stop=("a",)))
 
 
@@ -190,7 +190,7 @@ def test_one_text_is_no_list_of_texts():
 def test_end_tokens_may_be_all_that_is_allowed_unless_banned():
     engine = make(eos_ids=(7,))
     for more in ({}, {"min_tokens": 2, "ignore_eos": True}):
-        params = fakes.greedy(2, allowed_ids=(7,), **more)
+        params = fakes.greedy(2, allowed_token_ids=(7,), **more)
         assert set(engine.generate([[1, 2]], params)[0].token_ids) == {7}
 
 
@@ -209,7 +209,7 @@ def test_settings_of_a_named_model(settings, cause):
         Engine.from_model(str(directory), **settings)
     assert cause in str(error.value)
     engine = Engine.from_model(str(directory), max_seqs=3, decode_rows=(4,), dtype="float32")
-    assert (engine.config.engine.max_seqs, engine.config.engine.decode_rows) == (3, (4,))
+    assert (engine.config.engine.max_seqs, engine.config.engine.shapes.decode_rows) == (3, (4,))
     assert engine.config.model.dtype == "float32" and engine.tokenizer is not None
 
 
@@ -461,8 +461,8 @@ def penalized(own_logits, prompt, params):
         logp = x - np.log(np.exp(x - x.max()).sum()) - x.max()
         counts = np.bincount(tokens[len(prompt) :], minlength=VOCAB)
         seen = np.isin(np.arange(VOCAB), tokens)
-        x = np.where(seen, np.where(x < 0, x * params.repetition, x / params.repetition), x)
-        x = x - params.presence * (counts > 0) - params.frequency * counts
+        x = np.where(seen, np.where(x < 0, x * (r := params.repetition_penalty), x / r), x)
+        x = x - params.presence_penalty * (counts > 0) - params.frequency_penalty * counts
         tokens.append(int(x.argmax()))
         logprobs.append(logp[tokens[-1]])
         tops.append(np.argsort(-logp)[:2].tolist())
@@ -478,9 +478,9 @@ def make_penalizing(params=None):
 
 PENALTIES = [
     {},
-    {"repetition": 1.7},
-    {"presence": 1.5},
-    {"frequency": 0.9, "presence": -0.3, "repetition": 1.2},
+    {"repetition_penalty": 1.7},
+    {"presence_penalty": 1.5},
+    {"frequency_penalty": 0.9, "presence_penalty": -0.3, "repetition_penalty": 1.2},
 ]
 
 
@@ -516,8 +516,8 @@ def test_penalties_survive_preemption_fork_and_drafts(own_logits, drafts, monkey
     assert preempted and forked
     for sequence, (tokens, logprobs, tops) in requests:
         assert sequence.output_tokens == tokens
-        np.testing.assert_allclose(sequence.logprobs, logprobs, atol=1e-4)
-        assert [list(ids) for ids, _ in sequence.top_logprobs] == tops
+        np.testing.assert_allclose(sequence.results.logprobs, logprobs, atol=1e-4)
+        assert [list(ids) for ids, _ in sequence.results.top_logprobs] == tops
     assert len({tuple(tokens) for _, (tokens, _, _) in requests}) == 4
     assert_idle(engine)
 

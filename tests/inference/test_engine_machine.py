@@ -35,7 +35,7 @@ STOP = bytes(fakes.continuation(PROMPTS[0], 9)[7:9]).decode()
 PARAMS = [
     fakes.greedy(9),
     fakes.greedy(20, stop=(STOP, "never there"), ignore_eos=True),
-    fakes.greedy(16, priority=-1, stop_ids=(5, 17, 30)),
+    fakes.greedy(16, priority=-1, stop_token_ids=(5, 17, 30)),
     SamplingParams(max_new_tokens=14, temperature=20.0, seed=1, priority=3, cache_salt="a"),
     SamplingParams(max_new_tokens=12, temperature=20.0, top_k=5, seed=2, n=2, min_tokens=4),
     SamplingParams(max_new_tokens=8, temperature=20.0, seed=3, n=2, best_of=3),

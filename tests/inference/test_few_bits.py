@@ -91,7 +91,7 @@ def test_rounded_activations_are_said(caplog):
         ("int4_g32", {"linear": "reference"}, False), (None, {"linear": "ffi_cpu"}, False),
     ):  # fmt: skip
         caplog.clear()
-        weight_formats.warn_of_rounding(Config(model(format), EngineConfig(**settings)))
+        weight_formats.warn_of_rounding(Config(model(format), EngineConfig.of(**settings)))
         assert ("weights in int4_g32, int8; --activations=exact" in caplog.text) is is_said
 
 
@@ -258,7 +258,7 @@ def test_weights_are_never_there_in_more_bits():
 
     shapes = {path: info.shape for path, info in declared.items()}
     source = TensorSource("made", shapes, read)
-    place = linear.placement(Config(own, EngineConfig(linear="ffi_cpu")))
+    place = linear.placement(Config(own, EngineConfig.of(linear="ffi_cpu")))
     tracemalloc.start()
     kept = load.load_params(decoder.param_infos(own), source, names.identity, None, place)
     _, peak = tracemalloc.get_traced_memory()
@@ -269,7 +269,7 @@ def test_weights_are_never_there_in_more_bits():
 
 def test_random_weights_are_drawn_as_an_engine_holds_them():
     """Where XLA's products run; what is packed for kernels is rounded instead."""
-    own, settings = model("int4_g32", dtype="bfloat16"), EngineConfig(linear="reference")
+    own, settings = model("int4_g32", dtype="bfloat16"), EngineConfig.of(linear="reference")
     config, infos = Config(own, settings), decoder.param_infos(own)
     drawn = linear.random_params(config, infos)
     declared = linear.abstract(config, infos)

@@ -46,7 +46,7 @@ def check(answer) -> None:
 
 HOW = [
     {}, {"temperature": 1.0, "seed": 1}, {"temperature": 2.0, "seed": 2, "top_k": 5},
-    {"temperature": 1.0, "seed": 3, "presence": 1.0}, {"logit_bias": {ord("}"): 50.0}},
+    {"temperature": 1.0, "seed": 3, "presence_penalty": 1.0}, {"logit_bias": {ord("}"): 50.0}},
 ]  # fmt: skip
 
 
@@ -137,7 +137,9 @@ def test_several_answers_each_follow_it(settings):
 def test_forks_follow_their_own():
     engine = make()
     letters = tuple(range(ord("a"), ord("z") + 1))
-    id = engine.add_request(PROMPTS[0], SamplingParams(max_new_tokens=30, allowed_ids=letters))
+    id = engine.add_request(
+        PROMPTS[0], SamplingParams(max_new_tokens=30, allowed_token_ids=letters)
+    )
     whole = engine._requests[id].group
     for _ in range(4):
         engine.step()
@@ -172,8 +174,8 @@ def test_a_grammar_that_fails_ends_its_request_alone(monkeypatch):
 
 
 @pytest.mark.parametrize("more", [
-    {"allowed_ids": (*b"{}",)}, {"allowed_ids": (*b"0",), "temperature": 1.0, "n": 2},
-    {"banned_ids": (*b'"',), "n": 1, "best_of": 2, "temperature": 1.0},
+    {"allowed_token_ids": (*b"{}",)}, {"allowed_token_ids": (*b"0",), "temperature": 1.0, "n": 2},
+    {"banned_token_ids": (*b'"',), "n": 1, "best_of": 2, "temperature": 1.0},
 ])  # fmt: skip
 def test_constraints_that_exclude_each_other_end_a_request_with_the_reason(more):
     engine = make()
@@ -251,7 +253,7 @@ def test_a_matcher_that_breaks_ends_its_request_with_the_text_so_far(alone, capl
 @pytest.mark.parametrize("params, settings, problem", [
     ({"grammar": grammar.of_regex("((")}, {}, "the grammar cannot be compiled"),
     ({"grammar": "start: nothing"}, {}, "the grammar cannot be compiled"),
-    ({"grammar": JSON}, {"grammars": False}, "engine.grammars=true"),
+    ({"grammar": JSON}, {"grammars": False}, "engine.requests.grammars=true"),
 ])  # fmt: skip
 def test_what_is_refused(params, settings, problem):
     engine = make(**settings)

@@ -119,7 +119,7 @@ def test_no_bit_changes(model, count, name):
     sequences = [fakes.sequence_of(engine, id) for id in ids]
     preempts = name in ("recompute", "swap", "prefixes on the host")
     fakes.drain_disturbed(engine, 3 if preempts else 0, 17 if name == "restart" else 0)
-    assert [(s.output_tokens, s.logprobs) for s in sequences] == expected
+    assert [(s.output_tokens, s.results.logprobs) for s in sequences] == expected
     counters, prefix = engine.scheduler.counters, engine.scheduler.shards[0].pages.prefix_cache
     if name in ("together", "prefixes on the host"):
         assert counters.num_cached_tokens > count // 3 * PREFIX // 2

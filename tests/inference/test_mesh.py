@@ -73,8 +73,9 @@ _LONG = [pytest.param(*case, marks=pytest.mark.long) for case in _ALL if case no
 def _requests():
     """Greedy, and drawn with each filter."""
     kinds = [
-        {}, {"temperature": 1.0}, {"temperature": 0.7, "top_p": 0.9}, {"allowed_ids": (9, 70, 128)},
-        {"temperature": 1.5, "top_k": 20, "top_p": 0.8, "min_p": 0.01}, {"logit_bias": {130: 9.0}},
+        {}, {"temperature": 1.0, "epsilon_cutoff": 0.01}, {"temperature": 0.7, "top_p": 0.9},
+        {"allowed_token_ids": (9, 70, 128)}, {"logit_bias": {130: 9.0}},
+        {"temperature": 1.5, "top_k": 20, "top_p": 0.9, "min_p": 0.01, "epsilon_cutoff": 0.05},
     ]  # fmt: skip
     prompts = fakes.prompts([5, 40, 17, 3, 26, 9], 131, seed=2)
     return prompts, [SamplingParams(max_new_tokens=9, ignore_eos=True, seed=i, **kind)
@@ -148,7 +149,7 @@ def _disturbed(mesh, preemption, name="uneven"):
     assert bool(counters.num_restored_pages) == (preemption == "swap")
     completions = [group.completion() for group in groups]
     answers = [[each.token_ids for each in (one, *one.others)] for one in completions]
-    return answers, groups[4].sequences[0].prompt_logprobs
+    return answers, groups[4].sequences[0].results.prompt_logprobs
 
 
 @pytest.mark.parts(3)

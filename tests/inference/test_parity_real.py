@@ -26,7 +26,7 @@ _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _PRESETS = {"smollm2": "smollm2-135m", "gemma3": "gemma3-270m"}
 _NEW_TOKENS = 32
 # One decode and one prefill rectangle: few programs to compile.
-_ENGINE = EngineConfig(max_seqs=32, decode_rows=(32,), prefill_chunks=(8,), max_context=1024)
+_ENGINE = EngineConfig.of(max_seqs=32, decode_rows=(32,), prefill_chunks=(8,), max_context=1024)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,7 +195,7 @@ def test_a_file_as_it_is_beside_its_own_numbers(name):
     engines = {}
     for weights, dtype in (("float32", "float32"), ("file", "float32"), ("file", "bfloat16")):
         resolved = resolve.resolve(_PRESETS[name])
-        sizes = dataclasses.replace(_ENGINE, weights=weights, top_logprobs=1)
+        sizes = _ENGINE.replace(weights=weights, top_logprobs=1)
         config = Config(dataclasses.replace(resolved.config, dtype=dtype), sizes)
         engines[weights, dtype] = Engine.from_checkpoint(config, resolved.open(None))
     exact = engines.pop(("float32", "float32"))

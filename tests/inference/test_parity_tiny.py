@@ -108,7 +108,7 @@ def _paged_logits(
 ) -> list[np.ndarray]:
     """Logits of every position of both prompts, fed through pages as the engine's step does."""
     model, params, prompts, expected = _load(name)
-    config = Config(model, EngineConfig(max_seqs=_SLOTS, page_tokens=page_tokens, **engine))
+    config = Config(model, EngineConfig.of(max_seqs=_SLOTS, page_tokens=page_tokens, **engine))
     num_pages = 1 + 2 * -(-max(map(len, prompts)) // page_tokens)
     groups, rows = len(model.page_groups), shape.num_rows
     cache = kv_cache.init(model, (num_pages,) * groups, page_tokens, _SLOTS, 0)

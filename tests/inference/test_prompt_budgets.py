@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.engine import OBSERVED_TOKENS
 from configs.errors import InputError
+from configs.settings.requests import OBSERVED_TOKENS
 from inference.request import SamplingParams
 from inference.scheduling.sequence import derived_seed
 from layers import decoder
@@ -158,7 +158,7 @@ def test_pages_that_are_given_up_are_free_and_others_run_in_them(budget):
     assert engine.scheduler.counters.num_preemptions == 0
     assert bool(shared) == (budget is not None)
     for sequence, expected in zip((first, second), alone, strict=True):
-        assert (sequence.output_tokens, sequence.logprobs) == (
+        assert (sequence.output_tokens, sequence.results.logprobs) == (
             expected.token_ids,
             expected.logprobs,
         )
@@ -172,7 +172,7 @@ def test_a_prompt_that_gave_up_pages_is_still_found():
     while sequence.is_whole:
         engine.step()
     pool, counters = engine.scheduler.shards[0].pages.pool, engine.scheduler.counters
-    assert len(sequence.pages[0]) == 64 // PAGE and sequence.num_dropped_tokens == 88
+    assert len(sequence.pages[0]) == 64 // PAGE and sequence.budget.num_dropped_tokens == 88
     before = counters.num_cached_tokens
     [found] = engine.generate([prompt], asked(None, 2))
     assert counters.num_cached_tokens - before == 144
@@ -235,7 +235,7 @@ def test_no_bit_changes(model, name):
     sequences = [fakes.sequence_of(engine, id) for id in ids]
     preempts = name in ("recompute", "prefixes", "swap")
     fakes.drain_disturbed(engine, 4 if preempts else 0, 9 if name == "restart" else 0)
-    assert [(s.output_tokens, s.logprobs) for s in sequences] == expected
+    assert [(s.output_tokens, s.results.logprobs) for s in sequences] == expected
     pages = engine.scheduler.shards[0].pages
     assert pages.prefix_cache.num_available_pages == pages.pool.num_usable_pages
     if preempts:
@@ -248,7 +248,7 @@ def test_drafts_change_no_bit():
     few = (3, 17, 40)
     prompts, params = requests()
     prompts = [[few[token % 3] for token in prompt] for prompt in prompts]
-    params = [dataclasses.replace(own, allowed_ids=few) for own in params]
+    params = [dataclasses.replace(own, allowed_token_ids=few) for own in params]
     engine, plain = (
         fakes.engine(LLAMA, None, deterministic=True, **SIZES, **drafts)
         for drafts in ({"proposer": "ngram", "num_drafts": 2}, {})
@@ -273,7 +273,7 @@ def test_samples_of_a_prompt_share_what_it_kept():
     for index, sequence in enumerate(group.sequences):
         seed = derived_seed(7, index)
         [own] = engine.generate([prompt], dataclasses.replace(sampled, seed=seed))
-        assert (own.token_ids, own.logprobs) == (sequence.output_tokens, sequence.logprobs)
+        assert (own.token_ids, own.logprobs) == (sequence.output_tokens, sequence.results.logprobs)
         assert own.kept_prompt_tokens == 62
 
 
@@ -323,7 +323,9 @@ def test_beams_share_what_it_kept_and_bear_preemption():
 
 def test_what_goes_without_a_budget():
     engine = make(LLAMA, prompt_budgets=False)
-    with pytest.raises(InputError, match=r"needs an engine built with engine.prompt_budgets=true"):
+    with pytest.raises(
+        InputError, match=r"needs an engine built with engine.requests.prompt_budgets=true"
+    ):
         engine.add_request([1] * 150, asked(80))
     engine = make(LLAMA)
     with pytest.raises(InputError, match=r"prompt_budget of 150 tokens is at least 48, not 47"):
@@ -348,5 +350,5 @@ def test_what_goes_without_a_budget():
     ],
 )
 def test_what_goes_without_budgets(model, changes, reason):
-    with pytest.raises(InputError, match=f"engine.prompt_budgets: {reason}"):
+    with pytest.raises(InputError, match=f"engine.requests.prompt_budgets: {reason}"):
         make(model, **changes)

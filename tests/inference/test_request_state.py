@@ -306,7 +306,7 @@ def test_outputs_say_what_stopped_them():
     for params, stopped in [
         (fakes.greedy(8), None),
         (fakes.greedy(8, stop=("never there", text)), text),
-        (fakes.greedy(8, stop_ids=(token,)), token),
+        (fakes.greedy(8, stop_token_ids=(token,)), token),
     ]:
         outputs: list = []
         make().generate(PROMPTS[:1], params, outputs.append)
@@ -326,7 +326,7 @@ def test_outputs_say_what_stopped_them():
 def test_nothing_is_told_behind_a_stop_string(size, stop, min_tokens, num_tokens, stopped):
     """However many tokens a step commits, drafts or others."""
     text = b"the the mat sat."  # a token a byte
-    scheduler = Scheduler(Config(MODEL, EngineConfig(**SETTINGS, cache_bytes=1 << 20)))
+    scheduler = Scheduler(Config(MODEL, EngineConfig.of(**SETTINGS, cache_bytes=1 << 20)))
     params = fakes.greedy(16, stop=stop, min_tokens=min_tokens)
     sequence = Sequence(1, params, [5], 1)
     scheduler.add(sequence)
@@ -346,7 +346,7 @@ def test_nothing_is_told_behind_a_stop_string(size, stop, min_tokens, num_tokens
     assert bytes(told) == text[:num_tokens] and sequence.output_tokens == told
     logprobs = [-float(n) for n in range(num_tokens)]
     for values, tops in (
-        (sequence.logprobs, sequence.top_logprobs),
+        (sequence.results.logprobs, sequence.results.top_logprobs),
         ([v for o in outputs for v in o.logprobs], [t for o in outputs for t in o.top_logprobs]),
     ):
         assert values == logprobs and tops == [([0], [value]) for value in logprobs]
@@ -365,8 +365,14 @@ def test_nothing_is_told_behind_a_stop_string(size, stop, min_tokens, num_tokens
     [
         {},
         {"temperature": 1.0, "seed": 5},
-        {"temperature": 1.0, "seed": 5, "presence": 1.0, "frequency": 0.5, "repetition": 1.3},
-        {"min_tokens": 9, "stop_ids": tuple(range(0, MODEL.vocab_size, 97))},
+        {
+            "temperature": 1.0,
+            "seed": 5,
+            "presence_penalty": 1.0,
+            "frequency_penalty": 0.5,
+            "repetition_penalty": 1.3,
+        },
+        {"min_tokens": 9, "stop_token_ids": tuple(range(0, MODEL.vocab_size, 97))},
     ],
 )
 def test_an_answer_goes_on_from_its_tokens(more):

@@ -82,9 +82,9 @@ def test_the_specs_make_two_page_groups():
     assert paged.bytes_per_entry("float32") == 12 and reader.bytes_per_entry("float32") == 0
     assert [spec.bytes_per_sequence(2) for spec in MODEL.cache_specs] == [0, 12, 0, 0]
     engine = make()
-    pages, state, window, nothing = engine.model_runner.cache
-    assert nothing is None and [x.shape for x in state.states] == [(5, 3, 1)]
-    assert (pages.shape[0], window.shape[0]) == engine.config.num_pages
+    full, state, window, shared = engine.model_runner.cache
+    assert shared == kv_cache.Empty() and [x.shape for x in state.states] == [(5, 3, 1)]
+    assert (full.pages.shape[0], window.pages.shape[0]) == engine.config.num_pages
 
 
 def test_the_continuation_is_not_trivial():
@@ -216,7 +216,7 @@ def test_drafts_stop_at_the_context_and_at_an_end():
                 sequence.drafts = tuple(fakes.continuation(sequence.tokens, 2))
 
     assert_plain(engine, [prompt], 11, propose)
-    params = fakes.greedy(11, stop_ids=(expected[2],))  # the first draft of a step
+    params = fakes.greedy(11, stop_token_ids=(expected[2],))  # the first draft of a step
     sequence = fakes.sequence_of(engine, engine.add_request(prompt, params))
     fakes.drain(engine, propose)
     assert sequence.output_tokens == expected[: expected.index(expected[2]) + 1]
@@ -329,10 +329,10 @@ def test_a_held_step_that_serves_no_request_is_dropped(monkeypatch):
     doomed = engine.add_request(fakes.prompts([3])[0], fakes.greedy(4))
     while not engine.step():
         pass
-    assert engine._steps.held is not None
+    assert engine._steps.waiting is not None
     engine.abort(doomed)
     assert_plain(engine, fakes.prompts([5]), 1)
-    assert not prepared and engine._steps.held is None
+    assert not prepared and engine._steps.waiting is None
     assert len(engine.records) == 2
 
 

@@ -62,15 +62,15 @@ def requests(count, vocab):
     prompts = [text if i % 3 else (text[:6] * 9)[: len(text) + 6] for i, text in enumerate(texts)]
     kinds = [
         {"temperature": 0.0},
-        {"temperature": 0.7, "allowed_ids": FEW[:4]},
+        {"temperature": 0.7, "allowed_token_ids": FEW[:4]},
         {"temperature": 1.3, "top_p": 0.9},
-        {"temperature": 1.3, "allowed_ids": FEW[:2], "min_tokens": 3, "stop_ids": (7,)},
-        {"repetition": 1.2, "frequency": 0.2, "allowed_ids": FEW},
-        {"temperature": 0.7, "n": 3, "allowed_ids": FEW[:3]},
-        {"temperature": 0.7, "allowed_ids": FEW[:2], "presence": 0.5},
+        {"temperature": 1.3, "allowed_token_ids": FEW[:2], "min_tokens": 3, "stop_token_ids": (7,)},
+        {"repetition_penalty": 1.2, "frequency_penalty": 0.2, "allowed_token_ids": FEW},
+        {"temperature": 0.7, "n": 3, "allowed_token_ids": FEW[:3]},
+        {"temperature": 0.7, "allowed_token_ids": FEW[:2], "presence_penalty": 0.5},
     ]
     if vocab == fakes.VOCAB:  # whose logits are exact
-        kinds = [{"temperature": 0.0}, {"allowed_ids": FEW[:3]}]
+        kinds = [{"temperature": 0.0}, {"allowed_token_ids": FEW[:3]}]
     return prompts, [
         SamplingParams(
             max_new_tokens=int(rng.integers(1, 40)),
@@ -195,7 +195,7 @@ def test_no_bit_changes(model, proposer, num_drafts, count, name, monkeypatch):
     ids = [engine.add_request(*each) for each in zip(prompts, params, strict=True)]
     owners = [engine._requests[id].group for id in ids]
     fakes.drain(engine, disturbing(engine, name), 20_000)
-    found = [[(s.output_tokens, s.logprobs) for s in owner.sequences] for owner in owners]
+    found = [[(s.output_tokens, s.results.logprobs) for s in owner.sequences] for owner in owners]
     assert found == plain(model, count, "often right" in proposer)
     counters = engine.scheduler.counters
     assert 0 < counters.num_accepted < counters.num_drafts <= num_drafts * counters.num_passes
@@ -306,7 +306,7 @@ def test_a_tree_changes_no_token(model, kind, count, name, monkeypatch):
         for owner, known in zip(owners, expected, strict=True):
             for sequence, (tokens, logprobs) in zip(owner.sequences, known, strict=True):
                 assert sequence.output_tokens == tokens
-                np.testing.assert_allclose(sequence.logprobs, logprobs, atol=1e-4)
+                np.testing.assert_allclose(sequence.results.logprobs, logprobs, atol=1e-4)
     counters = engine.scheduler.counters
     longest = max(accepted for _, accepted in counters.verified)
     assert 1 < longest <= 3 and counters.num_accepted > 20
@@ -358,39 +358,39 @@ SURE = {"draft_tree": (), "tree_levels": 2, "tree_branches": 2}
 
 
 @pytest.mark.parametrize("changes, expected", [
-    ({"proposer": "ngram"}, "draft_tree goes with engine.proposer eagle or medusa, not with ngram"),
-    ({"num_drafts": 2}, "the node that each of engine.num_drafts=2 drafts follows"),
-    ({"num_drafts": 32, "draft_tree": tuple(range(32))}, "is at most 31 of a tree, not 32"),
-    ({"tree_levels": 2}, "draft_tree says all of a tree"),
-    (SURE | {"proposer": "medusa"}, "tree_levels goes with engine.proposer eagle, not with medusa"),
-    (SURE | {"tree_branches": 4}, "is from branches x"),
-    (SURE | {"tree_branches": 0}, "are at least 1"),
-    (SURE | {"tree_levels": 0}, "are at least 1"),
-    ({"draft_tree": (0, 2, 1)}, "listed level by level"),
-    ({"draft_tree": (0, 1, 3)}, "listed level by level"),
-    ({"deterministic": True}, "goes without engine.deterministic"),
+    ({"proposer": "ngram"}, "draft_tree: goes with .*proposer eagle or medusa, not with ngram"),
+    ({"num_drafts": 2}, "the nodes that 3 drafts follow, but engine.drafts.num_drafts=2"),
+    ({"num_drafts": 32, "draft_tree": tuple(range(32))}, "num_drafts=32: must be at most 31"),
+    ({"tree_levels": 2}, "draft_tree: describes the whole tree"),
+    (SURE | {"proposer": "medusa"}, "tree_levels: goes with .*proposer eagle, not with medusa"),
+    (SURE | {"tree_branches": 4}, "from branches x"),
+    (SURE | {"tree_branches": 0}, "must be at least 1"),
+    (SURE | {"tree_levels": 0}, "must be at least 1"),
+    ({"draft_tree": (0, 2, 1)}, "must rise from 0, level by level"),
+    ({"draft_tree": (0, 1, 3)}, "must rise from 0, level by level"),
+    ({"deterministic": True}, "engine.deterministic: goes without a tree"),
 ])  # fmt: skip
 def test_a_tree_that_makes_no_sense_is_refused(changes, expected):
     settings = {"proposer": "eagle", "num_drafts": 3, "draft_tree": (0, 0, 1)}
-    EngineConfig(**settings), EngineConfig(**settings | SURE)
+    EngineConfig.of(**settings), EngineConfig.of(**settings | SURE)
     with pytest.raises(InputError, match=expected):
-        EngineConfig(**settings | changes)
+        EngineConfig.of(**settings | changes)
 
 
 def test_any_number_of_drafts_makes_a_tree():
     for n in range(1, 32):
-        EngineConfig(proposer="eagle", num_drafts=n, **draft_tree.sizes(n))
+        EngineConfig.of(proposer="eagle", num_drafts=n, **draft_tree.sizes(n))
         tree = draft_tree.DraftTree(draft_tree.likeliest(n, 4))
-        EngineConfig(proposer="medusa", num_drafts=n, draft_tree=tree.parents)
+        EngineConfig.of(proposer="medusa", num_drafts=n, draft_tree=tree.parents)
         assert tree.levels <= 4 and tree.num_nodes == 1 + n
 
 
 def test_a_tree_on_what_cannot_branch_is_refused():
-    engine = EngineConfig(proposer="medusa", num_drafts=3, draft_tree=(0, 0, 1))
+    engine = EngineConfig.of(proposer="medusa", num_drafts=3, draft_tree=(0, 0, 1))
     Config(MODELS["llama"], engine, draft=heads_of("llama", Medusa, num_heads=2))
     with pytest.raises(InputError, match="has 1 heads: so many drafts follow each other at most"):
         Config(MODELS["llama"], engine, draft=heads_of("llama", Medusa, num_heads=1))
-    branching = EngineConfig(proposer="eagle", num_drafts=6, tree_levels=2, tree_branches=2)
+    branching = EngineConfig.of(proposer="eagle", num_drafts=6, tree_levels=2, tree_branches=2)
     for name in ("jamba", "delta"):
         cause = f"tiny-{name} keeps states, which cannot branch: draft chains, without tree="
         with pytest.raises(InputError, match=cause):
@@ -401,18 +401,18 @@ def test_a_tree_on_what_cannot_branch_is_refused():
 
 @pytest.mark.parts(3)
 @pytest.mark.parametrize("changes, expected", [
-    ({"draft": None}, "engine.proposer=draft goes with a draft model"),
+    ({"draft": None}, "engine.drafts.proposer=draft: goes with a draft model"),
     ({"draft": fakes.llama(vocab_size=130)}, "a vocabulary of 130 tokens, tiny-llama one of 131"),
     ({"draft": fakes.llama(max_context=100)}, "tiny-llama drafts up to 100 tokens"),
     ({"draft": fakes.llama("bfloat16")}, "tiny-llama cannot draft"),
     ({"draft": fakes.llama(), "mesh": Mesh(model=2)}, "with a draft model there is one chip"),
 ])  # fmt: skip
 def test_a_model_that_cannot_draft_is_refused(changes, expected):
-    engine = EngineConfig(num_drafts=2, proposer="draft")
+    engine = EngineConfig.of(num_drafts=2, proposer="draft")
     with pytest.raises(InputError, match=expected):
         Config(fakes.llama(), engine, **changes)
-    with pytest.raises(InputError, match="needs engine.num_drafts of at least 1"):
-        EngineConfig(proposer="ngram")
+    with pytest.raises(InputError, match="needs engine.drafts.num_drafts of at least 1"):
+        EngineConfig.of(proposer="ngram")
 
 
 @pytest.mark.long
@@ -460,8 +460,8 @@ def test_smollm2_says_the_same(proposer, num_drafts):
             found += answers(engine.generate(asked[n : n + 10], params[n : n + 10]))
         return found
 
-    plainly = Engine.from_checkpoint(Config(target, EngineConfig(**sizes)), checkpoint)
-    settings = EngineConfig(**sizes, proposer=proposer, num_drafts=num_drafts)
+    plainly = Engine.from_checkpoint(Config(target, EngineConfig.of(**sizes)), checkpoint)
+    settings = EngineConfig.of(**sizes, proposer=proposer, num_drafts=num_drafts)
     if proposer in ("eagle", "medusa"):
         proposed = tuple(sorted({id for text in asked for id in tokenizer.encode(text)}))
         draft = getattr(heads, proposer)(target, "", proposed)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from configs.engine import PROPOSERS
 from configs.errors import InputError
 from configs.heads import BRANCHING, Eagle, Medusa
 from configs.model import ModelConfig
+from configs.settings.drafts import PROPOSERS
 from inference.request import SamplingParams
 from inference.sampling import parameters, sampler
 from inference.scheduling.sequence import Sequence
@@ -53,7 +53,7 @@ def cells():
         hidden_TD, _ = decoder.forward(params, TARGET, tokens_T, every)
         logits_QV = decoder.logits(params, TARGET, hidden_TD).reshape(*texts.shape, VOCAB)
         last_QV = logits_QV[:, -LENGTH:].reshape(rows, VOCAB)
-        return sampler.law(last_QV, sampling, position_Q)
+        return sampler.distribution(last_QV, sampling, position_Q)
 
     law_QV = compiling.call(law, fakes.real_params(TARGET), texts.ravel())
     law = np.asarray(law_QV, np.float64).reshape(VOCAB, VOCAB, LENGTH, VOCAB)
@@ -136,9 +136,9 @@ def test_a_total_variation_of_a_twentieth_is_found():
 
 
 @pytest.mark.parametrize("settings, expected", [
-    ({"deterministic": True}, "engine.acceptance=rejection goes with a proposer and without"),
-    ({"proposer": None}, "engine.acceptance=rejection goes with a proposer and without"),
-    ({"acceptance": "x"}, "engine.acceptance is one of coupled, rejection, typical, not 'x'"),
+    ({"deterministic": True}, "acceptance=rejection: goes without engine.deterministic"),
+    ({"proposer": None}, "acceptance=rejection: needs engine.drafts.proposer"),
+    ({"acceptance": "x"}, "acceptance=x: must be one of coupled, rejection, typical"),
 ])  # fmt: skip
 def test_what_does_not_go_together_is_refused(settings, expected):
     with pytest.raises(InputError, match=expected):

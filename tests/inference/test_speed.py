@@ -60,7 +60,7 @@ def decode_seconds(runner, context=96, steps=5):
 def test_step_time_does_not_grow_with_the_pool(checkpoint, params):
     sizes = (64 << 20, 512 << 20)
     small, large = (
-        ModelRunner(Config(checkpoint.config, EngineConfig(max_seqs=8, cache_bytes=n)), params)
+        ModelRunner(Config(checkpoint.config, EngineConfig.of(max_seqs=8, cache_bytes=n)), params)
         for n in sizes
     )
     assert large.cache_bytes / small.cache_bytes == pytest.approx(8, rel=0.02)
@@ -76,7 +76,7 @@ def test_step_time_does_not_grow_with_the_pool(checkpoint, params):
 def test_padding_costs_little(checkpoint, params):
     """A prompt of 8 tokens in a chunk of 64, and 8 such prompts in 8."""
     engine = Engine(Config(checkpoint.config, EngineConfig(max_seqs=8)), params)
-    if engine.config.engine.linear != "ffi_cpu":
+    if engine.config.engine.kernels.linear != "ffi_cpu":
         pytest.skip("products of XLA's compute padding, too")
     one = SamplingParams(max_new_tokens=1)
 
@@ -116,7 +116,7 @@ def test_planning_ahead_is_no_slower(checkpoint, params):
     """By turns of ten steps: whole runs differ by more than what it gains."""
     engines = {
         overlap: Engine(
-            Config(checkpoint.config, EngineConfig(max_seqs=8, overlap=overlap)), params
+            Config(checkpoint.config, EngineConfig.of(max_seqs=8, overlap=overlap)), params
         )
         for overlap in (True, False)
     }

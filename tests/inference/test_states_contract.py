@@ -22,8 +22,8 @@ ROOM = {"jamba": 36_000, "delta": 55_000}  # that not all requests have at once
 SHARED, OTHER = fakes.prompts([40, 21], 131, seed=5)
 PROMPTS = [SHARED + more for more in fakes.prompts([3, 9, 1, 6], 131, seed=6)] + [OTHER]
 ASKED = [SamplingParams(max_new_tokens=16, ignore_eos=True, seed=7, **more) for more in (
-    {}, {"temperature": 0.7, "allowed_ids": (5, 7)}, {"n": 4, "temperature": 0.9},
-    {"beam_width": 2, "n": 2}, {"temperature": 1.0, "allowed_ids": (5, 7, 9)},
+    {}, {"temperature": 0.7, "allowed_token_ids": (5, 7)}, {"n": 4, "temperature": 0.9},
+    {"beam_width": 2, "n": 2}, {"temperature": 1.0, "allowed_token_ids": (5, 7, 9)},
 )]  # fmt: skip
 # What the engine is built with; preempted requests are computed again, unless pages are swapped.
 CASES = {

@@ -120,7 +120,7 @@ def test_weights_that_sleep_dropped_are_given_to_wake(monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(engine.model_runner, "reset", Mock(side_effect=MemoryError))
         engine.wake(_params(4))
-    assert engine.model_runner.params is None  # it sleeps on
+    assert not engine.model_runner.params  # it sleeps on
     engine.wake(_params(4))
     after = engine.generate(_PROMPTS[:1], fakes.greedy(8))[0]
     expected = _make(_params(4)).generate(_PROMPTS[:1], fakes.greedy(8))[0]
@@ -304,7 +304,7 @@ def test_a_checkpoint_of_another_function_is_refused(tmp_path, changes, message)
 
 def test_a_checkpoint_goes_with_a_model_that_was_changed(tmp_path):
     """By overrides: the next checkpoint says what the first said, or what runs."""
-    config = Config(resolve.resolve(str(_CHECKPOINT)).config, EngineConfig(**_SIZES))
+    config = Config(resolve.resolve(str(_CHECKPOINT)).config, EngineConfig.of(**_SIZES))
     settings = ["model.norm_eps=1e-3", "model.dtype=float32", "model.max_context=64"]
     changed = overrides.apply(config, [*settings, "model.pattern.mixer.window=32"])
     checkpoint = resolve.resolve(str(_CHECKPOINT)).open(None)

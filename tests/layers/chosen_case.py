@@ -16,8 +16,8 @@ LENGTHS = 150, 41
 
 
 def _spoiled(leaf, added):
-    """All of a compressed layer's pages; of others what queries choose by."""
-    if isinstance(leaf, kv_cache.Compressed):
+    """All of a layer's pages of entries; of others what queries choose by."""
+    if isinstance(leaf, kv_cache.Pooled):
         return jax.tree.map(lambda pages: pages + added, leaf)
     return dataclasses.replace(leaf, index=leaf.index + added)
 
@@ -50,7 +50,7 @@ def decoded(own, weights, num_rows, spoiled=None, chunk=149, **told):
     page, columns = 16, 16
     cache = kv_cache.init(own, (1 + 2 * columns,) * len(own.page_groups), page, 2, 0)
     if spoiled is not None:  # what earlier owners left in pages
-        cache = [_spoiled(leaf, spoiled) for leaf in cache]
+        cache = tuple(_spoiled(leaf, spoiled) for leaf in cache)
     run = _program(own, num_rows, page, columns, tuple(told.items()))
     for start in range(0, 149, chunk):
         at = np.arange(start, start + chunk)

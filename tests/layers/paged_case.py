@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.cache import PageFormat
 from inference.benchmark.kernels.attention_case import exact
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention.contract import Options
 from layers.ragged import Ragged, Rectangle
 from tests.layers import quantized_rows
@@ -55,7 +55,7 @@ def take_newest(pages, rectangle: Rectangle) -> tuple:
     """
     Y, W = rectangle.valid_YW.shape
     at = Ragged((rectangle,)).page_T(0, pages.shape[1])
-    row_YWX = kv_cache.decode(pages[at]).reshape(Y, W, -1)
+    row_YWX = page_rows.decode(pages[at]).reshape(Y, W, -1)
     poisoned = pages.at[at].set(jnp.broadcast_to(pages[0, -1], pages[at].shape))
     return row_YWX, poisoned
 
@@ -116,11 +116,11 @@ class Case:
             pages[own[kv_position // page_tokens], kv_position % page_tokens] = self._rows(row)
         self.dtype = dtype
         if stored is None:
-            self.pages = kv_cache.encode(
-                jnp.asarray(pages), jnp.zeros(0, kv_cache.stored_dtype(dtype.name))
+            self.pages = page_rows.encode(
+                jnp.asarray(pages), jnp.zeros(0, page_rows.stored_dtype(dtype.name))
             )
             return
-        bytes_TX = kv_cache.quantize(jnp.asarray(pages.reshape(-1, shape[-1])), self.page_format)
+        bytes_TX = page_rows.quantize(jnp.asarray(pages.reshape(-1, shape[-1])), self.page_format)
         self.pages = bytes_TX.reshape(*shape[:-1], -1)
         self.kv = [self._parts(self._read(row, rounds)) for row in range(len(lengths))]
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +17,7 @@ from configs.model import LayerSpec, ModelConfig
 from inference.benchmark.kernels import attention_case
 from layers import rope
 from layers.kernels.attention import reference
+from layers.kv_cache import Paged
 from layers.mixers import attention
 from layers.params import init
 from layers.ragged import Ragged, Rectangle, contiguous
@@ -205,13 +207,13 @@ _CONFIG = ModelConfig(
 
 
 @functools.partial(jax.jit, static_argnames=("window",))
-def _attend(q_TNH, k_TKH, v_TKH, pages, ragged: Ragged, window: int | None = None):
+def _attend(q_TNH, k_TKH, v_TKH, leaf, ragged: Ragged, window: int | None = None):
     angles = rope.angles(_ROPE, _KIND.head_width, ragged.position_T)
     spec = keys_values(2, 6, window)
     context = StepContext(
         ragged, angles, spec, 0, True, False, page_format=spec.page_format("float32")
     )
-    return attention.attend(q_TNH, k_TKH, v_TKH, pages, context)
+    return attention.attend(q_TNH, k_TKH, v_TKH, leaf, context)
 
 
 def _paged(num_tokens: int) -> Ragged:
@@ -232,7 +234,7 @@ def test_rows_among_themselves_equal_rows_over_pages(window):
     dense, left = _attend(q, k, v, None, contiguous(1, 11), window)
     again, _ = _attend(q, None, None, left, contiguous(1, 11), window)
     np.testing.assert_array_equal(again, dense)
-    pages = jnp.full((6, 4, 24), jnp.nan).at[..., 12:].set(0)
+    pages = Paged(jnp.full((6, 4, 24), jnp.nan).at[..., 12:].set(0))
     paged, written = _attend(q, k, v, pages, _paged(11), window)
     np.testing.assert_allclose(paged, dense, atol=1e-5)
     exact = [
@@ -240,7 +242,9 @@ def test_rows_among_themselves_equal_rows_over_pages(window):
         for t in range(11)
     ]
     np.testing.assert_allclose(dense, exact, atol=1e-5)
-    np.testing.assert_array_equal(written[3, 0], jnp.concatenate([k[0].ravel(), v[0].ravel()]))
+    np.testing.assert_array_equal(
+        written.pages[3, 0], jnp.concatenate([k[0].ravel(), v[0].ravel()])
+    )
 
 
 @pytest.mark.parametrize(
@@ -264,15 +268,15 @@ def test_masks_and_sinks_are_the_same_without_a_cache(masks):
         return attention.attend(q, k, v, leaf, context, sinks_N=jnp.array([0.0, 1, -1, 2]))[0]
 
     dense = attend(contiguous(1, 4), None)
-    np.testing.assert_allclose(attend(_paged(4), jnp.zeros((6, 4, 24))), dense, atol=1e-6)
+    np.testing.assert_allclose(attend(_paged(4), Paged(jnp.zeros((6, 4, 24)))), dense, atol=1e-6)
 
 
 def test_a_layer_without_keys_reads_what_is_there():
     q, k, v = _random(5, 4, 6), _random(5, 2, 6, seed=1), _random(5, 2, 6, seed=2)
-    first, pages = _attend(q, k, v, jnp.zeros((6, 4, 24)), _paged(5))
+    first, pages = _attend(q, k, v, Paged(jnp.zeros((6, 4, 24))), _paged(5))
     second, after = _attend(q, None, None, pages, _paged(5))
     np.testing.assert_array_equal(second, first)
-    np.testing.assert_array_equal(after, pages)
+    chex.assert_trees_all_equal(after, pages)
 
 
 def test_queries_need_keys_from_somewhere():
@@ -299,10 +303,10 @@ def test_norms_of_heads_start_without_effect():
 def test_a_bad_value_in_a_freed_page_reaches_nobody(bad, num_tokens):
     """Whoever wrote it sees it; the page's next owner must not, though its rows are still there."""
     q, k, v = _random(8, 4, 6), _random(8, 2, 6, seed=1), _random(8, 2, 6, seed=2)
-    clean = jnp.zeros((6, 4, 24))
+    clean = Paged(jnp.zeros((6, 4, 24)))
     spoiled, pages = _attend(q, k, v.at[5, 0, 0].set(bad), clean, _paged(8))
     assert not np.isfinite(spoiled[5:]).all() and np.isfinite(spoiled[:5]).all()
-    assert not np.isfinite(pages).all()
+    assert not np.isfinite(pages.pages).all()
     few = tuple(x[:num_tokens] for x in (q, k, v))
     found, _ = _attend(*few, pages, _paged(num_tokens))
     expected, _ = _attend(*few, clean, _paged(num_tokens))

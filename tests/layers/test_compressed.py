@@ -19,6 +19,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Indexer
 from configs.kinds.rope import Rope, Yarn
 from configs.model import LayerSpec, ModelConfig
+from configs.settings.section import values
 from inference.planner import cost
 from layers import decoder, kv_cache, rope
 from layers.mixers import compressed
@@ -205,8 +206,8 @@ def test_allocated_bytes_are_the_predicted_ones(format):
     assert own.groups_of_layer == {0: (0, 1), 1: (2,), 2: (3, 4)}
     # Where memory has whole lanes, rows of few bits are laid out by an accelerator's kernel alone.
     for page_tokens, lanes in ((8, 1), (512, 128 if format is None else 1)):
-        engine = EngineConfig(page_tokens=page_tokens, max_seqs=4, latent_lanes=lanes)
-        runner = fakes.engine(own, **dataclasses.asdict(engine)).model_runner
+        engine = EngineConfig.of(page_tokens=page_tokens, max_seqs=4, latent_lanes=lanes)
+        runner = fakes.engine(own, **values(engine)).model_runner
         leaves = jax.tree.leaves(runner.cache)
         assert runner.config.pool_bytes == sum(leaf.nbytes for leaf in leaves)
     if format is not None:
@@ -251,7 +252,7 @@ def test_gradients_are_finite(length):
 
 
 def _drafting(**changes):
-    return EngineConfig(num_drafts=3, **changes)
+    return EngineConfig.of(num_drafts=3, **changes)
 
 
 def _eagle(target, mixer):
@@ -281,15 +282,15 @@ def _eagle(target, mixer):
             "int4 shares a scale among 32 elements, so keys and values have a multiple of 32, not ",
         ),
         (
-            lambda: Config(fakes.compressed(), EngineConfig(page_tokens=4)),
-            "engine.page_tokens=4: tiny-compressed, or what drafts for it, keeps one entry for 8 "
-            "tokens, and a page has a multiple of that",
+            lambda: Config(fakes.compressed(), EngineConfig.of(page_tokens=4)),
+            "engine.cache.page_tokens=4: must be a multiple of 8, because tiny-compressed or its "
+            "draft model stores one entry for 8 tokens",
         ),
         (
             lambda: Config(
                 fakes.llama(), _drafting(proposer="draft", page_tokens=4), draft=fakes.compressed()
             ),
-            "tiny-llama, or what drafts for it, keeps one entry for 8 tokens",
+            "tiny-llama or its draft model stores one entry for 8 tokens",
         ),
         (
             lambda: Config(
@@ -301,8 +302,8 @@ def _eagle(target, mixer):
             "pools tokens (stride), since what it keeps is of one path",
         ),
         (
-            lambda: Config(fakes.compressed(), EngineConfig(prompt_budgets=True)),
-            "engine.prompt_budgets: the queries of tiny-compressed choose what they read",
+            lambda: Config(fakes.compressed(), EngineConfig.of(prompt_budgets=True)),
+            "engine.requests.prompt_budgets: the queries of tiny-compressed choose what they read",
         ),
         (lambda: fakes.compressed().per_chip(3), "groups"),
     ],

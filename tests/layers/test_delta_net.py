@@ -166,7 +166,7 @@ def test_chips_divide_heads_in_whole_groups():
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_planned_is_allocated(name):
-    config = Config(model(KINDS[name]), EngineConfig(max_seqs=3, num_drafts=2, proposer="ngram"))
+    config = Config(model(KINDS[name]), EngineConfig.of(max_seqs=3, num_drafts=2, proposer="ngram"))
     leaves = jax.tree.leaves(kv_cache.abstract(
         config.model, config.num_pages, config.page_tokens, 3, 2, num_snapshots=config.num_snapshots
     ))  # fmt: skip

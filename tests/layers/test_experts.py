@@ -10,9 +10,10 @@ import pytest
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.model import LayerSpec, ModelConfig
-from layers import decoder, params, stacks
+from layers import decoder, params
 from layers.feed_forwards import experts, routing
 from layers.kernels.linear import grouped, packed
+from layers.linear import grouped_linear
 from layers.ragged import Ragged, Rectangle, contiguous
 from layers.registry import StepContext
 from tests import compiling
@@ -208,7 +209,7 @@ def test_rows_in_groups_meet_their_matrices(rows, groups, dtype):
     for row, e in enumerate(group_X):
         expected[row] = np.asarray(w_EFD[e], np.float64) @ np.asarray(x_XD[row], np.float64)
     sizes_E = jnp.asarray(sizes_E, jnp.int32)
-    found = compiling.call(stacks.grouped_linear, x_XD, w_EFD, sizes_E, deterministic=False)
+    found = compiling.call(grouped_linear, x_XD, w_EFD, sizes_E, deterministic=False)
     np.testing.assert_allclose(found, expected, atol=1e-5 if dtype == "float32" else 2e-2)
     assert not np.asarray(found)[len(group_X) :].any()
 
@@ -237,7 +238,7 @@ def test_a_tpus_kernel_gives_the_same(rows, groups, depth):
         lambda w: grouped.grouped_product(x_XD, w, sizes_E, interpret=True)
     )
     expected, by_blocks = with_slope(
-        lambda w: stacks.grouped_linear(x_XD, w, sizes_E, deterministic=False)
+        lambda w: grouped_linear(x_XD, w, sizes_E, deterministic=False)
     )
     np.testing.assert_allclose(found, expected, atol=1e-4)
     np.testing.assert_allclose(by_xla, expected, atol=1e-4)

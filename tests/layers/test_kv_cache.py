@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from configs import cache
 from configs.kinds.attention import Attention
 from configs.model import LayerSpec, ModelConfig
-from layers import kv_cache
+from layers import kv_cache, page_rows
 from layers.ragged import Ragged, Rectangle
 from tests.kinds import Caching
 
@@ -35,17 +36,16 @@ def _model(dtype: str = "bfloat16") -> ModelConfig:
 def test_one_leaf_a_layer_as_its_spec_says(dtype, stored):
     config = _model(dtype)
     leaves = kv_cache.abstract(config, (9, 5), _PAGE, 3, 2)
-    leaves = [leaf.states[0] if isinstance(leaf, kv_cache.Recurrent) else leaf for leaf in leaves]
-    shapes = [leaf and (leaf.shape, str(leaf.dtype)) for leaf in leaves]
+    shapes = [[(array.shape, str(array.dtype)) for array in jax.tree.leaves(x)] for x in leaves]
     assert shapes == [
-        ((9, _PAGE, 24), stored),
-        ((5, _PAGE, 24), stored),
-        ((4, 3, 7), "float32"),  # slots and the sink, 1 + k states each
-        None,
+        [((9, _PAGE, 24), stored)],
+        [((5, _PAGE, 24), stored)],
+        [((4, 3, 7), "float32"), ((1, 7), "float32")],  # slots and the sink, 1 + k states each
+        [],
     ]
     made = kv_cache.init(config, (9, 5), _PAGE, 3, 2)
     assert not any(np.asarray(leaf).any() for leaf in jax.tree.leaves(made))
-    spec, per_page = config.cache_specs[0], made[0][0].nbytes
+    spec, per_page = config.cache_specs[0], made[0].pages[0].nbytes
     assert per_page == spec.bytes_per_entry(dtype) * _PAGE
     assert made[2].states[0][0].nbytes == config.cache_specs[2].bytes_per_sequence(2)
 
@@ -62,18 +62,18 @@ def test_an_indexer_has_pages_of_its_own():
 def test_bfloat16_is_kept_as_its_bits():
     pages = jnp.zeros((1, 1, 6), jnp.uint16)
     x = jnp.array([0.0, -0.0, 1.0, jnp.inf, jnp.nan, 1.00390625])
-    stored = kv_cache.encode(x, pages)
+    stored = page_rows.encode(x, pages)
     assert stored.dtype == jnp.uint16
     # 1 + 2^-8 lies between two bfloat16 numbers and rounds to the even one.
     assert [hex(bits) for bits in stored.tolist()[:4]] == ["0x0", "0x8000", "0x3f80", "0x7f80"]
-    back = kv_cache.decode(stored)
+    back = page_rows.decode(stored)
     assert back.dtype == jnp.bfloat16
     np.testing.assert_array_equal(back.astype(jnp.float32), x.astype(jnp.bfloat16).astype(float))
 
 
 def test_float32_is_kept_as_it_is():
     pages, x = jnp.zeros((1, 1, 2)), jnp.array([1 / 3, -2.5])
-    np.testing.assert_array_equal(kv_cache.decode(kv_cache.encode(x, pages)), x)
+    np.testing.assert_array_equal(page_rows.decode(page_rows.encode(x, pages)), x)
 
 
 def _ragged() -> Ragged:
@@ -93,7 +93,7 @@ def _ragged() -> Ragged:
 def test_tokens_are_written_to_their_pages_and_padding_to_the_sink():
     before = np.random.default_rng(0).standard_normal((8, _PAGE, 3)).astype(np.float32)
     x_TX = np.arange(18, dtype=np.float32).reshape(6, 3)
-    after = np.asarray(jax.jit(kv_cache.write, static_argnums=3)(before, x_TX, _ragged(), 0))
+    after = np.asarray(jax.jit(page_rows.write, static_argnums=3)(before, x_TX, _ragged(), 0))
     expected = before.copy()
     expected[6, 1] = x_TX[0]  # position 5: the second page's second token
     expected[5, 2:4], expected[2, 0] = x_TX[2:4], x_TX[4]
@@ -104,10 +104,8 @@ def test_pages_are_copied_whole_and_the_sink_onto_itself():
     before = np.random.default_rng(0).integers(0, 2**16, (8, _PAGE, 3)).astype(np.uint16)
     copies = [np.array([[3, 0, 0], [6, 0, 0]], np.int32)]
     groups = cache.page_groups((cache.keys_values(1, 1),))
-    scales = np.random.default_rng(1).random((8, _PAGE, 1))  # of a leaf that is several arrays
-    leaf = {"pages": before, "scales": scales}
+    index = np.random.default_rng(1).random((8, _PAGE, 1)).astype(np.float32)
+    leaf = kv_cache.Indexed(before, index)
     [after] = jax.jit(kv_cache.copy_pages, static_argnums=1)((leaf,), groups, copies)
-    for name, held in {"pages": before, "scales": np.float32(scales)}.items():
-        expected = held.copy()
-        expected[6] = held[3]
-        np.testing.assert_array_equal(after[name], expected)
+    order = [0, 1, 2, 3, 4, 5, 3, 7]
+    chex.assert_trees_all_equal(after, kv_cache.Indexed(before[order], index[order]))

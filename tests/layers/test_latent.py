@@ -85,7 +85,7 @@ def test_a_token_takes_one_latent_vector_and_one_rotary_key():
     (group,) = own.page_groups
     assert group.spec.elements_per_token == 18 + 8 and group.spec.values_in_keys
     leaf, _ = kv_cache.abstract(own, (9,), 4, 2, 0)
-    assert leaf.shape == (9, 4, 26) and leaf.dtype == jnp.uint16
+    assert leaf.pages.shape == (9, 4, 26) and leaf.pages.dtype == jnp.uint16
 
 
 def test_a_sharer_has_ways_of_its_own_out_of_another_layers_latents():
@@ -94,7 +94,7 @@ def test_a_sharer_has_ways_of_its_own_out_of_another_layers_latents():
     assert declared[0]["mixer"].keys() - declared[1]["mixer"].keys() == {"kv_down", "kv_norm"}
     assert [group.layers for group in own.page_groups] == [(0,)]
     leaves = kv_cache.abstract(own, (9,), 4, 2, 0)
-    assert leaves[0].shape == (9, 4, 26) and leaves[1] is None
+    assert leaves[0].pages.shape == (9, 4, 26) and leaves[1] == kv_cache.Empty()
 
 
 def test_a_nan_stays_in_its_key():

@@ -180,7 +180,7 @@ def test_padding_returns_numbers():
 def test_what_is_planned_is_allocated(chips):
     """Of every kind whose states decay alike at every token."""
     whole = fakes.linear().per_chip(chips)
-    config = Config(whole, EngineConfig(max_seqs=3, num_drafts=2, proposer="ngram"))
+    config = Config(whole, EngineConfig.of(max_seqs=3, num_drafts=2, proposer="ngram"))
     cache = kv_cache.abstract(*model_runner.cache_arguments(config, "reference"))
     leaves = jax.tree.leaves(cache)
     assert config.pool_bytes == sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)

@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 
 from configs.cache import PageFormat
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import api
 from layers.kernels.attention.contract import Options
 from layers.ragged import Ragged, Rectangle
-from layers.sparse import snap
 from layers.sparse.snap import Observed
 from tests import compiling
 from tests.layers import native
@@ -30,8 +29,8 @@ class Case:
         self.q_WNH = rng.standard_normal((WIDTH, 4, heads[1])).astype(np.float32)
         row_TX = jnp.asarray(rng.standard_normal((LENGTH, self.format.row_width)), jnp.float32)
         if self.format.is_quantized:
-            stored_TX = kv_cache.quantize(row_TX, self.format)
-            self.row_TX = kv_cache.dequantize(stored_TX, self.format, jnp.float32)
+            stored_TX = page_rows.quantize(row_TX, self.format)
+            self.row_TX = page_rows.dequantize(stored_TX, self.format, jnp.float32)
         else:
             stored_TX = self.row_TX = row_TX
         self.table_P = np.zeros(COLUMNS, np.int32)
@@ -89,14 +88,14 @@ def test_weights_are_those_of_the_softmax(stored, is_latent, cap, has_sinks):
     sinks_N = np.array([0.5, -1.0, 2.0, 0.0]) if has_sinks else None
     options = Options(score_cap=cap, sinks_N=None if sinks_N is None else jnp.asarray(sinks_N))
     leaf = Observed(case.pages, jnp.ones(COLUMNS * PAGE))  # of an earlier layer
-    told = case.rectangle(case.table_P), 0, case.format, options
+    arguments = case.rectangle(case.table_P), 0, case.format, options
     attend_pages = api.implementation("reference").attend_pages
 
     @compiling.jit
     def attend(q_1WNH):
-        out, found = snap.attend(attend_pages, q_1WNH, leaf, *told)
-        assert found.pages is case.pages
-        return out, attend_pages(q_1WNH, case.pages, *told), found.weight_S
+        out, read = leaf.attend(attend_pages, q_1WNH, *arguments)
+        assert read.pages is case.pages
+        return out, attend_pages(q_1WNH, case.pages, *arguments), read.weight_S
 
     out, plain, weight_S = attend(case.q_WNH[None])
     np.testing.assert_array_equal(out, plain)
@@ -108,11 +107,11 @@ def test_weights_are_those_of_the_softmax(stored, is_latent, cap, has_sinks):
 def test_a_window_observes_nothing():
     case, weight_S = Case(), jnp.zeros(COLUMNS * PAGE)
     attend_pages = api.implementation("reference").attend_pages
-    told = case.rectangle(case.table_P), 0, case.format, Options(window=20)
-    _, found = snap.attend(
-        attend_pages, jnp.asarray(case.q_WNH)[None], Observed(case.pages, weight_S), *told
-    )
-    assert found.weight_S is weight_S
+    _, leaf = Observed(case.pages, weight_S).attend(
+        attend_pages, jnp.asarray(case.q_WNH)[None], case.rectangle(case.table_P), 0, case.format,
+        Options(window=20),
+    )  # fmt: skip
+    assert leaf.weight_S is weight_S
 
 
 @pytest.mark.parametrize("name", ["reference", "ffi_cpu"])

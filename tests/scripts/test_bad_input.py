@@ -60,7 +60,7 @@ _FLAGS = {
     "stop of no text": (["--prompt=A", "--stop=\udcff"], 1, "stop '\\udcff' can never match"),
     "stop too late": (["--prompt=A", "--stop=a", "--min_tokens=200"], 1, "stop can never match"),
     "positional": (["--prompt=A", "hello"], 1, "unexpected argument 'hello'"),
-    "naive penalties": (["--prompt=A", "--naive", "--presence=1"], 1, "--naive takes no"),
+    "naive penalties": (["--prompt=A", "--naive", "--presence_penalty=1"], 1, "--naive takes no"),
     "unknown flag": (["--prompt=A", "--bogus=1"], 2, "Unknown command line flag 'bogus'"),
     "type of a flag": (["--prompt=A", "--max_new_tokens=some"], 2, "--max_new_tokens=some"),
     "unknown run": (["--prompt=A", "--config=nowhere.py"], 1, "configs/runs/smollm2_laptop.py"),
@@ -79,19 +79,23 @@ _FLAGS = {
         ["--prompt=A", "--cache=int4"],
         *(1, "int4 shares a scale among 32 elements, so keys and values have a multiple of 32"),
     ),
-    "page size": (["--prompt=A", "--set=engine.page_tokens=15"], 1, "engine.page_tokens divides"),
+    "page size": (["--prompt=A", "--set=engine.cache.page_tokens=15"], 1, "must divide 128"),
+    "old name": (
+        ["--prompt=A", "--set=engine.num_drafts=2"],
+        *(1, "error: engine.num_drafts: is now engine.drafts.num_drafts\n"),
+    ),
     "attention": (
-        ["--prompt=A", "--set=engine.attention=magic"],
-        *(1, "engine.attention is one of reference, pallas_gpu"),
+        ["--prompt=A", "--set=engine.kernels.attention=magic"],
+        *(1, "engine.kernels.attention=magic: must be one of reference"),
     ),
     "a kernel elsewhere": (
-        ["--prompt=A", "--set=engine.attention=pallas_gpu"],
-        *(1, "engine.attention=pallas_gpu runs on Hopper GPUs (H100, H200), not on cpu"),
+        ["--prompt=A", "--set=engine.kernels.attention=pallas_gpu"],
+        *(1, "engine.kernels.attention=pallas_gpu runs on Hopper GPUs (H100, H200), not on cpu"),
     ),
-    "chips of prefill": (["--prompt=A", "--set=prefill.chips=2"], 1, "divided over 1 there"),
+    "chips of prefill": (["--prompt=A", "--set=prefill.chips=2"], 1, "must equal mesh.model (1)"),
     "chips that do both": (
         ["--prompt=A", "--set=prefill.chips=1", "--set=prefill.first_chip=0"],
-        *(1, "prefill.first_chip=0 is among those that decode, 0 to 0"),
+        *(1, "prefill.first_chip=0: must be at least 1, because chips 0 to 0 decode"),
     ),
     "chips that are not there": (
         ["--prompt=A", "--set=prefill.chips=1", "--set=prefill.first_chip=999"],
@@ -99,9 +103,9 @@ _FLAGS = {
     ),
     "chips without a page": (
         ["--prompt=A", "--set=prefill.chips=1", "--set=prefill.cache_bytes=1"],
-        *(1, "chips of prefill: engine.cache_bytes is at least"),
+        *(1, "chips of prefill: engine.cache.cache_bytes=1: must be at least"),
     ),
-    "context": (["--prompt=A", "--set=engine.max_context=512"], 1, "between 1 and the model's 256"),
+    "context": (["--prompt=A", "--set=engine.max_context=512"], 1, "be from 1 to the model's 256"),
 }  # fmt: skip
 
 

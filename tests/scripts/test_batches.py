@@ -23,10 +23,10 @@ pytestmark = pytest.mark.quick_code
 _SETTINGS = (
     f"--model={apps.TINY}",
     "--set=model.dtype=float32",
-    "--set=engine.prefill_chunks=(4,)",
-    "--set=engine.decode_rows=(4,)",
+    "--set=engine.shapes.prefill_chunks=(4,)",
+    "--set=engine.shapes.decode_rows=(4,)",
     "--set=engine.max_seqs=3",
-    "--set=engine.penalties=true",
+    "--set=engine.requests.penalties=true",
 )
 
 
@@ -48,15 +48,16 @@ _BAD = {
     "true for a number": ({"prompt": "A", "top_k": True}, "from 0 to 2147483647, not True"),
     "fraction": ({"prompt": "A", "max_new_tokens": 1.5}, "max_new_tokens is a whole number"),
     "nothing": ({"prompt": "A", "max_new_tokens": 0}, "max_new_tokens is at least 1, not 0"),
-    "null": ({"prompt": "A", "top_p": None}, "top_p is a number from 0 to 1, not None"),
-    "range": ({"prompt": "A", "top_p": 1.5}, "top_p is a number from 0 to 1, not 1.5"),
+    "null": ({"prompt": "A", "top_p": None}, "top_p is a number above 0 and at most 1, not None"),
+    "range": ({"prompt": "A", "top_p": 1.5}, "top_p is a number above 0 and at most 1, not 1.5"),
     "NaN": ({"prompt": "A", "temperature": float("nan")}, "temperature is a number from 0 to 100"),
     "switch": ({"prompt": "A", "ignore_eos": 1}, "ignore_eos is true or false, not 1"),
     "stop": ({"prompt": "A", "stop": ["a", 1]}, "stop is a list of strings"),
     "half a pair to stop at": ({"prompt": "A", "stop": "\ud83d"}, "'\\ud83d' can never match"),
     "empty stop": ({"prompt": "A", "stop": ""}, "at least one character"),
-    "ids": ({"prompt": "A", "stop_ids": 5}, "stop_ids is a list of token ids, not 5"),
-    "id in ids": ({"prompt": "A", "banned_ids": ["5"]}, "banned_ids is a list of token ids"),
+    "ids": ({"prompt": "A", "stop_token_ids": 5}, "stop_token_ids is a list of token ids, not 5"),
+    "id in ids": ({"prompt": "A", "banned_token_ids": ["5"]}, "banned_token_ids is a list of"),
+    "former name": ({"prompt": "A", "presence": 1}, "'presence' is called 'presence_penalty' now"),
     "bias": ({"prompt": "A", "logit_bias": [[5, 1]]}, 'logit_bias is {"token id": number, ...}'),
     "biased word": ({"prompt": "A", "logit_bias": {"a": 1}}, 'logit_bias is {"token id"'),
     "endless bias": ({"prompt": "A", "logit_bias": {"5": float("inf")}}, "number from -1000000"),
@@ -83,9 +84,9 @@ def test_bad_lines_are_named_before_any_work(case, tmp_path, monkeypatch, capfd)
 
 
 _UNSERVED = {
-    "stop_ids": ([320], "token id 320 is not in the vocabulary of 320"),
-    "allowed_ids": ([5, -1], "token id -1 is not in the vocabulary of 320"),
-    "banned_ids": ([10**20], f"token id {10**20} is not in the vocabulary of 320"),
+    "stop_token_ids": ([320], "token id 320 is not in the vocabulary of 320"),
+    "allowed_token_ids": ([5, -1], "token id -1 is not in the vocabulary of 320"),
+    "banned_token_ids": ([10**20], f"token id {10**20} is not in the vocabulary of 320"),
     "logit_bias": ({str(token): 1 for token in range(310)}, "logit biases, not 310"),
 }
 
@@ -165,7 +166,13 @@ def test_a_line_samples_as_the_flags_would(run, tmp_path):
     lines = [
         {"prompt": "The ridge", "id": "greedy"},
         {"prompt": "The ridge", "id": "drawn", "temperature": 1.5, "seed": 4, "max_new_tokens": 9},
-        {"prompt": "The ridge", "temperature": 1.5, "top_k": 5, "repetition": 1.7, "seed": 5},
+        {
+            "prompt": "The ridge",
+            "temperature": 1.5,
+            "top_k": 5,
+            "repetition_penalty": 1.7,
+            "seed": 5,
+        },
     ]
     source, target = write_lines(tmp_path / "in.jsonl", lines), tmp_path / "out.jsonl"
     ran = run(f"--input={source}", f"--output={target}", "--max_new_tokens=6", "--ignore_eos")

@@ -21,8 +21,8 @@ pytestmark = pytest.mark.quick_code
 
 _ARGS = (
     f"--model={apps.TINY}",
-    "--set=engine.prefill_chunks=(2,)", "--set=engine.decode_rows=(4,)",
-    "--set=engine.page_tokens=16", "--set=engine.chunk_tokens=32",
+    "--set=engine.shapes.prefill_chunks=(2,)", "--set=engine.shapes.decode_rows=(4,)",
+    "--set=engine.cache.page_tokens=16", "--set=engine.shapes.chunk_tokens=32",
 )  # fmt: skip
 CHIP = HardwareSpec("chip", 1e9, 1e9, {})
 PRODUCTS = HardwareSpec("chip", 1e9, 1e9, {"float32": 1e9, "bfloat16": 1e9})
@@ -160,7 +160,12 @@ def test_the_last_ablation_runs_by_turns(run, monkeypatch):
     order, again = [], Instant.rebuild
 
     def rebuild(engine):
-        order.append((engine.config.engine.chunked_prefill, engine.config.engine.overlap))
+        order.append(
+            (
+                engine.config.engine.scheduling.chunked_prefill,
+                engine.config.engine.scheduling.overlap,
+            )
+        )
         again(engine)
 
     monkeypatch.setattr(engines, "Engine", Instant)

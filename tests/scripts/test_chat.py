@@ -26,8 +26,8 @@ from tests.scripts import apps
 _SETTINGS = (
     f"--model={apps.TINY}",
     "--set=model.dtype=float32",
-    "--set=engine.prefill_chunks=(1,)",
-    "--set=engine.decode_rows=(2,)",
+    "--set=engine.shapes.prefill_chunks=(1,)",
+    "--set=engine.shapes.decode_rows=(2,)",
 )
 
 

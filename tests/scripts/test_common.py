@@ -216,7 +216,7 @@ def test_output_that_cannot_be_written_is_one_line(tmp_path, flag):
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "scripts.evaluate", f"--model={apps.TINY}", "--max_tokens=8",
-             flag, "--set=engine.prefill_chunks=(1,)"],
+             flag, "--set=engine.shapes.prefill_chunks=(1,)"],
             cwd=apps.ROOT, stdout=full, stderr=subprocess.PIPE, timeout=120, text=True,
             env=compiling.environment(tmp_path),
         )  # fmt: skip

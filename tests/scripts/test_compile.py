@@ -39,7 +39,10 @@ _REFUSED = {
     "no compiler of TPUs": (["--target=v6e:1x1"], "not installed: pip install '.[tpu]'"),
     "batches": (["--target=cpu", "--batch=1,2"], "--batch is one number here, not '1,2'"),
     "no sequences": (["--target=cpu", "--batch=0"], "--batch takes whole numbers from 1"),
-    "context": (["--target=cpu", "--context=4096"], "engine.max_context is between 1 and the"),
+    "context": (
+        ["--target=cpu", "--context=4096"],
+        "max_context=4096: must be from 1 to the",
+    ),
 }
 
 
@@ -59,8 +62,10 @@ def test_a_directory_that_others_may_write_is_refused(run, tmp_path):
 
 def test_a_report_of_this_machine(run):
     """Weights and cache of the compiled programs are the planner's, to the byte."""
-    ran = run(_TINY, "--target=cpu", "--batch=3", "--context=100", "--set=engine.linear=reference",
-              "--json")  # fmt: skip
+    ran = run(
+        _TINY, "--target=cpu", "--batch=3", "--context=100",
+        "--set=engine.kernels.linear=reference", "--json",
+    )  # fmt: skip
     assert ran.status == 0, ran.err
     found = json.loads(ran.out)
     predicted = found["predicted"]

@@ -150,8 +150,8 @@ def test_a_devices_parts_in_order_of_worth(kind, page_tokens):
     steps = [part for part in parts.values() if "scripts.bench" in part.command]
     assert [part.name for part in steps] == _STEPS
     for part in steps:
-        assert f"--set=engine.page_tokens={page_tokens}" in part.command
-        assert "--set=engine.attention=reference" in part.command
+        assert f"--set=engine.cache.page_tokens={page_tokens}" in part.command
+        assert "--set=engine.kernels.attention=reference" in part.command
     assert "JAX_PLATFORMS=cpu" in parts["tokens-cpu"].command
 
 
@@ -165,7 +165,7 @@ def test_the_engine_runs_the_kernel_that_was_shown_right():
         return {
             part.name
             for part in device._parts("gpu", [outcome])
-            if "--set=engine.attention=pallas_gpu" in part.command
+            if "--set=engine.kernels.attention=pallas_gpu" in part.command
         }
 
     assert named("right", "not run", "out of time", "right") == {*_STEPS, "tokens-kernel"}

@@ -21,8 +21,8 @@ _DOCS = apps.ROOT / "docs"
 _PAGES = {"generate": (), "chat": (), "evaluate": ("--window=64",)}  # and flags for a tiny model
 _SETTINGS = (
     f"--model={apps.TINY}",
-    "--set=engine.prefill_chunks=(1,)",
-    "--set=engine.decode_rows=(4,)",
+    "--set=engine.shapes.prefill_chunks=(1,)",
+    "--set=engine.shapes.decode_rows=(4,)",
     "--set=engine.max_seqs=3",
 )  # few programs to compile
 

@@ -24,8 +24,8 @@ from tests.scripts import apps
 
 pytestmark = pytest.mark.quick_code
 
-_ARGS = (f"--model={apps.TINY}", "--window=24", "--set=engine.prefill_chunks=(1,)",
-         "--set=engine.chunk_tokens=24", "--set=model.dtype=float32")  # fmt: skip
+_ARGS = (f"--model={apps.TINY}", "--window=24", "--set=engine.shapes.prefill_chunks=(1,)",
+         "--set=engine.shapes.chunk_tokens=24", "--set=model.dtype=float32")  # fmt: skip
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ import pytest
 from configs.engine import EngineConfig
 from configs.recipes.run import Run
 from configs.runs import smollm2_laptop
+from configs.settings.requests import RequestConfig
 from inference.benchmark import first_start
 from inference.engine import Engine
 from inference.files import atomic
@@ -38,8 +39,8 @@ _RESULT = {"text", "token_ids", "prompt_tokens", "finish_reason", "logprobs", "t
 _SETTINGS = (
     f"--model={apps.TINY}",
     "--set=model.dtype=float32",
-    "--set=engine.prefill_chunks=(4,)",
-    "--set=engine.decode_rows=(4,)",
+    "--set=engine.shapes.prefill_chunks=(4,)",
+    "--set=engine.shapes.decode_rows=(4,)",
     "--set=engine.max_seqs=3",
 )  # few programs to compile
 
@@ -80,7 +81,7 @@ def test_json_of_two_prompts(run, golden):
     assert ran.out.count("\n") == 1
     answer = json.loads(ran.out)
     assert set(answer) == {"results", "stats", "config"}
-    assert answer["config"]["engine"]["top_logprobs"] == 2
+    assert answer["config"]["engine"]["requests"]["top_logprobs"] == 2
     assert set(answer["stats"]) >= _STATS
     for name in ("ttft_s", "output_tok_s", "predicted_step_s", "measured_step_s"):
         assert answer["stats"][name] > 0
@@ -197,7 +198,7 @@ def test_the_first_answer_calibrates_and_the_second_is_predicted_so(run, monkeyp
 def test_the_rate_leaves_compilation_out(run, golden):
     """With it the first run would have taken longer than all its compiling."""
     args = (f"--prompt={golden['texts'][1]}", "--json", "--max_new_tokens=24", "--ignore_eos",
-            "--set=engine.chunk_tokens=48")  # fmt: skip
+            "--set=engine.shapes.chunk_tokens=48")  # fmt: skip
     with fakes.slow_compiler(0.25):
         first, second = (json.loads(run(*args).out)["stats"] for _ in range(2))
     assert first["compile_s"] > 20 * second["compile_s"]
@@ -229,7 +230,7 @@ def test_the_rate_of_one_answer_begins_with_its_first_token(monkeypatch):
     counters = types.SimpleNamespace(num_passes=0, num_accepted=0)
     engine = types.SimpleNamespace(
         compile_s=7.0, scheduler=types.SimpleNamespace(counters=counters),
-        config=types.SimpleNamespace(engine=EngineConfig(num_drafts=1, proposer="ngram")),
+        config=types.SimpleNamespace(engine=EngineConfig.of(num_drafts=1, proposer="ngram")),
     )  # fmt: skip
     clock = iter([10.0, 15.0, 16.0, 18.0])
     monkeypatch.setattr(time, "perf_counter", lambda: next(clock))
@@ -386,17 +387,17 @@ def test_preset_then_run_then_set_then_needs(monkeypatch, capfd):
         common.fail("far enough")
 
     monkeypatch.setattr(common, "load_engine", stop)
-    engine = EngineConfig(max_seqs=7, page_tokens=64)
+    engine = EngineConfig.of(max_seqs=7, page_tokens=64)
     monkeypatch.setattr(smollm2_laptop, "RUN", Run(str(apps.TINY), engine))
     args = ["--config=configs/runs/smollm2_laptop.py", "--prompt=A", "--set=engine.max_context=99"]
-    for more in ((), ("--presence=0.5", "--logprobs=3", "--deterministic")):
+    for more in ((), ("--presence_penalty=0.5", "--logprobs=3", "--deterministic")):
         ran = apps.call(generate, monkeypatch, capfd, *args, *more)
         assert "far enough" in ran.error
     plain, asked = (config.engine for config in configs)
-    assert (plain.max_seqs, plain.page_tokens, plain.max_context) == (7, 64, 99)
-    assert (plain.penalties, plain.top_logprobs, plain.deterministic) == (False, 0, False)
-    assert (asked.max_seqs, asked.page_tokens) == (7, 64)
-    assert (asked.penalties, asked.top_logprobs, asked.deterministic) == (True, 3, True)
+    assert (plain.max_seqs, plain.cache.page_tokens, plain.max_context) == (7, 64, 99)
+    assert plain.requests == RequestConfig() and not plain.deterministic
+    assert (asked.max_seqs, asked.cache.page_tokens) == (7, 64)
+    assert asked.requests == RequestConfig(penalties=True, top_logprobs=3) and asked.deterministic
 
 
 def test_output_goes_where_a_link_points(run, tmp_path):

@@ -22,8 +22,11 @@ from sharding import hosts
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "tests" / "golden" / "llama-tokenizer"
-_SETTINGS = [f"--set=engine.{value}" for value in (
-    "max_seqs=6", "decode_rows=(6,)", "prefill_chunks=(2,)")]  # fmt: skip
+_SETTINGS = [
+    "--set=engine.max_seqs=6",
+    "--set=engine.shapes.decode_rows=(6,)",
+    "--set=engine.shapes.prefill_chunks=(2,)",
+]
 
 
 @pytest.fixture
@@ -121,7 +124,7 @@ def test_hosts_that_differ_are_refused_in_the_same_words(pair, other, expected):
     else:
         with pytest.raises(InputError, match=expected):
             first.compare({"a": "1", "b": "2"})
-    assert second._told.get() == {"problem": expected}
+    assert second._inbox.get() == {"problem": expected}
 
 
 def test_a_lost_host_is_named(pair, capfd):
@@ -188,7 +191,9 @@ def test_those_who_came_hear_for_whom_host_0_waits_no_longer(monkeypatch, capfd)
 
 
 def test_parameters_arrive_as_they_were_sent():
-    asked = SamplingParams(stop=("a", "b"), allowed_ids=(1, 2), logit_bias=((3, 0.5),), seed=2**63)
+    asked = SamplingParams(
+        stop=("a", "b"), allowed_token_ids=(1, 2), logit_bias=((3, 0.5),), seed=2**63
+    )
     assert follower._params(json.loads(json.dumps(dataclasses.asdict(asked)))) == asked
 
 

@@ -7,8 +7,8 @@ import json
 import jax
 import pytest
 
-from configs.engine import ATTENTIONS
 from configs.hardware.spec import HardwareSpec
+from configs.settings.kernels import ATTENTIONS
 from inference.benchmark.kernels import timing
 from inference.benchmark.kernels.attention_case import Case
 from inference.planner.calibration import lookup

@@ -117,7 +117,7 @@ def test_tables_for_people(plan):
 def test_the_engines_own_answer_stands_beside_the_chips(answer, plan):
     """512 tokens of SmolLM2 are 8 pages of 1,474,560 bytes; 45 sequences and a sink fit 512 MiB."""
     asked = ("--model=smollm2-135m", "--context=512", "--set=engine.max_context=512",
-             "--set=engine.cache_bytes=536870912")  # fmt: skip
+             "--set=engine.cache.cache_bytes=536870912")  # fmt: skip
     found = answer(*asked)
     assert found["engine"] == {"context": 512, "cache_bytes": 512 << 20, "batch": 45}
     assert found["largest_batch"][0]["batch"] > 1000
@@ -126,11 +126,11 @@ def test_the_engines_own_answer_stands_beside_the_chips(answer, plan):
     for changed, batch in (
         ("--hardware=h100", 51),  # of 400 tokens: 7 pages of 64
         ("--hardware=v6e", 45),  # 4 of 128
-        ("--set=engine.page_tokens=16", 58),
+        ("--set=engine.cache.page_tokens=16", 58),
     ):
         found = answer(*asked, "--set=engine.max_context=400", changed)
         assert found["engine"]["batch"] == batch
-    assert found["config"]["engine"]["page_tokens"] == 16
+    assert found["config"]["engine"]["cache"]["page_tokens"] == 16
 
 
 def test_snapshots_of_states_stand_beside_the_cache(answer, plan):
@@ -146,10 +146,12 @@ def test_snapshots_of_states_stand_beside_the_cache(answer, plan):
         for row in rows
     )
     assert found["engine"]["snapshots"] == {"number": 17, "bytes": 17 * each}
-    fewer = answer(*asked, "--set=engine.snapshots=2")
+    fewer = answer(*asked, "--set=engine.cache.snapshots=2")
     assert [row["snapshot_bytes"] for row in fewer["rows"]] == [2 * each] * 2
     assert fewer["largest_batch"][0]["batch"] > found["largest_batch"][0]["batch"]
-    none = answer(*asked, "--set=engine.prefix_cache=false", "--set=engine.preemption=recompute")
+    none = answer(
+        *asked, "--set=engine.cache.prefix_cache=false", "--set=engine.cache.preemption=recompute"
+    )
     assert none["rows"][0]["snapshot_bytes"] == 0 and none["engine"]["snapshots"]["number"] == 1
     shown = plan(*asked).out
     assert f"4 of {each / 1e6:.4g} MB" in shown and "17 snapshots of states" in shown
@@ -160,7 +162,7 @@ def test_page_groups_share_the_cache_by_the_length_that_is_expected(answer, plan
     asked = "--model=gemma3-270m", "--set=engine.max_seqs=64"
     groups = {}
     for expected in (500, 32_768):
-        asked = *asked[:2], f"--set=engine.expected_tokens={expected}"
+        asked = *asked[:2], f"--set=engine.cache.expected_tokens={expected}"
         found = answer(*asked)["engine"]
         local, world = groups[expected] = found["page_groups"]
         assert (local["sees"], local["layers"]) == ("window512", 15)
@@ -340,7 +342,7 @@ _REFUSED = {
     "mesh of many digits": (["--mesh=data=" + "9" * 5000], "a mesh is like data=2,model=4"),
     "mesh beyond reason": (["--mesh=data=2000000"], "mesh axis data is at most 1000000 chips"),
     "chips of prefill": (
-        ["--mesh=model=3", "--set=prefill.chips=1"], "each sends its pages to one that decodes"
+        ["--mesh=model=3", "--set=prefill.chips=1"], "must equal mesh.model (3)"
     ),
     "mesh experts": (["--model=mixtral-8x7b", "--mesh=expert=3"], "valid: 1, 2, 4, 8"),
     "no experts": (["--model=llama2-13b", "--mesh=expert=2"], "has no experts to divide"),

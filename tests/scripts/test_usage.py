@@ -8,11 +8,12 @@ import pytest
 from scripts import serve, usage
 from tests.scripts import apps
 
-README = (apps.ROOT / "README.md").read_text("utf-8")
+PAGES = [apps.ROOT / "README.md", apps.ROOT / "docs" / "quickstart.md"]
+README = "\n".join(page.read_text("utf-8") for page in PAGES)
 
 
 def readme_flags() -> set[tuple[str, str]]:
-    """(app, flag) of each command in the README, and of each flag that its text names."""
+    """(app, flag) of each command in README and quickstart, and of the server's flags there."""
     commands = re.findall(r"scripts\.(\w+)([^`\n]*)", README)
     commands = [(app, words.partition("#")[0]) for app, words in commands]
     of_server = README[README.index("It listens on") : README.index("From Python:")]
@@ -76,3 +77,8 @@ def test_flags_may_have_dashes(words, expected):
 ])  # fmt: skip
 def test_flags_of_other_servers_get_a_hint(monkeypatch, capfd, words, problem):
     assert problem in apps.call(serve, monkeypatch, capfd, *words).error
+
+
+@pytest.mark.parametrize("former, name", [("presence", "presence_penalty"), ("stop_ids", "")])
+def test_a_former_flag_is_refused_with_its_name(former, name):
+    assert usage.hint(former) == (f"; here it is --{name}" if name else "")

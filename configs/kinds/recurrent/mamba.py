@@ -52,8 +52,8 @@ class Mamba2(Mixer, name="mamba2"):
                 f"mamba2 num_heads={self.num_heads} is not a multiple of "
                 f"num_groups={self.num_groups}"
             )
-        known = {"in", "conv", "out"}
-        if set(self.biases) - known or len(set(self.biases)) != len(self.biases):
+        valid = {"in", "conv", "out"}
+        if set(self.biases) - valid or len(set(self.biases)) != len(self.biases):
             raise InputError(
                 f"mamba2 biases names each of in, conv, out at most once, not {self.biases}"
             )
@@ -68,8 +68,8 @@ class Mamba2(Mixer, name="mamba2"):
                 f"mamba2 norm_width={self.norm_width} does not divide the {self.inner_width} "
                 "elements of its heads"
             )
-        least, most = self.step_limits
-        if not 0 <= least < math.inf or (most is not None and not least < most < math.inf):
+        lower, upper = self.step_limits
+        if not 0 <= lower < math.inf or (upper is not None and not lower < upper < math.inf):
             raise InputError(f"mamba2 step_limits are at least 0 and rise, not {self.step_limits}")
         is_sound = all(0 < scale < math.inf for scale in self.part_scales)
         if len(self.part_scales) not in (0, 5) or not is_sound:

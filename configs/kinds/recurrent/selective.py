@@ -42,8 +42,8 @@ class Mamba(Mixer, name="mamba"):
     def __post_init__(self) -> None:
         check_sizes(self, "channels", "state_width", "step_rank", "conv_width")
         check_choice(self, "norms", (None, "plain", "weighted"))
-        known = {"in", "conv", "out"}
-        if set(self.biases) - known or len(set(self.biases)) != len(self.biases):
+        valid = {"in", "conv", "out"}
+        if set(self.biases) - valid or len(set(self.biases)) != len(self.biases):
             raise InputError(
                 f"mamba biases names each of in, conv, out at most once, not {self.biases}"
             )

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from configs.engine import ATTENTIONS
+from configs.settings.kernels import ATTENTIONS
 from inference.benchmark.kernels.attention_case import Arrays, Case
 from layers.kernels.attention import api
 from layers.kernels.attention.contract import Options

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from configs.engine import ATTENTIONS
+from configs.settings.kernels import ATTENTIONS
 from inference.files import atomic
 from layers.kernels import tuning
 from layers.kernels.device import Device

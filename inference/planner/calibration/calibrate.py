@@ -27,7 +27,7 @@ _START: dict[str, Any] = {
 CONSTANTS = tuple(_START)
 # A sum; attention so much better than products only where these compute (few rows of small blocks),
 # and not where noise hides it. All others are at least 0 and open above.
-_MOST = {"gamma": 1.0, "attention_share": 4.0, "cache_share": 4.0}
+_UPPER_BOUNDS = {"gamma": 1.0, "attention_share": 4.0, "cache_share": 4.0}
 _SMALL = 0.1  # smaller errors count by their square, larger ones linearly: some are outliers
 
 
@@ -58,8 +58,8 @@ def fit(hardware: HardwareSpec, samples: Sequence[Sample]) -> HardwareSpec:
     same constants.
     """
     starts = [{n: v * factor for n, v in _START.items()} for factor in (0.5, 1.0, 2.0)]
-    found = [_descend(hardware, samples, start) for start in starts]
-    return dataclasses.replace(hardware, **min(found, key=lambda each: each[0])[1])
+    fits = [_descend(hardware, samples, start) for start in starts]
+    return dataclasses.replace(hardware, **min(fits, key=lambda fitted: fitted[0])[1])
 
 
 def _descend(
@@ -68,16 +68,17 @@ def _descend(
     def loss(constants: dict[str, Any]) -> float:
         trial = dataclasses.replace(hardware, **constants)
         logs = (math.log(predict(sample, trial) / sample.seconds) for sample in samples)
-        return sum(math.sqrt(each**2 + _SMALL**2) - _SMALL for each in logs) / len(samples)
+        losses = (math.sqrt(log_ratio**2 + _SMALL**2) - _SMALL for log_ratio in logs)
+        return sum(losses) / len(samples)
 
     best, lowest, step = start, loss(start), 0.5
     while step > 0.005:
         improved = False
         for name in CONSTANTS:
             for factor in (1 + step, 1 / (1 + step)):
-                value = min(best[name] * factor, _MOST.get(name, math.inf))
+                value = min(best[name] * factor, _UPPER_BOUNDS.get(name, math.inf))
                 trial = best | {name: value}
-                if (found := loss(trial)) < lowest - 1e-5:
-                    best, lowest, improved = trial, found, True
+                if (trial_loss := loss(trial)) < lowest - 1e-5:
+                    best, lowest, improved = trial, trial_loss, True
         step = step if improved else step / 2
     return lowest, best

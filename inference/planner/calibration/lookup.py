@@ -74,7 +74,7 @@ def this_machine_or_none(
         return None
 
 
-def known(model: ModelConfig, implementations: str) -> HardwareSpec | None:
+def cached(model: ModelConfig, implementations: str) -> HardwareSpec | None:
     """The machine at hand as far as that takes no measuring: as it is calibrated for a model with
     these implementations, or else with its rates alone, as if no step had been timed; an
     accelerator's are measured once a process, and before its memory is taken. None: nothing is

@@ -23,7 +23,7 @@ from inference.planner.calibration import measure
 
 _CALL_S = 0.02  # of one call: hundreds of dispatches
 _QUEUED = 3
-_MOST_RUNS = 2000
+_MAX_RUNS = 2000
 _COPIED_BYTES, _PRODUCT_WIDTH = 1 << 30, 8192
 
 
@@ -45,17 +45,17 @@ def seconds(
         repeats: at least 1.
         call_s: seconds that a call should take.
     """
-    num_runs = max(1, min(_MOST_RUNS, math.ceil(call_s / expected_s)))
+    num_runs = max(1, min(_MAX_RUNS, math.ceil(call_s / expected_s)))
     call = jax.jit(looped(step, num_runs), donate_argnums=0).lower(carry, *arguments).compile()
     carry = jax.block_until_ready(call(carry, *arguments))
-    found = []
+    run_s = []
     for _ in range(repeats):
         start = time.perf_counter()
         for _ in range(_QUEUED):
             carry = call(carry, *arguments)
         jax.block_until_ready(carry)
-        found.append((time.perf_counter() - start) / (_QUEUED * num_runs))
-    return statistics.median(found)
+        run_s.append((time.perf_counter() - start) / (_QUEUED * num_runs))
+    return statistics.median(run_s)
 
 
 def looped(step: Callable[..., Any], num_runs: int) -> Callable[..., Any]:

@@ -14,8 +14,8 @@ from inference.planner.calibration.calibrate import Sample
 from inference.planner.calibration.verify import Point
 
 SECONDS = 2.1  # of timing steps, once it is known what they take
-_MOST_POINTS = 8  # more are not fitted in a second
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 8
+_MAX_POINTS = 8  # more are not fitted in a second
+_LEAST_ROUNDS, _MAX_ROUNDS = 3, 8
 
 
 def calibrated(
@@ -42,7 +42,7 @@ def calibrated(
         return None
     bandwidth, start = hardware.read_bandwidth, clock()
     least = dict.fromkeys(points, float("inf"))
-    for done in range(_MOST_ROUNDS):
+    for done in range(_MAX_ROUNDS):
         if done >= _LEAST_ROUNDS and (clock() - start) * (done + 1) / done > SECONDS:
             break
         for point in points:
@@ -63,16 +63,16 @@ def _affordable(
     """The first points that together can be timed so often, each run once to know; without those
     that would take too long for that, if they miss the plain roofline like the point before them.
     """
-    found: list[Point] = []
-    start, slower, most = clock(), 1.0, SECONDS / _LEAST_ROUNDS
+    affordable: list[Point] = []
+    start, slower, budget_s = clock(), 1.0, SECONDS / _LEAST_ROUNDS
     for point in chosen:
         expected = calibrate.predict(Sample(*point.sample, 1.0), hardware)
-        if clock() - start + slower * expected > most and found:
+        if clock() - start + slower * expected > budget_s and affordable:
             continue
         slower = run(point) / expected
-        if clock() - start > most:
+        if clock() - start > budget_s:
             break
-        found.append(point)
-        if len(found) == _MOST_POINTS:
+        affordable.append(point)
+        if len(affordable) == _MAX_POINTS:
             break
-    return found
+    return affordable

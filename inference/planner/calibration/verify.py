@@ -71,12 +71,12 @@ class Point:
 
 def engine_config(model: ModelConfig) -> Config:
     """The configuration of the engine that runs a model's points: with pages for the largest."""
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=max(_ROWS), max_context=min(MAX_CONTEXT, model.max_context),
         chunk_tokens=CHUNK_TOKENS,
     )  # fmt: skip
     needed = Config(model, engine).full_bytes(max(_ROWS))
-    return Config(model, dataclasses.replace(engine, cache_bytes=needed))
+    return Config(model, engine.replace(cache_bytes=needed))
 
 
 def points(model: ModelConfig) -> list[Point]:

@@ -66,14 +66,14 @@ def predict(config: Config, target: Target, shapes: tuple[StepShape, ...]) -> Pr
         shapes: of the steps.
     """
     precision = Precision.of(config.model)
-    held = weights.weight_bytes(config.chip_model, precision.weights, precision.rest)
+    weight_bytes = weights.weight_bytes(config.chip_model, precision.weights, precision.rest)
     for _, info in params.leaves(config.chip_model.parameters()):
         on_device = params.device_format(info, target.platform)
-        held += info.elements * (_bytes_each(on_device) - _bytes_each(info.format))
+        weight_bytes += info.elements * (_bytes_each(on_device) - _bytes_each(info.format))
     tables = _table_bytes(config.chip_model) if target.platform == "tpu" else 0
     needed = tables + max((temporary_bytes(config, shape) for shape in shapes), default=0)
     memory = memory_bytes(target) // (config.mesh.num_chips if target.is_here else 1)
-    return Prediction(round(held), config.pool_bytes, needed, memory)
+    return Prediction(round(weight_bytes), config.pool_bytes, needed, memory)
 
 
 def exchanged(
@@ -86,19 +86,21 @@ def exchanged(
     """
     if shape.scored or (target.platform == "cpu" and not shape.greedy):
         return None
-    found = collectives.of_step(config.model, config.mesh, shape.greedy, config.engine.top_logprobs)
+    num_tops = config.engine.requests.top_logprobs
+    exchanges = collectives.of_step(config.model, config.mesh, shape.greedy, num_tops)
     if target.platform == "tpu" and shape.num_tokens <= _SUMMED_ROWS:
         summed = {"reduce-scatter": "all-reduce"}
-        found = tuple(
-            dataclasses.replace(each, kind=summed.get(each.kind, each.kind)) for each in found
+        exchanges = tuple(
+            dataclasses.replace(exchange, kind=summed.get(exchange.kind, exchange.kind))
+            for exchange in exchanges
         )
-    total = collectives.totals(found, shape.num_tokens, shape.num_logits)
+    total = collectives.totals(exchanges, shape.num_tokens, shape.num_logits)
     if several_hosts and (groups := config.mesh.num_groups) > 1:
-        count, held = total.get("all-reduce", (0, 0))
+        count, num_bytes = total.get("all-reduce", (0, 0))
         width = shape.decode[1]
         has_drafts = width > 1 and shape.decode[0] > 0
-        row = 2 + has_drafts + width * (2 + 2 * config.engine.top_logprobs)  # words (`StepOutput`)
-        total["all-reduce"] = count + 1, held + 4 * groups * shape.num_rows * row
+        row = 2 + has_drafts + width * (2 + 2 * num_tops)  # words (`StepOutput`)
+        total["all-reduce"] = count + 1, num_bytes + 4 * groups * shape.num_rows * row
     return total
 
 
@@ -130,24 +132,24 @@ def temporary_bytes(config: Config, shape: StepShape) -> int:
     if config.mesh.model > 1:
         inner = max(shape[-1] for shape in matrices if shape[-2] == model.width)
         sums = max(sums, _STREAMS * model.width * _FLOAT32 + inner * stored)
-    sums = max(sums, config.mesh.expert * _visits_bytes(model))
+    sums = max(sums, config.mesh.expert * _expert_bytes(model))
     is_drawn = config.mesh.model > 1 and not shape.greedy
     arrays = _DRAWN_LOGITS if is_drawn else _LOGITS
     logits = shape.num_logits * model.vocab_size * _FLOAT32 * arrays
     return math.ceil(max(shape.num_tokens * sums, logits))
 
 
-def _visits_bytes(model: ModelConfig) -> float:
+def _expert_bytes(model: ModelConfig) -> float:
     """For each token of a mixture, the largest of the model's: its copies, both products of them as
     float32 sums, what is stored between, and the results once more in the order of tokens, where a
     TPU gives those of one whole tiles, which have 1, 2, 4 or 8 rows.
     """
     stored = FORMATS[model.dtype].bytes_for(1, 1)
     mixtures = (layer.ffn for layer in model.layers if isinstance(layer.ffn, Experts))
-    each = stored + _FLOAT32
+    value_bytes = stored + _FLOAT32
     return max(
         (
-            ffn.top_k * each * (ffn.met_width(model) + (1 + ffn.is_gated) * ffn.width)
+            ffn.top_k * value_bytes * (ffn.met_width(model) + (1 + ffn.is_gated) * ffn.width)
             + ffn.met_width(model) * _FLOAT32 * (1 << (ffn.top_k - 1).bit_length())
             for ffn in mixtures
         ),
@@ -159,7 +161,7 @@ def _table_bytes(model: ModelConfig) -> int:
     """Of the tables of a TPU's asynchronous copies."""
     slices = 0
     for _, info in params.leaves(model.parameters()["layers"]):
-        held = FORMATS[info.format].bytes_for(info.elements, info.shape[-1])
-        if info.is_matrix and held <= _FETCHED_BYTES:
-            slices += math.ceil(held / _SLICE_BYTES)
+        num_bytes = FORMATS[info.format].bytes_for(info.elements, info.shape[-1])
+        if info.is_matrix and num_bytes <= _FETCHED_BYTES:
+            slices += math.ceil(num_bytes / _SLICE_BYTES)
     return _TABLE_BYTES * (2 * slices + _LAYER_TABLES * model.num_layers)

@@ -55,7 +55,7 @@ class Instruction:
         """
         if not self.collective:
             return 0
-        arrays = [found[0] for found in re.finditer(_ARRAY, self.shape)]
+        arrays = [match[0] for match in re.finditer(_ARRAY, self.shape)]
         begins = self.opcode.endswith("-start") and self.collective != "all-reduce"
         if begins or self.shape.startswith("(("):  # newer XLAs', and fused ones
             arrays = [array for array in arrays if "[]" not in array]  # numbers of the exchange
@@ -71,17 +71,17 @@ class Instruction:
         """Chips that exchange with each other."""
         if listed := re.search(r"replica_groups=\{\{([\d,]+)\}", self.text):
             return listed[1].count(",") + 1
-        if named := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", self.text):
-            sizes = dict(re.findall(r"'(\w+)'=(\d+)", named[1]))
-            return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", named[2]))
+        if match := re.search(r"replica_groups=mesh\[([^\]]*)\] \{([^}]*)\}", self.text):
+            sizes = dict(re.findall(r"'(\w+)'=(\d+)", match[1]))
+            return math.prod(int(sizes[axis]) for axis in re.findall(r"'(\w+)'", match[2]))
         counted = re.search(r"replica_groups=\[\d+,(\d+)\]", self.text)
         return int(counted[1]) if counted else 1
 
     @property
     def estimated_cycles(self) -> int:
         """Cycles, as far as the compiler wrote them: TPUs' does, but for kernels."""
-        found = re.search(r'"estimated_cycles":"(\d+)"', self.text)
-        return int(found[1]) if found else 0
+        match = re.search(r'"estimated_cycles":"(\d+)"', self.text)
+        return int(match[1]) if match else 0
 
     @property
     def part(self) -> str:
@@ -142,37 +142,37 @@ class CompiledProgram:
 
 def read(text: str) -> CompiledProgram:
     """Counts the instructions of an executable's text."""
-    found = list(instructions(text))
-    launches = Counter(each.part for each in found if each.is_launch)
-    opcodes = Counter(each.opcode for each in found)
-    kinds = Counter(each.collective for each in found if each.collective)
+    listed = list(instructions(text))
+    launches = Counter(instruction.part for instruction in listed if instruction.is_launch)
+    opcodes = Counter(instruction.opcode for instruction in listed)
+    kinds = Counter(instruction.collective for instruction in listed if instruction.collective)
     exchanged = dict.fromkeys(kinds, 0)
-    for each in found:
-        if each.collective:
-            exchanged[each.collective] += each.collective_bytes
+    for instruction in listed:
+        if instruction.collective:
+            exchanged[instruction.collective] += instruction.collective_bytes
     return CompiledProgram(
         {part: launches[part] for part in (*PARTS, OTHER) if launches[part]},
         dict(kinds),
         exchanged,
-        _num_hidden(found),
+        _num_hidden(listed),
         _argument_bytes(text),
-        sum(each.estimated_cycles for each in found),
+        sum(instruction.estimated_cycles for instruction in listed),
         opcodes["conditional"],
         opcodes["while"],
         _num_outputs(text),
     )
 
 
-def _num_hidden(found: list[Instruction]) -> int:
+def _num_hidden(listed: list[Instruction]) -> int:
     """Collectives behind which something else runs."""
     begun: dict[str, bool] = {}  # whether anything was launched since, by name
-    for each in found:
-        if each.is_launch:
+    for instruction in listed:
+        if instruction.is_launch:
             begun = dict.fromkeys(begun, True)
-        elif each.collective and each.opcode.endswith("-start"):
-            begun[each.name] = False
-        elif each.opcode.endswith("-done"):
-            (operand,) = re.findall(r"-done\([^%]*%([\w.-]+)", each.text)[:1] or ("",)
+        elif instruction.collective and instruction.opcode.endswith("-start"):
+            begun[instruction.name] = False
+        elif instruction.opcode.endswith("-done"):
+            (operand,) = re.findall(r"-done\([^%]*%([\w.-]+)", instruction.text)[:1] or ("",)
             if operand in begun and not begun[operand]:
                 del begun[operand]
     return sum(begun.values())
@@ -192,20 +192,20 @@ def instructions(text: str) -> Iterator[Instruction]:
 
 def num_bytes(array: str) -> int:
     """Bytes of an array as XLA writes it ('bf16[8,128]'), without padding."""
-    found = re.fullmatch(_ARRAY, array)
-    assert found is not None, array
-    elements = math.prod(int(size) for size in found[3].split(",") if size)
-    return -(-elements * (8 if found[1] == "pred" else int(found[2] or 0)) // 8)
+    match = re.fullmatch(_ARRAY, array)
+    assert match is not None, array
+    elements = math.prod(int(size) for size in match[3].split(",") if size)
+    return -(-elements * (8 if match[1] == "pred" else int(match[2] or 0)) // 8)
 
 
 def _argument_bytes(text: str) -> dict[str, int]:
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for line in dict(_computations(text))[_entry(text)]:
         instruction = _parsed(line)
         if instruction.opcode == "parameter":
             shape = instruction.shape.split("{")[0]
-            found[re.split(r"[^a-z_]", instruction.op_name)[0]] += num_bytes(shape)
-    return dict(found)
+            sizes[re.split(r"[^a-z_]", instruction.op_name)[0]] += num_bytes(shape)
+    return dict(sizes)
 
 
 def _entry(text: str) -> str:
@@ -219,11 +219,11 @@ def _reached(name: str, computations: Mapping[str, list[str]]) -> Iterator[Instr
         instruction = _parsed(line)
         if instruction.opcode == "call-start":  # of a core beside: a 7x exchanges there
             inner = [
-                each
+                nested
                 for callee in _called(line, "to_apply")
-                for each in _reached(callee, computations)
+                for nested in _reached(callee, computations)
             ]
-            if any(each.collective for each in inner):
+            if any(nested.collective for nested in inner):
                 yield from inner
                 continue
         if instruction.opcode == "fusion":
@@ -247,8 +247,8 @@ def _fused_exchange(fusion: Instruction, lines: list[str]) -> Instruction | None
     fusion can keep a part of sums; or begin what others with work of their own carry on and another
     ends, each of which shows the whole collective, under the number of their chain.
     """
-    inside = {each.name: each for each in map(_parsed, lines)}
-    inner = next((each for each in inside.values() if each.collective), None)
+    inside = {instruction.name: instruction for instruction in map(_parsed, lines)}
+    inner = next((instruction for instruction in inside.values() if instruction.collective), None)
     if inner is None:
         return None
     name, opcode, result = fusion.name, inner.opcode, inner.shape

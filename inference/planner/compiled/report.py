@@ -84,7 +84,7 @@ class AbsentEngine:
             slots = jax.eval_shape(lambda: step.init_slots(self.config))
             self._slot_bytes = _num_bytes(slots)
             if self._mesh is None:
-                values, cache, slots = map(self._placed, (values, cache, slots))
+                values, cache, slots = map(self._abstract, (values, cache, slots))
             self._executables = Executables(
                 self.config, self.attention, values, cache, slots, self._mesh
             )
@@ -107,9 +107,9 @@ class AbsentEngine:
     def compiled(self, shape: StepShape) -> Compiled:
         """The executable of a shape."""
         with self._traced():
-            found = self._executables.step(shape)
-        assert isinstance(found, Compiled)
-        return found
+            executable = self._executables.step(shape)
+        assert isinstance(executable, Compiled)
+        return executable
 
     def write(self, shapes: Iterable[StepShape], folder: Path) -> list[Path]:
         """Writes the executables of shapes, and of what admits, for engines on such devices; their
@@ -128,7 +128,7 @@ class AbsentEngine:
         for shape in shapes:
             start = time.perf_counter()
             try:
-                found = self.compiled(shape)
+                executable = self.compiled(shape)
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
@@ -136,9 +136,9 @@ class AbsentEngine:
                 continue
             compile_s = time.perf_counter() - start
             inputs = batch.build_batch(shape, ShardSchedule(), self.config)
-            yield _measured(shape, compile_s, found, self._slot_bytes + _num_bytes(inputs))
+            yield _measured(shape, compile_s, executable, self._slot_bytes + _num_bytes(inputs))
 
-    def _placed(self, tree: Any) -> Any:
+    def _abstract(self, tree: Any) -> Any:
         """A tree of shapes, each on the target's only device."""
         sharding = SingleDeviceSharding(self._devices[0])
         return jax.tree.map(

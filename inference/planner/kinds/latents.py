@@ -68,8 +68,10 @@ def latent_of(config: ModelConfig) -> Latent | None:
     of others.
     """
     mixers = {layer.mixer for layer in config.pattern}
-    (first, *rest) = mixers
-    return first if isinstance(first, Latent) and not rest and first.indexer is None else None
+    (first, *other_mixers) = mixers
+    return (
+        first if isinstance(first, Latent) and not other_mixers and first.indexer is None else None
+    )
 
 
 def compare(
@@ -86,23 +88,23 @@ def compare(
     latent = latent_of(deployment.config)
     assert latent is not None
     heads, point = latent.num_heads, (batch, context, new_tokens)
-    found = [_cached("MLA", deployment, *point)]
+    caches = [_cached("MLA", deployment, *point)]
     for name, kv_heads in ((f"GQA, {_KV_HEADS} KV heads", _KV_HEADS), ("MHA", heads)):
         if heads % kv_heads == 0 and heads > _KV_HEADS:
             config = with_attention(deployment.config, kv_heads)
             if deployment.mesh.is_even(config):
                 other = dataclasses.replace(deployment, config=config)
-                found.append(_cached(name, other, *point))
-    return tuple(found)
+                caches.append(_cached(name, other, *point))
+    return tuple(caches)
 
 
-def _cached(name: str, placed: Deployment, batch: int, context: int, new_tokens: int) -> Cached:
+def _cached(name: str, deployment: Deployment, batch: int, context: int, new_tokens: int) -> Cached:
     length, middle = context + new_tokens, context + new_tokens // 2
-    most = placed.largest_batch(context, new_tokens)
+    max_batch = deployment.largest_batch(context, new_tokens)
     return Cached(
-        name, placed.mesh, placed.chip_cache_bytes(length) / length, most,
-        placed.decode_time(batch, middle).total_s,
-        most / placed.decode_time(most, middle).total_s if most else 0.0,
+        name, deployment.mesh, deployment.chip_cache_bytes(length) / length, max_batch,
+        deployment.decode_time(batch, middle).total_s,
+        max_batch / deployment.decode_time(max_batch, middle).total_s if max_batch else 0.0,
     )  # fmt: skip
 
 
@@ -117,12 +119,15 @@ def compare_divided(
     """
     length, middle = context + new_tokens, context + new_tokens // 2
     whole = _cached("MLA, each chip holds all tokens", deployment, batch, context, new_tokens)
-    held = deployment.chip_cache_bytes(length) / deployment.mesh.model
-    most = deployment.mesh.num_groups * max(0, math.floor(deployment.memory_room / held))
+    sequence_bytes = deployment.chip_cache_bytes(length) / deployment.mesh.model
+    max_batch = deployment.mesh.num_groups * max(
+        0, math.floor(deployment.memory_room / sequence_bytes)
+    )
     return whole, Cached(
-        "MLA, chips divide the tokens", deployment.mesh, held / length, most,
+        "MLA, chips divide the tokens", deployment.mesh, sequence_bytes / length, max_batch,
         divided_time(deployment, batch, middle).total_s,
-        most / divided_time(deployment, most, middle).total_s if most else 0.0, is_run=False,
+        max_batch / divided_time(deployment, max_batch, middle).total_s if max_batch else 0.0,
+        is_run=False,
     )  # fmt: skip
 
 
@@ -151,8 +156,8 @@ def divided_time(deployment: Deployment, batch: int, context: int) -> StepTime:
         Collective("mixer", "model", "reduce-scatter", layers, N * C * _WORD),
     )
     exchanges = [*deployment.exchanges(work)]
-    exchanges += [roofline.exchange(each, work, chip, mesh) for each in more]
-    exposed = sum(each.seconds for each in exchanges if each.collective.exposed)
+    exchanges += [roofline.exchange(collective, work, chip, mesh) for collective in more]
+    exposed = sum(exchange.seconds for exchange in exchanges if exchange.collective.exposed)
     return roofline.step_time(operations, chip, formats, mesh, exposed)
 
 
@@ -178,18 +183,18 @@ class Chunk:
 
 def compare_chunks(deployment: Deployment, context: int) -> tuple[Chunk, ...]:
     """Chunks at the end of prompts of `context` tokens, both ways."""
-    found = []
+    chunks = []
     for tokens in (tokens for tokens in _CHUNKS if tokens <= context):
         sequences = deployment.mesh.expert
         rows = Rows(sequences, tokens, context)
         work = Work(sequences * tokens, (rows,), sequences)
         operations = cost.step_operations(deployment.config, work, deployment.formats)
         times = (
-            _chunk_time(deployment, work, each)
-            for each in (operations, _expanded(deployment.config, operations, rows))
+            _chunk_time(deployment, work, variant)
+            for variant in (operations, _expanded(deployment.config, operations, rows))
         )
-        found.append(Chunk(tokens, *times))
-    return tuple(found)
+        chunks.append(Chunk(tokens, *times))
+    return tuple(chunks)
 
 
 def _chunk_time(deployment: Deployment, work: Work, operations: Iterable[Operation]) -> float:

@@ -116,19 +116,20 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     layers differ in it.
     """
     mixers = [mixer for mixer in config.mixers(Mixer) if hasattr(mixer, "num_kv_heads")]
-    own = {mixer.num_kv_heads for mixer in mixers}
-    most = math.gcd(*(mixer.num_heads for mixer in mixers)) if len(own) == 1 else 1
+    head_counts = {mixer.num_kv_heads for mixer in mixers}
+    max_heads = math.gcd(*(mixer.num_heads for mixer in mixers)) if len(head_counts) == 1 else 1
     at_few, at_most = (
-        _coefficients(config.with_kinds(num_kv_heads=n) if most > 1 else config) for n in (1, most)
+        _coefficients(config.with_kinds(num_kv_heads=n) if max_heads > 1 else config)
+        for n in (1, max_heads)
     )
     return {
         "name": config.name,
         "dtype": config.dtype,
         "max_context": config.max_context,
         "width": config.width,
-        "kv_heads": min(own) if most > 1 else 1,
-        "most_kv_heads": most,
-        **_between(at_few, at_most, 1, most),
+        "kv_heads": min(head_counts) if max_heads > 1 else 1,
+        "most_kv_heads": max_heads,
+        **_between(at_few, at_most, 1, max_heads),
     }
 
 
@@ -142,7 +143,7 @@ def _coefficients(config: ModelConfig) -> dict[str, Any]:
         ],
         "weights": [
             part._asdict() | {"count": count}
-            for part, count in Counter(weights.held(config)).items()
+            for part, count in Counter(weights.weight_groups(config)).items()
         ],
         "caches": [
             {
@@ -159,14 +160,15 @@ def _coefficients(config: ModelConfig) -> dict[str, Any]:
         "cached_heads": config.cached_heads,
         "exchanges": [
             {
-                "axis": each.axis,
-                "kind": each.kind,
-                "count": each.count,
+                "axis": collective.axis,
+                "kind": collective.kind,
+                "count": collective.count,
                 # along `expert` each chip adds its own
-                "token_bytes": each.token_bytes / (two.expert if each.axis == "expert" else 1),
+                "token_bytes": collective.token_bytes
+                / (two.expert if collective.axis == "expert" else 1),
             }
-            for each in collectives.of_step(config, two)
-            if each.place != "sample"
+            for collective in collectives.of_step(config, two)
+            if collective.place != "sample"
         ],
         "num_experts": sorted({experts for experts, _ in mixtures}),
     }

@@ -57,24 +57,24 @@ def of_step(
         top_logprobs: alternatives that are reported for each sampled token.
         stored: format of the tokens that travel to experts; '' is the model's dtype.
     """
-    found: Counter[Collective] = Counter()
+    exchanges: Counter[Collective] = Counter()
     if mesh.model > 1:
         sums = Collective("embed", "model", "all-reduce", 1, _WORD * config.width)
         inputs = config.num_layers * config.layer_inputs.width if config.layer_inputs else 0
         looked_up = config.width + inputs  # rows of both tables travel together
-        found[dataclasses.replace(sums, token_bytes=_WORD * looked_up)] += 1
+        exchanges[dataclasses.replace(sums, token_bytes=_WORD * looked_up)] += 1
         for layer in config.layers:
             if norms := layer.mixer.num_divided_norms:  # their sums travel together
-                found[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
+                exchanges[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
             if chosen := layer.mixer.num_chosen:
-                found[Collective("mixer", "model", "all-reduce", 1, _WORD * chosen)] += 1
+                exchanges[Collective("mixer", "model", "all-reduce", 1, _WORD * chosen)] += 1
             if layer.mixer.num_sums:  # compilers join them
-                own = layer.mixer.num_sums * sums.token_bytes
-                found[dataclasses.replace(sums, place="mixer", token_bytes=own)] += 1
+                token_bytes = layer.mixer.num_sums * sums.token_bytes
+                exchanges[dataclasses.replace(sums, place="mixer", token_bytes=token_bytes)] += 1
             if layer.ffn is not None:
-                own = layer.ffn.num_sums * sums.token_bytes
-                found[dataclasses.replace(sums, place="ffn", token_bytes=own)] += 1
-        found.update(_sampling(config, mesh.model, greedy, top_logprobs))
+                token_bytes = layer.ffn.num_sums * sums.token_bytes
+                exchanges[dataclasses.replace(sums, place="ffn", token_bytes=token_bytes)] += 1
+        exchanges.update(_sampling(config, mesh.model, greedy, top_logprobs))
     if mesh.expert > 1:
         format = FORMATS[stored or config.dtype]
         for layer in config.layers:
@@ -83,10 +83,12 @@ def of_step(
                 token = mesh.expert * format.bytes_for(width, width)
                 back = mesh.expert * _WORD * width
                 chosen = mesh.expert * 2 * _WORD * layer.ffn.experts[1]  # ids and weights
-                found[Collective("experts", "expert", "all-gather", 1, token)] += 1
-                found[Collective("experts", "expert", "all-gather", 1, chosen)] += 1
-                found[Collective("experts", "expert", "reduce-scatter", 1, back)] += 1
-    return tuple(dataclasses.replace(each, count=n) for each, n in found.items() if n)
+                exchanges[Collective("experts", "expert", "all-gather", 1, token)] += 1
+                exchanges[Collective("experts", "expert", "all-gather", 1, chosen)] += 1
+                exchanges[Collective("experts", "expert", "reduce-scatter", 1, back)] += 1
+    return tuple(
+        dataclasses.replace(collective, count=n) for collective, n in exchanges.items() if n
+    )
 
 
 def _sampling(
@@ -100,25 +102,25 @@ def _sampling(
     def summed(words: int) -> Collective:
         return Collective("sample", "model", "all-reduce", 1, row_bytes=words * _WORD)
 
-    found = Counter((gathered(3), summed(1)))  # best value, its id and log-sum-exp; its logit
+    exchanges = Counter((gathered(3), summed(1)))  # best value, its id and log-sum-exp; its logit
     if top_logprobs:
         part = -(-config.vocab_size // chips)
-        found[gathered(2 * min(top_logprobs, part))] += 1
+        exchanges[gathered(2 * min(top_logprobs, part))] += 1
     if not greedy:
-        found[summed(1)] += 2  # the largest logit, and that of the drawn token
-        found[summed(_DIGIT_SUMS)] += 2 * _DIGIT_PASSES - 1  # of top-k, and of top-p:
-        found[summed(_DIGIT_SUMS + 1)] += 1  # its first pass brings the whole mass, too
-        found[gathered(2)] += 1  # the best noisy value and its id
-    return found
+        exchanges[summed(1)] += 2  # the largest logit, and that of the drawn token
+        exchanges[summed(_DIGIT_SUMS)] += 2 * _DIGIT_PASSES - 1  # of top-k, and of top-p:
+        exchanges[summed(_DIGIT_SUMS + 1)] += 1  # its first pass brings the whole mass, too
+        exchanges[gathered(2)] += 1  # the best noisy value and its id
+    return exchanges
 
 
 def totals(
     exchanged: tuple[Collective, ...], num_tokens: int, num_logits: int
 ) -> dict[str, tuple[int, int]]:
     """(count, bytes) by kind of a step of so many tokens and rows of logits."""
-    found: dict[str, tuple[int, int]] = {}
-    for each in exchanged:
-        count, held = found.get(each.kind, (0, 0))
-        own = each.count * round(each.num_bytes(num_tokens, num_logits))
-        found[each.kind] = count + each.count, held + own
-    return found
+    by_kind: dict[str, tuple[int, int]] = {}
+    for collective in exchanged:
+        count, num_bytes = by_kind.get(collective.kind, (0, 0))
+        added_bytes = collective.count * round(collective.num_bytes(num_tokens, num_logits))
+        by_kind[collective.kind] = count + collective.count, num_bytes + added_bytes
+    return by_kind

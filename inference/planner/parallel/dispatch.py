@@ -75,20 +75,21 @@ def compare(
     )
 
 
-def visits_chip(experts: Experts, chips: int) -> float:
+def chance_of_chip(experts: Experts, chips: int) -> float:
     """Probability that a token visits at least one expert of a certain chip, of so many that divide
     the experts in their order, where it chooses evenly: groups first, then experts of them.
     """
     router, num_experts = experts.router, experts.num_experts
-    held, group = num_experts // chips, num_experts // router.num_groups
-    own = max(1, held // group)  # groups that the chip holds experts of
-    eligible, found = router.top_groups * group, 0.0
-    for chosen in range(1, min(own, router.top_groups) + 1):
-        others = math.comb(router.num_groups - own, router.top_groups - chosen)
-        likely = math.comb(own, chosen) * others / math.comb(router.num_groups, router.top_groups)
-        missed = math.comb(eligible - chosen * min(group, held), experts.top_k)
-        found += likely * (1 - missed / math.comb(eligible, experts.top_k))
-    return found
+    local_experts, group = num_experts // chips, num_experts // router.num_groups
+    local_groups = max(1, local_experts // group)  # groups that the chip holds experts of
+    eligible, probability = router.top_groups * group, 0.0
+    for chosen in range(1, min(local_groups, router.top_groups) + 1):
+        remote_choices = math.comb(router.num_groups - local_groups, router.top_groups - chosen)
+        choices = math.comb(local_groups, chosen) * remote_choices
+        likely = choices / math.comb(router.num_groups, router.top_groups)
+        missed = math.comb(eligible - chosen * min(group, local_experts), experts.top_k)
+        probability += likely * (1 - missed / math.comb(eligible, experts.top_k))
+    return probability
 
 
 def forms(deployment: Deployment, work: Work) -> tuple[Dispatch, Dispatch]:
@@ -101,11 +102,15 @@ def forms(deployment: Deployment, work: Work) -> tuple[Dispatch, Dispatch]:
     """
     mesh, chip = deployment.mesh, deployment.hardware
     chips = mesh.expert
-    gathers = [each for each in deployment.exchanges(work) if each.collective.axis == "expert"]
+    gathers = [
+        exchange for exchange in deployment.exchanges(work) if exchange.collective.axis == "expert"
+    ]
     gathered = Dispatch(
         "all-gather",
-        sum(each.collective.count * each.bytes * (chips - 1) / chips for each in gathers),
-        sum(each.seconds for each in gathers),
+        sum(
+            exchange.collective.count * exchange.bytes * (chips - 1) / chips for exchange in gathers
+        ),
+        sum(exchange.seconds for exchange in gathers),
     )
     tokens = work.num_tokens * roofline.fullest(max(1, work.num_sequences), mesh)
     links = chips - 1 if chip.link_axes == 1 else chips * chips // 4
@@ -115,8 +120,8 @@ def forms(deployment: Deployment, work: Work) -> tuple[Dispatch, Dispatch]:
             width = layer.ffn.met_width(deployment.config)
             one_way = deployment.formats.rest.bytes_for(width, width)
             token = one_way + _WORD * (2 * layer.ffn.top_k + width)
-            each = tokens * visits_chip(layer.ffn, chips) * token + _WORD
-            sent += (chips - 1) * each
-            seconds += links * each * chip.link_axes / chip.link_bandwidth
+            pair_bytes = tokens * chance_of_chip(layer.ffn, chips) * token + _WORD
+            sent += (chips - 1) * pair_bytes
+            seconds += links * pair_bytes * chip.link_axes / chip.link_bandwidth
             seconds += 3 * (chips - 1) * chip.link_latency_s
     return gathered, Dispatch("all-to-all", sent, seconds)

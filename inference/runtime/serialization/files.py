@@ -46,7 +46,7 @@ class ExecutableFiles:
         folder: Path,
         config: Config,
         attention: str,
-        devices: Sequence[Any],
+        devices: Sequence[jax.Device],
         mesh: Mesh | None,
         is_cache: bool = False,
     ):
@@ -93,7 +93,7 @@ class ExecutableFiles:
         """
         key = keys.of_program(self._engine, name, arguments)
         outputs = jax.tree.leaves(compiled.out_info, is_leaf=_is_packed)
-        layout = next((each.layout for each in outputs if _is_packed(each)), None)
+        layout = next((output.layout for output in outputs if _is_packed(output)), None)
         header = json.dumps({"key": key, "layout": layout}).encode()
         executable: Any = compiled.runtime_executable()
         body = _LENGTH.pack(len(header)) + header + executable.serialize()
@@ -118,9 +118,9 @@ class ExecutableFiles:
             return
         with contextlib.suppress(OSError):  # another process may do the same
             paths = [(path.stat(), path) for path in self._folder.glob(f"*{SUFFIX}")]
-            newest, *others = sorted(paths, key=lambda entry: -entry[0].st_mtime_ns)
+            newest, *older = sorted(paths, key=lambda entry: -entry[0].st_mtime_ns)
             num_bytes = newest[0].st_size
-            for status, path in others:
+            for status, path in older:
                 num_bytes += status.st_size
                 if num_bytes > _MOST_KEPT:
                     path.unlink()
@@ -134,11 +134,11 @@ class ExecutableFiles:
         apart: list[tuple[str, ...]] = []
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             try:
-                found = _read_key(path)
+                file_key = _read_key(path)
             except (OSError, ValueError):
                 continue
-            if found.get("program") == name:
-                apart.append(tuple(part for part in key if found.get(part) != key[part]))
+            if file_key.get("program") == name:
+                apart.append(tuple(part for part in key if file_key.get(part) != key[part]))
         if not apart:
             return "no file of it is there; it is compiled"
         nearest = min(apart, key=lambda parts: len(parts))

@@ -13,16 +13,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding
 
-from configs.engine import Config
+from configs.engine import Config, EngineConfig
+from configs.settings import section
 
-# Fields of `EngineConfig` that no program reads: the host's, and what shapes of arguments tell.
-_HOSTS_OWN = frozenset((
-    "max_seqs", "max_context", "cache_bytes", "decode_rows", "prefill_chunks", "policy",
-    "max_wait_s", "chunked_prefill", "prefill_budget", "max_prefill_seqs", "prefix_cache",
-    "max_overtakes", "preemption", "swap_bytes", "greedy_steps", "overlap", "overcommit",
-    "attention", "weights", "seed", "adapt_drafts", "latent_lanes", "expected_tokens",
-    "snapshots", "snapshot_tokens", "free_padding",
-))  # fmt: skip
 _COMPILERS = {
     "cpu": (),
     "gpu": ("jax-cuda13-plugin", "jax-cuda13-pjrt", "jax-cuda12-plugin", "jax-cuda12-pjrt"),
@@ -47,7 +40,9 @@ _SUFFIXES = (".py", ".json", ".cc", ".h")
 Key = dict[str, str]  # what is compared -> its value, or a digest of it
 
 
-def of_engine(config: Config, attention: str, devices: Sequence[Any], mesh: Mesh | None) -> Key:
+def of_engine(
+    config: Config, attention: str, devices: Sequence[jax.Device], mesh: Mesh | None
+) -> Key:
     """The parts that all programs of an engine share.
 
     Args:
@@ -56,18 +51,17 @@ def of_engine(config: Config, attention: str, devices: Sequence[Any], mesh: Mesh
         devices: that the programs are compiled for.
         mesh: None on one chip.
     """
-    engine = {
-        field.name: getattr(config.engine, field.name)
-        for field in dataclasses.fields(config.engine)
-        if field.name not in _HOSTS_OWN
-    }
-    own = "" if devices[0].platform != "cpu" else _this_processor()
+    declared = section.declared(EngineConfig)
+    settings = section.values(config.engine).items()
+    engine = {name: value for name, value in settings if not declared[name].host_only}
+    processor = "" if devices[0].platform != "cpu" else _this_processor()
+    chips = f"{len(devices)} x {devices[0].platform} {devices[0].device_kind} {processor}"
     return {
         "model": digest(repr(dataclasses.replace(config.model, name=""))),
         "draft": "" if config.draft is None else digest(repr(config.draft)),
         "engine": repr(engine | {"attention": attention}),
         "mesh": "" if mesh is None else str(dict(mesh.shape)),
-        "devices": f"{len(devices)} x {devices[0].platform} {devices[0].device_kind} {own}".strip(),
+        "devices": chips.strip(),
         "places of devices": _places(devices),
         "packages": _packages(devices[0].platform),
         "compiler flags": repr([_flags(os.environ.get(name, "")) for name in _FLAGS]),
@@ -109,11 +103,11 @@ def _described(tree: Any) -> str:
     return "\n".join(lines)
 
 
-def _places(devices: Sequence[Any]) -> str:
+def _places(devices: Sequence[jax.Device]) -> str:
     """Which chips of a TPU are whose neighbours."""
     if devices[0].platform != "tpu" or len(devices) == 1:
         return ""
-    return digest(repr([(tuple(each.coords), each.core_on_chip) for each in devices]))
+    return digest(repr([(tuple(device.coords), device.core_on_chip) for device in devices]))
 
 
 @functools.cache
@@ -121,7 +115,10 @@ def _packages(platform: str) -> str:
     """Versions of what compiles; on NVIDIA's chips of the libraries that programs call, too."""
     names = ["jax", "jaxlib", *_COMPILERS.get(platform, ())]
     if platform == "gpu":
-        installed = {str(each.metadata["Name"]) for each in importlib.metadata.distributions()}
+        installed = {
+            str(distribution.metadata["Name"])
+            for distribution in importlib.metadata.distributions()
+        }
         names += sorted(name for name in installed if name.startswith("nvidia-"))
     return ", ".join(filter(None, map(_version, names)))
 
@@ -136,8 +133,8 @@ def _flags(text: str) -> list[str]:
 
 
 def _with_contents(flag: str) -> str:
-    named = flag.partition("=")[2]
-    return f"{flag} {digest(Path(named).read_bytes())}" if os.path.isfile(named) else flag
+    path = flag.partition("=")[2]
+    return f"{flag} {digest(Path(path).read_bytes())}" if os.path.isfile(path) else flag
 
 
 def _version(package: str) -> str:
@@ -150,13 +147,13 @@ def _version(package: str) -> str:
 @functools.cache
 def sources() -> str:
     """A digest of the code that programs are traced from."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for folder in _SOURCES:
         for path in sorted((_ROOT / folder).rglob("*")):
             if path.suffix in _SUFFIXES:
                 data = path.read_bytes()
-                found.update(f"{path.relative_to(_ROOT)} {len(data)}\n".encode() + data)
-    return found.hexdigest()[:16]
+                hasher.update(f"{path.relative_to(_ROOT)} {len(data)}\n".encode() + data)
+    return hasher.hexdigest()[:16]
 
 
 @functools.cache
@@ -167,6 +164,8 @@ def _this_processor() -> str:
     except OSError:
         lines = []
     names = ("flags", "Features", "model name", "CPU part")
-    found = sorted({line for line in lines if line.split("\t")[0].strip(" :") in names})
+    features = sorted({line for line in lines if line.split("\t")[0].strip(" :") in names})
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{cores} cores {digest(' '.join([platform.machine(), platform.processor(), *found]))}"
+    return (
+        f"{cores} cores {digest(' '.join([platform.machine(), platform.processor(), *features]))}"
+    )

@@ -39,7 +39,7 @@ def held(shards: Iterable[DataShard], config: Config) -> Held:
             num_tokens = sequence.num_scheduled_tokens
             for group, own in zip(range(num_groups), sequence.pages, strict=False):
                 listed += len(own) - own.count(0)
-                gone = sequence.num_dropped_tokens
+                gone = sequence.budget.num_dropped_tokens
                 if config.cached_model.page_groups[group].spec.window is not None:
                     gone = 0
                 empty += max(0, page * len(own) + gone - num_tokens)
@@ -54,5 +54,5 @@ def described(config: Config) -> dict[str, str]:
         "block_size": str(config.page_tokens),
         "num_gpu_blocks": str(min(config.num_cached_pages, default=1) - 1),
         "cache_dtype": str(config.model.cache_dtype),
-        "enable_prefix_caching": str(config.engine.prefix_cache),
+        "enable_prefix_caching": str(config.engine.cache.prefix_cache),
     }

@@ -65,13 +65,13 @@ class ServedEngine:
             fingerprint=_fingerprint(asdict(config)),
             max_context=config.max_context,
             max_seqs=config.engine.max_seqs,
-            max_top_logprobs=config.engine.top_logprobs,
-            accepts_seeds=config.engine.acceptance == "coupled",
-            accepts_grammars=config.engine.grammars and tokenizer is not None,
+            max_top_logprobs=config.engine.requests.top_logprobs,
+            accepts_seeds=config.engine.drafts.acceptance == "coupled",
+            accepts_grammars=config.engine.requests.grammars and tokenizer is not None,
             vocab_size=config.model.vocab_size,
             text=None if tokenizer is None else TextFacts.of(tokenizer),
             num_groups=config.mesh.num_groups,
-            pooling=self._pooling if config.engine.embeddings else None,
+            pooling=self._pooling if config.engine.requests.embeddings else None,
             embedding_width=config.model.width,
             plan=plan_facts(config, self._hardware),
             cache=pages.described(config),
@@ -108,7 +108,9 @@ class ServedEngine:
         """What is held, and was done so far."""
         scheduler = self._engine.scheduler
         counters, waiting = scheduler.counters, list(scheduler.waiting)
-        new = [sequence.arrival_s for sequence in waiting if sequence.started_s is None]
+        new = [
+            sequence.history.arrival_s for sequence in waiting if sequence.history.started_s is None
+        ]
         held = pages.held(scheduler.shards, self._engine.config)
         self._steps.read(self._engine.records)
         return Heartbeat(
@@ -121,7 +123,7 @@ class ServedEngine:
             page_sharing=held.sharing,
             read_bandwidth=self._steps.read_bandwidth,
             iteration_tokens=list(self._steps.iteration_tokens),
-            accepted_per_position=_accepted(counters, self._engine.config.engine.draft_levels),
+            accepted_per_position=_accepted(counters, self._engine.config.engine.drafts.levels),
             counters={
                 "steps": counters.num_steps,
                 "prompt_tokens": counters.num_prompt_tokens,

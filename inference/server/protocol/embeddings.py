@@ -7,9 +7,8 @@ import numpy as np
 from msgspec import Meta, Struct
 
 from inference.server.protocol.fields import (
+    EmbeddingFields,
     Inputs,
-    Priority,
-    Salt,
     Short,
     Side,
     TruncatedTokens,
@@ -18,7 +17,7 @@ from inference.server.protocol.fields import (
 MAX_INPUTS = 2048
 
 
-class EmbeddingRequest(Struct, kw_only=True):
+class EmbeddingRequest(EmbeddingFields, kw_only=True):
     """POST /v1/embeddings. null stands for the default everywhere.
 
     Attributes:
@@ -34,8 +33,6 @@ class EmbeddingRequest(Struct, kw_only=True):
     model: Short | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    priority: Priority | None = None
-    cache_salt: Salt | None = None
     add_special_tokens: bool | None = None
     truncate_prompt_tokens: TruncatedTokens | None = None
     truncation_side: Side | None = None
@@ -73,8 +70,8 @@ def vector(data: bytes, dimensions: int | None, encoding: str | None) -> list[fl
         data: the numbers as `RequestOutput.embedding` has them.
         dimensions, encoding: what the request asks for.
     """
-    found_D = np.frombuffer(data, "<f4")[:dimensions].astype(np.float64)
-    found_D = (found_D / (np.linalg.norm(found_D) or 1.0)).astype("<f4")
+    vector_D = np.frombuffer(data, "<f4")[:dimensions].astype(np.float64)
+    vector_D = (vector_D / (np.linalg.norm(vector_D) or 1.0)).astype("<f4")
     if encoding == "base64":
-        return base64.b64encode(found_D.tobytes()).decode()
-    return found_D.tolist()
+        return base64.b64encode(vector_D.tobytes()).decode()
+    return vector_D.tolist()

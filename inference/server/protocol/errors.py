@@ -74,8 +74,8 @@ class ApiError(Exception):
             if self.retry_s is None:
                 return {"retry-after": str(RETRY_S)}
             return {"retry-after": str(min(max(math.ceil(self.retry_s), 1), _MAX_RETRY_S))}
-        found = {"connection": "close"} if self.status in (408, 413) else {}
-        return found if self.may_retry else found | {"x-should-retry": "false"}
+        headers = {"connection": "close"} if self.status in (408, 413) else {}
+        return headers if self.may_retry else headers | {"x-should-retry": "false"}
 
     def body(self) -> bytes:
         """As JSON."""

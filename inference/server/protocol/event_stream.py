@@ -42,17 +42,17 @@ class EventStream(Response):
         events: Events,
         idle_s: float,
         failed: Callable[[Exception], bytes],
-        left: Callable[[], None] = lambda: None,
+        on_leave: Callable[[], None] = lambda: None,
     ):
-        """`failed`: the last event of a stream that ends with an error; `left`: called where the
-        client does not wait for the end.
+        """`failed`: the last event of a stream that ends with an error; `on_leave`: called if the
+        client leaves before the end.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
         self._idle_s = idle_s
         self._failed = failed
-        self._left = left
+        self._on_leave = on_leave
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,15 +65,15 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
         pump = asyncio.create_task(self._pump(put))
-        others = [asyncio.create_task(self._keep(put)), asyncio.create_task(gone(receive))]
+        watchers = [asyncio.create_task(self._keep(put)), asyncio.create_task(gone(receive))]
         try:
-            await asyncio.wait([pump, *others], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([pump, *watchers], return_when=asyncio.FIRST_COMPLETED)
             if not pump.done():
-                self._left()
+                self._on_leave()
         finally:
-            for task in (pump, *others):
+            for task in (pump, *watchers):
                 task.cancel()
-            await asyncio.gather(pump, *others, return_exceptions=True)
+            await asyncio.gather(pump, *watchers, return_exceptions=True)
             await self._events.aclose()
         if not pump.cancelled():
             pump.result()

@@ -1,37 +1,23 @@
-"""Bodies of requests: every field, its type and its range, declared once."""
+"""Bodies of requests: the fields of `inference/request.py`, and those of HTTP alone."""
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta, Struct
 
-from inference.request import MAX_BIASES, MAX_OWN_STOP_IDS
+from inference import field_kinds
+from inference.request import FIELDS, WIRE_NAMES
 from inference.server.protocol.tool_fields import Choice, EarlierCall, Tools, Variables
 
-MAX_CHOICES, MAX_PROMPTS, MAX_STOPS, MAX_MESSAGES, MAX_TOP_LOGPROBS = 16, 2048, 64, 2048, 20
-_INT64 = 2**63
+MAX_PROMPTS, MAX_MESSAGES, MAX_TOP_LOGPROBS = 2048, 2048, 20
 
 Tokens = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 NewTokens = Annotated[int, Meta(ge=1, le=2**31 - 1)]
-TokenIds = Annotated[list[Tokens], Meta(max_length=MAX_OWN_STOP_IDS)]
-Word = Annotated[str, Meta(min_length=1, max_length=256)]
-Stop = Word | Annotated[list[Word], Meta(max_length=MAX_STOPS)]
-BadWords = Annotated[list[Word], Meta(max_length=64)]
-AllowedTokenIds = Annotated[list[Tokens], Meta(min_length=1, max_length=65536)]
-Bias = Annotated[float, Meta(ge=-100, le=100)]
-LogitBias = Annotated[dict[str, Bias], Meta(max_length=MAX_BIASES)]
+BadWords = Annotated[list[Annotated[str, Meta(min_length=1, max_length=256)]], Meta(max_length=64)]
 Short = Annotated[str, Meta(max_length=512)]
-Temperature = Annotated[float, Meta(ge=0, le=2)]
 TruncatedTokens = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 Side = Literal["left", "right"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-TopP = Annotated[float, Meta(gt=0, le=1)]
-TopK = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
-MinP = Annotated[float, Meta(ge=0, le=1)]
-Penalty = Annotated[float, Meta(ge=-2, le=2)]
-Repetition = Annotated[float, Meta(gt=0, le=2)]
-Seed = Annotated[int, Meta(ge=-_INT64, le=_INT64 - 1)]
-Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
-Salt = Annotated[str, Meta(min_length=1, max_length=256)]
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXT = {"type": "string", "minLength": 1}
 # Which `parse.prompts` reads: a type would not tell lists of the one from lists of the other.
@@ -48,6 +34,50 @@ Inputs = Annotated[
         }
     ),
 ]
+
+
+def _wire_type(kind: field_kinds.Kind) -> Any:
+    """Returns a kind of field as msgspec decodes and describes it."""
+    match kind:
+        case field_kinds.Number(type, low, high, is_open):
+            bounds = Meta(gt=low, le=high) if is_open else Meta(ge=low, le=high)
+            return Annotated[type, bounds]
+        case field_kinds.Switch():
+            return bool
+        case field_kinds.Text(max_length):
+            return Annotated[str, Meta(min_length=1, max_length=max_length)]
+        case field_kinds.Texts(max_items, max_length):
+            text = _wire_type(field_kinds.Text(max_length))
+            return text | Annotated[list[text], Meta(max_length=max_items)]  # type: ignore[valid-type]
+        case field_kinds.TokenIds(min_items, max_items):
+            return Annotated[list[Tokens], Meta(min_length=min_items, max_length=max_items)]
+        case field_kinds.Biases(bias, max_items):
+            values = _wire_type(bias)
+            return Annotated[dict[str, values], Meta(max_length=max_items)]  # type: ignore[valid-type]
+    raise TypeError(kind)
+
+
+def _declared(body: str, base: type[Struct] = Struct) -> type[Struct]:
+    """Returns a struct with the request fields that a body has and its base lacks."""
+    fields = [
+        (WIRE_NAMES[name], _wire_type(field.wire_kind or field.kind) | None, None)
+        for name, field in FIELDS.items()
+        if body in field.bodies and WIRE_NAMES[name] not in base.__struct_fields__
+    ]
+    return msgspec.defstruct(f"_{body}", fields, bases=(base,), kw_only=True)
+
+
+if TYPE_CHECKING:  # a checker sees any name among the declared fields
+
+    class _Declared(Struct):
+        def __getattr__(self, name: str) -> Any: ...
+
+    ChatFields = _Declared
+    ResponsesFields = _Declared
+    EmbeddingFields = _Declared
+else:
+    ChatFields, ResponsesFields = _declared("chat"), _declared("responses")
+    EmbeddingFields = _declared("embeddings")
 
 
 class StreamOptions(Struct):
@@ -101,39 +131,19 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     disable_fallback: bool | None = None
 
 
-class Sampling(Struct, kw_only=True):
-    """Fields of both endpoints, named as OpenAI's are, further ones as vLLM's; `speculate` is
-    ours. null stands for the default everywhere.
+class Sampling(ChatFields, kw_only=True):
+    """Fields of both endpoints: those of requests, named as OpenAI's are, further ones as vLLM's.
+    null stands for the default everywhere.
 
     Those of the last paragraph have no effect on the answer.
     """
 
     model: Short | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Repetition | None = None
-    logit_bias: LogitBias | None = None
-    allowed_token_ids: AllowedTokenIds | None = None
-    n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
-    max_tokens: Tokens | None = None
-    min_tokens: Tokens | None = None
-    stop: Stop | None = None
-    stop_token_ids: TokenIds | None = None
     include_stop_str_in_output: bool | None = None
-    ignore_eos: bool | None = None
-    seed: Seed | None = None
-    priority: Priority | None = None
-    speculate: bool | None = None
-    cache_salt: Salt | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
-    skip_special_tokens: bool | None = None
     truncate_prompt_tokens: TruncatedTokens | None = None
     truncation_side: Side | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
@@ -149,7 +159,13 @@ class Sampling(Struct, kw_only=True):
     prompt_cache_key: Short | None = None
 
 
-class CompletionRequest(Sampling, kw_only=True):
+if TYPE_CHECKING:
+    _CompletionFields = Sampling
+else:
+    _CompletionFields = _declared("completions", Sampling)
+
+
+class CompletionRequest(_CompletionFields, kw_only=True):
     """POST /v1/completions.
 
     Attributes:
@@ -160,7 +176,6 @@ class CompletionRequest(Sampling, kw_only=True):
     suffix: Short | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    best_of: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] | None = None
     add_special_tokens: bool | None = None
 
 

@@ -56,33 +56,33 @@ class CompletionShape:
         self._decoder = incremental_decoder(tokenizer)
         self._offset = 0
 
-    def of(self, each: Sequence[Token]) -> CompletionLogprobs:
+    def of(self, tokens: Sequence[Token]) -> CompletionLogprobs:
         """Of further tokens."""
-        found = CompletionLogprobs([], [], [], [])
-        for id, logprob, (ids, values) in each:
+        logprobs = CompletionLogprobs([], [], [], [])
+        for id, logprob, (ids, values) in tokens:
             name = self._name(id)
-            found.tokens.append(name)
-            found.text_offset.append(self._offset)
-            found.token_logprobs.append(None if logprob is None else max(logprob, _LOWEST))
-            found.top_logprobs.append(None if logprob is None else self._top(ids, values))
+            logprobs.tokens.append(name)
+            logprobs.text_offset.append(self._offset)
+            logprobs.token_logprobs.append(None if logprob is None else max(logprob, _LOWEST))
+            logprobs.top_logprobs.append(None if logprob is None else self._top(ids, values))
             if logprob is not None:  # another token of the same spelling does not replace it
-                found.top_logprobs[-1][name] = max(logprob, _LOWEST)  # type: ignore[index]
-            skip_special = self._skip_special and len(found.tokens) > self._num_spelled
+                logprobs.top_logprobs[-1][name] = max(logprob, _LOWEST)  # type: ignore[index]
+            skip_special = self._skip_special and len(logprobs.tokens) > self._num_spelled
             self._offset += len(self._decoder.decode(id, skip_special))
-        self._num_spelled -= len(found.tokens)
-        return found
+        self._num_spelled -= len(logprobs.tokens)
+        return logprobs
 
     def _name(self, id: int) -> str:
         return id_name(id) if self._as_ids else spelled(self._tokenizer, id)
 
     def _top(self, ids: Sequence[int], values: Sequence[float]) -> dict[str, float]:
-        found: dict[str, float] = {}
+        top: dict[str, float] = {}
         for id, value in zip(ids, values, strict=True):
-            found.setdefault(self._name(id), max(value, _LOWEST))
-        return found
+            top.setdefault(self._name(id), max(value, _LOWEST))
+        return top
 
 
-def chat_shape(tokenizer: Tokenizer, each: Sequence[Token], as_ids: bool = False) -> ChatLogprobs:
+def chat_shape(tokenizer: Tokenizer, tokens: Sequence[Token], as_ids: bool = False) -> ChatLogprobs:
     """Those of an answer's tokens; `as_ids`: their names are token ids."""
 
     def alternative(id: int, logprob: float) -> tuple[str, float, list[int]]:
@@ -94,25 +94,25 @@ def chat_shape(tokenizer: Tokenizer, each: Sequence[Token], as_ids: bool = False
         [
             ChatToken(
                 *alternative(id, _LOWEST if logprob is None else logprob),
-                [Alternative(*alternative(*one)) for one in zip(ids, values, strict=True)],
+                [Alternative(*alternative(*top)) for top in zip(ids, values, strict=True)],
             )
-            for id, logprob, (ids, values) in each
+            for id, logprob, (ids, values) in tokens
         ]
     )
 
 
-def prompt_shape(tokenizer: Tokenizer, each: Sequence[Token]) -> PromptLogprobs:
+def prompt_shape(tokenizer: Tokenizer, tokens: Sequence[Token]) -> PromptLogprobs:
     """Those of a prompt, as vLLM has them."""
 
-    def found(id: int, logprob: float, rank: int | None) -> PromptLogprob:
+    def described(id: int, logprob: float, rank: int | None) -> PromptLogprob:
         return PromptLogprob(max(logprob, _LOWEST), rank, spelled(tokenizer, id))
 
     whole: PromptLogprobs = []
-    for id, logprob, (ids, values) in each:
+    for id, logprob, (ids, values) in tokens:
         if logprob is None:
             whole.append(None)
             continue
         tops = enumerate(zip(ids, values, strict=True), 1)
-        ranked = {str(other): found(other, value, rank) for rank, (other, value) in tops}
-        whole.append({str(id): found(id, logprob, None)} | ranked)
+        ranked = {str(other): described(other, value, rank) for rank, (other, value) in tops}
+        whole.append({str(id): described(id, logprob, None)} | ranked)
     return whole

@@ -46,16 +46,16 @@ def parse(body: bytes, kind: type[Body]) -> Parsed:
         ApiError: 400, which names the field.
     """
     try:
-        given = msgspec.json.decode(body)
+        fields = msgspec.json.decode(body)
     except msgspec.ValidationError as error:  # numbers that nothing here can hold
         raise ApiError(400, f"the body has a number out of range: {error}") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise ApiError(400, "the body is not valid JSON") from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
-    if not isinstance(given, dict):
+    if not isinstance(fields, dict):
         raise ApiError(400, "the body is not a JSON object")
-    body_here, ignored, names = translate(given, kind.__struct_encode_fields__)
+    body_here, ignored, names = translate(fields, kind.__struct_encode_fields__)
     try:
         whole = {name: _whole(value) for name, value in body_here.items()}
         request = msgspec.convert(whole, kind)
@@ -66,25 +66,25 @@ def parse(body: bytes, kind: type[Body]) -> Parsed:
     return Parsed(request, ignored, names)
 
 
-def prompts(value: Any, param: str = "prompt", most: int = MAX_PROMPTS) -> list[str | list[int]]:
-    """Those of a field that holds a text, token ids, or a list of at most so many of one of the
+def prompts(value: Any, param: str = "prompt", limit: int = MAX_PROMPTS) -> list[str | list[int]]:
+    """Those of a field that holds a text, token ids, or a list of at most `limit` of one of the
     two.
 
     Raises:
         ApiError: 400, it does not.
     """
-    each = [value] if isinstance(value, str) or _are_ids(value) else value
-    if not isinstance(each, list) or not each:
+    prompts = [value] if isinstance(value, str) or _are_ids(value) else value
+    if not isinstance(prompts, list) or not prompts:
         raise invalid(param, "is a text, token ids, or a list of one of the two, not empty")
-    if len(each) > most:
-        raise invalid(param, f"is a list of at most {most}, not {len(each)}")
-    is_text = isinstance(each[0], str)
-    for one in each:
-        if not (isinstance(one, str) if is_text else _are_ids(one)):
+    if len(prompts) > limit:
+        raise invalid(param, f"is a list of at most {limit}, not {len(prompts)}")
+    is_text = isinstance(prompts[0], str)
+    for prompt in prompts:
+        if not (isinstance(prompt, str) if is_text else _are_ids(prompt)):
             raise invalid(param, "is a text, token ids, or a list of one of the two")
-        if not one:
+        if not prompt:
             raise invalid(param, "is empty: at least one token is needed")
-    return each
+    return prompts
 
 
 def check_ids(ids: list[int], vocab_size: int, param: str) -> list[int]:
@@ -117,7 +117,7 @@ def _whole(value: Any) -> Any:
     if isinstance(value, list):
         is_short = len(value) <= _MOST_WALKED
         is_walked = is_short and not {float, list}.isdisjoint(map(type, value))
-        return [_whole(each) for each in value] if is_walked else value
+        return [_whole(item) for item in value] if is_walked else value
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
     return int(value) if is_whole else value
 
@@ -130,20 +130,20 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
         where = f"{where}.{missing[1]}" if where else missing[1]
         return ApiError(400, f"{where} is required", where, "missing_required_parameter")
     where = where and where.replace("[...]", "")  # a value of a mapping
-    what = _WORD.sub(lambda found: _WORDS.get(found[1] or found[2], found[0]), what)
+    what = _WORD.sub(lambda word: _WORDS.get(word[1] or word[2], word[0]), what)
     message = f"{where}: {what[0].lower()}{what[1:]}" if where else what
     return ApiError(400, message.replace("`", ""), where, "invalid_value")
 
 
-def check_model(asked: str | None, served: str) -> None:
-    """Whether the model that is asked for is the one that is served.
+def check_model(requested: str | None, served: str) -> None:
+    """Checks that the requested model is the served one.
 
     Raises:
         ApiError: 404, it is not.
     """
-    if asked is not None and asked != served:
+    if requested is not None and requested != served:
         raise ApiError(
-            404, f"the model {shown(asked)} is not served here: {served} is", "model",
+            404, f"the model {shown(requested)} is not served here: {served} is", "model",
             "model_not_found",
         )  # fmt: skip
 

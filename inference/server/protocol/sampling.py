@@ -1,9 +1,10 @@
 """Fields of a request become `SamplingParams`, checked against what the engine can do."""
 
 import dataclasses
+from typing import Any
 
 from configs.errors import InputError
-from inference.request import SamplingParams
+from inference.request import FIELDS, WIRE_NAMES, SamplingParams
 from inference.server.frames import Loaded
 from inference.server.protocol import errors
 from inference.server.protocol.errors import ApiError
@@ -12,56 +13,22 @@ from inference.server.protocol.fields import ChatRequest, CompletionRequest, Sam
 _DEFAULT_COMPLETION_TOKENS = 16
 _ANY_LENGTH = 2**31 - 1
 
-# Where a field of ours has another name there.
-_NAMES = {
-    "max_new_tokens": "max_tokens",
-    "presence": "presence_penalty",
-    "frequency": "frequency_penalty",
-    "repetition": "repetition_penalty",
-    "stop_ids": "stop_token_ids",
-    "allowed_ids": "allowed_token_ids",
-}
-
 
 def read(
     request: Sampling, facts: Loaded, grammar: str | None = None, client: str = ""
 ) -> SamplingParams:
-    """How to sample; `max_new_tokens` is `limit`'s, `grammar` what `structure.read` made of it.
-    Clients share cached prefixes with themselves alone.
+    """Returns how to sample, with any number of new tokens (`limit` sets it) and the grammar that
+    `structure.read` wrote. Each client shares cached prefixes with itself alone.
 
     Raises:
         ApiError: 400, which names the field.
     """
     _check(request, facts)
-    stop = [request.stop] if isinstance(request.stop, str) else request.stop
-    penalty = request.repetition_penalty
+    values = {name: _value(request, name, facts.vocab_size) for name in FIELDS}
+    values |= {"max_new_tokens": _ANY_LENGTH, "grammar": grammar}
+    values["cache_salt"] = salt(client, request.cache_salt)
     try:
-        return SamplingParams(
-            max_new_tokens=_ANY_LENGTH,
-            temperature=1.0 if request.temperature is None else request.temperature,
-            top_k=max(request.top_k or 0, 0),
-            top_p=1.0 if request.top_p is None else request.top_p,
-            min_p=request.min_p or 0.0,
-            presence=request.presence_penalty or 0.0,
-            frequency=request.frequency_penalty or 0.0,
-            repetition=1.0 if penalty is None else penalty,
-            logit_bias=tuple(_biases(request, facts.vocab_size)),
-            allowed_ids=None
-            if request.allowed_token_ids is None
-            else (*request.allowed_token_ids,),
-            min_tokens=request.min_tokens or 0,
-            stop=tuple(stop or ()),
-            stop_ids=tuple(request.stop_token_ids or ()),
-            ignore_eos=bool(request.ignore_eos),
-            seed=request.seed,
-            priority=request.priority or 0,
-            n=request.n or 1,
-            best_of=request.best_of if isinstance(request, CompletionRequest) else None,
-            speculate=request.speculate is not False,
-            grammar=grammar,
-            cache_salt=salt(client, request.cache_salt),
-            skip_special_tokens=request.skip_special_tokens is not False,
-        )
+        return SamplingParams(**values)
     except InputError as error:
         raise invalid(str(error)) from None
 
@@ -69,16 +36,16 @@ def read(
 def limit(
     request: Sampling, params: SamplingParams, num_tokens: int, facts: Loaded
 ) -> SamplingParams:
-    """The same for a prompt of so many tokens, with a limit of new ones: what was asked for, or
-    what the context has room for.
+    """Returns the parameters with a limit of new tokens for a prompt of `num_tokens`: the request's
+    own, at most what the context has room for.
 
     Raises:
         ApiError: 400, the context does not hold the prompt; says how many tokens each has.
     """
     room = facts.max_context - num_tokens
-    most = _asked_tokens(request, room)
+    max_tokens = _requested_tokens(request, room)
     where = "messages" if isinstance(request, ChatRequest) else "prompt"
-    if room < (most > 0):
+    if room < (max_tokens > 0):
         raise ApiError(
             400,
             f"{where}: the context of this model is {facts.max_context} tokens, and {num_tokens} "
@@ -86,38 +53,35 @@ def limit(
             where,
             "context_length_exceeded",
         )
-    most = min(most, room)
-    if params.min_tokens > most:
-        raise ApiError(
-            400, f"min_tokens is at most max_tokens, {most} here", "min_tokens", "invalid_value"
-        )
-    if not most:  # one score does for every answer
+    max_tokens = min(max_tokens, room)
+    if params.min_tokens > max_tokens:
+        message = f"min_tokens is at most max_tokens, {max_tokens} here"
+        raise ApiError(400, message, "min_tokens", "invalid_value")
+    if not max_tokens:  # one score does for every answer
         return dataclasses.replace(params, max_new_tokens=0, n=1, best_of=None)
     try:
-        return dataclasses.replace(params, max_new_tokens=most)
+        return dataclasses.replace(params, max_new_tokens=max_tokens)
     except InputError as error:
         raise invalid(str(error)) from None
 
 
 def truncate(request: Sampling, tokens: list[int], facts: Loaded) -> list[int]:
-    """A prompt as `truncate_prompt_tokens` cuts it: -1 leaves room in the context for the tokens
-    that are asked for, or for one where they fill it.
+    """Cuts a prompt to `truncate_prompt_tokens`; -1 leaves room in the context for `max_tokens`, or
+    for one token where those fill it.
     """
-    most = _explicit_tokens(request) or 1
-    room = facts.max_context - (most if most < facts.max_context else 1)
+    max_tokens = _explicit_tokens(request) or 1
+    room = facts.max_context - (max_tokens if max_tokens < facts.max_context else 1)
     return cut(tokens, request.truncate_prompt_tokens, room, request.truncation_side or "left")
 
 
-def cut(tokens: list[int], most: int | None, room: int, side: Side) -> list[int]:
-    """At most so many tokens of a prompt (-1: `room`; 0 or None: all), without those at one side
-    of it.
-    """
-    most = room if most == -1 else most or len(tokens)
-    return tokens[-most:] if side == "left" else tokens[:most]
+def cut(tokens: list[int], limit: int | None, room: int, side: Side) -> list[int]:
+    """Cuts tokens from one side of a prompt until `limit` are left (-1: `room`; 0 or None: all)."""
+    limit = room if limit == -1 else limit or len(tokens)
+    return tokens[-limit:] if side == "left" else tokens[:limit]
 
 
 def num_top_logprobs(request: Sampling) -> int | None:
-    """Alternatives of each token that are asked for; None: no log-probabilities."""
+    """Alternatives of each token in the answer; None: no log-probabilities."""
     if isinstance(request, CompletionRequest):
         return request.logprobs
     assert isinstance(request, ChatRequest)
@@ -125,56 +89,61 @@ def num_top_logprobs(request: Sampling) -> int | None:
 
 
 def invalid(message: str) -> ApiError:
-    """What `SamplingParams` or the engine refuse: their messages begin with the field's name."""
-    first, _, rest = message.partition(" ")
-    known = _NAMES.get(first, first)
-    is_field = known in Sampling.__struct_fields__ or known == "best_of"
-    return ApiError(
-        400,
-        f"{known} {rest}" if is_field else message,
-        known if is_field else None,
-        "invalid_value",
-    )
+    """Returns an error of `SamplingParams` or the engine, whose text begins with a field's name, as
+    one of HTTP.
+    """
+    name, _, why = message.partition(" ")
+    param = WIRE_NAMES.get(name, name)
+    if param not in CompletionRequest.__struct_fields__:
+        return ApiError(400, message, None, "invalid_value")
+    return ApiError(400, f"{param} {why}", param, "invalid_value")
 
 
-def salt(client: str, asked: str | None) -> str | None:
-    """Of a client's cached prefixes; None where there are no keys and nothing is asked for."""
-    return f"{client}/{asked or ''}" if client or asked else None
+def salt(client: str, salt: str | None) -> str | None:
+    """Returns the salt of a client's cached prefixes; None without an API key and without one."""
+    return f"{client}/{salt or ''}" if client or salt else None
 
 
-def _asked_tokens(request: Sampling, room: int) -> int:
-    """To generate at most; where nothing is said, at least one."""
-    if (most := _explicit_tokens(request)) is not None:
-        return most
+def _value(request: Sampling, name: str, vocab_size: int) -> Any:
+    """A field of `SamplingParams` as a body gives it, or its default."""
+    field = FIELDS[name]
+    value = getattr(request, WIRE_NAMES[name], None) if field.bodies else None
+    if value is None:
+        return field.default if field.wire_default is None else field.wire_default
+    if name == "logit_bias":
+        return _biases(value, vocab_size)
+    if name == "stop" and isinstance(value, str):
+        return [value]
+    return max(value, 0) if name == "top_k" else value
+
+
+def _requested_tokens(request: Sampling, room: int) -> int:
+    """New tokens at most; where the request has no limit, at least one."""
+    if (max_tokens := _explicit_tokens(request)) is not None:
+        return max_tokens
     return max(
         1, room if isinstance(request, ChatRequest) else min(_DEFAULT_COMPLETION_TOKENS, room)
     )
 
 
 def _explicit_tokens(request: Sampling) -> int | None:
-    """To generate at most, as the request says."""
+    """New tokens at most, by the request."""
     if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
         return request.max_completion_tokens
     return request.max_tokens
 
 
-def _biases(request: Sampling, vocab_size: int) -> list[tuple[int, float]]:
-    found = []
-    for name, bias in (request.logit_bias or {}).items():
+def _biases(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
+    for name in biases:
         is_id = name.isascii() and name.isdigit() and len(name) < 11 and int(name) < vocab_size
         if not is_id:
-            raise ApiError(
-                400,
-                f"logit_bias: its keys are token ids below {vocab_size}, as text",
-                "logit_bias",
-                "invalid_value",
-            )
-        found.append((int(name), bias))
-    return found
+            message = f"logit_bias: its keys are token ids below {vocab_size}, as text"
+            raise ApiError(400, message, "logit_bias", "invalid_value")
+    return {int(name): bias for name, bias in biases.items()}
 
 
 def _check(request: Sampling, facts: Loaded) -> None:
-    """What one field asks of another, or of the engine."""
+    """Checks what one field requires of another, or of the engine."""
 
     def refuse(param: str, why: str) -> None:
         raise errors.invalid(param, why)

@@ -12,18 +12,18 @@ _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def read(request: Sampling) -> tuple[str | None, str]:
-    """The grammar, if one is asked for, and the field that does.
+    """Returns the grammar of the answer, if any, and the field that requests it.
 
     Raises:
-        ApiError: 400, several are, or what one says makes no sense.
+        ApiError: 400, several fields do, or one is not valid.
     """
-    each = _response_format(request), _structured_outputs(request), _bad_words(request)
-    found = [asked for asked in each if asked]
-    if len(found) > 1:
-        raise invalid(found[1][0], f"and {found[0][0]} exclude each other")
-    if not found:
+    readers = _response_format, _structured_outputs, _bad_words
+    forms = [form for reader in readers if (form := reader(request))]
+    if len(forms) > 1:
+        raise invalid(forms[1][0], f"and {forms[0][0]} exclude each other")
+    if not forms:
         return None, ""
-    ((name, kind, value),) = found
+    ((name, kind, value),) = forms
     try:
         if kind == "regex":
             return grammar.of_regex(value), name
@@ -39,23 +39,23 @@ def read(request: Sampling) -> tuple[str | None, str]:
 
 
 def _response_format(request: Sampling) -> tuple[str, str, Any] | None:
-    asked, name = request.response_format, "response_format"
-    if asked is None:
+    format, name = request.response_format, "response_format"
+    if format is None:
         return None
     schemas: dict[str, Any] = {
         place: schema for place in ("schema", "value")
-        if (schema := getattr(asked, place)) is not None
+        if (schema := getattr(format, place)) is not None
     }  # fmt: skip
-    if asked.json_schema is not None:
-        schemas["json_schema.schema"] = asked.json_schema.schema
+    if format.json_schema is not None:
+        schemas["json_schema.schema"] = format.json_schema.schema
     if len(schemas) > 1:
         raise invalid(name, f"has one of {' and '.join(schemas)}")
-    if asked.type == "text":
+    if format.type == "text":
         if schemas:
             raise invalid(f"{name}.type", "is json_schema where there is a schema")
         return None
     if not schemas:
-        if asked.type == "json_schema":
+        if format.type == "json_schema":
             raise invalid(f"{name}.json_schema", "is required")
         return name, "json", _ANY_OBJECT
     ((place, schema),) = schemas.items()
@@ -65,22 +65,22 @@ def _response_format(request: Sampling) -> tuple[str, str, Any] | None:
 
 
 def _structured_outputs(request: Sampling) -> tuple[str, str, Any] | None:
-    asked, name = request.structured_outputs, "structured_outputs"
-    if asked is None:
+    outputs, name = request.structured_outputs, "structured_outputs"
+    if outputs is None:
         return None
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         kind: value
         for kind in ("json", "regex", "choice", "grammar")
-        if (value := getattr(asked, kind)) is not None
+        if (value := getattr(outputs, kind)) is not None
     }
-    if asked.json_object:
-        given["object"] = _ANY_OBJECT
-    if len(given) != 1:
+    if outputs.json_object:
+        values["object"] = _ANY_OBJECT
+    if len(values) != 1:
         raise invalid(name, "is one of json, regex, choice, grammar and json_object=true")
     for part in ("disable_any_whitespace", "disable_additional_properties"):
-        if getattr(asked, part):
+        if getattr(outputs, part):
             raise invalid(f"{name}.{part}", "is not supported by this server", "unsupported")
-    ((kind, value),) = given.items()
+    ((kind, value),) = values.items()
     if isinstance(value, str) and kind == "json":
         try:
             value = json.loads(value)

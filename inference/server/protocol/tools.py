@@ -8,7 +8,7 @@ from inference.server.protocol.fields import ChatRequest, TokenizeRequest
 from inference.server.protocol.tool_fields import AllowedTools, Tool, ToolChoice
 from inference.text import template_worker
 
-Asked = ChatRequest | TokenizeRequest
+_Request = ChatRequest | TokenizeRequest
 
 _EFFORT, _SWITCHES = "reasoning_effort", ("enable_thinking", "thinking")
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -37,7 +37,7 @@ class OfferedTools:
     is_parallel: bool
 
 
-def read(request: Asked) -> OfferedTools | None:
+def read(request: _Request) -> OfferedTools | None:
     """What a request offers; None: nothing, or the model may call nothing.
 
     Raises:
@@ -68,7 +68,7 @@ def read(request: Asked) -> OfferedTools | None:
     )  # fmt: skip
 
 
-def check_turn(request: Asked) -> tuple[bool, bool]:
+def check_turn(request: _Request) -> tuple[bool, bool]:
     """Whether the prompt ends with the start of the assistant's turn, and whether it ends where the
     last message does.
 
@@ -94,32 +94,32 @@ def variables(request: ChatRequest, template: str) -> dict[str, Any]:
     read = template_worker.variables(template)
     if request.documents and "documents" not in read:
         raise invalid("documents", "are not read by this model's chat template", "unsupported")
-    found = dict(request.chat_template_kwargs or {})
+    variables = dict(request.chat_template_kwargs or {})
     effort = request.reasoning_effort
     if effort is None:
-        return found
+        return variables
     switches = {name: effort != "none" for name in _SWITCHES if name in read}
     if _EFFORT in read:
-        return switches | {_EFFORT: effort} | found
+        return switches | {_EFFORT: effort} | variables
     if effort == "none" and switches:
-        return switches | found
+        return switches | variables
     if effort != "medium":
         why = f"of {effort} is not read by this model's chat template"
         raise invalid(_EFFORT, why, "unsupported")
-    return found
+    return variables
 
 
 def _schemas(tools: list[Tool]) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, dict[str, Any]] = {}
     for n, tool in enumerate(tools):
         function = tool.function
-        if function.name in found:
+        if function.name in schemas:
             raise invalid(f"tools[{n}].function.name", f"is that of another tool: {function.name}")
         schema = _NO_PARAMETERS if function.parameters is None else function.parameters
         if schema.get("type", "object") != "object":
             raise invalid(f"{_place(n)}.type", 'is "object"')
-        found[function.name] = {**schema, "type": "object"}
-    return found
+        schemas[function.name] = {**schema, "type": "object"}
+    return schemas
 
 
 def _allowed(
@@ -143,8 +143,9 @@ def _plain(tool: Tool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.function.name}
     if tool.function.description is not None:
         function["description"] = tool.function.description
-    given = tool.function.parameters
-    function["parameters"] = {"type": "object", "properties": {}} if given is None else given
+    function["parameters"] = tool.function.parameters
+    if tool.function.parameters is None:
+        function["parameters"] = {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
 
 

@@ -1,12 +1,12 @@
-"""Acceptance by rejection: the target's law exactly, with as many drafts accepted as any rule can.
+"""Acceptance by rejection: exactly the target's distribution, and no rule accepts more drafts.
 
-A draft d, drawn from p, is accepted with min(1, q(d) / p(d)), q being the target's law; the first
-one that is not is replaced by a draw from (q - p)+, normalized (Leviathan et al. 2023, arXiv
-2211.17192; Chen et al. 2023, arXiv 2302.01318). Both laws are those after every filter
-(`sampler.law`). At temperature 0 that is equality with the argmax.
+A draft d, drawn from p, is accepted with probability min(1, q(d) / p(d)), where q is the target's
+distribution. A draw from (q - p)+, normalized, replaces the first rejected draft (Leviathan et al.
+2023, arXiv 2211.17192; Chen et al. 2023, arXiv 2302.01318). Both distributions are those after
+every filter (`sampler.distribution`). At temperature 0 drafts must equal the argmax.
 
-The tokens differ from plain decoding's, their law does not; for equal tokens there is coupled
-acceptance. Noise is a function of the request's seed, the position and its purpose: proposers draw
+The tokens differ from plain decoding's, their distribution does not; coupled acceptance gives equal
+tokens. Noise is a function of the request's seed, the position and its purpose: proposers draw
 with `Purpose.DRAFT` and nothing else.
 """
 
@@ -19,54 +19,54 @@ from sharding import collectives
 
 
 def verify(
-    law_RWV: jax.Array,
+    prob_RWV: jax.Array,
     seed_R2: jax.Array,
     position_R: jax.Array,
     draft_Rk: jax.Array,
     num_drafts_R: jax.Array,
-    draft_law_RkV: jax.Array | None = None,
+    draft_prob_RkV: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Accepts a prefix of each row's drafts and draws the token after it.
 
     Args:
-        law_RWV: f32[R, 1 + k, V], the target's law of each position, given the drafts before it; on
-            a mesh the chip's part of the vocabulary, here and below.
+        prob_RWV: f32[R, 1 + k, V], the target's distribution at each position, given the drafts
+            before it; on a mesh the chip's part of the vocabulary, here and below.
         seed_R2: u32[R, 2], the requests' seeds.
         position_R: i32[R], absolute position of the first token sampled.
         draft_Rk: i32[R, k].
         num_drafts_R: i32[R], 0 .. k; those after are padding. What a draft was drawn as may decide
             whether others follow, not whether it counts itself: unlikely drafts that are dropped
             make their tokens rare.
-        draft_law_RkV: f32[R, k, V], the law that each draft was drawn from, given what came before;
-            None where that alone decides on it, as with n-grams.
+        draft_prob_RkV: f32[R, k, V], the distribution of each draft, given the tokens before it;
+            None where those alone decide on it, as with n-grams.
 
     Returns:
         tokens i32[R, 1 + k], and i32[R], how many of them count: 1 .. 1 + k.
     """
-    rows, width, vocab = law_RWV.shape
+    rows, width, vocab = prob_RWV.shape
     k = width - 1
-    flat_law = law_RWV[:, :k].reshape(rows * k, vocab)
-    own_Rk = sampler.at(flat_law, draft_Rk.ravel()).reshape(rows, k)
-    if draft_law_RkV is None:
-        drafted_Rk = jnp.ones_like(own_Rk)
+    flat_prob = prob_RWV[:, :k].reshape(rows * k, vocab)
+    target_Rk = sampler.at(flat_prob, draft_Rk.ravel()).reshape(rows, k)
+    if draft_prob_RkV is None:
+        drafted_Rk = jnp.ones_like(target_Rk)
     else:
-        flat_draft_law = draft_law_RkV.reshape(rows * k, vocab)
-        drafted_Rk = sampler.at(flat_draft_law, draft_Rk.ravel()).reshape(rows, k)
+        flat_draft_prob = draft_prob_RkV.reshape(rows * k, vocab)
+        drafted_Rk = sampler.at(flat_draft_prob, draft_Rk.ravel()).reshape(rows, k)
     position_Rk = position_R[:, None] + jnp.arange(k)
     seed_Q2 = jnp.repeat(seed_R2, k, axis=0)
     keys_Q2 = gumbel.row_keys(seed_Q2, position_Rk.ravel(), Purpose.ACCEPT)
     u_Rk = gumbel.uniform(keys_Q2, jnp.zeros((1, 1), jnp.int32)).reshape(rows, k)
-    is_accepted_Rk = (drafted_Rk > 0) & (u_Rk * drafted_Rk < own_Rk)  # a proposer's NaN is none
+    is_accepted_Rk = (drafted_Rk > 0) & (u_Rk * drafted_Rk < target_Rk)  # a proposer's NaN is none
     is_accepted_Rk &= jnp.arange(k) < num_drafts_R[:, None]
     num_accepted_R = jnp.cumprod(is_accepted_Rk.astype(jnp.int32), axis=1).sum(1)
 
-    weight_RV = _row(law_RWV, num_accepted_R)
+    weight_RV = _row(prob_RWV, num_accepted_R)
     if k:
         last_R = jnp.minimum(num_accepted_R, k - 1)
-        if draft_law_RkV is None:
+        if draft_prob_RkV is None:
             drafted_RV = (sampler.ids_of(weight_RV) == _row(draft_Rk, last_R)[:, None]) * 1.0
         else:
-            drafted_RV = _row(draft_law_RkV, last_R)
+            drafted_RV = _row(draft_prob_RkV, last_R)
         residual_RV = residual(weight_RV, drafted_RV)
         is_rejected_R = num_accepted_R < num_drafts_R
         weight_RV = jnp.where(is_rejected_R[:, None], residual_RV, weight_RV)
@@ -77,12 +77,12 @@ def verify(
     return tokens_RW, num_accepted_R + 1
 
 
-def residual(law_RV: jax.Array, draft_law_RV: jax.Array) -> jax.Array:
-    """(q - p)+, not normalized: what is left of the target's law once a draft is rejected."""
-    rest_RV = jnp.maximum(law_RV - draft_law_RV, 0)
-    # Rounding may reject a draft of two laws that are the same; and a proposer's may be NaN.
-    is_some_R1 = collectives.most(rest_RV.max(axis=-1, keepdims=True)) > 0
-    return jnp.where(is_some_R1, rest_RV, law_RV)
+def residual(prob_RV: jax.Array, draft_prob_RV: jax.Array) -> jax.Array:
+    """(q - p)+, not normalized: the target's distribution once a draft is rejected."""
+    residual_RV = jnp.maximum(prob_RV - draft_prob_RV, 0)
+    # Rounding may reject a draft though p equals q; and a proposer's p may be NaN.
+    is_some_R1 = collectives.maximum(residual_RV.max(axis=-1, keepdims=True)) > 0
+    return jnp.where(is_some_R1, residual_RV, prob_RV)
 
 
 def _row(x_RW: jax.Array, index_R: jax.Array) -> jax.Array:

@@ -6,7 +6,7 @@ from configs.cache import CacheSpec
 from configs.engine import Config
 from configs.errors import InputError
 from configs.kinds.kind import Mixer
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels import tuning
 from layers.kernels.attention import ffi_cpu, reference
 from layers.kernels.attention.contract import Demand, Implementation
@@ -18,7 +18,7 @@ def implementation(name: str) -> Implementation:
     if name == "pallas_gpu":
         from layers.kernels.attention import gpu  # Mosaic is slow to load
 
-        return Implementation(gpu.limit, kv_cache.token_major, kv_cache.write, gpu.attend_pages)
+        return Implementation(gpu.limit, page_rows.token_major, page_rows.write, gpu.attend_pages)
     if name == "pallas_tpu":
         from layers.kernels.attention import tpu
 
@@ -31,12 +31,12 @@ def implementation(name: str) -> Implementation:
         return Implementation(jax_tpu.limit, jax_tpu.layout, jax_tpu.write, jax_tpu.attend_pages)
     if name == "ffi_cpu":
         return Implementation(
-            ffi_cpu.limit, kv_cache.token_major, kv_cache.write, ffi_cpu.attend_pages,
+            ffi_cpu.limit, page_rows.token_major, page_rows.write, ffi_cpu.attend_pages,
             page_bounds=ffi_cpu.page_bounds, index_scores=ffi_cpu.index_scores,
         )  # fmt: skip
     assert name == "reference", name
     return Implementation(
-        reference.limit, kv_cache.token_major, kv_cache.write, reference.attend_pages
+        reference.limit, page_rows.token_major, page_rows.write, reference.attend_pages
     )
 
 
@@ -57,14 +57,14 @@ class Choice(NamedTuple):
 
 
 def choose(config: Config) -> Choice:
-    """The implementation that `engine.attention` names. If that is None: the first that can run of
-    those that a committed measurement on such a device ranks above the reference, or, where there
-    is no measurement, of those that are written for the platform; else the reference.
+    """The implementation that `engine.kernels.attention` names. If that is None: the first that can
+    run of those that a committed measurement on such a device ranks above the reference, or, where
+    there is no measurement, of those that are written for the platform; else the reference.
 
     Raises:
         InputError: the named implementation cannot do what the model and the engine require.
     """
-    model, engine, device = config.chip_model, config.engine, target_device()
+    model, device, requested = config.chip_model, target_device(), config.engine.kernels.attention
     read = {
         (layer.mixer, model.stored_by(index)): None
         for index, layer in enumerate(model.layers)
@@ -76,13 +76,13 @@ def choose(config: Config) -> Choice:
         reasons = (implementation(name).limit(demand, device) for demand in demands)
         return next((reason for reason in reasons if reason is not None), None)
 
-    if engine.attention is not None:
-        if (reason := limit(engine.attention)) is not None:
+    if requested is not None:
+        if (reason := limit(requested)) is not None:
             raise InputError(
-                f"engine.attention={engine.attention} {reason}; 'reference' computes any attention "
-                "anywhere"
+                f"engine.kernels.attention={requested} {reason}; 'reference' computes any "
+                "attention anywhere"
             )
-        return Choice(engine.attention, {})
+        return Choice(requested, {})
     winners = tuning.winners("attention", device)
     if winners is None:
         winners = _UNMEASURED.get(device.platform, ())
@@ -100,7 +100,7 @@ def demand(config: Config, mixer: Mixer, stored: CacheSpec) -> Demand:
     return Demand(
         mixer.query_heads, stored.page_format(config.model.cache_dtype), config.device_page_tokens,
         engine.deterministic, stored.window is not None,
-        max(engine.max_seqs, *engine.prefill_chunks) * config.page_columns,
-        engine.has_trees, stored.first_tokens > 0, mixer.chooses, engine.prompt_budgets,
-        stored.index_width,
+        max(engine.max_seqs, *engine.shapes.prefill_chunks) * config.page_columns,
+        engine.drafts.has_tree, stored.first_tokens > 0, mixer.chooses,
+        engine.requests.prompt_budgets, stored.index_width,
     )  # fmt: skip

@@ -10,7 +10,6 @@ import jax
 
 from configs.cache import PageFormat
 from layers.kernels.device import Device
-from layers.kv_cache import CacheLeaf
 from layers.ragged import Ragged, Rectangle
 
 
@@ -85,9 +84,11 @@ class Limit(Protocol):
 class Layout(Protocol):
     """`layout` of an implementation."""
 
-    def __call__(self, num_pages: int, page_tokens: int, page_format: PageFormat) -> CacheLeaf:
-        """Shapes and stored types of a layer's pages: a pytree of `jax.ShapeDtypeStruct`
-        [pages, page tokens, ...]. Rows may be wider than the format's.
+    def __call__(
+        self, num_pages: int, page_tokens: int, page_format: PageFormat
+    ) -> jax.ShapeDtypeStruct:
+        """Shape and stored type of a layer's pages, [pages, page tokens, ...]. Rows may be wider
+        than the format's.
         """
 
 
@@ -95,8 +96,8 @@ class Write(Protocol):
     """`write` of an implementation."""
 
     def __call__(
-        self, pages: CacheLeaf, row_TX: jax.Array, ragged: Ragged, group: int
-    ) -> CacheLeaf:
+        self, pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int
+    ) -> jax.Array:
         """The pages with this step's keys and values, in place where `pages` is donated; padding
         goes to page 0. `row_TX` is a packed row a token, [T, 2 K, H] where keys and values are of
         one width, or uint8 [T, X] where it is quantized.
@@ -109,7 +110,7 @@ class AttendPages(Protocol):
     def __call__(
         self,
         q_YWNH: jax.Array,
-        pages: CacheLeaf,
+        pages: jax.Array,
         rectangle: Rectangle,
         group: int,
         page_format: PageFormat,
@@ -193,12 +194,12 @@ class AppendAndAttend(Protocol):
         self,
         q_YWNH: jax.Array,
         row_YWX: jax.Array,
-        pages: CacheLeaf,
+        pages: jax.Array,
         rectangle: Rectangle,
         group: int,
         page_format: PageFormat,
         options: Options = PLAIN,
-    ) -> tuple[jax.Array, CacheLeaf]:
+    ) -> tuple[jax.Array, jax.Array]:
         """The attention, and the pages with the valid tokens' rows; arguments as `write` and
         `attend_pages`.
         """

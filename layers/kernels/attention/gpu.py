@@ -12,7 +12,7 @@ Such a kernel is as good as its memory traffic. So
   keeps its own maximum, mass and values (online softmax, Milakov & Gimelshein 2018, arXiv
   1805.02867); they are combined after (Flash-Decoding, Dao et al. 2023).
 
-The step's keys and values are already in the pages (`kv_cache.write`, in place). XLA writes them
+The step's keys and values are already in the pages (`page_rows.write`, in place). XLA writes them
 from the launch that rotates them, so an append in here would save no launch (`docs/kernels.md`).
 
 Latents have a kernel of their own (`gpu_latent.py`), which takes the place of this one's blocks.
@@ -31,7 +31,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from configs.cache import PageFormat
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels import tuning
 from layers.kernels.attention import gpu_latent, gpu_prefill, hopper
 from layers.kernels.attention.contract import (
@@ -73,7 +73,7 @@ def limit(demand: Demand, device: Device) -> str | None:
     if dtype not in _DTYPES:
         return f"reads pages of {' or '.join(_DTYPES)}, not {dtype}: set model.dtype=bfloat16"
     if page_tokens not in _PAGE_TOKENS:
-        return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.page_tokens"
+        return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.cache.page_tokens"
     if page_format.values_in_keys:
         return gpu_latent.limit(demand.num_heads, page_format, page_tokens)
     if (reason := uneven_limit(page_format)) is not None:
@@ -87,18 +87,18 @@ def limit(demand: Demand, device: Device) -> str | None:
     return None
 
 
-def own_sizes(num_blocks: int, most: int, device: Device) -> dict[str, int]:
+def own_sizes(num_blocks: int, max_stages: int, device: Device) -> dict[str, int]:
     """Sizes for shapes that were not tuned, by the number of pairs of row and KV head, and the
     stages that fit.
     """
-    return {"num_splits": max(1, device.num_cores // num_blocks), "num_stages": min(4, most)}
+    return {"num_splits": max(1, device.num_cores // num_blocks), "num_stages": min(4, max_stages)}
 
 
 def most_stages(page_tokens: int, head_width: int, itemsize: int) -> int:
     """Pages that a block's shared memory has room for beside its queries and its output."""
-    rest = ROWS * (head_width * itemsize + _OUT_WIDTH * 4)
-    rest += 8 << 10  # positions, statistics, alignment
-    return (SHARED_BYTES - rest) // (2 * page_tokens * head_width * itemsize)
+    fixed_bytes = ROWS * (head_width * itemsize + _OUT_WIDTH * 4)
+    fixed_bytes += 8 << 10  # positions, statistics, alignment
+    return (SHARED_BYTES - fixed_bytes) // (2 * page_tokens * head_width * itemsize)
 
 
 def attend_pages(
@@ -137,10 +137,10 @@ def attend_pages(
     if num_splits is None and num_stages is None and not is_latent:
         K = page_format.kv_heads
         if gpu_prefill.suits(q_YWNH.shape, K, options, device):
-            found_YWNH = gpu_prefill.attend_pages(
+            out_YWNH = gpu_prefill.attend_pages(
                 q_YWNH, pages, rectangle, group, K, options, interpret
             )
-            return found_YWNH.astype(jnp.float32)
+            return out_YWNH.astype(jnp.float32)
     K = gpu_latent.head_tiles(N) if is_latent else page_format.kv_heads
     G = N // K
     width = min(W, ROWS // G)  # query tokens of a tile
@@ -150,10 +150,10 @@ def attend_pages(
     bounds = jax.tree.map(tiling.split, bounds)
     shape_class = tuning.attention_class(Z, K, H, page_tokens)
     if is_latent:
-        most = gpu_latent.most_stages(H)
+        max_stages = gpu_latent.most_stages(H)
     else:
-        most = most_stages(page_tokens, H, pages.dtype.itemsize)
-    sizes = own_sizes(Z * K, most, device)
+        max_stages = most_stages(page_tokens, H, pages.dtype.itemsize)
+    sizes = own_sizes(Z * K, max_stages, device)
     sizes |= tuning.sizes("pallas_gpu", device, shape_class)
     num_splits = num_splits or sizes["num_splits"]
     is_whole = num_splits == 1 and options.sinks_N is None
@@ -163,7 +163,7 @@ def attend_pages(
     else:
         attend = functools.partial(_attend_splits, out_rows=out_rows)
     values_ZKXUH, stats_ZKX2U = attend(
-        tiling.pack(q_YWNH), kv_cache.decode(pages),
+        tiling.pack(q_YWNH), page_rows.decode(pages),
         jnp.repeat(rectangle.tables[group], Z // Y, axis=0),
         jax.tree.map(lambda x_ZW: tiling.spread(x_ZW, ROWS), bounds),
         *_split_pages(bounds, valid_ZW, page_tokens, num_splits), is_whole=is_whole,

@@ -45,7 +45,7 @@ def limit(num_heads: int, page_format: PageFormat, page_tokens: int) -> str | No
     if page_tokens != _PAGE_TOKENS:
         return (
             f"reads latents in pages of {_PAGE_TOKENS} tokens, not {page_tokens}: "
-            "set engine.page_tokens"
+            "set engine.cache.page_tokens"
         )
     if C % _VALUE_PARTS or C > _MOST_VALUES:
         return f"has latents of a multiple of {_VALUE_PARTS} up to {_MOST_VALUES}, not {C}"
@@ -65,8 +65,8 @@ def head_tiles(num_heads: int) -> int:
 
 def most_stages(width: int) -> int:
     """Pages that a block's shared memory has room for beside its queries."""
-    rest = 2 * ROWS * width + (4 << 10)  # bounds, statistics, alignment
-    return (SHARED_BYTES - rest) // (2 * _PAGE_TOKENS * width)
+    fixed_bytes = 2 * ROWS * width + (4 << 10)  # bounds, statistics, alignment
+    return (SHARED_BYTES - fixed_bytes) // (2 * _PAGE_TOKENS * width)
 
 
 class _Shared(NamedTuple):

@@ -25,7 +25,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import hopper
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.hopper import LOG2_E, ROWS
@@ -78,14 +78,14 @@ def attend_pages(
     valid_ZW = tiling.split(rectangle.valid_YW)
     ranges = visible_pages(bounds, valid_ZW, page_tokens), _clear(bounds, valid_ZW, step_tokens)
     padding = (0, 0), (0, _TILE_ROWS - tiling.width * G)
-    found = _attend_tiles(
-        tiling.split(q_YWNH).reshape(-1, N * H), kv_cache.decode(pages), rectangle.tables[group],
+    out_XH = _attend_tiles(
+        tiling.split(q_YWNH).reshape(-1, N * H), page_rows.decode(pages), rectangle.tables[group],
         jax.tree.map(lambda x_ZW: jnp.pad(jnp.tile(x_ZW, (1, G)), padding), bounds),
         jnp.stack(jax.tree.leaves(ranges), axis=1),
         tiling=tiling, head_width=H, step_pages=step_tokens // page_tokens,
         score_cap=options.score_cap, interpret=interpret,
     )  # fmt: skip
-    return found.reshape(Y, -1, N, H)[:, :W]
+    return out_XH.reshape(Y, -1, N, H)[:, :W]
 
 
 def _clear(
@@ -170,8 +170,8 @@ def _attend_tiles(
             def masked(scores_US, j):
                 fields_U = [shared.bounds[i, rows] for i in range(len(bounds_ZU))]
                 bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
-                seen_US = hopper.seen(scores_US.shape, j * step_tokens, bounds_U)
-                return jnp.where(seen_US, scores_US, hopper.MASKED)
+                visible_US = hopper.visible_keys(scores_US.shape, j * step_tokens, bounds_U)
+                return jnp.where(visible_US, scores_US, hopper.MASKED)
 
             def soften(j, maximum_U, mass_U, scores_US):
                 """Largest score and mass so far, what earlier sums decay by, and weights."""
@@ -180,16 +180,17 @@ def _attend_tiles(
                 is_clear = (clear <= j) & (j < unclear)
                 scores_US = lax.cond(is_clear, lambda x, j: x, masked, scores_US, j)
                 release(shared.keys_read, j)
-                most_U = jnp.maximum(maximum_U, scores_US.max(1) * LOG2_E)
-                decay_U = jnp.exp2(maximum_U - most_U)
-                most_US = lax.broadcast_in_dim(most_U, scores_US.shape, (0,))
-                weights_US = jnp.exp2(scores_US * LOG2_E - most_US)  # one operation beside `exp2`
-                found = most_U, mass_U * decay_U + weights_US.sum(1), decay_U, weights_US
+                new_maximum_U = jnp.maximum(maximum_U, scores_US.max(1) * LOG2_E)
+                decay_U = jnp.exp2(maximum_U - new_maximum_U)
+                new_maximum_US = lax.broadcast_in_dim(new_maximum_U, scores_US.shape, (0,))
+                # One operation in addition to `exp2`.
+                weights_US = jnp.exp2(scores_US * LOG2_E - new_maximum_US)
+                new_sums = new_maximum_U, mass_U * decay_U + weights_US.sum(1), decay_U, weights_US
                 # All of it before the next keys are waited for, behind which the compiler would
                 # move it otherwise, and then behind the end of the product that runs beside it.
-                found = lax.optimization_barrier(found)
+                new_sums = lax.optimization_barrier(new_sums)
                 pl.when(j + 1 < stop)(lambda: plgpu.barrier_wait(shared.keys_arrived.at[at(j + 1)]))
-                return found
+                return new_sums
 
             def fold(j, sums):
                 maximum_U, mass_U, values_UH, weights_US = sums
@@ -213,10 +214,10 @@ def _attend_tiles(
                     start, none.maximum_U, none.mass_U, scores_US
                 )
                 sums = maximum_U, mass_U, none.values_UH, weights_US.astype(dtype)
-                *rest, weights_US = lax.fori_loop(start + 1, stop, fold, sums)
+                *statistics, weights_US = lax.fori_loop(start + 1, stop, fold, sums)
                 plgpu.barrier_wait(shared.values_arrived.at[at(stop - 1)])
                 whole = hopper.add_values(
-                    hopper.Sums(*rest), weights_US, shared.values.at[at(stop - 1)], interpret
+                    hopper.Sums(*statistics), weights_US, shared.values.at[at(stop - 1)], interpret
                 )
                 shared.q[rows] = hopper.quotient(whole).astype(dtype)
 
@@ -258,14 +259,14 @@ def _attend_tiles(
         pl.when(warpgroup == _READERS)(fetch)
 
     operands = hopper.operand_layout(dtype)
-    held = plgpu.SMEM((_STAGES, step_tokens, H), dtype, transforms=operands)
+    stages = plgpu.SMEM((_STAGES, step_tokens, H), dtype, transforms=operands)
     arrived = plgpu.Barrier(num_arrivals=step_pages, num_barriers=_STAGES)
     was_read = plgpu.Barrier(num_arrivals=_READERS, num_barriers=_STAGES)
     scratch = _Shared(
         q=plgpu.SMEM((_TILE_ROWS, H), dtype, transforms=operands),
         bounds=plgpu.SMEM((len(bounds_ZU), _TILE_ROWS), jnp.int32),
-        keys=held,
-        values=held,
+        keys=stages,
+        values=stages,
         q_arrived=plgpu.Barrier(num_arrivals=G),
         bounds_arrived=plgpu.Barrier(),
         keys_arrived=arrived,

@@ -38,14 +38,14 @@ def no_sums(width: int) -> Sums:
     )
 
 
-def operand_layout(dtype: Any) -> tuple[Any, ...]:
+def operand_layout(dtype: jnp.dtype[Any]) -> tuple[Any, ...]:
     """Tiles of 8 rows x 128 bytes, whose 16-byte parts are swizzled: how wgmma reads its operands
     in shared memory.
     """
     return plgpu.TilingTransform((8, 128 // dtype.itemsize)), plgpu.SwizzleTransform(128)
 
 
-def seen(shape: tuple[int, ...], kv_position: jax.Array, bounds: MaskBounds) -> jax.Array:
+def visible_keys(shape: tuple[int, ...], kv_position: jax.Array, bounds: MaskBounds) -> jax.Array:
     """Which keys, beginning at a KV position, each row sees: bool[U, S], the given shape. `bounds`
     are i32[U] each.
     """
@@ -63,8 +63,8 @@ def weigh(
     """
     shape = scores_US.shape
     scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
-    seen_US = seen(shape, kv_position, bounds)
-    scores_US = jnp.where(seen_US, scores_US * LOG2_E, MASKED)
+    visible_US = visible_keys(shape, kv_position, bounds)
+    scores_US = jnp.where(visible_US, scores_US * LOG2_E, MASKED)
     maximum_U = jnp.maximum(sums.maximum_U, scores_US.max(1))
     decay_U = jnp.exp2(sums.maximum_U - maximum_U)
     weights_US = jnp.exp2(scores_US - lax.broadcast_in_dim(maximum_U, shape, (0,)))

@@ -35,7 +35,9 @@ def limit(demand: Demand, device: Device) -> str | None:
     if demand.has_choice:
         return CHOICE
     if demand.has_observers:
-        return "lays pages out as engine.prompt_budgets does not read them: 'pallas_tpu' does"
+        return (
+            "lays pages out as engine.requests.prompt_budgets does not read them: 'pallas_tpu' does"
+        )
     K, H, dtype = page_format.kv_heads, page_format.key_width, page_format.dtype
     if page_format.is_quantized:
         return f"reads no {dtype} caches: leave model.cache_format out"

@@ -46,16 +46,16 @@ def mask_bounds(
     if ancestors_YW is not None:
         if position_YW.shape[1] > 32:
             raise ValueError("a tree has at most 32 tokens, the bits of a query")
-        seen_YWW = (ancestors_YW[:, :, None] >> jnp.arange(position_YW.shape[1])) & 1 == 1
+        is_ancestor_YWW = (ancestors_YW[:, :, None] >> jnp.arange(position_YW.shape[1])) & 1 == 1
         if rectangle.causal_Y is not None:
-            seen_YWW |= ~rectangle.causal_Y[:, None, None]
+            is_ancestor_YWW |= ~rectangle.causal_Y[:, None, None]
         if first_YW is not None:  # a KV position says nothing of a draft's position
             is_live_YWW = position_YW[:, None, :] >= first_YW[:, :, None]
             if head_YW is not None:
                 is_live_YWW |= position_YW[:, None, :] < head_YW[:, :, None]
-            seen_YWW &= is_live_YWW
+            is_ancestor_YWW &= is_live_YWW
         bit_W = jnp.int32(1) << jnp.arange(position_YW.shape[1])
-        tree_bits_YW = jnp.where(seen_YWW, bit_W, 0).sum(2)
+        tree_bits_YW = jnp.where(is_ancestor_YWW, bit_W, 0).sum(2)
         tree_start_YW = jnp.broadcast_to(position_YW[:, :1], position_YW.shape)
         last_YW = jnp.broadcast_to(newest_Y1, position_YW.shape)
         return MaskBounds(last_YW, first_YW, tree_start_YW, tree_bits_YW, head_YW)

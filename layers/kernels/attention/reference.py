@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
-from configs.engine import MIN_DETERMINISTIC_ROWS
-from layers import kv_cache
+from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
+from layers import page_rows
 from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.device import Device
@@ -128,11 +128,11 @@ def attend_stretches(
     carry = init
     for stretch in stretches:
         last_Y = jnp.max(jnp.where(valid_YW, stretch.bounds.last_YW, -1), axis=1)
-        seen = jax.tree.map(lambda x_YW: jnp.pad(x_YW, padding, mode="edge"), stretch.bounds)
-        oldest = jnp.int32(0) if seen.first_YW is None else jnp.min(seen.first_YW)
+        bounds = jax.tree.map(lambda x_YW: jnp.pad(x_YW, padding, mode="edge"), stretch.bounds)
+        oldest = jnp.int32(0) if bounds.first_YW is None else jnp.min(bounds.first_YW)
 
         read = functools.partial(
-            _read_block, stretch._replace(bounds=seen), page_format, q_YWNH.dtype
+            _read_block, stretch._replace(bounds=bounds), page_format, q_YWNH.dtype
         )
         block = functools.partial(_folded_block, fold, read)
         carry = _in_blocks(block, carry, oldest // BLOCK_TOKENS, last_Y, counts, head)
@@ -147,7 +147,7 @@ def _folded_block(
 
 
 def _read_block(
-    stretch: Stretch, page_format: PageFormat, dtype: Any, count: int, j: jax.Array
+    stretch: Stretch, page_format: PageFormat, dtype: jax.typing.DTypeLike, count: int, j: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Keys and values of the j-th block of the first `count` rows, [Y, S, X] each, and which keys
     each query sees, bool [Y, W, S].
@@ -186,8 +186,8 @@ def _in_blocks(
     for count, next_count in zip(counts, (*counts[1:], 0), strict=True):
         stop = jnp.max(last_Y[next_count:count]) // BLOCK_TOKENS + 1
         carry = jax.lax.fori_loop(start, stop, functools.partial(block, count), carry)
-        carry, rest = _split(carry, next_count)
-        ended.append(rest)
+        carry, finished = _split(carry, next_count)
+        ended.append(finished)
         start = jnp.maximum(start, stop)
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *ended[::-1])
 
@@ -237,21 +237,21 @@ def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
 
 
 def _keys_values(
-    pages: jax.Array, ids_YP: jax.Array, page_format: PageFormat, dtype: Any
+    pages: jax.Array, ids_YP: jax.Array, page_format: PageFormat, dtype: jax.typing.DTypeLike
 ) -> tuple[jax.Array, jax.Array]:
     """Keys and values of whole pages, [Y, S, K H] each; gathered separately to avoid a slice, but
     where they are computed. Of pages that differ by KV head, [Y, K, P], those of each.
     """
     if page_format.is_quantized:
         stored_YSX = _gather(pages, ids_YP, slice(0, page_format.stored_width), 1)
-        row_YSX = kv_cache.dequantize(stored_YSX, page_format, dtype)
+        row_YSX = page_rows.dequantize(stored_YSX, page_format, dtype)
         keys, values = row_YSX[..., page_format.keys], row_YSX[..., page_format.values]
     else:
         keys, values = (
             _gather(pages, ids_YP, part, page_format.kv_heads)
             for part in (page_format.keys, page_format.values)
         )
-        keys, values = kv_cache.decode(keys), kv_cache.decode(values)
+        keys, values = page_rows.decode(keys), page_rows.decode(values)
     if page_format.value_width == page_format.key_width and page_format.values_in_keys:
         # A masked value is multiplied by 0, which its key's NaN, left in a page, would survive.
         values = jnp.where(jnp.isfinite(values), values, 0)
@@ -265,17 +265,17 @@ def _gather(pages: jax.Array, ids_YP: jax.Array, part: slice, kv_heads: int) -> 
     width = part.stop - part.start
     if ids_YP.ndim == 3:
         starts = range(part.start, part.stop, width // kv_heads)
-        each = [
+        heads = [
             _gather(pages, ids_YP[:, head], slice(start, start + width // kv_heads), 1)
             for head, start in enumerate(starts)
         ]
-        return jnp.concatenate(each, axis=-1)
+        return jnp.concatenate(heads, axis=-1)
     start_YP2 = jnp.stack([ids_YP, jnp.full_like(ids_YP, part.start)], axis=-1)
     dims = jax.lax.GatherDimensionNumbers((2, 3), (0,), (0, 2))
-    found = jax.lax.gather(
+    rows_YPX = jax.lax.gather(
         pages, start_YP2, dims, (1, pages.shape[1], width), mode="promise_in_bounds"
     )
-    return found.reshape(ids_YP.shape[0], -1, width)
+    return rows_YPX.reshape(ids_YP.shape[0], -1, width)
 
 
 def _start(sinks_1: jax.Array, width: int) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -317,8 +317,8 @@ def _block_diagonal(  # noqa: ANN202
     """
     Y, W, N, H = q_YWNH.shape
     K, U = page_format.kv_heads, W * N
-    own_NK1 = jnp.repeat(jnp.eye(K, dtype=bool), N // K, axis=0)[:, :, None]
-    q_YUX = jnp.where(own_NK1, q_YWNH[:, :, :, None], 0).reshape(Y, U, K * H)
+    is_group_NK1 = jnp.repeat(jnp.eye(K, dtype=bool), N // K, axis=0)[:, :, None]
+    q_YUX = jnp.where(is_group_NK1, q_YWNH[:, :, :, None], 0).reshape(Y, U, K * H)
     q_YUX = _padded(q_YUX, rows)
 
     def fold(carry, k_YSX, v_YSX, mask_YWS):  # noqa: ANN001, ANN202
@@ -329,7 +329,7 @@ def _block_diagonal(  # noqa: ANN202
     def finish(carry):  # noqa: ANN001, ANN202
         _, mass_YU1, values_YUX = carry
         values_YWNKH = (values_YUX / mass_YU1)[:, :U].reshape(Y, W, N, K, page_format.value_width)
-        return jnp.where(own_NK1, values_YWNKH, 0).sum(3)
+        return jnp.where(is_group_NK1, values_YWNKH, 0).sum(3)
 
     sinks_YU1 = jnp.broadcast_to(sinks_N, (Y, W, N)).reshape(Y, U, 1)
     return fold, finish, _start(_padded(sinks_YU1, rows), K * page_format.value_width)

@@ -32,7 +32,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from configs.cache import PageFormat
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention.contract import (
     CHOICE,
     FIRST_TOKENS,
@@ -81,7 +81,8 @@ def limit(demand: Demand, device: Device) -> str | None:
         )
     if demand.page_tokens % _group(page_format):
         sizes = "32, 64 or 128" if page_format.is_quantized else "16, 32, 64 or 128"
-        return f"reads pages of {sizes} tokens, not {demand.page_tokens}: set engine.page_tokens"
+        page_tokens = demand.page_tokens
+        return f"reads pages of {sizes} tokens, not {page_tokens}: set engine.cache.page_tokens"
     if page_format.values_in_keys:
         if page_format.value_width % _WHOLE_LANES:
             return f"has latents of a multiple of {_WHOLE_LANES}, not {page_format.value_width}"
@@ -99,13 +100,14 @@ def table_limit(demand: Demand) -> str | None:
         return None
     return (
         f"has room for page tables of {_TABLE_ENTRIES} entries, {demand.table_entries} are needed "
-        "(sequences x pages): lower engine.max_seqs or engine.max_context, raise engine.page_tokens"
+        "(sequences x pages): lower engine.max_seqs or engine.max_context, raise "
+        "engine.cache.page_tokens"
     )
 
 
 def layout(num_pages: int, page_tokens: int, page_format: PageFormat) -> jax.ShapeDtypeStruct:
     """The reference's pages; a row of latents, or of bytes, is padded to whole lanes."""
-    pages = kv_cache.token_major(num_pages, page_tokens, page_format)
+    pages = page_rows.token_major(num_pages, page_tokens, page_format)
     if not (page_format.values_in_keys or page_format.is_quantized):
         return pages
     width = page_format.padded_width(_WHOLE_LANES)
@@ -115,7 +117,7 @@ def layout(num_pages: int, page_tokens: int, page_format: PageFormat) -> jax.Sha
 def write(pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int) -> jax.Array:
     """`contract.Write`."""
     row_TX = row_TX.reshape(row_TX.shape[0], -1)
-    return kv_cache.write(pages, _padded(row_TX, pages.shape[2]), ragged, group)
+    return page_rows.write(pages, _padded(row_TX, pages.shape[2]), ragged, group)
 
 
 def attend_pages(
@@ -190,7 +192,7 @@ def _attend(
             parts = jnp.split(row_ZXH, row_ZXH.shape[1] // page_format.kv_heads, axis=1)
             new = tuple(part.astype(jnp.float32) for part in parts)
         else:
-            row_YWX = kv_cache.encode(row_YWX, pages)
+            row_YWX = page_rows.encode(row_YWX, pages)
             new = _aligned(tiling.split(row_YWX), kv_position_Z, _group(page_format))
         waits_Z = _waits(table_ZP, kv_position_Z // page_tokens, count_Z)
     next_Z = _next(stop_Z > start_Z)
@@ -310,9 +312,9 @@ def _attend_tiles(
             @pl.loop(0, _STAGES - (cursor[2] - cursor[3]))
             def _fetch(_):
                 row, column, num_fetched = cursor[0], cursor[1], cursor[2]
-                known = jnp.minimum(row, Z - 1)
+                valid_row = jnp.minimum(row, Z - 1)
 
-                @pl.when((row < Z) & ((row <= b) | (rows.waits[known] == 0)))
+                @pl.when((row < Z) & ((row <= b) | (rows.waits[valid_row] == 0)))
                 def _start():
                     copies(row, column, lax.rem(num_fetched, _STAGES), lambda copy: copy.start())
                     is_last = column + block_pages >= rows.stop[row]
@@ -362,7 +364,7 @@ def _attend_tiles(
                 for part, head in itertools.product(range(num_parts), range(K)):
                     new_SH = jnp.broadcast_to(new_refs[part][0, head : head + 1], (group, H))
                     at = pl.ds((part * K + head) * H, H)
-                    merge(at, kv_cache.encode(new_SH, pages_ref))
+                    merge(at, page_rows.encode(new_SH, pages_ref))
                 store(g, kv_position, stage).start()
 
         def keys_values(head, stage, scales_SX):
@@ -370,12 +372,12 @@ def _attend_tiles(
             begin = page_format.values.start + head * C
             keys, values = slice(head * H, (head + 1) * H), slice(begin, begin + C)
             if not page_format.is_quantized:
-                found = ring[stage, :, keys], ring[stage, :, values]
-                return tuple(map(kv_cache.decode, found))
+                stored = ring[stage, :, keys], ring[stage, :, values]
+                return tuple(map(page_rows.decode, stored))
 
             def scaled(begin, stop, nth, count):
                 """Elements with so many scales, from the nth on; the last is that of the rest."""
-                found = []
+                parts = []
                 for start in range(begin, stop, _WHOLE_LANES):
                     lanes = slice(start, min(start + _WHOLE_LANES, stop))
                     x_SX = _numbers(ring[stage, :, lanes], page_format.dtype)
@@ -384,9 +386,9 @@ def _attend_tiles(
                     if count > 1 and lanes.stop - start > _LANES:
                         is_first_SX = lax.broadcasted_iota(jnp.int32, x_SX.shape, 1) < _LANES
                         scale_SX = jnp.where(is_first_SX, scale_SX, scales_SX[:, at + 2 : at + 3])
-                    found.append((x_SX * scale_SX).astype(q_ref.dtype))
+                    parts.append((x_SX * scale_SX).astype(q_ref.dtype))
                     nth, count = nth + 2, count - 2
-                return jnp.concatenate(found, axis=1)
+                return jnp.concatenate(parts, axis=1)
 
             (num_first, _), (num_second, _) = page_format.groups
             if not page_format.values_in_keys:
@@ -494,7 +496,7 @@ def _attend_tiles(
 
 
 def _numbers(bytes_SX, format: str):
-    """Elements of eight bits as multiples of their scale, float32: `kv_cache.dequantize` in
+    """Elements of eight bits as multiples of their scale, float32: `page_rows.dequantize` in
     integers, which every generation has.
     """
     word_SX = bytes_SX.astype(jnp.int32)

@@ -109,12 +109,12 @@ def check(folder: Path) -> None:
     """
     log = folder / _LOG
     try:
-        known = log.read_text(errors="replace").partition("\n")[0]
+        logged = log.read_text(errors="replace").partition("\n")[0]
         is_recent = abs(time.time() - log.stat().st_mtime) < _RETRY_S
     except OSError:
         return
     compilers = _compilers()
-    if compilers and is_recent and known == _attempt(compilers):
+    if compilers and is_recent and logged == _attempt(compilers):
         raise BuildError(_failure(compilers, log))
 
 
@@ -135,20 +135,20 @@ def build(folder: Path) -> Path:
     try:
         if not folder.exists():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # it holds code
-        for left in folder.glob(f"{_UNFINISHED}*"):  # by a process that ended meanwhile
+        for abandoned in folder.glob(f"{_UNFINISHED}*"):  # by a process that ended meanwhile
             with contextlib.suppress(FileNotFoundError):  # or one that ends now
-                if time.time() - left.stat().st_mtime > _ABANDONED_S:
-                    shutil.rmtree(left, ignore_errors=True)
-        said = [_attempt(compilers)]
+                if time.time() - abandoned.stat().st_mtime > _ABANDONED_S:
+                    shutil.rmtree(abandoned, ignore_errors=True)
+        messages = [_attempt(compilers)]
         for compiler in compilers:
             with tempfile.TemporaryDirectory(dir=folder, prefix=_UNFINISHED) as temporary:
                 try:
                     built = _compile(compiler, units, Path(temporary))
                 except subprocess.SubprocessError as failed:
-                    said += [str(failed), _stderr(failed)]
+                    messages += [str(failed), _stderr(failed)]
                     continue
                 return _keep(built, folder, library_name())
-        (folder / _LOG).write_text("\n".join(said), errors="replace")
+        (folder / _LOG).write_text("\n".join(messages), errors="replace")
     except OSError as error:
         raise BuildError(f"{error.filename or folder}: {error.strerror}") from None
     raise BuildError(_failure(compilers, folder / _LOG))
@@ -209,8 +209,8 @@ def compile_units(compiler: list[str], units: Units, folder: Path) -> list[str]:
         headers = ("-isystem", jax.ffi.include_dir()) if source in ("ffi.cc", "rows.cc") else ()
         output = folder / Path(source).with_suffix(".o")
         fast = () if any(word.startswith("-O") for word in compiler) else (_FAST,)
-        own = (*_FLAGS, *fast, *_at_level(compiler, level), *flags, *headers)
-        commands.append([*compiler, *own, "-c", str(_SOURCES / source), "-o", str(output)])
+        options = (*_FLAGS, *fast, *_at_level(compiler, level), *flags, *headers)
+        commands.append([*compiler, *options, "-c", str(_SOURCES / source), "-o", str(output)])
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(_run, commands))
     return [command[-1] for command in commands]
@@ -234,8 +234,8 @@ def _run(command: list[str]) -> None:
 
 def _stderr(failed: subprocess.SubprocessError) -> str:
     """What a compiler said; where its time ran out it comes as bytes, even in text mode."""
-    said = getattr(failed, "stderr", None) or ""
-    return said.decode(errors="replace") if isinstance(said, bytes) else said
+    stderr = getattr(failed, "stderr", None) or ""
+    return stderr.decode(errors="replace") if isinstance(stderr, bytes) else stderr
 
 
 def _compilers() -> list[list[str]]:
@@ -245,18 +245,18 @@ def _compilers() -> list[list[str]]:
     Raises:
         BuildError: CXX is no command.
     """
-    if named := os.environ.get("CXX"):
+    if variable := os.environ.get("CXX"):
         try:
-            command = shlex.split(named)
+            command = shlex.split(variable)
         except ValueError:
             command = []
         if not command:
-            raise BuildError(f"CXX={named!r} is not a command")
+            raise BuildError(f"CXX={variable!r} is not a command")
         return [command]
-    found = [[path] for name in ("g++", "clang++", "c++") if (path := shutil.which(name))]
+    commands = [[path] for name in ("g++", "clang++", "c++") if (path := shutil.which(name))]
     if importlib.util.find_spec("ziglang"):
-        found.append([sys.executable, "-m", "ziglang", "c++"])
-    return found
+        commands.append([sys.executable, "-m", "ziglang", "c++"])
+    return commands
 
 
 def library_name() -> str:
@@ -273,10 +273,10 @@ def _bundled_name(machine: str) -> str:
 
 @functools.cache
 def _name_of(machine: str, *circumstances: str | None) -> str:
-    found = hashlib.sha256(repr((_FLAGS, _LINK_FLAGS, _EXPORTS, _UNITS, circumstances)).encode())
+    hasher = hashlib.sha256(repr((_FLAGS, _LINK_FLAGS, _EXPORTS, _UNITS, circumstances)).encode())
     for source in sorted([*_SOURCES.glob("*.cc"), *_SOURCES.glob("*.h")]):
-        found.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    return f"kernels-{machine}-{found.hexdigest()[:_DIGEST_SIZE]}"
+        hasher.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    return f"kernels-{machine}-{hasher.hexdigest()[:_DIGEST_SIZE]}"
 
 
 def _digest(content: bytes) -> str:

@@ -54,8 +54,8 @@ def _function(
     @run.defjvp
     def refuse(primals: Any, tangents: Any) -> NoReturn:
         raise InputError(
-            "the CPU kernels have no gradients: train with engine.linear=reference and "
-            "engine.attention=reference"
+            "the CPU kernels have no gradients: train with engine.kernels.linear=reference and "
+            "engine.kernels.attention=reference"
         )
 
     return jax.jit(run, inline=True)

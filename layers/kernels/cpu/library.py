@@ -55,23 +55,23 @@ def load(path: Path) -> Trials:
             processor lacks what all its kernels need.
     """
     global _library
-    found = ctypes.CDLL(str(path))
+    library = ctypes.CDLL(str(path))
     try:
-        functions = [(f"ridgeline_{n}_{LAYOUT}", found[f"ridgeline_{n}"]) for n in _NAMES]
-        found.ridgeline_use.argtypes = found.ridgeline_try.argtypes = [ctypes.c_char_p]
-        found.ridgeline_use.restype, found.ridgeline_try.restype = None, ctypes.c_double
+        functions = [(f"ridgeline_{n}_{LAYOUT}", library[f"ridgeline_{n}"]) for n in _NAMES]
+        library.ridgeline_use.argtypes = library.ridgeline_try.argtypes = [ctypes.c_char_p]
+        library.ridgeline_use.restype, library.ridgeline_try.restype = None, ctypes.c_double
         size = ctypes.c_int64
-        found.ridgeline_pack.argtypes = [ctypes.c_void_p, size, size, size, ctypes.c_void_p]
-        found.ridgeline_pack.restype = None
+        library.ridgeline_pack.argtypes = [ctypes.c_void_p, size, size, size, ctypes.c_void_p]
+        library.ridgeline_pack.restype = None
         name, pointer = ctypes.c_char_p, ctypes.c_void_p
-        found.ridgeline_pack_blocks.argtypes = [name, pointer, size, size, size, pointer]
-        found.ridgeline_pack_blocks.restype = ctypes.c_bool
-        found.ridgeline_name_bus_errors.restype = None
-        found.ridgeline_peak.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_double]
-        found.ridgeline_peak.restype = ctypes.c_double
+        library.ridgeline_pack_blocks.argtypes = [name, pointer, size, size, size, pointer]
+        library.ridgeline_pack_blocks.restype = ctypes.c_bool
+        library.ridgeline_name_bus_errors.restype = None
+        library.ridgeline_peak.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_double]
+        library.ridgeline_peak.restype = ctypes.c_double
     except AttributeError as error:
         raise OSError(f"not the library of Ridgeline's kernels ({error})") from None
-    tried = {name: found.ridgeline_try(name.encode()) for name in INSTRUCTION_SETS}
+    tried = {name: library.ridgeline_try(name.encode()) for name in INSTRUCTION_SETS}
     usable = tuple(name for name, seconds in tried.items() if seconds >= 0)
     if not usable:
         raise OSError("this processor lacks what x86-64-v3 has, AVX2 and FMA among it")
@@ -80,8 +80,8 @@ def load(path: Path) -> Trials:
             jax.ffi.register_ffi_target(target, jax.ffi.pycapsule(function), platform="cpu")
     except RuntimeError as error:  # another one has taken the names
         raise OSError(str(error)) from None
-    found.ridgeline_name_bus_errors()  # of weights, which are mapped
-    _library = found
+    library.ridgeline_name_bus_errors()  # of weights, which are mapped
+    _library = library
     use(usable[0])
     return Trials(usable, tuple(name for name, seconds in tried.items() if seconds == _FAULTS))
 

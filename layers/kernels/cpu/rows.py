@@ -41,8 +41,8 @@ def kernel_or(
     differentiable = jax.custom_jvp(kernel)
     differentiable.defjvp(lambda primals, tangents: jax.jvp(reference, primals, tangents))
 
-    def run(*arrays: _Arrays.args, **named: _Arrays.kwargs) -> _Out:
-        return (differentiable if is_native() else reference)(*arrays, **named)
+    def run(*arrays: _Arrays.args, **keywords: _Arrays.kwargs) -> _Out:
+        return (differentiable if is_native() else reference)(*arrays, **keywords)
 
     return run
 
@@ -66,10 +66,10 @@ def norm(
     dtype = jnp.promote_types(weight.dtype, bias.dtype)
     arrays = x, weight.astype(dtype), bias.astype(dtype)
     out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-    found: jax.Array = calls.call(
+    normed: jax.Array = calls.call(
         library.NORM, out, *arrays, epsilon=np.float32(eps), offset=np.float32(offset)
     )
-    return found
+    return normed
 
 
 def gate(gate_up_TX: jax.Array, activation: str, dtype: str) -> jax.Array:
@@ -86,8 +86,8 @@ def gate(gate_up_TX: jax.Array, activation: str, dtype: str) -> jax.Array:
     T, X = gate_up_TX.shape
     out = jax.ShapeDtypeStruct((T, X // 2), jnp.dtype(dtype))
     code = np.int32(GATES[activation])
-    found: jax.Array = calls.call(library.GATE, out, gate_up_TX, activation=code)
-    return found
+    gated: jax.Array = calls.call(library.GATE, out, gate_up_TX, activation=code)
+    return gated
 
 
 def summarize(x_QV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -144,18 +144,20 @@ def append(
     return q_TNH, pages
 
 
-def choose(scores_YWX: jax.Array, open_YWX: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+def choose(
+    scores_YWX: jax.Array, open_YWX: jax.Array, max_chosen: int
+) -> tuple[jax.Array, jax.Array]:
     """The largest of those scores that are open, of equals the first: their indices in rising
     order, i32 [..., most], then X; and how many they are, i32 [...].
 
     Args:
         scores_YWX: float32, in XLA's order, where NaN is the largest and -NaN the smallest.
         open_YWX: bool.
-        most: indices of a row.
+        max_chosen: indices of a row.
     """
     shape = scores_YWX.shape[:-1]
     outs = (
-        jax.ShapeDtypeStruct((*shape, most), jnp.int32),
+        jax.ShapeDtypeStruct((*shape, max_chosen), jnp.int32),
         jax.ShapeDtypeStruct(shape, jnp.int32),
     )
     index_YWJ, count_YW = calls.call(library.CHOOSE, outs, scores_YWX, open_YWX)

@@ -1,6 +1,5 @@
 """The implementations of products with weights, and which one a configuration gets."""
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -25,19 +24,19 @@ from sharding import rules
 
 
 def choose(config: Config) -> str:
-    """The implementation that `engine.linear` names; None: 'ffi_cpu' where it can run.
+    """The implementation that `engine.kernels.linear` names; None: 'ffi_cpu' where it can run.
 
     Raises:
         InputError: the named implementation cannot run here.
     """
-    platform, name = target_device().platform, config.engine.linear
+    platform, name = target_device().platform, config.engine.kernels.linear
     reason = None
     if platform != "cpu":
         reason = f"runs on CPUs, not on {platform}"
     elif not library.is_loaded():
         reason = "needs the native library, which is not there"
     if name == "ffi_cpu" and reason is not None:
-        raise InputError(f"engine.linear=ffi_cpu {reason}; 'reference' runs anywhere")
+        raise InputError(f"engine.kernels.linear=ffi_cpu {reason}; 'reference' runs anywhere")
     return name or ("reference" if reason else "ffi_cpu")
 
 
@@ -52,7 +51,7 @@ def placement(
         InputError: blocks of a format that the chosen implementation has no products for.
     """
 
-    def one(info: ParamInfo, values: Any) -> Any:
+    def convert(info: ParamInfo, values: Any) -> Any:
         if _is_quantized(info, config):
             blocks = np.asarray(values).reshape(*info.shape[:-1], -1)
             return low_bit.of_blocks(blocks, info.format, info.shape[-1], config.model.dtype)
@@ -60,11 +59,11 @@ def placement(
             return packed.pack_rows(values, info.format, info.shape)
         if (format := device_format(info, target_device().platform)) != info.format:
             values = values.astype(format)
-        packs = config.engine.linear == "ffi_cpu" and info.is_multiplied
+        packs = config.engine.kernels.linear == "ffi_cpu" and info.is_multiplied
         return packed.pack(values) if packs else jax.device_put(values)
 
     if mesh is None:
-        return lambda path, info, values: one(info, _in_rows(info, values))
+        return lambda path, info, values: convert(info, _in_rows(info, values))
     infos = parameters.flatten(config.chip_model.parameters())
 
     def place(path: str, info: ParamInfo, values: Any) -> Any:
@@ -72,8 +71,8 @@ def placement(
             values = np.asarray(_whole(info, values))
 
         def part(group: int, chip: int) -> Any:
-            own = rules.part(config.model, path, info, values, config.mesh, group, chip)
-            return one(infos[path], _in_rows(infos[path], own))
+            chip_values = rules.part(config.model, path, info, values, config.mesh, group, chip)
+            return convert(infos[path], _in_rows(infos[path], chip_values))
 
         return meshes.put(mesh, rules.spec(path, info), part)
 
@@ -102,8 +101,10 @@ def _whole(info: ParamInfo, values: Any) -> Any:
 
 def specs(infos: Any) -> Any:
     """Partition specs of what `placement` makes of a declaration's values on a mesh."""
-    found = {path: rules.spec(path, info) for path, info in parameters.flatten(infos).items()}
-    return parameters.unflatten(infos, found)
+    specs_by_path = {
+        path: rules.spec(path, info) for path, info in parameters.flatten(infos).items()
+    }
+    return parameters.unflatten(infos, specs_by_path)
 
 
 def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) -> Any:
@@ -111,9 +112,9 @@ def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) 
     mesh.
     """
     if mesh is not None:
-        own = abstract(config, config.chip_model.parameters())
+        chip_leaves = abstract(config, config.chip_model.parameters())
         return jax.tree.map(
-            lambda spec, leaf: meshes.spread(mesh, (leaf,), (spec,))[0], specs(infos), own,
+            lambda spec, leaf: meshes.spread(mesh, (leaf,), (spec,))[0], specs(infos), chip_leaves,
             is_leaf=lambda node: isinstance(node, PartitionSpec),
         )  # fmt: skip
 
@@ -121,7 +122,7 @@ def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) 
         if _is_quantized(info, config):
             return low_bit.abstract(info.shape, info.format, config.model.dtype)
         is_block = info.format in packed.BLOCKS
-        if is_block or (config.engine.linear == "ffi_cpu" and info.is_multiplied):
+        if is_block or (config.engine.kernels.linear == "ffi_cpu" and info.is_multiplied):
             return packed.abstract(info.shape, info.format)
         return jax.ShapeDtypeStruct(info.shape, device_format(info, target_device().platform))
 
@@ -132,9 +133,7 @@ def random_params(config: Config, infos: Any) -> Params:
     """Random parameters. On one chip those that `placement` would make a `Quantized` are drawn as
     such, since rounding a large model takes minutes.
     """
-    config = dataclasses.replace(
-        config, engine=dataclasses.replace(config.engine, linear=choose(config))
-    )
+    config = config.with_engine(linear=choose(config))
 
     def draw(info: ParamInfo, key: jax.Array) -> Any:
         if config.num_chips == 1 and _is_quantized(info, config):
@@ -157,7 +156,7 @@ def pack_params(
     place, declared = placement(config, mesh), parameters.flatten(infos)
     leaves, _ = jax.tree.flatten(params, is_leaf=_is_made)
 
-    def placed(path: str, leaf: Any) -> Any:
+    def place_leaf(path: str, leaf: Any) -> Any:
         _check_goes(config, path, leaf)
         if mesh is None:
             return leaf if _is_made(leaf) else place(path, declared[path], leaf)
@@ -168,7 +167,7 @@ def pack_params(
         return place(path, declared[path], leaf)
 
     pairs = zip(declared, leaves, strict=True)
-    return parameters.unflatten(infos, {path: placed(path, leaf) for path, leaf in pairs})
+    return parameters.unflatten(infos, {path: place_leaf(path, leaf) for path, leaf in pairs})
 
 
 def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None = None) -> Params:
@@ -199,18 +198,22 @@ def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None =
 def _check_same(declared: dict[str, ParamInfo], leaves: dict[str, Any]) -> None:
     """Compares names, shapes and formats; raises InputError with the first that differs."""
     platform = target_device().platform
-    wanted = {path: (info.shape, info.format) for path, info in declared.items()}
-    placed = {path: (i.shape, device_format(i, platform)) for path, i in declared.items()}
-    found = {path: (_shape(leaf), _format(leaf)) for path, leaf in leaves.items()}
-    for path in [*wanted, *found]:
-        if found.get(path) not in (wanted.get(path), placed.get(path)) and not (
-            path in wanted and path in found and _can_be_rounded(declared[path], *found[path])
+    expected = {path: (info.shape, info.format) for path, info in declared.items()}
+    expected_on_device = {
+        path: (i.shape, device_format(i, platform)) for path, i in declared.items()
+    }
+    actual = {path: (_shape(leaf), _format(leaf)) for path, leaf in leaves.items()}
+    for path in [*expected, *actual]:
+        if actual.get(path) not in (expected.get(path), expected_on_device.get(path)) and not (
+            path in expected and path in actual and _can_be_rounded(declared[path], *actual[path])
         ):
-            own, other = (
-                f"{each[path][1]} {list(each[path][0])}" if path in each else "absent"
-                for each in (wanted, found)
+            expected_text, actual_text = (
+                f"{side[path][1]} {list(side[path][0])}" if path in side else "absent"
+                for side in (expected, actual)
             )
-            raise InputError(f"not parameters of this model: {path} is {other}, not {own}")
+            raise InputError(
+                f"not parameters of this model: {path} is {actual_text}, not {expected_text}"
+            )
 
 
 def _can_be_rounded(info: ParamInfo, shape: tuple[int, ...], format: str) -> bool:
@@ -225,12 +228,12 @@ def _is_quantized(info: ParamInfo, config: Config) -> bool:
     Raises:
         InputError: the products have none for its format.
     """
-    if info.format not in packed.BLOCKS or config.engine.linear == "ffi_cpu":
+    if info.format not in packed.BLOCKS or config.engine.kernels.linear == "ffi_cpu":
         return False
     if info.format not in quantized.OURS:
         raise InputError(
-            f"engine.linear={config.engine.linear} multiplies no weights in {info.format}; "
-            f"valid: {', '.join(quantized.OURS)}"
+            f"engine.kernels.linear={config.engine.kernels.linear} multiplies no weights in "
+            f"{info.format}; valid: {', '.join(quantized.OURS)}"
         )
     return True
 
@@ -242,11 +245,11 @@ def _is_made(leaf: Any) -> bool:
 
 def _check_goes(config: Config, path: str, leaf: Any) -> None:
     """Refuses what was made for other products."""
-    is_native = config.engine.linear == "ffi_cpu"
+    is_native = config.engine.kernels.linear == "ffi_cpu"
     if isinstance(leaf, Packed) and not is_native:
-        raise InputError(f"{path}: packed parameters go with engine.linear=ffi_cpu only")
+        raise InputError(f"{path}: packed parameters go with engine.kernels.linear=ffi_cpu only")
     if isinstance(leaf, Quantized) and is_native:
-        raise InputError(f"{path}: arrays of few bits go with engine.linear=reference only")
+        raise InputError(f"{path}: arrays of few bits go with engine.kernels.linear=reference only")
 
 
 def _shape(leaf: Any) -> tuple[int, ...]:

@@ -33,9 +33,9 @@ def grouped_product(
     kernel = _kernel(w_EFD, interpret)
     if kernel is None:
         return _by_xla(x_XD, w_EFD, sizes_E)
-    found = jax.custom_jvp(lambda *arrays: _zero_behind(kernel(*arrays), *arrays))
-    found.defjvp(lambda primals, tangents: jax.jvp(_by_xla, primals, tangents))
-    result: jax.Array = found(x_XD, w_EFD, sizes_E)
+    differentiable = jax.custom_jvp(lambda *arrays: _zero_behind(kernel(*arrays), *arrays))
+    differentiable.defjvp(lambda primals, tangents: jax.jvp(_by_xla, primals, tangents))
+    result: jax.Array = differentiable(x_XD, w_EFD, sizes_E)
     return result
 
 
@@ -61,11 +61,11 @@ def _by_xla(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array) -> jax.Array:
 
 
 def _zero_behind(
-    found_XF: jax.Array, x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array
+    y_XF: jax.Array, x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array
 ) -> jax.Array:
     """Rows behind the last group are whatever was there before."""
     is_row_X1 = (jnp.arange(len(x_XD)) < sizes_E.sum())[:, None]
-    return jnp.where(is_row_X1, found_XF[: len(x_XD)], 0)
+    return jnp.where(is_row_X1, y_XF[: len(x_XD)], 0)
 
 
 def _on_tpu(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array, interpret: bool) -> jax.Array:
@@ -79,11 +79,11 @@ def _on_tpu(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array, interpret: bo
     rows = min(_TPU_TILE[0], -(-X // 16) * 16)
     tiling = rows, min(_TPU_TILE[1], D), min(_TPU_TILE[2], F)
     x_XD = jnp.pad(x_XD, ((0, -X % rows), (0, 0)))
-    found: jax.Array = gmm(
+    y_XF: jax.Array = gmm(
         x_XD, w_EFD if by_rows else w_EFD.swapaxes(1, 2), sizes_E, jnp.float32, tiling,
         transpose_rhs=by_rows, interpret=interpret,
     )  # fmt: skip
-    return found
+    return y_XF
 
 
 def _tiled_size(rows: int, columns: int) -> int:
@@ -95,8 +95,8 @@ def _on_gpu(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """Mosaic's, for Hopper; its sums leave in x's type."""
     from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
 
-    found: jax.Array = ragged_dot_mgpu.ragged_dot(
+    y_XF: jax.Array = ragged_dot_mgpu.ragged_dot(
         x_XD, w_EFD, group_sizes=sizes_E, block_m=_GPU_ROWS, block_n=_GPU_FEATURES,
         block_k=_GPU_DEPTH, max_concurrent_steps=_GPU_STEPS, grid_block_n=1, transpose_rhs=True,
     )  # fmt: skip
-    return found.astype(jnp.float32)
+    return y_XF.astype(jnp.float32)

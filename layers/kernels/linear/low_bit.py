@@ -104,19 +104,19 @@ def of_blocks(blocks_FX: np.ndarray, format: str, width: int, dtype: str) -> Qua
 
 def _in_planes(q_FD: np.ndarray, planes: tuple[int, ...]) -> np.ndarray:
     """Integers as `Quantized.data` has them: uint8 [F, bytes]."""
-    F, shift, found = len(q_FD), 0, []
+    F, shift, columns = len(q_FD), 0, []
     for bits in planes:
         plane_FD, parts = q_FD >> shift & ((1 << bits) - 1), 8 // bits
         whole = q_FD.shape[1] // (LANES * parts) * LANES * parts
-        for own_FD, count in (
+        for part_FD, count in (
             (plane_FD[:, :whole], whole // (LANES * parts)),
             (plane_FD[:, whole:], 1),
         ):
-            own_FCPL = own_FD.reshape(F, count, parts, own_FD.shape[1] // max(1, count * parts))
-            byte_FCL = sum(own_FCPL[:, :, part] << part * bits for part in range(parts))
-            found.append(np.asarray(byte_FCL, np.uint8).reshape(F, own_FD.shape[1] // parts))
+            part_FCPL = part_FD.reshape(F, count, parts, part_FD.shape[1] // max(1, count * parts))
+            byte_FCL = sum(part_FCPL[:, :, part] << part * bits for part in range(parts))
+            columns.append(np.asarray(byte_FCL, np.uint8).reshape(F, part_FD.shape[1] // parts))
         shift += bits
-    return np.concatenate(found, axis=1)
+    return np.concatenate(columns, axis=1)
 
 
 def _by_group(values_FG: np.ndarray) -> jax.Array:
@@ -157,7 +157,7 @@ def _is_fp8(format: str) -> bool:
     return "fp8" in format
 
 
-def _dtype(format: str) -> Any:
+def _dtype(format: str) -> type[np.integer]:
     return np.int8 if FORMATS[format].bits == 8 and not _is_fp8(format) else np.uint8
 
 
@@ -172,8 +172,8 @@ def rows(w: Quantized, ids_T: jax.Array) -> jax.Array:
         raise ValueError(f"rows are looked up in a matrix, not in a stack of {w.shape}")
     ids_T = jnp.clip(ids_T, 0, w.shape[0] - 1)
     zero = None if w.zero is None else w.zero[:, ids_T]
-    own = dataclasses.replace(w, data=w.data[ids_T], scale=w.scale[:, ids_T], zero=zero)
-    return numbers(own).astype(jnp.float32)
+    selected = dataclasses.replace(w, data=w.data[ids_T], scale=w.scale[:, ids_T], zero=zero)
+    return numbers(selected).astype(jnp.float32)
 
 
 def numbers(w: Quantized) -> jax.Array:
@@ -204,27 +204,27 @@ def integers(w: Quantized) -> jax.Array:
     F, G = len(w.data), w.scale.shape[-2]
     if FORMATS[w.format].bits == 8:
         return elements(w).astype(jnp.float32).reshape(F, G, -1)
-    start, shift, found_FD = 0, 0, jnp.zeros((), jnp.uint8)
+    start, shift, number_FD = 0, 0, jnp.zeros((), jnp.uint8)
     for bits in planes(w.format):
         stop = start + w.shape[-1] * bits // 8
-        found_FD |= _of_plane(w.data[:, start:stop], bits) << shift
+        number_FD |= _of_plane(w.data[:, start:stop], bits) << shift
         start, shift = stop, shift + bits
-    found_FGX = found_FD.reshape(F, G, -1)
+    number_FGX = number_FD.reshape(F, G, -1)
     if w.format == "mxfp4":
-        return of_e2m1(found_FGX)
-    return found_FGX.astype(jnp.float32) - (middle(w.format) if w.zero is None else 0)
+        return of_e2m1(number_FGX)
+    return number_FGX.astype(jnp.float32) - (middle(w.format) if w.zero is None else 0)
 
 
 def _of_plane(byte_FX: jax.Array, bits: int) -> jax.Array:
     """Integers of so many bits, uint8 [F, D]."""
     F, X = byte_FX.shape
-    whole, found = X // LANES * LANES, []
-    for own_FX, each in ((byte_FX[:, :whole], LANES), (byte_FX[:, whole:], X - whole)):
-        if own_FX.shape[1]:
-            own_FCL = own_FX.reshape(F, -1, each)
-            parts = [own_FCL >> n & ((1 << bits) - 1) for n in range(0, 8, bits)]
-            found.append(jnp.stack(parts, axis=2).reshape(F, -1))
-    return jnp.concatenate(found, axis=1)
+    whole, columns = X // LANES * LANES, []
+    for part_FX, lanes in ((byte_FX[:, :whole], LANES), (byte_FX[:, whole:], X - whole)):
+        if part_FX.shape[1]:
+            part_FCL = part_FX.reshape(F, -1, lanes)
+            parts = [part_FCL >> n & ((1 << bits) - 1) for n in range(0, 8, bits)]
+            columns.append(jnp.stack(parts, axis=2).reshape(F, -1))
+    return jnp.concatenate(columns, axis=1)
 
 
 def elements(w: Quantized) -> jax.Array:
@@ -240,7 +240,7 @@ def of_e2m1(code: jax.Array) -> jax.Array:
     return jnp.where(code < 8, 0.5, -0.5) * whole.astype(jnp.float32)
 
 
-def rounded_tokens(x_TD: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+def rounded_tokens(x_TD: jax.Array, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
     """Each token's numbers in eight bits, by a scale of its own.
 
     Args:

@@ -39,12 +39,12 @@ def can_multiply(num_rows: int, w: Quantized) -> bool:
     """Whether the kernel multiplies such rows with (a matrix of) w."""
     *_, F, D = w.shape
     least = min(low_bit.planes(w.format))
-    most = _SMALL_GROUP_ROWS if w.scale.shape[-2] * 64 > D else _MOST_ROWS
+    max_rows = _SMALL_GROUP_ROWS if w.scale.shape[-2] * 64 > D else _MOST_ROWS
     return (
         least < 8
         and w.dtype == "bfloat16"
         and F % _FEATURES == D % (LANES * 8 // least) == 0
-        and num_rows <= (most if least == 4 else _THIN_PLANE_ROWS)
+        and num_rows <= (max_rows if least == 4 else _THIN_PLANE_ROWS)
     )
 
 
@@ -54,13 +54,13 @@ def products(
     """`low_bit_product.products`, of rows that `can_multiply` allows; `interpret` takes
     `InterpretGPUParams`.
     """
-    W, shift, found_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
+    W, shift, y_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
     x_BWD = jnp.pad(x_BWD.astype(w.dtype), ((0, 0), (0, -W % _ROWS), (0, 0)))
     for bits in low_bit.planes(w.format):
-        own_BWF = _plane(x_BWD, w, matrix_B, bits, shift, interpret)
-        found_BWF += own_BWF if shift == 0 else own_BWF * (1 << shift)
+        plane_BWF = _plane(x_BWD, w, matrix_B, bits, shift, interpret)
+        y_BWF += plane_BWF if shift == 0 else plane_BWF * (1 << shift)
         shift += bits
-    return found_BWF[:, :W]
+    return y_BWF[:, :W]
 
 
 class _Shared(NamedTuple):
@@ -85,8 +85,8 @@ def _plane(
     K, first, size = LANES * 8 // bits, D * shift // 8 // LANES, D // w.scale.shape[1]
     groups, num_steps, dtype = K // size, D // K, x_BWD.dtype
     num_tiles = F // _FEATURES
-    wanted = -(-target_device().num_cores * _BLOCKS_A_CORE // (B * num_tiles))
-    num_shares = max(1, min(wanted, num_steps))
+    target_shares = -(-target_device().num_cores * _BLOCKS_A_CORE // (B * num_tiles))
+    num_shares = max(1, min(target_shares, num_steps))
     stored_zero = w.zero if w.zero is not None and shift == 0 else None
     middle = 0.0 if w.zero is not None or shift else low_bit.middle(w.format)
     weights = [w.scale] if stored_zero is None else [w.scale, stored_zero]
@@ -138,10 +138,10 @@ def _plane(
                         number_FK -= lax.broadcast_in_dim(zero_F, number_FK.shape, (0,))
                     elif middle != bias:
                         number_FK -= jnp.asarray((middle - bias) * (1 << shifted), dtype)
-                    own_FW = _product(number_FK, shared.x.at[stage, :, columns], interpret)
+                    group_FW = _product(number_FK, shared.x.at[stage, :, columns], interpret)
                     scale_F = low_bit.as_float(shared.scale[stage, group], w.format == "mxfp4")
                     scale_F *= 2.0**-shifted
-                    sum_FW += own_FW * lax.broadcast_in_dim(scale_F, own_FW.shape, (0,))
+                    sum_FW += group_FW * lax.broadcast_in_dim(scale_F, group_FW.shape, (0,))
             plgpu.commit_smem()  # every warp has read
             pl.when(k + num_stages < stop)(lambda: fetch(k + num_stages))
             return sum_FW
@@ -156,7 +156,9 @@ def _plane(
     def arrived() -> Any:
         return plgpu.Barrier(num_barriers=num_stages)
 
-    def held(shape: tuple[int, int], dtype: Any, swizzled: int | None = None) -> Any:
+    def stage_buffer(
+        shape: tuple[int, int], dtype: jax.typing.DTypeLike, swizzled: int | None = None
+    ) -> Any:
         """Arrays of each stage, in tiles of 8 rows of so many bytes, whose 16-byte parts are
         swizzled, or as they are.
         """
@@ -167,14 +169,17 @@ def _plane(
         return plgpu.SMEM((num_stages, *shape), dtype, transforms=transforms)
 
     scratch: dict[str, Any] = dict(
-        data=held((_FEATURES, LANES), jnp.int8, LANES),
-        x=held((W, K), dtype, min(128, 2 * size)),  # a group's columns are whole tiles
-        scale=held((groups, _FEATURES), w.scale.dtype), out=plgpu.SMEM((_FEATURES, W), jnp.float32),
+        data=stage_buffer((_FEATURES, LANES), jnp.int8, LANES),
+        x=stage_buffer((W, K), dtype, min(128, 2 * size)),  # a group's columns are whole tiles
+        scale=stage_buffer((groups, _FEATURES), w.scale.dtype),
+        out=plgpu.SMEM((_FEATURES, W), jnp.float32),
         data_arrived=arrived(), x_arrived=arrived(), scale_arrived=arrived(),
     )  # fmt: skip
     if stored_zero is not None:
-        scratch |= dict(zero=held((groups, _FEATURES), stored_zero.dtype), zero_arrived=arrived())
-    found_XBFW = plgpu.kernel(
+        scratch |= dict(
+            zero=stage_buffer((groups, _FEATURES), stored_zero.dtype), zero_arrived=arrived()
+        )
+    partial_XBFW = plgpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct((num_shares, B, F, W), jnp.float32),
         scratch_types=scratch,
@@ -184,12 +189,12 @@ def _plane(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )(x_BWD, lax.bitcast_convert_type(w.data, jnp.int8), *weights, matrix_B)
-    found_BWF: jax.Array = found_XBFW.sum(0).swapaxes(1, 2)
-    return found_BWF
+    y_BWF: jax.Array = partial_XBFW.sum(0).swapaxes(1, 2)
+    return y_BWF
 
 
 def _numbers(
-    byte_FL: jax.Array, bits: int, shifted: int, format: str, dtype: Any
+    byte_FL: jax.Array, bits: int, shifted: int, format: str, dtype: jax.typing.DTypeLike
 ) -> tuple[jax.Array, int]:
     """The bits from `shifted` on as multiples of 2^shifted, less the second number returned of
     them: where they are where they have a sign, they are taken as they are.
@@ -222,5 +227,7 @@ def _product(number_FK: jax.Array, x_smem: Any, interpret: Any) -> jax.Array:
         plgpu.wgmma(sum_ref, number_FK, x_smem.transpose((1, 0)))
         return sum_ref[...]
 
-    found: jax.Array = pl.run_scoped(product, plgpu.ACC((_FEATURES, x_smem.shape[0]), jnp.float32))
-    return found
+    product_FW: jax.Array = pl.run_scoped(
+        product, plgpu.ACC((_FEATURES, x_smem.shape[0]), jnp.float32)
+    )
+    return product_FW

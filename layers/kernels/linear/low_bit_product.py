@@ -35,9 +35,9 @@ def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
     if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
         raise ValueError(f"{x_TD.shape} does not go with a matrix of {w.shape}")
     if kernel := _kernel(x_TD.shape[0], w):
-        one = dataclasses.replace(jax.tree.map(lambda a: a[None], w), shape=(1, *w.shape))
-        found: jax.Array = kernel(x_TD[None], one, jnp.zeros(1, jnp.int32))[0]
-        return found
+        stack = dataclasses.replace(jax.tree.map(lambda a: a[None], w), shape=(1, *w.shape))
+        y_TF: jax.Array = kernel(x_TD[None], stack, jnp.zeros(1, jnp.int32))[0]
+        return y_TF
     return _by_xla(x_TD, w)
 
 
@@ -59,16 +59,16 @@ def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
         return kernel(x_BWD, w, matrix_B)
     E, F, _ = w.shape
 
-    def one(block: tuple[jax.Array, jax.Array]) -> jax.Array:
+    def block_product(block: tuple[jax.Array, jax.Array]) -> jax.Array:
         x_WD, e = block
-        own = dataclasses.replace(jax.tree.map(lambda array: array[e], w), shape=w.shape[1:])
-        return _by_xla(x_WD, own)
+        matrix = dataclasses.replace(jax.tree.map(lambda array: array[e], w), shape=w.shape[1:])
+        return _by_xla(x_WD, matrix)
 
     def or_none(block: tuple[jax.Array, jax.Array]) -> jax.Array:
         nothing = jnp.zeros((x_BWD.shape[1], F), jnp.float32)
-        return lax.cond(block[1] < E, one, lambda _: nothing, block)
+        return lax.cond(block[1] < E, block_product, lambda _: nothing, block)
 
-    return lax.map(or_none if target_is_cpu() else one, (x_BWD, matrix_B))
+    return lax.map(or_none if target_is_cpu() else block_product, (x_BWD, matrix_B))
 
 
 def _kernel(num_rows: int, w: Quantized) -> Callable[..., jax.Array] | None:
@@ -94,9 +94,9 @@ def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:
     if not target_is_cpu():
         return multiply(x_TD, w)
     x_TD = jnp.pad(x_TD, ((0, max(0, _LEAST_ROWS - T)), (0, 0)))
-    each = max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * D))
-    found_TF = multiply(x_TD, w) if each >= F else _by_blocks(x_TD, w, each, multiply)
-    return found_TF[:T]
+    block_rows = max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * D))
+    y_TF = multiply(x_TD, w) if block_rows >= F else _by_blocks(x_TD, w, block_rows, multiply)
+    return y_TF[:T]
 
 
 def _rounds(w: Quantized) -> bool:
@@ -104,23 +104,23 @@ def _rounds(w: Quantized) -> bool:
 
 
 def _by_blocks(
-    x_TD: jax.Array, w: Quantized, each: int, multiply: Callable[..., jax.Array]
+    x_TD: jax.Array, w: Quantized, block_rows: int, multiply: Callable[..., jax.Array]
 ) -> jax.Array:
     """Products with so many rows of the matrix at a time; the last are partly those before."""
     F = w.shape[0]
 
-    def one(n: jax.Array, y_TF: jax.Array) -> jax.Array:
-        first = jnp.minimum(n * each, F - each)
+    def add_block(n: jax.Array, y_TF: jax.Array) -> jax.Array:
+        first = jnp.minimum(n * block_rows, F - block_rows)
 
         def some(axis: int) -> Callable[[jax.Array], jax.Array]:
-            return lambda array: lax.dynamic_slice_in_dim(array, first, each, axis)
+            return lambda array: lax.dynamic_slice_in_dim(array, first, block_rows, axis)
 
-        own = dataclasses.replace(
+        block = dataclasses.replace(
             w, data=some(0)(w.data), scale=some(1)(w.scale), zero=jax.tree.map(some(1), w.zero)
         )
-        return lax.dynamic_update_slice_in_dim(y_TF, multiply(x_TD, own), first, 1)
+        return lax.dynamic_update_slice_in_dim(y_TF, multiply(x_TD, block), first, 1)
 
-    return lax.fori_loop(0, -(-F // each), one, jnp.zeros((len(x_TD), F), jnp.float32))
+    return lax.fori_loop(0, -(-F // block_rows), add_block, jnp.zeros((len(x_TD), F), jnp.float32))
 
 
 def _times(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:

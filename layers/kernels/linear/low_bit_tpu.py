@@ -50,13 +50,13 @@ def products(
 ) -> jax.Array:
     """`low_bit_product.products`, of rows that `can_multiply` allows."""
     dtype = jnp.dtype(w.dtype)
-    W, shift, found_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
+    W, shift, y_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
     x_BWD = jnp.pad(x_BWD.astype(dtype), ((0, 0), (0, -W % _ROWS), (0, 0)))
     for bits in low_bit.planes(w.format):
-        own_BWF = _plane(x_BWD, w, matrix_B, bits, shift, interpret)
-        found_BWF += own_BWF if shift == 0 else own_BWF * (1 << shift)
+        plane_BWF = _plane(x_BWD, w, matrix_B, bits, shift, interpret)
+        y_BWF += plane_BWF if shift == 0 else plane_BWF * (1 << shift)
         shift += bits
-    return found_BWF[:, :W]
+    return y_BWF[:, :W]
 
 
 def _plane(
@@ -119,10 +119,10 @@ def _plane(
                 for j in range(groups):
                     rows, group = slice(j * W, (j + 1) * W), pl.ds((k * num + c) * groups + j, 1)
                     scale_1F, *zeros = (ref[group] for ref in weight_refs)
-                    own_WF = sum_RF[rows]
+                    group_WF = sum_RF[rows]
                     if has_zeros:
-                        own_WF -= sum_R1[rows] * (zeros[0] if zeros else middle)
-                    sum_WF += own_WF * scale_1F
+                        group_WF -= sum_R1[rows] * (zeros[0] if zeros else middle)
+                    sum_WF += group_WF * scale_1F
             out_ref[0] += sum_WF
 
     of_rows = pl.BlockSpec((1, W, D), lambda b, f, k, _: (b, 0, 0))
@@ -163,8 +163,8 @@ def expanded(w: Quantized, interpret: bool = False) -> jax.Array:
     weights = [low_bit.scales(w)]
     if w.zero is not None:
         weights.append(w.zero.astype(jnp.float32))
-    rows, each = min(F, _EXPANDED_ROWS), D // G
-    columns = next((n for n in _EXPANDED_COLUMNS if D % n == 0 == n // each % 8), D)
+    rows, group_size = min(F, _EXPANDED_ROWS), D // G
+    columns = next((n for n in _EXPANDED_COLUMNS if D % n == 0 == n // group_size % 8), D)
     shifts = [sum(planes[:n]) for n in range(len(planes))]
 
     def kernel(*refs):
@@ -180,13 +180,13 @@ def expanded(w: Quantized, interpret: bool = False) -> jax.Array:
 
             def of_lanes(array_FG, first=first):
                 """Of the group of each of the lanes."""
-                group = first // each
-                found_FL = jnp.broadcast_to(array_FG[:, group : group + 1], (rows, LANES))
+                group = first // group_size
+                lanes_FL = jnp.broadcast_to(array_FG[:, group : group + 1], (rows, LANES))
                 lane_FL = lax.broadcasted_iota(jnp.int32, (rows, LANES), 1)
-                for begin in range(each, LANES, each):
+                for begin in range(group_size, LANES, group_size):
                     group += 1
-                    found_FL = jnp.where(lane_FL < begin, found_FL, array_FG[:, group : group + 1])
-                return found_FL
+                    lanes_FL = jnp.where(lane_FL < begin, lanes_FL, array_FG[:, group : group + 1])
+                return lanes_FL
 
             number_FL -= of_lanes(zeros[0]) if zeros else low_bit.middle(w.format)
             out_ref[:, first : first + LANES] = (number_FL * of_lanes(scale_FG)).astype(w.dtype)
@@ -200,7 +200,7 @@ def expanded(w: Quantized, interpret: bool = False) -> jax.Array:
         grid=(pl.cdiv(F, rows), D // columns),
         in_specs=[
             *(of_plane(bits, shift) for bits, shift in zip(planes, shifts, strict=True)),
-            *(pl.BlockSpec((columns // each, rows), lambda f, k: (k, f)) for _ in weights),
+            *(pl.BlockSpec((columns // group_size, rows), lambda f, k: (k, f)) for _ in weights),
         ],
         out_specs=pl.BlockSpec((rows, columns), lambda f, k: (f, k)),
         out_shape=jax.ShapeDtypeStruct((F, D), w.dtype),

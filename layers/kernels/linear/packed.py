@@ -108,26 +108,26 @@ def pack_rows(rows_XX: Any, format: str, shape: tuple[int, ...]) -> Packed:
     Raises:
         ValueError: the blocks are not these.
     """
-    found, (*_, F, D) = abstract(shape, format), shape
-    data = aligned(found.data.shape, found.data.dtype)
+    packed, (*_, F, D) = abstract(shape, format), shape
+    data = aligned(packed.data.shape, packed.data.dtype)
     step = max(1, _TOGETHER // (D * STRIP)) * STRIP
     for nth, strips in enumerate(data.reshape(-1, *data.shape[-2:])):
         for start in range(0, F, step):
             some = rows_XX[nth * F + start : nth * F + min(start + step, F)]
             part = strips[start // STRIP : -(-min(start + step, F) // STRIP)]
             library.pack_blocks(format, np.ascontiguousarray(some), D, part)
-    return dataclasses.replace(found, data=jax.device_put(data))
+    return dataclasses.replace(packed, data=jax.device_put(data))
 
 
 def _filled(
-    found: Packed, rows: np.ndarray, fill: Callable[[np.ndarray, np.ndarray], None]
+    packed: Packed, rows: np.ndarray, fill: Callable[[np.ndarray, np.ndarray], None]
 ) -> Packed:
     """What packing makes of a matrix's rows, or matrix by matrix of a stack's."""
-    data = aligned(found.data.shape, found.data.dtype)
-    pairs = zip(rows, data, strict=True) if len(found.shape) == 3 else ((rows, data),)
+    data = aligned(packed.data.shape, packed.data.dtype)
+    pairs = zip(rows, data, strict=True) if len(packed.shape) == 3 else ((rows, data),)
     for matrix, strips in pairs:
         fill(matrix, strips)
-    return dataclasses.replace(found, data=jax.device_put(data))
+    return dataclasses.replace(packed, data=jax.device_put(data))
 
 
 def abstract(shape: tuple[int, ...], format: str) -> Packed:
@@ -227,20 +227,22 @@ def _in_parts(x_TD: jax.Array) -> jax.Array:
     of that, of which the kernels' rounding takes less than float32's would.
     """
     T, D = x_TD.shape
-    rest_TGN = jnp.pad(x_TD.astype(jnp.float32), ((0, 0), (0, -D % DEPTH))).reshape(T, -1, DEPTH)
+    remainder_TGN = jnp.pad(x_TD.astype(jnp.float32), ((0, 0), (0, -D % DEPTH))).reshape(
+        T, -1, DEPTH
+    )
     parts = []
     for _ in range(2):
-        scale_TG1 = jnp.abs(rest_TGN).max(-1, keepdims=True) / _LARGEST
-        own_TGN = jnp.round(rest_TGN / jnp.where(scale_TG1 > 0, scale_TG1, 1)) * scale_TG1
-        own_TGN = jax.lax.optimization_barrier(own_TGN)  # no multiply-add of what follows
-        rest_TGN = rest_TGN - own_TGN
-        parts.append(own_TGN)
-    return jnp.stack([*parts, rest_TGN], axis=1).reshape(3 * T, -1)[:, :D]
+        scale_TG1 = jnp.abs(remainder_TGN).max(-1, keepdims=True) / _LARGEST
+        rounded_TGN = jnp.round(remainder_TGN / jnp.where(scale_TG1 > 0, scale_TG1, 1)) * scale_TG1
+        rounded_TGN = jax.lax.optimization_barrier(rounded_TGN)  # no multiply-add of what follows
+        remainder_TGN = remainder_TGN - rounded_TGN
+        parts.append(rounded_TGN)
+    return jnp.stack([*parts, remainder_TGN], axis=1).reshape(3 * T, -1)[:, :D]
 
 
-def _sum_of_parts(found_XF: jax.Array) -> jax.Array:
-    first_TF, second_TF, rest_TF = jnp.moveaxis(found_XF.reshape(-1, 3, found_XF.shape[1]), 1, 0)
-    return first_TF + (second_TF + rest_TF)
+def _sum_of_parts(y_XF: jax.Array) -> jax.Array:
+    first_TF, second_TF, third_TF = jnp.moveaxis(y_XF.reshape(-1, 3, y_XF.shape[1]), 1, 0)
+    return first_TF + (second_TF + third_TF)
 
 
 def rounded_to_fp8(x_TD: jax.Array) -> jax.Array:
@@ -268,7 +270,7 @@ def rows(w: Packed, ids_T: jax.Array) -> jax.Array:
         out = jax.ShapeDtypeStruct((ids_T.shape[0], w.shape[1]), jnp.float32)
         return calls.call(library.LOOKUP, out, ids_T.astype(jnp.int32), w.data, format=w.format)
     strip_T, feature_T = ids_T // STRIP, ids_T % STRIP
-    found = w.data[strip_T, :, feature_T]
+    rows_TX = w.data[strip_T, :, feature_T]
     if w.format == "bfloat16":
-        found = jax.lax.bitcast_convert_type(found, jnp.bfloat16).reshape(len(ids_T), -1)
-    return found[:, : w.shape[1]].astype(jnp.float32)
+        rows_TX = jax.lax.bitcast_convert_type(rows_TX, jnp.bfloat16).reshape(len(ids_T), -1)
+    return rows_TX[:, : w.shape[1]].astype(jnp.float32)

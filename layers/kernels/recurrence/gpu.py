@@ -42,7 +42,7 @@ def update(
 ) -> tuple[jax.Array, jax.Array]:
     """`api.Update`, of what `can_update` allows; `interpret` takes `InterpretGPUParams`."""
     (Y, W, N, H), (K, M) = v_YWNH.shape, k_YWKM.shape[2:]
-    kept, columns = states.shape[1], _block_columns((M, H))
+    num_states, columns = states.shape[1], _block_columns((M, H))
     of_heads = [decay_YWN] if beta_YWN is None else [decay_YWN, beta_YWN]
 
     def kernel(
@@ -51,16 +51,16 @@ def update(
     ):  # fmt: skip
         *factor_refs, states_ref, out_ref = refs
         y, n, block = (lax.axis_index(name) for name in ("row", "head", "block"))
-        key, own = n // (N // K), pl.ds(block * columns, columns)
+        key, value_columns = n // (N // K), pl.ds(block * columns, columns)
         slot, start, length = slot_ref[y], start_ref[y], length_ref[y]
 
         def place(after: Any) -> Any:
-            at = lax.rem(start + after, jnp.int32(kept))
-            return states_ref.at[slot, at, n, :, own]
+            at = lax.rem(start + after, jnp.int32(num_states))
+            return states_ref.at[slot, at, n, :, value_columns]
 
-        plgpu.copy_gmem_to_smem(place(kept - 1), state_smem, state_arrived)
+        plgpu.copy_gmem_to_smem(place(num_states - 1), state_smem, state_arrived)
         plgpu.copy_gmem_to_smem(k_ref.at[y, :, key], k_smem, k_arrived)
-        plgpu.copy_gmem_to_smem(v_ref.at[y, :, n, own], v_smem, v_arrived)
+        plgpu.copy_gmem_to_smem(v_ref.at[y, :, n, value_columns], v_smem, v_arrived)
         plgpu.copy_gmem_to_smem(q_ref.at[y, :, key], q_smem, q_arrived)
         for arrived in (state_arrived, k_arrived, v_arrived, q_arrived):
             plgpu.barrier_wait(arrived)
@@ -80,7 +80,7 @@ def update(
             plgpu.commit_smem()
             leave = functools.partial(plgpu.copy_smem_to_gmem, state_smem, place(w))
             pl.when(w < length)(leave)
-        plgpu.copy_smem_to_gmem(out_smem, out_ref.at[y, :, n, own])
+        plgpu.copy_smem_to_gmem(out_smem, out_ref.at[y, :, n, value_columns])
         plgpu.wait_smem_to_gmem(0)
 
     tiles = plgpu.TilingTransform((8, _SWIZZLE // 4)), plgpu.SwizzleTransform(_SWIZZLE)

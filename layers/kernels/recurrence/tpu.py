@@ -45,22 +45,22 @@ def update(
 ) -> tuple[jax.Array, jax.Array]:
     """`api.Update`, of what `can_update` allows."""
     (Y, W, N, H), (K, M) = v_YWNH.shape, k_YWKM.shape[2:]
-    sink, kept = states.shape[0] - 1, states.shape[1]
+    sink, num_states = states.shape[0] - 1, states.shape[1]
     is_of_values = _across((M, H)) == 1
     heads = _block_heads(N, K, (M, H))
     shared = N // K
     keys = max(1, heads // shared)
     key_axis = 0 if is_of_values else 1  # of a state as it is seen
 
-    def in_blocks(x_YWN: jax.Array, each: int) -> jax.Array:
+    def in_blocks(x_YWN: jax.Array, block_size: int) -> jax.Array:
         """[Y, W, N, ...] -> [Y, W, B, heads, ...]."""
-        return x_YWN.reshape(Y, W, -1, each, *x_YWN.shape[3:])
+        return x_YWN.reshape(Y, W, -1, block_size, *x_YWN.shape[3:])
 
     of_heads = [decay_YWN] if beta_YWN is None else [decay_YWN, beta_YWN]
     factors = in_blocks(jnp.stack(of_heads, axis=-1), heads).swapaxes(-1, -2)
     q, k, v = in_blocks(q_YWKM, keys), in_blocks(k_YWKM, keys), in_blocks(v_YWNH, heads)
-    seen = states if is_of_values else jnp.swapaxes(states, -1, -2)
-    seen = pltpu.with_memory_space_constraint(seen, pltpu.HBM)
+    kernel_states = states if is_of_values else jnp.swapaxes(states, -1, -2)
+    kernel_states = pltpu.with_memory_space_constraint(kernel_states, pltpu.HBM)
 
     def kernel(
         slot_ref, start_ref, length_ref, q_ref, k_ref, v_ref, factor_ref, before_ref, out_ref,
@@ -84,8 +84,8 @@ def update(
             state_AL = factor_ref[0, 0, 0, 0:1, n : n + 1] * state_AL
             key, value = k_ref[of_key(n // shared)], v_ref[of_value(n)]
             if beta_YWN is not None:
-                known = jnp.sum(state_AL * key, axis=key_axis, keepdims=True)
-                value = factor_ref[0, 0, 0, 1:2, n : n + 1] * (value - known)
+                predicted = jnp.sum(state_AL * key, axis=key_axis, keepdims=True)
+                value = factor_ref[0, 0, 0, 1:2, n : n + 1] * (value - predicted)
             state_AL += key * value
             after_ref[0, 0, n] = state_AL
             for carried_ref in carried_refs:
@@ -98,12 +98,12 @@ def update(
     def before(b, y, w, slot_ref, start_ref, length_ref):
         """Of a row of padding another place of the sink than is written, where there is one."""
         is_row = length_ref[y] > 0
-        at = lax.rem(start_ref[y] + (kept - 1), jnp.int32(kept))
-        return jnp.where(is_row, slot_ref[y], sink), jnp.where(is_row, at, kept - 1), b, 0, 0
+        at = lax.rem(start_ref[y] + (num_states - 1), jnp.int32(num_states))
+        return jnp.where(is_row, slot_ref[y], sink), jnp.where(is_row, at, num_states - 1), b, 0, 0
 
     def after(b, y, w, slot_ref, start_ref, length_ref):
         is_token = w < length_ref[y]
-        at = lax.rem(start_ref[y] + w, jnp.int32(kept))
+        at = lax.rem(start_ref[y] + w, jnp.int32(num_states))
         return jnp.where(is_token, slot_ref[y], sink), jnp.where(is_token, at, 0), b, 0, 0
 
     def of_block(array: jax.Array) -> pl.BlockSpec:
@@ -114,9 +114,9 @@ def update(
             lambda b, y, w, *_: (y, w, b * blocks // (N // heads), 0, 0),
         )
 
-    block = (1, 1, heads, *seen.shape[3:])
+    block = (1, 1, heads, *kernel_states.shape[3:])
     scratch = [(M, keys) if is_of_values else (H, heads)] * 2 + [block[2:]] * (W > 1)
-    out, seen = pl.pallas_call(
+    out, kernel_states = pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=3,
@@ -127,7 +127,8 @@ def update(
         ),
         out_shape=[
             jax.ShapeDtypeStruct(v.shape, jnp.float32),
-            pltpu.HBM(seen.shape, jnp.float32),  # XLA would fetch and return those of all slots
+            # XLA would fetch and return those of all slots.
+            pltpu.HBM(kernel_states.shape, jnp.float32),
         ],
         input_output_aliases={7: 1},
         compiler_params=pltpu.CompilerParams(
@@ -138,9 +139,11 @@ def update(
         interpret=interpret,
     )(
         rectangle.slot_Y, rectangle.position_YW[:, 0],
-        rectangle.valid_YW.sum(1, dtype=jnp.int32), q, k, v, factors, seen,
+        rectangle.valid_YW.sum(1, dtype=jnp.int32), q, k, v, factors, kernel_states,
     )  # fmt: skip
-    return out.reshape(Y, W, N, H), seen if is_of_values else jnp.swapaxes(seen, -1, -2)
+    return out.reshape(Y, W, N, H), kernel_states if is_of_values else jnp.swapaxes(
+        kernel_states, -1, -2
+    )
 
 
 def _across(state: tuple[int, int]) -> int | None:
@@ -150,10 +153,10 @@ def _across(state: tuple[int, int]) -> int | None:
 
 def _block_heads(num_heads: int, num_keys: int, state: tuple[int, int]) -> int:
     """Heads of a block: those of whole keys, or such as share one."""
-    shared, most = num_heads // num_keys, _BLOCK_BYTES // (4 * state[0] * state[1])
+    shared, max_heads = num_heads // num_keys, _BLOCK_BYTES // (4 * state[0] * state[1])
     fitting = (
         heads
-        for heads in range(min(num_heads, most), 0, -1)
+        for heads in range(min(num_heads, max_heads), 0, -1)
         if num_heads % heads == 0 and (heads % shared == 0 or shared % heads == 0)
     )
     return next(fitting, 0)

@@ -4,17 +4,19 @@ import os
 
 from absl import flags
 
+from configs.engine import EngineConfig
 from configs.errors import InputError
+from configs.settings.section import flag_help
 from inference.files import user_files
 from inference.request import POOLINGS
 from inference.text.tool_calls import formats
 from scripts.flags import deployment_flags
 
 MAX_MODEL_LEN = flags.DEFINE_integer(
-    "max_model_len", None, "Tokens of a prompt and its answer (engine.max_context).", lower_bound=1
+    "max_model_len", None, flag_help(EngineConfig, "max_context"), lower_bound=1
 )
 MAX_NUM_SEQS = flags.DEFINE_integer(
-    "max_num_seqs", None, "Sequences that run at the same time (engine.max_seqs).", lower_bound=1
+    "max_num_seqs", None, flag_help(EngineConfig, "max_seqs"), lower_bound=1
 )
 TOOL_CALL_PARSER = flags.DEFINE_enum(
     "tool_call_parser", formats.AUTO, formats.CHOICES,
@@ -25,9 +27,7 @@ CHAT_TEMPLATE = flags.DEFINE_string(
     "Chat template instead of the checkpoint's: a file, or the template itself ('{% for ...').",
 )  # fmt: skip
 SERVED_MODEL_NAME = flags.DEFINE_string("served_model_name", None, "The model's name for clients.")
-MAX_LOGPROBS = flags.DEFINE_integer(
-    "max_logprobs", 20, "Alternatives of a token that requests may ask for (engine.top_logprobs)."
-)
+MAX_LOGPROBS = flags.DEFINE_integer("max_logprobs", 20, flag_help(EngineConfig, "top_logprobs"))
 POOLING = flags.DEFINE_enum(
     "pooling", "last", POOLINGS, "Of hidden states, what embeddings are: the last, or the mean."
 )

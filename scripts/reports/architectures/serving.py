@@ -6,7 +6,7 @@ import dataclasses
 import random
 import statistics
 import time
-from collections.abc import Collection
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,8 +29,10 @@ from inference.engine import Engine
 from inference.planner import cache_policy, cost, report
 from inference.planner.cost import Work
 from layers import decoder, kv_cache, params
-from scripts.reports.pages.results import Results, Rows, bar, prose, table, when
+from scripts.reports.pages.markdown import prose, table
+from scripts.reports.pages.results import COLORS, Results, Row, Rows, verdict
 from scripts.reports.plots import figures
+from scripts.reports.plots.figures import Axes
 
 CONTEXTS, NEW_TOKENS = (256, 1024, 4096, 16_384, 65_536), 32
 LENGTHS = {4096: 3, 16_384: 1}  # of prompts, and how often each is timed
@@ -41,33 +43,25 @@ LOAD = Workload(
 AT_ONCE = 4
 
 # Growth of a decode step's time, of a prompt's, and the error of predicted tokens, at most.
-_MOST_GROWTH, _MOST_TIMES, _MOST_OFF = 1.15, 4.4, 0.1
+_MAX_GROWTH, _MAX_PROMPT_RATIO, _MAX_ERROR = 1.15, 4.4, 0.1
 
-MAMBA, MAMBA2, HYBRID, ATTENTION = "Mamba", "Mamba-2", "hybrid", "attention"
+MAMBA, MAMBA2, HYBRID, ATTENTION = ROWS = ("Mamba", "Mamba-2", "hybrid", "attention")
 _LONGEST_PROMPT = {ATTENTION: 16_384}  # that is computed: its time grows with the square
-
-
-ROWS = (MAMBA, MAMBA2, HYBRID, ATTENTION)
 # Of the hybrid: snapshots (None: by default), and requests at a time.
-KEPT = {
-    "no snapshots, one": (0, 1),
-    "one": (None, 1),
-    f"{AT_ONCE}": (None, AT_ONCE),
-}
-_COLORS = ("#332288", "#88CCEE", "#44AA99", "#DDCC77")  # of Paul Tol's muted scheme
+SNAPSHOT_ROWS = {"no snapshots, one": (0, 1), "one": (None, 1), f"{AT_ONCE}": (None, AT_ONCE)}
 
 
 def _model(name: str, num_layers: int, *pattern: tuple[Mixer, FeedForward | None]) -> ModelConfig:
-    layers = tuple(LayerSpec(*each) for each in pattern)
+    layers = tuple(LayerSpec(mixer, ffn) for mixer, ffn in pattern)
     return ModelConfig(
         name, "mamba", 50_280, 768, num_layers, 1 << 17, layers, norm_eps=1e-5, tied=True
     )
 
 
 def models() -> dict[str, ModelConfig]:
-    """Of 129 million parameters, 768 wide: Mamba and Mamba-2 as they are published with 24 layers;
-    a hybrid with attention in one layer of eight, as in Jamba (Lieber et al. 2024, arXiv
-    2403.19887); and 12 pairs of attention and feed-forward.
+    """Returns models of 129 million parameters, 768 wide: Mamba and Mamba-2 as they are published
+    with 24 layers; a hybrid with attention in one layer of eight, as in Jamba (Lieber et al. 2024,
+    arXiv 2403.19887); and 12 pairs of attention and feed-forward.
     """
     attention, state = Attention(12, num_kv_heads=4, head_width=64), Mamba2(24, 64, 128)
     return {
@@ -82,93 +76,91 @@ def models() -> dict[str, ModelConfig]:
 
 
 def _engine(model: ModelConfig, max_context: int, **settings: Any) -> Engine:
-    """With room for exactly its sequences at their longest."""
+    """Builds an engine with room for exactly its sequences at their longest."""
     sizes = {"max_seqs": 1, "decode_rows": (1,), "prefill_chunks": (8,), **settings}
-    engine = EngineConfig(max_context=max_context, **sizes)
+    engine = EngineConfig.of(max_context=max_context, **sizes)
     needed = Config(model, engine).full_bytes(engine.max_seqs)
-    config = Config(model, dataclasses.replace(engine, cache_bytes=needed))
+    config = Config(model, engine.replace(cache_bytes=needed))
     return Engine(config, params.init(decoder.param_infos(model), seed=1))
 
 
 def _calibrated(engine: Engine) -> HardwareSpec:
-    """By the engine's own steps, at no more than 1,024 tokens; they are compiled first."""
+    """Calibrates by the engine's own steps at no more than 1,024 tokens, once they are compiled."""
     first = TimedRequest(0.0, (7,) * 600, 2)
     measure.measure(engine, [first], 1)
-    found = first_start.calibration(engine, anew=True)
-    assert found is not None
-    return found
+    hardware = first_start.calibration(engine, anew=True)
+    assert hardware is not None
+    return hardware
 
 
 # --- decoding -------------------------------------------------------------------------------------
 
 
-def decode(results: Results, rows: Collection[str]) -> None:
-    """Time of a token by what came before it, and the bytes that are kept of that."""
+def decode(results: Results, rows: Sequence[str]) -> None:
+    """Measures a token's time by its context, and the bytes that the context takes."""
     for name in rows:
         model = models()[name]
         engine = _engine(model, CONTEXTS[-1] + NEW_TOKENS, snapshots=4)
         hardware = _calibrated(engine)
         text = np.random.default_rng(1).integers(100, model.vocab_size, CONTEXTS[-1]).tolist()
         short = text[: CONTEXTS[0] - NEW_TOKENS // 2]
-        found: dict[str, dict[str, Any]] = {}
+        points: Rows = {}
         for context in CONTEXTS:
             step = cost.step_operations(model, Work.decode(1, context))
-            own: dict[str, Any] = {"predicted_s": report.seconds(model, step, hardware)}
+            point: Row = {"predicted_s": report.seconds(model, step, hardware)}
             if context <= _LONGEST_PROMPT.get(name, context):
                 prompt = text[: context - NEW_TOKENS // 2]
                 pairs = [(_answered(engine, prompt), _answered(engine, short))
                          for _ in range(REPEATS)]  # fmt: skip
-                own |= {figure: statistics.median(long[figure] for long, _ in pairs)
-                        for figure in pairs[0][0]}  # fmt: skip
-                times = [long["token_s"] / brief["token_s"] for long, brief in pairs]
-                own["times"] = statistics.median(times)
+                point |= {figure: statistics.median(long[figure] for long, _ in pairs)
+                          for figure in pairs[0][0]}  # fmt: skip
+                ratios = [long["token_s"] / brief["token_s"] for long, brief in pairs]
+                point["times"] = statistics.median(ratios)
             else:  # on pages that nothing was written to
                 engine.rebuild()
-                own["step_s"] = steps.decode(engine, context, hardware, REPEATS).measured_s
-                own["planned"] = cost.cache_bytes(model, context)
+                point["step_s"] = steps.decode(engine, context, hardware, REPEATS).measured_s
+                point["planned"] = cost.cache_bytes(model, context)
                 engine.rebuild()
-                own["times"] = own["step_s"] / _answered(engine, short)["step_s"]
-            found[f"{context}"] = own
-        results.put("decode", name, contexts=found)
+                point["times"] = point["step_s"] / _answered(engine, short)["step_s"]
+            points[f"{context}"] = point
+        results.put("decode", name, contexts=points)
 
 
 def _answered(engine: Engine, prompt: list[int]) -> dict[str, float]:
-    """Medians over the steps that continue a prompt, which goes on from where an earlier one that
-    it begins with ended; and the bytes that its sequence has at its end.
+    """Returns medians over the steps that continue a prompt, and its sequence's bytes at the end. A
+    prompt that begins with an earlier one goes on from that one's end.
     """
     engine.records.clear()
     engine.add_request(prompt, dataclasses.replace(GREEDY, max_new_tokens=NEW_TOKENS))
-    came: list[float] = []
-    held: dict[str, float] = {}
+    token_times: list[float] = []
+    sizes: dict[str, float] = {}
     while engine.scheduler.has_work:
-        if engine.scheduler.running and came:
-            held = _held(engine)
+        if engine.scheduler.running and token_times:
+            sizes = _sequence_bytes(engine)
         outputs = engine.step()
-        came += [time.perf_counter() for each in outputs for _ in each.token_ids]
+        token_times += [time.perf_counter() for output in outputs for _ in output.token_ids]
     decoded = [record for record in engine.records if not record.shape.prefill[0]]
     return {
-        "token_s": float(statistics.median(np.diff(came))),
+        "token_s": float(statistics.median(np.diff(token_times))),
         "step_s": statistics.median(record.seconds for record in decoded),
         "host_s": statistics.median(record.host_s for record in decoded),
-        **held,
+        **sizes,
     }
 
 
-def _held(engine: Engine) -> dict[str, float]:
-    """Bytes of the arrays that the one running sequence has for itself, and as planned for so many
-    tokens as its pages have room for.
+def _sequence_bytes(engine: Engine) -> dict[str, float]:
+    """Counts bytes of the one running sequence's arrays, and plans those of as many tokens as its
+    pages have room for.
     """
     config, cache = engine.config, engine.model_runner.cache
     (sequence,) = engine.scheduler.running
     states = [leaf.states for leaf in cache if isinstance(leaf, kv_cache.Recurrent)]
     allocated, room = _num_bytes(states) / (config.engine.max_seqs + 1), 0
-    for group, (pages, own) in enumerate(
-        zip(config.num_pages, config.cached_model.page_groups, strict=True)
-    ):
-        count = len(sequence.pages[group])
-        parts = [kv_cache.part(cache, layer, own.part) for layer in own.layers]
-        allocated += _num_bytes(parts) / pages * count
-        room = count * config.page_tokens
+    groups = zip(config.num_pages, config.cached_model.page_groups, sequence.pages, strict=False)
+    for num_pages, group, pages in groups:
+        parts = [cache[layer].part(group.part) for layer in group.layers]
+        allocated += _num_bytes(parts) / num_pages * len(pages)
+        room = len(pages) * config.page_tokens
     return {"allocated": allocated, "planned": cost.cache_bytes(config.model, room)}
 
 
@@ -176,202 +168,165 @@ def _num_bytes(tree: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
 
 
-def _growth(found: dict[str, dict[str, float]]) -> float:
-    return found[f"{CONTEXTS[-1]}"]["predicted_s"] / found[f"{CONTEXTS[0]}"]["predicted_s"]
-
-
-def of_decode(found: Rows) -> list[str]:
-    """The section of `decode`."""
-    rows, grown = [], []
-    for name, own in found.items():
-        contexts = own["contexts"]
+def decode_tables(rows: Rows) -> list[str]:
+    """Formats what `decode` measured."""
+    lines, growth = [], []
+    for name, row in rows.items():
+        contexts = row["contexts"]
         for context, point in contexts.items():
             token_s = point.get("token_s")
             if point["planned"] != point.get("allocated", point["planned"]):
-                raise ValueError(f"{name}: {point} tells bytes that differ")
-            rows.append((
+                raise ValueError(f"{name}: planned and allocated bytes differ: {point}")
+            lines.append((
                 name, f"{int(context):,}", f"{point['predicted_s'] * 1e3:.1f}",
                 f"{point['step_s'] * 1e3:.1f}", f"{point['predicted_s'] / point['step_s']:.2f}",
                 "" if token_s is None else f"{token_s * 1e3:.1f}",
                 f"{point['planned'] / 1e6:.2f}",
                 f"{point['allocated'] / 1e6:.2f}" if "allocated" in point else "",
             ))  # fmt: skip
-        predicted, times = _growth(contexts), contexts[f"{CONTEXTS[-1]}"]["times"]
-        required = _MOST_GROWTH if name in (MAMBA, MAMBA2) else None
-        grown.append((name, f"{predicted:.2f}", f"{times:.2f}",
-                      "" if required is None else _at_most(times, required)))  # fmt: skip
+        short, long = (contexts[f"{context}"] for context in (CONTEXTS[0], CONTEXTS[-1]))
+        growth.append((
+            name, f"{long['predicted_s'] / short['predicted_s']:.2f}", f"{long['times']:.2f}",
+            _at_most(name, long["times"], _MAX_GROWTH),
+        ))  # fmt: skip
     columns = (
         "model", "context", "a step, predicted, ms", "measured, ms", "predicted / measured",
         "a token, ms", "cache, planned, MB", "allocated, MB",
     )  # fmt: skip
-    return [
-        "## Decoding by context",
-        *prose(
-            "One request on an engine with room for",
-            f"{CONTEXTS[-1]:,} tokens: medians of {REPEATS} times",
-            f"{NEW_TOKENS} tokens around each context, whose prompts were computed, weights and",
-            "pages in bfloat16, states in float32. A step is what the engine records, a token the",
-            "time from one to the next as a caller sees them. The planner's constants come from",
-            "the same engine's steps at no more than 1,024 tokens. Where no token's time is told,",
-            "the prompt was not computed, since attention to all of it would take minutes: that",
-            f"step reads pages that are empty. {when(found)}.",
-        ),
-        *table(columns, rows),
-        *prose(
-            f"A token behind {CONTEXTS[-1]:,} tokens takes so many times as long as one behind",
-            f"{CONTEXTS[0]}, which was timed right after it: the median of {REPEATS} such pairs.",
-        ),
-        *table(("model", "predicted", "measured", "required"), grown),
-    ]  # fmt: skip
+    compared = (
+        f"A token after {CONTEXTS[-1]:,} tokens of context over a token after {CONTEXTS[0]}, timed "
+        f"right after it: median of {REPEATS} ratios."
+    )
+    ratios = table(("model", "predicted", "measured", "required"), growth)
+    return [*table(columns, lines), *prose(compared), *ratios]
 
 
-def picture(found: Rows) -> bytes:
-    """Time of a step, and bytes of what is kept, by context."""
+def picture(rows: Rows) -> bytes:
+    """Plots a step's time, and the cache's bytes, by context."""
 
-    def draw(left: Any, right: Any) -> None:
-        for (name, own), color in zip(found.items(), _COLORS, strict=False):
-            contexts = own["contexts"]
-            at = [int(context) for context in contexts]
+    def draw(times: Axes, sizes: Axes) -> None:
+        for (name, row), color in zip(rows.items(), COLORS, strict=False):
+            points = row["contexts"].values()
+            contexts = [int(context) for context in row["contexts"]]
             for figure, style in (("predicted_s", "--"), ("step_s", "o-")):
-                times = [1e3 * point[figure] for point in contexts.values()]
                 label = name if style == "o-" else None
-                left.plot(at, times, style, color=color, label=label)
-            kept = [point["planned"] / 1e6 for point in contexts.values()]
-            right.plot(at, kept, "o-", color=color)
-        left.set(xscale="log", ylim=(0, None), xlabel="tokens of context")
-        left.set(ylabel="a decode step, ms (broken line: predicted)")
-        right.set(xscale="log", yscale="log", xlabel="tokens of context", ylabel="kept, MB")
-        left.legend()
+                step_ms = [1e3 * point[figure] for point in points]
+                times.plot(contexts, step_ms, style, color=color, label=label)
+            sizes.plot(contexts, [point["planned"] / 1e6 for point in points], "o-", color=color)
+        times.set(xscale="log", ylim=(0, None), xlabel="tokens of context")
+        times.set(ylabel="a decode step, ms (broken line: predicted)")
+        sizes.set(xscale="log", yscale="log", xlabel="tokens of context", ylabel="kept, MB")
+        times.legend()
 
     return figures.png("Decoding by context: four models of one size", draw)
 
 
-def _at_most(value: float, required: float) -> str:
-    return f"≤ {required:g}, {'met' if value <= required else 'missed'}"
+def _at_most(name: str, ratio: float, limit: float) -> str:
+    """Says whether a model with states alone grows as little as was required."""
+    if name not in (MAMBA, MAMBA2):
+        return ""
+    return f"≤ {limit:g}, {'met' if ratio <= limit else 'missed'}"
 
 
 # --- prompts --------------------------------------------------------------------------------------
 
 
-def prefill(results: Results, rows: Collection[str]) -> None:
-    """Seconds to the first token by the length of a prompt."""
+def prefill(results: Results, rows: Sequence[str]) -> None:
+    """Measures seconds to the first token by the length of a prompt."""
     for name in rows:
         model = models()[name]
         engine = _engine(model, max(LENGTHS) + 1, prefix_cache=False)
-        hardware, found = _calibrated(engine), {}
+        hardware, seconds = _calibrated(engine), {}
         for length, repeats in LENGTHS.items():
             prompt = requests.random_tokens(length, model.vocab_size, random.Random(length))
             load = [TimedRequest(0.0, prompt, 1)]
-            said = measure.predict(engine.config, load, hardware).seconds
+            predicted_s = measure.predict(engine.config, load, hardware).seconds
             runs = measure.measure(engine, load, repeats)
-            took = statistics.median(run.seconds for run in runs)
-            found[f"{length}"] = {"predicted_s": said, "measured_s": took}
-        results.put("prefill", name, lengths=found)
+            measured_s = statistics.median(run.seconds for run in runs)
+            seconds[f"{length}"] = {"predicted_s": predicted_s, "measured_s": measured_s}
+        results.put("prefill", name, lengths=seconds)
 
 
-def of_prefill(found: Rows) -> list[str]:
-    """The section of `prefill`."""
-    rows = []
-    for name, own in found.items():
-        short, long = (own["lengths"][f"{length}"] for length in LENGTHS)
-        times = long["measured_s"] / short["measured_s"]
-        rows.append((
+def prefill_table(rows: Rows) -> list[str]:
+    """Formats what `prefill` measured."""
+    lines = []
+    for name, row in rows.items():
+        short, long = (row["lengths"][f"{length}"] for length in LENGTHS)
+        ratio = long["measured_s"] / short["measured_s"]
+        lines.append((
             name,
             *(f"{at[of]:.2f}" for at in (short, long) for of in ("predicted_s", "measured_s")),
-            f"{long['predicted_s'] / short['predicted_s']:.2f}", f"{times:.2f}",
-            _at_most(times, _MOST_TIMES) if name in (MAMBA, MAMBA2) else "",
+            f"{long['predicted_s'] / short['predicted_s']:.2f}", f"{ratio:.2f}",
+            _at_most(name, ratio, _MAX_PROMPT_RATIO),
         ))  # fmt: skip
     columns = ["model"]
     for length in LENGTHS:
         columns += [f"{length:,} tokens, predicted, s", "measured, s"]
-    return [
-        "## Prompts by length",
-        *prose(
-            "Seconds to the first token, in steps of eight chunks of 64 tokens, medians of",
-            f"{' and '.join(map(str, LENGTHS.values()))}; predicted before the run by the",
-            "scheduler on a simulated clock.",
-            f"{when(found)}.",
-        ),
-        *table((*columns, "times as long, predicted", "measured", "required"), rows),
-    ]
+    return table((*columns, "times as long, predicted", "measured", "required"), lines)
 
 
 # --- prefixes -------------------------------------------------------------------------------------
 
 
-def snapshots(results: Results, rows: Collection[str]) -> None:
-    """Prompt tokens that are computed without snapshots of states and with them."""
+def snapshots(results: Results, rows: Sequence[str]) -> None:
+    """Counts prompt tokens that are computed without snapshots of states and with them."""
     model = models()[HYBRID]
     load = requests.generate(LOAD, model.vocab_size, min(LENGTHS))
-    longest = max(range(len(load)), key=lambda nth: len(load[nth].prompt))
-    shared = load[longest].prompt[: LOAD.prefix_tokens]
+    prefixes = [request.prompt[: LOAD.prefix_tokens] for request in load]
+    shared = max(load, key=lambda request: len(request.prompt)).prompt[: LOAD.prefix_tokens]
     prompts = [
-        (len(each.prompt), LOAD.prefix_tokens * (each.prompt[: LOAD.prefix_tokens] == shared))
-        for each in load
+        (len(request.prompt), LOAD.prefix_tokens * (prefix == shared))
+        for request, prefix in zip(load, prefixes, strict=True)
     ]
+    max_context = max(request.num_tokens for request in load)
     for name in rows:
-        kept, at_once = KEPT[name]
-        most = max(each.num_tokens for each in load)
+        num_snapshots, at_once = SNAPSHOT_ROWS[name]
         engine = _engine(
-            model, most, snapshots=kept, max_seqs=AT_ONCE, decode_rows=(AT_ONCE,)
-        )  # fmt: skip
+            model, max_context, snapshots=num_snapshots, max_seqs=AT_ONCE, decode_rows=(AT_ONCE,)
+        )
         hardware = _calibrated(engine)
-        said = measure.predict(engine.config, load, hardware, 0.0, at_once)
+        simulated = measure.predict(engine.config, load, hardware, 0.0, at_once)
         measure.measure(engine, load, 1, at_once)  # compiles
         runs = measure.measure(engine, load, REPEATS, at_once)
         cache, layers = engine.model_runner.cache, engine.config.cached_groups[-1].layers
         results.put(
             "snapshots", name, prompt_tokens=sum(length for length, _ in prompts),
             by_lengths=cache_policy.computed_tokens(engine.config, prompts),
-            simulated=_computed(said), computed=statistics.median(map(_computed, runs)),
+            simulated=_computed(simulated), computed=statistics.median(map(_computed, runs)),
             distance=cache_policy.snapshot_tokens(engine.config),
             number=engine.config.num_snapshots,
             planned_bytes=engine.config.state_bytes(0),
             allocated_bytes=_num_bytes(
-                [kv_cache.part(cache, layer, SNAPSHOTS) for layer in layers]
+                [cache[layer].part(SNAPSHOTS) for layer in layers]
             ),
-            predicted_ttft_s=measure.figures([said])["ttft_p50_s"],
+            predicted_ttft_s=measure.figures([simulated])["ttft_p50_s"],
             ttft_s=measure.figures(runs)["ttft_p50_s"],
         )  # fmt: skip
 
 
 def _computed(run: Run) -> int:
-    """Prompt tokens that were not found in the cache."""
+    """Returns the number of prompt tokens that were not in the cache."""
     return run.counters["num_prompt_tokens"] - run.counters["num_cached_tokens"]
 
 
-def of_snapshots(found: Rows) -> list[str]:
-    """The section of `snapshots`."""
-    rows = []
-    for name, own in found.items():
-        if own["planned_bytes"] != own["allocated_bytes"]:
-            raise ValueError(f"{name}: {own} tells bytes that differ")
-        said = own["by_lengths"] if KEPT[name][1] == 1 else own["simulated"]
-        off = abs(said / own["computed"] - 1)
-        rows.append((
-            name, f"{own['prompt_tokens']:,}", f"{own['by_lengths']:,}",
-            f"{own['simulated']:,.0f}", f"{own['computed']:,.0f}", f"{off:.1%}",
-            bar(off, _MOST_OFF), f"{own['number']}", f"{own['planned_bytes'] / 1e6:.1f}",
-            f"{own['allocated_bytes'] / 1e6:.1f}", f"{own['predicted_ttft_s']:.2f}",
-            f"{own['ttft_s']:.2f}",
+def snapshots_table(rows: Rows) -> list[str]:
+    """Formats what `snapshots` measured."""
+    lines = []
+    for name, row in rows.items():
+        if row["planned_bytes"] != row["allocated_bytes"]:
+            raise ValueError(f"{name}: planned and allocated bytes differ: {row}")
+        predicted = row["by_lengths"] if SNAPSHOT_ROWS[name][1] == 1 else row["simulated"]
+        error = abs(predicted / row["computed"] - 1)
+        lines.append((
+            name, f"{row['prompt_tokens']:,}", f"{row['by_lengths']:,}",
+            f"{row['simulated']:,.0f}", f"{row['computed']:,.0f}", f"{error:.1%}",
+            verdict(error, _MAX_ERROR), f"{row['number']}", f"{row['planned_bytes'] / 1e6:.1f}",
+            f"{row['allocated_bytes'] / 1e6:.1f}", f"{row['predicted_ttft_s']:.2f}",
+            f"{row['ttft_s']:.2f}",
         ))  # fmt: skip
     columns = (
         "requests at a time", "prompt tokens", "computed, by lengths", "by simulation",
         "measured", "off", "required", "snapshots", "planned, MB", "allocated, MB",
         "first token, predicted, s", "measured, s",
     )  # fmt: skip
-    distance = max(own["distance"] for own in found.values())
-    return [
-        "## Prefixes",
-        *prose(
-            f"The hybrid; {LOAD.num_requests} requests, of which {LOAD.prefix_share:.0%} begin",
-            f"with the same {LOAD.prefix_tokens:,} tokens, each with 30 to 200 of its own.",
-            "Pages of attention are shared wherever they are equal; states go on from snapshots",
-            f"alone, made at a prompt's last page, where prompts part, and every {distance:,}",
-            "tokens. By lengths: as if requests came one after another",
-            "(`cache_policy.computed_tokens`); by simulation: the scheduler on a clock of its own.",
-            "One of the snapshots is a sink.",
-            f"{when(found)}.",
-        ),
-        *table(columns, rows),
-    ]
+    return table(columns, lines)

@@ -1,12 +1,14 @@
-"""The ways to shrink a cache that `scripts.reports.caches` compares: a row of its tables each."""
+"""The ways to shrink a cache: a row of each table."""
 
 import dataclasses
 from typing import Any
 
 from configs.kinds.attention import Attention
 from configs.kinds.compressed import Compressed
+from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer, Latent
-from configs.model import ModelConfig
+from configs.model import LayerSpec, ModelConfig
+from configs.models.character_ai import CHARACTER_AI
 from configs.models.smollm import SMOLLM2_135M
 from configs.recipes.smaller_caches import shared_by
 
@@ -24,14 +26,14 @@ PLAIN = "bfloat16"
 
 
 def declared(model: ModelConfig) -> dict[str, ModelConfig]:
-    """A model with each cache, trained with it or not; all but MHA, MQA, those of latents and V4's
-    have its key/value heads, or 8 where each query head has its own.
+    """Returns a model with each cache, trained with it or not. All but MHA, MQA, those of latents
+    and V4's have the model's key/value heads, or 8 where each query head has its own.
     """
-    (own,) = model.mixers(Attention)
-    gqa = model.with_kinds(num_kv_heads=8) if own.num_kv_heads == own.num_heads else model
+    (mixer,) = model.mixers(Attention)
+    gqa = model.with_kinds(num_kv_heads=8) if mixer.num_kv_heads == mixer.num_heads else model
     mla = _latent(model)
     return {
-        MHA: model.with_kinds(num_kv_heads=own.num_heads),
+        MHA: model.with_kinds(num_kv_heads=mixer.num_heads),
         GQA: gqa,
         "MQA": model.with_kinds(num_kv_heads=1),
         MLA: mla,
@@ -50,22 +52,22 @@ def declared(model: ModelConfig) -> dict[str, ModelConfig]:
 
 
 def trained(model: ModelConfig) -> dict[str, ModelConfig]:
-    """A model with each cache that its weights go with; the first is what others are compared with.
-    Layers that have a window keep it.
+    """Returns a model with each cache that suits its weights; the first is the one that others are
+    compared with. Layers that have a window keep it.
     """
     return {
         PLAIN: model,
         INT8: _stored(model, "int8"),
         "fp8": _stored(model, "fp8"),
         "int4": _stored(model, "int4"),
-        QUEST: _where_all_is_seen(model, token_budget=BUDGET),
-        SLIDING: _where_all_is_seen(model, window=WINDOW),
-        SINKS: _where_all_is_seen(model, window=WINDOW, first_tokens=FIRST),
+        QUEST: _unwindowed(model, token_budget=BUDGET),
+        SLIDING: _unwindowed(model, window=WINDOW),
+        SINKS: _unwindowed(model, window=WINDOW, first_tokens=FIRST),
     }
 
 
 def timed(model: ModelConfig) -> dict[str, tuple[str, ModelConfig]]:
-    """A model with each cache whose steps are timed, and the one that it is compared with."""
+    """Returns a model with each cache whose steps are timed, and the cache to compare it with."""
     return {
         PLAIN: (PLAIN, model),
         "CLA-2": (PLAIN, shared_by(model, 2)),
@@ -79,7 +81,7 @@ def timed(model: ModelConfig) -> dict[str, tuple[str, ModelConfig]]:
 
 
 def at_once(model: ModelConfig) -> dict[str, ModelConfig]:
-    """A model with each cache of which more requests run at once."""
+    """Returns a model with each cache that lets more requests run at once."""
     return {
         PLAIN: model,
         INT8: _stored(model, "int8"),
@@ -89,42 +91,56 @@ def at_once(model: ModelConfig) -> dict[str, ModelConfig]:
     }
 
 
+def published() -> dict[str, ModelConfig]:
+    """Returns Character.AI's model, and the same with plain attention in all layers."""
+    model = CHARACTER_AI.config
+    plain = model.with_kinds(owner=None, window=None)
+    (mixer, *_) = plain.mixers(Attention)
+    wide = plain.with_kinds(num_kv_heads=mixer.num_heads)
+    return {model.name: model, f"{model.name}, MHA": wide}
+
+
 def _stored(model: ModelConfig, name: str) -> ModelConfig:
     return dataclasses.replace(model, cache_format=name)
 
 
-def _where_all_is_seen(model: ModelConfig, **changes: Any) -> ModelConfig:
-    pattern = tuple(
-        layer
-        if layer.mixer.window is not None
-        else dataclasses.replace(layer, mixer=dataclasses.replace(layer.mixer, **changes))
-        for layer in model.pattern
-    )
-    return dataclasses.replace(model, pattern=pattern)
+def _unwindowed(model: ModelConfig, **changes: Any) -> ModelConfig:
+    """Changes the layers without a window."""
+
+    def changed(layer: LayerSpec) -> LayerSpec:
+        mixer = layer.mixer
+        if not isinstance(mixer, Attention) or mixer.window is not None:
+            return layer
+        return dataclasses.replace(layer, mixer=dataclasses.replace(mixer, **changes))
+
+    return dataclasses.replace(model, pattern=tuple(map(changed, model.pattern)))
 
 
 def _latent(model: ModelConfig, top_k: int | None = None) -> ModelConfig:
-    """As many heads over one latent vector, its widths in DeepSeek-V2's proportions; half as many
-    heads choose tokens, as in DeepSeek-V3.2.
+    """Replaces attention by as many heads over one latent vector, of DeepSeek-V2's proportions;
+    half as many heads choose tokens, as in DeepSeek-V3.2.
     """
-    (own,) = model.mixers(Attention)
-    N, H = own.num_heads, own.head_width
+    (attention,) = model.mixers(Attention)
+    N, H = attention.num_heads, attention.head_width
     indexer = None if top_k is None else Indexer(N // 2, H, top_k)
     latent = Latent(N, 4 * H, H // 2, nope_width=H, value_width=H, indexer=indexer)
-    pattern = tuple(dataclasses.replace(layer, mixer=latent) for layer in model.pattern)
-    return dataclasses.replace(model, pattern=pattern)
+    return _with_mixer(model, latent)
 
 
 def _compressed(model: ModelConfig, stride: int) -> ModelConfig:
-    """As many heads over entries as wide as `_latent`'s vectors, the other widths in DeepSeek-V4's
-    proportions; of entries of few tokens half as many heads choose.
+    """Replaces attention by as many heads over entries as wide as `_latent`'s vectors, in
+    DeepSeek-V4's proportions; half as many heads choose among entries of few tokens.
     """
-    (own,) = model.mixers(Attention)
-    N, H, rank = own.num_heads, own.head_width, model.width // 4
+    (attention,) = model.mixers(Attention)
+    N, H, rank = attention.num_heads, attention.head_width, model.width // 4
     is_sparse = stride < 128
     mixer = Compressed(
         N, 4 * H, rank, H // 2, groups=3 if N % 3 == 0 else 8, group_rank=rank, window=128,
         stride=stride, overlaps=is_sparse, indexer=Indexer(N // 2, H, TOP_K) if is_sparse else None,
     )  # fmt: skip
+    return _with_mixer(model, mixer)
+
+
+def _with_mixer(model: ModelConfig, mixer: Mixer) -> ModelConfig:
     pattern = tuple(dataclasses.replace(layer, mixer=mixer) for layer in model.pattern)
     return dataclasses.replace(model, pattern=pattern)

@@ -1,4 +1,4 @@
-"""Writes docs/lecture.md: the figures of five sets of notes on one lecture, beside the planner's.
+"""Writes docs/lecture.md: the figures of five sets of notes on one lecture next to the planner's.
 
 python -m scripts.reports.lecture [FILE]
 """
@@ -7,29 +7,23 @@ import sys
 from pathlib import Path
 
 from scripts.reports.lecture import arithmetic, caches, decoding, errata, throughput
-from scripts.reports.lecture.claims import AGREES, DIFFERS, Score, code, prose, table
+from scripts.reports.lecture.claims import AGREES, DIFFERS, Score
+from scripts.reports.pages.markdown import code, prose, table
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def page() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     score = Score()
-    body = [
-        *arithmetic.intensity(score),
-        *arithmetic.phases(score),
-        *throughput.cache(score),
-        *throughput.latency(score),
-        *caches.smaller(score),
-        *caches.states(),
-        *caches.bits(score),
-        *decoding.drafts(score),
-        *decoding.batches(score),
-        *decoding.question(),
-        *errata.slips(),
-        *errata.claims(),
+    sections = [
+        *(arithmetic.intensity(score), arithmetic.phases(score), throughput.cache(score)),
+        *(throughput.latency(score), caches.smaller(score), caches.states(), caches.bits(score)),
+        *(decoding.drafts(score), decoding.batches(score), decoding.question()),
+        *(errata.slips(), errata.claims()),
     ]
-    return "\n".join([*_introduction(score), *body]).rstrip() + "\n"
+    lines = _introduction(score) + [line for section in sections for line in ("", *section)]
+    return "\n".join(lines) + "\n"
 
 
 NOTES = (
@@ -43,7 +37,7 @@ NOTES = (
 
 def _introduction(score: Score) -> list[str]:
     return [
-        *("# The lecture, reproduced", ""),
+        "# The lecture, reproduced",
         *prose(
             "Lecture 10 of Stanford's CS336, *Language Modeling from Scratch*, derives what",
             "inference costs from bytes and FLOPs. This page takes five sets of notes on it,",

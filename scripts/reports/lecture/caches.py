@@ -1,11 +1,12 @@
 """Sections 5 to 7: smaller caches, states, fewer bits and fewer parameters."""
 
-from scripts.reports.lecture.claims import Claim, Score, code, compared, prose, shown, table
+from scripts.reports.lecture.claims import Claim, Score, compared, shown
 from scripts.reports.lecture.names import (
     DEEPSEEK_V2,
     DEEPSEEK_V32,
     FORMATS,
     GQA_13B,
+    INDEXER,
     LATENT,
     LLAMA3_8B,
     LLAMA_13B,
@@ -24,145 +25,51 @@ from scripts.reports.lecture.names import (
     with_state,
     with_window,
 )
+from scripts.reports.pages.markdown import code, prose, table
 
 SMALLER = (
-    Claim(
-        "DeepSeek-V2, N x H",
-        "A D E",
-        "16,000",
-        lambda: LATENT.num_heads * LATENT.nope_width,
-    ),
-    Claim(
-        "DeepSeek-V2, N x H",
-        "C",
-        "8192",
-        lambda: LATENT.num_heads * LATENT.nope_width,
-        "128 heads of 128, not 64",
-    ),
-    Claim(
-        "DeepSeek-V2, elements cached a token, layer",
-        "C",
-        "576",
-        lambda: DEEPSEEK_V2.cache_specs[0].elements_per_token,
-    ),
-    Claim(
-        "DeepSeek-V2, elements cached a token, layer",
-        "A D E",
-        "512",
-        lambda: DEEPSEEK_V2.cache_specs[0].elements_per_token,
-        "64 more for the rotary key",
-    ),
-    Claim(
-        "DeepSeek-V2, reduction over MHA",
-        "C",
-        "14",
-        lambda: gigabytes(with_attention(DEEPSEEK_V2, 128), 1) / gigabytes(DEEPSEEK_V2, 1),
-        "MHA stores keys and values of 128 heads",
-    ),
-    Claim(
-        "MQA over MHA, 64 heads",
-        "C",
-        "64",
-        lambda: gigabytes(with_heads(LLAMA_70B, 64), 1) / gigabytes(with_heads(LLAMA_70B, 1), 1),
-    ),
-    Claim(
-        "GQA, 1,024 elements of 8,192",
-        "C",
-        "8",
-        lambda: gigabytes(with_heads(LLAMA_70B, 64), 1) / gigabytes(LLAMA_70B, 1),
-    ),
-    Claim(
-        "GQA, 1:5, of Llama 2 13B",
-        "A D",
-        "5",
-        lambda: gigabytes(LLAMA_13B, 1024) / gigabytes(GQA_13B, 1024),
-    ),
-    Claim(
-        "CLA, two layers a cache",
-        "C",
-        "2",
-        lambda: gigabytes(LLAMA_13B, 1024) / gigabytes(with_sharing(LLAMA_13B), 1024),
-    ),
-    Claim(
-        "window W = 4,096 at S = 32,768: S / W",
-        "C",
-        "8",
-        lambda: gigabytes(LLAMA_13B, 32_768) / gigabytes(with_window(LLAMA_13B, 4096), 32_768),
-    ),
-    Claim(
-        "GQA's latency in proportion to K/N, B = 64",
-        "C",
-        "5",
-        lambda: lecture(LLAMA_13B, 64).step_s / lecture(GQA_13B, 64).step_s,
-        "only the cache shrinks so, the weights stay",
-    ),
-)
+    Claim("DeepSeek-V2, N x H", "A D E", "16,000", lambda: LATENT.num_heads * LATENT.nope_width),
+    Claim("DeepSeek-V2, N x H", "C", "8192",
+          lambda: LATENT.num_heads * LATENT.nope_width, "128 heads of 128, not 64"),
+    Claim("DeepSeek-V2, elements cached a token, layer", "C", "576",
+          lambda: DEEPSEEK_V2.cache_specs[0].elements_per_token),
+    Claim("DeepSeek-V2, elements cached a token, layer", "A D E", "512",
+          lambda: DEEPSEEK_V2.cache_specs[0].elements_per_token, "64 more for the rotary key"),
+    Claim("DeepSeek-V2, reduction over MHA", "C", "14",
+          lambda: gigabytes(with_attention(DEEPSEEK_V2, 128), 1) / gigabytes(DEEPSEEK_V2, 1),
+          "MHA stores keys and values of 128 heads"),
+    Claim("MQA over MHA, 64 heads", "C", "64",
+          lambda: gigabytes(with_heads(LLAMA_70B, 64), 1) / gigabytes(with_heads(LLAMA_70B, 1), 1)),
+    Claim("GQA, 1,024 elements of 8,192", "C", "8",
+          lambda: gigabytes(with_heads(LLAMA_70B, 64), 1) / gigabytes(LLAMA_70B, 1)),
+    Claim("GQA, 1:5, of Llama 2 13B", "A D", "5",
+          lambda: gigabytes(LLAMA_13B, 1024) / gigabytes(GQA_13B, 1024)),
+    Claim("CLA, two layers a cache", "C", "2",
+          lambda: gigabytes(LLAMA_13B, 1024) / gigabytes(with_sharing(LLAMA_13B), 1024)),
+    Claim("window W = 4,096 at S = 32,768: S / W", "C", "8",
+          lambda: gigabytes(LLAMA_13B, 32_768) / gigabytes(with_window(LLAMA_13B, 4096), 32_768)),
+    Claim("GQA's latency in proportion to K/N, B = 64", "C", "5",
+          lambda: lecture(LLAMA_13B, 64).step_s / lecture(GQA_13B, 64).step_s,
+          "only the cache shrinks so, the weights stay"),
+)  # fmt: skip
 
 BITS = (
-    Claim(
-        "bytes of a bfloat16",
-        "A D",
-        "2",
-        lambda: FORMATS["bfloat16"].bits / 8,
-    ),
-    Claim(
-        "bytes of an fp8 or int8",
-        "A D",
-        "1",
-        lambda: FORMATS["int8"].bits / 8,
-    ),
-    Claim(
-        "bytes of an int4",
-        "A D",
-        "0.5",
-        lambda: FORMATS["int4"].bits / 8,
-    ),
-    Claim(
-        "largest int8",
-        "D",
-        "127",
-        lambda: 2 ** (FORMATS["int8"].bits - 1) - 1,
-    ),
-    Claim(
-        "largest int4",
-        "D",
-        "7",
-        lambda: 2 ** (FORMATS["int4"].bits - 1) - 1,
-    ),
-    Claim(
-        "13B in int8 over bfloat16, memory",
-        "C",
-        "0.5",
-        lambda: weight_gb(LLAMA_13B, "int8") / weight_gb(LLAMA_13B),
-    ),
-    Claim(
-        "13B in int4 over bfloat16, memory",
-        "C",
-        "0.25",
-        lambda: weight_gb(LLAMA_13B, "int4") / weight_gb(LLAMA_13B),
-        "scales, and tables stay bfloat16",
-    ),
-    Claim(
-        "16 bits over 3",
-        "C D",
-        "4",
-        lambda: FORMATS["bfloat16"].bits / 3,
-        "4x is int4's",
-    ),
-    Claim(
-        "15B pruned to 8B, bytes left",
-        "A D E",
-        "0.53",
-        lambda: 8 / 15,
-    ),
-    Claim(
-        "Minitron 4B over Llama 3.1 8B, size",
-        "C",
-        "0.5",
-        lambda: weights.num_parameters(MINITRON_4B) / weights.num_parameters(LLAMA3_8B),
-        "the name rounds 4.5 billion",
-    ),
-)
+    Claim("bytes of a bfloat16", "A D", "2", lambda: FORMATS["bfloat16"].bits / 8),
+    Claim("bytes of an fp8 or int8", "A D", "1", lambda: FORMATS["int8"].bits / 8),
+    Claim("bytes of an int4", "A D", "0.5", lambda: FORMATS["int4"].bits / 8),
+    Claim("largest int8", "D", "127", lambda: 2 ** (FORMATS["int8"].bits - 1) - 1),
+    Claim("largest int4", "D", "7", lambda: 2 ** (FORMATS["int4"].bits - 1) - 1),
+    Claim("13B in int8 over bfloat16, memory", "C", "0.5",
+          lambda: weight_gb(LLAMA_13B, "int8") / weight_gb(LLAMA_13B)),
+    Claim("13B in int4 over bfloat16, memory", "C", "0.25",
+          lambda: weight_gb(LLAMA_13B, "int4") / weight_gb(LLAMA_13B),
+          "scales, and tables stay bfloat16"),
+    Claim("16 bits over 3", "C D", "4", lambda: FORMATS["bfloat16"].bits / 3, "4x is int4's"),
+    Claim("15B pruned to 8B, bytes left", "A D E", "0.53", lambda: 8 / 15),
+    Claim("Minitron 4B over Llama 3.1 8B, size", "C", "0.5",
+          lambda: weights.num_parameters(MINITRON_4B) / weights.num_parameters(LLAMA3_8B),
+          "the name rounds 4.5 billion"),
+)  # fmt: skip
 
 
 def smaller(score: Score) -> list[str]:
@@ -181,12 +88,11 @@ def smaller(score: Score) -> list[str]:
     whole = gigabytes(LLAMA_13B, 32_768)
     rows = []
     for name, elements, config in kinds:
-        held = gigabytes(config, 32_768)
-        rows.append((name, elements, shown(held), f"{whole / held:.1f} x"))
-    sparse = DEEPSEEK_V32.layers[0].mixer.indexer
-    kept = DEEPSEEK_V32.cache_specs[0].elements_per_token
+        size = gigabytes(config, 32_768)
+        rows.append((name, elements, shown(size), f"{whole / size:.1f} x"))
+    sparse = DEEPSEEK_V32.cache_specs[0].elements_per_token
     return [
-        *("## 5. Smaller caches", ""),
+        "## 5. Smaller caches",
         *code("elements a token and layer:  2 N H (MHA)   2 K H (GQA)   2 H (MQA)   C + R (MLA)"),
         *compared(5, SMALLER, score),
         *prose(
@@ -197,8 +103,8 @@ def smaller(score: Score) -> list[str]:
         *prose(
             '"1 global layer per 6 local" (A) and "every 6 layers" (D, and Character.AI\'s own',
             "page, whose recipe is the row with pairs) are different rows. Sparse attention (E)",
-            f"saves reading, not memory: DeepSeek-V3.2 keeps all tokens, {kept} elements a layer",
-            f"with the indexer's keys, and reads {sparse.top_k:,} of them.",
+            f"saves reading, not memory: DeepSeek-V3.2 keeps all tokens, {sparse} elements a layer",
+            f"with the indexer's keys, and reads {INDEXER.top_k:,} of them.",
         ),
         *_latent(),
     ]
@@ -206,7 +112,7 @@ def smaller(score: Score) -> list[str]:
 
 def _latent() -> list[str]:
     """DeepSeek-V2's heads with each cache that they could have."""
-    kept = DEEPSEEK_V2.cache_specs[0].elements_per_token
+    latent = DEEPSEEK_V2.cache_specs[0].elements_per_token
     heads, width = LATENT.num_heads, LATENT.value_width
     rows = []
     for name, config in (
@@ -217,22 +123,22 @@ def _latent() -> list[str]:
         ("MLA, 512 + 64", DEEPSEEK_V2),
     ):
         elements = config.cache_specs[0].elements_per_token
-        held = gigabytes(config, 32_768)
-        rows.append((name, f"{elements:,}", shown(held), f"{elements / kept:.2f} x"))
+        size = shown(gigabytes(config, 32_768))
+        rows.append((name, f"{elements:,}", size, f"{elements / latent:.2f} x"))
     expanded = heads * (LATENT.nope_width + LATENT.rope_width + width)
     return [
         *prose(
-            f"C's 14 x of MLA divides 64 x 128 by {kept}: half of DeepSeek-V2's heads, and keys",
+            f"C's 14 x of MLA divides 64 x 128 by {latent}: half of DeepSeek-V2's heads, and keys",
             "without values. One request of 32,768 tokens of DeepSeek-V2, with other attention of",
             "the same heads (`gigabytes(with_attention(DEEPSEEK_V2, 8), 32_768)`):",
         ),
         *table(("cache", "elements a token, layer", "GB", "beside MLA"), rows),
         *prose(
-            f"MLA caches as much as GQA with K = {kept / 2 / width:.2f}. Its paper (arXiv",
+            f"MLA caches as much as GQA with K = {latent / 2 / width:.2f}. Its paper (arXiv",
             "2405.04434, table 1) finds it stronger than MHA, and GQA and MQA weaker, so MHA is",
             "what compares at equal quality. MHA over the keys and values that MLA's heads see,",
             f"whose keys have {LATENT.rope_width} rotary elements more, would cache {expanded:,},",
-            f"{expanded / kept:.1f} x as many. Its prefill and steps:",
+            f"{expanded / latent:.1f} x as many. Its prefill and steps:",
         ),
         *code(
             "python -m scripts.plan --accounting=lecture --model=deepseek-v2 --hardware=h200 \\",
@@ -249,11 +155,11 @@ def states() -> list[str]:
     rows = []
     for name, kind in zip(names, kinds, strict=True):
         config = presets.get(name).config
-        held = (gigabytes(config, length) * 1e3 for length in (1024, 32_768, 131_072))
-        rows.append((name, kind, *(f"{megabytes:,.1f}" for megabytes in held)))
+        sizes = (gigabytes(config, length) * 1e3 for length in (1024, 32_768, 131_072))
+        rows.append((name, kind, *(f"{megabytes:,.1f}" for megabytes in sizes)))
     tokens = gigabytes(with_state(LLAMA_13B), 1) / gigabytes(LLAMA_13B, 1)
     return [
-        *("## 6. States instead of caches", ""),
+        "## 6. States instead of caches",
         *code(
             "bytes = L x (inner width x M + tail of the convolution) x 4 (float32), at any length"
         ),
@@ -281,7 +187,7 @@ def bits(score: Score) -> list[str]:
         )
     ]
     return [
-        *("## 7. Fewer bits, fewer parameters", ""),
+        "## 7. Fewer bits, fewer parameters",
         *code("bytes = parameters x (bits + scale bits / group) / 8, the layers' matrices only"),
         *compared(7, BITS, score),
         *prose(

@@ -1,6 +1,6 @@
 """Sections 8 to 10: drafts; batches, pages and money; the question that the notes end with."""
 
-from scripts.reports.lecture.claims import Claim, Score, code, compared, prose, shown, table
+from scripts.reports.lecture.claims import Claim, Score, compared, shown
 from scripts.reports.lecture.names import (
     CACHE_FORMATS,
     FORMATS,
@@ -26,113 +26,33 @@ from scripts.reports.lecture.names import (
     weight_gb,
     with_heads,
 )
+from scripts.reports.pages.markdown import code, prose, table
 
 DRAFTS = (
-    Claim(
-        "draft A kept: min(1, q/p)",
-        "C",
-        "0.6",
-        lambda: min(1, Q[0] / P[0]),
-    ),
-    Claim(
-        "draft B kept",
-        "C",
-        "1.0",
-        lambda: min(1, Q[1] / P[1]),
-    ),
-    Claim(
-        "A leaves the step",
-        "C",
-        "0.3",
-        lambda: output_law(Q, P)[0],
-    ),
-    Claim(
-        "B leaves the step",
-        "C",
-        "0.7",
-        lambda: output_law(Q, P)[1],
-    ),
-    Claim(
-        "rejected and drawn again",
-        "C",
-        "0.2",
-        lambda: 1 - acceptance_of(Q, P),
-    ),
-    Claim(
-        "tokens a step, a = 0.9, k = 4",
-        "C",
-        "4.6",
-        lambda: expected_tokens(0.9, 4),
-        "a rejection ends the chain",
-    ),
-    Claim(
-        "tokens a step, a = 0.8, k = 4",
-        "C",
-        "4.2",
-        lambda: expected_tokens(0.8, 4),
-        "likewise",
-    ),
-    Claim(
-        "time of such a step, c = 0.11",
-        "C",
-        "1.44",
-        lambda: 1 + 4 * 0.11,
-    ),
-    Claim(
-        "speedup",
-        "C",
-        "2.9",
-        lambda: Speculation(4, 0.8, 0.11).speedup,
-        "likewise",
-    ),
-    Claim(
-        "tokens a step, a = 1, k = 4",
-        "C",
-        "5",
-        lambda: expected_tokens(1, 4),
-    ),
-    Claim(
-        "tokens a step, a = 0",
-        "C",
-        "1",
-        lambda: expected_tokens(0, 4),
-    ),
-    Claim(
-        "cost of an 8B draft to a 70B target",
-        "C",
-        "0.11",
-        lambda: weight_gb(LLAMA3_8B) / weight_gb(LLAMA3_70B),
-    ),
-)
+    Claim("draft A kept: min(1, q/p)", "C", "0.6", lambda: min(1, Q[0] / P[0])),
+    Claim("draft B kept", "C", "1.0", lambda: min(1, Q[1] / P[1])),
+    Claim("A leaves the step", "C", "0.3", lambda: output_law(Q, P)[0]),
+    Claim("B leaves the step", "C", "0.7", lambda: output_law(Q, P)[1]),
+    Claim("rejected and drawn again", "C", "0.2", lambda: 1 - acceptance_of(Q, P)),
+    Claim("tokens a step, a = 0.9, k = 4", "C", "4.6",
+          lambda: expected_tokens(0.9, 4), "a rejection ends the chain"),
+    Claim("tokens a step, a = 0.8, k = 4", "C", "4.2", lambda: expected_tokens(0.8, 4), "likewise"),
+    Claim("time of such a step, c = 0.11", "C", "1.44", lambda: 1 + 4 * 0.11),
+    Claim("speedup", "C", "2.9", lambda: Speculation(4, 0.8, 0.11).speedup, "likewise"),
+    Claim("tokens a step, a = 1, k = 4", "C", "5", lambda: expected_tokens(1, 4)),
+    Claim("tokens a step, a = 0", "C", "1", lambda: expected_tokens(0, 4)),
+    Claim("cost of an 8B draft to a 70B target", "C", "0.11",
+          lambda: weight_gb(LLAMA3_8B) / weight_gb(LLAMA3_70B)),
+)  # fmt: skip
 
 BATCHES = (
-    Claim(
-        "rows of 3, 9 and 5 tokens, concatenated",
-        "D",
-        "17",
-        lambda: 3 + 9 + 5,
-    ),
-    Claim(
-        "H100s for 1,000 users of 70B, one each",
-        "C",
-        "1,000",
-        lambda: chips_for(1000, chips=4),
-        "requests share a step; one H100 holds none",
-    ),
-    Claim(
-        "dollars an hour at 2 an H100",
-        "C",
-        "2,000",
-        lambda: 2 * chips_for(1000, chips=4),
-        "likewise",
-    ),
-    Claim(
-        "days of 8.6e12 tokens that make 32e12",
-        "E",
-        "4",
-        lambda: 32 / 8.6,
-    ),
-)
+    Claim("rows of 3, 9 and 5 tokens, concatenated", "D", "17", lambda: 3 + 9 + 5),
+    Claim("H100s for 1,000 users of 70B, one each", "C", "1,000",
+          lambda: chips_for(1000, chips=4), "requests share a step; one H100 holds none"),
+    Claim("dollars an hour at 2 an H100", "C", "2,000",
+          lambda: 2 * chips_for(1000, chips=4), "likewise"),
+    Claim("days of 8.6e12 tokens that make 32e12", "E", "4", lambda: 32 / 8.6),
+)  # fmt: skip
 
 
 def drafts(score: Score) -> list[str]:
@@ -145,7 +65,7 @@ def drafts(score: Score) -> list[str]:
     batches = (1, 16, 64, 128, 256)
     gains = [f"{drafts_gain(batch, Speculation(4, 0.8, 0.11)):.2f}" for batch in batches]
     return [
-        *("## 8. Drafts", ""),
+        "## 8. Drafts",
         *code(
             "tokens a step = 1 + a + ... + a^k = (1 - a^(k+1)) / (1 - a)",
             "speedup       = tokens a step / (1 + k c)",
@@ -180,7 +100,7 @@ def batches(score: Score) -> list[str]:
     shared = Deployment(LLAMA_70B, priced, mesh=Mesh(model=4), accounting="lecture")
     full = shared.row(shared.largest_batch(4096), 4096)
     return [
-        *("## 9. Batches, pages, money", ""),
+        "## 9. Batches, pages, money",
         *code(
             "share in use = tokens / (requests x longest)       static batch, or reserved room",
             "             = tokens / (pages x page tokens)      paged",
@@ -218,26 +138,26 @@ def _served(chips: int) -> tuple[str, ...]:
 
 def question() -> list[str]:
     """Section 10."""
-    own, int8, int4 = FORMATS["bfloat16"], FORMATS["int8"], FORMATS["int4"]
-    few = CACHE_FORMATS["int8"]
+    full, int8, int4 = FORMATS["bfloat16"], FORMATS["int8"], FORMATS["int4"]
+    narrow = CACHE_FORMATS["int8"]
     drafting = Speculation(4, 0.8, 0.11, size=0.11)
     kinds = (
-        ("MHA, bfloat16", with_heads(LLAMA_70B, 64), Precision(own, own, own), None),
-        ("GQA, bfloat16", LLAMA_70B, Precision(own, own, own), None),
-        ("+ int8 weights", LLAMA_70B, Precision(int8, own, own), None),
-        ("+ int4 weights", LLAMA_70B, Precision(int4, own, own), None),
-        ("int4 weights, int8 cache", LLAMA_70B, Precision(int4, few, own), None),
-        ("the same with drafts", LLAMA_70B, Precision(int4, few, own), drafting),
+        ("MHA, bfloat16", with_heads(LLAMA_70B, 64), Precision(full, full, full), None),
+        ("GQA, bfloat16", LLAMA_70B, Precision(full, full, full), None),
+        ("+ int8 weights", LLAMA_70B, Precision(int8, full, full), None),
+        ("+ int4 weights", LLAMA_70B, Precision(int4, full, full), None),
+        ("int4 weights, int8 cache", LLAMA_70B, Precision(int4, narrow, full), None),
+        ("the same with drafts", LLAMA_70B, Precision(int4, narrow, full), drafting),
     )
     rows = []
     for name, config, precision, speculation in kinds:
-        held = Deployment(config, H100, precision, Mesh(model=2), speculation=speculation)
-        batch = held.largest_batch(1024, 1024)
-        row = held.row(batch, 1024, 1024)
+        deployment = Deployment(config, H100, precision, Mesh(model=2), speculation=speculation)
+        batch = deployment.largest_batch(1024, 1024)
+        row = deployment.row(batch, 1024, 1024)
         figures = (str(batch), shown(row.step_s * 1e3), f"{row.output_tok_s:,.0f}", row.bound)
         rows.append((name, *figures))
     return [
-        *("## 10. The question that C ends with", ""),
+        "## 10. The question that C ends with",
         *prose(
             "A 70B model, two H100s, throughput alone: which techniques? Prompts and answers of",
             "1,024 tokens, the largest batch that fits, `exact` accounting, tensor parallel:",

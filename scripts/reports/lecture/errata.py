@@ -1,11 +1,12 @@
 """The slips of the notes, and the figures that no configuration gives."""
 
-from scripts.reports.lecture.claims import prose, shown, table
+from scripts.reports.lecture.claims import shown
 from scripts.reports.lecture.names import (
     DEEPSEEK_V2,
-    DEEPSEEK_V32,
     GQA_13B,
     H100,
+    INDEXER,
+    LATENT,
     LLAMA3_8B,
     LLAMA_7B,
     LLAMA_13B,
@@ -23,6 +24,7 @@ from scripts.reports.lecture.names import (
     weight_gb,
     weights,
 )
+from scripts.reports.pages.markdown import prose, table
 
 
 def slips() -> list[str]:
@@ -34,13 +36,13 @@ def slips() -> list[str]:
     )  # fmt: skip
     rows: list[tuple[str, ...]] = []
     number = 0
-    for topic, found in topics:
+    for topic, entries in topics:
         rows.append(("", "", f"**{topic}**", ""))
-        for row in found:
+        for row in entries:
             number += 1
             rows.append((str(number), *row))
     return [
-        *("## Errata", ""),
+        "## Errata",
         *prose("L: the lecture's own text says so too."),
         *table(("", "note", "says", "it is"), rows),
     ]
@@ -70,7 +72,7 @@ def _arithmetic() -> list[tuple[str, str, str]]:
 
 
 def _phases() -> list[tuple[str, str, str]]:
-    one = lecture(LLAMA_70B, 1, 100)
+    alone = lecture(LLAMA_70B, 1, 100)
     naive = sum(range(4096, 4096 + 256))
     return [
         ("C", "a cached decode step costs constant FLOPs",
@@ -81,9 +83,9 @@ def _phases() -> list[tuple[str, str, str]]:
         ("C", "70B on a single H100",
          f"{shown(weight_gb(LLAMA_70B))} GB do not fit 80; its times are bandwidth arithmetic"),
         ("C", "70B: first token of a short prompt in 30 ms",
-         f"{shown(one.ttft_s * 1e3)} at least: prefill reads all weights too"),
+         f"{shown(alone.ttft_s * 1e3)} at least: prefill reads all weights too"),
         ("C", "50 tokens take 5-10 times the first one's time",
-         f"{1 + 49 * one.step_s / one.ttft_s:.0f} times after a prompt of 100"),
+         f"{1 + 49 * alone.step_s / alone.ttft_s:.0f} times after a prompt of 100"),
         ("D", "latency in tokens/second", "seconds a token"),
         ("D L", "bandwidth gives the maximum latency", "the minimum (and the maximum throughput)"),
     ]  # fmt: skip
@@ -93,11 +95,11 @@ def _caches() -> list[tuple[str, str, str]]:
     mha, gqa = lecture(LLAMA_13B, 16), lecture(GQA_13B, 16)
     wide, huge = lecture(GQA_13B, 256), lecture(LLAMA_13B, 256)
     steps = " / ".join(f"{lecture(LLAMA_13B, b).step_s * 1e3:.2f}" for b in (16, 64, 256))
-    held = " / ".join(f"{lecture(LLAMA_13B, b).memory_bytes / 1e9:.1f}" for b in (16, 64, 256))
+    sizes = " / ".join(f"{lecture(LLAMA_13B, b).memory_bytes / 1e9:.1f}" for b in (16, 64, 256))
     return [
         ("A", "cache: 2 B S L **N** H 2 bytes", "K, not N: they are equal for MHA alone"),
         ("A", "13B, 1,000 tokens: 1.28 GB", f"{shown(gigabytes(LLAMA_13B, 1000))} GB"),
-        ("A", "46.5 / 108.1 / 354.3 GB at B = 16 / 64 / 256", f"{held} GB"),
+        ("A", "46.5 / 108.1 / 354.3 GB at B = 16 / 64 / 256", f"{sizes} GB"),
         ("A", "38.4 / 146.9 / 587.8 ms, throughput stops at 436",
          f"{steps} ms; {huge.output_tok_s:,.0f} tokens/s at B = 256"),
         ("A", "GQA at B = 16: 46.5 to 30.9 GB, 416 to 671 tokens/s",
@@ -116,18 +118,14 @@ def _caches() -> list[tuple[str, str, str]]:
 
 
 def _architectures() -> list[tuple[str, str, str]]:
-    heads, kept = (
-        DEEPSEEK_V2.layers[0].mixer.num_heads,
-        DEEPSEEK_V2.cache_specs[0].elements_per_token,
-    )
+    heads, latent = LATENT.num_heads, DEEPSEEK_V2.cache_specs[0].elements_per_token
     gain = lecture(LLAMA_13B, 64).step_s / lecture(GQA_13B, 64).step_s
-    indexer = DEEPSEEK_V32.layers[0].mixer.indexer
     return [
         ("D", "G key/value heads; K = 40 query heads", "K key/value heads; G = N/K"),
         ("C", "DeepSeek-V2: 64 x 128 = 8192, MLA saves 14x",
-         f"{heads} x 128 = {heads * 128:,}, twice (keys, values), over {kept}:"
-         f" {2 * heads * 128 / kept:.1f}x"),
-        ("A D E", "MLA: 16,000 to 512", f"2 x {heads * 128:,} to {kept}, with the rotary key"),
+         f"{heads} x 128 = {heads * 128:,}, twice (keys, values), over {latent}:"
+         f" {2 * heads * 128 / latent:.1f}x"),
+        ("A D E", "MLA: 16,000 to 512", f"2 x {heads * 128:,} to {latent}, with the rotary key"),
         ("D", "\"Local Attention (CLA)\"", "CLA is cross-layer attention"),
         ("A", "1 global layer per 6 local", "1 of every 6 (Character.AI's page, the lecture)"),
         ("C", "Mistral 7B interleaves global layers", "all its 32 layers have a window of 4,096"),
@@ -137,7 +135,7 @@ def _architectures() -> list[tuple[str, str, str]]:
         ("C", "GQA cuts decode latency by K/N",
          f"the cache's part: 5x fewer heads make a step {gain:.2f}x faster (13B, B = 64)"),
         ("E", "sparse attention selects what to keep in the cache",
-         f"DeepSeek-V3.2 keeps all and {indexer.head_width} more a token; it selects what to read"),
+         f"DeepSeek-V3.2 keeps all and {INDEXER.head_width} more a token; it selects what to read"),
     ]  # fmt: skip
 
 
@@ -214,7 +212,7 @@ def claims() -> list[str]:
          "compare section 9; Yu et al. 2022, Kwon et al. 2023"),
     ]  # fmt: skip
     return [
-        *("## Not derivable here", ""),
+        "## Not derivable here",
         *prose("Measurements and reports, repeated without a mark:"),
         *table(("figure", "note", "source"), rows),
     ]

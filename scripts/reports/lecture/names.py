@@ -1,5 +1,5 @@
-"""What the expressions of docs/lecture.md speak of: models, a chip, and counts that are too small
-to be part of the planner.
+"""Names in the expressions of docs/lecture.md: models, a chip, and counts that are too small to be
+part of the planner.
 
     python -i -m scripts.reports.lecture.names
 """
@@ -12,6 +12,8 @@ import math
 from configs import presets
 from configs.cache import CacheSpec
 from configs.hardware import catalog
+from configs.kinds.attention import Attention
+from configs.kinds.latent import Indexer, Latent
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
@@ -35,8 +37,9 @@ LLAMA_70B = presets.get("llama2-70b").config
 LLAMA3_8B = presets.get("llama3-8b").config
 LLAMA3_70B = presets.get("llama3-70b").config
 DEEPSEEK_V2 = presets.get("deepseek-v2").config
-LATENT = DEEPSEEK_V2.layers[0].mixer
+LATENT: Latent = DEEPSEEK_V2.mixers(Latent)[0]
 DEEPSEEK_V32 = presets.get("deepseek-v3.2").config
+INDEXER: Indexer = DEEPSEEK_V32.mixers(Latent)[0].indexer
 GQA_13B = LLAMA_13B.with_kinds(num_kv_heads=8)
 LLAMA_7B = dataclasses.replace(
     LLAMA_13B.with_kinds(width=11_008, num_heads=32, num_kv_heads=32),
@@ -46,7 +49,7 @@ MINITRON_4B = dataclasses.replace(
     LLAMA3_8B.with_kinds(width=9216), name="llama3.1-minitron-4b-width", width=3072
 )
 
-# Laws of a target and a draft over {A, B}.
+# Distributions of a target and a draft over {A, B}.
 Q, P = (0.3, 0.7), (0.5, 0.5)
 
 
@@ -80,8 +83,8 @@ def unmasked(queries: int, keys: int) -> float:
 
 def flops(config: ModelConfig, tokens: int) -> float:
     """FLOPs of all products with matrices, the head's at each token included."""
-    found = cost.step_operations(config, Work(tokens, (), tokens))
-    return sum(operation.flops for operation in found)
+    operations = cost.step_operations(config, Work(tokens, (), tokens))
+    return sum(operation.flops for operation in operations)
 
 
 # --- memory and time ------------------------------------------------------------------------------
@@ -99,14 +102,14 @@ def weight_gb(config: ModelConfig, format: str = "bfloat16") -> float:
 
 def lecture(config: ModelConfig, batch: int, context: int = 1024, replicas: int = 1) -> Row:
     """The lecture's accounting: read all weights and the whole cache once a step."""
-    held = Deployment(config, H100, replicas=replicas, accounting="lecture")
-    return held.row(batch, context)
+    deployment = Deployment(config, H100, replicas=replicas, accounting="lecture")
+    return deployment.row(batch, context)
 
 
 def speedup(config: ModelConfig, format: str) -> float:
-    """What fewer bits in the matrices allow at batch 1: a step in bfloat16, in steps with them."""
-    own = FORMATS["bfloat16"]
-    narrow = Deployment(config, H100, Precision(FORMATS[format], own, own), accounting="lecture")
+    """Speedup over bfloat16 that fewer bits in the matrices allow at batch 1."""
+    full = FORMATS["bfloat16"]
+    narrow = Deployment(config, H100, Precision(FORMATS[format], full, full), accounting="lecture")
     return lecture(config, 1).step_s / narrow.row(1, 1024).step_s
 
 
@@ -121,20 +124,22 @@ def with_window(config: ModelConfig, window: int, period: int | None = None) -> 
 
 
 def with_sharing(config: ModelConfig, layers: int = 2) -> ModelConfig:
-    """Neighbouring layers use one cache."""
-    (own,) = config.pattern
+    """Neighboring layers use one cache."""
+    (layer,) = config.pattern
     pattern = (
-        own if i % layers == 0 else _sharer(own, i - i % layers) for i in range(config.num_layers)
-    )
+        layer if i % layers == 0 else _sharer(layer, i - i % layers)
+        for i in range(config.num_layers)
+    )  # fmt: skip
     return dataclasses.replace(config, pattern=tuple(pattern))
 
 
 def _sharer(layer: LayerSpec, owner: int) -> LayerSpec:
+    assert isinstance(layer.mixer, Attention)
     return LayerSpec(dataclasses.replace(layer.mixer, owner=owner), layer.ffn)
 
 
 def with_all(config: ModelConfig) -> ModelConfig:
-    """One key/value head; neighbours share; of six caches five hold 1,024 tokens (Character.AI)."""
+    """One key/value head; neighbors share; of six caches five hold 1,024 tokens (Character.AI)."""
     config = config.with_kinds(num_kv_heads=1)
     (world,), (local,) = config.pattern, config.with_kinds(window=1024).pattern
     pattern = (
@@ -175,8 +180,7 @@ def share_static(lengths: tuple[int, ...]) -> float:
 
 def share_paged(lengths: tuple[int, ...], page_tokens: int) -> float:
     """Share of the allocated cache that holds a token."""
-    spec = CacheSpec(1, 1)
-    pages = sum(len(spec.pages_for(0, length, page_tokens)) for length in lengths)
+    pages = sum(-(-length // page_tokens) for length in lengths)
     return sum(lengths) / (pages * page_tokens)
 
 

@@ -1,15 +1,6 @@
 """Sections 3 and 4: the size of the cache, latency and throughput."""
 
-from scripts.reports.lecture.claims import (
-    Claim,
-    Score,
-    bullets,
-    code,
-    compared,
-    prose,
-    shown,
-    table,
-)
+from scripts.reports.lecture.claims import Claim, Score, compared, shown
 from scripts.reports.lecture.names import (
     GQA_13B,
     H100,
@@ -24,87 +15,33 @@ from scripts.reports.lecture.names import (
     weights,
     with_heads,
 )
+from scripts.reports.pages.markdown import bullets, code, prose, table
 
 CACHE = (
-    Claim(
-        "70B, one request of 4,096 tokens, bytes",
-        "C",
-        "1,342,177,280",
-        lambda: int(cost.cache_bytes(LLAMA_70B, 4096)),
-    ),
-    Claim(
-        "70B, the same, GB",
-        "C",
-        "1.34",
-        lambda: gigabytes(LLAMA_70B, 4096),
-    ),
-    Claim(
-        "70B, the same in % of the weights",
-        "C",
-        "1",
-        lambda: 100 * gigabytes(LLAMA_70B, 4096) / weight_gb(LLAMA_70B),
-    ),
-    Claim(
-        "70B, 64 requests of 32,768 tokens, GB",
-        "C",
-        "172",
-        lambda: gigabytes(LLAMA_70B, 32_768, batch=64),
-        "172 GB is 16 of them: 1.34 x 64 x 8 = 687",
-    ),
-    Claim(
-        "70B, the same over the weights",
-        "C",
-        "1.2",
-        lambda: gigabytes(LLAMA_70B, 32_768, batch=64) / weight_gb(LLAMA_70B),
-        "from the line above",
-    ),
-    Claim(
-        "70B, GQA over MHA",
-        "C",
-        "8",
-        lambda: gigabytes(with_heads(LLAMA_70B, 64), 4096) / gigabytes(LLAMA_70B, 4096),
-    ),
-    Claim(
-        "13B, weights, GB",
-        "A C",
-        "26",
-        lambda: weight_gb(LLAMA_13B),
-    ),
-    Claim(
-        "13B, one request of 1,000 tokens, GB",
-        "A",
-        "1.28",
-        lambda: gigabytes(LLAMA_13B, 1000),
-        "A's own product is 0.8192e9",
-    ),
-    Claim(
-        "13B, one request of 1,024 tokens, MB",
-        "C",
-        "838",
-        lambda: gigabytes(LLAMA_13B, 1024) * 1e3,
-        "cut off, not rounded",
-    ),
-    Claim(
-        "13B, 1 of them, GB",
-        "C",
-        "0.84",
-        lambda: gigabytes(LLAMA_13B, 1024, batch=1),
-    ),
-    Claim(
-        "13B, 64 of them, GB",
-        "C",
-        "53.6",
-        lambda: gigabytes(LLAMA_13B, 1024, batch=64),
-        "likewise",
-    ),
-    Claim(
-        "13B, 256 of them, GB",
-        "C",
-        "214",
-        lambda: gigabytes(LLAMA_13B, 1024, batch=256),
-        "likewise",
-    ),
-)
+    Claim("70B, one request of 4,096 tokens, bytes", "C", "1,342,177,280",
+          lambda: int(cost.cache_bytes(LLAMA_70B, 4096))),
+    Claim("70B, the same, GB", "C", "1.34", lambda: gigabytes(LLAMA_70B, 4096)),
+    Claim("70B, the same in % of the weights", "C", "1",
+          lambda: 100 * gigabytes(LLAMA_70B, 4096) / weight_gb(LLAMA_70B)),
+    Claim("70B, 64 requests of 32,768 tokens, GB", "C", "172",
+          lambda: gigabytes(LLAMA_70B, 32_768, batch=64),
+          "172 GB is 16 of them: 1.34 x 64 x 8 = 687"),
+    Claim("70B, the same over the weights", "C", "1.2",
+          lambda: gigabytes(LLAMA_70B, 32_768, batch=64) / weight_gb(LLAMA_70B),
+          "from the line above"),
+    Claim("70B, GQA over MHA", "C", "8",
+          lambda: gigabytes(with_heads(LLAMA_70B, 64), 4096) / gigabytes(LLAMA_70B, 4096)),
+    Claim("13B, weights, GB", "A C", "26", lambda: weight_gb(LLAMA_13B)),
+    Claim("13B, one request of 1,000 tokens, GB", "A", "1.28",
+          lambda: gigabytes(LLAMA_13B, 1000), "A's own product is 0.8192e9"),
+    Claim("13B, one request of 1,024 tokens, MB", "C", "838",
+          lambda: gigabytes(LLAMA_13B, 1024) * 1e3, "cut off, not rounded"),
+    Claim("13B, 1 of them, GB", "C", "0.84", lambda: gigabytes(LLAMA_13B, 1024, batch=1)),
+    Claim("13B, 64 of them, GB", "C", "53.6",
+          lambda: gigabytes(LLAMA_13B, 1024, batch=64), "likewise"),
+    Claim("13B, 256 of them, GB", "C", "214",
+          lambda: gigabytes(LLAMA_13B, 1024, batch=256), "likewise"),
+)  # fmt: skip
 
 # Memory in GB, step in ms, tokens/s.
 MHA = {
@@ -122,34 +59,21 @@ GQA = {
 }
 
 GAINS = (
-    Claim(
-        "13B, B = 64 over B = 1, throughput",
-        "C",
-        "21",
-        lambda: lecture(LLAMA_13B, 64).output_tok_s / lecture(LLAMA_13B, 1).output_tok_s,
-        "cut off, not rounded",
-    ),
-    Claim(
-        "13B, B = 256 over B = 64",
-        "C",
-        "1.3",
-        lambda: lecture(LLAMA_13B, 256).output_tok_s / lecture(LLAMA_13B, 64).output_tok_s,
-    ),
-    Claim(
-        "two replicas over one",
-        "A D",
-        "2",
-        lambda: (
-            lecture(LLAMA_13B, 64, replicas=2).output_tok_s / lecture(LLAMA_13B, 64).output_tok_s
-        ),
-    ),
-)
+    Claim("13B, B = 64 over B = 1, throughput", "C", "21",
+          lambda: lecture(LLAMA_13B, 64).output_tok_s / lecture(LLAMA_13B, 1).output_tok_s,
+          "cut off, not rounded"),
+    Claim("13B, B = 256 over B = 64", "C", "1.3",
+          lambda: lecture(LLAMA_13B, 256).output_tok_s / lecture(LLAMA_13B, 64).output_tok_s),
+    Claim("two replicas over one", "A D", "2",
+          lambda: (lecture(LLAMA_13B, 64, replicas=2).output_tok_s
+                   / lecture(LLAMA_13B, 64).output_tok_s)),
+)  # fmt: skip
 
 
 def cache(score: Score) -> list[str]:
     """Section 3."""
     return [
-        *("## 3. The cache", ""),
+        "## 3. The cache",
         *code("bytes = 2 (keys, values) x L x K x H x S x B x 2 (bfloat16)"),
         *compared(3, CACHE, score),
         *code(
@@ -162,28 +86,29 @@ def cache(score: Score) -> list[str]:
 def _grid(
     config: ModelConfig, figures: dict[int, dict[str, tuple[str, str, str]]], score: Score
 ) -> list[str]:
-    """A line a batch and quantity; a cell a note."""
-    notes = sorted({note for given in figures.values() for note in given})
+    """Formats a line for each batch and quantity, with a cell for each note."""
+    notes = sorted({note for claims in figures.values() for note in claims})
     rows = []
-    for batch, given in figures.items():
+    for batch, claims in figures.items():
         row = lecture(config, batch)
-        ours = (row.memory_bytes / 1e9, row.step_s * 1e3, row.output_tok_s)
-        for index, name in enumerate(("memory, GB", "step, ms", "tokens/s")):
-            said = [given[note][index] if note in given else "" for note in notes]
-            cells = (f"{says} {score.mark(says, ours[index])}" if says else "" for says in said)
-            rows.append((str(batch) if index == 0 else "", name, shown(ours[index]), *cells))
+        values = (row.memory_bytes / 1e9, row.step_s * 1e3, row.output_tok_s)
+        names = ("memory, GB", "step, ms", "tokens/s")
+        for index, (name, value) in enumerate(zip(names, values, strict=True)):
+            claimed = [claims[note][index] if note in claims else "" for note in notes]
+            cells = (f"{says} {score.mark(says, value)}" if says else "" for says in claimed)
+            rows.append(("" if index else str(batch), name, shown(value), *cells))
     return table(("B", "", "ours", *notes), rows)
 
 
 def latency(score: Score) -> list[str]:
     """Section 4."""
-    most = Deployment(LLAMA_13B, H100, accounting="lecture").largest_batch(1024)
-    most_gqa = Deployment(GQA_13B, H100, accounting="lecture").largest_batch(1024)
+    largest = Deployment(LLAMA_13B, H100, accounting="lecture").largest_batch(1024)
+    largest_gqa = Deployment(GQA_13B, H100, accounting="lecture").largest_batch(1024)
     even = next(b for b in range(1, 999) if gigabytes(LLAMA_13B, 1024, b) > weight_gb(LLAMA_13B))
     start = gigabytes(LLAMA_13B, 2048, 32) + weight_gb(LLAMA_13B)
     peak, wide = lecture(LLAMA_13B, 256).output_tok_s, lecture(GQA_13B, 256).memory_bytes / 1e9
     return [
-        *("## 4. Latency and throughput: Llama 2 13B on one H100", ""),
+        "## 4. Latency and throughput: Llama 2 13B on one H100",
         *code("step = (weights + B x cache) / 3.35 TB/s        throughput = B / step"),
         *prose(
             "S = 1,024 (A: 1,000, which moves no figure by more than 3 %). As the model is, K = 40:"
@@ -207,10 +132,10 @@ def latency(score: Score) -> list[str]:
         ),
         *compared(4, GAINS, score),
         *prose(
-            f"An H100 holds {most} requests of 1,024 tokens with K = 40, {most_gqa} with K = 8;",
-            f"C's own configurator starts at B = 32, S = 2,048, which takes {start:.2f}. The cache",
-            f'outweighs the weights from B = {even} on: that it "dominates" (A, C) is a matter of',
-            "batch and length.",
+            f"An H100 holds {largest} requests of 1,024 tokens with K = 40, {largest_gqa} with",
+            "K = 8; C's own configurator starts at B = 32, S = 2,048, which takes",
+            f"{start:.2f}. The cache outweighs the weights from B = {even} on: that it",
+            '"dominates" (A, C) is a matter of batch and length.',
         ),
         *code(
             "python -m scripts.plan --accounting=lecture --model=llama2-13b --hardware=h100 \\",

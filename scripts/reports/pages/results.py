@@ -1,32 +1,27 @@
-"""What the commands share that measure a page's parts, keep the figures beside it and write it."""
+"""Measurements that are kept in a JSON file, and the blocks of a page that show them."""
 
+import argparse
+import csv
 import datetime
 import importlib.util
 import json
 import sys
-import textwrap
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from inference.files import local_machine
+from scripts.reports.pages import markdown
 
-Rows = dict[str, Any]
+Row = dict[str, Any]  # figures of one row, as JSON has them
+Rows = dict[str, Row]
 
-
-def check(argv: Sequence[str], parts: Sequence[str], known: Collection[str]) -> None:
-    """Ends a command whose arguments name what is not there, or that cannot draw."""
-    if len(argv) > 1:
-        sys.exit(f"what is {argv[1]!r}? Everything is a flag")
-    for part in parts:
-        if part not in known:
-            sys.exit(f"--parts names {part!r}; valid: {', '.join(known)}")
-    if importlib.util.find_spec("matplotlib") is None:
-        sys.exit("the page has a picture: pip install '.[plots]'")
+# Tones of Paul Tol's muted scheme.
+COLORS = ("#332288", "#88CCEE", "#44AA99", "#DDCC77")
 
 
 class Results:
-    """Figures by part and row, with the date and the machine, in a file.
+    """Figures by part and row, with date and machine, in a file.
 
     Attributes:
         parts: {part: {row: figures}}.
@@ -37,39 +32,114 @@ class Results:
         self.parts = self._read()
 
     def _read(self) -> dict[str, Rows]:
-        found: dict[str, Rows] = {}
-        return json.loads(self._path.read_text("utf-8")) if self._path.exists() else found
+        parts: dict[str, Rows] = {}
+        return json.loads(self._path.read_text("utf-8")) if self._path.exists() else parts
 
-    def put(self, part: str, row: str, **found: Any) -> None:
-        """Keeps a row's figures, beside those that another command has kept since."""
+    def put(self, part: str, row: str, **figures: Any) -> None:
+        """Stores the figures of a row; rows that another process has stored since then remain."""
         self.parts = self._read()
-        machine = local_machine.name()
-        found["at"] = f"{datetime.date.today()}, {machine}"
-        self.parts.setdefault(part, {})[row] = found
+        figures["at"] = f"{datetime.date.today()}, {local_machine.name()}"
+        self.parts.setdefault(part, {})[row] = figures
         self._path.write_text(json.dumps(self.parts, indent=1) + "\n", "utf-8")
-        print(part, row, found, flush=True)
+        print(part, row, figures, flush=True)
 
 
-def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines of a table, an empty one before it."""
-    lines = [columns, ("---",) * len(columns), *rows]
-    return ["", *(f"| {' | '.join(cells)} |" for cells in lines)]
+class Part(NamedTuple):
+    """A block of a page.
+
+    Attributes:
+        measure: stores figures of some of `rows` in the results.
+        show: formats the figures.
+        rows: names of what is measured today, in their order.
+        has_models: whether a name begins with a model's: `MODEL` or `MODEL: KIND`.
+    """
+
+    measure: Callable[[Results, Sequence[str]], None]
+    show: Callable[[Rows], list[str]]
+    rows: Sequence[str]
+    has_models: bool = False
+
+    def chosen(self, kinds: Sequence[str] | None, models: Sequence[str] | None) -> list[str]:
+        """Returns the rows of these kinds and models; None chooses all."""
+        rows = [(row.partition(": ")[0], row.rpartition(": ")[2], row) for row in self.rows]
+        return [
+            row
+            for model, kind, row in rows
+            if (kinds is None or kind in kinds)
+            and (models is None or not self.has_models or model in models)
+        ]
 
 
-def prose(*sentences: str) -> list[str]:
-    """Lines of a paragraph, an empty one before it."""
-    return ["", *textwrap.wrap(" ".join(sentences), 100, break_on_hyphens=False)]
+def in_order(parts: Mapping[str, Part], results: Mapping[str, Rows]) -> dict[str, Rows]:
+    """Returns the measured rows that are declared today, as they are declared; no empty parts."""
+    ordered = {
+        name: {row: results[name][row] for row in part.rows if row in results.get(name, {})}
+        for name, part in parts.items()
+    }
+    return {name: rows for name, rows in ordered.items() if rows}
 
 
-def when(found: Rows) -> str:
-    """When and where a part was measured."""
-    return "; ".join(dict.fromkeys(own["at"] for own in found.values()))
+def fill(text: str, parts: Mapping[str, Part], results: Mapping[str, Rows]) -> str:
+    """Replaces the blocks of the measured parts in a page's text."""
+    blocks = {}
+    for name, rows in in_order(parts, results).items():
+        when = "; ".join(dict.fromkeys(row["at"] for row in rows.values()))
+        blocks[name] = [f"Measured {when}.", *parts[name].show(rows)]
+    return markdown.fill(text, blocks)
 
 
-def bar(value: float, required: float | None, is_least: bool = False) -> str:
-    """What was required, and whether it is so."""
-    if required is None:
+def run(
+    about: str | None,
+    page: str,
+    parts: Mapping[str, Part],
+    draw: Callable[[dict[str, Rows], Path], None],
+) -> None:
+    """Measures what the command line chooses, then writes the page.
+
+    Args:
+        about: the command's documentation.
+        page: path of the page; the results lie next to it.
+        parts: blocks by name.
+        draw: writes the pictures of all results; the path is that of the page with `.png`.
+    """
+    parser = argparse.ArgumentParser(description=(about or "").partition("\n")[0])
+    parser.add_argument("--output", type=Path, default=Path(page), help="the page")
+    parser.add_argument("--parts", type=_listed, default=[*parts], help="what to measure")
+    parser.add_argument("--rows", type=_listed, help="only these rows of the parts")
+    parser.add_argument("--models", type=_listed, help="only these, in parts that have several")
+    flags = parser.parse_args()
+    require_matplotlib()
+    for name in flags.parts:
+        if name not in parts:
+            sys.exit(f"--parts names {name!r}; valid: {', '.join(parts)}")
+    chosen = {name: parts[name].chosen(flags.rows, flags.models) for name in flags.parts}
+    valid = dict.fromkeys(row.rpartition(": ")[2] for name in chosen for row in parts[name].rows)
+    for kind in flags.rows or ():
+        if kind not in valid:
+            sys.exit(f"--rows names {kind!r}; valid: {'; '.join(valid)} (quote one with a comma)")
+    results = Results(flags.output.with_suffix(".json"))
+    for name, rows in chosen.items():
+        parts[name].measure(results, rows)
+    draw(in_order(parts, results.parts), flags.output.with_suffix(".png"))
+    text = fill(Path(page).read_text("utf-8"), parts, results.parts)
+    flags.output.write_text(text, "utf-8")
+
+
+def _listed(text: str) -> list[str]:
+    """Splits 'int8,"int4 g64, GPTQ"'."""
+    return next(csv.reader([text]), [])
+
+
+def require_matplotlib() -> None:
+    """Ends a command that cannot draw its picture."""
+    if importlib.util.find_spec("matplotlib") is None:
+        sys.exit("the page has a picture: pip install '.[plots]'")
+
+
+def verdict(value: float, limit: float | None, is_least: bool = False) -> str:
+    """Says what was required, and whether it is so; '' without a limit."""
+    if limit is None:
         return ""
-    is_met = value >= required if is_least else value <= required
-    sign = ("≥" if is_least else "≤") + (f" {required:g}" if is_least else f" {required:.1%}")
-    return f"{sign}, {'met' if is_met else 'missed'}"
+    is_met = value >= limit if is_least else value <= limit
+    bound = f"≥ {limit:g}" if is_least else f"≤ {limit:.1%}"
+    return f"{bound}, {'met' if is_met else 'missed'}"

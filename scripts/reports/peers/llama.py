@@ -20,7 +20,7 @@ import numpy as np  # noqa: E402
 
 
 @llama_cpp.llama_log_callback
-def _drop(level, text, data):
+def _drop(level: int, text: bytes, data: object) -> None:
     del level, text, data
 
 
@@ -43,7 +43,7 @@ class Engine:
         self._batch = llama_cpp.llama_batch_init(2048, 0, 1)
 
     def seconds(self, count: int, length: int, new: int) -> float:
-        """Of so many prompts of random ids and so many greedy tokens after each."""
+        """Times `count` prompts of random ids with `new` greedy tokens after each."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         drawn = [[random.randint(100, 40000) for _ in range(length)] for _ in range(count)]
         start = time.perf_counter()
@@ -53,7 +53,7 @@ class Engine:
         return time.perf_counter() - start
 
     def _step(self, tokens: list[list[int]], first: int) -> list[int]:
-        """The greedy token after each sequence's tokens, of which the first has this place."""
+        """Returns the greedy token after each sequence's tokens, the first of them at `first`."""
         batch, count = self._batch, 0
         lasts = []
         for sequence, ids in enumerate(tokens):

@@ -1,19 +1,20 @@
-r"""A server beside vLLM's on the same weights and machine, and beside its own engine without HTTP.
+"""A server and vLLM's on the same weights and machine, or the server and its own engine without
+HTTP, by turns.
 
-    python -m scripts.reports.peers.servers vllm --model=HF_DIRECTORY --python=VENV/bin/python \
-            --json=FILE
-    python -m scripts.reports.peers.servers engine --model=HF_DIRECTORY --json=FILE
+    python -m scripts.reports.peers.servers vllm --model=HF_DIRECTORY --python=VENV/bin/python
+    python -m scripts.reports.peers.servers engine --model=HF_DIRECTORY
 
-Both run all the time; loads go to one and the other by turns, of which each begins with the other
+Both run all the time; loads go to one and the other by turns, each of which begins with the other
 one: the same load in each turn and another one in the next, so that nothing is found in a cache.
-`vllm`, bound to all cores that this process may use: requests of Poisson's arrivals, from
-`scripts.bench --url`. `engine`: so many streams, and one at a time, through HTTP and in a process
-that calls `Engine` with the server's settings. A table's last column is the median of each turn's
-ratio.
+`vllm`, bound to all cores that this process may use: requests with Poisson arrivals, from
+`scripts.bench --url`. `engine`: many streams, and one at a time, through HTTP and in a process that
+calls `Engine` with the server's settings. Prints a section of a page; its last column is the median
+of each turn's ratio. --json=FILE keeps all turns.
 """
 
 import argparse
 import contextlib
+import datetime
 import json
 import os
 import signal
@@ -24,9 +25,19 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+
+from absl import flags
+
+from configs.workload import Fixed, Workload
+from inference import engine as engines
+from inference.benchmark import drive, requests
+from inference.benchmark.remote.results import percentile
+from scripts import serve
+from scripts.reports.pages.markdown import table
+from scripts.reports.pages.results import Row
+from scripts.reports.peers.turns import Load, alternate, libraries, printed, processor
 
 PROMPT, NEW, VOCAB, MAX_LEN = 64, 48, 49152, 1024
 READY_S = 900.0
@@ -40,153 +51,174 @@ FIGURES = {
     "p99_ttft_ms": "first token p99, ms",
     "median_tpot_ms": "a token p50, ms",
 }
-
-Load = Callable[[int], dict[str, Any]]  # of a seed
+TITLES = {
+    "vllm": "Beside vLLM's server for CPUs",
+    "engine": "What HTTP adds: the server beside its own engine in a process without it",
+}
 
 
 def main() -> None:
-    """Compares, prints a table for each load, and writes what was measured."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("beside", choices=["vllm", "engine"])
+    """Compares, prints the section, and writes all turns."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("beside", choices=list(TITLES))
     parser.add_argument("--model", required=True, help="a directory of Hugging Face's")
     parser.add_argument("--python", default=sys.executable, help="that has vLLM")
     parser.add_argument("--vllm", nargs="*", default=[], help="more of its flags, without --")
     parser.add_argument("--preload", default="", help="libraries that vLLM recommends")
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--requests", type=int, default=64)
-    parser.add_argument("--rates", default="4,32", help="requests a second, of Poisson's law")
+    parser.add_argument("--rates", default="4,32", help="requests a second, with Poisson arrivals")
     parser.add_argument("--streams", type=int, default=32)
     parser.add_argument("--json", type=Path)
-    given = parser.parse_args()
-    found = {}
+    options = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(serving("ours", ours_command(given), "/ready", {}))
-        if given.beside == "vllm":
-            environment = SETTINGS | {"LD_PRELOAD": given.preload}
-            command = vllm_command(given)
-            vllm = stack.enter_context(serving("vllm", command, "/health", environment))
-            loads: dict[str, tuple[Load, Load]] = {}
-            for rate in given.rates.split(","):
-                load = ["--workload=poisson", f"--rate={rate}", f"--requests={given.requests}"]
-                loads[f"{rate} requests a second"] = over_http(ours, load), over_http(vllm, load)
-        else:
-            engine = stack.enter_context(Engine(given))
-            loads = {}
-            for size in (given.streams, 1):
-                count = given.requests if size > 1 else max(1, given.requests // 4)
-                load = [f"--concurrency={size}", f"--requests={count}"]
-                own = engine.load(size, count)
-                loads[f"{size} at a time"] = over_http(ours, load), own
-        for name, pair in loads.items():
-            found[name] = by_turns(name, pair, given.turns, given.beside)
-    if given.json is not None:
-        whole = {"given": {k: str(v) for k, v in vars(given).items()}, "turns": found}
-        given.json.write_text(json.dumps(whole, indent=1) + "\n", encoding="utf-8")
+        url = stack.enter_context(serving("ours", server_command(options), "/ready", {}))
+        enter = _vllm_loads if options.beside == "vllm" else _engine_loads
+        loads = {
+            name: compare(name, {"ours": server, options.beside: peer}, options.turns)
+            for name, (server, peer) in enter(stack, options, url).items()
+        }
+    print("\n".join(section(options, loads)))
+    if options.json is not None:
+        settings = {name: str(value) for name, value in vars(options).items()}
+        text = json.dumps({"given": settings, "turns": loads}, indent=1) + "\n"
+        options.json.write_text(text, encoding="utf-8")
 
 
-def by_turns(name: str, pair: tuple[Load, Load], turns: int, beside: str) -> list[dict]:
-    """A turn first that is not counted; then as many as asked for, and a table of them."""
-    found = []
-    for turn in range(turns + 1):
-        seed = 1000 * turn + len(name)
-        order = ((0, "ours"), (1, beside))[:: -1 if turn % 2 else 1]
-        both = {who: pair[which](seed) for which, who in order}
-        for who, figures in both.items():
+Pairs = Mapping[str, tuple[Load, Load]]  # ours and the peer's, by the load's name
+
+
+def _vllm_loads(stack: contextlib.ExitStack, options: argparse.Namespace, url: str) -> Pairs:
+    environment = SETTINGS | {"LD_PRELOAD": options.preload}
+    peer = stack.enter_context(serving("vllm", vllm_command(options), "/health", environment))
+    loads = {}
+    for rate in options.rates.split(","):
+        load = ["--workload=poisson", f"--rate={rate}", f"--requests={options.requests}"]
+        loads[f"{rate} requests a second"] = over_http(url, load), over_http(peer, load)
+    return loads
+
+
+def _engine_loads(stack: contextlib.ExitStack, options: argparse.Namespace, url: str) -> Pairs:
+    engine = stack.enter_context(EngineProcess(options.model, options.streams))
+    loads = {}
+    for size, count in ((options.streams, options.requests), (1, max(1, options.requests // 4))):
+        load = [f"--concurrency={size}", f"--requests={count}"]
+        loads[f"{size} at a time"] = over_http(url, load), engine.load(size, count)
+    return loads
+
+
+def compare(name: str, sides: Mapping[str, Load], turns: int) -> list[dict[str, Row]]:
+    """Returns each turn's figures by side.
+
+    Raises:
+        SystemExit: a request failed.
+    """
+
+    def checked(side: str) -> Load:
+        def run(seed: int) -> Row:
+            figures = sides[side](seed)
             if figures["failed"]:
-                raise SystemExit(f"{name}: {figures['failed']} requests of {who} failed")
-        if turn:
-            found.append(both)
-    print(f"\n{name}: {PROMPT} + {NEW} tokens, {turns} turns")
-    print(f"{'median (each)':24}{'ours':>38}{beside:>38}{'ratio':>8}")
-    for key, label in FIGURES.items():
-        each = [[turn[who][key] for turn in found] for who in ("ours", beside)]
-        cells = [f"{statistics.median(v):.1f} ({', '.join(f'{x:.1f}' for x in v)})" for v in each]
-        ratio = statistics.median(a / b for a, b in zip(*each, strict=True))
-        print(f"{label:24}{cells[0]:>38}{cells[1]:>38}{ratio:8.3f}", flush=True)
-    more = [turn["ours"]["p50_ttft_ms"] - turn[beside]["p50_ttft_ms"] for turn in found]
-    print(f"first token p50, ms more: {statistics.median(more):.2f}")
-    return found
+                raise SystemExit(f"{name}: {figures['failed']} requests of {side} failed")
+            print(f"{name}, {side}: {figures}", file=sys.stderr, flush=True)
+            return figures
+
+        return run
+
+    loads = {side: checked(side) for side in sides}
+    return alternate(loads, turns, lambda turn: 1000 * turn + len(name))
 
 
-def over_http(url: str, load: list[str]) -> Load:
-    """A load as `scripts.bench --url` has it."""
+def section(
+    options: argparse.Namespace, loads: Mapping[str, Sequence[dict[str, Row]]]
+) -> list[str]:
+    """Formats medians by load, and the median of each turn's ratio."""
+    rows = []
+    for load, turns in loads.items():
+        for key, name in FIGURES.items():
+            sides = [[turn[side][key] for turn in turns] for side in ("ours", options.beside)]
+            medians = (f"{statistics.median(side):.1f}" for side in sides)
+            ratio = statistics.median(a / b for a, b in zip(*sides, strict=True))
+            rows.append((load, name, *medians, f"{ratio:.2f}"))
+    lines = [
+        f"## {TITLES[options.beside]}", "",
+        f"{datetime.date.today()}, {processor()}; `{Path(options.model).name}` in bfloat16,",
+        "clients on the same cores. Written by `scripts.reports.peers.servers`.", "",
+    ]  # fmt: skip
+    if options.beside == "vllm":
+        lines += [f"vLLM is bound to all of these cores{libraries(options.preload)}."]
+    return [
+        *lines,
+        f"Prompts of {PROMPT} random tokens, {NEW} new ones; {options.turns} turns of each, one",
+        "after the other; medians, and the median of each turn's ratio.",
+        *table(("load", "figure", "Ridgeline", options.beside, "ratio"), rows),
+    ]
+
+
+def over_http(url: str, load: Sequence[str]) -> Load:
+    """Returns a load as `scripts.bench --url` sends it."""
     command = [
         *(sys.executable, "-m", "scripts.bench", f"--url={url}", "--model=it", "--json", *load),
         *(f"--prompt_tokens={PROMPT}", f"--new_tokens={NEW}", f"--vocab_size={VOCAB}"),
     ]
-
-    def run(seed: int) -> dict[str, Any]:
-        asked = [*command, f"--seed={seed}"]
-        done = subprocess.run(asked, capture_output=True, text=True, timeout=1800)
-        if done.returncode:
-            raise SystemExit(f"{' '.join(asked)}\n{done.stderr}")
-        return json.loads(done.stdout)
-
-    return run
+    return lambda seed: printed([*command, f"--seed={seed}"])
 
 
-def ours_command(given: argparse.Namespace) -> list[str]:
-    """Of our server, but for its port."""
+def server_command(options: argparse.Namespace) -> list[str]:
+    """Returns the command of our server, without its port."""
     return [
-        *(sys.executable, "-m", "scripts.serve", f"--model={given.model}"),
-        *(
-            f"--max_model_len={MAX_LEN}",
-            f"--max_num_seqs={given.streams}",
-            "--served_model_name=it",
-        ),
+        *(sys.executable, "-m", "scripts.serve", f"--model={options.model}"),
+        *(f"--max_model_len={MAX_LEN}", f"--max_num_seqs={options.streams}"),
+        "--served_model_name=it",
     ]
 
 
-def vllm_command(given: argparse.Namespace) -> list[str]:
-    """Of vLLM's, likewise."""
+def vllm_command(options: argparse.Namespace) -> list[str]:
+    """Returns vLLM's, likewise."""
     return [
-        *(given.python, "-m", "vllm.entrypoints.openai.api_server", f"--model={given.model}"),
-        *(
-            "--served-model-name=it",
-            f"--max-model-len={MAX_LEN}",
-            f"--max-num-seqs={given.streams}",
-        ),
-        *("--dtype=bfloat16", "--disable-log-stats", "--host=127.0.0.1"),
-        *(f"--{flag}" for flag in given.vllm),
+        *(options.python, "-m", "vllm.entrypoints.openai.api_server", f"--model={options.model}"),
+        *(f"--max-model-len={MAX_LEN}", f"--max-num-seqs={options.streams}"),
+        *("--served-model-name=it", "--dtype=bfloat16", "--disable-log-stats", "--host=127.0.0.1"),
+        *(f"--{flag}" for flag in options.vllm),
     ]
 
 
 @contextlib.contextmanager
-def serving(name: str, command: list[str], path: str, more: dict[str, str]) -> Iterator[str]:
-    r"""A server until the end of the context; its URL, once it answers at a path."""
+def serving(
+    name: str, command: Sequence[str], path: str, environment: Mapping[str, str]
+) -> Iterator[str]:
+    """Runs a server until the end of the context; yields its URL, once it answers at a path."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     url, start = f"http://127.0.0.1:{port}", time.monotonic()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
-            [*command, f"--port={port}"], env=os.environ | more, stdout=log, stderr=log,
+            [*command, f"--port={port}"], env=os.environ | environment, stdout=log, stderr=log,
             start_new_session=True,
         )  # fmt: skip
         try:
-            while not answers(url + path):
+            while not _answers(url + path):
                 if process.poll() is not None or time.monotonic() - start > READY_S:
                     log.seek(0)
                     text = log.read().decode(errors="replace")[-4000:]
                     raise SystemExit(f"{name} does not start:\n{text}")
                 time.sleep(0.5)
-            print(f"{name} is ready after {time.monotonic() - start:.0f} s", flush=True)
+            print(f"{name} is ready after {time.monotonic() - start:.0f} s", file=sys.stderr)
             yield url
         finally:
-            end(process)
+            _end(process)
 
 
-def answers(url: str) -> bool:
-    """Whether there is an answer, and status 200."""
+def _answers(url: str) -> bool:
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
-            return answer.status == 200
+            return bool(answer.status == 200)
     except OSError:
         return False
 
 
-def end(process: subprocess.Popen) -> None:
-    """Ends it, and all that it has started."""
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Ends a process and its children."""
     process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(60)
@@ -195,58 +227,47 @@ def end(process: subprocess.Popen) -> None:
     process.wait()
 
 
-class Engine:
-    """The engine in a process without HTTP, which serves loads as it is told."""
+class EngineProcess:
+    """The engine in a process without HTTP, which serves loads as its standard input names them."""
 
-    def __init__(self, given: argparse.Namespace):
-        self._command = [
-            sys.executable,
-            "-m",
-            "scripts.reports.peers.servers",
-            given.model,
-            str(given.streams),
-        ]
+    def __init__(self, model: str, streams: int):
+        command = [sys.executable, "-m", "scripts.reports.peers.servers", model, str(streams)]
+        self._process = subprocess.Popen(
+            command, env=os.environ | {"COMPARE_SERVERS_ENGINE": "1"}, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
 
-    def __enter__(self) -> "Engine":
-        """Starts it."""
-        env = os.environ | {"COMPARE_SERVERS_ENGINE": "1"}
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-        self._process = subprocess.Popen(self._command, env=env, **pipes)
-        print(f"the engine is {self._answer()['is']}", flush=True)
+    def __enter__(self) -> "EngineProcess":
+        print(f"the engine is {self._answer()['is']}", file=sys.stderr, flush=True)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Ends it."""
+        assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(60)
 
     def load(self, concurrency: int, count: int) -> Load:
-        """So many requests, so many at a time."""
+        """Returns a load of `count` requests, `concurrency` at a time."""
 
-        def run(seed: int) -> dict[str, Any]:
+        def run(seed: int) -> Row:
+            assert self._process.stdin is not None
             self._process.stdin.write(json.dumps([concurrency, count, seed]) + "\n")
             self._process.stdin.flush()
             return self._answer()
 
         return run
 
-    def _answer(self) -> dict[str, Any]:
+    def _answer(self) -> Row:
+        assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
             raise SystemExit("the engine has ended")
-        return json.loads(line)
+        answer: Row = json.loads(line)
+        return answer
 
 
 def serve_loads(model: str, streams: int) -> None:
-    """What that process does: reads a load a line, and writes its figures."""
-    from absl import flags
-
-    from configs.workload import Fixed, Workload
-    from inference import engine as engines
-    from inference.benchmark import drive, requests
-    from inference.benchmark.remote.results import percentile
-    from scripts import serve
-
+    """Runs in that process: reads a load a line, and writes its figures."""
     serve_flags = [f"--max_model_len={MAX_LEN}", f"--max_num_seqs={streams}"]
     flags.FLAGS(["serve", f"--model={model}", *serve_flags])
     engine = engines.Engine.from_model(model, **serve.engine_needs())
@@ -255,18 +276,18 @@ def serve_loads(model: str, streams: int) -> None:
     for line in sys.stdin:
         concurrency, count, seed = json.loads(line)
         workload = Workload("closed", count, prompt=Fixed(PROMPT), output=Fixed(NEW), seed=seed)
-        asked = requests.generate(workload, VOCAB, MAX_LEN)
-        run = drive.drive(engine, asked, drive.WallClock(), concurrency)
-        ttft = sorted(each.ttft_s for each in run.requests)
-        tpot = sorted(each.tpot_s for each in run.requests if each.tpot_s is not None)
-        found = {
+        load = requests.generate(workload, VOCAB, MAX_LEN)
+        run = drive.drive(engine, load, drive.WallClock(), concurrency)
+        ttft = sorted(request.ttft_s for request in run.requests)
+        tpot = sorted(request.tpot_s for request in run.requests if request.tpot_s is not None)
+        figures = {
             "output_throughput": run.num_new_tokens / run.seconds,
             "p50_ttft_ms": 1e3 * percentile(ttft, 50),
             "p99_ttft_ms": 1e3 * percentile(ttft, 99),
             "median_tpot_ms": 1e3 * percentile(tpot, 50),
-            "failed": sum(each.finish_reason == "error" for each in run.requests),
+            "failed": sum(request.finish_reason == "error" for request in run.requests),
         }
-        print(json.dumps(found), flush=True)
+        print(json.dumps(figures), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Steps of Llama 3 8B as PyTorch computes them: what `scripts.bench` times, by a peer.
+"""Steps of Llama 3 8B by PyTorch, as `scripts.bench` times them.
 
     python -m scripts.reports.peers.torch_steps --decode=1x1024,16x1024,64x1024 --prefill=1x512
 
@@ -57,7 +57,7 @@ def layer_step(
     position_S: torch.Tensor,
     angles_SH: torch.Tensor,
 ) -> torch.Tensor:
-    """A layer's output; its keys and values are written at the positions, the cache's newest."""
+    """Returns a layer's output, and writes its keys and values at the cache's newest positions."""
     B, S, D = x_BSD.shape
     K, H = keys_BKTH.shape[1], keys_BKTH.shape[3]
     normed_BSD = F.rms_norm(x_BSD, (D,), layer.norm_D, _EPSILON)
@@ -81,13 +81,13 @@ def _attention(q_BNSH: torch.Tensor, *keys_values_BKTH: torch.Tensor) -> torch.T
 
 
 def _rotated(x: torch.Tensor, angles_SH: torch.Tensor) -> torch.Tensor:
-    left, right = x.float().chunk(2, dim=-1)
-    turned = torch.cat((-right, left), dim=-1)
+    even, odd = x.float().chunk(2, dim=-1)
+    turned = torch.cat((-odd, even), dim=-1)
     return (x.float() * angles_SH.cos() + turned * angles_SH.sin()).to(x.dtype)
 
 
 def next_tokens(x_BD: torch.Tensor, norm_D: torch.Tensor, head_VD: torch.Tensor) -> torch.Tensor:
-    """The most likely token of each row."""
+    """Returns the most likely token of each row."""
     return F.linear(F.rms_norm(x_BD, norm_D.shape, norm_D, _EPSILON), head_VD).argmax(-1)
 
 
@@ -119,7 +119,7 @@ class Step:
             self._run = _recorded(run) if is_gpu else run
 
     def seconds(self, steps: int) -> float:
-        """Mean of steps launched back to back, the median over repeats."""
+        """Returns the mean of steps launched back to back, the median over repeats."""
         return statistics.median(_seconds(self._run, steps) for _ in range(_REPEATS))
 
 
@@ -161,7 +161,7 @@ def _seconds(run: Callable[[], object], steps: int) -> float:
 
 
 def drawn(sizes: argparse.Namespace, device: str) -> Model:
-    """Random weights that keep the size of what they multiply."""
+    """Draws random weights that keep the size of what they multiply."""
     D, hidden, V = sizes.width, sizes.hidden, sizes.vocab_size
 
     def matrix(*shape: int) -> torch.Tensor:
@@ -184,16 +184,16 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     inductor.coordinate_descent_tuning = True
     model = drawn(sizes, device)
-    result = {"peer": f"torch {torch.__version__}", "decode_steps": [], "prefill_steps": []}
+    rows: dict[str, list[dict[str, float | str]]] = {"decode_steps": [], "prefill_steps": []}
     points = [("decode", "context", point) for point in sizes.decode.split(",")]
     points += [("prefill", "tokens", point) for point in filter(None, sizes.prefill.split(","))]
     with torch.no_grad():
         for kind, unit, point in points:
-            rows, tokens = map(int, point.split("x"))
-            step = Step(model, rows, 1 if kind == "decode" else tokens, tokens)
-            row = {"rows": rows, unit: tokens, "measured_s": step.seconds(_STEPS[kind])}
-            result[f"{kind}_steps"].append(row | {"attention": step.backend.name.lower()})
-            print(json.dumps(result), flush=True)
+            count, tokens = map(int, point.split("x"))
+            step = Step(model, count, 1 if kind == "decode" else tokens, tokens)
+            row = {"rows": count, unit: tokens, "measured_s": step.seconds(_STEPS[kind])}
+            rows[f"{kind}_steps"].append(row | {"attention": step.backend.name.lower()})
+            print(json.dumps({"peer": f"torch {torch.__version__}"} | rows), flush=True)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+Axes = Any  # matplotlib's, which has no types
 
-def png(title: str, draw: Callable[[Any, Any], None]) -> bytes:
+
+def png(title: str, draw: Callable[[Axes, Axes], None]) -> bytes:
     """A PNG of what `draw` puts on the left and the right axes."""
     from matplotlib.figure import Figure
 

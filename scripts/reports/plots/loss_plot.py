@@ -1,10 +1,9 @@
 """What `train` draws at its end."""
 
-from typing import Any
-
 import numpy as np
 
 from scripts.reports.plots import figures
+from scripts.reports.plots.figures import Axes
 
 _EACH, _MEAN = "#88CCEE", "#332288"  # of Paul Tol's muted scheme
 _PARTS = 50  # of a run, of each of which the mean is drawn
@@ -23,11 +22,11 @@ def curve(losses: np.ndarray, tokens_per_step: int, title: str) -> bytes:
     middles = np.array([part.mean() for part in parts])
     means = np.array([losses[part].mean() for part in parts])
 
-    def draw(left: Any, right: Any) -> None:
-        for axes, scale in ((left, 1), (right, tokens_per_step)):
+    def draw(by_step: Axes, by_token: Axes) -> None:
+        for axes, scale in ((by_step, 1), (by_token, tokens_per_step)):
             axes.plot((np.arange(len(losses)) + 1) * scale, losses, color=_EACH, linewidth=0.7)
             axes.plot((middles + 1) * scale, means, color=_MEAN)
-        left.set(xlabel="steps", ylabel="loss (nats a token)")
-        right.set(xscale="log", yscale="log", xlabel="tokens")
+        by_step.set(xlabel="steps", ylabel="loss (nats a token)")
+        by_token.set(xscale="log", yscale="log", xlabel="tokens")
 
     return figures.png(title, draw)

@@ -1,14 +1,14 @@
 """`plan --plot`: the roofline with each operation on it, and latency against throughput."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from inference.planner import parts
 from inference.planner.deployment import Deployment
 from scripts.reports.plots import figures
+from scripts.reports.plots.figures import Axes
 
 # Paul Tol's muted and bright schemes: told apart by most eyes, and more than ten of them.
-_COLOURS = (
+_COLORS = (
     "#332288", "#88CCEE", "#44AA99", "#117733", "#999933", "#DDCC77", "#CC6677", "#882255",
     "#AA4499", "#4477AA", "#EE6677", "#228833", "#CCBB44", "#66CCEE", "#AA3377", "#BBBBBB",
 )  # fmt: skip
@@ -19,19 +19,19 @@ def draw(deployment: Deployment, batches: Sequence[int], context: int, new_token
     the roof of each type; on the right every batch up to the largest that fits.
     """
 
-    def panels(left: Any, right: Any) -> None:
-        _roofline(left, deployment, max(batches), context)
-        _tradeoff(right, deployment, batches, context, new_tokens)
+    def panels(roofline: Axes, tradeoff: Axes) -> None:
+        _roofline(roofline, deployment, max(batches), context)
+        _tradeoff(tradeoff, deployment, batches, context, new_tokens)
 
     chips = deployment.mesh.num_chips * deployment.replicas
     title = f"{deployment.config.name} on {chips} x {deployment.hardware.name}"
     return figures.png(title, panels)
 
 
-def _roofline(axes: Any, deployment: Deployment, batch: int, context: int) -> None:
-    """A colour an operation, a marker a phase: points lie on each other where bytes dominate."""
+def _roofline(axes: Axes, deployment: Deployment, batch: int, context: int) -> None:
+    """A color an operation, a marker a phase: points lie on each other where bytes dominate."""
     chip, formats = deployment.hardware, deployment.formats
-    found = parts.explain(deployment, batch, context)
+    explanation = parts.explain(deployment, batch, context)
     bandwidth = chip.read_bandwidth * chip.bandwidth_share
     for compute in sorted({formats.weights.compute, formats.rest.compute}):
         rate = chip.rate(compute) * chip.rate_share
@@ -41,13 +41,15 @@ def _roofline(axes: Any, deployment: Deployment, batch: int, context: int) -> No
         axes.axvline(ridge, color="0.8", linestyle=":", linewidth=1)
         axes.annotate(f"{compute}: ridge {ridge:.0f}", (ridge, rate), fontsize=7,
                       xytext=(4, 4), textcoords="offset points")  # fmt: skip
-    names = list(dict.fromkeys(part.operation for part in found.decode.operations if part.flops))
-    for step, marker in ((found.decode, "o"), (found.prefill, "^")):
+    names = list(
+        dict.fromkeys(part.operation for part in explanation.decode.operations if part.flops)
+    )
+    for step, marker in ((explanation.decode, "o"), (explanation.prefill, "^")):
         for part in step.operations:
             if part.flops:
-                colour = _COLOURS[names.index(part.operation) % len(_COLOURS)]
+                color = _COLORS[names.index(part.operation) % len(_COLORS)]
                 axes.scatter(part.intensity, part.flops / part.seconds, marker=marker, s=34,
-                             color=colour, alpha=0.8, zorder=2,
+                             color=color, alpha=0.8, zorder=2,
                              label=part.operation if marker == "o" else None)  # fmt: skip
     axes.set(xscale="log", yscale="log", xlabel="FLOPs a byte", ylabel="FLOP/s of a chip",
              title=f"{context:,} tokens: o decode of {batch}, ^ prefill of one")  # fmt: skip
@@ -55,11 +57,11 @@ def _roofline(axes: Any, deployment: Deployment, batch: int, context: int) -> No
 
 
 def _tradeoff(
-    axes: Any, deployment: Deployment, batches: Sequence[int], context: int, new_tokens: int
+    axes: Axes, deployment: Deployment, batches: Sequence[int], context: int, new_tokens: int
 ) -> None:
-    most = deployment.largest_batch(context, new_tokens)
-    asked = sorted({*batches, *(2**n for n in range(14) if 2**n <= most), max(1, most)})
-    rows = [deployment.row(batch, context, new_tokens) for batch in asked]
+    largest = deployment.largest_batch(context, new_tokens)
+    sizes = sorted({*batches, *(2**n for n in range(14) if 2**n <= largest), max(1, largest)})
+    rows = [deployment.row(batch, context, new_tokens) for batch in sizes]
     axes.plot([1e3 * row.tpot_s for row in rows], [row.output_tok_s for row in rows], color="0.7")
     for fits, color, label in ((True, "C0", "fits"), (False, "C3", "does not fit")):
         some = [row for row in rows if row.fits is fits]

@@ -17,6 +17,19 @@ from inference.engine import Engine
 from inference.request import SamplingParams
 
 
+def main(model: str, weights: str) -> None:
+    jax.numpy.zeros(1).block_until_ready()
+    _forget_peak()
+    before = _resident("VmRSS")
+    engine = Engine.from_model(model, max_seqs=1, weights=weights, cache_bytes=50_000_000)
+    loading = _resident("VmHWM") - before
+    params = SamplingParams(max_new_tokens=16)
+    engine.generate(["Once upon a time"], params)
+    _forget_peak()
+    engine.generate(["The ridge is where"], params)
+    print(json.dumps({"loading": loading, "running": _resident("VmHWM") - before}))
+
+
 def _resident(name: str) -> int:
     status = Path("/proc/self/status").read_text()
     return int(status.split(f"{name}:")[1].split()[0]) * 1024
@@ -27,14 +40,5 @@ def _forget_peak() -> None:
     Path("/proc/self/clear_refs").write_text("5")
 
 
-model, weights = sys.argv[1:]
-jax.numpy.zeros(1).block_until_ready()
-_forget_peak()
-before = _resident("VmRSS")
-engine = Engine.from_model(model, max_seqs=1, weights=weights, cache_bytes=50_000_000)
-loading = _resident("VmHWM") - before
-asked = SamplingParams(max_new_tokens=16)
-engine.generate(["Once upon a time"], asked)
-_forget_peak()
-engine.generate(["The ridge is where"], asked)
-print(json.dumps({"loading": loading, "running": _resident("VmHWM") - before}))
+if __name__ == "__main__":
+    main(*sys.argv[1:])

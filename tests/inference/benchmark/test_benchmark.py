@@ -278,7 +278,7 @@ def test_the_simulation_plans_what_the_engine_runs(monkeypatch):
 def test_overlap_hides_the_host():
     seconds = []
     for overlap in (False, True):
-        config = Config(fakes.fake_model(), EngineConfig(max_seqs=4, overlap=overlap))
+        config = Config(fakes.fake_model(), EngineConfig.of(max_seqs=4, overlap=overlap))
         load = [TimedRequest(0.0, (1, 2, 3), 20)]
         run = measure.predict(config, load, CHIP, host_s=0.5e-3)
         seconds.append(run.seconds)
@@ -305,7 +305,7 @@ def _load(num_requests=12, rate=2.0):
 
 def test_ablations_change_one_thing_each():
     model, load = fakes.llama(), _load()
-    ablations = ablation.ablations(model, EngineConfig(chunk_tokens=8), load)
+    ablations = ablation.ablations(model, EngineConfig.of(chunk_tokens=8), load)
     over = {each.name: each.over for each in ablations}
     assert over == {
         "naive": None, "cached": "naive", "static": "cached", "dynamic": "static",
@@ -313,20 +313,20 @@ def test_ablations_change_one_thing_each():
         "overlap": "chunked",
     }  # fmt: skip
     engines = [each.config(model).engine for each in ablations[1:]]
-    assert {engine.cache_bytes for engine in engines} == {engines[0].cache_bytes}
+    assert {engine.cache.cache_bytes for engine in engines} == {engines[0].cache.cache_bytes}
     assert {engine.max_context for engine in engines} == {128}
     need = sum(-(-each.num_tokens // 16) * 16 for each in load)
     per_token = sum(group.bytes_per_page("float32", 1) for group in model.page_groups)
-    assert engines[0].cache_bytes == need * per_token // 2
-    assert engines[3].page_tokens == 128 and engines[3].max_seqs == need // 2 // 128
-    assert [engine.prefill_chunks for engine in engines] == 6 * [tuple(range(1, 9))] + 2 * [
+    assert engines[0].cache.cache_bytes == need * per_token // 2
+    assert engines[3].cache.page_tokens == 128 and engines[3].max_seqs == need // 2 // 128
+    assert [engine.shapes.prefill_chunks for engine in engines] == 6 * [tuple(range(1, 9))] + 2 * [
         (1, 2, 4, 8)
     ]
     assert [each.name for each in ablations if each.by_turns] == ["overlap"]
-    many = EngineConfig(chunk_tokens=8, decode_rows=tuple(range(1, 25)), prefill_chunks=(8,))
+    many = EngineConfig.of(chunk_tokens=8, decode_rows=tuple(range(1, 25)), prefill_chunks=(8,))
     for each in ablation.ablations(model, many, _load(num_requests=32))[1:]:
         enumerate_shapes(each.engine)  # where the last one's are few enough, so are the others'
-    assert engines[4].page_tokens == 16 and engines[4].max_seqs == len(load)
+    assert engines[4].cache.page_tokens == 16 and engines[4].max_seqs == len(load)
     with pytest.raises(InputError, match="requests grow to 305 tokens, in whole blocks 384"):
         ablation.ablations(model, EngineConfig(), [TimedRequest(0.0, (1,) * 300, 5)])
 
@@ -334,7 +334,7 @@ def test_ablations_change_one_thing_each():
 def test_an_ablation_is_judged_by_its_own_metric():
     """The simulation stands for the engine, on a faster chip."""
     model, load = fakes.llama(), _load(num_requests=24, rate=1e4)
-    _, *ablations = ablation.ablations(model, EngineConfig(chunk_tokens=8), load)
+    _, *ablations = ablation.ablations(model, EngineConfig.of(chunk_tokens=8), load)
     faster = dataclasses.replace(CHIP, overhead_s=0.5e-3)
     order = []
 
@@ -367,7 +367,7 @@ def test_an_ablation_is_judged_by_its_own_metric():
 def test_half_a_page_is_wasted():
     load = [TimedRequest(0.0, (1,) * 100, 40)]
     assert ablation.half_page_waste(load, 16) == pytest.approx(8 / 128)
-    config = Config(fakes.llama(), EngineConfig(page_tokens=16))
+    config = Config(fakes.llama(), EngineConfig.of(page_tokens=16))
     found = measure.figures([measure.predict(config, load, CHIP)])
     assert found["kv_waste"] == pytest.approx(8 / 128, abs=0.02)
 
@@ -375,7 +375,7 @@ def test_half_a_page_is_wasted():
 def test_interference_is_measured_where_it_happens():
     model = fakes.llama(max_context=1024)
     probe = Interference(num_running=3, num_tokens=600)
-    base = EngineConfig(chunk_tokens=16, prefill_chunks=(1, 4))
+    base = EngineConfig.of(chunk_tokens=16, prefill_chunks=(1, 4))
 
     def serve(way, load):
         config = Config(model, probe.engine(model, base, way))

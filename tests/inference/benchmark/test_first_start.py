@@ -114,7 +114,7 @@ def test_the_points_tell_rows_contexts_and_prompts_apart():
     shapes = [shape for shape in step_shapes.enumerate_shapes(runner.config.engine)]
     fake = types.SimpleNamespace(config=runner.config, shapes=shapes)
     found = [(point.rows, point.chunks, point.context) for point in first_start.prepared(fake)]
-    chunk = runner.config.engine.chunk_tokens
+    chunk = runner.config.engine.shapes.chunk_tokens
     assert found == [
         (2, 0, chunk), (0, 1, chunk), (16, 0, chunk), (0, 1, 3072), (8, 0, 3072), (8, 0, chunk),
         (2, 0, 3072), (16, 0, 1536), (0, 2, 2 * chunk),

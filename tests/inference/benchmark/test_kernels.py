@@ -19,7 +19,7 @@ from inference.benchmark.kernels import attention_case, baselines, timing, tune
 from inference.benchmark.kernels.attention_case import Case
 from inference.benchmark.kernels.baselines import Kernel
 from inference.planner.calibration import lookup, on_device
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels import tuning
 from layers.kernels.attention import api, gpu, tpu
 from layers.kernels.device import Device
@@ -275,7 +275,7 @@ def test_one_that_appends_does_so_in_every_run(monkeypatch):
     arrays = attention_case.draw(case, 0)
     pages = ours.store(case, arrays)
     complete = REFERENCE.store(case, arrays)
-    assert np.isnan(kv_cache.decode(pages)).any()
+    assert np.isnan(page_rows.decode(pages)).any()
     _, left = compiling.call(ours.attend, arrays.q_YWNH, arrays, pages)
     np.testing.assert_array_equal(left[1:], complete[1:])
     found = bench(ours, case=case)["results"]["pallas_tpu"]

@@ -14,7 +14,7 @@ _MODEL = fakes.llama(max_context=512)
 WINDOWED = dataclasses.replace(
     _MODEL, pattern=(*_MODEL.with_kinds(window=100).pattern, *_MODEL.pattern)
 )
-CONFIG = Config(WINDOWED, EngineConfig(max_context=512, cache_bytes=4 << 20)).for_platform("cpu")
+CONFIG = Config(WINDOWED, EngineConfig.of(max_context=512, cache_bytes=4 << 20)).for_platform("cpu")
 
 
 @pytest.mark.parametrize("point", [Point(WINDOWED, 8, 0, 300), Point(WINDOWED, 0, 4, 64)])
@@ -38,8 +38,6 @@ def test_too_many_pages_are_refused():
     with pytest.raises(ValueError, match="8 rows of 500 tokens: needs more pages"):
         steps.arrays(
             Point(WINDOWED, 8, 0, 500),
-            dataclasses.replace(
-                CONFIG, engine=dataclasses.replace(CONFIG.engine, cache_bytes=1 << 18)
-            ),
+            CONFIG.with_engine(cache_bytes=1 << 18),
             shape=StepShape((8, 1), (0, 64)),
         )

@@ -22,7 +22,7 @@ class Kept:
     def __init__(self, folder, dtype: str):
         native.need()
         model = fakes.llama(dtype)
-        config = Config(model, EngineConfig(linear="ffi_cpu"))
+        config = Config(model, EngineConfig.of(linear="ffi_cpu"))
         infos = decoder.param_infos(model)
         self.folder, self.num_reads = folder, 0
         self.params = linear.pack_params(config, fakes.real_params(model), infos)

@@ -145,7 +145,7 @@ def anonymous():
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
 
 checkpoint = resolve.resolve(path).open(None)
-engine = EngineConfig(linear="reference")
+engine = EngineConfig.of(linear="reference")
 load = new_weights.reader(Config(checkpoint.config, engine, Mesh(model=2)), checkpoint)
 jax.device_put(np.zeros(8)).block_until_ready()
 before, most, has_loaded = anonymous(), 0, threading.Event()

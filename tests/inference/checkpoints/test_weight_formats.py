@@ -19,8 +19,8 @@ from inference.engine import Engine
 from inference.planner import cost, weights
 from inference.request import SamplingParams
 from layers import params
-from layers.decoder import embed
 from layers.kernels.linear import packed
+from layers.linear import look_up
 from tests import fakes
 from tests.inference.checkpoints import test_gguf as tiny
 from tests.inference.checkpoints.test_gguf_types import WIDE, blocks
@@ -85,7 +85,7 @@ def numbers_of(engine):
     infos = params.flatten(engine.config.model.parameters())
     leaves = jax.tree.leaves(engine.model_runner.params, is_leaf=packed.is_packed)
     return {
-        path: np.asarray(embed(leaf, np.arange(info.shape[0])))
+        path: np.asarray(look_up(leaf, np.arange(info.shape[0])))
         for (path, info), leaf in zip(infos.items(), leaves, strict=True)
         if info.is_matrix
     }
@@ -153,7 +153,7 @@ def test_dense_formats_change_the_type_of_every_weight(tmp_path):
     path = write(tmp_path / "mixed.gguf")
     for asked, dtype in (("float32", np.float32), ("bfloat16", ml_dtypes.bfloat16)):
         checkpoint = resolve.resolve(str(path)).open(None)
-        config = Config(WIDE, EngineConfig(weights=asked, linear="reference"))
+        config = Config(WIDE, EngineConfig.of(weights=asked, linear="reference"))
         config, exact = weight_formats.choose(config, checkpoint, "reference")
         loaded = exact.load_params(config.model.parameters())
         assert {leaf.dtype for leaf in params.flatten(loaded).values()} == {np.dtype(dtype)}
@@ -165,7 +165,7 @@ def test_blocks_that_are_rounded_again_are_named(tmp_path, caplog):
     for asked, kinds in (("int3", None), ("int4", "q4_0, q4_1, q4_k"), ("int8", "q4_0")):
         caplog.clear()
         checkpoint = resolve.resolve(str(path)).open(None)
-        config = Config(WIDE, EngineConfig(weights=asked, linear="reference"))
+        config = Config(WIDE, EngineConfig.of(weights=asked, linear="reference"))
         weight_formats.choose(config, checkpoint, "reference")
         [line] = caplog.messages if kinds else [""]
         assert not kinds or f"weights={asked} rounds" in line and kinds in line, line
@@ -177,7 +177,7 @@ def test_what_routes_stays_float32():
     folder = Path(__file__).parents[2] / "golden" / "gpt_oss-gqa-limit"
     checkpoint = resolve.resolve(str(folder)).open(None)
     model = dataclasses.replace(checkpoint.config, dtype="float32")
-    config = Config(model, EngineConfig(weights="bfloat16", linear="reference"))
+    config = Config(model, EngineConfig.of(weights="bfloat16", linear="reference"))
     config, exact = weight_formats.choose(config, checkpoint, "reference")
     loaded = params.flatten(exact.load_params(config.model.parameters()))
     wide = {path.split("/", 2)[2] for path, leaf in loaded.items() if leaf.dtype == np.float32}
@@ -186,7 +186,9 @@ def test_what_routes_stays_float32():
 
 def test_blocks_and_xlas_products_do_not_go_together(tmp_path):
     path = write(tmp_path / "mixed.gguf")
-    with pytest.raises(InputError, match="engine.linear=reference multiplies no weights in q4_0"):
+    with pytest.raises(
+        InputError, match="engine.kernels.linear=reference multiplies no weights in q4_0"
+    ):
         engine_of(path, weights="file", linear="reference")
 
 

@@ -12,7 +12,7 @@ from configs.errors import InputError
 from configs.model import LayerSpec
 from inference.request import SamplingParams
 from inference.scheduling.beam_search import BeamSearch
-from inference.scheduling.sequence import Sequence
+from inference.scheduling.sequence import Prefix, Sequence
 from tests import fakes
 from tests.inference.scheduling.test_policies import scheduler
 from tests.inference.scheduling.test_scheduler import fake_output
@@ -46,7 +46,7 @@ def test_searches_side_by_side_all_end(seed):
         params = SamplingParams(max_new_tokens=rng.randint(2, 16), beam_width=width)
         first = Sequence(
             1 + 10 * number, params, list(prompt), len(prompt), needs_commit=True,
-            cache_key="shared",
+            prefix=Prefix("shared"),
         )  # fmt: skip
         with contextlib.suppress(InputError):  # one that would not find room even alone
             one.add(first)
@@ -95,8 +95,8 @@ def test_a_prompt_comes_back_from_the_host_for_all_its_answers(length):
 def test_a_search_that_failed_says_so():
     """Though it had found a hypothesis before."""
     one, rng = scheduler(num_tokens=400), random.Random(0)
-    params = SamplingParams(max_new_tokens=8, beam_width=2, stop_ids=(5,))
-    first = Sequence(1, params, [1, 2, 3], 3, needs_commit=True, cache_key="shared")
+    params = SamplingParams(max_new_tokens=8, beam_width=2, stop_token_ids=(5,))
+    first = Sequence(1, params, [1, 2, 3], 3, needs_commit=True, prefix=Prefix("shared"))
     one.add(first)
     search = BeamSearch(first, lambda sequence: "")
     for at in range(3):

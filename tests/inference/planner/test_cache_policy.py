@@ -12,11 +12,11 @@ from tests import fakes
 
 # 64 tokens of a page and chunk: what they cost to compute, and to copy, follows from these alone.
 CHIP = HardwareSpec("chip", 1e9, 1e15, {"bfloat16": 1e9}, host_bandwidth=1e6)
-ENGINE = EngineConfig(page_tokens=64, chunk_tokens=64, max_seqs=2)
+ENGINE = EngineConfig.of(page_tokens=64, chunk_tokens=64, max_seqs=2)
 
 
 def should_offload(chip, **changes):
-    engine = dataclasses.replace(ENGINE, **changes)
+    engine = ENGINE.replace(**changes)
     return cache_policy.offload_policy(Config(fakes.llama("bfloat16"), engine), chip)
 
 

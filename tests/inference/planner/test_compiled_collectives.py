@@ -276,7 +276,7 @@ def test_a_decode_step_exchanges_what_the_planner_says(name, mesh):
     """
     model = _MODELS[name]
     shape = StepShape((4, 1), (0, 16), greedy=True)
-    engine = EngineConfig(max_seqs=4, page_tokens=8, cache_bytes=1 << 20, top_logprobs=3)
+    engine = EngineConfig.of(max_seqs=4, page_tokens=8, cache_bytes=1 << 20, top_logprobs=3)
     found = program.read(_program(Config(model, engine, mesh), shape))
     planned = collectives.of_step(model, mesh, top_logprobs=3)
     counted = {

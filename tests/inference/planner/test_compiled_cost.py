@@ -57,7 +57,7 @@ def one_period(name: str) -> Config:
         )  # fmt: skip
         model = dataclasses.replace(model, pattern=pattern, num_layers=len(pattern))
     model = dataclasses.replace(model, num_layers=len(model.pattern))
-    return Config(model, EngineConfig(max_seqs=8, max_context=1024, cache_bytes=64 << 20))
+    return Config(model, EngineConfig.of(max_seqs=8, max_context=1024, cache_bytes=64 << 20))
 
 
 class Arguments(NamedTuple):
@@ -76,7 +76,7 @@ def abstract_arguments(config: Config, shape: StepShape) -> Arguments:
             config.num_pages,
             config.page_tokens,
             engine.max_seqs,
-            engine.num_drafts,
+            engine.drafts.num_drafts,
             num_snapshots=config.num_snapshots,
         ),
         jax.eval_shape(lambda: step.init_slots(config)),
@@ -195,7 +195,7 @@ def check(name: str, shape: StepShape) -> None:
     block = tuple(
         Rows(rows, queries, BLOCK_TOKENS) for rows, queries in (shape.decode, shape.prefill) if rows
     )
-    logits = max(shape.num_logits, 2)  # a product never has a single row (`layers/linear.py`)
+    logits = max(shape.num_logits, 2)  # a product never has a single row (`layers/weights.py`)
     work = Work(shape.num_tokens, block, logits)
     operations = cost.step_operations(model, work)
     products = sum(

@@ -54,7 +54,7 @@ def activation_bytes(*args) -> float:
 
 
 def test_parameters_by_hand():
-    *matrices, vectors = weights.held(_TINY)
+    *matrices, vectors = weights.weight_groups(_TINY)
     assert sum(part.elements for part in matrices if part.format == "weights") == 2 * _LAYER == 1344
     assert vectors.elements == _NORMS == 40
     assert weights.num_parameters(_TINY) == 1344 + 40 + 160

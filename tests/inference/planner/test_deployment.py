@@ -29,7 +29,7 @@ _LLAMA, _LATENT, _MIXTURE = (
 
 def _vectors(config) -> int:
     """Weights that are no matrix."""
-    return weights.held(config)[-1].elements
+    return weights.weight_groups(config)[-1].elements
 
 
 def formats(weights_name: str, cache_name: str = "bfloat16") -> Precision:

@@ -64,7 +64,7 @@ def test_a_step_is_what_the_compiler_says(name, shape, monkeypatch):
 
 @pytest.mark.parametrize("mesh", [Mesh(), Mesh(model=2), Mesh(model=2, expert=2)], ids=str)
 def test_predicted_bytes_are_allocated(mesh):
-    config = Config(HYBRID, EngineConfig(max_seqs=3, num_drafts=2), mesh)
+    config = Config(HYBRID, EngineConfig.of(max_seqs=3, num_drafts=2), mesh)
     model = config.chip_model
     told = model, config.num_pages, config.page_tokens, 3, 2
     leaves = kv_cache.abstract(*told, num_snapshots=config.num_snapshots)

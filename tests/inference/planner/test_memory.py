@@ -35,22 +35,22 @@ THIN = ModelConfig(
 
 def largest_batch(model, cache_bytes: int, context: int) -> int:
     """Sequences of `context` tokens that an engine of that much cache never preempts."""
-    engine = EngineConfig(max_seqs=1, max_context=context, cache_bytes=cache_bytes)
+    engine = EngineConfig.of(max_seqs=1, max_context=context, cache_bytes=cache_bytes)
     return Config(model, engine).most_seqs
 
 
 def engine_config(**changes) -> EngineConfig:
-    return EngineConfig(max_context=512, cache_bytes=LIMIT, overcommit=False, **changes)
+    return EngineConfig.of(max_context=512, cache_bytes=LIMIT, overcommit=False, **changes)
 
 
 @pytest.mark.parametrize("name", presets.NAMES)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_predicted_pool_is_the_allocated_one(name, dtype):
     model = dataclasses.replace(presets.get(name).config, dtype=dtype)
-    config = Config(model, EngineConfig(max_seqs=3, max_context=1024, cache_bytes=64 << 20))
+    config = Config(model, EngineConfig.of(max_seqs=3, max_context=1024, cache_bytes=64 << 20))
     engine = config.engine
     leaves = kv_cache.abstract(
-        model, config.num_pages, config.page_tokens, engine.max_seqs, engine.num_drafts,
+        model, config.num_pages, config.page_tokens, engine.max_seqs, engine.drafts.num_drafts,
         num_snapshots=config.num_snapshots,
     )  # fmt: skip
     allocated = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(leaves))
@@ -80,7 +80,7 @@ def test_an_open_page_is_a_whole_one():
 
 def test_windows_keep_what_a_step_may_add():
     model = presets.get("gemma3-270m").config
-    config = Config(model, EngineConfig(max_seqs=1, max_context=4096, cache_bytes=LIMIT))
+    config = Config(model, EngineConfig.of(max_seqs=1, max_context=4096, cache_bytes=LIMIT))
     windowed, whole = config.peak_pages(4096)
     assert (windowed, whole) == ((512 + 512 + 32) // 16, 256)  # 8 chunks of 64 are a step
     assert config.most_seqs == largest_batch(model, LIMIT, 4096)
@@ -94,7 +94,7 @@ def test_the_largest_batch_is_served_without_a_preemption():
     fits = largest_batch(model, limit, 512)
     assert fits == largest_batch(THIN, LIMIT, 512) == 45
     settings = engine_config(max_seqs=fits, decode_rows=(64,), prefill_chunks=(16,))
-    config = Config(model, dataclasses.replace(settings, cache_bytes=limit))
+    config = Config(model, settings.replace(cache_bytes=limit))
     engine = Engine(config, params.init(decoder.param_infos(model)))
     engine.scheduler.shapes = engine.scheduler.shapes[-1:]  # that of all steps: one to compile
     assert engine.model_runner.cache_bytes == config.pool_bytes <= limit
@@ -125,11 +125,11 @@ def test_a_tenth_more_is_refused_before_anything_is_allocated(monkeypatch):
 
 
 def test_overcommit_is_the_default_and_a_setting():
-    config = Config(THIN, EngineConfig(max_seqs=100, max_context=512, cache_bytes=LIMIT))
-    assert config.engine.overcommit
+    config = Config(THIN, EngineConfig.of(max_seqs=100, max_context=512, cache_bytes=LIMIT))
+    assert config.engine.cache.overcommit
     with pytest.raises(InputError, match="at most 45"):
-        overrides.apply(config, ["engine.overcommit=false"])
-    fitting = overrides.apply(config, ["engine.overcommit=false", "engine.max_seqs=45"])
+        overrides.apply(config, ["engine.cache.overcommit=false"])
+    fitting = overrides.apply(config, ["engine.cache.overcommit=false", "engine.max_seqs=45"])
     assert fitting.engine.max_seqs == 45
 
 
@@ -142,7 +142,7 @@ def test_states_are_counted_with_their_sink(drafts):
     model = dataclasses.replace(THIN, num_layers=2, pattern=(layer,))
     state = 2 * (4 * 16 + 3 * (4 + 2 * 16)) * 4 * (1 + drafts)
     kept = 3 * state // (1 + drafts)
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=7, cache_bytes=8 * state + kept, overcommit=False, num_drafts=drafts,
         max_context=512, snapshots=2,
     )  # fmt: skip
@@ -150,9 +150,9 @@ def test_states_are_counted_with_their_sink(drafts):
     assert config.num_pages == () and config.most_seqs == 7
     assert config.full_bytes(7) == config.pool_bytes == 8 * state + kept
     with pytest.raises(InputError, match=f"7 sequences of 512 tokens need {8 * state + kept}"):
-        Config(model, dataclasses.replace(engine, cache_bytes=8 * state + kept - 1))
+        Config(model, engine.replace(cache_bytes=8 * state + kept - 1))
     mixed = dataclasses.replace(model, pattern=(layer, *THIN.pattern))
-    held = Config(mixed, dataclasses.replace(engine, max_seqs=1, cache_bytes=1 << 30))
+    held = Config(mixed, engine.replace(max_seqs=1, cache_bytes=1 << 30))
     assert held.full_bytes(1) == held.pool_bytes
 
 
@@ -160,7 +160,7 @@ def test_a_model_that_keeps_nothing_is_never_refused():
     model = dataclasses.replace(
         THIN, num_layers=1, pattern=(LayerSpec(Caching(CacheSpec()), None),)
     )
-    config = Config(model, EngineConfig(max_seqs=7, cache_bytes=1, overcommit=False))
+    config = Config(model, EngineConfig.of(max_seqs=7, cache_bytes=1, overcommit=False))
     assert config.num_pages == () and config.most_seqs == 7
 
 
@@ -171,7 +171,7 @@ def test_a_mixture_copies_the_tokens_of_all_chips_for_their_experts():
     """
     layers = tuple(LayerSpec(Attention(4, 2, 8), ffn) for ffn in (Gated(16), Experts(8, 3, 48)))
     model = dataclasses.replace(THIN, num_layers=2, pattern=layers)
-    engine = EngineConfig(max_seqs=8, max_context=512, cache_bytes=1 << 20)
+    engine = EngineConfig.of(max_seqs=8, max_context=512, cache_bytes=1 << 20)
     shape = StepShape((8, 1), (1, 32), greedy=True)
     for mesh, inner in ((Mesh(), 48), (Mesh(expert=4), 48), (Mesh(1, 2, 4), 24)):
         each = 3 * (16 * (2 + 4) + 2 * inner * (4 + 2)) + 4 * 16 * 4

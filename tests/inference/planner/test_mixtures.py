@@ -71,7 +71,7 @@ def test_who_visits_a_chip_is_counted(num_experts, top_k, chips, groups, top_gro
         for ids in itertools.combinations(eligible, top_k):
             total += 1
             visited += min(ids) < num_experts // chips  # the first chip's
-    assert dispatch.visits_chip(experts, chips) == pytest.approx(visited / total)
+    assert dispatch.chance_of_chip(experts, chips) == pytest.approx(visited / total)
 
 
 def test_both_forms_of_exchange_by_hand():

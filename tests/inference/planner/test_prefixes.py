@@ -24,7 +24,7 @@ _MODELS = {"attention": fakes.llama("float32"), "hybrid": _HYBRID, "states alone
 def _config(model, max_context=2048, **changes):
     model = dataclasses.replace(model, max_context=max_context)
     sizes = dict(max_seqs=2, page_tokens=16, chunk_tokens=16, prefill_chunks=(4,), decode_rows=(2,))
-    return Config(model, EngineConfig(**sizes | changes))
+    return Config(model, EngineConfig.of(**sizes | changes))
 
 
 def _served(config, load):
@@ -114,7 +114,7 @@ def test_snapshots_are_part_of_the_memory(snapshots):
     assert row.snapshot_bytes == count * each == row.memory_bytes - plain.memory_bytes
     assert row.chip_bytes == plain.chip_bytes + count * each
     assert row.cache_bytes == plain.cache_bytes
-    engine = EngineConfig(max_seqs=3, snapshots=snapshots)
+    engine = EngineConfig.of(max_seqs=3, snapshots=snapshots)
     assert Config(_HYBRID, engine).state_bytes(0) == (1 + count) * each
 
 

@@ -44,7 +44,7 @@ def test_shares_of_measured_rates():
 
 @pytest.mark.parametrize("linear", ["reference", "ffi_cpu"])
 def test_the_cpus_own_products_leave_padding_out(linear):
-    config = dataclasses.replace(CONFIG, engine=EngineConfig(linear=linear))
+    config = dataclasses.replace(CONFIG, engine=EngineConfig.of(linear=linear))
     shape = StepShape((8, 2), (4, 32))
     rows = ((2, 50), (1, 40), (32, 32), (7, 90))
     record = StepRecord(shape, rows, 0.0, 0.0)
@@ -95,7 +95,7 @@ TABLE, WIDTH = CONFIG.model.vocab_size * CONFIG.model.width, CONFIG.model.width
 
 def drafting(proposer, draft, width=4, queries=4, model=CONFIG.model, **settings):
     """What drafts in a step of two rows, and FLOPs by name."""
-    engine = EngineConfig(max_seqs=2, proposer=proposer, num_drafts=3, **settings)
+    engine = EngineConfig.of(max_seqs=2, proposer=proposer, num_drafts=3, **settings)
     record = StepRecord(StepShape((2, width), (0, 32)), ((queries, 50),), 1.0, 0.0)
     found = speculation.drafting_operations(Config(model, engine, draft=draft), record)
     flops = {}
@@ -156,7 +156,7 @@ def test_a_layer_that_predicts_a_second_token_costs_what_it_declares():
     precision = Precision.of(layer)
     held = weights.weight_bytes(layer, precision.weights, precision.rest)
     assert held == sum(4 * info.elements for _, info in params.leaves(layer.parameters()))
-    engine = EngineConfig(max_seqs=2, proposer="eagle", num_drafts=3, cache_bytes=1 << 20)
+    engine = EngineConfig.of(max_seqs=2, proposer="eagle", num_drafts=3, cache_bytes=1 << 20)
     config = Config(model, engine, draft=layer)
     cache = jax.tree.leaves(kv_cache.abstract(*cache_arguments(config, "reference")))
     assert config.pool_bytes == sum(leaf.size * leaf.dtype.itemsize for leaf in cache)
@@ -165,7 +165,7 @@ def test_a_layer_that_predicts_a_second_token_costs_what_it_declares():
 
 def test_a_step_is_predicted_with_what_drafts():
     def predicted(draft, proposer):
-        engine = EngineConfig(max_seqs=2, proposer=proposer, num_drafts=3)
+        engine = EngineConfig.of(max_seqs=2, proposer=proposer, num_drafts=3)
         record = StepRecord(StepShape((2, 4), (0, 32)), ((4, 50),), 1.0, 0.0)
         chip = dataclasses.replace(catalog.get("h100"), overhead_s=1.0)
         return report.decode_steps(Config(CONFIG.model, engine, draft=draft), [record], chip)

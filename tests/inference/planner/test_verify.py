@@ -70,7 +70,7 @@ def test_points_cover_rows_contexts_and_prompts():
     assert len(points) == len(set(points)) == 18 and not {*points} & {*TIMED}
     config = verify.engine_config(MODEL)
     assert {p.rows for p in points} == {0, 1, 2, 8, 32}
-    assert {p.chunks for p in points} <= {0, *config.engine.prefill_chunks}
+    assert {p.chunks for p in points} <= {0, *config.engine.shapes.prefill_chunks}
     for rows in (1, 2, 8, 32):
         assert {p.context for p in points if p.rows == rows} == {512, 4096, 16_384}
     assert max(p.context for p in points) == config.max_context

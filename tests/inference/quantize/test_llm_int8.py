@@ -112,7 +112,7 @@ def test_rows_and_columns_of_numbers_are_read(folders):
 def test_an_engine_reads_what_it_is_told(folders, weights):
     """The parts by XLA's products, too, or the numbers."""
     checkpoint = opened(folders / "llm_int8")
-    config = Config(checkpoint.config, EngineConfig(weights=weights, linear="reference"))
+    config = Config(checkpoint.config, EngineConfig.of(weights=weights, linear="reference"))
     config, exact = weight_formats.choose(config, checkpoint, "reference")
     found = params.flatten(exact.load_params(config.model.parameters()))
     for path, expected in numbers(folders / "llm_int8").items():

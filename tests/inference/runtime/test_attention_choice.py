@@ -16,7 +16,7 @@ from inference.engine import Engine
 from inference.request import SamplingParams
 from inference.runtime import model_runner
 from inference.scheduling.sequence import Sequence
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import api, gpu, reference, tpu
 from layers.kernels.attention.contract import Implementation
 from layers.kernels.device import Device
@@ -33,7 +33,7 @@ _SIZES = {
 
 def _engine(model, **settings) -> Engine:
     """One shape for all steps: what differs is compiled for every engine."""
-    config = Config(model, EngineConfig(**(_SIZES | settings)))
+    config = Config(model, EngineConfig.of(**(_SIZES | settings)))
     engine = Engine(config, fakes.real_params(model))
     engine.scheduler.shapes = engine.scheduler.shapes[-1:]
     return engine
@@ -55,7 +55,7 @@ def test_what_cannot_run_is_refused_before_weights_are_read():
         def load_params(self, *args):
             raise AssertionError("weights were read")
 
-    config = Config(fakes.llama(), EngineConfig(attention="pallas_gpu"))
+    config = Config(fakes.llama(), EngineConfig.of(attention="pallas_gpu"))
     with pytest.raises(InputError, match="pallas_gpu runs on Hopper GPUs .* not on cpu"):
         Engine.from_checkpoint(config, Unread())
     with pytest.raises(InputError, match="pallas_gpu runs on Hopper GPUs .* not on cpu"):
@@ -68,8 +68,8 @@ def test_pages_are_of_the_size_that_suits_the_device(platform, tokens, monkeypat
     monkeypatch.setattr(model_runner, "target_device", lambda: Device(platform, "a chip", 1))
     model = fakes.llama(max_context=512)
     engine = Engine(Config(model, EngineConfig(max_seqs=2)), fakes.real_params(model))
-    assert engine.config.engine.page_tokens == tokens
-    assert {leaf.shape[1] for leaf in engine.model_runner.cache} == {tokens}
+    assert engine.config.engine.cache.page_tokens == tokens
+    assert {leaf.pages.shape[1] for leaf in engine.model_runner.cache} == {tokens}
     sequence = Sequence(0, SamplingParams(), [1] * 300, 300)
     engine.scheduler.add(sequence)
     engine.scheduler.schedule()
@@ -82,13 +82,13 @@ def test_pages_are_of_the_size_that_suits_the_device(platform, tokens, monkeypat
 def _heads_layout(num_pages, page_tokens, page_format):
     """Keys and values of a head beside each other, [pages, page tokens, 2 K, H]."""
     shape = num_pages, page_tokens, 2 * page_format.kv_heads, page_format.key_width
-    return jax.ShapeDtypeStruct(shape, kv_cache.stored_dtype(page_format.dtype))
+    return jax.ShapeDtypeStruct(shape, page_rows.stored_dtype(page_format.dtype))
 
 
 def _heads_write(pages, row_TX, ragged, group):
     halves = jnp.split(row_TX, 2, axis=1)
     heads_TXH = jnp.stack(halves, axis=2).reshape(len(row_TX), *pages.shape[2:])
-    return kv_cache.write(pages, heads_TXH, ragged, group)
+    return page_rows.write(pages, heads_TXH, ragged, group)
 
 
 def _heads_attend(q_YWNH, pages, *told):
@@ -122,11 +122,11 @@ def test_whole_pages_move_in_any_layout(monkeypatch):
 
 
 _HOPPER = Implementation(
-    gpu.limit, kv_cache.token_major, kv_cache.write,
+    gpu.limit, page_rows.token_major, page_rows.write,
     functools.partial(gpu.attend_pages, num_splits=2, interpret=InterpretGPUParams()),
 )  # fmt: skip
 _TPU = Implementation(
-    tpu.limit, kv_cache.token_major, kv_cache.write,
+    tpu.limit, page_rows.token_major, page_rows.write,
     functools.partial(tpu.attend_pages, interpret=pltpu.InterpretParams()),
     functools.partial(tpu.append_and_attend, interpret=pltpu.InterpretParams()),
 )  # fmt: skip

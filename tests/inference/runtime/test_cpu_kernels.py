@@ -298,7 +298,7 @@ def _engine(dtype, name):
         attention=name,
     )
     leaves = jax.tree.leaves(engine.model_runner.params, is_leaf=packed.is_packed)
-    assert engine.config.engine.linear == name
+    assert engine.config.engine.kernels.linear == name
     assert any(map(packed.is_packed, leaves)) == (name == "ffi_cpu")
     return engine
 

@@ -76,7 +76,7 @@ def test_an_interrupt_before_a_compilation_lets_nobody_wait_for_it(executables, 
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(executables, "_found", interrupting := Interrupting())
+        patch.setattr(executables, "_compilations", interrupting := Interrupting())
         executables.admit()
     assert not interrupting and executables.admit() == "compiled"
 

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.quick_code
 _REQUESTS = [
     fakes.greedy(6), fakes.greedy(9),
     fakes.greedy(5, temperature=0.8, top_p=0.9, seed=1), fakes.greedy(4, temperature=2.0, seed=2),
-    fakes.greedy(6, repetition=1.5), fakes.greedy(6, logit_bias=((7, 4.0), (9, -4.0))),
+    fakes.greedy(6, repetition_penalty=1.5), fakes.greedy(6, logit_bias=((7, 4.0), (9, -4.0))),
 ]  # fmt: skip
 _PROMPTS = fakes.prompts([5, 20, 9, 17, 3, 12])
 _SETTINGS = {

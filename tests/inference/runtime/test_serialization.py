@@ -24,7 +24,9 @@ from tests import fakes
 
 pytestmark = pytest.mark.quick_code
 
-ENGINE = EngineConfig(max_seqs=2, max_context=64, cache_bytes=1 << 17, prefill_chunks=(1,), seed=1)
+ENGINE = EngineConfig.of(
+    max_seqs=2, max_context=64, cache_bytes=1 << 17, prefill_chunks=(1,), seed=1
+)
 CONFIG = Config(fakes.llama(num_layers=1), ENGINE)
 DRAWN = SamplingParams(max_new_tokens=6, temperature=0.9, seed=3, ignore_eos=True)
 MESH = Mesh(data=2, model=2)
@@ -60,7 +62,7 @@ def answers(folder=None, config=CONFIG):
         engine.generate([prompt], params)[0]
         for prompt, params in ((range(3, 12), fakes.greedy(6)), (range(5, 90, 2), DRAWN))
     ]
-    futures = engine.model_runner._executables._found.values()
+    futures = engine.model_runner._executables._compilations.values()
     loaded = [isinstance(future.result(), LoadedExecutable) for future in futures]
     return [(each.token_ids, each.logprobs) for each in found], sum(loaded), len(loaded)
 
@@ -178,8 +180,7 @@ def test_on_a_mesh(tmp_path, caplog):
     ids=str,
 )
 def test_files_of_another_program_are_not_used(folder, change, part, caplog):
-    engine = dataclasses.replace(ENGINE, **change)
-    _, num_loaded, _ = answers(folder, dataclasses.replace(CONFIG, engine=engine))
+    _, num_loaded, _ = answers(folder, CONFIG.with_engine(**change))
     assert num_loaded < 2
     (line,) = caplog.messages  # for all of them
     assert part in line and line.endswith("; it is compiled")
@@ -192,8 +193,7 @@ def of_engine(devices=None, config=CONFIG):
 def test_what_the_scheduler_alone_knows_of_does_not_count():
     """How many snapshots there are says the cache's shape."""
     changes = {"prefix_cache": False, "overlap": False, "snapshots": 5, "snapshot_tokens": 64}
-    engine = dataclasses.replace(ENGINE, **changes)
-    assert of_engine(config=dataclasses.replace(CONFIG, engine=engine)) == of_engine()
+    assert of_engine(config=CONFIG.with_engine(**changes)) == of_engine()
 
 
 def differing(before):

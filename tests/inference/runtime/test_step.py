@@ -161,7 +161,7 @@ def test_preemption_and_restart_change_no_bit():
             engine.rebuild()
 
     fakes.drain(engine, disturb)
-    found = [(sequence.output_tokens, sequence.logprobs) for sequence in sequences]
+    found = [(sequence.output_tokens, sequence.results.logprobs) for sequence in sequences]
     assert found == together("llama float32", "chunks", True)
 
 
@@ -204,7 +204,7 @@ def test_drafts_change_no_bit(params):
             sequence.drafts = tuple(t if rng.random() < 0.7 else (t + 1) % 131 for t in right)
 
     fakes.drain(engine, propose)
-    assert [(s.output_tokens, s.logprobs) for s in sequences] == expected
+    assert [(s.output_tokens, s.results.logprobs) for s in sequences] == expected
     assert len(engine.records) < sum(LENGTHS) // 48 + NEW  # some were accepted
 
 
@@ -264,7 +264,7 @@ def test_the_cache_changes_nothing(model):
         seen: list[int] = []
         seconds = naive.decode(params, config, sequence, seen.append)
         assert len(seconds) == NEW and seen == sequence.output_tokens
-        assert_close([(sequence.output_tokens, sequence.logprobs)], [found[i]], 1e-4)
+        assert_close([(sequence.output_tokens, sequence.results.logprobs)], [found[i]], 1e-4)
 
 
 @pytest.mark.quick_code
@@ -314,7 +314,7 @@ def test_no_compilation_after_warm_up(warm):
                     max_new_tokens=int(rng.choice([0, 1, 5, 20])),
                     temperature=float(rng.choice([0, 0.8])),
                     top_k=int(rng.choice([0, 5])),
-                    allowed_ids=(1, 2, 3) if rng.random() < 0.2 else None,
+                    allowed_token_ids=(1, 2, 3) if rng.random() < 0.2 else None,
                 )
                 id = warm.add_request(prompt, params)
                 pending -= 1

@@ -139,7 +139,7 @@ def test_an_engine_waits_where_requests_could_start(monkeypatch):
     monkeypatch.setattr(engine.model_runner, "is_done", lambda output: False)
     assert 50 < engine.slack_s() < 100 and 50 < served.slack_s() < 100
     with monkeypatch.context() as patch:
-        patch.setattr(engine._steps, "held", engine._steps._steps[0])
+        patch.setattr(engine._steps, "waiting", engine._steps._steps[0])
         assert engine.slack_s() == 0
     monkeypatch.setattr(engine.scheduler.shards[0], "free_slots", [])
     assert engine.slack_s() == 0

@@ -24,23 +24,29 @@ from tests.inference.sampling.test_sampling import (
 
 pytestmark = pytest.mark.quick_code
 
-law = compiling.jit(sampler.law)
-law_there = compiling.jit(accelerators.written_for("cuda", sampler.law))
+law = compiling.jit(sampler.distribution)
+law_there = compiling.jit(accelerators.written_for("cuda", sampler.distribution))
 
 ASKED = [
     Request(), Request(0.7), Request(20.0, 0, 0.9), Request(3.0, 50, 0.95),
     *[Request(top_k=k) for k in (1, 2, 72, 73, 299)], *[Request(top_p=p) for p in (0.3, 0.999)],
-    Request(min_p=0.05), Request(2.0, 100, 0.9, 0.01), Request(0.8, bias=((3, 2.0),)),
-    Request(0.8, 0, 0.9, banned_ids=(7,), repetition=1.7, presence=0.5, frequency=0.25),
-    Request(1.5, allowed_ids=tuple(range(0, 40, 3)), min_tokens=9, stop_ids=(3, 6)),
-    Request(1.0, grammar_ids=(1, 2, 39), repetition=0.6, top_k=9),
+    Request(min_p=0.05), Request(epsilon_cutoff=0.01), Request(2.0, 100, 0.9, 0.01, 0.02),
+    Request(0.8, bias=((3, 2.0),)),
+    Request(
+        0.8, 0, 0.9, banned_token_ids=(7,), repetition_penalty=1.7, presence_penalty=0.5,
+        frequency_penalty=0.25,
+    ),
+    Request(1.5, allowed_token_ids=tuple(range(0, 40, 3)), min_tokens=9, stop_token_ids=(3, 6)),
+    Request(1.0, grammar_ids=(1, 2, 39), repetition_penalty=0.6, top_k=9),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("program, vocab", [(law, 300), (law, 8), (law_there, 300)])
 def test_it_is_that_of_the_filters_in_their_order(program, vocab):
     rng = np.random.default_rng(vocab)
-    asked = [r for r in ASKED if vocab == 300 or not (r.bias or r.grammar_ids or r.allowed_ids)]
+    asked = [
+        r for r in ASKED if vocab == 300 or not (r.bias or r.grammar_ids or r.allowed_token_ids)
+    ]
     x, counts = peaked(rng, len(asked), vocab, 2.0), rng.poisson(0.3, size=(len(asked), 2, vocab))
     found = np.asarray(program(*fill(x, asked, counts.astype(np.uint16))))[: len(asked)]
     expected = [
@@ -57,7 +63,7 @@ def test_the_likeliest_drafts_are_its_own(is_there):
     """None that the request's filters leave out, and as sure as the law says."""
     best = functools.partial(sampler.best, n=5, is_drawn=False)
     program = compiling.jit(accelerators.written_for("cuda", best) if is_there else best)
-    asked = [r for r in ASKED if not (r.bias or r.grammar_ids or r.allowed_ids)]
+    asked = [r for r in ASKED if not (r.bias or r.grammar_ids or r.allowed_token_ids)]
     arguments = fill(peaked(np.random.default_rng(4), len(asked), 8, 2.0), asked)
     ids, sure = (np.asarray(x)[: len(asked)] for x in program(*arguments[:4]))
     own = np.asarray(law(*arguments))[: len(asked)]
@@ -80,8 +86,8 @@ def test_greedy_rows_have_one_token():
 
 def test_rows_without_any_token_end():
     x = np.zeros((3, 300), np.float32)
-    none = Request(allowed_ids=(4,), grammar_ids=(5,))
-    asked = [Request(), dataclasses.replace(none, stop_ids=(9, 3)), none]
+    none = Request(allowed_token_ids=(4,), grammar_ids=(5,))
+    asked = [Request(), dataclasses.replace(none, stop_token_ids=(9, 3)), none]
     for program in (law, law_there):
         found = np.asarray(program(*fill(x, asked)))[:3]
         np.testing.assert_array_equal(found[1:].argmax(-1), [9, 0])

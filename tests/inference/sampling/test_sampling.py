@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from inference.request import MAX_STOP_IDS, SamplingParams
+from inference.request import FIELDS, MAX_STOP_IDS, SamplingParams
 from inference.sampling import gumbel, parameters, sampler
 from inference.scheduling.sequence import Sequence
 from layers import topk
@@ -38,16 +38,17 @@ class Request:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition: float = 1.0
-    presence: float = 0.0
-    frequency: float = 0.0
+    epsilon_cutoff: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
     seed: tuple[int, int] = (1, 2)
     prompt_length: int = 10
     min_tokens: int = 0
-    stop_ids: tuple[int, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
     bias: tuple[tuple[int, float], ...] = ()
-    allowed_ids: tuple[int, ...] | None = None
-    banned_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    banned_token_ids: tuple[int, ...] = ()
     grammar_ids: tuple[int, ...] | None = None
 
 
@@ -56,13 +57,13 @@ def pack(requests: list[Request], vocab: int):
     rows = []
     for request in requests:
         row = parameters.neutral_row(vocab)
-        row.stop_ids[: len(request.stop_ids)] = request.stop_ids
+        row.stop_token_ids[: len(request.stop_token_ids)] = request.stop_token_ids
         for i, pair in enumerate(request.bias):
             row.bias_ids[i], row.bias_values[i] = pair
         own, asked = ({f.name for f in dataclasses.fields(x)} for x in (row, Request))
-        plain = own & asked - {"stop_ids"}
+        plain = own & asked - {"stop_token_ids"}
         values = {n: np.asarray(getattr(request, n), getattr(row, n).dtype) for n in plain}
-        allowed = parameters.pack_mask(vocab, request.allowed_ids, request.banned_ids)
+        allowed = parameters.pack_mask(vocab, request.allowed_token_ids, request.banned_token_ids)
         rows.append(dataclasses.replace(row, allowed=allowed, **values))
     masks = np.stack([parameters.pack_mask(vocab, r.grammar_ids, ()) for r in requests])
     return jax.tree.map(lambda *xs: jnp.asarray(np.stack(xs)), *rows), jnp.asarray(masks)
@@ -81,23 +82,24 @@ def peaked(rng, rows: int, vocab: int, scale: float = 3.0) -> np.ndarray:
 
 def reference_edit(x, request: Request, position: int, counts=None) -> np.ndarray:
     x = x.astype(np.float64)
-    banned = set(request.banned_ids)
+    banned = set(request.banned_token_ids)
     if position - request.prompt_length < request.min_tokens:
-        banned |= set(request.stop_ids)
-    for ids in (request.allowed_ids, request.grammar_ids):
+        banned |= set(request.stop_token_ids)
+    for ids in (request.allowed_token_ids, request.grammar_ids):
         banned |= set(range(x.size)) - set(range(x.size) if ids is None else ids)
     for token, value in request.bias:
         x[token] += value
     if counts is not None:
         seen = counts.sum(0) > 0
-        x[seen] = np.where(x < 0, x * request.repetition, x / request.repetition)[seen]
-        x -= request.presence * (counts[1] > 0) + request.frequency * counts[1]
+        factor = request.repetition_penalty
+        x[seen] = np.where(x < 0, x * factor, x / factor)[seen]
+        x -= request.presence_penalty * (counts[1] > 0) + request.frequency_penalty * counts[1]
     x[sorted(banned)] = -np.inf
     return x
 
 
 def reference_warp(x, request: Request) -> np.ndarray:
-    """Temperature, top-k, top-p and min-p; removed logits are -inf, equals of kept ones stay."""
+    """Filters from the temperature on; removed logits are -inf, equals of kept ones stay."""
     x = x / request.temperature
     if 0 < request.top_k < x.size:
         x = np.where(x < np.sort(x)[-request.top_k], -np.inf, x)
@@ -108,6 +110,9 @@ def reference_warp(x, request: Request) -> np.ndarray:
         x = np.where(x < x[order][~removed].min(), -np.inf, x)
     if request.min_p > 0:
         x = np.where((p := softmax(x)) < request.min_p * p.max(), -np.inf, x)
+    if request.epsilon_cutoff > 0:
+        p = softmax(x)
+        x = np.where((p < request.epsilon_cutoff) & (p < p.max()), -np.inf, x)
     return x
 
 
@@ -176,12 +181,14 @@ FILTERS = [
     *[Request(top_k=k) for k in (0, 1, 2, 64, 65, 71, 72, 73, 130, 131, 10**9)],
     *[Request(top_p=p) for p in (1e-6, 0.3, 0.9, 0.999, 1.0)],
     *[Request(min_p=p) for p in (1e-9, 0.05, 0.5, 1.0)],
+    *[Request(epsilon_cutoff=p) for p in (1e-9, 3e-3, 0.05, 1.0)],
+    Request(3.0, 50, 0.95, 0.01, 0.02), Request(0.3, 20, epsilon_cutoff=0.01),
     Request(temperature=0.3, top_p=0.9),
     Request(temperature=20.0, top_p=0.9),
     Request(temperature=3.0, top_k=50, top_p=0.95),
     Request(temperature=3.0, top_k=100, top_p=0.95, min_p=0.01),
     Request(temperature=2.0, top_k=100, top_p=0.05),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("vocab", [40, 131, 300])
@@ -228,14 +235,15 @@ requests = st.builds(
     top_k=st.one_of(st.just(0), st.integers(1, 400)),
     top_p=st.one_of(st.just(1.0), unit),
     min_p=st.one_of(st.just(0.0), unit),
-    repetition=st.floats(0.5, 2.0),
-    presence=st.floats(-2, 2),
-    frequency=st.floats(-2, 2),
+    epsilon_cutoff=st.one_of(st.just(0.0), st.floats(1e-4, 0.3)),
+    repetition_penalty=st.floats(0.5, 2.0),
+    presence_penalty=st.floats(-2, 2),
+    frequency_penalty=st.floats(-2, 2),
     min_tokens=st.sampled_from((0, 1, 2, 5)),
-    stop_ids=st.lists(st.integers(0, 299), max_size=3, unique=True).map(tuple),
+    stop_token_ids=st.lists(st.integers(0, 299), max_size=3, unique=True).map(tuple),
     bias=st.lists(st.tuples(st.integers(0, 299), st.floats(-9, 9)), max_size=4).map(tuple),
-    banned_ids=st.lists(st.integers(0, 299), max_size=9).map(tuple),
-    allowed_ids=st.one_of(st.none(), st.just(tuple(range(5, 290)))),
+    banned_token_ids=st.lists(st.integers(0, 299), max_size=9).map(tuple),
+    allowed_token_ids=st.one_of(st.none(), st.just(tuple(range(5, 290)))),
     grammar_ids=st.one_of(st.none(), st.just(tuple(range(0, 300, 4)))),
 )
 
@@ -262,11 +270,11 @@ def test_filters_apply_in_order(many, seed):
 def test_penalties_follow_transformers():
     rng = np.random.default_rng(3)
     requests = [
-        Request(repetition=1.7),
-        Request(repetition=0.6, top_k=20),
-        Request(presence=1.5, frequency=0.25),
-        Request(repetition=1.2, presence=-1.0, frequency=-0.5, top_p=0.8),
-        Request(repetition=2.0, bias=tuple((token, -3.0) for token in range(32))),
+        Request(repetition_penalty=1.7),
+        Request(repetition_penalty=0.6, top_k=20),
+        Request(presence_penalty=1.5, frequency_penalty=0.25),
+        Request(repetition_penalty=1.2, presence_penalty=-1.0, frequency_penalty=-0.5, top_p=0.8),
+        Request(repetition_penalty=2.0, bias=tuple((token, -3.0) for token in range(32))),
     ]
     counts = rng.poisson(0.2, size=(5, 2, 131)).astype(np.uint16)
     check_support(peaked(rng, 5, 131), requests, counts)
@@ -277,7 +285,7 @@ def test_counts_of_any_integer_type():
     x[0, [4, 9]] = 5.0, 4.0
     counts = np.zeros((1, 2, 131), np.uint16)
     counts[0, 1, 4] = 200
-    request = Request(temperature=0.0, frequency=0.1)
+    request = Request(temperature=0.0, frequency_penalty=0.1)
     assert draw_filled(x, [request])[0] == 4
     assert draw_filled(x, [request], counts)[0] == 9
     own, _ = pack([request], 131)
@@ -294,7 +302,9 @@ def test_stop_ids_are_banned_before_min_tokens():
     x = np.zeros((5, 131), np.float32)
     x[:, [0, 31, 32, 130]] = 9.0
     x[:, 77] = 5.0
-    request = Request(temperature=0.0, min_tokens=3, stop_ids=(130, 0, 31, 32), prompt_length=10)
+    request = Request(
+        temperature=0.0, min_tokens=3, stop_token_ids=(130, 0, 31, 32), prompt_length=10
+    )
     ids = draw_filled(x, [request] * 5, position=np.arange(10, 15))
     np.testing.assert_array_equal(ids, [77, 77, 77, 0, 0])
     check_support(x, [dataclasses.replace(request, temperature=1.0)] * 5, position=11)
@@ -321,7 +331,7 @@ def test_a_tiny_temperature_draws_the_argmax(top_p):
 
 
 def test_a_bias_does_not_revive_a_banned_token():
-    request = Request(banned_ids=(3,), bias=((3, 100.0),), grammar_ids=(3, 8))
+    request = Request(banned_token_ids=(3,), bias=((3, 100.0),), grammar_ids=(3, 8))
     assert draw_filled(np.zeros((1, 131), np.float32), [request])[0] == 8
 
 
@@ -332,7 +342,7 @@ def test_samples_stay_in_mask_and_vocabulary(vocab):
     x = np.zeros((ROWS, vocab), np.float32)
     for top_p in (0.9, 1.0):
         whole = Request(5.0, 0, top_p)
-        for field in ("allowed_ids", "grammar_ids", None):
+        for field in ("allowed_token_ids", "grammar_ids", None):
             request = whole if field is None else dataclasses.replace(whole, **{field: allowed})
             some = [draw_filled(x, [request] * ROWS, None, np.arange(ROWS) + i) for i in (0, ROWS)]
             ids, expected = (
@@ -345,7 +355,9 @@ def test_samples_stay_in_mask_and_vocabulary(vocab):
 def test_a_row_without_permitted_tokens_ends():
     x = peaked(np.random.default_rng(1), 3, 131)
     x[2] = -np.inf
-    requests = [Request(stop_ids=(9, 4)), Request(temperature=0.0), Request(top_p=0.9, top_k=9)]
+    requests = [
+        Request(stop_token_ids=(9, 4)), Request(temperature=0.0), Request(top_p=0.9, top_k=9)
+    ]  # fmt: skip
     *arguments, masks = fill(x, requests)
     masks = jnp.where(jnp.arange(ROWS)[:, None] < 2, jnp.uint32(0), masks)
     np.testing.assert_array_equal(sample(*arguments, masks)[:3], [9, 0, 0])
@@ -385,24 +397,24 @@ def test_neutral_rows_change_nothing():
     row = parameters.neutral_row(131)
     for leaf, value in zip(jax.tree.leaves(state), jax.tree.leaves(row), strict=True):
         assert leaf.dtype == value.dtype and leaf.shape[1:] == value.shape
-    row.stop_ids[:] = row.allowed[:] = 1  # owned by the caller
+    row.stop_token_ids[:] = row.allowed[:] = 1  # owned by the caller
     x = peaked(np.random.default_rng(1), ROWS, 131)
     np.testing.assert_array_equal(sample(x, state, *fill(x, [Request()] * ROWS)[2:]), x.argmax(-1))
 
 
 def test_a_request_as_a_row():
     params = SamplingParams(
-        temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, repetition=1.5, presence=0.75,
-        frequency=-0.5, logit_bias=((7, 1.5), (9, -2.0)), banned_ids=(8,), min_tokens=2,
-        stop_ids=(5, 4),
+        temperature=0.5, top_k=3, top_p=0.25, min_p=0.125, repetition_penalty=1.5,
+        presence_penalty=0.75, frequency_penalty=-0.5, logit_bias=((7, 1.5), (9, -2.0)),
+        banned_token_ids=(8,), min_tokens=2, stop_token_ids=(5, 4),
     )  # fmt: skip
     sequence = Sequence(1, params, [1, 2, 3], 2, frozenset({6}), seed=(7 << 32) + 9)
     row = parameters.request_row(sequence, 40)
     neutral = parameters.neutral_row(40)
-    for name in ("temperature", "top_k", "top_p", "min_p", "repetition", "presence", "frequency"):
+    for name in (name for name, field in FIELDS.items() if field.dtype):
         assert getattr(row, name) == getattr(params, name)
     assert row.seed.tolist() == [7, 9] and (row.prompt_length, row.min_tokens) == (2, 2)
-    assert row.stop_ids.tolist() == [4, 5, 6] + [-1] * (MAX_STOP_IDS - 3)
+    assert row.stop_token_ids.tolist() == [4, 5, 6] + [-1] * (MAX_STOP_IDS - 3)
     assert row.bias_ids[:3].tolist() == [7, 9, -1] and row.bias_values[:3].tolist() == [1.5, -2, 0]
     np.testing.assert_array_equal(row.allowed, parameters.pack_mask(40, None, (8,)))
     chex.assert_trees_all_equal_shapes_and_dtypes(row, neutral)
@@ -427,7 +439,7 @@ LAWS = [
     Request(1.5, 0, 1.0),  # from the whole row
     Request(4.0, 100, 0.95, 0.02),  # both bisections
     Request(1.0, 0, 1.0, 0.05),
-    Request(0.7, 0, 0.8, bias=((3, 2.0),), banned_ids=(7,)),
+    Request(0.7, 0, 0.8, bias=((3, 2.0),), banned_token_ids=(7,)),
 ]
 
 
@@ -469,7 +481,8 @@ def test_a_row_depends_on_itself_only():
     requests = [
         Request(0.8, 50, 0.95), Request(0.8, 50, 0.95), Request(1.0), Request(1.0, 200, 0.9),
         Request(0.0), Request(9.0, 0, 0.9), Request(1.0, 0, 1.0, 0.05),
-        Request(1.0, 9, banned_ids=(4,), repetition=1.3, bias=((6, 2.0),)), Request(0.8, 0, 0.9),
+        Request(1.0, 9, banned_token_ids=(4,), repetition_penalty=1.3, bias=((6, 2.0),)),
+        Request(0.8, 0, 0.9),
     ]  # fmt: skip
     requests = [dataclasses.replace(r, seed=(q, q)) for q, r in enumerate(requests)]
     counts = rng.poisson(0.2, size=(rows, 2, vocab)).astype(np.uint16)

@@ -27,11 +27,14 @@ _FILTERS = [
     *[Request(top_k=k) for k in (1, 2, 64, 72, 73, 130, 10**9)],
     *[Request(top_p=p) for p in (1e-6, 0.3, 0.9, 0.999)],
     *[Request(min_p=p) for p in (1e-9, 0.05, 1.0)],
+    *[Request(epsilon_cutoff=p) for p in (0.003, 0.05)], Request(3.0, 99, 0.9, 0.01, 0.02),
     Request(3.0, 50, 0.95), Request(3.0, 100, 0.95, 0.01), Request(2.0, 100, 0.05),
-    Request(0.8, 0, 0.8, bias=((3, 2.0),), banned_ids=(7,)),
-    Request(0.0, repetition=1.7, presence=0.5, frequency=0.25, bias=((5, 9.0),)),
-    Request(1.5, allowed_ids=tuple(range(0, 40, 3)), min_tokens=9, stop_ids=(3, 6)),
-    Request(1.0, grammar_ids=(1, 2, 39), repetition=0.6, top_k=9),
+    Request(0.8, 0, 0.8, bias=((3, 2.0),), banned_token_ids=(7,)),
+    Request(
+        0.0, repetition_penalty=1.7, presence_penalty=0.5, frequency_penalty=0.25, bias=((5, 9.0),),
+    ),
+    Request(1.5, allowed_token_ids=tuple(range(0, 40, 3)), min_tokens=9, stop_token_ids=(3, 6)),
+    Request(1.0, grammar_ids=(1, 2, 39), repetition_penalty=0.6, top_k=9),
 ]  # fmt: skip
 
 
@@ -60,7 +63,12 @@ def test_rows_without_a_distribution_harm_no_other(bad):
     x = peaked(np.random.default_rng(1), 4, 131)
     broken = x.copy()
     broken[2], broken[1, 60] = bad, bad
-    requests = [Request(), Request(), Request(top_k=9, top_p=0.9, stop_ids=(9,)), Request(0.0)]
+    requests = [
+        Request(),
+        Request(),
+        Request(top_k=9, top_p=0.9, stop_token_ids=(9,)),
+        Request(0.0),
+    ]
     ids, healthy = (np.asarray(sample_there(*fill(each, requests)))[:4] for each in (broken, x))
     np.testing.assert_array_equal(ids[[0, 3]], healthy[[0, 3]])
     assert (ids < 131).all() and (ids >= 0).all()

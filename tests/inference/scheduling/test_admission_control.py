@@ -78,7 +78,7 @@ def test_what_a_sequence_will_hold(length, n, is_longest, speculates, expected):
     one = sequence(1, [1] * length, max_new_tokens=n)
     one.max_length = min(one.max_length, CONTEXT)
     one.tokens += [1, 1]
-    one.num_awaited_tokens, one.num_dropped_tokens, one.speculates = 2, 4, speculates
+    one.in_flight.num_tokens, one.budget.num_dropped_tokens, one.speculates = 2, 4, speculates
     control = scheduler.shards[0].admission_control
     assert control._demand(one, 9, is_longest) == expected
 
@@ -89,7 +89,7 @@ def test_what_a_sequence_will_hold(length, n, is_longest, speculates, expected):
 def live_pages(window, num_tokens, page_tokens):
     """Pages while the newest of the tokens is fed: those of what it sees, and its own."""
     spec = CacheSpec(1, 1, window=window)
-    return spec.pages_for(spec.live_from(num_tokens - 1), num_tokens, page_tokens)
+    return range(spec.live_from(num_tokens - 1) // page_tokens, -(-num_tokens // page_tokens))
 
 
 def simulated(demands, windows, page_tokens):

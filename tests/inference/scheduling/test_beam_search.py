@@ -100,7 +100,7 @@ def test_beam_search_is_the_plain_one(early_stopping):
     engine, lengths, reasons = make(), set(), set()
     cases = list(itertools.product(STARTS, (1, 2, 4), (0.6, 1.0, 1.5)))
     asked = [
-        beams(width, length_penalty=penalty, early_stopping=early_stopping, stop_ids=ENDS)
+        beams(width, length_penalty=penalty, early_stopping=early_stopping, stop_token_ids=ENDS)
         for _, width, penalty in cases
     ]
     found = engine.generate([prompt for prompt, _, _ in cases], asked)
@@ -114,8 +114,8 @@ def test_beam_search_is_the_plain_one(early_stopping):
 
 def test_one_beam_is_greedy():
     engine = make()
-    greedy = engine.generate(STARTS, fakes.greedy(12, stop_ids=ENDS))
-    found = engine.generate(STARTS, beams(1, stop_ids=ENDS))
+    greedy = engine.generate(STARTS, fakes.greedy(12, stop_token_ids=ENDS))
+    found = engine.generate(STARTS, beams(1, stop_token_ids=ENDS))
     assert [each(c) for c in found] == [each(c) for c in greedy]
 
 

@@ -12,7 +12,7 @@ from inference.request import SamplingParams
 from inference.scheduling import scheduler as schedulers
 from inference.scheduling.queue import WaitingQueue
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import FinishReason, Sequence, Status
+from inference.scheduling.sequence import FinishReason, History, Prefix, Sequence, Status
 from tests.inference.scheduling.test_scheduler import fake_output
 
 CONTEXT = 256
@@ -26,14 +26,16 @@ BYTES_PER_TOKEN = 8
 def scheduler(num_tokens=4096, mesh=ONE_CHIP, **settings):
     """Room for so many tokens."""
     sizes = dict(max_seqs=4, page_tokens=4, chunk_tokens=4, prefill_chunks=(1, 4)) | settings
-    engine = EngineConfig(cache_bytes=BYTES_PER_TOKEN * num_tokens, **sizes)
+    engine = EngineConfig.of(cache_bytes=BYTES_PER_TOKEN * num_tokens, **sizes)
     return Scheduler(Config(MODEL, engine, mesh))
 
 
 def request(id, length=4, n=4, arrival_s=0.0, tokens=None, key="shared", **params):
     tokens = [1 + id % 9] * length if tokens is None else tokens
     params = SamplingParams(max_new_tokens=n, **params)
-    return Sequence(id, params, list(tokens), len(tokens), arrival_s=arrival_s, cache_key=key)
+    return Sequence(
+        id, params, list(tokens), len(tokens), prefix=Prefix(key), history=History(arrival_s)
+    )
 
 
 def step(scheduler, **when):
@@ -151,7 +153,7 @@ def test_the_lowest_priority_value_goes_first_and_stays_longest():
     preempted = set()
     while one.has_work:
         step(one)
-        preempted |= {s.id for s in one.waiting if s.num_preemptions}
+        preempted |= {s.id for s in one.waiting if s.history.num_preemptions}
     assert preempted == {0, 2}
 
 
@@ -183,14 +185,14 @@ def test_pages_of_its_own_are_no_prefix_hits():
         if nth == 5:
             one.preempt(new)
             one.preempt(known)
-    assert new.num_cached_tokens > new.num_prompt_tokens  # to admission, they are there
-    assert (known.num_hit_tokens, new.num_hit_tokens) == (4, 0)
+    assert new.prefix.num_cached_tokens > new.num_prompt_tokens  # to admission, they are there
+    assert (known.prefix.num_hit_tokens, new.prefix.num_hit_tokens) == (4, 0)
     counters = one.counters
     assert (counters.num_prompt_tokens, counters.num_cached_tokens) == (5 + 9 + 9, 4)
     one.start_over([known, new])
     finish(one)
     assert (counters.num_prompt_tokens, counters.num_cached_tokens) == (5 + 9 + 9, 4)
-    assert (known.num_hit_tokens, new.num_hit_tokens) == (4, 0)
+    assert (known.prefix.num_hit_tokens, new.prefix.num_hit_tokens) == (4, 0)
 
 
 @pytest.mark.parametrize("num_preemptions, starts", [(1, True), (2, False)])
@@ -202,7 +204,7 @@ def test_after_two_preemptions_a_request_waits_for_room_to_its_end(num_preemptio
     one.add(request(0, length=8, n=20))
     step(one)
     waiting = request(1, length=8, n=40)
-    waiting.num_preemptions = num_preemptions
+    waiting.history.num_preemptions = num_preemptions
     one.add(waiting)
     step(one)
     assert (waiting.status is Status.RUNNING) == starts
@@ -233,7 +235,7 @@ def test_one_that_was_preempted_or_overtaken_often_goes_first(first, next_id):
         waiting.add(request(id))
     oldest = next(iter(waiting))
     for name, value in first.items():
-        setattr(oldest, name, value)
+        setattr(oldest.history, name, value)
     assert waiting.next(lambda sequence: sequence.id).id == next_id
 
 
@@ -384,7 +386,7 @@ def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
     ends = {}
     for i, (length, n) in enumerate(wanted):
         key = "shared" if prefix_cache else i if preemption == "swap" else None
-        new = request(i, length=length, n=most or n, key=key, stop_ids=(0,))
+        new = request(i, length=length, n=most or n, key=key, stop_token_ids=(0,))
         ends[i] = n
         one.add(new)
     everyone = list(one.waiting)
@@ -400,21 +402,30 @@ def test_a_quarter_of_the_memory_serves_all(preemption, prefix_cache, lengths):
             one.check_integrity()
     assert all(s.status is Status.FINISHED for s in everyone)
     assert [s.num_output_tokens for s in everyone] == [n for _, n in wanted]
-    assert max(s.num_preemptions for s in everyone) <= 4
+    assert max(s.history.num_preemptions for s in everyone) <= 4
 
 
 @pytest.mark.parametrize(
     "settings, message",
     [
-        ({"policy": "eager"}, "engine.policy is one of continuous, static, dynamic, not 'eager'"),
-        ({"preemption": "drop"}, "engine.preemption is one of auto, recompute, swap"),
-        ({"prefill_budget": 3}, "engine.prefill_budget is at least 4, not 3"),
-        ({"max_prefill_seqs": 0}, "engine.max_prefill_seqs is at least 1"),
-        ({"max_wait_s": -1.0}, "engine.max_wait_s is 0 or more seconds"),
-        ({"max_wait_s": float("nan")}, "engine.max_wait_s is 0 or more seconds"),
-        ({"swap_bytes": -1}, "engine.swap_bytes is at least 0"),
-        ({"max_overtakes": -1}, "engine.max_overtakes is at least 0"),
-        ({"page_tokens": 100}, "engine.page_tokens divides 128 or is a multiple of it"),
+        (
+            {"policy": "eager"},
+            "engine.scheduling.policy=eager: must be one of continuous, static, dynamic",
+        ),
+        (
+            {"preemption": "drop"},
+            "preemption=drop: must be one of auto, recompute, swap",
+        ),
+        (
+            {"prefill_budget": 3},
+            "prefill_budget=3: must be at least engine.shapes.chunk_tokens .4.",
+        ),
+        ({"max_prefill_seqs": 0}, "engine.scheduling.max_prefill_seqs=0: must be at least 1"),
+        ({"max_wait_s": -1.0}, "engine.scheduling.max_wait_s=-1.0: must be at least 0 and finite"),
+        ({"max_wait_s": float("nan")}, "max_wait_s=nan: must be at least 0 and finite"),
+        ({"swap_bytes": -1}, "engine.cache.swap_bytes=-1: must be at least 0"),
+        ({"max_overtakes": -1}, "engine.scheduling.max_overtakes=-1: must be at least 0"),
+        ({"page_tokens": 100}, "engine.cache.page_tokens=100: must divide 128 or be a multiple"),
     ],
 )
 def test_bad_settings_are_named(settings, message):

@@ -13,7 +13,7 @@ from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import FinishReason, Sequence, Status, cache_key
+from inference.scheduling.sequence import FinishReason, Prefix, Sequence, Status, cache_key
 from tests.inference.scheduling.test_scheduler import fake_output
 
 CONTEXT, PAGE = 64, 4
@@ -92,10 +92,10 @@ class Run:
             snapshots=draw([0, 1, 2, 4, None]), preemption=draw(["recompute", "swap", "swap"]),
             swap_bytes=draw([300, 5000]), prefix_cache=draw([True, True, False]), overcommit=True,
         )  # fmt: skip
-        full = Config(own, EngineConfig(cache_bytes=1 << 20, **settings)).full_bytes(3)
+        full = Config(own, EngineConfig.of(cache_bytes=1 << 20, **settings)).full_bytes(3)
         room = int(full * draw([0.7, 1.0, 2.0]))
         mesh = draw([Mesh(), Mesh(), Mesh(data=2)])
-        self.config = Config(own, EngineConfig(cache_bytes=room, **settings), mesh)
+        self.config = Config(own, EngineConfig.of(cache_bytes=room, **settings), mesh)
         self.scheduler = Scheduler(self.config, snapshot_tokens=draw([0, 8, 16]))
         self.devices = self.new_devices()
         self.everyone, self.ids, self.in_flight = [], itertools.count(), []
@@ -114,8 +114,8 @@ class Run:
         self.start(self.scheduler.add, params, prompt, len(prompt), id)
 
     def start(self, add, params, tokens, num_prompt_tokens, id):
-        key = cache_key(self.config.engine, id)
-        new = Sequence(id, params, tokens, num_prompt_tokens, frozenset({0}), cache_key=key)
+        key = cache_key(self.config.engine.cache, id)
+        new = Sequence(id, params, tokens, num_prompt_tokens, frozenset({0}), prefix=Prefix(key))
         add(new)
         self.everyone.append(new)
 

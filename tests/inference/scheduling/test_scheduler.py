@@ -23,7 +23,7 @@ from inference.kv_pages import prompt_pages
 from inference.request import SamplingParams
 from inference.runtime.batch import build_batch
 from inference.scheduling.scheduler import Scheduler
-from inference.scheduling.sequence import FinishReason, Sequence, Status
+from inference.scheduling.sequence import FinishReason, Prefix, Sequence, Status
 from inference.speculation import draft_tree
 
 VOCAB, CONTEXT, WINDOW, DRAFTS = 10, 64, 6, 2
@@ -58,8 +58,8 @@ HEADS = Medusa(
 
 def config(page_tokens=4, cache_bytes=400, mesh=ONE_CHIP, model=MODEL, **settings) -> Config:
     settings = {"max_seqs": 3, "chunk_tokens": 4, "prefill_chunks": (1, 3)} | settings
-    engine = EngineConfig(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings)
-    return Config(model, engine, mesh, draft=HEADS if engine.proposer == "medusa" else None)
+    engine = EngineConfig.of(page_tokens=page_tokens, cache_bytes=cache_bytes, **settings)
+    return Config(model, engine, mesh, draft=HEADS if engine.drafts.proposer == "medusa" else None)
 
 
 def tree(num_drafts, levels=2):
@@ -125,13 +125,13 @@ def check_shard(scheduler, shape, index, schedule):
         stop = row.start + row.length
         assert stop <= owner.max_positions <= CONTEXT
         assert not owner.is_whole or stop < owner.num_prompt_tokens
-        assert row.num_dropped == owner.num_dropped_tokens
+        assert row.num_dropped == owner.budget.num_dropped_tokens
         groups, page_tokens = scheduler._config.model.page_groups, scheduler._config.page_tokens
         for group, pages in zip(groups, owner.pages, strict=True):
-            rejected = owner.num_drafts_in_flight - row.most_accepted  # by earlier steps, at most
+            rejected = owner.in_flight.num_drafts - row.most_accepted  # by earlier steps, at most
             dead = group.spec.dead_pages(row.start - row.offset - rejected, page_tokens)
             num_cached = stop - row.num_dropped * (group.spec.window is None)
-            live = group.spec.pages_for(0, num_cached, page_tokens)
+            live = range(-(-num_cached // page_tokens))
             assert all(pages[page] for page in live if page not in dead)
     assert batch.slot_Y[batch.query_length_Y == 0].tolist() == [
         scheduler._config.engine.max_seqs
@@ -202,9 +202,9 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = [1] * length
         params = SamplingParams(max_new_tokens=n, temperature=temperature, pooling=pooling)
         new = self.sequence(params, prompt, len(prompt), frozenset({0} - {0 * ignore_eos}))
-        if self.config.engine.prompt_budgets and n:
+        if self.config.engine.requests.prompt_budgets and n:
             with contextlib.suppress(InputError):
-                new.num_excess_tokens = prompt_pages.num_excess_tokens(
+                new.budget.num_excess_tokens = prompt_pages.num_excess_tokens(
                     length, budget, self.config.page_tokens
                 )
         try:
@@ -217,12 +217,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.everyone.append(new)
 
     def sequence(self, params, tokens, num_prompt_tokens, eos_ids):
-        id, engine = next(self.ids), self.config.engine
-        key = id if engine.preemption == "swap" else None
+        id, drafts, cache = next(self.ids), self.config.engine.drafts, self.config.engine.cache
+        key = id if cache.preemption == "swap" else None
         return Sequence(
-            id, params, tokens, num_prompt_tokens, eos_ids, speculates=engine.proposer is not None,
-            needs_commit=engine.num_drafts > 0 and engine.proposer is None,
-            cache_key="shared" if engine.prefix_cache else key,
+            id, params, tokens, num_prompt_tokens, eos_ids,
+            speculates=drafts.proposer is not None,
+            needs_commit=drafts.num_drafts > 0 and drafts.proposer is None,
+            prefix=Prefix("shared" if cache.prefix_cache else key),
         )  # fmt: skip
 
     def propose(self, size):
@@ -238,7 +239,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for owner in self.scheduler.choosing:
             weight_S = np.random.default_rng(owner.id).random(CONTEXT, np.float32)
             self.scheduler.shorten(owner, weight_S)
-            assert owner.num_dropped_tokens == owner.num_excess_tokens
+            assert owner.budget.num_dropped_tokens == owner.budget.num_excess_tokens
             self.scheduler.check_integrity()
         schedule = self.scheduler.schedule()
         if schedule is not None:
@@ -261,13 +262,13 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def step(self, data):
-        self.propose(data.draw(st.integers(0, self.config.engine.num_drafts + 1)))
+        self.propose(data.draw(st.integers(0, self.config.engine.drafts.num_drafts + 1)))
         self.advance(lambda row, w: data.draw(st.sampled_from([1, 1, 1, 1, 2, 0])))
 
     @rule(steps=st.integers(1, 12))
     def several_steps(self, steps):
         for _ in range(steps):
-            self.propose(self.config.engine.num_drafts)
+            self.propose(self.config.engine.drafts.num_drafts)
             self.advance(lambda row, w: 1)
 
     @rule(data=st.data())
@@ -301,7 +302,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         parent = data.draw(st.sampled_from(parents))
         params = SamplingParams(max_new_tokens=parent.num_output_tokens + more)
         child = self.sequence(params, list(parent.tokens), parent.num_prompt_tokens, parent.eos_ids)
-        child.num_excess_tokens = parent.num_excess_tokens
+        child.budget.num_excess_tokens = parent.budget.num_excess_tokens
         try:
             self.scheduler.fork(parent, child)
         except InputError:
@@ -327,7 +328,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for _ in range(6 * (1 + len(self.everyone)) * CONTEXT):
             if not self.scheduler.has_work:
                 break
-            self.propose(self.config.engine.num_drafts)
+            self.propose(self.config.engine.drafts.num_drafts)
             self.advance(lambda row, w: 1)
         assert not self.scheduler.has_work
         for shard in self.scheduler.shards:
@@ -341,9 +342,9 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert len(s.tokens) == min(s.max_length, CONTEXT)
             if s.finish_reason is FinishReason.LENGTH and s.pools:  # each token once
                 num = s.num_prompt_tokens if s.params.pooling == "mean" else 1
-                assert s.pooled == num and s.embedding == 1
+                assert s.results.pooled == num and s.embedding == 1
             if s.finish_reason is FinishReason.LENGTH and s.scores:
-                assert len(s.prompt_logprobs) == s.num_prompt_tokens - 1
+                assert len(s.results.prompt_logprobs) == s.num_prompt_tokens - 1
 
 
 class TestScheduler(SchedulerMachine.TestCase):
@@ -386,7 +387,7 @@ def test_decoding_goes_on_beside_prompts():
     scheduler.commit(schedule, fake_output(schedule))
     steps_of(scheduler)
     assert first.num_output_tokens == 9 and second.num_output_tokens == 2
-    assert first.top_logprobs == []  # not an empty one a token
+    assert first.results.top_logprobs == []  # not an empty one a token
 
 
 def test_chunks_of_one_step_belong_to_several_prompts():
@@ -431,7 +432,7 @@ def test_the_youngest_gives_its_pages_back():
 
 def test_a_request_that_never_fits_is_refused():
     scheduler = Scheduler(config(page_tokens=4, cache_bytes=300))
-    with pytest.raises(InputError, match="never fits .* engine.cache_bytes") as error:
+    with pytest.raises(InputError, match="never fits .* engine.cache.cache_bytes") as error:
         scheduler.add(sequence(1, [1] * 40, max_new_tokens=10))
     assert "\n" not in str(error.value) and not scheduler.has_work
 
@@ -446,7 +447,7 @@ def test_a_scored_prompt_may_fill_the_last_page():
     scored = sequence(1, [1] * fits, max_new_tokens=0)
     scheduler.add(scored)
     assert steps_of(scheduler) and scored.status is Status.FINISHED
-    assert len(scored.prompt_logprobs) == fits - 1
+    assert len(scored.results.prompt_logprobs) == fits - 1
 
 
 def test_a_preempted_score_starts_over():
@@ -454,10 +455,10 @@ def test_a_preempted_score_starts_over():
     scored = sequence(1, [1] * 30, max_new_tokens=0)
     scheduler.add(scored)
     scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
-    assert len(scored.prompt_logprobs) == 12
+    assert len(scored.results.prompt_logprobs) == 12
     scheduler.start_over([*scheduler.running, *scheduler.waiting])
     steps_of(scheduler)
-    assert len(scored.prompt_logprobs) == 29
+    assert len(scored.results.prompt_logprobs) == 29
 
 
 def test_drafts_never_pass_the_end():

@@ -9,7 +9,7 @@ from inference.scheduling.sequence import Sequence, Status
 
 
 def test_counters():
-    params = SamplingParams(max_new_tokens=4, stop_ids=(7,))
+    params = SamplingParams(max_new_tokens=4, stop_token_ids=(7,))
     sequence = Sequence(1, params, [5, 6, 8], 3, eos_ids=frozenset({2}))
     assert sequence.num_pending_tokens == 3 and sequence.is_prefilling and not sequence.scores
     assert sequence.max_length == 7 and sequence.num_output_tokens == 0
@@ -46,16 +46,16 @@ def test_a_leader_on_other_chips_sends_all_but_the_last_token():
 
 def test_end_tokens_are_few():
     eos_ids = frozenset(range(MAX_STOP_IDS - 1))
-    fits = Sequence(1, SamplingParams(stop_ids=(0, 90), min_tokens=1), [1], 1, eos_ids)
+    fits = Sequence(1, SamplingParams(stop_token_ids=(0, 90), min_tokens=1), [1], 1, eos_ids)
     assert fits.end_ids == eos_ids | {90} and fits.is_end(90) and fits.is_end(0)
     with pytest.raises(InputError, match="min_tokens bans at most 16 tokens, .* not 17") as error:
-        Sequence(1, SamplingParams(stop_ids=(90, 91), min_tokens=1), [1], 1, eos_ids)
+        Sequence(1, SamplingParams(stop_token_ids=(90, 91), min_tokens=1), [1], 1, eos_ids)
     assert "\n" not in str(error.value)
 
 
 def test_end_tokens_that_nothing_bans_are_many():
     eos_ids = frozenset(range(MAX_STOP_IDS))
-    many = Sequence(1, SamplingParams(stop_ids=tuple(range(100, 228))), [1], 1, eos_ids)
+    many = Sequence(1, SamplingParams(stop_token_ids=tuple(range(100, 228))), [1], 1, eos_ids)
     assert len(many.end_ids) == 144 and many.is_end(227)
     row = parameters.request_row(many, 300)
-    assert row.stop_ids.tolist() == list(range(MAX_STOP_IDS))
+    assert row.stop_token_ids.tolist() == list(range(MAX_STOP_IDS))

@@ -134,7 +134,7 @@ def test_best_of_returns_the_most_likely(alone):
 
 def test_the_best_say_what_stopped_them():
     stops = tuple(range(8))
-    asked = dataclasses.replace(DRAWN, n=3, best_of=6, max_new_tokens=60, stop_ids=stops)
+    asked = dataclasses.replace(DRAWN, n=3, best_of=6, max_new_tokens=60, stop_token_ids=stops)
     outputs = []
     make().generate([PROMPT], asked, outputs.append)
     assert any(output.finish_reason == "stop" for output in outputs)
@@ -156,7 +156,9 @@ def test_outputs_name_their_sample(alone):
 
 def test_answers_end_each_by_itself(alone):
     stop = alone[0][0][3]
-    found = each(make().generate([PROMPT], dataclasses.replace(DRAWN, n=8, stop_ids=(stop,)))[0])
+    found = each(
+        make().generate([PROMPT], dataclasses.replace(DRAWN, n=8, stop_token_ids=(stop,)))[0]
+    )
     for (tokens, _, _, reason), (whole, *_) in zip(found, alone, strict=True):
         cut = whole[: whole.index(stop) + 1] if stop in whole else whole
         assert tokens == cut and reason == ("stop" if stop in whole else "length")
@@ -208,7 +210,10 @@ def test_many_answers_in_little_room():
         ({"n": 9}, "n is at most engine.max_seqs=8, not 9"),
         ({"best_of": 9}, "best_of is at most engine.max_seqs=8, not 9"),
         ({"beam_width": 9}, "beam_width is at most engine.max_seqs=8, not 9"),
-        ({"beam_width": 8, "stop_ids": (1, 2, 3, 4, 5)}, "engine.top_logprobs of at least 13"),
+        (
+            {"beam_width": 8, "stop_token_ids": (1, 2, 3, 4, 5)},
+            "engine.requests.top_logprobs of at least 13",
+        ),
     ],
 )
 def test_refused_in_one_line(asked, cause):

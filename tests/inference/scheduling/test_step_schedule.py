@@ -30,7 +30,7 @@ def test_acceptance_is_that_of_drafts_behind_accepted_ones():
 def test_a_grammar_waits_for_tokens_of_earlier_steps_alone(num_awaited, has_grammar, emits, awaits):
     """Of three that the row may emit, one behind two drafts."""
     sequence = Sequence(1, SamplingParams(), [5], 1, grammar=object() if has_grammar else None)
-    sequence.num_awaited_tokens = num_awaited
+    sequence.in_flight.num_tokens = num_awaited
     chunk = ScheduledChunk(sequence, 0, 0, 0, 3, emits, num_drafts=2, most_accepted=2)
     shards = ShardSchedule(), ShardSchedule(decode=(chunk,))
     assert StepSchedule(StepShape((1, 3), (0, 4)), shards).awaits_tokens == awaits

@@ -180,7 +180,7 @@ class FakeEngine:
             reason, stopped = "stop", each.detokenizer.stopped
         elif token == END:
             reason = "stop"
-        elif token in each.params.stop_ids:
+        elif token in each.params.stop_token_ids:
             reason, stopped = "stop", token
         elif each.num_told == each.params.max_new_tokens:
             reason = "length"

@@ -213,9 +213,13 @@ def test_every_field_reaches_the_engine(server, engine):
     answered(server.post(TEXT, prompt="a", **asked))
     params = engine.params[-1]
     assert (params.temperature, params.top_k, params.top_p, params.min_p) == (0.5, 7, 0.9, 0.1)
-    assert (params.presence, params.frequency, params.repetition) == (1, -1, 1.5)
-    assert params.logit_bias == ((5, -100), (7, 2.5)) and params.allowed_ids == (1, 2)
-    assert (params.min_tokens, params.stop, params.stop_ids) == (2, ("x", "y"), (END,))
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (
+        1,
+        -1,
+        1.5,
+    )
+    assert params.logit_bias == ((5, -100), (7, 2.5)) and params.allowed_token_ids == (1, 2)
+    assert (params.min_tokens, params.stop, params.stop_token_ids) == (2, ("x", "y"), (END,))
     assert params.ignore_eos and params.seed == -3 and not params.speculate
     assert params.priority == 5
     assert (params.n, params.max_new_tokens) == (2, 9)

@@ -169,7 +169,11 @@ def test_no_field_that_constrains_another_endpoint_is_dropped(path, server, engi
     how = {"stop_token_ids": [7], "min_tokens": 2, "allowed_token_ids": [7, 8, 71]}
     assert server.post(path, **BODIES[path], **how, max_tokens=3).status_code == 200
     params = engine.params[-1]
-    assert (params.stop_ids, params.min_tokens, params.allowed_ids) == ((7,), 2, (7, 8, 71))
+    assert (params.stop_token_ids, params.min_tokens, params.allowed_token_ids) == (
+        (7,),
+        2,
+        (7, 8, 71),
+    )
     for how in ({"bad_words": ["x"]}, {"response_format": {"type": "json_object"}}):
         assert server.post(path, **BODIES[path], **how, max_tokens=3).status_code == 200
         assert engine.params[-1].grammar is not None, how

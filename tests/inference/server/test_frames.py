@@ -25,8 +25,8 @@ from inference.server.frames import (
 from tests.inference.server.fake_engine import tokenizer
 
 PARAMS = SamplingParams(
-    temperature=0.7, top_k=3, logit_bias={5: -1.5}, allowed_ids=(1, 2), stop=("ü",), stop_ids=(7,),
-    seed=2**64 - 1, n=2, priority=-3,
+    temperature=0.7, top_k=3, logit_bias={5: -1.5}, allowed_token_ids=(1, 2), stop=("ü",),
+    stop_token_ids=(7,), seed=2**64 - 1, n=2, priority=-3,
 )  # fmt: skip
 SENT = [Add(1, list(range(5000)), PARAMS, 3), Abort(1), Stop(), Add(2, [1], SamplingParams())]
 

@@ -104,7 +104,7 @@ class Simulated(Simulator):
 
 
 def served(max_seqs=2, **settings):
-    config = Config(fakes.llama(), EngineConfig(max_seqs=max_seqs, **settings))
+    config = Config(fakes.llama(), EngineConfig.of(max_seqs=max_seqs, **settings))
     engine = Simulated(config, Scheduler(config), MACHINE, host_s=1e-3)
     return engine, ServedEngine(engine, "tiny", lambda: None)
 
@@ -112,14 +112,14 @@ def served(max_seqs=2, **settings):
 def test_a_calibration_is_of_the_model_and_what_runs_it(monkeypatch, tmp_path):
     model = fakes.llama()
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path))
-    assert lookup.known(model, "mine") is None
+    assert lookup.cached(model, "mine") is None
     rates = HardwareSpec("cpu", 1e9, read_bandwidth=2e10, rates={"float32": 1e10})
     store.write(rates)
     store.write(dataclasses.replace(rates, gamma=0.5, implementations="others"), model)
-    assert lookup.known(model, "mine") == rates and not rates.is_calibrated
+    assert lookup.cached(model, "mine") == rates and not rates.is_calibrated
     own = dataclasses.replace(rates, gamma=0.25, implementations="mine")
     store.write(own, model)
-    assert lookup.known(model, "mine") == own and lookup.known(model, "new") == rates
+    assert lookup.cached(model, "mine") == own and lookup.cached(model, "new") == rates
 
 
 def test_waiting_is_told_with_its_time(monkeypatch):

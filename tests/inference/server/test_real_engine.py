@@ -25,8 +25,8 @@ TINY = ROOT / "tests" / "golden" / "llama-tokenizer"
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 COMMAND = [
     *(sys.executable, "-m", "scripts.serve", f"--model={TINY}", "--port=0", "--nowarm_up"),
-    *("--max_num_seqs=4", "--set=model.dtype=float32", "--set=engine.decode_rows=(4,)"),
-    "--set=engine.prefill_chunks=(1,)",
+    *("--max_num_seqs=4", "--set=model.dtype=float32", "--set=engine.shapes.decode_rows=(4,)"),
+    "--set=engine.shapes.prefill_chunks=(1,)",
 ]
 
 

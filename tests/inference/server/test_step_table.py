@@ -61,7 +61,7 @@ MODELS = [
 @pytest.mark.parametrize("linear", [None, "ffi_cpu"])
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
 def test_sums_are_those_of_the_cost_model(model, linear):
-    config = Config(model, EngineConfig(max_seqs=8, overcommit=True, linear=linear))
+    config = Config(model, EngineConfig.of(max_seqs=8, overcommit=True, linear=linear))
     records = steps(config, 1, np.random.default_rng(0))
     found = StepTable(config, MACHINE).needs(records)
     assert (found.bytes, found.seconds) == pytest.approx(exact(config, records), rel=1e-9)
@@ -78,7 +78,7 @@ EAGLE = Eagle(**OWN | {"num_layers": 1, "pattern": MODELS[0].layers[:1]}, featur
 ])  # fmt: skip
 def test_what_drafts_is_in_the_sums(proposer, draft, settings):
     for linear in (None, "ffi_cpu"):
-        engine = EngineConfig(
+        engine = EngineConfig.of(
             max_seqs=8, proposer=proposer, num_drafts=3, linear=linear, **settings
         )
         config = Config(MODELS[0], engine, draft=draft)

@@ -1,7 +1,5 @@
 """How many drafts a step verifies, chosen by what they bring and what they cost."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -14,8 +12,8 @@ from inference.speculation.adaptive import AdaptiveDrafts
 
 pytestmark = pytest.mark.quick_code
 
-ENGINE = EngineConfig(num_drafts=4, proposer="ngram", adapt_drafts=True, greedy_steps=False)
-TREES = dataclasses.replace(ENGINE, num_drafts=31, proposer="eagle", **draft_tree.sizes(31))
+ENGINE = EngineConfig.of(num_drafts=4, proposer="ngram", adapt_drafts=True, greedy_steps=False)
+TREES = ENGINE.replace(num_drafts=31, proposer="eagle", **draft_tree.sizes(31))
 
 
 def decoding(count):
@@ -37,7 +35,7 @@ def run(count, acceptance, cost, steps=4000, seed=0, engine=ENGINE, skip=0):
         k = policy.choose(sequences, count, True)
         shape = next(s for s in policy._shapes if s.covers(count, 0, False, width=1 + k))
         for sequence in sequences if k else ():
-            asked = min(k, engine.draft_levels)
+            asked = min(k, engine.drafts.levels)
             accepted = int(np.cumprod(rng.random(asked) < acceptance).sum())
             policy.verified(sequence, asked, accepted)
             tokens += accepted

@@ -16,7 +16,7 @@ from inference.checkpoints.native import config_file
 from inference.runtime.model_runner import cache_arguments
 from inference.sampling import parameters
 from inference.speculation import drafting, eagle, medusa, proposers
-from inference.speculation.proposer import Asked, Fed
+from inference.speculation.proposer import DraftInputs, SampledStep
 from layers import decoder, kv_cache
 from layers.ragged import Ragged, Rectangle, contiguous
 from tests import compiling, fakes
@@ -111,7 +111,7 @@ def rectangle(starts, width, tables):
 def test_they_draft_what_training_computes(name):
     own, target = HEADS[name], DEEPSEEK if name == "mtp" else TARGET
     kind = "medusa" if name == "medusa" else "eagle"
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=1, page_tokens=PAGE, cache_bytes=1 << 20, num_drafts=K, proposer=kind
     )
     config = Config(target, engine, draft=own)
@@ -133,17 +133,17 @@ def test_they_draft_what_training_computes(name):
         fed[starts[-1] + kept :] = 5  # rejected
         _, hidden_TD, features = seen(target, values, fed, proposer.features)
         step, rows = slice(starts[0], end), len(starts)
-        after = Fed(
+        after = SampledStep(
             Ragged((rectangle(starts, width, tables),)), jnp.asarray(fed[step]), hidden_TD[step],
             tuple(x_TD[step] for x_TD in features), jnp.array([kept] * rows),
             jnp.zeros(rows, jnp.int32), jnp.array([done + kept] * rows),
             jnp.zeros((rows, 1 + K), jnp.int32), jnp.array([1] * rows),
         )  # fmt: skip
-        observe = functools.partial(proposer.observe, fed=after)
+        observe = functools.partial(proposer.observe, step=after)
         cache, state = compiling.call(observe, values, cache, state)
         done = starts[-1] + kept
     sampling = jax.tree.map(jnp.asarray, parameters.init(1, 131))
-    asked = Asked(
+    asked = DraftInputs(
         rectangle((done,), 1 + K, tables), jnp.asarray(TOKENS[done : done + 1]), sampling, None,
         None, jnp.zeros((0, 0), jnp.int32), greedy=True,
     )  # fmt: skip
@@ -160,7 +160,7 @@ def test_they_draft_what_training_computes(name):
 def test_what_is_not_fed_has_no_children():
     """In a row of four nodes: the newest token and the three surest behind it."""
     own = HEADS["fused"]
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=1, page_tokens=PAGE, cache_bytes=1 << 20, proposer="eagle", num_drafts=13,
         tree_levels=3, tree_branches=5,
     )  # fmt: skip
@@ -170,7 +170,7 @@ def test_what_is_not_fed_has_no_children():
     cache = kv_cache.init(*cache_arguments(config, "reference"))
     pages = jnp.arange(1, 1 + config.page_columns, dtype=jnp.int32)[None]
     whole = rectangle((0,), 14, tuple(pages for _ in config.cached_model.page_groups))
-    asked = Asked(
+    asked = DraftInputs(
         whole, jnp.asarray(TOKENS[:1]), jax.tree.map(jnp.asarray, parameters.init(1, 131)), None,
         None, jnp.zeros((0, 0), jnp.int32), greedy=True,
     )  # fmt: skip
@@ -200,7 +200,7 @@ def test_they_are_kept_as_json(name):
 
 
 @pytest.mark.parametrize("changes, expected", [
-    ({"draft": None}, "proposer=medusa goes with Medusa heads"),
+    ({"draft": None}, "proposer=medusa: goes with Medusa heads"),
     ({"draft": HEADS["fused"]}, "goes with Medusa heads, not with EAGLE heads"),
     ({"draft": TARGET}, "goes with Medusa heads, not with a draft model"),
     ({"draft": dataclasses.replace(HEADS["medusa"], num_heads=2)}, "has 2 heads: so many drafts"),
@@ -208,7 +208,7 @@ def test_they_are_kept_as_json(name):
 ])  # fmt: skip
 def test_what_does_not_fit_is_refused(changes, expected):
     with pytest.raises(InputError, match=expected):
-        Config(TARGET, EngineConfig(num_drafts=3, proposer="medusa"), **changes)
+        Config(TARGET, EngineConfig.of(num_drafts=3, proposer="medusa"), **changes)
 
 
 @pytest.mark.parametrize("changes, expected", [

@@ -54,7 +54,7 @@ def opened(folder: Path):
     """Configuration in float32, both checkpoints and all parameters."""
     found = resolve.resolve(str(folder)), resolve.predicting(str(folder))
     model, draft = (dataclasses.replace(each.config, dtype="float32") for each in found)
-    engine = EngineConfig(
+    engine = EngineConfig.of(
         max_seqs=2, page_tokens=PAGE, cache_bytes=1 << 20, decode_rows=(2,), chunk_tokens=16,
         prefill_chunks=(1,), proposer="eagle", num_drafts=2,
     )  # fmt: skip

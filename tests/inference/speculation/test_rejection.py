@@ -149,7 +149,8 @@ def test_chips_that_divide_the_vocabulary_say_the_same():
 
     def once(x_QV, draft_x_QV):
         law_QV, draft_law_QV = (
-            sampler.law(logits, own, position, counts, masks) for logits in (x_QV, draft_x_QV)
+            sampler.distribution(logits, own, position, counts, masks)
+            for logits in (x_QV, draft_x_QV)
         )
         laws_RWV = law_QV.reshape(-1, 2, law_QV.shape[1])
         return law_QV, rejection.verify(
@@ -173,7 +174,7 @@ def test_accelerators_run_it_without_a_branch_and_a_loop(platform):
     logits, own, position, counts, masks = fill(np.zeros((3, 300), np.float32), ASKED[:3])
 
     def once(logits_QV):
-        law_RWV = sampler.law(logits_QV, own, position, counts, masks).reshape(-1, 2, 300)
+        law_RWV = sampler.distribution(logits_QV, own, position, counts, masks).reshape(-1, 2, 300)
         num_R = np.ones(len(law_RWV), np.int32)
         return rejection.verify(
             law_RWV, own.seed[::2], position[::2], num_R[:, None], num_R, law_RWV[:, 1:]

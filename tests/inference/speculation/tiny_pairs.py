@@ -40,7 +40,7 @@ KINDS = {  # how their drafts come about
     ("tree", "ngram"): "given", ("tree", "draft"): "drawn", ("tree", "medusa"): "given",
     ("tree", "eagle"): "joint",
 }  # fmt: skip
-PENALTIES = {"repetition": 1.4, "presence": 0.5, "frequency": 0.3}
+PENALTIES = {"repetition_penalty": 1.4, "presence_penalty": 0.5, "frequency_penalty": 0.3}
 
 
 def _prefixes() -> list[tuple[int, ...]]:
@@ -74,7 +74,7 @@ def ancestors(steps: int) -> np.ndarray:
 
 # --- laws -----------------------------------------------------------------------------------------
 
-_law = compiling.jit(sampler.law)
+_law = compiling.jit(sampler.distribution)
 
 
 def law(logits_SV: np.ndarray, asked: Request, counts=COUNTS, position=POSITION) -> np.ndarray:

@@ -15,9 +15,11 @@ from inference.text.prompts import Prompt
 def test_every_field_of_a_line(tmp_path):
     given = {
         "max_new_tokens": 7.0, "temperature": 1, "top_k": 3, "top_p": 0.5, "min_p": 0.1,
-        "repetition": 1.5, "presence": -1, "frequency": 0.5, "logit_bias": {"5": -1.5},
-        "allowed_ids": [5, 6], "banned_ids": [6], "min_tokens": 2, "stop": ["a", "b"],
-        "stop_ids": [7], "ignore_eos": True, "seed": 2**63, "priority": -1,
+        "epsilon_cutoff": 0.01,
+        "repetition_penalty": 1.5, "presence_penalty": -1, "frequency_penalty": 0.5,
+        "logit_bias": {"5": -1.5}, "allowed_token_ids": [5, 6], "banned_token_ids": [6],
+        "min_tokens": 2, "stop": ["a", "b"],
+        "stop_token_ids": [7], "ignore_eos": True, "seed": 2**63, "priority": -1,
         "n": 2, "best_of": 3, "beam_width": 0, "length_penalty": 0.5, "early_stopping": True,
         "speculate": False, "prompt_budget": 64.0, "cache_salt": "a",
         "skip_special_tokens": False,
@@ -30,7 +32,7 @@ def test_every_field_of_a_line(tmp_path):
     ]
     lines = [
         {"prompt": "A"} | given,
-        {"prompt": "A", "stop": "x", "seed": None, "allowed_ids": None} | grammar,
+        {"prompt": "A", "stop": "x", "seed": None, "allowed_token_ids": None} | grammar,
         {"messages": messages, "tools": [{}], "documents": [], "id": 7},
     ]
     base = SamplingParams(temperature=0.5, seed=3)

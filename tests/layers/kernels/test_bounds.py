@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from configs.cache import PageFormat
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import ffi_cpu
 from layers.kernels.attention.contract import Options
 from layers.sparse import quest
@@ -46,8 +46,8 @@ class _Case:
     def found(self, function=ffi_cpu.page_bounds, rows=slice(None), **changes):
         """What is to be looked at, NaN elsewhere."""
         told = {"q_YWNH": self.q_YWNH, "table_YP": self.table_YP} | changes
-        stored = kv_cache.stored_dtype(self.page_format.dtype)
-        extremes = kv_cache.encode(jnp.asarray(self.extremes), jnp.zeros(0, stored))
+        stored = page_rows.stored_dtype(self.page_format.dtype)
+        extremes = page_rows.encode(jnp.asarray(self.extremes), jnp.zeros(0, stored))
         own = function(
             told["q_YWNH"][rows], extremes, told["table_YP"][rows], self.counts[rows],
             self.page_format, Options(deterministic=True),

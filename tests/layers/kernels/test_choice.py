@@ -34,7 +34,7 @@ def _asked(width: int = 128, **changes) -> Demand:
     ("asked", "reason"),
     [
         ({"dtype": "float32"}, "bfloat16 or float16, not float32: set model.dtype"),
-        ({"page_tokens": 16}, "64 or 128 tokens, not 16: set engine.page_tokens"),
+        ({"page_tokens": 16}, "64 or 128 tokens, not 16: set engine.cache.page_tokens"),
         ({"width": 80}, "heads of 64, 128 or 256, not 80"),
         ({"width": 512}, "heads of 64, 128 or 256, not 512"),
         ({"num_heads": 130, "kv_heads": 2}, "at most 64 query heads a KV head, not 65"),
@@ -50,7 +50,7 @@ def test_the_hopper_kernel_names_its_limits(asked, reason):
 def test_kernels_of_accelerators_know_chunks_and_no_first_tokens(kernel, device):
     """The reference is chosen where a layer has these."""
     model = fakes.llama(head_width=64, window=64, first_tokens=4)
-    engine = EngineConfig(page_tokens=64, attention="reference")
+    engine = EngineConfig.of(page_tokens=64, attention="reference")
     for changes, reason in (
         ({}, "knows no first tokens beside a window: 'reference' does"),
         ({"first_tokens": 0, "chunked": True}, None),
@@ -84,7 +84,7 @@ _V6E = Device("tpu", "TPU v6 lite", 1)
     ("asked", "reason"),
     [
         ({"dtype": "float16"}, "bfloat16 or float32, not float16: set model.dtype"),
-        ({"page_tokens": 8}, "16, 32, 64 or 128 tokens, not 8: set engine.page_tokens"),
+        ({"page_tokens": 8}, "16, 32, 64 or 128 tokens, not 8: set engine.cache.page_tokens"),
         ({"width": 80}, "multiple of 64, not 80"),
         ({"table_entries": 1 << 18}, "tables of 229376 entries, 262144 are needed"),
         ({"deterministic": True}, "not been measured to be deterministic"),
@@ -150,7 +150,10 @@ def test_kernels_read_latents():
     ("asked", "reason"),
     [
         ({"dtype": "float32"}, "bfloat16 or float16, not float32: set model.dtype"),
-        ({"page_tokens": 128}, "latents in pages of 64 tokens, not 128: set engine.page_tokens"),
+        (
+            {"page_tokens": 128},
+            "latents in pages of 64 tokens, not 128: set engine.cache.page_tokens",
+        ),
         ({"value_width": 192}, "latents of a multiple of 128 up to 512, not 192"),
         ({"value_width": 640, "key_width": 704}, "latents of a multiple of 128 up to 512, not 640"),
         ({"key_width": 544}, "rotary keys of a multiple of 64, not 32"),
@@ -210,19 +213,23 @@ def test_the_cpu_kernel_names_its_limits(asked, reason):
 
 def _config(attention: str | None, **changes) -> Config:
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64)
-    return Config(model, EngineConfig(attention=attention, **changes)).for_platform("gpu")
+    return Config(model, EngineConfig.of(attention=attention, **changes)).for_platform("gpu")
 
 
 def test_tables_are_counted_of_the_most_rows_a_step_has(monkeypatch):
     """Of long sequences in small pages they outgrow a TPU's scalar memory."""
     model = fakes.llama("bfloat16", num_heads=4, num_kv_heads=2, head_width=64, max_context=131072)
     monkeypatch.setattr(api, "target_device", lambda: _V6E)
-    fits = EngineConfig(max_seqs=32, max_context=112 << 10, page_tokens=16, attention="pallas_tpu")
+    fits = EngineConfig.of(
+        max_seqs=32, max_context=112 << 10, page_tokens=16, attention="pallas_tpu"
+    )
     assert api.choose(Config(model, fits)).name == "pallas_tpu"
     for change in ({"max_seqs": 33}, {"max_context": None}, {"prefill_chunks": (33,)}):
-        with pytest.raises(InputError, match="pallas_tpu has room .* raise engine.page_tokens"):
-            api.choose(Config(model, dataclasses.replace(fits, **change)))
-    large = dataclasses.replace(fits, max_seqs=200, page_tokens=None)
+        with pytest.raises(
+            InputError, match="pallas_tpu has room .* raise engine.cache.page_tokens"
+        ):
+            api.choose(Config(model, fits.replace(**change)))
+    large = fits.replace(max_seqs=200, page_tokens=None)
     assert api.choose(Config(model, large).for_platform("tpu")).name == "pallas_tpu"
 
 
@@ -235,7 +242,7 @@ def test_a_name_never_falls_back():
     ):
         with pytest.raises(InputError, match=f"{name} runs on {devices}.* not on cpu; 'reference'"):
             api.choose(_config(name))
-    with pytest.raises(InputError, match="one of reference, pallas_gpu.* or None, not 'magic'"):
+    with pytest.raises(InputError, match="attention=magic: must be one of reference, pallas_gpu"):
         _config("magic")
 
 
@@ -317,14 +324,15 @@ def test_a_cpu_gets_the_native_library_where_it_is_there(monkeypatch):
     monkeypatch.setattr(library, "_library", None)
     assert api.choose(_config(None)).name == "reference" == linear.choose(_config(None))
     for choose, part in ((api.choose, "attention"), (linear.choose, "linear")):
-        with pytest.raises(InputError, match=f"engine.{part}=ffi_cpu needs the native library"):
+        with pytest.raises(
+            InputError, match=f"engine.kernels.{part}=ffi_cpu needs the native library"
+        ):
             choose(_named(part))
 
 
 def _named(part: str) -> Config:
     config = _config(None)
-    engine = dataclasses.replace(config.engine, **{part: "ffi_cpu"})
-    return dataclasses.replace(config, engine=engine)
+    return config.with_engine(**{part: "ffi_cpu"})
 
 
 def _mesh() -> jax.sharding.AbstractMesh:

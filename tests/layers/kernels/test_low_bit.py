@@ -14,9 +14,9 @@ from configs.errors import InputError
 from configs.mesh import Mesh
 from configs.precision import FORMATS
 from inference.checkpoints import load
-from layers import decoder, params, quantized, stacks
+from layers import decoder, params, quantized
 from layers.kernels.linear import api, low_bit, low_bit_product
-from layers.linear import linear
+from layers.linear import each_linear, grouped_linear, linear
 from layers.ragged import contiguous
 from tests import compiling, fakes
 from tests.layers import native
@@ -129,7 +129,7 @@ def test_a_matrix_is_never_expanded_whole(format):
     assert compiled.memory_analysis().temp_size_in_bytes < 0.3 * F * D * 4
     declared = low_bit.abstract((8, F, D), format, "bfloat16")
     sizes_E = jnp.zeros(8, jnp.int32)
-    lowered = jax.jit(stacks.grouped_linear, static_argnums=3).lower(
+    lowered = jax.jit(grouped_linear, static_argnums=3).lower(
         jnp.zeros((4, D)), declared, sizes_E, False
     )
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 2.5 * F * D  # a matrix of bytes
@@ -146,7 +146,7 @@ def test_groups_of_rows_meet_their_matrices(format, deterministic):
         for e in range(4)
     ]
     x_XD, product = tokens(40, 128), jax.jit(linear)
-    grouped = jax.jit(stacks.grouped_linear, static_argnums=3)
+    grouped = jax.jit(grouped_linear, static_argnums=3)
     for sizes in ((1, 0, 1, 0), (17, 0, 3, 17), (0, 40, 0, 0)):
         found = np.asarray(grouped(x_XD, w, np.array(sizes, np.int32), deterministic))
         start = 0
@@ -155,7 +155,7 @@ def test_groups_of_rows_meet_their_matrices(format, deterministic):
             np.testing.assert_array_equal(found[rows], product(x_XD[rows], own))
             start = rows.stop
         assert not found[start:].any()
-    each = jax.jit(stacks.each_linear)(x_XD.reshape(10, 4, 128), w)
+    each = jax.jit(each_linear)(x_XD.reshape(10, 4, 128), w)
     for e, own in enumerate(matrices):
         np.testing.assert_array_equal(each[:, e], product(x_XD[e::4], own))
 
@@ -256,14 +256,16 @@ def test_chips_of_a_mesh_hold_their_parts():
 
 def test_weights_are_replaced_by_blocks_and_by_what_another_engine_has():
     model, blocks, _ = _few_bits(*_MODELS["llama"])
-    config = Config(model, EngineConfig(**_SIZES))
+    config = Config(model, EngineConfig.of(**_SIZES))
     infos = decoder.param_infos(model)
     packed = api.pack_params(config, blocks, infos)
     again = api.copy_params(config, packed)
     chex.assert_trees_all_equal(again, packed)
     assert jax.tree.structure(api.abstract(config, infos)) == jax.tree.structure(packed)
-    native = dataclasses.replace(config, engine=EngineConfig(linear="ffi_cpu"))
-    with pytest.raises(InputError, match="arrays of few bits go with engine.linear=reference"):
+    native = dataclasses.replace(config, engine=EngineConfig.of(linear="ffi_cpu"))
+    with pytest.raises(
+        InputError, match="arrays of few bits go with engine.kernels.linear=reference"
+    ):
         api.copy_params(native, packed)
     wrong = dataclasses.replace(model, formats=(("layers/0/ffn/down", ("q4_0",)),))
     with pytest.raises(InputError, match="multiplies no weights in q4_0; valid: int8"):

@@ -10,7 +10,7 @@ from jax._src.pallas.mosaic.interpret import interpret_pallas_call
 from jax.experimental.pallas import tpu as pltpu
 
 from configs.cache import CacheSpec, PageFormat, keys_values, latent
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import ffi_cpu, reference, tpu
 from layers.kernels.attention.contract import Options
 from tests import compiling
@@ -26,8 +26,8 @@ _SPECS = {"heads": keys_values(3, 64), "uneven": CacheSpec(2, 96, 128), "latent"
 @functools.cache
 def _round_trip(page_format: PageFormat):
     def run(row_TX):
-        stored_TX = kv_cache.quantize(row_TX, page_format)
-        return stored_TX, kv_cache.dequantize(stored_TX, page_format, jnp.float32)
+        stored_TX = page_rows.quantize(row_TX, page_format)
+        return stored_TX, page_rows.dequantize(stored_TX, page_format, jnp.float32)
 
     return compiling.jit(run)
 
@@ -70,7 +70,7 @@ def test_zeros_and_what_is_smaller_than_any_scale_are_zeros(name):
     _, found_TX = _round_trip(page_format)(tiny_TX)
     assert np.abs(found_TX).max() <= 1e-38
     unwritten_TX = jnp.zeros((1, page_format.stored_width), jnp.uint8)
-    assert not np.asarray(kv_cache.dequantize(unwritten_TX, page_format, jnp.float32)).any()
+    assert not np.asarray(page_rows.dequantize(unwritten_TX, page_format, jnp.float32)).any()
 
 
 @pytest.mark.parametrize("spec", _SPECS)
@@ -190,7 +190,7 @@ def test_a_visible_nan_reaches_its_readers_only(attend, dtype, at, name):
     row_TX = np.zeros((1, drawn.page_format.row_width), np.float32)
     row_TX[0, at : at + 64] = np.nan  # of KV head 0
     pages = drawn.pages.at[drawn.table_YP[1, 3], 3].set(
-        kv_cache.quantize(jnp.asarray(row_TX), drawn.page_format)[0]
+        page_rows.quantize(jnp.asarray(row_TX), drawn.page_format)[0]
     )
     q_YWNH, _, rectangle = drawn.arguments
     found = np.asarray(_program(attend, drawn.page_format)(q_YWNH, pages, rectangle))
@@ -254,5 +254,5 @@ def test_jit_and_eager_store_the_same():
     page_format = _SPECS["heads"].page_format("int8")
     row_TX = _rows(page_format)
     with jax.disable_jit():
-        eager = kv_cache.quantize(jnp.asarray(row_TX), page_format)
+        eager = page_rows.quantize(jnp.asarray(row_TX), page_format)
     np.testing.assert_array_equal(eager, _round_trip(page_format)(row_TX)[0])

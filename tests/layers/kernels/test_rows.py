@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers import kv_cache, norm, rope, topk
+from layers import norm, page_rows, rope, topk
 from layers.kernels.cpu import rows
 from layers.mixers.attention import packed_row
 from layers.sparse.chosen import best
@@ -157,7 +157,7 @@ def _heads(dtype, width, pairs, has_norms, N=3, K=2, T=23):
     page, token = np.divmod(place, np.int32(8))
     page[::4] = 0
     pages = _drawn(3, 9, 8, 2 * K * width, dtype=dtype)
-    pages = kv_cache.encode(jnp.asarray(pages), jnp.zeros(0, kv_cache.stored_dtype(dtype)))
+    pages = page_rows.encode(jnp.asarray(pages), jnp.zeros(0, page_rows.stored_dtype(dtype)))
     norms = (_drawn(1, width, dtype=dtype), _drawn(2, width, dtype=dtype)) if has_norms else None
     arrays = made, (np.cos(turns), np.sin(turns)), norms, (page, token), pages
     return arrays, dict(shape=(N, K, width), dtype=dtype, scale=0.3, eps=1e-3, offset=1.0)
@@ -170,7 +170,7 @@ def _by_xla(made, angles, norms, place, pages, *, shape, dtype, scale, eps, offs
         q, k = (norm.rms_norm(x, w, eps, offset) for x, w in zip((q, k), norms, strict=True))
     q, k = (rope.rotate(jnp.asarray(x), *map(jnp.asarray, angles)) for x in (q, k))
     row = packed_row(k.astype(dtype), v.astype(dtype), False).reshape(T, -1)
-    return (q * scale).astype(dtype), pages.at[place].set(kv_cache.encode(row, pages))
+    return (q * scale).astype(dtype), pages.at[place].set(page_rows.encode(row, pages))
 
 
 @pytest.mark.parts(3)
@@ -188,7 +188,7 @@ def test_heads_are_turned_and_written_as_xla_does(instruction_set, dtype, width,
         np.asarray(q, np.float32)[page > 0], np.asarray(expected_q, np.float32)[page > 0], **near
     )
     assert not np.asarray(q, np.float32)[page == 0].any()
-    found, known = (np.asarray(kv_cache.decode(x), np.float32) for x in (pages, expected))
+    found, known = (np.asarray(page_rows.decode(x), np.float32) for x in (pages, expected))
     np.testing.assert_allclose(found[1:], known[1:], **near)
     np.testing.assert_array_equal(np.asarray(pages)[0], np.asarray(arrays[-1])[0])
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.cache import PageFormat
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import ffi_cpu
 from layers.kernels.attention.contract import Options
 from layers.mixers import indexer
@@ -34,10 +34,12 @@ def _stored(page_format):
 
     def run(row_TX):
         if not page_format.is_quantized:
-            row_TX = kv_cache.encode(row_TX, jnp.zeros(0, kv_cache.stored_dtype(page_format.dtype)))
-            return row_TX, kv_cache.decode(row_TX)
-        row_TX = kv_cache.quantize(row_TX, page_format)
-        return row_TX, kv_cache.dequantize(row_TX, page_format, jnp.float32)
+            row_TX = page_rows.encode(
+                row_TX, jnp.zeros(0, page_rows.stored_dtype(page_format.dtype))
+            )
+            return row_TX, page_rows.decode(row_TX)
+        row_TX = page_rows.quantize(row_TX, page_format)
+        return row_TX, page_rows.dequantize(row_TX, page_format, jnp.float32)
 
     return compiling.jit(run)
 

@@ -14,7 +14,7 @@ from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel
 
 from configs.cache import keys_values, latent
 from configs.errors import InputError
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import jax_tpu, reference, tpu
 from layers.kernels.attention.contract import Options
 from layers.ragged import Ragged, Rectangle
@@ -64,7 +64,7 @@ def _drawn(rows: str, dtype=jnp.bfloat16, heads=(4, 2), head_width=64, rank=0):
     spec = latent(rank, H - rank) if rank else keys_values(K, H)
     page_format = spec.page_format(jnp.dtype(dtype).name)
     pages = tpu.layout(16 * (max(sequences) + 1) + 2, _PAGE, page_format)
-    held = np.array(kv_cache.encode(draw(*pages.shape), pages))
+    held = np.array(page_rows.encode(draw(*pages.shape), pages))
     held[..., page_format.row_width :] = 0
     T, shape = len(starts) * width, (len(starts), width)
     row_TX = draw(T, H) if rank else np.concatenate([draw(T, K, H), draw(T, K, H)], axis=1)
@@ -156,7 +156,7 @@ def _stand_in(*args, num_kv_pages_per_block, num_queries_per_block, vmem_limit_b
 
 def _interleaved(pages: np.ndarray, num_kv_heads: int) -> np.ndarray:
     """Token-major pages as `jax_tpu` lays them out."""
-    halves = np.asarray(kv_cache.decode(pages)).reshape(*pages.shape[:2], 2, num_kv_heads, -1)
+    halves = np.asarray(page_rows.decode(pages)).reshape(*pages.shape[:2], 2, num_kv_heads, -1)
     return halves.swapaxes(2, 3).reshape(*pages.shape[:2], 2 * num_kv_heads, -1)
 
 

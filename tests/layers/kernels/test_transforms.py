@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from configs.errors import InputError
 from configs.precision import FORMATS
-from layers import kv_cache
+from layers import page_rows
 from layers.kernels.attention import ffi_cpu
 from layers.kernels.linear import packed
 from layers.linear import linear
@@ -92,7 +92,9 @@ def test_gradients_are_refused_in_one_line():
     attention = jax.grad(lambda *arguments: attend(*arguments).sum())
     for gradient, arguments in ((product, (x_TD, w)), (attention, case.arguments)):
         for transformed in (gradient, jax.jit(gradient)):
-            with pytest.raises(InputError, match="no gradients: train with engine.linear=ref"):
+            with pytest.raises(
+                InputError, match="no gradients: train with engine.kernels.linear=ref"
+            ):
                 transformed(*arguments)
 
 
@@ -117,7 +119,7 @@ def test_donated_pages_are_written_and_read_in_place(dtype):
 
     @functools.partial(jax.jit, donate_argnums=1)
     def step(q_YWNH, pages, rectangle, row_TX):
-        pages = kv_cache.write(pages, row_TX, Ragged((rectangle,)), 0)
+        pages = page_rows.write(pages, row_TX, Ragged((rectangle,)), 0)
         return attend(q_YWNH, pages, rectangle), pages
 
     given = jnp.array(poisoned)

@@ -7,26 +7,13 @@ from msgspec import Meta, Struct
 from inference.server.protocol.fields import (
     MAX_MESSAGES,
     MAX_TOP_LOGPROBS,
-    AllowedTokenIds,
     BadWords,
     Effort,
-    LogitBias,
-    MinP,
     NewTokens,
-    Penalty,
-    Priority,
-    Repetition,
-    Salt,
-    Seed,
+    ResponsesFields,
     Short,
     Side,
-    Stop,
     StructuredOutputs,
-    Temperature,
-    TokenIds,
-    Tokens,
-    TopK,
-    TopP,
     TruncatedTokens,
 )
 from inference.server.protocol.tool_fields import MAX_TOOLS, Variables
@@ -117,7 +104,7 @@ class Reasoning(Struct):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
-class ResponsesRequest(Struct, kw_only=True):
+class ResponsesRequest(ResponsesFields, kw_only=True):
     """POST /v1/responses. null stands for the default everywhere. Nothing is stored, whatever
     `store` says: a conversation goes on with all of its items as `input`.
 
@@ -125,7 +112,6 @@ class ResponsesRequest(Struct, kw_only=True):
         input: a text of the user, or items.
         instructions: of the system, before them.
         include: log-probabilities, by `message.output_text.logprobs`; others have no effect.
-        top_k, min_p, seed, ...: as in chat completions, where vLLM has them.
         parallel_tool_calls: an answer may call several functions.
         metadata: comes back with the answer.
     """
@@ -134,8 +120,6 @@ class ResponsesRequest(Struct, kw_only=True):
     model: Short | None = None
     instructions: str | None = None
     max_output_tokens: NewTokens | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
     text: TextConfig | None = None
     tools: Annotated[list[FunctionTool], Meta(max_length=MAX_TOOLS)] | None = None
     tool_choice: Mode | ChosenTool | None = None
@@ -145,28 +129,12 @@ class ResponsesRequest(Struct, kw_only=True):
     stream: bool | None = None
     reasoning: Reasoning | None = None
 
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    repetition_penalty: Repetition | None = None
-    seed: Seed | None = None
-    priority: Priority | None = None
-    cache_salt: Salt | None = None
-    ignore_eos: bool | None = None
-    allowed_token_ids: AllowedTokenIds | None = None
     bad_words: BadWords | None = None
-    min_tokens: Tokens | None = None
-    stop_token_ids: TokenIds | None = None
     truncate_prompt_tokens: TruncatedTokens | None = None
     truncation_side: Side | None = None
-    stop: Stop | None = None
     include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    logit_bias: LogitBias | None = None
     structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: Variables | None = None
-    speculate: bool | None = None
 
     metadata: (
         Annotated[dict[Annotated[str, Meta(max_length=64)], Short], Meta(max_length=_MAX_LABELS)]
@@ -185,17 +153,10 @@ class ResponsesRequest(Struct, kw_only=True):
     prompt: Any = None
 
 
-# As they are in a chat completion.
+# Fields with the meaning that they have in a chat completion.
 SAME = (
-    *("model", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"),
-    *("repetition_penalty", "seed", "priority", "cache_salt", "ignore_eos", "speculate", "stream"),
-    *("allowed_token_ids", "bad_words", "min_tokens", "stop_token_ids", "truncate_prompt_tokens"),
-    *("truncation_side", "stop", "include_stop_str_in_output", "skip_special_tokens"),
-    *(
-        "logit_bias",
-        "structured_outputs",
-        "chat_template_kwargs",
-        "parallel_tool_calls",
-        "top_logprobs",
-    ),
+    *ResponsesFields.__struct_fields__,
+    *("model", "stream", "bad_words", "truncate_prompt_tokens", "truncation_side"),
+    *("include_stop_str_in_output", "structured_outputs", "chat_template_kwargs"),
+    *("parallel_tool_calls", "top_logprobs"),
 )

@@ -138,7 +138,7 @@ def test_biases_and_penalties_are_taken(create, parrot):
     )
     params = parrot.params[-1]
     assert params.logit_bias == ((65, -100.0),) and params.top_p == 0.5
-    assert (params.presence, params.frequency) == (1, -1)
+    assert (params.presence_penalty, params.frequency_penalty) == (1, -1)
 
 
 def test_fields_of_others_go_as_extra_body(create, parrot):
@@ -147,7 +147,12 @@ def test_fields_of_others_go_as_extra_body(create, parrot):
         extra_body={"top_k": 3, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2},
     )
     params = parrot.params[-1]
-    assert (params.top_k, params.min_p, params.repetition, params.min_tokens) == (3, 0.1, 1.1, 2)
+    assert (params.top_k, params.min_p, params.repetition_penalty, params.min_tokens) == (
+        3,
+        0.1,
+        1.1,
+        2,
+    )
 
 
 def test_roles_and_parts_reach_the_model(create, parrot):

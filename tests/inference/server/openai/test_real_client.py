@@ -17,8 +17,8 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 ROOT = Path(__file__).resolve().parents[4]
 COMMAND = [
     *(sys.executable, "-m", "scripts.serve", "--model=smollm2-135m", "--port=0", "--nowarm_up"),
-    *("--max_num_seqs=4", "--max_model_len=1024", "--set=engine.decode_rows=(4,)"),
-    "--set=engine.prefill_chunks=(2,)",
+    *("--max_num_seqs=4", "--max_model_len=1024", "--set=engine.shapes.decode_rows=(4,)"),
+    "--set=engine.shapes.prefill_chunks=(2,)",
 ]
 HOW = {"model": "smollm2-135m", "max_tokens": 100, "messages": [
     {"role": "user", "content": "What is the weather in Paris, in celsius?"}]}  # fmt: skip

@@ -1,0 +1,1 @@
+"""The settings of an engine by feature, each declared once."""

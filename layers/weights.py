@@ -1,0 +1,261 @@
+"""What a leaf of the parameters does, by its type: products with a matrix [F, D] or with a stack of
+matrices [E, F, D], and rows of a table. Model code asks `of` and never the type.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+from configs.precision import OUTLIER_SIZE
+from layers.kernels.device import has_free_views, target_device, target_is_cpu
+from layers.kernels.linear import grouped, low_bit, low_bit_product, packed
+from layers.kernels.linear.low_bit import Quantized
+from layers.kernels.linear.observed import Observed
+from layers.kernels.linear.packed import Packed
+from layers.params import looked_up
+from layers.reduce import row_sum
+from layers.stacks import group_of_rows, in_blocks
+
+_MIN_ROWS = 2  # XLA's CPU backend converts the whole weight to float32 for a single bfloat16 row
+_LANES = 128  # of a TPU's tiles
+
+Leaf = jax.Array | Packed | Quantized | Observed
+# A stack whose parts have different formats is a tuple of them, a matrix with outliers a mapping.
+Weight = Leaf | tuple[Leaf, ...] | Mapping[str, Leaf]
+
+
+class Operations(Protocol):
+    """What every leaf does; sums are float32's.
+
+    Attributes:
+        array: the matrix or stack as a plain array, where the leaf is one.
+    """
+
+    @property
+    def array(self) -> jax.Array | None: ...
+
+    def product(self, x_TD: jax.Array) -> jax.Array:
+        """x w^T of a matrix: float32 [T, F]."""
+
+    def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
+        """Rows in groups, one behind the other, times each group's own matrix of a stack: float32
+        [X, F], 0 behind the last group.
+
+        Args:
+            x_XD: rows, sorted by group.
+            sizes_E: i32[E], rows of each group.
+            deterministic: a row's bits do not depend on the others.
+        """
+
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
+        """Equally many rows for each matrix of a stack: float32 [E, T, F]."""
+
+    def rows(self, ids_T: jax.Array) -> jax.Array:
+        """Rows of a table: float32 [T, D]."""
+
+
+def of(weight: Weight) -> Operations:
+    """The operations of a leaf."""
+    operations: Operations = _OPERATIONS.get(type(weight), _Dense)(weight)
+    return operations
+
+
+@dataclasses.dataclass(frozen=True)
+class _Dense:
+    """An array, multiplied in its own precision."""
+
+    array: jax.Array
+
+    def product(self, x_TD: jax.Array) -> jax.Array:
+        rows = x_TD.shape[0]
+        if rows < _MIN_ROWS and target_is_cpu():
+            x_TD = jnp.pad(x_TD, ((0, _MIN_ROWS - rows), (0, 0)))
+        y_TF = jax.lax.dot_general(
+            x_TD.astype(self.array.dtype), self.array, (((1,), (1,)), ((), ())),
+            precision=_precision(self.array), preferred_element_type=jnp.float32,
+        )  # fmt: skip
+        return y_TF[:rows]
+
+    def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
+        x_XD = x_XD.astype(self.array.dtype)
+        if target_is_cpu():
+            return in_blocks(self._with_matrix, x_XD, sizes_E, deterministic)
+        if target_device().platform == "gpu" and len(x_XD) <= len(sizes_E):
+            return self._touched(x_XD, sizes_E)
+        return grouped.grouped_product(x_XD, self.array, sizes_E)
+
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
+        return _batched(x_ETD.astype(self.array.dtype), self.array)
+
+    def rows(self, ids_T: jax.Array) -> jax.Array:
+        table_VD = self.array
+        if not has_free_views() and table_VD.dtype == jnp.bfloat16 and table_VD.shape[1] % _LANES:
+            # A TPU lays such a table out by columns, and would copy it whole to look rows up.
+            # Exact.
+            is_row_TV = ids_T[:, None] == jnp.arange(table_VD.shape[0])
+            return jax.lax.dot(
+                is_row_TV.astype(table_VD.dtype), table_VD, preferred_element_type=jnp.float32
+            )
+        rows_TD = looked_up(table_VD, ids_T) if has_free_views() else table_VD[ids_T]
+        return rows_TD.astype(jnp.float32)
+
+    def _with_matrix(self, x_BWD: jax.Array, matrix_B: jax.Array) -> jax.Array:
+        last = self.array.shape[0] - 1
+        return _batched(x_BWD, looked_up(self.array, jnp.minimum(matrix_B, last)))
+
+    def _touched(self, x_XD: jax.Array, sizes_E: jax.Array) -> jax.Array:
+        """Few rows: each reads its matrix, and no other is read; XLA looks it up within the
+        product.
+        """
+        group_X = group_of_rows(sizes_E, len(x_XD))
+        y_X1F = _batched(x_XD[:, None], self.array[jnp.minimum(group_X, len(sizes_E) - 1)])
+        return jnp.where((group_X < len(sizes_E))[:, None], y_X1F[:, 0], 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Packed:
+    """Strips of the native library."""
+
+    leaf: Packed
+    array: None = None
+
+    def product(self, x_TD: jax.Array) -> jax.Array:
+        return packed.product(x_TD, self.leaf)
+
+    def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
+        return packed.grouped_product(x_XD, self.leaf, sizes_E)
+
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
+        E, T, D = x_ETD.shape
+        sizes_E = jnp.full(E, T, jnp.int32)
+        y_XF = packed.grouped_product(x_ETD.reshape(E * T, D), self.leaf, sizes_E)
+        return y_XF.reshape(E, T, -1)
+
+    def rows(self, ids_T: jax.Array) -> jax.Array:
+        return packed.rows(self.leaf, ids_T)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Quantized:
+    """Numbers of few bits, by XLA or by an accelerator's kernels."""
+
+    leaf: Quantized
+    array: None = None
+
+    def product(self, x_TD: jax.Array) -> jax.Array:
+        return low_bit_product.product(x_TD, self.leaf)
+
+    def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
+        return in_blocks(self._with_matrix, x_XD, sizes_E, deterministic)
+
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
+        return self._with_matrix(x_ETD, jnp.arange(len(x_ETD)))
+
+    def rows(self, ids_T: jax.Array) -> jax.Array:
+        return low_bit.rows(self.leaf, ids_T)
+
+    def _with_matrix(self, x_BWD: jax.Array, matrix_B: jax.Array) -> jax.Array:
+        return low_bit_product.products(x_BWD, self.leaf, matrix_B)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Observed:
+    """A leaf that notes its inputs."""
+
+    leaf: Observed
+    array: None = None
+
+    def product(self, x_TD: jax.Array) -> jax.Array:
+        self.leaf.note(x_TD, None)
+        return of(self.leaf.weight).product(x_TD)
+
+    def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
+        self.leaf.note(x_XD, sizes_E)
+        return of(self.leaf.weight).grouped(x_XD, sizes_E, deterministic)
+
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
+        E, T, D = x_ETD.shape
+        self.leaf.note(x_ETD.reshape(E * T, D), jnp.full(E, T, jnp.int32))
+        return of(self.leaf.weight).stacked(x_ETD)
+
+    def rows(self, ids_T: jax.Array) -> jax.Array:
+        return of(self.leaf.weight).rows(ids_T)
+
+
+class _Matrix:
+    """A leaf that is no stack and no table."""
+
+    array: jax.Array | None = None
+
+    def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
+        raise ValueError("this weight is one matrix: it multiplies no groups of rows")
+
+    def stacked(self, x_ETD: jax.Array) -> jax.Array:
+        raise ValueError("this weight is one matrix: it has none for each head")
+
+    def rows(self, ids_T: jax.Array) -> jax.Array:
+        raise ValueError("this weight is no table: it has no rows to look up")
+
+
+class _Parts(_Matrix):
+    """Matrices over the same inputs, one below the other."""
+
+    def __init__(self, parts: tuple[Leaf, ...]):
+        self._parts = parts
+
+    def product(self, x_TD: jax.Array) -> jax.Array:
+        return jnp.concatenate([of(part).product(x_TD) for part in self._parts], axis=-1)
+
+
+class _WithOutliers(_Matrix):
+    """LLM.int8() (Dettmers et al. 2022, arXiv 2208.07339): features of the activations that are far
+    larger than others are multiplied in bfloat16, and so do not make the scale that all others of
+    their token are rounded by. Which ones is a constant of the matrix: the paper's threshold reads
+    the batch, so a token's result would depend on its neighbors. Of the others those that are large
+    in this token alone get a scale of their own, as a row of the same product.
+    """
+
+    def __init__(self, parts: Mapping[str, Leaf]):
+        self._features, self._int8, self._outliers = (
+            parts[name] for name in ("features", "int8", "outliers")
+        )
+
+    def product(self, x_TD: jax.Array) -> jax.Array:
+        features_O = of(self._features).array  # -1: one that another chip has
+        assert features_O is not None
+        is_outlier_D = (jnp.arange(x_TD.shape[1])[:, None] == features_O).any(1)
+        outlier_TO = jnp.where(features_O >= 0, x_TD[:, jnp.maximum(features_O, 0)], 0)
+        usual_TD = jnp.where(is_outlier_D, 0, x_TD).astype(jnp.float32)
+        size_T1 = jnp.sqrt(row_sum(jnp.square(usual_TD)) / usual_TD.shape[1])
+        is_large_TD = jnp.abs(usual_TD) > OUTLIER_SIZE * size_T1
+        both = jnp.where(is_large_TD, 0, usual_TD), jnp.where(is_large_TD, usual_TD, 0)
+        usual_TF, large_TF = jnp.split(of(self._int8).product(jnp.concatenate(both)), 2)
+        outliers_FO, array = self._outliers, of(self._outliers).array
+        if array is not None and target_is_cpu():  # XLA lacks some of its types there
+            outliers_FO = array.astype(jnp.float32)
+        return usual_TF + large_TF + of(outliers_FO).product(outlier_TO)
+
+
+_OPERATIONS: dict[type, Callable[[Any], Operations]] = {
+    Packed: _Packed,
+    Quantized: _Quantized,
+    Observed: _Observed,
+    tuple: _Parts,
+    dict: _WithOutliers,
+}
+
+
+def _batched(x_XWD: jax.Array, w_XFD: jax.Array) -> jax.Array:
+    """x w^T for each of a batch: float32 [X, W, F]."""
+    return jax.lax.dot_general(
+        x_XWD, w_XFD, (((2,), (2,)), ((0,), (0,))), precision=_precision(w_XFD),
+        preferred_element_type=jnp.float32,
+    )  # fmt: skip
+
+
+def _precision(w: jax.Array) -> jax.lax.Precision | None:
+    """A GPU's default for float32 operands is TF32, ten bits of mantissa."""
+    return jax.lax.Precision.HIGHEST if w.dtype == jnp.float32 else None
