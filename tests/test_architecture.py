@@ -356,6 +356,75 @@ def test_no_file_is_too_long():
     report("move state with its behaviour into a collaborator:", problems)
 
 
+# --- names ----------------------------------------------------------------------------------------
+
+FILLERS = set(
+    [
+        "asked",
+        "each",
+        "found",
+        "given",
+        "held",
+        "kept",
+        "known",
+        "left",
+        "made",
+        "most",
+        "named",
+        "one",
+        "others",
+        "ours",
+        "own",
+        "placed",
+        "rest",
+        "said",
+        "seen",
+        "theirs",
+        "told",
+        "wanted",
+    ]
+)
+MAX_FILLERS = 0.003  # of a room's names
+
+# Rooms whose names are still to be chosen. Nothing is added here.
+UNNAMED = ("batches", "benchmark", "checkpoints", "files", "http_client", "planner", "quantize",
+           "server", "text", "training")  # fmt: skip
+
+
+def names_of(path: Path) -> Iterator[str]:
+    """What a file assigns to or defines, without leading underscores and letters of dimensions."""
+    for node in ast.walk(parse(path)):
+        name = None
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.attr
+        elif isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = node.name.lower()
+        if name is not None:
+            yield re.sub(r"_[A-Z0-9]+$", "", name.lstrip("_"))
+
+
+def test_names_say_what_they_hold():
+    names, fillers = collections.Counter(), collections.defaultdict(list)
+    for path in python_files():
+        top, *below = relative(path).split("/")
+        room = below[0].removesuffix(".py") if top == "inference" else top
+        if room in (*UNNAMED, "tests", "scripts"):
+            continue
+        for name in names_of(path):
+            names[room] += 1
+            fillers[room] += [f"{relative(path)} {name}"] * (name in FILLERS)
+    problems = [
+        f"{room}: {', '.join(places)}"
+        for room, places in fillers.items()
+        if len(places) > max(1, MAX_FILLERS * names[room])
+    ]
+    report("name a value for what it is, not by a filler:", problems)
+
+
 # --- safety ---------------------------------------------------------------------------------------
 
 CODE_LOADERS = {
