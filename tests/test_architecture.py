@@ -358,32 +358,10 @@ def test_no_file_is_too_long():
 
 # --- names ----------------------------------------------------------------------------------------
 
-FILLERS = set(
-    [
-        "asked",
-        "each",
-        "found",
-        "given",
-        "held",
-        "kept",
-        "known",
-        "left",
-        "made",
-        "most",
-        "named",
-        "one",
-        "others",
-        "ours",
-        "own",
-        "placed",
-        "rest",
-        "said",
-        "seen",
-        "theirs",
-        "told",
-        "wanted",
-    ]
-)
+FILLERS = {
+    *("asked", "each", "found", "given", "held", "kept", "known", "left", "made", "most", "named"),
+    *("one", "others", "ours", "own", "placed", "rest", "said", "seen", "theirs", "told", "wanted"),
+}
 MAX_FILLERS = 0.003  # of a room's names
 
 # Rooms whose names are still to be chosen. Nothing is added here.
