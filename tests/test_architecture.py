@@ -365,8 +365,7 @@ FILLERS = {
 MAX_FILLERS = 0.003  # of a room's names
 
 # Rooms whose names are still to be chosen. Nothing is added here.
-UNNAMED = ("batches", "benchmark", "checkpoints", "files", "http_client", "planner", "quantize",
-           "server", "text", "training")  # fmt: skip
+UNNAMED = ("benchmark", "checkpoints", "quantize", "server", "text", "training")
 
 
 def names_of(path: Path) -> Iterator[str]:

@@ -33,14 +33,14 @@ class BadLine(NamedTuple):
     why: str
 
 
-class _Given(msgspec.Struct):
+class _RequestLine(msgspec.Struct):
     custom_id: str
     url: str
     body: msgspec.Raw
     method: Literal["POST"] = "POST"
 
 
-class _Named(msgspec.Struct):
+class _Identified(msgspec.Struct):
     custom_id: str | None = None
 
 
@@ -48,8 +48,8 @@ class _Body(msgspec.Struct):
     stream: bool | None = None
 
 
-_GIVEN = msgspec.json.Decoder(_Given)
-_NAMED = msgspec.json.Decoder(_Named)
+_REQUEST_LINE = msgspec.json.Decoder(_RequestLine)
+_IDENTIFIED = msgspec.json.Decoder(_Identified)
 _BODY = msgspec.json.Decoder(_Body)
 
 
@@ -59,7 +59,7 @@ def read(name: str) -> list[Line | BadLine]:
     Raises:
         InputError: the file cannot be read, or has no line.
     """
-    found: list[Line | BadLine] = []
+    lines: list[Line | BadLine] = []
     numbers: dict[str, int] = {}
     for number, data in enumerate(_read(name), 1):
         if not data.strip():
@@ -70,10 +70,10 @@ def read(name: str) -> list[Line | BadLine]:
             if first != number:
                 why = f"custom_id {shown(line.custom_id)} is that of line {first}, too"
                 line = BadLine(number, line.custom_id, why)
-        found.append(line)
-    if not found:
+        lines.append(line)
+    if not lines:
         raise InputError(f"{name}: no line holds a request; each is {WANTED}")
-    return found
+    return lines
 
 
 def _read(name: str) -> Iterator[bytes]:
@@ -91,25 +91,25 @@ def _line(number: int, data: bytes) -> Line | BadLine:
     if len(data) > _MAX_BYTES:
         return BadLine(number, None, f"it is longer than {_MAX_BYTES >> 20} MiB")
     try:
-        given = _GIVEN.decode(data.strip().removeprefix(b"\xef\xbb\xbf"))
-        body = bytes(given.body)
+        parsed = _REQUEST_LINE.decode(data.strip().removeprefix(b"\xef\xbb\xbf"))
+        body = bytes(parsed.body)
         streams = _BODY.decode(body).stream
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return BadLine(number, _custom_id(data), f"it is not {WANTED}: {error}"[:_SHOWN])
     why = ""
-    if not given.custom_id:
+    if not parsed.custom_id:
         why = "its custom_id is empty"
-    elif not _URL.fullmatch(given.url):
-        why = f"its url is a path such as /v1/chat/completions, not {shown(given.url)}"
+    elif not _URL.fullmatch(parsed.url):
+        why = f"its url is a path such as /v1/chat/completions, not {shown(parsed.url)}"
     elif streams:
         why = "an answer in a file is no stream: leave stream out"
     if why:
-        return BadLine(number, given.custom_id or None, why)
-    return Line(number, given.custom_id, given.url, body)
+        return BadLine(number, parsed.custom_id or None, why)
+    return Line(number, parsed.custom_id, parsed.url, body)
 
 
 def _custom_id(data: bytes) -> str | None:
     try:
-        return _NAMED.decode(data).custom_id
+        return _IDENTIFIED.decode(data).custom_id
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

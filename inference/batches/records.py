@@ -78,7 +78,7 @@ def read(path: Path) -> list[Record]:
         return []
     data = user_files.read(str(path), _MAX_BYTES)
     *lines, last = data.split(b"\n")
-    found = []
+    records = []
     for number, line in enumerate([*lines, last], 1):
         if not line.strip():
             continue
@@ -93,8 +93,8 @@ def read(path: Path) -> list[Record]:
                 f"{path} line {number} is no result of a batch: give another --output, or "
                 "--overwrite to start over"
             ) from None
-        found.append(record)
-    return found
+        records.append(record)
+    return records
 
 
 def _record(custom_id: str | None, response: Record | None, error: Record | None) -> Record:

@@ -12,9 +12,9 @@ def path() -> Path:
     Raises:
         InputError: neither is known.
     """
-    named = os.environ.get("RIDGELINE_CACHE")
-    if named:
-        return Path(named)
+    folder = os.environ.get("RIDGELINE_CACHE")
+    if folder:
+        return Path(folder)
     try:
         return Path.home() / ".cache" / "ridgeline"
     except RuntimeError:

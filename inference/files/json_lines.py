@@ -13,8 +13,8 @@ _MAX_BYTES = 64 << 20
 def read(
     name: str,
     one_of: Collection[str],
-    others: Collection[str],
-    wanted: str,
+    optional: Collection[str],
+    description: str,
     former: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """The number and the object of each line, blank lines aside.
@@ -22,36 +22,36 @@ def read(
     Args:
         name: of the file.
         one_of: keys of which an object has exactly one.
-        others: keys that it may have beside that one.
-        wanted: what a line is, for errors.
+        optional: keys that it may have beside that one.
+        description: what a line is, for errors.
         former: names that keys had in earlier versions, with those that they have now.
 
     Raises:
         InputError: the file cannot be read or has no object, or a line is not one; names the line.
     """
-    known, is_empty = [*one_of, *others], True
+    valid, is_empty = [*one_of, *optional], True
     lines = user_files.read_text(name, _MAX_BYTES).split("\n")  # not at U+2028, as splitlines
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         where = f"{name} line {number}"
         try:
-            given = json.loads(line, object_pairs_hook=unique_keys)
+            fields = json.loads(line, object_pairs_hook=unique_keys)
         except json.JSONDecodeError as error:
             raise InputError(f"{where} is not JSON: {error.msg} at column {error.colno}") from None
         except (ValueError, RecursionError) as error:  # a number of 5,000 digits; deep nesting
             raise InputError(f"{where} is not JSON: {error}") from None
-        if not isinstance(given, dict) or len(set(one_of) & set(given)) != 1:
-            raise InputError(f"{where} is not {wanted}")
-        unknown = [key for key in given if key not in known]
+        if not isinstance(fields, dict) or len(set(one_of) & set(fields)) != 1:
+            raise InputError(f"{where} is not {description}")
+        unknown = [key for key in fields if key not in valid]
         if unknown and former and unknown[0] in former:
             raise InputError(f"{where}: {unknown[0]!r} is called {former[unknown[0]]!r} now")
         if unknown:
-            raise InputError(f"{where}: {unknown[0]!r:.60} is not one of {', '.join(known)}")
+            raise InputError(f"{where}: {unknown[0]!r:.60} is not one of {', '.join(valid)}")
         is_empty = False
-        yield number, given
+        yield number, fields
     if is_empty:
-        raise InputError(f"{name}: no line holds a request; each is {wanted}")
+        raise InputError(f"{name}: no line holds a request; each is {description}")
 
 
 def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -60,9 +60,9 @@ def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     Raises:
         ValueError: a key appears twice.
     """
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, value in pairs:
-        if name in found:
+        if name in values:
             raise ValueError(f"duplicate key {name[:80]!r}")
-        found[name] = value
-    return found
+        values[name] = value
+    return values

@@ -18,7 +18,7 @@ def read(label: str, path: str) -> list[str]:
         lines = user_files.read_text(os.path.expanduser(path), _MAX_BYTES).splitlines()
     except InputError as error:
         raise InputError(f"{label}: {error}") from None
-    found = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    if not found:
+    keys = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    if not keys:
         raise InputError(f"{label} holds no key: write one a line")
-    return found
+    return keys

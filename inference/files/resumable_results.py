@@ -40,13 +40,13 @@ def digest(value: Any) -> str:
 
 def keys(requests: Iterable[Any]) -> list[str]:
     """A key for each request, from its content and not its place; equal ones are numbered."""
-    seen: Counter[str] = Counter()
-    named = []
+    occurrences: Counter[str] = Counter()
+    numbered = []
     for request in requests:
-        asked = digest(request)
-        named.append(f"{asked}-{seen[asked]}")
-        seen[asked] += 1
-    return named
+        request_digest = digest(request)
+        numbered.append(f"{request_digest}-{occurrences[request_digest]}")
+        occurrences[request_digest] += 1
+    return numbered
 
 
 class ResumableResults:
@@ -58,14 +58,14 @@ class ResumableResults:
     """
 
     def __init__(
-        self, target: Path, identity: dict[str, str], wanted: Collection[str], overwrite: bool
+        self, target: Path, identity: dict[str, str], requested: Collection[str], overwrite: bool
     ):
         """Resumes what an earlier run of the same identity has left.
 
         Args:
             target: the file that results are for.
             identity: digests of what defines the run, by the name that an error gives them.
-            wanted: keys of the requests; results of other requests are dropped.
+            requested: keys of the requests; results of other requests are dropped.
             overwrite: start over, whatever an earlier run has left.
 
         Raises:
@@ -83,7 +83,7 @@ class ResumableResults:
             self._lock()
             if overwrite:
                 self._file.truncate(0)
-            self._read(identity, frozenset(wanted))
+            self._read(identity, frozenset(requested))
         except BaseException:
             self._file.close()
             raise
@@ -100,7 +100,7 @@ class ResumableResults:
         except OSError:
             return  # a file system without locks
 
-    def _read(self, identity: dict[str, str], wanted: frozenset[str]) -> None:
+    def _read(self, identity: dict[str, str], requested: frozenset[str]) -> None:
         data = self._file.read()
         end = data.rfind(b"\n") + 1
         self._file.truncate(end)  # drops a line that was cut off
@@ -119,12 +119,12 @@ class ResumableResults:
                     f"{self.path} holds {len(lines) - 1} results of another run, whose "
                     f"{' and '.join(differs)} differ: {repeat}"
                 )
-        if self.results and wanted.isdisjoint(self.results):
+        if self.results and requested.isdisjoint(self.results):
             raise InputError(
                 f"{self.path} holds {len(self.results)} results of another run, none of them for "
                 f"these requests: {repeat}"
             )
-        self.results = {key: self.results[key] for key in self.results if key in wanted}
+        self.results = {key: self.results[key] for key in self.results if key in requested}
 
     def add(self, key: str, result: dict[str, Any]) -> None:
         """Adds one result.

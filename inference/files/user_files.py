@@ -44,8 +44,8 @@ def read(path: str, max_bytes: int) -> bytes:
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from None
     if len(data) > max_bytes:
-        most = f"{max_bytes >> 20} MiB" if max_bytes >> 20 else f"{max_bytes} bytes"
-        raise InputError(f"{path}: at most {most} are read; cut it into parts")
+        limit = f"{max_bytes >> 20} MiB" if max_bytes >> 20 else f"{max_bytes} bytes"
+        raise InputError(f"{path}: at most {limit} are read; cut it into parts")
     return data
 
 

@@ -177,11 +177,11 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: Any) -> None:
         """It is open: the system asks now and then whether the other side is there."""
         self._transport = transport
-        own = transport.get_extra_info("socket")
-        own.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        tcp_socket = transport.get_extra_info("socket")
+        tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEP_ALIVE.items():
             if hasattr(socket, name):  # not on every system
-                own.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+                tcp_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def data_received(self, data: bytes) -> None:
         """The server sent something."""

@@ -87,19 +87,21 @@ def computed_tokens(
             takes it.
     """
     page, has_states = config.page_tokens, config.model.has_states
-    each = snapshot_tokens(config, hardware)
+    interval = snapshot_tokens(config, hardware)
     is_kept = config.engine.cache.prefix_cache and (not has_states or config.num_snapshots > 1)
     num_computed = num_known = 0
     ends: set[int] = set()  # of the snapshots in the shared text
     for num_tokens, num_shared in prompts:
         last = (num_tokens - 1) // page * page  # one token is always fed
-        seen = min(num_known, num_shared // page * page, last)
-        found = max((end for end in ends if end <= seen), default=0) if has_states else seen
-        num_computed += num_tokens - found * is_kept
-        known = num_shared // page * page
+        num_hit = min(num_known, num_shared // page * page, last)
+        num_matched = (
+            max((end for end in ends if end <= num_hit), default=0) if has_states else num_hit
+        )
+        num_computed += num_tokens - num_matched * is_kept
+        num_before = num_shared // page * page
         if not config.model.page_groups:  # no page that a prompt fills tells of its end
-            known = min(known, last)
-        num_known = max(num_known, known)
-        made = {seen, last, *range(each, last, each or 1)}
-        ends |= {end for end in made if found < end <= num_shared}
+            num_before = min(num_before, last)
+        num_known = max(num_known, num_before)
+        snapshot_ends = {num_hit, last, *range(interval, last, interval or 1)}
+        ends |= {end for end in snapshot_ends if num_matched < end <= num_shared}
     return num_computed

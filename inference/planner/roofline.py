@@ -98,8 +98,8 @@ def operation_times(
     """Seconds of each operation of a step on one chip; with the overhead they are `step_time`'s."""
     whole = step_time(operations, hardware, precision)
     shares = (1.0, hardware.gamma) if whole.memory_s > whole.compute_s else (hardware.gamma, 1.0)
-    each = (_seconds(operation, hardware, precision) for operation in operations)
-    return [shares[0] * memory + shares[1] * compute for memory, compute in each]
+    seconds = (_seconds(operation, hardware, precision) for operation in operations)
+    return [shares[0] * memory + shares[1] * compute for memory, compute in seconds]
 
 
 def _seconds(

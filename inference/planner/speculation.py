@@ -61,9 +61,9 @@ def expected_tokens(acceptance: float, drafts: int) -> float:
     return sum(acceptance**n for n in range(drafts + 1))
 
 
-def best_drafts(acceptance: float, cost: float, most: int = 32) -> int:
+def best_drafts(acceptance: float, cost: float, max_drafts: int = 32) -> int:
     """k of the highest speedup, 0 where drafts do not pay."""
-    return max(range(most + 1), key=lambda k: Speculation(k, acceptance, cost).speedup)
+    return max(range(max_drafts + 1), key=lambda k: Speculation(k, acceptance, cost).speedup)
 
 
 def acceptance_of(target: Sequence[float], draft: Sequence[float]) -> float:

@@ -180,8 +180,8 @@ def _num_hidden(listed: list[Instruction]) -> int:
 
 def launches_a_layer(one_layer: CompiledProgram, two_layers: CompiledProgram) -> dict[str, int]:
     """Launches by part that the second layer adds: what all layers share is not among them."""
-    one, two = one_layer.launches, two_layers.launches
-    added = {part: two.get(part, 0) - one.get(part, 0) for part in (*PARTS, OTHER)}
+    first, second = one_layer.launches, two_layers.launches
+    added = {part: second.get(part, 0) - first.get(part, 0) for part in (*PARTS, OTHER)}
     return {part: count for part, count in added.items() if count}
 
 

@@ -43,16 +43,22 @@ def strong(
         batch, context: sequences, and tokens of each.
         counts: numbers of chips.
     """
-    found = (_fastest(config, hardware, chips, batch, context) for chips in counts)
-    return tuple(point for point in found if point is not None)
+    points = (_fastest(config, hardware, chips, batch, context) for chips in counts)
+    return tuple(point for point in points if point is not None)
 
 
 def weak(
-    config: ModelConfig, hardware: HardwareSpec, each: int, context: int, counts: Iterable[int]
+    config: ModelConfig,
+    hardware: HardwareSpec,
+    num_seqs_per_chip: int,
+    context: int,
+    counts: Iterable[int],
 ) -> tuple[Point, ...]:
-    """As `strong`, of a load that grows with the chips: `each` sequences a chip."""
-    found = (_fastest(config, hardware, chips, each * chips, context) for chips in counts)
-    return tuple(point for point in found if point is not None)
+    """As `strong`, of a load that grows with the chips: `num_seqs_per_chip` sequences a chip."""
+    points = (
+        _fastest(config, hardware, chips, num_seqs_per_chip * chips, context) for chips in counts
+    )
+    return tuple(point for point in points if point is not None)
 
 
 def _fastest(
@@ -61,11 +67,11 @@ def _fastest(
     points = []
     for mesh in _meshes(hardware, chips, batch):
         try:
-            placed = Deployment(config, hardware, mesh=mesh)
+            deployment = Deployment(config, hardware, mesh=mesh)
         except InputError:  # nothing divides the model so, or parts are uneven
             continue
-        if placed.row(batch, context).fits:
-            time = placed.decode_time(batch, context)
+        if deployment.row(batch, context).fits:
+            time = deployment.decode_time(batch, context)
             points.append(Point(chips, batch, mesh, time.total_s, time.collective_s))
     return min(points, key=lambda point: point.step_s, default=None)
 
