@@ -37,9 +37,9 @@ def write(
     dtypes: dict[str, np.dtype] = {}
     part_of: dict[str, str] = {}
     for part in walk.names:
-        found = parts.read(part)
-        dtypes |= {path: array.dtype for path, array in found.items()}
-        part_of |= dict.fromkeys(found, part)
+        arrays = parts.read(part)
+        dtypes |= {path: array.dtype for path, array in arrays.items()}
+        part_of |= dict.fromkeys(arrays, part)
     packed = {path: declared[path] for path, dtype in dtypes.items() if dtype == np.uint8}
     assert part_of.keys() == declared.keys()
 
@@ -58,15 +58,17 @@ def write(
     source = TensorSource(
         str(parts.folder), {path: info.shape for path, info in declared.items()}, read,
         read_blocks=read_blocks, formats={path: info.format for path, info in packed.items()},
-        dtypes={path: "float32" if path in packed else own.name for path, own in dtypes.items()},
+        dtypes={
+            path: "float32" if path in packed else dtype.name for path, dtype in dtypes.items()
+        },
     )  # fmt: skip
     before = checkpoint.contents()
-    made = dataclasses.replace(
+    rounded = dataclasses.replace(
         checkpoint,
         config=walk.config,
         contents=lambda: Contents(source, names.identity, before.read_files, before.raw_config),
     )
-    convert.convert(made, output, "orbax", progress=progress)
+    convert.convert(rounded, output, "orbax", progress=progress)
 
 
 def _trim() -> None:

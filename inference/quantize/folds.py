@@ -19,7 +19,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
 from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
-from inference.quantize.seen import Seen
+from inference.quantize.input_statistics import InputStatistics
 
 Values = dict[str, np.ndarray]  # float32, of a layer, by their paths in it
 
@@ -46,13 +46,13 @@ class Fold:
     head: int = 1
     copies: int = 1
 
-    def gathered(self, found: np.ndarray, reduce: Callable[..., np.ndarray]) -> np.ndarray:
+    def gathered(self, inputs: np.ndarray, reduce: Callable[..., np.ndarray]) -> np.ndarray:
         """What is known of the columns of a reader, [..., D], as known of the elements."""
-        if found.ndim > len(self.shape):
-            found = reduce(found, axis=0)
+        if inputs.ndim > len(self.shape):
+            inputs = reduce(inputs, axis=0)
         if self.copies == 1:
-            return found
-        return reduce(found.reshape(-1, self.copies, self.head), axis=1).reshape(self.shape)
+            return inputs
+        return reduce(inputs.reshape(-1, self.copies, self.head), axis=1).reshape(self.shape)
 
     def spread(self, factors: np.ndarray) -> np.ndarray:
         """Factors of the elements, as they are of a reader's columns."""
@@ -62,7 +62,7 @@ class Fold:
         return np.broadcast_to(heads, (len(heads), self.copies, self.head)).reshape(-1)
 
     def apply(
-        self, values: Values, inputs: dict[str, Seen], factors: np.ndarray, dtype: str
+        self, values: Values, inputs: dict[str, InputStatistics], factors: np.ndarray, dtype: str
     ) -> None:
         """Multiplies what is read by factors, and divides what makes it.
 
@@ -99,12 +99,12 @@ class Fold:
         assert self.rows is not None
         path, rows = self.rows
         divisor = factors.astype(np.float32)
-        for name, own in ((path, divisor[..., None]), (f"{path}_bias", divisor)):
+        for name, factor in ((path, divisor[..., None]), (f"{path}_bias", divisor)):
             if name in values:
                 inner = values[name].shape[-1:] if name == path else ()
                 whole = values[name].reshape(*self.shape[:-1], -1, *inner).copy()
                 at = (..., rows, slice(None)) if inner else (..., rows)
-                whole[at] /= own
+                whole[at] /= factor
                 values[name] = whole.reshape(values[name].shape)
 
 
@@ -113,13 +113,13 @@ def of_layer(config: ModelConfig, index: int) -> list[Fold]:
     declared = {"/".join(path): info
                 for path, info in leaves(config.parameters()["layers"][index])}  # fmt: skip
     parts = () if config.layers[index].factors else ("mixer", "ffn")  # whose norms go on
-    found = [_of_norm(config, part, declared) for part in parts]
-    return [*(fold for fold in found if fold is not None), *_of_rows(config, index)]
+    folds = [_of_norm(config, part, declared) for part in parts]
+    return [*(fold for fold in folds if fold is not None), *_of_rows(config, index)]
 
 
 def normed_readers(part: str, declared: Collection[str]) -> list[str]:
     """Matrices that read what the norm before a part of a layer makes, and nothing else does."""
-    found: dict[str, tuple[str, ...]] = {
+    readers: dict[str, tuple[str, ...]] = {
         "mixer": (
             "qkv",
             "qk",
@@ -143,7 +143,7 @@ def normed_readers(part: str, declared: Collection[str]) -> list[str]:
             "shared_gate",
         ),
     }
-    names = found[part]
+    names = readers[part]
     if "ffn/latent_down" in declared:  # experts read what it makes
         names = tuple(name for name in names if not name.startswith("experts/"))
     if part == "mixer" and "mixer/q_down" not in declared:

@@ -31,16 +31,16 @@ class Parts:
 
     def __init__(self, folder: Path, record: Mapping[str, Any]):
         self.folder = folder
-        own = json.loads(json.dumps(record))
+        expected = json.loads(json.dumps(record))
         path = folder / _RECORD
         try:
             if path.exists():
-                _check_same(folder, own, mapped.read_json(path))
+                _check_same(folder, expected, mapped.read_json(path))
             elif folder.exists() and any(folder.iterdir()):
                 raise InputError(f"{folder}: in the way of what is finished: move it elsewhere")
             else:
                 folder.mkdir(exist_ok=True)
-                user_files.write({path: (json.dumps(own, indent=1) + "\n").encode()})
+                user_files.write({path: (json.dumps(expected, indent=1) + "\n").encode()})
         except OSError as error:
             raise InputError(f"cannot write {folder}: {reason(error)}") from None
 
@@ -86,10 +86,10 @@ class Parts:
         Raises:
             InputError: the file is unsound.
         """
-        found: dict[str, float] = json.loads(
+        figures: dict[str, float] = json.loads(
             safetensors_file.read_metadata(self._place(name))[_FIGURES]
         )
-        return found
+        return figures
 
     def remove(self) -> None:
         """All of it."""
@@ -101,11 +101,11 @@ class Parts:
         return self.folder / f"{name}.safetensors"
 
 
-def _check_same(folder: Path, own: dict[str, Any], other: dict[str, Any]) -> None:
-    for name in own:
-        if own[name] != other.get(name):
+def _check_same(folder: Path, expected: dict[str, Any], other: dict[str, Any]) -> None:
+    for name in expected:
+        if expected[name] != other.get(name):
             raise InputError(
                 f"{folder} holds what another run has finished: its {name} is "
-                f"{shown(other.get(name))}, not {shown(own[name])}; remove it, or name another "
-                "--output"
+                f"{shown(other.get(name))}, not {shown(expected[name])}; remove it, or name "
+                "another --output"
             )

@@ -8,14 +8,14 @@ import numpy as np
 from configs.errors import InputError
 from configs.recipes.few_bits import LLM_INT8
 from inference.quantize.folds import Fold, Values
+from inference.quantize.input_statistics import InputStatistics
 from inference.quantize.methods import awq, gptq, percentile, rtn, smoothquant
-from inference.quantize.seen import Seen
 from layers.quantized import Groups
 
 # (format, values [F, D], what was seen of the inputs) -> groups.
-Round = Callable[[str, np.ndarray, Seen], Groups]
+Round = Callable[[str, np.ndarray, InputStatistics], Groups]
 # (fold, values, what was seen of its readers' inputs, formats by path) -> factors of its elements.
-Factors = Callable[[Fold, Values, Mapping[str, Seen], Mapping[str, str]], np.ndarray]
+Factors = Callable[[Fold, Values, Mapping[str, InputStatistics], Mapping[str, str]], np.ndarray]
 
 QAT = "qat"
 

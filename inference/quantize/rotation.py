@@ -55,12 +55,12 @@ def orthogonal(width: int, seed: int = 0) -> np.ndarray:
     """
     rng = np.random.default_rng(seed)
     power = width & -width
-    rest_XX, _ = np.linalg.qr(rng.normal(size=(width // power, width // power)))
-    found_DD = np.ones((1, 1))
-    while len(found_DD) < power:
-        found_DD = np.kron(found_DD, np.array([[1, 1], [1, -1]]) * 0.5**0.5)
-    found_DD = np.kron(rest_XX, found_DD)
-    turned: np.ndarray = rng.choice([-1.0, 1.0], size=width)[:, None] * found_DD
+    dense_XX, _ = np.linalg.qr(rng.normal(size=(width // power, width // power)))
+    turn_DD = np.ones((1, 1))
+    while len(turn_DD) < power:
+        turn_DD = np.kron(turn_DD, np.array([[1, 1], [1, -1]]) * 0.5**0.5)
+    turn_DD = np.kron(dense_XX, turn_DD)
+    turned: np.ndarray = rng.choice([-1.0, 1.0], size=width)[:, None] * turn_DD
     return turned
 
 
@@ -78,22 +78,22 @@ class Rotation:
 
     def layer(self, values: Values) -> Values:
         """A turned layer, by path."""
-        found = dict(values)
+        turned_values = dict(values)
         for part in ("mixer", "ffn"):
             norm = f"{part}_norm"
             if norm not in values:
                 continue
             scale_D = values[norm].astype(np.float64) + self._config.norm_offset
             for path in folds.normed_readers(part, values):
-                found[path] = self._turned(values[path] * scale_D)
-            found[norm] = self._ones(values[norm])
+                turned_values[path] = self._turned(values[path] * scale_D)
+            turned_values[norm] = self._ones(values[norm])
         for path in _WRITERS:
             if path in values:
                 turned = self._turn_DD.T @ values[path].astype(np.float64)
-                found[path] = turned.astype(np.float32)
+                turned_values[path] = turned.astype(np.float32)
             if f"{path}_bias" in values:
-                found[f"{path}_bias"] = self._turned(values[f"{path}_bias"])
-        return found
+                turned_values[f"{path}_bias"] = self._turned(values[f"{path}_bias"])
+        return turned_values
 
     def rest(self, path: str, rows: np.ndarray) -> np.ndarray:
         """Rows of what belongs to no layer, turned."""
@@ -104,8 +104,8 @@ class Rotation:
         return self._turned(rows) if path in _TABLES else rows
 
     def _turned(self, values: np.ndarray) -> np.ndarray:
-        found: np.ndarray = (values.astype(np.float64) @ self._turn_DD).astype(np.float32)
-        return found
+        turned: np.ndarray = (values.astype(np.float64) @ self._turn_DD).astype(np.float32)
+        return turned
 
     def _ones(self, norm_D: np.ndarray) -> np.ndarray:
         return np.full_like(norm_D, 1 - self._config.norm_offset)

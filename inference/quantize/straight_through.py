@@ -24,11 +24,11 @@ def student(config: ModelConfig, formats: Mapping[str, str]) -> Callable[[Params
     infos = decoder.param_infos(config)
 
     def values(masters: Params) -> Params:
-        found = params.flatten(masters)
+        leaves = params.flatten(masters)
         for path, format in formats.items():
-            whole = found[path]
-            found[path] = whole + jax.lax.stop_gradient(rounded(format, whole) - whole)
-        return params.unflatten(infos, found)
+            whole = leaves[path]
+            leaves[path] = whole + jax.lax.stop_gradient(rounded(format, whole) - whole)
+        return params.unflatten(infos, leaves)
 
     return values
 

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 
 from configs.model import ModelConfig
-from inference.quantize import seen
-from inference.quantize.seen import Noted, Seen
+from inference.quantize import input_statistics
+from inference.quantize.input_statistics import BatchStatistics, InputStatistics
 from layers import decoder, params, ragged
 from layers.kernels.linear.observed import Observed
 from layers.params import Params
@@ -38,10 +38,10 @@ class Stream:
         infos = {name: declared[name] for name in ("embed", "positions", "inputs")
                  if name in declared}  # fmt: skip
         values = params.unflatten(infos, dict(embedding))
-        each = max(_TOKENS // tokens_YW.shape[1], 1)
+        num_windows = max(_TOKENS // tokens_YW.shape[1], 1)
         self._shapes, self._x, self._inputs = [], [], []
-        for start in range(0, len(tokens_YW), each):
-            windows_YW = tokens_YW[start : start + each]
+        for start in range(0, len(tokens_YW), num_windows):
+            windows_YW = tokens_YW[start : start + num_windows]
             x_TD, inputs_LTP = _embedded(values, windows_YW, config=config)
             self._shapes.append(windows_YW.shape)
             self._x.append(np.asarray(x_TD))
@@ -49,11 +49,13 @@ class Stream:
         self._kinds: dict[Any, int] = {}  # the first layer of each kind, whose program is used
         owners = [spec.owner for spec in config.cache_specs]
         self._reads = collections.Counter(owner for owner in owners if owner is not None)
-        self._left: dict[int, list[Any]] = {}  # by owner, what it has left for layers to come
+        self._for_sharers: dict[
+            int, list[Any]
+        ] = {}  # by owner, what it has left for layers to come
 
     def observe(
         self, index: int, values: LayerValues, paths: Collection[str], has_products: bool
-    ) -> dict[str, Seen]:
+    ) -> dict[str, InputStatistics]:
         """What a layer's matrices read, by path.
 
         Args:
@@ -62,48 +64,48 @@ class Stream:
             paths: of the matrices.
             has_products: whether x x^T is summed.
         """
-        found: dict[str, Seen] = {}
+        statistics: dict[str, InputStatistics] = {}
         num_rows = -(-_ROWS // len(self._x))
         weights = self._weights(index, values)
         for nth, shape in enumerate(self._shapes):
             noted = _observed(
-                weights, *self._given(index, nth), config=self._config, index=self._kind(index),
+                weights, *self._inputs_of(index, nth), config=self._config, index=self._kind(index),
                 shape=shape, paths=frozenset(paths), num_rows=num_rows, has_products=has_products,
             )  # fmt: skip
             for path, batch in jax.device_get(noted).items():
-                found[path] = seen.together(found.get(path), batch)
-        return found
+                statistics[path] = input_statistics.merged(statistics.get(path), batch)
+        return statistics
 
     def advance(self, index: int, values: LayerValues) -> None:
         """Runs the windows through a layer with such values."""
-        weights, left = self._weights(index, values), []
+        weights, for_sharers = self._weights(index, values), []
         for nth, shape in enumerate(self._shapes):
             x_TD, leaf = _passed(
-                weights, *self._given(index, nth), config=self._config, index=self._kind(index),
+                weights, *self._inputs_of(index, nth), config=self._config, index=self._kind(index),
                 shape=shape,
             )  # fmt: skip
             self._x[nth] = np.asarray(x_TD)
-            left.append(jax.device_get(leaf) if self._reads[index] else None)
+            for_sharers.append(jax.device_get(leaf) if self._reads[index] else None)
         if self._reads[index]:
-            self._left[index] = left
+            self._for_sharers[index] = for_sharers
         owner = self._config.cache_specs[index].owner
         if owner is not None:
             self._reads[owner] -= 1
             if not self._reads[owner]:
-                del self._left[owner]
+                del self._for_sharers[owner]
 
     def _weights(self, index: int, values: LayerValues) -> Params:
         return jax.device_put(params.unflatten(self._layers[index], dict(values)))
 
-    def _given(self, index: int, nth: int) -> tuple[Any, Any, Any]:
+    def _inputs_of(self, index: int, nth: int) -> tuple[Any, Any, Any]:
         owner, inputs_LTP = self._config.cache_specs[index].owner, self._inputs[nth]
-        leaf = None if owner is None else self._left[owner][nth]
+        leaf = None if owner is None else self._for_sharers[owner][nth]
         return self._x[nth], leaf, None if inputs_LTP is None else inputs_LTP[index]
 
     def _kind(self, index: int) -> int:
-        own, spec = self._config.layers[index], self._config.cache_specs[index]
+        layer, spec = self._config.layers[index], self._config.cache_specs[index]
         home = spec if spec.owner is None else self._config.cache_specs[spec.owner]
-        return self._kinds.setdefault((own, home, spec.owner is None), index)
+        return self._kinds.setdefault((layer, home, spec.owner is None), index)
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -132,13 +134,13 @@ def _observed(
     weights: Params, x_TD: jax.Array, leaf: Any, input_TP: Any,
     *, config: ModelConfig, index: int, shape: tuple[int, int], paths: frozenset[str],
     num_rows: int, has_products: bool,
-) -> dict[str, Noted]:  # fmt: skip
-    found: dict[str, Noted] = {}
+) -> dict[str, BatchStatistics]:  # fmt: skip
+    noted: dict[str, BatchStatistics] = {}
     infos = config.parameters()["layers"][index]
 
     def watched(path: str, weight: jax.Array) -> Any:
         def note(x_XD: jax.Array, sizes_E: jax.Array | None) -> None:
-            found[path] = seen.noted(x_XD, sizes_E, num_rows, has_products)
+            noted[path] = input_statistics.of_batch(x_XD, sizes_E, num_rows, has_products)
 
         return Observed(weight, note) if path in paths else weight
 
@@ -147,4 +149,4 @@ def _observed(
         params.unflatten(infos, leaves), config, index, x_TD, ragged.contiguous(*shape), leaf,
         input_TP,
     )  # fmt: skip
-    return found
+    return noted

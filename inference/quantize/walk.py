@@ -27,7 +27,7 @@ from inference.quantize.rotation import Rotation
 from inference.quantize.stream import LayerValues, Stream
 from layers import quantized
 
-REST = "rest"  # the part of all that belongs to no layer
+OUTSIDE_LAYERS = "rest"  # the part of all that belongs to no layer
 
 _LOOKED_UP = "embed/table", "inputs/table"  # by tokens
 _LAST = "head/table", "final_norm"
@@ -57,7 +57,7 @@ class Walk:
     @property
     def names(self) -> list[str]:
         """Of all parts."""
-        return [REST, *(f"layer-{index:04d}" for index in range(self.config.num_layers))]
+        return [OUTSIDE_LAYERS, *(f"layer-{index:04d}" for index in range(self.config.num_layers))]
 
     def run(self, tokens_YW: np.ndarray | None, progress: Progress | None = None) -> None:
         """Finishes all parts.
@@ -69,9 +69,9 @@ class Walk:
         Raises:
             InputError: a number is not finite, or a part cannot be written.
         """
-        if not self._parts.has(REST):
-            rest = [path for path in self._infos if not path.startswith("layers/")]
-            self._parts.write(REST, {path: self._table(path) for path in rest}, {})
+        if not self._parts.has(OUTSIDE_LAYERS):
+            paths = [path for path in self._infos if not path.startswith("layers/")]
+            self._parts.write(OUTSIDE_LAYERS, {path: self._table(path) for path in paths}, {})
         stream = None
         if tokens_YW is not None:
             ids, places = np.unique(tokens_YW, return_inverse=True)
@@ -104,23 +104,23 @@ class Walk:
         layer.balanced(
             method, values, inputs, formats, folds.of_layer(self._runs, index), self.config.dtype
         )
-        made, errors = layer.rounded(method, values, inputs, formats, infos)
-        return {prefix + path: array for path, array in made.items()}, errors
+        rounded, errors = layer.rounded(method, values, inputs, formats, infos)
+        return {prefix + path: array for path, array in rounded.items()}, errors
 
     def numbers(self, index: int) -> LayerValues:
         """What a finished layer's arrays stand for, float32, by their paths in it."""
         prefix, arrays = f"layers/{index}/", self._parts.read(self.names[1 + index])
-        found = {}
+        numbers = {}
         for path in self._infos:
             if path.startswith(prefix):
                 parts = {name.removeprefix(f"{path}/"): array for name, array in arrays.items()
                          if name.startswith(f"{path}/")}  # fmt: skip
-                found[path.removeprefix(prefix)] = (
+                numbers[path.removeprefix(prefix)] = (
                     blocks.joined(parts, self._infos[path].shape[-1])
                     if parts
                     else self._numbers(path, arrays[path])
                 )
-        return found
+        return numbers
 
     def _numbers(self, path: str, array: np.ndarray) -> np.ndarray:
         if path not in self._plan.formats:
@@ -130,30 +130,30 @@ class Walk:
 
     def _embedding(self, ids: np.ndarray) -> LayerValues:
         """What tokens are embedded with, the rows of these ids."""
-        found = {}
-        for path, array in self._parts.read(REST).items():
+        numbers = {}
+        for path, array in self._parts.read(OUTSIDE_LAYERS).items():
             if not path.startswith(_LAST):
-                found[path] = self._numbers(path, array[ids] if path in _LOOKED_UP else array)
-        return found
+                numbers[path] = self._numbers(path, array[ids] if path in _LOOKED_UP else array)
+        return numbers
 
     def _table(self, path: str) -> np.ndarray:
         """What belongs to no layer, as it is stored: rounded to nearest, whatever the method."""
-        dtype, made = jax.numpy.dtype(self._infos[path].format), []
+        dtype, parts = jax.numpy.dtype(self._infos[path].format), []
         for rows in load.rows_of(self._contents.source, self._stored(path)):
             _check_finite(path, rows)
             if self._rotation is not None:
                 rows = self._rotation.rest(path, rows)
             if path in self._plan.formats:
                 rows = quantized.quantize(self._plan.formats[path], np.asarray(rows, np.float32))
-            made.append(np.asarray(rows, None if path in self._plan.formats else dtype))
-        return np.concatenate(made)
+            parts.append(np.asarray(rows, None if path in self._plan.formats else dtype))
+        return np.concatenate(parts)
 
     def _values(self, path: str) -> np.ndarray:
         """A parameter as it is in the checkpoint, float32."""
         info = dataclasses.replace(self._infos[path], format="float32")
-        found = np.asarray(load.StoredParameter(self._contents.source, self._stored(path), info))
-        _check_finite(path, found)
-        return found
+        values = np.asarray(load.StoredParameter(self._contents.source, self._stored(path), info))
+        _check_finite(path, values)
+        return values
 
     def _stored(self, path: str) -> Stored:
         """What a parameter is made of: a head that becomes one, of the embedding."""

@@ -75,5 +75,5 @@ def _trained(texts: Sequence[str], vocab_size: int) -> str:
         show_progress=False,
     )
     backend.train_from_iterator(texts, trainer)
-    found: str = backend.to_str()
-    return found
+    text: str = backend.to_str()
+    return text

@@ -136,19 +136,19 @@ def _compiled_update(
 def init(params: Params, config: TrainingConfig) -> TrainState:
     """The state before the first step; moments lie as their parameters do."""
     transform = optimizer.of(config)
-    rest = jax.tree.leaves(params)[0].sharding
-    if isinstance(rest, NamedSharding):
-        rest = NamedSharding(rest.mesh, PartitionSpec())
+    sharding = jax.tree.leaves(params)[0].sharding
+    if isinstance(sharding, NamedSharding):
+        sharding = NamedSharding(sharding.mesh, PartitionSpec())
     shapes = jax.eval_shape(transform.init, params)
     shardings = optax.tree_map_params(
         transform,
         lambda _, leaf: leaf.sharding,
         shapes,
         params,
-        transform_non_params=lambda _: rest,
+        transform_non_params=lambda _: sharding,
     )
     moments = jax.jit(transform.init, out_shardings=shardings)(params)
-    step, losses = jax.device_put((np.int32(0), np.zeros(config.steps, np.float32)), rest)
+    step, losses = jax.device_put((np.int32(0), np.zeros(config.steps, np.float32)), sharding)
     return TrainState(params, moments, step, losses)
 
 

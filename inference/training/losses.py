@@ -47,10 +47,10 @@ def next_token(config: ModelConfig) -> Loss:
         x_TD = decoder.embedded(values, config, tokens_T, rows)
         passed = decoder.layers(values, config, x_TD, rows, tokens_T=tokens_T)
         hidden_YWD = passed.hidden_TD.reshape(*inputs_YW.shape, -1)
-        found = cross_entropy(
+        lost = cross_entropy(
             functools.partial(decoder.logits, values, config), hidden_YWD, targets_YW
         )
-        return found if passed.visits is None else found + _BALANCE * unevenness(passed.visits)
+        return lost if passed.visits is None else lost + _BALANCE * unevenness(passed.visits)
 
     return loss
 
@@ -67,15 +67,15 @@ def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
     def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
         inputs_YW, values = batch["tokens"][:, :-1], student(masters)
         rows = ragged.contiguous(*inputs_YW.shape)
-        own_TD, _ = decoder.forward(values, config, inputs_YW.reshape(-1), rows)
-        _, seen_TD, _ = _seen(frozen, config, inputs_YW, rows, ())
+        student_TD, _ = decoder.forward(values, config, inputs_YW.reshape(-1), rows)
+        _, teacher_TD, _ = _target_states(frozen, config, inputs_YW, rows, ())
 
-        def lose(own_QD: jax.Array, seen_QD: jax.Array) -> jax.Array:
-            own_QV = jax.nn.log_softmax(decoder.logits(values, config, own_QD))
-            law_QV = jax.nn.log_softmax(decoder.logits(frozen, config, seen_QD))
-            return (jnp.exp(law_QV) * (law_QV - own_QV)).sum(1)
+        def lose(student_QD: jax.Array, teacher_QD: jax.Array) -> jax.Array:
+            logprobs_QV = jax.nn.log_softmax(decoder.logits(values, config, student_QD))
+            target_QV = jax.nn.log_softmax(decoder.logits(frozen, config, teacher_QD))
+            return (jnp.exp(target_QV) * (target_QV - logprobs_QV)).sum(1)
 
-        return _mean(lose, *(x.reshape(*inputs_YW.shape, -1) for x in (own_TD, seen_TD)))
+        return _mean(lose, *(x.reshape(*inputs_YW.shape, -1) for x in (student_TD, teacher_TD)))
 
     return loss
 
@@ -89,7 +89,7 @@ def unevenness(visits: Visits) -> jax.Array:
     return (visited_LE.shape[1] * (visited_LE * visits.share).sum(1) - 1).mean()
 
 
-def eagle(target: ModelConfig, own: heads.Eagle) -> Loss:
+def eagle(target: ModelConfig, head_config: heads.Eagle) -> Loss:
     """What EAGLE heads are trained on: `_PASSES` times the target's law of the next token, first
     given its states, then those of the pass before, as drafting meets them (EAGLE-3's training-time
     test, Li et al. 2025, arXiv 2503.01840; here a pass attends to its own entries alone).
@@ -101,27 +101,33 @@ def eagle(target: ModelConfig, own: heads.Eagle) -> Loss:
     def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
         inputs_YW = batch["tokens"][:, :-1]
         rows = ragged.contiguous(*inputs_YW.shape)
-        embedded_TD, hidden_TD, features = _seen(frozen, target, inputs_YW, rows, own.features)
+        embedded_TD, hidden_TD, features = _target_states(
+            frozen, target, inputs_YW, rows, head_config.features
+        )
         state_TD = eagle_heads.fused(masters, hidden_TD, features)
-        total, seen_YWD = jnp.float32(0), hidden_TD.reshape(*inputs_YW.shape, -1)
+        total, target_YWD = jnp.float32(0), hidden_TD.reshape(*inputs_YW.shape, -1)
         for nth in range(_PASSES):
             state_YWD = state_TD.reshape(*inputs_YW.shape, -1)
             before_YWD = jnp.pad(state_YWD[:, :-1], ((0, 0), (1, 0), (0, 0)))
             x_TD = eagle_heads.inputs(
-                masters, own, embedded_TD, before_YWD.reshape(state_TD.shape), rows.position_T
+                masters,
+                head_config,
+                embedded_TD,
+                before_YWD.reshape(state_TD.shape),
+                rows.position_T,
             )
-            state_TD = decoder.layers(masters, own, x_TD, rows).hidden_TD
-            own_YWD = state_TD.reshape(*inputs_YW.shape, -1)[:, nth:]
-            found = _unlike(masters, own, own_YWD, frozen, target, seen_YWD[:, nth:])
-            if not own.features:
-                found += _REGRESSION * optax.huber_loss(state_TD, hidden_TD).mean()
-            total += found * _DECAY**nth
+            state_TD = decoder.layers(masters, head_config, x_TD, rows).hidden_TD
+            states_YWD = state_TD.reshape(*inputs_YW.shape, -1)[:, nth:]
+            lost = _unlike(masters, head_config, states_YWD, frozen, target, target_YWD[:, nth:])
+            if not head_config.features:
+                lost += _REGRESSION * optax.huber_loss(state_TD, hidden_TD).mean()
+            total += lost * _DECAY**nth
         return total
 
     return loss
 
 
-def medusa(target: ModelConfig, own: heads.Medusa) -> Loss:
+def medusa(target: ModelConfig, head_config: heads.Medusa) -> Loss:
     """What Medusa heads are trained on: the n-th, from 0, predicts the target's law of the token
     n + 2 positions behind its state (Cai et al. 2024, arXiv 2401.10774). Frozen are the target's
     parameters; a batch is that of `next_token`.
@@ -130,12 +136,17 @@ def medusa(target: ModelConfig, own: heads.Medusa) -> Loss:
     def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
         inputs_YW = batch["tokens"][:, :-1]
         rows = ragged.contiguous(*inputs_YW.shape)
-        _, hidden_TD, _ = _seen(frozen, target, inputs_YW, rows, ())
-        total, seen_YWD = jnp.float32(0), hidden_TD.reshape(*inputs_YW.shape, -1)
+        _, hidden_TD, _ = _target_states(frozen, target, inputs_YW, rows, ())
+        total, target_YWD = jnp.float32(0), hidden_TD.reshape(*inputs_YW.shape, -1)
         for nth, weight in enumerate(masters["blocks"]):
-            own_YWD = medusa_heads.block(weight, hidden_TD).reshape(*inputs_YW.shape, -1)
+            states_YWD = medusa_heads.block(weight, hidden_TD).reshape(*inputs_YW.shape, -1)
             total += _DECAY**nth * _unlike(
-                masters, own, own_YWD[:, : -1 - nth], frozen, target, seen_YWD[:, 1 + nth :]
+                masters,
+                head_config,
+                states_YWD[:, : -1 - nth],
+                frozen,
+                target,
+                target_YWD[:, 1 + nth :],
             )
         return total
 
@@ -144,37 +155,37 @@ def medusa(target: ModelConfig, own: heads.Medusa) -> Loss:
 
 def _unlike(
     masters: Params,
-    own: heads.Heads,
-    own_YWD: jax.Array,
+    head_config: heads.Heads,
+    states_YWD: jax.Array,
     frozen: Params,
     target: ModelConfig,
-    seen_YWD: jax.Array,
+    target_YWD: jax.Array,
 ) -> jax.Array:
     """Mean cross-entropy of a head's law and the target's, among the tokens that are proposed: what
     the target might have said teaches more than what it said.
     """
     name = "embed" if target.tied else "head"
-    rows = np.array(own.proposed_ids or range(own.vocab_size))
+    rows = np.array(head_config.proposed_ids or range(head_config.vocab_size))
     proposed = frozen | {name: {"table": frozen[name]["table"][rows]}}
 
-    def lose(own_QD: jax.Array, seen_QD: jax.Array) -> jax.Array:
-        law_QV = jax.nn.softmax(decoder.logits(proposed, target, seen_QD))
-        logits_QV = linear(own_QD, masters["head"]["table"])
-        return jax.nn.logsumexp(logits_QV, axis=1) - (law_QV * logits_QV).sum(1)
+    def lose(states_QD: jax.Array, target_QD: jax.Array) -> jax.Array:
+        target_QV = jax.nn.softmax(decoder.logits(proposed, target, target_QD))
+        logits_QV = linear(states_QD, masters["head"]["table"])
+        return jax.nn.logsumexp(logits_QV, axis=1) - (target_QV * logits_QV).sum(1)
 
-    return _mean(lose, own_YWD, seen_YWD)
+    return _mean(lose, states_YWD, target_YWD)
 
 
-def _seen(
+def _target_states(
     frozen: Params, target: ModelConfig, inputs_YW: jax.Array, rows: Any, features: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
     """What a target makes of tokens: embedded, last hidden states, features."""
     tokens_T = inputs_YW.reshape(-1)
     embedded_TD = decoder.embedded(frozen, target, tokens_T, rows)
-    hidden_TD, found, _, _ = decoder.layers(
+    hidden_TD, features_taken, _, _ = decoder.layers(
         frozen, target, embedded_TD, rows, tokens_T=tokens_T, features=features
     )
-    return jax.lax.stop_gradient((embedded_TD, hidden_TD, found))
+    return jax.lax.stop_gradient((embedded_TD, hidden_TD, features_taken))
 
 
 def cross_entropy(
@@ -190,21 +201,21 @@ def cross_entropy(
     return _mean(lose, hidden_YWD, targets_YW)
 
 
-def _mean(lose: Callable[..., jax.Array], *each: jax.Array) -> jax.Array:
+def _mean(lose: Callable[..., jax.Array], *arrays: jax.Array) -> jax.Array:
     """Mean over all positions of arrays [Y, W, ...].
 
     What is lost is computed for a block of each window's positions at a time, and again on the way
     back, so that no more than `_BLOCK_ROWS` rows of logits (or one position of each window) are
     ever held.
     """
-    Y, W = each[0].shape[:2]
-    most = max(_BLOCK_ROWS // Y, 1)
-    block = next(size for size in range(min(most, W), 0, -1) if W % size == 0)
+    Y, W = arrays[0].shape[:2]
+    largest = max(_BLOCK_ROWS // Y, 1)
+    block = next(size for size in range(min(largest, W), 0, -1) if W % size == 0)
 
     @jax.checkpoint
     def add(total: jax.Array, part: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
         return total + lose(*(x.reshape(-1, *x.shape[2:]) for x in part)).sum(), None
 
-    blocks = tuple(x.reshape(Y, W // block, block, *x.shape[2:]).swapaxes(0, 1) for x in each)
+    blocks = tuple(x.reshape(Y, W // block, block, *x.shape[2:]).swapaxes(0, 1) for x in arrays)
     total, _ = jax.lax.scan(add, jnp.float32(0), blocks)
     return total / (Y * W)

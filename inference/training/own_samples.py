@@ -22,10 +22,8 @@ def opening(tokenizer: Tokenizer) -> list[int]:
         InputError: nothing does.
     """
     if tokenizer.template is not None:
-        before, found, _ = tokenizer.chat_text([{"role": "user", "content": _MARK}]).partition(
-            _MARK
-        )
-        if found and before:
+        before, mark, _ = tokenizer.chat_text([{"role": "user", "content": _MARK}]).partition(_MARK)
+        if mark and before:
             return tokenizer.encode(before, add_special=False)
     start = tokenizer.encode("")
     if not start and tokenizer.eos_id is not None:
@@ -37,8 +35,8 @@ def opening(tokenizer: Tokenizer) -> list[int]:
 
 def write(generate: Generate, start: list[int], count: int, length: int) -> np.ndarray:
     """So many windows of a length, one after the other: int64 ids [count * length]."""
-    found = generate([start] * count, length - len(start))
-    return np.concatenate([np.array((start + own)[:length]) for own in found])
+    continuations = generate([start] * count, length - len(start))
+    return np.concatenate([np.array((start + tokens)[:length]) for tokens in continuations])
 
 
 def most_frequent(tokens: np.ndarray, count: int) -> tuple[int, ...]:
@@ -46,5 +44,5 @@ def most_frequent(tokens: np.ndarray, count: int) -> tuple[int, ...]:
     ids, times = np.unique(tokens, return_counts=True)
     if len(ids) <= count:
         return tuple(map(int, ids))
-    kept = ids[np.argsort(-times, kind="stable")[:count]]
-    return tuple(map(int, np.sort(kept)))
+    frequent = ids[np.argsort(-times, kind="stable")[:count]]
+    return tuple(map(int, np.sort(frequent)))

@@ -107,14 +107,14 @@ def _dynamics(model: ModelConfig) -> dict[str, np.ndarray]:
     (2405.21060) and gated DeltaNet (2412.06464) do, but spread evenly in place of drawn. Zeros
     would halve a state at each token, and what is forgotten at once has no gradient to learn from.
     """
-    found = {}
+    parameters = {}
     for index, layer in enumerate(model.layers):
         mixer = layer.mixer
         for part in mixer.parts:
-            own = "" if part is mixer else f"{part.name}/"
+            nested = "" if part is mixer else f"{part.name}/"
             for name, values in _decays(part).items():
-                found[f"layers/{index}/mixer/{own}{name}"] = values
-    return found
+                parameters[f"layers/{index}/mixer/{nested}{name}"] = values
+    return parameters
 
 
 def _decays(mixer: Mixer) -> dict[str, np.ndarray]:
@@ -132,8 +132,8 @@ def _decays(mixer: Mixer) -> dict[str, np.ndarray]:
 
 def _steps(count: int) -> np.ndarray:
     """Of which softplus makes steps that are even in their logarithms."""
-    least, most = np.log(_STEPS)
-    return np.log(np.expm1(np.exp(least + (most - least) * _shares(count))))
+    least, largest = np.log(_STEPS)
+    return np.log(np.expm1(np.exp(least + (largest - least) * _shares(count))))
 
 
 def _rates(count: int) -> np.ndarray:

@@ -24,7 +24,7 @@ RECORD = "run.json"
 
 _DIGESTS = "sha256.json"  # of a step's files
 _NAME = re.compile(r"\d{8}")
-_KEPT = 2
+_NUM_KEPT = 2
 _CLEAR_S = 5.0  # of trying
 _SETTLED_S = 0.3  # in which threads of a save that failed write again
 
@@ -32,7 +32,7 @@ State = TypeVar("State")
 
 
 class StepFolder:
-    """The checkpoints of one run, the newest `_KEPT` of which are kept.
+    """The checkpoints of one run, the newest `_NUM_KEPT` of which are kept.
 
     Args:
         path: the directory, made at the first save.
@@ -65,12 +65,12 @@ class StepFolder:
         causes: list[str] = []
         for number, place in enumerate(places):
             try:
-                found = _read(place, like)
+                restored = _read(place, like)
             except InputError as error:
                 causes.append(str(error))
                 continue
             if not causes:
-                return found
+                return restored
             damaged = " and ".join(map(str, places[:number]))
             raise InputError(
                 f"{causes[0]}; the last good one is {place}: remove {damaged} to go on from there"
@@ -112,7 +112,7 @@ class StepFolder:
                 f"{place} is whole, and the last good one, but what its files are cannot be "
                 f"written: {reason(error)[:300]}"
             ) from None
-        for old in self._steps()[:-_KEPT]:
+        for old in self._steps()[:-_NUM_KEPT]:
             shutil.rmtree(self._place(old), ignore_errors=True)
 
     def newest(self) -> Path | None:
@@ -134,12 +134,12 @@ class StepFolder:
         """
         start = last = time.monotonic()
         while True:
-            left = list(self.path.glob("*.orbax-checkpoint-tmp*"))
-            for path in left:
+            leftovers = list(self.path.glob("*.orbax-checkpoint-tmp*"))
+            for path in leftovers:
                 shutil.rmtree(path, ignore_errors=True)
             now = time.monotonic()
-            last = now if left else last
-            if (not left and now - last >= settled_s) or now - start > _CLEAR_S:
+            last = now if leftovers else last
+            if (not leftovers and now - last >= settled_s) or now - start > _CLEAR_S:
                 return
             time.sleep(0.02)
 
@@ -201,13 +201,13 @@ def _digests(place: Path) -> dict[str, str]:
 
 def _check_same(path: Path, record: dict[str, Any]) -> None:
     """Compares what the run was with what is asked for; raises InputError with what differs."""
-    own, other = _flat(record), _flat(mapped.read_json(path))
-    for name in [*own, *other]:
-        if own.get(name) != other.get(name):
+    expected, other = _flat(record), _flat(mapped.read_json(path))
+    for name in [*expected, *other]:
+        if expected.get(name) != other.get(name):
             raise InputError(
                 f"{path.parent} holds checkpoints of another run: its {name} is "
-                f"{shown(other.get(name))}, not {shown(own.get(name))}; remove it, or name another "
-                "--output"
+                f"{shown(other.get(name))}, not {shown(expected.get(name))}; remove it, or "
+                "name another --output"
             )
 
 
@@ -216,10 +216,10 @@ def _flat(value: Any, name: str = "") -> dict[str, Any]:
     if not isinstance(value, dict | list):
         return {name: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, item in items:
-        found |= _flat(item, f"{name}.{key}" if name else str(key))
-    return found
+        flat |= _flat(item, f"{name}.{key}" if name else str(key))
+    return flat
 
 
 class _quiet:  # noqa: N801

@@ -39,8 +39,8 @@ def standard_library() -> list[str]:
     names.
     """
     root = Path(sysconfig.get_paths()["stdlib"])
-    found = (path.relative_to(root) for path in root.rglob("*.py"))
-    names = sorted(path.as_posix() for path in found if not _LEFT_OUT & set(path.parts[:-1]))
+    paths = (path.relative_to(root) for path in root.rglob("*.py"))
+    names = sorted(path.as_posix() for path in paths if not _LEFT_OUT & set(path.parts[:-1]))
     texts = []
     for name in names:
         with contextlib.suppress(OSError, UnicodeDecodeError):  # some are there to be unreadable

@@ -11,7 +11,7 @@ import numpy as np
 
 from configs.precision import FORMATS
 from inference.quantize.folds import Fold, Values
-from inference.quantize.seen import Seen
+from inference.quantize.input_statistics import InputStatistics
 from layers import quantized
 from layers.quantized import Groups
 
@@ -23,7 +23,7 @@ _LEAST = 1e-4  # of the largest mean: a factor's base is not smaller
 
 
 def factors(
-    fold: Fold, values: Values, inputs: Mapping[str, Seen], formats: Mapping[str, str]
+    fold: Fold, values: Values, inputs: Mapping[str, InputStatistics], formats: Mapping[str, str]
 ) -> np.ndarray:
     """Of the elements of a fold: a power of their mean size, that which leaves the least error."""
     readers = [path for path in fold.readers if path in inputs]
@@ -32,34 +32,38 @@ def factors(
     mean = np.maximum(mean, _LEAST * max(float(mean.max()), 1e-30))
     best, least = np.ones(fold.shape), np.inf
     for exponent in _EXPONENTS:
-        found = mean**exponent
-        found /= np.sqrt(found.max() * found.min())
-        columns = fold.spread(found).astype(np.float32)
+        candidate = mean**exponent
+        candidate /= np.sqrt(candidate.max() * candidate.min())
+        columns = fold.spread(candidate).astype(np.float32)
         error = sum(_error(formats[path], values[path], inputs[path], columns) for path in readers)
         if error < least:
-            best, least = found, error
+            best, least = candidate, error
     return best
 
 
-def _error(format: str, value: np.ndarray, seen: Seen, columns: np.ndarray) -> float:
+def _error(
+    format: str, value: np.ndarray, statistics: InputStatistics, columns: np.ndarray
+) -> float:
     """Of the results of a matrix, or of all of a stack, rounded with such factors."""
-    assert seen.products_DD is not None
+    assert statistics.products_DD is not None
     stack = value if value.ndim > 2 else value[None]
-    products = seen.products_DD if value.ndim > 2 else seen.products_DD[None]
-    each = columns if columns.ndim > 1 else np.broadcast_to(columns, (len(stack), *columns.shape))
+    products = statistics.products_DD if value.ndim > 2 else statistics.products_DD[None]
+    columns_of = (
+        columns if columns.ndim > 1 else np.broadcast_to(columns, (len(stack), *columns.shape))
+    )
     total = 0.0
-    for matrix_FD, products_DD, own_D in zip(stack, products, each, strict=True):
-        larger_FD = matrix_FD * own_D
+    for matrix_FD, products_DD, scale_D in zip(stack, products, columns_of, strict=True):
+        larger_FD = matrix_FD * scale_D
         groups = quantized.rounded(format, larger_FD, *quantized.scales(format, larger_FD))
-        lost_FD = quantized.numbers(format, groups) / own_D - matrix_FD
+        lost_FD = quantized.numbers(format, groups) / scale_D - matrix_FD
         total += float(np.vdot(lost_FD @ products_DD.astype(np.float32), lost_FD))
     return total
 
 
-def groups(format: str, values_FD: np.ndarray, seen: Seen) -> Groups:
+def groups(format: str, values_FD: np.ndarray, statistics: InputStatistics) -> Groups:
     """Groups of a matrix, each clipped to that share of its span which leaves the least error."""
-    assert seen.products_DD is not None
-    products_DD, (F, D) = seen.products_DD.astype(np.float32), values_FD.shape
+    assert statistics.products_DD is not None
+    products_DD, (F, D) = statistics.products_DD.astype(np.float32), values_FD.shape
     step = max(_ELEMENTS // (D * len(_SHARES)), 1)
     shares = [
         _shares(format, values_FD[start : start + step], products_DD) for start in range(0, F, step)
@@ -72,18 +76,20 @@ def _shares(format: str, values_FD: np.ndarray, products_DD: np.ndarray) -> np.n
     """The share of each group: float32 [F, G]."""
     F, D = values_FD.shape
     size = FORMATS[format].block_in(D)
-    each = [
+    candidates = [
         quantized.rounded(format, values_FD, *quantized.scales(format, values_FD, float(share)))
         for share in _SHARES
     ]
-    lost_SFD = np.stack([quantized.numbers(format, found) - values_FD for found in each])
-    chosen_FG, left_FD, row_F = np.zeros((F, D // size), int), lost_SFD[0].copy(), np.arange(F)
+    lost_SFD = np.stack(
+        [quantized.numbers(format, candidate) - values_FD for candidate in candidates]
+    )
+    chosen_FG, residual_FD, row_F = np.zeros((F, D // size), int), lost_SFD[0].copy(), np.arange(F)
     for _ in range(_PASSES):
         for group in range(D // size):
-            own = slice(group * size, (group + 1) * size)
-            own_SFX, own_XX = lost_SFD[:, :, own], products_DD[own, own]
-            others_FX = left_FD @ products_DD[:, own] - left_FD[:, own] @ own_XX
-            error_SF = ((own_SFX @ own_XX + 2 * others_FX) * own_SFX).sum(-1)
+            columns = slice(group * size, (group + 1) * size)
+            group_SFX, group_XX = lost_SFD[:, :, columns], products_DD[columns, columns]
+            outer_FX = residual_FD @ products_DD[:, columns] - residual_FD[:, columns] @ group_XX
+            error_SF = ((group_SFX @ group_XX + 2 * outer_FX) * group_SFX).sum(-1)
             chosen_FG[:, group] = error_SF.argmin(0)
-            left_FD[:, own] = own_SFX[chosen_FG[:, group], row_F]
+            residual_FD[:, columns] = group_SFX[chosen_FG[:, group], row_F]
     return _SHARES[chosen_FG].astype(np.float32)

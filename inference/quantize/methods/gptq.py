@@ -9,7 +9,7 @@ found beforehand, so that the order of columns on disk stays.
 
 import numpy as np
 
-from inference.quantize.seen import Seen
+from inference.quantize.input_statistics import InputStatistics
 from layers import quantized
 from layers.quantized import Groups
 
@@ -17,28 +17,32 @@ _DAMPING = 0.01  # of H's mean diagonal, added to all of it
 _BLOCK = 128  # columns whose errors reach later ones together
 
 
-def groups(format: str, values_FD: np.ndarray, seen: Seen) -> Groups:
+def groups(format: str, values_FD: np.ndarray, statistics: InputStatistics) -> Groups:
     """Groups of a matrix that reads inputs such as were seen."""
-    assert seen.products_DD is not None
+    assert statistics.products_DD is not None
     scale_FG, zero_FG = quantized.scales(format, values_FD)
     F, D = values_FD.shape
-    order_D = np.argsort(-np.diagonal(seen.products_DD), kind="stable")
-    upper_DD = _upper(seen.products_DD[np.ix_(order_D, order_D)])
-    left_FD = values_FD[:, order_D].astype(np.float64)
+    order_D = np.argsort(-np.diagonal(statistics.products_DD), kind="stable")
+    upper_DD = _upper(statistics.products_DD[np.ix_(order_D, order_D)])
+    residual_FD = values_FD[:, order_D].astype(np.float64)
     group_D = order_D // (D // scale_FG.shape[1])
     columns: list[np.ndarray] = [np.empty(0)] * D
     for start in range(0, D, _BLOCK):
         stop = min(start + _BLOCK, D)
         error_FX = np.empty((F, stop - start))
         for j in range(start, stop):
-            own = slice(group_D[j], group_D[j] + 1)
-            zero_F1 = None if zero_FG is None else zero_FG[:, own]
-            column = quantized.rounded(format, left_FD[:, j : j + 1], scale_FG[:, own], zero_F1)
-            lost_F = left_FD[:, j] - quantized.numbers(format, column)[:, 0]
+            column_group = slice(group_D[j], group_D[j] + 1)
+            zero_F1 = None if zero_FG is None else zero_FG[:, column_group]
+            column = quantized.rounded(
+                format, residual_FD[:, j : j + 1], scale_FG[:, column_group], zero_F1
+            )
+            lost_F = residual_FD[:, j] - quantized.numbers(format, column)[:, 0]
             error_FX[:, j - start] = lost_F / upper_DD[j, j]
-            left_FD[:, j + 1 : stop] -= np.outer(error_FX[:, j - start], upper_DD[j, j + 1 : stop])
+            residual_FD[:, j + 1 : stop] -= np.outer(
+                error_FX[:, j - start], upper_DD[j, j + 1 : stop]
+            )
             columns[order_D[j]] = column.q_FD[:, 0]
-        left_FD[:, stop:] -= error_FX @ upper_DD[start:stop, stop:]
+        residual_FD[:, stop:] -= error_FX @ upper_DD[start:stop, stop:]
     return Groups(np.stack(columns, axis=1), scale_FG, zero_FG)
 
 

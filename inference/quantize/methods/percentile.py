@@ -3,7 +3,7 @@
 import numpy as np
 
 from configs.precision import FORMATS
-from inference.quantize.seen import Seen
+from inference.quantize.input_statistics import InputStatistics
 from layers import quantized
 from layers.quantized import Groups
 
@@ -11,9 +11,9 @@ from layers.quantized import Groups
 _SPANNED = {8: 0.9999, 4: 0.99, 3: 0.97}
 
 
-def groups(format: str, values_FD: np.ndarray, seen: Seen | None = None) -> Groups:
+def groups(format: str, values_FD: np.ndarray, statistics: InputStatistics | None = None) -> Groups:
     """Groups of a matrix, whatever its inputs."""
-    del seen
+    del statistics
     info = FORMATS[format]
     F, D = values_FD.shape
     size_FGX = np.abs(values_FD).reshape(F, D // info.block_in(D), -1)

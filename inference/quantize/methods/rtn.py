@@ -2,12 +2,12 @@
 
 import numpy as np
 
-from inference.quantize.seen import Seen
+from inference.quantize.input_statistics import InputStatistics
 from layers import quantized
 from layers.quantized import Groups
 
 
-def groups(format: str, values_FD: np.ndarray, seen: Seen | None = None) -> Groups:
+def groups(format: str, values_FD: np.ndarray, statistics: InputStatistics | None = None) -> Groups:
     """Groups of a matrix, whatever its inputs."""
-    del seen
+    del statistics
     return quantized.rounded(format, values_FD, *quantized.scales(format, values_FD))

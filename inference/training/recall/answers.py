@@ -39,11 +39,11 @@ def loss(config: ModelConfig) -> Loss:
 
 def accuracy(values: Params, config: ModelConfig, task: Task, num_rows: int) -> float:
     """The share of held-out queries whose likeliest token is their answer."""
-    rows, found = sequences.held_out(task, num_rows), []
+    rows, is_right = sequences.held_out(task, num_rows), []
     for first in range(0, num_rows, _ROWS):
-        own = sequences.Rows(*(x[first : first + _ROWS] for x in rows))
-        found.append(_likeliest(values, config, own.tokens, own.positions) == own.answers)
-    return float(np.concatenate(found).mean())
+        batch = sequences.Rows(*(x[first : first + _ROWS] for x in rows))
+        is_right.append(_likeliest(values, config, batch.tokens, batch.positions) == batch.answers)
+    return float(np.concatenate(is_right).mean())
 
 
 @functools.partial(jax.jit, static_argnames="config")

@@ -64,13 +64,13 @@ def held_out(task: Task, num_rows: int) -> Rows:
 
 def drawn(rng: np.random.Generator, length: int, counts: Sequence[int]) -> Rows:
     """A row for each number of pairs."""
-    most, num_rows = max(counts), len(counts)
-    keys = _KEYS + _distinct(rng, np.zeros(NUM_KEYS), num_rows, most)
-    values = _VALUES + _distinct(rng, np.zeros(NUM_VALUES), num_rows, most)
+    num_pairs, num_rows = max(counts), len(counts)
+    keys = _KEYS + _distinct(rng, np.zeros(NUM_KEYS), num_rows, num_pairs)
+    values = _VALUES + _distinct(rng, np.zeros(NUM_VALUES), num_rows, num_pairs)
     tokens = np.full((num_rows, length), FILLER, np.int32)
-    positions = np.zeros((num_rows, most), np.int32)
-    answers = np.zeros((num_rows, most), np.int32)
-    weights = np.zeros((num_rows, most), np.float32)
+    positions = np.zeros((num_rows, num_pairs), np.int32)
+    answers = np.zeros((num_rows, num_pairs), np.int32)
+    weights = np.zeros((num_rows, num_pairs), np.float32)
     for count in set(counts):
         (of,) = np.nonzero(np.asarray(counts) == count)
         tokens[of, : 2 * count : 2] = keys[of, :count]

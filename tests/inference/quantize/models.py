@@ -12,7 +12,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve, text_files
-from inference.quantize.seen import Seen
+from inference.quantize.input_statistics import InputStatistics
 from inference.training import export
 from layers import decoder
 from tests import fakes
@@ -72,8 +72,8 @@ def inputs(rng: np.random.Generator, count: int, width: int) -> np.ndarray:
     )
 
 
-def seen_of(x_XD: np.ndarray) -> Seen:
+def seen_of(x_XD: np.ndarray) -> InputStatistics:
     """What calibration sees of such rows."""
     wide = x_XD.astype(np.float64)
     largest, products = np.abs(x_XD).max(0), wide.T @ wide
-    return Seen(np.int64(len(x_XD)), np.abs(wide).sum(0), largest, x_XD, products)
+    return InputStatistics(np.int64(len(x_XD)), np.abs(wide).sum(0), largest, x_XD, products)

@@ -8,7 +8,7 @@ import numpy as np
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
+class InputStatistics:
     """The inputs of a matrix [F, D], or (with an axis E before all others) of each of a stack.
 
     Attributes:
@@ -25,17 +25,19 @@ class Seen:
     rows_RD: np.ndarray
     products_DD: np.ndarray | None
 
-    def of(self, nth: int) -> "Seen":
+    def of(self, nth: int) -> "InputStatistics":
         """Those of one matrix of a stack."""
         whole = None if self.products_DD is None else self.products_DD[nth]
-        return Seen(self.count[nth], self.sum_D[nth], self.largest_D[nth], self.rows_RD[nth], whole)
+        return InputStatistics(
+            self.count[nth], self.sum_D[nth], self.largest_D[nth], self.rows_RD[nth], whole
+        )
 
-    def scaled(self, factor_D: np.ndarray) -> "Seen":
+    def scaled(self, factor_D: np.ndarray) -> "InputStatistics":
         """As they are where each element is multiplied by a factor: [D], or [E, D]."""
         products = self.products_DD
         if products is not None:
             products = products * factor_D[..., :, None] * factor_D[..., None, :]
-        return Seen(
+        return InputStatistics(
             self.count,
             self.sum_D * factor_D,
             (self.largest_D * factor_D).astype(np.float32),
@@ -44,10 +46,14 @@ class Seen:
         )
 
 
-Noted = dict[str, jax.Array]  # the fields of `Seen`, of one batch, on the device
+BatchStatistics = dict[
+    str, jax.Array
+]  # the fields of `InputStatistics`, of one batch, on the device
 
 
-def noted(x_XD: jax.Array, sizes_E: jax.Array | None, num_rows: int, has_products: bool) -> Noted:
+def of_batch(
+    x_XD: jax.Array, sizes_E: jax.Array | None, num_rows: int, has_products: bool
+) -> BatchStatistics:
     """What is kept of a batch of inputs.
 
     Args:
@@ -62,38 +68,40 @@ def noted(x_XD: jax.Array, sizes_E: jax.Array | None, num_rows: int, has_product
     first_E = jnp.cumsum(sizes_E) - sizes_E
     nth_X = jnp.arange(len(x_XD))
 
-    def one(bounds: tuple[jax.Array, jax.Array]) -> Noted:
+    def of_group(bounds: tuple[jax.Array, jax.Array]) -> BatchStatistics:
         first, size = bounds
         is_own_X = (nth_X >= first) & (nth_X < first + size)
         return _of_rows(x_XD, is_own_X, first, num_rows, has_products)
 
-    found: Noted = jax.lax.map(one, (first_E, sizes_E))  # one at a time: D x D each
-    return found
+    statistics: BatchStatistics = jax.lax.map(
+        of_group, (first_E, sizes_E)
+    )  # one at a time: D x D each
+    return statistics
 
 
 def _of_rows(
     x_XD: jax.Array, is_own_X: jax.Array, first: jax.Array | int, num_rows: int, has_products: bool
-) -> Noted:
+) -> BatchStatistics:
     count = is_own_X.sum()
     x_XD = jnp.where(is_own_X[:, None], x_XD, 0)
     step = jnp.maximum(count // num_rows, 1)
     place_R = first + jnp.arange(num_rows) * step
     is_there_R1 = (jnp.arange(num_rows) * step < count)[:, None]
-    found = {
+    statistics = {
         "count": count,
         "sum_D": jnp.abs(x_XD).sum(0),
         "largest_D": jnp.abs(x_XD).max(0),
         "rows_RD": jnp.where(is_there_R1, x_XD[jnp.minimum(place_R, len(x_XD) - 1)], 0),
     }
     if has_products:
-        found["products_DD"] = jax.lax.dot(x_XD.T, x_XD, precision=jax.lax.Precision.HIGHEST)
-    return found
+        statistics["products_DD"] = jax.lax.dot(x_XD.T, x_XD, precision=jax.lax.Precision.HIGHEST)
+    return statistics
 
 
-def together(before: Seen | None, batch: dict[str, np.ndarray]) -> Seen:
+def merged(before: InputStatistics | None, batch: dict[str, np.ndarray]) -> InputStatistics:
     """With another batch, in float64 where there are sums."""
     products = batch.get("products_DD")
-    found = Seen(
+    latest = InputStatistics(
         batch["count"].astype(np.int64),
         batch["sum_D"].astype(np.float64),
         batch["largest_D"],
@@ -101,13 +109,13 @@ def together(before: Seen | None, batch: dict[str, np.ndarray]) -> Seen:
         None if products is None else products.astype(np.float64),
     )
     if before is None:
-        return found
-    if before.products_DD is not None and found.products_DD is not None:
-        products = before.products_DD + found.products_DD
-    return Seen(
-        before.count + found.count,
-        before.sum_D + found.sum_D,
-        np.maximum(before.largest_D, found.largest_D),
-        np.concatenate([before.rows_RD, found.rows_RD], axis=-2),
+        return latest
+    if before.products_DD is not None and latest.products_DD is not None:
+        products = before.products_DD + latest.products_DD
+    return InputStatistics(
+        before.count + latest.count,
+        before.sum_D + latest.sum_D,
+        np.maximum(before.largest_D, latest.largest_D),
+        np.concatenate([before.rows_RD, latest.rows_RD], axis=-2),
         products,
     )
