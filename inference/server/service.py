@@ -120,7 +120,7 @@ class Service:
         """
         tokenizer = self.texts.tokenizer
         template = tokenizer.templates.get("tool_use", tokenizer.template)
-        return formats.named(self._tool_call_parser, template)
+        return formats.by_name(self._tool_call_parser, template)
 
     @property
     def is_alive(self) -> bool:

@@ -79,11 +79,11 @@ def render(
 
 def _normalized(message: Message) -> dict[str, Any]:
     """A message as transformers passes it on: without None, reasoning under its usual names."""
-    given = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((given[name] for name in _REASONING if name in given), None)
+    fields = {name: value for name, value in message.items() if value is not None}
+    reasoning = next((fields[name] for name in _REASONING if name in fields), None)
     if reasoning is None:
-        return given
-    return {"thinking": reasoning, **given, "reasoning_content": reasoning}
+        return fields
+    return {"thinking": reasoning, **fields, "reasoning_content": reasoning}
 
 
 class _Worker:

@@ -33,15 +33,15 @@ class Conversation:
                 no room for it; then it is not added.
         """
         prompts.check_text("the message", text)
-        asked = [*self.messages, {"role": "user", "content": text}]
-        ids = self._tokenizer.apply_chat_template(asked)
+        messages = [*self.messages, {"role": "user", "content": text}]
+        ids = self._tokenizer.apply_chat_template(messages)
         if len(ids) >= self._max_context:
             raise InputError(
                 f"the context holds {self._max_context} tokens, with this message the conversation "
                 f"has {len(ids)}: the message was not kept; /reset starts over"
             )
         self._num_tokens_before = self.num_tokens
-        self.messages, self.num_tokens = asked, len(ids)
+        self.messages, self.num_tokens = messages, len(ids)
         return ids
 
     def answer(self, text: str, num_tokens: int) -> None:
@@ -63,8 +63,8 @@ class Conversation:
         """Replaces the system's message, or removes it where the text is empty."""
         if text:
             prompts.check_text("the message", text)
-        rest = self.messages[len(self._system()) :]
-        self.messages = [{"role": "system", "content": text}] * bool(text) + rest
+        turns = self.messages[len(self._system()) :]
+        self.messages = [{"role": "system", "content": text}] * bool(text) + turns
 
     def _system(self) -> list[dict[str, str]]:
         return [message for message in self.messages[:1] if message["role"] == "system"]

@@ -64,9 +64,9 @@ class Detokenizer:
         if not self._stop or not text or self.num_tokens <= self._min_tokens:
             return text
         text = self._pending + text
-        found = [(text.find(stop), stop) for stop in self._stop if stop in text]
-        if found:
-            start, self.stopped = min(found, key=lambda hit: (hit[0], -len(hit[1])))
+        hits = [(text.find(stop), stop) for stop in self._stop if stop in text]
+        if hits:
+            start, self.stopped = min(hits, key=lambda hit: (hit[0], -len(hit[1])))
             self._pending = ""
             return text[:start]
         keep = self._overlap(text)

@@ -28,15 +28,15 @@ class EndTokens(Set[int]):
         self._thread.start()
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._known())
+        return iter(self._joined())
 
     def __contains__(self, token: object) -> bool:
-        return token in self._known()
+        return token in self._joined()
 
     def __len__(self) -> int:
-        return len(self._known())
+        return len(self._joined())
 
-    def _known(self) -> list[int]:
+    def _joined(self) -> list[int]:
         self._thread.join()
         return self._ids
 

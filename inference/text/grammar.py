@@ -93,10 +93,10 @@ def of_choices(choices: Iterable[str]) -> str:
     """
     import llguidance
 
-    each = list(choices)
-    if not each or not all(each):
+    texts = list(choices)
+    if not texts or not all(texts):
         raise InputError("choices are texts, each of at least one character")
-    quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in each)
+    quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in texts)
     _check_length("the list of choices", quoted)
     # As one lexeme: of rules, llguidance follows no more than 2000 side by side.
     return llguidance.LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {quoted}")
@@ -146,10 +146,10 @@ def without(words: Iterable[str]) -> str:
     """
     import llguidance
 
-    each = list(words)
-    if not each or not all(each):
+    literals = list(words)
+    if not literals or not all(literals):
         raise InputError("the words are texts, each of at least one character")
-    listed = "|".join(map(_literal, each))
+    listed = "|".join(map(_literal, literals))
     _check_length("the list of words", listed)
     return llguidance.LLMatcher.grammar_from_lark(
         f"start: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({listed})(?s:.*)/"
@@ -160,17 +160,17 @@ def either(rules: str, name: str, other: str) -> str:
     """What the rule of this name describes in Lark, or another grammar, as the functions above
     write it.
     """
-    found = json.loads(other)["grammars"][0] if other.startswith("{") else {"lark_grammar": other}
+    second = json.loads(other)["grammars"][0] if other.startswith("{") else {"lark_grammar": other}
     first = {"lark_grammar": f"start: {name} | @other\n{rules}"}
-    return json.dumps({"grammars": [first, {**found, "name": "other"}]})
+    return json.dumps({"grammars": [first, {**second, "name": "other"}]})
 
 
 def schema_of(text: str) -> dict[str, Any] | None:
     """The schema of a grammar that `of_json_schema` wrote; None of another one."""
     if not text.startswith("{"):
         return None
-    found: dict[str, Any] | None = json.loads(text)["grammars"][0].get("json_schema")
-    return found
+    schema: dict[str, Any] | None = json.loads(text)["grammars"][0].get("json_schema")
+    return schema
 
 
 def json_rule(schema: dict[str, Any]) -> str:
@@ -325,7 +325,7 @@ class Grammars:
             eos_token=self._eos_ids,
         )
         self._lock = threading.Lock()
-        self._kept: collections.OrderedDict[str, Any] = collections.OrderedDict()
+        self._cached: collections.OrderedDict[str, Any] = collections.OrderedDict()
         self._kept_bytes, self._max_kept_bytes = 0, max_kept_bytes
 
     def start(self, grammar: str, tokens: Sequence[int] = ()) -> Grammar:
@@ -345,9 +345,9 @@ class Grammars:
 
     def _compiled(self, grammar: str) -> "llguidance.LLMatcher":
         with self._lock:
-            if grammar in self._kept:
-                self._kept.move_to_end(grammar)
-                return self._kept[grammar]
+            if grammar in self._cached:
+                self._cached.move_to_end(grammar)
+                return self._cached[grammar]
         limits = self._llguidance.LLParserLimits(**_LIMITS)
         matcher = panics.guard(
             lambda: self._llguidance.LLMatcher(
@@ -364,11 +364,11 @@ class Grammars:
         if failure:
             raise InputError(f"the grammar {failure}")
         with self._lock:
-            if grammar not in self._kept:  # another thread may have been faster
-                self._kept[grammar] = matcher
+            if grammar not in self._cached:  # another thread may have been faster
+                self._cached[grammar] = matcher
                 self._kept_bytes += _num_bytes(grammar)
             while self._kept_bytes > self._max_kept_bytes:
-                self._kept_bytes -= _num_bytes(self._kept.popitem(last=False)[0])
+                self._kept_bytes -= _num_bytes(self._cached.popitem(last=False)[0])
         return matcher
 
     def _begin(self, matcher: "llguidance.LLMatcher") -> str:
@@ -420,9 +420,9 @@ def _num_bytes(grammar: str) -> int:
     return _GRAMMAR_BYTES + _CHAR_BYTES * len(grammar)
 
 
-def _check_length(what: str, text: str, most: int = MAX_CHARS) -> None:
-    if len(text) > most:
-        raise InputError(f"{what} has at most {most} characters, not {len(text)}")
+def _check_length(what: str, text: str, max_chars: int = MAX_CHARS) -> None:
+    if len(text) > max_chars:
+        raise InputError(f"{what} has at most {max_chars} characters, not {len(text)}")
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -22,23 +22,25 @@ _RISK = re.compile(rb'"Precompiled"|\)[*+{]')
 _LOCK = threading.RLock()  # stderr is the whole process's: one thread at a time holds it
 
 
-class _HeldStderr:
+class _CapturedStderr:
     """Keeps back what is written to stderr within it: a Rust panic leaves a trace there before it
     is an exception. What others write is passed on behind it. One may be held within another.
     """
 
     def __init__(self) -> None:
-        self._own: IO[bytes] | None = None  # stderr itself; None: there is none, or it is not held
-        self._held: IO[bytes] | None = None
+        self._stderr: IO[bytes] | None = (
+            None  # stderr itself; None: there is none, or it is not held
+        )
+        self._captured: IO[bytes] | None = None
         self._failure: BaseException | None = None
         self._panicked = False
 
     def __enter__(self) -> None:
         with contextlib.suppress(OSError):
             os.fstat(2)  # there may be none, whose place a new file would take
-            self._own = os.fdopen(os.dup(2), "wb", 0)
-            self._held = tempfile.TemporaryFile(buffering=0)
-            os.dup2(self._held.fileno(), 2)
+            self._stderr = os.fdopen(os.dup(2), "wb", 0)
+            self._captured = tempfile.TemporaryFile(buffering=0)
+            os.dup2(self._captured.fileno(), 2)
 
     def __exit__(
         self, kind: type[BaseException] | None, failure: BaseException | None, trace: object
@@ -49,16 +51,16 @@ class _HeldStderr:
 
     def close(self) -> None:
         """Lets go; where an interrupt came between, the rest of it."""
-        if self._own is None or self._own.closed:
+        if self._stderr is None or self._stderr.closed:
             return
-        os.dup2(self._own.fileno(), 2)
-        if self._held is not None and not self._held.closed:
-            self._held.seek(0)
-            if (text := self._held.read()) and not self._panicked:
+        os.dup2(self._stderr.fileno(), 2)
+        if self._captured is not None and not self._captured.closed:
+            self._captured.seek(0)
+            if (text := self._captured.read()) and not self._panicked:
                 with contextlib.suppress(OSError):  # nobody reads it any more
                     os.write(2, text)
-            self._held.close()
-        self._own.close()
+            self._captured.close()
+        self._stderr.close()
 
     def take_failure(self) -> BaseException:
         """What was raised within it, which is to be raised once stderr is free."""
@@ -90,7 +92,7 @@ def guard(call: Callable[[], _T], message: str, holds_stderr: bool = True) -> _T
     try:
         if not holds_stderr:
             return call()
-        stderr = _HeldStderr()
+        stderr = _CapturedStderr()
         # Closed again behind it: an interrupt may come at any point of its own exit, or before it.
         with _LOCK, contextlib.closing(stderr), stderr:
             return call()

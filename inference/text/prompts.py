@@ -50,11 +50,11 @@ class Prompt:
         contents = (message.get("content") for message in self.messages)
         size = sum(len(text) for text in (self.text, *contents) if isinstance(text, str))
         if size > _SOON_ENCODED:
-            most = max_context * tokenizer.longest_token
-            if size > most:
+            max_bytes = max_context * tokenizer.longest_token
+            if size > max_bytes:
                 raise InputError(
                     f"{self.where} has {size} characters; the context of {max_context} tokens "
-                    f"holds at most {most}"
+                    f"holds at most {max_bytes}"
                 )
         try:
             if self.text is not None:
@@ -83,13 +83,15 @@ def from_file(name: str, params: SamplingParams) -> list[Prompt]:
         InputError: names the first line that is not valid.
     """
     prompts: list[Prompt] = []
-    seen: dict[str | int, int] = {}
+    line_of_id: dict[str | int, int] = {}
     lines = json_lines.read(name, ("prompt", "messages"), _OTHERS, _WANTED, FORMER_NAMES)
-    for number, given in lines:
+    for number, fields in lines:
         where = f"{name} line {number}"
-        prompt = _parse(where, given, params)
-        if prompt.id is not None and seen.setdefault(prompt.id, number) != number:
-            raise InputError(f"{where}: id {prompt.id!r} is that of line {seen[prompt.id]} as well")
+        prompt = _parse(where, fields, params)
+        if prompt.id is not None and line_of_id.setdefault(prompt.id, number) != number:
+            raise InputError(
+                f"{where}: id {prompt.id!r} is that of line {line_of_id[prompt.id]} as well"
+            )
         prompts.append(prompt)
     return prompts
 
@@ -129,22 +131,22 @@ def _check_unicode(where: str, text: str) -> str:
     return text
 
 
-def _parse(where: str, given: dict[str, Any], params: SamplingParams) -> Prompt:
-    if "prompt" in given:
-        if not isinstance(given["prompt"], str):
-            raise InputError(f"{where}: 'prompt' is a text, not {type(given['prompt']).__name__}")
-        check_text(f"{where}: 'prompt'", given["prompt"])
+def _parse(where: str, fields: dict[str, Any], params: SamplingParams) -> Prompt:
+    if "prompt" in fields:
+        if not isinstance(fields["prompt"], str):
+            raise InputError(f"{where}: 'prompt' is a text, not {type(fields['prompt']).__name__}")
+        check_text(f"{where}: 'prompt'", fields["prompt"])
     else:
-        _check_messages(where, given["messages"])
+        _check_messages(where, fields["messages"])
     return Prompt(
         where,
-        _params(where, given, params),
-        given.get("prompt"),
-        tuple(given.get("messages", ())),
-        _list(where, given, "tools"),
-        _list(where, given, "documents"),
-        _template(where, given),
-        _id(where, given),
+        _params(where, fields, params),
+        fields.get("prompt"),
+        tuple(fields.get("messages", ())),
+        _list(where, fields, "tools"),
+        _list(where, fields, "documents"),
+        _template(where, fields),
+        _id(where, fields),
     )
 
 
@@ -163,36 +165,36 @@ def _check_messages(where: str, messages: object) -> None:
             _check_unicode(f"{where}: {field!r}", text)
 
 
-def _params(where: str, given: dict[str, Any], params: SamplingParams) -> SamplingParams:
-    own = {name: value for name, value in given.items() if name in sampling_fields.NAMES}
+def _params(where: str, fields: dict[str, Any], params: SamplingParams) -> SamplingParams:
+    settings = {name: value for name, value in fields.items() if name in sampling_fields.NAMES}
     try:
-        return sampling_fields.override(params, own)
+        return sampling_fields.override(params, settings)
     except InputError as error:
         raise InputError(f"{where}: {error}") from None
 
 
-def _list(where: str, given: dict[str, Any], name: str) -> "list[Message] | None":
-    value = given.get(name)
+def _list(where: str, fields: dict[str, Any], name: str) -> "list[Message] | None":
+    value = fields.get(name)
     if value is not None and not (
         isinstance(value, list) and all(isinstance(item, dict) for item in value)
     ):
         raise InputError(f"{where}: {name!r} is a list of objects")
-    if value is not None and "messages" not in given:
+    if value is not None and "messages" not in fields:
         raise InputError(f"{where}: {name!r} goes with messages, not with a prompt")
     return value
 
 
-def _template(where: str, given: dict[str, Any]) -> str | None:
-    name = given.get("template")
+def _template(where: str, fields: dict[str, Any]) -> str | None:
+    name = fields.get("template")
     if name is not None and not isinstance(name, str):
         raise InputError(f"{where}: 'template' is the name of a chat template, not {name!r:.60}")
-    if name is not None and "messages" not in given:
+    if name is not None and "messages" not in fields:
         raise InputError(f"{where}: 'template' goes with messages, not with a prompt")
     return name
 
 
-def _id(where: str, given: dict[str, Any]) -> str | int | None:
-    own = given.get("id")
-    if own is not None and (isinstance(own, bool) or not isinstance(own, str | int)):
-        raise InputError(f"{where}: 'id' is a text or a whole number, not {own!r:.60}")
-    return _check_unicode(f"{where}: 'id'", own) if isinstance(own, str) else own
+def _id(where: str, fields: dict[str, Any]) -> str | int | None:
+    id = fields.get("id")
+    if id is not None and (isinstance(id, bool) or not isinstance(id, str | int)):
+        raise InputError(f"{where}: 'id' is a text or a whole number, not {id!r:.60}")
+    return _check_unicode(f"{where}: 'id'", id) if isinstance(id, str) else id

@@ -65,8 +65,8 @@ class Quoter:
             (self._special if message.get("role") == "assistant" else self._all).mark(message, mark)
             for message in messages
         ]
-        rest = tools, documents, variables
-        return marked, *(self._all.mark(each, mark) for each in rest)
+        unmarked = tools, documents, variables
+        return marked, *(self._all.mark(value, mark) for value in unmarked)
 
     def has_quoted(self, rendered: str, marked: str, mark: str) -> bool:
         """Whether the marked rendering has control tokens that are text.
@@ -82,8 +82,8 @@ class Quoter:
         return self._pattern.findall(marked) != self._pattern.findall(rendered)
 
     def _first(self, rendered: str) -> str:
-        found = self._pattern.search(rendered)
-        return repr(found[0]) if found else "it"
+        match = self._pattern.search(rendered)
+        return repr(match[0]) if match else "it"
 
     def encode(self, marked: str, mark: str, encode: Callable[..., list[int]]) -> list[int]:
         """Token ids of a marked rendering: `encode(backend, text)` gives those of plain text."""
@@ -116,7 +116,7 @@ class _Marker:
         return value
 
     def _mark_tokens(self, text: str, mark: str) -> str:
-        return self.pattern.sub(lambda found: found[0][0] + mark + found[0][1:], text)
+        return self.pattern.sub(lambda match: match[0][0] + mark + match[0][1:], text)
 
     def _mark_ends(self, text: str, mark: str) -> str:
         """Marks a text that starts with a suffix of a token or ends with a prefix of one, inside of
@@ -168,18 +168,18 @@ class _AliasedTokenizer:
                 for content, t in zip(contents, tokens.values(), strict=True)
             ]
         )  # fmt: skip
-        own = zip(contents, tokens, strict=True)
-        self._ids = {self._copy.token_to_id(content): token for content, token in own}
+        ids_of_tokens = zip(contents, tokens, strict=True)
+        self._ids = {self._copy.token_to_id(content): token for content, token in ids_of_tokens}
         unknown = getattr(backend.model, "unk_token", None)
-        known = {self._copy.token_to_id(name) for name in self._alias if name != unknown}
-        self._forbidden = known - {None}  # words of the vocabulary itself, by the copy's ids
+        word_ids = {self._copy.token_to_id(name) for name in self._alias if name != unknown}
+        self._forbidden = word_ids - {None}  # words of the vocabulary itself, by the copy's ids
 
     def encode(
         self, pattern: re.Pattern[str], marked: str, mark: str, encode: Callable[..., list[int]]
     ) -> list[int]:
         if not set(marked).isdisjoint(self._alias.values()):
             raise InputError("a message holds control tokens beside characters above U+100000")
-        text = pattern.sub(lambda found: self._alias[found[0]], marked).replace(mark, "")
+        text = pattern.sub(lambda match: self._alias[match[0]], marked).replace(mark, "")
         ids = encode(self._copy, text)
         if not self._forbidden.isdisjoint(ids):  # the vocabulary has it as a word too
             raise InputError("a message holds a control token that this tokenizer knows as a word")

@@ -131,8 +131,8 @@ class _Namespace(utils.Namespace):
     """`namespace(...)` that refuses names with a leading underscore."""
 
     def __init__(*args: Any, **values: Any) -> None:
-        self, *rest = args  # `namespace(self=...)` is legal
-        whole = dict(*rest, **values)
+        self, *mappings = args  # `namespace(self=...)` is legal
+        whole = dict(*mappings, **values)
         for name in whole:
             _check_name(name)
         utils.Namespace.__init__(self, whole)

@@ -74,18 +74,18 @@ class Tokenizer:
         Raises:
             InputError: it has others; names one.
         """
-        own, theirs = (each._backend.get_vocab() for each in (self, other))
-        for token, id in own.items():
-            if theirs.get(token) != id:
+        vocab, other_vocab = (tokenizer._backend.get_vocab() for tokenizer in (self, other))
+        for token, id in vocab.items():
+            if other_vocab.get(token) != id:
                 raise InputError(
                     f"the model that drafts has another tokenizer: {shown(token)} is {id} here and "
-                    f"{shown(theirs.get(token, 'absent'))} there"
+                    f"{shown(other_vocab.get(token, 'absent'))} there"
                 )
 
     def to_json(self) -> dict[str, Any]:
         """What a `tokenizer.json` says of it."""
-        found: dict[str, Any] = json.loads(self._backend.to_str())
-        return found
+        settings: dict[str, Any] = json.loads(self._backend.to_str())
+        return settings
 
     def special_id(self, name: str) -> int | None:
         """The id of a token by its name ('bos_token'); None: there is none."""
@@ -131,7 +131,7 @@ class Tokenizer:
     def decode(self, ids: Iterable[int], skip_special: bool = True) -> str:
         """The text of token ids, as `tokenizers` decodes them; invalid UTF-8 becomes U+FFFD."""
         spelled = [(token in self.byte_ids, self.token_bytes(token, skip_special)) for token in ids]
-        runs = itertools.groupby((each for each in spelled if each[1]), lambda each: each[0])
+        runs = itertools.groupby((pair for pair in spelled if pair[1]), lambda pair: pair[0])
         text = "".join(
             (text_of_bytes if is_run else _replaced)(b"".join(data for _, data in run))
             for is_run, run in runs
@@ -142,11 +142,11 @@ class Tokenizer:
         """The bytes of a token; empty for a skipped special token or an unassigned id."""
         if skip_special and token in self._special_ids:
             return b""
-        known = self._bytes.get(token)
-        if known is None:
+        cached = self._bytes.get(token)
+        if cached is None:
             content = self._backend.id_to_token(token)
-            known = self._bytes[token] = b"" if content is None else self._to_bytes(content)
-        return known
+            cached = self._bytes[token] = b"" if content is None else self._to_bytes(content)
+        return cached
 
     @functools.cached_property
     def longest_token(self) -> int:
@@ -162,13 +162,13 @@ class Tokenizer:
         """
         if name is None:
             return self
-        named = self.templates
+        templates = self.templates
         if self.template is not None:
-            named = {"default": self.template} | named
-        if name not in named:
-            have = f"valid: {', '.join(named)}" if named else "this checkpoint has none"
+            templates = {"default": self.template} | templates
+        if name not in templates:
+            have = f"valid: {', '.join(templates)}" if templates else "this checkpoint has none"
             raise InputError(f"no chat template {name[:80]!r}; {have}")
-        return self.with_template_text(named[name])
+        return self.with_template_text(templates[name])
 
     def with_template_text(self, template: str) -> "Tokenizer":
         """The tokenizer with this chat template for every conversation."""
@@ -198,8 +198,10 @@ class Tokenizer:
 
         template = self.template_for(tools)
         if template is None:
-            named = f" but {', '.join(self.templates)}" if self.templates else ""
-            raise InputError(f"this checkpoint has no chat template{named}; give it a plain prompt")
+            alternatives = f" but {', '.join(self.templates)}" if self.templates else ""
+            raise InputError(
+                f"this checkpoint has no chat template{alternatives}; give it a plain prompt"
+            )
         return chat_template.render(
             template,
             messages,
@@ -235,14 +237,14 @@ class Tokenizer:
             text = self.chat_text(opened, add_generation_prompt, tools, documents, variables)
             return _until_end(text)
 
-        given = list(map(dict, messages)), tools, documents, dict(variables)
-        text = write(*given)
+        values = list(map(dict, messages)), tools, documents, dict(variables)
+        text = write(*values)
         if self._quoter is None:
             sources = filter(None, (self.template, *self.templates.values()))
             self._quoter = quoting.Quoter(self._backend, sources)
         mark = quoting.unused_mark(text)
-        marked = self._quoter.mark(*given, mark)
-        if marked != given:
+        marked = self._quoter.mark(*values, mark)
+        if marked != values:
             again = write(*marked)
             if self._quoter.has_quoted(text, again, mark):
                 return self._quoter.encode(again, mark, self._encode)
@@ -310,9 +312,9 @@ def _spelling(backend: "tokenizers.Tokenizer") -> _Spelling:
 def byte_alphabet() -> dict[int, str]:
     """The printable character that stands for each byte in byte-level BPE (Radford et al. 2019)."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in printable]
+    unprintable = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {
-        byte: chr(256 + i) for i, byte in enumerate(others)
+        byte: chr(256 + i) for i, byte in enumerate(unprintable)
     }
 
 

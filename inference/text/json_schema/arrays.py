@@ -19,12 +19,12 @@ def rewrite(document: Document, schema: dict[str, Any], resource: Any, place: st
     """
     schema = _modern(schema)
     result = Rewritten(schema, [], set())
-    if (others := schema.pop("unevaluatedItems", True)) is not True and "items" not in schema:
+    if (unevaluated := schema.pop("unevaluatedItems", True)) is not True and "items" not in schema:
         if schema.keys() & {"allOf", "anyOf", "oneOf", "$ref", "if", "contains"}:
             raise InputError(
                 f"{place}unevaluatedItems: is not supported beside keywords that evaluate items"
             )
-        schema["items"] = others
+        schema["items"] = unevaluated
     if schema.pop("uniqueItems", False):
         _list_orders(document, resource, place, result)
     if "contains" in schema:
@@ -36,11 +36,11 @@ def rewrite(document: Document, schema: dict[str, Any], resource: Any, place: st
 def _modern(schema: dict[str, Any]) -> dict[str, Any]:
     """Lists of `items` and `additionalItems` as draft 2020-12 names them."""
     schema = dict(schema)
-    others = schema.pop("additionalItems", None)
+    additional = schema.pop("additionalItems", None)
     if isinstance(schema.get("items"), list):
         schema["prefixItems"] = schema.pop("items")
-        if others is not None:
-            schema["items"] = others
+        if additional is not None:
+            schema["items"] = additional
     return schema
 
 
@@ -57,31 +57,31 @@ def _list_orders(document: Document, resource: Any, place: str, result: Rewritte
         return
     if low > len(listed):
         raise InputError(f"{place}minItems={low}: there are {len(listed)} different items")
-    most = int(min(high, len(listed)))
-    if sum(math.perm(len(listed), length) for length in range(low, most + 1)) > _MAX_ORDERS:
+    max_length = int(min(high, len(listed)))
+    if sum(math.perm(len(listed), length) for length in range(low, max_length + 1)) > _MAX_ORDERS:
         result.relaxed.add("uniqueItems")
         return
     orders = [
         list(order)
-        for length in range(low, most + 1)
+        for length in range(low, max_length + 1)
         for order in itertools.permutations(listed, length)
     ]
     for name in ("items", "minItems", "maxItems"):
         schema.pop(name, None)
-    others = [kind for kind in TYPES if kind != "array"]
+    other_types = [kind for kind in TYPES if kind != "array"]
     is_array = schema.get("type") == "array"
     listing = {"enum": orders}
-    result.extras.append(listing if is_array else {"anyOf": [{"type": others}, listing]})
+    result.extras.append(listing if is_array else {"anyOf": [{"type": other_types}, listing]})
 
 
 def _place_item(place: str, result: Rewritten) -> None:
     """One of the first items is what an array contains."""
     schema = result.schema
     part = schema.pop("contains")
-    least, most = schema.get("minContains", 1), schema.get("maxContains")
-    if least == 0 and most is None:
+    least, max_contains = schema.get("minContains", 1), schema.get("maxContains")
+    if least == 0 and max_contains is None:
         return
-    if least != 1 or most is not None:
+    if least != 1 or max_contains is not None:
         name = "minContains" if least != 1 else "maxContains"
         raise InputError(f"{place}{name}={shown(schema[name])}: is not supported")
     high = schema.get("maxItems", _MAX_POSITION)
@@ -90,7 +90,7 @@ def _place_item(place: str, result: Rewritten) -> None:
         {"type": "array", "prefixItems": [True] * index + [part], "minItems": index + 1}
         for index in positions
     ]
-    others = [kind for kind in TYPES if kind != "array"]
+    other_types = [kind for kind in TYPES if kind != "array"]
     if "array" in as_list(schema.get("type", "array")) and schema.get("type") != "array":
-        options.append({"type": others})
+        options.append({"type": other_types})
     result.extras.append({"anyOf": options} if options else False)

@@ -60,9 +60,9 @@ class Document:
         base, _, fragment = reference.partition("#")
         schema = resource
         if base:
-            schema, resource = self._named(base, reference)
+            schema, resource = self._lookup(base, reference)
         if fragment and not fragment.startswith("/"):
-            return self._named("#" + fragment, reference)
+            return self._lookup("#" + fragment, reference)
         for part in fragment.split("/")[1:]:
             part = unquote(part).replace("~1", "/").replace("~0", "~")
             if isinstance(schema, list) and part.isdecimal() and int(part) < len(schema):
@@ -85,7 +85,7 @@ class Document:
             schema, resource = self.target(schema["$ref"], resource)
         return schema, resource
 
-    def _named(self, name: str, reference: str) -> tuple[Any, Any]:
+    def _lookup(self, name: str, reference: str) -> tuple[Any, Any]:
         if name not in self._by_name:
             raise InputError(f"$ref={shown(reference)}: is not in the schema, and is not fetched")
         return self._by_name[name]

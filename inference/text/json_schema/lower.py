@@ -163,13 +163,13 @@ class _Lowering:
             return options, True
         exact: list[Schema] = []
         for option in options:
-            others = [
+            opposites = [
                 _opposite_within(self._document, option, other, resource)
                 for other in options
                 if other is not option and not are_disjoint(self._document, option, other, resource)
             ]
-            unlike = [other for other in others if other is not None]
-            if len(options) > _MAX_EXCLUDING and others or len(unlike) < len(others):
+            unlike = [other for other in opposites if other is not None]
+            if len(options) > _MAX_EXCLUDING and opposites or len(unlike) < len(opposites):
                 return options, False
             exact.append({"allOf": [option, *unlike]} if unlike else option)
         return exact, True

@@ -24,11 +24,11 @@ def separate(root: dict[str, Any]) -> bool:
     if None in patterns:
         return False
     for node, pattern in zip(free, patterns, strict=True):
-        others = node.pop("additionalProperties", True)
+        additional = node.pop("additionalProperties", True)
         properties = node.get("properties", {})
         missing = (name for name in node.get("required", ()) if name not in properties)
-        node["properties"] = {**properties, **dict.fromkeys(missing, others)}
-        node["patternProperties"] = {pattern: others}
+        node["properties"] = {**properties, **dict.fromkeys(missing, additional)}
+        node["patternProperties"] = {pattern: additional}
         node["additionalProperties"] = False
     return True
 

@@ -47,8 +47,8 @@ def _depend(place: str, result: Rewritten) -> None:
 
 def _close(document: Document, resource: Any, place: str, schema: dict[str, Any]) -> None:
     """What no part evaluates is what no part names."""
-    others = schema.pop("unevaluatedProperties")
-    if others is True or "additionalProperties" in schema:
+    unevaluated = schema.pop("unevaluatedProperties")
+    if unevaluated is True or "additionalProperties" in schema:
         return
     names, is_plain = _evaluated(document, schema, resource, 0)
     if not is_plain:
@@ -56,7 +56,7 @@ def _close(document: Document, resource: Any, place: str, schema: dict[str, Any]
             f"{place}unevaluatedProperties: is supported beside allOf and $ref of plain properties"
         )
     schema["properties"] = dict.fromkeys(names, True) | schema.get("properties", {})
-    schema["additionalProperties"] = others
+    schema["additionalProperties"] = unevaluated
 
 
 def _evaluated(
@@ -90,7 +90,7 @@ def _restrict_names(document: Document, resource: Any, place: str, schema: dict[
     keywords = constraints(rule) - {"type", "format"}
     if not keywords:
         return
-    others = schema.get("additionalProperties", True)
+    additional = schema.get("additionalProperties", True)
     properties = schema.get("properties", {})
     if "patternProperties" in schema:
         raise InputError(f"{where}: is not supported beside patternProperties")
@@ -99,7 +99,7 @@ def _restrict_names(document: Document, resource: Any, place: str, schema: dict[
         names = [name for name in listed if isinstance(name, str)]
         schema["properties"] = {
             name: part if name in names else False for name, part in properties.items()
-        } | {name: others for name in names if name not in properties}
+        } | {name: additional for name in names if name not in properties}
         schema["additionalProperties"] = False
         return
     if keywords == {"pattern"}:
@@ -108,12 +108,12 @@ def _restrict_names(document: Document, resource: Any, place: str, schema: dict[
         pattern = rf"^[\s\S]{{{rule.get('minLength', 0)},{rule.get('maxLength', '')}}}$"
     else:
         raise InputError(f"{where}: is a list, a pattern, or bounds of the length")
-    if properties and others is not True:
+    if properties and additional is not True:
         raise InputError(f"{where}: is not supported beside properties and additionalProperties")
     schema["properties"] = {
         name: part if _matches(pattern, name, where) else False for name, part in properties.items()
     }
-    schema["patternProperties"] = {pattern: others}
+    schema["patternProperties"] = {pattern: additional}
     schema["additionalProperties"] = False
 
 

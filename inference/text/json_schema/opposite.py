@@ -57,8 +57,8 @@ def _opposites(
         listed = set(as_list(value))
         if "integer" in listed and "number" not in listed:
             return [None]
-        others = [kind for kind in TYPES if kind not in listed]
-        return [{"type": others}] if others else []
+        other_types = [kind for kind in TYPES if kind not in listed]
+        return [{"type": other_types}] if other_types else []
     if name in ("const", "enum"):
         return [_other_than([value] if name == "const" else value)]
     if name == "required" and isinstance(value, list):

@@ -63,13 +63,15 @@ def _json_or(format: Format, schemas: Schemas, is_parallel: bool, other: dict[st
     """Calls as JSON of a schema, or that of another one. Both begin with the same bracket, behind
     which llguidance does not go back: it has to be one token of its lexer in both.
     """
-    calls = {"anyOf": [_call_schema(format, n, *each) for n, each in enumerate(schemas.items())]}
+    calls = {
+        "anyOf": [_call_schema(format, n, *schema) for n, schema in enumerate(schemas.items())]
+    }
     call = grammar.json_rule(calls)
     first = _sequence(format, is_parallel)
     if is_parallel and "[" in format.brackets:
-        one = {"$ref": "#/$defs/call"}
-        several = {"type": "array", "items": one, "minItems": 1, "maxItems": MAX_CALLS}
-        call = grammar.json_rule({"$defs": {"call": calls}, "anyOf": [one, several]})
+        single = {"$ref": "#/$defs/call"}
+        several = {"type": "array", "items": single, "minItems": 1, "maxItems": MAX_CALLS}
+        call = grammar.json_rule({"$defs": {"call": calls}, "anyOf": [single, several]})
         first = "call"
     rules = f"start: calls | other\ncalls: {first}\ncall: {call}\n"
     return f"{rules}other: {grammar.json_rule(other)}"
@@ -88,8 +90,8 @@ def _call_schema(format: Format, n: int, name: str, schema: dict[str, Any]) -> d
 def _sequence(format: Format, is_parallel: bool) -> str:
     """Of calls, in Lark."""
     if format.closing:
-        one = f"{json.dumps(format.opening + chr(10))} call {json.dumps(chr(10) + format.closing)}"
-        return f'{one} ("\\n" {one}){_MORE}' if is_parallel else one
+        call = f"{json.dumps(format.opening + chr(10))} call {json.dumps(chr(10) + format.closing)}"
+        return f'{call} ("\\n" {call}){_MORE}' if is_parallel else call
     if not is_parallel:
         return "call"
     if "[" in format.brackets:

@@ -33,7 +33,7 @@ class Format:
 HERMES = Format("hermes", "<tool_call>", "</tool_call>")
 LLAMA3_JSON = Format("llama3_json", "<|python_tag|>", brackets="{", key="parameters")
 JSON = Format("json", brackets="{[")
-FORMATS = {each.name: each for each in (HERMES, LLAMA3_JSON, JSON)}
+FORMATS = {format.name: format for format in (HERMES, LLAMA3_JSON, JSON)}
 AUTO = "auto"
 CHOICES = (AUTO, *FORMATS)
 
@@ -66,7 +66,7 @@ _UNREAD = {
 }
 
 
-def named(name: str, template: str | None) -> Format:
+def by_name(name: str, template: str | None) -> Format:
     """The format of this name; "auto": that of a chat template.
 
     Raises:

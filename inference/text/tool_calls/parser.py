@@ -92,7 +92,7 @@ class Parser:
         self._format = format
         self._names = names
         self._parts: list[Part] = []
-        self._held: list[str] = []  # may be a call, or the blanks before one
+        self._pending: list[str] = []  # may be a call, or the blanks before one
         self._back = ""  # a character that is read again
         self._num_calls = 0
         self._has_text = self._follows_call = False
@@ -116,8 +116,8 @@ class Parser:
 
     def finish(self) -> list[Part]:
         """What remains at the end."""
-        self._tell("".join(self._held))
-        self._held, self._thought = [], None
+        self._tell("".join(self._pending))
+        self._pending, self._thought = [], None
         return self._take()
 
     def _take(self) -> list[Part]:
@@ -139,7 +139,7 @@ class Parser:
     def _end_thought(self, thought: list[str]) -> None:
         """It was one: all of it is text, and the answer goes on behind it."""
         del self._parts[self._num_certain() :]
-        self._thought, self._held, self._back = None, [], ""
+        self._thought, self._pending, self._back = None, [], ""
         self._num_calls, self._follows_call = self._num_before, False
         self._tell("".join(thought[self._num_told :]))
         self._is_line_start = True
@@ -154,25 +154,25 @@ class Parser:
         if thinks:
             yield from self._tell_thought()
         while True:
-            held = "".join(self._held)
-            if self._thought is None and held.endswith(_THOUGHT[0]):
+            pending = "".join(self._pending)
+            if self._thought is None and pending.endswith(_THOUGHT[0]):
                 is_first = not (self._has_text or self._num_calls)
-                is_first &= held.strip(_SPACE) == _THOUGHT[0]
-                self._tell(held)
-                self._held = []
+                is_first &= pending.strip(_SPACE) == _THOUGHT[0]
+                self._tell(pending)
+                self._pending = []
                 if is_first:
                     yield from self._tell_thought()
                 else:
                     self._begin_thought()
-            elif opening and held.endswith(opening):
-                self._keep(held, len(opening))
+            elif opening and pending.endswith(opening):
+                self._keep(pending, len(opening))
                 yield from self._read_block("")
-            elif held and held[-1] in brackets and self._may_begin(held[:-1]):
-                self._keep(held, 1)
-                yield from self._read_block(held[-1])
+            elif pending and pending[-1] in brackets and self._may_begin(pending[:-1]):
+                self._keep(pending, 1)
+                yield from self._read_block(pending[-1])
             else:
-                size = max(_overlap(held, opening), _overlap(held, _THOUGHT[0]))
-                self._keep(held, size)
+                size = max(_overlap(pending, opening), _overlap(pending, _THOUGHT[0]))
+                self._keep(pending, size)
                 c = yield from self._hold()
                 while not size and c in _SPACE:  # there may be many
                     c = yield from self._hold()
@@ -187,11 +187,11 @@ class Parser:
         self._is_line_start = True
         self._json = _Json(self._format.brackets)
 
-    def _keep(self, held: str, num_last: int) -> None:
+    def _keep(self, pending: str, num_last: int) -> None:
         """Holds so many last characters and the blanks before them, and tells the rest."""
-        end = len(held[: len(held) - num_last].rstrip(_SPACE))
-        self._tell(held[:end])
-        self._held = [held[end:]]
+        end = len(pending[: len(pending) - num_last].rstrip(_SPACE))
+        self._tell(pending[:end])
+        self._pending = [pending[end:]]
 
     def _may_begin(self, before: str) -> bool:
         """Whether calls may begin behind what is held: a line does, within no other JSON."""
@@ -222,7 +222,7 @@ class Parser:
 
     def _drop(self) -> None:
         """What is held belongs to a call."""
-        self._held = []
+        self._pending = []
         self._follows_call = self._is_line_start = True
         self._json = _Json(self._format.brackets)
 
@@ -312,16 +312,16 @@ class Parser:
     def _hold_arguments(self, first: str) -> _Reader:
         """Those that begin with this character, as JSON; "" where they are none."""
         if first == '"':  # JSON within JSON
-            found = yield from self._hold_string(None)
+            arguments = yield from self._hold_string(None)
         elif first == "{":
             read = [first]
             if not (yield from self._scan_object(self._hold, read.append)):
                 self._back = ""  # it is held
                 return ""
-            found = "".join(read)
+            arguments = "".join(read)
         else:
             return "{}" if first == "n" and (yield from self._matches("null")) else ""
-        return found if _is_object(found) else ""
+        return arguments if _is_object(arguments) else ""
 
     def _scan_object(self, read: Callable[[], _Reader], take: Callable[[str], None]) -> _Judge:
         """An object behind its bracket; `take` gets its characters. False where one comes that no
@@ -355,7 +355,7 @@ class Parser:
     def _hold(self) -> _Reader:
         """The same, held."""
         c = yield from self._next()
-        self._held.append(c)
+        self._pending.append(c)
         return c
 
     def _hold_word(self) -> _Reader:
@@ -365,10 +365,10 @@ class Parser:
             c = yield from self._hold()
         return c
 
-    def _hold_string(self, most: int | None) -> _Reader:
+    def _hold_string(self, max_chars: int | None) -> _Reader:
         """A text of JSON behind its quote; "" where it is none, or longer than that."""
         read = ['"']
-        while most is None or len(read) < most:
+        while max_chars is None or len(read) < max_chars:
             c = yield from self._hold()
             read.append(c)
             if c == "\\":

@@ -21,12 +21,12 @@ def prepare(
     Arguments of calls, which clients send as JSON, become objects. A template that knows no tools
     gets a system message about them instead, one that knows no calls gets these as text.
     """
-    found = [_with_objects(message) for message in messages]
+    prepared = [_with_objects(message) for message in messages]
     if not formats.knows_calls(template):
-        found = [_as_text(message) for message in found]
+        prepared = [_as_text(message) for message in prepared]
     if tools and not formats.knows_tools(template):
-        return _with_system(found, tools), None
-    return found, tools
+        return _with_system(prepared, tools), None
+    return prepared, tools
 
 
 def with_texts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -53,10 +53,10 @@ def _loads(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        found = json.loads(arguments or "{}")
+        parsed = json.loads(arguments or "{}")
     except (ValueError, RecursionError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return parsed if isinstance(parsed, dict) else arguments
 
 
 def _dumps(arguments: Any) -> str:
@@ -70,9 +70,9 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
     calls = [call["function"] for call in message["tool_calls"]]
     plain = [{name: call[name] for name in ("name", "arguments")} for call in calls]
     text = json.dumps(plain[0] if len(plain) == 1 else plain, ensure_ascii=False)
-    rest = {name: value for name, value in message.items() if name != "tool_calls"}
+    fields = {name: value for name, value in message.items() if name != "tool_calls"}
     content = message.get("content")
-    return {**rest, "content": f"{content}\n{text}" if content else text}
+    return {**fields, "content": f"{content}\n{text}" if content else text}
 
 
 def _with_system(
@@ -80,8 +80,8 @@ def _with_system(
 ) -> list[dict[str, Any]]:
     """With a system message that describes the tools, behind what the user's own says."""
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
-    own = _SYSTEM.format(tools=functions)
-    first, *rest = messages
+    description = _SYSTEM.format(tools=functions)
+    first, *turns = messages
     if first["role"] != "system":
-        return [{"role": "system", "content": own}, *messages]
-    return [{**first, "content": f"{first['content']}\n\n{own}"}, *rest]
+        return [{"role": "system", "content": description}, *messages]
+    return [{**first, "content": f"{first['content']}\n\n{description}"}, *turns]

@@ -174,12 +174,12 @@ def test_as_many_are_kept_as_there_is_room_for():
     for _ in range(2):
         for text in short:
             own.start(text)
-    assert list(own._kept) == short[-3:] and own._kept_bytes == room
+    assert list(own._cached) == short[-3:] and own._kept_bytes == room
     own.start(short[-3])
     long = grammar.of_choices(["b" * 300])
     own.start(long)
-    assert list(own._kept) == [short[-3], long]
-    assert own._kept_bytes == sum(map(grammar._num_bytes, own._kept)) <= room
+    assert list(own._cached) == [short[-3], long]
+    assert own._kept_bytes == sum(map(grammar._num_bytes, own._cached)) <= room
 
 
 @pytest.mark.parametrize("num", [1, 5000])

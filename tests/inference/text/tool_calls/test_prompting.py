@@ -27,10 +27,10 @@ def calling(arguments, **more):
     ("<tool_call>", "json"), ("{{ tools }} <tool_call>", "hermes"),
 ])  # fmt: skip
 def test_the_format_of_a_template(template, name):
-    assert formats.named("auto", template).name == name
-    assert formats.named("hermes", template).name == "hermes"
+    assert formats.by_name("auto", template).name == name
+    assert formats.by_name("hermes", template).name == "hermes"
     with pytest.raises(InputError, match="one of auto, hermes, llama3_json, json, not 'pythonic'"):
-        formats.named("pythonic", template)
+        formats.by_name("pythonic", template)
 
 
 SHOWS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for c in message.tool_calls %}"
@@ -55,7 +55,7 @@ UNREAD = {
 def test_a_format_that_is_not_read_is_no_other(name, template):
     found = formats.of_template(template)
     assert (found.name, found.is_read) == (name, False)
-    assert formats.named("hermes", template).is_read
+    assert formats.by_name("hermes", template).is_read
     forced = grammar_of(found)
     assert forced == grammar_of(formats.JSON)  # as which the parser reads it
 
