@@ -75,14 +75,14 @@ def ablations(
         )
     pages = sum(-(-request.num_tokens // page) for request in requests)
     paged = sum(model.page_bytes(page))
-    held = max(pages * paged // 2, context // page * paged)
-    base = base.replace(max_context=context, cache_bytes=held)
+    cache_bytes = max(pages * paged // 2, context // page * paged)
+    base = base.replace(max_context=context, cache_bytes=cache_bytes)
     reserving = base.replace(page_tokens=context, max_seqs=len(requests))
     num_reserved = min(n - 1 for n in Config(model, reserving).num_pages)
     mixed = base.shapes.prefill_chunks
     budget = base.scheduling.prefill_budget or base.shapes.chunk_tokens * min(mixed)
-    others = sorted({*range(1, min(8, max(mixed)))} - {*mixed})
-    alone = tuple(sorted({*mixed, *others[: 1 + len({*mixed})]}))  # no more than the mixed ones
+    unmixed = sorted({*range(1, min(8, max(mixed)))} - {*mixed})
+    alone = tuple(sorted({*mixed, *unmixed[: 1 + len({*mixed})]}))  # no more than the mixed ones
     changes: tuple[tuple[str, dict[str, Any], str, bool], ...] = (
         (
             "cached",
@@ -105,13 +105,13 @@ def ablations(
         ),
         ("overlap", dict(overlap=True), "output_tok_s", False),
     )  # fmt: skip
-    found = [Ablation(NAIVE, None)]
+    rungs = [Ablation(NAIVE, None)]
     for name, change, metric, is_cost in changes:
         base = base.replace(**change)
         # 'dynamic' trades throughput for latency, so 'static' is the one to compare with.
-        over = "static" if name == "continuous" else found[-1].name
-        found.append(Ablation(name, base, metric, is_cost, over, by_turns=name == "overlap"))
-    return tuple(found)
+        over = "static" if name == "continuous" else rungs[-1].name
+        rungs.append(Ablation(name, base, metric, is_cost, over, by_turns=name == "overlap"))
+    return tuple(rungs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,15 +128,20 @@ class AblationResult:
 
     def as_json(self) -> dict[str, Any]:
         """Its row."""
-        own, metric = self.ablation, self.ablation.metric
-        row: dict[str, Any] = {"rung": own.name, "over": own.over, "metric": metric}
-        row["less_is_better"] = own.is_cost
-        for name, found, before in (
+        ablation, metric = self.ablation, self.ablation.metric
+        row: dict[str, Any] = {"rung": ablation.name, "over": ablation.over, "metric": metric}
+        row["less_is_better"] = ablation.is_cost
+        for name, figures, before in (
             ("predicted", self.predicted, self.predicted_before),
             ("measured", self.measured, self.measured_before),
         ):
-            gain = None if before is None else own.gain(before, found[metric])
-            row[name] = {"before": before, "after": found[metric], "gain": gain, "figures": found}
+            gain = None if before is None else ablation.gain(before, figures[metric])
+            row[name] = {
+                "before": before,
+                "after": figures[metric],
+                "gain": gain,
+                "figures": figures,
+            }
         return row
 
 

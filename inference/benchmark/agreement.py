@@ -39,22 +39,22 @@ class Agreement(NamedTuple):
     worst: float
 
 
-def compare(own: Sequence[Answer], others: Sequence[Answer]) -> Agreement:
+def compare(answers: Sequence[Answer], other_answers: Sequence[Answer]) -> Agreement:
     """Compares answers to the same requests, each up to its first different token. There each run
     prefers its own, so the log-probabilities differ by at least half the sum of both preferences.
     """
     worst, equal = 0.0, 0
-    for one, other in zip(own, others, strict=True):
-        common = zip(one.token_ids, other.token_ids, strict=True)
-        first = next((i for i, (a, b) in enumerate(common) if a != b), len(one.token_ids))
-        pairs = zip(one.logprobs[:first], other.logprobs[:first], strict=True)
+    for first_answer, other in zip(answers, other_answers, strict=True):
+        common = zip(first_answer.token_ids, other.token_ids, strict=True)
+        first = next((i for i, (a, b) in enumerate(common) if a != b), len(first_answer.token_ids))
+        pairs = zip(first_answer.logprobs[:first], other.logprobs[:first], strict=True)
         worst = max([worst, *(abs(a - b) for a, b in pairs)])
-        if first == len(one.token_ids):
+        if first == len(first_answer.token_ids):
             equal += 1
             continue
         preferred = sum(
-            each.logprobs[first] - each.tops[first].get(rival.token_ids[first], float("-inf"))
-            for each, rival in ((one, other), (other, one))
+            answer.logprobs[first] - answer.tops[first].get(rival.token_ids[first], float("-inf"))
+            for answer, rival in ((first_answer, other), (other, first_answer))
         )
         worst = max(worst, preferred / 2)
     return Agreement(equal, worst)

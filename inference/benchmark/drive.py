@@ -99,8 +99,8 @@ class RequestRecord:
     @property
     def tpot_s(self) -> float | None:
         """Mean time of a token after the first; None where there is no other."""
-        others = len(self.token_s) - 1
-        return (self.token_s[-1] - self.token_s[0]) / others if others else None
+        num_intervals = len(self.token_s) - 1
+        return (self.token_s[-1] - self.token_s[0]) / num_intervals if num_intervals else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +139,7 @@ class Run:
     @property
     def num_new_tokens(self) -> int:
         """Tokens generated."""
-        return sum(len(each.token_s) for each in self.requests)
+        return sum(len(request.token_s) for request in self.requests)
 
 
 def drive(
@@ -172,10 +172,10 @@ def drive(
         before = clock.now() - start
         while can_add() and due[0].arrival_s <= before:
             request = due.popleft()
-            own = dataclasses.replace(params, max_new_tokens=request.num_new_tokens)
+            request_params = dataclasses.replace(params, max_new_tokens=request.num_new_tokens)
             # A request that came while a step ran has waited since its own time.
             record = RequestRecord(request, request.arrival_s if concurrency is None else before)
-            open_[server.add_request(request.prompt, own)] = record
+            open_[server.add_request(request.prompt, request_params)] = record
             run.requests.append(record)
         if not open_:
             clock.sleep(max(0.0, due[0].arrival_s - before))
@@ -194,14 +194,16 @@ def drive(
                 on_progress(len(run.requests) - len(open_))
         scheduler = server.scheduler
         shards = zip(*(shard.usage() for shard in scheduler.shards), strict=True)
-        prompts, distinct, *held = map(sum, shards)
-        running, groups = len(scheduler.running), (tuple(held[::2]), tuple(held[1::2]))
+        prompts, distinct, *num_pages = map(sum, shards)
+        running, groups = len(scheduler.running), (tuple(num_pages[::2]), tuple(num_pages[1::2]))
         run.usage.append(Usage(after - before, running, prompts, distinct, *groups))
         while server.records:
             run.records.append(server.records.popleft())
         if not outputs and scheduler.counters.num_steps == num_steps:
             clock.sleep(min(_POLL_S, max(0.0, due[0].arrival_s - after)) if due else _POLL_S)
-    run.seconds = max((each.token_s[-1] for each in run.requests if each.token_s), default=0.0)
+    run.seconds = max(
+        (record.token_s[-1] for record in run.requests if record.token_s), default=0.0
+    )
     counters = dataclasses.asdict(server.scheduler.counters)
     del counters["peak_running"]  # of all time, not of this run
     run.counters = {name: value - counted[name] for name, value in counters.items()}

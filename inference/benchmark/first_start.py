@@ -40,8 +40,8 @@ def calibration(
     Returns:
         None where an accelerator computes, or the model is too small or too slow to be timed.
     """
-    model, own = engine.config.model, Precision.of(engine.config.model)
-    num_bytes = weights.weight_bytes(model, own.weights, own.rest)
+    model, precision = engine.config.model, Precision.of(engine.config.model)
+    num_bytes = weights.weight_bytes(model, precision.weights, precision.rest)
     if jax.default_backend() != "cpu" or num_bytes < _LEAST_BYTES:
         return None
     runner = engine.model_runner
@@ -131,8 +131,8 @@ def _points(shape: StepShape, is_long: bool, config: Config) -> Iterator[Point]:
     chunks, tokens = shape.prefill
     rows = 0 if chunks else shape.decode[0]
     short = tokens * max(1, chunks)
-    most = min(config.max_context, _LONGEST, _TOGETHER // max(1, rows))
+    longest = min(config.max_context, _LONGEST, _TOGETHER // max(1, rows))
     halves = (_LONGEST >> power for power in range(_LONGEST.bit_length()))
-    for context in (n for n in halves if short < n <= most) if is_long else (short,):
+    for context in (n for n in halves if short < n <= longest) if is_long else (short,):
         if context <= config.max_context:
             yield Point(config.model, rows, chunks, context, tokens)

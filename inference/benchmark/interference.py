@@ -78,10 +78,10 @@ class Interference:
             serve: the run that one engine is expected to have.
             transfer_s: seconds that the prompt's pages take.
         """
-        own = _medians([_gaps_alone(serve(self.undisturbed(vocab_size)))])
+        undisturbed = _medians([_gaps_alone(serve(self.undisturbed(vocab_size)))])
         prompt = self.disturbed(vocab_size, 0.0)[-1]
-        ttft_s = serve([prompt]).requests[0].ttft_s + transfer_s + own["itl_p50_s"]
-        return own | {"ttft_s": ttft_s, "times_undisturbed": 1.0}
+        ttft_s = serve([prompt]).requests[0].ttft_s + transfer_s + undisturbed["itl_p50_s"]
+        return undisturbed | {"ttft_s": ttft_s, "times_undisturbed": 1.0}
 
     def measure(
         self,
@@ -97,28 +97,28 @@ class Interference:
             ways: such as `CHUNKED`.
         """
         alone = serve(CHUNKED, self.undisturbed(vocab_size))
-        found: dict[str, Any] = {UNDISTURBED: _medians([_gaps_alone(run) for run in alone])}
+        figures: dict[str, Any] = {UNDISTURBED: _medians([_gaps_alone(run) for run in alone])}
         seconds = metrics.quantile([run.seconds for run in alone], 0.5)
-        usual = found[UNDISTURBED]["itl_p99_s"]
+        usual = figures[UNDISTURBED]["itl_p99_s"]
         for way in ways:
             runs = serve(way, self.disturbed(vocab_size, seconds))
-            own = _medians([_gaps_beside(run) for run in runs])
+            gaps = _medians([_gaps_beside(run) for run in runs])
             long = metrics.quantile([run.requests[-1].ttft_s for run in runs], 0.5)
-            found[way] = own | {"ttft_s": long, "times_undisturbed": own["itl_p99_s"] / usual}
-        return found
+            figures[way] = gaps | {"ttft_s": long, "times_undisturbed": gaps["itl_p99_s"] / usual}
+        return figures
 
 
 def _gaps_alone(run: Run) -> list[float]:
     """Seconds between tokens, once every request has its first."""
-    start = max(each.token_s[0] for each in run.requests)
+    start = max(request.token_s[0] for request in run.requests)
     return _gaps(run, start, run.seconds)
 
 
 def _gaps_beside(run: Run) -> list[float]:
     """Seconds between tokens of the others, where the last request's prefill falls there."""
     long = run.requests[-1]
-    others = dataclasses.replace(run, requests=run.requests[:-1])
-    gaps = _gaps(others, long.arrival_s, long.token_s[0])
+    decoding = dataclasses.replace(run, requests=run.requests[:-1])
+    gaps = _gaps(decoding, long.arrival_s, long.token_s[0])
     if not gaps:
         raise InputError("the running requests ended before the long prompt came: run fewer tokens")
     return gaps
@@ -127,8 +127,8 @@ def _gaps_beside(run: Run) -> list[float]:
 def _gaps(run: Run, start: float, stop: float) -> list[float]:
     return [
         after - before
-        for each in run.requests
-        for before, after in each.intervals
+        for request in run.requests
+        for before, after in request.intervals
         if after > start and before < stop
     ]
 

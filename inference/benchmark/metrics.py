@@ -49,29 +49,29 @@ def figures(run: Run, slo: SloTargets = NO_SLO) -> dict[str, float]:
     Raises:
         InputError: a request failed, so that no rate means anything.
     """
-    if any(each.finish_reason == "error" for each in run.requests):
+    if any(request.finish_reason == "error" for request in run.requests):
         raise InputError("the model gave non-finite logits: there is no rate to tell")
     latencies = {
-        "ttft": [each.ttft_s for each in run.requests],
-        "tpot": [each.tpot_s for each in run.requests if each.tpot_s is not None],
-        "itl": [gap for each in run.requests for gap in each.gaps_s],
-        "e2e": [each.e2e_s for each in run.requests],
+        "ttft": [request.ttft_s for request in run.requests],
+        "tpot": [request.tpot_s for request in run.requests if request.tpot_s is not None],
+        "itl": [gap for request in run.requests for gap in request.gaps_s],
+        "e2e": [request.e2e_s for request in run.requests],
     }
-    found: dict[str, float] = {
+    by_name: dict[str, float] = {
         "seconds": run.seconds,
         "output_tok_s": run.num_new_tokens / run.seconds,
         "requests_s": len(run.requests) / run.seconds,
     }
     for name, values in latencies.items():
-        found[f"{name}_mean_s"] = statistics.fmean(values) if values else 0.0
+        by_name[f"{name}_mean_s"] = statistics.fmean(values) if values else 0.0
         for percent in (50, 90, 99):
-            found[f"{name}_p{percent}_s"] = quantile(values, percent / 100)
-    num_met = sum(slo.is_met(each) for each in run.requests)
-    found |= {
+            by_name[f"{name}_p{percent}_s"] = quantile(values, percent / 100)
+    num_met = sum(slo.is_met(request) for request in run.requests)
+    by_name |= {
         "goodput_share": num_met / len(run.requests),
         "goodput_requests_s": num_met / run.seconds,
     }
-    return found | _held(run) | _counted(run)
+    return by_name | _memory(run) | _counted(run)
 
 
 def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
@@ -79,19 +79,19 @@ def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(run[name] for run in runs) for name in runs[0]}
 
 
-def _held(run: Run) -> dict[str, float]:
+def _memory(run: Run) -> dict[str, float]:
     """What running sequences held, weighted by the steps' times."""
     seconds = sum(sample.seconds for sample in run.usage)
 
     def mean(of: Callable[[Usage], int]) -> float:
-        return sum(of(each) * each.seconds for each in run.usage) / seconds
+        return sum(of(usage) * usage.seconds for usage in run.usage) / seconds
 
     def waste(groups: slice) -> float:
-        allocated = mean(lambda each: sum(each.num_allocated[groups]))
-        written = mean(lambda each: sum(each.num_written[groups]))
+        allocated = mean(lambda usage: sum(usage.num_allocated[groups]))
+        written = mean(lambda usage: sum(usage.num_written[groups]))
         return 1 - written / allocated if allocated else 0.0
 
-    prompts = mean(lambda each: each.num_prompt_pages)
+    prompts = mean(lambda usage: usage.num_prompt_pages)
     count = len(run.usage[0].num_allocated)
     by_group = {f"kv_waste_{g}": waste(slice(g, g + 1)) for g in range(count)}
     return {

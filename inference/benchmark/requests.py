@@ -53,9 +53,9 @@ def generate(workload: Workload, vocab_size: int, max_context: int) -> list[Time
     ]
     requests, arrival_s = [], 0.0
     for n, (num_prompt, num_new) in enumerate(lengths):
-        own = random_tokens(num_prompt, vocab_size, rng)
+        tokens = random_tokens(num_prompt, vocab_size, rng)
         prefix = prefixes[n % len(prefixes)] if n in shares else ()
-        requests.append(TimedRequest(0.0, (*prefix, *own), num_new))
+        requests.append(TimedRequest(0.0, (*prefix, *tokens), num_new))
     if workload.rate is None:
         return requests
     for n, request in enumerate(requests):
@@ -89,8 +89,8 @@ def read_trace(name: str, limit: int | None = None) -> list[TraceLine]:
         InputError: names the first line that is not valid.
     """
     read = json_lines.read(name, _PROMPTS, ("arrival_s", "output_tokens"), _WANTED)
-    lines = [_parse(f"{name} line {number}", given) for number, given in islice(read, limit)]
-    return sorted(lines, key=lambda each: each.arrival_s)
+    lines = [_parse(f"{name} line {number}", fields) for number, fields in islice(read, limit)]
+    return sorted(lines, key=lambda line: line.arrival_s)
 
 
 def from_trace(
@@ -108,10 +108,14 @@ def from_trace(
     """
     rng, requests = random.Random(seed), []
     for line in lines:
-        given = tuple(encode(line.prompt)) if isinstance(line.prompt, str) else line.prompt
-        num_prompt = given if isinstance(given, int) else len(given)
+        given_prompt = tuple(encode(line.prompt)) if isinstance(line.prompt, str) else line.prompt
+        num_prompt = given_prompt if isinstance(given_prompt, int) else len(given_prompt)
         _check_fits(num_prompt, line.num_new_tokens, max_context, f"{line.where}: ")
-        prompt = random_tokens(given, vocab_size, rng) if isinstance(given, int) else given
+        prompt = (
+            random_tokens(given_prompt, vocab_size, rng)
+            if isinstance(given_prompt, int)
+            else given_prompt
+        )
         wrong = next((token for token in prompt if not 0 <= token < vocab_size), None)
         if not prompt or wrong is not None:
             what = "no tokens" if wrong is None else f"token id {wrong}"
@@ -136,33 +140,35 @@ def random_tokens(count: int, vocab_size: int, rng: random.Random) -> tuple[int,
     return tuple(rng.randrange(vocab_size // 500, vocab_size) for _ in range(count))
 
 
-def _parse(where: str, given: dict[str, Any]) -> TraceLine:
-    arrival_s: Any = given.get("arrival_s")
+def _parse(where: str, fields: dict[str, Any]) -> TraceLine:
+    arrival_s: Any = fields.get("arrival_s")
     is_number = isinstance(arrival_s, int | float) and not isinstance(arrival_s, bool)
     if not is_number or not 0 <= arrival_s <= _MOST_SECONDS:  # or NaN
         raise InputError(
             f"{where}: 'arrival_s' is a number of seconds from 0 to {_MOST_SECONDS:g}, not "
             f"{arrival_s!r:.60}"
         )
-    return TraceLine(where, float(arrival_s), _prompt(where, given), _count(where, given, "output"))
+    return TraceLine(
+        where, float(arrival_s), _prompt(where, fields), _count(where, fields, "output")
+    )
 
 
-def _prompt(where: str, given: dict[str, Any]) -> int | str | tuple[int, ...]:
-    if "prompt_tokens" in given:
-        return _count(where, given, "prompt")
-    if "prompt" in given:
-        text = given["prompt"]
+def _prompt(where: str, fields: dict[str, Any]) -> int | str | tuple[int, ...]:
+    if "prompt_tokens" in fields:
+        return _count(where, fields, "prompt")
+    if "prompt" in fields:
+        text = fields["prompt"]
         if not isinstance(text, str) or not text or _is_torn(text):
             raise InputError(f"{where}: 'prompt' is a text, not {text!r:.60}")
         return text
-    ids = given["token_ids"]
+    ids = fields["token_ids"]
     if not isinstance(ids, list) or not ids or any(type(token) is not int for token in ids):
         raise InputError(f"{where}: 'token_ids' is a list of whole numbers, not {ids!r:.60}")
     return tuple(ids)
 
 
-def _count(where: str, given: dict[str, Any], of: str) -> int:
-    value = given.get(f"{of}_tokens")
+def _count(where: str, fields: dict[str, Any], of: str) -> int:
+    value = fields.get(f"{of}_tokens")
     if type(value) is not int or not 1 <= value <= MOST_TOKENS:
         raise InputError(
             f"{where}: '{of}_tokens' is a whole number from 1 to {MOST_TOKENS}, not {value!r:.60}"

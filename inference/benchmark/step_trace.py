@@ -51,12 +51,12 @@ def part_of_planned(operation: Operation) -> str:
 
 def parts_of(hlo: str) -> dict[str, str]:
     """The part of each instruction of a compiled step (its text, with metadata), by name."""
-    found = {}
+    parts = {}
     for line in hlo.splitlines():
         if instruction := _INSTRUCTION.match(line):
             scope, target = _SCOPE.search(line), _TARGET.search(line)
-            found[instruction[1]] = _part(scope[1] if scope else "", target[1] if target else "")
-    return found
+            parts[instruction[1]] = _part(scope[1] if scope else "", target[1] if target else "")
+    return parts
 
 
 def _part(scope: str, target: str) -> str:
@@ -80,17 +80,17 @@ def divide(events: Iterable[Event], parts: Mapping[str, str]) -> dict[str, float
             (event.start_ns + event.duration_ns, index, event.name),
         )
     )
-    found, running, before = dict.fromkeys(PARTS, 0.0), dict[int, str](), 0.0
+    seconds, running, before = dict.fromkeys(PARTS, 0.0), dict[int, str](), 0.0
     for now, index, name in edges:
         if running:
             part = parts.get(running[max(running)], REST)
-            found[part] += 1e-9 * (now - before)
+            seconds[part] += 1e-9 * (now - before)
         if index in running:
             del running[index]
         else:
             running[index] = name
         before = now
-    return found
+    return seconds
 
 
 def trace(step: Callable[[], float], hlo: str, repeats: int = 5) -> TracedStep:
@@ -112,20 +112,20 @@ def trace(step: Callable[[], float], hlo: str, repeats: int = 5) -> TracedStep:
         raise RuntimeError(f"the profiler saw {len(runs)} of {repeats} steps")
     median = sorted(range(repeats), key=seconds.__getitem__)[repeats // 2]
     chosen = [event for event in events if event.run == runs[median][0]]
-    found = divide(chosen, parts_of(hlo))
-    found[BETWEEN] = seconds[median] - sum(found.values())
-    return TracedStep(seconds[median], found)
+    parts = divide(chosen, parts_of(hlo))
+    parts[BETWEEN] = seconds[median] - sum(parts.values())
+    return TracedStep(seconds[median], parts)
 
 
 def _read(path: Path) -> list[Event]:
     """Operations of steps in a trace of the CPU's."""
-    found = []
+    events = []
     for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
         for line in plane.lines:
             for event in line.events:
-                known = dict(event.stats)
-                is_step = known.get("hlo_module") == "jit_step"
-                if is_step and "hlo_op" in known and not event.name.startswith("end: "):
-                    name, run = str(known["hlo_op"]), int(known["run_id"])
-                    found.append(Event(name, event.start_ns, event.duration_ns, run))
-    return found
+                statistics = dict(event.stats)
+                is_step = statistics.get("hlo_module") == "jit_step"
+                if is_step and "hlo_op" in statistics and not event.name.startswith("end: "):
+                    name, run = str(statistics["hlo_op"]), int(statistics["run_id"])
+                    events.append(Event(name, event.start_ns, event.duration_ns, run))
+    return events

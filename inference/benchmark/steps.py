@@ -67,8 +67,10 @@ def arrays(
             for at in range(0, fed, queries)
         ]
     decode, chunks = (tuple(rows), ()) if point.rows else ((), tuple(rows))
-    found = batch.build_batch(shape or point.shape, ShardSchedule(decode, chunks), config)
-    return batch.joined([(num_tokens, found)] * config.mesh.num_groups)  # every data shard alike
+    shard_batch = batch.build_batch(shape or point.shape, ShardSchedule(decode, chunks), config)
+    return batch.joined(
+        [(num_tokens, shard_batch)] * config.mesh.num_groups
+    )  # every data shard alike
 
 
 def _tokens(config: Config, numbers: np.ndarray) -> np.ndarray:
@@ -172,14 +174,15 @@ def sizes(config: Config, rows: int, context: int) -> Config:
     Raises:
         InputError: the context is too short or too long to measure.
     """
-    most = context + IN_A_ROW
-    if context <= IN_A_ROW or most > config.model.max_context:
+    longest = context + IN_A_ROW
+    if context <= IN_A_ROW or longest > config.model.max_context:
         raise InputError(
             f"decode steps are measured at contexts from {IN_A_ROW + 1} to the model's "
             f"{config.model.max_context} - {IN_A_ROW}, not at {context}"
         )
     engine = config.engine.replace(
-        max_seqs=rows, decode_rows=(rows,), max_context=most, overcommit=True, prefix_cache=False,
+        max_seqs=rows, decode_rows=(rows,), max_context=longest, overcommit=True,
+        prefix_cache=False,
         chunked_prefill=False, prefill_chunks=(max(config.engine.shapes.prefill_chunks),),
     )  # fmt: skip
     needed = Config(config.model, engine).full_bytes(rows)
@@ -207,8 +210,8 @@ def prefill_sizes(config: Config, rows: int, tokens: int) -> Config:
 
 def needed_bytes(config: Config) -> float:
     """Bytes of weights and cache."""
-    own = Precision.of(config.model)
-    return weights.weight_bytes(config.model, own.weights, own.rest) + config.pool_bytes
+    precision = Precision.of(config.model)
+    return weights.weight_bytes(config.model, precision.weights, precision.rest) + config.pool_bytes
 
 
 def decode(

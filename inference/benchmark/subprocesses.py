@@ -73,14 +73,14 @@ def run(
         environment: added to this process's own.
     """
     deadline = time.monotonic() + budget_s
-    for each in subprocesses:
-        limit_s = min(each.limit_s, deadline - time.monotonic())
-        if each.missing is not None:
-            yield Outcome(each.name, each.command, "not run", tail=each.missing)
+    for spec in subprocesses:
+        limit_s = min(spec.limit_s, deadline - time.monotonic())
+        if spec.missing is not None:
+            yield Outcome(spec.name, spec.command, "not run", tail=spec.missing)
         elif limit_s < _LEAST_S:
-            yield Outcome(each.name, each.command, "not run", tail="no time is left")
+            yield Outcome(spec.name, spec.command, "not run", tail="no time is left")
         else:
-            yield _run(each, limit_s, folder, os.environ | dict(environment))
+            yield _run(spec, limit_s, folder, os.environ | dict(environment))
 
 
 def _run(spec: Subprocess, limit_s: float, folder: Path, environment: dict[str, str]) -> Outcome:
@@ -97,14 +97,14 @@ def _run(spec: Subprocess, limit_s: float, folder: Path, environment: dict[str, 
             status = "out of time"
         finally:
             _end(process)
-        printed, said = (_read(file) for file in (out, err))
+        printed, errors = (_read(file) for file in (out, err))
     outcome = Outcome(spec.name, spec.command, status, time.monotonic() - start)
     if spec.is_json:
         outcome.result = _last_value(printed)
         if outcome.result is None and status == "done":
             outcome.status = "failed"
     if outcome.result is None or status != "done":
-        outcome.tail = (said if outcome.result else f"{printed}\n{said}").strip()[-_TAIL:]
+        outcome.tail = (errors if outcome.result else f"{printed}\n{errors}").strip()[-_TAIL:]
     return outcome
 
 

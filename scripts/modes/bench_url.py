@@ -69,7 +69,7 @@ async def _run(asked: Asked, workload: Workload) -> None:
             lambda done: progress(done, len(requests), "answers"),
         )  # fmt: skip
     connections.close()
-    found = results.asked(model, asked.endpoint, len(requests), workload.rate)
+    found = results.requested(model, asked.endpoint, len(requests), workload.rate)
     found |= {"burstiness": workload.burstiness, "max_concurrency": workload.concurrency}
     found |= {"dataset": asked.dataset, "seed": workload.seed}
     found |= results.figures(sent, goodput)

@@ -188,24 +188,24 @@ def sample(case: Case, arrays: Arrays) -> Sample:
     tokens = np.unique(np.linspace(0, case.queries - 1, _SAMPLED_QUERIES).astype(int))
     q_YWNH, length_Y = np.asarray(arrays.q_YWNH), np.asarray(arrays.length_Y)
     keys, values = (np.asarray(jnp.take(x, rows, axis=0)) for x in (arrays.k_YSKH, arrays.v_YSKH))
-    found = Sample(arrays, {})
+    expected = Sample(arrays, {})
     for row, k_SKH, v_SKH in zip(rows, keys, values, strict=True):
         for token in tokens:
             stop = length_Y[row] - case.queries + token + 1
-            found.values[row, token], _ = exact(q_YWNH[row, token], k_SKH[:stop], v_SKH[:stop])
-    return found
+            expected.values[row, token], _ = exact(q_YWNH[row, token], k_SKH[:stop], v_SKH[:stop])
+    return expected
 
 
 def error(sample: Sample, out_YWNH: jax.Array) -> float | None:
     """Largest error of a head's output, as a share of its norm, over the sample; None where any
     value of the whole output is not finite.
     """
-    found_YWNH = np.asarray(out_YWNH, np.float64)
-    if not np.isfinite(found_YWNH).all():
+    computed_YWNH = np.asarray(out_YWNH, np.float64)
+    if not np.isfinite(computed_YWNH).all():
         return None
     worst = 0.0
     for at, expected_NH in sample.values.items():
-        off_N = np.linalg.norm(found_YWNH[at] - expected_NH, axis=1)
+        off_N = np.linalg.norm(computed_YWNH[at] - expected_NH, axis=1)
         worst = max(worst, float((off_N / np.linalg.norm(expected_NH, axis=1)).max()))
     return worst
 
@@ -219,7 +219,7 @@ def exact(
     q_NH: np.ndarray,
     k_SKH: np.ndarray,
     v_SKH: np.ndarray,
-    seen_S: np.ndarray | None = None,
+    visible_S: np.ndarray | None = None,
     cap: float | None = None,
     sinks_N: np.ndarray | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -228,7 +228,7 @@ def exact(
     Args:
         q_NH: scaled queries.
         k_SKH, v_SKH: keys and values of its sequence.
-        seen_S: bool, the positions that it sees; None for all.
+        visible_S: bool, the positions that it sees; None for all.
         cap: soft limit of the scores.
         sinks_N: a logit a head that takes a share of the softmax and adds no value.
 
@@ -237,15 +237,15 @@ def exact(
         errors of the weights are relative.
     """
     (N, H), K = q_NH.shape, k_SKH.shape[1]
-    if seen_S is not None:
-        k_SKH, v_SKH = k_SKH[seen_S], v_SKH[seen_S]
+    if visible_S is not None:
+        k_SKH, v_SKH = k_SKH[visible_S], v_SKH[visible_S]
     k_KHS = k_SKH.astype(np.float64).transpose(1, 2, 0)
     v_KSH = v_SKH.astype(np.float64).swapaxes(0, 1)
     scores_KGS = q_NH.astype(np.float64).reshape(K, N // K, H) @ k_KHS
     scores_KGS = scores_KGS if cap is None else cap * np.tanh(scores_KGS / cap)
     sinks = -np.inf if sinks_N is None else sinks_N.astype(np.float64).reshape(K, N // K, 1)
-    most_KG1 = np.maximum(scores_KGS.max(-1, keepdims=True), sinks)
-    weights_KGS = np.exp(scores_KGS - most_KG1)
-    weights_KGS /= weights_KGS.sum(-1, keepdims=True) + np.exp(sinks - most_KG1)
+    max_KG1 = np.maximum(scores_KGS.max(-1, keepdims=True), sinks)
+    weights_KGS = np.exp(scores_KGS - max_KG1)
+    weights_KGS /= weights_KGS.sum(-1, keepdims=True) + np.exp(sinks - max_KG1)
     out_KGH, size_KGH = weights_KGS @ v_KSH, weights_KGS @ np.abs(v_KSH)
     return out_KGH.reshape(N, -1), size_KGH.reshape(N, -1)

@@ -49,13 +49,13 @@ class Kernel(NamedTuple):
 
 def kernels() -> list[Kernel]:
     """Ours, and then the baselines."""
-    return [*map(_ours, ATTENTIONS), _CUDNN, _FLASH_PAGED, _FLASH_CONTIGUOUS]
+    return [*map(_engine_kernel, ATTENTIONS), _CUDNN, _FLASH_PAGED, _FLASH_CONTIGUOUS]
 
 
 # --- ours -----------------------------------------------------------------------------------------
 
 
-def _ours(name: str) -> Kernel:
+def _engine_kernel(name: str) -> Kernel:
     def limit(case: Case, device: Device) -> str | None:
         return api.implementation(name).limit(case.demand, device)
 
@@ -73,8 +73,8 @@ def _ours(name: str) -> Kernel:
             )
         return out_YWNH.astype(q_YWNH.dtype), pages  # as the next product of a step reads it
 
-    found = Kernel(name, limit, functools.partial(_written, name), attend)
-    return found._replace(candidates=_hopper_sizes) if name == "pallas_gpu" else found
+    kernel = Kernel(name, limit, functools.partial(_written, name), attend)
+    return kernel._replace(candidates=_hopper_sizes) if name == "pallas_gpu" else kernel
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -101,16 +101,16 @@ def _hopper_sizes(case: Case, device: Device, tunes: bool) -> Sequence[Sizes]:
     from layers.kernels.attention import gpu  # as in `api`
 
     itemsize = jnp.dtype(case.dtype).itemsize
-    most = gpu.most_stages(case.page_tokens, case.head_width, itemsize)
-    own = gpu.own_sizes(case.rows * case.kv_heads, most, device)
-    full, stages = own["num_splits"], own["num_stages"]
+    max_stages = gpu.most_stages(case.page_tokens, case.head_width, itemsize)
+    default = gpu.own_sizes(case.rows * case.kv_heads, max_stages, device)
+    full, stages = default["num_splits"], default["num_stages"]
     around = [(n, stages) for n in (1, full // 2, 2 * full, 4 * full)] + [(full, 2), (2 * full, 2)]
-    others = [
+    alternatives = [
         {"num_splits": n, "num_stages": s}
         for n, s in dict.fromkeys(around)
         if 1 <= n <= case.columns
     ]
-    return [own, *(sizes for sizes in others if sizes != own)]
+    return [default, *(sizes for sizes in alternatives if sizes != default)]
 
 
 # --- baselines ------------------------------------------------------------------------------------
@@ -159,9 +159,9 @@ def _flash_pages(case: Case, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
     def paged(x_YSKH: jax.Array) -> jax.Array:
         short = case.columns * case.page_tokens - case.context
         x_YSKH = jnp.pad(x_YSKH, ((0, 0), (0, short), (0, 0), (0, 0)))
-        own = x_YSKH.reshape(-1, case.page_tokens, *x_YSKH.shape[2:])
-        pages = jnp.zeros((1 + own.shape[0], *own.shape[1:]), own.dtype)
-        return pages.at[arrays.table_YP.reshape(-1)].set(own)
+        rows = x_YSKH.reshape(-1, case.page_tokens, *x_YSKH.shape[2:])
+        pages = jnp.zeros((1 + rows.shape[0], *rows.shape[1:]), rows.dtype)
+        return pages.at[arrays.table_YP.reshape(-1)].set(rows)
 
     return paged(arrays.k_YSKH), paged(arrays.v_YSKH)
 

@@ -50,14 +50,14 @@ def cases(platform: str, memory_bytes: float) -> list[Case]:
     """The benchmark's cases, with fewer rows where memory is short, and a TPU's size of pages."""
     if platform == "cpu":
         return list(_CPU_CASES)
-    found: dict[Case, None] = {}
+    unique: dict[Case, None] = {}
     for case in _DEVICE_CASES:
         case = dataclasses.replace(case, page_tokens=128) if platform == "tpu" else case
         while _COPIES * case.cache_bytes > memory_bytes and case.rows > 1:
             case = dataclasses.replace(case, rows=case.rows // 2)
         if _COPIES * case.cache_bytes <= memory_bytes:
-            found[case] = None
-    return list(found)
+            unique[case] = None
+    return list(unique)
 
 
 def measure(
@@ -102,11 +102,11 @@ def measure(
                 row["results"][kernel.name] = _OUT_OF_TIME
                 continue
             samples = samples or _samples(case, *seeds.integers(1 << 31, size=2).tolist())
-            found = _Run(case, kernel, samples, repeats).best(row["predicted_s"], tunes, deadline)
-            if "seconds" in found:
-                found["share"] = row["predicted_s"] / found["seconds"]
-                found["is_paged"] = kernel.is_paged
-            row["results"][kernel.name] = found
+            best = _Run(case, kernel, samples, repeats).best(row["predicted_s"], tunes, deadline)
+            if "seconds" in best:
+                best["share"] = row["predicted_s"] / best["seconds"]
+                best["is_paged"] = kernel.is_paged
+            row["results"][kernel.name] = best
         yield row
 
 
@@ -114,7 +114,7 @@ def _samples(case: Case, seed: int, lengths_seed: int) -> list[Sample]:
     """Rows of different lengths, and then full ones."""
     arrays = attention_case.draw(case, seed)
     uneven = attention_case.ragged(case, arrays, lengths_seed)
-    return [attention_case.sample(case, each) for each in (uneven, arrays)]
+    return [attention_case.sample(case, uneven_arrays) for uneven_arrays in (uneven, arrays)]
 
 
 class _Run:
@@ -134,16 +134,16 @@ class _Run:
             for sizes in candidates:
                 if tried and time.monotonic() > deadline:
                     break
-                found, one_s = self._check(sizes)
-                if found["status"] == "right":
-                    found["seconds"] = self._time(sizes, max(one_s, expected_s))
-                tried.append(found | {"sizes": dict(sizes)})
+                attempt, one_s = self._check(sizes)
+                if attempt["status"] == "right":
+                    attempt["seconds"] = self._time(sizes, max(one_s, expected_s))
+                tried.append(attempt | {"sizes": dict(sizes)})
         except Exception as failure:  # a library's own, whatever it is
             reason = f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}"
             return {"status": "failed", "reason": reason}
-        wrong = [found for found in tried if found["status"] != "right"]
-        best = dict(wrong[0] if wrong else min(tried, key=lambda found: found["seconds"]))
-        best["is_repeatable"] = all(found["is_repeatable"] for found in tried)
+        wrong = [attempt for attempt in tried if attempt["status"] != "right"]
+        best = dict(wrong[0] if wrong else min(tried, key=lambda attempt: attempt["seconds"]))
+        best["is_repeatable"] = all(attempt["is_repeatable"] for attempt in tried)
         return best | ({"candidates": tried} if len(candidates) > 1 else {})
 
     def _store(self, arrays: Arrays) -> Any:
@@ -157,8 +157,8 @@ class _Run:
         arrays, attend = self._arrays, self._attend(sizes)
 
         def poisoned(out_YWNH: jax.Array, stored: Any, arrays: Arrays) -> tuple[jax.Array, Any]:
-            found_YWNH, stored = attend(arrays.q_YWNH, arrays, stored)
-            return found_YWNH.astype(out_YWNH.dtype), stored
+            computed_YWNH, stored = attend(arrays.q_YWNH, arrays, stored)
+            return computed_YWNH.astype(out_YWNH.dtype), stored
 
         def nans() -> jax.Array:
             return jnp.full(arrays.q_YWNH.shape, jnp.nan, jnp.float32)
@@ -178,8 +178,8 @@ class _Run:
             again, _ = jax.block_until_ready(executable(again, stored, sample.arrays))
             one_s = time.perf_counter() - start
             is_repeatable &= bool((out_YWNH == again).all())
-        known = [error for error in errors if error is not None]
-        worst = max(known) if len(known) == len(errors) else None
+        finite = [error for error in errors if error is not None]
+        worst = max(finite) if len(finite) == len(errors) else None
         is_right = worst is not None and attention_case.is_right(self._case, worst)
         status = "right" if is_right else "wrong"
         return {"status": status, "error": worst, "is_repeatable": is_repeatable}, one_s

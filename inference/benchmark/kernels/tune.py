@@ -40,7 +40,7 @@ def entry(rows: Sequence[Row], today: datetime.date | None = None) -> dict[str, 
         "cases": [row["case"] for row in rows],
         "date": str(today or datetime.date.today()),
         "jax": importlib.metadata.version("jax"),
-        "sizes": {name: found for name, found in sizes.items() if found},
+        "sizes": {name: best for name, best in sizes.items() if best},
     }
 
 
@@ -62,12 +62,12 @@ def _gain(rows: Sequence[Row], name: str) -> float | None:
     """
     gains = []
     for row in rows:
-        found, reference = row["results"][name], row["results"]["reference"]
-        if found["status"] == "not run":
+        result, reference = row["results"][name], row["results"]["reference"]
+        if result["status"] == "not run":
             continue
-        if found["status"] != "right" or not found["is_repeatable"]:
+        if result["status"] != "right" or not result["is_repeatable"]:
             return None
-        gains.append(reference["seconds"] / found["seconds"])
+        gains.append(reference["seconds"] / result["seconds"])
     return statistics.median(gains) if gains and min(gains) > _GAIN else None
 
 
@@ -75,13 +75,13 @@ def _sizes(rows: Sequence[Row], name: str) -> dict[str, dict[str, int]]:
     """The best sizes of each class of shape, where they beat the kernel's default."""
     classes: dict[str, list[dict[Any, float]]] = collections.defaultdict(list)
     for row in rows:
-        found = row["results"][name]
-        if found["status"] != "right" or "candidates" not in found:
+        result = row["results"][name]
+        if result["status"] != "right" or "candidates" not in result:
             continue
         shape = (row["rows"], row["kv_heads"], row["head_width"], row["page_tokens"])
         # Relative to the default, so that long and short contexts weigh the same.
-        own_s = found["candidates"][0]["seconds"]
-        times = {tuple(c["sizes"].items()): c["seconds"] / own_s for c in found["candidates"]}
+        own_s = result["candidates"][0]["seconds"]
+        times = {tuple(c["sizes"].items()): c["seconds"] / own_s for c in result["candidates"]}
         classes[tuning.attention_class(*shape)].append(times)
     best = {}
     for shape_class, cases in sorted(classes.items()):

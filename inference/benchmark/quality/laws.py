@@ -39,7 +39,7 @@ class Distance(NamedTuple):
 
 
 def distance(
-    own: Model,
+    model: Model,
     other: Model,
     windows: Sequence[Sequence[int]],
     progress: Callable[[int, int, str], None] | None = None,
@@ -47,7 +47,7 @@ def distance(
     """How far a model is from another, which it stands for.
 
     Args:
-        own: the model in question.
+        model: the model in question.
         other: of the same vocabulary.
         windows: token ids; each window is read by itself, and its last token predicts nothing.
         progress: called with windows done and in all.
@@ -58,7 +58,7 @@ def distance(
         padded_W = np.zeros(width, np.int32)  # behind the window, where nothing of it looks
         padded_W[: len(window)] = window
         kl_W, is_same_W = _compared(
-            own.params, other.params, padded_W, own=own.config, other=other.config
+            model.params, other.params, padded_W, config=model.config, other=other.config
         )
         count = len(window) - 1
         divergence += float(np.asarray(kl_W[:count], np.float64).sum())
@@ -69,28 +69,28 @@ def distance(
     return Distance(divergence / tokens, same / tokens, tokens)
 
 
-@functools.partial(jax.jit, static_argnames=("own", "other"))
+@functools.partial(jax.jit, static_argnames=("config", "other"))
 def _compared(
-    own_params: Params,
+    params: Params,
     other_params: Params,
     tokens_W: jax.Array,
     *,
-    own: ModelConfig,
+    config: ModelConfig,
     other: ModelConfig,
 ) -> tuple[jax.Array, jax.Array]:
     """Divergence of each token's law, and whether its likeliest successors are the same."""
     rows = contiguous(1, len(tokens_W))
     hidden = []
-    for params, config in ((own_params, own), (other_params, other)):
-        x_TD = decoder.embedded(params, config, tokens_W, rows)
-        passed = decoder.layers(params, config, x_TD, rows, tokens_T=tokens_W)
-        hidden.append(passed.hidden_TD.reshape(-1, _ROWS, config.width))
+    for weights, model in ((params, config), (other_params, other)):
+        x_TD = decoder.embedded(weights, model, tokens_W, rows)
+        passed = decoder.layers(weights, model, x_TD, rows, tokens_T=tokens_W)
+        hidden.append(passed.hidden_TD.reshape(-1, _ROWS, model.width))
 
     def compare(parts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        own_QV = jax.nn.log_softmax(decoder.logits(own_params, own, parts[0]))
+        logprobs_QV = jax.nn.log_softmax(decoder.logits(params, config, parts[0]))
         other_QV = jax.nn.log_softmax(decoder.logits(other_params, other, parts[1]))
-        kl_Q = (jnp.exp(other_QV) * (other_QV - own_QV)).sum(1)
-        return kl_Q, own_QV.argmax(1) == other_QV.argmax(1)
+        kl_Q = (jnp.exp(other_QV) * (other_QV - logprobs_QV)).sum(1)
+        return kl_Q, logprobs_QV.argmax(1) == other_QV.argmax(1)
 
     kl_XQ, is_same_XQ = jax.lax.map(compare, (hidden[0], hidden[1]))
     return kl_XQ.reshape(-1), is_same_XQ.reshape(-1)

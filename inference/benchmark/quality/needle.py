@@ -56,32 +56,34 @@ def needles(
     rng = random.Random(seed)
     names = rng.sample([first + last for first in _FIRST for last in _LAST], count)
     answers = [str(rng.randrange(10_000, 100_000)) for _ in names]
-    asked = [encode(f"The magic number of {name} is") for name in names]
+    questions = [encode(f"The magic number of {name} is") for name in names]
     facts = [
         encode(f"The magic number of {name} is {answer}.\n")
         for name, answer in zip(names, answers, strict=True)
     ]
-    most = max(len(fact) + len(question) for fact, question in zip(facts, asked, strict=True))
+    longest = max(
+        len(fact) + len(question) for fact, question in zip(facts, questions, strict=True)
+    )
     lines = [f"{line}\n" for line in filler.splitlines() if line.strip()]
-    hay = _first(lines, encode, num_tokens - len(start) - most)
-    found = []
-    for nth, (fact, question, answer) in enumerate(zip(facts, asked, answers, strict=True)):
+    hay = _first(lines, encode, num_tokens - len(start) - longest)
+    prompts = []
+    for nth, (fact, question, answer) in enumerate(zip(facts, questions, answers, strict=True)):
         share = nth / (count - 1)
         at = round(share * len(hay))
         parts = (start, *hay[:at], fact, *hay[at:], question)
-        found.append(Needle(share, tuple(itertools.chain(*parts)), answer))
-    return found
+        prompts.append(Needle(share, tuple(itertools.chain(*parts)), answer))
+    return prompts
 
 
 def _first(
     lines: Sequence[str], encode: Callable[[str], Sequence[int]], room: int
 ) -> list[Sequence[int]]:
     """As many lines as there is room for."""
-    found: list[Sequence[int]] = []
+    lines_taken: list[Sequence[int]] = []
     for line in lines:
         tokens = encode(line)
         if len(tokens) > room:
-            return found
-        found.append(tokens)
+            return lines_taken
+        lines_taken.append(tokens)
         room -= len(tokens)
     raise ValueError("the filler is too short")

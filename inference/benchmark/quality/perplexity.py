@@ -31,8 +31,8 @@ def windows(tokens: Sequence[int], first: Sequence[int], size: int) -> list[list
     begin with `first`; a last one in which nothing is predicted is left out.
     """
     step = size - len(first)
-    found = [[*first, *tokens[i : i + step]] for i in range(0, len(tokens), step)]
-    return [window for window in found if len(window) > 1]
+    parts = [[*first, *tokens[i : i + step]] for i in range(0, len(tokens), step)]
+    return [window for window in parts if len(window) > 1]
 
 
 def of(logprobs: Sequence[float]) -> float:

@@ -57,12 +57,12 @@ async def first_model(connections: Connections) -> str:
 
 def body(request: RemoteRequest, model: str, endpoint: str) -> dict[str, Any]:
     """What is posted: greedy, of as many tokens as are asked for."""
-    asked: dict[str, Any] = {"model": model}
+    fields: dict[str, Any] = {"model": model}
     if endpoint == CHAT:
-        asked["messages"] = [{"role": "user", "content": request.prompt}]
+        fields["messages"] = [{"role": "user", "content": request.prompt}]
     else:
-        asked["prompt"] = request.prompt
-    return asked | {
+        fields["prompt"] = request.prompt
+    return fields | {
         "max_tokens": request.num_new_tokens,
         "temperature": 0,
         "ignore_eos": True,
@@ -106,8 +106,8 @@ async def send(
             each when it is due.
         on_progress: called with the number of requests that have ended.
     """
-    data = [msgspec.json.encode(body(each, model, endpoint)) for each in requests]
-    due = deque(connections.posted(endpoint, one) for one in data)
+    data = [msgspec.json.encode(body(request, model, endpoint)) for request in requests]
+    due = deque(connections.posted(endpoint, content) for content in data)
     streams: list[Stream] = []
     ended = 0
     cpu, start = time.process_time(), time.perf_counter()
@@ -134,5 +134,7 @@ async def send(
                 if (wait := at - time.perf_counter()) > 0:
                     await asyncio.sleep(wait)
                 group.create_task(next_one(at))
-    last = max((each.event_s[-1] for each in streams if each.event_s), default=time.perf_counter())
+    last = max(
+        (stream.event_s[-1] for stream in streams if stream.event_s), default=time.perf_counter()
+    )
     return Sent(requests, streams, last - start, time.process_time() - cpu)

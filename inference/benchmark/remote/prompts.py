@@ -61,12 +61,14 @@ def drawn(workload: Workload, vocab_size: int, as_text: bool) -> list[RemoteRequ
     """
     if vocab_size < 256:
         raise InputError(f"a vocabulary has at least 256 tokens, not {vocab_size}")
-    found = requests.generate(workload, vocab_size, 2 * MOST_TOKENS)
+    drawn_requests = requests.generate(workload, vocab_size, 2 * MOST_TOKENS)
     return [
         RemoteRequest(
-            each.arrival_s, _words(each.prompt) if as_text else each.prompt, each.num_new_tokens
+            request.arrival_s,
+            _words(request.prompt) if as_text else request.prompt,
+            request.num_new_tokens,
         )
-        for each in found
+        for request in drawn_requests
     ]
 
 
@@ -76,13 +78,13 @@ def from_trace(name: str, limit: int | None, seed: int, vocab_size: int) -> list
     Raises:
         InputError: a line is not valid.
     """
-    rng, found = random.Random(seed), []
+    rng, remote_requests = random.Random(seed), []
     for line in requests.read_trace(name, limit):
         prompt: Any = line.prompt
         if isinstance(prompt, int):
             prompt = requests.random_tokens(prompt, vocab_size, rng)
-        found.append(RemoteRequest(line.arrival_s, prompt, line.num_new_tokens))
-    return found
+        remote_requests.append(RemoteRequest(line.arrival_s, prompt, line.num_new_tokens))
+    return remote_requests
 
 
 def read_custom(name: str) -> list[tuple[str | tuple[int, ...], int | None]]:
@@ -91,18 +93,22 @@ def read_custom(name: str) -> list[tuple[str | tuple[int, ...], int | None]]:
     Raises:
         InputError: names the first line that is not valid.
     """
-    wanted = '{"prompt": text} or {"token_ids": [id, ...]}, with "output_tokens" where it says so'
-    found: list[tuple[str | tuple[int, ...], int | None]] = []
-    for number, given in json_lines.read(name, ("prompt", "token_ids"), ("output_tokens",), wanted):
-        prompt = given.get("prompt", given.get("token_ids"))
+    description = (
+        '{"prompt": text} or {"token_ids": [id, ...]}, with "output_tokens" where it says so'
+    )
+    prompts: list[tuple[str | tuple[int, ...], int | None]] = []
+    for number, fields in json_lines.read(
+        name, ("prompt", "token_ids"), ("output_tokens",), description
+    ):
+        prompt = fields.get("prompt", fields.get("token_ids"))
         is_ids = isinstance(prompt, list) and all(type(id) is int and id >= 0 for id in prompt)
-        tokens = given.get("output_tokens")
+        tokens = fields.get("output_tokens")
         is_count = type(tokens) is int and 1 <= tokens <= MOST_TOKENS
-        fits = isinstance(prompt, str) if "prompt" in given else is_ids
+        fits = isinstance(prompt, str) if "prompt" in fields else is_ids
         if not prompt or not fits or not (tokens is None or is_count):
-            raise InputError(f"{name} line {number} is not {wanted}")
-        found.append((tuple(prompt) if is_ids else prompt, tokens))
-    return found
+            raise InputError(f"{name} line {number} is not {description}")
+        prompts.append((tuple(prompt) if is_ids else prompt, tokens))
+    return prompts
 
 
 async def read_sharegpt(name: str, count: Count, limit: int, seed: int) -> list[tuple[str, int]]:
@@ -114,9 +120,9 @@ async def read_sharegpt(name: str, count: Count, limit: int, seed: int) -> list[
     """
     text = user_files.read_text(name, _MAX_BYTES)
     try:
-        given = json.loads(text)
-        turns: list[Any] = [each.get("conversations") or () for each in given]
-        pairs = [(one[0]["value"], one[1]["value"]) for one in turns if len(one) >= 2]
+        conversations = json.loads(text)
+        turns: list[Any] = [entry.get("conversations") or () for entry in conversations]
+        pairs = [(turn[0]["value"], turn[1]["value"]) for turn in turns if len(turn) >= 2]
         if not all(isinstance(part, str) for pair in pairs for part in pair):
             raise TypeError
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
@@ -124,19 +130,19 @@ async def read_sharegpt(name: str, count: Count, limit: int, seed: int) -> list[
             f'{name} is not JSON like ShareGPT\'s: [{{"conversations": [{{"value": text}}, '
             "...]}, ...]"
         ) from None
-    found: list[tuple[str, int]] = []
+    chosen: list[tuple[str, int]] = []
     for prompt, answer in random.Random(seed).sample(pairs, len(pairs)):
-        if len(found) == limit:
+        if len(chosen) == limit:
             break
         if len(prompt) > 16 * _MOST_PROMPT:
             continue
         num_prompt, num_new = await count(prompt), await count(answer)
         is_short = min(num_prompt, num_new) < _MIN_TOKENS
         if not is_short and num_prompt <= _MOST_PROMPT and num_prompt + num_new <= _MOST_TOGETHER:
-            found.append((prompt, num_new))
-    if not found:
+            chosen.append((prompt, num_new))
+    if not chosen:
         raise InputError(f"{name}: none of {len(pairs)} conversations is of a usual length")
-    return found
+    return chosen
 
 
 def counting(connections: Connections, model: str) -> Count:
@@ -161,11 +167,13 @@ def at_times_of(
     where there are fewer. Tokens to generate are the workload's where a prompt has none.
     """
     times = requests.generate(workload, 1 << 16, 2 * MOST_TOKENS)
-    found = []
-    for n, each in enumerate(times):
+    timed_requests = []
+    for n, timed in enumerate(times):
         prompt, num_new = pairs[n % len(pairs)]
-        found.append(RemoteRequest(each.arrival_s, prompt, num_new or each.num_new_tokens))
-    return found
+        timed_requests.append(
+            RemoteRequest(timed.arrival_s, prompt, num_new or timed.num_new_tokens)
+        )
+    return timed_requests
 
 
 def _words(tokens: Sequence[int]) -> str:

@@ -30,36 +30,36 @@ class Goodput:
         Raises:
             InputError: it is not like that.
         """
-        found: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for part in text.replace(" ", ",").split(","):
             name, _, value = part.partition(":")
             try:
-                most = float(value)
+                limit = float(value)
             except ValueError:
-                most = math.nan
-            if name not in GOODPUT or name in found or not 0 < most < math.inf:
+                limit = math.nan
+            if name not in GOODPUT or name in limits or not 0 < limit < math.inf:
                 raise InputError(
                     "--goodput is milliseconds for some of ttft, tpot and e2el, such as "
                     f"ttft:500,tpot:50, not {text[:80]!r}"
                 )
-            found[name] = most
-        return cls(found)
+            limits[name] = limit
+        return cls(limits)
 
     def is_met(self, stream: Stream) -> bool:
         """Whether an answer kept all."""
-        own = {"ttft": stream.ttft_s, "tpot": stream.tpot_s or 0.0, "e2el": stream.e2e_s}
-        return all(1e3 * own[name] <= most for name, most in self.most_ms.items())
+        measured = {"ttft": stream.ttft_s, "tpot": stream.tpot_s or 0.0, "e2el": stream.e2e_s}
+        return all(1e3 * measured[name] <= limit for name, limit in self.most_ms.items())
 
 
 def figures(sent: Sent, goodput: Goodput | None = None) -> dict[str, Any]:
     """Every figure; times in milliseconds where the name says so, else in seconds."""
-    answered = [each for each in sent.streams if each.is_ok]
+    answered = [stream for stream in sent.streams if stream.is_ok]
     num_input = sum(
         request.num_prompt_tokens if stream.num_prompt_tokens is None else stream.num_prompt_tokens
         for request, stream in zip(sent.requests, sent.streams, strict=True)
         if stream.is_ok
     )
-    num_output = sum(each.num_tokens for each in answered)
+    num_output = sum(stream.num_tokens for stream in answered)
     seconds = max(sent.seconds, 1e-9)
     good = None if goodput is None else sum(map(goodput.is_met, answered)) / seconds
     return {
@@ -72,17 +72,17 @@ def figures(sent: Sent, goodput: Goodput | None = None) -> dict[str, Any]:
         "request_goodput": good,
         "output_throughput": num_output / seconds,
         "total_token_throughput": (num_input + num_output) / seconds,
-        **_each(sent),
+        **_per_request(sent),
         **_peaks(answered),
         "rtfx": 0.0,  # of audio
         **_latencies(answered),
         "failures": failures(sent.streams),
-        "cached_tokens": sum(each.num_cached_tokens for each in answered),
+        "cached_tokens": sum(stream.num_cached_tokens for stream in answered),
         "client_cpu_us_per_event": 1e6 * sent.client_cpu_s / max(1, _num_events(sent)),
     }
 
 
-def asked(model: str, endpoint: str, num_requests: int, rate: float | None) -> dict[str, Any]:
+def requested(model: str, endpoint: str, num_requests: int, rate: float | None) -> dict[str, Any]:
     """What was measured, under vLLM's names."""
     kind = "openai-chat" if "chat" in endpoint else "openai"
     return {
@@ -99,25 +99,27 @@ def asked(model: str, endpoint: str, num_requests: int, rate: float | None) -> d
 
 def failures(streams: Sequence[Stream]) -> dict[str, int]:
     """Why requests failed, the most frequent reason first."""
-    counted = collections.Counter(each.error for each in streams if each.error)
+    counted = collections.Counter(stream.error for stream in streams if stream.error)
     return dict(counted.most_common())
 
 
-def _each(sent: Sent) -> dict[str, list]:
+def _per_request(sent: Sent) -> dict[str, list]:
     """One value a request."""
     streams, start = sent.streams, sent.streams[0].start_s
     return {
         "input_lens": [
-            request.num_prompt_tokens if each.num_prompt_tokens is None else each.num_prompt_tokens
-            for request, each in zip(sent.requests, streams, strict=True)
+            request.num_prompt_tokens
+            if stream.num_prompt_tokens is None
+            else stream.num_prompt_tokens
+            for request, stream in zip(sent.requests, streams, strict=True)
         ],
-        "output_lens": [each.num_tokens if each.is_ok else 0 for each in streams],
-        "ttfts": [each.ttft_s if each.event_s else 0.0 for each in streams],
-        "itls": [each.gaps_s for each in streams],
-        "latencies": [each.e2e_s if each.event_s else 0.0 for each in streams],
-        "start_times": [each.start_s - start for each in streams],
-        "queue_times": [max(0.0, each.sent_s - each.start_s) for each in streams],
-        "errors": [each.error for each in streams],
+        "output_lens": [stream.num_tokens if stream.is_ok else 0 for stream in streams],
+        "ttfts": [stream.ttft_s if stream.event_s else 0.0 for stream in streams],
+        "itls": [stream.gaps_s for stream in streams],
+        "latencies": [stream.e2e_s if stream.event_s else 0.0 for stream in streams],
+        "start_times": [stream.start_s - start for stream in streams],
+        "queue_times": [max(0.0, stream.sent_s - stream.start_s) for stream in streams],
+        "errors": [stream.error for stream in streams],
     }
 
 
@@ -125,11 +127,11 @@ def _peaks(answered: Sequence[Stream]) -> dict[str, float]:
     """The busiest second: events, and requests that were open in it."""
     if not answered:
         return {"max_output_tokens_per_s": 0.0, "max_concurrent_requests": 0}
-    start = min(each.start_s for each in answered)
+    start = min(stream.start_s for stream in answered)
     events, open_ = collections.Counter[int](), collections.Counter[int]()
-    for each in answered:
-        events.update(int(at - start) for at in each.event_s)
-        open_.update(range(int(each.start_s - start), int(each.event_s[-1] - start) + 1))
+    for stream in answered:
+        events.update(int(at - start) for at in stream.event_s)
+        open_.update(range(int(stream.start_s - start), int(stream.event_s[-1] - start) + 1))
     return {
         "max_output_tokens_per_s": float(max(events.values())),
         "max_concurrent_requests": max(open_.values()),
@@ -138,20 +140,20 @@ def _peaks(answered: Sequence[Stream]) -> dict[str, float]:
 
 def _latencies(answered: Sequence[Stream]) -> dict[str, float]:
     values = {
-        "ttft": [each.ttft_s for each in answered],
-        "tpot": [each.tpot_s for each in answered if each.tpot_s is not None],
-        "itl": [gap for each in answered for gap in each.gaps_s],
-        "e2el": [each.e2e_s for each in answered],
+        "ttft": [stream.ttft_s for stream in answered],
+        "tpot": [stream.tpot_s for stream in answered if stream.tpot_s is not None],
+        "itl": [gap for stream in answered for gap in stream.gaps_s],
+        "e2el": [stream.e2e_s for stream in answered],
     }
-    found = {}
+    latencies = {}
     for name in METRICS:
         ordered = sorted(values[name]) or [0.0]
-        found[f"mean_{name}_ms"] = 1e3 * statistics.fmean(ordered)
-        found[f"median_{name}_ms"] = 1e3 * percentile(ordered, 50)
-        found[f"std_{name}_ms"] = 1e3 * statistics.pstdev(ordered)
+        latencies[f"mean_{name}_ms"] = 1e3 * statistics.fmean(ordered)
+        latencies[f"median_{name}_ms"] = 1e3 * percentile(ordered, 50)
+        latencies[f"std_{name}_ms"] = 1e3 * statistics.pstdev(ordered)
         for percent in _PERCENTS:
-            found[f"p{percent}_{name}_ms"] = 1e3 * percentile(ordered, percent)
-    return found
+            latencies[f"p{percent}_{name}_ms"] = 1e3 * percentile(ordered, percent)
+    return latencies
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -163,4 +165,4 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def _num_events(sent: Sent) -> int:
-    return sum(len(each.event_s) for each in sent.streams)
+    return sum(len(stream.event_s) for stream in sent.streams)

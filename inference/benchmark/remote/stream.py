@@ -48,7 +48,7 @@ class Stream:
         self.num_prompt_tokens: int | None = None
         self.num_output_tokens: int | None = None
         self.num_cached_tokens = 0
-        self._rest = b""
+        self._unread = b""
 
     async def run(self, connections: Connections, request: bytes) -> None:
         """Sends the request, and returns at the end of its answer; whatever fails is `error`."""
@@ -92,12 +92,12 @@ class Stream:
     @property
     def tpot_s(self) -> float | None:
         """Mean time of a token after the first; None where there is no other."""
-        others = self.num_tokens - 1
-        return (self.event_s[-1] - self.event_s[0]) / others if others > 0 else None
+        num_intervals = self.num_tokens - 1
+        return (self.event_s[-1] - self.event_s[0]) / num_intervals if num_intervals > 0 else None
 
     def _on_body(self, data: bytes) -> None:
         now = time.perf_counter()
-        *lines, self._rest = (self._rest + data).split(b"\n")
+        *lines, self._unread = (self._unread + data).split(b"\n")
         for line in lines:
             if line.startswith(b"data:"):
                 self._on_event(line[5:].strip(), now)
@@ -132,5 +132,5 @@ def refusal(answer: Answer) -> str:
 
 
 def _message(error: Any) -> str:
-    said = error.get("message", error) if isinstance(error, dict) else error
-    return " ".join(str(said).split())[:_MAX_REASON]
+    reason = error.get("message", error) if isinstance(error, dict) else error
+    return " ".join(str(reason).split())[:_MAX_REASON]
