@@ -57,51 +57,58 @@ def main(argv: Sequence[str]) -> None:
     from inference.batches.lines import Line
     from scripts.modes import batch_servers
 
-    found = lines.read(_INPUT.value)
-    asked = [line for line in found if isinstance(line, Line)]
-    ids = {line.custom_id for line in asked}
+    parsed_lines = lines.read(_INPUT.value)
+    valid_lines = [line for line in parsed_lines if isinstance(line, Line)]
+    ids = {line.custom_id for line in valid_lines}
     earlier = [] if _OVERWRITE.value else records.read(target)
-    results = {each["custom_id"]: each for each in earlier if records.is_final(each)}
+    results = {record["custom_id"]: record for record in earlier if records.is_final(record)}
     saved = ResumableResults(target, {"kind": "batch"}, ids, _OVERWRITE.value)
     finished = False
     try:
         results |= saved.results
-        todo = [line for line in asked if not records.is_final(results.get(line.custom_id, {}))]
-        if kept := len(asked) - len(todo):
-            common.say(f"{kept} of {len(asked)} results are there already")
-        if todo:
-            url, most = _URL.value, at_a_time[0] if at_a_time else None
-            engine = _engine_flags() if url is None else []
-            batch_servers.answer(todo, url, engine, most, saved)
-            results |= saved.results
-        others = [each for name, each in results.items() if name not in ids]
-        ours = [
-            results[line.custom_id] if isinstance(line, Line) else records.bad(line)
-            for line in found
+        todo = [
+            line for line in valid_lines if not records.is_final(results.get(line.custom_id, {}))
         ]
-        text = "".join(f"{json.dumps(each, ensure_ascii=False)}\n" for each in [*others, *ours])
+        if num_done := len(valid_lines) - len(todo):
+            common.say(f"{num_done} of {len(valid_lines)} results are there already")
+        if todo:
+            url, concurrency = _URL.value, at_a_time[0] if at_a_time else None
+            engine = _engine_flags() if url is None else []
+            batch_servers.answer(todo, url, engine, concurrency, saved)
+            results |= saved.results
+        other_records = [record for name, record in results.items() if name not in ids]
+        output_records = [
+            results[line.custom_id] if isinstance(line, Line) else records.bad(line)
+            for line in parsed_lines
+        ]
+        text = "".join(
+            f"{json.dumps(record, ensure_ascii=False)}\n"
+            for record in [*other_records, *output_records]
+        )
         user_files.write({target: text.encode()})
         finished = True
     except KeyboardInterrupt:
-        raise saved.interrupted(len(asked)) from None
+        raise saved.interrupted(len(valid_lines)) from None
     finally:
         saved.close(finished)
-    failed = sum(each["error"] is not None for each in ours)
-    refused = sum(each["error"] is None and not records.is_good(each) for each in ours)
+    failed = sum(record["error"] is not None for record in output_records)
+    refused = sum(
+        record["error"] is None and not records.is_good(record) for record in output_records
+    )
     common.say(
-        f"{len(ours) - failed - refused} answers in {_OUTPUT.value}, {refused} refused, "
+        f"{len(output_records) - failed - refused} answers in {_OUTPUT.value}, {refused} refused, "
         f"{failed} without an answer"
     )
 
 
 def _engine_flags() -> list[str]:
     """Those that are given and that the engine's process reads."""
-    found = ["--nowarm_up"]  # it compiles what comes
+    arguments = ["--nowarm_up"]  # it compiles what comes
     for name in _ENGINE:
         flag = flags.FLAGS[name]
         values = flag.value if isinstance(flag.value, list) else [flag.value]
-        found += [f"--{name}={value}" for value in values if flag.present]
-    return found
+        arguments += [f"--{name}={value}" for value in values if flag.present]
+    return arguments
 
 
 if __name__ == "__main__":

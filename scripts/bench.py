@@ -139,7 +139,7 @@ def _run_url() -> None:
     model = flags.FLAGS["model"]
     assert _URL.value is not None
     bench_url.run(
-        bench_url.Asked(
+        bench_url.BenchOptions(
             _URL.value,
             model.value if model.present else None,
             _ENDPOINT.value,

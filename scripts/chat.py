@@ -52,10 +52,10 @@ def main(argv: Sequence[str]) -> None:
     tokenizer = checkpoint.load_tokenizer()
     tokenizer = tokenizer.with_template(sampling_flags.TEMPLATE.value)
     if tokenizer.template is None:
-        named = ", ".join(tokenizer.templates)
+        names = ", ".join(tokenizer.templates)
         raise InputError(
-            f"this checkpoint has no default chat template: choose one of {named} by --template"
-            if named
+            f"this checkpoint has no default chat template: choose one of {names} by --template"
+            if names
             else "this checkpoint has no chat template: continue texts with generate"
         )
     conversation = Conversation(tokenizer, config.max_context)
@@ -68,10 +68,10 @@ def main(argv: Sequence[str]) -> None:
     for text in _lines():
         try:
             if text.startswith("/") and not text.startswith("//"):
-                command, _, rest = text.partition(" ")
+                command, _, argument = text.partition(" ")
                 if command == "/quit":
                     return
-                talk.obey(command, rest.strip())
+                talk.obey(command, argument.strip())
             elif text.strip():
                 talk.answer(text.removeprefix("/"))
         except (InputError, RuntimeError) as error:  # JAX's own are RuntimeErrors
@@ -120,7 +120,7 @@ class _Talk:
         self._params = params
         self._took: tuple[Any, ...] | None = None
 
-    def obey(self, command: str, rest: str) -> None:
+    def obey(self, command: str, argument: str) -> None:
         """Runs a command, a line that begins with a slash."""
         conversation = self._conversation
         if command == "/help":
@@ -128,16 +128,18 @@ class _Talk:
         elif command == "/stats":
             self._show_stats()
         elif command == "/system":
-            conversation.instruct(rest)
-            common.say("the model has its instruction" if rest else "the model has no instruction")
-        elif command == "/reset" and not rest:
+            conversation.instruct(argument)
+            common.say(
+                "the model has its instruction" if argument else "the model has no instruction"
+            )
+        elif command == "/reset" and not argument:
             conversation.reset()
             common.say("the conversation starts over")
-        elif command == "/save" and rest:
-            conversation.save(rest)
-            common.say(f"{len(conversation.messages)} messages are in {rest}")
+        elif command == "/save" and argument:
+            conversation.save(argument)
+            common.say(f"{len(conversation.messages)} messages are in {argument}")
         else:
-            common.say(f"error: {command} {rest}".rstrip() + " is no command: /help lists them")
+            common.say(f"error: {command} {argument}".rstrip() + " is no command: /help lists them")
 
     def answer(self, text: str) -> None:
         """Answers a message, as it comes; Ctrl-C ends the answer and not the app: after the next
@@ -149,27 +151,27 @@ class _Talk:
 
     def _answer(self, ids: list[int], interrupt: interrupts.Deferred) -> tuple[str | None, bool]:
         """Why the answer ended, and whether it has any text."""
-        said, num_tokens, reason = "", 0, None
+        answer, num_tokens, reason = "", 0, None
         try:
             with closing(self._stream(ids)) as outputs:
                 for output in outputs:
                     print(output.text, end="", flush=True)
-                    said += output.text
+                    answer += output.text
                     num_tokens += len(output.token_ids)
                     reason = output.finish_reason
-                    if interrupt.asked and reason is None:
+                    if interrupt.requested and reason is None:
                         reason = "interrupt"
                         break
         except KeyboardInterrupt:  # the second: does not even wait for a long prompt
             reason = "interrupt"
         finally:
-            if said:
+            if answer:
                 print(flush=True)
-            if said or reason in ("stop", "length"):
-                self._conversation.answer(said, num_tokens)
+            if answer or reason in ("stop", "length"):
+                self._conversation.answer(answer, num_tokens)
             else:
                 self._conversation.withdraw()
-        return reason, bool(said)
+        return reason, bool(answer)
 
     def _stream(self, ids: list[int]) -> Generator[RequestOutput, None, None]:
         """The engine's outputs of one answer; notes what it costs."""

@@ -127,12 +127,12 @@ def check_flags(reader: str, readers: Mapping[str, Collection[str]]) -> None:
     Raises:
         InputError: a flag is not read; says who would.
     """
-    for module, own in flags.FLAGS.flags_by_module_dict().items():
-        for flag in own:
+    for module, module_flags in flags.FLAGS.flags_by_module_dict().items():
+        for flag in module_flags:
             if module.startswith("absl.") or not flag.present or flag.name in readers[reader]:
                 continue
-            others = [name for name, read in readers.items() if flag.name in read]
-            hint = f": it goes with {' or '.join(others)}" if others else ""
+            other_readers = [name for name, read in readers.items() if flag.name in read]
+            hint = f": it goes with {' or '.join(other_readers)}" if other_readers else ""
             raise InputError(f"{reader} does not read --{flag.name}{hint}")
 
 
@@ -168,9 +168,9 @@ def resolve_config(
     from sharding import mesh as meshes
 
     executables()
-    named = {"weights": WEIGHTS.value, "activations": ACTIVATIONS.value}
-    asked = {name: value for name, value in named.items() if value is not None}
-    resolved, config = named_config(sizes, (needs or {}) | asked)
+    flag_values = {"weights": WEIGHTS.value, "activations": ACTIVATIONS.value}
+    settings = {name: value for name, value in flag_values.items() if value is not None}
+    resolved, config = named_config(sizes, (needs or {}) | settings)
     config = speculation_flags.apply(config, model_name())
     hosts.start(COORDINATOR.value, HOSTS.value, HOST.value)
     config = follower.prepared(config)
@@ -221,13 +221,13 @@ def named_config(sizes: dict[str, Any], needs: dict[str, Any] | None = None) -> 
     """
     from inference.checkpoints import resolve
 
-    named = named_run()
-    if named is not None and flags.FLAGS["model"].present:
+    run_file = named_run()
+    if run_file is not None and flags.FLAGS["model"].present:
         raise InputError("--config names its model: leave --model out")
     resolved = resolve.resolve(model_name())
-    asked = (needs or {}) if named else sizes | (needs or {})
-    settings = [f"{paths(EngineConfig)[name]}={value}" for name, value in asked.items()]
-    run = named or Run("")
+    fields = (needs or {}) if run_file else sizes | (needs or {})
+    settings = [f"{paths(EngineConfig)[name]}={value}" for name, value in fields.items()]
+    run = run_file or Run("")
     config = Config(resolved.config, run.engine, run.mesh, run.prefill)
     config = overrides.apply(config, [*settings, *settings_asked()])
     return resolved, config
@@ -249,8 +249,8 @@ def flag_settings() -> list[str]:
 
 def model_name() -> str:
     """What --model says, or the run of --config."""
-    named = named_run()
-    return named.model if named else _MODEL.value
+    run_file = named_run()
+    return run_file.model if run_file else _MODEL.value
 
 
 def named_run() -> Run | None:
@@ -470,7 +470,7 @@ def _load_run(path: str) -> Run:
 def _stem(path: str, folder: Path) -> str | None:
     """The name of a file of this very folder; None for any other path."""
     try:
-        found = Path(path).resolve()
+        resolved = Path(path).resolve()
     except (OSError, RuntimeError, ValueError):  # too long, a loop of links, a NUL
         return None
-    return found.stem if found.parent == folder and found.suffix == ".py" else None
+    return resolved.stem if resolved.parent == folder and resolved.suffix == ".py" else None

@@ -79,24 +79,24 @@ def main(argv: Sequence[str]) -> None:
         compile_text.show_prediction(
             engine.config, engine.attention, target, config.mesh, predicted
         )
-    found, written = [], []
+    steps_done, written = [], []
     with compilation_cache.disabled() if _SERIALIZE.value else contextlib.nullcontext():
-        for each, exchange in zip(engine.steps(shapes), exchanges, strict=True):
-            found.append(each)
+        for step, exchange in zip(engine.steps(shapes), exchanges, strict=True):
+            steps_done.append(step)
             if not common.JSON.value:
-                compile_text.show_step(each, exchange)
+                compile_text.show_step(step, exchange)
         if _SERIALIZE.value:
-            refused = {each.shape for each in found if isinstance(each, RefusedStep)}
-            kept = [shape for shape in shapes if shape not in refused]
-            written = engine.write(kept, Path(_SERIALIZE.value))
+            refused = {step.shape for step in steps_done if isinstance(step, RefusedStep)}
+            written_shapes = [shape for shape in shapes if shape not in refused]
+            written = engine.write(written_shapes, Path(_SERIALIZE.value))
     if common.JSON.value:
         result: dict[str, Any] = {"target": target.name, "mesh": dataclasses.asdict(config.mesh)}
         result |= {"attention": engine.attention}
-        result |= compile_text.as_json(found, predicted, exchanges)
+        result |= compile_text.as_json(steps_done, predicted, exchanges)
         result |= {"executables": [str(path) for path in written]} if written else {}
         common.print_json(result, engine.config)
     else:
-        compile_text.show_verdict(found, predicted)
+        compile_text.show_verdict(steps_done, predicted)
         if written:
             compile_text.show_written(written, engine.config, target)
 
@@ -115,12 +115,12 @@ def _check_directory(path: Path) -> None:
         )
 
 
-def _mesh(named: Mesh, target: Target) -> Mesh:
+def _mesh(run_mesh: Mesh, target: Target) -> Mesh:
     """What --mesh, --set or the run of --config says; else all devices along `model`."""
     from sharding.mesh import provide
 
-    is_named = _MESH.value or named.num_chips > 1
-    mesh = named if is_named else Mesh(model=target.num_devices)
+    is_named = _MESH.value or run_mesh.num_chips > 1
+    mesh = run_mesh if is_named else Mesh(model=target.num_devices)
     if target.is_here:
         provide(mesh, mesh.num_chips)
     elif mesh.num_chips != target.num_devices:
@@ -135,12 +135,12 @@ def _config(target: Target) -> Config:
     """The model that --model or --config names, with the engine of --batch and --context: as many
     pages as its sequences need at their longest, unless a run or --set says how many.
     """
-    given: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
     if _BATCH.present:
-        given["max_seqs"] = _one(_BATCH)
+        sizes["max_seqs"] = _single(_BATCH)
     if _CONTEXT.present:
-        given["max_context"] = _one(_CONTEXT)
-    _, config = common.named_config({"max_seqs": _SEQUENCES} | given, given)
+        sizes["max_context"] = _single(_CONTEXT)
+    _, config = common.named_config({"max_seqs": _SEQUENCES} | sizes, sizes)
     mesh = _mesh(config.mesh, target)
     config = dataclasses.replace(config, mesh=mesh, prefill=TOGETHER)  # others run the same program
     config = config.for_platform(target.platform)
@@ -154,7 +154,7 @@ def _config(target: Target) -> Config:
     return config
 
 
-def _one(flag: Any) -> int:
+def _single(flag: Any) -> int:
     """The number of a flag that lists some elsewhere."""
     numbers = shared_flags.whole_numbers(flag)
     if len(numbers) > 1:

@@ -70,13 +70,13 @@ def main(argv: Sequence[str]) -> None:
         print("no accelerator: JAX computes on this machine's cpu, so nothing is measured")
         return
     environment |= {"JAX_PLATFORMS": {"gpu": "cuda,cpu"}.get(kind, kind)}
-    found: dict[str, Any] = {
+    page_fields: dict[str, Any] = {
         "device": device, "jax": version, "python": platform.python_version(),
     }  # fmt: skip
     names = [part.name for part in _parts(kind, [])]
     chosen = shared_flags.chosen(_PARTS, names)
-    page, on_page = _page(folder, found)
-    found |= {"date": page.name[-len("2026-01-31") :], "parts": []}
+    page, on_page = _page(folder, page_fields)
+    page_fields |= {"date": page.name[-len("2026-01-31") :], "parts": []}
     if _RESUME.value:
         chosen = [name for name in chosen if name not in on_page or on_page[name].status != "done"]
     outcomes = [outcome for name, outcome in on_page.items() if name not in chosen]
@@ -86,28 +86,31 @@ def main(argv: Sequence[str]) -> None:
         if outcome.status != "not run" or outcome.name not in on_page:
             on_page[outcome.name] = outcome
         outcomes.append(on_page[outcome.name])
-        in_order = sorted(on_page.values(), key=lambda each: order.get(each.name, len(order)))
-        found["parts"] = [dataclasses.asdict(each) for each in in_order]
-        texts = {".json": json.dumps(found, indent=1), ".md": device_text.page(found).rstrip()}
+        in_order = sorted(on_page.values(), key=lambda part: order.get(part.name, len(order)))
+        page_fields["parts"] = [dataclasses.asdict(part) for part in in_order]
+        texts = {
+            ".json": json.dumps(page_fields, indent=1),
+            ".md": device_text.page(page_fields).rstrip(),
+        }
         user_files.write({page.with_suffix(k): f"{v}\n".encode() for k, v in texts.items()})
         print(f"{outcome.name}: {outcome.status}, {outcome.seconds:.0f} s", flush=True)
     print(f"{page}.md")
     is_bad = any(outcome.status in ("failed", "out of time") for outcome in outcomes)
-    if is_bad or not all(each.agrees for each in device_text.tokens(found["parts"])):
+    if is_bad or not all(answer.agrees for answer in device_text.tokens(page_fields["parts"])):
         sys.exit(1)
 
 
-def _page(folder: Path, found: Mapping[str, Any]) -> tuple[Path, dict[str, Outcome]]:
+def _page(folder: Path, page_fields: Mapping[str, Any]) -> tuple[Path, dict[str, Outcome]]:
     """The page to write, without a suffix, and what is on it by name: the newest of this kind of
     device with the same versions, whatever its date, where parts are added to it; else one of
     today.
     """
-    slug = re.sub(r"[^a-z0-9]+", "-", found["device"].lower()).strip("-")
+    slug = re.sub(r"[^a-z0-9]+", "-", page_fields["device"].lower()).strip("-")
     is_added = _PARTS.value is not None or _RESUME.value
     for path in sorted(folder.glob(f"{slug}-????-??-??.json"), reverse=True) if is_added else ():
         try:
             earlier = json.loads(path.read_text(encoding="utf-8"))
-            if all(earlier[name] == found[name] for name in ("device", "jax", "python")):
+            if all(earlier[name] == page_fields[name] for name in ("device", "jax", "python")):
                 parts = ({"date": earlier["date"]} | part for part in earlier["parts"])
                 return path.with_suffix(""), {part["name"]: Outcome(**part) for part in parts}
         except (ValueError, TypeError, KeyError):
@@ -233,13 +236,13 @@ def _tokens(pages: str, kernel: str | None) -> Iterator[Subprocess]:
     for package in ("gguf", "tokenizers"):
         if missing is None and importlib.util.find_spec(package) is None:
             missing = f"{_MODEL} needs {package}, which is not installed"
-    asked = [f"--prompt={prompt}" for prompt in _PROMPTS] + [pages, "--max_new_tokens=32"]
-    asked += [f"--model={_MODEL}", "--ignore_eos", "--logprobs=5", "--json"]
+    prompts = [f"--prompt={prompt}" for prompt in _PROMPTS] + [pages, "--max_new_tokens=32"]
+    prompts += [f"--model={_MODEL}", "--ignore_eos", "--logprobs=5", "--json"]
     for name, attention, limit_s in (
         ("tokens-cpu", "reference", 25), ("tokens-reference", "reference", 25),
         ("tokens-kernel", kernel, 25),
     ):  # fmt: skip
-        part = _module(name, limit_s, "scripts.generate", *asked)
+        part = _module(name, limit_s, "scripts.generate", *prompts)
         command = (*part.command, f"--set=engine.kernels.attention={attention}")
         if name == "tokens-cpu":
             command = ("env", "JAX_PLATFORMS=cpu", *command)
@@ -256,16 +259,18 @@ def _shown_right(outcomes: Sequence[Outcome]) -> str | None:
     measured = [outcome for outcome in outcomes if outcome.name in ("kernels", "tune")]
     rows = [row for outcome in measured if outcome.result for row in outcome.result["rows"]]
     for name in ATTENTIONS[1:]:
-        found = [row["results"][name] for row in rows if name in row["results"]]
-        began = [each for each in found if each["status"] not in ("not run", "out of time")]
-        if began and all(each["status"] == "right" and each["is_repeatable"] for each in began):
+        results = [row["results"][name] for row in rows if name in row["results"]]
+        began = [result for result in results if result["status"] not in ("not run", "out of time")]
+        if began and all(
+            result["status"] == "right" and result["is_repeatable"] for result in began
+        ):
             return name
     return None
 
 
 def _app(name: str, limit_s: float, app: str, *arguments: str) -> Subprocess:
-    own = _module(name, limit_s, f"scripts.{app}", "--json_lines", *arguments)
-    return dataclasses.replace(own, is_json=True)
+    module = _module(name, limit_s, f"scripts.{app}", "--json_lines", *arguments)
+    return dataclasses.replace(module, is_json=True)
 
 
 def _module(name: str, limit_s: float, module: str, *arguments: str) -> Subprocess:

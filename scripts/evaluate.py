@@ -100,9 +100,9 @@ def _resolved_other(config: Config) -> tuple[Any, Config]:
             f"--against={_AGAINST.value} has {resolved.config.vocab_size} tokens, not the "
             f"{config.model.vocab_size} of {config.model.name}: their laws are of other things"
         )
-    found = Config(resolved.config, EngineConfig(max_seqs=1))
-    found = overrides.apply(found, common.settings_asked())
-    return resolved, found.for_platform(target_device().platform)
+    other = Config(resolved.config, EngineConfig(max_seqs=1))
+    other = overrides.apply(other, common.settings_asked())
+    return resolved, other.for_platform(target_device().platform)
 
 
 def _compared(engine: Any, other: tuple[Any, Config], windows: list[list[int]]) -> dict[str, float]:
@@ -111,12 +111,12 @@ def _compared(engine: Any, other: tuple[Any, Config], windows: list[list[int]]) 
 
     resolved, config = other
     against = common.load_engine(common.open_checkpoint(resolved), config)
-    own, far = (
-        laws.Model(each.config.model, each.model_runner.params) for each in (engine, against)
+    near, far = (
+        laws.Model(served.config.model, served.model_runner.params) for served in (engine, against)
     )
     with common.bars() as progress:
-        found = laws.distance(own, far, windows, progress)
-    return {"kl": found.kl, "agreement": found.agreement}
+        distance = laws.distance(near, far, windows, progress)
+    return {"kl": distance.kl, "agreement": distance.agreement}
 
 
 def _read_text() -> str:

@@ -55,22 +55,24 @@ def line(error: Exception) -> str:
             f"a fault of this program, {type(error).__name__}: {reason(error)[:_MAX_CHARS]} "
             f"({_place(error)}); --verbosity=1 shows the trace"
         )
-    said = str(error) if isinstance(error, InputError) else reason(error)[:_MAX_CHARS]
+    message = str(error) if isinstance(error, InputError) else reason(error)[:_MAX_CHARS]
     advice = _advice(error)
-    return f"{said}; {advice}" if advice and advice not in said else said
+    return f"{message}; {advice}" if advice and advice not in message else message
 
 
 def _advice(error: BaseException | None) -> str | None:
     """What to do about a limit, if one is behind it."""
-    said = ""
+    messages = ""
     while error is not None:
         if isinstance(error, MemoryError):
             return _MORE_MEMORY
         if isinstance(error, OSError) and error.errno in _ADVICE:
             return _ADVICE[error.errno]
-        said += f"{error}\n"  # whole: messages of apps cut those of libraries
+        messages += f"{error}\n"  # whole: messages of apps cut those of libraries
         error = error.__cause__ or error.__context__
-    return next((_ADVICE[number] for text, number in _OF_LIBRARIES.items() if text in said), None)
+    return next(
+        (_ADVICE[number] for text, number in _OF_LIBRARIES.items() if text in messages), None
+    )
 
 
 def _place(error: BaseException) -> str:

@@ -80,8 +80,8 @@ def main(argv: Sequence[str]) -> None:
         stats, line = costs.nothing(), f"all {len(results)} results had been computed before"
         if _NAIVE.value:
             engine = common.load_engine(checkpoint, config)
-            found, stats, line = _run_naive(engine, ids, requests[0].params)
-            results = dict(zip(keys, found, strict=True))
+            answers, stats, line = _run_naive(engine, ids, requests[0].params)
+            results = dict(zip(keys, answers, strict=True))
         elif len(results) < len(requests):
             todo = [index for index, key in enumerate(keys) if key not in results]
             lengths = [len(ids[index]) for index in todo]
@@ -117,7 +117,7 @@ def main(argv: Sequence[str]) -> None:
         common.say(line)
     failed = [str(n) for n, r in enumerate(ordered, 1) if r["finish_reason"] == "error"]
     if failed:
-        why = "a grammar failed, or " if any(one.params.grammar for one in requests) else ""
+        why = "a grammar failed, or " if any(request.params.grammar for request in requests) else ""
         common.fail(f"{why}the model gave non-finite logits for prompt {', '.join(failed)}")
 
 
@@ -177,8 +177,8 @@ def _read_schema(name: str) -> str:
 
 def _num_slots(requests: Sequence[Prompt]) -> int:
     """Sequences of an engine that is no larger than the work."""
-    each = [request.params.num_running for request in requests]
-    return max(min(sum(each), 32), *each)
+    num_running = [request.params.num_running for request in requests]
+    return max(min(sum(num_running), 32), *num_running)
 
 
 def _engine_needs(requests: Sequence[Prompt]) -> dict[str, Any]:
@@ -260,11 +260,11 @@ def _run(
     with common.bars() as bar, common.compile_progress(engine) as compiling:
         say = None if streams or common.console.is_terminal else common.say
         limit = engine.config.max_context
-        most = [
-            own.n * min(own.max_new_tokens, limit - len(prompt))
-            for prompt, own in zip(ids, params, strict=True)
+        max_tokens = [
+            sampling.n * min(sampling.max_new_tokens, limit - len(prompt))
+            for prompt, sampling in zip(ids, params, strict=True)
         ]
-        progress = BatchProgress(most, bar, say)
+        progress = BatchProgress(max_tokens, bar, say)
 
         def on_output(output: RequestOutput) -> None:
             watch.note(len(output.token_ids))
@@ -277,7 +277,7 @@ def _run(
         for index, completion in engine.as_completed(ids, params, on_output):
             with interrupts.Deferred() as interrupt:  # a result that is there is saved
                 add(index, _result(completion, requests[index]))
-            if interrupt.asked:
+            if interrupt.requested:
                 raise KeyboardInterrupt
             progress.add_answer(index, _num_tokens(completion))
             completions.append(completion)
@@ -325,14 +325,14 @@ def _result(completion: Any, request: Prompt) -> dict[str, Any]:
 
 def _choice(answer: Any) -> dict[str, Any]:
     """One answer; the first one's fields are the result's too."""
-    asked = _LOGPROBS.value is not None
+    has_logprobs = _LOGPROBS.value is not None
     tops = [dict(itertools.islice(top.items(), _LOGPROBS.value)) for top in answer.top_logprobs]
     return {
         "text": answer.text,
         "token_ids": answer.token_ids,
         "finish_reason": answer.finish_reason,
-        "logprobs": answer.logprobs if asked else None,
-        "top_logprobs": tops if asked and _LOGPROBS.value else None,
+        "logprobs": answer.logprobs if has_logprobs else None,
+        "top_logprobs": tops if has_logprobs and _LOGPROBS.value else None,
     } | ({} if answer.score is None else {"score": answer.score})
 
 

@@ -39,13 +39,13 @@ class caught:  # noqa: N801
 
 
 class Deferred:
-    """Context in which the first interrupt only sets `asked`, and the second is the usual one.
+    """Context in which the first interrupt only sets `requested`, and the second is the usual one.
     Where interrupts are ignored, as by a job in the background, they stay so.
     """
 
     def __enter__(self) -> "Deferred":
         """Starts to listen."""
-        self.asked = False
+        self.requested = False
         self._before = {
             number: before
             for number in _SIGNALS
@@ -62,9 +62,9 @@ class Deferred:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         before = self._before[signal.Signals(number)]
-        if self.asked and callable(before):
+        if self.requested and callable(before):
             before(number, frame)
-        self.asked = True
+        self.requested = True
 
 
 def end_at_sigterm() -> None:

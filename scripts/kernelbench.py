@@ -53,29 +53,29 @@ def main(argv: Sequence[str]) -> None:
     chosen = [kernels[name] for name in shared_flags.chosen(_ONLY, names)]
     compilation_cache.enable()
     hardware = lookup.this_machine("bfloat16")
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "device": device.kind, "jax": jax.__version__, "hardware": dataclasses.asdict(hardware),
         "seed": secrets.randbits(31), "rows": [],
     }  # fmt: skip
     with common.bars() as progress:
         for row in timing.measure(
             timing.cases(device.platform, hardware.memory_bytes), chosen, hardware,
-            seed=found["seed"], repeats=_REPEATS.value, budget_s=_SECONDS.value,
+            seed=result["seed"], repeats=_REPEATS.value, budget_s=_SECONDS.value,
             tunes=_TUNE.value, progress=progress,
         ):  # fmt: skip
-            found["rows"].append(row)
-            json_lines_flag.print_line(found)
-    found["paged_over_contiguous"] = kernel_text.paged_over_contiguous(found["rows"])
-    found["shuffled_over_in_order"] = kernel_text.shuffled_over_in_order(found["rows"])
-    reason = tune.missing(found["rows"]) if _TUNE.value else None
+            result["rows"].append(row)
+            json_lines_flag.print_line(result)
+    result["paged_over_contiguous"] = kernel_text.paged_over_contiguous(result["rows"])
+    result["shuffled_over_in_order"] = kernel_text.shuffled_over_in_order(result["rows"])
+    reason = tune.missing(result["rows"]) if _TUNE.value else None
     if _TUNE.value:
-        found["tuning"] = f"as it was: {reason}" if reason else tune.entry(found["rows"])
+        result["tuning"] = f"as it was: {reason}" if reason else tune.entry(result["rows"])
     if json_lines_flag.is_json():
-        print(json.dumps(found), flush=True)
+        print(json.dumps(result), flush=True)
     else:
-        print("\n".join(kernel_text.table(found)))
+        print("\n".join(kernel_text.table(result)))
     if _TUNE.value and reason is None:  # last, so that what was measured is printed in any case
-        tune.write(device, found["tuning"])
+        tune.write(device, result["tuning"])
 
 
 def _device() -> Any:
@@ -88,16 +88,16 @@ def _device() -> Any:
 
     from layers.kernels.device import target_device
 
-    asked = _DEVICE.value
-    if asked != "auto":
-        jax.config.update("jax_platforms", {"gpu": "cuda"}.get(asked, asked))
+    platform = _DEVICE.value
+    if platform != "auto":
+        jax.config.update("jax_platforms", {"gpu": "cuda"}.get(platform, platform))
     try:
         device = target_device()
     except RuntimeError as failure:
         reason = " ".join(str(failure).split())[:300]
-        raise InputError(f"--device={asked}: JAX finds none here ({reason})") from None
-    if asked not in ("auto", device.platform):
-        raise InputError(f"--device={asked}: JAX computes on {device.platform} here")
+        raise InputError(f"--device={platform}: JAX finds none here ({reason})") from None
+    if platform not in ("auto", device.platform):
+        raise InputError(f"--device={platform}: JAX computes on {device.platform} here")
     return device
 
 

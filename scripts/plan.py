@@ -85,43 +85,43 @@ def main(argv: Sequence[str]) -> None:
         user_files.check_target(f"--html={_HTML.value}", _HTML.value, ".html")
     deployment = _deployment(config)
     there = config.for_platform(catalog.platform(_HARDWARE.value))
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "hardware": dataclasses.asdict(deployment.hardware),
         "ridge": deployment.hardware.ridge(deployment.formats.weights.compute),
         "warnings": list(deployment.warnings),
     }
     if _SLO.value is not None:
-        found["slo"] = slo.answers(
+        report["slo"] = slo.answers(
             deployment, _targets(_SLO.value), contexts[0], _new_tokens(_ADVISED_TOKENS), _RATE.value
         )
     elif _ADVISE.value:
         workload = advise.Workload(contexts[0], _new_tokens(_ADVISED_TOKENS), _GOAL.value)
         fixed = deployment.formats if _WEIGHTS.value or _CACHE.value else None
-        found["advice"] = advise.advise(deployment, workload, _CHIPS.value, fixed)
+        report["advice"] = advise.advise(deployment, workload, _CHIPS.value, fixed)
     else:
         deployment = _with_drafts(deployment, batches[0], contexts[0])
-        found |= _sweep(deployment, batches, contexts)
+        report |= _sweep(deployment, batches, contexts)
         if config.model.has_states:
-            found["snapshots"] = {
+            report["snapshots"] = {
                 "number": deployment.num_snapshots(batches[0]) * deployment.mesh.num_groups,
                 "bytes_each": deployment.snapshot_bytes,
-                "bytes": found["rows"][0].snapshot_bytes,
+                "bytes": report["rows"][0].snapshot_bytes,
                 "tokens": cache_policy.snapshot_tokens(there, deployment.hardware),
             }
         if config.prefill.chips:
             point = batches[0], contexts[0], _new_tokens(_ADVISED_TOKENS)
-            found["disaggregated"] = slo.disaggregated(deployment, *point)
+            report["disaggregated"] = slo.disaggregated(deployment, *point)
         if config.engine != EngineConfig():
-            found["engine"] = {
+            report["engine"] = {
                 "context": there.max_context,
                 "cache_bytes": there.engine.cache.cache_bytes,
                 "batch": there.most_seqs * there.mesh.num_groups,
             }
             if config.model.has_states:
                 snapshots = {"number": there.num_snapshots, "bytes": there.state_bytes(0)}
-                found["engine"]["snapshots"] = snapshots
+                report["engine"]["snapshots"] = snapshots
             if len(there.num_pages) > 1:
-                found["engine"]["page_groups"] = _page_groups(there)
+                report["engine"]["page_groups"] = _page_groups(there)
     if _HTML.value is not None:
         from inference.planner.page import render
 
@@ -132,9 +132,9 @@ def main(argv: Sequence[str]) -> None:
         figure = plan_plot.draw(deployment, batches, contexts[0], _new_tokens(0))
         file_flags.write(_PLOT.value, figure)
     if common.JSON.value:
-        common.print_json(plan_text.as_json(found), there)
+        common.print_json(plan_text.as_json(report), there)
     else:
-        plan_text.show(deployment, found)
+        plan_text.show(deployment, report)
 
 
 def _verify(config: Config) -> None:
@@ -149,12 +149,12 @@ def _verify(config: Config) -> None:
     if _OUTPUT.value is not None:
         user_files.check_target(f"--output={_OUTPUT.value}", _OUTPUT.value, ".md")
     with common.bars() as progress:
-        found = plan_verify.run(config.model, progress)
-    render = verify_text.markdown(found)
+        verification = plan_verify.run(config.model, progress)
+    render = verify_text.markdown(verification)
     if _OUTPUT.value is not None:
         file_flags.write(_OUTPUT.value, render.encode())
     if common.JSON.value:
-        common.print_json(verify_text.as_json(found), config)
+        common.print_json(verify_text.as_json(verification), config)
     elif _OUTPUT.value is None:
         print(render, end="")
 
@@ -171,9 +171,9 @@ def _sweep(
     speculations: list[Speculation | None] = []
     for context in contexts:
         for batch in batches:
-            placed = _with_drafts(deployment, batch, context)
-            rows.append(placed.row(batch, context, _new_tokens(0)))
-            speculations.append(placed.speculation)
+            with_drafts = _with_drafts(deployment, batch, context)
+            rows.append(with_drafts.row(batch, context, _new_tokens(0)))
+            speculations.append(with_drafts.speculation)
     largest = [
         {"context": context, "batch": deployment.largest_batch(context, _new_tokens(0))}
         for context in contexts
@@ -220,8 +220,8 @@ def _config() -> Config:
 
 
 def _deployment(config: Config) -> Deployment:
-    own = Precision.of(config.model)
-    weights = own.weights
+    formats_of_model = Precision.of(config.model)
+    weights = formats_of_model.weights
     if _WEIGHTS.value is not None:
         name = _WEIGHTS.value
         if name not in PLANNED:
@@ -232,7 +232,7 @@ def _deployment(config: Config) -> Deployment:
                 rows.append(info.shape[-1])
                 precision.fitting(name, rows[-1], f"layers/{'/'.join(path)}")
         weights = FORMATS[precision.fitting(name, math.gcd(*rows), config.model.name)]
-    formats = Precision(weights, own.cache, own.rest)
+    formats = Precision(weights, formats_of_model.cache, formats_of_model.rest)
     price = _PRICE.value
     if price is not None and not 0 < price < math.inf:
         raise InputError(f"--price is a number of dollars an hour above 0, not {price}")
@@ -254,8 +254,8 @@ def _with_drafts(deployment: Deployment, batch: int, context: int) -> Deployment
         return deployment
     deployment.check_lengths(batch, context, _new_tokens(0))
     greedy = _SPECULATE.value == "auto,greedy"
-    found = acceptance.best(deployment, batch, context + _new_tokens(0), greedy)
-    return dataclasses.replace(deployment, speculation=found)
+    speculation = acceptance.best(deployment, batch, context + _new_tokens(0), greedy)
+    return dataclasses.replace(deployment, speculation=speculation)
 
 
 def _automatic(text: str) -> bool:
@@ -269,12 +269,12 @@ def _new_tokens(usual: int) -> int:
 def _speculation(text: str) -> Speculation:
     try:
         drafts, accepted, cost = text.split(",")
-        found = int(drafts), float(accepted), float(cost)
+        fields = int(drafts), float(accepted), float(cost)
     except ValueError:
         raise InputError(
             f"--speculate is k,acceptance,cost (4,0.8,0.11), auto or auto,greedy, not {text!r}"
         ) from None
-    return Speculation(*found)
+    return Speculation(*fields)
 
 
 def _targets(text: str) -> slo.Targets:
@@ -295,10 +295,14 @@ def _check_questions() -> None:
     """Whether the flags ask one question."""
     if _SLO.value is not None and _ADVISE.value:
         raise InputError("give either --slo or --advise")
-    asked = _SLO.value is not None or _ADVISE.value
-    if asked and _SPECULATE.value is not None and (_ADVISE.value or _automatic(_SPECULATE.value)):
+    has_question = _SLO.value is not None or _ADVISE.value
+    if (
+        has_question
+        and _SPECULATE.value is not None
+        and (_ADVISE.value or _automatic(_SPECULATE.value))
+    ):
         raise InputError("--advise finds drafts by itself, --slo takes them as k,acceptance,cost")
-    if asked and _PLOT.value is not None:
+    if has_question and _PLOT.value is not None:
         raise InputError("--plot draws a sweep: leave --slo and --advise out")
     if _OUTPUT.value is not None:
         raise InputError("--output needs --verify")
@@ -307,7 +311,7 @@ def _check_questions() -> None:
     for flag in (_CHIPS, _GOAL):
         if flag.present and not _ADVISE.value:
             raise InputError(f"--{flag.name} needs --advise")
-    if asked and (_MESH.value or _REPLICAS.value is not None):
+    if has_question and (_MESH.value or _REPLICAS.value is not None):
         raise InputError("--slo and --advise find the mesh and the replicas: leave both out")
 
 

@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
     resolved = resolve.resolve(common.model_name())
     model, is_trained = resolved.config, _METHOD.value == plan.QAT
     if model.formats:
-        kinds = sorted({name for _, own in model.formats for name in own})
+        kinds = sorted({name for _, kinds_of_leaf in model.formats for name in kinds_of_leaf})
         raise InputError(
             f"{common.model_name()} is quantized already, in {', '.join(kinds)}: name the model "
             "that it was made of"
@@ -94,7 +94,9 @@ def main(argv: Sequence[str]) -> None:
         raise InputError("--method=qat trains a model as it is: leave --rotate out")
     plain = rotation.untied(model) if _ROTATE.value else model
     name = _format()
-    asked = plan.Plan(_METHOD.value, few_bits.formats(plain, name, _SKIP.value), _ROTATE.value)
+    quantization = plan.Plan(
+        _METHOD.value, few_bits.formats(plain, name, _SKIP.value), _ROTATE.value
+    )
     start = time.monotonic()
     checkpoint = common.open_checkpoint(resolved)
     contents = checkpoint.contents()
@@ -102,9 +104,9 @@ def main(argv: Sequence[str]) -> None:
     model = dataclasses.replace(model, dtype="bfloat16" if stored == "bfloat16" else "float32")
     windows = _windows(checkpoint, is_trained, method.reads_text)
     record = {
-        "method": asked.method,
-        "rotates": asked.rotates,
-        "formats": dict(asked.formats),
+        "method": quantization.method,
+        "rotates": quantization.rotates,
+        "formats": dict(quantization.formats),
         "weights": provenance.weights_digest(checkpoint),
         "text": None if windows is None else hashlib.sha256(windows.tobytes()).hexdigest(),
     }
@@ -112,46 +114,46 @@ def main(argv: Sequence[str]) -> None:
     if is_trained:
         assert windows is not None
         contents, record, steps = quantize_training.trained(
-            checkpoint, dict(asked.formats), windows.reshape(-1), record, output
+            checkpoint, dict(quantization.formats), windows.reshape(-1), record, output
         )
         windows = None
     parts = Parts(output.with_name(output.name + ENDING), record)
-    made = walk.Walk(contents, model, asked, parts)
+    rounded = walk.Walk(contents, model, quantization, parts)
     with common.bars() as progress:
-        made.run(windows, progress)
-    errors = _errors(made, parts)
+        rounded.run(windows, progress)
+    errors = _errors(rounded, parts)
     with common.bars() as progress:
-        export.write(checkpoint, made, parts, output, progress)
+        export.write(checkpoint, rounded, parts, output, progress)
     parts.remove()
     if steps is not None:
         shutil.rmtree(steps)
     result: dict[str, Any] = {
         "output": str(output),
-        "method": asked.method,
+        "method": quantization.method,
         "format": name,
         "bytes_before": params.num_bytes(model.parameters()),
-        "bytes": params.num_bytes(made.config.parameters()),
+        "bytes": params.num_bytes(rounded.config.parameters()),
         "seconds": time.monotonic() - start,
         "errors": errors,
     }
     if common.JSON.value:
-        common.print_json(result, Config(made.config))
+        common.print_json(result, Config(rounded.config))
         return
     for kind, error in errors.items():
         print(f"{kind}: results are off by {error:.2%}")
     print(
         f"{output}: {result['bytes_before'] / 1e6:.1f} -> {result['bytes'] / 1e6:.1f} MB of "
-        f"weights by {asked.method} to {name} in {result['seconds']:.1f} s"
+        f"weights by {quantization.method} to {name} in {result['seconds']:.1f} s"
     )
 
 
 def _format() -> str:
     """The format that the flags name."""
     if _METHOD.value == few_bits.LLM_INT8 or _FORMAT.value is not None:
-        said = f"--method={few_bits.LLM_INT8}" if _FORMAT.value is None else "--format"
+        flag_text = f"--method={few_bits.LLM_INT8}" if _FORMAT.value is None else "--format"
         for flag in (_BITS, _GROUP, _ASYMMETRIC):
             if flag.present:
-                raise InputError(f"{said} says all that --{flag.name} does: leave it out")
+                raise InputError(f"{flag_text} says all that --{flag.name} does: leave it out")
         name = _FORMAT.value or few_bits.LLM_INT8
         if (name == few_bits.LLM_INT8) != (_METHOD.value == few_bits.LLM_INT8):
             raise InputError(
@@ -185,8 +187,8 @@ def _windows(checkpoint: Any, is_trained: bool, is_needed: bool) -> np.ndarray |
 
     tokenizer = checkpoint.load_tokenizer()
     ids = tokenizer.encode(user_files.read_text(str(source), _MAX_BYTES), add_special=False)
-    found = perplexity.windows(ids, perplexity.start(tokenizer), window)
-    whole = [each for each in found if len(each) == window]
+    all_windows = perplexity.windows(ids, perplexity.start(tokenizer), window)
+    whole = [ids_of_window for ids_of_window in all_windows if len(ids_of_window) == window]
     if len(whole) < count:
         raise InputError(
             f"--calibrate={source}: {len(ids)} tokens are {len(whole)} windows of {window}, and "
@@ -206,13 +208,13 @@ def _training_text(checkpoint: Any) -> np.ndarray:
         return token_file.of_texts(documents, vocabulary, progress)[0]
 
 
-def _errors(made: Any, parts: Any) -> dict[str, float]:
+def _errors(rounded: Any, parts: Any) -> dict[str, float]:
     """The mean relative error of the results of each kind of matrix."""
-    found = collections.defaultdict(list)
-    for name in made.names:
+    errors = collections.defaultdict(list)
+    for name in rounded.names:
         for path, error in parts.figures(name).items():
-            found[path].append(error)
-    return {kind: float(np.mean(each)) for kind, each in found.items()}
+            errors[path].append(error)
+    return {kind: float(np.mean(errors_of_kind)) for kind, errors_of_kind in errors.items()}
 
 
 if __name__ == "__main__":

@@ -40,9 +40,11 @@ def main(argv: Sequence[str]) -> None:
     if importlib.util.find_spec("ray") is None:
         raise InputError("serve_ray needs more packages: pip install '.[serve,ray]'")
     least = 2 if replicas_flag.REPLICAS.value is None else replicas_flag.REPLICAS.value
-    most = least if _MAX_REPLICAS.value is None else _MAX_REPLICAS.value
-    if not 1 <= least <= most:
-        raise InputError(f"--replicas is between 1 and --max_replicas, not {least} of {most}")
+    max_replicas = least if _MAX_REPLICAS.value is None else _MAX_REPLICAS.value
+    if not 1 <= least <= max_replicas:
+        raise InputError(
+            f"--replicas is between 1 and --max_replicas, not {least} of {max_replicas}"
+        )
     import uvloop
 
     from inference.server.replicas import ray_cluster
@@ -54,19 +56,19 @@ def main(argv: Sequence[str]) -> None:
     with ray_cluster.started():
         from inference.server.replicas.replica_config import ReplicaConfig
 
-        given = flags.FLAGS
+        flag_values = flags.FLAGS
         replica_config = ReplicaConfig(
             [sys.executable, "-m", "scripts.serve_ray", *sys.argv[1:]],
             least,
-            most,
+            max_replicas,
             config.engine.max_seqs,
             ray_cluster.chips(config.num_chips),
             shares_cores=True,
-            request_timeout=given.request_timeout,
-            max_queue_s=given.max_queue_s,
-            drain_timeout=given.drain_timeout,
-            served_model_name=given.served_model_name,
-            tool_call_parser=given.tool_call_parser,
+            request_timeout=flag_values.request_timeout,
+            max_queue_s=flag_values.max_queue_s,
+            drain_timeout=flag_values.drain_timeout,
+            served_model_name=flag_values.served_model_name,
+            tool_call_parser=flag_values.tool_call_parser,
             num_keys=len(keys or ()),
         )
         uvloop.run(_serve(replica_config, listening, keys, traces))
@@ -88,9 +90,9 @@ async def _serve(
     url, gateway = serve.url_of(listening), Gateway(replica_config.limits)
     site, here = serve.read_site(), is_local(listening.getsockname()[0])
     app = guarded(gateway, replica_config.limits, keys, here, site)
-    seen = site.around(Observed(app, lambda *_: None, traces))  # replicas count what is asked
+    observed = site.around(Observed(app, lambda *_: None, traces))  # replicas count what is asked
     server = Server(
-        seen, gateway, replica_config.limits, replica_config.drain_timeout, say=common.say
+        observed, gateway, replica_config.limits, replica_config.drain_timeout, say=common.say
     )
 
     async def deploy() -> None:
@@ -116,23 +118,23 @@ async def _left_behind(work: Callable[[], T]) -> T:
     `asyncio.to_thread`'s.
     """
     loop = asyncio.get_running_loop()
-    found: asyncio.Future[T] = loop.create_future()
+    future: asyncio.Future[T] = loop.create_future()
 
-    def tell(how: Callable[[Any], None], what: Any) -> None:
-        if not found.done():
+    def settle(how: Callable[[Any], None], what: Any) -> None:
+        if not future.done():
             how(what)
 
     def run() -> None:
-        told: tuple[Callable[[Any], None], Any]
+        outcome: tuple[Callable[[Any], None], Any]
         try:
-            told = found.set_result, work()
+            outcome = future.set_result, work()
         except Exception as error:
-            told = found.set_exception, error
+            outcome = future.set_exception, error
         with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(tell, *told)
+            loop.call_soon_threadsafe(settle, *outcome)
 
     threading.Thread(target=run, daemon=True).start()
-    return await found
+    return await future
 
 
 def _deployed(replica_config: "ReplicaConfig") -> "RayReplicas":

@@ -160,15 +160,15 @@ def _name(resolved: Any) -> str:
 
 def _recipe(resolved: Any) -> Recipe:
     """The task's recipe, with the model or the vocabulary of --model, and --set and --mesh."""
-    found = small.RECIPES[_TASK.value]
+    recipe = small.RECIPES[_TASK.value]
     if resolved is not None:
         # What is trained is numbers, whatever they are stored in.
-        own = dataclasses.replace(resolved.config, formats=())
+        student = dataclasses.replace(resolved.config, formats=())
         drafts = dataclasses.replace(
-            found.model, name=f"{own.name}-draft", vocab_size=own.vocab_size
+            recipe.model, name=f"{student.name}-draft", vocab_size=student.vocab_size
         )
-        found = dataclasses.replace(found, model=drafts if _TASK.value == "draft" else own)
-    return overrides.apply(found, common.settings_asked())
+        recipe = dataclasses.replace(recipe, model=drafts if _TASK.value == "draft" else student)
+    return overrides.apply(recipe, common.settings_asked())
 
 
 def _record(subject: Any) -> dict[str, Any]:

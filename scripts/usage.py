@@ -55,11 +55,11 @@ _INDENT = 28
 def with_underscores(argv: Sequence[str]) -> list[str]:
     """The same command line, where flags may have dashes: `--max-model-len=64` is known, too."""
     program, *words = argv
-    found = [program]
+    words_before = [program]
     is_value = False
     for index, word in enumerate(words):
         if not is_value and (word == "--" or not word.startswith("-")):
-            return [*found, *words[index:]]
+            return [*words_before, *words[index:]]
         if is_value:
             is_value = False
         else:
@@ -67,8 +67,8 @@ def with_underscores(argv: Sequence[str]) -> list[str]:
             if name not in flags.FLAGS and (underscored := _underscored(name)):
                 name, word = underscored, f"--{underscored}{equals}{value}"
             is_value = not equals and name in flags.FLAGS and not flags.FLAGS[name].boolean
-        found.append(word)
-    return found
+        words_before.append(word)
+    return words_before
 
 
 def hint(name: str) -> str:
@@ -92,12 +92,12 @@ def page(about: str, app: str, unread: Collection[str]) -> str:
         unread: flags that it refuses.
     """
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
-    own = app.rpartition("/")[2].removesuffix(".py").rpartition(".")[2]
-    groups: dict[str, list[Any]] = {title: [] for title in (own, *_TITLES)}
+    app_title = app.rpartition("/")[2].removesuffix(".py").rpartition(".")[2]
+    groups: dict[str, list[Any]] = {title: [] for title in (app_title, *_TITLES)}
     for flag in {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(app)}.values():
         definer = flags.FLAGS.find_module_defining_flag(flag.name) or ""
         if flag.name not in unread:
-            groups[_GROUPS.get(flag.name) or _GROUPS.get(definer, own)].append(flag)
+            groups[_GROUPS.get(flag.name) or _GROUPS.get(definer, app_title)].append(flag)
     lines = [about.strip()]
     for title, members in groups.items():
         if members:

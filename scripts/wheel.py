@@ -52,8 +52,8 @@ def main() -> None:
 
 def oldest_jax() -> str:
     """The lowest version that we run on."""
-    (found,) = re.findall(r'"jax>=([\d.]+)', _PROJECT.read_text())
-    return str(found)
+    (version,) = re.findall(r'"jax>=([\d.]+)', _PROJECT.read_text())
+    return str(version)
 
 
 def compiler(zig: str, machine: str) -> list[str]:

@@ -389,7 +389,7 @@ def test_names_say_what_they_hold():
     for path in python_files():
         top, *below = relative(path).split("/")
         room = below[0].removesuffix(".py") if top == "inference" else top
-        if room in (*UNNAMED, "tests", "scripts"):
+        if room in (*UNNAMED, "tests"):
             continue
         for name in names_of(path):
             names[room] += 1

@@ -18,7 +18,7 @@ def is_json() -> bool:
     return common.JSON.value or JSON_LINES.value
 
 
-def print_line(found: Mapping[str, Any]) -> None:
+def print_line(result: Mapping[str, Any]) -> None:
     """Prints what was found by now, where --json_lines asks for it."""
     if JSON_LINES.value:
-        print(json.dumps(found, ensure_ascii=False), flush=True)
+        print(json.dumps(result, ensure_ascii=False), flush=True)

@@ -39,24 +39,24 @@ def apply(config: Config, model: str) -> Config:
     """
     if SPECULATE.value in (None, "none"):
         return config
-    asked = _parsed()
-    num_drafts = asked.num_drafts or _NUM_DRAFTS
+    speculation = _parsed()
+    num_drafts = speculation.num_drafts or _NUM_DRAFTS
     draft: Any = None
     tree: dict[str, Any] = {}
-    if asked.name != "ngram":
-        found = _resolved(config.model.name, model).config
+    if speculation.name != "ngram":
+        draft_config = _resolved(config.model.name, model).config
         draft = dataclasses.replace(
-            found, dtype=config.model.dtype, cache_format=config.model.cache_format
+            draft_config, dtype=config.model.dtype, cache_format=config.model.cache_format
         )
-    if asked.is_tree:
+    if speculation.is_tree:
         from inference.speculation import draft_tree
 
         tree = draft_tree.settings(draft, num_drafts)
-    elif asked.num_drafts is None and isinstance(draft, Medusa):
+    elif speculation.num_drafts is None and isinstance(draft, Medusa):
         num_drafts = min(num_drafts, draft.num_heads)
     engine = config.engine.replace(
-        proposer=asked.proposer, num_drafts=num_drafts, acceptance=asked.acceptance,
-        adapt_drafts=asked.num_drafts is None, **tree,
+        proposer=speculation.proposer, num_drafts=num_drafts, acceptance=speculation.acceptance,
+        adapt_drafts=speculation.num_drafts is None, **tree,
     )  # fmt: skip
     return dataclasses.replace(config, engine=engine, draft=draft)
 
@@ -85,7 +85,7 @@ def _resolved(target: str, model: str) -> Any:
     return resolve.resolve(str(path), drafts=True)
 
 
-class _Asked(NamedTuple):
+class _Speculation(NamedTuple):
     """What --speculate says."""
 
     name: str  # of the proposer, or `_MTP`
@@ -100,15 +100,15 @@ class _Asked(NamedTuple):
         return "eagle" if self.name == _MTP else self.name
 
 
-def _parsed() -> _Asked:
-    asked = SPECULATE.value or ""
-    named, *options = asked.split(",")
-    name, _, model = named.partition(":")
+def _parsed() -> _Speculation:
+    text = SPECULATE.value or ""
+    name_and_model, *options = text.split(",")
+    name, _, model = name_and_model.partition(":")
     name = "ngram" if name == "auto" else name
     if name not in (*PROPOSERS, _MTP) or (model and name in ("ngram", _MTP)):
         raise InputError(
             "--speculate is auto, ngram, draft:MODEL, medusa:DIR, eagle:DIR, mtp or none, not "
-            f"{asked[:80]!r}"
+            f"{text[:80]!r}"
         )
     keys = ("k", "tree") if name in (*BRANCHING, _MTP) else ("k",)
     sizes: list[str] = []
@@ -117,14 +117,14 @@ def _parsed() -> _Asked:
         key, _, value = option.partition("=")
         is_number = value.isascii() and value.isdigit() and len(value) < 4
         is_size = key in keys and is_number and 1 <= int(value) <= _MOST_DRAFTS
-        found = rules if option in ACCEPTANCES else sizes
-        if found or not (is_size or option in ("k=auto", *ACCEPTANCES)):
+        group = rules if option in ACCEPTANCES else sizes
+        if group or not (is_size or option in ("k=auto", *ACCEPTANCES)):
             raise InputError(
                 f"--speculate={name} takes one of k=auto and {' or '.join(keys)}=1 to "
                 f"{_MOST_DRAFTS}, and one of {' or '.join(ACCEPTANCES)}, not "
                 f"{','.join(options)[:80]!r}"
             )
-        found.append(option)
+        group.append(option)
     key, _, value = (sizes or ["k=auto"])[0].partition("=")
     num_drafts = None if value == "auto" else int(value)
-    return _Asked(name, model, num_drafts, key == "tree", (rules or ACCEPTANCES)[0])
+    return _Speculation(name, model, num_drafts, key == "tree", (rules or ACCEPTANCES)[0])

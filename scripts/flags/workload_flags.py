@@ -69,7 +69,7 @@ def read(concurrency: int | None = None, kind: str | None = None, **defaults: An
                 raise InputError(f"a trace has its own lengths: leave --{flag.name} out")
         rate = shared_flags.RATE.value
         return Workload("trace", _REQUESTS.value, rate, trace=name, seed=seed)
-    given = {
+    flag_values = {
         "num_requests": _REQUESTS.value,
         "rate": shared_flags.RATE.value,
         "prompt": _lengths(_PROMPT_LENGTHS, _PROMPT_TOKENS),
@@ -80,7 +80,7 @@ def read(concurrency: int | None = None, kind: str | None = None, **defaults: An
         "burstiness": _BURSTINESS.value,
     }
     fields = {"num_requests": concurrency or 64} | defaults
-    fields |= {field: value for field, value in given.items() if value is not None}
+    fields |= {field: value for field, value in flag_values.items() if value is not None}
     for field, flag in (("prompt", _PROMPT_TOKENS), ("output", _NEW_TOKENS)):
         fields.setdefault(field, Fixed(flag.value))
     if fields.get("prefix_tokens") and "prefix_share" not in fields:

@@ -59,7 +59,7 @@ def answer(
             address = Address.parse(f"--url={url}", url, read_key(key_flag.API_KEY_FILE.value))
             working = _by_server(lines, address, at_a_time or _AT_A_TIME, add)
         try:
-            is_whole = until.run(working, lambda: interrupt.asked)
+            is_whole = until.run(working, lambda: interrupt.requested)
         except (NoConnection, run.Denied) as error:
             raise InputError(
                 f"{error}; {len(saved.results)} results are in {saved.path}, and the same command "
@@ -110,7 +110,7 @@ class _Progress:
     def __init__(self, total: int, bar: Callable[..., None]):
         self._total, self._bar = total, bar
         self._done, self._tokens = 0, 0
-        self._start = self._said = time.monotonic()
+        self._start = self._printed_s = time.monotonic()
 
     def add(self, record: Record) -> int:
         """Counts a result; returns how many there are."""
@@ -120,7 +120,7 @@ class _Progress:
         rate = self._tokens / max(now - self._start, 1e-9)
         text = f"{self._done} of {self._total} answers, {rate:.1f} tokens/s"
         self._bar(self._done, self._total, "answering", text)
-        if now - self._said >= _SAY_EVERY_S and not common.console.is_terminal:
-            self._said = now
+        if now - self._printed_s >= _SAY_EVERY_S and not common.console.is_terminal:
+            self._printed_s = now
             common.say(text)
         return self._done

@@ -37,17 +37,17 @@ def run(repeats: int, only: Any, plot: str | None) -> None:
     common.check_one_chip(config, "--ablation")
     model = config.model
     load = requests.generate(workload, model.vocab_size, model.max_context)
-    known = {each.name: each for each in ablation.ablations(model, config.engine, load)}
-    chosen = [known[name] for name in shared_flags.chosen(only, known)]
+    rungs = {rung.name: rung for rung in ablation.ablations(model, config.engine, load)}
+    chosen = [rungs[name] for name in shared_flags.chosen(only, rungs)]
     checkpoint = common.open_checkpoint(resolved)
     bench = _Bench(checkpoint, model, repeats)
     if workload.rate is None:
-        (runs,) = bench.serve([known["continuous"].config(model)], load, "capacity")
+        (runs,) = bench.serve([rungs["continuous"].config(model)], load, "capacity")
         rate = _OVERLOAD * measure.figures(runs)["requests_s"]
         workload = dataclasses.replace(workload, kind="poisson", rate=rate)
         load = requests.generate(workload, model.vocab_size, model.max_context)
     rows = _run(bench, chosen, load)
-    last = known["overlap"]
+    last = rungs["overlap"]
     waste = [_waste(bench, last, load, size) for size in _PAGE_SIZES if last in chosen]
     result = {
         "ladder": rows,
@@ -95,8 +95,8 @@ class _Bench:
         before = self._count()
         with common.bars() as progress:
             for _ in range(self._repeats):
-                for engine, own in zip(engines, runs, strict=True):
-                    own += measure.measure(
+                for engine, engine_runs in zip(engines, runs, strict=True):
+                    engine_runs += measure.measure(
                         engine, load, repeats=1,
                         on_progress=lambda done: progress(done, len(load), f"{label}: serving"),
                     )  # fmt: skip
@@ -111,10 +111,10 @@ def _run(
     tokens: list[list[int]] = []  # of every request, as the ablation before gave them
     host_s = 0.0
 
-    def predict(each: Ablation) -> dict[str, float]:
-        if each.engine is None:
+    def predict(rung: Ablation) -> dict[str, float]:
+        if rung.engine is None:
             return _predict_naive(bench, load)
-        run = measure.predict(each.config(bench.model), load, bench.machine, host_s)
+        run = measure.predict(rung.config(bench.model), load, bench.machine, host_s)
         return measure.figures([run])
 
     def serve(turns: Sequence[Ablation]) -> list[dict[str, float]]:
@@ -122,16 +122,16 @@ def _run(
         *_, newest = turns
         if newest.engine is None:
             return [_run_naive(bench, load)]
-        found = []
-        configs = [each.config(bench.model) for each in turns]
+        figures = []
+        configs = [rung.config(bench.model) for rung in turns]
         for runs in bench.serve(configs, load, newest.name):
-            found.append(measure.figures(runs))
-            earlier, tokens = tokens, [each.token_ids for each in runs[-1].requests]
+            figures.append(measure.figures(runs))
+            earlier, tokens = tokens, [request.token_ids for request in runs[-1].requests]
             if earlier:
                 pairs = zip(earlier, tokens, strict=True)
-                found[-1]["equal_tokens"] = sum(a == b for a, b in pairs) / len(load)
-        host_s = found[-1]["host_step_s"]  # what the next one is expected to take
-        return found
+                figures[-1]["equal_tokens"] = sum(a == b for a, b in pairs) / len(load)
+        host_s = figures[-1]["host_step_s"]  # what the next one is expected to take
+        return figures
 
     rows, table = [], sys.stderr if common.JSON.value else sys.stdout
     print(bench_text.ABLATION_HEAD, file=table, flush=True)
@@ -146,9 +146,9 @@ def _predict_naive(bench: _Bench, load: Sequence[TimedRequest]) -> dict[str, flo
 
     seconds = sum(
         report.naive_seconds(
-            bench.model, bench.machine, len(each.prompt), each.num_new_tokens, naive.BLOCK
+            bench.model, bench.machine, len(request.prompt), request.num_new_tokens, naive.BLOCK
         )
-        for each in load[:_NUM_NAIVE]
+        for request in load[:_NUM_NAIVE]
     )
     return _scaled(load, seconds)
 
@@ -159,18 +159,18 @@ def _run_naive(bench: _Bench, load: Sequence[TimedRequest]) -> dict[str, float]:
 
     seconds = 0.0
     with common.bars() as progress:
-        for number, each in enumerate(load[:_NUM_NAIVE]):
+        for number, request in enumerate(load[:_NUM_NAIVE]):
             progress(number, _NUM_NAIVE, "naive: serving")
-            params = dataclasses.replace(GREEDY, max_new_tokens=each.num_new_tokens)
-            sequence = Decoded(number, params, list(each.prompt), len(each.prompt))
+            params = dataclasses.replace(GREEDY, max_new_tokens=request.num_new_tokens)
+            sequence = Decoded(number, params, list(request.prompt), len(request.prompt))
             seconds += sum(naive.decode(bench.params, bench.model, sequence))
     return _scaled(load, seconds)
 
 
 def _scaled(load: Sequence[TimedRequest], seconds: float) -> dict[str, float]:
     """Figures of the whole load, from the seconds of its first requests."""
-    some = sum(each.num_new_tokens for each in load[:_NUM_NAIVE])
-    every = sum(each.num_new_tokens for each in load)
+    some = sum(request.num_new_tokens for request in load[:_NUM_NAIVE])
+    every = sum(request.num_new_tokens for request in load)
     return {
         "output_tok_s": some / seconds,
         "seconds": seconds * every / some,

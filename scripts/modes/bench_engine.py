@@ -130,11 +130,11 @@ def run_closed(sizes: list[int], prefill_tokens: int, beside: str | None, option
     expected = workload_flags.read(max(sizes)).expected_tokens
     resolved, config = common.resolve_config({"max_seqs": max(sizes), "expected_tokens": expected})
     common.check_together(config, "bench")
-    most = config.mesh.num_groups * config.engine.max_seqs
-    if max(sizes) > most:
-        each = "" if most == config.engine.max_seqs else f" on each of {config.mesh}"
+    max_requests = config.mesh.num_groups * config.engine.max_seqs
+    if max(sizes) > max_requests:
+        of_each = "" if max_requests == config.engine.max_seqs else f" on each of {config.mesh}"
         raise InputError(
-            f"--concurrency={max(sizes)} is above engine.max_seqs={config.engine.max_seqs}{each}"
+            f"--concurrency={max(sizes)} is above engine.max_seqs={config.engine.max_seqs}{of_each}"
         )
     drawn, length = (config.model.vocab_size, config.max_context), prefill_tokens
     loads = {size: requests.generate(workload_flags.read(size), *drawn) for size in sizes}

@@ -54,13 +54,13 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
         predicted[APART] = probe.predicted_apart(
             model.vocab_size, lambda requests: expect(UNCHUNKED, requests)[0], transfer_s
         )
-    found = probe.measure(model.vocab_size, serve, ways)
+    figures = probe.measure(model.vocab_size, serve, ways)
     if common.JSON.value:
         sizes = {"running": num_running, "long_tokens": long_tokens, "predicted": predicted}
         sizes["tile_tokens"] = config.engine.shapes.chunk_tokens
-        common.print_json({"interference": sizes | found}, configs[ways[-1]])
+        common.print_json({"interference": sizes | figures}, configs[ways[-1]])
     else:
-        bench_text.show_interference(found, predicted)
+        bench_text.show_interference(figures, predicted)
 
 
 def host_cost() -> None:

@@ -76,7 +76,7 @@ def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None
             chosen = weight_formats.drawn(device)
         else:
             chosen, _ = weight_formats.choose(device, checkpoint, config.engine.kernels.linear)
-        configs = [dataclasses.replace(own, model=chosen.model) for own in configs]
+        configs = [dataclasses.replace(step_config, model=chosen.model) for step_config in configs]
         config = dataclasses.replace(config, model=chosen.model)
     hardware = lookup.this_machine(config.model.dtype, model=config.model)
     rows: list[dict[str, Any]] = []
@@ -86,11 +86,11 @@ def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None
         "predicted_by": report.predicted_by(hardware),
     }
     loaded = None  # parameters, and the model that declares them
-    for own, (count, units) in zip(configs, points, strict=True):
-        needed = steps.needed_bytes(own)
+    for step_config, (count, units) in zip(configs, points, strict=True):
+        needed = steps.needed_bytes(step_config)
         row: dict[str, Any] = {"rows": count, mode.unit: units, "needed_bytes": needed}
         if needed < hardware.memory_bytes:
-            engine = _engine(own, checkpoint, loaded)
+            engine = _engine(step_config, checkpoint, loaded)
             loaded = engine.model_runner.params, engine.config.model
             row |= dataclasses.asdict(mode.measure(engine, units, hardware))
             del engine  # frees its cache for the next

@@ -13,7 +13,7 @@ from scripts.flags.requests import key_flag
 
 
 @dataclasses.dataclass(frozen=True)
-class Asked:
+class BenchOptions:
     """What flags say beside the workload.
 
     Attributes:
@@ -38,67 +38,67 @@ class Asked:
     goodput: str | None
 
 
-def run(asked: Asked) -> None:
+def run(options: BenchOptions) -> None:
     """One load, and its figures."""
     for name in ("httptools", "msgspec", "uvloop"):
         if importlib.util.find_spec(name) is None:
             raise InputError("--url needs more packages: pip install '.[serve]'")
     from inference.http_client import until
 
-    workload = _workload(asked)
+    workload = _workload(options)
     with interrupts.Deferred() as interrupt:
-        if not until.run(_run(asked, workload), lambda: interrupt.asked):
+        if not until.run(_run(options, workload), lambda: interrupt.requested):
             raise KeyboardInterrupt
 
 
-async def _run(asked: Asked, workload: Workload) -> None:
+async def _run(options: BenchOptions, workload: Workload) -> None:
     from inference.benchmark.remote import load, results
     from inference.http_client.address import Address, read_key
     from inference.http_client.connections import Connections
     from scripts.reports import url_text
 
-    goodput = None if asked.goodput is None else results.Goodput.parse(asked.goodput)
+    goodput = None if options.goodput is None else results.Goodput.parse(options.goodput)
     key = read_key(key_flag.API_KEY_FILE.value)
-    connections = Connections(Address.parse(f"--url={asked.url}", asked.url, key))
-    model = asked.model or await load.first_model(connections)
-    requests = await _requests(asked, workload, connections, model)
-    await load.check(connections, requests[0], model, asked.endpoint)
+    connections = Connections(Address.parse(f"--url={options.url}", options.url, key))
+    model = options.model or await load.first_model(connections)
+    requests = await _requests(options, workload, connections, model)
+    await load.check(connections, requests[0], model, options.endpoint)
     with common.bars() as progress:
         sent = await load.send(
-            connections, requests, model, asked.endpoint, workload.concurrency,
+            connections, requests, model, options.endpoint, workload.concurrency,
             lambda done: progress(done, len(requests), "answers"),
         )  # fmt: skip
     connections.close()
-    found = results.requested(model, asked.endpoint, len(requests), workload.rate)
-    found |= {"burstiness": workload.burstiness, "max_concurrency": workload.concurrency}
-    found |= {"dataset": asked.dataset, "seed": workload.seed}
-    found |= results.figures(sent, goodput)
-    if not found["completed"]:
-        raise InputError(f"no request was answered: {next(iter(found['failures']))}")
+    result = results.requested(model, options.endpoint, len(requests), workload.rate)
+    result |= {"burstiness": workload.burstiness, "max_concurrency": workload.concurrency}
+    result |= {"dataset": options.dataset, "seed": workload.seed}
+    result |= results.figures(sent, goodput)
+    if not result["completed"]:
+        raise InputError(f"no request was answered: {next(iter(result['failures']))}")
     if common.JSON.value:
-        common.print_plain(found)
+        common.print_plain(result)
     else:
-        url_text.show(found)
-    _warn(found, workload, len(requests) - len({each.prompt for each in requests}))
+        url_text.show(result)
+    _warn(result, workload, len(requests) - len({request.prompt for request in requests}))
 
 
-def _workload(asked: Asked) -> Workload:
+def _workload(options: BenchOptions) -> Workload:
     """Without --seed another one each time: what a server has cached of an earlier run would be
     found, and be no measure of it.
     """
-    if len(asked.concurrency) > 1:
+    if len(options.concurrency) > 1:
         raise InputError("--url measures one --concurrency at a time: give one number")
-    if asked.concurrency and workload_flags.is_open():
+    if options.concurrency and workload_flags.is_open():
         raise InputError("--concurrency goes with --workload=closed")
-    if (asked.dataset in ("sharegpt", "custom")) != (asked.dataset_path is not None):
+    if (options.dataset in ("sharegpt", "custom")) != (options.dataset_path is not None):
         raise InputError("--dataset_path goes with --dataset=sharegpt or custom, which need it")
     defaults: dict[str, Any] = {}
-    if asked.dataset == "prefix_repetition":
+    if options.dataset == "prefix_repetition":
         defaults = {"prefix_tokens": 256, "prefix_share": 1.0, "num_prefixes": 10}
     workload = workload_flags.read(None, **defaults)
-    if workload.kind == "trace" and asked.dataset != "random":
+    if workload.kind == "trace" and options.dataset != "random":
         raise InputError("a trace has its own prompts: leave --dataset out")
-    size = asked.concurrency[0] if asked.concurrency else workload.num_requests
+    size = options.concurrency[0] if options.concurrency else workload.num_requests
     if workload.kind == "closed":
         workload = dataclasses.replace(workload, concurrency=size)
     if seed_flag.SEED.value is None:
@@ -106,35 +106,41 @@ def _workload(asked: Asked) -> Workload:
     return workload
 
 
-async def _requests(asked: Asked, workload: Workload, connections: Any, model: str) -> list[Any]:
+async def _requests(
+    options: BenchOptions, workload: Workload, connections: Any, model: str
+) -> list[Any]:
     from inference.benchmark.remote import load, prompts
 
     if workload.trace is not None:
-        found = prompts.from_trace(
-            workload.trace, workload.num_requests, workload.seed, asked.vocab_size
+        remote_requests = prompts.from_trace(
+            workload.trace, workload.num_requests, workload.seed, options.vocab_size
         )
-    elif asked.dataset_path is None:
-        as_text = asked.as_text or asked.endpoint == load.CHAT
-        found = prompts.drawn(workload, asked.vocab_size, as_text)
+    elif options.dataset_path is None:
+        as_text = options.as_text or options.endpoint == load.CHAT
+        remote_requests = prompts.drawn(workload, options.vocab_size, as_text)
     else:
         pairs: Any
-        if asked.dataset == "custom":
-            pairs = prompts.read_custom(asked.dataset_path)
+        if options.dataset == "custom":
+            pairs = prompts.read_custom(options.dataset_path)
         else:
             counting = prompts.counting(connections, model)
             limit = workload.num_requests or 0
-            pairs = await prompts.read_sharegpt(asked.dataset_path, counting, limit, workload.seed)
-        found = prompts.at_times_of(workload, pairs)
-    if asked.endpoint == load.CHAT and not all(isinstance(each.prompt, str) for each in found):
+            pairs = await prompts.read_sharegpt(
+                options.dataset_path, counting, limit, workload.seed
+            )
+        remote_requests = prompts.at_times_of(workload, pairs)
+    if options.endpoint == load.CHAT and not all(
+        isinstance(request.prompt, str) for request in remote_requests
+    ):
         raise InputError(f"{load.CHAT} takes texts: leave token ids and lengths out")
-    return found
+    return remote_requests
 
 
-def _warn(found: dict[str, Any], workload: Workload, num_repeated: int) -> None:
+def _warn(figures: dict[str, Any], workload: Workload, num_repeated: int) -> None:
     """Of what makes figures mean something else: the same prompt twice."""
     if num_repeated:
-        common.say(f"{num_repeated} of {found['num_prompts']} prompts are those of others again")
-    cached, total = found["cached_tokens"], found["total_input_tokens"]
+        common.say(f"{num_repeated} of {figures['num_prompts']} prompts are those of others again")
+    cached, total = figures["cached_tokens"], figures["total_input_tokens"]
     if cached:
         common.say(
             f"the server had {cached / max(1, total):.0%} of the prompts' tokens in a cache: "

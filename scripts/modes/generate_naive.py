@@ -32,8 +32,12 @@ def compare(
     for number, prompt in enumerate(prompts):
         eos_ids = frozenset(() if params.ignore_eos else engine.eos_ids)
         room = engine.config.max_context - len(prompt)
-        own = dataclasses.replace(params, max_new_tokens=min(params.max_new_tokens, room))
-        sequence = Decoded(number, own, list(prompt), len(prompt), eos_ids, params.seed or 0)
+        request_params = dataclasses.replace(
+            params, max_new_tokens=min(params.max_new_tokens, room)
+        )
+        sequence = Decoded(
+            number, request_params, list(prompt), len(prompt), eos_ids, params.seed or 0
+        )
         naive_s += sum(naive.decode(engine.model_runner.params, model, sequence, on_token))
         decoded.append(sequence)
     engine.generate(prompts[:1], dataclasses.replace(params, max_new_tokens=2))  # compiles

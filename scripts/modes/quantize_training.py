@@ -54,9 +54,11 @@ def trained(
         return (start.masters(recipe, checkpoint, progress), start.masters(recipe, checkpoint))
 
     loss = losses.distilled(model, straight_through.student(model, formats))
-    values, found, _ = training_steps.run(training, loss, begin, data, folder)
-    common.say(f"divergence {found[0]:.4f} -> {training_steps.last(found):.4f} nats a token")
+    values, divergence, _ = training_steps.run(training, loss, begin, data, folder)
+    common.say(
+        f"divergence {divergence[0]:.4f} -> {training_steps.last(divergence):.4f} nats a token"
+    )
     before = checkpoint.contents()
     source = export.tensors(values, checkpoint.config.name)
-    made = Contents(source, names.identity, before.read_files, before.raw_config)
-    return made, record, path
+    trained_contents = Contents(source, names.identity, before.read_files, before.raw_config)
+    return trained_contents, record, path

@@ -59,28 +59,30 @@ def subject(task: str, checkpoint: Any, text: str | None) -> Any:
             target.vocab_size,
         )
     ids = own_samples.most_frequent(tokens, recipes.PROPOSED)
-    own: Any = recipe.model
-    own = dataclasses.replace(own, proposed_ids=ids if len(ids) < target.vocab_size else ())
-    recipe = dataclasses.replace(recipe, model=own)
+    head_config: Any = recipe.model
+    head_config = dataclasses.replace(
+        head_config, proposed_ids=ids if len(ids) < target.vocab_size else ()
+    )
+    recipe = dataclasses.replace(recipe, model=head_config)
 
     def begin(progress: Any) -> tuple[Any, Any]:
         frozen = start.masters(Recipe(target, recipe.training), checkpoint, progress)
         values = start.masters(recipe)
         table = (frozen["embed"] if target.tied else frozen["head"])["table"]
-        rows = np.array(own.proposed_ids or range(target.vocab_size))
+        rows = np.array(head_config.proposed_ids or range(target.vocab_size))
         return values | {"head": {"table": table[rows]}}, frozen
 
-    return Subject(recipe, vocabulary, tokens, name, None, loss(target, own), begin)
+    return Subject(recipe, vocabulary, tokens, name, None, loss(target, head_config), begin)
 
 
 def _recipe(recipe: Recipe, target: ModelConfig) -> Recipe:
     """With what --set says, as far as it suits the target."""
-    found = overrides.apply(recipe, common.settings_asked())
-    assert isinstance(found.model, Heads)
-    found.model.check_target(target)
-    if found.mesh.num_chips > 1:
+    changed = overrides.apply(recipe, common.settings_asked())
+    assert isinstance(changed.model, Heads)
+    changed.model.check_target(target)
+    if changed.mesh.num_chips > 1:
         raise InputError("heads are trained on one chip: leave --mesh out")
-    return found
+    return changed
 
 
 def generator(checkpoint: Any) -> Callable[[list[list[int]], int], list[list[int]]]:
@@ -109,6 +111,6 @@ def generator(checkpoint: Any) -> Callable[[list[list[int]], int], list[list[int
                 done += output.finish_reason is not None
                 progress(done, len(openings), "writing samples")
 
-            return [each.token_ids for each in engine.generate(openings, params, count)]
+            return [completion.token_ids for completion in engine.generate(openings, params, count)]
 
     return generate

@@ -31,30 +31,30 @@ def run(
     compilation_cache.enable()
     with common.bars() as progress:
         values, frozen = start(progress)
-    found, times = np.zeros(0, np.float32), [0.0]
+    losses, times = np.zeros(0, np.float32), [0.0]
     with common.bars() as progress, interrupts.Deferred() as interrupt:
         times[0] = time.perf_counter()
 
         def observe(so_far: np.ndarray) -> None:
-            nonlocal found
-            found = so_far
+            nonlocal losses
+            losses = so_far
             times.append(time.perf_counter())
-            done, total = len(found), training.steps
-            label = f"step {done} of {total}, loss {last(found):.3f}"
+            done, total = len(losses), training.steps
+            label = f"step {done} of {total}, loss {last(losses):.3f}"
             progress(done, total, "training", label)
             if done % training.checkpoint_every == 0:
                 common.say(label)
 
         values = loop.train(
             loss, values, data, training, frozen=frozen, folder=folder, observe=observe,
-            stop=lambda: interrupt.asked,
+            stop=lambda: interrupt.requested,
         )  # fmt: skip
-    if len(found) < training.steps:
+    if len(losses) < training.steps:
         raise InputError(
-            f"interrupted after step {len(found)} of {training.steps}: the same command goes on "
+            f"interrupted after step {len(losses)} of {training.steps}: the same command goes on "
             f"from {folder.newest()}"
         )
-    return values, found, float(np.median(np.diff(times)))
+    return values, losses, float(np.median(np.diff(times)))
 
 
 def last(losses: np.ndarray) -> float:

@@ -146,7 +146,7 @@ def test_an_app_chooses_its_moment(installed, number):
     other = ({signal.SIGINT, signal.SIGTERM} - {number}).pop()
     with interrupts.caught(), interrupts.Deferred() as interrupt:
         signal.raise_signal(number)
-        assert interrupt.asked
+        assert interrupt.requested
         with pytest.raises(KeyboardInterrupt):  # the second does not wait
             signal.raise_signal(other)
     assert signal.getsignal(number) is signal.getsignal(other) is interrupts._on_signal

@@ -45,18 +45,18 @@ def chat_template() -> str | None:
 
     if (value := CHAT_TEMPLATE.value) is None:
         return None
-    label, most = f"--chat_template={value[:80]}", template_worker.MAX_TEMPLATE_CHARS
+    label, max_chars = f"--chat_template={value[:80]}", template_worker.MAX_TEMPLATE_CHARS
     if "{{" in value or "{%" in value:
         text = value.replace("\\n", "\n")  # as shells pass it on
     elif not os.path.isfile(path := os.path.expanduser(value)):  # a pipe: two processes read it
         raise InputError(f"{label}: is neither a file nor a template, which holds {{{{ or {{%")
     else:
         try:
-            text = user_files.read_text(path, most)
+            text = user_files.read_text(path, max_chars)
         except InputError as error:
             raise InputError(f"{label}: {error}") from None
-    if len(text) > most:
-        raise InputError(f"{label}: has more than {most} characters, which no template needs")
+    if len(text) > max_chars:
+        raise InputError(f"{label}: has more than {max_chars} characters, which no template needs")
     if problem := template_worker.syntax_problem(text):
         raise InputError(f"{label}: {problem}")
     return text
