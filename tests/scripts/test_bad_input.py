@@ -53,7 +53,7 @@ _FLAGS = {
     "nothing to generate": (["--prompt=A", "--max_new_tokens=0"], 1, "is at least 1, not 0"),
     "temperature NaN": (["--prompt=A", "--temperature=nan"], 1, "from 0 to 100, not nan"),
     "temperature below 0": (["--prompt=A", "--temperature=-1"], 1, "from 0 to 100, not -1"),
-    "top-p": (["--prompt=A", "--top_p=1.5"], 1, "top_p is a number from 0 to 1, not 1.5"),
+    "top-p": (["--prompt=A", "--top_p=1.5"], 1, "top_p is a number above 0 and at most 1, not 1.5"),
     "alternatives": (["--prompt=A", "--logprobs=21"], 1, "between 0 and 20, not 21"),
     "seed": (["--prompt=A", f"--seed={2**64}"], 1, "seed is a whole number from -9223"),
     "empty stop": (["--prompt=A", "--stop="], 1, "at least one character"),
