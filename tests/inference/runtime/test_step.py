@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -293,9 +294,22 @@ def warm():
     return engine
 
 
+@pytest.fixture
+def sealed(warm, monkeypatch):
+    """The warm engine, whose step may not be traced again."""
+    monkeypatch.setattr(step, "step", chex.assert_max_traces(step.step, 0))
+    return warm
+
+
 @pytest.mark.quick_code
-def test_no_compilation_after_warm_up(warm):
-    events = []
+def test_a_step_that_is_traced_again_is_an_error(sealed):
+    with pytest.raises(AssertionError, match="'step' is traced > 0 times"):
+        sealed.model_runner._executables._lower_step(StepShape((3, 1), (0, 16)))
+
+
+@pytest.mark.quick_code
+def test_no_compilation_after_warm_up(sealed):
+    warm, events = sealed, []
 
     def listen(name, seconds, **more):
         if name == "/jax/core/compile/backend_compile_duration":
