@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from pathlib import Path
 
+import chex
 import numpy as np
 import pytest
 
@@ -68,7 +69,8 @@ def expected(model, pooling):
 
 def assert_close(found, wanted, bound=1e-5):
     for a, b in zip(found, wanted, strict=True):
-        assert a.dtype == np.float32 and a.shape == np.shape(b)
+        chex.assert_type(a, np.float32)
+        chex.assert_shape(a, np.shape(b))
         np.testing.assert_allclose(a, b, atol=bound, rtol=bound)
 
 

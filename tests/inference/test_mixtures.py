@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import numpy as np
 import pytest
 
@@ -29,7 +30,8 @@ def test_visits_are_counted(mesh):
     engine.generate(prompts, fakes.greedy(9))
     visits_LE = engine.model_runner.expert_visits()
     fed = sum(len(prompt) + 9 - 1 for prompt in prompts)
-    assert visits_LE.shape == (2, 8) and (visits_LE.sum(1) == 3 * fed).all()
+    chex.assert_shape(visits_LE, (2, 8))
+    assert (visits_LE.sum(1) == 3 * fed).all()
     assert (visits_LE > 0).sum() > 8  # of 16, several
     shares = visits_LE.max(1) * 8 / visits_LE.sum(1)
     assert np.isclose(costs.busiest_expert(engine), shares.mean()) and shares.min() > 1

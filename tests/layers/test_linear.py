@@ -1,3 +1,4 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,8 @@ def test_rows_times_transposed_weight(rows, dtype):
     weight = jnp.asarray(generator.standard_normal((10, 24)), dtype)
     found = jax.jit(linear)(x, weight)
     exact = np.asarray(x.astype(dtype), np.float64) @ np.asarray(weight, np.float64).T
-    assert found.shape == (rows, 10) and found.dtype == jnp.float32
+    chex.assert_shape(found, (rows, 10))
+    chex.assert_type(found, jnp.float32)
     np.testing.assert_allclose(found, exact, atol=1e-5)
 
 

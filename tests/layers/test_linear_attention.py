@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -173,7 +174,7 @@ def test_padding_returns_numbers():
     context = StepContext(ragged, None, CacheSpec(), 0, True, False)
     x_TD = np.ones((4, WIDTH), np.float32)
     found, _ = linear_attention.apply(own, config, kind, x_TD, None, context)
-    assert np.isfinite(np.asarray(found)).all()
+    chex.assert_tree_all_finite(found)
 
 
 @pytest.mark.parametrize("chips", [1, 2])

@@ -1,3 +1,4 @@
+import chex
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ def test_root_mean_square_becomes_one(shape, offset):
     x, weight = 7 * generator.standard_normal(shape), generator.standard_normal(shape[-1])
     found = rms_norm(jnp.asarray(x, jnp.float32), jnp.asarray(weight, jnp.float32), 1e-6, offset)
     expected = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * (weight + offset)
-    assert found.dtype == jnp.float32
+    chex.assert_type(found, jnp.float32)
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
@@ -23,7 +24,7 @@ def test_bfloat16_is_normalized_in_float32():
     exact = np.asarray(x, np.float64)
     exact = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-5)
     exact *= np.asarray(weight, np.float64)
-    assert found.dtype == jnp.float32
+    chex.assert_type(found, jnp.float32)
     np.testing.assert_allclose(found, exact, rtol=1e-5)
 
 

@@ -1,5 +1,6 @@
 """Blocks of few bits: what is packed comes back, and rounding is to the nearest."""
 
+import chex
 import numpy as np
 import pytest
 
@@ -53,7 +54,7 @@ def test_a_stack_is_its_matrices():
     each = [quantized.quantize("int4_g64", values_FD) for values_FD in values_EFD]
     np.testing.assert_array_equal(blocks, np.stack(each))
     numbers = quantized.dequantize("int4_g64", blocks, 64)
-    assert numbers.shape == values_EFD.shape
+    chex.assert_equal_shape([numbers, values_EFD])
 
 
 def test_parts_that_do_not_go_together_are_named():

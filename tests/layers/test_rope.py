@@ -2,6 +2,7 @@
 
 import math
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,7 +38,7 @@ def _llama3_by_wavelength(rope_config: Rope, head_width: int) -> np.ndarray:
 def test_frequencies_fall_geometrically(theta, head_width):
     found = rope.inverse_frequencies(Rope(theta), head_width)
     expected = [math.exp(-2 * i / head_width * math.log(theta)) for i in range(head_width // 2)]
-    assert found.dtype == np.float32
+    chex.assert_type(found, np.float32)
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
@@ -135,7 +136,7 @@ def test_a_share_of_each_head_rotates():
     rule, x_TNH = Rope(share=0.75), np.random.default_rng(0).standard_normal((5, 2, 8))
     cos, sin = rope.angles(rule, 8, jnp.arange(5))
     found = rope.rotate(jnp.asarray(x_TNH, jnp.float32), cos, sin)
-    assert cos.shape == (5, 3)
+    chex.assert_shape(cos, (5, 3))
     np.testing.assert_array_equal(found[..., 6:], x_TNH[..., 6:].astype(np.float32))
     alone = rope.rotate(
         jnp.asarray(x_TNH[..., :6], jnp.float32), *rope.angles(Rope(), 6, jnp.arange(5))

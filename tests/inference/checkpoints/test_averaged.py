@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import chex
 import numpy as np
 import pytest
 
@@ -102,7 +103,7 @@ def test_fewer_heads_are_means(case, tmp_path):
         np.testing.assert_allclose(
             np.float32(after[path]), np.float32(values), rtol=1e-2, atol=1e-6, err_msg=path
         )
-        assert after[path].shape == values.shape and after[path].dtype == values.dtype
+        chex.assert_trees_all_equal_shapes_and_dtypes(after[path], values)
 
 
 def test_groups_of_one_are_the_plain_model(tmp_path):

@@ -12,6 +12,7 @@ import time
 import types
 from pathlib import Path
 
+import chex
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -55,7 +56,7 @@ def stored(directory: Path) -> dict[str, np.ndarray]:
 def assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        assert found[name].dtype == value.dtype and found[name].shape == value.shape, name
+        chex.assert_trees_all_equal_shapes_and_dtypes(found[name], value)
         assert found[name].tobytes() == value.tobytes(), name
 
 

@@ -1,5 +1,6 @@
 """Products with blocks, a GGUF file's and ours, against float64, on every instruction set."""
 
+import chex
 import gguf
 import jax
 import jax.numpy as jnp
@@ -122,7 +123,8 @@ def _check(format, T, F, D):
     rounded_TD = _rounded(x_TD, format).astype(np.float64)
     exact = rounded_TD @ numbers.astype(np.float64).T
     size = np.abs(rounded_TD) @ np.abs(numbers).T.astype(np.float64)
-    assert found.shape == (T, F) and found.dtype == jnp.float32
+    chex.assert_shape(found, (T, F))
+    chex.assert_type(found, jnp.float32)
     error = np.abs(np.asarray(found, np.float64) - exact) / np.where(size == 0, 1, size)
     assert np.median(error) < 1e-6 and error.max() < 1e-3
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,7 +37,8 @@ def _check(multiply, case, dtype):
     w, numbers = drawn(format, 2, F, D, dtype=dtype)
     x_BTD, matrix_B = tokens(3, T, D), jnp.array([1, 2, 0], jnp.int32)
     found = multiply(x_BTD, w, matrix_B)
-    assert found.shape == (3, T, F) and found.dtype == jnp.float32
+    chex.assert_shape(found, (3, T, F))
+    chex.assert_type(found, jnp.float32)
     x_BTD = np.asarray(jnp.asarray(x_BTD, dtype), np.float64)
     for b, e in ((0, 1), (2, 0)):
         size = np.abs(x_BTD[b]) @ np.abs(numbers[e]).T

@@ -1,5 +1,6 @@
 """Products with packed weights against float64, on every instruction set."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,7 +28,8 @@ def _check(name, T, D, F, weights, inputs):
         x_TD = x_TD.astype(jnp.bfloat16)
     exact = x_TD.astype(np.float64) @ w_FD.astype(np.float64).T
     size = np.abs(x_TD.astype(np.float64)) @ np.abs(w_FD.astype(np.float64)).T
-    assert y_TF.shape == (T, F) and y_TF.dtype == np.float32
+    chex.assert_shape(y_TF, (T, F))
+    chex.assert_type(y_TF, np.float32)
     assert (np.abs(y_TF - exact) / size).max() < 2e-7 * np.sqrt(D) + 1e-6
 
 
@@ -126,7 +128,8 @@ def test_each_group_of_rows_meets_its_own_matrix(instruction_set, weights, input
         x_XD, w_EFD = _drawn(X, X, D, dtype=inputs), _drawn(D, E, F, D, dtype=weights)
         w, sizes_E = packed.pack(w_EFD), np.array(sizes, np.int32)
         found = np.asarray(jax.jit(packed.grouped_product)(x_XD, w, sizes_E))
-        assert found.shape == (X, F) and found.dtype == np.float32 and w.shape == (E, F, D)
+        chex.assert_shape([found, w], [(X, F), (E, F, D)])
+        chex.assert_type(found, np.float32)
         x_XD = x_XD.astype(jnp.bfloat16) if rounds else x_XD
         start = 0
         for size, w_FD in zip(sizes, w_EFD.astype(np.float64), strict=True):

@@ -1,5 +1,6 @@
 """Causal convolution against numpy's, and its tails."""
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -43,7 +44,7 @@ def test_tails_are_the_newest_inputs(W, w):
     x, _, _, tail = _inputs(3, W, w=w)
     inputs = np.concatenate([tail, x], axis=1)
     found = np.asarray(jax.jit(convolution.tails)(x, tail))
-    assert found.shape == (3, W, w - 1, 7)
+    chex.assert_shape(found, (3, W, w - 1, 7))
     for t in range(W):
         np.testing.assert_array_equal(found[:, t], inputs[:, t + 1 : t + w])
     num_tokens = np.array([0, W, 1])
