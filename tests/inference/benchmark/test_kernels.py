@@ -190,7 +190,7 @@ def test_a_kernel_is_tuned_from_check_to_file(monkeypatch, tuned):
     )
     times = iter([9.0, 5.0, 3.0, 4.0])  # the reference; two splits by itself, one, four
     monkeypatch.setattr(on_device, "seconds", lambda *args, **options: next(times))
-    ours = baselines._ours("pallas_gpu")
+    ours = baselines._engine_kernel("pallas_gpu")
     candidates = ours.candidates
     ours = ours._replace(
         candidates=lambda case, device, tunes: candidates(
@@ -271,7 +271,7 @@ def test_one_that_appends_does_so_in_every_run(monkeypatch):
         api, "implementation", lambda name: kernel if name == "pallas_tpu" else own(name)
     )
     monkeypatch.setattr(on_device, "seconds", lambda *args, **options: 1.0)
-    case, ours = Case(2, 1, 130, 4, 2, 64), baselines._ours("pallas_tpu")
+    case, ours = Case(2, 1, 130, 4, 2, 64), baselines._engine_kernel("pallas_tpu")
     arrays = attention_case.draw(case, 0)
     pages = ours.store(case, arrays)
     complete = REFERENCE.store(case, arrays)

@@ -109,7 +109,7 @@ def test_a_panic_while_encoding_is_one_line(panicking, capfd):
 @pytest.mark.parametrize("made", ["llama-tokenizer", "sentencepiece-tokenizer"])
 def test_an_encoding_leaves_the_stderr_of_the_process_alone(made, monkeypatch):
     read = hf_tokenizer.load_tokenizer(GOLDEN / made, 4_096)
-    monkeypatch.setattr(panics, "_HeldStderr", None)
+    monkeypatch.setattr(panics, "_CapturedStderr", None)
     assert read.encode("A text with 12 digits.")
 
 
