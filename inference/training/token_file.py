@@ -39,10 +39,12 @@ def of_texts(
     """
     digest = _digest(texts, vocabulary.identity)
     tokenizer = vocabulary.tokenizer
-    return kept(digest, lambda: _encoded(texts, tokenizer, progress), tokenizer.vocab_size), digest
+    return cached(
+        digest, lambda: _encoded(texts, tokenizer, progress), tokenizer.vocab_size
+    ), digest
 
 
-def kept(digest: str, make: Callable[[], np.ndarray], vocab_size: int) -> np.ndarray:
+def cached(digest: str, make: Callable[[], np.ndarray], vocab_size: int) -> np.ndarray:
     """Token ids as `of_texts` returns them, made if the cache does not hold them.
 
     Args:

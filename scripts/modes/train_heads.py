@@ -53,7 +53,7 @@ def subject(task: str, checkpoint: Any, text: str | None) -> Any:
     else:
         described = digest, window, recipes.SAMPLES, recipes.SAMPLE_TEMPERATURE, first
         name = hashlib.sha256(repr(described).encode()).hexdigest()
-        tokens = token_file.kept(
+        tokens = token_file.cached(
             name,
             lambda: own_samples.write(generator(checkpoint), first, recipes.SAMPLES, window),
             target.vocab_size,

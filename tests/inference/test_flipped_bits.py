@@ -129,7 +129,7 @@ def test_converted_weights(tmp_path, exported, every_flip_is_found):
 
 def test_token_ids(tmp_path, every_flip_is_found):
     def load(note):
-        token_file.kept("a", lambda: note() or np.arange(200) % 7, 100)
+        token_file.cached("a", lambda: note() or np.arange(200) % 7, 100)
 
     assert made_again(load)
     [path] = (tmp_path / "cache" / "tokens").iterdir()

@@ -28,7 +28,7 @@ def loss(config: ModelConfig) -> Loss:
         values = jax.tree.map(
             lambda info, x: x.astype(info.format), infos, masters, is_leaf=params.is_info
         )
-        logits_YJV = _asked(values, config, batch["tokens"], batch["positions"])
+        logits_YJV = _logits_at(values, config, batch["tokens"], batch["positions"])
         answers_YJ1 = batch["answers"][..., None]
         of_answer_YJ = jnp.take_along_axis(logits_YJV, answers_YJ1, axis=2)[..., 0]
         lost_YJ = jax.nn.logsumexp(logits_YJV, axis=2) - of_answer_YJ
@@ -50,10 +50,10 @@ def accuracy(values: Params, config: ModelConfig, task: Task, num_rows: int) -> 
 def _likeliest(
     values: Params, config: ModelConfig, tokens_YW: jax.Array, positions_YJ: jax.Array
 ) -> jax.Array:
-    return _asked(values, config, tokens_YW, positions_YJ).argmax(2)
+    return _logits_at(values, config, tokens_YW, positions_YJ).argmax(2)
 
 
-def _asked(
+def _logits_at(
     values: Params, config: ModelConfig, tokens_YW: jax.Array, positions_YJ: jax.Array
 ) -> jax.Array:
     """Logits at some positions of each row, float32 [Y, J, V]."""
