@@ -132,12 +132,12 @@ def test_figures_agree_when_ours_rounds_to_their_digits(says, ours, expected):
 
 
 def test_every_expression_on_the_page_can_be_typed():
-    known = {*dir(names), *dir(builtins)}
+    defined = {*dir(names), *dir(builtins)}
     blocks = re.findall(r"```python\n(.*?)```", page(), re.DOTALL)
     assert len(blocks) >= 8
     for line in "".join(blocks).splitlines():
         used = {node.id for node in ast.walk(ast.parse(line)) if isinstance(node, ast.Name)}
-        assert used <= known, line
+        assert used <= defined, line
 
 
 def commands() -> list[str]:

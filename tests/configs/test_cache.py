@@ -325,10 +325,10 @@ def test_pages_are_of_the_devices_size_unless_one_is_asked_for():
         assert there.page_columns == 1024 // tokens
         assert there.for_platform("cpu") == there
     assert config.page_tokens == 16
-    asked = Config(model(), EngineConfig.of(page_tokens=256))
-    assert asked.for_platform("gpu").page_tokens == asked.page_tokens
+    large_pages = Config(model(), EngineConfig.of(page_tokens=256))
+    assert large_pages.for_platform("gpu").page_tokens == large_pages.page_tokens
 
-    assert asked.device_page_tokens == 128 and asked.device_pages == 2
+    assert large_pages.device_page_tokens == 128 and large_pages.device_pages == 2
     needed = config.full_bytes(3)
     tight = EngineConfig.of(max_seqs=3, cache_bytes=needed, overcommit=False)
     with pytest.raises(InputError, match="engine.max_seqs=3: must be at most 2 without"):

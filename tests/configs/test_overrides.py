@@ -53,8 +53,8 @@ class Tree:
 def test_a_field_is_replaced(setting, value):
     path = setting.partition("=")[0]
     before, changed = attrgetter(path)(BASE), overrides.apply(BASE, [setting])
-    found = attrgetter(path)(changed)
-    assert found == value and type(found) is type(value)
+    replaced = attrgetter(path)(changed)
+    assert replaced == value and type(replaced) is type(value)
     assert overrides.apply(changed, [f"{path}={before}"]) == BASE
 
 

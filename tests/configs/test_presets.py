@@ -80,11 +80,11 @@ def test_character_ais_stack_takes_a_small_part_of_mha():
     assert cost.cache_bytes(plain, 8192) / cost.cache_bytes(config, 8192) > 295
     grouped = smaller_caches.with_kv_heads(plain, 8)
     assert cost.cache_bytes(grouped, 8192) / cost.cache_bytes(config, 8192) > 59
-    placed = Config(config, EngineConfig.of(max_seqs=2, cache_bytes=1 << 30))
-    leaves = kv_cache.abstract(config, placed.num_pages, placed.page_tokens, 2, 0)
+    engine_config = Config(config, EngineConfig.of(max_seqs=2, cache_bytes=1 << 30))
+    leaves = kv_cache.abstract(config, engine_config.num_pages, engine_config.page_tokens, 2, 0)
     sizes = [leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(leaves)]
-    assert sum(sizes) == placed.pool_bytes and len(sizes) == 18
-    tokens = [placed.num_pages[group] * placed.page_tokens for group in (0, 1)]
+    assert sum(sizes) == engine_config.pool_bytes and len(sizes) == 18
+    tokens = [engine_config.num_pages[group] * engine_config.page_tokens for group in (0, 1)]
     assert sum(sizes) == (3 * tokens[0] + 15 * tokens[1]) * token
 
 

@@ -181,7 +181,9 @@ def test_a_nan_ends_its_own_request():
 
 def test_other_steps_stay_as_they_are():
     """As many shapes as without; and where nothing can be pooled, nothing of it is in a step."""
-    plain, embedding = (EngineConfig.of(embeddings=each) for each in (False, True))
+    plain, embedding = (
+        EngineConfig.of(embeddings=has_embeddings) for has_embeddings in (False, True)
+    )
     shapes = enumerate_shapes(plain)
     assert shapes == enumerate_shapes(embedding)
     config = Config(MODELS["llama"], plain)

@@ -249,8 +249,8 @@ def test_weights_are_never_there_in_more_bits():
     plain = dataclasses.replace(
         plain, num_layers=4, pattern=(LayerSpec(plain.pattern[0].mixer, Gated(4096)),)
     )
-    own = in_format(plain, "int4")
-    declared = params.flatten(decoder.param_infos(own))
+    rounded_model = in_format(plain, "int4")
+    declared = params.flatten(decoder.param_infos(rounded_model))
 
     def read(name, start, stop, columns=slice(None)):
         made = np.zeros((stop - start, *declared[name].shape[1:]), ml_dtypes.bfloat16)
@@ -258,9 +258,9 @@ def test_weights_are_never_there_in_more_bits():
 
     shapes = {path: info.shape for path, info in declared.items()}
     source = TensorSource("made", shapes, read)
-    place = linear.placement(Config(own, EngineConfig.of(linear="ffi_cpu")))
+    place = linear.placement(Config(rounded_model, EngineConfig.of(linear="ffi_cpu")))
     tracemalloc.start()
-    kept = load.load_params(decoder.param_infos(own), source, names.identity, None, place)
+    kept = load.load_params(decoder.param_infos(rounded_model), source, names.identity, None, place)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak <= 0.35 * params.num_bytes(decoder.param_infos(plain))
@@ -269,11 +269,14 @@ def test_weights_are_never_there_in_more_bits():
 
 def test_random_weights_are_drawn_as_an_engine_holds_them():
     """Where XLA's products run; what is packed for kernels is rounded instead."""
-    own, settings = model("int4_g32", dtype="bfloat16"), EngineConfig.of(linear="reference")
-    config, infos = Config(own, settings), decoder.param_infos(own)
+    rounded_model, settings = (
+        model("int4_g32", dtype="bfloat16"),
+        EngineConfig.of(linear="reference"),
+    )
+    config, infos = Config(rounded_model, settings), decoder.param_infos(rounded_model)
     drawn = linear.random_params(config, infos)
     declared = linear.abstract(config, infos)
     chex.assert_trees_all_equal_shapes_and_dtypes(drawn, declared)
-    made = fakes.engine(own, drawn, "one", False, linear="reference", **_SIZES)
+    made = fakes.engine(rounded_model, drawn, "one", False, linear="reference", **_SIZES)
     held = jax.tree.leaves(made.model_runner.params)
     assert all(a is b for a, b in zip(held, jax.tree.leaves(drawn), strict=True))

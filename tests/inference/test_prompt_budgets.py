@@ -248,7 +248,9 @@ def test_drafts_change_no_bit():
     few = (3, 17, 40)
     prompts, params = requests()
     prompts = [[few[token % 3] for token in prompt] for prompt in prompts]
-    params = [dataclasses.replace(own, allowed_token_ids=few) for own in params]
+    params = [
+        dataclasses.replace(request_params, allowed_token_ids=few) for request_params in params
+    ]
     engine, plain = (
         fakes.engine(LLAMA, None, deterministic=True, **SIZES, **drafts)
         for drafts in ({"proposer": "ngram", "num_drafts": 2}, {})
@@ -272,9 +274,12 @@ def test_samples_of_a_prompt_share_what_it_kept():
     assert len(chosen) == 1
     for index, sequence in enumerate(group.sequences):
         seed = derived_seed(7, index)
-        [own] = engine.generate([prompt], dataclasses.replace(sampled, seed=seed))
-        assert (own.token_ids, own.logprobs) == (sequence.output_tokens, sequence.results.logprobs)
-        assert own.kept_prompt_tokens == 62
+        [completion] = engine.generate([prompt], dataclasses.replace(sampled, seed=seed))
+        assert (completion.token_ids, completion.logprobs) == (
+            sequence.output_tokens,
+            sequence.results.logprobs,
+        )
+        assert completion.kept_prompt_tokens == 62
 
 
 def test_an_observer_that_raises_ends_its_prompt_alone(monkeypatch, caplog):

@@ -195,8 +195,8 @@ def test_no_bit_changes(model, proposer, num_drafts, count, name, monkeypatch):
     ids = [engine.add_request(*each) for each in zip(prompts, params, strict=True)]
     owners = [engine._requests[id].group for id in ids]
     fakes.drain(engine, disturbing(engine, name), 20_000)
-    found = [[(s.output_tokens, s.results.logprobs) for s in owner.sequences] for owner in owners]
-    assert found == plain(model, count, "often right" in proposer)
+    results = [[(s.output_tokens, s.results.logprobs) for s in owner.sequences] for owner in owners]
+    assert results == plain(model, count, "often right" in proposer)
     counters = engine.scheduler.counters
     assert 0 < counters.num_accepted < counters.num_drafts <= num_drafts * counters.num_passes
     if "preempted" in name:

@@ -181,9 +181,9 @@ def test_tied_models_declare_no_head():
 
 def test_a_bfloat16_table_is_read_exactly():
     table = jnp.asarray(np.random.default_rng(0).standard_normal((7, 4)), jnp.bfloat16)
-    found = look_up(table, jnp.array([6, 0, 6]))
-    assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, np.asarray(table, np.float32)[[6, 0, 6]])
+    rows = look_up(table, jnp.array([6, 0, 6]))
+    assert rows.dtype == jnp.float32
+    np.testing.assert_array_equal(rows, np.asarray(table, np.float32)[[6, 0, 6]])
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -192,9 +192,9 @@ def test_rows_are_looked_up_exactly_on_a_tpu(width, dtype):
     """Also by the product that a table of uneven rows gets there."""
     table = jax.random.normal(jax.random.key(0), (50, width), dtype)
     ids = jnp.array([49, 0, 7, 7])
-    found = accelerators.written_for("tpu", look_up)(table, ids)
-    assert found.dtype == jnp.float32
-    np.testing.assert_array_equal(found, np.asarray(table, np.float32)[np.asarray(ids)])
+    rows = accelerators.written_for("tpu", look_up)(table, ids)
+    assert rows.dtype == jnp.float32
+    np.testing.assert_array_equal(rows, np.asarray(table, np.float32)[np.asarray(ids)])
     assert ("dot_general" in accelerators.primitives(look_up, table, ids, platform="tpu")) == (
         width == 40 and dtype == "bfloat16"
     )

@@ -209,9 +209,9 @@ def test_rows_in_groups_meet_their_matrices(rows, groups, dtype):
     for row, e in enumerate(group_X):
         expected[row] = np.asarray(w_EFD[e], np.float64) @ np.asarray(x_XD[row], np.float64)
     sizes_E = jnp.asarray(sizes_E, jnp.int32)
-    found = compiling.call(grouped_linear, x_XD, w_EFD, sizes_E, deterministic=False)
-    np.testing.assert_allclose(found, expected, atol=1e-5 if dtype == "float32" else 2e-2)
-    assert not np.asarray(found)[len(group_X) :].any()
+    products = compiling.call(grouped_linear, x_XD, w_EFD, sizes_E, deterministic=False)
+    np.testing.assert_allclose(products, expected, atol=1e-5 if dtype == "float32" else 2e-2)
+    assert not np.asarray(products)[len(group_X) :].any()
 
 
 @pytest.mark.parametrize("rows, groups, depth", [(5, 8, 128), (200, 5, 128), (200, 5, 72)])

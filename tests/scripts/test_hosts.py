@@ -191,10 +191,10 @@ def test_those_who_came_hear_for_whom_host_0_waits_no_longer(monkeypatch, capfd)
 
 
 def test_parameters_arrive_as_they_were_sent():
-    asked = SamplingParams(
+    params = SamplingParams(
         stop=("a", "b"), allowed_token_ids=(1, 2), logit_bias=((3, 0.5),), seed=2**63
     )
-    assert follower._params(json.loads(json.dumps(dataclasses.asdict(asked)))) == asked
+    assert follower._params(json.loads(json.dumps(dataclasses.asdict(params)))) == params
 
 
 @pytest.mark.parametrize("coordinator, count, index, expected", [

@@ -135,8 +135,8 @@ def test_the_engines_own_answer_stands_beside_the_chips(answer, plan):
 
 def test_snapshots_of_states_stand_beside_the_cache(answer, plan):
     """By the engine's default as many as sequences; each is as large as a sequence's states."""
-    asked = ("--model=mamba2-2.7b", "--batch=4,8", "--set=engine.max_seqs=16")
-    found = answer(*asked)
+    arguments = ("--model=mamba2-2.7b", "--batch=4,8", "--set=engine.max_seqs=16")
+    found = answer(*arguments)
     own, rows = found["snapshots"], found["rows"]
     each = rows[0]["cache_bytes"] / 4
     assert (own["number"], own["bytes_each"], own["bytes"]) == (4, each, 4 * each)
@@ -146,30 +146,32 @@ def test_snapshots_of_states_stand_beside_the_cache(answer, plan):
         for row in rows
     )
     assert found["engine"]["snapshots"] == {"number": 17, "bytes": 17 * each}
-    fewer = answer(*asked, "--set=engine.cache.snapshots=2")
+    fewer = answer(*arguments, "--set=engine.cache.snapshots=2")
     assert [row["snapshot_bytes"] for row in fewer["rows"]] == [2 * each] * 2
     assert fewer["largest_batch"][0]["batch"] > found["largest_batch"][0]["batch"]
     none = answer(
-        *asked, "--set=engine.cache.prefix_cache=false", "--set=engine.cache.preemption=recompute"
+        *arguments,
+        "--set=engine.cache.prefix_cache=false",
+        "--set=engine.cache.preemption=recompute",
     )
     assert none["rows"][0]["snapshot_bytes"] == 0 and none["engine"]["snapshots"]["number"] == 1
-    shown = plan(*asked).out
+    shown = plan(*arguments).out
     assert f"4 of {each / 1e6:.4g} MB" in shown and "17 snapshots of states" in shown
     assert f"one of them a sink: {17 * each / 1e9:.4g} GB a chip" in shown
 
 
 def test_page_groups_share_the_cache_by_the_length_that_is_expected(answer, plan):
-    asked = "--model=gemma3-270m", "--set=engine.max_seqs=64"
+    arguments = "--model=gemma3-270m", "--set=engine.max_seqs=64"
     groups = {}
     for expected in (500, 32_768):
-        asked = *asked[:2], f"--set=engine.cache.expected_tokens={expected}"
-        found = answer(*asked)["engine"]
+        arguments = *arguments[:2], f"--set=engine.cache.expected_tokens={expected}"
+        found = answer(*arguments)["engine"]
         local, world = groups[expected] = found["page_groups"]
         assert (local["sees"], local["layers"]) == ("window512", 15)
         assert (world["sees"], world["layers"]) == ("all", 3)
         assert local["bytes"] + world["bytes"] <= found["cache_bytes"] + 18 * 64 * 1024  # and sinks
         shown = f"15 layers that see window512: {local['pages']:,} pages"
-        assert shown in plan(*asked).out
+        assert shown in plan(*arguments).out
     assert groups[500][0]["pages"] > 2 * groups[32_768][0]["pages"]
 
 

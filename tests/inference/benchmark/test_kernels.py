@@ -190,14 +190,14 @@ def test_a_kernel_is_tuned_from_check_to_file(monkeypatch, tuned):
     )
     times = iter([9.0, 5.0, 3.0, 4.0])  # the reference; two splits by itself, one, four
     monkeypatch.setattr(on_device, "seconds", lambda *args, **options: next(times))
-    ours = baselines._engine_kernel("pallas_gpu")
-    candidates = ours.candidates
-    ours = ours._replace(
+    engine_kernel = baselines._engine_kernel("pallas_gpu")
+    candidates = engine_kernel.candidates
+    engine_kernel = engine_kernel._replace(
         candidates=lambda case, device, tunes: candidates(
             case, device._replace(num_cores=8), tunes
         )[:3]
     )
-    row = bench(REFERENCE, ours, *FOR_TPUS, case=Case(2, 1, 130, 4, 2, 64), tunes=True)
+    row = bench(REFERENCE, engine_kernel, *FOR_TPUS, case=Case(2, 1, 130, 4, 2, 64), tunes=True)
     found = row["results"]["pallas_gpu"]
     best = {"num_splits": 1, "num_stages": 4}
     assert found["status"] == "right" and found["sizes"] == best
@@ -271,21 +271,21 @@ def test_one_that_appends_does_so_in_every_run(monkeypatch):
         api, "implementation", lambda name: kernel if name == "pallas_tpu" else own(name)
     )
     monkeypatch.setattr(on_device, "seconds", lambda *args, **options: 1.0)
-    case, ours = Case(2, 1, 130, 4, 2, 64), baselines._engine_kernel("pallas_tpu")
+    case, engine_kernel = Case(2, 1, 130, 4, 2, 64), baselines._engine_kernel("pallas_tpu")
     arrays = attention_case.draw(case, 0)
-    pages = ours.store(case, arrays)
+    pages = engine_kernel.store(case, arrays)
     complete = REFERENCE.store(case, arrays)
     assert np.isnan(page_rows.decode(pages)).any()
-    _, left = compiling.call(ours.attend, arrays.q_YWNH, arrays, pages)
+    _, left = compiling.call(engine_kernel.attend, arrays.q_YWNH, arrays, pages)
     np.testing.assert_array_equal(left[1:], complete[1:])
-    found = bench(ours, case=case)["results"]["pallas_tpu"]
+    found = bench(engine_kernel, case=case)["results"]["pallas_tpu"]
     assert found["status"] == "right" and found["is_repeatable"]
 
     def forgets(q_YWNH, row_YWX, pages, *told):
         return own("reference").attend_pages(q_YWNH, pages, *told), pages
 
     kernel = kernel._replace(append_and_attend=forgets)
-    assert bench(ours, case=case)["results"]["pallas_tpu"]["status"] == "wrong"
+    assert bench(engine_kernel, case=case)["results"]["pallas_tpu"]["status"] == "wrong"
 
 
 # --- what is written down -------------------------------------------------------------------------

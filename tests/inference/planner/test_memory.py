@@ -152,8 +152,8 @@ def test_states_are_counted_with_their_sink(drafts):
     with pytest.raises(InputError, match=f"7 sequences of 512 tokens need {8 * state + kept}"):
         Config(model, engine.replace(cache_bytes=8 * state + kept - 1))
     mixed = dataclasses.replace(model, pattern=(layer, *THIN.pattern))
-    held = Config(mixed, engine.replace(max_seqs=1, cache_bytes=1 << 30))
-    assert held.full_bytes(1) == held.pool_bytes
+    single = Config(mixed, engine.replace(max_seqs=1, cache_bytes=1 << 30))
+    assert single.full_bytes(1) == single.pool_bytes
 
 
 def test_a_model_that_keeps_nothing_is_never_refused():

@@ -162,8 +162,8 @@ def test_preemption_and_restart_change_no_bit():
             engine.rebuild()
 
     fakes.drain(engine, disturb)
-    found = [(sequence.output_tokens, sequence.results.logprobs) for sequence in sequences]
-    assert found == together("llama float32", "chunks", True)
+    results = [(sequence.output_tokens, sequence.results.logprobs) for sequence in sequences]
+    assert results == together("llama float32", "chunks", True)
 
 
 SAMPLED = [

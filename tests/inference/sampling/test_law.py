@@ -44,16 +44,19 @@ ASKED = [
 @pytest.mark.parametrize("program, vocab", [(law, 300), (law, 8), (law_there, 300)])
 def test_it_is_that_of_the_filters_in_their_order(program, vocab):
     rng = np.random.default_rng(vocab)
-    asked = [
+    requests = [
         r for r in ASKED if vocab == 300 or not (r.bias or r.grammar_ids or r.allowed_token_ids)
     ]
-    x, counts = peaked(rng, len(asked), vocab, 2.0), rng.poisson(0.3, size=(len(asked), 2, vocab))
-    found = np.asarray(program(*fill(x, asked, counts.astype(np.uint16))))[: len(asked)]
+    x, counts = (
+        peaked(rng, len(requests), vocab, 2.0),
+        rng.poisson(0.3, size=(len(requests), 2, vocab)),
+    )
+    found = np.asarray(program(*fill(x, requests, counts.astype(np.uint16))))[: len(requests)]
     expected = [
-        softmax(reference_warp(reference_edit(x[q], asked[q], 12, counts[q]), asked[q]))
-        for q in range(len(asked))
+        softmax(reference_warp(reference_edit(x[q], requests[q], 12, counts[q]), requests[q]))
+        for q in range(len(requests))
     ]
-    assert len(asked) > 9
+    assert len(requests) > 9
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=1e-9)
     np.testing.assert_array_equal(found == 0, np.array(expected) == 0)
 
@@ -63,10 +66,10 @@ def test_the_likeliest_drafts_are_its_own(is_there):
     """None that the request's filters leave out, and as sure as the law says."""
     best = functools.partial(sampler.best, n=5, is_drawn=False)
     program = compiling.jit(accelerators.written_for("cuda", best) if is_there else best)
-    asked = [r for r in ASKED if not (r.bias or r.grammar_ids or r.allowed_token_ids)]
-    arguments = fill(peaked(np.random.default_rng(4), len(asked), 8, 2.0), asked)
-    ids, sure = (np.asarray(x)[: len(asked)] for x in program(*arguments[:4]))
-    own = np.asarray(law(*arguments))[: len(asked)]
+    requests = [r for r in ASKED if not (r.bias or r.grammar_ids or r.allowed_token_ids)]
+    arguments = fill(peaked(np.random.default_rng(4), len(requests), 8, 2.0), requests)
+    ids, sure = (np.asarray(x)[: len(requests)] for x in program(*arguments[:4]))
+    own = np.asarray(law(*arguments))[: len(requests)]
     expected = -np.sort(-own, axis=1)[:, :5]
     np.testing.assert_array_equal(ids >= 0, expected > 0)
     np.testing.assert_allclose(np.exp(sure), expected, rtol=1e-4)
@@ -87,9 +90,9 @@ def test_greedy_rows_have_one_token():
 def test_rows_without_any_token_end():
     x = np.zeros((3, 300), np.float32)
     none = Request(allowed_token_ids=(4,), grammar_ids=(5,))
-    asked = [Request(), dataclasses.replace(none, stop_token_ids=(9, 3)), none]
+    requests = [Request(), dataclasses.replace(none, stop_token_ids=(9, 3)), none]
     for program in (law, law_there):
-        found = np.asarray(program(*fill(x, asked)))[:3]
+        found = np.asarray(program(*fill(x, requests)))[:3]
         np.testing.assert_array_equal(found[1:].argmax(-1), [9, 0])
         assert np.isfinite(found).all() and (found[1:].max(-1) == 1).all()
 

@@ -115,8 +115,8 @@ def test_beam_search_is_the_plain_one(early_stopping):
 def test_one_beam_is_greedy():
     engine = make()
     greedy = engine.generate(STARTS, fakes.greedy(12, stop_token_ids=ENDS))
-    found = engine.generate(STARTS, beams(1, stop_token_ids=ENDS))
-    assert [each(c) for c in found] == [each(c) for c in greedy]
+    completions = engine.generate(STARTS, beams(1, stop_token_ids=ENDS))
+    assert [each(c) for c in completions] == [each(c) for c in greedy]
 
 
 def test_beams_share_their_pages():

@@ -134,9 +134,9 @@ def test_best_of_returns_the_most_likely(alone):
 
 def test_the_best_say_what_stopped_them():
     stops = tuple(range(8))
-    asked = dataclasses.replace(DRAWN, n=3, best_of=6, max_new_tokens=60, stop_token_ids=stops)
+    params = dataclasses.replace(DRAWN, n=3, best_of=6, max_new_tokens=60, stop_token_ids=stops)
     outputs = []
-    make().generate([PROMPT], asked, outputs.append)
+    make().generate([PROMPT], params, outputs.append)
     assert any(output.finish_reason == "stop" for output in outputs)
     for output in outputs:
         stopped = output.token_ids[-1] if output.finish_reason == "stop" else None
@@ -156,10 +156,10 @@ def test_outputs_name_their_sample(alone):
 
 def test_answers_end_each_by_itself(alone):
     stop = alone[0][0][3]
-    found = each(
+    completions = each(
         make().generate([PROMPT], dataclasses.replace(DRAWN, n=8, stop_token_ids=(stop,)))[0]
     )
-    for (tokens, _, _, reason), (whole, *_) in zip(found, alone, strict=True):
+    for (tokens, _, _, reason), (whole, *_) in zip(completions, alone, strict=True):
         cut = whole[: whole.index(stop) + 1] if stop in whole else whole
         assert tokens == cut and reason == ("stop" if stop in whole else "length")
 

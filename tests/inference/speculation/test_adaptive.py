@@ -35,9 +35,9 @@ def run(count, acceptance, cost, steps=4000, seed=0, engine=ENGINE, skip=0):
         k = policy.choose(sequences, count, True)
         shape = next(s for s in policy._shapes if s.covers(count, 0, False, width=1 + k))
         for sequence in sequences if k else ():
-            asked = min(k, engine.drafts.levels)
-            accepted = int(np.cumprod(rng.random(asked) < acceptance).sum())
-            policy.verified(sequence, asked, accepted)
+            num_drafts = min(k, engine.drafts.levels)
+            accepted = int(np.cumprod(rng.random(num_drafts) < acceptance).sum())
+            policy.verified(sequence, num_drafts, accepted)
             tokens += accepted
         tokens += count
         taken = cost(count, shape.decode[1])

@@ -143,14 +143,14 @@ def test_they_draft_what_training_computes(name):
         cache, state = compiling.call(observe, values, cache, state)
         done = starts[-1] + kept
     sampling = jax.tree.map(jnp.asarray, parameters.init(1, 131))
-    asked = DraftInputs(
+    inputs = DraftInputs(
         rectangle((done,), 1 + K, tables), jnp.asarray(TOKENS[done : done + 1]), sampling, None,
         None, jnp.zeros((0, 0), jnp.int32), greedy=True,
     )  # fmt: skip
 
     @compiling.jit
     def propose(state):
-        return proposer.propose(values, cache, state, asked)[1].tokens_Rk[0]
+        return proposer.propose(values, cache, state, inputs)[1].tokens_Rk[0]
 
     found, others = propose(state).tolist(), propose(jnp.zeros_like(state)).tolist()
     assert found == by_training(target, own, values, done)
@@ -170,7 +170,7 @@ def test_what_is_not_fed_has_no_children():
     cache = kv_cache.init(*cache_arguments(config, "reference"))
     pages = jnp.arange(1, 1 + config.page_columns, dtype=jnp.int32)[None]
     whole = rectangle((0,), 14, tuple(pages for _ in config.cached_model.page_groups))
-    asked = DraftInputs(
+    inputs = DraftInputs(
         whole, jnp.asarray(TOKENS[:1]), jax.tree.map(jnp.asarray, parameters.init(1, 131)), None,
         None, jnp.zeros((0, 0), jnp.int32), greedy=True,
     )  # fmt: skip
@@ -180,7 +180,7 @@ def test_what_is_not_fed_has_no_children():
     @compiling.jit
     def propose(length):
         row = dataclasses.replace(whole, valid_YW=jnp.arange(14)[None] < length)
-        asked_in_row = dataclasses.replace(asked, decode=row)
+        asked_in_row = dataclasses.replace(inputs, decode=row)
         _, drafts = proposer.propose(values, cache, state, asked_in_row)
         return drafts.tokens_Rk, drafts.parent_Rk[0]
 

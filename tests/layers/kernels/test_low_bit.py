@@ -155,9 +155,9 @@ def test_groups_of_rows_meet_their_matrices(format, deterministic):
             np.testing.assert_array_equal(found[rows], product(x_XD[rows], own))
             start = rows.stop
         assert not found[start:].any()
-    each = jax.jit(each_linear)(x_XD.reshape(10, 4, 128), w)
+    by_head = jax.jit(each_linear)(x_XD.reshape(10, 4, 128), w)
     for e, own in enumerate(matrices):
-        np.testing.assert_array_equal(each[:, e], product(x_XD[e::4], own))
+        np.testing.assert_array_equal(by_head[:, e], product(x_XD[e::4], own))
 
 
 def test_what_does_not_fit_is_refused():

@@ -188,8 +188,8 @@ def test_heads_are_turned_and_written_as_xla_does(instruction_set, dtype, width,
         np.asarray(q, np.float32)[page > 0], np.asarray(expected_q, np.float32)[page > 0], **near
     )
     assert not np.asarray(q, np.float32)[page == 0].any()
-    found, known = (np.asarray(page_rows.decode(x), np.float32) for x in (pages, expected))
-    np.testing.assert_allclose(found[1:], known[1:], **near)
+    computed, reference = (np.asarray(page_rows.decode(x), np.float32) for x in (pages, expected))
+    np.testing.assert_allclose(computed[1:], reference[1:], **near)
     np.testing.assert_array_equal(np.asarray(pages)[0], np.asarray(arrays[-1])[0])
 
 
