@@ -29,7 +29,7 @@ def run(monkeypatch, capfd):
 def kept(tmp_path, monkeypatch):
     """A file of each kind, by what is damaged in it."""
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
-    token_file.kept("a", lambda: np.arange(99), 100)
+    token_file.cached("a", lambda: np.arange(99), 100)
     checkpoint = resolve.resolve(str(apps.TINY)).open(None)
     gguf_export.write(checkpoint, tmp_path / "tiny.gguf")
     convert.convert(checkpoint, tmp_path / "native", "orbax", None, 10**9, None)
