@@ -15,8 +15,7 @@ from configs.errors import InputError, reason
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
 from inference.checkpoints import load, mapped, opened, text_files
-from inference.checkpoints.hf import safetensors_file, weights_export
-from inference.checkpoints.hf.architectures import config_export
+from inference.checkpoints.hf import config_export, safetensors_file, weights_export
 from inference.checkpoints.hf.quantized import export
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import (

@@ -13,9 +13,8 @@ from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import defaults, load, names, text_files
-from inference.checkpoints.gguf import gguf_file, gguf_stacks
+from inference.checkpoints.gguf import gguf_file, gguf_stacks, gguf_state_parts
 from inference.checkpoints.gguf.gguf_scan import Header
-from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.hf import hf_directory, hub, safetensors_file, split_tensors
 from inference.checkpoints.hf.hf_directory import Storage
 from inference.checkpoints.hf.quantized import tensors
@@ -23,6 +22,7 @@ from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.native import converted, manifest, orbax_directory, packed_file
 from inference.checkpoints.tensor_source import TensorSource
+from inference.families import families
 from inference.text.tokenizer import Tokenizer
 from layers import params
 from layers.params import Params
@@ -174,7 +174,8 @@ def directory(path: Path, config: ModelConfig) -> Checkpoint:
     raw = _raw(path)
     storage = hf_directory.storage(raw, path)
     source = safetensors_file.open_directory(path, storage.codes_at)
-    if others := [name for name in source.shapes if names.is_other(config.family, name)]:
+    family = families.of(config)
+    if others := [name for name in source.shapes if names.is_other(family, name)]:
         logging.warning(
             "%s: images and sounds are not served: %d tensors for them, from %s on, are left out",
             path,

@@ -23,8 +23,8 @@ from configs.kinds.rope import LongRope, Rope
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve
-from inference.checkpoints.hf.architectures import families
 from inference.engine import Engine
+from inference.families import families
 from inference.request import SamplingParams
 from inference.runtime import step
 from inference.runtime.batch import Batch
@@ -157,7 +157,7 @@ def test_every_layout_is_there():
         for h in m.mixers(Attention)
         if not m.mixtures and not m.has_states  # what these show besides are experts or states
     }
-    supported = [family.name for family in families.ARCHITECTURES.values()]
+    supported = list(families.ALL)
     mixtures = {m.family for m in models if m.mixtures}
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}

@@ -20,13 +20,18 @@ from configs.kinds.attention import Attention
 from configs.kinds.params import ParamInfo
 from configs.kinds.rope import Llama3, LongRope, Proportional
 from configs.model import ModelConfig
-from inference.checkpoints import names
-from inference.checkpoints.gguf import gguf_digests, gguf_parts, gguf_scan, gguf_stacks
+from inference.checkpoints.gguf import (
+    gguf_digests,
+    gguf_parts,
+    gguf_scan,
+    gguf_stacks,
+    gguf_state_parts,
+)
 from inference.checkpoints.gguf.gguf_scan import Header
-from inference.checkpoints.gguf.states import gguf_state_parts
-from inference.checkpoints.gguf.tensor_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
+from inference.families import families
+from inference.families.shared.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 
 # Types that are kept as they are, and the format that holds their numbers.
 _DENSE = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
@@ -204,7 +209,7 @@ def _read_rows(
 def is_interleaved(config: ModelConfig, name: str) -> bool:
     """Whether the rotary pairs of a tensor's rows are neighbours in the file."""
     own = name.endswith(tuple(f".attn_{p}.{e}" for p in "qk" for e in ("weight", "bias")))
-    return own and names.interleaved(config.family)
+    return own and families.gguf(config).is_interleaved
 
 
 def _in_halves(header: Header, config: ModelConfig, name: str, rows: np.ndarray) -> np.ndarray:

@@ -16,10 +16,10 @@ from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
 from inference.checkpoints import names
-from inference.checkpoints.gguf.gguf_keys import Keys
+from inference.checkpoints.gguf import gguf_state_parts
 from inference.checkpoints.gguf.gguf_scan import Header, TensorEntry
-from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.tensor_source import TensorSource
+from inference.families.shared.gguf_keys import GgufKeys
 
 _STACK = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|up)_exps)\.(weight|bias)")
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
@@ -38,7 +38,7 @@ def split(header: Header, config: ModelConfig) -> Header:
 
 
 def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorEntry]]:
-    keys = Keys(header, str(header.metadata["general.architecture"]))
+    keys = GgufKeys(str(header.metadata["general.architecture"]), header.metadata)
     behind = keys.num_layers - config.num_layers
     experts = {n: layer.ffn for n, layer in enumerate(config.layers)}
     fused = gguf_state_parts.fused_tensors(config)

@@ -12,16 +12,15 @@ from configs.heads import Eagle
 from configs.kinds.params import leaves
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints import mapped, names
-from inference.checkpoints.hf import mxfp4
-from inference.checkpoints.hf.architectures import families, gemma4
-from inference.checkpoints.hf.architectures.config_keys import Keys
+from inference.checkpoints.hf import config_json, mxfp4
 from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.hf.quantized.schemes import Quantization
 from inference.checkpoints.tensor_source import TensorSource
+from inference.families import families
+from inference.families.shared.config_keys import Keys
 
 _DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _HEAD = "lm_head.weight"
-_OLDER = {"backbone.embedding.weight": "backbone.embeddings.weight"}  # of Mamba and Mamba-2
 QUANTIZATION = "quantization_config", "compression_config"  # keys; the second is older
 
 
@@ -55,7 +54,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     raw = mapped.read_json(path)
     try:
-        return families.text_part(raw)
+        return config_json.text_part(raw)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -68,7 +67,7 @@ def parse_config(raw: dict[str, Any], directory: Path) -> ModelConfig:
             that is not supported.
     """
     try:
-        return families.build(Keys(raw), directory.resolve().name)
+        return config_json.build(Keys(raw), directory.resolve().name)
     except ValueError as error:
         raise InputError(f"{directory / 'config.json'}: {error}") from None
 
@@ -81,11 +80,13 @@ def parse_predicting(raw: dict[str, Any], directory: Path) -> Eagle:
         InputError: as `parse_config`, or there is no such layer, or more than one.
     """
     config, count = parse_config(raw, directory), storage(raw, directory).num_predicting
-    if not names.FAMILIES[config.family].predicts or count != 1:
-        families = " or ".join(name for name, own in names.FAMILIES.items() if own.predicts)
+    if families.of(config).predicting is None or count != 1:
+        predicting = " or ".join(
+            family.name for family in families.ALL.values() if family.predicting is not None
+        )
         raise InputError(
             f"{directory / 'config.json'}: {config.family} with num_nextn_predict_layers={count}; "
-            f"what drafts is one layer that predicts a second token, of {families}"
+            f"what drafts is one layer that predicts a second token, of {predicting}"
         )
     listed = raw.get("mlp_layer_types")
     longer = {} if listed is None else {"mlp_layer_types": [*listed, listed[-1]]}
@@ -102,7 +103,7 @@ def storage(raw: dict[str, Any], directory: Path) -> Storage:
         InputError: a key is unsound.
     """
     own = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
-    is_packed = own is not None and families.reads(raw, "quantization_config")
+    is_packed = own is not None and config_json.reads(raw, "quantization_config")
     is_packed = is_packed and isinstance(own, dict) and own.get("quant_method") == "mxfp4"
     try:
         extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
@@ -121,8 +122,9 @@ def as_copied(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
     """A `config.json` for copies of its model: nothing is packed, layers that predict a second
     token and rows that no token has stay behind.
     """
-    left = {"num_nextn_predict_layers": 0, gemma4.NUM_ROWS: config.vocab_size}
-    return without_storage(raw) | {key: value for key, value in left.items() if key in raw}
+    rows_key = families.of(config).rows_key
+    read = {"num_nextn_predict_layers": 0} | ({rows_key: config.vocab_size} if rows_key else {})
+    return without_storage(raw) | {key: value for key, value in read.items() if key in raw}
 
 
 def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> TensorSource:
@@ -143,7 +145,7 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
             f"{source.label}: tie_word_embeddings is true, but {_HEAD} is not the embedding; name "
             "this directory as the model: it is then read as untied"
         )
-    layers = names.FAMILIES[config.family].layers
+    layers = families.of(config).layers
     stored = {
         name: own
         for name, own in _stored(source, config).items()
@@ -168,7 +170,7 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
         InputError: there are none, or its embedding or head is not the model's.
     """
     stored = _stored(source, config)
-    layers, embedding = names.FAMILIES[config.family].layers, _embedding(config)
+    layers, embedding = families.of(config).layers, _embedding(config)
     own = {name: stored[name] for name in stored if names.is_behind(config, name, layers, 1)}
     prefix = f"{layers}.{config.num_layers}"
     if not own:
@@ -235,23 +237,24 @@ def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
 
 def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     """The names of a whole model, and those the source has instead."""
-    base, inside = names.base(config.family), names.FAMILIES[config.family].inside
+    family = families.of(config)
+    base = family.layers.split(".")[0]
     is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
-    derived = (*_DERIVED, *names.FAMILIES[config.family].derived)
-    found = {}
+    derived = (*_DERIVED, *family.derived)
+    stored = {}
     for name in source.shapes:
-        if name.endswith(derived) or names.is_other(config.family, name):
+        if name.endswith(derived) or names.is_other(family, name):
             continue
-        own = f"{base}.{name}" if is_bare and name != _HEAD else name
-        if inside is not None and name.startswith(f"{inside}."):
-            own = f"{base}.{name.removeprefix(f'{inside}.')}"
-        found[_OLDER.get(own, own)] = name
-    return _respelled(config, found)
+        whole_name = f"{base}.{name}" if is_bare and name != _HEAD else name
+        if family.inside is not None and name.startswith(f"{family.inside}."):
+            whole_name = f"{base}.{name.removeprefix(f'{family.inside}.')}"
+        stored[whole_name] = name
+    return _respelled(config, stored)
 
 
 def _respelled(config: ModelConfig, stored: Mapping[str, str]) -> dict[str, str]:
-    """Tensors by their names, those that have another name here by that (`Names.also`)."""
-    also = names.FAMILIES[config.family].also
+    """Tensors by their names, those that have another name here by that (`Family.also`)."""
+    also = families.of(config).also
     if not also:
         return dict(stored)
     own = names.huggingface(config)

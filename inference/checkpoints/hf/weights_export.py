@@ -19,9 +19,10 @@ from configs.precision import FORMATS
 from inference.checkpoints import names
 from inference.checkpoints.hf import safetensors_file, split_tensors
 from inference.checkpoints.hf.quantized import export
-from inference.checkpoints.hf.tensor_parts import Part
+from inference.checkpoints.hf.tensor_parts import StoredPart
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
+from inference.families.shared.parts import Part
 
 _METADATA = {"format": "pt"}  # transformers refuses a file without it
 
@@ -154,7 +155,7 @@ def _joined(own: list[_Parameter], parts: dict[str, Part]) -> _Piece:
             values, start = parameter.values(), 0
             for name in parameter.stored.names:
                 stop = start + parts[name].shape[0]
-                parts[name].write(wholes[parts[name].tensor], values[start:stop])
+                StoredPart(parts[name]).write(wholes[parts[name].tensor], values[start:stop])
                 start = stop
         yield from wholes.values()
 

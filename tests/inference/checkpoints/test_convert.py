@@ -24,7 +24,7 @@ from configs.kinds.latent import Latent
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 from configs.model import LayerSpec
 from inference.checkpoints import convert, opened, resolve
-from inference.checkpoints.hf.architectures import config_export
+from inference.checkpoints.hf import config_export
 from inference.checkpoints.native import config_file, manifest, new_directory, orbax_directory
 from layers import decoder, params, quantized
 

@@ -19,8 +19,7 @@ from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from inference.checkpoints import convert, names, opened, resolve
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
-from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import config_export, families
+from inference.checkpoints.hf import config_export, config_json, hf_directory
 from layers import decoder, params
 from tests.inference.checkpoints import test_gguf as tiny
 from tests.inference.checkpoints import test_gguf_types as types
@@ -87,7 +86,7 @@ def whole(text: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse(name: str, **changes: Any) -> ModelConfig:
-    raw = families.text_part(whole(PUBLISHED[name] | changes))
+    raw = config_json.text_part(whole(PUBLISHED[name] | changes))
     return hf_directory.parse_config(raw, Path("/models") / name)
 
 

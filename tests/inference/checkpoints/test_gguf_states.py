@@ -20,7 +20,7 @@ from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import ModelConfig
 from inference.checkpoints import resolve
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
-from inference.checkpoints.gguf.export import export_states, gguf_export
+from inference.checkpoints.gguf.export import export_metadata, gguf_export
 from layers import decoder, params
 from layers.ragged import contiguous
 from tests import compiling
@@ -76,10 +76,10 @@ def test_the_model_is_the_same(case, tmp_path, monkeypatch):
     gguf_export.write(original, file, "float32")
     found = checkpoint(file)
     assert found.config.family == original.config.family
-    assert found.config.layers == export_states.folded(original.config).layers
+    assert found.config.layers == export_metadata.renamed(original.config).layers
     one, two = exact(found), exact(original)
     np.testing.assert_allclose(logits_of(*one), logits_of(*two), rtol=0, atol=1e-5)
-    if not export_states.factors(original.config):
+    if not export_metadata.factors(original.config):
         expected = params.flatten(two[1])
         for path, values in params.flatten(one[1]).items():
             is_decay = path.endswith("/decay")

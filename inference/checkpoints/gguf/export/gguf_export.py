@@ -22,13 +22,13 @@ from configs.kinds.rope import Llama3
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load, names
-from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_metadata, tensor_names
-from inference.checkpoints.gguf.export import export_metadata, export_states, export_tokenizer
-from inference.checkpoints.gguf.export.export_metadata import Metadata
-from inference.checkpoints.gguf.states import gguf_state_parts
+from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_metadata, gguf_state_parts
+from inference.checkpoints.gguf.export import export_metadata, export_tokenizer
 from inference.checkpoints.load import Progress, StoredParameter
 from inference.checkpoints.native import new_directory
 from inference.checkpoints.opened import Checkpoint, Contents
+from inference.families.shared import gguf_names
+from inference.families.shared.gguf_states import Metadata
 from layers import params
 from layers import rope as rope_math
 
@@ -87,7 +87,7 @@ def write(
     load.check(declared, contents.source, contents.name_map)
     metadata |= export_tokenizer.metadata(checkpoint, contents)
     with new_directory.create_file(output) as path:
-        factors = export_states.factors(checkpoint.config)
+        factors = export_metadata.factors(checkpoint.config)
         own = _fused(config, list(_tensors(config, declared, contents, dtype, factors)))
         tensors = [*_divisors(config), *own]  # first: `gguf_digests`
         digests = _write(path, metadata, tensors, progress)
@@ -230,7 +230,7 @@ def _divisors(config: ModelConfig) -> Iterator[_Tensor]:
     plain = rope_math.inverse_frequencies(dataclasses.replace(rope, scaling=None), head)
     found = np.asarray(plain / rope_math.inverse_frequencies(rope, head), np.float32)
     yield _Tensor(
-        tensor_names.ROPE_FACTORS, found.shape, "float32", lambda: found.view(np.uint8)[None]
+        gguf_names.ROPE_FACTORS, found.shape, "float32", lambda: found.view(np.uint8)[None]
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from configs.errors import InputError, shown
 from configs.precision import GROUPS
-from inference.checkpoints.hf.architectures.config_keys import Keys
+from inference.families.shared.config_keys import Keys
 
 METHODS = ("compressed-tensors", "awq", "gptq", "fp8")
 

@@ -13,12 +13,12 @@ from configs.kinds import params
 from configs.kinds.params import Formats, ParamInfo
 from configs.model import ModelConfig
 from configs.precision import FORMATS
-from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.hf.quantized.layouts import LAYOUTS, Module, Values
 from inference.checkpoints.hf.quantized.schemes import Quantization, Scheme
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
+from inference.families.shared.config_keys import Keys
 
 _WEIGHT = ".weight"
 _BLOCK_ELEMENTS = 1 << 22

@@ -1,0 +1,112 @@
+"""All families of checkpoints, each registered with a line here."""
+
+from collections.abc import Iterable, Iterator
+
+from configs.errors import InputError
+from configs.model import ModelConfig
+from inference.families import (
+    bamba,
+    deepseek,
+    dots1,
+    falcon_h1,
+    gemma,
+    gemma4,
+    glm4_moe,
+    gpt2,
+    gpt_oss,
+    granite,
+    jamba,
+    kimi,
+    lfm2,
+    llama,
+    mamba,
+    minimax,
+    mixtral,
+    nemotron,
+    olmo,
+    olmo_hybrid,
+    phi3,
+    qwen,
+    qwen_linear,
+    qwen_moe,
+)
+from inference.families.family import Family, Gguf, GgufReader
+
+
+def registered(families: Iterable[Family]) -> dict[str, Family]:
+    """Returns the families by name.
+
+    Raises:
+        InputError: two families have the same name, architecture, or architecture of llama.cpp.
+    """
+    by_name: dict[str, Family] = {}
+    taken: dict[tuple[str, str], str] = {}
+    for family in families:
+        readers = family.gguf.readers if family.gguf else ()
+        for kind, name in (
+            ("name", family.name),
+            ("architecture", family.architecture),
+            *(("architecture of llama.cpp", reader) for reader in readers),
+        ):
+            if (kind, name) in taken:
+                raise InputError(
+                    f"family {family.name!r}: the {kind} {name!r} is taken by the family "
+                    f"{taken[kind, name]!r}"
+                )
+            taken[kind, name] = family.name
+        by_name[family.name] = family
+    return by_name
+
+
+# Those most used first: messages list them in this order.
+ALL = registered(
+    (
+        *llama.FAMILIES, *gemma.FAMILIES, *gemma4.FAMILIES, *gpt2.FAMILIES, *qwen.FAMILIES,
+        *qwen_moe.FAMILIES, *qwen_linear.FAMILIES, *mixtral.FAMILIES, *olmo.FAMILIES,
+        *olmo_hybrid.FAMILIES, *phi3.FAMILIES, *deepseek.FAMILIES, *glm4_moe.FAMILIES,
+        *dots1.FAMILIES, *gpt_oss.FAMILIES, *minimax.FAMILIES, *kimi.FAMILIES, *mamba.FAMILIES,
+        *jamba.FAMILIES, *bamba.FAMILIES, *falcon_h1.FAMILIES, *granite.FAMILIES,
+        *nemotron.FAMILIES, *lfm2.FAMILIES,
+    )
+)  # fmt: skip
+
+
+def of(config: ModelConfig) -> Family:
+    """Returns the family of a model.
+
+    Raises:
+        InputError: checkpoints have no such family.
+    """
+    family = ALL.get(config.family)
+    if family is None:
+        raise InputError(f"{config.name}: the family {config.family} has no checkpoints")
+    return family
+
+
+def of_architecture(name: object) -> Family | None:
+    """Returns the family with this name in "architectures" of `config.json`; None: there is none."""
+    return next((family for family in ALL.values() if family.architecture == name), None)
+
+
+def of_wrapper(name: object) -> Family | None:
+    """Returns the family whose text models with this architecture read; None: there is none."""
+    return next((family for family in ALL.values() if family.wrapper == name is not None), None)
+
+
+def gguf(config: ModelConfig) -> Gguf:
+    """Returns how `.gguf` files hold a model.
+
+    Raises:
+        InputError: llama.cpp does not have the family.
+    """
+    found = of(config).gguf
+    if found is None:
+        raise InputError(f"{config.name}: llama.cpp does not have the family {config.family}")
+    return found
+
+
+def gguf_readers() -> Iterator[tuple[str, str, GgufReader]]:
+    """Yields (architecture of llama.cpp, family, reader)."""
+    for family in ALL.values():
+        for architecture, reader in family.gguf.readers.items() if family.gguf else ():
+            yield architecture, family.name, reader

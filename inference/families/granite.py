@@ -1,0 +1,192 @@
+"""Granite 4 H (IBM 2025): Mamba-2, attention in some layers, and scales of what is embedded, of what
+layers add and of the logits.
+"""
+
+from typing import Any
+
+from configs.errors import InputError, shown
+from configs.kinds.attention import Attention
+from configs.kinds.experts import Experts, Router
+from configs.kinds.feed_forward import Gated
+from configs.kinds.kind import MOST_MATRICES, FeedForward
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.kinds.rope import Rope
+from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Metadata, Table
+from inference.families.shared import (
+    fields,
+    gguf_mixtures,
+    gguf_names,
+    gguf_states,
+    hf_names,
+    parts,
+    rope_keys,
+    state_space,
+)
+from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
+
+_DEFAULTS = {
+    "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def _read_hybrid(keys: Keys, name: str) -> ModelConfig:
+    """Granite 4 (IBM 2025): what is embedded, what layers add and the logits are scaled; a mixture
+    beside a feed-forward that all tokens visit, or that one alone.
+    """
+    keys = state_space.with_defaults(keys, _DEFAULTS)
+    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
+    turns = keys.raw.get("position_embedding_type") == "rope"
+    keys.require_neutral({
+        "position_embedding_type": ("rope", "nope", None),
+        "normalization_function": ("rmsnorm", None),
+    })  # fmt: skip
+    rope = rope_keys.read(keys) if turns else None
+    scale = keys.number("attention_multiplier", 1.0)
+    attention, state = (
+        fields.attention(keys, rope=rope, scale=scale),
+        state_space.mamba2(keys, state_space.expanded(keys)),
+    )
+    kinds = keys.listed("layer_types", layers) or keys.listed("layers_block_type", layers)
+    kinds = kinds or ["linear_attention"] * layers
+    mixers = [_by_name(kind, attention, state) for kind in kinds]
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "granitemoehybrid"),
+        max_context=rope_keys.max_context(keys, rope or Rope()),
+        pattern=fields.pattern(mixers, _hybrid_ffn(keys)),
+        embedding_scale=keys.number("embedding_multiplier", 1.0),
+        residual_scale=keys.number("residual_multiplier", 1.0),
+        logit_scale=1 / keys.number("logits_scaling", 1.0),
+    )
+
+
+def _hybrid_ffn(keys: Keys) -> Gated | Experts:
+    activation = keys.choice("hidden_act", {"silu": "silu"}, "silu")
+    shared = keys.integer("shared_intermediate_size", 1024)
+    experts = keys.whole("num_local_experts", 8, limit=MOST_MATRICES)
+    if not experts:
+        return Gated(shared, activation)
+    chosen = keys.integer("num_experts_per_tok", 2)
+    return Experts(
+        experts, chosen, keys.integer("intermediate_size"), shared_width=shared,
+        activation=activation,
+    )  # fmt: skip
+
+
+def _by_name(kind: Any, attention: Attention, state: Mamba2) -> Attention | Mamba2:
+    """The mixer that transformers 4 or 5 calls so."""
+    names: dict[str, Attention | Mamba2] = {
+        "attention": attention, "full_attention": attention,
+        "mamba": state, "linear_attention": state,
+    }  # fmt: skip
+    if not isinstance(kind, str) or kind not in names:
+        raise InputError(f"layer type {shown(kind)} is not supported; valid: {', '.join(names)}")
+    return names[kind]
+
+
+def _write_hybrid(config: ModelConfig) -> dict[str, Any]:
+    """See `granite`."""
+    own, ffn = state_space.attention(config), config.layers[0].ffn
+    kinds = [
+        "attention" if n in state_space.attends(config) else "mamba"
+        for n in range(config.num_layers)
+    ]
+    raw = {
+        key: value for key, value in state_space.hybrid_keys(config).items() if key != "mlp_bias"
+    } | {
+        "position_embedding_type": "rope" if own.rope else "nope",
+        "layer_types": kinds,
+        "attention_multiplier": own.head_width**-0.5 if own.scale is None else own.scale,
+        "embedding_multiplier": config.embedding_scale,
+        "residual_multiplier": config.residual_scale,
+        "logits_scaling": round(1 / config.logit_scale, 9),
+    }
+    if isinstance(ffn, Experts):
+        return raw | {
+            "num_local_experts": ffn.num_experts,
+            "num_experts_per_tok": ffn.top_k,
+            "intermediate_size": ffn.width,
+            "shared_intermediate_size": ffn.shared_width,
+        }
+    return raw | {"num_local_experts": 0, "shared_intermediate_size": raw["intermediate_size"]}
+
+
+def _gguf_hybrid(keys: GgufKeys) -> dict[str, Any]:
+    """Granite 4 H."""
+    scale = keys.number("attention.scale") if keys.has("attention.scale") else None
+    rope = keys.rope() if keys.boolean("rope.scaling.finetuned", True) else None
+    ffn: FeedForward = Gated(keys.ffn_width)
+    if keys.whole("expert_count"):
+        shared = keys.whole("expert_shared_feed_forward_length")
+        ffn = gguf_mixtures.read_experts(keys, Router(), keys.ffn_width, shared_width=shared)
+    layers = [
+        LayerSpec(
+            gguf_states.attention(keys, layer, kv_heads, rope=rope, scale=scale)
+            if kv_heads
+            else gguf_states.state_space(keys, layer),
+            ffn,
+        )
+        for layer, kv_heads in enumerate(keys.kv_heads())
+    ]
+    return {
+        "family": "granitemoehybrid",
+        "pattern": tuple(layers),
+        "embedding_scale": keys.number("embedding_scale", 1.0),
+        "residual_scale": keys.number("residual_scale", 1.0),
+        "logit_scale": 1 / keys.number("logit_scale", 1.0),
+    }
+
+
+def _gguf_scales(config: ModelConfig) -> Metadata:
+    attention = next(iter(config.mixers(Attention)), None)
+    scales: Metadata = (
+        {} if attention is None or attention.scale is None else {"attention.scale": attention.scale}
+    )
+    return scales | {
+        "embedding_scale": config.embedding_scale,
+        "residual_scale": config.residual_scale,
+        "logit_scale": 1 / config.logit_scale,
+        "rope.scaling.finetuned": attention is not None and attention.rope is not None,
+    }
+
+
+_TENSORS: Table = {
+    **hf_names.LLAMA,
+    **hf_names.mamba2("mamba"),
+    "ffn/gate_up": ("shared_mlp.input_linear.weight",),
+    "ffn/down": ("shared_mlp.output_linear.weight",),
+    "ffn/shared/gate_up": ("shared_mlp.input_linear.weight",),
+    "ffn/shared/down": ("shared_mlp.output_linear.weight",),
+    "ffn/router": ("block_sparse_moe.router.layer.weight",),
+    "ffn/experts/gate_up": ("block_sparse_moe.input_linear.weight",),
+    "ffn/experts/down": ("block_sparse_moe.output_linear.weight",),
+}
+
+
+_GGUF_SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
+FAMILIES = (
+    Family(
+        name="granitemoehybrid",
+        architecture="GraniteMoeHybridForCausalLM",
+        model_type="granitemoehybrid",
+        read=_read_hybrid,
+        reads=("attention_bias", "num_local_experts"),
+        write=_write_hybrid,
+        mixers=(Attention, Mamba2),
+        feed_forwards=(Gated, Experts),
+        tensors=_TENSORS,
+        splits=(parts.mamba2,),
+        gguf=Gguf(
+            gguf_names.STATES,
+            is_interleaved=True,
+            readers={
+                "granitehybrid": GgufReader(
+                    _gguf_hybrid, (*gguf_states.MAMBA2, *gguf_mixtures.ROUTED, *_GGUF_SCALES)
+                )
+            },
+            writer=GgufWriter("granitehybrid", _gguf_scales, has_states=True),
+        ),
+    ),
+)

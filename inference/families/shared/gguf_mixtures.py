@@ -1,0 +1,78 @@
+"""Experts as `.gguf` files' metadata has them."""
+
+from typing import Any
+
+from configs.errors import InputError
+from configs.kinds.experts import Experts, Router
+from configs.kinds.feed_forward import Gated
+from configs.kinds.kind import Mixer
+from configs.model import MOST_LAYERS, LayerSpec
+from inference.families.shared.gguf_keys import GgufKeys
+
+# Keys that these architectures read, beside those of all.
+COUNTS = ("expert_count", "expert_used_count")
+
+
+ROUTED = (
+    *COUNTS,
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "expert_gating_func",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "expert_group_count",
+    "expert_group_used_count",
+)
+
+
+DENSE = (*ROUTED, "expert_shared_count", "leading_dense_block_count")
+
+
+_SCORES = {1: "softmax", 2: "sigmoid"}
+
+
+def read_router(keys: GgufKeys, is_normalized: bool, scores: str = "softmax") -> Router:
+    """By the keys that state how, or as llama.cpp knows of the architecture; groups that are not
+    stated are not there.
+    """
+    function = keys.whole("expert_gating_func")
+    if function and function not in _SCORES:
+        raise InputError(
+            f"metadata {keys.architecture}.expert_gating_func={function} is not supported; "
+            "valid: 1 (softmax), 2 (sigmoid)"
+        )
+    scores = _SCORES.get(function, scores)
+    groups = max(keys.whole("expert_group_count"), 1)
+    top_groups = max(keys.whole("expert_group_used_count"), 1) if groups > 1 else 1
+    has_offsets = scores == "sigmoid"
+    return Router(
+        scores,
+        keys.boolean("expert_weights_norm", is_normalized),
+        keys.number("expert_weights_scale", 1.0),
+        has_offsets=has_offsets,
+        num_groups=groups,
+        top_groups=top_groups,
+        group_best=2 if has_offsets else 1,
+    )
+
+
+def read_experts(keys: GgufKeys, router: Router, width: int | None = None, **own: Any) -> Experts:
+    """So many experts of one width, that of the architecture's key unless it is given."""
+    return Experts(
+        keys.integer("expert_count"),
+        keys.integer("expert_used_count"),
+        width or keys.integer("expert_feed_forward_length"),
+        router,
+        **own,
+    )
+
+
+def after_dense(keys: GgufKeys, mixer: Mixer, router: Router, extra: int) -> tuple[LayerSpec, ...]:
+    """Dense layers first, then the mixture; its shared experts are as wide as the others."""
+    shared = keys.whole("expert_shared_count") * keys.integer("expert_feed_forward_length")
+    mixture = LayerSpec(mixer, read_experts(keys, router, shared_width=shared))
+    dense = keys.whole("leading_dense_block_count", limit=MOST_LAYERS)
+    if not dense:
+        return (mixture,)
+    behind = max(keys.num_layers - extra - dense, 0)
+    return (LayerSpec(mixer, Gated(keys.ffn_width)),) * dense + (mixture,) * behind
