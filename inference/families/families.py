@@ -58,17 +58,13 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
     return by_name
 
 
-# Those most used first: messages list them in this order.
-ALL = registered(
-    (
-        *llama.FAMILIES, *gemma.FAMILIES, *gemma4.FAMILIES, *gpt2.FAMILIES, *qwen.FAMILIES,
-        *qwen_moe.FAMILIES, *qwen_linear.FAMILIES, *mixtral.FAMILIES, *olmo.FAMILIES,
-        *olmo_hybrid.FAMILIES, *phi3.FAMILIES, *deepseek.FAMILIES, *glm4_moe.FAMILIES,
-        *dots1.FAMILIES, *gpt_oss.FAMILIES, *minimax.FAMILIES, *kimi.FAMILIES, *mamba.FAMILIES,
-        *jamba.FAMILIES, *bamba.FAMILIES, *falcon_h1.FAMILIES, *granite.FAMILIES,
-        *nemotron.FAMILIES, *lfm2.FAMILIES,
-    )
-)  # fmt: skip
+# Messages list families in this order.
+_MODULES = (
+    *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
+    *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
+    *(nemotron, lfm2),
+)
+ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 
 
 def of(config: ModelConfig) -> Family:

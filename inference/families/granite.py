@@ -14,6 +14,7 @@ from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Metadata, Table
 from inference.families.shared import (
+    export_fields,
     fields,
     gguf_mixtures,
     gguf_names,
@@ -56,9 +57,7 @@ def _read_hybrid(keys: Keys, name: str) -> ModelConfig:
         **fields.llama_fields(keys, name, "granitemoehybrid"),
         max_context=rope_keys.max_context(keys, rope or Rope()),
         pattern=fields.pattern(mixers, _hybrid_ffn(keys)),
-        embedding_scale=keys.number("embedding_multiplier", 1.0),
-        residual_scale=keys.number("residual_multiplier", 1.0),
-        logit_scale=1 / keys.number("logits_scaling", 1.0),
+        **_read_scales(keys),
     )
 
 
@@ -98,10 +97,7 @@ def _write_hybrid(config: ModelConfig) -> dict[str, Any]:
     } | {
         "position_embedding_type": "rope" if own.rope else "nope",
         "layer_types": kinds,
-        "attention_multiplier": own.head_width**-0.5 if own.scale is None else own.scale,
-        "embedding_multiplier": config.embedding_scale,
-        "residual_multiplier": config.residual_scale,
-        "logits_scaling": round(1 / config.logit_scale, 9),
+        **_write_scales(config),
     }
     if isinstance(ffn, Experts):
         return raw | {
@@ -111,6 +107,55 @@ def _write_hybrid(config: ModelConfig) -> dict[str, Any]:
             "shared_intermediate_size": ffn.shared_width,
         }
     return raw | {"num_local_experts": 0, "shared_intermediate_size": raw["intermediate_size"]}
+
+
+def _read_granite(keys: Keys, name: str) -> ModelConfig:
+    """Reads Granite 3 (IBM 2024): Llama with the scales of Granite 4."""
+    rope = rope_keys.read(keys)
+    scale = keys.number("attention_multiplier", 1.0)
+    attention = fields.attention(keys, rope=rope, scale=scale)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "granite"),
+        **_read_scales(keys),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=(LayerSpec(attention, fields.gated(keys)),),
+    )
+
+
+def _read_scales(keys: Keys) -> dict[str, Any]:
+    return {
+        "embedding_scale": keys.number("embedding_multiplier", 1.0),
+        "residual_scale": keys.number("residual_multiplier", 1.0),
+        "logit_scale": 1 / keys.number("logits_scaling", 1.0),
+    }
+
+
+def _write_granite(config: ModelConfig) -> dict[str, Any]:
+    return export_fields.llama_fields(config) | _write_scales(config)
+
+
+def _write_scales(config: ModelConfig) -> dict[str, Any]:
+    attention = state_space.attention(config)
+    scale = attention.head_width**-0.5 if attention.scale is None else attention.scale
+    return {
+        "attention_multiplier": scale,
+        "embedding_multiplier": config.embedding_scale,
+        "residual_multiplier": config.residual_scale,
+        "logits_scaling": round(1 / config.logit_scale, 9),
+    }
+
+
+def _gguf_granite(keys: GgufKeys) -> dict[str, Any]:
+    scale = keys.number("attention.scale") if keys.has("attention.scale") else None
+    return {"pattern": (keys.layer(keys.rope(), scale=scale),)} | _gguf_read_scales(keys)
+
+
+def _gguf_read_scales(keys: GgufKeys) -> dict[str, Any]:
+    return {
+        "embedding_scale": keys.number("embedding_scale", 1.0),
+        "residual_scale": keys.number("residual_scale", 1.0),
+        "logit_scale": 1 / keys.number("logit_scale", 1.0),
+    }
 
 
 def _gguf_hybrid(keys: GgufKeys) -> dict[str, Any]:
@@ -133,10 +178,7 @@ def _gguf_hybrid(keys: GgufKeys) -> dict[str, Any]:
     return {
         "family": "granitemoehybrid",
         "pattern": tuple(layers),
-        "embedding_scale": keys.number("embedding_scale", 1.0),
-        "residual_scale": keys.number("residual_scale", 1.0),
-        "logit_scale": 1 / keys.number("logit_scale", 1.0),
-    }
+    } | _gguf_read_scales(keys)
 
 
 def _gguf_scales(config: ModelConfig) -> Metadata:
@@ -167,6 +209,20 @@ _TENSORS: Table = {
 
 _GGUF_SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
 FAMILIES = (
+    Family(
+        name="granite",
+        architecture="GraniteForCausalLM",
+        model_type="granite",
+        read=_read_granite,
+        reads=("attention_bias", "mlp_bias"),
+        write=_write_granite,
+        tensors=hf_names.LLAMA,
+        gguf=Gguf(
+            is_interleaved=True,
+            readers={"granite": GgufReader(_gguf_granite, _GGUF_SCALES)},
+            writer=GgufWriter("granite", _gguf_scales),
+        ),
+    ),
     Family(
         name="granitemoehybrid",
         architecture="GraniteMoeHybridForCausalLM",

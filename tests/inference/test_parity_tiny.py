@@ -142,7 +142,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
-_RELATIVES = ("dots1", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
+_RELATIVES = (*("dots1", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),)
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
 
@@ -161,7 +161,8 @@ def test_every_layout_is_there():
     mixtures = {m.family for m in models if m.mixtures}
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
-    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "gemma4": ("gqa",)}
+    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha")}
+    layouts |= dict.fromkeys(("gemma4", "granite"), ("gqa",))
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
         (f, tied) for f in supported for tied in (True, False) if not (tied and f in _UNTIED)
@@ -311,6 +312,12 @@ _VISIBLE = {
     "falcon_h1-mqa-norm-gate-limit": (
         _with(step_limits=(0.0, None)),
         _with(norms_first=False),
+    ),
+    "granite-gqa-scales": (
+        lambda m: {"embedding_scale": 1.0},
+        lambda m: {"residual_scale": 1.0},
+        lambda m: {"logit_scale": 1.0},
+        _with(scale=None),
     ),
     "granitemoehybrid-mqa-rope-experts": (
         lambda m: {"embedding_scale": 1.0},
