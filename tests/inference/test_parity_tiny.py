@@ -142,7 +142,9 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
-_RELATIVES = (*("dots1", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),)
+_RELATIVES = (
+    *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),
+)
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
 
@@ -162,7 +164,7 @@ def test_every_layout_is_there():
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
     layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha")}
-    layouts |= dict.fromkeys(("gemma4", "granite"), ("gqa",))
+    layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
         (f, tied) for f in supported for tied in (True, False) if not (tied and f in _UNTIED)
@@ -313,6 +315,7 @@ _VISIBLE = {
         _with(step_limits=(0.0, None)),
         _with(norms_first=False),
     ),
+    "ernie4_5-gqa-neighbors": (_with(rope=Rope(5e5)),),
     "granite-gqa-scales": (
         lambda m: {"embedding_scale": 1.0},
         lambda m: {"residual_scale": 1.0},
