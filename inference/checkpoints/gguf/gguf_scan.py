@@ -118,9 +118,9 @@ class _Cursor:
         self.text_bytes = 0
 
     def skip(self, num_bytes: int, what: str) -> int:
-        start, left = self.position, len(self.data) - self.position
-        if num_bytes > left:
-            raise _Malformed(f"{what} needs {num_bytes} bytes, {left} are left (truncated?)")
+        start, remaining = self.position, len(self.data) - self.position
+        if num_bytes > remaining:
+            raise _Malformed(f"{what} needs {num_bytes} bytes, {remaining} are left (truncated?)")
         self.position += num_bytes
         return start
 

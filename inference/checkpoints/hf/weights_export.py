@@ -85,11 +85,11 @@ def write(
     for file_name, shard in zip(files, shards, strict=True):
         with (folder / file_name).open("wb") as file:
             safetensors_file.write_header(file, {name: tensors[name] for name in shard}, _METADATA)
-            left = sum(sizes[name] for name in shard)
-            while left:
+            remaining = sum(sizes[name] for name in shard)
+            while remaining:
                 block = next(blocks)
                 file.write(block.view(np.uint8).data)
-                left -= block.nbytes
+                remaining -= block.nbytes
                 done += block.nbytes
                 if progress:
                     progress(done, total, "writing weights")
@@ -114,34 +114,34 @@ def _format(info: ParamInfo, dtype: str, blocks: Callable[[], Iterable[np.ndarra
 def _pieces(config: ModelConfig, written: list[_Parameter]) -> Iterator[_Piece]:
     """Parameters in their order, those that share a tensor in one piece."""
     parts = split_tensors.parts_of(config)
-    for own in _sharing(written, parts):
-        if FORMATS[own[0].format].is_quantized:
-            first = parts.get(own[0].stored.names[0])
-            yield from _quantized(own[0], own[0].path if first is None else first.tensor)
-        elif own[0].stored.names[0] in parts:
-            yield _joined(own, parts)
+    for group in _sharing(written, parts):
+        if FORMATS[group[0].format].is_quantized:
+            first = parts.get(group[0].stored.names[0])
+            yield from _quantized(group[0], group[0].path if first is None else first.tensor)
+        elif group[0].stored.names[0] in parts:
+            yield _joined(group, parts)
         else:
-            yield _stacked(own[0])
+            yield _stacked(group[0])
 
 
 def _sharing(written: list[_Parameter], parts: dict[str, Part]) -> list[list[_Parameter]]:
     """The parameters, together those whose parts lie in one tensor, or in one with others'."""
-    found: dict[str, list[_Parameter]] = {}
+    groups: dict[str, list[_Parameter]] = {}
     for parameter in written:
         tensors = [parts[name].tensor for name in parameter.stored.names if name in parts]
         tensors = tensors or [parameter.path]
-        joined = {id(found[tensor]): found[tensor] for tensor in tensors if tensor in found}
-        own = [*itertools.chain(*joined.values()), parameter]
-        others = [tensor for tensor, group in found.items() if id(group) in joined]
-        found |= dict.fromkeys([*others, *tensors], own)
-    return list({id(own): own for own in found.values()}.values())
+        joined = {id(groups[tensor]): groups[tensor] for tensor in tensors if tensor in groups}
+        union = [*itertools.chain(*joined.values()), parameter]
+        tensors += [tensor for tensor, group in groups.items() if id(group) in joined]
+        groups |= dict.fromkeys(tensors, union)
+    return list({id(group): group for group in groups.values()}.values())
 
 
-def _joined(own: list[_Parameter], parts: dict[str, Part]) -> _Piece:
+def _joined(group: list[_Parameter], parts: dict[str, Part]) -> _Piece:
     """Tensors in which parts of several parameters lie; they are held as a whole."""
     tensors = {
         parts[name].tensor: (parts[name].stored, parameter.format)
-        for parameter in own
+        for parameter in group
         for name in parameter.stored.names
     }
 
@@ -150,7 +150,7 @@ def _joined(own: list[_Parameter], parts: dict[str, Part]) -> _Piece:
             tensor: np.empty(shape, jax.numpy.dtype(format))
             for tensor, (shape, format) in tensors.items()
         }
-        for parameter in own:
+        for parameter in group:
             values, start = parameter.values(), 0
             for name in parameter.stored.names:
                 stop = start + parts[name].shape[0]
@@ -179,10 +179,10 @@ def _quantized(parameter: _Parameter, tensor: str) -> Iterator[_Piece]:
                 "module; --dtype=bfloat16 writes numbers"
             )
         rows = slice(start, start := start + shape[0])
-        found = export.shapes(info.format, *shape)
+        layout = export.shapes(info.format, *shape)
         yield _Piece(
-            {f"{module}.{ending}": own for ending, own in found.items()},
-            functools.partial(_packed, parameter, rows, shape[1], tuple(found)),
+            {f"{module}.{ending}": stored for ending, stored in layout.items()},
+            functools.partial(_packed, parameter, rows, shape[1], tuple(layout)),
         )
 
 
@@ -191,8 +191,8 @@ def _packed(
 ) -> Iterator[np.ndarray]:
     blocks = parameter.values()
     blocks_FX = blocks.reshape(-1, blocks.shape[-1])[rows]
-    found = export.tensors(parameter.format, blocks_FX, width)
-    yield from (np.ascontiguousarray(found[ending]) for ending in endings)
+    arrays = export.tensors(parameter.format, blocks_FX, width)
+    yield from (np.ascontiguousarray(arrays[ending]) for ending in endings)
 
 
 def _shapes(parameter: _Parameter) -> dict[str, tuple[int, ...]]:
