@@ -140,7 +140,7 @@ def _with_plain(
     return tuple((by_path | dict.fromkeys(packed, _PLAIN)).items())
 
 
-def _generation(copied: dict[str, bytes]) -> dict[str, Any]:
+def _generation(copied: dict[str, bytes]) -> dict[str, object]:
     text = copied.get(text_files.GENERATION)
     return {} if text is None else mapped.parse_json(text, text_files.GENERATION)
 
@@ -169,7 +169,9 @@ def _as_type(block: np.ndarray, path: str, dtype: str) -> np.ndarray:
     return converted
 
 
-def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None) -> None:
+def _write_orbax(
+    folder: Path, infos: Any, rows: weights_export.Rows, progress: Progress | None
+) -> None:
     """Through one mapped file: Orbax holds all it writes in memory, so nothing else should."""
     intermediate = folder / _INTERMEDIATE
     declared = params.flatten(infos)

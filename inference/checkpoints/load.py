@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 from configs.errors import InputError, shown
 from configs.kinds.params import ParamInfo, in_rows
@@ -19,9 +20,8 @@ from layers import params, quantized
 from layers.params import Params
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is happening
-# A leaf of the parameters by its path, on the device, of its values or (of such a format) blocks:
-# an array, or what is read when it is asked for.
-Place = Callable[[str, ParamInfo, Any], Any]
+# Returns a leaf of the parameters, on the device, of the values or blocks at a path.
+Place = Callable[[str, ParamInfo, "StoredParameter"], Any]
 
 _WORKERS = 2  # one reads while the other waits for the disk, or both check digests
 _SHOWN = 3
@@ -51,8 +51,7 @@ class StoredParameter:
             columns = [self._blocks(stored[0]).shape[-1] if stored else int(counted)]
         return rows, *columns
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """All of it, read once."""
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if self._whole is None:
             self._whole = self._read_whole()
         return self._whole
@@ -130,7 +129,7 @@ class StoredParameter:
         return self._blocks_read[name]
 
 
-def on_device(path: str, info: ParamInfo, values: Any) -> jax.Array:
+def on_device(path: str, info: ParamInfo, values: StoredParameter) -> jax.Array:
     """`Place` of parameters that stay as they are."""
     return jax.device_put(np.asarray(values))
 
@@ -160,7 +159,7 @@ def load_params(
     device = jax.numpy.zeros(()).device  # the caller's: other threads have a default of their own
     leaves = {}
 
-    def read(path: str) -> Any:
+    def read(path: str) -> object:
         info = declared[path]
         with jax.default_device(device):
             return place(path, info, StoredParameter(source, name_map(path), info))
@@ -173,9 +172,9 @@ def load_params(
     return params.unflatten(infos, leaves)
 
 
-def _in_order(read: Callable[[str], Any], paths: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def _in_order(read: Callable[[str], object], paths: Iterable[str]) -> Iterator[tuple[str, object]]:
     """Results of threads, a few ahead of the caller."""
-    pending: collections.deque[tuple[str, Future[Any]]] = collections.deque()
+    pending: collections.deque[tuple[str, Future[object]]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS) as pool:
         for path in paths:
             if len(pending) == _AHEAD:

@@ -38,7 +38,7 @@ def read(directory: Path) -> dict[str, bytes]:
 
 
 def named_templates(directory: Path) -> dict[str, Path]:
-    """Chat templates beside the default one, by name.
+    """Chat templates other than the default one, by name.
 
     Raises:
         InputError: there are too many, or a name is not valid.

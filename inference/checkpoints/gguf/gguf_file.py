@@ -10,9 +10,9 @@ The package `gguf` is imported where it is used: no other engine needs it.
 import functools
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from configs.errors import InputError, shown
 from configs.kinds import params
@@ -133,7 +133,6 @@ def _stored_as(header: Header, name: str, info: ParamInfo) -> str:
 
 
 def _kind(header: Header, name: str) -> str:
-    """The name of a tensor's type."""
     import gguf
 
     return gguf.GGMLQuantizationType(header.tensors[name].ggml_type).name
@@ -177,7 +176,7 @@ def read_numbers(header: Header, name: str) -> np.ndarray:
 def _read_rows(
     header: Header,
     config: ModelConfig,
-    dtype: np.dtype[Any],
+    dtype: np.dtype,
     name: str,
     start: int,
     stop: int,
@@ -226,7 +225,7 @@ def _read_blocks(header: Header, config: ModelConfig, name: str) -> np.ndarray:
     return _in_halves(header, config, name, rows) if is_interleaved(config, name) else rows
 
 
-def _read(header: Header, name: str, start: int, stop: int, dtype: Any) -> np.ndarray:
+def _read(header: Header, name: str, start: int, stop: int, dtype: DTypeLike) -> np.ndarray:
     import gguf
 
     entry = header.tensors[name]
@@ -250,7 +249,7 @@ def _read(header: Header, name: str, start: int, stop: int, dtype: Any) -> np.nd
 def _read_columns(
     header: Header,
     config: ModelConfig,
-    dtype: np.dtype[Any],
+    dtype: np.dtype,
     name: str,
     start: int,
     stop: int,

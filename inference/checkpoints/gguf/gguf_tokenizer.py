@@ -1,6 +1,6 @@
 """A tokenizer rebuilt from a GGUF file's metadata.
 
-The rebuilt `tokenizer.json` is cached beside the converted weights: finding a large vocabulary's
+The rebuilt `tokenizer.json` is cached with the converted weights: finding a large vocabulary's
 merges takes seconds.
 """
 

@@ -125,7 +125,7 @@ def _special_tokens(
     return special, [token for value in extra if (token := _token(value, special=True))]
 
 
-def _listed(value: Any) -> dict[int, AddedToken]:
+def _listed(value: object) -> dict[int, AddedToken]:
     """Tokens by id, with all their flags."""
     if not isinstance(value, dict) or not all(isinstance(v, dict) for v in value.values()):
         raise InputError(f"{_LISTED}: must be an object of id -> token")
@@ -151,12 +151,11 @@ def _older(value: Mapping[str, Any], special: set[str]) -> dict[int, AddedToken]
     }
 
 
-def _token(raw: Any, special: bool) -> AddedToken | None:
+def _token(raw: object, special: bool) -> AddedToken | None:
     """A token spelled out, or its text alone; None where it is neither."""
     if isinstance(raw, str):
         return AddedToken(raw, normalized=False, special=special)
-    content = raw.get("content") if isinstance(raw, dict) else None
-    if not isinstance(content, str):
+    if not isinstance(raw, dict) or not isinstance(content := raw.get("content"), str):
         return None
     flags = {flag: raw[flag] for flag in _FLAGS if flag in raw}
     if not all(isinstance(value, bool) for value in flags.values()):

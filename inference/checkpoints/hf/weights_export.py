@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +23,8 @@ from inference.checkpoints.hf.tensor_parts import Part
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
 
+Rows = Callable[[str], Iterable[np.ndarray]]  # the blocks of rows of a parameter
+
 _METADATA = {"format": "pt"}  # transformers refuses a file without it
 
 
@@ -37,7 +39,6 @@ class _Parameter:
     blocks: Callable[[], Iterable[np.ndarray]]
 
     def values(self) -> np.ndarray:
-        """All of its rows."""
         return np.concatenate([np.array(block) for block in self.blocks()])
 
 
@@ -52,7 +53,7 @@ def write(
     folder: Path,
     config: ModelConfig,
     declared: dict[str, ParamInfo],
-    rows: Any,
+    rows: Rows,
     max_shard_bytes: int,
     progress: Progress | None,
 ) -> None:
@@ -62,7 +63,7 @@ def write(
         folder: where to.
         config: the model.
         declared: our parameters, by path, in the type that is stored.
-        rows: `rows(path)` gives the blocks of rows of a parameter.
+        rows: returns the rows of a parameter.
         max_shard_bytes: a file is larger only when one tensor is.
         progress: called after each tensor.
 
@@ -138,7 +139,7 @@ def _sharing(written: list[_Parameter], parts: dict[str, Part]) -> list[list[_Pa
 
 
 def _joined(group: list[_Parameter], parts: dict[str, Part]) -> _Piece:
-    """Tensors in which parts of several parameters lie; they are held as a whole."""
+    """Tensors in which parts of several parameters lie; they are in memory as a whole."""
     tensors = {
         parts[name].tensor: (parts[name].stored, parameter.format)
         for parameter in group
@@ -169,7 +170,7 @@ def _stacked(parameter: _Parameter) -> _Piece:
 
 
 def _quantized(parameter: _Parameter, tensor: str) -> Iterator[_Piece]:
-    """As `_stacked`, the matrices in few bits."""
+    """The matrices of a stack, each quantized in tensors of its own."""
     info, start = parameter.info, 0
     for name, shape in _shapes(parameter).items():
         module = name.removesuffix(".weight")

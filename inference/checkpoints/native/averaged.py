@@ -101,7 +101,7 @@ def _origin(
     layer, name = int(parts[1]), parts[3]
     was: Any = old.layers[layer].mixer
     mixer: Any = new.layers[layer].mixer
-    if path not in before:  # the queries of a layer that has keys no more
+    if path not in before:  # the queries of a layer that no longer has keys
         candidates = (path.replace("/q", f"/{inputs}") for inputs in ("qkv", "qk"))
         fused = next(path for path in candidates if path in before)
         return _Origin(fused, before[fused].stacked[0], (), 1, 1)

@@ -31,6 +31,7 @@ from inference.checkpoints import mapped, text_files
 from inference.checkpoints.native import blocks, config_file, manifest
 from inference.checkpoints.native.manifest import Manifest
 from inference.checkpoints.tensor_source import TensorSource
+from layers.params import Params
 
 FORMAT = "ridgeline-orbax-2"
 PARAMS = "params"
@@ -82,7 +83,7 @@ def read_config(directory: Path) -> tuple[ModelConfig, dict[str, Any]]:
 
 
 def config_bytes(
-    config: ModelConfig, eos_ids: tuple[int, ...], source_config: dict[str, Any] | None
+    config: ModelConfig, eos_ids: tuple[int, ...], source_config: dict[str, object] | None
 ) -> bytes:
     """The `config.json` of a directory.
 
@@ -100,7 +101,7 @@ def config_bytes(
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-def save(directory: Path, params: Any) -> None:
+def save(directory: Path, params: Params) -> None:
     """Writes parameters as an Orbax checkpoint, whose bytes depend on nothing else.
 
     Orbax copies the whole tree to memory first; mapped arrays keep that the only copy.

@@ -103,8 +103,8 @@ def _refused(why: str) -> InputError:
 
 
 def _type(
-    id: int, text: str, is_used: bool, added: Mapping[str, Any] | None, unknown: int | None,
-    model: Mapping[str, Any],
+    id: int, text: str, is_used: bool, added: Mapping[str, object] | None, unknown: int | None,
+    model: Mapping[str, object],
 ) -> int:  # fmt: skip
     if not is_used:
         return _UNUSED

@@ -53,7 +53,6 @@ class _Tensor(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """In the file."""
         import gguf
 
         elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[_KINDS[self.format]]]

@@ -3,7 +3,6 @@
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ def tensors(format: str, blocks_FX: np.ndarray, width: int) -> dict[str, np.ndar
     return arrays | {"weight_shape": np.array([len(blocks_FX), width], np.int64)}
 
 
-def describe(modules: Mapping[str, str]) -> dict[str, Any]:
+def describe(modules: Mapping[str, str]) -> dict[str, object]:
     """A `quantization_config`.
 
     Args:
@@ -86,7 +85,7 @@ def describe(modules: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _group(name: str, targets: list[str]) -> dict[str, Any]:
+def _group(name: str, targets: list[str]) -> dict[str, object]:
     info = FORMATS[name]
     kind = "float" if _is_float(info) else "int"
     weights = {

@@ -64,7 +64,6 @@ class Module:
     scheme: Scheme
 
     def has(self, ending: str) -> bool:
-        """Whether there is such a tensor."""
         return f"{self.name}.{ending}" in self.source.shapes
 
     def need(self, ending: str, *shapes: tuple[int, ...], dtype: str | None = None) -> None:

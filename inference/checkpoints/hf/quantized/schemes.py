@@ -7,7 +7,6 @@ is gpt-oss's (`split_tensors`).
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from configs.errors import InputError, shown
 from configs.precision import GROUPS
@@ -16,7 +15,7 @@ from inference.checkpoints.hf.architectures.config_keys import Keys
 METHODS = ("compressed-tensors", "awq", "gptq", "fp8")
 
 _MAX_PATTERN, _MAX_REPEATS = 200, 4  # of a regular expression, which a file must not hang us with
-_EMPTY: tuple[Any, ...] = (None, {}, [], "")
+_EMPTY: tuple[object, ...] = (None, {}, [], "")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.\d+\.")  # in the name of a module
 
 
@@ -78,7 +77,6 @@ class Scheme:
 
     @property
     def described(self) -> str:
-        """In a message."""
         kind = "fp8" if self.is_float else f"int{self.bits}"
         size = "rows" if self.group is None else f"groups of {self.group}"
         blocks = "" if self.shares_rows == 1 else f" x {self.shares_rows or 'all'} rows"
@@ -103,7 +101,7 @@ class Quantization:
     find: Find
 
 
-def read(value: Any) -> Quantization:
+def read(value: object) -> Quantization:
     """What a `quantization_config` says.
 
     Args:
@@ -163,7 +161,7 @@ _FORMATS = {
 }
 
 
-def _compressed_scheme(group: Keys, format: Any) -> Scheme:
+def _compressed_scheme(group: Keys, format: object) -> Scheme:
     if not isinstance(format, str) or format not in _FORMATS:
         raise InputError(
             f"{group.label}format={shown(format)} is not served; valid: {', '.join(_FORMATS)}"

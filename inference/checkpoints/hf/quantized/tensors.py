@@ -4,7 +4,6 @@ import dataclasses
 import fnmatch
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -162,7 +161,7 @@ def formats(config: ModelConfig, quantization: Quantization, name_map: NameMap) 
     return by_path
 
 
-def packed_experts(config: ModelConfig, value: Mapping[str, Any]) -> Formats:
+def packed_experts(config: ModelConfig, value: Mapping[str, object]) -> Formats:
     """As `formats`, of gpt-oss, whose experts are stored as MXFP4.
 
     Args:
