@@ -1,7 +1,6 @@
 """The tokenizer of a Hugging Face directory: `tokenizer.json`, and what the files beside it add."""
 
 import re
-import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -79,21 +78,22 @@ def _add_tokens(
     Returns:
         The tokens with a name.
     """
-    own = backend.get_added_tokens_decoder()
+    added = backend.get_added_tokens_decoder()
+    # Older files, which transformers reads where none are listed.
+    older = {} if _LISTED in config else _read(directory / "special_tokens_map.json")
+    special_tokens, extra = _special_tokens(config, older)
     if _LISTED in config:
-        named, extra = _special_tokens(config)
         listed = _listed(config[_LISTED])
-    else:  # older files, which transformers reads only then
-        named, extra = _special_tokens(config, _read(directory / "special_tokens_map.json"))
-        contents = {token.content for token in (*named.values(), *extra)}
-        listed = _older(_read(directory / "added_tokens.json"), contents) | own
-    names = {token.content for token in named.values()}
-    names |= {token.content for token in own.values() if token.special}  # once special, for ever
+    else:
+        contents = {token.content for token in (*special_tokens.values(), *extra)}
+        listed = _older(_read(directory / "added_tokens.json"), contents) | added
+    names = {token.content for token in special_tokens.values()}
+    names |= {token.content for token in added.values() if token.special}  # once special, for ever
     for token in listed.values():
         token.special = token.special or token.content in names
     backend.add_tokens([token for _, token in sorted(listed.items())])
     for index, token in listed.items():
-        if own.get(index) is not token and backend.token_to_id(token.content) != index:
+        if added.get(index) is not token and backend.token_to_id(token.content) != index:
             raise InputError(
                 f"{_LISTED}: token {shown(token.content)} is listed as {index}, "
                 f"the tokenizer has it as {backend.token_to_id(token.content)}"
@@ -101,31 +101,31 @@ def _add_tokens(
     flags = {token.content: token for token in listed.values()}
     special = [
         flags.get(token.content, token) if name in _NAMES else token
-        for name, token in named.items()
+        for name, token in special_tokens.items()
     ]
     backend.add_special_tokens([token for token in special + extra if token.content])
-    return {name: token.content for name, token in named.items()}
+    return {name: token.content for name, token in special_tokens.items()}
 
 
 def _special_tokens(
-    config: Mapping[str, Any], older: Mapping[str, Any] = types.MappingProxyType({})
+    config: Mapping[str, Any], older: Mapping[str, Any]
 ) -> tuple[dict[str, AddedToken], list[AddedToken]]:
     """Tokens with a name, transformers' own before those of the model, and those without one."""
     keys = {**config, **older}
     extra = keys.get("extra_special_tokens") or keys.get("additional_special_tokens") or []
     if not isinstance(extra, dict | list):
         raise InputError("extra_special_tokens must be a list or an object of tokens")
-    own = [key for key in keys if key.endswith("_token") and key not in _NAMES]
-    raw = {name: keys.get(name) for name in (*_NAMES, *own)}
+    model_names = [key for key in keys if key.endswith("_token") and key not in _NAMES]
+    raw = {name: keys.get(name) for name in (*_NAMES, *model_names)}
     if isinstance(extra, dict):
         raw, extra = raw | extra, []
     elif older.get("extra_special_tokens"):
         extra = [*(config.get("extra_special_tokens") or []), *extra]
-    named = {name: token for name, value in raw.items() if (token := _token(value, special=True))}
-    return named, [token for value in extra if (token := _token(value, special=True))]
+    special = {name: token for name, value in raw.items() if (token := _token(value, special=True))}
+    return special, [token for value in extra if (token := _token(value, special=True))]
 
 
-def _listed(value: Any) -> dict[int, AddedToken]:
+def _listed(value: object) -> dict[int, AddedToken]:
     """Tokens by id, with all their flags."""
     if not isinstance(value, dict) or not all(isinstance(v, dict) for v in value.values()):
         raise InputError(f"{_LISTED}: must be an object of id -> token")
@@ -151,12 +151,11 @@ def _older(value: Mapping[str, Any], special: set[str]) -> dict[int, AddedToken]
     }
 
 
-def _token(raw: Any, special: bool) -> AddedToken | None:
+def _token(raw: object, special: bool) -> AddedToken | None:
     """A token spelled out, or its text alone; None where it is neither."""
     if isinstance(raw, str):
         return AddedToken(raw, normalized=False, special=special)
-    content = raw.get("content") if isinstance(raw, dict) else None
-    if not isinstance(content, str):
+    if not isinstance(raw, dict) or not isinstance(content := raw.get("content"), str):
         return None
     flags = {flag: raw[flag] for flag in _FLAGS if flag in raw}
     if not all(isinstance(value, bool) for value in flags.values()):

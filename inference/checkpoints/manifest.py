@@ -102,7 +102,7 @@ def read(directory: Path, suffixes: tuple[str, ...] = ("",)) -> Manifest:
 
 
 def _files(directory: Path) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     folders = [""]
     while folders:
         prefix = folders.pop()
@@ -112,8 +112,8 @@ def _files(directory: Path) -> set[str]:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(f"{name}/")
                 else:
-                    found.add(name)
-    return found - {NAME}
+                    names.add(name)
+    return names - {NAME}
 
 
 def _digest(path: Path) -> str:

@@ -50,10 +50,10 @@ def load(folder: Path, expected: Any, read: Callable[[], Params]) -> Params:
 
 def _mapped(path: Path, described: list[tuple[list[int], str]]) -> list[jax.Array]:
     arrays = converted.map_kept(path)
-    found = [arrays.get(str(index)) for index in range(len(described))]
-    if [leaf is not None and (list(leaf.shape), str(leaf.dtype)) for leaf in found] != described:
+    leaves = [arrays.get(str(index)) for index in range(len(described))]
+    if [leaf is not None and (list(leaf.shape), str(leaf.dtype)) for leaf in leaves] != described:
         raise InputError(f"{path}: holds other arrays")
-    return [jax.device_put(leaf) for leaf in found]  # adopted where aligned, as all matrices are
+    return [jax.device_put(leaf) for leaf in leaves]  # adopted where aligned, as all matrices are
 
 
 def _write(path: Path, leaves: list[jax.Array]) -> None:

@@ -34,8 +34,8 @@ def identity(model: str) -> list[str]:
         listed = path / manifest.NAME
         if listed.exists():
             return [mapped.read_text(listed)]
-        found = (file for file in sorted(path.rglob("*")) if file.suffix in _READ)
-        return [mapped.fingerprint(file, file.stat()) for file in found if file.is_file()]
+        files = (file for file in sorted(path.rglob("*")) if file.suffix in _READ)
+        return [mapped.fingerprint(file, file.stat()) for file in files if file.is_file()]
     elif path.exists():
         name, cut, count = map(glob.escape, path.name.partition("-00001-of-"))
         parts = path.parent.glob(f"{name}-*-of-{count}" if cut else name)
@@ -63,9 +63,9 @@ def check_target(heads: Heads, checkpoint: Checkpoint) -> None:
     Raises:
         InputError: they were trained for other weights.
     """
-    if heads.target and (own := weights_digest(checkpoint)) != heads.target:
+    if heads.target and (digest := weights_digest(checkpoint)) != heads.target:
         raise InputError(
             f"{heads.name} was trained for other weights ({heads.target[:12]}) than those of "
-            f"{checkpoint.config.name} ({own[:12]}): heads draft for the model that they were "
+            f"{checkpoint.config.name} ({digest[:12]}): heads draft for the model that they were "
             "trained for"
         )

@@ -6,7 +6,7 @@ import math
 import mmap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import ml_dtypes
 import numpy as np
@@ -19,8 +19,13 @@ INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 ALIGNMENT = 64  # bytes: what begins so in memory JAX adopts on a CPU
 
-_FLOATS = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "F64": np.float64}
-_INTEGERS = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8, "I32": np.int32}
+_FLOATS: dict[str, type] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F64": np.float64,
+}
+_INTEGERS: dict[str, type] = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8, "I32": np.int32}
 _CODES = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64,
           "F8_E4M3": ml_dtypes.float8_e4m3fn}  # fmt: skip
 _MAX_TENSORS = 1 << 15
@@ -97,11 +102,11 @@ def read_metadata(path: Path) -> dict[str, str]:
     return _header(path, _FLOATS | _INTEGERS)[2]
 
 
-_Tensors = dict[str, tuple[tuple[int, ...], Any, int]]  # shape, dtype, position
+_Tensors = dict[str, tuple[tuple[int, ...], np.dtype, int]]  # shape, dtype, position
 
 
 def _header(
-    path: Path, types: Mapping[str, Any] = _FLOATS, codes_at: tuple[str, ...] = ()
+    path: Path, types: Mapping[str, type] = _FLOATS, codes_at: tuple[str, ...] = ()
 ) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
     import safetensors  # a machine that runs random weights may lack it
 
@@ -214,7 +219,7 @@ def write_header(
     Returns:
         Bytes that the tensors take.
     """
-    header: dict[str, Any] = {"__metadata__": metadata}
+    header: dict[str, object] = {"__metadata__": metadata}
     total = 0
     for name, (shape, dtype) in tensors.items():
         stop = total + math.prod(shape) * np.dtype(dtype).itemsize

@@ -60,18 +60,18 @@ def fetch(snapshot: Snapshot) -> Path:
     Raises:
         InputError: as `open_snapshot`, or the index of the weights is unsound.
     """
-    wanted = [
+    patterns = [
         text_files.CONFIG,
         *text_files.NAMES,
         f"{text_files.TEMPLATES}/*.jinja",
         safetensors_file.INDEX,
     ]
-    _download(snapshot, wanted)
+    _download(snapshot, patterns)
     if (snapshot.directory / safetensors_file.INDEX).exists():
         weights = sorted(set(safetensors_file.read_index(snapshot.directory).values()))
     else:
         weights = [safetensors_file.SINGLE]
-    _download(snapshot, [*wanted, *map(glob.escape, weights)])
+    _download(snapshot, [*patterns, *map(glob.escape, weights)])
     return snapshot.directory
 
 
