@@ -118,10 +118,10 @@ class NewCheckpoint(Checkpoint):
     """A model that is not on disk yet, to be converted.
 
     Attributes:
-        made: its parameters and files.
+        new_contents: its parameters and files.
     """
 
-    made: Contents
+    new_contents: Contents
 
     def contents(self) -> Contents:
-        return self.made
+        return self.new_contents

@@ -208,12 +208,12 @@ class HfDirectory(StoredDirectory):
 
 def _warn_of_others(path: Path, source: TensorSource, config: ModelConfig) -> None:
     family = families.of(config)
-    if others := [name for name in source.shapes if names.is_other(family, name)]:
+    if unread := [name for name in source.shapes if names.is_other(family, name)]:
         logging.warning(
             "%s: images and sounds are not served: %d tensors for them, from %s on, are left out",
             path,
-            len(others),
-            others[0],
+            len(unread),
+            unread[0],
         )
 
 

@@ -65,7 +65,7 @@ def write(
     rounded = NewCheckpoint(
         config=walk.config,
         eos_ids=checkpoint.eos_ids,
-        made=Contents(source, names.identity, before.read_files, before.raw_config),
+        new_contents=Contents(source, names.identity, before.read_files, before.raw_config),
     )
     convert.convert(rounded, output, "orbax", progress=progress)
 

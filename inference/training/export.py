@@ -38,8 +38,8 @@ def write(
     """
     source = tensors(masters, config.name)
 
-    made = Contents(source, names.identity, lambda: dict(files))
-    checkpoint = NewCheckpoint(config=config, eos_ids=eos_ids, made=made)
+    contents = Contents(source, names.identity, lambda: dict(files))
+    checkpoint = NewCheckpoint(config=config, eos_ids=eos_ids, new_contents=contents)
     convert.convert(checkpoint, output, "orbax", config.dtype, progress=progress)
 
 

@@ -82,7 +82,7 @@ def with_latents(source: TensorSource, config: ModelConfig) -> TensorSource:
     Raises:
         InputError: such a tensor has another shape.
     """
-    made: dict[str, tuple[int, ...]] = {}
+    apart: dict[str, tuple[int, ...]] = {}
     for index, layer in enumerate(config.layers):
         joint, kind = f"blk.{index}.attn_kv_b.weight", layer.mixer
         if not isinstance(kind, Latent) or joint not in source.shapes:
@@ -93,20 +93,22 @@ def with_latents(source: TensorSource, config: ModelConfig) -> TensorSource:
                 f"{source.label}: {shown(joint)} is {list(source.shapes[joint])}; "
                 f"expected {list(shape)}"
             )
-        made[f"blk.{index}.attn_k_b.weight"] = kind.num_heads, kind.rank, kind.nope_width
-        made[f"blk.{index}.attn_v_b.weight"] = kind.num_heads, kind.value_width, kind.rank
-    if not made:
+        apart[f"blk.{index}.attn_k_b.weight"] = kind.num_heads, kind.rank, kind.nope_width
+        apart[f"blk.{index}.attn_v_b.weight"] = kind.num_heads, kind.value_width, kind.rank
+    if not apart:
         return source
-    joined = {joint_name(name) for name in made}
-    shapes = {name: shape for name, shape in source.shapes.items() if name not in joined} | made
+    joined = {joint_name(name) for name in apart}
+    shapes = {name: shape for name, shape in source.shapes.items() if name not in joined} | apart
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
-        if name not in made:
+        if name not in apart:
             return source.read(name, start, stop, columns)
         is_keys, joint = name.endswith("k_b.weight"), joint_name(name)
-        num_heads, out, inner = made[name]
-        each = source.shapes[joint][0] // num_heads
-        rows = source.read(joint, start * each, stop * each).reshape(stop - start, each, -1)
-        return rows[:, :inner].swapaxes(1, 2) if is_keys else rows[:, each - out :]
+        num_heads, out, inner = apart[name]
+        head_rows = source.shapes[joint][0] // num_heads
+        rows = source.read(joint, start * head_rows, stop * head_rows).reshape(
+            stop - start, head_rows, -1
+        )
+        return rows[:, :inner].swapaxes(1, 2) if is_keys else rows[:, head_rows - out :]
 
     return dataclasses.replace(source, shapes=shapes, read=read)

@@ -6,7 +6,7 @@ entry of its own here, in the same bytes.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -26,12 +26,14 @@ class FusedTensor(NamedTuple):
     """A tensor of a file: its shape, and the names of its parts with their rows, in order."""
 
     shape: tuple[int, ...]
-    parts: dict[str, tuple[int, ...]]
+    parts: Mapping[str, tuple[int, ...]]
 
 
 def fused_tensors(config: ModelConfig) -> dict[str, FusedTensor]:
     """Tensors that a file has in another shape than their parts have here, by name."""
-    return {name: own for number in range(config.num_layers) for name, own in _of(config, number)}
+    return {
+        name: fused for number in range(config.num_layers) for name, fused in _of(config, number)
+    }
 
 
 def _of(config: ModelConfig, number: int) -> Iterator[tuple[str, FusedTensor]]:
@@ -41,21 +43,21 @@ def _of(config: ModelConfig, number: int) -> Iterator[tuple[str, FusedTensor]]:
             continue
         inner, maps, _ = kind.channels
         rows = {"z": inner, "x": inner, "B": maps, "C": maps, "dt": kind.num_heads}
-        for name, rest in ((f"{prefix}.ssm_in.weight", (D,)), (f"{prefix}.ssm_in.bias", ())):
-            parts = {f"{name}.{part}": (count, *rest) for part, count in rows.items()}
-            if rest or "in" in kind.biases:
-                yield name, FusedTensor((sum(rows.values()), *rest), parts)
+        for name, row_shape in ((f"{prefix}.ssm_in.weight", (D,)), (f"{prefix}.ssm_in.bias", ())):
+            parts = {f"{name}.{part}": (count, *row_shape) for part, count in rows.items()}
+            if row_shape or "in" in kind.biases:
+                yield name, FusedTensor((sum(rows.values()), *row_shape), parts)
         for name in ("ssm_a", "ssm_d"):
-            own = f"{prefix}.{name}"
-            yield own, FusedTensor((kind.num_heads, 1), {own: (kind.num_heads,)})
+            tensor = f"{prefix}.{name}"
+            yield tensor, FusedTensor((kind.num_heads, 1), {tensor: (kind.num_heads,)})
         if kind.norm_width != 0:
-            own, groups = f"{prefix}.ssm_norm.weight", kind.num_groups
-            yield own, FusedTensor((groups, inner // groups), {own: (inner,)})
+            tensor, groups = f"{prefix}.ssm_norm.weight", kind.num_groups
+            yield tensor, FusedTensor((groups, inner // groups), {tensor: (inner,)})
 
 
 def expert_stacks(config: ModelConfig) -> dict[str, FusedTensor]:
     """Tensors of all experts' gates, or of what they meet, by name, an expert a part."""
-    found = {}
+    stacks = {}
     for number, layer in enumerate(config.layers):
         if not isinstance(layer.ffn, Experts):
             continue
@@ -63,10 +65,9 @@ def expert_stacks(config: ModelConfig) -> dict[str, FusedTensor]:
         depth = layer.ffn.latent_width or config.width
         for half in ("gate", "up") if layer.ffn.is_gated else ("up",):
             name = f"blk.{number}.ffn_{half}_exps"
-            each: tuple[int, ...] = (width, depth)
-            parts = {f"{name}.{n}.weight": each for n in range(count)}
-            found[f"{name}.weight"] = FusedTensor((count, width, depth), parts)
-    return found
+            parts = {f"{name}.{n}.weight": (width, depth) for n in range(count)}
+            stacks[f"{name}.weight"] = FusedTensor((count, width, depth), parts)
+    return stacks
 
 
 def split(
@@ -82,13 +83,13 @@ def split(
             f"{label}: {shown(name)} is {list(entry.shape)}; expected {list(fused.shape)}"
         )
     if len(fused.parts) == 1:  # the same numbers in another shape
-        ((own, shape),) = fused.parts.items()
-        yield own, dataclasses.replace(entry, shape=shape)
+        ((part, shape),) = fused.parts.items()
+        yield part, dataclasses.replace(entry, shape=shape)
         return
-    each, position = entry.num_bytes // fused.shape[0], entry.position
-    for own, shape in fused.parts.items():
-        size = shape[0] * each
-        yield own, dataclasses.replace(entry, shape=shape, position=position, num_bytes=size)
+    row_bytes, position = entry.num_bytes // fused.shape[0], entry.position
+    for part, shape in fused.parts.items():
+        size = shape[0] * row_bytes
+        yield part, dataclasses.replace(entry, shape=shape, position=position, num_bytes=size)
         position += size
 
 

@@ -91,9 +91,9 @@ def parse_predicting(raw: dict[str, Any], directory: Path) -> Eagle:
     listed = raw.get("mlp_layer_types")
     longer = {} if listed is None else {"mlp_layer_types": [*listed, listed[-1]]}
     more = parse_config(raw | {"num_hidden_layers": config.num_layers + 1} | longer, directory)
-    own = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
-    own |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
-    return Eagle(**own | {"tied": False}, shares_head=True, skips_first=True)
+    target = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
+    target |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
+    return Eagle(**target | {"tied": False}, shares_head=True, skips_first=True)
 
 
 def storage(raw: dict[str, Any], directory: Path) -> Storage:
@@ -102,15 +102,17 @@ def storage(raw: dict[str, Any], directory: Path) -> Storage:
     Raises:
         InputError: a key is unsound.
     """
-    own = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
-    is_packed = own is not None and config_json.reads(raw, "quantization_config")
-    is_packed = is_packed and isinstance(own, dict) and own.get("quant_method") == "mxfp4"
+    described = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
+    is_packed = described is not None and config_json.reads(raw, "quantization_config")
+    is_packed = (
+        is_packed and isinstance(described, dict) and described.get("quant_method") == "mxfp4"
+    )
     try:
         extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
-        found = None if own is None or is_packed else schemes.read(own)
+        quantization = None if described is None or is_packed else schemes.read(described)
     except InputError as error:
         raise InputError(f"{directory / 'config.json'}: {error}") from None
-    return Storage(is_packed, extra, found)
+    return Storage(is_packed, extra, quantization)
 
 
 def without_storage(raw: dict[str, Any]) -> dict[str, Any]:
@@ -147,8 +149,8 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
         )
     layers = families.of(config).layers
     stored = {
-        name: own
-        for name, own in _stored(source, config).items()
+        name: tensor
+        for name, tensor in _stored(source, config).items()
         if not names.is_behind(config, name, layers, num_predicting)
         and not names.is_unread(config, name)
     }
@@ -171,9 +173,9 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
     """
     stored = _stored(source, config)
     layers, embedding = families.of(config).layers, _embedding(config)
-    own = {name: stored[name] for name in stored if names.is_behind(config, name, layers, 1)}
+    layer = {name: stored[name] for name in stored if names.is_behind(config, name, layers, 1)}
     prefix = f"{layers}.{config.num_layers}"
-    if not own:
+    if not layer:
         raise InputError(
             f"{source.label}: there is no tensor of {prefix}, the layer that is announced to "
             "predict a second token"
@@ -181,20 +183,20 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
     head = embedding if config.tied else _HEAD
     shared = (("embed_tokens", embedding), ("shared_head.head", head))
     for name, whole in ((f"{prefix}.{part}.weight", whole) for part, whole in shared):
-        if name in own and not _is_same(source, own.pop(name), stored.get(whole, whole)):
+        if name in layer and not _is_same(source, layer.pop(name), stored.get(whole, whole)):
             raise InputError(
                 f"{source.label}: {name} is not {whole}, which a layer that predicts a second "
                 "token shares"
             )
-    return _renamed(source, own)
+    return _renamed(source, layer)
 
 
 def _without_unread_rows(source: TensorSource, config: ModelConfig) -> TensorSource:
     if config.layer_inputs is None:
         return source
     table = names.huggingface(config)("inputs/table").names[0]
-    rows, *rest = source.shapes.get(table, (0,))
-    shapes = {**source.shapes, table: (config.vocab_size, *rest)}
+    rows, *row_shape = source.shapes.get(table, (0,))
+    shapes = {**source.shapes, table: (config.vocab_size, *row_shape)}
     return dataclasses.replace(source, shapes=shapes) if rows > config.vocab_size else source
 
 
@@ -213,12 +215,12 @@ def _is_same(source: TensorSource, *pair: str) -> bool:
     if source.shapes.get(pair[0]) != source.shapes.get(pair[1]):
         return False
     blocks = zip(*map(source.blocks, pair), strict=True)
-    return all(np.array_equal(one, other) for one, other in blocks)
+    return all(np.array_equal(first, second) for first, second in blocks)
 
 
 def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
     """Some of its tensors, by the names that they are to have."""
-    shapes = {name: source.shapes[own] for name, own in stored.items()}
+    shapes = {name: source.shapes[tensor] for name, tensor in stored.items()}
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         return source.read(stored[name], start, stop, columns)
@@ -227,8 +229,10 @@ def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
         assert source.read_blocks is not None
         return source.read_blocks(stored[name])
 
-    dtypes = {name: source.dtypes[own] for name, own in stored.items()}
-    formats = {n: source.formats[own] for n, own in stored.items() if own in source.formats}
+    dtypes = {name: source.dtypes[tensor] for name, tensor in stored.items()}
+    formats = {
+        n: source.formats[tensor] for n, tensor in stored.items() if tensor in source.formats
+    }
     blocks = None if source.read_blocks is None else read_blocks
     return dataclasses.replace(
         source, shapes=shapes, read=read, read_blocks=blocks, formats=formats, dtypes=dtypes
@@ -257,17 +261,21 @@ def _respelled(config: ModelConfig, stored: Mapping[str, str]) -> dict[str, str]
     also = families.of(config).also
     if not also:
         return dict(stored)
-    own = names.huggingface(config)
-    known = {name for path, _ in leaves(config.parameters()) for name in own("/".join(path)).names}
+    name_map = names.huggingface(config)
+    expected = {
+        name for path, _ in leaves(config.parameters()) for name in name_map("/".join(path)).names
+    }
 
     def spelled(name: str) -> str:
-        meant = (
+        spellings = (
             name.removesuffix(ending) + also[ending] for ending in also if name.endswith(ending)
         )
-        found = next((other for other in meant if other in known and other not in stored), name)
-        return name if name in known else found
+        spelling = next(
+            (other for other in spellings if other in expected and other not in stored), name
+        )
+        return name if name in expected else spelling
 
-    return {spelled(name): own for name, own in stored.items()}
+    return {spelled(name): tensor for name, tensor in stored.items()}
 
 
 def _embedding(config: ModelConfig) -> str:

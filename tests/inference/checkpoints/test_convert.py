@@ -96,7 +96,9 @@ def test_transformers_reads_the_exports_of_every_family(tmp_path):
     for case in cases:
         checkpoint = resolve.resolve(str(GOLDEN / case)).open(None)
         contents = dataclasses.replace(checkpoint.contents(), raw_config=None)
-        ours = NewCheckpoint(config=checkpoint.config, eos_ids=checkpoint.eos_ids, made=contents)
+        ours = NewCheckpoint(
+            config=checkpoint.config, eos_ids=checkpoint.eos_ids, new_contents=contents
+        )
         convert.convert(ours, tmp_path / case, "hf")
     command = [str(GOLDEN_PYTHON), "tests/golden/compare_exports.py", str(tmp_path)]
     worst = json.loads(subprocess.check_output(command, cwd=ROOT, text=True))
