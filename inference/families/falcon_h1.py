@@ -34,10 +34,10 @@ def _read_falcon_h1(keys: Keys, name: str) -> ModelConfig:
     keys = keys.with_defaults(_DEFAULTS)
     keys.require_neutral({"mamba_use_mlp": (True, None), "attn_layer_indices": (None,)})
     rope = rope_keys.read(keys)
-    scales = {
-        part: (keys.number(f"{key}_in_multiplier", 1.0), keys.number(f"{key}_out_multiplier", 1.0))
-        for part, key in (("attention", "attention"), ("state", "ssm"))
-    }
+    in_scales, out_scales = (
+        (keys.number(f"attention_{way}_multiplier", 1.0), keys.number(f"ssm_{way}_multiplier", 1.0))
+        for way in ("in", "out")
+    )
     inner = keys.optional_integer("mamba_d_ssm", 1024)
     has_norm = keys.boolean("mamba_rms_norm", False)
     state = state_space.mamba2(
@@ -51,7 +51,7 @@ def _read_falcon_h1(keys: Keys, name: str) -> ModelConfig:
         norms_first=has_norm and keys.boolean("mamba_norm_before_gate", True),
     )
     attention = fields.attention(keys, rope=rope, key_scale=keys.number("key_multiplier", 1.0))
-    mixer = Parallel(attention, state, *zip(scales["attention"], scales["state"], strict=True))
+    mixer = Parallel(attention, state, in_scales, out_scales)
     gate, down = _scales(keys, "mlp_multipliers", 2) or (1.0, 1.0)
     ffn = dataclasses.replace(fields.gated(keys), gate_scale=gate, down_scale=down)
     return ModelConfig(

@@ -7,6 +7,7 @@ from types import NoneType
 from typing import Any
 
 from configs.errors import InputError
+from configs.kinds.kind import Mixer
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
@@ -23,6 +24,21 @@ def _read_mamba(keys: Keys, name: str) -> ModelConfig:
 def _read_falcon_mamba(keys: Keys, name: str) -> ModelConfig:
     eps = keys.number("mixer_rms_eps", 1e-6)
     return _selective(keys, name, "falcon_mamba", norms="plain", norm_eps=eps)
+
+
+def _selective(keys: Keys, name: str, family: str, **norms: Any) -> ModelConfig:
+    keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
+    width, expand = keys.integer("hidden_size", 768), keys.number("expand", 2)
+    mixer = Mamba(
+        # Where a file states both, the width itself counts (falcon-mamba-7b has an expand of 16).
+        keys.integer("intermediate_size", int(expand * width)),
+        keys.integer("state_size", 16),
+        state_space.step_rank(keys, "time_step_rank", width),
+        keys.integer("conv_kernel", 4),
+        state_space.biases(keys, "use_bias", "use_conv_bias"),
+        **norms,
+    )
+    return _model(keys, name, family, mixer, width, 50_280, num_layers=32, tied=True)
 
 
 def _read_mamba2(keys: Keys, name: str) -> ModelConfig:
@@ -45,41 +61,24 @@ def _read_mamba2(keys: Keys, name: str) -> ModelConfig:
             f"expand x hidden_size is {inner:g}, and num_heads x head_dim {mixer.inner_width}: "
             "they have to be equal"
         )
-    return ModelConfig(
-        name=name,
-        family="mamba2",
-        vocab_size=keys.integer("vocab_size", 32768),
-        width=width,
-        num_layers=keys.integer("num_hidden_layers", 64, limit=MOST_LAYERS),
-        max_context=state_space.MAX_CONTEXT,
-        pattern=(LayerSpec(mixer, None),),
-        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        tied=keys.boolean("tie_word_embeddings", False),
-    )
+    return _model(keys, name, "mamba2", mixer, width, 32_768, num_layers=64, tied=False)
 
 
-def _selective(keys: Keys, name: str, family: str, **norms: Any) -> ModelConfig:
-    keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
-    width, expand = keys.integer("hidden_size", 768), keys.number("expand", 2)
-    mixer = Mamba(
-        # Where a file states both, the width itself counts (falcon-mamba-7b has an expand of 16).
-        keys.integer("intermediate_size", int(expand * width)),
-        keys.integer("state_size", 16),
-        state_space.step_rank(keys, "time_step_rank", width),
-        keys.integer("conv_kernel", 4),
-        state_space.biases(keys, "use_bias", "use_conv_bias"),
-        **norms,
-    )
+def _model(
+    keys: Keys, name: str, family: str, mixer: Mixer, width: int, vocab_size: int, num_layers: int,
+    tied: bool,
+) -> ModelConfig:  # fmt: skip
+    """Returns a model; the last three arguments count where the file does not state them."""
     return ModelConfig(
         name=name,
         family=family,
-        vocab_size=keys.integer("vocab_size", 50280),
+        vocab_size=keys.integer("vocab_size", vocab_size),
         width=width,
-        num_layers=keys.integer("num_hidden_layers", 32, limit=MOST_LAYERS),
+        num_layers=keys.integer("num_hidden_layers", num_layers, limit=MOST_LAYERS),
         max_context=state_space.MAX_CONTEXT,
         pattern=(LayerSpec(mixer, None),),
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        tied=keys.boolean("tie_word_embeddings", True),
+        tied=keys.boolean("tie_word_embeddings", tied),
     )
 
 
