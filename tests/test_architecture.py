@@ -31,7 +31,15 @@ SCHEDULER_NEVER = {
 # The rooms of inference/, each of which imports those before it only.
 ROOMS = (
     *("files", "field_kinds", "request", "outputs", "text", "kv_pages", "scheduling", "sampling"),
-    *("speculation", "runtime", "families", "checkpoints", "new_weights", "planner", "input_processor"),
+    *(
+        "speculation",
+        "runtime",
+        "families",
+        "checkpoints",
+        "new_weights",
+        "planner",
+        "input_processor",
+    ),
     *(
         "request_state",
         "open_requests",

@@ -14,18 +14,20 @@ from configs import precision
 from configs.errors import InputError, reason
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
-from inference.checkpoints import load, mapped, opened, text_files
-from inference.checkpoints.hf import config_export, safetensors_file, weights_export
+from inference.checkpoints import (
+    load,
+    manifest,
+    mapped,
+    new_directory,
+    opened,
+    safetensors_file,
+    text_files,
+)
+from inference.checkpoints.checkpoint import Checkpoint, Contents
+from inference.checkpoints.hf import config_export, weights_export
 from inference.checkpoints.hf.quantized import export
 from inference.checkpoints.load import Progress
-from inference.checkpoints.native import (
-    averaged,
-    blocks,
-    manifest,
-    new_directory,
-    orbax_directory,
-)
-from inference.checkpoints.opened import Checkpoint, Contents
+from inference.checkpoints.native import averaged, blocks, orbax_directory
 from inference.files import atomic
 from layers import decoder, params
 
@@ -199,10 +201,10 @@ def _compare(
     try:
         if orbax_directory.is_ours(folder):
             config, raw = orbax_directory.read_config(folder)
-            written = opened.orbax(folder, config, raw)
+            written: Checkpoint = opened.NativeDirectory.open(folder, config, raw)
         else:
             config = opened.read_directory_config(folder)
-            written = opened.directory(folder, config)
+            written = opened.HfDirectory.open(folder, config)
         found = written.contents()
         load.check(declared, found.source, found.name_map)
         again: dict[str, str] = {}

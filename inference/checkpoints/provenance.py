@@ -11,10 +11,9 @@ from configs import presets
 from configs.errors import InputError
 from configs.heads import Heads
 from configs.weights import Wheels
-from inference.checkpoints import load, mapped
+from inference.checkpoints import load, manifest, mapped
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.hf import hub
-from inference.checkpoints.native import manifest
-from inference.checkpoints.opened import Checkpoint
 from layers import params
 
 _DIGESTED_ROWS = 4  # of each matrix

@@ -12,12 +12,12 @@ from configs.heads import Heads
 from configs.model import ModelConfig
 from configs.presets import Preset
 from inference.checkpoints import opened, sources
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
 from inference.checkpoints.hf import hub
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_directory
-from inference.checkpoints.native.new_directory import UNFINISHED
-from inference.checkpoints.opened import Checkpoint
+from inference.checkpoints.new_directory import UNFINISHED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _find(model: str) -> Resolved:
     if found or path.suffix == ".gguf":
         header = gguf_file.open_gguf(path)
         config = gguf_metadata.read_config(header)
-        return Resolved(config, lambda progress: opened.gguf(header, config))
+        return Resolved(config, lambda progress: opened.GgufFile.open(header, config))
     if hub.is_id(model):
         try:
             snapshot = hub.open_snapshot(model)
@@ -109,7 +109,7 @@ def _resolve_directory(path: Path) -> Resolved:
         raise InputError(f"{path}: what an interrupted conversion left; convert again")
     if orbax_directory.is_ours(path):
         config, raw = orbax_directory.read_config(path)
-        return Resolved(config, lambda progress: opened.orbax(path, config, raw))
+        return Resolved(config, lambda progress: opened.NativeDirectory.open(path, config, raw))
     return _of_directory(opened.read_stored_config(path), path, lambda: path)
 
 
@@ -118,9 +118,9 @@ def _of_directory(config: ModelConfig, described: Path, fetch: Callable[[], Path
 
     def predicting() -> Resolved:
         own = opened.read_predicting_config(described)
-        return Resolved(own, lambda progress: opened.predicting(fetch(), own))
+        return Resolved(own, lambda progress: opened.HfDirectory.open_predicting(fetch(), own))
 
-    return Resolved(config, lambda progress: opened.directory(fetch(), config), predicting)
+    return Resolved(config, lambda progress: opened.HfDirectory.open(fetch(), config), predicting)
 
 
 def _refuse_planned(model: str, progress: Progress | None) -> Checkpoint:
@@ -136,11 +136,11 @@ def _open_preset(preset: Preset, progress: Progress | None) -> Checkpoint:
     path = sources.fetch(preset.weights, progress)
     if path.is_dir():
         found = opened.read_directory_config(path)
-        checkpoint = opened.directory(path, preset.config)
+        checkpoint: Checkpoint = opened.HfDirectory.open(path, preset.config)
     else:
         header = gguf_file.open_gguf(path)
         found = gguf_metadata.read_config(header)
-        checkpoint = opened.gguf(header, preset.config)
+        checkpoint = opened.GgufFile.open(header, preset.config)
     for field in dataclasses.fields(ModelConfig):
         expected, actual = getattr(preset.config, field.name), getattr(found, field.name)
         if field.name != "name" and expected != actual:

@@ -11,7 +11,7 @@ from configs.model import ModelConfig
 from configs.precision import FORMATS
 from configs.recipes import few_bits
 from inference.checkpoints import load
-from inference.checkpoints.opened import Checkpoint
+from inference.checkpoints.checkpoint import Checkpoint
 from layers.kernels.linear import packed
 
 Formats = dict[str, tuple[str, ...]]
@@ -57,9 +57,7 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
         formats = rounded(config.model, weights)
         _warn_of_rounding_again(formats, checkpoint.formats(), weights)
     model = dataclasses.replace(config.model, formats=tuple(formats.items()))
-    exact = dataclasses.replace(
-        checkpoint, load_params=checkpoint.load_exact or checkpoint.load_params
-    )
+    exact = dataclasses.replace(checkpoint, is_exact=True)
     return dataclasses.replace(config, model=model), exact
 
 

@@ -8,10 +8,9 @@ import pytest
 
 from configs.errors import InputError
 from configs.hardware import catalog
-from inference.checkpoints import resolve
+from inference.checkpoints import converted, packed_file, resolve
 from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_tokenizer
 from inference.checkpoints.gguf.export import gguf_export
-from inference.checkpoints.native import converted, packed_file
 from inference.families.shared import gguf_names
 from inference.files import ownership
 from inference.files.resumable_results import ResumableResults

@@ -15,13 +15,11 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
-from inference.checkpoints import mapped
+from inference.checkpoints import converted, hf_tokenizer, mapped
 from inference.checkpoints import text_files as names
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
 from inference.checkpoints.gguf.pretokenizers import FAMILY_DEFAULTS, SPLITS
-from inference.checkpoints.hf import hf_tokenizer
-from inference.checkpoints.native import converted
 from inference.files import atomic, digests
 from inference.text import panics
 from inference.text.tokenizer import MissingTokenizer, Tokenizer

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.errors import InputError, reason
-from inference.checkpoints import text_files
-from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints import safetensors_file, text_files
 
 # How GPTQ, AWQ and ModelOpt described their weights before transformers did.
 QUANTIZED = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")

@@ -16,8 +16,8 @@ from configs.errors import InputError
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
 from configs.precision import FORMATS
-from inference.checkpoints import names
-from inference.checkpoints.hf import safetensors_file, split_tensors
+from inference.checkpoints import names, safetensors_file
+from inference.checkpoints.hf import split_tensors
 from inference.checkpoints.hf.quantized import export
 from inference.checkpoints.hf.tensor_parts import StoredPart
 from inference.checkpoints.load import Progress

@@ -27,9 +27,9 @@ from configs.errors import InputError
 from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
 from configs.recipes.few_bits import LLM_INT8
-from inference.checkpoints import mapped, text_files
-from inference.checkpoints.native import blocks, config_file, manifest
-from inference.checkpoints.native.manifest import Manifest
+from inference.checkpoints import manifest, mapped, text_files
+from inference.checkpoints.manifest import Manifest
+from inference.checkpoints.native import blocks, config_file
 from inference.checkpoints.tensor_source import TensorSource
 
 FORMAT = "ridgeline-orbax-2"

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from configs.errors import InputError, shown
+from inference.checkpoints.checkpoint import Checkpoint, Contents
 from inference.checkpoints.gguf import gguf_tokenizer
 from inference.checkpoints.gguf.export.export_metadata import Metadata
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
 from inference.checkpoints.gguf.pretokenizers import GPT2, SPLITS
-from inference.checkpoints.opened import Checkpoint, Contents
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6

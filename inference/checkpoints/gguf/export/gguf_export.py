@@ -21,12 +21,11 @@ from configs.kinds.params import ParamInfo
 from configs.kinds.rope import Llama3
 from configs.model import ModelConfig
 from configs.precision import FORMATS
-from inference.checkpoints import load, names
+from inference.checkpoints import load, names, new_directory
+from inference.checkpoints.checkpoint import Checkpoint, Contents
 from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_metadata, gguf_state_parts
 from inference.checkpoints.gguf.export import export_metadata, export_tokenizer
 from inference.checkpoints.load import Progress, StoredParameter
-from inference.checkpoints.native import new_directory
-from inference.checkpoints.opened import Checkpoint, Contents
 from inference.families.shared import gguf_names
 from inference.families.shared.gguf_states import Metadata
 from layers import params

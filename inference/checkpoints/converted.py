@@ -16,8 +16,7 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.kinds.params import ParamInfo
-from inference.checkpoints import load, mapped, names
-from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints import load, mapped, names, safetensors_file
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource

@@ -12,8 +12,7 @@ import jax
 import numpy as np
 
 from configs.errors import InputError
-from inference.checkpoints.hf import safetensors_file
-from inference.checkpoints.native import converted
+from inference.checkpoints import converted, safetensors_file
 from inference.files import atomic, digests
 from layers.kernels.cpu import library
 from layers.params import Params

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.errors import InputError, reason
-from inference.checkpoints.native import manifest
+from inference.checkpoints import manifest
 
 UNFINISHED = ".incomplete"  # how the name of a directory ends while it is written
 
