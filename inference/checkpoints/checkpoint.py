@@ -97,9 +97,9 @@ class Checkpoint:
         return load.load_params(infos, source, contents.name_map, progress, place)
 
     def formats(self) -> dict[str, tuple[str, ...]]:
-        """Returns the formats of the checkpoint's own numbers by path, of each part of a stack where
-        they differ: those of blocks, else the type of the numbers, and float32 where a parameter
-        has it whatever the rest.
+        """Returns the formats of the stored numbers by path, of each part of a stack where they
+        differ: those of blocks, else the type of the numbers, and float32 where a parameter always
+        has it.
         """
         contents, config = self.contents(), self.config
         stored = load.stored_dtype(config, contents.source, contents.name_map)

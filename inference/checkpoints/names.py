@@ -78,7 +78,7 @@ def gguf(config: ModelConfig) -> NameMap:
 
 def is_other(family: Family, name: str) -> bool:
     """Returns whether a tensor is of another part of the model that this one is a part of."""
-    return name.startswith(tuple(f"{prefix}." for prefix in family.others))
+    return name.startswith(tuple(f"{prefix}." for prefix in family.ignored))
 
 
 def is_unread(config: ModelConfig, name: str) -> bool:

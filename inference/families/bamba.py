@@ -5,16 +5,9 @@ from typing import Any
 from configs.kinds.attention import Attention
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.rope import Rope
-from configs.model import MOST_LAYERS, ModelConfig
+from configs.model import ModelConfig
 from inference.families.family import Family
-from inference.families.shared import (
-    export_fields,
-    fields,
-    hf_names,
-    parts,
-    rope_keys,
-    state_space,
-)
+from inference.families.shared import export_fields, fields, hf_names, parts, rope_keys, state_space
 from inference.families.shared.config_keys import Keys
 
 _DEFAULTS = {
@@ -25,12 +18,11 @@ _DEFAULTS = {
 
 
 def _read_bamba(keys: Keys, name: str) -> ModelConfig:
-    """Bamba (IBM, Princeton & UIUC 2024): attention in the layers that are listed."""
-    keys = state_space.with_defaults(keys, _DEFAULTS)
-    keys.require_neutral({"partial_rotary_factor": (0.5, None)})  # else beside the positions' base
+    keys = keys.with_defaults(_DEFAULTS)
+    keys.require_neutral({"partial_rotary_factor": (0.5, None)})  # another stands in an object
     rope = rope_keys.partial(keys, 10_000.0, 0.5)
     mixers = fields.attention(keys, rope=rope), state_space.mamba2(keys, state_space.expanded(keys))
-    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
+    layers = fields.num_layers(keys)
     attends = fields.numbered(keys, "attn_layer_indices", layers)
     return ModelConfig(
         **fields.llama_fields(keys, name, "bamba", eps=1e-5),
@@ -42,12 +34,12 @@ def _read_bamba(keys: Keys, name: str) -> ModelConfig:
 
 
 def _write_bamba(config: ModelConfig) -> dict[str, Any]:
-    """See `bamba`. Both spellings of positions: the older one has no place for another share."""
+    """Returns the keys, with `rope_parameters`, because the older object has no share."""
     raw = state_space.hybrid_keys(config) | {"attn_layer_indices": state_space.attends(config)}
     rope = state_space.attention(config).rope or Rope(share=0.5)
-    own = export_fields.rope_scaling(rope.scaling) or {"rope_type": "default"}
-    own |= {"rope_theta": rope.theta, "partial_rotary_factor": rope.share}
-    return raw | {"rope_scaling": None, "rope_parameters": own}
+    positions = export_fields.rope_scaling(rope.scaling) or {"rope_type": "default"}
+    positions |= {"rope_theta": rope.theta, "partial_rotary_factor": rope.share}
+    return raw | {"rope_scaling": None, "rope_parameters": positions}
 
 
 FAMILIES = (

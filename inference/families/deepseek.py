@@ -1,4 +1,6 @@
-"""DeepSeek-V2, V3 and V3.2, without the layers that predict a second token."""
+"""DeepSeek-V2 (DeepSeek-AI 2024, arXiv 2405.04434), V3 and R1 (2024, arXiv 2412.19437) and V3.2
+(2025), without the layers that predict a second token.
+"""
 
 import dataclasses
 import math
@@ -11,66 +13,46 @@ from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Rope, Yarn
 from configs.model import ModelConfig
 from inference.families.family import Family, Gguf, GgufReader
-from inference.families.shared import (
-    gguf_mixtures,
-    gguf_names,
-    hf_names,
-    latents,
-    mixtures,
-    parts,
-)
+from inference.families.shared import gguf_mixtures, gguf_names, hf_names, latents, mixtures, parts
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import YARN, GgufKeys
 
+_EVERY_LAYER = {"moe_layer_freq": (1, None), "ep_size": (1, None)}
+
 
 def _read_deepseek_v2(keys: Keys, name: str) -> ModelConfig:
-    """DeepSeek-V2 and V2-Lite (DeepSeek-AI 2024, arXiv 2405.04434)."""
     keys.require_neutral({"norm_topk_prob": (False, None), "moe_layer_freq": (1, None)})
     keys.choice("scoring_func", {"softmax": "softmax"}, "softmax")
-    method = keys.choice(
-        "topk_method", {m: m for m in ("greedy", "group_limited_greedy")}, "greedy"
-    )
-    groups = {} if method == "greedy" else mixtures.groups(keys)
+    methods = {method: method for method in ("greedy", "group_limited_greedy")}
+    is_greedy = keys.choice("topk_method", methods, "greedy") == "greedy"
+    groups = {} if is_greedy else mixtures.groups(keys)
     router = Router(is_normalized=False, scale=keys.number("routed_scaling_factor", 1.0), **groups)
-    width, shared = keys.integer("moe_intermediate_size", 1407), keys.whole("n_shared_experts", 2)
-    experts = mixtures.experts(
-        keys, "n_routed_experts", 64, None, width, router, shared_width=width * shared
-    )
+    experts = mixtures.sharing_experts(keys, 64, None, router, width=1407, num_shared=2)
     return latents.model(keys, name, "deepseek_v2", experts, is_neighbours=True, first_dense=0)
 
 
 def _read_deepseek_v3(keys: Keys, name: str) -> ModelConfig:
-    """DeepSeek-V3 and R1 (DeepSeek-AI 2024, arXiv 2412.19437), without the layer that predicts a
-    second token.
-    """
-    keys.require_neutral({"moe_layer_freq": (1, None), "ep_size": (1, None)})
-    width, shared = keys.integer("moe_intermediate_size", 2048), keys.whole("n_shared_experts", 1)
-    experts = mixtures.experts(
-        keys, "n_routed_experts", 256, 8, width, mixtures.offset_router(keys, 2.5, 8, 4),
-        shared_width=width * shared,
-    )  # fmt: skip
+    keys.require_neutral(_EVERY_LAYER)
+    router = mixtures.offset_router(keys, 2.5, 8, 4)
+    experts = mixtures.sharing_experts(keys, 256, 8, router, width=2048)
     is_neighbours = keys.boolean("rope_interleave", True)
     return latents.model(keys, name, "deepseek_v3", experts, is_neighbours, first_dense=3)
 
 
 def _read_deepseek_v32(keys: Keys, name: str) -> ModelConfig:
-    """DeepSeek-V3.2 (DeepSeek-AI 2025): DeepSeek-V3 over the tokens that an indexer chooses,
-    without the layer that predicts a second token.
-    """
-    keys.require_neutral({"moe_layer_freq": (1, None), "ep_size": (1, None)})
+    """Reads DeepSeek-V3.2, which is V3 over the tokens that an indexer chooses."""
+    keys.require_neutral(_EVERY_LAYER)
     indexer = latents.indexer(keys, num_heads=64, is_neighbours=False)
     return latents.indexed_model(keys, name, "deepseek_v32", indexer, num_groups=8, top_groups=4)
 
 
 def _write_deepseek_v2(config: ModelConfig) -> dict[str, Any]:
-    """See `mixtures.deepseek_v2`."""
     grouped = mixtures.mixture(config).router.num_groups > 1
     method = "group_limited_greedy" if grouped else "greedy"
     return latents.written(config) | {"topk_method": method, "scoring_func": "softmax"}
 
 
 def _write_deepseek_v3(config: ModelConfig) -> dict[str, Any]:
-    """See `mixtures.deepseek_v3`."""
     latent = config.mixers(Latent)[0]
     return latents.written(config) | {
         "topk_method": "noaux_tc",
@@ -80,7 +62,7 @@ def _write_deepseek_v3(config: ModelConfig) -> dict[str, Any]:
 
 
 def write_indexed(config: ModelConfig) -> dict[str, Any]:
-    """See `mixtures.deepseek_v32` and `mixtures.glm_moe_dsa`."""
+    """Returns the keys of DeepSeek-V3.2 and GLM-5."""
     indexer = config.mixers(Latent)[0].indexer or Indexer(1, 1, 1)
     return latents.written(config) | {
         "mlp_layer_types": mixtures.mlp_types(config),
@@ -90,8 +72,19 @@ def write_indexed(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+_GGUF_KEYS = (
+    *gguf_mixtures.DENSE,
+    *YARN,
+    "rope.scaling.yarn_log_multiplier",
+    "attention.q_lora_rank",
+    "attention.kv_lora_rank",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+)
+
+
 def _gguf_deepseek(keys: GgufKeys) -> dict[str, Any]:
-    """DeepSeek-V2, V3 and their relatives, which are told apart by how they route."""
+    """Reads DeepSeek-V2 or, where scores are sigmoids, V3 and its relatives."""
     router = gguf_mixtures.read_router(keys, is_normalized=False)
     family = "deepseek_v2" if router.scores == "softmax" else "deepseek_v3"
     return {
@@ -101,13 +94,13 @@ def _gguf_deepseek(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _gguf_latent(keys: GgufKeys) -> Latent:
-    """Older files give the widths of a head where newer ones give those of the cache."""
+    """Reads latent attention; older files state widths of heads by keys that newer ones have
+    for the cache.
+    """
     rotary = keys.integer("rope.dimension_count")
-    newer = keys.has("attention.key_length_mla")
-    key, value = (
-        keys.integer(f"attention.{each}_length{'_mla' if newer else ''}")
-        for each in ("key", "value")
-    )
+    ending = "_mla" if keys.has("attention.key_length_mla") else ""
+    key = keys.integer(f"attention.key_length{ending}")
+    value = keys.integer(f"attention.value_length{ending}")
     if key <= rotary:
         raise InputError(
             f"metadata {keys.architecture}.rope.dimension_count={rotary} leaves no key"
@@ -126,35 +119,26 @@ def _gguf_latent(keys: GgufKeys) -> Latent:
 
 
 def _gguf_scaled(keys: GgufKeys, rope: Rope, key_width: int) -> tuple[Rope, float | None]:
-    """DeepSeek's YaRN scales the scores instead of cos and sin: llama.cpp stores a tenth of
-    `mscale_all_dim` and takes `mscale` for the same.
+    """Returns YaRN and the scale of the scores, which DeepSeek scales instead of cos and sin:
+    llama.cpp stores a tenth of `mscale_all_dim`, and assumes that `mscale` is the same.
     """
     log_factor = "rope.scaling.yarn_log_multiplier"
     if not isinstance(rope.scaling, Yarn) or not keys.has(log_factor):
         return rope, None
     yarn = dataclasses.replace(rope.scaling, attention_factor=1.0)
-    each = round(keys.number(log_factor) / 0.1, 6)
-    sharper = 0.1 * each * math.log(yarn.factor) + 1 if yarn.factor > 1 else 1.0
+    mscale = round(keys.number(log_factor) / 0.1, 6)
+    sharper = 0.1 * mscale * math.log(yarn.factor) + 1 if yarn.factor > 1 else 1.0
     return dataclasses.replace(rope, scaling=yarn), key_width**-0.5 * sharper**2
 
 
-_REFUSED_ELSEWHERE = ("attention_bias", "auto_map")
-_GGUF_KEYS = (
-    *gguf_mixtures.DENSE,
-    *YARN,
-    "rope.scaling.yarn_log_multiplier",
-    "attention.q_lora_rank",
-    "attention.kv_lora_rank",
-    "attention.key_length_mla",
-    "attention.value_length_mla",
-)
+_READS = ("attention_bias", "auto_map")
 FAMILIES = (
     Family(
         name="deepseek_v2",
         architecture="DeepseekV2ForCausalLM",
         model_type="deepseek_v2",
         read=_read_deepseek_v2,
-        reads=_REFUSED_ELSEWHERE,
+        reads=_READS,
         write=_write_deepseek_v2,
         mixers=(Latent,),
         feed_forwards=(Gated, Experts),
@@ -174,7 +158,7 @@ FAMILIES = (
         architecture="DeepseekV3ForCausalLM",
         model_type="deepseek_v3",
         read=_read_deepseek_v3,
-        reads=_REFUSED_ELSEWHERE,
+        reads=_READS,
         write=_write_deepseek_v3,
         mixers=(Latent,),
         feed_forwards=(Gated, Experts),
@@ -188,7 +172,7 @@ FAMILIES = (
         architecture="DeepseekV32ForCausalLM",
         model_type="deepseek_v32",
         read=_read_deepseek_v32,
-        reads=_REFUSED_ELSEWHERE,
+        reads=_READS,
         write=write_indexed,
         mixers=(Latent,),
         feed_forwards=(Gated, Experts),

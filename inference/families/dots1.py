@@ -21,15 +21,14 @@ from inference.families.shared.gguf_keys import GgufKeys
 
 
 def _read_dots1(keys: Keys, name: str) -> ModelConfig:
-    """dots.llm1 (Huo et al. 2025, arXiv 2506.05767): Qwen3's attention, DeepSeek-V3's mixtures.mixture."""
-    keys.choice("scoring_func", {each: each for each in ("noaux_tc", "sigmoid")}, "sigmoid")
-    keys = Keys(keys.raw | {"scoring_func": None}, keys.label)  # both names are sigmoid's
+    keys.choice("scoring_func", {"noaux_tc": "sigmoid", "sigmoid": "sigmoid"}, "sigmoid")
+    keys = keys.updated({"scoring_func": None})
     rope = rope_keys.read(keys)
     full = fields.attention(keys, rope=rope, qk_norm="head")
     window = keys.optional_integer("sliding_window", 4096)
     first = keys.whole("max_window_layers", 62, limit=MOST_LAYERS)
-    own = fields.types(window is not None and n >= first for n in range(fields.num_layers(keys)))
-    mixers = fields.by_type(keys, full, dataclasses.replace(full, window=window), own)
+    kinds = fields.types(window is not None and n >= first for n in range(fields.num_layers(keys)))
+    mixers = fields.by_type(keys, full, dataclasses.replace(full, window=window), kinds)
     width = keys.integer("moe_intermediate_size", 1408)
     router = mixtures.offset_router(keys, 1.0, 1, 1, is_normalized=False)
     experts = mixtures.experts(
@@ -42,7 +41,6 @@ def _read_dots1(keys: Keys, name: str) -> ModelConfig:
 
 
 def _write_dots1(config: ModelConfig) -> dict[str, Any]:
-    """See `mixtures.dots1`."""
     kinds = export_fields.layer_types(config)
     return mixtures.with_heads(config) | mixtures.routed(config) | kinds | {
         "attention_bias": "qkv" in mixtures.attention(config).biases,
@@ -51,12 +49,9 @@ def _write_dots1(config: ModelConfig) -> dict[str, Any]:
 
 
 def _gguf_dots1(keys: GgufKeys) -> dict[str, Any]:
-    """dots.llm1."""
     router = gguf_mixtures.read_router(keys, is_normalized=False, scores="sigmoid")
-    pattern = gguf_mixtures.after_dense(
-        keys, keys.attention(keys.rope(), qk_norm="head"), router, 0
-    )
-    return {"family": "dots1", "pattern": pattern}
+    attention = keys.attention(keys.rope(), qk_norm="head")
+    return {"pattern": gguf_mixtures.after_dense(keys, attention, router, 0)}
 
 
 FAMILIES = (

@@ -1,5 +1,5 @@
-"""Falcon-H1 (Zuo et al. 2025, arXiv 2507.22448): attention and a state side by side in every layer, and
-a factor on everything that is projected.
+"""Falcon-H1 (Zuo et al. 2025, arXiv 2507.22448): attention and Mamba-2 in parallel in every layer,
+and a factor on every projection.
 """
 
 import dataclasses
@@ -31,16 +31,13 @@ _DEFAULTS = {
 
 
 def _read_falcon_h1(keys: Keys, name: str) -> ModelConfig:
-    """Falcon-H1 (Zuo et al. 2025, arXiv 2507.22448): attention and a state side by side in every
-    layer, and a factor on everything that is projected.
-    """
-    keys = state_space.with_defaults(keys, _DEFAULTS)
+    keys = keys.with_defaults(_DEFAULTS)
     keys.require_neutral({"mamba_use_mlp": (True, None), "attn_layer_indices": (None,)})
     rope = rope_keys.read(keys)
-    scales = {
-        part: (keys.number(f"{key}_in_multiplier", 1.0), keys.number(f"{key}_out_multiplier", 1.0))
-        for part, key in (("attention", "attention"), ("state", "ssm"))
-    }
+    in_scales, out_scales = (
+        (keys.number(f"attention_{way}_multiplier", 1.0), keys.number(f"ssm_{way}_multiplier", 1.0))
+        for way in ("in", "out")
+    )
     inner = keys.optional_integer("mamba_d_ssm", 1024)
     has_norm = keys.boolean("mamba_rms_norm", False)
     state = state_space.mamba2(
@@ -54,7 +51,7 @@ def _read_falcon_h1(keys: Keys, name: str) -> ModelConfig:
         norms_first=has_norm and keys.boolean("mamba_norm_before_gate", True),
     )
     attention = fields.attention(keys, rope=rope, key_scale=keys.number("key_multiplier", 1.0))
-    mixer = Parallel(attention, state, *zip(scales["attention"], scales["state"], strict=True))
+    mixer = Parallel(attention, state, in_scales, out_scales)
     gate, down = _scales(keys, "mlp_multipliers", 2) or (1.0, 1.0)
     ffn = dataclasses.replace(fields.gated(keys), gate_scale=gate, down_scale=down)
     return ModelConfig(
@@ -67,26 +64,22 @@ def _read_falcon_h1(keys: Keys, name: str) -> ModelConfig:
 
 
 def _scales(keys: Keys, key: str, count: int) -> tuple[float, ...]:
-    """So many factors; (): all are 1."""
+    """Returns `count` factors, or () where all are 1."""
     if keys.raw.get(key) is None:
         return ()
-    found = keys.numbers(key, count)
-    if len(found) != count:
-        raise InputError(f"{key} lists {count} numbers, not {len(found)}")
-    return () if set(found) == {1.0} else found
+    factors = keys.numbers(key, count)
+    if len(factors) != count:
+        raise InputError(f"{key} lists {count} numbers, not {len(factors)}")
+    return () if set(factors) == {1.0} else factors
 
 
 def _write_falcon_h1(config: ModelConfig) -> dict[str, Any]:
-    """See `falcon_h1`."""
     layer = config.layers[0]
     mixer, ffn, (state,) = layer.mixer, layer.ffn, config.mixers(Mamba2)
     assert isinstance(mixer, Parallel) and isinstance(ffn, Gated), "config_export has seen to it"
     (attention_in, state_in), (attention_out, state_out) = mixer.in_scales, mixer.out_scales
-    raw = {
-        key: value
-        for key, value in state_space.hybrid_keys(config).items()
-        if key != "mamba_expand"
-    }
+    raw = state_space.hybrid_keys(config)
+    del raw["mamba_expand"]
     return raw | {
         "mamba_d_ssm": state.inner_width,
         "mamba_rms_norm": state.norm_width != 0,
@@ -105,17 +98,17 @@ def _write_falcon_h1(config: ModelConfig) -> dict[str, Any]:
 
 
 def _gguf_falcon_h1(keys: GgufKeys) -> dict[str, Any]:
-    """Falcon-H1, whose factors the file's weights have in them."""
-    attention = gguf_states.attention(
-        keys, 0, keys.integer("attention.head_count_kv"), rope=keys.rope()
-    )
+    """Reads Falcon-H1, whose factors are part of the file's weights."""
+    kv_heads = keys.integer("attention.head_count_kv")
+    attention = gguf_states.attention(keys, 0, kv_heads, rope=keys.rope())
     has_bias = keys.has_tensor("blk.0.ffn_down.bias")
     mixer = Parallel(attention, gguf_states.state_space(keys, 0))
     pattern = (LayerSpec(mixer, Gated(keys.ffn_width, has_bias=has_bias)),)
-    return {"family": "falcon_h1", "pattern": pattern}
+    return {"pattern": pattern}
 
 
 def _folded(config: ModelConfig) -> ModelConfig:
+    """Returns the model without factors."""
     if config.tied and config.embedding_scale != config.logit_scale:
         raise InputError(
             f"{config.name}: model.embedding_scale={config.embedding_scale} and "
@@ -139,7 +132,7 @@ def _folded(config: ModelConfig) -> ModelConfig:
 
 
 def _factors(config: ModelConfig) -> dict[str, float]:
-    """A factor on a layer's input scales its weights, and no bias."""
+    """Returns the factors by endings of names; one on a layer's input scales no bias."""
     mixer, ffn = _parallel(config.layers[0].mixer), config.layers[0].ffn
     assert isinstance(ffn, Gated), "its builder has seen to it"
     (read, fed), (attends, states) = mixer.in_scales, mixer.out_scales

@@ -59,7 +59,7 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
     return by_name
 
 
-# Messages list families in this order.
+# The most used ones first: messages list them in this order.
 _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
@@ -81,12 +81,12 @@ def of(config: ModelConfig) -> Family:
 
 
 def of_architecture(name: object) -> Family | None:
-    """Returns the family with this name in "architectures" of `config.json`; None: there is none."""
+    """Returns the family with this name in "architectures" of `config.json`, or None."""
     return next((family for family in ALL.values() if family.architecture == name), None)
 
 
 def of_wrapper(name: object) -> Family | None:
-    """Returns the family whose text models with this architecture read; None: there is none."""
+    """Returns the family that reads the text part of this architecture, or None."""
     return next((family for family in ALL.values() if family.wrapper == name is not None), None)
 
 
@@ -96,10 +96,10 @@ def gguf(config: ModelConfig) -> Gguf:
     Raises:
         InputError: llama.cpp does not have the family.
     """
-    found = of(config).gguf
-    if found is None:
+    record = of(config).gguf
+    if record is None:
         raise InputError(f"{config.name}: llama.cpp does not have the family {config.family}")
-    return found
+    return record
 
 
 def gguf_readers() -> Iterator[tuple[str, str, GgufReader]]:

@@ -1,4 +1,4 @@
-"""The record of a family of checkpoints: all that is particular to it."""
+"""The record of a family of checkpoints: everything particular to it."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -20,10 +20,10 @@ class GgufReader:
     """How the metadata of one of llama.cpp's architectures is read.
 
     Attributes:
-        build: makes the fields of `ModelConfig` that differ from the widths of every file; a field
-            "family" names the family where that is not the reader's own.
+        build: returns the fields of `ModelConfig`, except the widths of every file; a field
+            "family" names the family where that is not the reader's.
         reads: keys that only this architecture has.
-        free_widths: of the keys of a head's widths those that may differ from the head width.
+        free_widths: keys of widths of heads that may differ from the head width.
     """
 
     build: Callable[[GgufKeys], dict[str, Any]]
@@ -80,9 +80,9 @@ class Family:
         name: ours, which `ModelConfig.family` has; golden checkpoints begin with it.
         architecture: transformers' class, the only one of "architectures" in `config.json`.
         model_type: as `config.json` has it.
-        read: makes the model of the keys of a `config.json` and the model's name.
-        write: makes those keys, but for the ones that all families share.
-        reads: keys that are refused elsewhere, and that `read` understands.
+        read: (keys of a `config.json`, name of the model) -> the model.
+        write: returns those keys, except the ones that all families share.
+        reads: keys that other families reject and `read` understands.
         mixers, feed_forwards: kinds that layers of the family may have.
         tensors: our paths, of layers without "layers/N/", and the tensors that make them up. "{}"
             stands for the number of an expert or a head. A bias goes by its weight's names, unless
@@ -95,7 +95,7 @@ class Family:
         predictor: prefix of such layers that have no number of the model's; they are not read.
         wrapper: architecture of a model of images or sounds too, of which this is the text.
         inside: prefix of the text's tensors in the wrapper.
-        others: prefixes of tensors that are not read.
+        ignored: prefixes of tensors that are not read.
         also: other endings of names, and those that they stand for where the model has none of
             that name.
         derived: endings of tensors that repeat what the configuration says.
@@ -119,7 +119,7 @@ class Family:
     predictor: str | None = None
     wrapper: str | None = None
     inside: str | None = None
-    others: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
     also: Mapping[str, str] = dataclasses.field(default_factory=dict)
     derived: tuple[str, ...] = ()
     rows_key: str | None = None

@@ -9,38 +9,30 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Metadata
-from inference.families.shared import (
-    export_fields,
-    fields,
-    hf_names,
-    rope_keys,
-)
+from inference.families.shared import export_fields, fields, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
-_WINDOW = "attention.sliding_window"
-# The one size of a family whose queries are scaled by D / N instead of H, by its layers.
-_GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 
 
 def _read_gemma2(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys)
     cap = keys.optional_number("attn_logit_softcapping", 50.0)
-    full = fields.attention(keys, 256, rope=rope, scale=_gemma_scale(keys), score_cap=cap)
+    full = fields.attention(keys, 256, rope=rope, scale=_scale(keys), score_cap=cap)
     sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window", 4096))
     repeated = fields.types((True, False))
     return ModelConfig(
-        **_gemma_fields(keys, name, "gemma2"),
-        pattern=fields.pattern(fields.by_type(keys, full, sliding, repeated), _gemma_ffn(keys)),
+        **_fields(keys, name, "gemma2"),
+        pattern=fields.pattern(fields.by_type(keys, full, sliding, repeated), _ffn(keys)),
         logit_cap=keys.optional_number("final_logit_softcapping", 30.0),
     )
 
 
 def _read_gemma3(keys: Keys, name: str) -> ModelConfig:
     distant, near = rope_keys.by_kind(keys)
-    # transformers never applies the family's `attn_logit_softcapping`
-    heads = fields.attention(keys, 256, qk_norm="head", scale=_gemma_scale(keys))
+    # transformers does not apply the family's `attn_logit_softcapping`
+    heads = fields.attention(keys, 256, qk_norm="head", scale=_scale(keys))
     far = rope_keys.scaled(keys, distant, keys.number("rope_theta", 1_000_000.0))
     close = rope_keys.scaled(keys, near, keys.number("rope_local_base_freq", 10_000.0))
     window = keys.integer("sliding_window", 4096)
@@ -49,40 +41,38 @@ def _read_gemma3(keys: Keys, name: str) -> ModelConfig:
     period = keys.integer("sliding_window_pattern", 6, limit=MOST_LAYERS)
     repeated = fields.types(layer < period - 1 for layer in range(period))
     return ModelConfig(
-        **_gemma_fields(keys, name, "gemma3"),
-        pattern=fields.pattern(fields.by_type(keys, full, sliding, repeated), _gemma_ffn(keys)),
+        **_fields(keys, name, "gemma3"),
+        pattern=fields.pattern(fields.by_type(keys, full, sliding, repeated), _ffn(keys)),
         logit_cap=keys.optional_number("final_logit_softcapping"),
     )
 
 
-def _gemma_fields(keys: Keys, name: str, family: str) -> dict[str, Any]:
-    """What Gemma 2 and 3 share."""
-    own = fields.llama_fields(keys, name, family, tied=True)
-    return own | {
+def _fields(keys: Keys, name: str, family: str) -> dict[str, Any]:
+    """Returns the fields that Gemma 2 and 3 share."""
+    shared = fields.llama_fields(keys, name, family, tied=True)
+    return shared | {
         "max_context": keys.integer("max_position_embeddings"),
         "norm_offset": 1.0,
         "post_norms": True,
-        "embedding_scale": own["width"] ** 0.5,
+        "embedding_scale": shared["width"] ** 0.5,
     }
 
 
-def _gemma_ffn(keys: Keys) -> Gated:
+def _ffn(keys: Keys) -> Gated:
     activation = keys.choice("hidden_activation", _GELU_TANH, "gelu_pytorch_tanh")
     return Gated(keys.integer("intermediate_size"), activation)
 
 
-def _gemma_scale(keys: Keys) -> float | None:
+def _scale(keys: Keys) -> float | None:
     scalar = keys.number("query_pre_attn_scalar", 256.0)
     return None if scalar == keys.integer("head_dim", 256) else scalar**-0.5
 
 
 def _write_gemma(config: ModelConfig) -> dict[str, Any]:
     attention, _ = export_fields.first(config)
-    others = ("mlp_bias", "hidden_act")
-    fields = {
-        key: value for key, value in export_fields.llama_fields(config).items() if key not in others
-    }
-    return fields | export_fields.layer_types(config) | {
+    raw = export_fields.llama_fields(config)
+    del raw["mlp_bias"], raw["hidden_act"]
+    return raw | export_fields.layer_types(config) | {
         "hidden_activation": "gelu_pytorch_tanh",
         "query_pre_attn_scalar": round((attention.scale or attention.head_width**-0.5) ** -2),
         "attn_logit_softcapping": attention.score_cap,
@@ -105,10 +95,13 @@ def _write_gemma3(config: ModelConfig) -> dict[str, Any]:
     return raw if raw["sliding_window"] else raw | {"sliding_window": 4096}
 
 
+_WINDOW = "attention.sliding_window"
+# Layers of the one size of each family whose queries are scaled by D / N instead of H.
+_GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
+
+
 def _gguf_gemma(keys: GgufKeys, pattern: Sequence[Attention], layers_of_27b: int) -> dict[str, Any]:
-    """What Gemma 2 and 3 share; the largest of each scales queries by the width that falls to a
-    head.
-    """
+    """Returns the fields that Gemma 2 and 3 share."""
     width = keys.integer("embedding_length")
     is_27b = keys.num_layers == layers_of_27b
     scale = (width / keys.integer("attention.head_count")) ** -0.5 if is_27b else None
@@ -125,15 +118,15 @@ def _gguf_gemma(keys: GgufKeys, pattern: Sequence[Attention], layers_of_27b: int
 
 def _gguf_gemma2(keys: GgufKeys) -> dict[str, Any]:
     full = keys.attention(keys.rope(), score_cap=keys.number("attn_logit_softcapping", 50.0))
-    local = dataclasses.replace(full, window=keys.integer("attention.sliding_window", 4096))
+    local = dataclasses.replace(full, window=keys.integer(_WINDOW, 4096))
     cap = keys.number("final_logit_softcapping", 30.0)
     return _gguf_gemma(keys, (local, full), _GEMMA2_27B_LAYERS) | {"logit_cap": cap}
 
 
 def _gguf_gemma3(keys: GgufKeys) -> dict[str, Any]:
-    period = keys.integer("attention.sliding_window_pattern", 6)
+    period = keys.integer(f"{_WINDOW}_pattern", 6)
     near = Rope(keys.number("rope.freq_base_swa", 10_000.0))
-    window = keys.integer("attention.sliding_window")
+    window = keys.integer(_WINDOW)
     local = keys.attention(near, window=window, qk_norm="head")
     distant = keys.attention(keys.rope(default=1_000_000.0), qk_norm="head")
     return _gguf_gemma(keys, [local] * (period - 1) + [distant], _GEMMA3_27B_LAYERS)
@@ -141,7 +134,7 @@ def _gguf_gemma3(keys: GgufKeys) -> dict[str, Any]:
 
 def _gguf_window_keys(config: ModelConfig) -> Metadata:
     windows = [mixer.window for mixer in config.mixers(Attention) if mixer.window is not None]
-    return {"attention.sliding_window": windows[0]} if windows else {}
+    return {_WINDOW: windows[0]} if windows else {}
 
 
 def _gguf_gemma2_keys(config: ModelConfig) -> Metadata:
@@ -159,7 +152,7 @@ def _gguf_gemma3_keys(config: ModelConfig) -> Metadata:
     near = next((mixer.rope for mixer in mixers if mixer.window is not None), None) or Rope()
     metadata = _gguf_window_keys(config)
     if period != 6:
-        metadata["attention.sliding_window_pattern"] = period
+        metadata[f"{_WINDOW}_pattern"] = period
     if near.theta != 10_000.0:
         metadata["rope.freq_base_swa"] = near.theta
     return metadata

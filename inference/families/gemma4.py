@@ -3,8 +3,6 @@
 import dataclasses
 from typing import Any
 
-import numpy as np
-
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention, sharing
 from configs.kinds.experts import Experts, Router
@@ -14,26 +12,14 @@ from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Proportional, Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, Table
-from inference.families.shared import (
-    export_fields,
-    fields,
-    gguf_names,
-    hf_names,
-    rope_keys,
-)
+from inference.families.shared import export_fields, fields, gguf_names, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
-# A table may have more rows than there are tokens, which are not read.
+# Key of the rows of a table, of which only those of tokens are read.
 _NUM_ROWS = "vocab_size_per_layer_input"
-
-
 _ACTIVATION = {"gelu_pytorch_tanh": "gelu_tanh"}
-
-
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
-
-
 _ROPE = {
     _GLOBAL: {
         "rope_type": "proportional",
@@ -45,29 +31,27 @@ _ROPE = {
 
 
 def _read_gemma4(keys: Keys, name: str) -> ModelConfig:
-    """Its model. Images are not read, so that of `use_bidirectional_attention` only 'all' says
-    something of text.
-    """
+    """Reads the text part; of `use_bidirectional_attention`, only 'all' changes text."""
     keys.require_neutral({"use_bidirectional_attention": (None, False, "vision")})
-    own = fields.llama_fields(keys, name, "gemma4", tied=True)
-    width, num_layers = own["width"], own["num_layers"]
+    sizes = fields.llama_fields(keys, name, "gemma4", tied=True)
+    num_layers = sizes["num_layers"]
     num_shared = keys.whole("num_kv_shared_layers", 0, limit=num_layers)
     mixers = sharing(_mixers(keys, num_layers), num_shared)
-    inputs = _inputs_width(keys, own["vocab_size"])
+    inputs = _inputs_width(keys, sizes["vocab_size"])
     return ModelConfig(
-        **own,
+        **sizes,
         max_context=keys.integer("max_position_embeddings", 131_072),
         pattern=fields.pattern(mixers, _ffns(keys, num_layers, num_layers - num_shared)),
         post_norms=True,
         logit_cap=keys.optional_number("final_logit_softcapping"),
-        embedding_scale=width**0.5,
+        embedding_scale=sizes["width"] ** 0.5,
         layer_inputs=LayerInputs(inputs, _activation(keys)) if inputs else None,
         has_layer_scales=True,
     )
 
 
 def _mixers(keys: Keys, num_layers: int) -> list[Attention]:
-    """Before any of them shares."""
+    """Returns each layer's attention, before layers share keys and values."""
     base = fields.attention(keys, 256, qk_norm="head", has_value_norm=True, scale=1.0)
     full = dataclasses.replace(
         base, rope=_rope(keys, _GLOBAL), has_values=not keys.boolean("attention_k_eq_v", False)
@@ -80,11 +64,11 @@ def _mixers(keys: Keys, num_layers: int) -> list[Attention]:
     stated = keys.nested("per_layer_config")
     if stated is None:  # as transformers wrote it at first
         return [_wider(keys, mixer) if mixer == full else mixer for mixer in mixers]
-    return [_own(stated, layer, mixer) for layer, mixer in enumerate(mixers)]
+    return [_resized(stated, layer, mixer) for layer, mixer in enumerate(mixers)]
 
 
 def _wider(keys: Keys, full: Attention) -> Attention:
-    """A layer without a window."""
+    """Returns attention without a window."""
     kv_heads = full.num_kv_heads
     if not full.has_values:
         kv_heads = keys.integer("num_global_key_value_heads", kv_heads)
@@ -93,42 +77,37 @@ def _wider(keys: Keys, full: Attention) -> Attention:
     )
 
 
-def _own(stated: Keys, layer: int, mixer: Attention) -> Attention:
-    """A layer with what is stated of it alone."""
-    own = stated.nested(str(layer)) or Keys({}, stated.label)
-    known = "head_dim", "num_key_value_heads"
-    if unknown := sorted(own.raw.keys() - set(known)):
-        raise InputError(f"{own.label}{shown(unknown[0])} is not supported; valid: {known}")
+def _resized(stated: Keys, layer: int, mixer: Attention) -> Attention:
+    """Returns a layer's attention with the heads that are stated of this layer."""
+    keys = stated.nested(str(layer)) or Keys({}, stated.label)
+    valid = "head_dim", "num_key_value_heads"
+    if unknown := sorted(keys.raw.keys() - set(valid)):
+        raise InputError(f"{keys.label}{shown(unknown[0])} is not supported; valid: {valid}")
     return dataclasses.replace(
         mixer,
-        head_width=own.integer("head_dim", mixer.head_width),
-        num_kv_heads=own.integer("num_key_value_heads", mixer.num_kv_heads),
+        head_width=keys.integer("head_dim", mixer.head_width),
+        num_kv_heads=keys.integer("num_key_value_heads", mixer.num_kv_heads),
     )
 
 
 def _rope(keys: Keys, kind: str) -> Rope:
-    stated = keys.nested("rope_parameters")
-    own = stated and stated.nested(kind)
-    own = own or Keys(_ROPE[kind], f"rope_parameters: {kind}: ")
-    return rope_keys.scaled(keys, own, 10_000.0)
+    by_kind = keys.nested("rope_parameters")
+    stated = by_kind and by_kind.nested(kind)
+    stated = stated or Keys(_ROPE[kind], f"rope_parameters: {kind}: ")
+    return rope_keys.scaled(keys, stated, 10_000.0)
 
 
 def _ffns(keys: Keys, num_layers: int, first_shared: int) -> list[FeedForward]:
     width, activation = keys.integer("intermediate_size", 9216), _activation(keys)
     is_wide = keys.boolean("use_double_wide_mlp", False)
-    has_experts = keys.boolean("enable_moe_block", False)
-    found: list[FeedForward] = []
-    for layer in range(num_layers):
-        own = width * (2 if is_wide and layer >= first_shared else 1)
-        if has_experts:
-            found.append(_experts(keys, own, activation))
-        else:
-            found.append(Gated(own, activation))
-    return found
+    widths = [width * (1 + (is_wide and n >= first_shared)) for n in range(num_layers)]
+    if keys.boolean("enable_moe_block", False):
+        return [_experts(keys, width, activation) for width in widths]
+    return [Gated(width, activation) for width in widths]
 
 
 def _experts(keys: Keys, dense: int, activation: str) -> Experts:
-    """The mixture beside a dense feed-forward."""
+    """Returns a mixture in addition to a dense feed-forward."""
     num_experts, top_k = keys.integer("num_experts"), keys.integer("top_k_experts")
     if top_k > num_experts:
         raise InputError(f"top_k_experts={top_k} is more than num_experts={num_experts}")
@@ -144,7 +123,7 @@ def _activation(keys: Keys) -> str:
 
 
 def _inputs_width(keys: Keys, vocab_size: int) -> int:
-    """Elements of a token for each layer; 0: there are none."""
+    """Returns the elements of a token for each layer; 0: there are none."""
     name = "hidden_size_per_layer_input"
     width = 0 if keys.raw.get(name, 256) is None else keys.whole(name, 256)
     rows = keys.integer(_NUM_ROWS, 262_144)
@@ -157,7 +136,7 @@ def _inputs_width(keys: Keys, vocab_size: int) -> int:
 
 
 def _write_gemma4(config: ModelConfig) -> dict[str, Any]:
-    """The inverse of `build`, by the keys of published files."""
+    """Returns the keys of published files."""
     windows = [config.stored_by(layer).window for layer in range(config.num_layers)]
     mixers = [export_fields.attention(layer) for layer in config.layers]
     makers = [mixer for mixer in mixers if mixer.owner is None]
@@ -165,8 +144,7 @@ def _write_gemma4(config: ModelConfig) -> dict[str, Any]:
     near = next((mixer for mixer in makers if mixer.window is not None), far)
     first, last = config.layers[0].ffn, config.layers[-1].ffn
     sizes = export_fields.sizes(config, Rope())
-    for key in ("hidden_act", "rope_theta", "rope_scaling"):
-        del sizes[key]
+    del sizes["hidden_act"], sizes["rope_theta"], sizes["rope_scaling"]
     return sizes | export_fields.heads(near) | _ffn(first, last) | {
         "global_head_dim": far.head_width,
         "num_global_key_value_heads": None if far.has_values else far.num_kv_heads,
@@ -209,10 +187,19 @@ def _stated(rope: Rope | None) -> dict[str, Any]:
     return scaling | {"rope_theta": rope.theta}
 
 
+_WINDOW = "attention.sliding_window"
+_NEVER = 1e20  # least divisor of the frequency of a pair that does not rotate
+_GGUF_KEYS = (
+    *(_WINDOW, f"{_WINDOW}_pattern", "attention.shared_kv_layers", "final_logit_softcapping"),
+    *("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"),
+    *("rope.freq_base_swa", "embedding_length_per_layer_input"),
+    *("expert_count", "expert_used_count", "expert_feed_forward_length"),
+)
+
+
 def _gguf_gemma4(keys: GgufKeys) -> dict[str, Any]:
-    """What it adds to the widths."""
-    count = keys.num_layers
-    mixers = sharing(_gguf_mixers(keys), keys.whole("attention.shared_kv_layers", limit=count))
+    num_shared = keys.whole("attention.shared_kv_layers", limit=keys.num_layers)
+    mixers = sharing(_gguf_mixers(keys), num_shared)
     inputs = keys.whole("embedding_length_per_layer_input")
     cap = "final_logit_softcapping"
     return {
@@ -225,16 +212,10 @@ def _gguf_gemma4(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
-_WINDOW = "attention.sliding_window"
-
-
-_NEVER = 1e20  # what divides the frequency of a pair that does not turn, at least
-
-
 def _gguf_mixers(keys: GgufKeys) -> list[Attention]:
-    """Before any of them shares."""
+    """Returns each layer's attention, before layers share keys and values."""
     heads = keys.integer("attention.head_count")
-    own: dict[str, Any] = {"qk_norm": "head", "has_value_norm": True, "scale": 1.0}
+    shared: dict[str, Any] = {"qk_norm": "head", "has_value_norm": True, "scale": 1.0}
     kv_heads = keys.integers("attention.head_count_kv", keys.num_layers)
     slides = keys.booleans(f"{_WINDOW}_pattern", keys.num_layers)
     if slides is None:
@@ -244,22 +225,20 @@ def _gguf_mixers(keys: GgufKeys) -> list[Attention]:
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if keys.integer(key, near_width) != near_width:
             raise InputError(f"{keys.architecture}.{key} differs from the head width {near_width}")
-    far, found = _gguf_distant(keys), []
+    far, mixers = _gguf_distant(keys), []
     for layer, (slide, kv) in enumerate(zip(slides, kv_heads, strict=True)):
         if slide:
             window = keys.integer(_WINDOW)
-            found.append(Attention(heads, kv, near_width, near, window, **own))
+            mixers.append(Attention(heads, kv, near_width, near, window, **shared))
         else:
             has_values = keys.has_tensor(f"blk.{layer}.attn_v.weight")
-            full = Attention(heads, kv, keys.head_width, far, **own)
-            found.append(dataclasses.replace(full, has_values=has_values))
-    return found
+            full = Attention(heads, kv, keys.head_width, far, **shared)
+            mixers.append(dataclasses.replace(full, has_values=has_values))
+    return mixers
 
 
 def _gguf_distant(keys: GgufKeys) -> Rope:
-    """Positions where there is no window: a file says by a divisor of each frequency which pairs
-    turn.
-    """
+    """Reads the RoPE of layers without a window: frequency divisors give the rotating pairs."""
     theta = keys.number("rope.freq_base", 1_000_000.0)
     shape = keys.shapes.get(gguf_names.ROPE_FACTORS)
     if shape is None:
@@ -268,14 +247,14 @@ def _gguf_distant(keys: GgufKeys) -> Rope:
     if shape != (pairs,):
         raise InputError(f"{gguf_names.ROPE_FACTORS!r} is {list(shape)}; expected [{pairs}]")
     divisors = keys.read_numbers(gguf_names.ROPE_FACTORS)
-    turning = int((divisors == 1).sum())
-    if not turning or not np.array_equal(divisors == 1, np.arange(pairs) < turning) or (
-        divisors[turning:] < _NEVER
-    ).any():  # fmt: skip
+    rotating = int((divisors == 1).sum())
+    is_prefix = (divisors[:rotating] == 1).all() and not (divisors[rotating:] < _NEVER).any()
+    if not rotating or not is_prefix:
         raise InputError(
-            f"{gguf_names.ROPE_FACTORS!r} is not supported: pairs that turn come first, with divisors of 1"
+            f"{gguf_names.ROPE_FACTORS!r} is not supported: pairs that rotate come first, with "
+            "divisors of 1"
         )
-    return Rope(theta, Proportional(turning / pairs))
+    return Rope(theta, Proportional(rotating / pairs))
 
 
 def _gguf_ffns(keys: GgufKeys) -> list[FeedForward]:
@@ -317,8 +296,6 @@ _TENSORS: Table = {
     "ffn/shared_norm": ("pre_feedforward_layernorm.weight",),
     "ffn/shared_post_norm": ("post_feedforward_layernorm_1.weight",),
 }
-
-
 _GGUF: Table = {
     **gguf_names.EXPERTS,
     "inputs/table": ("per_layer_token_embd.weight",),
@@ -340,14 +317,6 @@ _GGUF: Table = {
     "ffn/shared_norm": ("ffn_norm.weight",),
     "ffn/shared_post_norm": ("post_ffw_norm_1.weight",),
 }
-
-
-_GGUF_KEYS = (
-    *(_WINDOW, f"{_WINDOW}_pattern", "attention.shared_kv_layers", "final_logit_softcapping"),
-    *("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"),
-    *("rope.freq_base_swa", "embedding_length_per_layer_input"),
-    *("expert_count", "expert_used_count", "expert_feed_forward_length"),
-)
 FAMILIES = (
     Family(
         name="gemma4",
@@ -360,7 +329,7 @@ FAMILIES = (
         tensors=_TENSORS,
         wrapper="Gemma4ForConditionalGeneration",
         inside="model.language_model",
-        others=tuple(
+        ignored=tuple(
             f"model.{part}"
             for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
         ),

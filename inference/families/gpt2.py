@@ -8,11 +8,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Plain
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
-from inference.families.shared import (
-    export_fields,
-    fields,
-    gguf_names,
-)
+from inference.families.shared import export_fields, fields, gguf_names
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
@@ -23,24 +19,17 @@ def _read_gpt2(keys: Keys, name: str) -> ModelConfig:
     if width % num_heads:
         raise InputError(f"n_embd={width} is not a multiple of n_head={num_heads}")
     positions = keys.integer("n_positions", 1024)
+    scale = None if keys.boolean("scale_attn_weights", True) else 1.0
     attention = Attention(
-        num_heads,
-        num_heads,
-        width // num_heads,
-        rope=None,
-        biases=("qkv", "out"),
-        scale=None if keys.boolean("scale_attn_weights", True) else 1.0,
+        num_heads, num_heads, width // num_heads, rope=None, biases=("qkv", "out"), scale=scale
     )
     num_layers = keys.integer("n_layer", 12, limit=MOST_LAYERS)
     mixers = [attention] * num_layers
     if keys.boolean("scale_attn_by_inverse_layer_idx", False):
         scale = attention.scale or attention.head_width**-0.5
         mixers = [dataclasses.replace(attention, scale=scale / n) for n in range(1, num_layers + 1)]
-    activation = keys.choice(
-        "activation_function",
-        {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"},
-        "gelu_new",
-    )
+    names = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+    activation = keys.choice("activation_function", names, "gelu_new")
     ffn = Plain(keys.integer("n_inner", 4 * width), activation, has_bias=True)
     return ModelConfig(
         name=name,
@@ -99,8 +88,6 @@ _TENSORS: Table = {
     "ffn/up": ("mlp.c_fc.weight",),
     "ffn/down": ("mlp.c_proj.weight",),
 }
-
-
 _GGUF: Table = {
     **gguf_names.LLAMA,
     "positions/table": ("position_embd.weight",),
@@ -110,8 +97,6 @@ _GGUF: Table = {
     "ffn_norm/weight": ("ffn_norm.weight",),
     "ffn/up": ("ffn_up.weight",),
 }
-
-
 FAMILIES = (
     Family(
         name="gpt2",

@@ -23,15 +23,14 @@ from inference.families.shared.gguf_keys import YARN, GgufKeys
 
 
 def _read_gpt_oss(keys: Keys, name: str) -> ModelConfig:
-    """gpt-oss (OpenAI 2025, arXiv 2508.10925)."""
     keys.require_neutral({"swiglu_alpha": (1.702, None)})
     packed = keys.nested("quantization_config")
-    if packed is not None:  # it is how the experts are stored
+    if packed is not None:  # the experts' format
         packed.choice("quant_method", {"mxfp4": "mxfp4"}, "none")
     stretched = {"rope_type": "yarn", "factor": 32.0, "truncate": False}
     original = {"original_max_position_embeddings": 4096}
-    own = rope_keys.described(keys) or Keys(stretched | original, "rope_parameters: ")
-    rope = rope_keys.scaled(keys, own, keys.number("rope_theta", 150_000.0))
+    stated = rope_keys.described(keys) or Keys(stretched | original, "rope_parameters: ")
+    rope = rope_keys.scaled(keys, stated, keys.number("rope_theta", 150_000.0))
     biases = ("qkv", "out") if keys.boolean("attention_bias", True) else ()
     full = fields.attention(keys, 64, rope=rope, biases=biases, has_sinks=True)
     window = keys.optional_integer("sliding_window", 128)
@@ -46,7 +45,6 @@ def _read_gpt_oss(keys: Keys, name: str) -> ModelConfig:
 
 
 def _write_gpt_oss(config: ModelConfig) -> dict[str, Any]:
-    """See `mixtures.gpt_oss`."""
     experts = mixtures.mixture(config)
     raw = mixtures.with_heads(config) | export_fields.layer_types(config) | {
         "intermediate_size": experts.width,
@@ -55,13 +53,13 @@ def _write_gpt_oss(config: ModelConfig) -> dict[str, Any]:
         "attention_bias": "qkv" in mixtures.attention(config).biases,
         "swiglu_limit": experts.limit,
     }  # fmt: skip
-    raw["rope_scaling"] = raw["rope_scaling"] or {"rope_type": "default"}  # left out, it is yarn
+    raw["rope_scaling"] = raw["rope_scaling"] or {"rope_type": "default"}  # absent, it is yarn
     return raw if raw["sliding_window"] else raw | {"sliding_window": 128}
 
 
 def _gguf_gpt_oss(keys: GgufKeys) -> dict[str, Any]:
-    """gpt-oss; llama.cpp knows its limit, its offset and its pattern, and rounds YaRN's ends, which
-    the model itself does not.
+    """Reads gpt-oss. llama.cpp has its limit, offset and pattern as constants, and rounds YaRN's
+    ends, which the model does not.
     """
     rope = keys.rope(has_yarn=True)
     if isinstance(rope.scaling, Yarn):
@@ -72,8 +70,7 @@ def _gguf_gpt_oss(keys: GgufKeys) -> dict[str, Any]:
         keys, Router(has_bias=True), activation="quick_gelu", has_bias=True, limit=7.0,
         up_offset=1.0,
     )  # fmt: skip
-    pattern = (LayerSpec(sliding, experts), LayerSpec(full, experts))
-    return {"family": "gpt_oss", "pattern": pattern}
+    return {"pattern": (LayerSpec(sliding, experts), LayerSpec(full, experts))}
 
 
 _TENSORS: Table = {
@@ -85,8 +82,6 @@ _TENSORS: Table = {
     "ffn/experts/gate_up_bias": ("mlp.experts.gate_up_proj_bias.ordered",),
     "ffn/experts/down_bias": ("mlp.experts.down_proj_bias",),
 }
-
-
 FAMILIES = (
     Family(
         name="gpt_oss",

@@ -1,5 +1,5 @@
-"""Granite 4 H (IBM 2025): Mamba-2, attention in some layers, and scales of what is embedded, of what
-layers add and of the logits.
+"""Granite 4 H (IBM 2025): Mamba-2, attention in some layers, and scales of embeddings, residuals
+and logits.
 """
 
 from typing import Any
@@ -11,7 +11,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import MOST_MATRICES, FeedForward
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.rope import Rope
-from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
+from configs.model import LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Metadata, Table
 from inference.families.shared import (
     export_fields,
@@ -34,22 +34,16 @@ _DEFAULTS = {
 
 
 def _read_hybrid(keys: Keys, name: str) -> ModelConfig:
-    """Granite 4 (IBM 2025): what is embedded, what layers add and the logits are scaled; a mixture
-    beside a feed-forward that all tokens visit, or that one alone.
-    """
-    keys = state_space.with_defaults(keys, _DEFAULTS)
-    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
-    turns = keys.raw.get("position_embedding_type") == "rope"
+    keys, layers = keys.with_defaults(_DEFAULTS), fields.num_layers(keys)
     keys.require_neutral({
         "position_embedding_type": ("rope", "nope", None),
         "normalization_function": ("rmsnorm", None),
     })  # fmt: skip
-    rope = rope_keys.read(keys) if turns else None
+    has_rope = keys.raw.get("position_embedding_type") == "rope"
+    rope = rope_keys.read(keys) if has_rope else None
     scale = keys.number("attention_multiplier", 1.0)
-    attention, state = (
-        fields.attention(keys, rope=rope, scale=scale),
-        state_space.mamba2(keys, state_space.expanded(keys)),
-    )
+    attention = fields.attention(keys, rope=rope, scale=scale)
+    state = state_space.mamba2(keys, state_space.expanded(keys))
     kinds = keys.listed("layer_types", layers) or keys.listed("layers_block_type", layers)
     kinds = kinds or ["linear_attention"] * layers
     mixers = [_by_name(kind, attention, state) for kind in kinds]
@@ -62,7 +56,8 @@ def _read_hybrid(keys: Keys, name: str) -> ModelConfig:
 
 
 def _hybrid_ffn(keys: Keys) -> Gated | Experts:
-    activation = keys.choice("hidden_act", {"silu": "silu"}, "silu")
+    """Returns a mixture in addition to a dense feed-forward, or the latter alone."""
+    activation = fields.activation(keys)
     shared = keys.integer("shared_intermediate_size", 1024)
     experts = keys.whole("num_local_experts", 8, limit=MOST_MATRICES)
     if not experts:
@@ -75,7 +70,7 @@ def _hybrid_ffn(keys: Keys) -> Gated | Experts:
 
 
 def _by_name(kind: Any, attention: Attention, state: Mamba2) -> Attention | Mamba2:
-    """The mixer that transformers 4 or 5 calls so."""
+    """Returns the mixer by the name that transformers 4 or 5 has for it."""
     names: dict[str, Attention | Mamba2] = {
         "attention": attention, "full_attention": attention,
         "mamba": state, "linear_attention": state,
@@ -86,19 +81,14 @@ def _by_name(kind: Any, attention: Attention, state: Mamba2) -> Attention | Mamb
 
 
 def _write_hybrid(config: ModelConfig) -> dict[str, Any]:
-    """See `granite`."""
-    own, ffn = state_space.attention(config), config.layers[0].ffn
-    kinds = [
-        "attention" if n in state_space.attends(config) else "mamba"
-        for n in range(config.num_layers)
-    ]
-    raw = {
-        key: value for key, value in state_space.hybrid_keys(config).items() if key != "mlp_bias"
-    } | {
-        "position_embedding_type": "rope" if own.rope else "nope",
-        "layer_types": kinds,
-        **_write_scales(config),
-    }
+    attention, ffn = state_space.attention(config), config.layers[0].ffn
+    attends = [isinstance(layer.mixer, Attention) for layer in config.layers]
+    raw = state_space.hybrid_keys(config)
+    raw.pop("mlp_bias", None)
+    raw |= {
+        "position_embedding_type": "rope" if attention.rope else "nope",
+        "layer_types": ["attention" if attend else "mamba" for attend in attends],
+    } | _write_scales(config)
     if isinstance(ffn, Experts):
         return raw | {
             "num_local_experts": ffn.num_experts,
@@ -159,7 +149,6 @@ def _gguf_read_scales(keys: GgufKeys) -> dict[str, Any]:
 
 
 def _gguf_hybrid(keys: GgufKeys) -> dict[str, Any]:
-    """Granite 4 H."""
     scale = keys.number("attention.scale") if keys.has("attention.scale") else None
     rope = keys.rope() if keys.boolean("rope.scaling.finetuned", True) else None
     ffn: FeedForward = Gated(keys.ffn_width)
@@ -176,16 +165,15 @@ def _gguf_hybrid(keys: GgufKeys) -> dict[str, Any]:
         for layer, kv_heads in enumerate(keys.kv_heads())
     ]
     return {
-        "family": "granitemoehybrid",
         "pattern": tuple(layers),
     } | _gguf_read_scales(keys)
 
 
 def _gguf_scales(config: ModelConfig) -> Metadata:
     attention = next(iter(config.mixers(Attention)), None)
-    scales: Metadata = (
-        {} if attention is None or attention.scale is None else {"attention.scale": attention.scale}
-    )
+    scales: Metadata = {}
+    if attention is not None and attention.scale is not None:
+        scales["attention.scale"] = attention.scale
     return scales | {
         "embedding_scale": config.embedding_scale,
         "residual_scale": config.residual_scale,
@@ -205,8 +193,6 @@ _TENSORS: Table = {
     "ffn/experts/gate_up": ("block_sparse_moe.input_linear.weight",),
     "ffn/experts/down": ("block_sparse_moe.output_linear.weight",),
 }
-
-
 _GGUF_SCALES = ("embedding_scale", "residual_scale", "logit_scale", "attention.scale")
 FAMILIES = (
     Family(

@@ -11,7 +11,6 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import MOST_MATRICES, FeedForward, Mixer
 from configs.kinds.recurrent.selective import Mamba
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families import mamba as mamba_family
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
 from inference.families.shared import (
     export_fields,
@@ -21,11 +20,11 @@ from inference.families.shared import (
     gguf_states,
     hf_names,
     parts,
+    state_space,
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
-# What files leave out.
 _DEFAULTS = {
     "vocab_size": 65_536, "hidden_size": 4096, "intermediate_size": 14_336,
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
@@ -34,20 +33,16 @@ _DEFAULTS = {
 
 
 def _read_jamba(keys: Keys, name: str) -> ModelConfig:
-    """Jamba (Lieber et al. 2024, arXiv 2403.19887): attention without positions, and experts, each
-    in every so many layers.
-    """
-    keys = Keys(_DEFAULTS | keys.raw, keys.label)
+    keys = keys.with_defaults(_DEFAULTS)
     keys.require_neutral({"sliding_window": (None,), "mamba_inner_layernorms": (True, None)})
-    own = fields.llama_fields(keys, name, "jamba")
-    width, layers = own["width"], range(own["num_layers"])
-    has_bias = keys.boolean("mamba_proj_bias", False)
+    sizes = fields.llama_fields(keys, name, "jamba")
+    width, layers = sizes["width"], range(sizes["num_layers"])
     mamba = Mamba(
         keys.integer("mamba_expand", 2) * width,
         keys.integer("mamba_d_state", 16),
-        mamba_family.step_rank(keys, "mamba_dt_rank", width),
+        state_space.step_rank(keys, "mamba_dt_rank", width),
         keys.integer("mamba_d_conv", 4),
-        mamba_family.biases(has_bias, keys.boolean("mamba_conv_bias", True)),
+        state_space.biases(keys, "mamba_proj_bias", "mamba_conv_bias"),
         norms="weighted",
     )
     attention = fields.attention(keys, rope=None)
@@ -59,11 +54,11 @@ def _read_jamba(keys: Keys, name: str) -> ModelConfig:
         [experts if experts and has_experts(layer) else dense for layer in layers],
     )
     longest = keys.integer("max_position_embeddings", _DEFAULTS["max_position_embeddings"])
-    return ModelConfig(**own, max_context=longest, pattern=pattern)
+    return ModelConfig(**sizes, max_context=longest, pattern=pattern)
 
 
 def _experts(keys: Keys, count: int, dense: Gated) -> Experts:
-    """As wide as a dense layer each; what the chosen ones count is not normalized."""
+    """Returns a mixture of experts as wide as a dense layer."""
     top_k = keys.integer("num_experts_per_tok", 2)
     if top_k > count:
         raise InputError(f"num_experts_per_tok={top_k} is more than num_experts={count}")
@@ -71,7 +66,7 @@ def _experts(keys: Keys, count: int, dense: Gated) -> Experts:
 
 
 def _every(keys: Keys, kind: str, period: int, offset: int) -> Callable[[int], bool]:
-    """Whether a layer, by its number, is of a kind that every so many are."""
+    """Returns whether a layer is of a kind that every so many are, as a function of its number."""
     period = keys.integer(f"{kind}_layer_period", period, limit=MOST_LAYERS)
     offset = keys.whole(f"{kind}_layer_offset", offset, limit=MOST_LAYERS)
     if offset >= period:
@@ -80,10 +75,9 @@ def _every(keys: Keys, kind: str, period: int, offset: int) -> Callable[[int], b
 
 
 def _write_jamba(config: ModelConfig) -> dict[str, Any]:
-    """The fields of a Jamba model's `config.json`."""
     attends = [isinstance(layer.mixer, Attention) for layer in config.layers]
     mixes = [isinstance(layer.ffn, Experts) for layer in config.layers]
-    attention = next(iter(config.mixers(Attention)), Attention(1, 1, config.width, rope=None))
+    attention = state_space.attention(config)
     mamba = next(iter(config.mixers(Mamba)), Mamba(config.width, 1, 1))
     ffns = [layer.ffn for layer in config.layers]
     experts = next((ffn for ffn in ffns if isinstance(ffn, Experts)), Experts(1, 1, 1))
@@ -111,15 +105,15 @@ def _write_jamba(config: ModelConfig) -> dict[str, Any]:
 
 
 def _repeated(kind: str, layers: list[bool]) -> dict[str, int]:
-    """How far layers of a kind are apart, and the first of them; behind all layers if none is."""
-    found = [layer for layer, is_one in enumerate(layers) if is_one]
-    first = found[0] if found else len(layers)
-    period = found[1] - first if len(found) > 1 else max(first + 1, len(layers))
+    """Returns the period and the offset of a kind; without such layers, the first is behind all."""
+    numbers = [layer for layer, is_kind in enumerate(layers) if is_kind]
+    first = numbers[0] if numbers else len(layers)
+    period = numbers[1] - first if len(numbers) > 1 else max(first + 1, len(layers))
     return {f"{kind}_layer_period": period, f"{kind}_layer_offset": first % period}
 
 
 def _gguf_jamba(keys: GgufKeys) -> dict[str, Any]:
-    """Jamba: attention where a layer has keys, and experts where it has a router."""
+    """Reads Jamba: a layer with keys attends, and a layer with a router has experts."""
     layers, dense = [], Gated(keys.ffn_width)
     for layer, kv_heads in enumerate(keys.kv_heads()):
         mixer: Mixer = dataclasses.replace(gguf_states.selective(keys, layer), norms="weighted")
@@ -146,8 +140,6 @@ _TENSORS: Table = {
     ),
     "ffn/experts/down": ("feed_forward.experts.{}.down_proj.weight",),
 }
-
-
 FAMILIES = (
     Family(
         name="jamba",

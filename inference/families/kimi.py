@@ -11,19 +11,12 @@ from configs.kinds.kind import FeedForward
 from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
-from configs.model import MOST_LAYERS, ModelConfig
+from configs.model import ModelConfig
 from inference.families.family import Family, Table
-from inference.families.shared import (
-    delta_net,
-    export_fields,
-    fields,
-    hf_names,
-    mixtures,
-    parts,
-)
+from inference.families.shared import delta_net, export_fields, fields, hf_names, mixtures, parts
 from inference.families.shared.config_keys import Keys
 
-# By the names of published files those of transformers' attributes, which other families have.
+# transformers' attributes, which other families have as keys, by the keys of published files.
 _SPELLED = {
     "model_max_length": "max_position_embeddings",
     "num_expert_group": "n_group",
@@ -34,7 +27,6 @@ _SPELLED = {
 
 
 def _read_kimi(keys: Keys, name: str) -> ModelConfig:
-    """Its model."""
     keys = _spelled(keys)
     keys.require_neutral(
         {
@@ -52,7 +44,7 @@ def _read_kimi(keys: Keys, name: str) -> ModelConfig:
 
 
 def _spelled(keys: Keys) -> Keys:
-    """By one name each; published files and transformers' attributes have two."""
+    """Returns the keys by one name each; published files and transformers' attributes have two."""
     raw = {"intermediate_size": 9216} | keys.raw
     for published, attribute in (*_SPELLED.items(), ("num_local_experts", "num_experts")):
         both = raw.pop(published, None), raw.get(attribute)
@@ -65,10 +57,10 @@ def _spelled(keys: Keys) -> Keys:
 
 
 def _mixers(keys: Keys) -> list[Any]:
-    own = keys.nested("linear_attn_config") or Keys({})
-    num_heads = own.integer("num_heads", keys.integer("linear_num_heads", 32))
-    width = own.integer("head_dim", keys.integer("linear_head_dim", 128))
-    taps = own.integer("short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4))
+    stated = keys.nested("linear_attn_config") or Keys({})
+    num_heads = stated.integer("num_heads", keys.integer("linear_num_heads", 32))
+    width = stated.integer("head_dim", keys.integer("linear_head_dim", 128))
+    taps = stated.integer("short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4))
     linear = DeltaNet(
         num_heads, num_heads, width, width, taps, decay_rank=width, gate_rank=width, gate="sigmoid"
     )
@@ -88,14 +80,14 @@ def _mixers(keys: Keys) -> list[Any]:
         rope=None,
         has_bias=keys.boolean("attention_bias", False),
     )
-    full = _full_layers(keys, own)
+    full = _full_layers(keys, stated)
     return delta_net.by_type(keys, linear, latent, lambda layer: layer in full)
 
 
-def _full_layers(keys: Keys, own: Keys) -> frozenset[int]:
-    """Those that attend, where `layer_types` does not say; files count from 1."""
-    count = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
-    linear, full = own.raw.get("kda_layers"), own.raw.get("full_attn_layers")
+def _full_layers(keys: Keys, stated: Keys) -> frozenset[int]:
+    """Returns the layers that attend, where `layer_types` is absent; files count from 1."""
+    count = fields.num_layers(keys)
+    linear, full = stated.raw.get("kda_layers"), stated.raw.get("full_attn_layers")
     if linear is None and full is None:
         return frozenset(range(4, count, 4))
     full = [] if full is None else full
@@ -103,57 +95,52 @@ def _full_layers(keys: Keys, own: Keys) -> frozenset[int]:
     is_whole = all(type(number) is int for number in numbers)
     if not is_whole or sorted(numbers) != list(range(1, count + 1)):
         raise InputError(
-            f"{own.label}kda_layers and full_attn_layers list each of the layers 1 to {count} once"
+            f"{stated.label}kda_layers and full_attn_layers list each of the layers 1 to {count} "
+            "once"
         )
     return frozenset(number - 1 for number in full)
 
 
 def _ffns(keys: Keys) -> list[FeedForward]:
-    """Feed-forwards of Kimi Linear (Kimi Team 2025, arXiv 2510.26692): those of DeepSeek-V3."""
     width = keys.integer("moe_intermediate_size", 1024)
     experts = mixtures.experts(
         keys, "num_experts", 256, 8, width, mixtures.offset_router(keys, 2.446, 1, 1),
         shared_width=width * keys.integer("n_shared_experts", 1),
     )  # fmt: skip
-    return mixtures.by_mlp_types(keys, experts) or mixtures.after_dense(
-        keys, experts, first_dense=1
-    )
+    ffns = mixtures.by_mlp_types(keys, experts)
+    return ffns or mixtures.after_dense(keys, experts, first_dense=1)
 
 
 def _write_kimi(config: ModelConfig) -> dict[str, Any]:
-    """The fields of its `config.json`."""
     latent = next(iter(config.mixers(Latent)), Latent(1, 1, 2, 1, 1))
-    own = delta_net.first(config)
+    linear = delta_net.first(config)
     is_linear = [isinstance(layer.mixer, DeltaNet) for layer in config.layers]
     dense = [layer.ffn for layer in config.layers if isinstance(layer.ffn, Gated)]
-    sizes = export_fields.sizes(config, Rope())
-    for name in ("max_position_embeddings", "rope_theta", "rope_scaling"):
-        del sizes[name]
-    return (
-        sizes
-        | {
-            "model_max_length": config.max_context,
-            **({"intermediate_size": dense[0].width} if dense else {}),
-            "mlp_layer_types": mixtures.mlp_types(config),
-            "linear_attn_config": {
-                "kda_layers": [n for n, linear in enumerate(is_linear, 1) if linear],
-                "full_attn_layers": [n for n, linear in enumerate(is_linear, 1) if not linear],
-                "num_heads": own.num_heads,
-                "head_dim": own.key_width,
-                "short_conv_kernel_size": own.conv_width,
-            },
-            "num_attention_heads": latent.num_heads,
-            "num_key_value_heads": latent.num_heads,
-            "kv_lora_rank": latent.rank,
-            "q_lora_rank": latent.query_rank,
-            "qk_nope_head_dim": latent.nope_width,
-            "qk_rope_head_dim": latent.rope_width,
-            "v_head_dim": latent.value_width,
-            "attention_bias": latent.has_bias,
-            "mla_use_nope": True,
-        }
-        | (_mixture_keys(config) if config.mixtures else {})
-    )
+    raw = export_fields.sizes(config, Rope())
+    del raw["max_position_embeddings"], raw["rope_theta"], raw["rope_scaling"]
+    raw["model_max_length"] = config.max_context
+    if dense:
+        raw["intermediate_size"] = dense[0].width
+    raw |= {
+        "mlp_layer_types": mixtures.mlp_types(config),
+        "linear_attn_config": {
+            "kda_layers": [n for n, is_kda in enumerate(is_linear, 1) if is_kda],
+            "full_attn_layers": [n for n, is_kda in enumerate(is_linear, 1) if not is_kda],
+            "num_heads": linear.num_heads,
+            "head_dim": linear.key_width,
+            "short_conv_kernel_size": linear.conv_width,
+        },
+        "num_attention_heads": latent.num_heads,
+        "num_key_value_heads": latent.num_heads,
+        "kv_lora_rank": latent.rank,
+        "q_lora_rank": latent.query_rank,
+        "qk_nope_head_dim": latent.nope_width,
+        "qk_rope_head_dim": latent.rope_width,
+        "v_head_dim": latent.value_width,
+        "attention_bias": latent.has_bias,
+        "mla_use_nope": True,
+    }
+    return raw | (_mixture_keys(config) if config.mixtures else {})
 
 
 def _mixture_keys(config: ModelConfig) -> dict[str, Any]:
@@ -171,7 +158,7 @@ def _mixture_keys(config: ModelConfig) -> dict[str, Any]:
 
 
 def _delta_names(module: str) -> Table:
-    """Of Kimi Delta Attention, whose decays and gates are projected in two steps."""
+    """Returns the names of Kimi Delta Attention, which projects decays and gates in two steps."""
     return {
         **hf_names.delta_net(module),
         "delta_net/gates": (f"{module}.b_proj.weight",),
@@ -192,8 +179,6 @@ _TENSORS: Table = {
     ),
     "ffn/shared/down": ("block_sparse_moe.shared_experts.down_proj.weight",),
 }
-
-
 FAMILIES = (
     Family(
         name="kimi_linear",

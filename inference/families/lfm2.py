@@ -1,14 +1,13 @@
-"""LFM2 (Liquid AI 2025, arXiv 2511.23404): gated short convolutions, and some layers attend."""
+"""LFM2 (Liquid AI 2025, arXiv 2511.23404): gated short convolutions, attention in some layers."""
 
 from typing import Any
 
-from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import Mixer
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Rope
-from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
+from configs.model import LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
 from inference.families.shared import (
     export_fields,
@@ -18,26 +17,21 @@ from inference.families.shared import (
     hf_names,
     parts,
     rope_keys,
+    state_space,
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
 _KINDS = "conv", "full_attention"
-
-
 _DEFAULTS = {
     "vocab_size": 65_536, "hidden_size": 2560, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "intermediate_size": 12_288, "max_position_embeddings": 128_000,
 }  # fmt: skip
 
 
-_TAPS = "shortconv.l_cache"
-
-
 def _read_lfm2(keys: Keys, name: str) -> ModelConfig:
-    """The model that a `config.json` describes."""
-    given = {k: v for k, v in keys.raw.items() if v is not None or k not in _DEFAULTS}
-    keys = Keys(_DEFAULTS | given, keys.label)
+    stated = {k: v for k, v in keys.raw.items() if v is not None or k not in _DEFAULTS}
+    keys = Keys(_DEFAULTS | stated, keys.label)
     width = keys.integer("hidden_size")
     keys.require_neutral({
         "hidden_act": ("silu", None), "block_use_swiglu": (True, None),
@@ -53,7 +47,7 @@ def _read_lfm2(keys: Keys, name: str) -> ModelConfig:
         family="lfm2",
         vocab_size=keys.integer("vocab_size"),
         width=width,
-        num_layers=keys.integer("num_hidden_layers", limit=MOST_LAYERS),
+        num_layers=fields.num_layers(keys),
         max_context=rope_keys.max_context(keys, rope),
         pattern=fields.pattern([kinds[kind] for kind in _layer_types(keys)], _gated(keys)),
         norm_eps=keys.number("norm_eps", 1e-5),
@@ -62,14 +56,11 @@ def _read_lfm2(keys: Keys, name: str) -> ModelConfig:
 
 
 def _layer_types(keys: Keys) -> list[str]:
-    """Listed, or by the numbers of the layers that attend: all of them, where none are given."""
-    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
-    listed = keys.listed("layer_types", layers)
-    for kind in listed or ():
-        if not isinstance(kind, str) or kind not in _KINDS:
-            raise InputError(f"layer type {shown(kind)} is not supported; valid: {_KINDS}")
-    if listed is not None:
-        return listed
+    """Returns the listed kinds, or kinds by the numbers of layers that attend, by default all."""
+    layers = fields.num_layers(keys)
+    kinds = fields.layer_types(keys, _KINDS)
+    if kinds is not None:
+        return kinds
     if keys.raw.get("full_attn_idxs") is None:
         return ["full_attention"] * layers
     attends = fields.numbered(keys, "full_attn_idxs", layers)
@@ -77,7 +68,7 @@ def _layer_types(keys: Keys) -> list[str]:
 
 
 def _gated(keys: Keys) -> Gated:
-    """Of the width that is stated, or of two thirds of it times a factor, rounded up."""
+    """Returns a feed-forward of the stated width, or of 2/3 of it times a factor, rounded up."""
     width = keys.integer("block_ff_dim", keys.integer("intermediate_size"))
     if keys.boolean("block_auto_adjust_ff_dim", True):
         width = 2 * width // 3
@@ -89,17 +80,17 @@ def _gated(keys: Keys) -> Gated:
 
 
 def _write_lfm2(config: ModelConfig) -> dict[str, Any]:
-    """The fields of a `config.json`, which states the width that the feed-forward has."""
-    own = next(iter(config.mixers(Attention)), Attention(1, 1, config.width))
+    """Returns the keys, with the width that the feed-forward has."""
+    attention = state_space.attention(config)
     convolution = next(iter(config.mixers(ShortConv)), ShortConv(config.width))
     ffn = config.layers[0].ffn
     assert isinstance(ffn, Gated), "config_export has seen to it"
-    sizes = export_fields.sizes(config, own.rope or Rope())
-    unread = ("rms_norm_eps", "hidden_act")
-    return {key: value for key, value in sizes.items() if key not in unread} | {
-        **export_fields.heads(own),
+    raw = export_fields.sizes(config, attention.rope or Rope())
+    del raw["rms_norm_eps"], raw["hidden_act"]
+    return raw | {
+        **export_fields.heads(attention),
         "norm_eps": config.norm_eps,
-        "layer_types": [_KINDS[isinstance(each.mixer, Attention)] for each in config.layers],
+        "layer_types": [_KINDS[isinstance(layer.mixer, Attention)] for layer in config.layers],
         "conv_L_cache": convolution.conv_width,
         "conv_bias": convolution.has_bias,
         "intermediate_size": ffn.width,
@@ -107,8 +98,11 @@ def _write_lfm2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+_TAPS = "shortconv.l_cache"
+
+
 def _gguf_lfm2(keys: GgufKeys) -> dict[str, Any]:
-    """LFM2: a convolution where a layer has no keys."""
+    """Reads LFM2: a layer without keys is a convolution."""
     layers = []
     for layer, kv_heads in enumerate(keys.kv_heads()):
         has_bias = keys.has_tensor(f"blk.{layer}.shortconv.conv.bias")
@@ -119,19 +113,12 @@ def _gguf_lfm2(keys: GgufKeys) -> dict[str, Any]:
     return {"pattern": tuple(layers)}
 
 
-def _convolution_names(module: str) -> Table:
-    """Of LFM2's convolutions."""
-    return {
-        "short_conv/in": (f"{module}.in_proj.weight",),
-        "short_conv/conv": (f"{module}.conv.weight.taps",),
-        "short_conv/conv_bias": (f"{module}.conv.bias",),
-        "short_conv/out": (f"{module}.out_proj.weight",),
-    }
-
-
 _TENSORS: Table = {
     **hf_names.LLAMA,
-    **_convolution_names("conv"),
+    "short_conv/in": ("conv.in_proj.weight",),
+    "short_conv/conv": ("conv.conv.weight.taps",),
+    "short_conv/conv_bias": ("conv.conv.bias",),
+    "short_conv/out": ("conv.out_proj.weight",),
     "final_norm": ("model.embedding_norm.weight",),
     "mixer_norm": ("operator_norm.weight",),
     "mixer/out": ("self_attn.out_proj.weight",),
@@ -141,8 +128,6 @@ _TENSORS: Table = {
     "ffn/gate_up": ("feed_forward.w1.weight", "feed_forward.w3.weight"),
     "ffn/down": ("feed_forward.w2.weight",),
 }
-
-
 _GGUF: Table = {
     **gguf_names.LLAMA,
     "final_norm": ("token_embd_norm.weight",),
@@ -150,8 +135,6 @@ _GGUF: Table = {
     "short_conv/conv": ("shortconv.conv.weight",),
     "short_conv/out": ("shortconv.out_proj.weight",),
 }
-
-
 FAMILIES = (
     Family(
         name="lfm2",

@@ -1,5 +1,5 @@
-"""Llama (Meta 2023-2025), Mistral 7B (Jiang et al. 2023, arXiv 2310.06825) and SmolLM3 (Hugging Face
-2025).
+"""Llama (Meta 2023-2025), Mistral 7B (Jiang et al. 2023, arXiv 2310.06825) and SmolLM3 (Hugging
+Face 2025).
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.kinds.rope import Llama3, Rope
-from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
+from configs.model import LayerSpec, ModelConfig
 from inference.families import mixtral, qwen
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter
 from inference.families.shared import (
@@ -48,7 +48,7 @@ def _read_mistral(keys: Keys, name: str) -> ModelConfig:
 
 def _read_smollm3(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys, 2_000_000.0)
-    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
+    layers = fields.num_layers(keys)
     period = keys.integer("no_rope_layer_interval", 4)
     rotates = keys.listed("no_rope_layers", layers)  # 1 where a layer does, despite the name
     if rotates is None:
@@ -61,8 +61,8 @@ def _read_smollm3(keys: Keys, name: str) -> ModelConfig:
     has_windows = keys.boolean("use_sliding_window", False)
     full = fields.attention(keys, rope=None)
     sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window"))
-    own = fields.types(has_windows and not turns for turns in rotates)
-    mixers = zip(fields.by_type(keys, full, sliding, own), rotates, strict=True)
+    kinds = fields.types(has_windows and not turns for turns in rotates)
+    mixers = zip(fields.by_type(keys, full, sliding, kinds), rotates, strict=True)
     return ModelConfig(
         **fields.llama_fields(keys, name, "smollm3", tied=True),
         max_context=rope_keys.max_context(keys, rope),
@@ -74,9 +74,8 @@ def _read_smollm3(keys: Keys, name: str) -> ModelConfig:
 
 
 def _write_mistral(config: ModelConfig) -> dict[str, Any]:
-    return export_fields.llama_fields(config) | {
-        "sliding_window": export_fields.first(config)[0].window
-    }
+    attention, _ = export_fields.first(config)
+    return export_fields.llama_fields(config) | {"sliding_window": attention.window}
 
 
 def _write_smollm3(config: ModelConfig) -> dict[str, Any]:
@@ -85,8 +84,7 @@ def _write_smollm3(config: ModelConfig) -> dict[str, Any]:
 
 
 def _gguf_llama(keys: GgufKeys) -> dict[str, Any]:
-    """Llama and, with experts, Mixtral."""
-    if keys.whole("expert_count"):
+    if keys.whole("expert_count"):  # llama.cpp has no other name for Mixtral
         return mixtral.gguf_experts(keys)
     return {"pattern": (keys.layer(_gguf_llama_rope(keys)),)}
 

@@ -1,5 +1,5 @@
-"""Mamba (Gu & Dao 2023, arXiv 2312.00752), FalconMamba (Zuo et al. 2024, arXiv 2410.05355) and Mamba-2
-(Dao & Gu 2024, arXiv 2405.21060): mixers alone.
+"""Mamba (Gu & Dao 2023, arXiv 2312.00752), FalconMamba (Zuo et al. 2024, arXiv 2410.05355), whose
+norms have no weights, and Mamba-2 (Dao & Gu 2024, arXiv 2405.21060): layers without feed-forwards.
 """
 
 import dataclasses
@@ -7,37 +7,41 @@ from types import NoneType
 from typing import Any
 
 from configs.errors import InputError
+from configs.kinds.kind import Mixer
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
-from inference.families.shared import (
-    gguf_names,
-    gguf_states,
-    hf_names,
-    parts,
-    state_space,
-)
+from inference.families.shared import gguf_names, gguf_states, hf_names, parts, state_space
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
-# No key states it: the norms of what tokens choose.
-_FALCON_EPS = 1e-6
-
 
 def _read_mamba(keys: Keys, name: str) -> ModelConfig:
-    """Mamba (Gu & Dao 2023, arXiv 2312.00752): mixers alone."""
-    return _mixers_alone(keys, name, "mamba")
+    return _selective(keys, name, "mamba")
 
 
 def _read_falcon_mamba(keys: Keys, name: str) -> ModelConfig:
-    """FalconMamba (Zuo et al. 2024, arXiv 2410.05355): Mamba with norms that have no weights."""
     eps = keys.number("mixer_rms_eps", 1e-6)
-    return _mixers_alone(keys, name, "falcon_mamba", norms="plain", norm_eps=eps)
+    return _selective(keys, name, "falcon_mamba", norms="plain", norm_eps=eps)
+
+
+def _selective(keys: Keys, name: str, family: str, **norms: Any) -> ModelConfig:
+    keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
+    width, expand = keys.integer("hidden_size", 768), keys.number("expand", 2)
+    mixer = Mamba(
+        # Where a file states both, the width itself counts (falcon-mamba-7b has an expand of 16).
+        keys.integer("intermediate_size", int(expand * width)),
+        keys.integer("state_size", 16),
+        state_space.step_rank(keys, "time_step_rank", width),
+        keys.integer("conv_kernel", 4),
+        state_space.biases(keys, "use_bias", "use_conv_bias"),
+        **norms,
+    )
+    return _model(keys, name, family, mixer, width, 50_280, num_layers=32, tied=True)
 
 
 def _read_mamba2(keys: Keys, name: str) -> ModelConfig:
-    """Mamba-2: mixers alone."""
     keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
     width, heads = keys.integer("hidden_size", 4096), keys.integer("num_heads", 128)
     head_width, groups = keys.integer("head_dim", 64), keys.integer("n_groups", 8)
@@ -57,58 +61,28 @@ def _read_mamba2(keys: Keys, name: str) -> ModelConfig:
             f"expand x hidden_size is {inner:g}, and num_heads x head_dim {mixer.inner_width}: "
             "they have to be equal"
         )
-    return ModelConfig(
-        name=name,
-        family="mamba2",
-        vocab_size=keys.integer("vocab_size", 32768),
-        width=width,
-        num_layers=keys.integer("num_hidden_layers", 64, limit=MOST_LAYERS),
-        max_context=state_space.MAX_CONTEXT,
-        pattern=(LayerSpec(mixer, None),),
-        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        tied=keys.boolean("tie_word_embeddings", False),
-    )
+    return _model(keys, name, "mamba2", mixer, width, 32_768, num_layers=64, tied=False)
 
 
-def _mixers_alone(keys: Keys, name: str, family: str, **own: Any) -> ModelConfig:
-    keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
-    width, expand = keys.integer("hidden_size", 768), keys.number("expand", 2)
-    has_bias = keys.boolean("use_bias", False)
-    mixer = Mamba(
-        # Where a file names both, the width itself counts (falcon-mamba-7b has an expand of 16).
-        keys.integer("intermediate_size", int(expand * width)),
-        keys.integer("state_size", 16),
-        step_rank(keys, "time_step_rank", width),
-        keys.integer("conv_kernel", 4),
-        biases(has_bias, keys.boolean("use_conv_bias", True)),
-        **own,
-    )
+def _model(
+    keys: Keys, name: str, family: str, mixer: Mixer, width: int, vocab_size: int, num_layers: int,
+    tied: bool,
+) -> ModelConfig:  # fmt: skip
+    """Returns a model; the last three arguments count where the file does not state them."""
     return ModelConfig(
         name=name,
         family=family,
-        vocab_size=keys.integer("vocab_size", 50280),
+        vocab_size=keys.integer("vocab_size", vocab_size),
         width=width,
-        num_layers=keys.integer("num_hidden_layers", 32, limit=MOST_LAYERS),
+        num_layers=keys.integer("num_hidden_layers", num_layers, limit=MOST_LAYERS),
         max_context=state_space.MAX_CONTEXT,
         pattern=(LayerSpec(mixer, None),),
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        tied=keys.boolean("tie_word_embeddings", True),
+        tied=keys.boolean("tie_word_embeddings", tied),
     )
 
 
-def step_rank(keys: Keys, key: str, width: int) -> int:
-    """Of the steps; 'auto' is a sixteenth of the width."""
-    is_auto = keys.raw.get(key) in (None, "auto")
-    return -(-width // 16) if is_auto else keys.integer(key)
-
-
-def biases(of_products: bool, of_convolution: bool) -> tuple[str, ...]:
-    each = {"in": of_products, "conv": of_convolution, "out": of_products}
-    return tuple(name for name, has in each.items() if has)
-
-
 def _write_mamba(config: ModelConfig) -> dict[str, Any]:
-    """The fields of a Mamba model's `config.json`."""
     mixer = config.mixers(Mamba)[0]
     return {
         "vocab_size": config.vocab_size,
@@ -125,12 +99,10 @@ def _write_mamba(config: ModelConfig) -> dict[str, Any]:
 
 
 def _write_falcon_mamba(config: ModelConfig) -> dict[str, Any]:
-    """The fields of a FalconMamba model's `config.json`."""
     return _write_mamba(config) | {"mixer_rms_eps": config.mixers(Mamba)[0].norm_eps}
 
 
 def _write_mamba2(config: ModelConfig) -> dict[str, Any]:
-    """The fields of a Mamba-2 model's `config.json`."""
     (mixer,) = config.mixers(Mamba2)
     return {
         "vocab_size": config.vocab_size,
@@ -149,20 +121,23 @@ def _write_mamba2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+_FALCON_EPS = 1e-6  # no key states it
+
+
 def _gguf_mamba(keys: GgufKeys) -> dict[str, Any]:
-    """Mamba and, with norms of what tokens choose, FalconMamba."""
+    """Reads Mamba and, with norms, FalconMamba."""
+    mixer = gguf_states.selective(keys, 0)
     if not keys.boolean(gguf_states.NORMED, False):
-        return gguf_states.mixers_alone("mamba", gguf_states.selective(keys, 0))
-    mixer = dataclasses.replace(gguf_states.selective(keys, 0), norms="plain", norm_eps=_FALCON_EPS)
-    return gguf_states.mixers_alone("falcon_mamba", mixer)
+        return {"pattern": (LayerSpec(mixer, None),)}
+    mixer = dataclasses.replace(mixer, norms="plain", norm_eps=_FALCON_EPS)
+    return {"family": "falcon_mamba", "pattern": (LayerSpec(mixer, None),)}
 
 
 def _gguf_mamba2(keys: GgufKeys) -> dict[str, Any]:
-    """Mamba-2."""
-    return gguf_states.mixers_alone("mamba2", gguf_states.state_space(keys, 0))
+    return {"pattern": (LayerSpec(gguf_states.state_space(keys, 0), None),)}
 
 
-_ALONE: Table = {**hf_names.BACKBONE, **hf_names.mamba("mixer")}
+_TENSORS: Table = {**hf_names.BACKBONE, **hf_names.mamba("mixer")}
 _WIDTHS = ("attention.value_length", "rope.dimension_count")
 FAMILIES = (
     Family(
@@ -173,7 +148,7 @@ FAMILIES = (
         write=_write_mamba,
         mixers=(Mamba,),
         feed_forwards=(NoneType,),
-        tensors=_ALONE,
+        tensors=_TENSORS,
         layers="backbone.layers",
         splits=(parts.mamba,),
         also=hf_names.OLDER_BACKBONE,
@@ -191,7 +166,7 @@ FAMILIES = (
         write=_write_falcon_mamba,
         mixers=(Mamba,),
         feed_forwards=(NoneType,),
-        tensors=_ALONE,
+        tensors=_TENSORS,
         layers="backbone.layers",
         splits=(parts.mamba,),
         also=hf_names.OLDER_BACKBONE,

@@ -1,17 +1,16 @@
 """MiniMax-Text-01 (MiniMax 2025, arXiv 2501.08313): lightning attention, softmax attention in some
-layers, and a residual stream that goes on from the norms before them; and MiniMax-M2 (2025).
+layers, and normed residuals; and MiniMax-M2 (2025).
 """
 
 import dataclasses
 from typing import Any
 
-from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.kinds.rope import Rope
-from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
+from configs.model import LayerSpec, ModelConfig
 from inference.families import mixtral
 from inference.families.family import Family, Gguf, GgufReader, Table
 from inference.families.shared import (
@@ -27,11 +26,7 @@ from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
-
-
 _FACTORS = {_FULL: "full_attn", _LINEAR: "linear_attn"}  # as their keys begin
-
-
 _DEFAULTS = {
     "vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "max_position_embeddings": 131_072,
@@ -39,16 +34,16 @@ _DEFAULTS = {
 
 
 def _read_minimax(keys: Keys, name: str) -> ModelConfig:
-    """The model that a `config.json` describes."""
-    given = {key: value for key, value in keys.raw.items() if value is not None}
-    keys = Keys(_DEFAULTS | given, keys.label)
+    stated = {key: value for key, value in keys.raw.items() if value is not None}
+    keys = Keys(_DEFAULTS | stated, keys.label)
     keys.require_neutral({"postnorm": (True, None), "shared_intermediate_size": (0, None)})
     width = keys.integer("head_dim", fields.attention(keys).head_width)
     share = keys.integer("rotary_dim", width) / width
     rope = rope_keys.partial(keys, 1_000_000.0, keys.number("partial_rotary_factor", share))
     full = fields.attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
-    ffn, kinds = _mixture(keys), _layer_types(keys)
-    to_ffn = _factors(keys, "mlp")
+    width = keys.integer("intermediate_size", 14_336)
+    ffn = mixtures.experts(keys, "num_local_experts", 8, 2, width)
+    kinds, to_ffn = _layer_types(keys), _factors(keys, "mlp")
     layers = []
     for number, kind in enumerate(kinds):
         mixer = full if kind == _FULL else _lightning(full, number, len(kinds))
@@ -61,7 +56,7 @@ def _read_minimax(keys: Keys, name: str) -> ModelConfig:
 
 
 def _lightning(full: Attention, layer: int, num_layers: int) -> LinearAttention:
-    """Of as many heads as queries have; the deeper a layer is, the less it forgets."""
+    """Returns linear attention with as many heads as queries; deeper layers decay less."""
     decay = 1 - layer / (num_layers - 1 + 1e-5) + 1e-5
     width = full.head_width
     return LinearAttention(full.num_heads, width, width, decay=decay, has_gated_norm=True)
@@ -72,26 +67,14 @@ def _factors(keys: Keys, part: str) -> tuple[float, float]:
 
 
 def _layer_types(keys: Keys) -> list[str]:
-    """Listed, or in turn, softmax attention first."""
-    count = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
-    listed = keys.listed("layer_types", count)
-    for kind in listed or ():
-        if not isinstance(kind, str) or kind not in _FACTORS:
-            valid = ", ".join(_FACTORS)
-            raise InputError(f"layer type {shown(kind)} is not supported; valid: {valid}")
-    return listed or [_LINEAR if layer % 2 else _FULL for layer in range(count)]
-
-
-def _mixture(keys: Keys) -> Experts:
-    """The mixtures.mixture of MiniMax-Text-01."""
-    return mixtures.experts(
-        keys, "num_local_experts", 8, 2, keys.integer("intermediate_size", 14_336)
-    )
+    """Returns the listed kinds, or alternating ones, softmax attention first."""
+    alternating = [_LINEAR if layer % 2 else _FULL for layer in range(fields.num_layers(keys))]
+    return fields.layer_types(keys, _FACTORS) or alternating
 
 
 def _read_minimax_m2(keys: Keys, name: str) -> ModelConfig:
-    """MiniMax-M2 (MiniMax 2025): OLMo 2's norms of all queries and keys, positions in a share of
-    each head, a mixtures.mixture that is chosen as DeepSeek-V3's.
+    """Reads MiniMax-M2, which has OLMo 2's norms of queries and keys, positions in a share of each
+    head, and DeepSeek-V3's choice of experts.
     """
     keys.require_neutral(
         {
@@ -114,25 +97,24 @@ def _read_minimax_m2(keys: Keys, name: str) -> ModelConfig:
 
 
 def _write_minimax(config: ModelConfig) -> dict[str, Any]:
-    """The fields of a `config.json`."""
     ffn, kinds = config.layers[0].ffn, [_kind(layer) for layer in config.layers]
     experts = ffn if isinstance(ffn, Experts) else Experts(1, 1, 1, Router())
-    own = _attention(config)
-    rope = own.rope or Rope()
+    attention = _attention(config)
+    rope = attention.rope or Rope()
     factors = dict(zip(kinds, (layer.factors for layer in config.layers), strict=True))
     raw = {
         **export_fields.sizes(config, rope),
-        **export_fields.heads(own),
-        "rotary_dim": rope.rotating(own.head_width),
-        "sliding_window": own.window,
+        **export_fields.heads(attention),
+        "rotary_dim": rope.rotating(attention.head_width),
+        "sliding_window": attention.window,
         "layer_types": kinds,
         "intermediate_size": experts.width,
         "num_local_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
         "postnorm": True,
     }
-    for kind, found in factors.items():
-        for part, pair in zip((_FACTORS[kind], "mlp"), found, strict=True):
+    for kind, pairs in factors.items():
+        for part, pair in zip((_FACTORS[kind], "mlp"), pairs, strict=True):
             raw |= {f"{part}_alpha_factor": pair[0], f"{part}_beta_factor": pair[1]}
     return raw
 
@@ -142,19 +124,18 @@ def _kind(layer: LayerSpec) -> str:
 
 
 def _attention(config: ModelConfig) -> Attention:
-    """Softmax attention, or heads as those of a model that has linear attention alone."""
+    """Returns softmax attention, or its like in a model of linear attention alone."""
     for attention in config.mixers(Attention):
         return attention
-    own = config.mixers(LinearAttention)[0]
-    return Attention(own.num_heads, own.num_heads, own.value_width, rope=None)
+    linear = config.mixers(LinearAttention)[0]
+    return Attention(linear.num_heads, linear.num_heads, linear.value_width, rope=None)
 
 
 def _write_minimax_m2(config: ModelConfig) -> dict[str, Any]:
-    """See `mixtures.minimax_m2`."""
-    own = mixtures.attention(config)
-    raw = {key: value for key, value in mixtral.write(config).items() if key != "sliding_window"}
+    attention, raw = mixtures.attention(config), mixtral.write(config)
+    del raw["sliding_window"]
     return raw | {
-        "rotary_dim": (own.rope or Rope()).rotating(own.head_width),
+        "rotary_dim": (attention.rope or Rope()).rotating(attention.head_width),
         "scoring_func": "sigmoid",
         "use_qk_norm": True,
         "use_routing_bias": True,
@@ -162,17 +143,17 @@ def _write_minimax_m2(config: ModelConfig) -> dict[str, Any]:
 
 
 def _gguf_minimax_m2(keys: GgufKeys) -> dict[str, Any]:
-    """MiniMax-M2."""
-    own = keys.head_width
-    rope = dataclasses.replace(keys.rope(), share=keys.integer("rope.dimension_count", own) / own)
+    width = keys.head_width
+    share = keys.integer("rope.dimension_count", width) / width
+    rope = dataclasses.replace(keys.rope(), share=share)
     router = gguf_mixtures.read_router(keys, is_normalized=True, scores="sigmoid")
     experts = gguf_mixtures.read_experts(keys, dataclasses.replace(router, group_best=1))
     attention = keys.attention(rope, qk_norm="all")
-    return {"family": "minimax_m2", "pattern": (LayerSpec(attention, experts),)}
+    return {"pattern": (LayerSpec(attention, experts),)}
 
 
 def _lightning_names(module: str) -> Table:
-    """Of MiniMax-Text-01's lightning attention."""
+    """Returns the names of lightning attention."""
     return {
         "linear_attention/in": tuple(f"{module}.qkv_proj.weight.{part}" for part in "qkv"),
         "linear_attention/gate": (f"{module}.output_gate.weight",),

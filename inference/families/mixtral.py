@@ -19,7 +19,6 @@ from inference.families.shared.gguf_keys import GgufKeys
 
 
 def _read_mixtral(keys: Keys, name: str) -> ModelConfig:
-    """Mixtral (Jiang et al. 2024, arXiv 2401.04088)."""
     rope = rope_keys.read(keys, 1_000_000.0)
     attention = fields.attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
     experts = mixtures.experts(keys, "num_local_experts", 8, 2, keys.integer("intermediate_size"))
@@ -27,7 +26,7 @@ def _read_mixtral(keys: Keys, name: str) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """See `mixtures.mixtral`."""
+    """Returns the keys of a `config.json`."""
     experts = mixtures.mixture(config)
     return mixtures.with_heads(config) | {
         "sliding_window": mixtures.attention(config).window,
@@ -38,7 +37,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 
 def gguf_experts(keys: GgufKeys) -> dict[str, Any]:
-    """A llama with experts, for which llama.cpp has no name of its own."""
+    """Returns the fields of a file of the architecture llama with experts."""
     experts = gguf_mixtures.read_experts(keys, Router(), width=keys.ffn_width)
     return {"family": "mixtral", "pattern": (LayerSpec(keys.attention(keys.rope()), experts),)}
 

@@ -1,5 +1,5 @@
-"""Nemotron-H (NVIDIA 2025, arXiv 2504.03624) and Nemotron 3: a layer is one part alone, a mixer or a
-feed-forward.
+"""Nemotron-H (NVIDIA 2025, arXiv 2504.03624) and Nemotron 3, which has experts: a layer is a mixer
+or a feed-forward.
 """
 
 import dataclasses
@@ -29,16 +29,8 @@ from inference.families.shared import (
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
-# No key of a `.gguf` file states it.
-_LEAST_STEP = 0.001
-
-
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
-
-
 _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
-
-
 _ALIASES = {
     "layer_types": "layers_block_type",
     "mamba_n_groups": "n_groups",
@@ -50,33 +42,29 @@ _ALIASES = {
 
 
 def _read_nemotron(keys: Keys, name: str) -> ModelConfig:
-    """Nemotron-H (NVIDIA 2025, arXiv 2504.03624) and Nemotron 3, which has experts."""
-    named = {key: keys.raw[alias] for alias, key in _ALIASES.items() if alias in keys.raw}
-    keys = Keys(keys.raw | named, keys.label)
+    aliased = {key: keys.raw[alias] for alias, key in _ALIASES.items() if alias in keys.raw}
+    keys = keys.updated(aliased)
     keys.require_neutral({
         "mamba_hidden_act": ("silu", None),
         "sliding_window": (None,),
         "tie_word_embeddings": (False, None),
     })  # fmt: skip
-    width = keys.integer("hidden_size", 4096)
     kinds = _kinds(keys)
-    parts: dict[str, tuple[Mixer, FeedForward | None]] = {}
-    for kind in dict.fromkeys(kinds):
-        parts[kind] = _PARTS[kind](keys)
+    layers = {kind: LayerSpec(*_PARTS[kind](keys)) for kind in dict.fromkeys(kinds)}
     return ModelConfig(
         name=name,
         family="nemotron_h",
         vocab_size=keys.integer("vocab_size", 131_072),
-        width=width,
+        width=keys.integer("hidden_size", 4096),
         num_layers=len(kinds),
         max_context=keys.integer("max_position_embeddings", 4096),
-        pattern=fields.pattern([parts[kind][0] for kind in kinds], [parts[k][1] for k in kinds]),
+        pattern=fields.repeated([layers[kind] for kind in kinds]),
         norm_eps=keys.number("layer_norm_epsilon", 1e-5),
     )
 
 
 def _kinds(keys: Keys) -> list[str]:
-    """What each layer is, by letters or by words, which win."""
+    """Returns each layer's kind, by letters or by words, which win."""
     words, letters = keys.raw.get("layers_block_type"), keys.raw.get("hybrid_override_pattern")
     if words is None:
         letters = "ME*-" if letters is None else letters
@@ -177,7 +165,7 @@ def _activation(keys: Keys) -> str:
 
 
 def _write_nemotron(config: ModelConfig) -> dict[str, Any]:
-    """See `build`; what no layer has is left out."""
+    """Returns the keys, except those of kinds that no layer is."""
     letters, raw = "", dict[str, Any]()
     for layer in config.layers:
         mixer, ffn = layer.mixer, layer.ffn
@@ -207,7 +195,7 @@ def _write_nemotron(config: ModelConfig) -> dict[str, Any]:
             raw |= {"intermediate_size": ffn.width, "mlp_bias": ffn.has_bias}
         elif isinstance(ffn, Experts):
             letters += "E"
-            raw |= _mixture(ffn)
+            raw |= _expert_keys(ffn)
     return raw | {
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
@@ -219,7 +207,7 @@ def _write_nemotron(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _mixture(ffn: Experts) -> dict[str, Any]:
+def _expert_keys(ffn: Experts) -> dict[str, Any]:
     return {
         "n_routed_experts": ffn.num_experts,
         "num_experts_per_tok": ffn.top_k,
@@ -234,8 +222,11 @@ def _mixture(ffn: Experts) -> dict[str, Any]:
     }
 
 
+_LEAST_STEP = 0.001  # no key states it
+
+
 def _gguf_nemotron(keys: GgufKeys) -> dict[str, Any]:
-    """Nemotron-H: keys make a layer attention, a width makes it a feed-forward."""
+    """Reads Nemotron-H: a layer with keys attends, a layer with a width is a feed-forward."""
     widths = keys.listed("feed_forward_length")
     layers = []
     for layer, (kv_heads, width) in enumerate(zip(keys.kv_heads(), widths, strict=True)):
@@ -248,7 +239,7 @@ def _gguf_nemotron(keys: GgufKeys) -> dict[str, Any]:
                 gguf_states.state_space(keys, layer), step_limits=(_LEAST_STEP, None)
             )
             layers.append(LayerSpec(mixer, None))
-    return {"family": "nemotron_h", "pattern": tuple(layers)}
+    return {"pattern": tuple(layers)}
 
 
 def _gguf_ffn(keys: GgufKeys, layer: int, width: int) -> FeedForward:
@@ -286,8 +277,6 @@ _TENSORS: Table = {
     "ffn/shared/up": ("mixer.shared_experts.up_proj.weight",),
     "ffn/shared/down": ("mixer.shared_experts.down_proj.weight",),
 }
-
-
 _GGUF: Table = {
     **gguf_names.STATES,
     "ffn_norm": ("attn_norm.weight",),
@@ -297,9 +286,7 @@ _GGUF: Table = {
     "ffn/experts/up": ("ffn_up_exps.{}.weight",),
     "ffn/shared/up": ("ffn_up_shexp.weight",),
 }
-
-
-# llama.cpp calls the family otherwise where it has experts.
+# llama.cpp has another name for the family with experts.
 _READER = GgufReader(
     _gguf_nemotron,
     (
@@ -321,7 +308,7 @@ FAMILIES = (
         tensors=_TENSORS,
         layers="backbone.layers",
         splits=(parts.mamba2,),
-        others=("mtp",),
+        ignored=("mtp",),
         also=hf_names.OLDER_BACKBONE,
         gguf=Gguf(
             _GGUF,

@@ -23,8 +23,6 @@ from inference.families.shared import (
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import YARN, GgufKeys
 
-_WINDOW = "attention.sliding_window"
-
 
 def _read_olmo2(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.read(keys)
@@ -38,9 +36,8 @@ def _read_olmo2(keys: Keys, name: str) -> ModelConfig:
 
 
 def _read_olmo3(keys: Keys, name: str) -> ModelConfig:
-    distant, near = rope_keys.by_kind(keys)
     theta = keys.number("rope_theta", 500_000.0)
-    far, close = (rope_keys.scaled(keys, own, theta) for own in (distant, near))
+    far, close = (rope_keys.scaled(keys, stated, theta) for stated in rope_keys.by_kind(keys))
     full = fields.attention(keys, rope=far, qk_norm="all")
     window = keys.optional_integer("sliding_window", 4096)
     sliding = dataclasses.replace(full, rope=close, window=window)
@@ -56,31 +53,28 @@ def _read_olmo3(keys: Keys, name: str) -> ModelConfig:
 
 
 def _read_olmoe(keys: Keys, name: str) -> ModelConfig:
-    """OLMoE (Muennighoff et al. 2024, arXiv 2409.02060)."""
     rope = rope_keys.read(keys)
     limit = keys.optional_number("clip_qkv")
     attention = fields.attention(keys, rope=rope, qk_norm="all", input_limit=limit)
-    width = keys.integer("intermediate_size", 2048)
-    experts = mixtures.experts(
-        keys, "num_experts", 64, 8, width, mixtures.softmax_router(keys, False)
-    )
+    width, router = keys.integer("intermediate_size", 2048), mixtures.softmax_router(keys, False)
+    experts = mixtures.experts(keys, "num_experts", 64, 8, width, router)
     return mixtures.model(keys, name, "olmoe", rope, [attention], experts, eps=1e-5)
 
 
 def _read_flex_olmo(keys: Keys, name: str) -> ModelConfig:
-    """FlexOlmo (Shi et al. 2025, arXiv 2507.07024): OLMo 2's layers, OLMoE's mixtures.mixture."""
+    """Reads FlexOlmo, which has OLMo 2's layers and OLMoE's mixture."""
     rope = rope_keys.read(keys, 500_000.0)
     attention = fields.attention(keys, rope=rope, qk_norm="all")
-    width = keys.integer("intermediate_size", 11_008)
-    experts = mixtures.experts(
-        keys, "num_experts", 7, 5, width, mixtures.softmax_router(keys, False)
-    )
-    found = mixtures.model(keys, name, "flex_olmo", rope, [attention], experts)
-    return dataclasses.replace(found, pre_norms=False, post_norms=True)
+    width, router = keys.integer("intermediate_size", 11_008), mixtures.softmax_router(keys, False)
+    experts = mixtures.experts(keys, "num_experts", 7, 5, width, router)
+    model = mixtures.model(keys, name, "flex_olmo", rope, [attention], experts)
+    return dataclasses.replace(model, pre_norms=False, post_norms=True)
 
 
 def _write_olmo3(config: ModelConfig) -> dict[str, Any]:
-    """Both spellings: transformers 5 takes the older one's base for layers without a window."""
+    """Returns the keys, with both objects of positions: transformers 5 reads the base of layers
+    without a window from the older one.
+    """
     raw = export_fields.llama_fields(config) | export_fields.layer_types(config)
     ropes = {mixer.window is None: mixer.rope or Rope() for mixer in config.mixers(Attention)}
     near = {"rope_type": "default", "rope_theta": raw["rope_theta"]}
@@ -92,44 +86,45 @@ def _write_olmo3(config: ModelConfig) -> dict[str, Any]:
 
 
 def _write_olmoe(config: ModelConfig) -> dict[str, Any]:
-    """See `mixtures.olmoe`."""
-    experts = mixtures.mixture(config)
+    experts, attention = mixtures.mixture(config), mixtures.attention(config)
     return mixtures.with_heads(config) | {
         "intermediate_size": experts.width,
         "num_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
         "norm_topk_prob": experts.router.is_normalized,
-        "attention_bias": "out" in mixtures.attention(config).biases,
-        "clip_qkv": mixtures.attention(config).input_limit,
+        "attention_bias": "out" in attention.biases,
+        "clip_qkv": attention.input_limit,
     }
 
 
 def _write_flex_olmo(config: ModelConfig) -> dict[str, Any]:
-    """See `mixtures.flex_olmo`."""
-    return {key: value for key, value in _write_olmoe(config).items() if key != "clip_qkv"}
+    raw = _write_olmoe(config)
+    del raw["clip_qkv"]
+    return raw
+
+
+_WINDOW = "attention.sliding_window"
 
 
 def _gguf_olmo2(keys: GgufKeys) -> dict[str, Any]:
-    """OLMo 2 and, with windows, in whose layers no position is stretched, OLMo 3."""
+    """Reads OLMo 2 and, with windows, OLMo 3, which scales no positions in layers with them."""
     distant = keys.layer(keys.rope(has_yarn=True), qk_norm="all")
-    own = {"pattern": (distant,), "pre_norms": False, "post_norms": True}
+    shared = {"pattern": (distant,), "pre_norms": False, "post_norms": True}
     if not keys.has(_WINDOW):
-        return own
+        return shared
     slides = keys.booleans(f"{_WINDOW}_pattern", keys.num_layers) or (True, True, True, False)
     near = Rope(keys.number("rope.freq_base", 10_000.0))
     local = keys.layer(near, qk_norm="all", window=keys.integer(_WINDOW))
     pattern = tuple(local if slide else distant for slide in slides)
-    return own | {"family": "olmo3", "pattern": pattern}
+    return shared | {"family": "olmo3", "pattern": pattern}
 
 
 def _gguf_olmoe(keys: GgufKeys) -> dict[str, Any]:
-    """OLMoE."""
     width = keys.integer("expert_feed_forward_length", keys.ffn_width)
-    experts = gguf_mixtures.read_experts(
-        keys, gguf_mixtures.read_router(keys, is_normalized=False), width=width
-    )
+    router = gguf_mixtures.read_router(keys, is_normalized=False)
+    experts = gguf_mixtures.read_experts(keys, router, width)
     attention = keys.attention(keys.rope(), qk_norm="all")
-    return {"family": "olmoe", "pattern": (LayerSpec(attention, experts),)}
+    return {"pattern": (LayerSpec(attention, experts),)}
 
 
 FAMILIES = (

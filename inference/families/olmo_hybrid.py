@@ -1,4 +1,6 @@
-"""OLMo Hybrid (Ai2 2026): gated DeltaNet between layers of OLMo 2."""
+"""OLMo Hybrid (Ai2 2026): OLMo 2's layers, and layers with norms before a gated DeltaNet, whose
+betas may exceed 1, and before the feed-forward.
+"""
 
 from typing import Any
 
@@ -6,29 +8,19 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
-from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
+from configs.model import LayerSpec, ModelConfig
 from inference.families.family import Family
-from inference.families.shared import (
-    delta_net,
-    fields,
-    hf_names,
-    mixtures,
-    parts,
-    rope_keys,
-)
+from inference.families.shared import delta_net, fields, hf_names, mixtures, parts, rope_keys
 from inference.families.shared.config_keys import Keys
 
 
 def _read_olmo_hybrid(keys: Keys, name: str) -> ModelConfig:
-    """OLMo Hybrid (Ai2 2026): OLMo 2's attention, norms behind it and its feed-forward, and layers
-    with norms before a gated DeltaNet that may overshoot and before their feed-forward.
-    """
     keys.require_neutral({"linear_use_gate": (True, None)})
-    attention = fields.attention(keys, rope=_olmo_rope(keys), qk_norm="all")
+    attention = fields.attention(keys, rope=_rope(keys), qk_norm="all")
     heads = keys.integer("linear_num_key_heads", attention.num_heads)
     three_quarters = max(3 * keys.integer("hidden_size") // (4 * heads), 1)
     key_width = keys.integer("linear_key_head_dim", three_quarters)
-    mixer = DeltaNet(
+    linear = DeltaNet(
         num_heads=keys.integer("linear_num_value_heads", attention.num_heads),
         num_key_heads=heads,
         key_width=key_width,
@@ -37,35 +29,34 @@ def _read_olmo_hybrid(keys: Keys, name: str) -> ModelConfig:
         most_beta=2.0 if keys.boolean("linear_allow_neg_eigval", True) else 1.0,
         norm_eps=1e-5,
     )
-    last = keys.integer("num_hidden_layers", limit=MOST_LAYERS) - 1
+    last = fields.num_layers(keys) - 1
     mixers = delta_net.by_type(
-        keys, mixer, attention, lambda layer: layer % 4 == 3 or layer == last < 3
+        keys, linear, attention, lambda layer: layer % 4 == 3 or layer == last < 3
     )
     ffn = fields.gated(keys)
     return ModelConfig(
         **fields.llama_fields(keys, name, "olmo_hybrid"),
         max_context=rope_keys.max_context(keys, attention.rope or Rope()),
-        pattern=fields.repeated([LayerSpec(own, ffn, own == attention) for own in mixers]),
+        pattern=fields.repeated([LayerSpec(mixer, ffn, mixer == attention) for mixer in mixers]),
     )
 
 
-def _olmo_rope(keys: Keys) -> Rope | None:
-    """Without positions, where the base is null."""
-    own = rope_keys.described(keys) or keys
-    if own.raw.get("rope_theta", keys.raw.get("rope_theta", 10_000.0)) is None:
+def _rope(keys: Keys) -> Rope | None:
+    """Reads the RoPE; there is none where the base is null."""
+    stated = rope_keys.described(keys) or keys
+    if stated.raw.get("rope_theta", keys.raw.get("rope_theta", 10_000.0)) is None:
         return None
     return rope_keys.read(keys)
 
 
 def _write_olmo_hybrid(config: ModelConfig) -> dict[str, Any]:
-    """See `builders.olmo_hybrid`."""
-    raw = mixtures.with_heads(config)
-    if mixtures.attention(config).rope is None:
+    raw, attention = mixtures.with_heads(config), mixtures.attention(config)
+    if attention.rope is None:
         raw |= {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": None}}
     ffn = config.layers[0].ffn
     assert isinstance(ffn, Gated), "config_export has seen to it"
     return raw | delta_net.linear_keys(config) | {
-        "attention_bias": "out" in mixtures.attention(config).biases,
+        "attention_bias": "out" in attention.biases,
         "intermediate_size": ffn.width,
         "linear_allow_neg_eigval": delta_net.first(config).most_beta == 2,
     }  # fmt: skip

@@ -6,19 +6,13 @@ from typing import Any
 from configs.kinds.rope import LongRope, Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, Table
-from inference.families.shared import (
-    export_fields,
-    fields,
-    gguf_names,
-    hf_names,
-    rope_keys,
-)
+from inference.families.shared import export_fields, fields, gguf_names, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
 
 def _read_phi3(keys: Keys, name: str) -> ModelConfig:
-    rope = _phi3_rope(Keys({"original_max_position_embeddings": 4096} | keys.raw, keys.label))
+    rope = _rope(keys.with_defaults({"original_max_position_embeddings": 4096}))
     attention = fields.attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
     return ModelConfig(
         **fields.llama_fields(keys, name, "phi3", eps=1e-5),
@@ -27,16 +21,16 @@ def _read_phi3(keys: Keys, name: str) -> ModelConfig:
     )
 
 
-def _phi3_rope(keys: Keys) -> Rope:
-    """A share of each head rotates; 'su' and 'yarn' are longrope's names in older files."""
-    own = rope_keys.described(keys)
+def _rope(keys: Keys) -> Rope:
+    """Reads the RoPE of a share of each head; older files call longrope 'su' or 'yarn'."""
+    stated = rope_keys.described(keys)
     share, theta = keys.number("partial_rotary_factor", 1.0), keys.number("rope_theta", 10_000.0)
-    if own is not None:
-        share = own.number("partial_rotary_factor", share)
-        kind = own.raw.get("rope_type", own.raw.get("type"))
+    if stated is not None:
+        share = stated.number("partial_rotary_factor", share)
+        kind = stated.raw.get("rope_type", stated.raw.get("type"))
         kind = "longrope" if kind in ("su", "yarn") else kind
-        own = rope_keys.without_share(Keys(own.raw | {"rope_type": kind}, own.label))
-    rope = rope_keys.scaled(rope_keys.without_share(keys), own, theta)
+        stated = rope_keys.without_share(stated.updated({"rope_type": kind}))
+    rope = rope_keys.scaled(rope_keys.without_share(keys), stated, theta)
     return dataclasses.replace(rope, share=share)
 
 
@@ -52,24 +46,23 @@ def _write_phi3(config: ModelConfig) -> dict[str, Any]:
     }
 
 
+_WINDOW = "attention.sliding_window"
+
+
 def _gguf_phi3(keys: GgufKeys) -> dict[str, Any]:
     rope, head_width = keys.rope(), keys.head_width
     share = keys.integer("rope.dimension_count", head_width) / head_width
-    window = keys.get("attention.sliding_window", (int,), 0)  # 0 where there is none
+    window = keys.whole(_WINDOW) or None
     scaling = None
     if gguf_names.LONG_FACTORS in keys.shapes and gguf_names.SHORT_FACTORS in keys.shapes:
-        short, long = (
-            keys.read_numbers(name) for name in (gguf_names.SHORT_FACTORS, gguf_names.LONG_FACTORS)
-        )
         scaling = LongRope(
-            tuple(short.tolist()),
-            tuple(long.tolist()),
+            tuple(keys.read_numbers(gguf_names.SHORT_FACTORS).tolist()),
+            tuple(keys.read_numbers(gguf_names.LONG_FACTORS).tolist()),
             keys.integer("rope.scaling.original_context_length"),
             keys.number("rope.scaling.attn_factor", 1.0),
         )
     rope = Rope(rope.theta, scaling or rope.scaling, share)
-    own = keys.integer("attention.sliding_window") if window else None
-    return {"pattern": (keys.layer(rope, window=own),)}
+    return {"pattern": (keys.layer(rope, window=window),)}
 
 
 _TENSORS: Table = {
@@ -77,15 +70,11 @@ _TENSORS: Table = {
     "mixer/qkv": ("self_attn.qkv_proj.weight",),
     "ffn/gate_up": ("mlp.gate_up_proj.weight",),
 }
-
-
 _GGUF: Table = {
     **gguf_names.LLAMA,
     "mixer/qkv": ("attn_qkv.weight",),
     "ffn/gate_up": ("ffn_up.weight",),
 }
-
-
 FAMILIES = (
     Family(
         name="phi3",
@@ -100,7 +89,7 @@ FAMILIES = (
             readers={
                 "phi3": GgufReader(
                     _gguf_phi3,
-                    ("attention.sliding_window", "rope.scaling.attn_factor"),
+                    (_WINDOW, "rope.scaling.attn_factor"),
                     free_widths=("rope.dimension_count",),
                 )
             },

@@ -4,12 +4,7 @@ from typing import Any
 
 from configs.model import ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter
-from inference.families.shared import (
-    export_fields,
-    fields,
-    hf_names,
-    rope_keys,
-)
+from inference.families.shared import export_fields, fields, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
@@ -33,13 +28,9 @@ def _read_qwen3(keys: Keys, name: str) -> ModelConfig:
 
 
 def write(config: ModelConfig) -> dict[str, Any]:
-    """Returns the keys of a `config.json`, windows of single layers among them."""
-    kinds = export_fields.layer_types(config)
-    return (
-        export_fields.llama_fields(config)
-        | kinds
-        | {"use_sliding_window": kinds["sliding_window"] is not None}
-    )
+    """Returns the keys of a `config.json`, with the window of each layer."""
+    raw = export_fields.llama_fields(config) | export_fields.layer_types(config)
+    return raw | {"use_sliding_window": raw["sliding_window"] is not None}
 
 
 def _gguf_qwen2(keys: GgufKeys) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""Qwen3-Next (Qwen Team 2025) and Qwen3.5 (2026): gated DeltaNet, and attention with an output gate."""
+"""Qwen3-Next (Qwen Team 2025), with a mixture, and Qwen3.5 (2026), with dense feed-forwards, both
+without layers that predict a second token: gated DeltaNet, and attention with an output gate.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,51 +14,27 @@ from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.families import qwen_moe
 from inference.families.family import Family, Table
-from inference.families.shared import (
-    delta_net,
-    fields,
-    hf_names,
-    mixtures,
-    parts,
-    rope_keys,
-)
+from inference.families.shared import delta_net, fields, hf_names, mixtures, parts, rope_keys
 from inference.families.shared.config_keys import Keys
-
-_QWEN3_NEXT = {"num_key_value_heads": 2, "intermediate_size": 5632}
-
-
-_QWEN3_5 = {"num_key_value_heads": 4, "intermediate_size": 12288}
 
 
 def _read_qwen3_next(keys: Keys, name: str) -> ModelConfig:
-    """Qwen3-Next (Qwen Team 2025): gated DeltaNet, attention with an output gate, and a mixture,
-    without the layer that predicts a second token.
-    """
-    keys = Keys(_QWEN3_NEXT | keys.raw, keys.label)
-    return _qwen(keys, name, "qwen3_next", _read_ffns(keys))
+    keys = keys.with_defaults({"num_key_value_heads": 2, "intermediate_size": 5632})
+    experts = mixtures.experts(
+        keys, "num_experts", 512, 10, keys.integer("moe_intermediate_size", 512),
+        mixtures.softmax_router(keys, True), has_shared_gate=True,
+        shared_width=keys.integer("shared_expert_intermediate_size", 512),
+    )  # fmt: skip
+    return _read(keys, name, "qwen3_next", qwen_moe.some_dense(keys, experts))
 
 
 def _read_qwen3_5(keys: Keys, name: str) -> ModelConfig:
-    """Qwen3.5 (Qwen Team 2026), the part that reads and writes text, with dense feed-forwards. The
-    sections of its positions are equal in text.
-    """
-    keys = Keys(_QWEN3_5 | keys.raw, keys.label)
-    return _qwen(keys, name, "qwen3_5", fields.gated(keys))
+    """Reads the text part of Qwen3.5, where the sections of positions are equal."""
+    keys = keys.with_defaults({"num_key_value_heads": 4, "intermediate_size": 12288})
+    return _read(keys, name, "qwen3_5", fields.gated(keys))
 
 
-def _read_ffns(keys: Keys) -> FeedForward | list[FeedForward]:
-    """Feed-forwards of Qwen3-Next (Qwen Team 2025): those of Qwen2-MoE, whose weights are
-    normalized by default.
-    """
-    width = keys.integer("moe_intermediate_size", 512)
-    experts = mixtures.experts(
-        keys, "num_experts", 512, 10, width, mixtures.softmax_router(keys, True), has_shared_gate=True,
-        shared_width=keys.integer("shared_expert_intermediate_size", 512),
-    )  # fmt: skip
-    return qwen_moe.some_dense(keys, experts)
-
-
-def _qwen(
+def _read(
     keys: Keys, name: str, family: str, ffns: FeedForward | Sequence[FeedForward]
 ) -> ModelConfig:
     keys.require_neutral({
@@ -83,7 +61,6 @@ def _qwen(
 
 
 def _write_qwen3_next(config: ModelConfig) -> dict[str, Any]:
-    """See `builders.qwen3_next`."""
     shared = mixtures.mixture(config).shared_width
     return qwen_moe.write_mixture(config) | _mixer_keys(config) | {
         "shared_expert_intermediate_size": shared,
@@ -91,15 +68,14 @@ def _write_qwen3_next(config: ModelConfig) -> dict[str, Any]:
 
 
 def _write_qwen3_5(config: ModelConfig) -> dict[str, Any]:
-    """See `builders.qwen3_5`."""
     ffn = config.layers[0].ffn
     assert isinstance(ffn, Gated), "config_export has seen to it"
-    own = {"intermediate_size": ffn.width, "attn_output_gate": True}
-    return mixtures.with_heads(config) | _mixer_keys(config) | own
+    raw = mixtures.with_heads(config) | _mixer_keys(config)
+    return raw | {"intermediate_size": ffn.width, "attn_output_gate": True}
 
 
 def _mixer_keys(config: ModelConfig) -> dict[str, Any]:
-    """Layers of Qwen's two kinds, and what differs from those that attend alone."""
+    """Returns the keys of layers of both kinds."""
     attention = mixtures.attention(config)
     return delta_net.linear_keys(config) | {
         "attention_bias": "out" in attention.biases,
@@ -108,7 +84,7 @@ def _mixer_keys(config: ModelConfig) -> dict[str, Any]:
 
 
 def _fused_tensors(module: str) -> Table:
-    """Of gated DeltaNet as Qwen3-Next has it, gates beside what is convolved."""
+    """Returns Qwen3-Next's names of gated DeltaNet, which fuse gates with convolved channels."""
     fused, numbers = f"{module}.in_proj_qkvz.weight", f"{module}.in_proj_ba.weight"
     return {
         **_tensors(module),
@@ -118,7 +94,7 @@ def _fused_tensors(module: str) -> Table:
 
 
 def _tensors(module: str) -> Table:
-    """Of gated DeltaNet as Qwen3.5 has it."""
+    """Returns Qwen3.5's names of gated DeltaNet."""
     return {
         "delta_net/in": tuple(f"{module}.in_proj_qkv.weight.{part}" for part in "vqk"),
         "delta_net/gates": tuple(f"{module}.in_proj_{part}.weight" for part in "zba"),
@@ -158,6 +134,6 @@ FAMILIES = (
         predictor="mtp",
         wrapper="Qwen3_5ForConditionalGeneration",
         inside="model.language_model",
-        others=("model.visual",),
+        ignored=("model.visual",),
     ),
 )

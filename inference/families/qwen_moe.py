@@ -1,4 +1,6 @@
-"""Qwen's mixtures: Qwen1.5-MoE and Qwen2-57B-A14B, and Qwen3-30B-A3B and its relatives."""
+"""Qwen's mixtures: Qwen1.5-MoE and Qwen2-57B-A14B (Qwen Team 2024, arXiv 2407.10671), and
+Qwen3-30B-A3B and its relatives (2025, arXiv 2505.09388).
+"""
 
 import dataclasses
 from typing import Any
@@ -23,31 +25,24 @@ from inference.families.shared.gguf_keys import GgufKeys
 
 
 def _read_qwen2_moe(keys: Keys, name: str) -> ModelConfig:
-    """Qwen1.5-MoE and Qwen2-57B-A14B (Qwen Team 2024, arXiv 2407.10671)."""
     rope = rope_keys.read(keys)
     biases = ("qkv",) if keys.boolean("qkv_bias", True) else ()
     full = fields.attention(keys, rope=rope, biases=biases)
-    is_used = keys.boolean("use_sliding_window", False)
-    window = keys.optional_integer("sliding_window", 4096) if is_used else None
+    sliding = dataclasses.replace(full, window=fields.used_window(keys))
     first = keys.whole("max_window_layers", 28, limit=MOST_LAYERS)
-    own = fields.types(n % 2 == 0 and n < first and is_used for n in range(fields.num_layers(keys)))
-    mixers = fields.by_type(keys, full, dataclasses.replace(full, window=window), own)
-    shared = {
-        "shared_width": keys.integer("shared_expert_intermediate_size", 5632),
-        "has_shared_gate": True,
-    }
-    width = keys.integer("moe_intermediate_size", 1408)
+    kinds = fields.types(n % 2 == 0 and n < first for n in range(fields.num_layers(keys)))
+    mixers = fields.by_type(keys, full, sliding, kinds)
     experts = mixtures.experts(
-        keys, "num_experts", 60, 4, width, mixtures.softmax_router(keys, False), **shared
-    )
+        keys, "num_experts", 60, 4, keys.integer("moe_intermediate_size", 1408),
+        mixtures.softmax_router(keys, False), has_shared_gate=True,
+        shared_width=keys.integer("shared_expert_intermediate_size", 5632),
+    )  # fmt: skip
     return mixtures.model(keys, name, "qwen2_moe", rope, mixers, some_dense(keys, experts))
 
 
 def _read_qwen3_moe(keys: Keys, name: str) -> ModelConfig:
-    """Qwen3-30B-A3B and its relatives (Qwen Team 2025, arXiv 2505.09388)."""
     rope = rope_keys.read(keys)
-    is_used = keys.boolean("use_sliding_window", False)
-    window = keys.optional_integer("sliding_window", 4096) if is_used else None
+    window = fields.used_window(keys)
     attention = fields.attention(keys, rope=rope, qk_norm="head", window=window)
     width = keys.integer("moe_intermediate_size", 768)
     count = "num_experts" if keys.raw.get("num_local_experts") is None else "num_local_experts"
@@ -56,10 +51,10 @@ def _read_qwen3_moe(keys: Keys, name: str) -> ModelConfig:
 
 
 def some_dense(keys: Keys, experts: Experts) -> FeedForward | list[FeedForward]:
-    """Qwen's rule: a mixtures.mixture in every so many layers, but for those that are listed."""
+    """Returns feed-forwards: the mixture in every so many layers, except listed ones."""
     step = keys.integer("decoder_sparse_step", 1)
     listed = keys.raw.get("mlp_only_layers") or ()
-    if not isinstance(listed, list | tuple) or not all(type(each) is int for each in listed):
+    if not isinstance(listed, list | tuple) or not all(type(layer) is int for layer in listed):
         raise InputError(f"mlp_only_layers lists numbers of layers, not {shown(listed)}")
     if step == 1 and not listed:
         return experts
@@ -70,7 +65,6 @@ def some_dense(keys: Keys, experts: Experts) -> FeedForward | list[FeedForward]:
 
 
 def _write_qwen2_moe(config: ModelConfig) -> dict[str, Any]:
-    """See `mixtures.qwen2_moe`."""
     kinds = export_fields.layer_types(config)
     return write_mixture(config) | kinds | {
         "use_sliding_window": kinds["sliding_window"] is not None,
@@ -80,17 +74,16 @@ def _write_qwen2_moe(config: ModelConfig) -> dict[str, Any]:
 
 
 def _write_qwen3_moe(config: ModelConfig) -> dict[str, Any]:
-    """See `mixtures.qwen3_moe`."""
-    own = mixtures.attention(config)
+    attention = mixtures.attention(config)
     return write_mixture(config) | {
-        "use_sliding_window": own.window is not None,
-        "sliding_window": own.window,
-        "attention_bias": "out" in own.biases,
+        "use_sliding_window": attention.window is not None,
+        "sliding_window": attention.window,
+        "attention_bias": "out" in attention.biases,
     }
 
 
 def write_mixture(config: ModelConfig) -> dict[str, Any]:
-    """What Qwen's mixtures write alike."""
+    """Returns the keys that Qwen's mixtures share."""
     experts, dense = mixtures.mixture(config), mixtures.dense_layers(config)
     width = {"intermediate_size": dense[min(dense)].width} if dense else {}
     return mixtures.with_heads(config) | width | {
@@ -104,24 +97,19 @@ def write_mixture(config: ModelConfig) -> dict[str, Any]:
 
 
 def _gguf_qwen2_moe(keys: GgufKeys) -> dict[str, Any]:
-    """Qwen1.5-MoE and Qwen2-57B-A14B."""
-    shared = {
-        "shared_width": keys.integer("expert_shared_feed_forward_length"),
-        "has_shared_gate": True,
-    }
     experts = gguf_mixtures.read_experts(
-        keys, gguf_mixtures.read_router(keys, is_normalized=False), **shared
-    )
+        keys, gguf_mixtures.read_router(keys, is_normalized=False), has_shared_gate=True,
+        shared_width=keys.integer("expert_shared_feed_forward_length"),
+    )  # fmt: skip
     biases = ("qkv",) if keys.has_tensor("blk.0.attn_q.bias") else ()
     attention = keys.attention(keys.rope(), biases=biases)
-    return {"family": "qwen2_moe", "pattern": (LayerSpec(attention, experts),)}
+    return {"pattern": (LayerSpec(attention, experts),)}
 
 
 def _gguf_qwen3_moe(keys: GgufKeys) -> dict[str, Any]:
-    """Qwen3-30B-A3B and its relatives."""
     experts = gguf_mixtures.read_experts(keys, gguf_mixtures.read_router(keys, is_normalized=True))
     attention = keys.attention(keys.rope(), qk_norm="head")
-    return {"family": "qwen3_moe", "pattern": (LayerSpec(attention, experts),)}
+    return {"pattern": (LayerSpec(attention, experts),)}
 
 
 SHARED_EXPERT: Table = {

@@ -15,7 +15,7 @@ from inference.families import families
 from inference.families.family import GgufReader
 from inference.families.shared.gguf_keys import GgufKeys
 
-# Keys that are understood by every reader, or say nothing about the mathematics. Any other is refused.
+# Every reader understands these, or they say nothing about the mathematics. Others are refused.
 _KNOWN_KEYS = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
     "attention.head_count", "attention.head_count_kv", "attention.key_length",

@@ -1,8 +1,8 @@
-"""A JSON object of a checkpoint's configuration, read by type: a wrong value is named."""
+"""A JSON object of a checkpoint's configuration, read by type; errors name the key."""
 
 import dataclasses
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from configs.errors import InputError, shown
@@ -19,6 +19,14 @@ class Keys:
     raw: dict[str, Any]
     label: str = ""
 
+    def updated(self, values: Mapping[str, Any]) -> "Keys":
+        """Returns the object with these values."""
+        return Keys(self.raw | dict(values), self.label)
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> "Keys":
+        """Returns the object with values for absent keys; a key that is null stays so."""
+        return Keys(dict(defaults) | self.raw, self.label)
+
     def require_neutral(
         self, neutral: dict[str, tuple[Any, ...]], except_for: Iterable[str] = ()
     ) -> None:
@@ -32,7 +40,7 @@ class Keys:
                 )
 
     def integer(self, key: str, default: int | None = None, limit: int = MOST_WIDTH) -> int:
-        """An integer from 1 to `limit`."""
+        """Returns an integer from 1 to `limit`."""
         value = self.raw.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= limit:
@@ -42,13 +50,13 @@ class Keys:
         return value
 
     def whole(self, key: str, default: int, limit: int = MOST_WIDTH) -> int:
-        """An integer from 0 to `limit`."""
+        """Returns an integer from 0 to `limit`."""
         value = self.raw.get(key)
         value = default if value is None else value
         return 0 if type(value) is int and value == 0 else self.integer(key, default, limit)
 
     def number(self, key: str, default: float | None = None) -> float:
-        """A finite number above 0."""
+        """Returns a finite number above 0."""
         value = self.raw.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -58,15 +66,14 @@ class Keys:
         return float(value)
 
     def optional_number(self, key: str, absent: float | None = None) -> float | None:
-        """As `number`; `absent` where there is no such key, None where it is null."""
+        """Returns a `number`: `absent` where there is no such key, None where it is null."""
         return None if self.raw.get(key, absent) is None else self.number(key, absent)
 
     def optional_integer(self, key: str, absent: int | None = None) -> int | None:
-        """As `integer`; `absent` where there is no such key, None where it is null."""
+        """Returns an `integer`: `absent` where there is no such key, None where it is null."""
         return None if self.raw.get(key, absent) is None else self.integer(key, absent)
 
     def boolean(self, key: str, default: bool) -> bool:
-        """True or false."""
         value = self.raw.get(key)
         value = default if value is None else value
         if not isinstance(value, bool):
@@ -74,7 +81,7 @@ class Keys:
         return value
 
     def choice(self, key: str, valid: dict[str, str], default: str) -> str:
-        """What `valid` makes of one of its keys."""
+        """Returns the entry of `valid` that the file names."""
         value = self.raw.get(key)
         value = default if value is None else value
         if not isinstance(value, str) or value not in valid:
@@ -84,23 +91,23 @@ class Keys:
         return valid[value]
 
     def listed(self, key: str, length: int) -> list[Any] | None:
-        """A list with one entry for each of `length` layers."""
+        """Returns a list with an entry for each of `length` layers, or None."""
         value = self.raw.get(key)
         if value is not None and (not isinstance(value, list) or len(value) != length):
             raise InputError(f"{self.label}{key} must list one kind for each of {length} layers")
         return value
 
-    def numbers(self, key: str, most: int) -> tuple[float, ...]:
-        """A list of at most `most` finite numbers above 0."""
+    def numbers(self, key: str, limit: int) -> tuple[float, ...]:
+        """Returns at most `limit` finite numbers above 0."""
         value = self.raw.get(key)
-        if not isinstance(value, list) or len(value) > most:
+        if not isinstance(value, list) or len(value) > limit:
             raise InputError(
-                f"{self.label}{key} must be a list of at most {most} numbers, not {shown(value)}"
+                f"{self.label}{key} must be a list of at most {limit} numbers, not {shown(value)}"
             )
         return tuple(Keys({key: item}, self.label).number(key) for item in value)
 
     def nested(self, key: str) -> "Keys | None":
-        """The object at a key."""
+        """Returns the object at a key, or None."""
         value = self.raw.get(key)
         if value is None:
             return None

@@ -1,52 +1,44 @@
-"""What `config.json` says alike for many families, written from a `ModelConfig`."""
+"""Writes the keys of `config.json` that many families share."""
 
 from typing import Any
 
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.rope import (
-    Dynamic,
-    Linear,
-    Llama3,
-    LongRope,
-    Proportional,
-    Rope,
-    Scaling,
-    Yarn,
-)
+from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Scaling, Yarn
 from configs.model import LayerSpec, ModelConfig
+from inference.families.shared import fields
 
 _SCALINGS = {Linear: "linear", Dynamic: "dynamic", Llama3: "llama3", Yarn: "yarn"}
 
 
 def attention(layer: LayerSpec) -> Attention:
-    """The attention of a layer, in families that have no other mixer."""
+    """Returns the attention of a layer, in families that have no other mixer."""
     assert isinstance(layer.mixer, Attention), "config_export has seen to it"
     return layer.mixer
 
 
 def first(config: ModelConfig) -> tuple[Attention, Gated | Plain]:
-    """The first layer, for what all layers of a family share."""
+    """Returns the parts of the first layer, for keys that all layers share."""
     ffn = config.layers[0].ffn
     assert isinstance(ffn, Gated | Plain), "config_export has seen to it"
     return attention(config.layers[0]), ffn
 
 
 def llama_fields(config: ModelConfig) -> dict[str, Any]:
-    """What all of Llama's relatives write alike."""
-    own, ffn = first(config)
+    """Returns the keys that all of Llama's relatives share."""
+    attention, ffn = first(config)
     rope = next((mixer.rope for mixer in config.mixers(Attention) if mixer.rope), Rope())
     return {
         **sizes(config, rope),
-        **heads(own),
+        **heads(attention),
         "intermediate_size": ffn.width,
-        "attention_bias": "out" in own.biases,
+        "attention_bias": "out" in attention.biases,
         "mlp_bias": ffn.has_bias,
     }
 
 
 def sizes(config: ModelConfig, rope: Rope) -> dict[str, Any]:
-    """Of the whole model, and its positions."""
+    """Returns the keys of the whole model and of its positions."""
     longest, scaling = config.max_context, rope.scaling
     if isinstance(scaling, Dynamic):  # stretched from the length that the file states
         longest = scaling.original_context
@@ -62,25 +54,26 @@ def sizes(config: ModelConfig, rope: Rope) -> dict[str, Any]:
     }
 
 
-def heads(own: Attention) -> dict[str, Any]:
-    """Of attention."""
+def heads(attention: Attention) -> dict[str, Any]:
+    """Returns the keys of attention's heads."""
     return {
-        "num_attention_heads": own.num_heads,
-        "num_key_value_heads": own.num_kv_heads,
-        "head_dim": own.head_width,
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_width,
     }
 
 
 def layer_types(config: ModelConfig) -> dict[str, Any]:
-    """Which layers have a window, and how long it is."""
-    own = [attention(layer).window for layer in config.layers]
-    windows = {window for window in own if window is not None}
-    kinds = ["full_attention" if window is None else "sliding_attention" for window in own]
-    return {"layer_types": kinds, "sliding_window": max(windows, default=None)}
+    """Returns the keys of the layers' windows."""
+    windows = [attention(layer).window for layer in config.layers]
+    return {
+        "layer_types": fields.types(window is not None for window in windows),
+        "sliding_window": max(filter(None, windows), default=None),
+    }
 
 
 def rope_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
-    """How positions are stretched."""
+    """Returns the object that says how positions are scaled; None: they are not."""
     if scaling is None:
         return None
     if isinstance(scaling, LongRope):
@@ -101,8 +94,11 @@ def rope_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
             "high_freq_factor": scaling.high_freq_factor,
         }
     if isinstance(scaling, Yarn):
-        raw |= {"beta_fast": scaling.beta_fast, "beta_slow": scaling.beta_slow}
-        raw |= {"truncate": scaling.truncate}
+        raw |= {
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "truncate": scaling.truncate,
+        }
         if scaling.attention_factor is not None:
             raw |= {"attention_factor": scaling.attention_factor}
     if isinstance(scaling, Llama3 | Yarn):

@@ -1,4 +1,4 @@
-"""What the architectures of many families write alike in their `config.json`."""
+"""Reads the keys of `config.json` that many families share."""
 
 import dataclasses
 from collections.abc import Iterable, Sequence
@@ -17,52 +17,62 @@ Pattern = tuple[LayerSpec, ...]
 def llama_fields(
     keys: Keys, name: str, family: str, tied: bool = False, eps: float = 1e-6
 ) -> dict[str, Any]:
-    """What all of Llama's relatives write alike; the defaults are those of their transformers
-    classes.
+    """Returns the fields of a model that all of Llama's relatives share, by the defaults of their
+    transformers classes.
     """
     return {
         "name": name,
         "family": family,
         "vocab_size": keys.integer("vocab_size"),
         "width": keys.integer("hidden_size"),
-        "num_layers": keys.integer("num_hidden_layers", limit=MOST_LAYERS),
+        "num_layers": num_layers(keys),
         "norm_eps": keys.number("rms_norm_eps", eps),
         "tied": keys.boolean("tie_word_embeddings", tied),
     }
 
 
-def attention(keys: Keys, head_width: int | None = None, **own: Any) -> Attention:
-    """Heads and biases as all of Llama's relatives write them, and what a family adds."""
+def attention(keys: Keys, head_width: int | None = None, **fields: Any) -> Attention:
+    """Returns attention with the heads and biases that all of Llama's relatives write.
+
+    Args:
+        head_width: where the file states none; None: by the model's width.
+        fields: further fields, which win.
+    """
     num_heads = keys.integer("num_attention_heads")
     width = head_width or max(keys.integer("hidden_size") // num_heads, 1)
     has_bias = keys.boolean("attention_bias", False)  # of all four projections
-    fields = {
+    defaults = {
         "num_heads": num_heads,
         "num_kv_heads": keys.integer("num_key_value_heads", num_heads),
         "head_width": keys.integer("head_dim", width),
         "biases": ("qkv", "out") if has_bias else (),
     }
-    return Attention(**fields | own)
+    return Attention(**defaults | fields)
 
 
 def gated(keys: Keys) -> Gated:
-    """The feed-forward of all of Llama's relatives; `mlp_bias` means all three projections."""
-    return Gated(
-        keys.integer("intermediate_size"),
-        keys.choice("hidden_act", {"silu": "silu"}, "silu"),
-        keys.boolean("mlp_bias", False),
-    )
+    """Returns the feed-forward of all of Llama's relatives; `mlp_bias` means all projections."""
+    width, has_bias = keys.integer("intermediate_size"), keys.boolean("mlp_bias", False)
+    return Gated(width, activation(keys), has_bias)
+
+
+def activation(keys: Keys) -> str:
+    """Returns the activation, which is SiLU in all of Llama's relatives."""
+    return keys.choice("hidden_act", {"silu": "silu"}, "silu")
 
 
 def upper_windows(keys: Keys, full: Attention) -> Pattern:
-    """Qwen's rule: where windows are used at all, layers from `max_window_layers` on have one."""
-    is_used = keys.boolean("use_sliding_window", False)
-    window = keys.optional_integer("sliding_window", 4096) if is_used else None
-    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
+    """Returns the pattern by Qwen's rule: layers from `max_window_layers` on have a window."""
     first = keys.whole("max_window_layers", 28, limit=MOST_LAYERS)
-    repeated = types(layer >= first for layer in range(layers))
-    sliding = dataclasses.replace(full, window=window)
+    repeated = types(layer >= first for layer in range(num_layers(keys)))
+    sliding = dataclasses.replace(full, window=used_window(keys))
     return pattern(by_type(keys, full, sliding, repeated), gated(keys))
+
+
+def used_window(keys: Keys) -> int | None:
+    """Returns the window of Qwen's files, where they use one."""
+    is_used = keys.boolean("use_sliding_window", False)
+    return keys.optional_integer("sliding_window", 4096) if is_used else None
 
 
 def num_layers(keys: Keys) -> int:
@@ -71,16 +81,16 @@ def num_layers(keys: Keys) -> int:
 
 
 def types(slides: Iterable[bool]) -> list[str]:
-    """Names of kinds of layers, as `layer_types` lists them."""
+    """Returns the names of kinds of layers, as `layer_types` lists them."""
     return ["sliding_attention" if slide else "full_attention" for slide in slides]
 
 
 def numbered(keys: Keys, key: str, layers: int) -> set[int]:
-    """Layers that a key lists by their numbers, from 0 on; none, where it is absent."""
+    """Returns the layers that a key lists by their numbers, from 0 on."""
     listed = keys.raw.get(key) or []
-    if not isinstance(listed, list) or not all(type(each) is int for each in listed):
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
         raise InputError(f"{keys.label}{key} lists numbers of layers, not {shown(listed)}")
-    if unknown := [each for each in listed if not 0 <= each < layers]:
+    if unknown := [layer for layer in listed if not 0 <= layer < layers]:
         raise InputError(
             f"{keys.label}{key} names layer {unknown[0]} of {layers}; valid: 0 to {layers - 1}"
         )
@@ -90,30 +100,39 @@ def numbered(keys: Keys, key: str, layers: int) -> set[int]:
 def by_type(
     keys: Keys, full: Attention, sliding: Attention, repeated: Sequence[str]
 ) -> list[Attention]:
-    """Every layer by `layer_types`, or by names that repeat where the file lists none."""
-    kinds = {"full_attention": full, "sliding_attention": sliding}
-    layers = keys.integer("num_hidden_layers", limit=MOST_LAYERS)
-    names = keys.listed("layer_types", layers)
-    for kind in names or ():
-        if not isinstance(kind, str) or kind not in kinds:
+    """Returns each layer's attention by `layer_types`, or by kinds that repeat where the file lists
+    none.
+    """
+    mixers = {"full_attention": full, "sliding_attention": sliding}
+    kinds = layer_types(keys, mixers)
+    kinds = kinds or [repeated[n % len(repeated)] for n in range(num_layers(keys))]
+    return [mixers[kind] for kind in kinds]
+
+
+def layer_types(keys: Keys, valid: Iterable[str]) -> list[str] | None:
+    """Returns the kinds that `layer_types` lists; None: it is absent.
+
+    Raises:
+        InputError: a kind is not in `valid`.
+    """
+    kinds = keys.listed("layer_types", num_layers(keys))
+    for kind in kinds or ():
+        if not isinstance(kind, str) or kind not in valid:
             raise InputError(
-                f"{keys.label}layer type {shown(kind)} is not supported; valid: {', '.join(kinds)}"
+                f"{keys.label}layer type {shown(kind)} is not supported; valid: {', '.join(valid)}"
             )
-    names = names or [repeated[layer % len(repeated)] for layer in range(layers)]
-    return [kinds[kind] for kind in names]
+    return kinds
 
 
 def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]) -> Pattern:
-    """The pattern that repeats. One feed-forward is that of all layers."""
-    own: Sequence[FeedForward | None] = (
-        [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
-    )
-    return repeated(list(map(LayerSpec, mixers, own)))
+    """Returns the pattern that repeats. One feed-forward is that of all layers."""
+    per_layer = [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
+    return repeated(list(map(LayerSpec, mixers, per_layer)))
 
 
 def repeated(layers: Sequence[LayerSpec]) -> Pattern:
-    """The pattern that repeats, by its longest border (Knuth, Morris & Pratt 1977): a file may list
-    thousands of layers.
+    """Returns the pattern that repeats, by its longest border (Knuth, Morris & Pratt 1977): a file
+    may list thousands of layers.
     """
     borders = [0]
     for layer in layers[1:]:

@@ -1,4 +1,4 @@
-"""Experts as `.gguf` files' metadata has them."""
+"""Reads experts from the metadata of a `.gguf` file."""
 
 from typing import Any
 
@@ -9,10 +9,8 @@ from configs.kinds.kind import Mixer
 from configs.model import MOST_LAYERS, LayerSpec
 from inference.families.shared.gguf_keys import GgufKeys
 
-# Keys that these architectures read, beside those of all.
+# Keys that architectures with experts read, in addition to those of all.
 COUNTS = ("expert_count", "expert_used_count")
-
-
 ROUTED = (
     *COUNTS,
     "expert_feed_forward_length",
@@ -23,17 +21,17 @@ ROUTED = (
     "expert_group_count",
     "expert_group_used_count",
 )
-
-
 DENSE = (*ROUTED, "expert_shared_count", "leading_dense_block_count")
-
-
 _SCORES = {1: "softmax", 2: "sigmoid"}
 
 
 def read_router(keys: GgufKeys, is_normalized: bool, scores: str = "softmax") -> Router:
-    """By the keys that state how, or as llama.cpp knows of the architecture; groups that are not
-    stated are not there.
+    """Returns the router.
+
+    Args:
+        keys: of the file, which need not state how it routes.
+        is_normalized: the architecture's default, as llama.cpp has it.
+        scores: likewise.
     """
     function = keys.whole("expert_gating_func")
     if function and function not in _SCORES:
@@ -56,19 +54,23 @@ def read_router(keys: GgufKeys, is_normalized: bool, scores: str = "softmax") ->
     )
 
 
-def read_experts(keys: GgufKeys, router: Router, width: int | None = None, **own: Any) -> Experts:
-    """So many experts of one width, that of the architecture's key unless it is given."""
+def read_experts(
+    keys: GgufKeys, router: Router, width: int | None = None, **fields: Any
+) -> Experts:
+    """Returns a mixture; `width` None: the file's key of it counts."""
     return Experts(
         keys.integer("expert_count"),
         keys.integer("expert_used_count"),
         width or keys.integer("expert_feed_forward_length"),
         router,
-        **own,
+        **fields,
     )
 
 
 def after_dense(keys: GgufKeys, mixer: Mixer, router: Router, extra: int) -> tuple[LayerSpec, ...]:
-    """Dense layers first, then the mixture; its shared experts are as wide as the others."""
+    """Returns the pattern of dense layers, then mixtures with shared experts as wide as the others;
+    `extra` last blocks are not read.
+    """
     shared = keys.whole("expert_shared_count") * keys.integer("expert_feed_forward_length")
     mixture = LayerSpec(mixer, read_experts(keys, router, shared_width=shared))
     dense = keys.whole("leading_dense_block_count", limit=MOST_LAYERS)

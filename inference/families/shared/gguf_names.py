@@ -1,13 +1,10 @@
-"""Names that llama.cpp gives the tensors of several families: our paths, and what makes them up
-(`family.Gguf.tensors`).
-"""
+"""llama.cpp's names of tensors that several families share, by our paths (`Gguf.tensors`)."""
 
 from inference.families.shared.hf_names import Table
 
-# Tensors that say how positions rotate, by the kind of scaling that a configuration has of them.
+# Tensors that scale the frequencies of positions.
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-
 LLAMA: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -49,7 +46,7 @@ LATENT: Table = {
     "mixer/k_up": ("attn_k_b.weight",),
     "mixer/v_up": ("attn_v_b.weight",),
 }
-# Of recurrent layers; a Mamba-2's way in and its biases go by the parts that are fused there.
+# Recurrent layers; Mamba-2's fused input projection and its biases go by their parts.
 _MAMBA: Table = {
     "mamba/in": ("ssm_in.weight",),
     "mamba/conv": ("ssm_conv1d.weight",),

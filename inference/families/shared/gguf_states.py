@@ -1,61 +1,55 @@
-"""Layers with states as `.gguf` files' metadata has them, read and written."""
+"""Reads and writes layers with states in the metadata of `.gguf` files."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.combined import NoMixer
 from configs.kinds.experts import Experts
-from configs.kinds.kind import FeedForward, Mixer
+from configs.kinds.kind import FeedForward
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
-from configs.model import LayerSpec, ModelConfig
+from configs.model import ModelConfig
 from inference.families.shared.gguf_keys import GgufKeys
 
-# Keys of architectures with states.
-
+Metadata = dict[str, Any]  # of a `.gguf` file: integers become uint32, other numbers float32
 
 NORMED = "ssm.dt_b_c_rms"
-
-
-# Keys that these architectures read, beside those of all.
-MAMBA = (*("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", NORMED),)
-
-
+# Keys that architectures with states read, in addition to those of all.
+MAMBA = ("ssm.conv_kernel", "ssm.inner_size", "ssm.state_size", "ssm.time_step_rank", NORMED)
 MAMBA2 = (*MAMBA, "ssm.group_count")
+_STATE_TENSORS = {"in": "ssm_in", "conv": "ssm_conv1d", "out": "ssm_out"}
 
 
-def mixers_alone(family: str, mixer: Mixer) -> dict[str, Any]:
-    return {"family": family, "pattern": (LayerSpec(mixer, None),)}
-
-
-def attention(keys: GgufKeys, layer: int, kv_heads: int, **own: Any) -> Attention:
-    """With biases where the file has some."""
-    places = {"qkv": "attn_q", "out": "attn_output"}
-    biases = [b for b, name in places.items() if keys.has_tensor(f"blk.{layer}.{name}.bias")]
+def attention(keys: GgufKeys, layer: int, kv_heads: int, **fields: Any) -> Attention:
+    """Returns a layer's attention, with the biases that the file has."""
+    biases = _biases(keys, layer, {"qkv": "attn_q", "out": "attn_output"})
     heads, width = keys.integer("attention.head_count"), keys.head_width
-    return Attention(heads, kv_heads, width, **{"rope": None, "biases": tuple(biases)} | own)
+    return Attention(heads, kv_heads, width, **{"rope": None, "biases": biases} | fields)
 
 
-def _biases(keys: GgufKeys, layer: int) -> tuple[str, ...]:
-    places = {"in": "ssm_in", "conv": "ssm_conv1d", "out": "ssm_out"}
-    found = [b for b, name in places.items() if keys.has_tensor(f"blk.{layer}.{name}.bias")]
-    return tuple(found)
+def _biases(keys: GgufKeys, layer: int, tensors: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the parts whose tensors have biases."""
+    return tuple(
+        part for part, name in tensors.items() if keys.has_tensor(f"blk.{layer}.{name}.bias")
+    )
 
 
 def selective(keys: GgufKeys, layer: int) -> Mamba:
+    """Returns a layer's Mamba."""
     return Mamba(
         keys.integer("ssm.inner_size"),
         keys.integer("ssm.state_size"),
         keys.integer("ssm.time_step_rank"),
         keys.integer("ssm.conv_kernel"),
-        _biases(keys, layer),
+        _biases(keys, layer, _STATE_TENSORS),
     )
 
 
 def state_space(keys: GgufKeys, layer: int) -> Mamba2:
-    """A norm behind the gate, of each group of heads, where the file has its weights."""
+    """Returns a layer's Mamba-2, with a norm of each group of heads where the file has it."""
     inner, heads = keys.integer("ssm.inner_size"), keys.integer("ssm.time_step_rank")
     groups = keys.integer("ssm.group_count")
     if inner % heads or inner % groups:
@@ -70,21 +64,18 @@ def state_space(keys: GgufKeys, layer: int) -> Mamba2:
         keys.integer("ssm.state_size"),
         groups,
         keys.integer("ssm.conv_kernel"),
-        _biases(keys, layer),
+        _biases(keys, layer, _STATE_TENSORS),
         norm_width=inner // groups if has_norm else 0,
     )
 
 
-Metadata = dict[str, Any]  # of a `.gguf` file: integers become uint32, other numbers float32
-
-
 def metadata(config: ModelConfig) -> Metadata:
-    """Returns what a file of a family with states says besides sizes and the family's keys."""
+    """Returns the keys of a model with states, except its sizes and its family's keys."""
     return {**_attention_keys(config), **_state_keys(config), **_ffn_keys(config)}
 
 
 def _attention_keys(config: ModelConfig) -> Metadata:
-    """Heads, and of each layer its keys' where not all layers have as many."""
+    """Returns the keys of heads, which list key and value heads where layers differ."""
     attends = [next((p for p in layer.mixer.parts if isinstance(p, Attention)), None)
                for layer in config.layers]  # fmt: skip
     first = next(filter(None, attends), None)
@@ -125,7 +116,7 @@ def _state_keys(config: ModelConfig) -> Metadata:
 
 
 def _ffn_keys(config: ModelConfig) -> Metadata:
-    """The width of a feed-forward, of each layer where some have none, and how experts route."""
+    """Returns the keys of feed-forwards, which list widths where layers have none, and experts."""
     widths = [_width(layer.ffn) for layer in config.layers]
     is_listed = any(isinstance(layer.mixer, NoMixer) for layer in config.layers)
     metadata: Metadata = {"feed_forward_length": widths if is_listed else max(widths)}

@@ -1,11 +1,10 @@
-"""Names that transformers gives the tensors of several families: our paths, and what makes them up
-(`family.Family.tensors`). What a checkpoint fuses goes by the names of its parts (`parts.py`).
+"""transformers' names of tensors that several families share, by our paths (`Family.tensors`).
+Parts of a fused tensor have names of their own (`parts.py`).
 """
 
 from collections.abc import Mapping
 
 Table = Mapping[str, tuple[str, ...]]
-
 LLAMA: Table = {
     "embed/table": ("model.embed_tokens.weight",),
     "final_norm": ("model.norm.weight",),

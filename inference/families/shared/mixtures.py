@@ -1,4 +1,4 @@
-"""Experts as the `config.json` of many families has them, read and written."""
+"""Reads and writes experts as the `config.json` of many families has them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +10,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
-from inference.families.shared import (
-    export_fields,
-    fields,
-    rope_keys,
-)
+from inference.families.shared import export_fields, fields, rope_keys
 from inference.families.shared.config_keys import Keys
 
 _PLAIN = Router()
@@ -29,7 +25,7 @@ def model(
     ffns: FeedForward | Sequence[FeedForward],
     eps: float = 1e-6,
 ) -> ModelConfig:
-    """One mixer is that of all layers, and so is one feed-forward."""
+    """Returns a model; one mixer is that of all layers, and so is one feed-forward."""
     if len(mixers) == 1 and not isinstance(ffns, FeedForward):
         mixers = [*mixers] * len(ffns)
     return ModelConfig(
@@ -46,33 +42,49 @@ def experts(
     top_k: int | None,
     width: int,
     router: Router = _PLAIN,
-    **own: Any,
+    **overrides: Any,
 ) -> Experts:
-    """A mixture: the key that counts its experts, the family's defaults, and what else it has."""
-    num_experts, top_k = (
-        keys.integer(count, num_experts),
-        keys.integer("num_experts_per_tok", top_k),
-    )
+    """Returns a mixture.
+
+    Args:
+        keys: of the whole model.
+        count: the key that counts the experts.
+        num_experts: where the file does not state it.
+        top_k: likewise.
+        width: of an expert.
+        router: chooses the experts.
+        overrides: further fields, which win.
+    """
+    num_experts = keys.integer(count, num_experts)
+    top_k = keys.integer("num_experts_per_tok", top_k)
     if top_k > num_experts:
         raise InputError(f"num_experts_per_tok={top_k} is more than {count}={num_experts}")
     if num_experts % router.num_groups:
         raise InputError(f"n_group={router.num_groups} does not divide {count}={num_experts}")
-    return Experts(
-        num_experts,
-        top_k,
-        width,
-        router,
-        **{"activation": keys.choice("hidden_act", {"silu": "silu"}, "silu")} | own,
+    activation = {"activation": fields.activation(keys)}
+    return Experts(num_experts, top_k, width, router, **activation | overrides)
+
+
+def sharing_experts(
+    keys: Keys, num_experts: int, top_k: int | None, router: Router, width: int, num_shared: int = 1
+) -> Experts:
+    """Returns a mixture whose shared experts are as wide as the others, by DeepSeek's keys."""
+    width = keys.integer("moe_intermediate_size", width)
+    shared_width = width * keys.whole("n_shared_experts", num_shared)
+    return experts(
+        keys, "n_routed_experts", num_experts, top_k, width, router, shared_width=shared_width
     )
 
 
 def softmax_router(keys: Keys, default: bool) -> Router:
+    """Returns a router whose chosen weights may be normalized."""
     return Router(is_normalized=keys.boolean("norm_topk_prob", default))
 
 
 def groups(
     keys: Keys, num_groups: int | None = None, top_groups: int | None = None
 ) -> dict[str, Any]:
+    """Returns the fields of a router's groups."""
     count, chosen = keys.integer("n_group", num_groups), keys.integer("topk_group", top_groups)
     if chosen > count:
         raise InputError(f"topk_group={chosen} is more than n_group={count}")
@@ -82,7 +94,9 @@ def groups(
 def offset_router(
     keys: Keys, scale: float, num_groups: int, top_groups: int, is_normalized: bool = True
 ) -> Router:
-    """DeepSeek-V3's: sigmoid scores, learned offsets in the choice, groups by their best two."""
+    """Returns DeepSeek-V3's router: sigmoid scores, learned offsets in the choice, and groups by
+    their best two.
+    """
     keys.choice("topk_method", {"noaux_tc": "noaux_tc"}, "noaux_tc")
     keys.choice("scoring_func", {"sigmoid": "sigmoid"}, "sigmoid")
     return Router(
@@ -96,13 +110,13 @@ def offset_router(
 
 
 def after_dense(keys: Keys, experts: Experts, first_dense: int) -> list[FeedForward]:
-    """Dense layers first, then the mixture."""
+    """Returns dense layers first, then the mixture."""
     dense = keys.whole("first_k_dense_replace", first_dense, limit=MOST_LAYERS)
     return by_layer(keys, experts, lambda layer: layer >= dense)
 
 
 def by_mlp_types(keys: Keys, experts: Experts) -> list[FeedForward] | None:
-    """The kinds that are listed by layer; None: they are not."""
+    """Returns each layer's feed-forward by `mlp_layer_types`; None: it is absent."""
     kinds = keys.listed("mlp_layer_types", fields.num_layers(keys))
     if any(kind not in ("dense", "sparse") for kind in kinds or ()):
         raise InputError("mlp_layer_types lists 'dense' or 'sparse' for each layer")
@@ -110,42 +124,41 @@ def by_mlp_types(keys: Keys, experts: Experts) -> list[FeedForward] | None:
 
 
 def by_layer(keys: Keys, experts: Experts, is_mixture: Callable[[int], bool]) -> list[FeedForward]:
-    dense = Gated(
-        keys.integer("intermediate_size"), keys.choice("hidden_act", {"silu": "silu"}, "silu")
-    )
+    """Returns each layer's feed-forward, the mixture or a dense one, by the layer's number."""
+    dense = Gated(keys.integer("intermediate_size"), fields.activation(keys))
     return [experts if is_mixture(layer) else dense for layer in range(fields.num_layers(keys))]
 
 
 def attention(config: ModelConfig) -> Attention:
-    """The first that attends; where other mixers stand in its place, there is none to write."""
+    """Returns the first attention, or a placeholder where no layer attends."""
     return next(iter(config.mixers(Attention)), Attention(1, 1, 2))
 
 
 def mixture(config: ModelConfig) -> Experts:
-    """The first mixture; a model of dense layers has none to write."""
-    found = (layer.ffn for layer in config.layers if isinstance(layer.ffn, Experts))
-    return next(found, Experts(1, 1, 1, Router()))
+    """Returns the first mixture, or a placeholder where all layers are dense."""
+    ffns = (layer.ffn for layer in config.layers)
+    return next((ffn for ffn in ffns if isinstance(ffn, Experts)), Experts(1, 1, 1, Router()))
 
 
 def with_heads(config: ModelConfig) -> dict[str, Any]:
-    """Sizes of a model and of its heads."""
-    own = attention(config)
-    return export_fields.sizes(config, own.rope or Rope()) | export_fields.heads(own)
+    """Returns the keys of sizes of a model and of its heads."""
+    mixer = attention(config)
+    return export_fields.sizes(config, mixer.rope or Rope()) | export_fields.heads(mixer)
 
 
 def dense_layers(config: ModelConfig) -> dict[int, Gated]:
-    """Layers without a mixture."""
+    """Returns the layers without a mixture, by number."""
     return {n: layer.ffn for n, layer in enumerate(config.layers) if isinstance(layer.ffn, Gated)}
 
 
 def mlp_types(config: ModelConfig) -> list[str]:
-    """Which layers have a mixture."""
+    """Returns the kinds that `mlp_layer_types` lists."""
     dense = dense_layers(config)
     return ["dense" if n in dense else "sparse" for n in range(config.num_layers)]
 
 
 def routed(config: ModelConfig) -> dict[str, Any]:
-    """The mixture as DeepSeek's relatives write it, whose shared experts are as wide as others."""
+    """Returns the keys of a mixture as DeepSeek's relatives write it (`sharing_experts`)."""
     experts, dense = mixture(config), dense_layers(config)
     router = experts.router
     return {

@@ -1,6 +1,4 @@
-"""Parts of a checkpoint's tensors that stand for matrices of their own, where a family stores in one
-piece, or in another order, what we keep apart.
-"""
+"""Splits tensors in which a family fuses several of our parameters, or orders rows otherwise."""
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping
@@ -25,11 +23,12 @@ class Part:
     """A matrix, or a table, inside of a stored tensor.
 
     Attributes:
-        tensor: its name, and `stored` the shape that it must have.
+        tensor: name of the stored tensor.
+        stored: the shape that the tensor must have.
         shape: of the part.
-        rows: of the tensor, a slice or in their order an array of numbers; of a stack, one matrix.
-        columns: of the last axis, those that are taken, in their order; None: all of them.
-        transposed: it is stored [in, out].
+        rows: a slice, or the numbers of the rows in their order; one matrix of a stack.
+        columns: likewise, of the last axis; None: all.
+        transposed: the part is stored [in, out].
     """
 
     tensor: str
@@ -40,14 +39,14 @@ class Part:
     transposed: bool = False
 
 
-# A tensor, its shape, and what makes its parts.
+# A tensor, its shape, and a function that returns its parts.
 Whole = tuple[str, tuple[int, ...], Callable[[], dict[str, Part]]]
 # (prefix of a layer's names, layer, width D of the model, the family's names) -> its fused tensors
 Split = Callable[[str, LayerSpec, int, Table], Iterator[Whole]]
 
 
 def mamba(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits taps of one channel each off the rest of Mamba's layers."""
+    """Splits the taps of Mamba's convolution."""
     for kind in layer.mixer.parts:
         if isinstance(kind, Mamba):
             taps = tensors["mamba/conv"][0].removesuffix(".taps")
@@ -55,7 +54,7 @@ def mamba(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator
 
 
 def mamba2(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits Mamba-2's one matrix for the gate, what is convolved and the steps, and its taps."""
+    """Splits Mamba-2's matrix of gate, convolved channels and steps, and its taps."""
     for kind in layer.mixer.parts:
         if isinstance(kind, Mamba2):
             module = f"{prefix}.{tensors['mamba2/out'][0].removesuffix('.out_proj.weight')}"
@@ -68,7 +67,7 @@ def mamba2(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterato
 
 
 def short_conv(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits off the taps of LFM2's convolutions."""
+    """Splits the taps of LFM2's convolutions."""
     for kind in layer.mixer.parts:
         if isinstance(kind, ShortConv):
             taps = tensors["short_conv/conv"][0].removesuffix(".taps")
@@ -76,7 +75,7 @@ def short_conv(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Ite
 
 
 def linear_attention(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits one matrix for queries, keys and values, in which each head's rows lie together."""
+    """Splits a matrix of queries, keys and values, in which each head's rows are adjacent."""
     for kind in layer.mixer.parts:
         if isinstance(kind, LinearAttention):
             name = tensors["linear_attention/in"][0]
@@ -88,9 +87,8 @@ def linear_attention(prefix: str, layer: LayerSpec, width: int, tensors: Table) 
 
 
 def delta_net(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits, of layers with the delta rule, queries, keys, values, gates, betas and decays that lie
-    in one tensor, and the taps. Where gates lie beside what is convolved, the rows of each key head
-    are together.
+    """Splits fused tensors of layers with the delta rule, and the taps. Where a tensor has gates in
+    addition to convolved channels, the rows of each key head are adjacent.
     """
     for kind in layer.mixer.parts:
         if isinstance(kind, DeltaNet):
@@ -121,9 +119,7 @@ def _delta_net(prefix: str, kind: DeltaNet, width: int, tensors: Table) -> Itera
 
 
 def latent_heads(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits the way out of latent vectors: a head's rows are its keys' elements, then its
-    values'.
-    """
+    """Splits the projection from latent vectors: a head's rows are its keys', then its values'."""
     kind = layer.mixer
     if not isinstance(kind, Latent):
         return
@@ -146,9 +142,7 @@ def latent_heads(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> I
 def alternating_experts(
     prefix: str, layer: LayerSpec, width: int, tensors: Table
 ) -> Iterator[Whole]:
-    """Splits matrices [experts, in, out] of all experts, in which gates and what they multiply
-    alternate.
-    """
+    """Splits matrices [experts, in, out] of all experts, in which gates and ups alternate."""
     if not isinstance(layer.ffn, Experts):
         return
     E, D, F, name = layer.ffn.num_experts, width, layer.ffn.width, f"{prefix}.mlp.experts"
@@ -181,16 +175,16 @@ def alternating_experts(
 
 
 def _rows(tensor: str, sizes: Mapping[str, int], row_shape: tuple[int, ...]) -> Whole:
-    """Parts of so many rows each, one behind the other."""
+    """Splits consecutive parts of so many rows each."""
     stored = sum(sizes.values()), *row_shape
 
     def parts() -> dict[str, Part]:
-        named, first = {}, 0
+        by_name, first = {}, 0
         for part, rows in sizes.items():
             span = slice(first, first + rows)
-            named[f"{tensor}.{part}"] = Part(tensor, stored, (rows, *row_shape), span)
+            by_name[f"{tensor}.{part}"] = Part(tensor, stored, (rows, *row_shape), span)
             first += rows
-        return named
+        return by_name
 
     return tensor, stored, parts
 
@@ -198,7 +192,7 @@ def _rows(tensor: str, sizes: Mapping[str, int], row_shape: tuple[int, ...]) -> 
 def _grouped_rows(
     tensor: str, sizes: Mapping[str, int], row_shape: tuple[int, ...], num_groups: int
 ) -> Whole:
-    """Parts of so many rows each, of every group one behind the other."""
+    """Splits parts of so many rows each, which are consecutive within each of the groups."""
     stored = sum(sizes.values()), *row_shape
     rows_GX = np.arange(stored[0]).reshape(num_groups, -1)
     ends = np.cumsum([count // num_groups for count in sizes.values()])[:-1]
@@ -207,7 +201,7 @@ def _grouped_rows(
 
 
 def _gathered(tensor: str, stored: tuple[int, ...], rows: Mapping[str, np.ndarray]) -> Whole:
-    """Parts of the rows with these numbers."""
+    """Splits parts of the rows with these numbers."""
 
     def parts() -> dict[str, Part]:
         return {
@@ -219,7 +213,7 @@ def _gathered(tensor: str, stored: tuple[int, ...], rows: Mapping[str, np.ndarra
 
 
 def _taps(tensor: str, channels: int, width: int) -> Whole:
-    """A convolution of each channel alone, [channels, 1, taps] there."""
+    """Reshapes the taps [channels, 1, taps] of a convolution of each channel alone."""
     stored = channels, 1, width
     part = Part(tensor, stored, (channels, width), slice(0, channels))
     return tensor, stored, lambda: {f"{tensor}.taps": part}

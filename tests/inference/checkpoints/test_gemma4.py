@@ -314,8 +314,8 @@ REFUSED: dict[str, tuple[dict[str, Any], list[float] | None, str]] = {
     "none": ({"feed_forward_length": [0] * 6}, None, "feed_forward_length must list 1 to"),
     "values": ({"attention.value_length_swa": 4}, None, "value_length_swa differs from the head"),
     "pairs": ({}, [1.0] * 9, "'rope_freqs.weight' is .9.; expected .8."),
-    "stretched": ({}, [2.0] * 8, "'rope_freqs.weight' is not supported: pairs that turn come"),
-    "the last": ({}, [1e30] * 7 + [1.0], "'rope_freqs.weight' is not supported: pairs that turn"),
+    "stretched": ({}, [2.0] * 8, "'rope_freqs.weight' is not supported: pairs that rotate come"),
+    "the last": ({}, [1e30] * 7 + [1.0], "'rope_freqs.weight' is not supported: pairs that rotate"),
 }
 
 

@@ -83,8 +83,8 @@ def _sizes(config: ModelConfig) -> Metadata:
 
 
 def renamed(config: ModelConfig) -> ModelConfig:
-    """Returns the model as llama.cpp takes it: by its family there, and without factors that weights
-    take up.
+    """Returns the model as llama.cpp takes it: by its family there, and without factors that its
+    weights take up.
 
     Raises:
         InputError: a factor cannot be in the weights.
