@@ -46,7 +46,7 @@ async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller
     if (request.dimensions or 0) > facts.embedding_width:
         raise invalid("dimensions", f"is at most {facts.embedding_width} for this model")
     given = parse.prompts(request.input, "input", MAX_INPUTS)
-    async with deadline.kept():
+    async with deadline.enforce():
         prompts = [await _tokens(service, request, index, one) for index, one in enumerate(given)]
     params = _params(request, facts.pooling, caller.name)
     vectors = await _vectors(service, prompts, params, deadline, caller.name)

@@ -48,7 +48,7 @@ async def _answer(
     """Refused before any work is done for it, where there is no room for what is the least."""
     service.check_ready()
     service.check_room(1, 1, asked.deadline, caller.name, request.priority or 0)
-    async with asked.deadline.kept():
+    async with asked.deadline.enforce():
         await asked.prepare()
     if not request.stream:
         return await asked.answer()
