@@ -144,7 +144,7 @@ class Metrics:
         """A request had so many fields that nobody reads."""
         self._ignored.labels(self._model_name()).inc(num_fields)
 
-    def asked(self, num_prompt_tokens: int, params: SamplingParams | None = None) -> None:
+    def count_prompt(self, num_prompt_tokens: int, params: SamplingParams | None = None) -> None:
         """The engine was asked to go on from a prompt, so."""
         name = self._model_name()
         self._prompt.labels(name).observe(num_prompt_tokens)

@@ -15,7 +15,15 @@ from inference.server.protocol import structure
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.fields import ChatMessage, Sampling
 from inference.server.protocol.tools import OfferedTools
-from inference.server.workers.jobs import Compile, Convert, Decode, Encode, EncodeChat, Failed, Job
+from inference.server.workers.jobs import (
+    Compile,
+    Convert,
+    Decode,
+    Encode,
+    EncodeChat,
+    Job,
+    JobFailed,
+)
 from inference.server.workers.pool import Pool, WorkerLost
 from inference.text import grammar
 from inference.text.tokenizer import Tokenizer
@@ -229,7 +237,7 @@ class TextProcessor:
             raise _invalid(param, "it is nested too deeply") from None
         except WorkerLost:
             raise unavailable("the text could not be processed: send it again") from None
-        if isinstance(reply, Failed):
+        if isinstance(reply, JobFailed):
             raise _invalid(param, reply.reason)
         return reply.value
 

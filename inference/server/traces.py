@@ -32,7 +32,7 @@ _EXPORT_S = 5.0  # for one attempt to send spans, and for all at the end
 class Trace:
     """What is told of a request while it is served; here nobody listens."""
 
-    def asked(self, model: str, params: SamplingParams, usage: Usage) -> None:
+    def begin(self, model: str, params: SamplingParams, usage: Usage) -> None:
         """The engine is asked; `usage` counts tokens from here on."""
 
     def note(self, finish_reason: str | None, queued_s: float = 0.0) -> None:
@@ -148,7 +148,7 @@ class _Spanned(Trace):
         self._reasons: list[str] = []
         self._has_token = False
 
-    def asked(self, model: str, params: SamplingParams, usage: Usage) -> None:
+    def begin(self, model: str, params: SamplingParams, usage: Usage) -> None:
         self._usage = usage
         span = self._span
         span.update_name(f"{self._operation} {model}")

@@ -152,7 +152,7 @@ class ChatDelta(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class Answer(Struct):
+class AnswerBody(Struct):
     """A whole answer, or a chunk of a stream: `usage` is null on chunks where the client asked for
     a last one that has it, and missing where it did not.
     """
@@ -170,19 +170,19 @@ class Answer(Struct):
     obfuscation: str | UnsetType = UNSET  # of chunks, where a client asks for it
 
 
-class Completion(Answer):
+class Completion(AnswerBody):
     """Texts, or what is new of them."""
 
     choices: list[CompletionChoice]
 
 
-class ChatCompletion(Answer):
+class ChatCompletion(AnswerBody):
     """Messages."""
 
     choices: list[ChatChoice]
 
 
-class ChatChunk(Answer):
+class ChatChunk(AnswerBody):
     """What is new of messages."""
 
     choices: list[ChatDelta]

@@ -24,9 +24,9 @@ from inference.server.workers.jobs import (
     Done,
     Encode,
     EncodeChat,
-    Failed,
     FromWorker,
     Job,
+    JobFailed,
     Load,
     ToWorker,
 )
@@ -59,7 +59,7 @@ def main() -> None:
                 assert worker is not None
                 reply = worker.reply(message, num_bytes)
             connection.sendall(frames.encode(reply))
-            if isinstance(reply, Failed) and reply.is_last:
+            if isinstance(reply, JobFailed) and reply.is_last:
                 return
 
 
@@ -79,9 +79,9 @@ class Worker:
         try:
             return Done(self._work(job))
         except InputError as error:
-            return Failed(str(error))
+            return JobFailed(str(error))
         except RecursionError:
-            return Failed("it is nested too deeply")
+            return JobFailed("it is nested too deeply")
         except MemoryError:
             return jobs.too_large(jobs.limit_bytes(num_bytes))
         finally:

@@ -60,7 +60,7 @@ class Done(Message):
     value: list[int] | str | None = None
 
 
-class Failed(Message):
+class JobFailed(Message):
     """Why nothing came of it, in words for whoever asked; `is_last`: the worker ends."""
 
     reason: str
@@ -69,7 +69,7 @@ class Failed(Message):
 
 Job = Encode | EncodeChat | Decode | Compile | Convert
 ToWorker = Load | Job
-FromWorker = Done | Failed
+FromWorker = Done | JobFailed
 
 TO_WORKER: msgspec.msgpack.Decoder[ToWorker] = msgspec.msgpack.Decoder(ToWorker)
 FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromWorker)
@@ -85,11 +85,11 @@ def limit_bytes(num_bytes: int) -> int:
     return _BASE_BYTES + num_bytes // _MB * _MB_BYTES
 
 
-def too_long(seconds: float) -> Failed:
+def too_long(seconds: float) -> JobFailed:
     """The job was ended after so many."""
-    return Failed(f"it takes more than {seconds:g} s to process")
+    return JobFailed(f"it takes more than {seconds:g} s to process")
 
 
-def too_large(num_bytes: int) -> Failed:
+def too_large(num_bytes: int) -> JobFailed:
     """The job was ended when it wanted more memory than this."""
-    return Failed(f"it takes more than {num_bytes // _MB} MB of memory to process", is_last=True)
+    return JobFailed(f"it takes more than {num_bytes // _MB} MB of memory to process", is_last=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from inference.server import frames
 from inference.server.frames import ConnectionClosed, TextFacts
 from inference.server.workers import entry, jobs
-from inference.server.workers.jobs import Failed, FromWorker, Job, Load
+from inference.server.workers.jobs import FromWorker, Job, JobFailed, Load
 
 _COMMAND = [sys.executable, "-m", entry.__name__]
 _ROOT = Path(entry.__file__).parents[3]  # where Python finds the module
@@ -36,8 +36,8 @@ class Pool:
     def __init__(self, facts: TextFacts, size: int):
         """`size`: workers at most; the second is started when the first is busy."""
         load = frames.encode(Load(facts))
-        self._workers = [_Worker(load) for _ in range(size)]
-        self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
+        self._workers = [_WorkerProcess(load) for _ in range(size)]
+        self._free: asyncio.LifoQueue[_WorkerProcess] = asyncio.LifoQueue()
         for worker in reversed(self._workers):
             self._free.put_nowait(worker)
         self._running: set[asyncio.Task[FromWorker | None]] = set()
@@ -62,7 +62,7 @@ class Pool:
         assert found is not None
         return found
 
-    def _run(self, worker: "_Worker", job: Job | None) -> "asyncio.Task[FromWorker | None]":
+    def _run(self, worker: "_WorkerProcess", job: Job | None) -> "asyncio.Task[FromWorker | None]":
         async def run() -> FromWorker | None:
             try:
                 if job is not None:
@@ -90,7 +90,7 @@ class Pool:
             worker.kill()
 
 
-class _Worker:
+class _WorkerProcess:
     """One process after the other."""
 
     def __init__(self, load: bytes):
@@ -119,7 +119,7 @@ class _Worker:
                 if status < 0 and status not in _KILLED:  # it crashed for want of memory
                     return jobs.too_large(jobs.limit_bytes(size))
             else:
-                if isinstance(reply, Failed) and reply.is_last:
+                if isinstance(reply, JobFailed) and reply.is_last:
                     await self._end()
                 return reply
         raise WorkerLost

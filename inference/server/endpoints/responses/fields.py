@@ -94,7 +94,7 @@ class ChosenTool(Struct, omit_defaults=True):
     tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
 
 
-class Reasoning(Struct):
+class ReasoningConfig(Struct):
     """How much a model reasons: the template has to read it. The rest has no effect: no reasoning
     is hidden, so none is summarized.
     """
@@ -127,7 +127,7 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
     include: Annotated[list[Short], Meta(max_length=_MAX_LABELS)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream: bool | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningConfig | None = None
 
     bad_words: BadWords | None = None
     truncate_prompt_tokens: TruncatedTokens | None = None
