@@ -95,8 +95,8 @@ class Chat:
             choice = choices[piece.index]
             news = self._readers[piece.index].read(piece)
             messages.add(choice.message, news)
-            if choice.logprobs and (found := self.logprobs_of(piece)):
-                choice.logprobs.content += found.content
+            if choice.logprobs and (chat_logprobs := self.logprobs_of(piece)):
+                choice.logprobs.content += chat_logprobs.content
             if isinstance(choice.token_ids, list):
                 choice.token_ids += piece.token_ids
             choice.finish_reason, choice.stop_reason = news.finish_reason, piece.stop_reason

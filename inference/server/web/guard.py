@@ -43,10 +43,10 @@ class GuardedProtocol(HttpToolsProtocol):
         *args: Any,
         limits: Limits,
         stalled: Callable[[], None] = lambda: None,
-        **named: Any,
+        **kwargs: Any,
     ):
         """`stalled`: called before a client is disconnected that does not read."""
-        super().__init__(*args, **named)
+        super().__init__(*args, **kwargs)
         self._limits = limits
         self._stalled = stalled
         self._in_head = True
@@ -187,14 +187,14 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stall_timer.cancel()
 
     def _parse(self, data: bytes) -> None:
-        rest = memoryview(data)
+        unread = memoryview(data)
         try:
             while True:
                 try:
-                    self.parser.feed_data(rest)
+                    self.parser.feed_data(unread)
                     return
                 except httptools.HttpParserUpgrade as upgrade:
-                    rest = rest[upgrade.args[0] :]
+                    unread = unread[upgrade.args[0] :]
                     self._parse_without_upgrade()
         except httptools.HttpParserError as error:
             why = error.__context__
