@@ -48,6 +48,11 @@ async def ready(service: Service) -> Response:
     return JSONResponse({"status": State.READY.value})
 
 
+async def load(service: Service) -> Response:
+    """Retrieve the load: sequences of requests that run or wait, as vLLM's `server_load`."""
+    return JSONResponse({"server_load": service.client.num_sequences})
+
+
 async def version(service: Service) -> Response:
     """Retrieve the version of the server."""
     return JSONResponse({"version": program.version()})

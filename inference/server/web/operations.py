@@ -51,6 +51,7 @@ OPERATIONS = (
     Operation("/v1/models/{id:path}", status.model, None, responses.Model),
     Operation("/health", status.health),
     Operation("/ready", status.ready),
+    Operation("/load", status.load),
     Operation("/version", status.version),
     Operation("/metrics", status.show_metrics),
     Operation("/tokenizer_info", tokens.tokenizer_info),
