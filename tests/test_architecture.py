@@ -365,7 +365,7 @@ FILLERS = {
 MAX_FILLERS = 0.003  # of a room's names
 
 # Rooms whose names are still to be chosen. Nothing is added here.
-UNNAMED = ("checkpoints", "server")
+UNNAMED = ("checkpoints",)
 
 
 def names_of(path: Path) -> Iterator[str]:
