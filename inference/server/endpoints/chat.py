@@ -9,7 +9,7 @@ from starlette.responses import Response
 from inference.server.client.generation import Deadline
 from inference.server.endpoints import messages
 from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece
-from inference.server.endpoints.envelope import Header, whole
+from inference.server.endpoints.envelope import AnswerHeader, whole
 from inference.server.endpoints.messages import MessageReader, News
 from inference.server.protocol import logprobs, parse, sampling, tools
 from inference.server.protocol.caller import Caller
@@ -44,7 +44,7 @@ class Chat:
         self._caller = caller
         self.deadline = Deadline(caller.limit_s)
         kinds = "chat.completion", "chat.completion.chunk"
-        self._header = Header.new(service, "chatcmpl", kinds[0], request, kinds[1])
+        self._header = AnswerHeader.new(service, "chatcmpl", kinds[0], request, kinds[1])
 
     async def prepare(self) -> None:
         """Reads the fields and encodes the conversation.

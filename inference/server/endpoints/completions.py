@@ -8,7 +8,7 @@ from starlette.responses import Response
 
 from inference.server.client.generation import Deadline
 from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece
-from inference.server.endpoints.envelope import Header, whole
+from inference.server.endpoints.envelope import AnswerHeader, whole
 from inference.server.protocol import logprobs, parse, sampling
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.event_stream import DONE, Events
@@ -43,7 +43,7 @@ class Completions:
         self._request = request
         self._caller = caller
         self.deadline = Deadline(caller.limit_s)
-        self._header = Header.new(service, "cmpl", "text_completion", request)
+        self._header = AnswerHeader.new(service, "cmpl", "text_completion", request)
         self._shapes: dict[int, CompletionShape] = {}
 
     async def prepare(self) -> None:

@@ -20,7 +20,7 @@ _ENCODER = msgspec.json.Encoder()
 
 
 @dataclasses.dataclass(frozen=True)
-class Header:
+class AnswerHeader:
     """The fields that all chunks of an answer share.
 
     Attributes:
@@ -48,7 +48,7 @@ class Header:
         kind: str,
         request: Sampling,
         chunk_kind: str | None = None,
-    ) -> "Header":
+    ) -> "AnswerHeader":
         return cls(
             f"{prefix}-{secrets.token_hex(14)}",
             kind,

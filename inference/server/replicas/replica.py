@@ -14,7 +14,7 @@ from inference.server.service import Service
 from inference.server.web import asgi_client
 from inference.server.web.access import REQUEST_ID
 from inference.server.web.app import routed
-from inference.server.web.observed import Observed
+from inference.server.web.observed import RequestObserver
 
 
 class Unhealthy(Exception):
@@ -26,7 +26,7 @@ class Replica:
 
     def __init__(self, service: Service, id: str):
         self._service = service
-        self._app = Observed(routed(service), service.metrics.answered)
+        self._app = RequestObserver(routed(service), service.metrics.answered)
         self._id = id
         self._engine: asyncio.Task[None] | None = None
 

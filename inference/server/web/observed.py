@@ -11,7 +11,7 @@ _OTHER = "other"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-class Observed:
+class RequestObserver:
     """Middleware that observes paths, methods and status codes."""
 
     def __init__(

@@ -18,7 +18,7 @@ from inference.server.traces import Traces
 from inference.server.web.access import NO_PROXY, Keys, Site, is_local
 from inference.server.web.app import application
 from inference.server.web.guard import GuardedProtocol
-from inference.server.web.observed import Observed
+from inference.server.web.observed import RequestObserver
 from inference.server.web.report import report
 
 _KEEP_ALIVE_S = 5
@@ -157,7 +157,7 @@ async def serve(
     host = listening.getsockname()[0]
     service.num_keys = len(keys or ())
     app = application(service, keys, is_local(host), site)
-    observed = site.around(Observed(app, service.metrics.answered, traces))
+    observed = site.around(RequestObserver(app, service.metrics.answered, traces))
     server = DrainingServer(
         observed, service, service.limits, drain_s, service.metrics.stalled, say
     )
