@@ -69,17 +69,25 @@ def check_data(header: Header) -> None:
 
 def _of(data: memoryview, size: int) -> str:
     """The digest of weights: 48 digits of theirs and 16 of the size of their file, in bytes."""
-    return f"{digests.of(data)[:-_SIZE_DIGITS]}{size:0{_SIZE_DIGITS}x}"
+    return digests.of(data)[:-_SIZE_DIGITS] + _size_digits(size)
+
+
+def _size_digits(size: int) -> str:
+    return f"{size:0{_SIZE_DIGITS}x}"
 
 
 def _is_copied(header: Header) -> bool:
-    """Whether the digests are of a file of another size."""
+    """Returns whether the digests are of a file of another size; one bit apart, it is damage."""
     written = header.metadata.get(DATA)
+    if not isinstance(written, str):
+        return False
+    digits, expected = written[-_SIZE_DIGITS:], _size_digits(len(header.data))
     try:
-        size = int(written[-_SIZE_DIGITS:], 16) if isinstance(written, str) else None
+        int(digits, 16)
     except ValueError:  # damaged
         return False
-    return size is not None and size != len(header.data)
+    pairs = zip(digits.encode(), expected.encode(), strict=False)
+    return sum((digit ^ number).bit_count() for digit, number in pairs) > 1
 
 
 def _start(header: Header) -> int:

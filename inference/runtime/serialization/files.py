@@ -130,18 +130,21 @@ class ExecutableFiles:
         return self._folder / f"{words}-{keys.digest(json.dumps(key))}{SUFFIX}"
 
     def _why(self, name: str, key: Key) -> str:
-        """What sets the most similar file apart."""
-        apart: list[tuple[str, ...]] = []
+        """What sets the most similar file apart; files of other programs tell about the engine."""
+        of_program: list[tuple[str, ...]] = []
+        of_engine: list[tuple[str, ...]] = []
         for path in sorted(self._folder.glob(f"*{SUFFIX}")):
             try:
                 file_key = _read_key(path)
             except (OSError, ValueError):
                 continue
+            different = {part for part in key if file_key.get(part) != key[part]}
             if file_key.get("program") == name:
-                apart.append(tuple(part for part in key if file_key.get(part) != key[part]))
-        if not apart:
+                of_program.append(tuple(part for part in key if part in different))
+            of_engine.append(tuple(part for part in self._engine if part in different))
+        nearest = min(of_program or of_engine, key=len, default=())
+        if not nearest:
             return "no file of it is there; it is compiled"
-        nearest = min(apart, key=lambda parts: len(parts))
         return f"those that are there differ in {', '.join(nearest)}; it is compiled"
 
 
