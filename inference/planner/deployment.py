@@ -202,10 +202,6 @@ class Deployment:
         """Operations of a decode step of one data-parallel group."""
         return cost.step_operations(self.config, self.decode_work(batch, context), self.formats)
 
-    def prefill_operations(self, batch: int, context: int) -> tuple[Operation, ...]:
-        """Operations of a prefill of one data-parallel group."""
-        return cost.step_operations(self.config, self.prefill_work(batch, context), self.formats)
-
     def decode_time(self, batch: int, context: int) -> StepTime:
         """Time of one decode step of a replica; where there are drafts it verifies them, what
         proposes them comes on top.

@@ -25,7 +25,7 @@ from inference.benchmark.step_trace import TracedStep
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.files import local_machine
-from inference.planner import cost, report, roofline
+from inference.planner import cost, report
 from inference.planner.calibration import calibrate, lookup
 from inference.planner.calibration import measure as machine_rates
 from inference.planner.calibration.verify import Point
@@ -34,6 +34,7 @@ from inference.runtime import compilation_cache
 from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
 from inference.scheduling.step_shapes import StepShape
+from scripts.reports.operation_times import operation_times
 from scripts.reports.pages.markdown import bullets, fill, prose, table
 from scripts.reports.pages.results import COLORS
 from scripts.reports.plots import figures
@@ -295,7 +296,7 @@ def _predicted(step: Step, hardware: HardwareSpec) -> Mapping[str, float]:
     """Predicts seconds of each part that the planner knows."""
     operations, precision = step.operations, Precision.of(step.point.model)
     parts = {step_trace.REST: hardware.overhead_s}
-    times = roofline.operation_times(operations, hardware, precision)
+    times = operation_times(operations, hardware, precision)
     for operation, seconds in zip(operations, times, strict=True):
         part = step_trace.part_of_planned(operation)
         parts[part] = parts.get(part, 0.0) + seconds
