@@ -71,7 +71,7 @@ def drafting_operations(config: Config, record: StepRecord) -> tuple[Operation, 
     drafting = [operation for operation in operations if operation.name != "eagle.fuse"]
     work = dataclasses.replace(Work.of_step(config, draft, record), num_logits=0)
     fed = cost.step_operations(draft, work)
-    return (*drafting, *_observing(draft, fed))
+    return (*drafting, *_observing(fed))
 
 
 def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
@@ -97,7 +97,7 @@ def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
             first = nodes
 
 
-def _observing(draft: Eagle, fed: Sequence[Operation]) -> Iterator[Operation]:
+def _observing(fed: Sequence[Operation]) -> Iterator[Operation]:
     """What it does with the target's states: of its last layer only what is cached is needed."""
     for operation in fed:
         if operation.name in ("eagle.input", "eagle.fuse", "embed"):
