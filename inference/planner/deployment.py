@@ -106,7 +106,6 @@ class Deployment:
 
     @functools.cached_property
     def formats(self) -> Precision:
-        """The precision in effect."""
         return self.precision or Precision.of(self.config)
 
     @property

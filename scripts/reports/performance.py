@@ -132,7 +132,6 @@ class Turn:
     def of(
         cls, engine: Engine, stepper: Stepper, shown: Sequence[Step], curve: Sequence[Step]
     ) -> "Turn":
-        """Measures an engine's steps."""
         plain = [stepper.seconds(step) for step in shown]
         traced = [stepper.traced(step) for step in shown]
         loads = [_serve(engine, count, _PROMPT, _NEW) for count in _SHOWN]

@@ -136,7 +136,6 @@ class CompiledProgram:
 
     @property
     def num_launches(self) -> int:
-        """Of all parts."""
         return sum(self.launches.values())
 
 

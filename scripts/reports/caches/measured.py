@@ -181,7 +181,6 @@ def seconds(results: Results, rows: Sequence[str]) -> None:
 
 
 def batch(results: Results, rows: Sequence[str]) -> None:
-    """Plans the largest batch."""
     chip = dataclasses.replace(catalog.get("h100"), memory_bytes=MEMORY)
     for row in rows:
         name, _, kind = row.partition(": ")
