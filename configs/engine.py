@@ -119,7 +119,6 @@ class EngineConfig(Section):
         return dataclasses.replace(self, **changes)
 
     def without_drafts(self) -> "EngineConfig":
-        """Returns the engine without speculation."""
         return dataclasses.replace(self, drafts=DraftConfig())
 
 

@@ -57,7 +57,6 @@ class Heads(ModelConfig):
 
     @property
     def head_rows(self) -> int:
-        """As `ModelConfig` says."""
         return len(self.proposed_ids) or self.vocab_size
 
     @property
@@ -91,7 +90,6 @@ class Eagle(Heads):
             raise InputError("model.shares_head goes without proposed_ids: its rows are all tokens")
 
     def check_target(self, target: ModelConfig) -> None:
-        """As `Heads` says."""
         super().check_target(target)
         if self.features and not 1 <= min(self.features) <= max(self.features) <= target.num_layers:
             raise InputError(
@@ -100,7 +98,6 @@ class Eagle(Heads):
             )
 
     def parameters(self) -> dict[str, Any]:
-        """As `ModelConfig` says."""
         base = super().parameters()
         declared = {
             "layers": base["layers"],
@@ -144,7 +141,6 @@ class Medusa(Heads):
             )
 
     def parameters(self) -> dict[str, Any]:
-        """As `ModelConfig` says."""
         return {"blocks": (self._block,) * self.num_heads, "head": self._output_table}
 
     @property

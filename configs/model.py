@@ -201,7 +201,6 @@ class ModelConfig:
 
     @functools.cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
-        """One spec a layer."""
         return tuple(self.pattern[i % len(self.pattern)] for i in range(self.num_layers))
 
     def shifted(self, first: int) -> tuple[LayerSpec, ...]:
@@ -353,7 +352,6 @@ class ModelConfig:
 
     @functools.cached_property
     def cache_specs(self) -> tuple[CacheSpec, ...]:
-        """What each layer caches."""
         return tuple(layer.mixer.cache(self) for layer in self.layers)
 
     def stored_by(self, layer: int) -> CacheSpec:

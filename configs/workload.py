@@ -32,16 +32,13 @@ class Fixed:
 
     @property
     def most(self) -> int:
-        """The longest draw."""
         return self.tokens
 
     @property
     def mean(self) -> float:
-        """Of many draws."""
         return self.tokens
 
     def draw(self, rng: random.Random) -> int:
-        """A length in tokens."""
         return self.tokens
 
 
@@ -57,16 +54,13 @@ class Uniform:
 
     @property
     def most(self) -> int:
-        """The longest draw."""
         return self.high
 
     @property
     def mean(self) -> float:
-        """Of many draws."""
         return (self.low + self.high) / 2
 
     def draw(self, rng: random.Random) -> int:
-        """A length in tokens."""
         return rng.randint(self.low, self.high)
 
 
@@ -92,7 +86,6 @@ class LogNormal:
             raise InputError(f"lognormal's sigma is from 0 to 4, not {self.sigma}")
 
     def draw(self, rng: random.Random) -> int:
-        """A length in tokens."""
         drawn = rng.lognormvariate(math.log(self.mean) - self.sigma**2 / 2, self.sigma)
         return max(1, min(self.most, round(drawn)))
 

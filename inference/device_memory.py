@@ -20,7 +20,6 @@ class DeviceMemory:
 
     @property
     def is_free(self) -> bool:
-        """Whether the engine sleeps."""
         return self._copies is not None
 
     def empty_pages(self) -> None:

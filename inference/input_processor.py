@@ -36,7 +36,6 @@ class InputProcessor:
         eos_ids: Set[int],
         why_no_text: str = "",
     ):
-        """As `Engine` takes them."""
         self._config = config
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids

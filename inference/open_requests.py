@@ -39,7 +39,6 @@ class OpenRequests:
         return id in self._requests
 
     def __getitem__(self, id: int) -> RequestState:
-        """The request of a sequence."""
         return self._requests[id]
 
     @property
@@ -88,7 +87,6 @@ class OpenRequests:
         return self._note(request)
 
     def remove(self, request: RequestState) -> None:
-        """A request has ended."""
         unended = {id: other for id, other in self._requests.items() if other is not request}
         self._requests = unended
 

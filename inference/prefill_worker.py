@@ -82,7 +82,6 @@ class PrefillWorker:
 
     @property
     def compile_s(self) -> float:
-        """Seconds spent compiling so far."""
         return self._steps.compile_s
 
     def params_of(self, params: Params) -> Params:

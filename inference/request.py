@@ -348,7 +348,6 @@ class SamplingParams:
 
     @property
     def num_samples(self) -> int:
-        """Answers to sample."""
         return self.n if self.best_of is None else self.best_of
 
     @property

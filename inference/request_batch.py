@@ -67,7 +67,6 @@ class RequestBatch:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Ends what has not ended."""
         for request in self._requests:
             self._engine.abort(request.group.id)
 
@@ -86,7 +85,6 @@ class RequestBatch:
                 self._engine.run_step()
 
     def outputs(self) -> Iterator[RequestOutput]:
-        """All outputs as they come."""
         while self._unread or any(map(self._engine.is_open, self._requests)):
             if not self._unread:
                 self._engine.run_step()

@@ -72,7 +72,6 @@ class RequestState:
         self.group.start_over(commit.sequence, text)
 
     def finish(self, reason: FinishReason) -> None:
-        """Ends all of its sequences."""
         for sequence in self.group.sequences:
             self._scheduler.finish(sequence, reason)
 

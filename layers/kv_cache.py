@@ -126,7 +126,6 @@ class Paged(CacheLeaf):
 
     @property
     def page_tokens(self) -> int:
-        """Tokens of a page."""
         return self.pages.shape[1]
 
     def with_pages(self, pages: jax.Array) -> Self:

@@ -411,7 +411,6 @@ class bars:  # noqa: N801
         return self._update
 
     def __exit__(self, *exception: Any) -> None:
-        """Removes the bars."""
         self._progress.stop()
 
     def _update(self, done: int, total: int, label: str, text: str = "") -> None:
@@ -429,7 +428,6 @@ def print_json(result: dict[str, Any], config: Any) -> None:
 
 
 def print_plain(result: Mapping[str, Any]) -> None:
-    """One JSON object on stdout."""
     print(json.dumps(result, ensure_ascii=False), flush=True)
 
 

@@ -28,7 +28,6 @@ class caught:  # noqa: N801
     """Context in which an interrupt is a KeyboardInterrupt, as long as the last one was raised."""
 
     def __enter__(self) -> None:
-        """Begins."""
         global _is_caught
         _is_caught = True
 
@@ -44,7 +43,6 @@ class Deferred:
     """
 
     def __enter__(self) -> "Deferred":
-        """Starts to listen."""
         self.requested = False
         self._before = {
             number: before
@@ -56,7 +54,6 @@ class Deferred:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Leaves interrupts as they were."""
         for number, before in self._before.items():
             signal.signal(number, before)
 

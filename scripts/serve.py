@@ -127,7 +127,6 @@ def read_traces() -> "Traces | None":
 
 
 def url_of(listening: socket.socket) -> str:
-    """Where clients find what listens."""
     host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
     return f"http://{host}:{listening.getsockname()[1]}"
 

@@ -152,7 +152,6 @@ def _resolved() -> Any:
 
 
 def _name(resolved: Any) -> str:
-    """Of what is trained."""
     if _TASK.value in train_heads.TASKS:
         return f"{resolved.config.name}-{_TASK.value}"
     return str(_recipe(resolved).model.name)

@@ -20,8 +20,9 @@ from configs.hardware import catalog
 from inference.planner import cost, weights
 from inference.planner.cost import Operation, Work
 from inference.planner.deployment import Deployment, Row
-from inference.planner.speculation import Speculation, acceptance_of, expected_tokens, output_law
+from inference.planner.speculation import Speculation, expected_tokens
 from scripts.reports.lecture import claims, names
+from scripts.reports.lecture.drafts import acceptance_of, output_distribution
 
 ROOT = Path(__file__).resolve().parents[1]
 H100 = catalog.get("h100")
@@ -93,7 +94,7 @@ def test_drafts():
     assert digits(expected_tokens(0.8, 4)) == "3.362"
     assert digits(expected_tokens(0.9, 4)) == "4.095"
     assert digits(Speculation(4, 0.8, 0.11).speedup) == "2.334"
-    assert output_law((0.3, 0.7), (0.5, 0.5)) == pytest.approx((0.3, 0.7))
+    assert output_distribution((0.3, 0.7), (0.5, 0.5)) == pytest.approx((0.3, 0.7))
     assert acceptance_of((0.3, 0.7), (0.5, 0.5)) == pytest.approx(0.8)
 
 

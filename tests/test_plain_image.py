@@ -48,7 +48,7 @@ common.run(bench.main)
 
 
 def test_the_page_lists_some_packages():
-    assert {"absl-py", "flax", "jax", "numpy", "rich"} == REQUIRED & LISTED
+    assert {"absl-py", "jax", "numpy", "rich"} == REQUIRED & LISTED
     assert {"gguf", "safetensors", "tokenizers"} <= {*MISSING}
 
 

@@ -152,7 +152,6 @@ class Attention(Mixer, name="attention"):
 
     @property
     def num_divided_norms(self) -> int:
-        """See `Mixer`."""
         return (1 if self.owner is not None else 2) if self.qk_norm == "all" else 0
 
     def can_divide(self, chips: int) -> bool:
@@ -170,11 +169,9 @@ class Attention(Mixer, name="attention"):
         return dataclasses.replace(self, num_heads=-(-(N // K) // (chips // K)), num_kv_heads=1)
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        """See `Kind`."""
         return grouped_shares(self.num_heads, self.num_kv_heads, axis, chips)
 
     def check_owner(self, stored: CacheSpec, owner: Mixer) -> None:
-        """See `Mixer`."""
         sight = stored.window, stored.chunked, stored.first_tokens
         if stored != keys_values(self.num_kv_heads, self.head_width, *sight):
             raise InputError(
@@ -212,17 +209,14 @@ class Attention(Mixer, name="attention"):
 
     @property
     def chooses(self) -> bool:
-        """See `Mixer`."""
         return self.token_budget is not None
 
     @property
     def query_heads(self) -> int:
-        """See `Mixer`."""
         return self.num_heads
 
     @property
     def rotation(self) -> tuple[Rope, int] | None:
-        """See `Mixer`."""
         return None if self.rope is None else (self.rope, self.head_width)
 
 

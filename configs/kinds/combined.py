@@ -40,11 +40,9 @@ class Parallel(Mixer, name="parallel"):
 
     @property
     def parts(self) -> tuple[Mixer, ...]:
-        """See `Kind`."""
         return self.attention, self.recurrent
 
     def changed(self, changes: dict[str, Any]) -> "Parallel":
-        """See `Kind`."""
         return dataclasses.replace(
             super().changed(changes),
             attention=self.attention.changed(changes),
@@ -69,15 +67,12 @@ class Parallel(Mixer, name="parallel"):
         return dataclasses.replace(self.attention.cache(model), states=spec.states)
 
     def cached(self, model: Widths) -> tuple[tuple[CacheSpec, int], ...]:
-        """See `Mixer`."""
         return tuple(cached for part in self.parts for cached in part.cached(model))
 
     def can_divide(self, chips: int) -> bool:
-        """See `Kind`."""
         return all(part.can_divide(chips) for part in self.parts)
 
     def per_chip(self, chips: int) -> "Parallel":
-        """See `Kind`."""
         return dataclasses.replace(
             self,
             attention=self.attention.per_chip(chips),
@@ -94,27 +89,22 @@ class Parallel(Mixer, name="parallel"):
 
     @property
     def num_sums(self) -> int:
-        """See `Mixer`."""
         return sum(part.num_sums for part in self.parts)
 
     @property
     def num_chosen(self) -> int:
-        """See `Mixer`."""
         return sum(part.num_chosen for part in self.parts)
 
     @property
     def num_divided_norms(self) -> int:
-        """See `Mixer`."""
         return sum(part.num_divided_norms for part in self.parts)
 
     @property
     def query_heads(self) -> int:
-        """See `Mixer`."""
         return self.attention.query_heads
 
     @property
     def rotation(self) -> tuple[Rope, int] | None:
-        """See `Mixer`."""
         return self.attention.rotation
 
 
@@ -125,15 +115,12 @@ class NoMixer(Mixer, name="none"):
     """
 
     def parameters(self, model: Widths) -> Declared:
-        """None."""
         return {}
 
     def cache(self, model: Widths) -> CacheSpec:
-        """Nothing."""
         return CacheSpec()
 
     def per_chip(self, chips: int) -> "NoMixer":
-        """See `Kind`."""
         return self
 
     @property
@@ -143,5 +130,4 @@ class NoMixer(Mixer, name="none"):
 
     @property
     def num_sums(self) -> int:
-        """See `Mixer`."""
         return 0

@@ -185,10 +185,8 @@ class Compressed(Mixer, name="compressed"):
         )
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        """See `Kind`."""
         return equal_shares(self.num_heads, chips)
 
     @property
     def rotation(self) -> tuple[Rope, int] | None:
-        """See `Mixer`."""
         return self.rope, self.rope_width

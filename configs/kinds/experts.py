@@ -200,7 +200,6 @@ class Experts(FeedForward, name="experts"):
         return declared
 
     def met_width(self, model: Widths) -> int:
-        """See `FeedForward`."""
         return self.latent_width or model.width
 
     @property
@@ -209,16 +208,13 @@ class Experts(FeedForward, name="experts"):
         return self.num_experts if self.held is None else self.held
 
     def can_divide(self, chips: int) -> bool:
-        """See `Kind`."""
         return chips <= self.width and chips <= (self.shared_width or chips)
 
     def per_chip(self, chips: int) -> "Experts":
-        """See `Kind`."""
         width, shared = (-(-size // chips) for size in (self.width, self.shared_width))
         return dataclasses.replace(self, width=width, shared_width=shared)
 
     def per_expert_chip(self, chips: int) -> "Experts":
-        """See `FeedForward`."""
         return dataclasses.replace(self, held=self.num_experts // chips)
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
@@ -231,7 +227,6 @@ class Experts(FeedForward, name="experts"):
 
     @property
     def norms_input(self) -> bool:
-        """See `Kind`."""
         return self.has_norms
 
     @property
@@ -241,5 +236,4 @@ class Experts(FeedForward, name="experts"):
 
     @property
     def experts(self) -> tuple[int, int] | None:
-        """See `Kind`."""
         return self.num_experts, self.top_k

@@ -36,19 +36,15 @@ class _OneHidden(FeedForward):
         check_choice(self, "activation", self.activations)
 
     def can_divide(self, chips: int) -> bool:
-        """See `Kind`."""
         return chips <= self.width
 
     def per_chip(self, chips: int) -> Self:
-        """See `Kind`."""
         return dataclasses.replace(self, width=-(-self.width // chips))
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        """See `Kind`."""
         return equal_shares(self.width, chips)
 
     def operations(self, model: Widths) -> tuple[Operation, ...]:
-        """See `FeedForward`."""
         return operations.products("ffn", model, self.parameters(model))
 
 

@@ -114,7 +114,6 @@ class Mixer(Kind):
 
     @property
     def parts(self) -> "tuple[Mixer, ...]":
-        """See `Kind`."""
         return (self,)
 
     def cache(self, model: Widths) -> CacheSpec:
@@ -250,7 +249,6 @@ def grouped_shares(num_heads: int, num_groups: int, axis: str, chips: int) -> tu
 
 
 def _written(kind: type) -> str:
-    """Where a kind is written."""
     return f"{kind.__module__}.{kind.__qualname__}"
 
 

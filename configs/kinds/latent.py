@@ -156,7 +156,6 @@ class Latent(Mixer, name="latent"):
         return dataclasses.replace(spec, index_width=self.indexer.head_width)
 
     def check_owner(self, stored: CacheSpec, owner: Mixer) -> None:
-        """See `Mixer`."""
         if stored != latent(self.rank, self.rope_width):
             raise InputError(
                 f"latent with rank={self.rank} and rope_width={self.rope_width} reads layer "
@@ -194,7 +193,6 @@ class Latent(Mixer, name="latent"):
         return (*products, attend)
 
     def can_divide(self, chips: int) -> bool:
-        """See `Kind`."""
         return chips <= self.num_heads
 
     def per_chip(self, chips: int) -> "Latent":
@@ -202,20 +200,16 @@ class Latent(Mixer, name="latent"):
         return dataclasses.replace(self, num_heads=-(-self.num_heads // chips))
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        """See `Kind`."""
         return equal_shares(self.num_heads, chips)
 
     @property
     def chooses(self) -> bool:
-        """See `Mixer`."""
         return self.indexer is not None
 
     @property
     def query_heads(self) -> int:
-        """See `Mixer`."""
         return self.num_heads
 
     @property
     def rotation(self) -> tuple[Rope, int] | None:
-        """See `Mixer`."""
         return None if self.rope is None else (self.rope, self.rope_width)

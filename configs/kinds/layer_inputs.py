@@ -50,7 +50,6 @@ class LayerInputs:
         }
 
     def operations(self, model: Widths) -> tuple[Operation, ...]:
-        """The products of a layer."""
         return operations.products("inputs", model, self.parameters(model))
 
     def projection(self, model: Widths, num_layers: int) -> tuple[Operation, ...]:

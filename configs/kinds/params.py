@@ -69,7 +69,6 @@ class ParamInfo:
 
     @property
     def elements(self) -> int:
-        """Weights."""
         return math.prod(self.shape)
 
     @property

@@ -112,7 +112,6 @@ class DraftConfig(Section):
 
     @property
     def has_tree(self) -> bool:
-        """Whether drafts branch."""
         return bool(self.draft_tree or self.tree_levels)
 
     @property

@@ -41,7 +41,6 @@ class Ablation:
     by_turns: bool = False
 
     def config(self, model: ModelConfig) -> Config:
-        """Its engine and the model."""
         assert self.engine is not None
         return Config(model, self.engine)
 
@@ -127,7 +126,6 @@ class AblationResult:
     measured_before: float | None
 
     def as_json(self) -> dict[str, Any]:
-        """Its row."""
         ablation, metric = self.ablation, self.ablation.metric
         row: dict[str, Any] = {"rung": ablation.name, "over": ablation.over, "metric": metric}
         row["less_is_better"] = ablation.is_cost

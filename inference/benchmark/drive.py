@@ -32,11 +32,9 @@ class WallClock:
     """The machine's clock."""
 
     def now(self) -> float:
-        """Seconds since a fixed moment."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
-        """Returns that many seconds later."""
         time.sleep(seconds)
 
 
@@ -138,7 +136,6 @@ class Run:
 
     @property
     def num_new_tokens(self) -> int:
-        """Tokens generated."""
         return sum(len(request.token_s) for request in self.requests)
 
 

@@ -55,7 +55,6 @@ class Interference:
         )  # fmt: skip
 
     def undisturbed(self, vocab_size: int) -> list[TimedRequest]:
-        """Only the running requests."""
         rng = random.Random(0)
         return [
             TimedRequest(0.0, random_tokens(_PROMPT, vocab_size, rng), _NEW)

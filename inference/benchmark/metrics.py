@@ -28,7 +28,6 @@ class SloTargets:
                 raise InputError(f"slo_{name} is a number of seconds above 0, not {limit}")
 
     def is_met(self, request: RequestRecord) -> bool:
-        """Whether a request met both."""
         gaps = request.gaps_s
         slow = self.itl_s is not None and bool(gaps) and quantile(gaps, 0.99) > self.itl_s
         return not slow and (self.ttft_s is None or request.ttft_s <= self.ttft_s)

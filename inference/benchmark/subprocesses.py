@@ -117,7 +117,6 @@ def _last_value(printed: str) -> Any:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends the process and what it started."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()

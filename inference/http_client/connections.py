@@ -49,7 +49,6 @@ class Connections:
     """Connections to a server; each carries one request at a time, and then the next."""
 
     def __init__(self, address: Address):
-        """Opens none yet."""
         self.address = address
         self._idle: list[_Connection] = []
         key = "" if address.key is None else f"authorization: Bearer {address.key}\r\n"
@@ -101,7 +100,6 @@ class Connections:
             return answer
 
     def close(self) -> None:
-        """Ends those that are idle."""
         for connection in self._idle:
             connection.close()
         self._idle.clear()
@@ -168,7 +166,6 @@ class _Connection(asyncio.Protocol):
             self._timer.cancel()
 
     def close(self) -> None:
-        """Ends it."""
         self.is_closed = True
         self._transport.abort()
 
@@ -184,7 +181,6 @@ class _Connection(asyncio.Protocol):
                 tcp_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
     def data_received(self, data: bytes) -> None:
-        """The server sent something."""
         if self._waiting is None:  # which nobody asked for
             self.close()
             return
@@ -196,7 +192,6 @@ class _Connection(asyncio.Protocol):
             self._fail(f"the answer is no HTTP: {error.__context__ or error}")
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It is closed."""
         self.is_closed = True
         ends_here = {"content-length", "transfer-encoding"}.isdisjoint(self._headers)
         if self._waiting is not None and self._status and ends_here:
@@ -218,18 +213,15 @@ class _Connection(asyncio.Protocol):
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
-        """All of them."""
         self._status = self._parser.get_status_code()
         if self._status != 200 or self._on_body is None:
             self._on_body = self._parts.append
 
     def on_body(self, data: bytes) -> None:
-        """A piece of its body."""
         assert self._on_body is not None
         self._on_body(data)
 
     def on_message_complete(self) -> None:
-        """The end of it."""
         self.may_stay = not self.is_closed and self._parser.should_keep_alive()  # known here alone
         if self._waiting is not None and not self._waiting.done():
             answer = Answer(self._status, self._headers, b"".join(self._parts))

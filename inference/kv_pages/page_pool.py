@@ -25,7 +25,6 @@ class PagePool:
         return tuple(n - 1 for n in self._num_pages)
 
     def num_references(self, group: int, page: int) -> int:
-        """References to a page."""
         return self._references[group][page]
 
     def allocate(self, group: int, n: int) -> list[int]:

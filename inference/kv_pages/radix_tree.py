@@ -79,7 +79,6 @@ class RadixTree:
         return child
 
     def __contains__(self, node: Node) -> bool:
-        """Whether a node is still in the tree."""
         parent = node.parent
         return parent is not None and parent.children.get(node.edge) is node
 

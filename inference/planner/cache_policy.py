@@ -1,7 +1,7 @@
 """What of a prompt is kept: the time of a copy against computing it again; and what that saves."""
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
@@ -70,38 +70,3 @@ def snapshot_tokens(config: Config, hardware: HardwareSpec | None = None) -> int
     step_s = report.seconds(model, cost.step_operations(model, work), machine)
     num_tokens = max(step, step * copies_s / step_s)
     return int(-(-num_tokens // page) * page)
-
-
-def computed_tokens(
-    config: Config, prompts: Iterable[tuple[int, int]], hardware: HardwareSpec | None = None
-) -> int:
-    """Prompt tokens that are computed where prompts come one after another and nothing is evicted,
-    of a model whose layers see all of the past, or keep it in states. The latter go on from
-    snapshots alone: at the end of an earlier prompt's last page, where earlier prompts were seen to
-    part, and every `snapshot_tokens`.
-
-    Args:
-        config: model and engine.
-        prompts: (tokens, those of them that begin a text which all prompts share), in their order.
-        hardware: the machine, which chooses the distance of snapshots; None: as `snapshot_tokens`
-            takes it.
-    """
-    page, has_states = config.page_tokens, config.model.has_states
-    interval = snapshot_tokens(config, hardware)
-    is_kept = config.engine.cache.prefix_cache and (not has_states or config.num_snapshots > 1)
-    num_computed = num_known = 0
-    ends: set[int] = set()  # of the snapshots in the shared text
-    for num_tokens, num_shared in prompts:
-        last = (num_tokens - 1) // page * page  # one token is always fed
-        num_hit = min(num_known, num_shared // page * page, last)
-        num_matched = (
-            max((end for end in ends if end <= num_hit), default=0) if has_states else num_hit
-        )
-        num_computed += num_tokens - num_matched * is_kept
-        num_before = num_shared // page * page
-        if not config.model.page_groups:  # no page that a prompt fills tells of its end
-            num_before = min(num_before, last)
-        num_known = max(num_known, num_before)
-        snapshot_ends = {num_hit, last, *range(interval, last, interval or 1)}
-        ends |= {end for end in snapshot_ends if num_matched < end <= num_shared}
-    return num_computed

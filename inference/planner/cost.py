@@ -107,7 +107,6 @@ class Work:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that feed tokens."""
         return sum(rows.count for rows in self.rows)
 
     @classmethod
@@ -172,7 +171,6 @@ class Operation:
 
     @property
     def bytes(self) -> float:
-        """All bytes moved."""
         return self.weight_bytes + self.cache_bytes + self.activation_bytes
 
     @property

@@ -106,7 +106,6 @@ class Deployment:
 
     @functools.cached_property
     def formats(self) -> Precision:
-        """The precision in effect."""
         return self.precision or Precision.of(self.config)
 
     @property
@@ -201,10 +200,6 @@ class Deployment:
     def decode_operations(self, batch: int, context: int) -> tuple[Operation, ...]:
         """Operations of a decode step of one data-parallel group."""
         return cost.step_operations(self.config, self.decode_work(batch, context), self.formats)
-
-    def prefill_operations(self, batch: int, context: int) -> tuple[Operation, ...]:
-        """Operations of a prefill of one data-parallel group."""
-        return cost.step_operations(self.config, self.prefill_work(batch, context), self.formats)
 
     def decode_time(self, batch: int, context: int) -> StepTime:
         """Time of one decode step of a replica; where there are drafts it verifies them, what

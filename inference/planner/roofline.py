@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from configs.hardware.spec import HardwareSpec
 from configs.mesh import ONE_CHIP, Mesh
@@ -85,27 +85,17 @@ def step_time(
     """
     memory = compute = 0.0
     for operation in operations:
-        times = _seconds(per_chip(operation, mesh), hardware, precision)
+        times = operation_seconds(per_chip(operation, mesh), hardware, precision)
         memory, compute = memory + times[0], compute + times[1]
     hidden = max(memory, compute) + hardware.gamma * min(memory, compute)
     whole = hardware.overhead_s + hidden + collective_s
     return StepTime(memory, compute, collective_s, hardware.overhead_s, whole)
 
 
-def operation_times(
-    operations: Sequence[Operation], hardware: HardwareSpec, precision: Precision
-) -> list[float]:
-    """Seconds of each operation of a step on one chip; with the overhead they are `step_time`'s."""
-    whole = step_time(operations, hardware, precision)
-    shares = (1.0, hardware.gamma) if whole.memory_s > whole.compute_s else (hardware.gamma, 1.0)
-    seconds = (_seconds(operation, hardware, precision) for operation in operations)
-    return [shares[0] * memory + shares[1] * compute for memory, compute in seconds]
-
-
-def _seconds(
+def operation_seconds(
     operation: Operation, hardware: HardwareSpec, precision: Precision
 ) -> tuple[float, float]:
-    """Seconds of moving and of computing."""
+    """Returns seconds of moving an operation's bytes and of computing its FLOPs."""
     num_bytes, flops = _as_reached(operation, hardware)
     rate = hardware.rate(compute_type(operation, precision, hardware)) * hardware.rate_share
     return num_bytes / (hardware.read_bandwidth * hardware.bandwidth_share), flops / rate

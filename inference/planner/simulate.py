@@ -30,7 +30,6 @@ class VirtualClock:
         return self._now
 
     def sleep(self, seconds: float) -> None:
-        """Lets them pass."""
         self._now += max(0.0, seconds)
 
 

@@ -1,6 +1,4 @@
-"""What drafts are worth: the law of acceptance, tokens a step, speed, the best number of them; and
-what drafting costs in a step of the engine.
-"""
+"""What drafts are worth: tokens a step and speed; and what drafting costs a step."""
 
 import dataclasses
 import math
@@ -61,45 +59,6 @@ def expected_tokens(acceptance: float, drafts: int) -> float:
     return sum(acceptance**n for n in range(drafts + 1))
 
 
-def best_drafts(acceptance: float, cost: float, max_drafts: int = 32) -> int:
-    """k of the highest speedup, 0 where drafts do not pay."""
-    return max(range(max_drafts + 1), key=lambda k: Speculation(k, acceptance, cost).speedup)
-
-
-def acceptance_of(target: Sequence[float], draft: Sequence[float]) -> float:
-    """Chance that a token drawn from `draft` is accepted: the sum of min(p, q) over the vocabulary
-    (Leviathan et al. 2023, theorem 3.5).
-
-    Raises:
-        InputError: these are no two laws of one vocabulary.
-    """
-    _check_laws(target, draft)
-    return math.fsum(map(min, target, draft))
-
-
-def residual(target: Sequence[float], draft: Sequence[float]) -> list[float]:
-    """Law of the token that replaces a rejected draft: max(0, target - draft), normalized. Equal
-    laws reject nothing: then it is the target's.
-
-    Raises:
-        InputError: these are no two laws of one vocabulary.
-    """
-    _check_laws(target, draft)
-    missing = [max(0.0, q - p) for q, p in zip(target, draft, strict=True)]
-    total = math.fsum(missing)
-    return [share / total for share in missing] if total > 0 else list(target)
-
-
-def output_law(target: Sequence[float], draft: Sequence[float]) -> list[float]:
-    """Law of a token after draft, test and replacement; it is the target's, whatever the draft's.
-
-    Each token is drawn with p and kept with min(1, q / p); what was rejected falls on the residual.
-    """
-    rejected = 1 - acceptance_of(target, draft)
-    replaced = residual(target, draft)
-    return [min(q, p) + rejected * r for q, p, r in zip(target, draft, replaced, strict=True)]
-
-
 def drafting_operations(config: Config, record: StepRecord) -> tuple[Operation, ...]:
     """What the proposer did in a step that only decodes, beside the target's own work."""
     draft = config.draft
@@ -112,7 +71,7 @@ def drafting_operations(config: Config, record: StepRecord) -> tuple[Operation, 
     drafting = [operation for operation in operations if operation.name != "eagle.fuse"]
     work = dataclasses.replace(Work.of_step(config, draft, record), num_logits=0)
     fed = cost.step_operations(draft, work)
-    return (*drafting, *_observing(draft, fed))
+    return (*drafting, *_observing(fed))
 
 
 def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
@@ -138,7 +97,7 @@ def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
             first = nodes
 
 
-def _observing(draft: Eagle, fed: Sequence[Operation]) -> Iterator[Operation]:
+def _observing(fed: Sequence[Operation]) -> Iterator[Operation]:
     """What it does with the target's states: of its last layer only what is cached is needed."""
     for operation in fed:
         if operation.name in ("eagle.input", "eagle.fuse", "embed"):
@@ -150,11 +109,3 @@ def _observing(draft: Eagle, fed: Sequence[Operation]) -> Iterator[Operation]:
                 weight_bytes=operation.weight_bytes * operation.copied,
                 activation_bytes=operation.activation_bytes * operation.copied,
             )
-
-
-def _check_laws(*laws: Sequence[float]) -> None:
-    for law in laws:
-        if len(law) != len(laws[0]) or min(law, default=-1) < 0:
-            raise InputError("two laws give each token of one vocabulary a chance of at least 0")
-        if not math.isclose(math.fsum(law), 1, abs_tol=1e-6):
-            raise InputError(f"the chances of a law sum to 1, not {math.fsum(law)}")

@@ -44,7 +44,6 @@ class Parts:
             raise InputError(f"cannot write {folder}: {reason(error)}") from None
 
     def has(self, name: str) -> bool:
-        """Whether a part is finished."""
         return self._place(name).exists()
 
     def write(
@@ -91,7 +90,6 @@ class Parts:
         return figures
 
     def remove(self) -> None:
-        """All of it."""
         for path in self.folder.iterdir():
             path.unlink()
         self.folder.rmdir()

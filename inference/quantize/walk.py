@@ -56,7 +56,6 @@ class Walk:
 
     @property
     def names(self) -> list[str]:
-        """Of all parts."""
         return [OUTSIDE_LAYERS, *(f"layer-{index:04d}" for index in range(self.config.num_layers))]
 
     def run(self, tokens_YW: np.ndarray | None, progress: Progress | None = None) -> None:

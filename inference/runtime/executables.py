@@ -66,7 +66,6 @@ class Executables:
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        """Those that are compiled."""
         return tuple(shape for shape in list(self._compilations) if shape and self.has(shape))
 
     @property
@@ -85,11 +84,9 @@ class Executables:
         return any(not compilation.done() for compilation in list(self._compilations.values()))
 
     def step(self, shape: StepShape) -> Executable:
-        """The executable of a shape."""
         return self._once(shape, functools.partial(self._lower_step, shape))
 
     def admit(self) -> Executable:
-        """The executable that admits."""
         return self._once(None, self._lower_admit)
 
     def write(self, shape: StepShape | None, files: ExecutableFiles) -> Path:

@@ -259,7 +259,6 @@ class ModelRunner:
 
     @property
     def shapes(self) -> tuple[StepShape, ...]:
-        """Those that have an executable."""
         return self._executables.shapes
 
     def compiled(self, shape: StepShape) -> Executable:
@@ -293,7 +292,6 @@ class ModelRunner:
         return can_run and self._swapper.is_ready(schedule.transfers)
 
     def prepare(self, schedule: StepSchedule) -> None:
-        """Compiles what a schedule needs."""
         self.compiled(schedule.shape)
         if schedule.has_admissions:
             self._executables.admit()

@@ -40,7 +40,6 @@ class StepInFlight:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that it feeds."""
         return sum(queries for queries, _ in self.schedule.row_sizes)
 
     @property
@@ -82,7 +81,6 @@ class StepsInFlight:
         self.compile_s = 0.0
 
     def __len__(self) -> int:
-        """Steps that were launched."""
         return len(self._steps)
 
     @property

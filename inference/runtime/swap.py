@@ -99,7 +99,6 @@ class PageSwapper:
         return all(_kind(transfer) in self._compiled for shard in transfers for transfer in shard)
 
     def prepare(self, transfers: Transfers) -> None:
-        """Compiles what these transfers need."""
         for kind in {_kind(transfer) for shard in transfers for transfer in shard}:
             self._executable(*kind)
 

@@ -74,7 +74,6 @@ class BeamSearch(SequenceGroup):
 
     @property
     def is_finished(self) -> bool:
-        """Whether the search is over."""
         return all(beam.status is Status.FINISHED for beam in self.sequences)
 
     def decide(self) -> Decisions | None:
@@ -86,11 +85,9 @@ class BeamSearch(SequenceGroup):
         return None
 
     def add(self, output: RequestOutput) -> list[RequestOutput]:
-        """All hypotheses, in the end."""
         return self._outputs() if self.is_finished else []
 
     def failing(self, sequence: Sequence) -> list[Sequence]:
-        """All beams."""
         return self.sequences
 
     def start_over(self, sequence: Sequence, text: str) -> None:

@@ -90,7 +90,6 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any sequence is unfinished."""
         return bool(self.waiting) or any(shard.running for shard in self.shards)
 
     @property

@@ -239,7 +239,6 @@ class Sequence:
 
     @property
     def output_tokens(self) -> list[int]:
-        """Tokens generated so far."""
         return self.tokens[self.num_prompt_tokens :]
 
     @property
@@ -250,7 +249,6 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        """How many tokens were generated."""
         return len(self.tokens) - self.num_prompt_tokens
 
     @property

@@ -69,7 +69,6 @@ class SequenceGroup(ABC):
         """The results of the request in their order."""
 
     def completion(self) -> Completion:
-        """The results as one object."""
         first, *siblings = [
             Completion(
                 self.id,
@@ -135,11 +134,9 @@ class ParallelSampling(SequenceGroup):
         return self._outputs() if self.is_finished else []
 
     def failing(self, sequence: Sequence) -> list[Sequence]:
-        """That one alone."""
         return [sequence]
 
     def fail(self, output: RequestOutput) -> list[RequestOutput]:
-        """As any other."""
         return self.add(output)
 
     def start_over(self, sequence: Sequence, text: str) -> None:

@@ -121,7 +121,6 @@ class StepSchedule:
 
     @property
     def has_admissions(self) -> bool:
-        """Whether any slot is written."""
         return any(shard.admissions for shard in self.shards)
 
     @property
@@ -231,7 +230,6 @@ class ShardBuilder:
     def schedule(
         self, admissions: tuple[Admission, ...], transfers: tuple[Transfer, ...]
     ) -> ShardSchedule:
-        """All that the shard does."""
         # As plain attention wants it.
         decode = sorted(self.decode, key=lambda chunk: chunk.num_dropped - chunk.start)
         return ShardSchedule(
@@ -312,7 +310,6 @@ class Counters:
 
     @property
     def num_accepted(self) -> int:
-        """Drafts that were accepted."""
         return sum(count * accepted for (_, accepted), count in self.verified.items())
 
     @property

@@ -31,19 +31,16 @@ class DraftModel:
         self._model, self._pages, self._attention = draft, pages, attention
 
     def init(self) -> tuple[()]:
-        """As `Proposer` says."""
         return ()
 
     def admit(
         self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
     ) -> Any:
-        """As `Proposer` says."""
         return state
 
     def observe(
         self, params: Params, cache: Cache, state: Any, step: SampledStep
     ) -> tuple[Cache, Any]:
-        """As `Proposer` says."""
         return cache, state
 
     def propose(

@@ -106,7 +106,6 @@ def ranked(
 
 
 def _column(rectangle: Rectangle, nth: jax.Array | int) -> Rectangle:
-    """One token of each row."""
     position_Y1, valid_Y1 = (
         jax.lax.dynamic_slice_in_dim(x_YW, nth, 1, axis=1)
         for x_YW in (rectangle.position_YW, rectangle.valid_YW)

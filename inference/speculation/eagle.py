@@ -51,7 +51,6 @@ class Eagle(HiddenStates):
     def propose(
         self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
-        """As `Proposer` says."""
         decode = inputs.decode
         if decode is None or (width := decode.position_YW.shape[1]) == 1:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))

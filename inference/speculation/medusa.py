@@ -31,7 +31,6 @@ class Medusa(HiddenStates):
     def propose(
         self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
-        """As `Proposer` says."""
         decode = inputs.decode
         if decode is None or (width := decode.position_YW.shape[1]) == 1:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
@@ -70,7 +69,6 @@ class Medusa(HiddenStates):
     def observe(
         self, params: Params, cache: Cache, state: Any, step: SampledStep
     ) -> tuple[Cache, Any]:
-        """As `Proposer` says."""
         return cache, self.advanced(state, step, step.hidden_TD)
 
 

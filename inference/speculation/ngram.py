@@ -26,19 +26,16 @@ class NGram:
         self._shape = max_seqs + 1, max_context
 
     def init(self) -> np.ndarray:
-        """As `Proposer` says."""
         return np.zeros(self._shape, np.int32)
 
     def admit(
         self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
     ) -> Any:
-        """As `Proposer` says."""
         return state.at[slot_A].set(history_AS)
 
     def propose(
         self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
-        """As `Proposer` says."""
         if inputs.decode is None:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
         newest_R = inputs.decode.position_YW[:, 0]
@@ -48,7 +45,6 @@ class NGram:
     def observe(
         self, params: Params, cache: Cache, state: Any, step: SampledStep
     ) -> tuple[Cache, Any]:
-        """As `Proposer` says."""
         nth_W, num_emitted_Y1 = jnp.arange(step.sampled_YW.shape[1]), step.num_emitted_Y[:, None]
         position_YW = step.newest_Y[:, None] + 1 - num_emitted_Y1 + nth_W
         nowhere = state.shape[1]

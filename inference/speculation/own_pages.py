@@ -17,11 +17,9 @@ class OwnPages:
         self._first = cached_model.num_layers - draft.num_layers
 
     def of(self, cache: Cache) -> Cache:
-        """Its leaves."""
         return cache[self._first :]
 
     def put(self, cache: Cache, leaves: Cache) -> Cache:
-        """The cache with these."""
         return (*cache[: self._first], *leaves)
 
     def view(self, ragged: Ragged) -> Ragged:

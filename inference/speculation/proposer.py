@@ -102,7 +102,6 @@ class HiddenStates:
         self._shape = max_seqs + 1, width
 
     def init(self) -> np.ndarray:
-        """As `Proposer` says."""
         return np.zeros(self._shape, np.float32)
 
     def admit(

@@ -78,7 +78,6 @@ def _gates(
 
 
 def _parts(x_TX: jax.Array, widths: dict[str, int]) -> dict[str, jax.Array]:
-    """Columns by their names."""
     parts, first = {}, 0
     for name, width in widths.items():
         parts[name] = x_TX[:, first : first + width]

@@ -23,7 +23,6 @@ TEMPLATE = flags.DEFINE_string(
 
 
 def _define(name: str, field: Field) -> flags.FlagHolder[Any]:
-    """Defines the flag that sets a field."""
     match field.kind:
         case Switch():
             return flags.DEFINE_bool(name, field.default, field.doc)
@@ -40,7 +39,6 @@ _PARAMS = {"seed": seed_flag.SEED} | {
 
 
 def read() -> SamplingParams:
-    """Sampling as the flags say."""
     values = {name: flag.value for name, flag in _PARAMS.items()}
     if values["max_new_tokens"] < 1:
         raise InputError(f"--max_new_tokens is at least 1, not {values['max_new_tokens']}")

@@ -96,7 +96,6 @@ class _Speculation(NamedTuple):
 
     @property
     def proposer(self) -> str:
-        """As `EngineConfig` names it."""
         return "eagle" if self.name == _MTP else self.name
 
 

@@ -89,7 +89,6 @@ def read(concurrency: int | None = None, kind: str | None = None, **defaults: An
 
 
 def slo() -> SloTargets:
-    """What goodput counts."""
     return SloTargets(_SLO_TTFT_S.value, _SLO_ITL_S.value)
 
 

@@ -100,7 +100,6 @@ class _Bench:
         return row | {"predicted_output_tok_s": predicted["output_tok_s"]}, runs
 
     def result(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """What every workload prints."""
         return {
             "rows": rows,
             "first_token_s": self.first_token_s,

@@ -39,7 +39,6 @@ class BenchOptions:
 
 
 def run(options: BenchOptions) -> None:
-    """One load, and its figures."""
     for name in ("httptools", "msgspec", "uvloop"):
         if importlib.util.find_spec(name) is None:
             raise InputError("--url needs more packages: pip install '.[serve]'")

@@ -66,7 +66,6 @@ def compare(
 
 
 def summary(stats: dict[str, Any]) -> str:
-    """The line of figures."""
     return (
         f"naive {stats['naive_tok_s']:.2f} tokens/s, cached {stats['cached_tok_s']:.2f}: "
         f"{stats['measured_ratio']:.1f} x measured, {stats['predicted_ratio']:.1f} x predicted; "

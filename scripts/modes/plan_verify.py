@@ -61,7 +61,6 @@ class EngineRunner:
         return weight_bytes, self._runner.cache_bytes
 
     def close(self) -> None:
-        """Frees its memory."""
         self._runner.free()
         self._probe.close()
 

@@ -49,7 +49,6 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 
 def show(console: Console, advice: Advice) -> None:
-    """Prints the advice."""
     _show_choices(console, advice)
     for line in _why_not(advice.excluded):
         console.print(line, markup=False, soft_wrap=True)

@@ -32,7 +32,6 @@ class BatchProgress:
         self._last_line_s = clock()
 
     def add_tokens(self, count: int) -> None:
-        """Counts tokens of any request."""
         self.num_tokens += count
         now = self._clock()
         if self._start is None:

@@ -155,7 +155,6 @@ def ablation_row(row: Mapping[str, Any]) -> str:
 
 
 def show_ablation_notes(result: Mapping[str, Any]) -> None:
-    """What the table leaves out."""
     workload, rows = result["workload"], {row["rung"]: row for row in result["ladder"]}
     print(
         f"\n{workload['num_requests']} requests at {workload['rate']:.2f} a second, "

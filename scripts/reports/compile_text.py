@@ -120,7 +120,6 @@ def show_step(step: Step, exchange: Exchange | None) -> None:
 
 
 def show_verdict(steps: Sequence[Step], predicted: Prediction) -> None:
-    """What follows from all steps."""
     sizes = [step.total_bytes for step in steps if isinstance(step, CompiledStep)]
     largest = f"{max(sizes):,} of {predicted.memory_bytes:,} bytes a chip, " if sizes else ""
     seconds = sum(step.compile_s for step in steps)

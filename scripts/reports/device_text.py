@@ -14,7 +14,6 @@ _NEAR_TIE = 0.1  # nats; on a CPU bfloat16 is off float32 by 0.048, either way
 
 
 def page(results: Mapping[str, Any]) -> str:
-    """Markdown."""
     parts = results["parts"]
     lines = [
         f"# {results['device']}",
@@ -95,7 +94,6 @@ class Tokens(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether rounding explains what differs."""
         return self.agreement.worst <= _NEAR_TIE
 
 

@@ -193,7 +193,6 @@ def _described(panel: Panel) -> dict[str, Any]:
 
 
 def text() -> str:
-    """The file."""
     return json.dumps(dashboard(), indent=1) + "\n"
 
 

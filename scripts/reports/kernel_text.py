@@ -8,7 +8,6 @@ from inference.benchmark.kernels.attention_case import Case
 
 
 def table(results: Mapping[str, Any]) -> list[str]:
-    """The lines for people."""
     hardware = results["hardware"]
     rate = hardware["rates"]["bfloat16"]
     lines = [

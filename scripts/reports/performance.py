@@ -20,12 +20,11 @@ from absl import app, flags
 from configs.engine import Config, EngineConfig
 from configs.hardware.spec import HardwareSpec
 from configs.workload import Fixed, Workload
-from inference.benchmark import drive, first_start, measure, requests, step_trace, steps
-from inference.benchmark.step_trace import TracedStep
+from inference.benchmark import drive, first_start, measure, requests, steps
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.files import local_machine
-from inference.planner import cost, report, roofline
+from inference.planner import cost, report
 from inference.planner.calibration import calibrate, lookup
 from inference.planner.calibration import measure as machine_rates
 from inference.planner.calibration.verify import Point
@@ -34,10 +33,12 @@ from inference.runtime import compilation_cache
 from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
 from inference.scheduling.step_shapes import StepShape
+from scripts.reports import step_trace
 from scripts.reports.pages.markdown import bullets, fill, prose, table
 from scripts.reports.pages.results import COLORS
 from scripts.reports.plots import figures
 from scripts.reports.plots.figures import Axes
+from scripts.reports.step_trace import TracedStep
 
 _MODEL = flags.DEFINE_string("model", "smollm2-135m", "a model, as scripts.generate takes it")
 _WEIGHTS = flags.DEFINE_string("weights", None, "bfloat16, float32 or file, as scripts.generate's")
@@ -131,7 +132,6 @@ class Turn:
     def of(
         cls, engine: Engine, stepper: Stepper, shown: Sequence[Step], curve: Sequence[Step]
     ) -> "Turn":
-        """Measures an engine's steps."""
         plain = [stepper.seconds(step) for step in shown]
         traced = [stepper.traced(step) for step in shown]
         loads = [_serve(engine, count, _PROMPT, _NEW) for count in _SHOWN]
@@ -295,7 +295,7 @@ def _predicted(step: Step, hardware: HardwareSpec) -> Mapping[str, float]:
     """Predicts seconds of each part that the planner knows."""
     operations, precision = step.operations, Precision.of(step.point.model)
     parts = {step_trace.REST: hardware.overhead_s}
-    times = roofline.operation_times(operations, hardware, precision)
+    times = step_trace.operation_times(operations, hardware, precision)
     for operation, seconds in zip(operations, times, strict=True):
         part = step_trace.part_of_planned(operation)
         parts[part] = parts.get(part, 0.0) + seconds

@@ -39,7 +39,6 @@ def _plain(value: Any) -> Any:
 
 
 def show(deployment: Deployment, plan: dict[str, Any]) -> None:
-    """Prints a plan."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200  # a file has no edge to wrap at

@@ -23,9 +23,9 @@ from configs.hardware import catalog, targets
 from configs.mesh import Mesh
 from inference.files import local_machine
 from inference.planner.compiled import prediction
-from inference.planner.parallel import scaling
-from inference.planner.parallel.scaling import Point
 from inference.scheduling.step_shapes import enumerate_shapes
+from scripts.reports import more_chips
+from scripts.reports.more_chips import Point
 from scripts.reports.pages.markdown import fill, table
 from scripts.reports.pages.results import Row
 from scripts.reports.tables import yes
@@ -72,7 +72,7 @@ def main() -> None:
             )
             for model, chip in _CURVES
         }
-        for scale, load in ((scaling.strong, _STRONG), (scaling.weak, _WEAK))
+        for scale, load in ((more_chips.strong, _STRONG), (more_chips.weak, _WEAK))
     )
     Path("docs/scaling.svg").write_text(_svg(strong, weak), encoding="utf-8")
     page = Path("docs/scaling.md")

@@ -14,7 +14,6 @@ _SHOWN_FAILURES = 5
 
 
 def show(result: Mapping[str, Any]) -> None:
-    """Latencies, rates, and what failed."""
     print(f"{'':24}" + "".join(f"{name:>11}" for name in _STATISTICS))
     for key, name in _LATENCIES.items():
         cells = "".join(f"{result[f'{statistic}_{key}_ms']:11.2f}" for statistic in _STATISTICS)

@@ -18,7 +18,6 @@ def as_json(verifications: Sequence[Verification]) -> dict[str, Any]:
 
 
 def markdown(verifications: Sequence[Verification]) -> str:
-    """The result page."""
     results = [result for verified in verifications for result in verified.results]
     rounds = len(verifications[0].hardware)
     plain = " and ".join(_percent(share) for share in verify.errors(results, roofline=True))

@@ -355,3 +355,10 @@ def check_run(name: str, target_name: str) -> None:
     found = {kind: (count, step.program.collective_bytes[kind]) for kind, count in kinds}
     assert found == exchanged(absent.config, target, step.shape, absent.several_hosts)
     print(f"{name}: {held}, {found}, compiled in {step.compile_s:.1f} s")
+
+
+def launches_a_layer(one_layer, two_layers):
+    """Launches by part that the second layer adds: what all layers share is not among them."""
+    first, second = one_layer.launches, two_layers.launches
+    added = {part: second.get(part, 0) - first.get(part, 0) for part in {**first, **second}}
+    return {part: count for part, count in added.items() if count}

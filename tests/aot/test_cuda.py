@@ -11,7 +11,6 @@ from configs.mesh import Mesh
 from inference.benchmark.kernels import baselines, timing
 from inference.benchmark.kernels.attention_case import Arrays
 from inference.planner.calibration import on_device
-from inference.planner.compiled.program import launches_a_layer
 from layers.kernels import tuning
 from layers.kernels.linear import low_bit_product
 from tests.aot import low_bit, programs, recurrence
@@ -61,7 +60,7 @@ def test_a_greedy_step_has_few_launches_and_no_branch():
         for layers in (1, 2)
     )
     programs.check_the_host_never_waits(two)
-    added = launches_a_layer(one, two)
+    added = programs.launches_a_layer(one, two)
     print(added, two.launches)
     assert sum(added.values()) <= 12
     assert two.launches["sample"] <= 8  # no parameter is read

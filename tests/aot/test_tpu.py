@@ -10,7 +10,6 @@ from configs import presets
 from configs.engine import Config, EngineConfig
 from configs.hardware import targets
 from configs.mesh import Mesh
-from inference.planner.compiled.program import launches_a_layer
 from inference.planner.compiled.report import AbsentEngine
 from layers.kernels.attention import tpu
 from layers.kernels.linear import low_bit_product
@@ -49,7 +48,7 @@ def test_a_greedy_step_has_few_launches_and_no_branch():
     device = programs.device("v6e:2x2")
     one, two = (programs.counted(device, programs.DECODE, 128, "pallas_tpu", n) for n in (1, 2))
     programs.check_the_host_never_waits(two)
-    added = launches_a_layer(one, two)
+    added = programs.launches_a_layer(one, two)
     print(added, two.launches)
     assert sum(added.values()) <= 12
     assert two.launches["sample"] <= 10  # no parameter is read

@@ -140,12 +140,10 @@ class DeltaNet(Mixer, name="delta_net"):
         return dataclasses.replace(self, num_heads=self.num_heads // chips, num_key_heads=keys)
 
     def can_divide(self, chips: int) -> bool:
-        """See `Kind`."""
         keys = self.num_key_heads
         return (keys % chips == 0 or chips % keys == 0) and super().can_divide(chips)
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        """See `Kind`."""
         return grouped_shares(self.num_heads, self.num_key_heads, axis, chips)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:

@@ -81,20 +81,16 @@ class LinearAttention(Mixer, name="linear_attention"):
         return declared
 
     def cache(self, model: Widths) -> CacheSpec:
-        """Each head's state."""
         return cache.recurrent(self.state)
 
     def per_chip(self, chips: int) -> "LinearAttention":
-        """See `Kind`."""
         return dataclasses.replace(self, num_heads=self.num_heads // chips)
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        """See `Kind`."""
         return equal_shares(self.num_heads, chips)
 
     @property
     def num_divided_norms(self) -> int:
-        """See `Mixer`."""
         return int(self.has_gated_norm)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:

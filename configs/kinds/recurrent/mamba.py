@@ -139,12 +139,10 @@ class Mamba2(Mixer, name="mamba2"):
         return is_shared and (norms == 1 or norms % chips == 0) and super().can_divide(chips)
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        """See `Kind`."""
         return grouped_shares(self.num_heads, self.num_groups, axis, chips)
 
     @property
     def num_divided_norms(self) -> int:
-        """See `Mixer`."""
         return int(self.norm_width in (None, self.inner_width))
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:

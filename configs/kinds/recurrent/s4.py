@@ -68,11 +68,9 @@ class S4(Mixer, name="s4"):
         return cache.recurrent((2, self.state_width, self.channels))
 
     def per_chip(self, chips: int) -> "S4":
-        """See `Kind`."""
         return dataclasses.replace(self, channels=self.channels // chips)
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        """See `Kind`."""
         return equal_shares(self.channels, chips)
 
     @property

@@ -92,11 +92,9 @@ class Mamba(Mixer, name="mamba"):
         )
 
     def per_chip(self, chips: int) -> "Mamba":
-        """See `Kind`."""
         return dataclasses.replace(self, channels=self.channels // chips)
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        """See `Kind`."""
         return equal_shares(self.channels, chips)
 
     @property

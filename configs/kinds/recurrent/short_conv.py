@@ -56,11 +56,9 @@ class ShortConv(Mixer, name="short_conv"):
         return cache.recurrent((self.conv_width - 1, self.channels))
 
     def per_chip(self, chips: int) -> "ShortConv":
-        """See `Kind`."""
         return dataclasses.replace(self, channels=self.channels // chips)
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        """See `Kind`."""
         return equal_shares(self.channels, chips)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:

@@ -57,7 +57,6 @@ class Case:
 
     @property
     def page_format(self) -> PageFormat:
-        """Format of the pages."""
         return keys_values(self.kv_heads, self.head_width).page_format(self.dtype)
 
     @property
@@ -67,7 +66,6 @@ class Case:
 
     @property
     def demand(self) -> Demand:
-        """What an implementation must support."""
         return Demand(
             self.heads, self.page_format, self.page_tokens, deterministic=False,
             table_entries=self.rows * self.columns,
@@ -89,7 +87,6 @@ class Case:
 
     @property
     def label(self) -> str:
-        """One line."""
         order = "shuffled" if self.is_shuffled else "in order"
         return (
             f"{'decode' if self.is_decode else 'prefill'} {self.rows} x {self.queries} at "

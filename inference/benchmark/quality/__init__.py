@@ -1,1 +1,1 @@
-"""How well a model does: the perplexity of a text, and needles that it finds in one."""
+"""How well a model does on a text: perplexity, and distributions next to another model's."""

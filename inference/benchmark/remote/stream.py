@@ -65,7 +65,6 @@ class Stream:
 
     @property
     def is_ok(self) -> bool:
-        """Whether it was answered."""
         return not self.error
 
     @property

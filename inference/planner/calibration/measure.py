@@ -40,7 +40,6 @@ class Probe:
         return self._num_bytes / min(self._once() for _ in range(repeats))
 
     def close(self) -> None:
-        """Stops its threads."""
         self._pool.shutdown()
 
     def _once(self) -> float:

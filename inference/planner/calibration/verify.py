@@ -44,7 +44,6 @@ class Point:
 
     @property
     def shape(self) -> StepShape:
-        """The shape of its executable."""
         return StepShape((self.rows, 1), (self.chunks, self.chunk_tokens))
 
     @property
@@ -150,7 +149,6 @@ class Verification:
 
     @property
     def weights(self) -> str:
-        """The formats of its matrices."""
         return weights_name(self.model)
 
 

@@ -48,12 +48,10 @@ class Prediction:
 
     @property
     def total_bytes(self) -> int:
-        """Of all that is planned."""
         return self.weight_bytes + self.cache_bytes + self.temporary_bytes
 
     @property
     def fits(self) -> bool:
-        """Whether the device holds it."""
         return self.total_bytes <= self.memory_bytes
 
 

@@ -136,7 +136,6 @@ class CompiledProgram:
 
     @property
     def num_launches(self) -> int:
-        """Of all parts."""
         return sum(self.launches.values())
 
 
@@ -176,13 +175,6 @@ def _num_hidden(listed: list[Instruction]) -> int:
             if operand in begun and not begun[operand]:
                 del begun[operand]
     return sum(begun.values())
-
-
-def launches_a_layer(one_layer: CompiledProgram, two_layers: CompiledProgram) -> dict[str, int]:
-    """Launches by part that the second layer adds: what all layers share is not among them."""
-    first, second = one_layer.launches, two_layers.launches
-    added = {part: second.get(part, 0) - first.get(part, 0) for part in (*PARTS, OTHER)}
-    return {part: count for part, count in added.items() if count}
 
 
 def instructions(text: str) -> Iterator[Instruction]:

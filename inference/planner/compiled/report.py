@@ -105,7 +105,6 @@ class AbsentEngine:
         return *greedy[-1:], decoding[-1], prefilling
 
     def compiled(self, shape: StepShape) -> Compiled:
-        """The executable of a shape."""
         with self._traced():
             executable = self._executables.step(shape)
         assert isinstance(executable, Compiled)
@@ -124,7 +123,6 @@ class AbsentEngine:
             return [self._executables.write(shape, files) for shape in (None, *shapes)]
 
     def steps(self, shapes: Iterable[StepShape]) -> Iterator[CompiledStep | RefusedStep]:
-        """Compiles the step of each shape in turn."""
         for shape in shapes:
             start = time.perf_counter()
             try:

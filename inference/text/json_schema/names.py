@@ -46,7 +46,6 @@ def _merges(node: dict[str, Any]) -> bool:
 
 
 def _nodes(node: Any) -> Iterator[dict[str, Any]]:
-    """All schemas within one."""
     if isinstance(node, list):
         for child in node:
             yield from _nodes(child)

@@ -146,7 +146,6 @@ def _others(texts: list[str]) -> str:
 
 
 def _other_than(listed: Any) -> Schema | None:
-    """All values but these."""
     if not isinstance(listed, list):
         return None
     kinds: dict[str, list[Any]] = {}

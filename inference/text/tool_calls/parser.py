@@ -115,7 +115,6 @@ class Parser:
         return self._take()
 
     def finish(self) -> list[Part]:
-        """What remains at the end."""
         self._tell("".join(self._pending))
         self._pending, self._thought = [], None
         return self._take()
@@ -203,7 +202,6 @@ class Parser:
         return not line.strip(_SPACE) and (self._is_line_start or bool(newline))
 
     def _tell(self, text: str) -> None:
-        """Text of the answer."""
         if self._follows_call and not (self._has_text and text.strip(_SPACE)):
             text = text.lstrip(_SPACE)
         if not text:
@@ -346,14 +344,12 @@ class Parser:
     # --- characters -------------------------------------------------------------------------------
 
     def _next(self) -> _Reader:
-        """The next character."""
         c, self._back = self._back, ""
         if not c:
             c = yield
         return c
 
     def _hold(self) -> _Reader:
-        """The same, held."""
         c = yield from self._next()
         self._pending.append(c)
         return c

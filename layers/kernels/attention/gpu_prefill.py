@@ -135,7 +135,6 @@ def _attend_tiles(
     score_cap: float | None,
     interpret: Any,
 ) -> jax.Array:
-    """Attention, as the queries lie."""
     Z, page_tokens, (width, G, _), H = len(ranges_Z4), pages.shape[1], tiling, head_width
     K, tiles = q.shape[1] // (G * H), Z // len(table_YP)
     dtype, bounds_ZU, step_tokens = pages.dtype, jax.tree.leaves(bounds), step_pages * page_tokens

@@ -124,7 +124,6 @@ def _by_blocks(
 
 
 def _times(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
-    """Activations as they are."""
     if FORMATS[w.format].bits == 8:
         return _dot(x_TD.astype(dtype), low_bit.elements(w).astype(dtype)) * w.scale
     return _dot(x_TD.astype(dtype), _expanded(w))

@@ -7,18 +7,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from configs.recipes import recall
 from configs.recipes.training import Recipe
 from inference.planner import cost, weights
 from inference.training import loop, start
-from inference.training.recall import answers, sequences
 from layers.params import Params
 from scripts.reports.pages.markdown import prose, table
 from scripts.reports.pages.results import Results, Row, Rows
 from scripts.reports.plots import figures
 from scripts.reports.plots.figures import Axes
+from scripts.reports.recall import answers, recipes, sequences
 
-ROWS = tuple(recall.MODELS)
+ROWS = tuple(recipes.MODELS)
 SEEDS = 0, 1, 2
 HELD_OUT_ROWS = 64  # sequences of each task
 
@@ -26,7 +25,7 @@ HELD_OUT_ROWS = 64  # sequences of each task
 def measure(results: Results, rows: Sequence[str]) -> None:
     """Trains each architecture once a seed, and scores it on sequences that it has not seen."""
     for name in rows:
-        model = recall.MODELS[name]
+        model = recipes.MODELS[name]
         results.put(
             "recall", name, runs=[_run(name, seed) for seed in SEEDS],
             parameters=weights.num_parameters(model),
@@ -36,9 +35,9 @@ def measure(results: Results, rows: Sequence[str]) -> None:
 
 def _run(name: str, seed: int) -> Row:
     """Trains and evaluates: accuracy by task, and the seconds of all processor cores."""
-    began, model, loss = time.process_time(), recall.MODELS[name], 0.0
+    began, model, loss = time.process_time(), recipes.MODELS[name], 0.0
     values: Params = {}
-    for stage in recall.stages(model):
+    for stage in recipes.stages(model):
         training = dataclasses.replace(stage.training, seed=seed)
         if not values:
             values = start.masters(Recipe(model, training))
@@ -53,7 +52,7 @@ def _run(name: str, seed: int) -> Row:
     trained = time.process_time()
     accuracy = {
         _label(task): answers.accuracy(values, model, task, HELD_OUT_ROWS)
-        for task in recall.HELD_OUT
+        for task in recipes.HELD_OUT
     }
     run = {
         "seed": seed, "loss": loss, "accuracy": accuracy, "training_s": trained - began,
@@ -63,12 +62,12 @@ def _run(name: str, seed: int) -> Row:
     return run
 
 
-def _label(task: recall.Task) -> str:
+def _label(task: recipes.Task) -> str:
     return f"{task.length}/{task.num_pairs}"
 
 
 def _lengths() -> list[int]:
-    return sorted({task.length for task in recall.HELD_OUT})
+    return sorted({task.length for task in recipes.HELD_OUT})
 
 
 def _mean_and_spread(runs: Sequence[Row], label: str) -> tuple[float, float]:
@@ -79,7 +78,7 @@ def _mean_and_spread(runs: Sequence[Row], label: str) -> tuple[float, float]:
 
 def tables(rows: Rows) -> list[str]:
     """Formats accuracy by architecture and task, and what each costs."""
-    labels, lengths = [_label(task) for task in recall.HELD_OUT], _lengths()
+    labels, lengths = [_label(task) for task in recipes.HELD_OUT], _lengths()
     accuracies, costs = [], []
     for name, row in rows.items():
         cells = (_mean_and_spread(row["runs"], label) for label in labels)
@@ -102,9 +101,9 @@ def tables(rows: Rows) -> list[str]:
 
 def picture(rows: Rows) -> bytes:
     """Plots recall by bytes at the hardest task, and by the keys of the shortest sequences."""
-    hardest = max(recall.HELD_OUT, key=lambda task: (task.num_pairs, task.length))
+    hardest = max(recipes.HELD_OUT, key=lambda task: (task.num_pairs, task.length))
     length = min(_lengths())
-    tasks = [task for task in recall.HELD_OUT if task.length == length]
+    tasks = [task for task in recipes.HELD_OUT if task.length == length]
 
     def draw(by_bytes: Axes, by_keys: Axes) -> None:
         for name, row in rows.items():

@@ -15,7 +15,7 @@ from configs.models.llama import LLAMA2_13B, LLAMA2_70B
 from configs.precision import FORMATS
 from configs.workload import Uniform, Workload
 from inference.benchmark import first_start, measure, requests, steps
-from inference.benchmark.quality import needle, perplexity
+from inference.benchmark.quality import perplexity
 from inference.checkpoints import resolve
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.engine import Engine
@@ -24,7 +24,7 @@ from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
 from inference.request import SamplingParams
 from layers import decoder, params
-from scripts.reports.caches import kinds
+from scripts.reports.caches import kinds, needle
 from scripts.reports.pages.results import Results, Row
 
 MODELS = ("smollm2-135m", "gemma3-270m")
@@ -181,7 +181,6 @@ def seconds(results: Results, rows: Sequence[str]) -> None:
 
 
 def batch(results: Results, rows: Sequence[str]) -> None:
-    """Plans the largest batch."""
     chip = dataclasses.replace(catalog.get("h100"), memory_bytes=MEMORY)
     for row in rows:
         name, _, kind = row.partition(": ")

@@ -22,13 +22,8 @@ from inference.planner import cost, weights
 from inference.planner.cost import Operation, Precision, Rows, Work
 from inference.planner.deployment import Deployment, Row
 from inference.planner.kinds.latents import with_attention
-from inference.planner.speculation import (
-    Speculation,
-    acceptance_of,
-    best_drafts,
-    expected_tokens,
-    output_law,
-)
+from inference.planner.speculation import Speculation, expected_tokens
+from scripts.reports.lecture.drafts import acceptance_of, best_drafts, output_distribution
 
 H100 = catalog.get("h100")
 

@@ -173,7 +173,6 @@ def server_command(options: argparse.Namespace) -> list[str]:
 
 
 def vllm_command(options: argparse.Namespace) -> list[str]:
-    """Returns vLLM's, likewise."""
     return [
         *(options.python, "-m", "vllm.entrypoints.openai.api_server", f"--model={options.model}"),
         *(f"--max-model-len={MAX_LEN}", f"--max-num-seqs={options.streams}"),

@@ -174,7 +174,6 @@ def drawn(sizes: argparse.Namespace, device: str) -> Model:
 
 
 def main() -> None:
-    """Prints the JSON."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--decode", default="1x1024", help="rows x context")
     parser.add_argument("--prefill", default="", help="prompts x tokens")

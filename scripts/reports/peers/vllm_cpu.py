@@ -24,7 +24,6 @@ import vllm  # noqa: E402
 
 
 def prompts(count: int, length: int) -> list[dict[str, list[int]]]:
-    """Random token ids."""
     return [
         {"prompt_token_ids": [random.randint(100, 40000) for _ in range(length)]}
         for _ in range(count)

@@ -4,11 +4,12 @@ import pytest
 
 from configs import presets
 from configs.hardware.spec import HardwareSpec
-from inference.benchmark import step_trace, steps
-from inference.benchmark.step_trace import Event
+from inference.benchmark import steps
 from inference.planner import cost, roofline
 from inference.planner.calibration.verify import Point
 from inference.planner.cost import Precision, Work
+from scripts.reports import step_trace
+from scripts.reports.step_trace import Event
 from tests import fakes
 
 pytestmark = pytest.mark.quick_code
@@ -77,7 +78,7 @@ def test_times_of_operations_add_up(work):
     )  # fmt: skip
     operations, precision = cost.step_operations(model, work), Precision.of(model)
     whole = roofline.step_time(operations, hardware, precision).total_s
-    each = roofline.operation_times(operations, hardware, precision)
+    each = step_trace.operation_times(operations, hardware, precision)
     assert hardware.overhead_s + sum(each) == pytest.approx(whole)
     parts = {step_trace.part_of_planned(operation) for operation in operations}
     assert parts == {*step_trace.PARTS} - {step_trace.SAMPLING, step_trace.BETWEEN}

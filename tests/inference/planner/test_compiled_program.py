@@ -3,7 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from inference.planner.compiled.program import CompiledProgram, launches_a_layer, read
+from inference.planner.compiled.program import CompiledProgram, read
+from tests.aot import programs
 
 _ENTRY = """\
 HloModule jit_step, is_scheduled=true, input_output_alias={{ {{0}}: (1, {{}}, may-alias) }}, \
@@ -50,7 +51,7 @@ def test_what_runs_is_counted_by_part():
 
 
 def test_a_layer_is_what_another_adds():
-    added = launches_a_layer(_program(1), _program(2))
+    added = programs.launches_a_layer(_program(1), _program(2))
     assert added == {"norm": 1, "qkv": 1, "other": 1}
 
 

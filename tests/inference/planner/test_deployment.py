@@ -227,9 +227,10 @@ def test_expert_parallel_chips_divide_experts_and_sequences():
     assert roofline.per_chip(read, four.mesh).flops == read.flops / 4
     assert four.decode_time(64, 512).collective_s > 0
     # One prompt has nobody to share attention with.
-    (alone,) = (o for o in four.prefill_operations(1, 512) if o.name == "attend")
+    prompt = cost.step_operations(_MIXTURE, four.prefill_work(1, 512))
+    (alone,) = (o for o in prompt if o.name == "attend")
     assert roofline.per_chip(alone, four.mesh).flops == alone.flops
-    (gate,) = (o for o in four.prefill_operations(1, 512) if o.name == "experts.gate_up")
+    (gate,) = (o for o in prompt if o.name == "experts.gate_up")
     assert roofline.per_chip(gate, four.mesh).flops == gate.flops / 4
 
 

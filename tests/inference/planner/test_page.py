@@ -150,7 +150,10 @@ def figures(point):
     }
     phases = {
         "decode": (plan.decode_time(batch, middle), plan.decode_operations(batch, middle)),
-        "prefill": (plan.prefill_time(batch, context), plan.prefill_operations(batch, context)),
+        "prefill": (
+            plan.prefill_time(batch, context),
+            cost.step_operations(plan.config, plan.prefill_work(batch, context), plan.formats),
+        ),
     }
     for phase, (time, operations) in phases.items():
         found |= {f"{phase}.{name}": value for name, value in dataclasses.asdict(time).items()}

@@ -11,8 +11,8 @@ from configs.hardware.spec import HardwareSpec
 from inference.benchmark import measure
 from inference.benchmark.requests import TimedRequest
 from inference.kv_pages.radix_tree import RadixTree
-from inference.planner import cache_policy
 from inference.planner.deployment import Deployment
+from scripts.reports.architectures import serving
 from tests import fakes
 
 _CHIP = HardwareSpec("chip", 1e9, 1e9, {"float32": 1e9})
@@ -49,7 +49,7 @@ def test_what_is_computed_is_predicted_by_lengths(name, distance):
     rng = random.Random(distance)
     shared = [rng.randrange(0, 500) for _ in range(9)]
     prompts = [(n + rng.randrange(2, 200), n) for n in (*shared, 300, 300, 300)]
-    said = cache_policy.computed_tokens(config, prompts, _CHIP)
+    said = serving.computed_tokens(config, prompts, _CHIP)
     assert said == _computed(config, prompts)
     assert said < sum(length for length, _ in prompts)
 
@@ -60,8 +60,8 @@ def test_by_hand():
     """
     prompts = [(320, 300)] * 4
     config = _config(_HYBRID, snapshots=64, snapshot_tokens=128)
-    assert cache_policy.computed_tokens(config, prompts) == 4 * 320 - 256 - 2 * 288
-    assert cache_policy.computed_tokens(_config(_MODELS["attention"]), prompts) == 4 * 320 - 3 * 288
+    assert serving.computed_tokens(config, prompts) == 4 * 320 - 256 - 2 * 288
+    assert serving.computed_tokens(_config(_MODELS["attention"]), prompts) == 4 * 320 - 3 * 288
 
 
 @pytest.mark.parametrize("name, computed", [
@@ -73,7 +73,7 @@ def test_a_prompt_that_is_the_shared_text(name, computed):
     """
     prompts = [(288, 288), (320, 300), (320, 300)]
     config = _config(_MODELS[name], snapshots=64, snapshot_tokens=512)
-    assert cache_policy.computed_tokens(config, prompts, _CHIP) == computed
+    assert serving.computed_tokens(config, prompts, _CHIP) == computed
     assert _computed(config, prompts) == computed
 
 
@@ -82,7 +82,7 @@ def test_a_prompt_that_is_the_shared_text(name, computed):
 ], ids=str)  # fmt: skip
 def test_without_snapshots_all_is_computed(changes):
     config, prompts = _config(_ALONE, **changes), [(200, 150)] * 3
-    assert cache_policy.computed_tokens(config, prompts, _CHIP) == 600
+    assert serving.computed_tokens(config, prompts, _CHIP) == 600
     assert _computed(config, prompts) == 600
     assert (config.num_snapshots > 1) == (len(changes) == 1 and "snapshots" not in changes)
 

@@ -5,7 +5,7 @@ import pytest
 from configs import presets
 from configs.hardware import catalog
 from inference.planner.deployment import Deployment
-from inference.planner.parallel import scaling
+from scripts.reports import more_chips
 
 _LLAMA = presets.get("llama3-8b").config
 _COUNTS = [2**n for n in range(9)]
@@ -15,7 +15,7 @@ _COUNTS = [2**n for n in range(9)]
 def test_a_load_on_more_chips(chip):
     """Steps get shorter by less than the chips, for what all of them read and exchange."""
     hardware = catalog.get(chip)
-    points = scaling.strong(_LLAMA, hardware, 64, 4096, _COUNTS)
+    points = more_chips.strong(_LLAMA, hardware, 64, 4096, _COUNTS)
     assert points[0].chips == {"h200": 1, "v5e": 4}[chip] and points[-1].chips == 256
     for few, many in zip(points, points[1:], strict=False):
         assert many.step_s < few.step_s and few.tok_s < many.tok_s <= 2.01 * few.tok_s
@@ -28,7 +28,7 @@ def test_a_load_on_more_chips(chip):
 
 def test_a_load_that_grows_with_the_chips():
     """Once groups are as fast as they get, more of them take as long for as much each."""
-    points = scaling.weak(_LLAMA, catalog.get("h200"), 16, 4096, _COUNTS)
+    points = more_chips.weak(_LLAMA, catalog.get("h200"), 16, 4096, _COUNTS)
     assert [point.batch for point in points] == [16 * n for n in _COUNTS]
     assert points[-1].step_s == pytest.approx(points[3].step_s)
     assert all(point.batch / point.step_s == point.tok_s for point in points)
@@ -36,5 +36,5 @@ def test_a_load_that_grows_with_the_chips():
 
 def test_nothing_is_said_of_chips_that_do_not_hold_it():
     large = presets.get("llama3-70b").config
-    points = scaling.strong(large, catalog.get("h200"), 64, 4096, [1, 2, 3, 8])
+    points = more_chips.strong(large, catalog.get("h200"), 64, 4096, [1, 2, 3, 8])
     assert [point.chips for point in points] == [2, 8]  # and three get unequal parts

@@ -13,11 +13,10 @@ from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import LayerSpec
-from configs.recipes import recall
-from configs.recipes.recall import Task
 from configs.recipes.training import Recipe, TrainingConfig
 from inference.training import loop, start
-from inference.training.recall import answers, sequences
+from scripts.reports.recall import answers, recipes, sequences
+from scripts.reports.recall.recipes import Task
 from tests import compiling, fakes
 
 pytestmark = pytest.mark.quick_code
@@ -26,7 +25,7 @@ TASKS = Task(48, 3), Task(48, 12)
 DATA = sequences.Sequences(TASKS, 6, seed=1)
 LAYERS = ShortConv(32), Attention(1, num_kv_heads=1, head_width=32, rope=None)
 MODEL = dataclasses.replace(
-    recall.MODELS["attention"], name="tiny", width=32, num_layers=2,
+    recipes.MODELS["attention"], name="tiny", width=32, num_layers=2,
     pattern=tuple(LayerSpec(mixer, None) for mixer in LAYERS),
 )  # fmt: skip
 
@@ -46,11 +45,11 @@ def test_each_key_was_shown_with_its_answer(found):
         count = len(asked)
         shown = dict(zip(tokens[: 2 * count : 2], tokens[1 : 2 * count : 2], strict=True))
         assert len(shown) == len(set(shown.values())) == count, "keys and values are distinct"
-        assert all(0 < key <= recall.NUM_KEYS < value for key, value in shown.items())
+        assert all(0 < key <= recipes.NUM_KEYS < value for key, value in shown.items())
         assert min(asked) >= 2 * count
         assert {tokens[at]: value for at, value in asked.items()} == shown
         rest = np.delete(tokens[2 * count :], np.array(list(asked)) - 2 * count)
-        assert (rest == recall.FILLER).all(), "no answer is shown where it is asked for"
+        assert (rest == recipes.FILLER).all(), "no answer is shown where it is asked for"
         np.testing.assert_allclose(weights, 1 / count)
 
 

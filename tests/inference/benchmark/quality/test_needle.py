@@ -2,7 +2,7 @@
 
 import pytest
 
-from inference.benchmark.quality.needle import needles
+from scripts.reports.caches.needle import needles
 
 _FILLER = "".join(f"{n} lines of hay,\n\nbelow them {n} more.\n" for n in range(100, 140))
 _TOKENS, _START = 400, (1000, 1001)

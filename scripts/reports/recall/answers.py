@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.model import ModelConfig
-from configs.recipes.recall import Task
 from inference.training.loop import Loss
-from inference.training.recall import sequences
 from layers import decoder, params, ragged
 from layers.params import Params
+from scripts.reports.recall import sequences
+from scripts.reports.recall.recipes import Task
 
 _ROWS = 16  # that are judged at a time
 

@@ -7,12 +7,14 @@ The times of the parts and of what lies between operations add up to the step's.
 import dataclasses
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import jax
 
-from inference.planner.cost import Operation
+from configs.hardware.spec import HardwareSpec
+from inference.planner import roofline
+from inference.planner.cost import Operation, Precision
 
 PRODUCTS, ATTENTION, HEAD = "products with weights", "attention", "head"
 SAMPLING, REST, BETWEEN = "sampling", "norms and the rest", "between operations"
@@ -47,6 +49,18 @@ def part_of_planned(operation: Operation) -> str:
     if operation.kind == "matrix":
         return PRODUCTS
     return {"attention": ATTENTION}.get(operation.kind, HEAD if operation.name == HEAD else REST)
+
+
+def operation_times(
+    operations: Sequence[Operation], hardware: HardwareSpec, precision: Precision
+) -> list[float]:
+    """Returns seconds of each operation of a step on one chip; with the overhead their sum is
+    `roofline.step_time`'s.
+    """
+    whole = roofline.step_time(operations, hardware, precision)
+    shares = (1.0, hardware.gamma) if whole.memory_s > whole.compute_s else (hardware.gamma, 1.0)
+    times = (roofline.operation_seconds(operation, hardware, precision) for operation in operations)
+    return [shares[0] * memory + shares[1] * compute for memory, compute in times]
 
 
 def parts_of(hlo: str) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from configs.recipes.recall import FILLER, NUM_KEYS, NUM_VALUES, Task
+from scripts.reports.recall.recipes import FILLER, NUM_KEYS, NUM_VALUES, Task
 
 _POWER = 0.01  # a of the law, whose density is a x ** (a - 1)
 _KEYS = FILLER + 1
