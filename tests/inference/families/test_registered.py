@@ -1,0 +1,58 @@
+"""Every family is whole, and what is not is refused by name."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from configs.errors import InputError
+from inference.checkpoints import mapped, names
+from inference.families import families
+from inference.families.shared.config_keys import Keys
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+LLAMA, MISTRAL = families.ALL["llama"], families.ALL["mistral"]
+
+
+def models(family):
+    """Of each golden checkpoint of a family."""
+    configs = sorted(GOLDEN.glob(f"{family.name}-*/config.json"))
+    assert configs, f"family {family.name!r} has no golden checkpoint {GOLDEN}/{family.name}-*/"
+    return [family.read(Keys(mapped.read_json(path)), path.parent.name) for path in configs]
+
+
+@pytest.mark.parametrize("name", families.ALL)
+def test_a_family_has_goldens_and_names(name):
+    for config in models(families.ALL[name]):
+        names.check(families.ALL[name], config)
+
+
+def test_a_parameter_without_a_name_is_refused():
+    tensors = {path: name for path, name in LLAMA.tensors.items() if path != "ffn/down"}
+    nameless = dataclasses.replace(LLAMA, tensors=tensors)
+    with pytest.raises(InputError, match=r"'layers/0/ffn/down' has no counterpart"):
+        names.check(nameless, models(LLAMA)[0])
+
+
+def test_a_model_of_another_family_is_refused():
+    with pytest.raises(InputError, match="'mistral' reads .* as of 'llama'"):
+        names.check(MISTRAL, models(LLAMA)[0])
+
+
+@pytest.mark.parametrize(
+    ("other", "cause"),
+    [
+        (LLAMA, "the name 'llama' is taken by the family 'llama'"),
+        (
+            dataclasses.replace(MISTRAL, architecture="LlamaForCausalLM"),
+            "'mistral': the architecture 'LlamaForCausalLM' is taken by the family 'llama'",
+        ),
+        (
+            dataclasses.replace(MISTRAL, gguf=LLAMA.gguf),
+            "'mistral': the architecture of llama.cpp 'llama' is taken by the family 'llama'",
+        ),
+    ],
+)
+def test_what_is_taken_is_refused(other, cause):
+    with pytest.raises(InputError, match=cause):
+        families.registered((LLAMA, other))
