@@ -142,19 +142,21 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
-_RELATIVES = (
+_RELATIVES = {
     *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),
-)
+}
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
 
 def test_every_layout_is_there():
     models = [_load(name)[0] for name in _NAMES]
+
+    def layout(heads):
+        full = heads.num_kv_heads == heads.num_heads
+        return "mqa" if heads.num_kv_heads == 1 else "mha" if full else "gqa"
+
     kinds = {
-        (
-            m.family,
-            "mqa" if h.num_kv_heads == 1 else "mha" if h.num_kv_heads == h.num_heads else "gqa",
-        )
+        (m.family, layout(h))
         for m in models
         for h in m.mixers(Attention)
         if not m.mixtures and not m.has_states  # what these show besides are experts or states
@@ -169,7 +171,7 @@ def test_every_layout_is_there():
     assert {(m.family, m.tied) for m in models} == {
         (f, tied) for f in supported for tied in (True, False) if not (tied and f in _UNTIED)
     }
-    assert {_family(name) for name in _GREEDY} == {*supported} - {*_RELATIVES}
+    assert {_family(name) for name in _GREEDY} == {*supported} - _RELATIVES
     for name in _NAMES:
         model, _, prompts, _ = _load(name)
         windows = [mixer.window for mixer in model.mixers(Attention) if mixer.window]
@@ -206,11 +208,8 @@ def _family(name: str) -> str:
 
 
 # Whose experts are chosen as those of another family, behind attention of another.
-_LIKE_OTHERS = [
-    n
-    for n in _GREEDY
-    if _family(n) in ("mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *_RELATED_STATES)
-]
+_RELATED = "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *_RELATED_STATES
+_LIKE_OTHERS = [name for name in _GREEDY if _family(name) in _RELATED]
 # Whose parts no other has; of all families logits over pages say more than their texts do.
 _LLAMAS = "mistral", "qwen2", "qwen3", "smollm3"
 _OWN = [n for n in _GREEDY if n not in _LIKE_OTHERS and _family(n) not in _LLAMAS]
@@ -291,6 +290,8 @@ _ONE_LESS = [tuple(1.0 if n == each else s for n, s in enumerate(_SCALES)) for e
 
 # Checkpoints whose logits must show a quirk: what the model would be without it. It is said of the
 # files, which seldom change.
+_MODEL_SCALES = "embedding_scale", "residual_scale", "logit_scale"
+_UNSCALED = [lambda model, scale=scale: {scale: 1.0} for scale in _MODEL_SCALES]
 _VISIBLE = {
     "bamba-mqa-groups-bias-limit": (
         _with(step_limits=(0.0, None)),
@@ -316,19 +317,9 @@ _VISIBLE = {
         _with(norms_first=False),
     ),
     "ernie4_5-gqa-neighbors": (_with(rope=Rope(5e5)),),
-    "granite-gqa-scales": (
-        lambda m: {"embedding_scale": 1.0},
-        lambda m: {"residual_scale": 1.0},
-        lambda m: {"logit_scale": 1.0},
-        _with(scale=None),
-    ),
+    "granite-gqa-scales": (*_UNSCALED, _with(scale=None)),
     "granitemoehybrid-mqa-rope-experts": (
-        lambda m: {"embedding_scale": 1.0},
-        lambda m: {"residual_scale": 1.0},
-        lambda m: {"logit_scale": 1.0},
-        _with(scale=None),
-        _with(rope=None),
-        _with(step_limits=(0.0, None)),
+        *(*_UNSCALED, _with(scale=None), _with(rope=None), _with(step_limits=(0.0, None))),
     ),
     "nemotron_h-gqa-latent-experts": (
         _with(activation="silu"),
@@ -360,10 +351,7 @@ _VISIBLE = {
     "glm_moe_dsa-mha-listed": (
         _each_layer(lambda s: {"indexer": dataclasses.replace(s.indexer, neighbours=False)}),
     ),
-    "dots1-gqa-window": (
-        _each_layer(lambda s: {"window": None}),
-        _routed(scale=1.0),
-    ),
+    "dots1-gqa-window": (_each_layer(lambda s: {"window": None}), _routed(scale=1.0)),
     "minimax-gqa-factors": (
         lambda m: {"norm_eps": 1e-5},
         lambda m: {"pattern": tuple(dataclasses.replace(s, factors=()) for s in m.pattern)},
