@@ -29,8 +29,8 @@ from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
+from layers.backends import chosen as backends
 from layers.kernels.attention import api
-from layers.kernels.cpu import rows
 from layers.kernels.device import target_device
 from layers.kernels.linear import api as linear
 from layers.kv_cache import Cache
@@ -179,7 +179,7 @@ class ModelRunner:
         self._swapper.forget_reads()
         self.cache: Cache = ()  # frees what there is: two may not fit
         arguments = self._cache_arguments
-        with rows.native(self.config.engine.kernels.linear == "ffi_cpu"):
+        with backends.use(backends.of(target_device(), self.config.engine.kernels.linear)):
             if self._mesh is None:
                 self.cache = kv_cache.init(*arguments)
                 self.slots: step.SlotState | None = step.init_slots(self.config)
