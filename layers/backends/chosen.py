@@ -31,6 +31,11 @@ def of(device: Device, linear: str | None = None) -> Backend:
     return next((backend for backend in able if backend.linear == linear), able[0])
 
 
+def products(device: Device) -> tuple[str, ...]:
+    """Names of `engine.kernels.linear` that back ends of a device multiply by."""
+    return tuple(backend.linear for backend in ALL if backend.runs_on(device))
+
+
 def use(backend: Backend | None) -> AbstractContextManager[None]:
     """A context: programs that are traced in it ask this back end; None: their device's."""
     context: AbstractContextManager[None] = _chosen(backend)
