@@ -23,8 +23,8 @@ from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
 from layers import norm, registry, rope
+from layers.backends import chosen as backends
 from layers.feed_forwards import dense, experts, layer_inputs
-from layers.kernels.cpu import rows
 from layers.linear import linear, look_up, soft_cap
 from layers.mixers import attention as attend
 from layers.mixers import (
@@ -128,7 +128,7 @@ def embedded(params: Params, config: ModelConfig, tokens_T: jax.Array, ragged: R
         x_TD = _embed_here(params["embed"]["table"], tokens_T, config) * config.embedding_scale
         if config.learned_positions:
             x_TD += look_up(params["positions"]["table"], ragged.position_T)
-        if rows.is_native():  # with products that leave out rows of zeros
+        if backends.current().skips_zero_rows:
             x_TD = jnp.where(ragged.valid_T[:, None], rounded(x_TD), 0)
     return x_TD
 

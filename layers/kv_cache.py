@@ -18,8 +18,8 @@ import jax.numpy as jnp
 
 from configs.cache import SNAPSHOTS, CacheSpec, PageFormat, PageGroup
 from configs.model import ModelConfig
+from layers.backends import chosen as backends
 from layers.kernels.attention.contract import AttendPages, Options
-from layers.kernels.cpu import rows
 from layers.page_rows import stored_dtype, token_major
 from layers.ragged import Rectangle
 
@@ -347,11 +347,12 @@ def _index(spec: CacheSpec, num_pages: int, page_tokens: int, dtype: str) -> Any
 
 
 def init(*args: Any) -> Cache:
-    """An empty cache; same arguments as `abstract`. By the native library (`rows.native`) it takes
+    """An empty cache; same arguments as `abstract`. Where the back end has kernels of rows it takes
     memory as it fills.
     """
     return jax.tree.map(_zeros, abstract(*args))
 
 
 def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    return rows.zeros(leaf) if rows.is_native() else jnp.zeros(leaf.shape, leaf.dtype)
+    rows = backends.current().rows
+    return jnp.zeros(leaf.shape, leaf.dtype) if rows is None else rows.zeros(leaf)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from configs.model import ModelConfig
-from layers.kernels.cpu import rows
+from layers.backends import chosen as backends
+from layers.backends.backend import RowKernels
 from layers.reduce import row_sum
 from sharding import collectives
 
@@ -71,10 +72,10 @@ def _rms_norm(eps: float, offset: float) -> Callable[[jax.Array, jax.Array], jax
         scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
         return x * scale * (weight.astype(jnp.float32) + offset)
 
-    def kernel(x: jax.Array, weight: jax.Array) -> jax.Array:
+    def kernel(rows: RowKernels, x: jax.Array, weight: jax.Array) -> jax.Array:
         return rows.norm(x, weight, None, eps, offset)
 
-    return rows.kernel_or(reference, kernel)
+    return backends.kernel_or(reference, kernel)
 
 
 @functools.cache
@@ -84,7 +85,7 @@ def _layer_norm(eps: float) -> Callable[[jax.Array, jax.Array, jax.Array], jax.A
         scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
         return x * scale * weight.astype(jnp.float32) + bias.astype(jnp.float32)
 
-    def kernel(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
+    def kernel(rows: RowKernels, x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         return rows.norm(x, weight, bias, eps)
 
-    return rows.kernel_or(reference, kernel)
+    return backends.kernel_or(reference, kernel)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from configs.cache import PageFormat
 from configs.precision import CACHE_FORMATS
-from layers.kernels.device import has_free_views
+from layers.backends import chosen as backends
 from layers.ragged import Ragged
 
 # What the largest element of a group may become; the first is the largest of the format.
@@ -170,7 +170,7 @@ def write(pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int) -> ja
     backend computes a reshape of the elements one by one, unless that would be a copy of the pages.
     """
     page_T, offset_T = ragged.page_T(group, pages.shape[1])
-    if not has_free_views():
+    if not backends.current().has_free_views:
         row_TX = row_TX.reshape(-1, *pages.shape[2:])
     view = pages.reshape(*pages.shape[:2], *row_TX.shape[1:])
     view = view.at[page_T, offset_T].set(encode(row_TX, pages), mode="promise_in_bounds")

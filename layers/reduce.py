@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from layers.kernels.device import target_is_cpu
+from layers.backends import chosen as backends
 
 _SPLIT = 128
 _MIN_ROWS = 8  # a product of fewer is another kernel of XLA's, which sums in another order
@@ -16,7 +16,7 @@ def row_sum(x: jax.Array) -> jax.Array:
     whole array, and that of a product (of at least 8 rows, with a matrix stored [out, in]) by X
     alone.
     """
-    if not target_is_cpu():
+    if not backends.current().sums_by_product:
         return x.sum(axis=-1, keepdims=True)
     width = x.shape[-1]
     if width > _SPLIT * 8 and width % _SPLIT == 0:

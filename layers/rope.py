@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
-from layers.kernels.device import has_free_views, target_is_cpu
+from layers.backends import chosen as backends
 
 
 def inverse_frequencies(rope: Rope, head_width: int, max_context: int | None = None) -> np.ndarray:
@@ -77,9 +77,7 @@ def angles(
 ) -> tuple[jax.Array, jax.Array]:
     """cos and sin of each position's angles, times the attention factor, float32 [T, X] each.
 
-    They are computed once: XLA would do so again inside each layer, for every head. On its CPU
-    backend, which knows no barrier, they pass through a product with the identity, which changes no
-    bit.
+    They are computed once: XLA would do so again inside each layer, for every head.
     """
     frequencies_X = inverse_frequencies(rope, head_width, max_context)
     angles_TX = positions_T[:, None].astype(jnp.float32) * frequencies_X
@@ -87,12 +85,7 @@ def angles(
         angles_TX *= _dynamic_stretch(rope.scaling, 2 * len(frequencies_X), positions_T)
     both_TH = jnp.concatenate([jnp.cos(angles_TX), jnp.sin(angles_TX)], axis=-1)
     both_TH *= attention_factor(rope)
-    if not target_is_cpu():
-        both_TH = jax.lax.optimization_barrier(both_TH)
-        return both_TH[:, : len(frequencies_X)], both_TH[:, len(frequencies_X) :]
-    identity = jnp.eye(both_TH.shape[-1])
-    same_TH = jnp.dot(both_TH, identity, precision=jax.lax.Precision.HIGHEST)
-    cos_TX, sin_TX = jnp.split(same_TH, 2, axis=-1)
+    cos_TX, sin_TX = jnp.split(backends.current().computed_once(both_TH), 2, axis=-1)
     return cos_TX, sin_TX
 
 
@@ -114,7 +107,7 @@ def rotate(
     float32 [T, N, H]. `neighbours` has the pairs (2i, 2i + 1), and puts them as the others lie.
     """
     pairs = cos_TX.shape[-1]
-    if not has_free_views():
+    if not backends.current().has_free_views:
         if neighbours:
             x_TNH = _halves_by_product(x_TNH, pairs)
         return _rotate_by_product(x_TNH, cos_TX, sin_TX)

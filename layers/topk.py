@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from layers.kernels.cpu import rows
+from layers.backends import chosen as backends
+from layers.backends.backend import RowKernels
 from layers.kernels.cpu.rows import GROUP
-from layers.kernels.device import target_is_cpu
 from layers.reduce import log_sum_exp, row_sum
 from sharding import collectives
 
@@ -62,7 +62,7 @@ def _best_of_chips(
 
 
 def _reference(x_QV: jax.Array) -> Summary:
-    if not target_is_cpu():
+    if backends.current().has_wide_reductions:
         return Summary(None, jnp.argmax(x_QV, axis=-1).astype(jnp.int32), log_sum_exp(x_QV))
     padded_QV = pad_to_groups(x_QV)
     maxima_QG = group_maxima(padded_QV)
@@ -72,11 +72,11 @@ def _reference(x_QV: jax.Array) -> Summary:
     return Summary(maxima_QG, best_Q, log_sum_exp(x_QV))
 
 
-def _kernel(x_QV: jax.Array) -> Summary:
+def _kernel(rows: RowKernels, x_QV: jax.Array) -> Summary:
     return Summary(*rows.summarize(x_QV))
 
 
-_summary = rows.kernel_or(_reference, _kernel)
+_summary = backends.kernel_or(_reference, _kernel)
 
 
 def pad_to_groups(x_QV: jax.Array) -> jax.Array:
@@ -162,7 +162,7 @@ def mass_key(key_QV: jax.Array, weight_QV: jax.Array, mass_Q: jax.Array) -> jax.
         mass_Q: f32 in (0, the row's sum of weights].
     """
     none_Q = jnp.zeros(key_QV.shape[0], jnp.uint32)
-    if not target_is_cpu():
+    if backends.current().has_wide_reductions:
         return _mass_key_by_digits(key_QV, weight_QV, mass_Q, none_Q)
 
     def try_bit(i: jax.Array, prefix_Q: jax.Array) -> jax.Array:

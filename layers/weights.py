@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.precision import OUTLIER_SIZE
-from layers.kernels.device import has_free_views, target_device, target_is_cpu
+from layers.backends import chosen as backends
 from layers.kernels.linear import grouped, low_bit, low_bit_product, packed
 from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.observed import Observed
@@ -19,7 +19,6 @@ from layers.params import looked_up
 from layers.reduce import row_sum
 from layers.stacks import group_of_rows, in_blocks
 
-_MIN_ROWS = 2  # XLA's CPU backend converts the whole weight to float32 for a single bfloat16 row
 _LANES = 128  # of a TPU's tiles
 
 Leaf = jax.Array | Packed | Quantized | Observed
@@ -71,8 +70,8 @@ class _Dense:
 
     def product(self, x_TD: jax.Array) -> jax.Array:
         rows = x_TD.shape[0]
-        if rows < _MIN_ROWS and target_is_cpu():
-            x_TD = jnp.pad(x_TD, ((0, _MIN_ROWS - rows), (0, 0)))
+        if (missing := backends.current().least_rows - rows) > 0:
+            x_TD = jnp.pad(x_TD, ((0, missing), (0, 0)))
         y_TF = jax.lax.dot_general(
             x_TD.astype(self.array.dtype), self.array, (((1,), (1,)), ((), ())),
             precision=_precision(self.array), preferred_element_type=jnp.float32,
@@ -80,26 +79,27 @@ class _Dense:
         return y_TF[:rows]
 
     def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
-        x_XD = x_XD.astype(self.array.dtype)
-        if target_is_cpu():
+        x_XD, backend = x_XD.astype(self.array.dtype), backends.current()
+        if backend.copies_in_blocks:
             return in_blocks(self._with_matrix, x_XD, sizes_E, deterministic)
-        if target_device().platform == "gpu" and len(x_XD) <= len(sizes_E):
+        if backend.looks_up_in_products and len(x_XD) <= len(sizes_E):
             return self._touched(x_XD, sizes_E)
-        return grouped.grouped_product(x_XD, self.array, sizes_E)
+        kernel = backend.grouped_product(self.array)
+        return grouped.grouped_product(x_XD, self.array, sizes_E, kernel)
 
     def stacked(self, x_ETD: jax.Array) -> jax.Array:
         return _batched(x_ETD.astype(self.array.dtype), self.array)
 
     def rows(self, ids_T: jax.Array) -> jax.Array:
-        table_VD = self.array
-        if not has_free_views() and table_VD.dtype == jnp.bfloat16 and table_VD.shape[1] % _LANES:
+        table_VD, has_free_views = self.array, backends.current().has_free_views
+        if not has_free_views and table_VD.dtype == jnp.bfloat16 and table_VD.shape[1] % _LANES:
             # A TPU lays such a table out by columns, and would copy it whole to look rows up.
             # Exact.
             is_row_TV = ids_T[:, None] == jnp.arange(table_VD.shape[0])
             return jax.lax.dot(
                 is_row_TV.astype(table_VD.dtype), table_VD, preferred_element_type=jnp.float32
             )
-        rows_TD = looked_up(table_VD, ids_T) if has_free_views() else table_VD[ids_T]
+        rows_TD = looked_up(table_VD, ids_T) if has_free_views else table_VD[ids_T]
         return rows_TD.astype(jnp.float32)
 
     def _with_matrix(self, x_BWD: jax.Array, matrix_B: jax.Array) -> jax.Array:
@@ -234,7 +234,7 @@ class _WithOutliers(_Matrix):
         both = jnp.where(is_large_TD, 0, usual_TD), jnp.where(is_large_TD, usual_TD, 0)
         usual_TF, large_TF = jnp.split(of(self._int8).product(jnp.concatenate(both)), 2)
         outliers_FO, array = self._outliers, of(self._outliers).array
-        if array is not None and target_is_cpu():  # XLA lacks some of its types there
+        if array is not None and not backends.current().multiplies_all_types:
             outliers_FO = array.astype(jnp.float32)
         return usual_TF + large_TF + of(outliers_FO).product(outlier_TO)
 

@@ -407,6 +407,44 @@ def test_names_say_what_they_hold():
     report("name a value for what it is, not by a filler:", problems)
 
 
+# --- back ends ------------------------------------------------------------------------------------
+
+PLATFORMS = {"cpu", "gpu", "tpu", "cuda"}
+# Code that programs are traced from, and what chooses it.
+TRACED = ("layers", *(f"inference.{room}" for room in ("runtime", "sampling", "speculation")))
+MAY_ASK_THE_PLATFORM = {
+    "layers/backends/": "says what each offers",
+    "layers/kernels/device.py": "describes a device",
+    "layers/kernels/attention/ffi_cpu.py": "`limit` says why it cannot run on a device",
+    "layers/kernels/attention/gpu.py": "`limit` says why it cannot run on a device",
+    "inference/runtime/serialization/key.py": "lists what files of a platform depend on",
+}
+
+
+def asks_the_platform(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare):
+        return any(
+            isinstance(side, ast.Constant) and side.value in PLATFORMS
+            for side in (node.left, *node.comparators)
+        )
+    return isinstance(node, ast.Attribute) and node.attr in ("is_hopper", "default_backend")
+
+
+def test_only_back_ends_ask_the_platform():
+    problems, asking = [], set()
+    for path in python_files():
+        if not any(is_below(dotted(path), package) for package in TRACED):
+            continue
+        lines = [node.lineno for node in ast.walk(parse(path)) if asks_the_platform(node)]
+        place = next((p for p in MAY_ASK_THE_PLATFORM if relative(path).startswith(p)), None)
+        if place is None:
+            problems += [f"{relative(path)}:{line}" for line in lines]
+        elif lines:
+            asking.add(place)
+    report("ask `layers.backends.chosen.current()` for what the target offers:", problems)
+    report("no question is left in:", sorted(MAY_ASK_THE_PLATFORM.keys() - asking))
+
+
 # --- safety ---------------------------------------------------------------------------------------
 
 CODE_LOADERS = {

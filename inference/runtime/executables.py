@@ -22,8 +22,8 @@ from inference.runtime.serialization.files import ExecutableFiles
 from inference.runtime.serialization.loaded import LoadedExecutable
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape
-from layers.kernels.cpu import rows
-from layers.kernels.device import compiler_options
+from layers.backends import chosen as backends
+from layers.kernels.device import target_device
 from layers.kernels.linear import api as linear
 from layers.kernels.linear import packed
 from layers.kv_cache import Cache
@@ -58,6 +58,7 @@ class Executables:
         own. Only what is not in `files` is compiled.
         """
         self._config, self._attention, self._mesh = config, attention, mesh
+        self._backend = backends.of(target_device(), config.engine.kernels.linear)
         state = meshes.spread(mesh, abstract((cache, slots)), (EVERY_CHIP, EACH_GROUP))
         self._arguments = abstract(params), *state
         self._files = files
@@ -187,12 +188,12 @@ class Executables:
         donated = len(arguments) - 3, len(arguments) - 2
         kernels = self._config.engine.kernels
         with (
-            rows.native(kernels.linear == "ffi_cpu"),
+            backends.use(self._backend),
             packed.exact(kernels.activations == "exact"),
         ):
             jitted = jax.jit(
                 function, donate_argnums=donated, keep_unused=True,
-                compiler_options=compiler_options(),
+                compiler_options=dict(self._backend.compiler_options),
             )  # fmt: skip
             return jitted.lower(*arguments)
 

@@ -29,8 +29,8 @@ from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
+from layers.backends import chosen as backends
 from layers.kernels.attention import api
-from layers.kernels.cpu import rows
 from layers.kernels.device import target_device
 from layers.kernels.linear import api as linear
 from layers.kv_cache import Cache
@@ -48,14 +48,16 @@ def for_this_device(config: Config) -> tuple[Config, str]:
         InputError: `engine.deterministic` on a device where it was not measured, or a field of
             `engine.kernels` names an implementation that cannot run.
     """
-    platform = target_device().platform
-    if config.engine.deterministic and platform != "cpu":
+    device = target_device()
+    has_library = "ffi_cpu" in backends.products(device)
+    if config.engine.deterministic and not backends.of(device).is_deterministic:
         raise InputError(
-            f"engine.deterministic holds on XLA's cpu backend, it is not measured on {platform}"
+            "engine.deterministic holds on XLA's cpu backend, it is not measured on "
+            f"{device.platform}"
         )
-    config = config.for_platform(platform)
+    config = config.for_platform(device.platform)
     kernels = config.engine.kernels
-    if platform == "cpu" and {kernels.linear, kernels.attention} != {"reference"}:
+    if has_library and {kernels.linear, kernels.attention} != {"reference"}:
         cpu_kernels.load()
     config = config.with_engine(linear=linear.choose(config))
     attention = api.choose(config)
@@ -74,7 +76,8 @@ def _log(config: Config, attention: api.Choice) -> None:
     is_slow = attention.name == "reference" and config.engine.kernels.attention is None
     why = "".join(f"; {name} {reason}" for name, reason in attention.passed_over.items())
     # Where the CPU's library is not there, a line of its own has said why.
-    level = logging.WARNING if is_slow and device.platform != "cpu" else logging.INFO
+    warns = is_slow and "ffi_cpu" not in backends.products(device)
+    level = logging.WARNING if warns else logging.INFO
     logging.log(
         level, "on %s: attention by %s, products by %s%s", device.kind, attention.name,
         config.engine.kernels.linear, why,
@@ -132,6 +135,7 @@ class ModelRunner:
         if executables is not None and jax.process_count() > 1:
             raise InputError("executables are loaded on one host only: leave --executables out")
         self.config, self._attention = for_this_device(config)
+        self._backend = backends.of(target_device(), self.config.engine.kernels.linear)
         self._mesh = mesh or meshes.of(self.config.mesh)
         values = abstract_params(self.config, self._mesh) if callable(params) else self.pack(params)
         slots = step.init_slots(self.config)
@@ -155,7 +159,7 @@ class ModelRunner:
         traced, and JAX's cache would need the traced step to find one.
         """
         chips = jax.devices()[:1] if self._mesh is None else [*self._mesh.devices.flat]
-        is_cache = folder is None and self._mesh is None and chips[0].platform == "cpu"
+        is_cache = folder is None and self._mesh is None and self._backend.keeps_executables
         folder = compilation_cache.directory() if is_cache else folder
         if folder is None:
             return None
@@ -179,7 +183,7 @@ class ModelRunner:
         self._swapper.forget_reads()
         self.cache: Cache = ()  # frees what there is: two may not fit
         arguments = self._cache_arguments
-        with rows.native(self.config.engine.kernels.linear == "ffi_cpu"):
+        with backends.use(self._backend):
             if self._mesh is None:
                 self.cache = kv_cache.init(*arguments)
                 self.slots: step.SlotState | None = step.init_slots(self.config)

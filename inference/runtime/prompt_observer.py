@@ -14,7 +14,9 @@ from configs.model import ModelConfig
 from configs.settings.requests import OBSERVED_TOKENS
 from inference.runtime.batch import device_pages
 from layers import decoder
-from layers.kernels.cpu import rows
+from layers.backends import chosen as backends
+from layers.backends.backend import Backend
+from layers.kernels.device import target_device
 from layers.kernels.linear import packed
 from layers.kv_cache import Cache
 from layers.params import Params
@@ -34,7 +36,7 @@ class PromptObserver:
         self._config = config
         self._run = functools.partial(
             observe, model=config.chip_model, deterministic=config.engine.deterministic,
-            attention=attention, is_native=config.engine.kernels.linear == "ffi_cpu",
+            attention=attention, backend=backends.of(target_device(), config.engine.kernels.linear),
             is_exact=config.engine.kernels.activations == "exact",
         )  # fmt: skip
         self.is_compiled = False
@@ -70,7 +72,7 @@ class PromptObserver:
 
 
 @functools.partial(
-    jax.jit, static_argnames=("model", "deterministic", "attention", "is_native", "is_exact")
+    jax.jit, static_argnames=("model", "deterministic", "attention", "backend", "is_exact")
 )  # engines that differ in nothing of this share it
 def observe(
     params: Params,
@@ -82,7 +84,7 @@ def observe(
     model: ModelConfig,
     deterministic: bool,
     attention: str,
-    is_native: bool,
+    backend: Backend,
     is_exact: bool,
 ) -> jax.Array:
     """Feeds cached tokens again, over their pages, without writing.
@@ -94,7 +96,7 @@ def observe(
         first: i32, position of the first of them; the last ends what is looked at.
         tables: i32[1, P] a page group.
         model, deterministic, attention: as `decoder.layers` takes them.
-        is_native: whether rows are computed by the native library (`kernels.cpu.rows`).
+        backend: that the program is traced for.
         is_exact: whether its products leave activations as they are (`packed.exact`).
 
     Returns:
@@ -111,7 +113,7 @@ def observe(
         assert paged is not None
         num_tokens = tables[groups[0]].size * paged.page_tokens
         leaves[layer] = Observed(paged.pages, jnp.zeros(num_tokens, jnp.float32))
-    with rows.native(is_native), packed.exact(is_exact):
+    with backends.use(backend), packed.exact(is_exact):
         x_TD = decoder.embedded(params, model, tokens_W, ragged)
         passed = decoder.layers(
             params, model, x_TD, ragged, tuple(leaves), tokens_T=tokens_W,

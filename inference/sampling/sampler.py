@@ -29,7 +29,7 @@ from jax import lax
 from inference.sampling import gumbel
 from inference.sampling.parameters import SlotSampling
 from layers import topk
-from layers.kernels.device import target_is_cpu
+from layers.backends import chosen as backends
 from layers.reduce import log_sum_exp, row_sum, sums_before
 from sharding import collectives
 
@@ -84,7 +84,7 @@ def sample(
         i32[Q]. A row that permits no token can only end: its first stop id, or 0 if it has none.
     """
     is_edited, edit = _edits(sampling, position_Q, counts, mask_QX, logits_QV.shape[1])
-    if not target_is_cpu():
+    if backends.current().has_wide_reductions:
         edited_QV = edit(logits_QV)
         ids_Q = _draw_whole(edited_QV, sampling, position_Q)
         return _or_end(ids_Q, at(edited_QV, ids_Q), sampling)
@@ -123,10 +123,10 @@ def distribution(
     is_certain_Q1 = ((sampling.temperature == 0) | (best_logit_Q == -jnp.inf))[:, None]
     best_Q1 = _or_end(summary.best_Q, best_logit_Q, sampling)[:, None]
     scaled_QV = _scale(edited_QV, sampling)
-    if target_is_cpu():
-        floor_Q = _floor(edited_QV, summary.maxima_QG, sampling)
-    else:
+    if backends.current().has_wide_reductions:
         floor_Q = _whole_floor(scaled_QV, sampling)
+    else:
+        floor_Q = _floor(edited_QV, summary.maxima_QG, sampling)
     weight_QV = jnp.exp(_keep(scaled_QV, floor_Q) - _scale(best_logit_Q[:, None], sampling))
     drawn_QV = weight_QV / collectives.total(row_sum(weight_QV))
     return jnp.where(is_certain_Q1, ids_of(logits_QV) == best_Q1, drawn_QV)
@@ -156,10 +156,10 @@ def best(
     num = min(_CANDIDATES, logits_QV.shape[1])
     values_QJ, ids_QJ = topk.top_n(edited_QV, maxima_QG, num)
     scaled_QJ = _scale(values_QJ, sampling)
-    if target_is_cpu():
-        floor_Q = _floor(edited_QV, maxima_QG, sampling)
-    else:
+    if backends.current().has_wide_reductions:
         floor_Q = _whole_floor(_scale(edited_QV, sampling), sampling)
+    else:
+        floor_Q = _floor(edited_QV, maxima_QG, sampling)
     drawn_QJ = _keep(scaled_QJ, floor_Q)
     if is_drawn:
         drawn_QJ += gumbel.gumbel(gumbel.row_keys(sampling.seed, position_Q), ids_QJ)

@@ -12,7 +12,7 @@ from inference.sampling import gumbel, sampler
 from inference.sampling.gumbel import Purpose
 from inference.speculation.proposer import DraftInputs, Drafts
 from layers import topk
-from layers.kernels.device import target_is_cpu
+from layers.backends import chosen as backends
 from layers.linear import linear
 from layers.params import Params
 from layers.ragged import Rectangle
@@ -51,12 +51,7 @@ def one_by_one(
 
     no_probs = jnp.zeros((rows, num_runs, vocab_size * has_probs), jnp.float32)
     state = carry, inputs.token_R, jnp.zeros((rows, num_runs), jnp.int32), no_probs
-    if target_is_cpu():  # unrolled, XLA's CPU backend copies the pages once a token
-        state = jax.lax.fori_loop(0, num_runs, run, state)
-    else:
-        for nth in range(num_runs):
-            state = run(nth, state)
-    carry, _, draft_RW, prob_RWV = state
+    carry, _, draft_RW, prob_RWV = backends.current().repeated(num_runs, run, state)
     num_drafts = width - 1
     prob_RkV = prob_RWV[:, :num_drafts] if has_probs else None
     return carry, Drafts(draft_RW[:, :num_drafts], prob_RkV)

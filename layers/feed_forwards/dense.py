@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from configs.kinds.feed_forward import Gated, Plain
 from configs.model import ModelConfig
-from layers.kernels.cpu import rows
-from layers.kernels.linear import packed
+from layers.backends import chosen as backends
+from layers.backends.backend import RowKernels
 from layers.linear import add_bias, linear
 from layers.params import Params
 from layers.registry import StepContext
@@ -42,10 +42,11 @@ def up_and_down(
     """A gated feed-forward without its last bias, float32 [T, D]; on a mesh a chip's part of the
     sum. `gate_scale` is a factor on the gates.
     """
-    is_plain = gate_scale == 1 and "gate_up_bias" not in params
-    if is_plain and rows.is_native() and packed.multiplies_gated(params["gate_up"]):
-        hidden_TF = packed.gated_product(x_TD, params["gate_up"], activation, config.dtype)
-        return linear(hidden_TF, params["down"])
+    if gate_scale == 1 and "gate_up_bias" not in params:
+        multiply = backends.current().gated_product
+        hidden_TF = multiply(x_TD, params["gate_up"], activation, config.dtype)
+        if hidden_TF is not None:
+            return linear(hidden_TF, params["down"])
     gate_up_TX = add_bias(linear(x_TD, params["gate_up"]), params, "gate_up_bias")
     if gate_scale != 1:
         gate_up_TX *= jnp.repeat(jnp.array([gate_scale, 1.0]), gate_up_TX.shape[1] // 2)
@@ -60,10 +61,10 @@ def gate(activation: str, dtype: str) -> Callable[[jax.Array], jax.Array]:
         gate_TF, up_TF = jnp.split(gate_up_TX, 2, axis=-1)
         return (ACTIVATIONS[activation](gate_TF) * up_TF).astype(dtype)
 
-    def kernel(gate_up_TX: jax.Array) -> jax.Array:
+    def kernel(rows: RowKernels, gate_up_TX: jax.Array) -> jax.Array:
         return rows.gate(gate_up_TX, activation, dtype)
 
-    return rows.kernel_or(reference, kernel)
+    return backends.kernel_or(reference, kernel)
 
 
 def plain(

@@ -1,6 +1,6 @@
 """The device that a program is traced for."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -38,31 +38,6 @@ def architecture(kind: str) -> str:
     if kind.startswith("NVIDIA") and any(name in kind for name in _HOPPER):
         return "Hopper"
     return _TPUS.get(kind, kind)
-
-
-def target_is_cpu() -> bool:
-    """Whether a program is written for XLA's CPU backend: row sums as products with ones, products
-    of two rows at least, angles through a product, argmax in two levels, branches around what no
-    row needs. Each is there for its speed or for bits that do not depend on the number of rows; on
-    an accelerator each costs launches, and a branch makes a GPU's host wait.
-    """
-    return target_device().platform == "cpu"
-
-
-def has_free_views() -> bool:
-    """Whether reshaping or bitcasting an array is free on the target device. TPUs tile arrays by
-    shape and type, so such a view of pages or of a table is a copy.
-    """
-    return target_device().platform != "tpu"
-
-
-def compiler_options() -> dict[str, Any]:
-    """XLA's options for compiling a step for the target device."""
-    if target_device().platform != "gpu":
-        return {}
-    # XLA would merge two products of the same rows into one, and copy their matrices together in
-    # every step: a seventh of Mamba-2 2.7B's step with one row on an H200.
-    return {"xla_gpu_dot_merger_threshold_mb": 0}
 
 
 def target_device() -> Device:

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from layers import norm, page_rows
+from layers.backends import chosen as backends
+from layers.backends.backend import RowKernels
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
-from layers.kernels.cpu import rows
 from layers.kv_cache import Dense, Indexed, Paged
 from layers.linear import add_bias, linear
 from layers.params import Params
@@ -32,9 +33,9 @@ def apply(
     T, N, H = x_TD.shape[0], kind.num_heads, kind.head_width
     k_TKH = v_TKH = gate_TNH = None
     with jax.named_scope("qkv"):
-        paged = None if leaf is None else leaf.as_paged
-        if paged is not None and _appends(config, kind, paged, context):
-            q_TNH, leaf = _appended(params, config, kind, x_TD, paged, context)
+        paged, rows = None if leaf is None else leaf.as_paged, backends.current().rows
+        if paged is not None and rows is not None and _appends(config, kind, paged, context):
+            q_TNH, leaf = _appended(rows, params, config, kind, x_TD, paged, context)
         else:
             q_TNH, k_TKH, v_TKH, gate_TNH = _heads(params, config, kind, x_TD, context)
     with jax.named_scope("attend"):
@@ -78,12 +79,9 @@ def _heads(
 
 
 def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepContext) -> bool:
-    """Whether one call of the native library makes queries of what their product leaves, and writes
-    keys and values.
-    """
+    """Whether one kernel makes queries of what their product leaves, and writes keys and values."""
     return (
-        rows.is_native()
-        and context.attention == "ffi_cpu"
+        context.attention == "ffi_cpu"
         and context.is_owner
         and not leaf.is_read_only
         and context.page_format is not None
@@ -97,6 +95,7 @@ def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepCon
 
 
 def _appended(
+    rows: RowKernels,
     params: Params,
     config: ModelConfig,
     kind: Attention,

@@ -17,11 +17,11 @@ from configs.cache import BLOCK_TOKENS
 from configs.kinds.compressed import Compressed
 from configs.model import ModelConfig
 from layers import norm, page_rows
+from layers.backends import chosen as backends
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.reference import Stretch
-from layers.kernels.device import target_is_cpu
 from layers.kv_cache import Indexed, Pooled
 from layers.linear import each_linear, linear
 from layers.mixers import indexer
@@ -204,10 +204,8 @@ def _attend(
         out = reference.attend_stretches(queries[0], stretches, queries[1], page_format, options)
         return out.reshape(projected.q_TNH.shape)
 
-    if not target_is_cpu():
-        return read_best()
     # The same bits, where no query sees more than it may read: there is nothing to choose.
-    return jax.lax.cond(jnp.max(count_Y) > top_k, read_best, read_all)
+    return backends.current().where_needed(lambda: jnp.max(count_Y) > top_k, read_best, read_all)
 
 
 def _near(

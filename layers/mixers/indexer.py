@@ -18,10 +18,10 @@ from configs.kinds.latent import Indexer, Latent
 from configs.model import ModelConfig
 from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from layers import norm, page_rows
+from layers.backends import chosen as backends
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds, visible
-from layers.kernels.device import target_is_cpu
 from layers.kv_cache import Indexed
 from layers.linear import linear
 from layers.mixers.attention import packed_row
@@ -148,10 +148,8 @@ def _attend(
 
     if table_YP.shape[1] * page_tokens <= top_k:
         return read_all()
-    if not target_is_cpu():
-        return read_best()
     # The same bits, where no query sees more than it may read: there is nothing to choose.
-    return jax.lax.cond(longest(rectangle) > top_k, read_best, read_all)
+    return backends.current().where_needed(lambda: longest(rectangle) > top_k, read_best, read_all)
 
 
 def _visible(position: jax.Array, rectangle: Rectangle) -> jax.Array:

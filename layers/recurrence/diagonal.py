@@ -10,7 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from layers.kernels.device import target_is_cpu
+from layers.backends import chosen as backends
 from layers.recurrence import order
 from layers.recurrence.sums import product, rounded
 
@@ -81,7 +81,7 @@ def chunked(
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def step(state_YMX: jax.Array, inputs: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         x_YTX, dt_YTX, B_YTM, C_YTM = inputs
-        if target_is_cpu():
+        if backends.current().scans_by_token:
             out_YTX, states_YTMX = recurrent(x_YTX, dt_YTX, A_MX, B_YTM, C_YTM, state_YMX)
             return states_YTMX[:, -1], out_YTX
         decay_YTMX = jnp.exp(dt_YTX[:, :, None] * A_MX)

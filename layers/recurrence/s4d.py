@@ -12,7 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from layers.kernels.device import target_is_cpu
+from layers.backends import chosen as backends
 from layers.recurrence import order
 from layers.recurrence.sums import product, rounded
 
@@ -84,7 +84,7 @@ def chunked(
         is_valid_YW = jnp.ones(x_YWX.shape[:2], bool)
     x_YCTX = order.in_chunks(x_YWX, size)
     is_valid_YCT = order.in_chunks(is_valid_YW, size)
-    if target_is_cpu():
+    if backends.current().scans_by_token:
 
         @functools.partial(jax.checkpoint, prevent_cse=False)  # a chunk's states at a time
         def feed(

@@ -13,8 +13,9 @@ import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS
 from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
+from layers.backends import chosen as backends
+from layers.backends.backend import RowKernels
 from layers.kernels.attention.mask import mask_bounds
-from layers.kernels.cpu import rows
 from layers.ragged import Rectangle
 
 
@@ -36,8 +37,14 @@ def best(
     of equals the first, i32 [..., most]; and how many they are, i32 [...]. What is behind them is
     an index past the end.
     """
-    reference, kernel = (functools.partial(f, max_chosen=max_chosen) for f in (_best, rows.choose))
-    return rows.kernel_or(reference, kernel)(scores_YWX, open_YWX)
+    reference = functools.partial(_best, max_chosen=max_chosen)
+
+    def kernel(
+        rows: RowKernels, scores_YWX: jax.Array, open_YWX: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        return rows.choose(scores_YWX, open_YWX, max_chosen=max_chosen)
+
+    return backends.kernel_or(reference, kernel)(scores_YWX, open_YWX)
 
 
 def _best(

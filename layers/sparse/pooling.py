@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from configs.kinds.compressed import Compressed
 from configs.model import ModelConfig
 from layers import norm, page_rows
-from layers.kernels.device import target_is_cpu
+from layers.backends import chosen as backends
 from layers.params import Params
 from layers.ragged import Rectangle
 from layers.reduce import row_sum
@@ -127,12 +127,12 @@ def written(
         pooled_XLZ = pooled_YXZ.reshape(-1, L, beside.pooled_width)
         return pool(pooled_XLZ, position_YEL.reshape(-1, L))
 
-    if target_is_cpu():  # most steps of few tokens end no entry, and would pool for nothing
+    def nothing() -> list[jax.Array]:
         shapes = jax.eval_shape(pool_entries)
-        nothing = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
-        entries = jax.lax.cond(is_whole_YE.any(), pool_entries, lambda: nothing)
-    else:
-        entries = pool_entries()
+        return [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
+
+    # Most steps of few tokens end no entry, and would pool for nothing.
+    entries = backends.current().where_needed(is_whole_YE.any, pool_entries, nothing)
     span = page_tokens // m
     column_YE = jnp.minimum(entry_YE // span, entry_tables.shape[1] - 1)
     page_YE = jnp.take_along_axis(entry_tables, column_YE, axis=1)

@@ -16,9 +16,9 @@ import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
 from layers import page_rows
+from layers.backends import chosen as backends
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Implementation, Options
-from layers.kernels.device import target_is_cpu
 from layers.kv_cache import Indexed
 from layers.ragged import Ragged, Rectangle
 from layers.sparse.chosen import best, each_query, entries, in_steady_tiles, longest
@@ -86,10 +86,10 @@ def attend(
 
     if table_YP.shape[1] <= max_pages:
         return read_all()
-    if not target_is_cpu():
-        return read_best()
     # The same bits, where no query sees more pages than it may read: there is nothing to choose.
-    return jax.lax.cond(longest(rectangle) > max_pages * page_tokens, read_best, read_all)
+    return backends.current().where_needed(
+        lambda: longest(rectangle) > max_pages * page_tokens, read_best, read_all
+    )
 
 
 def _page_bounds(

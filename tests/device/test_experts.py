@@ -3,6 +3,7 @@ with latents and experts that decodes with the device's kernels.
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from configs.kinds.latent import Latent
 from configs.model import LayerSpec, ModelConfig
 from inference.benchmark import agreement
 from inference.engine import Engine
+from layers.backends import chosen as backends
 from layers.kernels.attention import api as attention
 from layers.kernels.device import target_device
 from layers.kernels.linear import grouped
@@ -41,7 +43,8 @@ def test_a_grouped_product_equals_float64(model, num_rows):
         expert_X = np.repeat(np.arange(E), sizes_E)
         x_XD = jnp.asarray(generator.standard_normal((num_rows, D)), jnp.bfloat16)
         w_EFD = jax.random.normal(jax.random.key(num_rows), (E, F, D), jnp.bfloat16)
-        multiply = jax.jit(grouped.grouped_product)
+        kernel = backends.current().grouped_product(w_EFD)
+        multiply = jax.jit(functools.partial(grouped.grouped_product, kernel=kernel))
         found_XF = np.asarray(multiply(x_XD, w_EFD, jnp.asarray(sizes_E, jnp.int32)))
         x_XD64 = np.asarray(x_XD, np.float64)
         asked_X = generator.choice(num_rows - 3, 5)

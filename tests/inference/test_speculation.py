@@ -18,8 +18,10 @@ from configs.recipes import heads
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.request import SamplingParams
-from inference.speculation import adaptive, draft_tree, drafting
+from inference.speculation import adaptive, draft_tree
 from layers import decoder
+from layers.backends.backend import Backend
+from layers.backends.cpu import XlaCpu
 from layers.params import init
 from tests import compiling, fakes
 
@@ -245,7 +247,7 @@ def test_a_model_that_drafts_changes_no_bit(name, monkeypatch):
     often; one here without a loop, as on accelerators.
     """
     if name == "another":
-        monkeypatch.setattr(drafting, "target_is_cpu", lambda: False)
+        monkeypatch.setattr(XlaCpu, "repeated", Backend.repeated)
     model, _, _, is_weak = DRAFTS[name]
     engine, expected = drafting_by(name, num_drafts=3), plain(model, 14, is_weak)
     prompts, asked = requests(14, 131)

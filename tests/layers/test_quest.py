@@ -10,9 +10,9 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.model import LayerSpec, ModelConfig
 from layers import decoder, kv_cache, params
+from layers.backends import chosen as backends
 from layers.kernels.attention import api
 from layers.kernels.attention.contract import PLAIN
-from layers.kernels.cpu import rows
 from layers.kv_cache import Indexed
 from layers.ragged import Ragged, Rectangle
 from layers.sparse import quest
@@ -35,7 +35,7 @@ def told(request):
     """The decoder's implementation of attention, with its kernels or XLA's path beside it."""
     if request.param == "ffi_cpu":
         native.need()
-    with rows.native(request.param == "ffi_cpu"):
+    with backends.use(backends.CPU if request.param == "ffi_cpu" else None):
         yield {"attention": request.param}
 
 

@@ -7,6 +7,7 @@ from configs.engine import Config
 from configs.errors import InputError
 from configs.kinds.kind import Mixer
 from layers import page_rows
+from layers.backends import chosen as backends
 from layers.kernels import tuning
 from layers.kernels.attention import ffi_cpu, reference
 from layers.kernels.attention.contract import Demand, Implementation
@@ -40,10 +41,6 @@ def implementation(name: str) -> Implementation:
     )
 
 
-# Those written for a platform, where nothing was measured on the device's architecture.
-_UNMEASURED = {"cpu": ("ffi_cpu",), "gpu": ("pallas_gpu",), "tpu": ("pallas_tpu", "jax_tpu")}
-
-
 class Choice(NamedTuple):
     """Who computes attention.
 
@@ -59,7 +56,7 @@ class Choice(NamedTuple):
 def choose(config: Config) -> Choice:
     """The implementation that `engine.kernels.attention` names. If that is None: the first that can
     run of those that a committed measurement on such a device ranks above the reference, or, where
-    there is no measurement, of those that are written for the platform; else the reference.
+    there is no measurement, of the back end's; else the reference.
 
     Raises:
         InputError: the named implementation cannot do what the model and the engine require.
@@ -85,7 +82,7 @@ def choose(config: Config) -> Choice:
         return Choice(requested, {})
     winners = tuning.winners("attention", device)
     if winners is None:
-        winners = _UNMEASURED.get(device.platform, ())
+        winners = backends.of(device).attention
     passed_over: dict[str, str] = {}
     for name in winners:
         if (reason := limit(name)) is None:

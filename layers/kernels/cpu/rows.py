@@ -1,12 +1,6 @@
 """What a step computes of rows beside products and attention, by the native library: each row is
 read in one order, whatever lies beside it.
-
-XLA's own path is the oracle, the fallback and what gradients are taken of.
 """
-
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,35 +10,6 @@ from layers.kernels.cpu import calls, library
 
 GROUP = 128  # entries that one of the maxima stands for (src/row_kernels.h)
 GATES = {"silu": 0, "gelu_tanh": 1}
-_Arrays = ParamSpec("_Arrays")
-_Out = TypeVar("_Out")
-_chosen = jax.make_user_context(default_value=False)  # a part of the keys of jit's caches
-
-
-def native(chosen: bool) -> AbstractContextManager[None]:
-    """A context: programs that are traced in it call the kernels, or do not (as by default)."""
-    context: AbstractContextManager[None] = _chosen(chosen)
-    return context
-
-
-def is_native() -> bool:
-    """Whether the program that is traced calls the kernels."""
-    return bool(_chosen.value)
-
-
-def kernel_or(
-    reference: Callable[_Arrays, _Out], kernel: Callable[_Arrays, _Out]
-) -> Callable[_Arrays, _Out]:
-    """A function of arrays: the kernel where a program chose it (`native`), with the derivative of
-    the reference; else the reference.
-    """
-    differentiable = jax.custom_jvp(kernel)
-    differentiable.defjvp(lambda primals, tangents: jax.jvp(reference, primals, tangents))
-
-    def run(*arrays: _Arrays.args, **keywords: _Arrays.kwargs) -> _Out:
-        return (differentiable if is_native() else reference)(*arrays, **keywords)
-
-    return run
 
 
 def norm(

@@ -13,6 +13,7 @@ from configs.kinds.params import ParamInfo, device_format
 from configs.precision import FORMATS
 from layers import params as parameters
 from layers import quantized
+from layers.backends import chosen as backends
 from layers.kernels.cpu import library
 from layers.kernels.device import target_device
 from layers.kernels.linear import low_bit, packed
@@ -29,10 +30,10 @@ def choose(config: Config) -> str:
     Raises:
         InputError: the named implementation cannot run here.
     """
-    platform, name = target_device().platform, config.engine.kernels.linear
+    device, name = target_device(), config.engine.kernels.linear
     reason = None
-    if platform != "cpu":
-        reason = f"runs on CPUs, not on {platform}"
+    if "ffi_cpu" not in backends.products(device):
+        reason = f"runs on CPUs, not on {device.platform}"
     elif not library.is_loaded():
         reason = "needs the native library, which is not there"
     if name == "ffi_cpu" and reason is not None:

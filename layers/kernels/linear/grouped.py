@@ -6,21 +6,22 @@ stack to turn it on TPUs. It computes what the kernels do not: float32, on which
 a depth that is not theirs, GPUs other than Hopper's, and gradients.
 """
 
-import functools
 import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from layers.kernels.device import target_device
-
 _TPU_TILE = 128, 512, 512  # rows, depth, features
-_GPU_ROWS, _GPU_FEATURES, _GPU_DEPTH, _GPU_STEPS = 64, 128, 64, 4
+GPU_DEPTH = 64  # which divides that of a matrix
+_GPU_ROWS, _GPU_FEATURES, _GPU_STEPS = 64, 128, 4
 
 
 def grouped_product(
-    x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array, interpret: bool = False
+    x_XD: jax.Array,
+    w_EFD: jax.Array,
+    sizes_E: jax.Array,
+    kernel: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
     """x w[e]^T of rows that are sorted by their matrix e: float32 [X, F], 0 behind the last group.
 
@@ -28,24 +29,14 @@ def grouped_product(
         x_XD: of w's type.
         w_EFD: the stack.
         sizes_E: i32[E], rows of each matrix.
-        interpret: run a TPU's kernel without one.
+        kernel: `on_tpu` or `on_gpu`; None: XLA's.
     """
-    kernel = _kernel(w_EFD, interpret)
     if kernel is None:
         return _by_xla(x_XD, w_EFD, sizes_E)
     differentiable = jax.custom_jvp(lambda *arrays: _zero_behind(kernel(*arrays), *arrays))
     differentiable.defjvp(lambda primals, tangents: jax.jvp(_by_xla, primals, tangents))
     result: jax.Array = differentiable(x_XD, w_EFD, sizes_E)
     return result
-
-
-def _kernel(w_EFD: jax.Array, interpret: bool) -> Callable[..., jax.Array] | None:
-    """The one that computes such a product on the device; None: none does."""
-    device, is_half = target_device(), w_EFD.dtype in (jnp.bfloat16, jnp.float16)
-    if interpret or (device.platform == "tpu" and is_half):
-        return functools.partial(_on_tpu, interpret=interpret)
-    is_whole = w_EFD.shape[2] % _GPU_DEPTH == 0
-    return _on_gpu if device.is_hopper and is_half and is_whole else None
 
 
 def _by_xla(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array) -> jax.Array:
@@ -68,7 +59,9 @@ def _zero_behind(
     return jnp.where(is_row_X1, y_XF[: len(x_XD)], 0)
 
 
-def _on_tpu(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array, interpret: bool) -> jax.Array:
+def on_tpu(
+    x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array, interpret: bool = False
+) -> jax.Array:
     """Megablox (Gale et al. 2022, arXiv 2211.15841), whose rows are whole tiles. It takes matrices
     as XLA lays them out, by rows or by columns, since it would turn the whole stack otherwise.
     """
@@ -91,12 +84,12 @@ def _tiled_size(rows: int, columns: int) -> int:
     return math.prod(-(-size // tile) * tile for size, tile in ((rows, 8), (columns, 128)))
 
 
-def _on_gpu(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array) -> jax.Array:
+def on_gpu(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array) -> jax.Array:
     """Mosaic's, for Hopper; its sums leave in x's type."""
     from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu
 
     y_XF: jax.Array = ragged_dot_mgpu.ragged_dot(
         x_XD, w_EFD, group_sizes=sizes_E, block_m=_GPU_ROWS, block_n=_GPU_FEATURES,
-        block_k=_GPU_DEPTH, max_concurrent_steps=_GPU_STEPS, grid_block_n=1, transpose_rhs=True,
+        block_k=GPU_DEPTH, max_concurrent_steps=_GPU_STEPS, grid_block_n=1, transpose_rhs=True,
     )  # fmt: skip
     return y_XF.astype(jnp.float32)

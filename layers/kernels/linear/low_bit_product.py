@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from configs.precision import FORMATS
-from layers.kernels.device import target_device, target_is_cpu
+from layers.backends import chosen as backends
 from layers.kernels.linear import low_bit
 from layers.kernels.linear.low_bit import Quantized
 
@@ -34,7 +34,7 @@ def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
     """
     if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
         raise ValueError(f"{x_TD.shape} does not go with a matrix of {w.shape}")
-    if kernel := _kernel(x_TD.shape[0], w):
+    if kernel := backends.current().low_bit_product(x_TD.shape[0], w):
         stack = dataclasses.replace(jax.tree.map(lambda a: a[None], w), shape=(1, *w.shape))
         y_TF: jax.Array = kernel(x_TD[None], stack, jnp.zeros(1, jnp.int32))[0]
         return y_TF
@@ -55,7 +55,8 @@ def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
     """
     if x_BWD.ndim != 3 or len(w.shape) != 3 or x_BWD.shape[2] != w.shape[2]:
         raise ValueError(f"{x_BWD.shape} does not go with a stack of {w.shape}")
-    if kernel := _kernel(x_BWD.shape[1], w):
+    backend = backends.current()
+    if kernel := backend.low_bit_product(x_BWD.shape[1], w):
         return kernel(x_BWD, w, matrix_B)
     E, F, _ = w.shape
 
@@ -65,24 +66,12 @@ def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
         return _by_xla(x_WD, matrix)
 
     def or_none(block: tuple[jax.Array, jax.Array]) -> jax.Array:
-        nothing = jnp.zeros((x_BWD.shape[1], F), jnp.float32)
-        return lax.cond(block[1] < E, block_product, lambda _: nothing, block)
+        def nothing(_: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return jnp.zeros((x_BWD.shape[1], F), jnp.float32)
 
-    return lax.map(or_none if target_is_cpu() else block_product, (x_BWD, matrix_B))
+        return backend.where_needed(lambda: block[1] < E, block_product, nothing, block)
 
-
-def _kernel(num_rows: int, w: Quantized) -> Callable[..., jax.Array] | None:
-    """`products` by the device's own kernel; None: it has none for such rows and matrices."""
-    device = target_device()  # Pallas is slow to load
-    if device.platform == "tpu":
-        from layers.kernels.linear import low_bit_tpu
-
-        return low_bit_tpu.products if low_bit_tpu.can_multiply(num_rows, w) else None
-    if device.is_hopper:
-        from layers.kernels.linear import low_bit_gpu
-
-        return low_bit_gpu.products if low_bit_gpu.can_multiply(num_rows, w) else None
-    return None
+    return lax.map(or_none, (x_BWD, matrix_B))
 
 
 def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:
@@ -91,7 +80,7 @@ def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:
     """
     T, (F, D) = len(x_TD), w.shape
     multiply = functools.partial(_times_rounded if _rounds(w) else _times, dtype=w.dtype)
-    if not target_is_cpu():
+    if not backends.current().copies_in_blocks:
         return multiply(x_TD, w)
     x_TD = jnp.pad(x_TD, ((0, max(0, _LEAST_ROWS - T)), (0, 0)))
     block_rows = max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * D))
@@ -131,19 +120,15 @@ def _times(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
 
 def _expanded(w: Quantized) -> jax.Array:
     """A matrix in its `dtype`."""
-    if target_device().platform == "tpu":
-        from layers.kernels.linear import low_bit_tpu  # slow to load
-
-        if low_bit_tpu.can_expand(w):
-            return low_bit_tpu.expanded(w)
-    return low_bit.numbers(w).astype(w.dtype)
+    matrix_FD = backends.current().expanded(w)
+    return low_bit.numbers(w).astype(w.dtype) if matrix_FD is None else matrix_FD
 
 
 def _times_rounded(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
     """Activations of the weights' eight bits."""
     q_FD = low_bit.elements(w)
     q_TD, scale_T1 = low_bit.rounded_tokens(x_TD, q_FD.dtype)
-    if q_FD.dtype != jnp.int8 and target_is_cpu():  # which has no such products
+    if q_FD.dtype != jnp.int8 and not backends.current().multiplies_all_types:
         q_TD, q_FD = q_TD.astype(jnp.float32), q_FD.astype(jnp.float32)
     return _dot(q_TD, q_FD).astype(jnp.float32) * scale_T1 * w.scale
 

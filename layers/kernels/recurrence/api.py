@@ -1,24 +1,17 @@
 """Which kernel updates the states of decode rows in place, and where there is one."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 
-from layers.kernels.cpu import rows
-from layers.kernels.device import target_device
-from layers.kernels.recurrence import ffi_cpu
+from layers.backends import chosen as backends
+from layers.backends.backend import StateKernel
 from layers.ragged import Rectangle
-
-# (q, k, v, decay, beta, states, rectangle) -> outputs, states; see `update`.
-Update = Callable[..., tuple[jax.Array, jax.Array]]
 
 
 def choose(
     num_tokens: int, num_keys: int, states: tuple[int, ...], decays_of_keys: bool = False
-) -> Update | None:
-    """The kernel of the device that a program is traced for, of a CPU where the program calls the
-    native library's (`rows.native`); None: it has none, or none for such shapes.
+) -> StateKernel | None:
+    """The back end's kernel for `update`; None: it has none, or none for such shapes.
 
     Args:
         num_tokens: W, of a row.
@@ -29,18 +22,7 @@ def choose(
     _, num_states, num_heads, M, H = states
     if num_tokens > num_states:
         return None
-    device = target_device()
-    if decays_of_keys and device.platform != "cpu":
-        return None
-    if device.platform == "tpu":
-        from layers.kernels.recurrence import tpu  # Pallas is slow to load
-
-        return tpu.update if tpu.can_update(num_heads, num_keys, (M, H)) else None
-    if device.is_hopper:
-        from layers.kernels.recurrence import gpu
-
-        return gpu.update if gpu.can_update((M, H)) else None
-    return ffi_cpu.update if rows.is_native() else None
+    return backends.current().update(num_heads, num_keys, (M, H), decays_of_keys)
 
 
 def update(
@@ -110,9 +92,10 @@ def scan(
         Outputs float32 [Y, W, X] and the states; None: no kernel takes these. Outputs of padding
         are any numbers.
     """
-    if not rows.is_native() or x_YWX.shape[1] > states.shape[1]:
+    kernel = backends.current().scan
+    if kernel is None or x_YWX.shape[1] > states.shape[1]:
         return None
-    return ffi_cpu.scan(x_YWX, dt_YWX, A_MX, B_YWM, C_YWM, states, rectangle)
+    return kernel(x_YWX, dt_YWX, A_MX, B_YWM, C_YWM, states, rectangle)
 
 
 def convolve(
@@ -135,6 +118,7 @@ def convolve(
         Outputs float32 [Y, W, X] and the tails; None: no kernel takes these. Outputs of padding
         are any numbers.
     """
-    if not rows.is_native() or x_YWX.shape[1] > tails.shape[1]:
+    kernel = backends.current().convolve
+    if kernel is None or x_YWX.shape[1] > tails.shape[1]:
         return None
-    return ffi_cpu.convolve(x_YWX, taps_Xw, bias_X, tails, rectangle)
+    return kernel(x_YWX, taps_Xw, bias_X, tails, rectangle)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from layers.kernels.device import target_is_cpu
+from layers.backends import chosen as backends
 from layers.ragged import Rectangle
 
 
@@ -37,9 +37,8 @@ def update(
 def before(states: jax.Array, rectangle: Rectangle) -> jax.Array:
     """The state that each row's first token meets, [Y, ...]."""
     slot_Y, at_Y = rectangle.slot_Y, (rectangle.position_YW[:, 0] - 1) % states.shape[1]
-    if len(slot_Y) == 1 and target_is_cpu():
-        # XLA takes one row for a slice, and copies all sequences' states before it writes one.
-        slot_Y, at_Y = jnp.pad(slot_Y, (0, 1)), jnp.pad(at_Y, (0, 1))
+    if (missing := backends.current().least_rows - len(slot_Y)) > 0:
+        slot_Y, at_Y = jnp.pad(slot_Y, (0, missing)), jnp.pad(at_Y, (0, missing))
     return states[slot_Y, at_Y][: len(rectangle.slot_Y)]
 
 

@@ -17,7 +17,8 @@ from inference.speculation import medusa
 from inference.training import losses, start
 from layers import decoder, ragged
 from layers import params as decoder_params
-from layers.kernels.cpu import library, rows
+from layers.backends import chosen as backends
+from layers.kernels.cpu import library
 from layers.registry import Visits
 from tests import compiling, fakes
 
@@ -100,7 +101,7 @@ def fakes_heads(target):
 def test_gradients_beside_the_cpus_kernels():
     values, tokens = case(fakes.llama())
     wanted = slopes(fakes.llama(), values, tokens)
-    with rows.native(True):
+    with backends.use(backends.CPU):
         found = slopes(fakes.llama(), values, tokens)
     chex.assert_trees_all_close(found, wanted, rtol=1e-3, atol=1e-5)
 

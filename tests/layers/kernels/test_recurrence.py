@@ -12,7 +12,7 @@ from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interp
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
 from jax.experimental.pallas import tpu as pltpu
 
-from layers.kernels.cpu import rows as native_rows
+from layers.backends import chosen as backends
 from layers.kernels.recurrence import api, ffi_cpu, gpu, tpu
 from layers.ragged import Rectangle
 from layers.recurrence import linear, rows
@@ -121,7 +121,7 @@ def test_a_cpus_convolution_has_xlas_bits(instruction_set, has_bias):  # noqa: F
             tails = draw((recurrent_case.SLOTS + 1, 1 + num_drafts, num_taps - 1, X))
             inputs = draw((*rectangle.position_YW.shape, X)), draw((X, num_taps)), bias, tails
             expected, states = jax.jit(rows.convolve)(*inputs, rectangle)
-            with native_rows.native(True):
+            with backends.use(backends.CPU):
                 out, after = jax.jit(rows.convolve)(*inputs, rectangle)
             is_token = rectangle.valid_YW[..., None]
             np.testing.assert_array_equal(out, np.where(is_token, expected, 0))
@@ -200,7 +200,7 @@ def test_decode_rows_alone_get_a_kernel():
     assert "pallas_call" not in primitives(*_step(False, is_chained=True), platform="tpu")
     sizes = recurrent_case.SLOTS + 1, 1, 6, 128, 64
     assert api.choose(1, 1, sizes) is None
-    with native_rows.native(True):
+    with backends.use(backends.CPU):
         assert api.choose(1, 1, sizes) is ffi_cpu.update
         assert api.choose(2, 1, sizes) is None
         need()
@@ -226,7 +226,7 @@ def test_a_row_alone_leaves_the_states_of_others_where_they_are(width, is_chaine
     def step(states, rectangle, *inputs):
         return rows.recur(_MAMBA._replace(shape=(2, 32, 16)), inputs, states, rectangle, False)
 
-    with native_rows.native(is_native):
+    with backends.use(backends.CPU if is_native else None):
         lowered = jax.jit(step, donate_argnums=0).lower(states, rectangle, q, k, v, log_decay)
     memory = lowered.compile().memory_analysis()
     assert memory.alias_size_in_bytes >= states.nbytes

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from layers import norm, page_rows, rope, topk
+from layers.backends import chosen as backends
 from layers.kernels.cpu import rows
 from layers.mixers.attention import packed_row
 from layers.sparse.chosen import best
@@ -54,7 +55,7 @@ def test_a_wide_bias_beside_narrow_weights_keeps_its_bits(instruction_set):  # n
 
 def test_a_summary_has_xlas_gradient(instruction_set):  # noqa: F811
     x = _drawn(0, 3, 300)
-    with rows.native(True):
+    with backends.use(backends.CPU):
         found = jax.grad(lambda x: topk.summarize(x).total_Q.sum())(x)
     np.testing.assert_allclose(found, jax.nn.softmax(x), rtol=1e-4, atol=1e-7)
 
@@ -91,7 +92,7 @@ def test_a_summary_of_logits_equals_xlas(instruction_set, vocab):  # noqa: F811
     x[2], x[3, vocab // 2 :] = -np.inf, -np.inf
     x[4] -= 300
     x[5], x[6, : vocab // 2] = 0, 0
-    with rows.native(True):
+    with backends.use(backends.CPU):
         found = topk.summarize(jnp.asarray(x))
     maxima, best, total = topk.summarize(jnp.asarray(x))
     np.testing.assert_array_equal(found.maxima_QG, maxima)
@@ -103,7 +104,7 @@ def test_a_summary_says_what_is_not_finite(instruction_set):  # noqa: F811
     x = _drawn(0, 5, 20_000)
     x[0, 9], x[1, 19_999], x[2, 8193] = np.nan, np.inf, -np.nan
     x[3] = -np.inf
-    with rows.native(True):
+    with backends.use(backends.CPU):
         found = topk.summarize(jnp.asarray(x))
     np.testing.assert_array_equal(np.isfinite(found.total_Q), [False] * 4 + [True])
     assert ((found.best_Q >= 0) & (found.best_Q < 20_000)).all()
@@ -123,7 +124,7 @@ def test_a_choice_is_xlas(instruction_set, size, most):  # noqa: F811
     share = np.array([1, 0.9, 0.5, 0.1, 1, 0.7, 0.01, 0])[:, None, None]
     is_open = generator.random(scores.shape) < share
     expected = best(jnp.asarray(scores), jnp.asarray(is_open), most)
-    with rows.native(True):
+    with backends.use(backends.CPU):
         found = jax.jit(best, static_argnums=2)(scores, is_open, most)
     for own, one in zip(found, expected, strict=True):
         assert own.dtype == one.dtype == jnp.int32
@@ -225,7 +226,7 @@ def test_zeros_are_zeros_where_memory_is_used_again():
 def test_gradients_are_those_of_xlas_path(instruction_set):  # noqa: F811
     x, weight = _drawn(0, 4, 33), _drawn(1, 33)
     gradient = jax.grad(lambda x, w: jnp.sin(norm.rms_norm(x, w, 1e-6)).sum(), (0, 1))
-    with rows.native(True):
+    with backends.use(backends.CPU):
         found = gradient(x, weight)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), found, gradient(x, weight)
@@ -238,7 +239,7 @@ def test_a_program_calls_the_kernels_it_chose():
     run, x = jax.jit(lambda x: topk.summarize(norm.rms_norm(x, x[0], 1e-6))), _drawn(0, 4, 300)
     text = {}
     for chosen in (True, False, True):
-        with rows.native(chosen):
+        with backends.use(backends.CPU if chosen else None):
             text[chosen] = run.lower(x).as_text()
     assert text[True].count("ridgeline_norm") and text[True].count("ridgeline_summarize")
     assert "ridgeline" not in text[False]

@@ -6,8 +6,8 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
+from layers.backends import chosen as backends
 from tests import compiling
 
 
@@ -21,8 +21,7 @@ def elsewhere(module: ModuleType) -> Callable:
     """A module's form in chunks, as devices compute it that are no CPU."""
 
     def chunked(*inputs, **more):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(module, "target_is_cpu", lambda: False)
+        with backends.use(backends.XLA):
             return module.chunked(*inputs, **more)
 
     return chunked

@@ -1,0 +1,138 @@
+"""What the target of a program offers: kernels, and what XLA's compiler for it is good at."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import jax
+
+from layers.kernels.device import Device
+from layers.kernels.linear.low_bit import Quantized
+
+Kernel = Callable[..., jax.Array]
+StateKernel = Callable[..., tuple[jax.Array, jax.Array]]  # outputs, and states in place
+_Out = TypeVar("_Out")
+_State = TypeVar("_State")
+
+
+class RowKernels(Protocol):
+    """What a step computes of rows besides products and attention (`kernels/cpu/rows.py`)."""
+
+    norm: Kernel
+    gate: Kernel
+    summarize: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
+    choose: Callable[..., tuple[jax.Array, jax.Array]]
+    append: Callable[..., tuple[jax.Array, jax.Array]]
+    zeros: Kernel
+
+
+class Backend:
+    """XLA alone, on an accelerator. A back end overrides what it offers beyond that.
+
+    Attributes:
+        name: of the back end.
+        linear: the products that it multiplies by, of `engine.kernels.linear`.
+        attention: implementations of attention, best first, where none was measured.
+        compiler_options: XLA's, for a step.
+        is_deterministic: `engine.deterministic` was measured.
+        keeps_executables: files of executables are loaded before a step is traced.
+        has_free_views: a reshape or a bitcast of an array is no copy.
+        has_wide_reductions: reductions of a whole row of logits are fast.
+        multiplies_all_types: XLA multiplies all types that weights have.
+        sums_by_product: rows are summed by products with ones, whose order is the width's alone.
+        scans_by_token: recurrences go through a chunk token by token.
+        looks_up_in_products: a product reads the matrices of its rows where they lie in a stack.
+        copies_in_blocks: what a product copies or expands of matrices, it does a block at a time.
+        skips_zero_rows: products leave out rows of zeros.
+        least_rows: of a product or a lookup.
+    """
+
+    name: ClassVar[str] = "xla"
+    linear: ClassVar[str] = "reference"
+    attention: ClassVar[tuple[str, ...]] = ()
+    compiler_options: ClassVar[Mapping[str, Any]] = {}
+    is_deterministic: ClassVar[bool] = False
+    keeps_executables: ClassVar[bool] = False
+    has_free_views: ClassVar[bool] = True
+    has_wide_reductions: ClassVar[bool] = True
+    multiplies_all_types: ClassVar[bool] = True
+    sums_by_product: ClassVar[bool] = False
+    scans_by_token: ClassVar[bool] = False
+    looks_up_in_products: ClassVar[bool] = False
+    copies_in_blocks: ClassVar[bool] = False
+    skips_zero_rows: ClassVar[bool] = False
+    least_rows: ClassVar[int] = 1
+    __slots__ = ()
+
+    def runs_on(self, device: Device) -> bool:
+        """Whether it serves programs for the device."""
+        return True
+
+    @property
+    def rows(self) -> RowKernels | None:
+        """Kernels of rows; None: XLA computes them."""
+        return None
+
+    def low_bit_product(self, num_rows: int, w: Quantized) -> Kernel | None:
+        """The kernel of `low_bit_product.products` for blocks of so many rows; None: XLA's."""
+        return None
+
+    def expanded(self, w: Quantized) -> jax.Array | None:
+        """A matrix of few bits in its `dtype`; None: XLA expands it."""
+        return None
+
+    def grouped_product(self, w_EFD: jax.Array) -> Kernel | None:
+        """The kernel of `grouped.grouped_product` for a stack; None: XLA's."""
+        return None
+
+    def gated_product(
+        self, x_TD: jax.Array, w: Any, activation: str, dtype: str
+    ) -> jax.Array | None:
+        """act(gate) up of one product, `dtype` [T, F / 2]; None: the gate is a step of its own."""
+        return None
+
+    def update(
+        self, num_heads: int, num_keys: int, state: tuple[int, int], decays_of_keys: bool
+    ) -> StateKernel | None:
+        """The kernel of `kernels.recurrence.api.update`; None: XLA updates such states.
+
+        Args:
+            num_heads, num_keys: N heads of states, K of queries and keys.
+            state: [M, H].
+            decays_of_keys: each channel of keys has a decay, not each head.
+        """
+        return None
+
+    @property
+    def scan(self) -> StateKernel | None:
+        """The kernel of `kernels.recurrence.api.scan`."""
+        return None
+
+    @property
+    def convolve(self) -> StateKernel | None:
+        """The kernel of `kernels.recurrence.api.convolve`."""
+        return None
+
+    def where_needed(
+        self,
+        is_needed: Callable[[], jax.Array],
+        compute: Callable[..., _Out],
+        shortcut: Callable[..., _Out],
+        *operands: Any,
+    ) -> _Out:
+        """What is computed, or a shortcut where that has the same bits, or nothing reads them. A
+        branch makes a GPU's host wait, so accelerators compute always.
+        """
+        return compute(*operands)
+
+    def repeated(self, count: int, run: Callable[..., _State], state: _State) -> _State:
+        """The state after `run(0, state)`, `run(1, ...)`, ...: unrolled, since turns of a loop are
+        launches.
+        """
+        for nth in range(count):
+            state = run(nth, state)
+        return state
+
+    def computed_once(self, x_TX: jax.Array) -> jax.Array:
+        """The same float32, which XLA does not compute again in every place that reads it."""
+        once: jax.Array = jax.lax.optimization_barrier(x_TX)
+        return once

@@ -1,0 +1,67 @@
+"""The back end that a program is traced for. An engine chooses it once, and traces its steps under
+`use`; other programs take the one of their target device.
+"""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Concatenate, ParamSpec, TypeVar
+
+import jax
+
+from layers.backends.backend import Backend, RowKernels
+from layers.backends.cpu import Cpu, XlaCpu
+from layers.backends.gpu import Gpu, Hopper
+from layers.backends.tpu import Tpu
+from layers.kernels.device import Device, target_device
+
+# The first that runs on a device serves it.
+ALL = HOPPER, GPU, TPU, XLA_CPU, CPU, XLA = Hopper(), Gpu(), Tpu(), XlaCpu(), Cpu(), Backend()
+
+_Arrays = ParamSpec("_Arrays")
+_Out = TypeVar("_Out")
+_chosen = jax.make_user_context(default_value=None)  # a part of the keys of jit's caches
+
+
+def of(device: Device, linear: str | None = None) -> Backend:
+    """The back end of a device for products by `engine.kernels.linear`; None, or where it has no
+    such products: the first of the device.
+    """
+    able = [backend for backend in ALL if backend.runs_on(device)]
+    return next((backend for backend in able if backend.linear == linear), able[0])
+
+
+def products(device: Device) -> tuple[str, ...]:
+    """Names of `engine.kernels.linear` that back ends of a device multiply by."""
+    return tuple(backend.linear for backend in ALL if backend.runs_on(device))
+
+
+def use(backend: Backend | None) -> AbstractContextManager[None]:
+    """A context: programs that are traced in it ask this back end; None: their device's."""
+    context: AbstractContextManager[None] = _chosen(backend)
+    return context
+
+
+def current() -> Backend:
+    """The back end of the program that is traced."""
+    backend: Backend | None = _chosen.value
+    return of(target_device()) if backend is None else backend
+
+
+def kernel_or(
+    reference: Callable[_Arrays, _Out],
+    kernel: Callable[Concatenate[RowKernels, _Arrays], _Out],
+) -> Callable[_Arrays, _Out]:
+    """A function of arrays: the kernel, of a back end that has kernels of rows, with the
+    derivative of the reference; else the reference, which is the kernel's oracle.
+    """
+
+    def run(*arrays: _Arrays.args, **keywords: _Arrays.kwargs) -> _Out:
+        rows = current().rows
+        if rows is None:
+            return reference(*arrays, **keywords)
+        differentiable = jax.custom_jvp(functools.partial(kernel, rows))
+        differentiable.defjvp(lambda primals, tangents: jax.jvp(reference, primals, tangents))
+        return differentiable(*arrays, **keywords)
+
+    return run

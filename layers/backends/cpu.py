@@ -1,0 +1,86 @@
+"""CPUs: by XLA alone, and with the native library (`kernels/cpu/`).
+
+By XLA's CPU backend a row's bits depend on the order of sums, which it picks by the size of the
+whole array; a branch is cheap, and views are free.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from layers.backends.backend import Backend, RowKernels, StateKernel
+from layers.kernels.cpu import rows
+from layers.kernels.device import Device
+from layers.kernels.linear import packed
+from layers.kernels.recurrence import ffi_cpu
+
+
+class XlaCpu(Backend):
+    """XLA's CPU backend."""
+
+    name = "xla_cpu"
+    attention = ("ffi_cpu",)
+    is_deterministic = True
+    keeps_executables = True  # JAX's cache of them needs the traced step to find one
+    has_wide_reductions = False
+    multiplies_all_types = False
+    sums_by_product = True
+    scans_by_token = True
+    copies_in_blocks = True
+    # It converts the whole weight to float32 for a single bfloat16 row, and takes one row that is
+    # looked up for a slice, and copies all sequences' states before it writes one.
+    least_rows = 2
+    __slots__ = ()
+
+    def runs_on(self, device: Device) -> bool:
+        return device.platform == "cpu"
+
+    def where_needed(
+        self,
+        is_needed: Callable[[], jax.Array],
+        compute: Callable[..., Any],
+        shortcut: Callable[..., Any],
+        *operands: Any,
+    ) -> Any:
+        return jax.lax.cond(is_needed(), compute, shortcut, *operands)
+
+    def repeated(self, count: int, run: Callable[..., Any], state: Any) -> Any:
+        return jax.lax.fori_loop(0, count, run, state)  # unrolled, pages are copied in every turn
+
+    def computed_once(self, x_TX: jax.Array) -> jax.Array:
+        identity = jnp.eye(x_TX.shape[-1])  # it knows no barrier; this changes no bit
+        return jnp.dot(x_TX, identity, precision=jax.lax.Precision.HIGHEST)
+
+
+class Cpu(XlaCpu):
+    """The native library's kernels, and XLA for the rest."""
+
+    name = "cpu"
+    linear = "ffi_cpu"
+    skips_zero_rows = True
+    __slots__ = ()
+
+    @property
+    def rows(self) -> RowKernels:
+        return rows
+
+    def gated_product(
+        self, x_TD: jax.Array, w: Any, activation: str, dtype: str
+    ) -> jax.Array | None:
+        takes = packed.multiplies_gated(w)
+        return packed.gated_product(x_TD, w, activation, dtype) if takes else None
+
+    def update(
+        self, num_heads: int, num_keys: int, state: tuple[int, int], decays_of_keys: bool
+    ) -> StateKernel:
+        return ffi_cpu.update
+
+    @property
+    def scan(self) -> StateKernel:
+        return ffi_cpu.scan
+
+    @property
+    def convolve(self) -> StateKernel:
+        return ffi_cpu.convolve

@@ -1,0 +1,54 @@
+"""GPUs by XLA, and Hopper's with kernels of Mosaic, which is slow to load."""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from layers.backends.backend import Backend, Kernel, StateKernel
+from layers.kernels.device import Device
+from layers.kernels.linear import grouped
+from layers.kernels.linear.low_bit import Quantized
+
+
+class Gpu(Backend):
+    """XLA's GPU backend."""
+
+    name = "xla_gpu"
+    attention = ("pallas_gpu",)
+    # XLA would merge two products of the same rows into one, and copy their matrices together in
+    # every step: a seventh of Mamba-2 2.7B's step with one row on an H200.
+    compiler_options: ClassVar[Mapping[str, Any]] = {"xla_gpu_dot_merger_threshold_mb": 0}
+    looks_up_in_products = True
+    __slots__ = ()
+
+    def runs_on(self, device: Device) -> bool:
+        return device.platform == "gpu"
+
+
+class Hopper(Gpu):
+    """NVIDIA's H100, H200, H800 and H20."""
+
+    name = "hopper"
+    __slots__ = ()
+
+    def runs_on(self, device: Device) -> bool:
+        return device.is_hopper
+
+    def low_bit_product(self, num_rows: int, w: Quantized) -> Kernel | None:
+        from layers.kernels.linear import low_bit_gpu
+
+        return low_bit_gpu.products if low_bit_gpu.can_multiply(num_rows, w) else None
+
+    def grouped_product(self, w_EFD: jax.Array) -> Kernel | None:
+        is_half = w_EFD.dtype in (jnp.bfloat16, jnp.float16)
+        is_whole = w_EFD.shape[2] % grouped.GPU_DEPTH == 0
+        return grouped.on_gpu if is_half and is_whole else None
+
+    def update(
+        self, num_heads: int, num_keys: int, state: tuple[int, int], decays_of_keys: bool
+    ) -> StateKernel | None:
+        from layers.kernels.recurrence import gpu
+
+        return gpu.update if not decays_of_keys and gpu.can_update(state) else None
