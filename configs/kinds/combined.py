@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
 
 from configs.cache import CacheSpec
 from configs.errors import InputError
@@ -43,7 +43,7 @@ class Parallel(Mixer, name="parallel"):
         """See `Kind`."""
         return self.attention, self.recurrent
 
-    def changed(self, changes: dict[str, Any]) -> "Parallel":
+    def changed(self, changes: Mapping[str, object]) -> "Parallel":
         """See `Kind`."""
         return dataclasses.replace(
             super().changed(changes),

@@ -34,7 +34,7 @@ class Stream:
     def __init__(self, config: ModelConfig, embedding: LayerValues, tokens_YW: np.ndarray):
         self._config = config
         declared = config.parameters()
-        self._layers = declared["layers"]
+        self._layers = config.declared_layers
         infos = {name: declared[name] for name in ("embed", "positions", "inputs")
                  if name in declared}  # fmt: skip
         values = params.unflatten(infos, dict(embedding))
@@ -136,7 +136,7 @@ def _observed(
     num_rows: int, has_products: bool,
 ) -> dict[str, BatchStatistics]:  # fmt: skip
     noted: dict[str, BatchStatistics] = {}
-    infos = config.parameters()["layers"][index]
+    infos = config.declared_layers[index]
 
     def watched(path: str, weight: jax.Array) -> Any:
         def note(x_XD: jax.Array, sizes_E: jax.Array | None) -> None:
