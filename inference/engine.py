@@ -9,7 +9,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Set
 from collections.abc import Sequence as Items
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -105,7 +104,7 @@ class Engine:
         *,
         progress: Progress | None = None,
         executables: Path | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> "Engine":
         """An engine for a preset, a directory, a `.gguf` file or a hub id:
         `Engine.from_model("smollm2-135m", max_seqs=8, dtype="float32")`.

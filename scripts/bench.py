@@ -153,7 +153,7 @@ def _run_url() -> None:
     )
 
 
-def _open(resolved: Any) -> Any:
+def _open(resolved: object) -> object:
     """The checkpoint; None with --random_weights."""
     return None if _RANDOM_WEIGHTS.value else common.open_checkpoint(resolved)
 

@@ -157,8 +157,8 @@ def _end_hosts(why: str | None = None) -> None:
 
 
 def resolve_config(
-    sizes: dict[str, Any], needs: dict[str, Any] | None = None
-) -> tuple[Any, Config]:
+    sizes: dict[str, object], needs: dict[str, object] | None = None
+) -> tuple[object, Config]:
     """`named_config`, with what the device decides that JAX computes on. What its engine needs is
     imported, and built where it is missing, while the caller goes on to fetch and read files.
     """
@@ -208,7 +208,9 @@ def _prepare(config: Config) -> None:
         engine.for_this_device(config)
 
 
-def named_config(sizes: dict[str, Any], needs: dict[str, Any] | None = None) -> tuple[Any, Config]:
+def named_config(
+    sizes: dict[str, object], needs: dict[str, object] | None = None
+) -> tuple[Any, Config]:
     """The checkpoint that --model or --config names, and the configuration with --set applied, for
     whatever device.
 
@@ -413,7 +415,7 @@ class bars:  # noqa: N801
         self._tasks: dict[str, TaskID] = {}
         return self._update
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         """Removes the bars."""
         self._progress.stop()
 
@@ -431,7 +433,7 @@ def print_json(result: dict[str, Any], config: Any) -> None:
     print_plain({**result, "config": dataclasses.asdict(config)})
 
 
-def print_plain(result: Mapping[str, Any]) -> None:
+def print_plain(result: Mapping[str, object]) -> None:
     """One JSON object on stdout."""
     print(json.dumps(result, ensure_ascii=False), flush=True)
 

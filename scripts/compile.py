@@ -90,7 +90,7 @@ def main(argv: Sequence[str]) -> None:
             written_shapes = [shape for shape in shapes if shape not in refused]
             written = engine.write(written_shapes, Path(_SERIALIZE.value))
     if common.JSON.value:
-        result: dict[str, Any] = {"target": target.name, "mesh": dataclasses.asdict(config.mesh)}
+        result: dict[str, object] = {"target": target.name, "mesh": dataclasses.asdict(config.mesh)}
         result |= {"attention": engine.attention}
         result |= compile_text.as_json(steps_done, predicted, exchanges)
         result |= {"executables": [str(path) for path in written]} if written else {}
@@ -135,7 +135,7 @@ def _config(target: Target) -> Config:
     """The model that --model or --config names, with the engine of --batch and --context: as many
     pages as its sequences need at their longest, unless a run or --set says how many.
     """
-    sizes: dict[str, Any] = {}
+    sizes: dict[str, object] = {}
     if _BATCH.present:
         sizes["max_seqs"] = _single(_BATCH)
     if _CONTEXT.present:

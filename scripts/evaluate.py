@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> None:
             )
 
 
-def _resolved_other(config: Config) -> tuple[Any, Config]:
+def _resolved_other(config: Config) -> tuple[object, Config]:
     """What --against names, with what --set says."""
     from inference.checkpoints import resolve
     from layers.kernels.device import target_device
@@ -105,7 +105,9 @@ def _resolved_other(config: Config) -> tuple[Any, Config]:
     return resolved, other.for_platform(target_device().platform)
 
 
-def _compared(engine: Any, other: tuple[Any, Config], windows: list[list[int]]) -> dict[str, float]:
+def _compared(
+    engine: Any, other: tuple[object, Config], windows: list[list[int]]
+) -> dict[str, float]:
     """How far an engine's model is from another."""
     from inference.benchmark.quality import laws
 

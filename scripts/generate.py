@@ -181,7 +181,7 @@ def _num_slots(requests: Sequence[Prompt]) -> int:
     return max(min(sum(num_running), 32), *num_running)
 
 
-def _engine_needs(requests: Sequence[Prompt]) -> dict[str, Any]:
+def _engine_needs(requests: Sequence[Prompt]) -> dict[str, object]:
     needs = sampling_flags.engine_needs(request.params for request in requests)
     num_alternatives = max(_LOGPROBS.value or 0, needs.get("top_logprobs", 0))
     return needs | ({"top_logprobs": num_alternatives} if num_alternatives else {})
@@ -246,9 +246,9 @@ def _run(
     engine: Any,
     requests: Sequence[Prompt],
     ids: Sequence[list[int]],
-    add: Callable[[int, dict[str, Any]], None],
+    add: Callable[[int, dict[str, object]], None],
     streams: bool,
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """Calls `add` with each request's index and result as it ends. With `streams`, text goes to
     stdout as it comes.
 
@@ -286,7 +286,7 @@ def _run(
     return engine, num_prompt, watch.figures(is_one)
 
 
-def _stats(took: tuple[Any, ...]) -> dict[str, Any]:
+def _stats(took: tuple[Any, ...]) -> dict[str, object]:
     """Figures of what `_run` returned; a machine is calibrated for a model's first answer, now that
     it is out.
     """
@@ -300,8 +300,8 @@ def _num_tokens(completion: Any) -> int:
 
 
 def _run_naive(
-    engine: Any, ids: Sequence[list[int]], params: SamplingParams
-) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+    engine: object, ids: Sequence[list[int]], params: SamplingParams
+) -> tuple[list[dict[str, object]], dict[str, object], str]:
     from scripts.modes import generate_naive
 
     with common.compile_progress(engine):
@@ -311,7 +311,7 @@ def _run_naive(
     return results, stats, generate_naive.summary(stats)
 
 
-def _result(completion: Any, request: Prompt) -> dict[str, Any]:
+def _result(completion: Any, request: Prompt) -> dict[str, object]:
     id, has_budget = request.id, request.params.prompt_budget is not None
     choices = [_choice(answer) for answer in (completion, *completion.others)]
     return (
@@ -323,7 +323,7 @@ def _result(completion: Any, request: Prompt) -> dict[str, Any]:
     )
 
 
-def _choice(answer: Any) -> dict[str, Any]:
+def _choice(answer: Any) -> dict[str, object]:
     """One answer; the first one's fields are the result's too."""
     has_logprobs = _LOGPROBS.value is not None
     tops = [dict(itertools.islice(top.items(), _LOGPROBS.value)) for top in answer.top_logprobs]

@@ -83,7 +83,7 @@ def main(argv: Sequence[str]) -> None:
     _report(recipe, output, folder.path, losses, seconds)
 
 
-def _language_model(resolved: Any, checkpoint: Any) -> Any:
+def _language_model(resolved: object, checkpoint: Any) -> object:
     """A model from scratch, or a checkpoint trained on: a `Subject`."""
     recipe = _recipe(resolved)
     from sharding import mesh as meshes  # brings JAX
@@ -137,7 +137,7 @@ def _report(recipe: Recipe, output: Path, folder: Path, losses: np.ndarray, step
     )
 
 
-def _resolved() -> Any:
+def _resolved() -> object:
     """The `resolve.Resolved` model that --model names; for a draft else the recipe's own."""
     from inference.checkpoints import resolve
 
@@ -171,7 +171,7 @@ def _recipe(resolved: Any) -> Recipe:
     return overrides.apply(recipe, common.settings_asked())
 
 
-def _record(subject: Any) -> dict[str, Any]:
+def _record(subject: Any) -> dict[str, object]:
     """What another run has to be to go on from this one's checkpoints."""
     from inference.checkpoints import provenance
     from inference.checkpoints.native import config_file

@@ -108,7 +108,7 @@ def _run(spec: Subprocess, limit_s: float, folder: Path, environment: dict[str, 
     return outcome
 
 
-def _last_value(printed: str) -> Any:
+def _last_value(printed: str) -> object:
     """The last line that is JSON; None without one."""
     for line in reversed(printed.splitlines()):
         with contextlib.suppress(ValueError):

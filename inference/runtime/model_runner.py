@@ -208,14 +208,16 @@ class ModelRunner:
         total: np.ndarray = visits.reshape(groups, -1, visits.shape[1]).sum(0, dtype=np.uint32)
         return total
 
-    def copies(self, keeps_weights: bool, keeps_pages: bool) -> tuple[Any, Any]:
+    def copies(self, keeps_weights: bool, keeps_pages: bool) -> tuple[object, object]:
         """Copies in the host's memory, for `restore`: of weights, at least those of what drafts,
         and of pages with slots, or None.
         """
         self._swapper.store()
         drafting = {name: part for name, part in self.params.items() if name == "draft"}
         weights, state = self.params if keeps_weights else drafting, (self.cache, self.slots)
-        copied: tuple[Any, Any] = host_memory.offload((weights, state if keeps_pages else None))
+        copied: tuple[object, object] = host_memory.offload(
+            (weights, state if keeps_pages else None)
+        )
         return copied
 
     def free(self) -> None:
@@ -223,7 +225,7 @@ class ModelRunner:
         self.params, self.cache, self.slots = {}, (), None
         self._swapper.free()
 
-    def restore(self, copied: tuple[Any, Any], params: Params | None = None) -> None:
+    def restore(self, copied: tuple[Any, object], params: Params | None = None) -> None:
         """Ends `free`, with empty pages where none were copied.
 
         Args:

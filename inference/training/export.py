@@ -39,7 +39,7 @@ def write(
     """
     source = tensors(masters, config.name)
 
-    def unused(*args: Any, **keywords: Any) -> Any:
+    def unused(*args: object, **keywords: object) -> Any:
         raise NotImplementedError("a trained model is converted, then opened where it lies")
 
     checkpoint = Checkpoint(

@@ -37,7 +37,7 @@ def next_token(config: ModelConfig) -> Loss:
     """
     infos = decoder.param_infos(config)
 
-    def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    def loss(masters: Params, frozen: object, batch: dict[str, jax.Array]) -> jax.Array:
         values = jax.tree.map(
             lambda info, x: x.astype(info.format), infos, masters, is_leaf=params.is_info
         )

@@ -42,7 +42,7 @@ def apply(config: Config, model: str) -> Config:
     speculation = _parsed()
     num_drafts = speculation.num_drafts or _NUM_DRAFTS
     draft: Any = None
-    tree: dict[str, Any] = {}
+    tree: dict[str, object] = {}
     if speculation.name != "ngram":
         draft_config = _resolved(config.model.name, model).config
         draft = dataclasses.replace(
@@ -61,7 +61,7 @@ def apply(config: Config, model: str) -> Config:
     return dataclasses.replace(config, engine=engine, draft=draft)
 
 
-def open_draft(config: Config, model: str, progress: Any) -> Any:
+def open_draft(config: Config, model: str, progress: object) -> Any:
     """The checkpoint of the model that drafts, for what --model names."""
     return _resolved(config.model.name, model).open(progress)
 

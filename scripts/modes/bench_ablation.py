@@ -29,7 +29,7 @@ _NUM_NAIVE = 4  # requests that run without a cache; their time is scaled by tok
 _PAGE_SIZES = (16, 64, 128)
 
 
-def run(repeats: int, only: Any, plot: str | None) -> None:
+def run(repeats: int, only: object, plot: str | None) -> None:
     """Runs the ablations that the flag `only` lists."""
     kind = "closed" if shared_flags.RATE.value is None else "poisson"
     workload = workload_flags.read(kind=kind, **_DEFAULTS)
@@ -106,7 +106,7 @@ class _Bench:
 
 def _run(
     bench: _Bench, chosen: Sequence[Ablation], load: Sequence[TimedRequest]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """A row an ablation; printed as they come, beside JSON on stderr."""
     tokens: list[list[int]] = []  # of every request, as the ablation before gave them
     host_s = 0.0

@@ -42,7 +42,7 @@ class Options:
     """
 
     start_s: float
-    open_: Callable[[Any], Any]
+    open_: Callable[[object], Any]
     is_random: bool
     repeats: int
     plot: str | None
@@ -99,7 +99,7 @@ class _Bench:
         row |= {"snapshots": config.num_snapshots, "snapshot_bytes": config.state_bytes(0)}
         return row | {"predicted_output_tok_s": predicted["output_tok_s"]}, runs
 
-    def result(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def result(self, rows: list[dict[str, object]]) -> dict[str, Any]:
         """What every workload prints."""
         return {
             "rows": rows,

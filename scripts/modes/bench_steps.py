@@ -22,7 +22,7 @@ _LARGEST = 1 << 20
 
 
 def decode(
-    points: Sequence[str], open_: Callable[[Any], Any], repeats: int, with_engine: bool
+    points: Sequence[str], open_: Callable[[object], object], repeats: int, with_engine: bool
 ) -> None:
     """A row a point.
 
@@ -33,16 +33,16 @@ def decode(
         with_engine: also what the engine adds.
     """
 
-    def measure(engine: Any, context: int, hardware: HardwareSpec) -> Any:
+    def measure(engine: object, context: int, hardware: HardwareSpec) -> object:
         return steps.decode(engine, context, hardware, repeats, with_engine)
 
     _run(_Mode("--decode", "context", steps.sizes, measure), points, open_)
 
 
-def prefill(points: Sequence[str], open_: Callable[[Any], Any], repeats: int) -> None:
+def prefill(points: Sequence[str], open_: Callable[[object], object], repeats: int) -> None:
     """A row a point: "prompts x tokens" each; the rest is as of `decode`."""
 
-    def measure(engine: Any, tokens: int, hardware: HardwareSpec) -> Any:
+    def measure(engine: object, tokens: int, hardware: HardwareSpec) -> object:
         return steps.prefill(engine, hardware, repeats)
 
     _run(_Mode("--prefill", "tokens", steps.prefill_sizes, measure), points, open_)
@@ -61,10 +61,10 @@ class _Mode(NamedTuple):
     flag: str
     unit: str
     sizes: Callable[[Config, int, int], Config]
-    measure: Callable[[Any, int, HardwareSpec], Any]
+    measure: Callable[[object, int, HardwareSpec], Any]
 
 
-def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None:
+def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[object], Any]) -> None:
     points = [_point(mode, text) for text in texts]
     resolved, config = common.resolve_config({})
     common.check_one_chip(config, mode.flag)
@@ -79,7 +79,7 @@ def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None
         configs = [dataclasses.replace(step_config, model=chosen.model) for step_config in configs]
         config = dataclasses.replace(config, model=chosen.model)
     hardware = lookup.this_machine(config.model.dtype, model=config.model)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     result = {
         f"{mode.flag.removeprefix('--')}_steps": rows,
         "hardware": dataclasses.asdict(hardware),
@@ -88,7 +88,7 @@ def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None
     loaded = None  # parameters, and the model that declares them
     for step_config, (count, units) in zip(configs, points, strict=True):
         needed = steps.needed_bytes(step_config)
-        row: dict[str, Any] = {"rows": count, mode.unit: units, "needed_bytes": needed}
+        row: dict[str, object] = {"rows": count, mode.unit: units, "needed_bytes": needed}
         if needed < hardware.memory_bytes:
             engine = _engine(step_config, checkpoint, loaded)
             loaded = engine.model_runner.params, engine.config.model
@@ -103,7 +103,7 @@ def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None
         print("\n".join(steps_text.lines(result)))
 
 
-def _engine(config: Config, checkpoint: Any, loaded: tuple[Any, ModelConfig] | None) -> Any:
+def _engine(config: Config, checkpoint: object, loaded: tuple[Any, ModelConfig] | None) -> Any:
     """An engine with weights that were loaded before, or else its own."""
     if loaded is None:
         return common.load_engine(checkpoint, config)

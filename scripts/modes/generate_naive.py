@@ -15,7 +15,7 @@ from inference.scheduling.sequence import Sequence as Decoded
 
 def compare(
     engine: Any, prompts: Sequence[list[int]], params: SamplingParams
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> tuple[list[dict[str, object]], dict[str, Any]]:
     """Results as `generate` prints them, decoded without a cache, and the time of both ways.
 
     Times without a cache leave compilation out, except the first token's.
@@ -65,7 +65,7 @@ def compare(
     return [_result(engine, sequence) for sequence in decoded], stats
 
 
-def summary(stats: dict[str, Any]) -> str:
+def summary(stats: dict[str, object]) -> str:
     """The line of figures."""
     return (
         f"naive {stats['naive_tok_s']:.2f} tokens/s, cached {stats['cached_tok_s']:.2f}: "

@@ -20,9 +20,9 @@ def trained(
     checkpoint: Any,
     formats: dict[str, str],
     tokens: np.ndarray,
-    record: dict[str, Any],
+    record: dict[str, object],
     output: Path,
-) -> tuple[Any, dict[str, Any], Path]:
+) -> tuple[object, dict[str, object], Path]:
     """A checkpoint's tensors after a training, the record with it, and the folder of its steps.
 
     Args:
@@ -50,7 +50,7 @@ def trained(
     path, record = output.with_name(output.name + _CHECKPOINTS), record | {"training": described}
     folder = StepFolder(path, record)
 
-    def begin(progress: Any) -> tuple[Any, Any]:
+    def begin(progress: Any) -> tuple[object, object]:
         return (start.masters(recipe, checkpoint, progress), start.masters(recipe, checkpoint))
 
     loss = losses.distilled(model, straight_through.student(model, formats))

@@ -58,7 +58,7 @@ class ExecutableFiles:
         self._engine = keys.of_engine(config, attention, devices, mesh)
         self._has_said_why = False
 
-    def load(self, name: str, arguments: tuple[Any, ...]) -> LoadedExecutable | None:
+    def load(self, name: str, arguments: tuple[object, ...]) -> LoadedExecutable | None:
         """The executable of a program; None, after a line on why, if there is none to be used.
 
         Args:
@@ -85,7 +85,7 @@ class ExecutableFiles:
             logging.warning("%s is not used, %s is compiled: %s", path, name, reason(error)[:300])
         return None
 
-    def write(self, name: str, arguments: tuple[Any, ...], compiled: Compiled) -> Path:
+    def write(self, name: str, arguments: tuple[object, ...], compiled: Compiled) -> Path:
         """Writes an executable; its path.
 
         Raises:
@@ -105,7 +105,7 @@ class ExecutableFiles:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
         return path
 
-    def keep(self, name: str, arguments: tuple[Any, ...], compiled: Compiled) -> None:
+    def keep(self, name: str, arguments: tuple[object, ...], compiled: Compiled) -> None:
         """Writes an executable into a cache, where the least recently used make room for it; the
         first that cannot be written costs a warning.
         """
@@ -159,7 +159,7 @@ def check(path: Path) -> None:
         raise InputError(f"{path}: {error}") from None
 
 
-def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+def _read(path: Path) -> tuple[dict[str, object], bytes]:
     """Header and program.
 
     Raises:
@@ -175,10 +175,10 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     return header, bytes(body[end:])
 
 
-def _read_key(path: Path) -> dict[str, Any]:
+def _read_key(path: Path) -> dict[str, object]:
     """The key in a header, without the program behind it; raises what `_read` does."""
     with _opened(path) as file:
-        key: dict[str, Any] = _header(memoryview(file.read(_MOST_HEADER))[_START:])[0]["key"]
+        key: dict[str, object] = _header(memoryview(file.read(_MOST_HEADER))[_START:])[0]["key"]
     return key
 
 
@@ -198,7 +198,7 @@ def _header(body: memoryview) -> tuple[dict[str, Any], int]:
     return header, end
 
 
-def _results(arguments: tuple[Any, ...], layout: Any) -> tuple[Any, ...]:
+def _results(arguments: tuple[object, ...], layout: Any) -> tuple[object, ...]:
     """Shapes of what a program returns: cache and slots as it takes them, and of a step its output,
     which is divided as its batch is.
     """
@@ -213,5 +213,5 @@ def _results(arguments: tuple[Any, ...], layout: Any) -> tuple[Any, ...]:
     return cache, slots, PackedOutput(words_X, fields)
 
 
-def _is_packed(value: Any) -> bool:
+def _is_packed(value: object) -> bool:
     return isinstance(value, PackedOutput)
