@@ -6,7 +6,7 @@ back.
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from collections.abc import Sequence as Items
 from pathlib import Path
 
@@ -419,7 +419,7 @@ class Engine:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams = SamplingParams()
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Continues one prompt, yielding its outputs; leaving the loop early aborts it. Several
         streams may be read in turn.
         """

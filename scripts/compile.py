@@ -11,7 +11,6 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
@@ -154,7 +153,7 @@ def _config(target: Target) -> Config:
     return config
 
 
-def _single(flag: Any) -> int:
+def _single(flag: flags.FlagHolder[str]) -> int:
     """The number of a flag that lists some elsewhere."""
     numbers = shared_flags.whole_numbers(flag)
     if len(numbers) > 1:
