@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from sharding.mesh import ALIKE, AXES, EACH_GROUP, EVERY_CHIP
 
 _WORKERS = 2
 
-
+T = TypeVar("T")
 Executable = Compiled | LoadedExecutable
 Outputs = tuple[Cache, step.SlotState, PackedOutput]  # of a step
 
@@ -221,7 +221,7 @@ def _name(shape: StepShape | None) -> str:
     return "admissions" if shape is None else shape.name
 
 
-def abstract(tree: object) -> Any:
+def abstract(tree: T) -> T:
     """Shapes and dtypes of a tree of arrays; what is abstract already stays."""
     return jax.tree.map(_abstract, tree)
 

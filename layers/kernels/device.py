@@ -1,6 +1,6 @@
 """The device that a program is traced for."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -56,7 +56,7 @@ def has_free_views() -> bool:
     return target_device().platform != "tpu"
 
 
-def compiler_options() -> dict[str, Any]:
+def compiler_options() -> dict[str, str | int]:
     """XLA's options for compiling a step for the target device."""
     if target_device().platform != "gpu":
         return {}

@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
 import jax
 import numpy as np
@@ -36,6 +36,13 @@ _MOST_HEADER = 1 << 16  # bytes that are looked at to say why a file is not used
 _MOST_KEPT = 256 << 20  # bytes of a cache; a step has one or two million
 SUFFIX = ".executable"
 _DAMAGED = "it is damaged, or no file of an executable"
+
+
+class _Header(TypedDict):
+    """Of a file; `layout` is that of a step's `PackedOutput`."""
+
+    key: keys.Key
+    layout: Sequence[tuple[Sequence[int], str]] | None
 
 
 class ExecutableFiles:
@@ -159,7 +166,7 @@ def check(path: Path) -> None:
         raise InputError(f"{path}: {error}") from None
 
 
-def _read(path: Path) -> tuple[dict[str, object], bytes]:
+def _read(path: Path) -> tuple[_Header, bytes]:
     """Header and program.
 
     Raises:
@@ -175,11 +182,10 @@ def _read(path: Path) -> tuple[dict[str, object], bytes]:
     return header, bytes(body[end:])
 
 
-def _read_key(path: Path) -> dict[str, object]:
+def _read_key(path: Path) -> keys.Key:
     """The key in a header, without the program behind it; raises what `_read` does."""
     with _opened(path) as file:
-        key: dict[str, object] = _header(memoryview(file.read(_MOST_HEADER))[_START:])[0]["key"]
-    return key
+        return _header(memoryview(file.read(_MOST_HEADER))[_START:])[0]["key"]
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -187,18 +193,20 @@ def _opened(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _header(body: memoryview) -> tuple[dict[str, Any], int]:
+def _header(body: memoryview) -> tuple[_Header, int]:
     """The header of what follows the digest, and where it ends; raises ValueError if it is none."""
     if len(body) < _LENGTH.size:
         raise ValueError(_DAMAGED)
     end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
-    header = json.loads(bytes(body[_LENGTH.size : end]))
+    header: _Header = json.loads(bytes(body[_LENGTH.size : end]))
     if not (isinstance(header, dict) and isinstance(header.get("key"), dict)):
         raise ValueError(_DAMAGED)
     return header, end
 
 
-def _results(arguments: tuple[object, ...], layout: Any) -> tuple[object, ...]:
+def _results(
+    arguments: tuple[object, ...], layout: Sequence[tuple[Sequence[int], str]] | None
+) -> tuple[object, ...]:
     """Shapes of what a program returns: cache and slots as it takes them, and of a step its output,
     which is divided as its batch is.
     """

@@ -79,7 +79,7 @@ class LoadedExecutable:
         place: Sharding = leaf.sharding if on_mesh else SingleDeviceSharding(self._device)
         return place
 
-    def _check(self, leaves: Sequence[Any]) -> None:
+    def _check(self, leaves: Sequence[jax.Array]) -> None:
         for leaf, expected in zip(leaves, self._expected, strict=True):
             if (leaf.shape, leaf.dtype) != (expected.shape, expected.dtype):
                 raise TypeError(f"compiled for {expected}, not {leaf.dtype}{leaf.shape}")

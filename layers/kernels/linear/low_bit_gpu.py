@@ -19,7 +19,6 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from layers.kernels.attention.hopper import Operand
 from layers.kernels.device import target_device
 from layers.kernels.linear import low_bit
 from layers.kernels.linear.low_bit import LANES, Quantized
@@ -204,7 +203,7 @@ def _int8(byte: int) -> jax.Array:
     return jnp.int8(byte - 256 if byte > 127 else byte)
 
 
-def _product(number_FK: jax.Array, x_smem: Operand, interpret: object) -> jax.Array:
+def _product(number_FK: jax.Array, x_smem, interpret: object) -> jax.Array:
     """Products of numbers [F, K] with rows of activations [W, K]: float32 [F, W]."""
     if interpret:
         dims = (((1,), (1,)), ((), ()))
