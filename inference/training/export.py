@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -39,7 +39,7 @@ def write(
     """
     source = tensors(masters, config.name)
 
-    def unused(*args: object, **keywords: object) -> Any:
+    def unused(*args: object, **keywords: object) -> NoReturn:
         raise NotImplementedError("a trained model is converted, then opened where it lies")
 
     checkpoint = Checkpoint(

@@ -8,8 +8,8 @@ for bit.
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,16 @@ from inference.training.step_folder import StepFolder
 from layers.params import Params
 from sharding import mesh as meshes
 
+Sum = TypeVar("Sum")
+
 # (params, frozen, batch) -> the mean over the batch's rows, a float32 scalar.
-Loss = Callable[[Params, object, Any], jax.Array]
+Loss = Callable[..., jax.Array]
 
 
 class Data(Protocol):
     """Where batches come from."""
 
-    def batch(self, step: int) -> Any:
+    def batch(self, step: int) -> Mapping[str, np.ndarray]:
         """The batch of a step, a pytree of numpy arrays [`TrainingConfig.batch`, ...]: a pure
         function of the step.
         """
@@ -113,7 +115,7 @@ def _compiled_update(
     transform, gradients = optimizer.of(config), jax.value_and_grad(loss_fn)
 
     def update(state: TrainState, frozen: object, batch: object) -> tuple[TrainState, jax.Array]:
-        def add(total: object, part: object) -> tuple[Any, None]:
+        def add(total: Sum, part: object) -> tuple[Sum, None]:
             return jax.tree.map(jnp.add, total, gradients(state.params, frozen, part)), None
 
         zeros = jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params)

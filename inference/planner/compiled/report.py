@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import SingleDeviceSharding
@@ -25,6 +25,8 @@ from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import kv_cache
 from sharding import mesh as meshes
 from sharding import topologies
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +140,7 @@ class AbsentEngine:
             inputs = batch.build_batch(shape, ShardSchedule(), self.config)
             yield _measured(shape, compile_s, executable, self._slot_bytes + _num_bytes(inputs))
 
-    def _abstract(self, tree: object) -> Any:
+    def _abstract(self, tree: T) -> T:
         """A tree of shapes, each on the target's only device."""
         sharding = SingleDeviceSharding(self._devices[0])
         return jax.tree.map(
