@@ -7,7 +7,7 @@ python -m scripts.train --task=medusa --model=smollm2-135m
 import dataclasses
 from typing import TypeVar
 
-from configs.heads import Eagle, Medusa
+from configs.heads import Eagle, Heads, Medusa
 from configs.model import ModelConfig
 from configs.recipes.training import TrainingConfig
 
@@ -15,7 +15,7 @@ SAMPLES = 1024  # windows that the target writes
 SAMPLE_TEMPERATURE = 0.7
 PROPOSED = 10_000  # tokens, the most frequent of the samples; as many as a config.json may list
 
-H = TypeVar("H", Eagle, Medusa)
+H = TypeVar("H", bound=Heads)
 
 # By task.
 TRAINING = {
