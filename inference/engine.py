@@ -18,8 +18,8 @@ from configs.errors import InputError
 from configs.settings.section import paths
 from inference import new_weights, prefill_worker
 from inference.checkpoints import resolve, weight_formats
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
-from inference.checkpoints.opened import Checkpoint
 from inference.device_memory import DeviceMemory
 from inference.input_processor import InputProcessor
 from inference.new_weights import ParamsVersions

@@ -11,7 +11,7 @@ from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.settings import section
 from inference.checkpoints import provenance
-from inference.checkpoints.opened import Checkpoint
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.engine import Engine
 from inference.request import SamplingParams
 from inference.runtime.model_runner import for_this_device

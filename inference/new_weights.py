@@ -11,9 +11,9 @@ from configs.errors import InputError, shown
 from configs.heads import Heads
 from configs.model import ModelConfig
 from inference.checkpoints import load, names, provenance, resolve, weight_formats
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_step
-from inference.checkpoints.opened import Checkpoint
 from inference.scheduling.sequence import Sequence
 from layers import decoder, params
 from layers.kernels.linear import api as linear

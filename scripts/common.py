@@ -269,12 +269,9 @@ def named_run() -> Run | None:
 
 
 def open_checkpoint(resolved: "Resolved") -> "Checkpoint":
-    """The checkpoint, fetched if need be; its tokenizer is loaded once."""
+    """Returns the checkpoint, fetched if need be."""
     with bars() as progress:
-        checkpoint = resolved.open(progress)
-    return dataclasses.replace(
-        checkpoint, load_tokenizer=functools.cache(checkpoint.load_tokenizer)
-    )
+        return resolved.open(progress)
 
 
 def load_engine(

@@ -12,7 +12,7 @@ from absl import flags
 
 from configs.errors import InputError
 from configs.recipes import smaller_caches
-from inference.checkpoints.native import new_directory
+from inference.checkpoints import new_directory
 from inference.text.tokenizer import MissingTokenizer
 from scripts import common
 from scripts.flags import deployment_flags, output_flag

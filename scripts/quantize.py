@@ -18,7 +18,7 @@ from absl import flags
 from configs.engine import Config
 from configs.errors import InputError
 from configs.recipes import few_bits
-from inference.checkpoints.native import new_directory
+from inference.checkpoints import new_directory
 from inference.files import user_files
 from scripts import common
 from scripts.flags import output_flag

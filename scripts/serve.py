@@ -183,7 +183,7 @@ def _load() -> "ServedEngine":
     checkpoint = common.open_checkpoint(resolved)
     if (template := serving_flags.chat_template()) is not None:
         tokenizer = checkpoint.load_tokenizer().with_template_text(template)
-        checkpoint = dataclasses.replace(checkpoint, load_tokenizer=lambda: tokenizer)
+        checkpoint = dataclasses.replace(checkpoint, tokenizer=tokenizer)
     engine = common.load_engine(checkpoint, config)
     name = common.model_name()
     if Path(name).exists():  # clients need not know where it lies

@@ -84,14 +84,15 @@ async def _serve(
     from inference.server.replicas.gateway import Gateway
     from inference.server.web.access import is_local
     from inference.server.web.app import guarded
-    from inference.server.web.observed import Observed
-    from inference.server.web.serving import Server
+    from inference.server.web.observed import RequestObserver
+    from inference.server.web.serving import DrainingServer
 
     url, gateway = serve.url_of(listening), Gateway(replica_config.limits)
     site, here = serve.read_site(), is_local(listening.getsockname()[0])
     app = guarded(gateway, replica_config.limits, keys, here, site)
-    observed = site.around(Observed(app, lambda *_: None, traces))  # replicas count what is asked
-    server = Server(
+    # Replicas count the requests.
+    observed = site.around(RequestObserver(app, lambda *_: None, traces))
+    server = DrainingServer(
         observed, gateway, replica_config.limits, replica_config.drain_timeout, say=common.say
     )
 

@@ -17,7 +17,7 @@ from configs.errors import InputError
 from configs.heads import Heads
 from configs.recipes import small
 from configs.recipes.training import Recipe
-from inference.checkpoints.native import new_directory
+from inference.checkpoints import new_directory
 from inference.files import cache_directory, user_files
 from scripts import common
 from scripts.flags import output_flag, text_flag

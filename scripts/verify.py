@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> None:
 
 def _files(place: Path) -> Iterator[tuple[Path, Check | None]]:
     """What is below a path, each with its check; None: there is nothing to compare it with."""
-    from inference.checkpoints.native import manifest
+    from inference.checkpoints import manifest
     from inference.training import step_folder
 
     if not place.is_dir():
@@ -66,7 +66,7 @@ def _files(place: Path) -> Iterator[tuple[Path, Check | None]]:
 
 def _listed(directory: Path) -> Iterator[tuple[Path, Check]]:
     """The files of a directory that has a manifest."""
-    from inference.checkpoints.native import manifest
+    from inference.checkpoints import manifest
 
     try:
         listed = manifest.read(directory, (".json", ".jinja", ".safetensors"))

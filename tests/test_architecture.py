@@ -31,7 +31,15 @@ SCHEDULER_NEVER = {
 # The rooms of inference/, each of which imports those before it only.
 ROOMS = (
     *("files", "field_kinds", "request", "outputs", "text", "kv_pages", "scheduling", "sampling"),
-    *("speculation", "runtime", "checkpoints", "new_weights", "planner", "input_processor"),
+    *(
+        "speculation",
+        "runtime",
+        "families",
+        "checkpoints",
+        "new_weights",
+        "planner",
+        "input_processor",
+    ),
     *(
         "request_state",
         "open_requests",
@@ -364,9 +372,6 @@ FILLERS = {
 }
 MAX_FILLERS = 0.003  # of a room's names
 
-# Rooms whose names are still to be chosen. Nothing is added here.
-UNNAMED = ("checkpoints", "server")
-
 
 def names_of(path: Path) -> Iterator[str]:
     """What a file assigns to or defines, without leading underscores and letters of dimensions."""
@@ -378,7 +383,7 @@ def names_of(path: Path) -> Iterator[str]:
             name = node.attr
         elif isinstance(node, ast.arg):
             name = node.arg
-        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             name = node.name.lower()
         if name is not None:
             yield re.sub(r"_[A-Z0-9]+$", "", name.lstrip("_"))
@@ -389,7 +394,7 @@ def test_names_say_what_they_hold():
     for path in python_files():
         top, *below = relative(path).split("/")
         room = below[0].removesuffix(".py") if top == "inference" else top
-        if room in (*UNNAMED, "tests"):
+        if room == "tests":
             continue
         for name in names_of(path):
             names[room] += 1

@@ -22,9 +22,10 @@ from configs.kinds.operations import Move, Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import names, resolve
-from inference.checkpoints.hf.architectures import families
-from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.engine import Engine
+from inference.families import families
+from inference.families.family import Family
+from inference.families.shared.config_keys import Keys
 from inference.planner import cost, weights
 from inference.planner.cost import Precision, Work
 from inference.planner.deployment import Deployment
@@ -181,9 +182,16 @@ _KEYS = {
 
 @pytest.fixture(autouse=True)
 def _family(monkeypatch):
-    family = families.Family("newcomer", build)
-    monkeypatch.setitem(families.ARCHITECTURES, "NewcomerForCausalLM", family)
-    monkeypatch.setitem(names.FAMILIES, "newcomer", names.Names(NAMES))
+    family = Family(
+        name="newcomer",
+        architecture="NewcomerForCausalLM",
+        model_type="newcomer",
+        read=build,
+        write=lambda config: {},
+        mixers=(MinGru, Attention),
+        tensors=NAMES,
+    )
+    monkeypatch.setitem(families.ALL, "newcomer", family)
 
 
 @pytest.fixture(scope="module")

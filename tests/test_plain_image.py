@@ -13,7 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 REQUIRED = {re.split("[<>=]", name)[0] for name in PROJECT["dependencies"]}
 (SENTENCE,) = re.findall(
-    r"It takes (JAX.*?) from the\s+interpreter", (ROOT / "docs" / "kernels.md").read_text(), re.DOTALL
+    r"It takes (JAX.*?) from the\s+interpreter",
+    (ROOT / "docs" / "kernels.md").read_text(),
+    re.DOTALL,
 )
 LISTED = {"absl-py" if word == "absl" else word for word in re.findall(r"\w+", SENTENCE.lower())}
 IMPORTED = {"huggingface-hub": "huggingface_hub", "orbax-checkpoint": "orbax"}

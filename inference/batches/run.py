@@ -22,7 +22,7 @@ class Denied(Exception):
     """The server refuses whoever asks; says why."""
 
 
-class Server(Protocol):
+class Transport(Protocol):
     """Whoever answers: connections to a server, or an application in this process."""
 
     async def post(self, path: str, body: bytes) -> Answer:
@@ -30,7 +30,7 @@ class Server(Protocol):
 
 
 async def run(
-    server: Server,
+    server: Transport,
     lines: Iterable[Line],
     concurrency: int,
     on_result: Callable[[Line, Record], None],
@@ -75,7 +75,7 @@ def check_allowed(answer: Answer) -> None:
         raise Denied(f"the server refuses the key, or that there is none: {why}")
 
 
-async def _answer(server: Server, line: Line, patience_s: float) -> Record:
+async def _answer(server: Transport, line: Line, patience_s: float) -> Record:
     clock = asyncio.get_running_loop().time
     until, pause_s, ended = clock() + patience_s, _FIRST_PAUSE_S, 0
     while True:

@@ -14,19 +14,20 @@ from configs import precision
 from configs.errors import InputError, reason
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
-from inference.checkpoints import load, mapped, opened, text_files
-from inference.checkpoints.hf import safetensors_file, weights_export
-from inference.checkpoints.hf.architectures import config_export
+from inference.checkpoints import (
+    load,
+    manifest,
+    mapped,
+    new_directory,
+    opened,
+    safetensors_file,
+    text_files,
+)
+from inference.checkpoints.checkpoint import Checkpoint, Contents
+from inference.checkpoints.hf import config_export, weights_export
 from inference.checkpoints.hf.quantized import export
 from inference.checkpoints.load import Progress
-from inference.checkpoints.native import (
-    averaged,
-    blocks,
-    manifest,
-    new_directory,
-    orbax_directory,
-)
-from inference.checkpoints.opened import Checkpoint, Contents
+from inference.checkpoints.native import averaged, blocks, orbax_directory
 from inference.files import atomic
 from layers import decoder, params
 
@@ -130,17 +131,17 @@ def _with_plain(
     Raises:
         InputError: another format has no place there.
     """
-    for path, own in config.formats:
-        for format in own:
+    by_path = dict(config.formats)
+    for path, formats in by_path.items():
+        for format in formats:
             export.check(path, format)
-    found = dict(config.formats)
     packed = (
-        table for table in tables if precision.FORMATS[found.get(table, _PLAIN)[0]].is_quantized
+        table for table in tables if precision.FORMATS[by_path.get(table, _PLAIN)[0]].is_quantized
     )
-    return tuple((found | dict.fromkeys(packed, _PLAIN)).items())
+    return tuple((by_path | dict.fromkeys(packed, _PLAIN)).items())
 
 
-def _generation(copied: dict[str, bytes]) -> dict[str, Any]:
+def _generation(copied: dict[str, bytes]) -> dict[str, object]:
     text = copied.get(text_files.GENERATION)
     return {} if text is None else mapped.parse_json(text, text_files.GENERATION)
 
@@ -163,13 +164,15 @@ def _hashed(
 
 def _as_type(block: np.ndarray, path: str, dtype: str) -> np.ndarray:
     with np.errstate(over="ignore"):
-        made = np.ascontiguousarray(block, jax.numpy.dtype(dtype))
-    if made.dtype != block.dtype and (np.isinf(made) & ~np.isinf(block)).any():
+        converted = np.ascontiguousarray(block, jax.numpy.dtype(dtype))
+    if converted.dtype != block.dtype and (np.isinf(converted) & ~np.isinf(block)).any():
         raise InputError(f"{path} holds values that {dtype} has no number for")
-    return made
+    return converted
 
 
-def _write_orbax(folder: Path, infos: Any, rows: Any, progress: Progress | None) -> None:
+def _write_orbax(
+    folder: Path, infos: Any, rows: weights_export.Rows, progress: Progress | None
+) -> None:
     """Through one mapped file: Orbax holds all it writes in memory, so nothing else should."""
     intermediate = folder / _INTERMEDIATE
     declared = params.flatten(infos)
@@ -200,15 +203,15 @@ def _compare(
     try:
         if orbax_directory.is_ours(folder):
             config, raw = orbax_directory.read_config(folder)
-            written = opened.orbax(folder, config, raw)
+            written: Checkpoint = opened.NativeDirectory.open(folder, config, raw)
         else:
             config = opened.read_directory_config(folder)
-            written = opened.directory(folder, config)
-        found = written.contents()
-        load.check(declared, found.source, found.name_map)
+            written = opened.HfDirectory.open(folder, config)
+        contents = written.contents()
+        load.check(declared, contents.source, contents.name_map)
         again: dict[str, str] = {}
         for path, info in declared.items():
-            for _ in _hashed(found, path, info, again):
+            for _ in _hashed(contents, path, info, again):
                 pass
     except InputError as error:
         raise InputError(f"what was written cannot be read back: {error}") from None

@@ -3,7 +3,6 @@ says what it wants.
 """
 
 from pathlib import Path
-from typing import Any
 
 from configs.errors import InputError, shown
 from inference.checkpoints import text_files
@@ -28,7 +27,7 @@ def read_eos_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(ids))
 
 
-def check_ids(value: Any, vocab_size: int, label: str) -> tuple[int, ...]:
+def check_ids(value: object, vocab_size: int, label: str) -> tuple[int, ...]:
     """End-token ids: none, one, or a list; each is returned once.
 
     Raises:

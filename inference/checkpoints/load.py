@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 from configs.errors import InputError, shown
 from configs.kinds.params import ParamInfo, in_rows
@@ -19,9 +20,8 @@ from layers import params, quantized
 from layers.params import Params
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is happening
-# A leaf of the parameters by its path, on the device, of its values or (of such a format) blocks:
-# an array, or what is read when it is asked for.
-Place = Callable[[str, ParamInfo, Any], Any]
+# Returns a leaf of the parameters, on the device, of the values or blocks at a path.
+Place = Callable[[str, ParamInfo, "StoredParameter"], Any]
 
 _WORKERS = 2  # one reads while the other waits for the disk, or both check digests
 _SHOWN = 3
@@ -51,28 +51,27 @@ class StoredParameter:
             columns = [self._blocks(stored[0]).shape[-1] if stored else int(counted)]
         return rows, *columns
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """All of it, read once."""
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if self._whole is None:
             self._whole = self._read_whole()
         return self._whole
 
-    def __getitem__(self, wanted: slice | tuple[slice, slice]) -> np.ndarray:
-        rows, columns = (wanted, slice(None)) if isinstance(wanted, slice) else wanted
+    def __getitem__(self, index: slice | tuple[slice, slice]) -> np.ndarray:
+        rows, columns = (index, slice(None)) if isinstance(index, slice) else index
         start, stop, _ = rows.indices(self._info.in_rows[0])
         parts, first = [], 0
         for name in self._stored.names:
             turn = -1 if self._stored.transposed else 1
             count = in_rows(self._source.shapes[name][::turn])[0]
-            own = max(start - first, 0), min(stop - first, count)
-            if own[0] < own[1]:
-                parts.append(self._read(name, *own, columns))
+            begin, end = max(start - first, 0), min(stop - first, count)
+            if begin < end:
+                parts.append(self._read(name, begin, end, columns))
             first += count
         if self._is_blocks:
             return np.concatenate(parts)
-        found = params.aligned((stop - start, *parts[0].shape[1:]), self._info.format)
-        fill(found, parts)
-        return found
+        values = params.aligned((stop - start, *parts[0].shape[1:]), self._info.format)
+        fill(values, parts)
+        return values
 
     def _read(self, name: str, start: int, stop: int, columns: slice) -> np.ndarray:
         if self._is_blocks and self._has_blocks(name):
@@ -93,16 +92,16 @@ class StoredParameter:
         shape = self._source.shapes[name]
         if len(shape) < 3:
             return self._source.read(name, start, stop, columns)
-        each = shape[-2]
-        found = self._source.read(name, start // each, -(-stop // each))
-        first = start // each * each
-        return found.reshape(in_rows(found.shape))[start - first : stop - first, columns]
+        matrix_rows = shape[-2]
+        matrices = self._source.read(name, start // matrix_rows, -(-stop // matrix_rows))
+        first = start // matrix_rows * matrix_rows
+        return matrices.reshape(in_rows(matrices.shape))[start - first : stop - first, columns]
 
     def _read_whole(self) -> np.ndarray:
         source, stored = self._source, self._stored
         if self._is_blocks:
             whole = np.empty(self.shape, np.uint8)
-            fill(whole, (part for name in stored.names for part in self._made(name)))
+            fill(whole, (part for name in stored.names for part in self._quantized(name)))
             return whole.reshape(*self._info.shape[:-1], -1)
         buffer = params.aligned(self._info.shape, self._info.format)
         read_into = None if len(stored.names) > 1 or stored.transposed else source.read_into
@@ -110,7 +109,7 @@ class StoredParameter:
             fill(buffer.reshape(self._info.in_rows), rows_of(source, stored))
         return buffer
 
-    def _made(self, name: str) -> Iterator[np.ndarray]:
+    def _quantized(self, name: str) -> Iterator[np.ndarray]:
         """Blocks of all rows of a tensor, some at a time."""
         if self._has_blocks(name):
             yield self._blocks(name)
@@ -130,7 +129,7 @@ class StoredParameter:
         return self._blocks_read[name]
 
 
-def on_device(path: str, info: ParamInfo, values: Any) -> jax.Array:
+def on_device(path: str, info: ParamInfo, values: StoredParameter) -> jax.Array:
     """`Place` of parameters that stay as they are."""
     return jax.device_put(np.asarray(values))
 
@@ -160,7 +159,7 @@ def load_params(
     device = jax.numpy.zeros(()).device  # the caller's: other threads have a default of their own
     leaves = {}
 
-    def read(path: str) -> Any:
+    def read(path: str) -> object:
         info = declared[path]
         with jax.default_device(device):
             return place(path, info, StoredParameter(source, name_map(path), info))
@@ -173,9 +172,9 @@ def load_params(
     return params.unflatten(infos, leaves)
 
 
-def _in_order(read: Callable[[str], Any], paths: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def _in_order(read: Callable[[str], object], paths: Iterable[str]) -> Iterator[tuple[str, object]]:
     """Results of threads, a few ahead of the caller."""
-    pending: collections.deque[tuple[str, Future[Any]]] = collections.deque()
+    pending: collections.deque[tuple[str, Future[object]]] = collections.deque()
     with ThreadPoolExecutor(_WORKERS) as pool:
         for path in paths:
             if len(pending) == _AHEAD:
@@ -194,7 +193,7 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
             ones.
     """
     stored = {path: name_map(path) for path in declared}
-    used = {name for each in stored.values() for name in each.names}
+    used = {name for names, _ in stored.values() for name in names}
     used |= {part for name in used & source.parts.keys() for part in source.parts[name]}
     extra = sorted(source.shapes.keys() - used - source.parts.keys())
     for path, info in declared.items():
@@ -216,9 +215,9 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
         if stacks and len(names) == 1:  # whose rows may be as many in another order
             is_alike = source.shapes[names[0]][::turn] == info.shape
         if not is_alike:
-            found = ", ".join(f"{shown(name)} is {list(source.shapes[name])}" for name in names)
+            actual = ", ".join(f"{shown(name)} is {list(source.shapes[name])}" for name in names)
             expected = list((info.shape if stacks else info.in_rows)[::turn])
-            raise InputError(f"{source.label}: {found}; expected {expected} for {path}")
+            raise InputError(f"{source.label}: {actual}; expected {expected} for {path}")
     if extra:
         more = f" and {len(extra) - _SHOWN} more" if len(extra) > _SHOWN else ""
         raise InputError(

@@ -95,15 +95,15 @@ def fingerprint(path: Path, status: os.stat_result) -> str:
     return f"{path.resolve()}:{status.st_size}:{status.st_mtime_ns}"
 
 
-def read_text(path: Path, most: int = MAX_JSON_BYTES) -> str:
-    """A UTF-8 text file of at most `most` bytes.
+def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
+    """A UTF-8 text file of at most `max_bytes` bytes.
 
     Raises:
         InputError: as `map_file`, or the file is too large or not UTF-8.
     """
     with map_file(path) as data:
-        if len(data) > most:
-            raise InputError(f"{path}: {len(data)} bytes; at most {most} are accepted")
+        if len(data) > max_bytes:
+            raise InputError(f"{path}: {len(data)} bytes; at most {max_bytes} are accepted")
         try:
             return data[:].decode("utf-8-sig")
         except UnicodeDecodeError as error:

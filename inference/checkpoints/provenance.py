@@ -11,10 +11,9 @@ from configs import presets
 from configs.errors import InputError
 from configs.heads import Heads
 from configs.weights import Wheels
-from inference.checkpoints import load, mapped
+from inference.checkpoints import load, manifest, mapped
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.hf import hub
-from inference.checkpoints.native import manifest
-from inference.checkpoints.opened import Checkpoint
 from layers import params
 
 _DIGESTED_ROWS = 4  # of each matrix
@@ -35,8 +34,8 @@ def identity(model: str) -> list[str]:
         listed = path / manifest.NAME
         if listed.exists():
             return [mapped.read_text(listed)]
-        found = (file for file in sorted(path.rglob("*")) if file.suffix in _READ)
-        return [mapped.fingerprint(file, file.stat()) for file in found if file.is_file()]
+        files = (file for file in sorted(path.rglob("*")) if file.suffix in _READ)
+        return [mapped.fingerprint(file, file.stat()) for file in files if file.is_file()]
     elif path.exists():
         name, cut, count = map(glob.escape, path.name.partition("-00001-of-"))
         parts = path.parent.glob(f"{name}-*-of-{count}" if cut else name)
@@ -64,9 +63,9 @@ def check_target(heads: Heads, checkpoint: Checkpoint) -> None:
     Raises:
         InputError: they were trained for other weights.
     """
-    if heads.target and (own := weights_digest(checkpoint)) != heads.target:
+    if heads.target and (digest := weights_digest(checkpoint)) != heads.target:
         raise InputError(
             f"{heads.name} was trained for other weights ({heads.target[:12]}) than those of "
-            f"{checkpoint.config.name} ({own[:12]}): heads draft for the model that they were "
+            f"{checkpoint.config.name} ({digest[:12]}): heads draft for the model that they were "
             "trained for"
         )

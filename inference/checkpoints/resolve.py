@@ -12,12 +12,12 @@ from configs.heads import Heads
 from configs.model import ModelConfig
 from configs.presets import Preset
 from inference.checkpoints import opened, sources
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
 from inference.checkpoints.hf import hub
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_directory
-from inference.checkpoints.native.new_directory import UNFINISHED
-from inference.checkpoints.opened import Checkpoint
+from inference.checkpoints.new_directory import UNFINISHED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,10 +47,10 @@ def resolve(model: str, drafts: bool = False) -> Resolved:
     Raises:
         InputError: it is none of these, or its description is unsound.
     """
-    found = _find(model)
-    if isinstance(found.config, Heads) and not drafts:
+    resolved = _find(model)
+    if isinstance(resolved.config, Heads) and not drafts:
         raise InputError(f"{model} holds heads, which draft for a model: name them in --speculate")
-    return found
+    return resolved
 
 
 def predicting(model: str) -> Resolved:
@@ -59,13 +59,13 @@ def predicting(model: str) -> Resolved:
     Raises:
         InputError: as `resolve`, or it has no such layer.
     """
-    found = _find(model)
-    if found.predicting is None:
+    resolved = _find(model)
+    if resolved.predicting is None:
         raise InputError(
             f"{shown(model)} has no layer that predicts a second token: a directory in Hugging "
             "Face format, or a hub id, may have one"
         )
-    return found.predicting()
+    return resolved.predicting()
 
 
 def _find(model: str) -> Resolved:
@@ -76,19 +76,19 @@ def _find(model: str) -> Resolved:
         return Resolved(presets.get(model).config, functools.partial(_refuse_planned, model))
     path = Path(model)
     try:
-        found = bool(model) and path.exists()
+        exists = bool(model) and path.exists()
     except (OSError, ValueError):  # too long, or holds a NUL
-        found = False
-    if found and path.is_dir():
+        exists = False
+    if exists and path.is_dir():
         return _resolve_directory(path)
-    if found and path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
+    if exists and path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"):
         raise InputError(f"{model}: pickles can run code when loaded; use safetensors or GGUF")
-    if found and path.suffix == ".safetensors":
+    if exists and path.suffix == ".safetensors":
         raise InputError(f"{model}: weights alone; name the directory they are in, {path.parent}")
-    if found or path.suffix == ".gguf":
+    if exists or path.suffix == ".gguf":
         header = gguf_file.open_gguf(path)
         config = gguf_metadata.read_config(header)
-        return Resolved(config, lambda progress: opened.gguf(header, config))
+        return Resolved(config, lambda progress: opened.GgufFile.open(header, config))
     if hub.is_id(model):
         try:
             snapshot = hub.open_snapshot(model)
@@ -109,7 +109,7 @@ def _resolve_directory(path: Path) -> Resolved:
         raise InputError(f"{path}: what an interrupted conversion left; convert again")
     if orbax_directory.is_ours(path):
         config, raw = orbax_directory.read_config(path)
-        return Resolved(config, lambda progress: opened.orbax(path, config, raw))
+        return Resolved(config, lambda progress: opened.NativeDirectory.open(path, config, raw))
     return _of_directory(opened.read_stored_config(path), path, lambda: path)
 
 
@@ -117,10 +117,10 @@ def _of_directory(config: ModelConfig, described: Path, fetch: Callable[[], Path
     """A directory in Hugging Face format, which may hold nothing but `config.json` yet."""
 
     def predicting() -> Resolved:
-        own = opened.read_predicting_config(described)
-        return Resolved(own, lambda progress: opened.predicting(fetch(), own))
+        heads = opened.read_predicting_config(described)
+        return Resolved(heads, lambda progress: opened.HfDirectory.open_predicting(fetch(), heads))
 
-    return Resolved(config, lambda progress: opened.directory(fetch(), config), predicting)
+    return Resolved(config, lambda progress: opened.HfDirectory.open(fetch(), config), predicting)
 
 
 def _refuse_planned(model: str, progress: Progress | None) -> Checkpoint:
@@ -135,14 +135,14 @@ def _open_preset(preset: Preset, progress: Progress | None) -> Checkpoint:
         print(preset.weights.notice, file=sys.stderr, flush=True)
     path = sources.fetch(preset.weights, progress)
     if path.is_dir():
-        found = opened.read_directory_config(path)
-        checkpoint = opened.directory(path, preset.config)
+        stored = opened.read_directory_config(path)
+        checkpoint: Checkpoint = opened.HfDirectory.open(path, preset.config)
     else:
         header = gguf_file.open_gguf(path)
-        found = gguf_metadata.read_config(header)
-        checkpoint = opened.gguf(header, preset.config)
+        stored = gguf_metadata.read_config(header)
+        checkpoint = opened.GgufFile.open(header, preset.config)
     for field in dataclasses.fields(ModelConfig):
-        expected, actual = getattr(preset.config, field.name), getattr(found, field.name)
+        expected, actual = getattr(preset.config, field.name), getattr(stored, field.name)
         if field.name != "name" and expected != actual:
             raise InputError(f"{path}: {field.name} is {actual!r}, the preset expects {expected!r}")
     return checkpoint

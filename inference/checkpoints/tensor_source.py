@@ -58,7 +58,7 @@ class TensorSource:
     verify: Callable[[str], None] | None = None
 
     def verified(self) -> "TensorSource":
-        """The source for who reads whole tensors, a slice at a time: each is verified first."""
+        """The source for readers of whole tensors by slices: it verifies each tensor first."""
         if self.verify is None:
             return self
         verify = functools.cache(self.verify)

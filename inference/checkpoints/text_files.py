@@ -29,16 +29,16 @@ def read(directory: Path) -> dict[str, bytes]:
     Raises:
         InputError: one of them cannot be read.
     """
-    found = {name: directory / name for name in NAMES if (directory / name).exists()}
-    found |= {f"{TEMPLATES}/{path.name}": path for path in named_templates(directory).values()}
+    paths = {name: directory / name for name in NAMES if (directory / name).exists()}
+    paths |= {f"{TEMPLATES}/{path.name}": path for path in named_templates(directory).values()}
     sizes = {TOKENIZER: (mapped.MAX_TOKENIZER_BYTES,)}
     return {
-        name: mapped.read_text(path, *sizes.get(name, ())).encode() for name, path in found.items()
+        name: mapped.read_text(path, *sizes.get(name, ())).encode() for name, path in paths.items()
     }
 
 
 def named_templates(directory: Path) -> dict[str, Path]:
-    """Chat templates beside the default one, by name.
+    """Chat templates other than the default one, by name.
 
     Raises:
         InputError: there are too many, or a name is not valid.

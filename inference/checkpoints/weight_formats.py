@@ -11,21 +11,21 @@ from configs.model import ModelConfig
 from configs.precision import FORMATS
 from configs.recipes import few_bits
 from inference.checkpoints import load
-from inference.checkpoints.opened import Checkpoint
+from inference.checkpoints.checkpoint import Checkpoint
 from layers.kernels.linear import packed
 
 Formats = dict[str, tuple[str, ...]]
 
 
-def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[Config, Checkpoint]:
+def choose(config: Config, checkpoint: Checkpoint, linear: str | None) -> tuple[Config, Checkpoint]:
     """The configuration whose parameters have the formats that `engine.weights` asks for, and the
     checkpoint that is read so.
 
     Args:
         config: of the engine, where `engine.kernels.linear` says which products run.
         checkpoint: what is read.
-        named: `engine.kernels.linear` as it was asked for. Without a name, a GGUF file's blocks are
-            dequantized where XLA's products run, and one line says so.
+        linear: `engine.kernels.linear` before it was resolved. Where it is None, a GGUF
+            file's blocks are dequantized for XLA's products, and one line says so.
 
     Raises:
         InputError: the file's formats, or these products, do not go with what was asked for; or
@@ -40,13 +40,13 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
         formats = checkpoint.formats()
         blocks = _blocks(formats) - {*precision.OURS, few_bits.LLM_INT8}
         if blocks and config.engine.kernels.linear != "ffi_cpu":
-            kept = f"weights in {_listed(blocks)}"
-            if named is not None:
+            stored = f"weights in {_listed(blocks)}"
+            if linear is not None:
                 raise InputError(
-                    f"engine.kernels.linear={named} multiplies no {kept}: engine.weights=file goes "
-                    "with engine.kernels.linear=ffi_cpu, 'bfloat16' and 'float32' with any"
+                    f"engine.kernels.linear={linear} multiplies no {stored}: engine.weights=file "
+                    "goes with engine.kernels.linear=ffi_cpu, 'bfloat16' and 'float32' with any"
                 )
-            logging.warning("%s need the CPU kernels: dequantized, in float32", kept)
+            logging.warning("%s need the CPU kernels: dequantized, in float32", stored)
             formats = dict.fromkeys(paths, ("float32",))
     elif FORMATS[weights].is_quantized:
         if blocks := _blocks(dict(checkpoint.config.formats)):
@@ -57,9 +57,7 @@ def choose(config: Config, checkpoint: Checkpoint, named: str | None) -> tuple[C
         formats = rounded(config.model, weights)
         _warn_of_rounding_again(formats, checkpoint.formats(), weights)
     model = dataclasses.replace(config.model, formats=tuple(formats.items()))
-    exact = dataclasses.replace(
-        checkpoint, load_params=checkpoint.load_exact or checkpoint.load_params
-    )
+    exact = dataclasses.replace(checkpoint, is_exact=True)
     return dataclasses.replace(config, model=model), exact
 
 
@@ -96,7 +94,7 @@ def drawn(config: Config) -> Config:
 
 def rounded(model: ModelConfig, format: str) -> Formats:
     """Formats by path of a model whose matrices are in one of few bits (`few_bits.formats`)."""
-    return {path: (own,) for path, own in few_bits.formats(model, format).items()}
+    return {path: (kind,) for path, kind in few_bits.formats(model, format).items()}
 
 
 def _warn_of_rounding_again(formats: Formats, stored: Formats, weights: str) -> None:
@@ -122,4 +120,4 @@ def _listed(names: set[str]) -> str:
 
 def _blocks(formats: Mapping[str, tuple[str, ...]]) -> set[str]:
     """Formats of few bits among these."""
-    return {name for own in formats.values() for name in own if FORMATS[name].is_quantized}
+    return {name for names in formats.values() for name in names if FORMATS[name].is_quantized}

@@ -1,7 +1,6 @@
 """A quantized model as a directory that every script serves."""
 
 import ctypes
-import dataclasses
 import sys
 from pathlib import Path
 
@@ -9,9 +8,9 @@ import numpy as np
 
 from configs.kinds.params import leaves
 from inference.checkpoints import convert, names
+from inference.checkpoints.checkpoint import Checkpoint, Contents, NewCheckpoint
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import blocks
-from inference.checkpoints.opened import Checkpoint, Contents
 from inference.checkpoints.tensor_source import TensorSource
 from inference.quantize.parts import Parts
 from inference.quantize.walk import Walk
@@ -63,10 +62,10 @@ def write(
         },
     )  # fmt: skip
     before = checkpoint.contents()
-    rounded = dataclasses.replace(
-        checkpoint,
+    rounded = NewCheckpoint(
         config=walk.config,
-        contents=lambda: Contents(source, names.identity, before.read_files, before.raw_config),
+        eos_ids=checkpoint.eos_ids,
+        new_contents=Contents(source, names.identity, before.read_files, before.raw_config),
     )
     convert.convert(rounded, output, "orbax", progress=progress)
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from configs.errors import InputError, reason, shown
-from inference.checkpoints import mapped
-from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints import mapped, safetensors_file
 from inference.files import atomic, digests, user_files
 
 ENDING = ".quantizing"  # how the folder beside an output ends

@@ -1,4 +1,4 @@
-"""What `/metrics` shows of the engine: its last heartbeat, when somebody asks."""
+"""Metrics of the engine for `/metrics`, from its latest heartbeat."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from inference.server.client.engine_client import EngineClient, State
 from inference.server.frames import ITERATION_TOKENS, Heartbeat
 
-# The heartbeat's counter, the name here, what it is; labels behind those of all.
+# Counter of the heartbeat, name of the metric, description, further labels.
 _Row = tuple[str, str, str, Mapping[str, str]]
 _COUNTERS: tuple[_Row, ...] = (
     ("prompt_tokens", "vllm:prompt_tokens", "Tokens of prompts that were started.", {}),
@@ -46,17 +46,17 @@ _STEPS: tuple[_Row, ...] = (
 
 
 class EngineCollector(Collector):
-    """What the engine said last."""
+    """Collects metrics from the engine's latest heartbeat."""
 
     def __init__(self, client: EngineClient, model_name: Callable[[], str]):
         self._client, self._model_name = client, model_name
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing beforehand: the registry would ask an engine that is not there."""
+        """Nothing: the registry would otherwise collect before there is an engine."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Its figures now: counters from 0 on, and NaN for what is not known."""
+        """Current metrics: counters from 0 on, NaN for unknown gauges."""
         heartbeat, client = self._client.heartbeat, self._client
         yield from self._gauges(heartbeat)
         yield self._waiting(heartbeat)
@@ -77,7 +77,7 @@ class EngineCollector(Collector):
 
     def _gauges(self, heartbeat: Heartbeat) -> Iterator[Metric]:
         is_ready = self._client.state is State.READY
-        found: list[tuple[str, str, float | None]] = [
+        gauges: list[tuple[str, str, float | None]] = [
             ("vllm:num_requests_running", "Sequences that run.", heartbeat.num_running),
             ("vllm:num_requests_waiting", "Sequences that wait.", heartbeat.num_waiting),
             ("vllm:kv_cache_usage_perc", "Share of pages in use; 1 is all.", heartbeat.cache_used),
@@ -91,7 +91,7 @@ class EngineCollector(Collector):
              heartbeat.read_bandwidth),
             ("ridgeline:engine_ready", "Whether the engine serves; 1 if so.", is_ready),
         ]  # fmt: skip
-        for name, about, value in found:
+        for name, about, value in gauges:
             gauge = GaugeMetricFamily(name, about, labels=("model_name",))
             gauge.add_metric((self._model_name(),), math.nan if value is None else value)
             yield gauge
@@ -111,7 +111,7 @@ class EngineCollector(Collector):
             yield self._counter(name, about, [(labels, counters.get(key, 0))])
         for name in dict.fromkeys(name for _, name, _, _ in _STEPS):
             rows = [row for row in _STEPS if row[1] == name]
-            if counters.get("decode_steps"):  # of steps that ran, what is not known is no 0
+            if counters.get("decode_steps"):  # steps ran: an absent counter is unknown, not 0
                 rows = [row for row in rows if row[0] in counters]
             if rows:
                 values = [(labels, counters.get(key, 0)) for key, _, _, labels in rows]
@@ -119,15 +119,15 @@ class EngineCollector(Collector):
 
     def _iterations(self, heartbeat: Heartbeat) -> Metric:
         name, about = "vllm:iteration_tokens_total", "Tokens that a step computed."
-        found = HistogramMetricFamily(name, about, labels=("model_name",))
+        histogram = HistogramMetricFamily(name, about, labels=("model_name",))
         bounds, total, buckets = [*map(str, ITERATION_TOKENS), "+Inf"], 0, []
         counts = heartbeat.iteration_tokens or [0] * len(bounds)
         for bound, count in zip(bounds, counts, strict=True):
             total += count
             buckets.append((f"{bound}.0" if bound != "+Inf" else bound, total))
         num_tokens = heartbeat.counters.get("step_tokens", 0)
-        found.add_metric((self._model_name(),), buckets, num_tokens)
-        return found
+        histogram.add_metric((self._model_name(),), buckets, num_tokens)
+        return histogram
 
     def _positions(self, accepted: list[int]) -> Metric:
         name = "vllm:spec_decode_num_accepted_tokens_per_pos"

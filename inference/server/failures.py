@@ -1,4 +1,4 @@
-"""Failures of the server itself: a line of the log each, with the id that the answer has, too."""
+"""Logs failures of the server itself, one line each, with the request's id."""
 
 import logging
 import traceback
@@ -6,7 +6,7 @@ from contextvars import ContextVar
 
 from inference.server.protocol.errors import ApiError
 
-request_id: ContextVar[str] = ContextVar("request_id", default="")  # of what is answered here
+request_id: ContextVar[str] = ContextVar("request_id", default="")  # of this context's request
 
 _MAX_CHARS = 500
 
@@ -14,11 +14,11 @@ _log = logging.getLogger(__name__)
 
 
 def log_failure(error: BaseException, answer: ApiError) -> None:
-    """Logs an answer of status 500 as one line, under `--verbosity=1` with where it came from.
+    """Logs an answer of status 500 as one line, with a traceback under `--verbosity=1`.
 
     Args:
-        error: what was raised.
-        answer: what the client gets for it; only a 500 is the server's failure.
+        error: the exception.
+        answer: the client's error; other statuses than 500 are not logged.
     """
     if answer.status != 500:
         return

@@ -1,6 +1,6 @@
-"""What the two processes of a server tell each other: frames of msgpack, each behind its length.
+"""Messages between the two processes of a server: frames of msgpack, each after its length.
 
-Both sides decode into declared types: what is none of these is an error and nothing else.
+Both sides decode into declared types only: anything else is an error.
 """
 
 import json
@@ -23,7 +23,7 @@ class ConnectionClosed(Exception):
 
 
 class Message(msgspec.Struct, tag=True, array_like=True):
-    """A frame's content; its class is part of it."""
+    """The content of a frame, tagged with its class."""
 
 
 # --- to the engine --------------------------------------------------------------------------------
@@ -33,9 +33,9 @@ class Add(Message):
     """A prompt to continue, or to read (`max_new_tokens=0`).
 
     Attributes:
-        id: names it from here on; the other side chooses it.
+        id: of the request, chosen by the client.
         num_top_logprobs: alternatives of each token that are sent back; None: no log-probabilities.
-        output: tokens that the one answer begins with.
+        output: tokens with which the answer (`params.n` is 1) begins.
     """
 
     id: int
@@ -46,7 +46,7 @@ class Add(Message):
 
 
 class Abort(Message):
-    """Nobody waits for a request any more; an unknown id has no effect."""
+    """Ends a request; an unknown id has no effect."""
 
     id: int
 
@@ -59,7 +59,7 @@ class Stop(Message):
 
 
 class TextFacts(msgspec.Struct):
-    """A tokenizer as data (`Tokenizer`): what it takes to make another of it.
+    """A `Tokenizer` as data, from which another process builds the same.
 
     Attributes:
         backend: a `tokenizer.json`.
@@ -81,7 +81,7 @@ class TextFacts(msgspec.Struct):
         )  # fmt: skip
 
     def tokenizer(self) -> Tokenizer:
-        """Another of it."""
+        """Builds the tokenizer."""
         import tokenizers  # which takes a while
 
         return Tokenizer(
@@ -91,11 +91,11 @@ class TextFacts(msgspec.Struct):
 
 
 class PlanFacts(msgspec.Struct):
-    """What the planner's page computes with, of what is served.
+    """Data of the served model for the planner's page.
 
     Attributes:
-        model: as `render.describe` describes it.
-        machine: as `render.describe_chip` does; None: nothing is known of it.
+        model: as `render.describe` returns it.
+        machine: as `render.describe_chip` returns it; None: unknown.
         start: settings that the page opens with.
     """
 
@@ -105,24 +105,24 @@ class PlanFacts(msgspec.Struct):
 
 
 class Loaded(Message):
-    """The weights are there; steps are being compiled until `Ready`.
+    """The weights are loaded; steps are being compiled until `Ready`.
 
     Attributes:
-        model: its name.
-        fingerprint: of the code and the configuration: with another one, a seed may give other
-            tokens.
+        model: name of the model.
+        fingerprint: of the code and the configuration; a seed gives the same tokens only under the
+            same fingerprint.
         max_context: tokens of a prompt and its answer.
-        max_seqs: sequences that run side by side on one group of chips.
-        max_top_logprobs: alternatives of a token that this engine was built to report.
-        accepts_seeds: whether requests may name a seed.
-        accepts_grammars: whether they may have a grammar.
-        text: None: it serves token ids alone.
+        max_seqs: sequences that one group of chips decodes in a batch.
+        max_top_logprobs: alternatives of a token that the engine can report.
+        accepts_seeds: requests may have a seed.
+        accepts_grammars: requests may have a grammar.
+        text: the tokenizer; None: the model takes token ids only.
         vocab_size: token ids are below it.
-        num_groups: of chips that hold all weights.
-        pooling: how vectors are made of prompts, by `SamplingParams`; None: they are not.
-        embedding_width: numbers of such a vector.
-        plan: None: it cannot be planned.
-        cache: how its pages are set up, by vLLM's names.
+        num_groups: groups of chips, each with all weights.
+        pooling: of embeddings, as in `SamplingParams`; None: no embeddings.
+        embedding_width: dimensions of an embedding.
+        plan: None: the planner does not support the model.
+        cache: configuration of the pages, under vLLM's names.
     """
 
     model: str
@@ -142,7 +142,7 @@ class Loaded(Message):
 
     @property
     def num_slots(self) -> int:
-        """Sequences that run side by side."""
+        """Sequences that the engine runs at once."""
         return self.max_seqs * self.num_groups
 
 
@@ -151,13 +151,13 @@ class Ready(Message):
 
 
 class Outputs(Message):
-    """What a step brought; ids are those of `Add`."""
+    """Outputs of a step; ids are those of `Add`."""
 
     outputs: list[RequestOutput]
 
 
 class Refused(Message):
-    """A request that this engine does not serve, and why, in words for its sender."""
+    """A request that the engine rejects, and the reason as the client gets it."""
 
     id: int
     reason: str
@@ -168,22 +168,21 @@ ITERATION_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 163
 
 
 class Heartbeat(Message):
-    """The loop is alive, and what its engine holds and has done so far.
+    """State of the engine, and counters since its start; shows that the loop is alive.
 
-    Of counters, steps that only decode have `decode_steps`, `decode_step_seconds` and
-    `decode_step_bytes`, those with prompts `prefill_steps` and `prefill_step_seconds`; what cannot
-    be told is absent: bytes where several chips divide them, `predicted_decode_step_seconds` where
-    this machine was never calibrated. Those counted in both are the same steps.
+    Decoding steps are counted in `decode_steps`, `decode_step_seconds` and `decode_step_bytes`,
+    steps with prompts in `prefill_steps` and `prefill_step_seconds`. Unknown counters are absent:
+    bytes where several chips share a step, `predicted_decode_step_seconds` where the machine is not
+    calibrated. Predicted and measured seconds are of the same steps.
 
     Attributes:
         num_running, num_waiting: sequences with and without a slot.
-        cache_used: share of the pages that hold something of running sequences.
+        cache_used: share of all pages that running sequences use.
         counters: by name; they only grow.
-        num_deferred: of those that wait, the ones that do not wait for room.
-        oldest_waiting_s: since the first of those came that never ran.
-        page_waste: share of the tokens that these pages have room for that are not there yet.
-        page_sharing: share of the pages that the running sequences would need more, had each its
-            own.
+        num_deferred: waiting sequences that wait for others of their request, not for room.
+        oldest_waiting_s: since the oldest sequence came that never ran.
+        page_waste: share of token places in used pages that are empty.
+        page_sharing: share of pages saved by sharing, of those needed without it.
         read_bandwidth: bytes a second that the machine reads; None: unknown.
         iteration_tokens: steps by their tokens, up to each of `ITERATION_TOKENS`, and beyond.
         accepted_per_position: how often the first, second, ... draft was accepted.
@@ -203,7 +202,7 @@ class Heartbeat(Message):
 
 
 class Compiling(Message):
-    """The engine compiles, and its loop waits for that."""
+    """The loop waits for a compilation."""
 
 
 ToEngine = Add | Abort | Stop
@@ -217,18 +216,18 @@ Frame = TypeVar("Frame", ToEngine, FromEngine)
 
 
 def encode(message: Message) -> bytes:
-    """A message as it is sent."""
+    """Encodes a message as a frame."""
     data = _ENCODER.encode(message)
     return _LENGTH.pack(len(data)) + data
 
 
 def length(header: bytes | bytearray) -> int:
-    """Bytes that follow a header.
+    """Number of bytes that follow a header.
 
     Raises:
-        ConnectionClosed: no message is as long: the other side does not speak this protocol.
+        ConnectionClosed: longer than any message: the peer does not speak this protocol.
     """
-    (found,) = _LENGTH.unpack(header)
-    if found > MAX_FRAME_BYTES:
-        raise ConnectionClosed(f"a frame of {found} bytes")
-    return int(found)
+    (num_bytes,) = _LENGTH.unpack(header)
+    if num_bytes > MAX_FRAME_BYTES:
+        raise ConnectionClosed(f"a frame of {num_bytes} bytes")
+    return int(num_bytes)

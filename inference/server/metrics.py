@@ -1,5 +1,5 @@
-"""What `/metrics` shows: vLLM's names where the meaning is the same, so that its dashboards work;
-no label holds what a client sent.
+"""Metrics of `/metrics`, under vLLM's names where the meaning is the same, so that its dashboards
+work. No label holds a client's data.
 """
 
 import time
@@ -30,13 +30,13 @@ _SOME = (1, 2, 5, 10, 20)
 
 
 class Metrics:
-    """Counts requests, and reads the engine's own figures when asked."""
+    """Counts requests, and collects the engine's metrics with them."""
 
     def __init__(self, client: EngineClient, model_name: Callable[[], str]):
-        disable_created_metrics()  # a line for each of the others, which nobody reads
+        disable_created_metrics()  # they would add a line to each metric
         self._model_name = model_name
         self._registry = CollectorRegistry()
-        self._plain: list[Counter | Histogram] = []  # whose one label is the model's name
+        self._plain: list[Counter | Histogram] = []  # without labels except the model's name
         self._registry.register(EngineCollector(client, model_name))
         ProcessCollector(registry=self._registry)
         self._success = self._counter(
@@ -92,7 +92,7 @@ class Metrics:
         self._answer = self._histogram(
             "vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS
         )
-        self._most = self._histogram(
+        self._max_tokens = self._histogram(
             "vllm:request_params_max_tokens", "Tokens that an answer may have.", _TOKENS
         )
         self._n = self._histogram("vllm:request_params_n", "Answers asked for.", _SOME)
@@ -101,7 +101,7 @@ class Metrics:
         )
 
     def text(self) -> bytes:
-        """All of it, as Prometheus reads it."""
+        """All metrics in Prometheus's text format."""
         if name := self._model_name():
             for reason in REASONS:  # a counter that appears with its first event has no rate
                 self._success.labels(name, reason)
@@ -112,50 +112,50 @@ class Metrics:
         return generate_latest(self._registry)
 
     def answered(self, handler: str, method: str, status: int) -> None:
-        """A request got an answer, or the head of one; `handler`: a path of this server."""
+        """Counts an answer when its head is sent; `handler`: a path of this server."""
         self._responses.labels(handler, method, f"{status // 100}xx").inc()
 
     def value(self, name: str) -> float:
-        """What is shown under a name that has no label but the model's; 0 before there is any."""
+        """The value of a metric without labels except the model's name; 0 before its first."""
         labels = {"model_name": self._model_name()}
         return self._registry.get_sample_value(name, labels) or 0.0
 
     def rejected(self, reason: str) -> None:
-        """A request found no room."""
+        """Counts a request without room; `reason`: one of `REJECTIONS`."""
         self._rejected.labels(self._model_name(), reason).inc()
 
     def corrupted(self) -> None:
-        """An answer could not be generated."""
+        """Counts an answer that the model could not generate."""
         self._corrupted.labels(self._model_name()).inc()
 
     def disconnected(self) -> None:
-        """A client left."""
+        """Counts a client that left."""
         self._disconnects.labels(self._model_name()).inc()
 
     def stalled(self) -> None:
-        """A client did not read, and was disconnected."""
+        """Counts a client that was disconnected because it did not read."""
         self._stalls.labels(self._model_name()).inc()
 
     def stream_failed(self) -> None:
-        """A stream ended with an error."""
+        """Counts a stream that ended with an error."""
         self._stream_errors.labels(self._model_name()).inc()
 
     def ignored(self, num_fields: int) -> None:
-        """A request had so many fields that nobody reads."""
+        """Counts fields that the server ignores."""
         self._ignored.labels(self._model_name()).inc(num_fields)
 
-    def asked(self, num_prompt_tokens: int, params: SamplingParams | None = None) -> None:
-        """The engine was asked to go on from a prompt, so."""
+    def count_prompt(self, num_prompt_tokens: int, params: SamplingParams | None = None) -> None:
+        """Observes a prompt that was sent to the engine, and its parameters."""
         name = self._model_name()
         self._prompt.labels(name).observe(num_prompt_tokens)
         if params is not None:
             self._n.labels(name).observe(params.n)
-            self._most.labels(name).observe(params.max_new_tokens)
+            self._max_tokens.labels(name).observe(params.max_new_tokens)
 
     @contextmanager
     def watching(self, num_answers: int, prepared_s: float = 0.0) -> Iterator[list["Watch"]]:
-        """The times of answers whose request came before so many seconds; those that have not ended
-        at the end of the block were given up, or failed.
+        """Watches the answers to a request that came `prepared_s` ago. Answers that have not ended
+        at the end of the block count as aborted, or as failed if it raises.
         """
         watches, reason = [Watch(self, prepared_s) for _ in range(num_answers)], "abort"
         try:
@@ -182,15 +182,15 @@ class Metrics:
 
 
 class Watch:
-    """When the tokens of one answer came.
+    """Measures when the tokens of one answer come.
 
     Attributes:
-        has_ended: whether it is whole.
-        queued_s, first_s: seconds until it was scheduled, and had a token; None: not yet.
+        has_ended: the answer is whole.
+        queued_s, first_s: seconds until it was scheduled, and until its first token; None: not yet.
     """
 
     def __init__(self, metrics: Metrics, prepared_s: float = 0.0):
-        """Its request came before so many seconds, in which the prompt was encoded."""
+        """`prepared_s`: since the request came; the prompt was encoded meanwhile."""
         name = metrics._model_name()
         self._metrics, self._name = metrics, name
         self._gap, self._first = metrics._gap.labels(name), metrics._first.labels(name)
@@ -203,7 +203,7 @@ class Watch:
         self.first_s: float | None = None
 
     def note(self, num_tokens: int, queued_s: float = 0.0) -> None:
-        """So many have come; the engine let it wait for so long."""
+        """Observes new tokens; `queued_s`: that the answer waited in the engine's queue."""
         now = time.perf_counter() - self._started
         if self.first_s is None:
             self.first_s, self.queued_s = now, min(queued_s, now - self._prepared_s)
@@ -214,7 +214,7 @@ class Watch:
         self._num_tokens += num_tokens
 
     def end(self, reason: str, num_preemptions: int = 0) -> None:
-        """The answer is whole; its sequence gave up its pages so many times."""
+        """Observes the end of the answer."""
         self.has_ended = True
         metrics, name = self._metrics, self._name
         metrics._whole.labels(name).observe(time.perf_counter() - self._started)

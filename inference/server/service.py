@@ -1,4 +1,4 @@
-"""What the endpoints share."""
+"""The service behind the endpoints: engine, text processing, limits, metrics."""
 
 import dataclasses
 import logging
@@ -15,22 +15,22 @@ from inference.text.tool_calls import formats
 from inference.text.tool_calls.formats import Format
 
 _log = logging.getLogger(__name__)
-QUEUED_PER_SEQ = 4  # requests that wait, for each that can run
+QUEUED_PER_SEQ = 4  # waiting sequences for each slot
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """What a client can ask of the process that speaks HTTP; times are seconds.
+    """Limits of the HTTP process; times are seconds.
 
     Attributes:
-        body_bytes, body_s: of a request's body.
-        head_bytes, head_s: of its head.
-        request_s: from a request to the end of its answer; it may ask for less.
-        queue_s: that a request is expected to wait for a slot; those that would longer are refused.
+        body_bytes, body_s: size of a request's body, and time to receive it.
+        head_bytes, head_s: the same of its head.
+        request_s: from a request to the end of its answer; a request may have a lower limit.
+        queue_s: expected wait for a slot; a request that would wait longer is rejected.
         stall_s: a client that reads nothing for so long is disconnected.
-        idle_s: silence of a stream after which a comment keeps the connection.
-        heartbeat_s: silence of an engine that serves, after which it counts as dead, and is ended.
-        connections: on which a request is being answered, at a time.
+        idle_s: silence of a stream after which a comment keeps the connection open.
+        heartbeat_s: silence after which a ready engine counts as dead, and is ended.
+        connections: requests that are answered at once.
         workers: processes that encode texts.
     """
 
@@ -48,15 +48,15 @@ class Limits:
 
 
 class Service:
-    """The engine, its text, and what was counted.
+    """The engine, its text processing and metrics.
 
     Attributes:
         limits: of requests.
         client: the engine.
-        metrics: what `/metrics` shows.
+        metrics: shown by `/metrics`.
         started: seconds since 1970.
-        num_keys: of clients; where there are several, none of them may fill the queue.
-        is_draining: requests that are served go on, and new ones are refused.
+        num_keys: number of clients' keys; with several, no client may fill the queue.
+        is_draining: running requests continue, new ones are rejected.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class Service:
         tool_call_parser: str = formats.AUTO,
         warms_up: bool = False,
     ):
-        """`served_model_name`: as clients name the model; None: as the engine does.
-        `tool_call_parser`: the format of tool calls, by its name. `warms_up`: what texts need is
-        started with the engine, not when the first one comes.
+        """`served_model_name`: of the model, for clients; None: the engine's name for it.
+        `tool_call_parser`: name of the format of tool calls. `warms_up`: starts a text worker with
+        the engine, not with the first text.
         """
         self.limits = limits
         self.client = EngineClient(launcher, self._load_texts, limits.heartbeat_s)
@@ -84,17 +84,17 @@ class Service:
 
     @property
     def model_name(self) -> str:
-        """As clients name the model."""
+        """The model's name for clients; "" until it is loaded."""
         if self._served_model_name is not None:
             return self._served_model_name
         return self.client.facts.model if self.client.facts else ""
 
     @property
     def facts(self) -> Loaded:
-        """What the engine says of itself.
+        """The engine's description of itself.
 
         Raises:
-            ApiError: 503, it is being loaded.
+            ApiError: 503, the model is being loaded.
         """
         if self.client.facts is None:
             raise unavailable("the model is being loaded")
@@ -102,10 +102,10 @@ class Service:
 
     @property
     def texts(self) -> TextProcessor:
-        """Text of the model.
+        """Encodes and decodes text.
 
         Raises:
-            ApiError: 503, it is being loaded.
+            ApiError: 503, the model is being loaded.
         """
         if self._texts is None:
             raise unavailable("the model is being loaded")
@@ -113,10 +113,10 @@ class Service:
 
     @property
     def tool_format(self) -> Format:
-        """How the model writes calls of tools.
+        """The model's format of tool calls.
 
         Raises:
-            ApiError: there is no tokenizer, or not yet.
+            ApiError: there is no tokenizer, or the model is being loaded.
         """
         tokenizer = self.texts.tokenizer
         template = tokenizer.templates.get("tool_use", tokenizer.template)
@@ -124,7 +124,7 @@ class Service:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine's loop was heard of lately, or has no loop yet."""
+        """Whether the engine sent a message within `heartbeat_s`, or is not ready yet."""
         if self.client.state is State.ENDED:
             return False
         return (
@@ -133,14 +133,14 @@ class Service:
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Since the engine was heard last."""
+        """Seconds since the engine's latest message."""
         return time.monotonic() - self.client.heard_at
 
     def check_ready(self) -> None:
-        """Whether new requests are served.
+        """Checks that new requests are served.
 
         Raises:
-            ApiError: 503, says what is under way.
+            ApiError: 503, with the state of the server.
         """
         if self.is_draining:
             raise unavailable("the server is shutting down")
@@ -157,36 +157,36 @@ class Service:
         name: str = "",
         priority: int = 0,
     ) -> None:
-        """Whether the queue has room for so many prompts, each with so many sequences, and whether
-        they would start in time.
+        """Checks that the queue has room for a request, and that it would start in time.
 
         Args:
-            num_prompts, num_each: their numbers.
+            num_prompts, num_each: prompts, and sequences of each.
             deadline: of the answers.
-            name: who asks, by the key.
-            priority: among this client's, the lower value goes first.
+            name: of the client's key.
+            priority: among the client's requests; the lower value goes first.
 
         Raises:
-            ApiError: 400, it never has; 429, this client has its share; 503, it is full.
+            ApiError: 400, the request is too large for the queue; 429, the client has its share;
+                503, the queue is full or the wait too long.
         """
         client, num_slots = self.client, self.facts.num_slots
-        most = num_slots * (1 + QUEUED_PER_SEQ)
+        max_sequences = num_slots * (1 + QUEUED_PER_SEQ)
         num_sequences = num_prompts * num_each
-        if num_sequences > most:
-            each = f", each with {num_each} sequences (n, or best_of)" if num_each > 1 else ""
+        if num_sequences > max_sequences:
+            detail = f", each with {num_each} sequences (n, or best_of)" if num_each > 1 else ""
             raise ApiError(
                 400,
-                f"prompt holds {num_prompts} prompts{each}, and this server takes at most {most} "
-                "sequences in one request",
+                f"prompt holds {num_prompts} prompts{detail}, and this server takes at most "
+                f"{max_sequences} sequences in one request",
                 "prompt",
                 "invalid_value",
             )
-        num_left = most - client.num_sequences - num_sequences
+        num_left = max_sequences - client.num_sequences - num_sequences
         if num_left < 0:
             self.metrics.rejected("queue_full")
             raise unavailable("too many requests wait for the engine", client.end_s(-num_left))
-        # Who has as many as are left has its share: half of the places, where others have none
-        # (Choudhury and Hahne 1998, dynamic thresholds).
+        # A client has its share if it has as many sequences as there are places left: half of all
+        # places if it is alone (Choudhury and Hahne 1998, dynamic thresholds).
         num_held = client.num_held(name)
         if self.num_keys > 1 and num_held > num_left:
             self.metrics.rejected("key_share")
@@ -205,7 +205,7 @@ class Service:
             raise unavailable(why, wait_s - self.limits.queue_s)
 
     async def _load_texts(self, facts: Loaded) -> None:
-        """What an engine says that was started again is the same."""
+        """Loads the tokenizer, once: a restarted engine has the same."""
         if self._texts is None:
             texts = await TextProcessor.load(facts.text, facts.max_context, self.limits.workers)
             if self._warms_up:
@@ -219,6 +219,6 @@ class Service:
                 )
 
     def close(self) -> None:
-        """Ends what was started here."""
+        """Ends the text workers."""
         if self._texts is not None:
             self._texts.close()

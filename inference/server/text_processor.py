@@ -1,4 +1,4 @@
-"""Text to token ids and back, beside the event loop."""
+"""Encodes and decodes text without blocking the event loop."""
 
 import asyncio
 import collections
@@ -15,44 +15,51 @@ from inference.server.protocol import structure
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.fields import ChatMessage, Sampling
 from inference.server.protocol.tools import OfferedTools
-from inference.server.workers.jobs import Compile, Convert, Decode, Encode, EncodeChat, Failed, Job
+from inference.server.workers.jobs import (
+    Compile,
+    Convert,
+    Decode,
+    Encode,
+    EncodeChat,
+    Job,
+    JobFailed,
+)
 from inference.server.workers.pool import Pool, WorkerLost
 from inference.text import grammar
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls import constrain, formats
 from inference.text.tool_calls.formats import Format
 
-_CHARS_A_TOKEN = 16  # a prompt with more characters for each token of the context is refused unread
-_INLINE_CHARS, _INLINE_IDS = 1024, 1024  # a fraction of a millisecond: less than a worker's answer
-_CALL_CHARS = 64  # as many take as long as the call itself
-_KNOWN_GRAMMARS = 256
-_SEARCH_S = 10.0  # on the clock, for the schema that cannot be compiled: a worker may have to start
+_CHARS_A_TOKEN = (
+    16  # a prompt with more characters for each token of the context is rejected unread
+)
+_INLINE_CHARS, _INLINE_IDS = 1024, 1024  # encoded in less time than a worker takes to reply
+_CALL_CHARS = 64  # so many characters take as long as the call itself
+_MAX_COMPILED = 256  # grammars remembered as valid
+_SEARCH_S = 10.0  # of wall time, to find the invalid schema: a worker may have to start
 
 
 class TextProcessor:
-    """The tokenizer of the engine, and workers that encode: what takes long delays others of its
-    kind, and no token of a stream; what takes too long or too much memory ends its worker.
+    """The tokenizer of the engine, and workers that encode long texts: they delay other texts, but
+    no token of a stream. A text that takes too much time or memory ends its worker.
 
     Attributes:
-        tokenizer: for what takes no time.
+        tokenizer: for short texts.
     """
 
     def __init__(self, max_context: int, tokenizer: Tokenizer | None, pool: Pool | None):
-        """Without a tokenizer there is no pool, either."""
         self._tokenizer = tokenizer
         self._pool = pool
         self._max_chars = _CHARS_A_TOKEN * max_context
-        self._num_inline = 0  # characters since others had their turn
-        self._known: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._num_inline = 0  # characters encoded since the event loop last ran other tasks
+        self._compiled: collections.OrderedDict[str, None] = collections.OrderedDict()
         self._starting: asyncio.Task[None] | None = None
 
     @classmethod
     async def load(
         cls, facts: TextFacts | None, max_context: int, num_workers: int
     ) -> "TextProcessor":
-        """Makes the tokenizer in a thread; `facts` are None where the engine serves token ids
-        alone.
-        """
+        """Builds the tokenizer in a thread; `facts`: None if the model takes token ids only."""
         if facts is None:
             return cls(max_context, None, None)
         tokenizer = await asyncio.to_thread(facts.tokenizer)
@@ -66,20 +73,20 @@ class TextProcessor:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """It.
+        """The tokenizer.
 
         Raises:
-            ApiError: there is none.
+            ApiError: the model has none.
         """
         if self._tokenizer is None:
             raise ApiError(400, "this model has no tokenizer: give token ids", code="unsupported")
         return self._tokenizer
 
     async def encode(self, text: str, param: str, add_special: bool = True) -> list[int]:
-        """Token ids of a text that a field of this name holds.
+        """Token ids of a text; `param`: the request's field, for errors.
 
         Raises:
-            ApiError: 400, it cannot be encoded, or takes too long.
+            ApiError: 400, the text cannot be encoded, or takes too long.
         """
         self._check_length(len(text), param)
         if len(text) > _INLINE_CHARS or self.tokenizer.may_panic:
@@ -105,24 +112,24 @@ class TextProcessor:
         """Token ids of a conversation.
 
         Args:
-            messages: of it.
-            add_generation_prompt: it ends with the start of the assistant's turn.
+            messages: of the conversation.
+            add_generation_prompt: ends with the start of the assistant's turn.
             tools: that the model may call.
-            variables: further ones of the chat template.
-            continues: it ends where the last message does, which goes on.
+            variables: further variables of the chat template.
+            continues: ends within the last message, which the model continues.
             documents: that the chat template shows to the model.
 
         Raises:
-            ApiError: 400, the messages hold what is not supported, the template refuses them, or
-                they take too long.
+            ApiError: 400, the messages are not supported, the template rejects them, or they take
+                too long.
         """
-        given = [_plain(message, index) for index, message in enumerate(messages)]
-        told_documents = list(documents or ()) or None
-        whole = [given, tools, dict(variables), told_documents]
+        plain = [_plain(message, index) for index, message in enumerate(messages)]
+        document_list = list(documents or ()) or None
+        whole = [plain, tools, dict(variables), document_list]
         self._check_length(_num_chars(whole), "messages")
-        told = None if tools is None else list(tools)
+        tool_list = None if tools is None else list(tools)
         job = EncodeChat(
-            given, add_generation_prompt, told, dict(variables), continues, told_documents
+            plain, add_generation_prompt, tool_list, dict(variables), continues, document_list
         )
         return await self._ask(job, "messages")
 
@@ -133,35 +140,35 @@ class TextProcessor:
         offer: OfferedTools | None = None,
         format: Format = formats.JSON,
     ) -> str | None:
-        """The grammar that a request's answer has to follow, if it asks for one, which was compiled
-        before, or is by a worker: what takes long delays other prompts, and no step of the engine.
+        """The grammar of a request's answer, or None. A worker compiles it first, unless it is
+        known to be valid, so that a slow or invalid grammar delays no step of the engine.
 
         Raises:
-            ApiError: 400, it cannot be compiled, takes too long, or grammars are not accepted.
+            ApiError: 400, the grammar is invalid or takes too long, or grammars are not supported.
         """
-        asked = request.structured_outputs
-        if asked is not None and asked.grammar is not None and grammar.is_gbnf(asked.grammar):
-            asked.grammar = await self._ask(Convert(asked.grammar), "structured_outputs")
-        found, param = structure.read(request)
+        spec = request.structured_outputs
+        if spec is not None and spec.grammar is not None and grammar.is_gbnf(spec.grammar):
+            spec.grammar = await self._ask(Convert(spec.grammar), "structured_outputs")
+        grammar_text, param = structure.read(request)
         if offer is not None and offer.is_required:
-            if found is not None:
+            if grammar_text is not None:
                 why = f"and {param} exclude each other, where a tool has to be called"
                 raise ApiError(400, f"tool_choice {why}", "tool_choice", "invalid_value")
             param = "tool_choice"
-        elif found is None:
+        elif grammar_text is None:
             return None
         if not accepts:
             raise ApiError(400, f"{param} is not supported by this server", param, "unsupported")
         if offer is not None and param != "bad_words":  # which calls may hold no more than texts
-            return await self._compile_calls(offer, format, found, param)
-        assert found is not None
-        return await self._compile(lambda: found, param)
+            return await self._compile_calls(offer, format, grammar_text, param)
+        assert grammar_text is not None
+        return await self._compile(lambda: grammar_text, param)
 
     async def _compile_calls(
         self, offer: OfferedTools, format: Format, other: str | None, param: str
     ) -> str:
-        """A grammar of calls, or also of what another one describes, which `param` asks for. Only
-        where it cannot be compiled are its parts, one by one, for a while: to tell which it is.
+        """A grammar of calls, or of calls and texts of the grammar `other`, which `param` has. If
+        it is invalid, compiles its parts one by one to name the invalid one in the error.
         """
         how = format, offer.schemas, offer.is_parallel
 
@@ -187,31 +194,31 @@ class TextProcessor:
             raise
 
     async def _compile(self, write: Callable[[], str], param: str) -> str:
-        """What is written, which can be compiled."""
+        """Writes a grammar and checks that it compiles."""
         try:
             text = write()
         except InputError as error:
             raise _invalid(param, str(error)) from None
         except RecursionError:
             raise _invalid(param, "it is nested too deeply") from None
-        if text not in self._known:
+        if text not in self._compiled:
             await self._ask(Compile(text), param)
-        self._known[text] = None
-        self._known.move_to_end(text)
-        while len(self._known) > _KNOWN_GRAMMARS:
-            self._known.popitem(last=False)
+        self._compiled[text] = None
+        self._compiled.move_to_end(text)
+        while len(self._compiled) > _MAX_COMPILED:
+            self._compiled.popitem(last=False)
         return text
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special ones included: they are somebody's prompt.
+        """The text of token ids, special ones included.
 
         Raises:
-            ApiError: 400, it takes too long.
+            ApiError: 400, they take too long.
         """
         if len(ids) <= _INLINE_IDS:
             return self.tokenizer.decode(ids, skip_special=False)
-        found: str = await self._ask(Decode(list(ids)), "tokens")
-        return found
+        text: str = await self._ask(Decode(list(ids)), "tokens")
+        return text
 
     def close(self) -> None:
         """Ends the workers."""
@@ -229,7 +236,7 @@ class TextProcessor:
             raise _invalid(param, "it is nested too deeply") from None
         except WorkerLost:
             raise unavailable("the text could not be processed: send it again") from None
-        if isinstance(reply, Failed):
+        if isinstance(reply, JobFailed):
             raise _invalid(param, reply.reason)
         return reply.value
 
@@ -248,22 +255,22 @@ def _invalid(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param}: {why}", param, "invalid_value")
 
 
-def _num_chars(given: Any) -> int:
-    """Of all texts in it, names of fields among them: a template may write each."""
-    num, rest = 0, [given]
-    while rest:
-        one = rest.pop()
-        if isinstance(one, str):
-            num += len(one)
-        elif isinstance(one, dict):
-            rest += [*one, *one.values()]
-        elif isinstance(one, list):
-            rest += one
+def _num_chars(value: Any) -> int:
+    """Characters of all texts in JSON data, names of fields included: templates can write them."""
+    num, pending = 0, [value]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, str):
+            num += len(item)
+        elif isinstance(item, dict):
+            pending += [*item, *item.values()]
+        elif isinstance(item, list):
+            pending += item
     return num
 
 
 def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
-    """A message as templates read it."""
+    """A message in the form that chat templates read."""
     content = message.content
     if isinstance(content, list):
         for part in content:
@@ -274,16 +281,16 @@ def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
     if content is None and not message.tool_calls:
         where = f"messages[{index}].content"
         raise ApiError(400, f"{where} is required", where, "missing_required_parameter")
-    found: dict[str, Any] = {
+    plain: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": content or "",
     }
     for name in ("name", "reasoning_content", "reasoning", "tool_call_id"):
         if (value := getattr(message, name)) is not None:
-            found[name] = value
+            plain[name] = value
     if message.tool_calls:
-        found["tool_calls"] = [
+        plain["tool_calls"] = [
             {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
             for call in message.tool_calls
         ]
-    return found
+    return plain

@@ -1,7 +1,5 @@
-"""Spans of requests for OpenTelemetry, by its semantic conventions for generative AI; no text of a
-client is in them.
-
-Where they are not asked for nothing of OpenTelemetry is loaded, and what happens is told to nobody.
+"""Spans of requests for OpenTelemetry, by its semantic conventions for generative AI. They contain
+no text of a client. Without `--otlp_endpoint`, OpenTelemetry is not loaded.
 """
 
 import os
@@ -30,29 +28,29 @@ _EXPORT_S = 5.0  # for one attempt to send spans, and for all at the end
 
 
 class Trace:
-    """What is told of a request while it is served; here nobody listens."""
+    """Takes events of a request; this one ignores them."""
 
-    def asked(self, model: str, params: SamplingParams, usage: Usage) -> None:
-        """The engine is asked; `usage` counts tokens from here on."""
+    def begin(self, model: str, params: SamplingParams, usage: Usage) -> None:
+        """The request goes to the engine; `usage` counts its tokens from here on."""
 
     def note(self, finish_reason: str | None, queued_s: float = 0.0) -> None:
-        """Something of an answer has come, or its end; the engine let it wait for so long."""
+        """Tokens of an answer came, or its end; `queued_s`: that it waited for the engine."""
 
     def failed(self, kind: str) -> None:
         """An answer that had begun ended with an error."""
 
 
-_NOBODY = Trace()
-_current: ContextVar[Trace] = ContextVar("trace", default=_NOBODY)
+_UNTRACED = Trace()
+_current: ContextVar[Trace] = ContextVar("trace", default=_UNTRACED)
 
 
 def current() -> Trace:
-    """That of the request that is served here."""
+    """The trace of the request that this context serves."""
     return _current.get()
 
 
 class Traces:
-    """Makes spans, and gives them to whoever takes them."""
+    """Makes spans and passes them to a processor."""
 
     def __init__(self, processor: "SpanProcessor"):
         from opentelemetry.sdk.resources import Resource
@@ -67,10 +65,10 @@ class Traces:
 
     @classmethod
     def sent_to(cls, label: str, endpoint: str) -> "Traces":
-        """Spans for a collector that speaks OTLP over HTTP.
+        """Sends spans to a collector by OTLP over HTTP.
 
         Raises:
-            InputError: the address is none, or the packages are missing.
+            InputError: the address is invalid, or the packages are missing.
         """
         url = urlsplit(endpoint)
         if url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment:
@@ -84,7 +82,7 @@ class Traces:
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=target, timeout=_EXPORT_S)))
 
     def has_span(self, handler: str) -> bool:
-        """Whether requests to a path have one."""
+        """Whether requests to a path have a span."""
         return handler in _OPERATIONS
 
     @contextmanager
@@ -95,8 +93,8 @@ class Traces:
         headers: Iterable[tuple[bytes, bytes]],
         status: Callable[[], int],
     ) -> Iterator[None]:
-        """A span while the block runs; `status` says in the end what was answered, 0: nothing. It
-        belongs to the trace that the header `traceparent` names.
+        """A span around the block, in the trace of the header `traceparent`; `status`: called at
+        the end, returns the status of the answer, or 0 if there was none.
         """
         from opentelemetry.trace import SpanKind, Status, StatusCode
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
@@ -132,13 +130,13 @@ class Traces:
             trace.end()
 
     def close(self) -> None:
-        """Sends what is left."""
+        """Sends the remaining spans."""
         self._provider.force_flush(int(1000 * _EXPORT_S))
         self._provider.shutdown()
 
 
 class _Spanned(Trace):
-    """What is told becomes attributes and events of a span."""
+    """Turns events of a request into attributes and events of a span."""
 
     def __init__(self, span: Any, operation: str):
         self.error: str | None = None
@@ -148,7 +146,7 @@ class _Spanned(Trace):
         self._reasons: list[str] = []
         self._has_token = False
 
-    def asked(self, model: str, params: SamplingParams, usage: Usage) -> None:
+    def begin(self, model: str, params: SamplingParams, usage: Usage) -> None:
         self._usage = usage
         span = self._span
         span.update_name(f"{self._operation} {model}")
@@ -170,7 +168,7 @@ class _Spanned(Trace):
         self.error = kind
 
     def end(self) -> None:
-        """Nothing more is told."""
+        """Ends the span."""
         if self._reasons:
             self._span.set_attribute("gen_ai.response.finish_reasons", self._reasons)
         if self._usage is not None:

@@ -1,10 +1,10 @@
-"""Which version of this program runs."""
+"""The version of this program."""
 
 from importlib import metadata
 
 
 def version() -> str:
-    """As it was installed; "clone" where it runs from its folder."""
+    """The installed version; "clone" if the program runs from its folder."""
     try:
         return metadata.version("ridgeline")
     except metadata.PackageNotFoundError:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from configs.errors import InputError
-from inference.checkpoints import text_files
-from inference.checkpoints.native import manifest
+from inference.checkpoints import manifest, text_files
 from inference.files import atomic, cache_directory
 
 END = "<|endoftext|>"

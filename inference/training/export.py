@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
 
 import jax
 import numpy as np
 
 from configs.model import ModelConfig
 from inference.checkpoints import convert, names
+from inference.checkpoints.checkpoint import Contents, NewCheckpoint
 from inference.checkpoints.load import Progress
-from inference.checkpoints.opened import Checkpoint, Contents
 from inference.checkpoints.tensor_source import TensorSource
 from layers import params
 from layers.params import Params
@@ -39,17 +38,8 @@ def write(
     """
     source = tensors(masters, config.name)
 
-    def unused(*args: object, **keywords: object) -> NoReturn:
-        raise NotImplementedError("a trained model is converted, then opened where it lies")
-
-    checkpoint = Checkpoint(
-        config,
-        eos_ids,
-        unused,
-        unused,
-        lambda: Contents(source, names.identity, lambda: dict(files)),
-        unused,
-    )
+    contents = Contents(source, names.identity, lambda: dict(files))
+    checkpoint = NewCheckpoint(config=config, eos_ids=eos_ids, new_contents=contents)
     convert.convert(checkpoint, output, "orbax", config.dtype, progress=progress)
 
 

@@ -15,10 +15,9 @@ from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.model import ModelConfig
 from configs.recipes.training import Recipe
-from inference.checkpoints import text_files
-from inference.checkpoints.hf import hf_tokenizer
+from inference.checkpoints import hf_tokenizer, text_files
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
-from inference.checkpoints.opened import Checkpoint
 from inference.text.tokenizer import Tokenizer
 from inference.training import bpe
 from layers import decoder, params
@@ -91,8 +90,8 @@ def masters(
         return jax.device_put(np.array(values, np.float32), where, may_alias=False)
 
     if checkpoint is not None:
-        load = checkpoint.load_exact or checkpoint.load_params
-        return load(infos, progress, place)
+        exact = dataclasses.replace(checkpoint, is_exact=True)
+        return exact.load_params(infos, progress, place)
     values = params.flatten(params.init(infos, recipe.training.seed), lambda node: False)
     declared, begun = params.flatten(infos), _dynamics(recipe.model)
     assert begun.keys() <= declared.keys(), begun.keys() - declared.keys()

@@ -6,8 +6,8 @@ from collections.abc import Callable
 import numpy as np
 
 from configs.recipes.training import Recipe
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
-from inference.checkpoints.opened import Checkpoint
 from inference.training.loop import Loss
 from inference.training.start import Vocabulary
 from layers.params import Params

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from configs.errors import InputError
-from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints import converted, safetensors_file
 from inference.checkpoints.load import Progress
-from inference.checkpoints.native import converted
 from inference.files import atomic, cache_directory, digests
 from inference.text.tokenizer import Tokenizer
 from inference.training.start import Vocabulary

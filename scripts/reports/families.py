@@ -25,7 +25,7 @@ from configs.kinds.rope import Rope
 from configs.model import ModelConfig
 from inference.checkpoints import opened
 from inference.checkpoints.gguf.pretokenizers import SPLITS
-from inference.checkpoints.hf.architectures import families
+from inference.families import families
 from inference.planner import weights
 from scripts.reports.pages.markdown import fill, table
 
@@ -40,7 +40,7 @@ def page() -> str:
     folders = {path.parent.name: path.parent for path in sorted(GOLDEN.glob("*/expected.npz"))}
     configs = {name: opened.read_directory_config(folder) for name, folder in folders.items()}
     names = []
-    for architecture, family in families.ARCHITECTURES.items():
+    for family in families.ALL.values():
         tiny = [config for config in configs.values() if config.family == family.name]
         parts = dict.fromkeys(part for config in tiny for part in _parts(config))
         sizes = [
@@ -48,7 +48,7 @@ def page() -> str:
             for name, preset in presets.NAMES.items()
             if preset.config.family == family.name
         ]
-        names.append((family.name, architecture, ", ".join(parts), ", ".join(sizes)))
+        names.append((family.name, family.architecture, ", ".join(parts), ", ".join(sizes)))
     header = (
         *("checkpoint", "heads", "experts", "layers", "head", "stored", "keys of", "prompts"),
         "greedy",

@@ -268,6 +268,26 @@ CASES = (
     Case("olmo2-gqa-tied-float32", widths(40, 2, 4, 2) | TIED, seed=72, dtype=torch.float32),
     Case("olmo2-mqa-bias", widths(36, 2, 3, 1) | UNTIED | {"attention_bias": True}, seed=73),
     Case(
+        "ernie4_5-gqa-neighbors",
+        widths(40, 2, 4, 2, 12) | UNTIED | rope("default", 5e5),
+        seed=74,
+        version_4_keys=True,
+    ),
+    Case(
+        "granite-gqa-scales",
+        widths(40, 2, 4, 2)
+        | UNTIED
+        | {
+            "embedding_multiplier": 1.6,
+            "logits_scaling": 1.4,
+            "residual_multiplier": 0.8,
+            "attention_multiplier": 0.4,
+            "attention_bias": True,
+        },
+        seed=75,
+        version_4_keys=True,
+    ),
+    Case(
         "llama-gqa-yarn-bias",
         widths(48, 2, 4, 2, 16)
         | {"attention_bias": True, "mlp_bias": True}

@@ -79,6 +79,8 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
         "pad_token_id": None, "sliding_window": 24, "vocab_size_per_layer_input": VOCAB_SIZE,
     }),
     "mistral": (transformers.MistralConfig, _COMMON),
+    "ernie4_5": (transformers.Ernie4_5Config, _COMMON),
+    "granite": (transformers.GraniteConfig, _COMMON),
     "qwen2": (transformers.Qwen2Config, _COMMON),
     "qwen3": (transformers.Qwen3Config, _COMMON),
     "smollm3": (transformers.SmolLM3Config, _COMMON),

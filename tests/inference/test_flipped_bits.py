@@ -8,10 +8,10 @@ import pytest
 
 from configs.errors import InputError
 from configs.hardware import catalog
-from inference.checkpoints import resolve
-from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_tokenizer, tensor_names
+from inference.checkpoints import converted, packed_file, resolve
+from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_tokenizer
 from inference.checkpoints.gguf.export import gguf_export
-from inference.checkpoints.native import converted, packed_file
+from inference.families.shared import gguf_names
 from inference.files import ownership
 from inference.files.resumable_results import ResumableResults
 from inference.planner.calibration import store
@@ -96,7 +96,7 @@ def test_divisors_of_a_gguf_file_of_ours(tmp_path):
     path = tmp_path / "stretched.gguf"
     source = apps.TINY.with_name("llama-gqa-tied-rope3")
     gguf_export.write(resolve.resolve(str(source)).open(None), path)
-    entry = gguf_file.open_gguf(path).tensors[tensor_names.ROPE_FACTORS]
+    entry = gguf_file.open_gguf(path).tensors[gguf_names.ROPE_FACTORS]
     last = entry.position + entry.num_bytes - 4  # of float32, the lowest byte
     data = bytearray(path.read_bytes())
     data[last] ^= 1

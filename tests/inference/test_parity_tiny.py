@@ -23,8 +23,8 @@ from configs.kinds.rope import LongRope, Rope
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve
-from inference.checkpoints.hf.architectures import families
 from inference.engine import Engine
+from inference.families import families
 from inference.request import SamplingParams
 from inference.runtime import step
 from inference.runtime.batch import Batch
@@ -142,7 +142,9 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
-_RELATIVES = ("dots1", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "minimax_m2")
+_RELATIVES = (
+    *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),
+)
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
 
@@ -157,11 +159,12 @@ def test_every_layout_is_there():
         for h in m.mixers(Attention)
         if not m.mixtures and not m.has_states  # what these show besides are experts or states
     }
-    supported = [family.name for family in families.ARCHITECTURES.values()]
+    supported = list(families.ALL)
     mixtures = {m.family for m in models if m.mixtures}
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
-    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "gemma4": ("gqa",)}
+    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha")}
+    layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
         (f, tied) for f in supported for tied in (True, False) if not (tied and f in _UNTIED)
@@ -311,6 +314,13 @@ _VISIBLE = {
     "falcon_h1-mqa-norm-gate-limit": (
         _with(step_limits=(0.0, None)),
         _with(norms_first=False),
+    ),
+    "ernie4_5-gqa-neighbors": (_with(rope=Rope(5e5)),),
+    "granite-gqa-scales": (
+        lambda m: {"embedding_scale": 1.0},
+        lambda m: {"residual_scale": 1.0},
+        lambda m: {"logit_scale": 1.0},
+        _with(scale=None),
     ),
     "granitemoehybrid-mqa-rope-experts": (
         lambda m: {"embedding_scale": 1.0},

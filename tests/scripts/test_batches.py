@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from inference.checkpoints.hf import hf_tokenizer
+from inference.checkpoints import hf_tokenizer
 from inference.files.resumable_results import ResumableResults
 from scripts import common, generate
 from scripts.reports import batch_progress

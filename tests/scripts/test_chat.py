@@ -15,7 +15,7 @@ from collections import deque
 import pytest
 
 from configs.engine import EngineConfig
-from inference.checkpoints.hf import hf_tokenizer
+from inference.checkpoints import hf_tokenizer
 from inference.outputs import RequestOutput
 from inference.scheduling.step_schedule import Counters
 from scripts import chat, common

@@ -11,7 +11,7 @@ from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.s4 import S4
 from inference.checkpoints import convert, provenance, resolve
-from inference.checkpoints.hf.architectures import config_export
+from inference.checkpoints.hf import config_export
 from scripts import train
 from tests.inference.quantize import models, test_walk
 from tests.scripts import apps

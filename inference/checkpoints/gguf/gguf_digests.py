@@ -13,7 +13,7 @@ from pathlib import Path
 
 from configs.errors import InputError
 from inference.checkpoints.gguf.gguf_scan import Header
-from inference.checkpoints.gguf.tensor_names import ROPE_FACTORS
+from inference.families.shared.gguf_names import ROPE_FACTORS
 from inference.files import digests
 
 DATA = "ridgeline.data_digest"

@@ -10,9 +10,9 @@ The package `gguf` is imported where it is used: no other engine needs it.
 import functools
 import math
 from pathlib import Path
-from typing import Any
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from configs.errors import InputError, shown
 from configs.kinds import params
@@ -20,18 +20,23 @@ from configs.kinds.attention import Attention
 from configs.kinds.params import ParamInfo
 from configs.kinds.rope import Llama3, LongRope, Proportional
 from configs.model import ModelConfig
-from inference.checkpoints import names
-from inference.checkpoints.gguf import gguf_digests, gguf_parts, gguf_scan, gguf_stacks
+from inference.checkpoints.gguf import (
+    gguf_digests,
+    gguf_parts,
+    gguf_scan,
+    gguf_stacks,
+    gguf_state_parts,
+)
 from inference.checkpoints.gguf.gguf_scan import Header
-from inference.checkpoints.gguf.states import gguf_state_parts
-from inference.checkpoints.gguf.tensor_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
+from inference.families import families
+from inference.families.shared.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 
 # Types that are kept as they are, and the format that holds their numbers.
 _DENSE = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
-KEPT = {"Q8_0": "q8_0", "Q5_0": "q5_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k",
-         "Q6_K": "q6_k", "MXFP4": "mxfp4"}  # fmt: skip
+BLOCKS = {"Q8_0": "q8_0", "Q5_0": "q5_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k",
+          "Q6_K": "q6_k", "MXFP4": "mxfp4"}  # fmt: skip
 _BLOCK_ELEMENTS = 1 << 17  # dequantized at a time: temporaries stay in the processor's cache
 
 
@@ -80,13 +85,14 @@ def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> Ten
         check()
         return _read_rows(header, config, np.dtype(dtype), name, start, stop, columns)
 
-    def blocks(name: str) -> np.ndarray:
+    def read_blocks(name: str) -> np.ndarray:
         check()
         return _read_blocks(header, config, name)
 
     kinds = {name: _kind(header, name) for name in shapes}
-    kept = {name: KEPT[kind] for name, kind in kinds.items() if kind in KEPT}
-    source = TensorSource(str(header.path), shapes, read, dtype, read_blocks=blocks, formats=kept)
+    formats = {name: BLOCKS[kind] for name, kind in kinds.items() if kind in BLOCKS}
+    label = str(header.path)
+    source = TensorSource(label, shapes, read, dtype, read_blocks=read_blocks, formats=formats)
     return gguf_stacks.with_latents(source, config)
 
 
@@ -98,20 +104,20 @@ def formats(header: Header, config: ModelConfig, name_map: NameMap) -> dict[str,
         InputError: a tensor has a type that no kernel multiplies as it is, or the matrices of a
             stack have several.
     """
-    found = {}
+    by_path = {}
     for path, info in params.leaves(config.parameters()):
-        own = [_kept(header, name, info) for name in name_map("/".join(path)).names]
+        stored = [_stored_as(header, name, info) for name in name_map("/".join(path)).names]
         is_stack = len(info.shape) > 2
-        if is_stack and len(set(own)) > 1:
+        if is_stack and len(set(stored)) > 1:
             raise InputError(
-                f"{header.path}: {'/'.join(path)} is a stack of {', '.join(sorted(set(own)))}, "
+                f"{header.path}: {'/'.join(path)} is a stack of {', '.join(sorted(set(stored)))}, "
                 "which no kernel multiplies at once; engine.weights=bfloat16 runs it, dequantized"
             )
-        found["/".join(path)] = tuple(own[:1] if is_stack else own)
-    return found
+        by_path["/".join(path)] = tuple(stored[:1] if is_stack else stored)
+    return by_path
 
 
-def _kept(header: Header, name: str, info: ParamInfo) -> str:
+def _stored_as(header: Header, name: str, info: ParamInfo) -> str:
     """The format of a tensor that a parameter is made of."""
     joint = gguf_stacks.joint_name(name)
     stored = name if name in header.tensors else joint
@@ -120,11 +126,11 @@ def _kept(header: Header, name: str, info: ParamInfo) -> str:
         return _DENSE[kind]
     if stored != name:
         cause = "is of several parameters, of which no kernel multiplies a part"
-    elif info.is_matrix and kind not in KEPT:
-        valid = ", ".join([*_DENSE, *KEPT])
+    elif info.is_matrix and kind not in BLOCKS:
+        valid = ", ".join([*_DENSE, *BLOCKS])
         cause = f"has type {kind}, which no kernel multiplies as it is; those are {valid}"
     else:
-        return KEPT[kind] if info.is_matrix else "float32"
+        return BLOCKS[kind] if info.is_matrix else "float32"
     raise InputError(
         f"{header.path}: tensor {shown(stored)} {cause}. engine.weights=bfloat16 runs any type, "
         "dequantized"
@@ -132,7 +138,6 @@ def _kept(header: Header, name: str, info: ParamInfo) -> str:
 
 
 def _kind(header: Header, name: str) -> str:
-    """The name of a tensor's type."""
     import gguf
 
     return gguf.GGMLQuantizationType(header.tensors[name].ggml_type).name
@@ -140,12 +145,12 @@ def _kind(header: Header, name: str) -> str:
 
 def _in_configuration(config: ModelConfig) -> set[str]:
     """The tensors that the configuration was made of, and nothing else has a place for."""
-    found: set[str] = set()
+    factors: set[str] = set()
     for mixer in config.mixers(Attention):
         scaling = None if mixer.rope is None else mixer.rope.scaling
-        found |= {ROPE_FACTORS} if isinstance(scaling, Llama3 | Proportional) else set()
-        found |= {LONG_FACTORS, SHORT_FACTORS} if isinstance(scaling, LongRope) else set()
-    return found
+        factors |= {ROPE_FACTORS} if isinstance(scaling, Llama3 | Proportional) else set()
+        factors |= {LONG_FACTORS, SHORT_FACTORS} if isinstance(scaling, LongRope) else set()
+    return factors
 
 
 def _check_type(name: str, ggml_type: int) -> None:
@@ -176,7 +181,7 @@ def read_numbers(header: Header, name: str) -> np.ndarray:
 def _read_rows(
     header: Header,
     config: ModelConfig,
-    dtype: np.dtype[Any],
+    dtype: np.dtype,
     name: str,
     start: int,
     stop: int,
@@ -203,8 +208,8 @@ def _read_rows(
 
 def is_interleaved(config: ModelConfig, name: str) -> bool:
     """Whether the rotary pairs of a tensor's rows are neighbours in the file."""
-    own = name.endswith(tuple(f".attn_{p}.{e}" for p in "qk" for e in ("weight", "bias")))
-    return own and names.interleaved(config.family)
+    endings = tuple(f".attn_{p}.{e}" for p in "qk" for e in ("weight", "bias"))
+    return name.endswith(endings) and families.gguf(config).is_interleaved
 
 
 def _in_halves(header: Header, config: ModelConfig, name: str, rows: np.ndarray) -> np.ndarray:
@@ -225,7 +230,7 @@ def _read_blocks(header: Header, config: ModelConfig, name: str) -> np.ndarray:
     return _in_halves(header, config, name, rows) if is_interleaved(config, name) else rows
 
 
-def _read(header: Header, name: str, start: int, stop: int, dtype: Any) -> np.ndarray:
+def _read(header: Header, name: str, start: int, stop: int, dtype: DTypeLike) -> np.ndarray:
     import gguf
 
     entry = header.tensors[name]
@@ -249,7 +254,7 @@ def _read(header: Header, name: str, start: int, stop: int, dtype: Any) -> np.nd
 def _read_columns(
     header: Header,
     config: ModelConfig,
-    dtype: np.dtype[Any],
+    dtype: np.dtype,
     name: str,
     start: int,
     stop: int,
@@ -266,14 +271,14 @@ def _read_columns(
     first, last = columns.start // size, -(-columns.stop // size)
     flat = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
     rows = flat.reshape(entry.shape[0], -1)[start:stop, first * num_bytes : last * num_bytes]
-    found = np.empty((stop - start, columns.stop - columns.start), dtype)
+    numbers = np.empty((stop - start, columns.stop - columns.start), dtype)
     step = max(1, _BLOCK_ELEMENTS // ((last - first) * size))
     for row in range(0, stop - start, step):
         some = np.ascontiguousarray(rows[row : row + step])
         values = gguf.dequantize(some.reshape(1, -1), kind).reshape(len(some), -1)
         shift = first * size
-        found[row : row + step] = values[:, columns.start - shift : columns.stop - shift]
-    return found
+        numbers[row : row + step] = values[:, columns.start - shift : columns.stop - shift]
+    return numbers
 
 
 def string_metadata(header: Header, key: str) -> str | None:

@@ -63,10 +63,10 @@ def join(first: Header, scan: Callable[[Path], Header]) -> Header:
 
 
 def _check_number(part: Header, number: int, count: int) -> None:
-    found = _integer(part, "split.no", None), _integer(part, "split.count", None)
-    if found != (number, count):
+    stated = _integer(part, "split.no", None), _integer(part, "split.count", None)
+    if stated != (number, count):
         raise InputError(
-            f"{part.path}: says it is part {found[0]} (from 0) of {found[1]}; "
+            f"{part.path}: says it is part {stated[0]} (from 0) of {stated[1]}; "
             f"expected {number} of {count}"
         )
 

@@ -39,6 +39,9 @@ class StringArray:
     count: int
 
 
+Value = bool | int | float | str | np.ndarray | StringArray
+
+
 @dataclasses.dataclass(frozen=True)
 class TensorEntry:
     """One tensor: its shape (rows first), ggml type number, and place in its mapped file."""
@@ -118,9 +121,9 @@ class _Cursor:
         self.text_bytes = 0
 
     def skip(self, num_bytes: int, what: str) -> int:
-        start, left = self.position, len(self.data) - self.position
-        if num_bytes > left:
-            raise _Malformed(f"{what} needs {num_bytes} bytes, {left} are left (truncated?)")
+        start, remaining = self.position, len(self.data) - self.position
+        if num_bytes > remaining:
+            raise _Malformed(f"{what} needs {num_bytes} bytes, {remaining} are left (truncated?)")
         self.position += num_bytes
         return start
 
@@ -138,7 +141,7 @@ class _Cursor:
         except UnicodeDecodeError:
             raise _Malformed(f"{what} is not UTF-8") from None
 
-    def value(self, kind: int, what: str) -> Any:
+    def value(self, kind: int, what: str) -> Value:
         if kind == _STRING:
             return self.text(what)
         if kind == _ARRAY:
@@ -147,7 +150,7 @@ class _Cursor:
             raise _Malformed(f"{what} has unknown value type {kind}")
         return self.number(_SCALARS[kind], what)
 
-    def array(self, what: str) -> Any:
+    def array(self, what: str) -> np.ndarray | StringArray:
         kind = self.number(_U32, what)
         count = self.number(_U64, f"the length of {what}")
         if kind == _STRING:
@@ -174,7 +177,7 @@ class _Cursor:
         return StringArray(start, count)
 
 
-def _metadata(cursor: _Cursor) -> tuple[dict[str, Any], int]:
+def _metadata(cursor: _Cursor) -> tuple[dict[str, Value], int]:
     magic = cursor.data[cursor.skip(4, "the magic number") : 4]
     if magic != b"GGUF":
         raise _Malformed(f"it starts with {magic!r}, not b'GGUF'")
@@ -189,7 +192,7 @@ def _metadata(cursor: _Cursor) -> tuple[dict[str, Any], int]:
     for count, what in ((num_tensors, "tensors"), (num_entries, "metadata entries")):
         if count > _MAX_COUNT:
             raise _Malformed(f"{count} {what}; at most {_MAX_COUNT} are accepted")
-    metadata: dict[str, Any] = {}
+    metadata: dict[str, Value] = {}
     for _ in range(num_entries):
         key = cursor.text("a metadata key")
         if key in metadata:
@@ -202,7 +205,7 @@ def _metadata(cursor: _Cursor) -> tuple[dict[str, Any], int]:
 def _tensors(
     cursor: _Cursor,
     num_tensors: int,
-    metadata: dict[str, Any],
+    metadata: dict[str, Value],
     quant_sizes: dict[int, tuple[int, int]],
 ) -> dict[str, TensorEntry]:
     alignment = metadata.get("general.alignment", 32)

@@ -16,10 +16,10 @@ from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
 from inference.checkpoints import names
-from inference.checkpoints.gguf.gguf_keys import Keys
+from inference.checkpoints.gguf import gguf_state_parts
 from inference.checkpoints.gguf.gguf_scan import Header, TensorEntry
-from inference.checkpoints.gguf.states import gguf_state_parts
 from inference.checkpoints.tensor_source import TensorSource
+from inference.families.shared.gguf_keys import GgufKeys
 
 _STACK = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|up)_exps)\.(weight|bias)")
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
@@ -38,7 +38,7 @@ def split(header: Header, config: ModelConfig) -> Header:
 
 
 def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorEntry]]:
-    keys = Keys(header, str(header.metadata["general.architecture"]))
+    keys = GgufKeys(str(header.metadata["general.architecture"]), header.metadata)
     behind = keys.num_layers - config.num_layers
     experts = {n: layer.ffn for n, layer in enumerate(config.layers)}
     fused = gguf_state_parts.fused_tensors(config)
@@ -82,7 +82,7 @@ def with_latents(source: TensorSource, config: ModelConfig) -> TensorSource:
     Raises:
         InputError: such a tensor has another shape.
     """
-    made: dict[str, tuple[int, ...]] = {}
+    apart: dict[str, tuple[int, ...]] = {}
     for index, layer in enumerate(config.layers):
         joint, kind = f"blk.{index}.attn_kv_b.weight", layer.mixer
         if not isinstance(kind, Latent) or joint not in source.shapes:
@@ -93,20 +93,22 @@ def with_latents(source: TensorSource, config: ModelConfig) -> TensorSource:
                 f"{source.label}: {shown(joint)} is {list(source.shapes[joint])}; "
                 f"expected {list(shape)}"
             )
-        made[f"blk.{index}.attn_k_b.weight"] = kind.num_heads, kind.rank, kind.nope_width
-        made[f"blk.{index}.attn_v_b.weight"] = kind.num_heads, kind.value_width, kind.rank
-    if not made:
+        apart[f"blk.{index}.attn_k_b.weight"] = kind.num_heads, kind.rank, kind.nope_width
+        apart[f"blk.{index}.attn_v_b.weight"] = kind.num_heads, kind.value_width, kind.rank
+    if not apart:
         return source
-    joined = {joint_name(name) for name in made}
-    shapes = {name: shape for name, shape in source.shapes.items() if name not in joined} | made
+    joined = {joint_name(name) for name in apart}
+    shapes = {name: shape for name, shape in source.shapes.items() if name not in joined} | apart
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
-        if name not in made:
+        if name not in apart:
             return source.read(name, start, stop, columns)
         is_keys, joint = name.endswith("k_b.weight"), joint_name(name)
-        num_heads, out, inner = made[name]
-        each = source.shapes[joint][0] // num_heads
-        rows = source.read(joint, start * each, stop * each).reshape(stop - start, each, -1)
-        return rows[:, :inner].swapaxes(1, 2) if is_keys else rows[:, each - out :]
+        num_heads, out, inner = apart[name]
+        head_rows = source.shapes[joint][0] // num_heads
+        rows = source.read(joint, start * head_rows, stop * head_rows).reshape(
+            stop - start, head_rows, -1
+        )
+        return rows[:, :inner].swapaxes(1, 2) if is_keys else rows[:, head_rows - out :]
 
     return dataclasses.replace(source, shapes=shapes, read=read)

@@ -1,6 +1,6 @@
 """A tokenizer rebuilt from a GGUF file's metadata.
 
-The rebuilt `tokenizer.json` is cached beside the converted weights: finding a large vocabulary's
+The rebuilt `tokenizer.json` is cached with the converted weights: finding a large vocabulary's
 merges takes seconds.
 """
 
@@ -15,13 +15,11 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
-from inference.checkpoints import mapped
+from inference.checkpoints import converted, hf_tokenizer, mapped
 from inference.checkpoints import text_files as names
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
 from inference.checkpoints.gguf.pretokenizers import FAMILY_DEFAULTS, SPLITS
-from inference.checkpoints.hf import hf_tokenizer
-from inference.checkpoints.native import converted
 from inference.files import atomic, digests
 from inference.text import panics
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
@@ -112,13 +110,13 @@ def _special_tokens(header: Header, backend: tokenizers.Tokenizer) -> dict[str, 
 
 def _templates(header: Header) -> dict[str, str]:
     """Chat templates by name; the one without a name is the default."""
-    prefix, found = "tokenizer.chat_template", {}
+    prefix, templates = "tokenizer.chat_template", {}
     for key in header.metadata:
         if key == prefix or key.startswith(f"{prefix}."):
             name = key.removeprefix(prefix).removeprefix(".") or "default"
             names.check_template_name(name, str(header.path))
-            found[name] = gguf_file.string_metadata(header, key) or ""
-    return found
+            templates[name] = gguf_file.string_metadata(header, key) or ""
+    return templates
 
 
 def _cached(path: Path) -> tokenizers.Tokenizer | None:
@@ -198,10 +196,7 @@ def _byte_level(header: Header, tokens: list[str]) -> tuple[tokenizers.Tokenizer
         raise InputError(
             f"pre-tokenizer {shown(name)} is not supported; valid: {', '.join(SPLITS)}"
         )
-    merges = []
-    for merge in header.strings("tokenizer.ggml.merges"):
-        left, _, right = merge.partition(" ")
-        merges.append((left, right))
+    merges = [merge.partition(" ")[::2] for merge in header.strings("tokenizer.ggml.merges")]
     backend = tokenizers.Tokenizer(
         models.BPE(_ids(tokens), merges, ignore_merges=split.whole_words)
     )
@@ -246,15 +241,15 @@ def _sentencepiece(header: Header, tokens: list[str], unknown: str | None) -> to
 
 def _merges(ids: Mapping[str, int], ranks: list[float]) -> list[tuple[str, str]]:
     """Every way to make a token of two others, best first, as SentencePiece ranks them."""
-    found = []
+    ranked = []
     for token, index in ids.items():
         for cut in range(1, len(token)):
-            left, right = ids.get(token[:cut]), ids.get(token[cut:])
-            if left is not None and right is not None:
-                key = (-ranks[index], -cut, cut - len(token), index, left, right)
-                found.append((key, token[:cut], token[cut:]))
-    found.sort()
-    return [(left, right) for _, left, right in found]
+            first, second = ids.get(token[:cut]), ids.get(token[cut:])
+            if first is not None and second is not None:
+                key = (-ranks[index], -cut, cut - len(token), index, first, second)
+                ranked.append((key, token[:cut], token[cut:]))
+    ranked.sort()
+    return [(first, second) for _, first, second in ranked]
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, header: Header, tokens: list[str]) -> None:

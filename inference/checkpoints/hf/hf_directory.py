@@ -12,16 +12,15 @@ from configs.heads import Eagle
 from configs.kinds.params import leaves
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints import mapped, names
-from inference.checkpoints.hf import mxfp4
-from inference.checkpoints.hf.architectures import families, gemma4
-from inference.checkpoints.hf.architectures.config_keys import Keys
+from inference.checkpoints.hf import config_json, mxfp4
 from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.hf.quantized.schemes import Quantization
 from inference.checkpoints.tensor_source import TensorSource
+from inference.families import families
+from inference.families.shared.config_keys import Keys
 
 _DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
 _HEAD = "lm_head.weight"
-_OLDER = {"backbone.embedding.weight": "backbone.embeddings.weight"}  # of Mamba and Mamba-2
 QUANTIZATION = "quantization_config", "compression_config"  # keys; the second is older
 
 
@@ -55,7 +54,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     raw = mapped.read_json(path)
     try:
-        return families.text_part(raw)
+        return config_json.text_part(raw)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
 
@@ -68,7 +67,7 @@ def parse_config(raw: dict[str, Any], directory: Path) -> ModelConfig:
             that is not supported.
     """
     try:
-        return families.build(Keys(raw), directory.resolve().name)
+        return config_json.build(Keys(raw), directory.resolve().name)
     except ValueError as error:
         raise InputError(f"{directory / 'config.json'}: {error}") from None
 
@@ -81,18 +80,20 @@ def parse_predicting(raw: dict[str, Any], directory: Path) -> Eagle:
         InputError: as `parse_config`, or there is no such layer, or more than one.
     """
     config, count = parse_config(raw, directory), storage(raw, directory).num_predicting
-    if not names.FAMILIES[config.family].predicts or count != 1:
-        families = " or ".join(name for name, own in names.FAMILIES.items() if own.predicts)
+    if families.of(config).predicting is None or count != 1:
+        predicting = " or ".join(
+            family.name for family in families.ALL.values() if family.predicting is not None
+        )
         raise InputError(
             f"{directory / 'config.json'}: {config.family} with num_nextn_predict_layers={count}; "
-            f"what drafts is one layer that predicts a second token, of {families}"
+            f"what drafts is one layer that predicts a second token, of {predicting}"
         )
     listed = raw.get("mlp_layer_types")
     longer = {} if listed is None else {"mlp_layer_types": [*listed, listed[-1]]}
     more = parse_config(raw | {"num_hidden_layers": config.num_layers + 1} | longer, directory)
-    own = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
-    own |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
-    return Eagle(**own | {"tied": False}, shares_head=True, skips_first=True)
+    target = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
+    target |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
+    return Eagle(**target | {"tied": False}, shares_head=True, skips_first=True)
 
 
 def storage(raw: dict[str, Any], directory: Path) -> Storage:
@@ -101,15 +102,17 @@ def storage(raw: dict[str, Any], directory: Path) -> Storage:
     Raises:
         InputError: a key is unsound.
     """
-    own = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
-    is_packed = own is not None and families.reads(raw, "quantization_config")
-    is_packed = is_packed and isinstance(own, dict) and own.get("quant_method") == "mxfp4"
+    described = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
+    is_packed = described is not None and config_json.reads(raw, "quantization_config")
+    is_packed = (
+        is_packed and isinstance(described, dict) and described.get("quant_method") == "mxfp4"
+    )
     try:
         extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
-        found = None if own is None or is_packed else schemes.read(own)
+        quantization = None if described is None or is_packed else schemes.read(described)
     except InputError as error:
         raise InputError(f"{directory / 'config.json'}: {error}") from None
-    return Storage(is_packed, extra, found)
+    return Storage(is_packed, extra, quantization)
 
 
 def without_storage(raw: dict[str, Any]) -> dict[str, Any]:
@@ -121,8 +124,9 @@ def as_copied(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
     """A `config.json` for copies of its model: nothing is packed, layers that predict a second
     token and rows that no token has stay behind.
     """
-    left = {"num_nextn_predict_layers": 0, gemma4.NUM_ROWS: config.vocab_size}
-    return without_storage(raw) | {key: value for key, value in left.items() if key in raw}
+    rows_key = families.of(config).rows_key
+    read = {"num_nextn_predict_layers": 0} | ({rows_key: config.vocab_size} if rows_key else {})
+    return without_storage(raw) | {key: value for key, value in read.items() if key in raw}
 
 
 def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> TensorSource:
@@ -143,10 +147,10 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
             f"{source.label}: tie_word_embeddings is true, but {_HEAD} is not the embedding; name "
             "this directory as the model: it is then read as untied"
         )
-    layers = names.FAMILIES[config.family].layers
+    layers = families.of(config).layers
     stored = {
-        name: own
-        for name, own in _stored(source, config).items()
+        name: tensor
+        for name, tensor in _stored(source, config).items()
         if not names.is_behind(config, name, layers, num_predicting)
         and not names.is_unread(config, name)
     }
@@ -168,10 +172,10 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
         InputError: there are none, or its embedding or head is not the model's.
     """
     stored = _stored(source, config)
-    layers, embedding = names.FAMILIES[config.family].layers, _embedding(config)
-    own = {name: stored[name] for name in stored if names.is_behind(config, name, layers, 1)}
+    layers, embedding = families.of(config).layers, _embedding(config)
+    layer = {name: stored[name] for name in stored if names.is_behind(config, name, layers, 1)}
     prefix = f"{layers}.{config.num_layers}"
-    if not own:
+    if not layer:
         raise InputError(
             f"{source.label}: there is no tensor of {prefix}, the layer that is announced to "
             "predict a second token"
@@ -179,20 +183,20 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
     head = embedding if config.tied else _HEAD
     shared = (("embed_tokens", embedding), ("shared_head.head", head))
     for name, whole in ((f"{prefix}.{part}.weight", whole) for part, whole in shared):
-        if name in own and not _is_same(source, own.pop(name), stored.get(whole, whole)):
+        if name in layer and not _is_same(source, layer.pop(name), stored.get(whole, whole)):
             raise InputError(
                 f"{source.label}: {name} is not {whole}, which a layer that predicts a second "
                 "token shares"
             )
-    return _renamed(source, own)
+    return _renamed(source, layer)
 
 
 def _without_unread_rows(source: TensorSource, config: ModelConfig) -> TensorSource:
     if config.layer_inputs is None:
         return source
     table = names.huggingface(config)("inputs/table").names[0]
-    rows, *rest = source.shapes.get(table, (0,))
-    shapes = {**source.shapes, table: (config.vocab_size, *rest)}
+    rows, *row_shape = source.shapes.get(table, (0,))
+    shapes = {**source.shapes, table: (config.vocab_size, *row_shape)}
     return dataclasses.replace(source, shapes=shapes) if rows > config.vocab_size else source
 
 
@@ -211,12 +215,12 @@ def _is_same(source: TensorSource, *pair: str) -> bool:
     if source.shapes.get(pair[0]) != source.shapes.get(pair[1]):
         return False
     blocks = zip(*map(source.blocks, pair), strict=True)
-    return all(np.array_equal(one, other) for one, other in blocks)
+    return all(np.array_equal(first, second) for first, second in blocks)
 
 
 def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
     """Some of its tensors, by the names that they are to have."""
-    shapes = {name: source.shapes[own] for name, own in stored.items()}
+    shapes = {name: source.shapes[tensor] for name, tensor in stored.items()}
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         return source.read(stored[name], start, stop, columns)
@@ -225,8 +229,10 @@ def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
         assert source.read_blocks is not None
         return source.read_blocks(stored[name])
 
-    dtypes = {name: source.dtypes[own] for name, own in stored.items()}
-    formats = {n: source.formats[own] for n, own in stored.items() if own in source.formats}
+    dtypes = {name: source.dtypes[tensor] for name, tensor in stored.items()}
+    formats = {
+        n: source.formats[tensor] for n, tensor in stored.items() if tensor in source.formats
+    }
     blocks = None if source.read_blocks is None else read_blocks
     return dataclasses.replace(
         source, shapes=shapes, read=read, read_blocks=blocks, formats=formats, dtypes=dtypes
@@ -235,36 +241,41 @@ def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
 
 def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     """The names of a whole model, and those the source has instead."""
-    base, inside = names.base(config.family), names.FAMILIES[config.family].inside
+    family = families.of(config)
+    base = family.layers.split(".")[0]
     is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
-    derived = (*_DERIVED, *names.FAMILIES[config.family].derived)
-    found = {}
+    derived = (*_DERIVED, *family.derived)
+    stored = {}
     for name in source.shapes:
-        if name.endswith(derived) or names.is_other(config.family, name):
+        if name.endswith(derived) or names.is_other(family, name):
             continue
-        own = f"{base}.{name}" if is_bare and name != _HEAD else name
-        if inside is not None and name.startswith(f"{inside}."):
-            own = f"{base}.{name.removeprefix(f'{inside}.')}"
-        found[_OLDER.get(own, own)] = name
-    return _respelled(config, found)
+        whole_name = f"{base}.{name}" if is_bare and name != _HEAD else name
+        if family.inside is not None and name.startswith(f"{family.inside}."):
+            whole_name = f"{base}.{name.removeprefix(f'{family.inside}.')}"
+        stored[whole_name] = name
+    return _respelled(config, stored)
 
 
 def _respelled(config: ModelConfig, stored: Mapping[str, str]) -> dict[str, str]:
-    """Tensors by their names, those that have another name here by that (`Names.also`)."""
-    also = names.FAMILIES[config.family].also
+    """Tensors by their names, those that have another name here by that (`Family.also`)."""
+    also = families.of(config).also
     if not also:
         return dict(stored)
-    own = names.huggingface(config)
-    known = {name for path, _ in leaves(config.parameters()) for name in own("/".join(path)).names}
+    name_map = names.huggingface(config)
+    expected = {
+        name for path, _ in leaves(config.parameters()) for name in name_map("/".join(path)).names
+    }
 
     def spelled(name: str) -> str:
-        meant = (
+        spellings = (
             name.removesuffix(ending) + also[ending] for ending in also if name.endswith(ending)
         )
-        found = next((other for other in meant if other in known and other not in stored), name)
-        return name if name in known else found
+        spelling = next(
+            (other for other in spellings if other in expected and other not in stored), name
+        )
+        return name if name in expected else spelling
 
-    return {spelled(name): own for name, own in stored.items()}
+    return {spelled(name): tensor for name, tensor in stored.items()}
 
 
 def _embedding(config: ModelConfig) -> str:

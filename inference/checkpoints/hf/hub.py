@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from configs.errors import InputError, reason
-from inference.checkpoints import text_files
-from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints import safetensors_file, text_files
 
 # How GPTQ, AWQ and ModelOpt described their weights before transformers did.
 QUANTIZED = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
@@ -61,18 +60,18 @@ def fetch(snapshot: Snapshot) -> Path:
     Raises:
         InputError: as `open_snapshot`, or the index of the weights is unsound.
     """
-    wanted = [
+    patterns = [
         text_files.CONFIG,
         *text_files.NAMES,
         f"{text_files.TEMPLATES}/*.jinja",
         safetensors_file.INDEX,
     ]
-    _download(snapshot, wanted)
+    _download(snapshot, patterns)
     if (snapshot.directory / safetensors_file.INDEX).exists():
         weights = sorted(set(safetensors_file.read_index(snapshot.directory).values()))
     else:
         weights = [safetensors_file.SINGLE]
-    _download(snapshot, [*wanted, *map(glob.escape, weights)])
+    _download(snapshot, [*patterns, *map(glob.escape, weights)])
     return snapshot.directory
 
 

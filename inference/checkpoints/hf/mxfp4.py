@@ -41,5 +41,5 @@ def _pairs() -> np.ndarray:
     byte = np.arange(256)
     pairs = np.stack([numbers[byte & 15], numbers[byte >> 4]], axis=-1)
     factors = np.ldexp(np.float32(1), np.arange(MOST + 1) - _OFFSET)
-    made = (factors[:, None, None] * pairs).astype(ml_dtypes.bfloat16)
-    return made.reshape(-1, 2).view(np.uint32).ravel()
+    scaled = (factors[:, None, None] * pairs).astype(ml_dtypes.bfloat16)
+    return scaled.reshape(-1, 2).view(np.uint32).ravel()

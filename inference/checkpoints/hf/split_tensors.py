@@ -1,26 +1,21 @@
 """Tensors that a family stores in one piece, or in another order, as the matrices that we stack: of
 each head (DeepSeek's way out of latent vectors), of each expert (gpt-oss), or of what a recurrent
-layer is fed. And back, but for MXFP4, which is only read.
+layer is fed.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
 
 from configs.errors import InputError, shown
-from configs.kinds.experts import Experts
-from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
-from configs.kinds.recurrent.linear_attention import LinearAttention
-from configs.kinds.recurrent.mamba import Mamba2
-from configs.kinds.recurrent.selective import Mamba
-from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import ModelConfig
-from inference.checkpoints import names
-from inference.checkpoints.hf import delta_parts, recurrent_parts
-from inference.checkpoints.hf.tensor_parts import Packed, Part, Whole, check_shape
+from inference.checkpoints.hf.tensor_parts import PackedPart, StoredPart, check_shape
 from inference.checkpoints.tensor_source import TensorSource
+from inference.families import families
+from inference.families.shared.parts import Part, Whole
 
 
 def split(
@@ -38,13 +33,14 @@ def split(
         InputError: such a tensor is missing, or has another shape or type; or there is one of a
             part's own name.
     """
-    source = delta_parts.with_aligned_taps(source, config, first)
-    parts: dict[str, Part | Packed] = {}
-    for tensor, stored, own in _wholes(config, first):
+    source = _with_aligned_taps(source, config, first)
+    parts: dict[str, StoredPart] = {}
+    for tensor, stored, make in _wholes(config, first):
         can_be_packed = is_packed and len(stored) == 3 and tensor not in source.shapes
         if not can_be_packed:
             check_shape(source, tensor, stored)
-        parts |= {name: Packed(part) if can_be_packed else part for name, part in own().items()}
+        kind = PackedPart if can_be_packed else StoredPart
+        parts |= {name: kind(part) for name, part in make().items()}
     if not parts:
         return source
     if taken := sorted(parts.keys() & source.shapes.keys()):
@@ -52,7 +48,7 @@ def split(
     types = {name: part.check(source) for name, part in parts.items()}
     whole = {tensor for part in parts.values() for tensor in part.tensors}
     shapes = {name: shape for name, shape in source.shapes.items() if name not in whole}
-    shapes |= {name: part.shape for name, part in parts.items()}
+    shapes |= {name: stored.part.shape for name, stored in parts.items()}
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         if name not in parts:
@@ -61,12 +57,12 @@ def split(
 
     def read_blocks(name: str) -> np.ndarray:
         part = parts.get(name)
-        if isinstance(part, Packed):
+        if isinstance(part, PackedPart):
             return part.blocks(source)
         assert source.read_blocks is not None
         return source.read_blocks(name)
 
-    packed = {name: "mxfp4" for name, part in parts.items() if isinstance(part, Packed)}
+    packed = {name: "mxfp4" for name, part in parts.items() if isinstance(part, PackedPart)}
     return dataclasses.replace(
         source,
         shapes=shapes,
@@ -79,72 +75,58 @@ def split(
 
 def parts_of(config: ModelConfig) -> dict[str, Part]:
     """All parts, by the names that stand for them."""
-    return {name: part for _, _, own in _wholes(config) for name, part in own().items()}
+    return {name: part for _, _, make in _wholes(config) for name, part in make().items()}
 
 
 def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
+    family = families.of(config)
     for index, layer in enumerate(config.layers, first):
-        prefix = f"{names.FAMILIES[config.family].layers}.{index}"
-        for mixer in layer.mixer.parts:
-            if isinstance(mixer, Mamba):
-                yield from recurrent_parts.of_mamba(config, prefix, mixer)
-            if isinstance(mixer, Mamba2):
-                yield from recurrent_parts.of_mamba2(config, prefix, mixer)
-            if isinstance(mixer, DeltaNet):
-                yield from delta_parts.of_delta_net(config, prefix, mixer)
-            if isinstance(mixer, LinearAttention):
-                yield from recurrent_parts.of_linear_attention(config, prefix, mixer)
-            if isinstance(mixer, ShortConv):
-                yield from recurrent_parts.of_short_conv(config, prefix, mixer)
-        if isinstance(layer.mixer, Latent):
-            yield _of_heads(f"{prefix}.self_attn.kv_b_proj", layer.mixer)
-        if names.FAMILIES[config.family].stacks_experts and isinstance(layer.ffn, Experts):
-            yield from _of_experts(f"{prefix}.mlp.experts", layer.ffn, config.width)
+        for split_layer in family.splits:
+            prefix = f"{family.layers}.{index}"
+            yield from split_layer(prefix, layer, config.width, family.tensors)
 
 
-def _of_heads(name: str, kind: Latent) -> Whole:
-    """A head's rows: its keys' elements, then its values'."""
-    H, V, C = kind.nope_width, kind.value_width, kind.rank
-    tensor, stored = f"{name}.weight", (kind.num_heads * (H + V), C)
+def _with_aligned_taps(source: TensorSource, config: ModelConfig, first: int) -> TensorSource:
+    """Returns the source with the taps of queries, of keys and of values each in the tensor of that
+    name. transformers fuses the three, and saves thirds of all channels under these names.
 
-    def parts() -> dict[str, Part]:
-        found = {}
-        for head in range(kind.num_heads):
-            first = head * (H + V)
-            keys, values = slice(first, first + H), slice(first + H, first + H + V)
-            found[f"{name}.{head}.key"] = Part(tensor, stored, (C, H), keys, transposed=True)
-            found[f"{name}.{head}.value"] = Part(tensor, stored, (V, C), values)
-        return found
+    Args:
+        source: the checkpoint's tensors.
+        config: the model.
+        first: number of the model's first layer there.
+    """
+    joined: dict[str, tuple[list[str], int]] = {}  # each tensor: all three, and its first row there
+    shapes = dict(source.shapes)
+    for index, layer in enumerate(config.layers, first):
+        for kind in (mixer for mixer in layer.mixer.parts if isinstance(mixer, DeltaNet)):
+            family = families.of(config)
+            stored = family.tensors["delta_net/conv"]
+            whole = [
+                f"{family.layers}.{index}.{name.rpartition('.')[0]}"
+                for name in (*stored[1:], stored[0])
+            ]
+            values, keys, _ = kind.channels
+            taps = {source.shapes.get(name, (0,))[1:] for name in whole}
+            rows = [source.shapes.get(name, (0,))[0] for name in whole]
+            expected = [keys, keys, values]
+            if (
+                len(set(whole)) < 3
+                or len(taps) > 1
+                or rows == expected
+                or sum(rows) != sum(expected)
+            ):
+                continue
+            starts = itertools.accumulate(expected, initial=0)
+            joined |= {name: (whole, start) for name, start in zip(whole, starts, strict=False)}
+            shapes |= {
+                name: (n, *shapes[name][1:]) for name, n in zip(whole, expected, strict=True)
+            }
 
-    return tensor, stored, parts
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        if name not in joined:
+            return source.read(name, start, stop, columns)
+        whole, offset = joined[name]
+        rows = [source.read(part, 0, source.shapes[part][0], columns) for part in whole]
+        return np.concatenate(rows)[offset + start : offset + stop]
 
-
-def _of_experts(name: str, kind: Experts, width: int) -> Iterator[Whole]:
-    """Matrices [in, out], in which gates and what they meet alternate."""
-    E, D, F = kind.num_experts, width, kind.width
-    gate_up, down, bias = f"{name}.gate_up_proj", f"{name}.down_proj", f"{name}.gate_up_proj_bias"
-
-    def halves() -> dict[str, Part]:
-        return {
-            f"{gate_up}.{expert}.{half}": Part(
-                gate_up, (E, D, 2 * F), (F, D), slice(expert, expert + 1),
-                slice(first, None, 2), transposed=True,
-            )
-            for expert in range(E) for first, half in enumerate(("gate", "up"))
-        }  # fmt: skip
-
-    def downs() -> dict[str, Part]:
-        return {
-            f"{down}.{expert}": Part(
-                down, (E, F, D), (D, F), slice(expert, expert + 1), transposed=True
-            )
-            for expert in range(E)
-        }
-
-    def ordered() -> dict[str, Part]:
-        order = np.arange(2 * F).reshape(F, 2).T.ravel()
-        return {f"{bias}.ordered": Part(bias, (E, 2 * F), (2 * E, F), slice(0, E), order)}
-
-    yield gate_up, (E, D, 2 * F), halves
-    yield down, (E, F, D), downs
-    yield bias, (E, 2 * F), ordered
+    return dataclasses.replace(source, shapes=shapes, read=read) if joined else source

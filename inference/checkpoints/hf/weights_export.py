@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -16,12 +16,15 @@ from configs.errors import InputError
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
 from configs.precision import FORMATS
-from inference.checkpoints import names
-from inference.checkpoints.hf import safetensors_file, split_tensors
+from inference.checkpoints import names, safetensors_file
+from inference.checkpoints.hf import split_tensors
 from inference.checkpoints.hf.quantized import export
-from inference.checkpoints.hf.tensor_parts import Part
+from inference.checkpoints.hf.tensor_parts import StoredPart
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
+from inference.families.shared.parts import Part
+
+Rows = Callable[[str], Iterable[np.ndarray]]  # the blocks of rows of a parameter
 
 _METADATA = {"format": "pt"}  # transformers refuses a file without it
 
@@ -37,7 +40,6 @@ class _Parameter:
     blocks: Callable[[], Iterable[np.ndarray]]
 
     def values(self) -> np.ndarray:
-        """All of its rows."""
         return np.concatenate([np.array(block) for block in self.blocks()])
 
 
@@ -52,7 +54,7 @@ def write(
     folder: Path,
     config: ModelConfig,
     declared: dict[str, ParamInfo],
-    rows: Any,
+    rows: Rows,
     max_shard_bytes: int,
     progress: Progress | None,
 ) -> None:
@@ -62,7 +64,7 @@ def write(
         folder: where to.
         config: the model.
         declared: our parameters, by path, in the type that is stored.
-        rows: `rows(path)` gives the blocks of rows of a parameter.
+        rows: returns the rows of a parameter.
         max_shard_bytes: a file is larger only when one tensor is.
         progress: called after each tensor.
 
@@ -85,11 +87,11 @@ def write(
     for file_name, shard in zip(files, shards, strict=True):
         with (folder / file_name).open("wb") as file:
             safetensors_file.write_header(file, {name: tensors[name] for name in shard}, _METADATA)
-            left = sum(sizes[name] for name in shard)
-            while left:
+            remaining = sum(sizes[name] for name in shard)
+            while remaining:
                 block = next(blocks)
                 file.write(block.view(np.uint8).data)
-                left -= block.nbytes
+                remaining -= block.nbytes
                 done += block.nbytes
                 if progress:
                     progress(done, total, "writing weights")
@@ -114,34 +116,34 @@ def _format(info: ParamInfo, dtype: str, blocks: Callable[[], Iterable[np.ndarra
 def _pieces(config: ModelConfig, written: list[_Parameter]) -> Iterator[_Piece]:
     """Parameters in their order, those that share a tensor in one piece."""
     parts = split_tensors.parts_of(config)
-    for own in _sharing(written, parts):
-        if FORMATS[own[0].format].is_quantized:
-            first = parts.get(own[0].stored.names[0])
-            yield from _quantized(own[0], own[0].path if first is None else first.tensor)
-        elif own[0].stored.names[0] in parts:
-            yield _joined(own, parts)
+    for group in _sharing(written, parts):
+        if FORMATS[group[0].format].is_quantized:
+            first = parts.get(group[0].stored.names[0])
+            yield from _quantized(group[0], group[0].path if first is None else first.tensor)
+        elif group[0].stored.names[0] in parts:
+            yield _joined(group, parts)
         else:
-            yield _stacked(own[0])
+            yield _stacked(group[0])
 
 
 def _sharing(written: list[_Parameter], parts: dict[str, Part]) -> list[list[_Parameter]]:
     """The parameters, together those whose parts lie in one tensor, or in one with others'."""
-    found: dict[str, list[_Parameter]] = {}
+    groups: dict[str, list[_Parameter]] = {}
     for parameter in written:
         tensors = [parts[name].tensor for name in parameter.stored.names if name in parts]
         tensors = tensors or [parameter.path]
-        joined = {id(found[tensor]): found[tensor] for tensor in tensors if tensor in found}
-        own = [*itertools.chain(*joined.values()), parameter]
-        others = [tensor for tensor, group in found.items() if id(group) in joined]
-        found |= dict.fromkeys([*others, *tensors], own)
-    return list({id(own): own for own in found.values()}.values())
+        joined = {id(groups[tensor]): groups[tensor] for tensor in tensors if tensor in groups}
+        union = [*itertools.chain(*joined.values()), parameter]
+        tensors += [tensor for tensor, group in groups.items() if id(group) in joined]
+        groups |= dict.fromkeys(tensors, union)
+    return list({id(group): group for group in groups.values()}.values())
 
 
-def _joined(own: list[_Parameter], parts: dict[str, Part]) -> _Piece:
-    """Tensors in which parts of several parameters lie; they are held as a whole."""
+def _joined(group: list[_Parameter], parts: dict[str, Part]) -> _Piece:
+    """Tensors in which parts of several parameters lie; they are in memory as a whole."""
     tensors = {
         parts[name].tensor: (parts[name].stored, parameter.format)
-        for parameter in own
+        for parameter in group
         for name in parameter.stored.names
     }
 
@@ -150,11 +152,11 @@ def _joined(own: list[_Parameter], parts: dict[str, Part]) -> _Piece:
             tensor: np.empty(shape, jax.numpy.dtype(format))
             for tensor, (shape, format) in tensors.items()
         }
-        for parameter in own:
+        for parameter in group:
             values, start = parameter.values(), 0
             for name in parameter.stored.names:
                 stop = start + parts[name].shape[0]
-                parts[name].write(wholes[parts[name].tensor], values[start:stop])
+                StoredPart(parts[name]).write(wholes[parts[name].tensor], values[start:stop])
                 start = stop
         yield from wholes.values()
 
@@ -169,7 +171,7 @@ def _stacked(parameter: _Parameter) -> _Piece:
 
 
 def _quantized(parameter: _Parameter, tensor: str) -> Iterator[_Piece]:
-    """As `_stacked`, the matrices in few bits."""
+    """The matrices of a stack, each quantized in tensors of its own."""
     info, start = parameter.info, 0
     for name, shape in _shapes(parameter).items():
         module = name.removesuffix(".weight")
@@ -179,10 +181,10 @@ def _quantized(parameter: _Parameter, tensor: str) -> Iterator[_Piece]:
                 "module; --dtype=bfloat16 writes numbers"
             )
         rows = slice(start, start := start + shape[0])
-        found = export.shapes(info.format, *shape)
+        layout = export.shapes(info.format, *shape)
         yield _Piece(
-            {f"{module}.{ending}": own for ending, own in found.items()},
-            functools.partial(_packed, parameter, rows, shape[1], tuple(found)),
+            {f"{module}.{ending}": stored for ending, stored in layout.items()},
+            functools.partial(_packed, parameter, rows, shape[1], tuple(layout)),
         )
 
 
@@ -191,8 +193,8 @@ def _packed(
 ) -> Iterator[np.ndarray]:
     blocks = parameter.values()
     blocks_FX = blocks.reshape(-1, blocks.shape[-1])[rows]
-    found = export.tensors(parameter.format, blocks_FX, width)
-    yield from (np.ascontiguousarray(found[ending]) for ending in endings)
+    arrays = export.tensors(parameter.format, blocks_FX, width)
+    yield from (np.ascontiguousarray(arrays[ending]) for ending in endings)
 
 
 def _shapes(parameter: _Parameter) -> dict[str, tuple[int, ...]]:

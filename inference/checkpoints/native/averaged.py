@@ -25,18 +25,18 @@ _OF_KEYS = ("k_norm", "kv_down", "kv_norm")  # they make keys, or latents, and n
 
 
 @dataclasses.dataclass(frozen=True)
-class _Made:
+class _Origin:
     """How a parameter follows from those of the larger model.
 
     Attributes:
-        own: path of that whose first rows are kept, those that make queries.
+        query_path: path of that whose first rows are kept, those that make queries.
         num_queries: how many rows these are.
         averaged: paths of those whose further rows are averaged; (): these rows are dropped.
         heads: of the averaged rows so many heads become one.
         head_rows: rows of one head.
     """
 
-    own: str
+    query_path: str
     num_queries: int
     averaged: tuple[str, ...]
     heads: int
@@ -44,7 +44,7 @@ class _Made:
 
     def values(self, stored: Contents) -> np.ndarray:
         """Its rows, float32."""
-        queries = _whole(stored, self.own)[: self.num_queries]
+        queries = _whole(stored, self.query_path)[: self.num_queries]
         if not self.averaged:
             return queries
         parts = [_whole(stored, path)[self.num_queries :] for path in self.averaged]
@@ -67,11 +67,11 @@ def contents(old: ModelConfig, new: ModelConfig, stored: Contents) -> Contents:
     plain = (dataclasses.replace(model, formats=()) for model in (old, new))
     before, after = (params.flatten(decoder.param_infos(model)) for model in plain)
     load.check(before, stored.source, stored.name_map)
-    made = {path: found for path in after if (found := _made(path, old, new, before))}
+    origins = {path: origin for path in after if (origin := _origin(path, old, new, before))}
 
     def stream(path: str) -> Iterator[np.ndarray]:
-        if path in made:
-            yield made[path].values(stored)
+        if path in origins:
+            yield origins[path].values(stored)
         else:
             yield from load.rows_of(stored.source, stored.name_map(path))
 
@@ -80,8 +80,9 @@ def contents(old: ModelConfig, new: ModelConfig, stored: Contents) -> Contents:
         return rows[:, columns] if rows.ndim > 1 else rows
 
     def dtype(path: str) -> str:
-        inputs = (made[path].own, *made[path].averaged) if path in made else (path,)
-        return stored.source.widest(name for own in inputs for name in stored.name_map(own).names)
+        origin = origins.get(path)
+        paths = (path,) if origin is None else (origin.query_path, *origin.averaged)
+        return stored.source.widest(name for p in paths for name in stored.name_map(p).names)
 
     source = TensorSource(
         stored.source.label, {path: info.in_rows for path, info in after.items()}, read,
@@ -90,9 +91,9 @@ def contents(old: ModelConfig, new: ModelConfig, stored: Contents) -> Contents:
     return Contents(source, names.identity, stored.read_files)
 
 
-def _made(
+def _origin(
     path: str, old: ModelConfig, new: ModelConfig, before: dict[str, ParamInfo]
-) -> _Made | None:
+) -> _Origin | None:
     """How a parameter is made; None where it stays as it is."""
     parts = path.split("/")
     if parts[0] != "layers" or parts[2] != "mixer":
@@ -100,10 +101,10 @@ def _made(
     layer, name = int(parts[1]), parts[3]
     was: Any = old.layers[layer].mixer
     mixer: Any = new.layers[layer].mixer
-    if path not in before:  # the queries of a layer that has keys no more
-        fused = (path.replace("/q", f"/{inputs}") for inputs in ("qkv", "qk"))
-        own = next(path for path in fused if path in before)
-        return _Made(own, before[own].stacked[0], (), 1, 1)
+    if path not in before:  # the queries of a layer that no longer has keys
+        candidates = (path.replace("/q", f"/{inputs}") for inputs in ("qkv", "qk"))
+        fused = next(path for path in candidates if path in before)
+        return _Origin(fused, before[fused].stacked[0], (), 1, 1)
     info = before[path]
     if not info.kv_heads and name not in _OF_KEYS:
         return None
@@ -115,7 +116,7 @@ def _made(
     if len(averaged) == heads == 1:
         return None
     num_queries = info.stacked[0] if info.stacked else 0
-    return _Made(path, num_queries, averaged, heads, mixer.head_width if heads > 1 else 1)
+    return _Origin(path, num_queries, averaged, heads, mixer.head_width if heads > 1 else 1)
 
 
 def _whole(stored: Contents, path: str) -> np.ndarray:

@@ -33,12 +33,12 @@ def are_in(info: ParamInfo, shape: tuple[int, ...], dtype: str, label: str) -> b
         InputError: it holds something else than blocks where blocks are declared, or blocks of
             another size.
     """
-    expected, kept = layout(info)
-    if kept != "uint8":
+    expected, stored_as = layout(info)
+    if stored_as != "uint8":
         if dtype == "uint8":
             raise InputError(f"{label} holds blocks, and config.json names no format for them")
         return False
-    if dtype != kept or shape != expected:
+    if dtype != stored_as or shape != expected:
         raise InputError(
             f"{label} is {dtype} {list(shape)}; in {info.format}, scales included, "
             f"{list(info.shape)} is uint8 {list(expected)}"

@@ -16,7 +16,7 @@ _MAX_INTEGER = 1 << 31
 _HEADS = {kind.__name__: kind for kind in (Eagle, Medusa)}
 
 
-def to_json(config: Any) -> Any:
+def to_json(config: object) -> Any:
     """The fields of a configuration, as plain JSON values; what may be one of several types says
     which under "kind".
     """
@@ -36,12 +36,12 @@ def to_json(config: Any) -> Any:
     return value
 
 
-def _choices(kind: Any) -> dict[str, Any]:
+def _choices(kind: Any) -> dict[str, type]:
     """The types of a union that are not None, by name."""
     return {part.__name__: part for part in typing.get_args(kind) if part is not type(None)}
 
 
-def from_json(value: Any, label: str) -> ModelConfig:
+def from_json(value: object, label: str) -> ModelConfig:
     """Inverse of `to_json`.
 
     Raises:
@@ -97,7 +97,7 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     return value
 
 
-def _one_of(choices: Mapping[str, Any], value: Any, where: str) -> Any:
+def _one_of(choices: Mapping[str, type], value: Any, where: str) -> Any:
     """A dataclass of those that are valid there; `value` says which under "kind"."""
     name = value.get("kind") if isinstance(value, dict) else None
     if not isinstance(name, str) or name not in choices:
@@ -106,7 +106,7 @@ def _one_of(choices: Mapping[str, Any], value: Any, where: str) -> Any:
     return _dataclass(choices[name], fields, where)
 
 
-def _dataclass(kind: Any, value: Any, where: str) -> Any:
+def _dataclass(kind: Any, value: object, where: str) -> Any:
     if not isinstance(value, dict):
         raise InputError(f"{where} is an object, not {shown(value)}")
     fields = {field.name: field for field in dataclasses.fields(kind) if field.init}

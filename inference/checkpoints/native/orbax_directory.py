@@ -27,10 +27,11 @@ from configs.errors import InputError
 from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
 from configs.recipes.few_bits import LLM_INT8
-from inference.checkpoints import mapped, text_files
-from inference.checkpoints.native import blocks, config_file, manifest
-from inference.checkpoints.native.manifest import Manifest
+from inference.checkpoints import manifest, mapped, text_files
+from inference.checkpoints.manifest import Manifest
+from inference.checkpoints.native import blocks, config_file
 from inference.checkpoints.tensor_source import TensorSource
+from layers.params import Params
 
 FORMAT = "ridgeline-orbax-2"
 PARAMS = "params"
@@ -76,13 +77,13 @@ def read_config(directory: Path) -> tuple[ModelConfig, dict[str, Any]]:
     path = directory / text_files.CONFIG
     raw = mapped.read_json(path)
     if raw.get("format") != FORMAT:
-        found = str(raw.get("format"))[:80]
-        raise InputError(f"{path}: format {found!r}; valid: {FORMAT}; convert the model again")
+        name = str(raw.get("format"))[:80]
+        raise InputError(f"{path}: format {name!r}; valid: {FORMAT}; convert the model again")
     return config_file.from_json(raw.get("model"), str(path)), raw
 
 
 def config_bytes(
-    config: ModelConfig, eos_ids: tuple[int, ...], source_config: dict[str, Any] | None
+    config: ModelConfig, eos_ids: tuple[int, ...], source_config: dict[str, object] | None
 ) -> bytes:
     """The `config.json` of a directory.
 
@@ -100,7 +101,7 @@ def config_bytes(
     return (json.dumps(value, indent=1) + "\n").encode()
 
 
-def save(directory: Path, params: Any) -> None:
+def save(directory: Path, params: Params) -> None:
     """Writes parameters as an Orbax checkpoint, whose bytes depend on nothing else.
 
     Orbax copies the whole tree to memory first; mapped arrays keep that the only copy.
@@ -145,8 +146,8 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
         parts = name.split("/")
         if len(parts) == 3 and parts[0] == PARAMS and parts[2] == ".zarray":
             arrays[parts[1].replace(".", "/")] = _layout(listed, f"{PARAMS}/{parts[1]}")
-    known = {f"{Path(array.file).parent}/.zarray" for array in arrays.values()}
-    listed.verify(listed.digests.keys() - known - {array.file for array in arrays.values()})
+    layouts = {f"{Path(array.file).parent}/.zarray" for array in arrays.values()}
+    listed.verify(listed.digests.keys() - layouts - {array.file for array in arrays.values()})
     for path, (shape, dtype, name) in arrays.items():
         expected = int(np.prod(shape)) * dtype.itemsize
         file = directory / name
@@ -156,8 +157,8 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
     declared = {"/".join(path): info for path, info in leaves(config.parameters())}
     packed: dict[str, ParamInfo] = {}
     for path in arrays.keys() & declared.keys():
-        own = arrays[path]
-        if blocks.are_in(declared[path], own.shape, own.dtype.name, f"{directory}: {path}"):
+        array = arrays[path]
+        if blocks.are_in(declared[path], array.shape, array.dtype.name, f"{directory}: {path}"):
             packed[path] = declared[path]
     features = _features(listed, arrays, config, declared)
 
@@ -172,12 +173,12 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         if name in features:
-            own = (mapped_rows(f"{name}/{part}", start, stop) for part in ("int8", "outliers"))
-            return joined(name, *own)[:, columns]
-        found = mapped_rows(name, start, stop)
+            parts = (mapped_rows(f"{name}/{part}", start, stop) for part in ("int8", "outliers"))
+            return joined(name, *parts)[:, columns]
+        rows = mapped_rows(name, start, stop)
         if name in packed:
-            found = blocks.numbers(packed[name], found)
-        return found[:, columns] if found.ndim > 1 else found
+            rows = blocks.numbers(packed[name], rows)
+        return rows[:, columns] if rows.ndim > 1 else rows
 
     def stream(path: str) -> Iterator[np.ndarray]:
         if path in features:
@@ -202,10 +203,10 @@ def open_tensors(directory: Path, config: ModelConfig) -> TensorSource:
         parts = [f"{path}/{part}" for part in blocks.PARTS] if path in features else [path]
         listed.verify([arrays[part].file for part in parts])
 
-    shapes = {path: packed[path].shape if path in packed else own.shape
-              for path, own in arrays.items()}  # fmt: skip
+    shapes = {path: packed[path].shape if path in packed else array.shape
+              for path, array in arrays.items()}  # fmt: skip
     shapes |= {path: shapes[f"{path}/int8"] for path in features}
-    dtypes = {path: own.dtype.name for path, own in arrays.items() if path not in packed}
+    dtypes = {path: array.dtype.name for path, array in arrays.items() if path not in packed}
     widest = max({"bfloat16", *dtypes.values()} & {"bfloat16", "float32"})
     formats = {path: info.format for path, info in packed.items()}
     return TensorSource(
@@ -224,16 +225,16 @@ def _features(
     declared: dict[str, ParamInfo],
 ) -> dict[str, np.ndarray]:
     """Which columns are the outliers of each matrix whose three parts are there, by its path."""
-    found = {}
-    for path in (path for path, own in config.formats if LLM_INT8 in own):
+    columns = {}
+    for path in (path for path, formats in config.formats if LLM_INT8 in formats):
         parts = [f"{path}/{part}" for part in blocks.PARTS]
         if all(part in arrays and arrays[part].shape == blocks.layout(declared[part])[0]
                for part in parts):  # fmt: skip
-            int8, _, features = parts
-            found[path], width = _whole(listed, arrays[features]), declared[int8].shape[1]
-            if not ((found[path] >= 0) & (found[path] < width)).all():
-                raise InputError(f"{listed.directory}: {features} are not columns of {width}")
-    return found
+            int8, _, name = parts
+            columns[path], width = _whole(listed, arrays[name]), declared[int8].shape[1]
+            if not ((columns[path] >= 0) & (columns[path] < width)).all():
+                raise InputError(f"{listed.directory}: {name} are not columns of {width}")
+    return columns
 
 
 def _layout(listed: Manifest, folder: str) -> _Array:
@@ -265,9 +266,9 @@ def _fill(listed: Manifest, array: _Array, target: np.ndarray) -> bool:
 
 
 def _whole(listed: Manifest, array: _Array) -> np.ndarray:
-    found = np.empty(array.shape, array.dtype)
-    _fill(listed, array, found)
-    return found
+    values = np.empty(array.shape, array.dtype)
+    _fill(listed, array, values)
+    return values
 
 
 def _rows(

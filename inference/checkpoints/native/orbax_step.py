@@ -41,33 +41,31 @@ def open_tensors(path: Path) -> TensorSource:
     except Exception as error:  # whatever its libraries raise
         raise InputError(f"{path}: Orbax cannot read this step: {reason(error)}") from None
     leaves, structure = jax.tree.flatten(tree, is_leaf=lambda node: hasattr(node, "shape"))
-    paths = params.flatten(
-        jax.tree.unflatten(structure, range(len(leaves)))
-    )  # which leaf each path is
+    paths = params.flatten(jax.tree.unflatten(structure, range(len(leaves))))  # path -> leaf
     if any(path.startswith(f"{_PARAMS}/") for path in paths):
-        own = ((path.removeprefix(f"{_PARAMS}/"), index) for path, index in paths.items())
-        paths = {path: index for path, index in own if f"{_PARAMS}/{path}" in paths}
+        items = ((path.removeprefix(f"{_PARAMS}/"), index) for path, index in paths.items())
+        paths = {path: index for path, index in items if f"{_PARAMS}/{path}" in paths}
     if wrong := [path for path, index in paths.items() if not hasattr(leaves[index], "dtype")]:
         raise InputError(f"{path}: {wrong[0]} is no array")
-    asked = jax.tree.unflatten(structure, [ocp.RestoreArgs(restore_type=np.ndarray)] * len(leaves))
+    as_numpy = [ocp.RestoreArgs(restore_type=np.ndarray)] * len(leaves)
+    restore_args = jax.tree.unflatten(structure, as_numpy)
 
     def whole(name: str) -> np.ndarray:
         index: int = paths[name]
-        others = [ocp.PLACEHOLDER] * len(leaves)
-        wanted = jax.tree.unflatten(
-            structure, [*others[:index], leaves[index], *others[index + 1 :]]
-        )
-        arguments = ocp.args.PyTreeRestore(item=wanted, restore_args=asked)
+        targets = [ocp.PLACEHOLDER] * len(leaves)
+        targets[index] = leaves[index]
+        target_tree = jax.tree.unflatten(structure, targets)
+        arguments = ocp.args.PyTreeRestore(item=target_tree, restore_args=restore_args)
         with reading:
             try:
-                found = jax.tree.leaves(checkpointer.restore(item, args=arguments))
+                restored = jax.tree.leaves(checkpointer.restore(item, args=arguments))
             except Exception as error:
                 raise InputError(f"{path}: Orbax cannot read {name}: {reason(error)}") from None
-        return np.asarray(found[index])
+        return np.asarray(restored[index])
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
-        found = whole(name)[start:stop]
-        return found[:, columns] if found.ndim > 1 else found
+        rows = whole(name)[start:stop]
+        return rows[:, columns] if rows.ndim > 1 else rows
 
     def stream(name: str) -> Iterator[np.ndarray]:
         yield whole(name)

@@ -32,16 +32,16 @@ from inference.server.frames import (
 
 _RESTARTS, _WITHIN_S = 5, 600.0
 _FIRST_PAUSE_S = 0.05  # before a restart; doubled for each further one
-_KILLED = (0, -signal.SIGKILL, -signal.SIGTERM)  # 0: nothing ended yet
+_KILLED = (0, -signal.SIGKILL, -signal.SIGTERM)  # 0: no engine has ended yet
 _END_S = 10.0  # for the process to end by itself
-_LOOKS = 4  # in the time after which an engine counts as dead
-_AHEAD = 4  # for so many slots, a request lies ready in the engine's own queue
+_LOOKS = 4  # within the silence after which an engine counts as dead
+_AHEAD = 4  # the engine gets one request more for each 4 slots
 
 _log = logging.getLogger(__name__)
 
 
 class State(enum.StrEnum):
-    """Where the engine stands."""
+    """The state of the engine."""
 
     LOADING = "loading"
     WARMING = "warming up"
@@ -55,7 +55,7 @@ class EngineLost(Exception):
 
 
 class EngineFailed(RuntimeError):
-    """The engine cannot be started, or does not stay."""
+    """The engine cannot be started, or ended too often."""
 
 
 class RequestRefused(Exception):
@@ -63,19 +63,19 @@ class RequestRefused(Exception):
 
 
 class RequestFailed(Exception):
-    """Engines failed while they had the request, the last one when it was the only one tried."""
+    """Engines failed while they had the request, the last one while it had no other."""
 
 
 class EngineClient:
-    """Starts an engine, and again should it end: then requests go on from their tokens, with the
-    same greedy and seeded ones. All in one thread, by one event loop.
+    """Starts an engine, and restarts it if it ends. Requests then continue from their tokens, and
+    greedy and seeded ones get the same tokens. Everything runs in one event loop.
 
     Attributes:
-        state: where it stands.
-        facts: what the engine said of itself; None until it is loaded.
+        state: of the engine.
+        facts: the engine's description of itself; None until it is loaded.
         heartbeat_at: when the latest heartbeat came.
-        heard_at: when anything was heard of it last.
-        num_restarts: how often it ended and was started again.
+        heard_at: when the latest message came.
+        num_restarts: how often the engine ended and was started again.
         on_state: called with each new state.
     """
 
@@ -85,8 +85,8 @@ class EngineClient:
         on_loaded: Callable[[Loaded], Awaitable[None]],
         silence_s: float,
     ):
-        """`on_loaded`: what the engine says of itself; it is not ready before this is done.
-        `silence_s`: an engine that serves and says nothing for so long is ended.
+        """`on_loaded`: takes `facts`; the engine is not ready before it returns.
+        `silence_s`: a ready engine that sends nothing for so long is ended.
         """
         self.state = State.LOADING
         self.facts: Loaded | None = None
@@ -100,40 +100,38 @@ class EngineClient:
         self._silence_s = silence_s
         self._is_silent = False
         self._writer: asyncio.StreamWriter | None = None
-        self._waiting = FairQueue()  # for the engine, which gets what it can run and little more
-        self._sent: dict[PendingRequest, None] = {}  # what it has got, and has not ended
+        self._waiting = FairQueue()  # the engine gets what it can run and little more
+        self._sent: dict[PendingRequest, None] = {}  # sent to the engine and not ended
         self._num_sent = 0  # sequences of these
-        self._held: Counter[str] = Counter()  # sequences of each client, sent or waiting
+        self._num_of_client: Counter[str] = Counter()  # sequences of each client, sent or waiting
         self._turnover = Turnover()
-        self._open: dict[
-            int, PendingRequest
-        ] = {}  # of those sent, by the ids of the engine's requests
-        self._holds = True  # new requests wait, until the engine has those of the last one
-        self._alone: PendingRequest | None = None  # what a new engine is tried with
-        self._status = 0  # with which the last engine ended that had requests
+        self._open: dict[int, PendingRequest] = {}  # sent, by the ids of the engine's requests
+        self._holds = True  # new requests wait until the engine has those of the last engine
+        self._alone: PendingRequest | None = None  # the only request that a new engine has
+        self._status = 0  # exit status of the last engine that had requests
         self._ends: deque[float] = deque()  # when engines ended lately
-        self._explained: deque[float] = deque()  # likewise, by requests that no answer came behind
-        self._is_unexplained = False  # the newest of them, for which requests are tried alone
+        self._explained: deque[float] = deque()  # ends that a failed request caused
+        self._is_unexplained = False  # no request explains the latest end: they are tried alone
         self._ids = itertools.count(1)
         self._going_on: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
 
     @property
     def heartbeat(self) -> Heartbeat:
-        """What was heard last of what the engine holds, and what all engines have done."""
+        """The latest heartbeat, with the counters of all engines added up."""
         return self._totals.heartbeat
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that run, or wait, for answers that are not finished."""
-        return self._held.total()
+        """Sequences that run or wait."""
+        return self._num_of_client.total()
 
     def num_held(self, client: str) -> int:
-        """Those of one client."""
-        return self._held[client]
+        """Sequences of one client that run or wait."""
+        return self._num_of_client[client]
 
     def expected_wait_s(self, num_sequences: int, client: str = "", priority: int = 0) -> float:
-        """Seconds until so many more sequences of a client have slots; 0 where nothing is known."""
+        """Seconds until a client's `num_sequences` more have slots; 0 where nothing is known."""
         if self.facts is None:
             return 0.0
         num_each = (self.num_sequences - self._num_sent) / max(1, len(self._waiting))
@@ -141,20 +139,21 @@ class EngineClient:
         num_missing = num_ahead + num_sequences - self.facts.num_slots
         if num_missing <= 0:
             return 0.0
-        # Answers that began together end together: until the first does, no slot comes free.
-        told = [asked.progress for asked in self._sent if asked.progress is not None]
-        first = self.facts.num_slots * self._turnover.left(max(told)) if told else 1
+        # Answers that began together end together: until the first ends, no slot is free.
+        progresses = [request.progress for request in self._sent if request.progress is not None]
+        remaining = self._turnover.remaining(max(progresses)) if progresses else None
+        first = 1 if remaining is None else self.facts.num_slots * remaining
         return self._turnover.wait_s(first + num_missing - 1)
 
     def end_s(self, num_sequences: int) -> float:
-        """Seconds until so many are done; 0 where nothing is known."""
+        """Seconds until `num_sequences` have ended; 0 where nothing is known."""
         return self._turnover.wait_s(num_sequences)
 
     async def run(self) -> None:
-        """Keeps an engine until `stop`.
+        """Keeps an engine running until `stop`.
 
         Raises:
-            EngineFailed: it could not be started, or ended too often.
+            EngineFailed: the engine could not be started, or ended too often.
         """
         was_ever_ready = False
         try:
@@ -180,14 +179,15 @@ class EngineClient:
                     await asyncio.wait_for(self._stopped.wait(), pause_s)
         finally:
             self._enter(State.ENDED)
-            for asked in [*self._sent, *self._waiting]:
-                self._fail(asked, EngineLost())
+            for request in [*self._sent, *self._waiting]:
+                self._fail(request, EngineLost())
             await self._launcher.end(0)
 
     def _note_end(self, status: int) -> None:
-        """Counts an end. A request that was tried alone has failed if the engine failed by itself,
-        or was killed for the second time; then the ends that it caused do not count, once an engine
-        has answered others.
+        """Counts the end of an engine.
+
+        A request that was tried alone fails if the engine failed by itself, or was killed for the
+        second time. The ends that it caused no longer count once an engine answers other requests.
         """
         now = time.monotonic()
         self._ends.append(now)
@@ -222,84 +222,84 @@ class EngineClient:
         num_top_logprobs: int | None = None,
         client: str = "",
     ) -> PendingRequest:
-        """Queues a prompt, whose outputs go to `inbox`: the engine gets it when it is this client's
-        turn, and a new one after what the last one has left.
+        """Queues a prompt, whose outputs go to `inbox`. The engine gets it in the client's turn; a
+        restarted engine gets the last one's unfinished requests before it.
 
         Raises:
             EngineLost: there is no engine now.
         """
         if self.facts is None or self._writer is None:
             raise EngineLost
-        asked = PendingRequest(
+        request = PendingRequest(
             inbox, tokens, params, num_top_logprobs, self.facts.accepts_seeds, client
         )
-        self._waiting.add(asked)
-        self._held[client] += asked.num_sequences
+        self._waiting.add(request)
+        self._num_of_client[client] += request.num_sequences
         self._release()
         try:
             if self._writer is not None:  # once the engine has read enough of the earlier ones
                 await self._writer.drain()
         except OSError:
-            pass  # the next one has it, or `run` says that there is none
+            pass  # the next engine gets the request, or `run` fails it
         except BaseException:
-            self.abort(asked)
+            self.abort(request)
             raise
-        return asked
+        return request
 
-    def abort(self, asked: PendingRequest) -> None:
-        """Ends a request; one that has ended, or was lost, stays so."""
-        asked.has_news.set()
+    def abort(self, request: PendingRequest) -> None:
+        """Ends a request, unless it has ended."""
+        request.has_news.set()
         if self._writer is not None:
-            for id in asked.ids:
+            for id in request.ids:
                 if id in self._open:
                     self._writer.write(frames.encode(Abort(id)))
-        self._forget(asked)
+        self._forget(request)
         self._release()
 
     def _release(self) -> None:
-        """Gives the engine what it has room for."""
+        """Sends the requests that the engine has room for."""
         if self._holds or self._writer is None or self.facts is None:
             return
-        most = self.facts.num_slots + max(1, self.facts.num_slots // _AHEAD)
-        while self._waiting and self._num_sent < most:
-            asked = self._waiting.pop()
-            self._sent[asked] = None
-            self._num_sent += asked.num_sequences
-            self._ask(asked)
+        max_sent = self.facts.num_slots + max(1, self.facts.num_slots // _AHEAD)
+        while self._waiting and self._num_sent < max_sent:
+            request = self._waiting.pop()
+            self._sent[request] = None
+            self._num_sent += request.num_sequences
+            self._ask(request)
         self._turnover.look(is_full=self._num_sent >= self.facts.num_slots)
 
-    def _ask(self, asked: PendingRequest) -> None:
-        """Asks the engine that is there for what is missing."""
+    def _ask(self, request: PendingRequest) -> None:
+        """Sends the missing part of a request to the current engine."""
         assert self._writer is not None
-        messages = asked.messages(self._ids)
-        self._open |= dict.fromkeys(asked.ids, asked)
+        messages = request.messages(self._ids)
+        self._open |= dict.fromkeys(request.ids, request)
         for message in messages:
             self._writer.write(frames.encode(message))
 
     async def _go_on(self) -> None:
-        """Asks a new engine for what the last one has left, and then for what came since.
+        """Sends a new engine the last one's unfinished requests, and then newer ones.
 
-        All at once if somebody killed that one. But if it failed by itself, or engines ended
-        repeatedly, a request may be why: each is then tried alone until it has a token
-        (`_note_end`). One may get engines killed for want of memory, perhaps.
+        All at once if the last engine was killed. If it failed by itself, or engines ended
+        repeatedly, a request may be the cause (perhaps by its memory): each request is then tried
+        alone until it has a token (`_note_end`).
         """
         was_killed = self._status in _KILLED
-        for asked in list(self._sent):
-            if asked not in self._sent:  # it has left
+        for request in list(self._sent):
+            if request not in self._sent:  # aborted meanwhile
                 continue
             if self._writer is None:
                 return
-            is_alone = asked.num_engines > 1 or not was_killed
-            self._alone = asked if is_alone else None
-            self._ask(asked)
+            is_alone = request.num_engines > 1 or not was_killed
+            self._alone = request if is_alone else None
+            self._ask(request)
             if is_alone:
-                await asked.has_news.wait()
+                await request.has_news.wait()
         self._alone = None
         self._holds = False
         self._release()
 
     async def _serve(self) -> bool:
-        """Serves one engine to its end; says whether it was ready once."""
+        """Serves one engine until it ends; returns whether it was ever ready."""
         connection = self._launcher.start()
         reader, self._writer = await asyncio.open_unix_connection(sock=connection)
         was_ready = self._is_silent = False
@@ -314,7 +314,7 @@ class EngineClient:
                     await self._on_loaded(message)
                 was_ready |= self.state is State.READY
         except (asyncio.IncompleteReadError, OSError, ConnectionClosed):
-            pass  # it has ended
+            pass  # the engine has ended
         finally:
             watching.cancel()
             self._holds = True
@@ -326,8 +326,8 @@ class EngineClient:
         return was_ready
 
     async def _end_if_silent(self, transport: asyncio.WriteTransport) -> None:
-        """Looks a few times: if this process was stopped for a while, the engine is not to blame,
-        and what it said is read before the next.
+        """Ends an engine that is silent at several looks in a row: if this process was stopped for
+        a while, it reads the engine's messages between two looks.
         """
         num_silent, heard_at = 0, self.heard_at
         while num_silent < _LOOKS:
@@ -355,44 +355,44 @@ class EngineClient:
         elif isinstance(message, Ready):
             self._enter(State.READY)
             self._going_on = asyncio.create_task(self._go_on())
-        elif isinstance(message, Refused) and (asked := self._open.get(message.id)):
-            self.abort(asked)  # and with one answer the others
-            asked.fail(RequestRefused(message.reason))
+        elif isinstance(message, Refused) and (request := self._open.get(message.id)):
+            self.abort(request)  # all its answers
+            request.fail(RequestRefused(message.reason))
 
     def _pass_on(self, output: RequestOutput) -> None:
-        asked = self._open.get(output.id)
-        if asked is None:  # aborted meanwhile
+        request = self._open.get(output.id)
+        if request is None:  # aborted meanwhile
             return
         self._explained.clear()
-        if asked is self._alone:
+        if request is self._alone:
             self._alone = None
-        num_before = asked.num_sequences
-        self._turnover.add(*asked.take(output))
-        self._waiting.served(asked.client, len(output.token_ids))
-        self._leave(asked, num_before - asked.num_sequences)
-        if not asked.num_answers:
-            self._forget(asked)
+        num_before = request.num_sequences
+        self._turnover.add(*request.take(output))
+        self._waiting.served(request.client, len(output.token_ids))
+        self._leave(request, num_before - request.num_sequences)
+        if not request.num_answers:
+            self._forget(request)
 
-    def _fail(self, asked: PendingRequest, error: Exception) -> None:
-        self._forget(asked)
+    def _fail(self, request: PendingRequest, error: Exception) -> None:
+        self._forget(request)
         self._release()
-        asked.fail(error)
+        request.fail(error)
 
-    def _forget(self, asked: PendingRequest) -> None:
-        """Of a request, sent or waiting, or neither any more."""
-        if asked in self._sent:
-            self._turnover.add(asked.num_left)
-            self._leave(asked, asked.num_sequences)
-            del self._sent[asked]
-        elif asked in self._waiting:
-            self._waiting.discard(asked)
-            self._held[asked.client] -= asked.num_sequences
-        for id in asked.ids:
+    def _forget(self, request: PendingRequest) -> None:
+        """Removes a request, whether sent, waiting or neither."""
+        if request in self._sent:
+            self._turnover.add(request.num_left)
+            self._leave(request, request.num_sequences)
+            del self._sent[request]
+        elif request in self._waiting:
+            self._waiting.discard(request)
+            self._num_of_client[request.client] -= request.num_sequences
+        for id in request.ids:
             self._open.pop(id, None)
 
-    def _leave(self, asked: PendingRequest, num_sequences: int) -> None:
-        """So many sequences of a request that was sent have."""
-        self._held[asked.client] -= num_sequences
+    def _leave(self, request: PendingRequest, num_sequences: int) -> None:
+        """Removes ended sequences of a sent request from the counts."""
+        self._num_of_client[request.client] -= num_sequences
         self._num_sent -= num_sequences
 
     def _enter(self, state: State) -> None:

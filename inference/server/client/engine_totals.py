@@ -1,4 +1,4 @@
-"""What engines have counted, one after the other: a new one begins with nothing."""
+"""Adds up the counters of successive engines: a restarted one begins at 0."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,15 +12,15 @@ class EngineTotals:
     """Adds the counts of engines that have ended to those of the one that runs.
 
     Attributes:
-        heartbeat: the latest, where counts are those of all.
+        heartbeat: the latest, with the counts of all engines.
     """
 
     def __init__(self) -> None:
         self.heartbeat = Heartbeat()
-        self._before = Heartbeat()  # what those that ended have counted
+        self._before = Heartbeat()  # counts of the engines that ended
 
     def take(self, heartbeat: Heartbeat) -> None:
-        """The engine that runs says this."""
+        """Takes a heartbeat of the running engine."""
         before = self._before
         counters = dict(before.counters)
         for name, count in heartbeat.counters.items():
@@ -35,7 +35,7 @@ class EngineTotals:
         )
 
     def end(self) -> None:
-        """It has ended: it holds nothing."""
+        """Keeps the counts of an engine that has ended."""
         last = self.heartbeat
         self.heartbeat = self._before = Heartbeat(
             counters=last.counters,

@@ -1,4 +1,4 @@
-"""What one HTTP request asks of the engine, and the outputs in the order in which they come."""
+"""The engine requests of one HTTP request, and their outputs in the order in which they come."""
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
@@ -11,15 +11,15 @@ from inference.server.client.pending_request import PendingRequest
 
 
 class DeadlinePassed(Exception):
-    """The answer took longer than it may; says how many seconds that are."""
+    """The answer took longer than its limit; the message is that limit in seconds."""
 
 
 class Deadline:
-    """By when an HTTP request is answered, whatever it asks of the engine.
+    """The time by which an HTTP request has to be answered.
 
     Attributes:
-        at: by the event loop's clock.
-        started: when the request came, by the same.
+        at: the deadline, by the event loop's clock.
+        started: when the request came, by the same clock.
     """
 
     def __init__(self, limit_s: float):
@@ -35,19 +35,19 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds from now."""
+        """Seconds until the deadline."""
         return self.at - asyncio.get_running_loop().time()
 
     def passed(self) -> DeadlinePassed:
-        """What is raised then."""
+        """The error of an answer that missed the deadline."""
         return DeadlinePassed(f"{self._limit_s:g}")
 
     @asynccontextmanager
-    async def kept(self) -> AsyncIterator[None]:
-        """The block ends by then.
+    async def enforce(self) -> AsyncIterator[None]:
+        """Ends the block at the deadline.
 
         Raises:
-            DeadlinePassed: it did not.
+            DeadlinePassed: the block did not end in time.
         """
         try:
             async with asyncio.timeout_at(self.at):
@@ -57,37 +57,37 @@ class Deadline:
 
 
 class Generation:
-    """Requests to the engine that begin and end with one HTTP request. A context: whatever is not
-    finished at its end is aborted.
+    """Engine requests that begin and end with one HTTP request. A context: at its end, unfinished
+    requests are aborted.
 
-    What waits here is bounded by the tokens asked for.
+    The requests' `max_tokens` bound the outputs that wait here.
     """
 
     def __init__(self, client: EngineClient, deadline: Deadline, name: str = ""):
-        """`deadline`: of the last output; `name`: who asks, by the key."""
+        """`deadline`: of the last output; `name`: of the client's key."""
         self._client = client
         self._name = name
         self._deadline = deadline
         self._queue: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue()
-        self._asked: list[PendingRequest] = []
+        self._requests: list[PendingRequest] = []
         self._num_due = 0  # answers that have not ended
 
     def __enter__(self) -> "Generation":
-        """Nothing is asked yet."""
+        """Starts the deadline's timer."""
         late = -1, self._deadline.passed()
         loop = asyncio.get_running_loop()
         self._timer = loop.call_at(self._deadline.at, self._queue.put_nowait, late)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Ends what is not finished."""
+        """Aborts unfinished requests."""
         self._timer.cancel()
-        for asked in self._asked:
-            self._client.abort(asked)
+        for request in self._requests:
+            self._client.abort(request)
 
     @property
     def is_open(self) -> bool:
-        """Whether outputs are to come."""
+        """Whether more outputs will come."""
         return self._num_due > 0
 
     async def add(
@@ -97,28 +97,28 @@ class Generation:
         params: SamplingParams,
         num_top_logprobs: int | None = None,
     ) -> None:
-        """Asks for one prompt; `key` is returned with its outputs.
+        """Adds a request for one prompt; `key` comes back with its outputs.
 
         Raises:
-            DeadlinePassed: the engine does not take it in time.
+            DeadlinePassed: the engine does not take the request in time.
             EngineLost: there is no engine now.
         """
 
         def inbox(output: RequestOutput | Exception) -> None:
             self._queue.put_nowait((key, output))
 
-        async with self._deadline.kept():
-            asked = await self._client.add(inbox, tokens, params, num_top_logprobs, self._name)
-        self._asked.append(asked)
+        async with self._deadline.enforce():
+            request = await self._client.add(inbox, tokens, params, num_top_logprobs, self._name)
+        self._requests.append(request)
         self._num_due += params.n
 
     async def next(self) -> tuple[int, RequestOutput]:
-        """The next output, with the key of its prompt.
+        """Waits for the next output; returns it with the key of its prompt.
 
         Raises:
-            DeadlinePassed: it comes too late.
-            EngineLost: the engine has gone.
-            RequestRefused: it does not serve one of the requests.
+            DeadlinePassed: the output comes too late.
+            EngineLost: the engine has ended.
+            RequestRefused: the engine does not serve one of the requests.
         """
         key, output = await self._queue.get()
         if isinstance(output, Exception):

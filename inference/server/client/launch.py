@@ -21,10 +21,10 @@ class Launcher(Protocol):
     """Starts engines, one after the other."""
 
     def start(self) -> socket.socket:
-        """Starts one; returns our end of its connection."""
+        """Starts an engine; returns the client's end of its connection."""
 
     async def end(self, grace_s: float) -> int:
-        """Waits for its end, and brings it about after so many seconds; returns its status."""
+        """Waits for the engine's end, kills it after `grace_s`, and returns its exit status."""
 
 
 class Subprocess:
@@ -37,25 +37,26 @@ class Subprocess:
 
     @property
     def pid(self) -> int | None:
-        """Of the process; None before the first."""
+        """Process id of the engine; None before the first start."""
         return None if self._process is None else self._process.pid
 
     def start(self) -> socket.socket:
-        """Starts one; returns our end of its connection."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            descriptor = theirs.fileno()
+        client_end, engine_end = socket.socketpair()
+        with engine_end:
+            descriptor = engine_end.fileno()
             self._process = subprocess.Popen(
                 [*self._command, f"--engine_socket={descriptor}"],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[descriptor],
                 start_new_session=True,  # Ctrl-C at the terminal is for this process, which drains
             )
-        return ours
+        return client_end
 
     async def end(self, grace_s: float) -> int:
-        """Waits for its end, and brings it about after so many seconds; returns its status, or 1
-        where it did not end by itself: it is not one that somebody else killed.
+        """Waits for the engine's end, and kills it after `grace_s`.
+
+        Returns:
+            Its exit status, or 1 if it was killed here: SIGKILL would mean that others killed it.
         """
         process = self._process
         if process is None:
@@ -79,14 +80,13 @@ class Thread:
         self._error: BaseException | None = None
 
     def start(self) -> socket.socket:
-        """Starts one; returns our end of its connection."""
-        ours, theirs = socket.socketpair()
-        self._thread = threading.Thread(target=self._run, args=(Channel(theirs),), daemon=True)
+        client_end, engine_end = socket.socketpair()
+        self._thread = threading.Thread(target=self._run, args=(Channel(engine_end),), daemon=True)
         self._thread.start()
-        return ours
+        return client_end
 
     async def end(self, grace_s: float) -> int:
-        """Waits for its end, which nothing brings about; returns 0, or 1 where it failed."""
+        """Waits for the thread's end, which cannot be forced; returns 0, or 1 if it failed."""
         thread = self._thread
         if thread is not None:
             await asyncio.to_thread(thread.join, grace_s)

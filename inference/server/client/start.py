@@ -1,4 +1,4 @@
-"""An engine from its start until it serves."""
+"""Starts an engine and waits until it is ready."""
 
 import asyncio
 
@@ -6,10 +6,10 @@ from inference.server.client.engine_client import EngineClient, EngineFailed, St
 
 
 async def start(client: EngineClient) -> "asyncio.Task[None]":
-    """Starts an engine; returns what keeps it (`EngineClient.run`), once requests are served.
+    """Starts an engine; returns the task of `EngineClient.run` once requests are served.
 
     Raises:
-        EngineFailed: it could not be started.
+        EngineFailed: the engine could not be started.
     """
     is_ready = asyncio.Event()
 

@@ -1,63 +1,64 @@
-"""How long a request would wait for a slot, as fast as those that run get on."""
+"""Estimates how long a request would wait for a slot, from the progress of running sequences."""
 
 import time
 from collections.abc import Callable
 
 _WINDOW_S, _WINDOW_DONE = 30.0, 8  # whichever is longer
-_MIN_DONE = 4  # fewer tell nothing yet
+_MIN_DONE = 4  # with fewer sequences done, there is no estimate
 
 
 class Turnover:
-    """Sequences that get done while all slots are taken: as many can begin.
+    """The rate at which sequences finish while all slots are taken.
 
-    Each token is its share of the most tokens that its sequence may have, and one that ends early
-    the rest of it, so that a speed is known before a first sequence has ended.
+    Each token counts as its share of its sequence's `max_tokens`. A sequence that ends early adds
+    its remaining share. So a rate is known before the first sequence has ended.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
         """`clock`: seconds."""
         self._clock = clock
         self._since: float | None = None
-        # In the latest seconds in which all slots were taken, and since the last look: sequences
-        # done; of those that tell their tokens as they come the same, and what of it was told.
-        self._seconds = self._done = self._telling_done = self._told = 0.0
+        # In the latest seconds in which all slots were taken, and (`_new`) since the last look:
+        # sequences done, those of them that stream their tokens, and the shares streamed.
+        self._seconds = self._done = self._streamed_done = self._emitted = 0.0
         self._new = (0.0, 0.0, 0.0)
 
-    def add(self, num_done: float, num_told: float | None = None) -> None:
-        """So many sequences got done, or parts of them, and so much of it by tokens; None: they
-        tell none before they end.
+    def add(self, num_done: float, num_emitted: float | None = None) -> None:
+        """Counts sequences done, or shares of them, and the part that was streamed tokens; None:
+        their tokens come only at the end.
         """
-        done, telling_done, told = self._new
-        if num_told is not None:
-            telling_done, told = telling_done + num_done, told + num_told
-        self._new = done + num_done, telling_done, told
+        done, streamed_done, emitted = self._new
+        if num_emitted is not None:
+            streamed_done, emitted = streamed_done + num_done, emitted + num_emitted
+        self._new = done + num_done, streamed_done, emitted
 
     def look(self, is_full: bool) -> None:
-        """What was added counts if all slots were taken until now; `is_full`: they are from here
-        on.
+        """Counts the shares added since the last look if all slots were taken; `is_full`: they are
+        from now on.
         """
         now = self._clock()
         if self._since is not None:
-            done, telling_done, told = self._new
+            done, streamed_done, emitted = self._new
             self._seconds += now - self._since
             self._done += done
-            self._telling_done += telling_done
-            self._told += told
+            self._streamed_done += streamed_done
+            self._emitted += emitted
             by_time = _WINDOW_S / max(self._seconds, 1e-9)
-            kept = min(1.0, max(by_time, _WINDOW_DONE / max(self._done, 1e-9)))
-            self._seconds, self._done = kept * self._seconds, kept * self._done
-            self._telling_done, self._told = kept * self._telling_done, kept * self._told
+            weight = min(1.0, max(by_time, _WINDOW_DONE / max(self._done, 1e-9)))
+            self._seconds, self._done = weight * self._seconds, weight * self._done
+            self._streamed_done, self._emitted = (
+                weight * self._streamed_done,
+                weight * self._emitted,
+            )
         self._new = (0.0, 0.0, 0.0)
         self._since = now if is_full else None
 
-    def left(self, progress: float) -> float:
-        """What is left of a sequence of average length that has told this share of the most tokens
-        that it may have.
-        """
-        return max(0.0, 1 - progress * self._telling_done / max(self._told, 1e-9))
+    def remaining(self, progress: float) -> float:
+        """Remaining share of an average sequence that emitted `progress` of its `max_tokens`."""
+        return max(0.0, 1 - progress * self._streamed_done / max(self._emitted, 1e-9))
 
     def wait_s(self, num_ahead: float) -> float:
-        """Seconds until so many are done; 0 where nothing is known."""
+        """Seconds until `num_ahead` sequences are done; 0 where nothing is known."""
         if num_ahead <= 0 or self._done < _MIN_DONE:
             return 0.0
         silent = 0.0 if self._since is None else self._clock() - self._since

@@ -1,4 +1,4 @@
-"""The answers to the prompts of one request, told as they come."""
+"""The answers to the prompts of one request, in pieces as they come."""
 
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
@@ -17,8 +17,8 @@ from inference.server.protocol.responses import PromptTokensDetails, Usage
 from inference.server.service import Service
 
 
-class Prompt(NamedTuple):
-    """Token ids, and how to continue them."""
+class EncodedPrompt(NamedTuple):
+    """Token ids of a prompt, and how to continue them."""
 
     tokens: list[int]
     params: SamplingParams
@@ -26,16 +26,16 @@ class Prompt(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Piece:
-    """What is new of one answer.
+    """New tokens and text of one answer.
 
     Attributes:
-        index: of the answer: those of the first prompt come first.
+        index: of the answer; the answers to the first prompt come first.
         text: of the tokens, as far as it is certain.
         token_ids: of the new tokens.
-        tokens: the same with log-probabilities, where these are asked for.
+        tokens: the new tokens with log-probabilities, if the request has them.
         finish_reason: of the answer's last piece.
-        stop_reason: the request's stop string or token that ended it.
-        num_cached_tokens: of its prompt, with the last piece of the prompt's first answer.
+        stop_reason: the request's stop string or token that ended the answer.
+        num_cached_tokens: of the prompt, in the last piece of the prompt's first answer.
     """
 
     index: int
@@ -47,8 +47,8 @@ class Piece:
     num_cached_tokens: int = 0
 
     @property
-    def is_told(self) -> bool:
-        """Whether a client has to know of it."""
+    def is_visible(self) -> bool:
+        """Whether a stream has an event for it."""
         return bool(self.text or self.tokens or self.finish_reason)
 
 
@@ -63,14 +63,14 @@ class Answers:
     def __init__(
         self,
         service: Service,
-        prompts: Sequence[Prompt],
+        prompts: Sequence[EncodedPrompt],
         num_top_logprobs: int | None,
         shows_stop: bool,
         deadline: Deadline,
         name: str = "",
     ):
         """`num_top_logprobs` as `Add` takes it; `shows_stop`: a stop string is part of the text;
-        `name`: who asks, by the key.
+        `name`: of the client's key.
         """
         self.prompts = prompts
         num_prompt = sum(len(prompt.tokens) for prompt in prompts)
@@ -82,15 +82,15 @@ class Answers:
         self._deadline, self._name = deadline, name
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """Their pieces; whoever stops reading ends the requests.
+        """Yields pieces of all answers; closing the generator aborts the requests.
 
         Raises:
-            ApiError: the engine does not serve one of them, or could not finish.
+            ApiError: the engine rejects a request, or could not finish.
         """
-        service, each = self._service, self._num_each
+        service, num_answers_each = self._service, self._num_each
         self._check_room(self.prompts[0].params.num_running)
-        num_answers, trace = len(self.prompts) * each, traces.current()
-        trace.asked(service.model_name, self.prompts[0].params, self.usage)
+        num_answers, trace = len(self.prompts) * num_answers_each, traces.current()
+        trace.begin(service.model_name, self.prompts[0].params, self.usage)
         with (
             service.metrics.watching(num_answers, self._deadline.spent_s) as watches,
             Generation(service.client, self._deadline, self._name) as generation,
@@ -98,10 +98,10 @@ class Answers:
             try:
                 for key, (tokens, params) in enumerate(self.prompts):
                     await generation.add(key, tokens, params, self._num_top_logprobs)
-                    service.metrics.asked(len(tokens), params)
+                    service.metrics.count_prompt(len(tokens), params)
                 while generation.is_open:
                     key, output = await generation.next()
-                    piece = self._piece(key * each + output.index, output)
+                    piece = self._piece(key * num_answers_each + output.index, output)
                     watches[piece.index].note(len(piece.token_ids), output.queued_s)
                     trace.note(piece.finish_reason, output.queued_s)
                     if piece.finish_reason is not None:
@@ -110,13 +110,13 @@ class Answers:
             except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
                 raise as_api_error(error) from None
 
-    async def scores(self, most: int) -> list[list[Token]]:
-        """Each prompt's tokens with log-probabilities and so many alternatives; the first has none.
+    async def scores(self, num_top_logprobs: int) -> list[list[Token]]:
+        """Scores each prompt's tokens, with `num_top_logprobs` alternatives; the first has none.
 
         Raises:
             ApiError: as `pieces`.
         """
-        found = [_unscored(prompt.tokens) for prompt in self.prompts]
+        scored = [_unscored(prompt.tokens) for prompt in self.prompts]
         service = self._service
         self._check_room(1)
         with Generation(service.client, self._deadline, self._name) as generation:
@@ -125,19 +125,21 @@ class Answers:
                     if len(prompt.tokens) > 1:
                         salt = prompt.params.cache_salt
                         params = SamplingParams(max_new_tokens=0, cache_salt=salt)
-                        await generation.add(key, prompt.tokens, params, most)
+                        await generation.add(key, prompt.tokens, params, num_top_logprobs)
                 while generation.is_open:
                     key, output = await generation.next()
                     self._check_generated(output)
-                    rest = self.prompts[key].tokens[1:]
+                    scored_tokens = self.prompts[key].tokens[1:]
                     if output.finish_reason is not None:
-                        found[key][1:] = logprobs.tokens(rest, output.logprobs, output.top_logprobs)
+                        scored[key][1:] = logprobs.tokens(
+                            scored_tokens, output.logprobs, output.top_logprobs
+                        )
             except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
                 raise as_api_error(error) from None
-        return found
+        return scored
 
     def _check_room(self, num_each: int) -> None:
-        """Whether they can be served now, so many sequences of each prompt."""
+        """Raises an `ApiError` unless there is room for `num_each` sequences of each prompt."""
         self._service.check_ready()
         priority = self.prompts[0].params.priority
         self._service.check_room(len(self.prompts), num_each, self._deadline, self._name, priority)
@@ -157,7 +159,7 @@ class Answers:
         )  # fmt: skip
 
     def count(self, piece: Piece) -> None:
-        """Adds a piece to `usage`: what a stream tells before it does not count its tokens."""
+        """Adds a piece to `usage`, whose value before does not include the piece's tokens."""
         self.usage.completion_tokens += len(piece.token_ids)
         self.usage.total_tokens += len(piece.token_ids)
         assert self.usage.prompt_tokens_details is not None
@@ -174,7 +176,7 @@ class Answers:
 
 
 def as_api_error(error: Exception) -> ApiError:
-    """What a client is told of what the engine's side raised."""
+    """The error that a client gets for an exception of the server's."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, RequestRefused):
@@ -191,7 +193,7 @@ def as_api_error(error: Exception) -> ApiError:
 
 
 def stream_failed(service: Service, error: Exception) -> ApiError:
-    """Counts and logs a stream that ends with an error; returns what its client is told."""
+    """Counts and logs a stream that ends with an error; returns the client's error."""
     failure = as_api_error(error)
     log_failure(error, failure)
     service.metrics.stream_failed()

@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from inference.server.client.generation import Deadline
 from inference.server.endpoints import messages
-from inference.server.endpoints.answers import Answers, Piece, Prompt
-from inference.server.endpoints.envelope import Header, whole
+from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece
+from inference.server.endpoints.envelope import AnswerHeader, whole
 from inference.server.endpoints.messages import MessageReader, News
 from inference.server.protocol import logprobs, parse, sampling, tools
 from inference.server.protocol.caller import Caller
@@ -28,11 +28,11 @@ from inference.server.service import Service
 from inference.text.grammar import relaxed
 from inference.text.tool_calls import parser
 
-_TAG_TOKENS = 16  # a tag has at most, and blanks behind it
+_TAG_TOKENS = 16  # a tag and the blanks after it have at most so many tokens
 
 
 class Chat:
-    """One such request.
+    """A chat completion.
 
     Attributes:
         deadline: of its answer.
@@ -44,7 +44,7 @@ class Chat:
         self._caller = caller
         self.deadline = Deadline(caller.limit_s)
         kinds = "chat.completion", "chat.completion.chunk"
-        self._header = Header.new(service, "chatcmpl", kinds[0], request, kinds[1])
+        self._header = AnswerHeader.new(service, "chatcmpl", kinds[0], request, kinds[1])
 
     async def prepare(self) -> None:
         """Reads the fields and encodes the conversation.
@@ -69,13 +69,15 @@ class Chat:
         end = service.texts.tokenizer.decode(tokens[-_TAG_TOKENS:])
         thinks = grammar is None and parser.opens_thought(end)  # a grammar permits no thought
         self._readers = [MessageReader(*how, thinks) for _ in range(request.n or 1)]
-        prompt = Prompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
+        prompt = EncodedPrompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
         stop = bool(request.include_stop_str_in_output)
-        most = sampling.num_top_logprobs(request)
-        self._answers = Answers(service, [prompt], most, stop, self.deadline, self._caller.name)
+        num_top_logprobs = sampling.num_top_logprobs(request)
+        self._answers = Answers(
+            service, [prompt], num_top_logprobs, stop, self.deadline, self._caller.name
+        )
 
     async def answer(self) -> Response:
-        """The whole of it.
+        """Returns the whole answer.
 
         Raises:
             ApiError: the engine cannot answer.
@@ -86,15 +88,15 @@ class Chat:
             choice.token_ids = [] if self._request.return_token_ids else UNSET
         prompt_logprobs: PromptLogprobs | UnsetType = UNSET
         if self._request.prompt_logprobs is not None:
-            (own,) = await self._answers.scores(self._request.prompt_logprobs)
-            prompt_logprobs = logprobs.prompt_shape(self._service.texts.tokenizer, own)
+            (scores,) = await self._answers.scores(self._request.prompt_logprobs)
+            prompt_logprobs = logprobs.prompt_shape(self._service.texts.tokenizer, scores)
         async for piece in self._answers.pieces():
             self._answers.count(piece)
             choice = choices[piece.index]
             news = self._readers[piece.index].read(piece)
             messages.add(choice.message, news)
-            if choice.logprobs and (found := self.logprobs_of(piece)):
-                choice.logprobs.content += found.content
+            if choice.logprobs and (chat_logprobs := self.logprobs_of(piece)):
+                choice.logprobs.content += chat_logprobs.content
             if isinstance(choice.token_ids, list):
                 choice.token_ids += piece.token_ids
             choice.finish_reason, choice.stop_reason = news.finish_reason, piece.stop_reason
@@ -105,7 +107,7 @@ class Chat:
         return whole(answer)
 
     async def events(self) -> Events:
-        """The same as it comes; the role with the first token, and not before.
+        """Yields the answer as it comes; the role comes with the first token.
 
         Raises:
             ApiError: as `answer`.
@@ -124,8 +126,8 @@ class Chat:
                     begun.add(piece.index)
                 self._answers.count(piece)
                 news = self._readers[piece.index].read(piece)
-                is_told = news.content or news.calls or piece.tokens or piece.finish_reason
-                if is_told or asks_ids:
+                has_news = news.content or news.calls or piece.tokens or piece.finish_reason
+                if has_news or asks_ids:
                     event += self._header.chunk([self._delta(piece, news)], usage)
                 if event:
                     yield event
@@ -134,15 +136,15 @@ class Chat:
     def _delta(self, piece: Piece, news: News) -> ChatDelta:
         has_text = news.content or self._offer is None
         delta = Delta(content=news.content if has_text else UNSET, tool_calls=news.calls or UNSET)
-        found = ChatDelta(piece.index, delta, self.logprobs_of(piece), news.finish_reason)
+        chat_delta = ChatDelta(piece.index, delta, self.logprobs_of(piece), news.finish_reason)
         if piece.finish_reason is not None:
-            found.stop_reason = piece.stop_reason
+            chat_delta.stop_reason = piece.stop_reason
         if self._request.return_token_ids:
-            found.token_ids = list(piece.token_ids)
-        return found
+            chat_delta.token_ids = list(piece.token_ids)
+        return chat_delta
 
     async def news(self) -> AsyncGenerator[tuple[Piece, News], None]:
-        """What is new of its answers, for who tells of them in other words.
+        """Yields new parts of the message, for endpoints that encode them otherwise.
 
         Raises:
             ApiError: as `answer`.
@@ -154,11 +156,10 @@ class Chat:
 
     @property
     def usage(self) -> Usage:
-        """Tokens so far."""
         return self._answers.usage
 
     def logprobs_of(self, piece: Piece) -> ChatLogprobs | None:
-        """Those of its tokens, where they are asked for."""
+        """Log-probabilities of a piece's tokens, if the request has them."""
         if not self._request.logprobs:
             return None
         as_ids = bool(self._request.return_tokens_as_token_ids)

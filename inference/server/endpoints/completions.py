@@ -1,4 +1,4 @@
-"""POST /v1/completions: texts, or token ids, continued or scored."""
+"""POST /v1/completions: continues or scores texts, or token ids."""
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -7,8 +7,8 @@ from typing import NamedTuple
 from starlette.responses import Response
 
 from inference.server.client.generation import Deadline
-from inference.server.endpoints.answers import Answers, Piece, Prompt
-from inference.server.endpoints.envelope import Header, whole
+from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece
+from inference.server.endpoints.envelope import AnswerHeader, whole
 from inference.server.protocol import logprobs, parse, sampling
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.event_stream import DONE, Events
@@ -20,11 +20,11 @@ from inference.text.grammar import relaxed
 
 
 class _Echo(NamedTuple):
-    """A prompt before its answers.
+    """A prompt as it is repeated before its answers.
 
     Attributes:
-        num_spelled: of its tokens, those that the text spells, special ones included: all, or none
-            where the tokenizer put some around the text that was sent.
+        num_spelled: number of tokens that `text` spells, special ones included: all, or 0 where the
+            tokenizer added tokens to the client's text.
     """
 
     text: str
@@ -32,7 +32,7 @@ class _Echo(NamedTuple):
 
 
 class Completions:
-    """One such request.
+    """A completion.
 
     Attributes:
         deadline: of its answer.
@@ -43,7 +43,7 @@ class Completions:
         self._request = request
         self._caller = caller
         self.deadline = Deadline(caller.limit_s)
-        self._header = Header.new(service, "cmpl", "text_completion", request)
+        self._header = AnswerHeader.new(service, "cmpl", "text_completion", request)
         self._shapes: dict[int, CompletionShape] = {}
 
     async def prepare(self) -> None:
@@ -55,29 +55,31 @@ class Completions:
         request, service = self._request, self._service
         facts = service.facts
         parse.check_model(request.model, service.model_name)
-        given = parse.prompts(request.prompt)
+        inputs = parse.prompts(request.prompt)
         grammar = await service.texts.read_structure(request, facts.accepts_grammars)
         self._caller.relaxed.update(relaxed(grammar or ""))
         params = sampling.read(request, facts, grammar, self._caller.name)
         prompts = []
         self._echoes: list[_Echo] = []
         add_special = request.add_special_tokens is not False
-        for one in given:
-            if isinstance(one, str):
-                tokens = await service.texts.encode(one, "prompt", add_special)
+        for input in inputs:
+            if isinstance(input, str):
+                tokens = await service.texts.encode(input, "prompt", add_special)
             else:
-                tokens = parse.check_ids(one, facts.vocab_size, "prompt")
-            left = sampling.truncate(request, tokens, facts)
-            prompts.append(Prompt(left, sampling.limit(request, params, len(left), facts)))
-            is_whole = isinstance(one, str) and len(left) == len(tokens)
-            self._echoes.append(await self._echo(left, str(one) if is_whole else None))
+                tokens = parse.check_ids(input, facts.vocab_size, "prompt")
+            truncated = sampling.truncate(request, tokens, facts)
+            prompts.append(
+                EncodedPrompt(truncated, sampling.limit(request, params, len(truncated), facts))
+            )
+            is_whole = isinstance(input, str) and len(truncated) == len(tokens)
+            self._echoes.append(await self._echo(truncated, str(input) if is_whole else None))
         stop = bool(request.include_stop_str_in_output)
         self._answers = Answers(
             service, prompts, request.logprobs, stop, self.deadline, self._caller.name
         )
 
     async def answer(self) -> Response:
-        """The whole of it.
+        """Returns the whole answer.
 
         Raises:
             ApiError: the engine cannot answer.
@@ -89,8 +91,8 @@ class Completions:
         if self._request.prompt_logprobs is not None:
             scores = await self._answers.scores(self._request.prompt_logprobs)
             for choice in choices:
-                own, texts = scores[choice.index // self._num_each], self._service.texts
-                choice.prompt_logprobs = logprobs.prompt_shape(texts.tokenizer, own)
+                prompt_scores, texts = scores[choice.index // self._num_each], self._service.texts
+                choice.prompt_logprobs = logprobs.prompt_shape(texts.tokenizer, prompt_scores)
         async for piece in self._pieces():
             choice = choices[piece.index]
             choice.text += piece.text
@@ -104,7 +106,7 @@ class Completions:
         return whole(self._header.answer(choices, self._answers.usage))
 
     async def events(self) -> Events:
-        """The same as it comes.
+        """Yields the answer as it comes.
 
         Raises:
             ApiError: as `answer`.
@@ -112,7 +114,7 @@ class Completions:
         begun: set[int] = set()
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:
-                if piece.is_told or self._request.return_token_ids:
+                if piece.is_visible or self._request.return_token_ids:
                     choice = self._choice(piece)
                     if self._request.return_token_ids and piece.index not in begun:
                         choice.prompt_token_ids = self._prompt_of(piece.index).tokens
@@ -121,7 +123,6 @@ class Completions:
         yield self._header.last(self._answers.usage) + DONE
 
     def _choice(self, piece: Piece) -> CompletionChoice:
-        """What is new of one answer."""
         choice = CompletionChoice(
             piece.index, piece.text, None, piece.finish_reason, piece.stop_reason
         )
@@ -132,7 +133,7 @@ class Completions:
         return choice
 
     async def _pieces(self) -> AsyncGenerator[Piece, None]:
-        """Echoed prompts, once the engine has begun, then what it adds to them."""
+        """Yields echoed prompts, once the engine has begun, then pieces of their answers."""
         request, answers = self._request, self._answers
         scores: list = [() for _ in answers.prompts]
         if request.echo and request.logprobs is not None:
@@ -162,7 +163,7 @@ class Completions:
     def _num_answers(self) -> int:
         return len(self._answers.prompts) * self._num_each
 
-    def _prompt_of(self, index: int) -> Prompt:
+    def _prompt_of(self, index: int) -> EncodedPrompt:
         return self._answers.prompts[index // self._num_each]
 
     def _shape(self, index: int) -> CompletionShape:
@@ -174,7 +175,7 @@ class Completions:
         return self._shapes[index]
 
     async def _echo(self, tokens: list[int], sent: str | None) -> _Echo:
-        """Of a prompt's tokens; `sent`: the text that all of them are of."""
+        """The echo of a prompt's tokens; `sent`: the client's text that they encode, if any."""
         if not self._request.echo:
             return _Echo("", 0)
         spelled = await self._service.texts.decode(tokens)

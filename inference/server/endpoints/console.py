@@ -1,4 +1,4 @@
-"""What the page at / shows beside answers: the engine's figures as they change, and a plan."""
+"""Data of the page at /: the engine's figures as they change, and a plan."""
 
 import asyncio
 import json
@@ -17,16 +17,16 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class Figures(msgspec.Struct):
-    """The server at a moment; of a model that is being loaded, little.
+    """The state of the server; most figures are 0 while the model is loaded.
 
     Attributes:
-        at: seconds, by a clock of the server, at which the engine said so.
+        at: time of the engine's heartbeat, in seconds by a clock of the server.
         state: of the engine.
-        model, max_context, max_seqs, max_top_logprobs: as `Loaded` has them.
-        has_text, has_chats: whether it has a tokenizer, and that a template.
+        model, max_context, max_seqs, max_top_logprobs: as in `Loaded`.
+        has_text, has_chats: the model has a tokenizer; the tokenizer has a chat template.
         running, waiting: sequences, as `Heartbeat` counts them.
-        cache_used, page_waste, page_sharing, counters: as it has them.
-        first_tokens, first_tokens_s: how many answers have begun, and the sum of their times.
+        cache_used, page_waste, page_sharing, counters: as in `Heartbeat`.
+        first_tokens, first_tokens_s: number of answers that have begun, and the sum of their TTFTs.
     """
 
     at: float
@@ -53,10 +53,10 @@ async def figures(service: Service) -> Response:
 
 
 async def plan(service: Service) -> Response:
-    """Retrieve what the planner's page computes with: the model, its machine, and others.
+    """Retrieve the data of the planner's page: the model, its machine, and other presets.
 
     Raises:
-        ApiError: 503, the model is being loaded; 404, it cannot be planned.
+        ApiError: 503, the model is being loaded; 404, the model has no plan.
     """
     if service.facts.plan is None:
         raise ApiError(404, "there is no plan of this model")
@@ -65,7 +65,7 @@ async def plan(service: Service) -> Response:
 
 
 async def _events(service: Service) -> Events:
-    """None once the server ends, which waits for what it still sends."""
+    """Yields figures until the server drains: it would wait for the end of the stream."""
     while not service.is_draining:
         yield b"data: " + _ENCODER.encode(now(service)) + b"\n\n"
         await asyncio.sleep(_EVERY_S)
@@ -97,16 +97,16 @@ def now(service: Service) -> Figures:
 
 
 def _catalog(service: Service) -> bytes:
-    """The planner's presets, and before them what is served."""
-    own = service.facts.plan
-    assert own is not None
-    found: dict[str, Any] = render.catalog_of()
+    """The served model and its machine as JSON, followed by the planner's presets."""
+    plan = service.facts.plan
+    assert plan is not None
+    catalog: dict[str, Any] = render.catalog_of()
     name, machine = service.model_name, "this machine"
-    found["models"] = {name: own.model} | {
-        other: model for other, model in found["models"].items() if other != name
+    catalog["models"] = {name: plan.model} | {
+        other: model for other, model in catalog["models"].items() if other != name
     }
-    found["start"] = {"model": name} | own.start
-    if own.machine is not None:
-        found["hardware"] = {machine: own.machine} | found["hardware"]
-        found["start"]["hardware"] = machine
-    return json.dumps(found, separators=(",", ":"), allow_nan=False).encode()
+    catalog["start"] = {"model": name} | plan.start
+    if plan.machine is not None:
+        catalog["hardware"] = {machine: plan.machine} | catalog["hardware"]
+        catalog["start"]["hardware"] = machine
+    return json.dumps(catalog, separators=(",", ":"), allow_nan=False).encode()

@@ -45,9 +45,11 @@ async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller
         raise ApiError(400, "this server makes no embeddings", code="unsupported")
     if (request.dimensions or 0) > facts.embedding_width:
         raise invalid("dimensions", f"is at most {facts.embedding_width} for this model")
-    given = parse.prompts(request.input, "input", MAX_INPUTS)
-    async with deadline.kept():
-        prompts = [await _tokens(service, request, index, one) for index, one in enumerate(given)]
+    inputs = parse.prompts(request.input, "input", MAX_INPUTS)
+    async with deadline.enforce():
+        prompts = [
+            await _tokens(service, request, index, input) for index, input in enumerate(inputs)
+        ]
     params = _params(request, facts.pooling, caller.name)
     vectors = await _vectors(service, prompts, params, deadline, caller.name)
     num_tokens = sum(map(len, prompts))
@@ -56,27 +58,27 @@ async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller
 
 
 async def _encoded(vectors: list[bytes], request: EmbeddingRequest) -> list[msgspec.Raw]:
-    """Of each vector its `Embedding`, with a turn for others behind it: together they can take a
-    second.
+    """Encodes vectors one by one, and lets other requests run between them: all of them together
+    can take a second.
     """
-    found = []
-    for index, one in enumerate(vectors):
-        made = Embedding(index, vector(one, request.dimensions, request.encoding_format))
-        found.append(msgspec.Raw(_ENCODER.encode(made)))
+    encoded = []
+    for index, values in enumerate(vectors):
+        embedding = Embedding(index, vector(values, request.dimensions, request.encoding_format))
+        encoded.append(msgspec.Raw(_ENCODER.encode(embedding)))
         await asyncio.sleep(0)
-    return found
+    return encoded
 
 
 async def _tokens(
-    service: Service, request: EmbeddingRequest, index: int, one: str | list[int]
+    service: Service, request: EmbeddingRequest, index: int, input: str | list[int]
 ) -> list[int]:
-    """Of one input."""
+    """Token ids of one input."""
     facts = service.facts
-    if isinstance(one, str):
+    if isinstance(input, str):
         add_special = request.add_special_tokens is not False
-        tokens = await service.texts.encode(one, "input", add_special)
+        tokens = await service.texts.encode(input, "input", add_special)
     else:
-        tokens = parse.check_ids(one, facts.vocab_size, "input")
+        tokens = parse.check_ids(input, facts.vocab_size, "input")
     side = request.truncation_side or "right"
     tokens = sampling.cut(tokens, request.truncate_prompt_tokens, facts.max_context, side)
     if not tokens:
@@ -110,21 +112,21 @@ async def _vectors(
     deadline: Deadline,
     name: str,
 ) -> list[bytes]:
-    """The engine has no more of them at a time than it has slots: others get theirs meanwhile."""
-    most = min(len(prompts), service.facts.num_slots)
-    service.check_room(most, 1, deadline, name, params.priority)
+    """Embeds prompts, no more at a time than there are slots, so that other requests get some."""
+    num_running = min(len(prompts), service.facts.num_slots)
+    service.check_room(num_running, 1, deadline, name, params.priority)
     num_tokens = sum(map(len, prompts))
-    traces.current().asked(service.model_name, params, Usage(num_tokens, 0, num_tokens))
-    found, asked = [b""] * len(prompts), enumerate(prompts)
+    traces.current().begin(service.model_name, params, Usage(num_tokens, 0, num_tokens))
+    vectors, queue = [b""] * len(prompts), enumerate(prompts)
     with Generation(service.client, deadline, name) as generation:
 
         async def ask() -> None:
-            if (one := next(asked, None)) is not None:
-                await generation.add(*one, params)
-                service.metrics.asked(len(one[1]))
+            if (prompt := next(queue, None)) is not None:
+                await generation.add(*prompt, params)
+                service.metrics.count_prompt(len(prompt[1]))
 
         try:
-            for _ in range(most):
+            for _ in range(num_running):
                 await ask()
             while generation.is_open:
                 key, output = await generation.next()
@@ -133,8 +135,8 @@ async def _vectors(
                     why = "the model gave no finite numbers"
                     raise ApiError(500, why, code="model_error", may_retry=False)
                 if output.finish_reason is not None:
-                    found[key] = output.embedding
+                    vectors[key] = output.embedding
                     await ask()
         except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
             raise as_api_error(error) from None
-    return found
+    return vectors

@@ -1,4 +1,4 @@
-"""What both kinds of answers have in common: their head, chunks, and counts of tokens."""
+"""The common form of completions and chats: fields of the head, chunks, usage."""
 
 import dataclasses
 import secrets
@@ -11,21 +11,21 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from inference.server.protocol.fields import Sampling, StreamOptions
-from inference.server.protocol.responses import Answer, Usage
+from inference.server.protocol.responses import AnswerBody, Usage
 from inference.server.service import Service
 
-_OBFUSCATED_BYTES = 128  # what is new takes a multiple of it where lengths are hidden
+_OBFUSCATED_BYTES = 128  # where lengths are hidden, the choices of a chunk are padded to a multiple
 _LETTERS = string.ascii_letters + string.digits
 _ENCODER = msgspec.json.Encoder()
 
 
 @dataclasses.dataclass(frozen=True)
-class Header:
+class AnswerHeader:
     """The fields that all chunks of an answer share.
 
     Attributes:
         id: of the answer.
-        kind: what the answer is; of a chunk, `chunk_kind`.
+        kind, chunk_kind: `object` of the answer, and of a chunk.
         model: as clients name it.
         created: seconds since 1970.
         fingerprint: of the engine.
@@ -48,8 +48,7 @@ class Header:
         kind: str,
         request: Sampling,
         chunk_kind: str | None = None,
-    ) -> "Header":
-        """Of an answer that begins now."""
+    ) -> "AnswerHeader":
         return cls(
             f"{prefix}-{secrets.token_hex(14)}",
             kind,
@@ -60,21 +59,20 @@ class Header:
             request.stream_options or StreamOptions(),
         )
 
-    def answer(self, choices: list[Any], usage: Usage) -> Answer:
-        """All of it."""
+    def answer(self, choices: list[Any], usage: Usage) -> AnswerBody:
         return self._answer(self.kind, choices, usage)
 
     def chunk(
         self, choices: list[Any], usage: Usage, prompt_token_ids: list[int] | UnsetType = UNSET
     ) -> bytes:
-        """An event with what is new; that of a chat's prompt comes with the first."""
-        told: Usage | None | UnsetType = UNSET
+        """An event with new choices; a chat's first event has the ids of the prompt."""
+        stream_usage: Usage | None | UnsetType = UNSET
         if self.options.include_usage:
-            told = usage if self.options.continuous_usage_stats else None
-        return self._event(choices, told, prompt_token_ids)
+            stream_usage = usage if self.options.continuous_usage_stats else None
+        return self._event(choices, stream_usage, prompt_token_ids)
 
     def last(self, usage: Usage) -> bytes:
-        """The event behind the last chunk that counts tokens, where that is asked for."""
+        """The event after the last chunk, with the usage; empty unless the request has it."""
         return self._event([], usage) if self.options.include_usage else b""
 
     def _event(
@@ -90,10 +88,10 @@ class Header:
             answer.obfuscation = "".join(secrets.choice(_LETTERS) for _ in range(num_missing))
         return b"data: " + _ENCODER.encode(answer) + b"\n\n"
 
-    def _answer(self, kind: str, choices: list[Any], usage: Usage | None | UnsetType) -> Answer:
-        return Answer(self.id, kind, self.created, self.model, choices, usage, self.fingerprint)
+    def _answer(self, kind: str, choices: list[Any], usage: Usage | None | UnsetType) -> AnswerBody:
+        return AnswerBody(self.id, kind, self.created, self.model, choices, usage, self.fingerprint)
 
 
 def whole(body: msgspec.Struct | dict[str, Any]) -> Response:
-    """An answer in one piece."""
+    """A JSON answer."""
     return Response(_ENCODER.encode(body), media_type="application/json")

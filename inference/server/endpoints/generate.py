@@ -1,4 +1,4 @@
-"""Completions, chats and responses, whole or as a stream."""
+"""Completions, chats and responses, whole or as a stream of events."""
 
 from starlette.responses import Response
 
@@ -27,7 +27,7 @@ async def chat(service: Service, request: ChatRequest, caller: Caller) -> Respon
 
 
 async def responses(service: Service, request: ResponsesRequest, caller: Caller) -> Response:
-    """Create a response: an answer to a conversation, of which nothing is stored."""
+    """Create a response: an answer to a conversation. Nothing is stored."""
     service.check_ready()
     response = await _answer(service, Respond(service, request, caller), request, caller)
     return _with_format(service, request, response)
@@ -36,23 +36,23 @@ async def responses(service: Service, request: ResponsesRequest, caller: Caller)
 def _with_format(
     service: Service, request: ChatRequest | ResponsesRequest, response: Response
 ) -> Response:
-    """Says of an answer that might have been a call that calls of this model are not read."""
+    """Adds a header if the request has tools, and this model's calls are not parsed."""
     if request.tools and not service.tool_format.is_read:
         response.headers["x-unread-tool-format"] = service.tool_format.name
     return response
 
 
 async def _answer(
-    service: Service, asked: Completions | Chat | Respond, request: _Request, caller: Caller
+    service: Service, endpoint: Completions | Chat | Respond, request: _Request, caller: Caller
 ) -> Response:
-    """Refused before any work is done for it, where there is no room for what is the least."""
+    """Answers a request; rejects it before any work if there is no room for one sequence."""
     service.check_ready()
-    service.check_room(1, 1, asked.deadline, caller.name, request.priority or 0)
-    async with asked.deadline.kept():
-        await asked.prepare()
+    service.check_room(1, 1, endpoint.deadline, caller.name, request.priority or 0)
+    async with endpoint.deadline.enforce():
+        await endpoint.prepare()
     if not request.stream:
-        return await asked.answer()
-    events = await primed(asked.events())
+        return await endpoint.answer()
+    events = await primed(endpoint.events())
 
     def last_event(error: Exception) -> bytes:
         return b"data: " + stream_failed(service, error).body() + b"\n\n"

@@ -1,4 +1,4 @@
-"""The message that an answer is: text, and calls of tools."""
+"""Splits an answer into text and tool calls."""
 
 import secrets
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from inference.text.tool_calls.parser import Parser, Part
 
 
 class News(NamedTuple):
-    """What is new of a message."""
+    """New text and calls of a message."""
 
     content: str
     calls: list[CallDelta]
@@ -22,13 +22,13 @@ class MessageReader:
     """Reads the pieces of one answer."""
 
     def __init__(self, offer: OfferedTools | None, format: Format, thinks: bool = False):
-        """`offer`: None: calls are text; `thinks` as `Parser` takes it."""
+        """`offer`: tools of the request; None: calls stay text; `thinks` as `Parser` takes it."""
         self._parser = Parser(format, offer.schemas, thinks) if offer is not None else None
-        self._most = 1 if offer is not None and not offer.is_parallel else None
+        self._max_calls = 1 if offer is not None and not offer.is_parallel else None
         self._has_calls = False
 
     def read(self, piece: Piece) -> News:
-        """What is new with the next one."""
+        """Reads the next piece."""
         if self._parser is None:
             return News(piece.text, [], piece.finish_reason)
         parts = self._parser.push(piece.text)
@@ -37,7 +37,7 @@ class MessageReader:
         content = "".join(part.text for part in parts if part.index is None)
         calls: dict[int, CallDelta] = {}
         for part in parts:
-            if part.index is not None and (self._most is None or part.index < self._most):
+            if part.index is not None and (self._max_calls is None or part.index < self._max_calls):
                 _add(calls, part.index, part)
         self._has_calls |= bool(calls)
         is_call = self._has_calls and piece.finish_reason == "stop"
@@ -45,7 +45,7 @@ class MessageReader:
 
 
 def add(message: AnswerMessage, news: News) -> None:
-    """A message grows by this."""
+    """Adds new text and calls to a message."""
     message.content = (message.content or "") + news.content
     for delta in news.calls:
         calls = message.tool_calls = message.tool_calls or []

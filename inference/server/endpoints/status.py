@@ -1,4 +1,4 @@
-"""What is served, and how it is: models, health, metrics."""
+"""GET endpoints on the state of the server: models, health, metrics."""
 
 from starlette.responses import JSONResponse, Response
 
@@ -12,10 +12,10 @@ from inference.server.service import Service
 
 
 async def models(service: Service) -> Response:
-    """List models: the one that is served.
+    """List models: the served one.
 
     Raises:
-        ApiError: 503, it is being loaded.
+        ApiError: 503, the model is being loaded.
     """
     return whole(Models([_model(service)]))
 
@@ -24,15 +24,15 @@ async def model(service: Service, id: str) -> Response:
     """Retrieve a model by its name.
 
     Raises:
-        ApiError: 404, it is another; 503, it is being loaded.
+        ApiError: 404, another model is served; 503, the model is being loaded.
     """
-    found = _model(service)
-    parse.check_model(id, found.id)
-    return whole(found)
+    served = _model(service)
+    parse.check_model(id, served.id)
+    return whole(served)
 
 
 async def health(service: Service) -> Response:
-    """Check health: 200 while the engine's loop is alive, or on its way there."""
+    """Check health: 200 while the engine's loop is alive, or the engine starts."""
     state, is_alive = service.client.state, service.is_alive
     body = {"status": state.value, "heartbeat_age_s": round(service.heartbeat_age_s, 3)}
     return JSONResponse(body, 200 if is_alive else 503)
@@ -42,10 +42,15 @@ async def ready(service: Service) -> Response:
     """Check readiness: 200 while new requests are served.
 
     Raises:
-        ApiError: 503, they are not; says why.
+        ApiError: 503, with the reason.
     """
     service.check_ready()
     return JSONResponse({"status": State.READY.value})
+
+
+async def load(service: Service) -> Response:
+    """Retrieve the load: sequences of requests that run or wait, as vLLM's `server_load`."""
+    return JSONResponse({"server_load": service.client.num_sequences})
 
 
 async def version(service: Service) -> Response:

@@ -21,7 +21,7 @@ async def tokenize(service: Service, request: TokenizeRequest, caller: Caller) -
         DeadlinePassed: it takes too long.
     """
     parse.check_model(request.model, service.model_name)
-    async with Deadline(caller.limit_s).kept():
+    async with Deadline(caller.limit_s).enforce():
         tokens = await _tokens(service.texts, request)
     spelled = None
     if request.return_token_strs:
@@ -50,7 +50,7 @@ async def detokenize(service: Service, request: DetokenizeRequest, caller: Calle
     """
     parse.check_model(request.model, service.model_name)
     tokens = parse.check_ids(request.tokens, service.facts.vocab_size, "tokens")
-    async with Deadline(caller.limit_s).kept():
+    async with Deadline(caller.limit_s).enforce():
         return whole(Detokenized(await service.texts.decode(tokens)))
 
 

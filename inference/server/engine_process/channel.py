@@ -1,4 +1,4 @@
-"""The engine's end of the socket: blocking, for a loop of one thread."""
+"""The engine's end of the socket: it blocks, for a loop of one thread."""
 
 import select
 import socket
@@ -13,8 +13,8 @@ _MAX_SEND_S = 60.0  # the other side reads all the time, whatever its clients do
 
 
 class Channel:
-    """Messages from and to the process that speaks HTTP. What waits to be read is bounded by the
-    socket's buffer, and what waits to be sent by the same: then the engine waits.
+    """Messages from and to the HTTP process. The socket's buffers bound the messages that wait to
+    be read or sent; where they are full, the engine waits.
     """
 
     def __init__(self, connection: socket.socket):
@@ -36,7 +36,7 @@ class Channel:
             raise ConnectionClosed(str(error)) from None
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
-        """Messages that are there, or else the first that come within this time.
+        """Returns the messages received; waits up to `timeout_s` for the first.
 
         Raises:
             ConnectionClosed: the other side has gone.
@@ -64,15 +64,15 @@ class Channel:
         self._received += data
 
     def _take(self) -> list[ToEngine]:
-        """The whole messages among the bytes received."""
-        found: list[ToEngine] = []
+        """Removes the whole messages from the bytes received."""
+        messages: list[ToEngine] = []
         start = 0
         while len(self._received) >= start + frames.HEADER_BYTES:
             body = start + frames.HEADER_BYTES
             end = body + frames.length(self._received[start:body])
             if len(self._received) < end:
                 break
-            found.append(frames.TO_ENGINE.decode(memoryview(self._received)[body:end]))
+            messages.append(frames.TO_ENGINE.decode(memoryview(self._received)[body:end]))
             start = end
         del self._received[:start]
-        return found
+        return messages

@@ -1,4 +1,4 @@
-"""A process that owns an engine, from its first line to its last."""
+"""Main function of the engine's process."""
 
 import contextlib
 import ctypes
@@ -15,8 +15,8 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def end_with_parent() -> None:
-    """Where the system can, ends this process with the thread that started it, even within a step
-    or a compilation, in which nobody looks at the socket.
+    """Lets the system (Linux) end this process with the thread that started it, even within a step
+    or a compilation, when the socket is not read.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -24,8 +24,8 @@ def end_with_parent() -> None:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Whether the other side has gone and left nothing to read: it may have ended before
-    `end_with_parent`, which then does nothing.
+    """Whether the peer has gone and left nothing to read. If it ended before `end_with_parent`,
+    that has no effect.
     """
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
@@ -37,10 +37,10 @@ def is_closed(connection: socket.socket) -> bool:
 
 def serve(descriptor: int, load: Callable[[], Served]) -> None:
     """Loads an engine and serves the socket behind an inherited descriptor until it is closed.
-    SIGTERM has no effect: whoever sends it to all processes lets the server end its answers.
+    SIGTERM has no effect, so that the server can finish its answers if all processes get it.
 
     Raises:
-        InputError: as `load` does; or the engine cannot go on, with whatever it raised.
+        InputError: as `load` does. Errors of the engine are raised as they are.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     end_with_parent()

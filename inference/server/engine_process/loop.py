@@ -1,4 +1,4 @@
-"""The loop of the process that owns the engine: messages in, a step, outputs out."""
+"""The loop of the engine's process: receives messages, runs a step, sends outputs."""
 
 import contextlib
 import dataclasses
@@ -31,9 +31,7 @@ _log = logging.getLogger(__name__)
 
 @dataclasses.dataclass
 class _Open:
-    """A request that is not finished: the other side's id of it, what it asked to be told of
-    log-probabilities, and answers that have not ended.
-    """
+    """An unfinished request: the client's id and number of log-probabilities, and open answers."""
 
     id: int
     num_top_logprobs: int | None
@@ -47,23 +45,23 @@ class EngineLoop:
         self._engine = engine
         self._channel = channel
         self._open: dict[int, _Open] = {}  # by the engine's ids
-        self._ids: dict[int, int] = {}  # the engine's, by the other side's
-        self._preparing: dict[int, tuple[Add, Future[None]]] = {}  # by the other side's ids
+        self._ids: dict[int, int] = {}  # client's id -> engine's id
+        self._preparing: dict[int, tuple[Add, Future[None]]] = {}  # by the client's ids
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prepare")
         self._is_stopped = False
         self._has_ended = threading.Event()
-        self._told_at = 0.0
+        self._heartbeat_at = 0.0
 
     def run(self) -> None:
-        """Serves until the other side says stop or goes; then nothing runs any more.
+        """Serves until the client sends `Stop` or disconnects; then aborts all requests.
 
-        Whatever the engine raises beside what is wrong with one request is raised here.
+        Raises what the engine raises, except errors of one request.
         """
         try:
             self._channel.send(self._engine.facts())
             self._engine.warm_up()
             self._channel.send(Ready())
-            threading.Thread(target=self._tell_of_compiling, daemon=True).start()
+            threading.Thread(target=self._report_compiling, daemon=True).start()
             while not self._is_stopped:
                 self._turn()
         except ConnectionClosed as error:
@@ -80,20 +78,20 @@ class EngineLoop:
             wait_s = min(self._engine.slack_s(), _LOOK_S)
         for message in self._channel.receive(wait_s):
             self._handle(message)
-        for id, (asked, future) in list(self._preparing.items()):
+        for id, (request, future) in list(self._preparing.items()):
             if future.done():
                 del self._preparing[id]
-                self._add(asked, future)
+                self._add(request, future)
         if self._engine.has_work and not self._engine.slack_s():
-            told = [told for output in self._engine.step() if (told := self._told(output))]
-            if told:
-                self._channel.send(Outputs(told))
-        if (now := time.monotonic()) - self._told_at >= _HEARTBEAT_S:
+            outputs = [self._for_client(output) for output in self._engine.step()]
+            if outputs := [output for output in outputs if output is not None]:
+                self._channel.send(Outputs(outputs))
+        if (now := time.monotonic()) - self._heartbeat_at >= _HEARTBEAT_S:
             self._channel.send(self._engine.heartbeat())
-            self._told_at = now
+            self._heartbeat_at = now
 
-    def _tell_of_compiling(self) -> None:
-        """A loop that waits for a compiler tells nothing, and nobody shall think that it hangs."""
+    def _report_compiling(self) -> None:
+        """Sends `Compiling` while the loop waits for a compiler, so that it does not look hung."""
         with contextlib.suppress(ConnectionClosed):
             while not self._has_ended.wait(_HEARTBEAT_S):
                 if self._engine.is_compiling:
@@ -114,29 +112,29 @@ class EngineLoop:
         else:
             self._is_stopped = True
 
-    def _add(self, asked: Add, prepared: Future[None] | None = None) -> None:
+    def _add(self, request: Add, prepared: Future[None] | None = None) -> None:
         try:
             if prepared is not None:
                 prepared.result()
-            id = self._engine.add(asked.tokens, asked.params, asked.output)
+            id = self._engine.add(request.tokens, request.params, request.output)
         except InputError as error:
-            self._channel.send(Refused(asked.id, str(error)))
+            self._channel.send(Refused(request.id, str(error)))
         except BaseException as error:
             if not is_fault(error):
                 raise
             _log.exception("a request could not be queued")
-            ends = [RequestOutput(asked.id, [], "", "error", n) for n in range(asked.params.n)]
+            ends = [RequestOutput(request.id, [], "", "error", n) for n in range(request.params.n)]
             self._channel.send(Outputs(ends))
         else:
-            self._open[id] = _Open(asked.id, asked.num_top_logprobs, asked.params.n)
-            self._ids[asked.id] = id
+            self._open[id] = _Open(request.id, request.num_top_logprobs, request.params.n)
+            self._ids[request.id] = id
 
     def _forget(self, id: int) -> None:
         self._engine.abort(id)
         self._ids.pop(self._open.pop(id).id)
 
-    def _told(self, output: RequestOutput) -> RequestOutput | None:
-        """What the other side is told of an output; nothing once it has left."""
+    def _for_client(self, output: RequestOutput) -> RequestOutput | None:
+        """An output with the client's id and log-probabilities; None if its request was aborted."""
         request = self._open.get(output.id)
         if request is None:
             return None
@@ -144,8 +142,11 @@ class EngineLoop:
             request.num_answers -= 1
             if not request.num_answers:
                 self._ids.pop(self._open.pop(output.id).id)
-        most = request.num_top_logprobs
-        if most is None:
+        num_top_logprobs = request.num_top_logprobs
+        if num_top_logprobs is None:
             return dataclasses.replace(output, id=request.id, logprobs=(), top_logprobs=())
-        tops = [(ids[:most], values[:most]) for ids, values in output.top_logprobs]
+        tops = [
+            (ids[:num_top_logprobs], values[:num_top_logprobs])
+            for ids, values in output.top_logprobs
+        ]
         return dataclasses.replace(output, id=request.id, top_logprobs=tops)

@@ -1,4 +1,4 @@
-"""What is served, as the planner's page computes with it."""
+"""Data of the served model for the planner's page."""
 
 import dataclasses
 
@@ -10,8 +10,8 @@ from inference.server.frames import PlanFacts
 
 
 def plan_facts(config: Config, machine: HardwareSpec | None) -> PlanFacts:
-    """The model in the formats in which its weights and its cache lie, as full as it can get;
-    `machine`: what is known of it.
+    """The model in the formats of its weights and cache, and settings of the largest batch;
+    `machine`: this one, if known.
     """
     model = config.model
     start: dict[str, str | float] = {

@@ -1,4 +1,4 @@
-"""What the engine's loop asks of an engine."""
+"""The interface of an engine that `EngineLoop` serves."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -9,46 +9,46 @@ from inference.server.frames import Heartbeat, Loaded
 
 
 class Served(Protocol):
-    """Requests in, outputs out, step by step; not thread-safe."""
+    """Takes requests and returns outputs, step by step; not thread-safe."""
 
     @property
     def has_work(self) -> bool:
         """Whether a request is unfinished."""
 
     def slack_s(self) -> float:
-        """Seconds for which `step` need not be called: what is added meanwhile is in the same step
-        as if it had been there before. To be asked again every few milliseconds.
+        """Seconds for which `step` need not be called, because the running step takes as long:
+        requests added meanwhile join the same next step. Valid for a few milliseconds.
         """
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step may take long since it is being compiled; any thread may ask."""
+        """Whether a step is being compiled; any thread may call it."""
 
     def facts(self) -> Loaded:
-        """What those who ask have to know."""
+        """Facts of the model that the HTTP process needs."""
 
     def warm_up(self) -> None:
-        """Makes ready what the first requests would wait for."""
+        """Compiles and prepares everything that the first requests would wait for."""
 
     def prepare(self, params: SamplingParams) -> None:
-        """Does what takes long of a request beforehand, in another thread.
+        """Does the slow part of adding a request (its grammar), in another thread.
 
         Raises:
-            InputError: it is not served.
+            InputError: the request is not supported.
         """
 
     def add(self, tokens: Sequence[int], params: SamplingParams, output: Sequence[int]) -> int:
-        """Queues a prompt, of whose one answer `output` is known; returns its id.
+        """Queues a prompt and returns its id; `output`: tokens with which its answer begins.
 
         Raises:
-            InputError: it is not served.
+            InputError: the request is not supported.
         """
 
     def abort(self, id: int) -> None:
         """Ends a request; an unknown id has no effect."""
 
     def step(self) -> list[RequestOutput]:
-        """Advances whatever can run."""
+        """Runs a step of the sequences that can run; returns their outputs."""
 
     def heartbeat(self) -> Heartbeat:
-        """What is held, and was done so far."""
+        """The engine's state, and counters since its start."""

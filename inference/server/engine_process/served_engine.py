@@ -22,7 +22,7 @@ _PAUSE_S = 1e-3
 
 
 class ServedEngine:
-    """An `Engine`; what its methods mean, `Served` says."""
+    """An `Engine` behind the methods of `Served`."""
 
     def __init__(
         self,
@@ -32,8 +32,8 @@ class ServedEngine:
         hardware: HardwareSpec | None = None,
         pooling: str = "last",
     ):
-        """`name`: of the model, for those who ask; `hardware`: what is known of this machine;
-        `pooling`: of embeddings, where the engine is built for them.
+        """`name`: of the model; `hardware`: of this machine, if known; `pooling`: of embeddings, if
+        the engine makes them.
         """
         self._engine = engine
         self._warm_up = warm_up
@@ -45,20 +45,16 @@ class ServedEngine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a request is unfinished."""
         return self._engine.has_work
 
     def slack_s(self) -> float:
-        """Seconds until the next step has to be scheduled."""
         return self._engine.slack_s()
 
     @property
     def is_compiling(self) -> bool:
-        """Whether a step is being compiled."""
         return self._engine.is_compiling
 
     def facts(self) -> Loaded:
-        """What those who ask have to know."""
         config, tokenizer = self._engine.config, self._engine.tokenizer
         return Loaded(
             model=self._name,
@@ -78,49 +74,43 @@ class ServedEngine:
         )
 
     def warm_up(self) -> None:
-        """Makes ready what the first requests would wait for."""
         self._warm_up()
         self._steps.prepare(self._engine.model_runner.shapes)
 
     def prepare(self, params: SamplingParams) -> None:
-        """Does what takes long of a request beforehand, in another thread."""
         self._engine.input_processor.prepare(params)
 
     def add(self, tokens: Sequence[int], params: SamplingParams, output: Sequence[int]) -> int:
-        """Queues a prompt, of whose one answer `output` is known; returns its id."""
         return self._engine.add_request(tokens, params, output)
 
     def abort(self, id: int) -> None:
-        """Ends a request; an unknown id has no effect."""
         self._engine.abort(id)
 
     def step(self) -> list[RequestOutput]:
-        """Advances whatever can run."""
         counters = self._engine.scheduler.counters
         num_steps = counters.num_steps
         outputs = self._engine.step(is_open=True)
-        if not outputs and counters.num_steps == num_steps:  # it waits, for a fuller batch perhaps
+        if not outputs and counters.num_steps == num_steps:  # it may wait for a fuller batch
             time.sleep(_PAUSE_S)
         self._num_generated += sum(len(output.token_ids) for output in outputs)
         return outputs
 
     def heartbeat(self) -> Heartbeat:
-        """What is held, and was done so far."""
         scheduler = self._engine.scheduler
         counters, waiting = scheduler.counters, list(scheduler.waiting)
         new = [
             sequence.history.arrival_s for sequence in waiting if sequence.history.started_s is None
         ]
-        held = pages.held(scheduler.shards, self._engine.config)
+        page_use = pages.page_use(scheduler.shards, self._engine.config)
         self._steps.read(self._engine.records)
         return Heartbeat(
             num_running=len(scheduler.running),
             num_waiting=len(waiting),
-            cache_used=held.used,
+            cache_used=page_use.used,
             num_deferred=sum(sequence.leader is not None for sequence in waiting),
             oldest_waiting_s=hosts.current().now() - min(new) if new else 0.0,
-            page_waste=held.waste,
-            page_sharing=held.sharing,
+            page_waste=page_use.waste,
+            page_sharing=page_use.sharing,
             read_bandwidth=self._steps.read_bandwidth,
             iteration_tokens=list(self._steps.iteration_tokens),
             accepted_per_position=_accepted(counters, self._engine.config.engine.drafts.levels),
@@ -149,6 +139,6 @@ def _accepted(counters: Counters, levels: int) -> list[int]:
 
 
 def _fingerprint(config: object) -> str:
-    """Names the version of this program and all that was configured."""
+    """A hash of the program's version and the configuration."""
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     return f"ridgeline-{version()}-{digest.hexdigest()[:12]}"

@@ -1,4 +1,4 @@
-"""Steps as they are told: how many, how long, and how long they should have taken."""
+"""Figures of steps for heartbeats: their number, time and predicted time."""
 
 import bisect
 import itertools
@@ -19,29 +19,27 @@ class StepFigures:
 
     Attributes:
         counters: sums over all steps so far, as `Heartbeat` has them.
-        iteration_tokens: steps by their tokens, likewise.
+        iteration_tokens: steps by their tokens, as `Heartbeat` has them.
         read_bandwidth: bytes a second that the machine reads; None: unknown.
     """
 
     def __init__(self, config: Config, hardware: HardwareSpec | None):
-        """`hardware`: what is known of this machine; nothing is predicted if it is not
-        calibrated.
-        """
+        """`hardware`: of this machine, if known; predictions need a calibrated one."""
         self.counters: dict[str, float] = {}
         self.iteration_tokens = [0] * (len(ITERATION_TOKENS) + 1)
-        is_one = config.mesh.num_chips == 1  # the cost of others' steps is not a chip's
+        is_one = config.mesh.num_chips == 1  # the table is for steps of a single chip
         self.read_bandwidth = hardware.read_bandwidth if hardware is not None and is_one else None
         self._predicts = hardware is not None and hardware.is_calibrated
         self._table = StepTable(config, hardware or _UNKNOWN) if is_one else None
         self._last: StepRecord | None = None
 
     def prepare(self, shapes: Sequence[StepShape]) -> None:
-        """Does beforehand what the first steps of these shapes would wait for."""
+        """Prepares the table for steps of these shapes."""
         if self._table is not None:
             self._table.prepare(shapes)
 
     def read(self, records: Sequence[StepRecord]) -> None:
-        """Counts those that are new since the last call, oldest first in `records`."""
+        """Counts records that are new since the last call; `records`: oldest first."""
         last = self._last
         new = list(itertools.takewhile(lambda record: record is not last, reversed(records)))
         if not new:

@@ -1,4 +1,4 @@
-"""Who sends a request, and how long it waits for the answer."""
+"""The client of a request, and its time limit."""
 
 import dataclasses
 import re
@@ -11,12 +11,12 @@ _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 
 @dataclasses.dataclass(frozen=True)
 class Caller:
-    """Of one request.
+    """The client of one request.
 
     Attributes:
-        name: by the key; "" where there are none.
-        limit_s: seconds until the end of its answer.
-        relaxed: keywords of its schemas that the answer may not obey, which a header names.
+        name: of the client's key; "" without keys.
+        limit_s: seconds until the end of the answer.
+        relaxed: keywords of schemas that the answer may not obey; a header names them.
     """
 
     name: str
@@ -24,14 +24,14 @@ class Caller:
     relaxed: set[str] = dataclasses.field(default_factory=set)
 
     @classmethod
-    def of(cls, name: str, timeout: str | None, most_s: float) -> "Caller":
-        """Who sends the header `x-request-timeout`, in seconds, or none; most_s: at most so many.
+    def of(cls, name: str, timeout: str | None, max_s: float) -> "Caller":
+        """Reads a client's time limit, at most `max_s`; `timeout`: header `x-request-timeout`.
 
         Raises:
-            ApiError: 400, this is no time.
+            ApiError: 400, the header is no number of seconds.
         """
         if timeout is None:
-            return cls(name, most_s)
+            return cls(name, max_s)
         if not _SECONDS.fullmatch(timeout) or not float(timeout):
             raise ApiError(
                 400,
@@ -39,4 +39,4 @@ class Caller:
                 TIMEOUT,
                 "invalid_value",
             )
-        return cls(name, min(most_s, float(timeout)))
+        return cls(name, min(max_s, float(timeout)))

@@ -1,4 +1,4 @@
-"""Bodies of POST /v1/embeddings, and vectors as OpenAI's clients read them."""
+"""Bodies of POST /v1/embeddings, and the encoding of vectors."""
 
 import base64
 from typing import Annotated, Literal
@@ -64,11 +64,11 @@ class Embeddings(Struct):
 
 
 def vector(data: bytes, dimensions: int | None, encoding: str | None) -> list[float] | str:
-    """A vector of length 1, as it is sent.
+    """Encodes a vector, scaled to length 1.
 
     Args:
-        data: the numbers as `RequestOutput.embedding` has them.
-        dimensions, encoding: what the request asks for.
+        data: float32s, as in `RequestOutput.embedding`.
+        dimensions, encoding: fields of the request.
     """
     vector_D = np.frombuffer(data, "<f4")[:dimensions].astype(np.float64)
     vector_D = (vector_D / (np.linalg.norm(vector_D) or 1.0)).astype("<f4")

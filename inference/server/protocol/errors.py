@@ -1,4 +1,4 @@
-"""What a client is told that went wrong, in OpenAI's shape."""
+"""Errors as clients get them, in OpenAI's shape."""
 
 import math
 
@@ -6,7 +6,7 @@ import msgspec
 
 
 class ErrorFacts(msgspec.Struct):
-    """What went wrong: for people, of which kind, in which field, and for programs."""
+    """An error: a message, its type, the wrong field, and a code for programs."""
 
     message: str
     type: str
@@ -15,7 +15,7 @@ class ErrorFacts(msgspec.Struct):
 
 
 class ErrorBody(msgspec.Struct):
-    """The body of every answer that is an error, and a stream's last event but one."""
+    """The body of an error, or the event before `[DONE]` of a stream that failed."""
 
     error: ErrorFacts
 
@@ -35,15 +35,15 @@ _MAX_RETRY_S = 600
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """An error that a client gets.
 
     Attributes:
         status: of HTTP.
-        message: for people; holds no path, no address, and no more than a few words of the input.
-        param: the field that is wrong.
+        message: for people; contains no path, no address, and only a few words of the input.
+        param: the wrong field.
         code: for programs.
-        may_retry: whether a client that sends it again may fare better.
-        retry_s: seconds after which one may that was refused for lack of room; None: nobody knows.
+        may_retry: the same request may succeed later.
+        retry_s: seconds after which there may be room; None: unknown.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """Of the answer: how to authenticate, when to come again, or that OpenAI's clients should
-        not, and not to send the rest of a body.
+        """Headers of the answer: how to authenticate, when or whether to retry, and whether the
+        connection closes.
         """
         if self.status == 401:
             return {"www-authenticate": "Bearer"}
@@ -78,16 +78,16 @@ class ApiError(Exception):
         return headers if self.may_retry else headers | {"x-should-retry": "false"}
 
     def body(self) -> bytes:
-        """As JSON."""
+        """The answer's body, JSON."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         return msgspec.json.encode(ErrorBody(ErrorFacts(self.message, kind, self.param, self.code)))
 
 
 def invalid(param: str, why: str, code: str = "invalid_value") -> ApiError:
-    """A field of the request is wrong: the message is its name and why."""
+    """A 400 for a wrong field; its message is the field's name and `why`."""
     return ApiError(400, f"{param} {why}", param, code)
 
 
 def unavailable(why: str, retry_s: float | None = None) -> ApiError:
-    """The request would be served at another moment, after so many seconds perhaps."""
+    """A 503; `retry_s`: seconds until the request may be served, if known."""
     return ApiError(503, why, code="unavailable", retry_s=retry_s)

@@ -1,4 +1,4 @@
-"""Server-sent events: an answer as it comes."""
+"""Server-sent events."""
 
 import asyncio
 import time
@@ -14,8 +14,8 @@ Events = AsyncGenerator[bytes, None]
 
 
 async def primed(events: Events) -> Events:
-    """The same events, once the first is there: whatever prevents it is raised here, while an
-    answer can still be an error.
+    """Waits for the first event and returns all events. Errors before it are raised here, while the
+    answer can still have an error status.
     """
     first = await anext(events)
 
@@ -31,8 +31,8 @@ async def primed(events: Events) -> Events:
 
 
 class EventStream(Response):
-    """Events until they end, or until the client disconnects: then they are closed at once. In a
-    silence of `idle_s` a comment keeps the connection.
+    """Sends events until they end, and closes them if the client disconnects. After `idle_s`
+    without an event, a comment keeps the connection open.
     """
 
     media_type = "text/event-stream"
@@ -44,8 +44,8 @@ class EventStream(Response):
         failed: Callable[[Exception], bytes],
         on_leave: Callable[[], None] = lambda: None,
     ):
-        """`failed`: the last event of a stream that ends with an error; `on_leave`: called if the
-        client leaves before the end.
+        """`failed`: returns the last event of a stream that fails; `on_leave`: called if the client
+        leaves before the end.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -56,7 +56,7 @@ class EventStream(Response):
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, as ASGI has it."""
+        """Answers a request (ASGI)."""
         start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
         await send(start)
 
@@ -94,6 +94,6 @@ class EventStream(Response):
 
 
 async def gone(receive: Receive) -> None:
-    """Returns when the client has left, its body being read."""
+    """Returns when the client has disconnected; the request's body has been read before."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,4 +1,4 @@
-"""Bodies of requests: the fields of `inference/request.py`, and those of HTTP alone."""
+"""Bodies of requests: the fields of `inference/request.py`, and those that only HTTP has."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,7 +20,7 @@ Side = Literal["left", "right"]
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 _IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _TEXT = {"type": "string", "minLength": 1}
-# Which `parse.prompts` reads: a type would not tell lists of the one from lists of the other.
+# `parse.prompts` checks it: a msgspec type cannot distinguish the two kinds of lists.
 Inputs = Annotated[
     Any,
     Meta(
@@ -81,13 +81,12 @@ else:
 
 
 class StreamOptions(Struct):
-    """Of a stream.
+    """Options of a stream.
 
     Attributes:
-        include_usage: one more chunk, the last, counts tokens.
-        continuous_usage_stats: and every other chunk too.
-        include_obfuscation: chunks have a field of random letters, by which those with short texts
-            are equally long.
+        include_usage: a further chunk at the end has the usage.
+        continuous_usage_stats: every other chunk has the usage, too.
+        include_obfuscation: chunks have a field of random letters that hides the length of texts.
     """
 
     include_usage: bool | None = None
@@ -96,7 +95,7 @@ class StreamOptions(Struct):
 
 
 class JsonSchema(Struct):
-    """A schema and its name, which have no effect but by the schema."""
+    """A schema; the other fields have no effect."""
 
     schema: dict[str, Any] | bool
     name: Short | None = None
@@ -105,7 +104,7 @@ class JsonSchema(Struct):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True):
-    """What an answer looks like; `schema` and `value` are what llama.cpp and TGI call a schema."""
+    """The form of an answer; `schema` and `value` are names of llama.cpp and TGI for a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -114,8 +113,8 @@ class ResponseFormat(Struct, forbid_unknown_fields=True):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """The same in vLLM's words: one of those of the first paragraph. Of the others only values that
-    ask for nothing are accepted; there is nothing to fall back to.
+    """The form of an answer in vLLM's fields: one of the first five. The others accept only values
+    without effect.
     """
 
     json: dict[str, Any] | str | None = None
@@ -132,10 +131,9 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
 
 
 class Sampling(ChatFields, kw_only=True):
-    """Fields of both endpoints: those of requests, named as OpenAI's are, further ones as vLLM's.
-    null stands for the default everywhere.
+    """Fields of completions and chats, named as OpenAI's, or else vLLM's. null is the default.
 
-    Those of the last paragraph have no effect on the answer.
+    The fields from `user` on have no effect on the answer.
     """
 
     model: Short | None = None
@@ -180,7 +178,7 @@ class CompletionRequest(_CompletionFields, kw_only=True):
 
 
 class ContentPart(Struct):
-    """A part of a message; text alone is understood."""
+    """A part of a message; only text is supported."""
 
     type: Annotated[str, Meta(max_length=64)]
     text: str | None = None
@@ -206,8 +204,8 @@ class ChatRequest(Sampling, kw_only=True):
 
     Attributes:
         chat_template_kwargs: further variables of the template.
-        add_generation_prompt: the assistant's turn begins; unless the last message goes on.
-        continue_final_message: the last message goes on where it ends.
+        add_generation_prompt: the prompt ends with the start of the assistant's turn.
+        continue_final_message: the model continues the last message.
         reasoning_effort, documents: variables of the template, which has to read them.
     """
 
@@ -227,7 +225,7 @@ class ChatRequest(Sampling, kw_only=True):
 
 
 class TokenizeRequest(Struct, kw_only=True):
-    """POST /tokenize: a prompt, or the messages of a conversation, with what a chat has."""
+    """POST /tokenize: a prompt, or the messages of a conversation with fields of a chat."""
 
     model: Short | None = None
     prompt: str | None = None

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens in the two shapes in which clients want them."""
+"""Log-probabilities of tokens in the shapes of OpenAI's and vLLM's clients."""
 
 from collections.abc import Sequence
 
@@ -14,7 +14,7 @@ from inference.server.protocol.responses import (
 from inference.text.detokenizer import incremental_decoder
 from inference.text.tokenizer import Tokenizer
 
-_LOWEST = -9999.0  # JSON knows no infinity
+_LOWEST = -9999.0  # JSON has no infinity
 
 Token = tuple[int, float | None, Alternatives]  # id, log-probability, alternatives
 
@@ -22,12 +22,12 @@ Token = tuple[int, float | None, Alternatives]  # id, log-probability, alternati
 def tokens(
     ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Alternatives]
 ) -> list[Token]:
-    """One by one; without alternatives in an engine that has none."""
+    """Zips the fields of tokens; `tops` may be empty."""
     return list(zip(ids, logprobs, tops or [((), ())] * len(ids), strict=True))
 
 
 def spelled(tokenizer: Tokenizer, id: int) -> str:
-    """A token as text; one that is no whole characters by its bytes, so that no two are alike."""
+    """A token as text, or as its bytes if these are no whole characters: all spellings differ."""
     data = tokenizer.token_bytes(id, skip_special=False)
     try:
         return data.decode()
@@ -36,18 +36,18 @@ def spelled(tokenizer: Tokenizer, id: int) -> str:
 
 
 def id_name(id: int) -> str:
-    """A token by its id, as vLLM names it."""
+    """The name of a token by its id, as in vLLM."""
     return f"token_id:{id}"
 
 
 class CompletionShape:
-    """Those of one text as it grows."""
+    """Log-probabilities of one growing text, as completions have them."""
 
     def __init__(
         self, tokenizer: Tokenizer, skip_special: bool, as_ids: bool, num_spelled: int = 0
     ):
-        """`skip_special`: the text is without special tokens, but for the first `num_spelled`
-        tokens; `as_ids`: names are token ids.
+        """`skip_special`: the text has no special tokens, except in its first `num_spelled` tokens;
+        `as_ids`: names are token ids.
         """
         self._tokenizer = tokenizer
         self._skip_special = skip_special
@@ -57,7 +57,7 @@ class CompletionShape:
         self._offset = 0
 
     def of(self, tokens: Sequence[Token]) -> CompletionLogprobs:
-        """Of further tokens."""
+        """Log-probabilities of the next tokens."""
         logprobs = CompletionLogprobs([], [], [], [])
         for id, logprob, (ids, values) in tokens:
             name = self._name(id)
@@ -65,7 +65,7 @@ class CompletionShape:
             logprobs.text_offset.append(self._offset)
             logprobs.token_logprobs.append(None if logprob is None else max(logprob, _LOWEST))
             logprobs.top_logprobs.append(None if logprob is None else self._top(ids, values))
-            if logprob is not None:  # another token of the same spelling does not replace it
+            if logprob is not None:  # takes precedence over another token of the same spelling
                 logprobs.top_logprobs[-1][name] = max(logprob, _LOWEST)  # type: ignore[index]
             skip_special = self._skip_special and len(logprobs.tokens) > self._num_spelled
             self._offset += len(self._decoder.decode(id, skip_special))
@@ -83,7 +83,7 @@ class CompletionShape:
 
 
 def chat_shape(tokenizer: Tokenizer, tokens: Sequence[Token], as_ids: bool = False) -> ChatLogprobs:
-    """Those of an answer's tokens; `as_ids`: their names are token ids."""
+    """Log-probabilities of an answer's tokens, as chats have them; `as_ids`: names are ids."""
 
     def alternative(id: int, logprob: float) -> tuple[str, float, list[int]]:
         data = tokenizer.token_bytes(id, skip_special=False)
@@ -102,7 +102,7 @@ def chat_shape(tokenizer: Tokenizer, tokens: Sequence[Token], as_ids: bool = Fal
 
 
 def prompt_shape(tokenizer: Tokenizer, tokens: Sequence[Token]) -> PromptLogprobs:
-    """Those of a prompt, as vLLM has them."""
+    """Log-probabilities of a prompt's tokens, as in vLLM."""
 
     def described(id: int, logprob: float, rank: int | None) -> PromptLogprob:
         return PromptLogprob(max(logprob, _LOWEST), rank, spelled(tokenizer, id))

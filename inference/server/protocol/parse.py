@@ -1,4 +1,4 @@
-"""A body becomes a request, or an error that names the field."""
+"""Parses bodies; errors name the field."""
 
 import re
 from typing import Any, NamedTuple, TypeVar
@@ -22,16 +22,16 @@ _WORDS = {
 }  # fmt: skip
 _WORD = re.compile(r"`(\w+)`|(>=|<=|>)")
 _MAX_TOKEN_ID = 2**31 - 1
-_MOST_WALKED = 65536  # numbers one by one: no field takes more, and a million take a second
+_MAX_WALKED = 65536  # items of a list that are converted; no field takes more
 
 
 class Parsed(NamedTuple):
-    """A request.
+    """A parsed request.
 
     Attributes:
-        request: as its kind declares it.
+        request: of the declared type.
         ignored: names of fields without effect.
-        names: of declared fields, those that the client sent in their stead.
+        names: declared field -> field of another server that the client sent instead.
     """
 
     request: Any
@@ -40,7 +40,7 @@ class Parsed(NamedTuple):
 
 
 def parse(body: bytes, kind: type[Body]) -> Parsed:
-    """Reads a request of this kind.
+    """Parses a request of type `kind`.
 
     Raises:
         ApiError: 400, which names the field.
@@ -67,11 +67,10 @@ def parse(body: bytes, kind: type[Body]) -> Parsed:
 
 
 def prompts(value: Any, param: str = "prompt", limit: int = MAX_PROMPTS) -> list[str | list[int]]:
-    """Those of a field that holds a text, token ids, or a list of at most `limit` of one of the
-    two.
+    """The prompts of a field: a text, token ids, or a list of at most `limit` of one of the two.
 
     Raises:
-        ApiError: 400, it does not.
+        ApiError: 400, the field has another form.
     """
     prompts = [value] if isinstance(value, str) or _are_ids(value) else value
     if not isinstance(prompts, list) or not prompts:
@@ -88,7 +87,7 @@ def prompts(value: Any, param: str = "prompt", limit: int = MAX_PROMPTS) -> list
 
 
 def check_ids(ids: list[int], vocab_size: int, param: str) -> list[int]:
-    """The ids themselves.
+    """Returns the ids.
 
     Raises:
         ApiError: 400, one is not in the vocabulary.
@@ -113,9 +112,9 @@ def _are_ids(value: Any) -> bool:
 
 
 def _whole(value: Any) -> Any:
-    """JSON knows one kind of number: 68.0 is 68, also in lists."""
+    """Converts whole floats to ints, also in lists: in JSON, 68.0 is 68."""
     if isinstance(value, list):
-        is_short = len(value) <= _MOST_WALKED
+        is_short = len(value) <= _MAX_WALKED
         is_walked = is_short and not {float, list}.isdisjoint(map(type, value))
         return [_whole(item) for item in value] if is_walked else value
     is_whole = isinstance(value, float) and value.is_integer() and abs(value) < 2**63
@@ -139,7 +138,7 @@ def check_model(requested: str | None, served: str) -> None:
     """Checks that the requested model is the served one.
 
     Raises:
-        ApiError: 404, it is not.
+        ApiError: 404, another model is served.
     """
     if requested is not None and requested != served:
         raise ApiError(
@@ -149,5 +148,5 @@ def check_model(requested: str | None, served: str) -> None:
 
 
 def as_header(name: str) -> str:
-    """A field's name as a header can hold it."""
+    """A field's name in characters that a header permits."""
     return "".join(c if c.isascii() and (c.isalnum() or c in "_-.") else "?" for c in name[:64])

@@ -1,4 +1,4 @@
-"""Bodies of answers, as OpenAI's clients read them."""
+"""Bodies of answers, in OpenAI's shape."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 
 class PromptTokensDetails(Struct):
-    """Tokens of prompts whose pages were there already."""
+    """Tokens of prompts whose pages were cached."""
 
     cached_tokens: int = 0
 
@@ -21,7 +21,7 @@ class Usage(Struct):
 
 
 class CompletionLogprobs(Struct):
-    """Of a text, token by token; the first of an echoed prompt has none."""
+    """Log-probabilities of a text's tokens; the first token of an echoed prompt has none."""
 
     text_offset: list[int]
     token_logprobs: list[float | None]
@@ -30,8 +30,8 @@ class CompletionLogprobs(Struct):
 
 
 class PromptLogprob(Struct):
-    """Of a token that stands, or could stand, at one place of a prompt; `rank` 1 is the most
-    likely, and null lies behind those that were asked for.
+    """Log-probability of a prompt's token or of an alternative; `rank`: 1 is the most likely, null
+    is beyond the requested alternatives.
     """
 
     logprob: float
@@ -39,12 +39,12 @@ class PromptLogprob(Struct):
     decoded_token: str
 
 
-# By token ids, of each token of a prompt but the first.
+# For each token of a prompt, by token ids; None for the first.
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class CompletionChoice(Struct):
-    """An answer, or what is new of one."""
+    """An answer, or the new part of one."""
 
     index: int
     text: str
@@ -57,7 +57,7 @@ class CompletionChoice(Struct):
 
 
 class Alternative(Struct):
-    """A token and its log-probability; `bytes` of tokens that are no whole characters."""
+    """A token and its log-probability; `bytes`: of tokens that are no whole characters, too."""
 
     token: str
     logprob: float
@@ -65,20 +65,20 @@ class Alternative(Struct):
 
 
 class ChatToken(Alternative):
-    """One of an answer's tokens, and the most likely ones in its place."""
+    """A token of an answer, with the most likely alternatives."""
 
     top_logprobs: list[Alternative] = []
 
 
 class ChatLogprobs(Struct):
-    """Of an answer, token by token."""
+    """Log-probabilities of an answer's tokens."""
 
     content: list[ChatToken]
     refusal: None = None
 
 
 class FunctionCall(Struct):
-    """What is called; `arguments` are JSON, as the model wrote it."""
+    """A called function; `arguments`: JSON, as the model wrote it."""
 
     name: str
     arguments: str
@@ -93,14 +93,14 @@ class ToolCall(Struct):
 
 
 class FunctionDelta(Struct):
-    """What is new of a call; the name comes once."""
+    """The new part of a call; the name comes once."""
 
     arguments: str
     name: str | UnsetType = UNSET
 
 
 class CallDelta(Struct):
-    """What is new of a call: the id comes once."""
+    """The new part of a call; the id comes once."""
 
     index: int
     function: FunctionDelta
@@ -108,13 +108,13 @@ class CallDelta(Struct):
     type: str | UnsetType = UNSET
 
     def whole(self) -> ToolCall:
-        """The call that begins with this."""
+        """The call whose first part this is."""
         assert self.id is not UNSET and self.function.name is not UNSET
         return ToolCall(self.id, FunctionCall(self.function.name, self.function.arguments))
 
 
 class AnswerMessage(Struct):
-    """What the assistant says, and calls: text is null where there is none beside calls."""
+    """The assistant's text and calls; the text is null if there are only calls."""
 
     content: str | None
     role: str = "assistant"
@@ -123,7 +123,7 @@ class AnswerMessage(Struct):
 
 
 class Delta(Struct):
-    """What is new of what the assistant says."""
+    """The new part of the assistant's text and calls."""
 
     role: str | UnsetType = UNSET
     content: str | None | UnsetType = UNSET
@@ -142,7 +142,7 @@ class ChatChoice(Struct):
 
 
 class ChatDelta(Struct):
-    """What is new of an answer."""
+    """The new part of an answer."""
 
     index: int
     delta: Delta
@@ -152,9 +152,9 @@ class ChatDelta(Struct):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class Answer(Struct):
-    """A whole answer, or a chunk of a stream: `usage` is null on chunks where the client asked for
-    a last one that has it, and missing where it did not.
+class AnswerBody(Struct):
+    """A whole answer, or a chunk of a stream. `usage` is null in chunks before the one that has it,
+    and missing without `include_usage`.
     """
 
     id: str
@@ -164,32 +164,32 @@ class Answer(Struct):
     choices: list[Any]
     usage: Usage | None | UnsetType = UNSET
     system_fingerprint: str | None = None
-    # Of chats; completions have both by choice.
+    # Of chats; completions have both in each choice.
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
-    obfuscation: str | UnsetType = UNSET  # of chunks, where a client asks for it
+    obfuscation: str | UnsetType = UNSET  # of chunks, with `include_obfuscation`
 
 
-class Completion(Answer):
-    """Texts, or what is new of them."""
+class Completion(AnswerBody):
+    """A completion, or a chunk of one."""
 
     choices: list[CompletionChoice]
 
 
-class ChatCompletion(Answer):
-    """Messages."""
+class ChatCompletion(AnswerBody):
+    """A chat completion."""
 
     choices: list[ChatChoice]
 
 
-class ChatChunk(Answer):
-    """What is new of messages."""
+class ChatChunk(AnswerBody):
+    """A chunk of a chat completion."""
 
     choices: list[ChatDelta]
 
 
 class Model(Struct):
-    """What is served."""
+    """The served model."""
 
     id: str
     created: int
@@ -199,7 +199,7 @@ class Model(Struct):
 
 
 class Models(Struct):
-    """All that is served."""
+    """The list of served models."""
 
     data: list[Model]
     object: str = "list"

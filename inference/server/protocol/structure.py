@@ -1,4 +1,4 @@
-"""What a request says of its answer's form becomes a grammar."""
+"""Converts a request's fields on the form of the answer to a grammar."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Fields about tools, and what a chat template is given beside messages."""
+"""Fields of tools, and variables of chat templates."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,8 +10,8 @@ _Variable = Annotated[str, Meta(pattern=r"\A[a-zA-Z][a-zA-Z0-9_]*\Z", max_length
 
 
 class Function(Struct):
-    """What a model may call; `strict` has an effect where a call is certain, and so are its
-    arguments anyway.
+    """A function that the model may call. `strict` has no effect: forced calls always follow the
+    schema, others need not.
     """
 
     name: _Name
@@ -21,7 +21,7 @@ class Function(Struct):
 
 
 class Tool(Struct):
-    """A tool; functions alone are known."""
+    """A tool; only functions are supported."""
 
     type: Literal["function"]
     function: Function
@@ -48,7 +48,7 @@ class AllowedTools(Struct):
 
 
 class ToolChoice(Struct):
-    """The one tool that is called, or those among which the model chooses."""
+    """The tool that has to be called, or the tools among which the model chooses."""
 
     type: Literal["function", "allowed_tools"]
     function: NamedFunction | None = None
@@ -56,7 +56,7 @@ class ToolChoice(Struct):
 
 
 class CalledFunction(Struct):
-    """What an earlier message called; `arguments` are JSON as text, or an object."""
+    """The function of an earlier call; `arguments`: JSON as text, or an object."""
 
     name: Annotated[str, Meta(min_length=1, max_length=256)]
     arguments: str | dict[str, Any]

@@ -1,4 +1,4 @@
-"""What a request says of tools, and of the chat template, checked."""
+"""Checks a request's tools and variables of the chat template."""
 
 import dataclasses
 from typing import Any
@@ -24,10 +24,10 @@ class OfferedTools:
 
     Attributes:
         tools: all of them, as chat templates read them.
-        schemas: of the arguments of each function that may be called, by its name.
-        places: where a request has these schemas.
-        is_required: whether the answer is a call.
-        is_parallel: whether it may be several.
+        schemas: function that may be called -> schema of its arguments.
+        places: function -> place of its schema in the request.
+        is_required: the answer has to be a call.
+        is_parallel: the answer may be several calls.
     """
 
     tools: list[dict[str, Any]]
@@ -38,7 +38,7 @@ class OfferedTools:
 
 
 def read(request: _Request) -> OfferedTools | None:
-    """What a request offers; None: nothing, or the model may call nothing.
+    """The tools of a request; None: there are none, or the model may not call them.
 
     Raises:
         ApiError: 400, which names the field.
@@ -69,11 +69,11 @@ def read(request: _Request) -> OfferedTools | None:
 
 
 def check_turn(request: _Request) -> tuple[bool, bool]:
-    """Whether the prompt ends with the start of the assistant's turn, and whether it ends where the
-    last message does.
+    """Whether the prompt ends with the start of the assistant's turn, and whether the model
+    continues the last message.
 
     Raises:
-        ApiError: 400, both are asked for, or a variable of the template is not the request's.
+        ApiError: 400, the request has both, or sets a variable that only the server may set.
     """
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
@@ -85,8 +85,8 @@ def check_turn(request: _Request) -> tuple[bool, bool]:
 
 
 def variables(request: ChatRequest, template: str) -> dict[str, Any]:
-    """What a chat template is given beside the conversation. A template obeys `reasoning_effort`,
-    and `documents`, if it reads such a variable; the effort `medium` is what models do anyhow.
+    """Variables of the chat template in addition to the conversation. `reasoning_effort` and
+    `documents` need a template that reads them; the effort `medium` is the default of models.
 
     Raises:
         ApiError: 400, the template does not read a field.
@@ -139,7 +139,7 @@ def _check_known(where: str, name: str, schemas: dict[str, dict[str, Any]]) -> N
 
 
 def _plain(tool: Tool) -> dict[str, Any]:
-    """A tool as templates read it."""
+    """A tool in the form that chat templates read."""
     function: dict[str, Any] = {"name": tool.function.name}
     if tool.function.description is not None:
         function["description"] = tool.function.description

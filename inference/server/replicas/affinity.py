@@ -1,4 +1,4 @@
-"""Which replica has seen the beginning of a prompt, and so may hold its pages."""
+"""Remembers which replica got the beginning of a prompt, and so may have its pages cached."""
 
 import hashlib
 from collections import OrderedDict
@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-_FIRST_BYTES, _NUM_CUTS = 256, 9  # beginnings of 256 bytes to 64 KiB, each twice the one before
-_MOST = 1 << 16  # of the beginnings that are remembered
-_SLACK = 4  # requests that a replica may have more than the idlest, and still be preferred
+_FIRST_BYTES, _NUM_CUTS = 256, 9  # beginnings of 256 bytes, 512, ... 64 KiB
+_MAX_PREFIXES = 1 << 16  # remembered
+_SLACK = 4  # a preferred replica may have so many requests more than the idlest
 
 
 class _Prompt(msgspec.Struct):
-    """The fields of a body that a prompt is made of, as they are written there."""
+    """The fields of a body that contain the prompt, as raw JSON."""
 
     prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
@@ -23,14 +23,14 @@ _DECODER = msgspec.json.Decoder(_Prompt)
 
 
 def prefixes(body: bytes, client: str) -> list[bytes]:
-    """Digests of longer and longer beginnings of a body's prompt, each for its client alone, as its
-    cached pages are; none where there is no prompt or it is short.
+    """Digests of longer and longer beginnings of a body's prompt. They depend on the client, as
+    cached pages do. A body without a prompt, or with a short one, has none.
     """
     try:
-        found = _DECODER.decode(body)
-    except (msgspec.DecodeError, RecursionError):  # which a replica explains to its sender
+        fields = _DECODER.decode(body)
+    except (msgspec.DecodeError, RecursionError):  # the replica will answer with the error
         return []
-    text = bytes(found.messages) or bytes(found.prompt) or bytes(found.input)
+    text = bytes(fields.messages) or bytes(fields.prompt) or bytes(fields.input)
     digest, digests, start = hashlib.blake2b(client.encode(), digest_size=16), [], 0
     for end in (_FIRST_BYTES << n for n in range(_NUM_CUTS)):
         if end > len(text):
@@ -42,18 +42,18 @@ def prefixes(body: bytes, client: str) -> list[bytes]:
 
 
 class Affinity:
-    """Which replica was given which beginnings last; the latest `_MOST` are remembered."""
+    """Maps the latest `_MAX_PREFIXES` beginnings of prompts to the replica that last got them."""
 
     def __init__(self) -> None:
         self._owners: OrderedDict[bytes, str] = OrderedDict()
 
     def preferred(self, digests: Sequence[bytes], loads: Mapping[str, int]) -> str | None:
-        """The replica that has the longest of these beginnings, unless it has far more to do than
-        another; None: whichever has the least to do.
+        """The replica with the longest of these beginnings; None if there is none, or if it has
+        over `_SLACK` requests more than the idlest.
 
         Args:
             digests: as `prefixes` returns them.
-            loads: requests of each replica that can be chosen.
+            loads: requests of each candidate replica.
         """
         for digest in reversed(digests):
             owner = self._owners.get(digest)
@@ -62,9 +62,9 @@ class Affinity:
         return None
 
     def note(self, digests: Sequence[bytes], replica: str) -> None:
-        """A replica was given a prompt."""
+        """Remembers that a replica got a prompt."""
         for digest in digests:
             self._owners[digest] = replica
             self._owners.move_to_end(digest)
-        while len(self._owners) > _MOST:
+        while len(self._owners) > _MAX_PREFIXES:
             self._owners.popitem(last=False)

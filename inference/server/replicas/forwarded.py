@@ -1,4 +1,4 @@
-"""What a gateway and the replicas behind it exchange: HTTP requests, and answers as they come."""
+"""Requests and answers between a gateway and its replicas."""
 
 import dataclasses
 from collections.abc import AsyncGenerator, Sequence
@@ -9,12 +9,12 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 @dataclasses.dataclass(frozen=True)
 class HttpRequest:
-    """A request whose body is whole.
+    """A request with its whole body.
 
     Attributes:
-        client: who asks, by the key.
-        prefixes: digests of longer and longer beginnings of its prompt.
-        avoid: ids of replicas that have refused it.
+        client: name of the client's key.
+        prefixes: digests of longer and longer beginnings of the prompt.
+        avoid: ids of replicas that have rejected it.
     """
 
     method: str
@@ -29,10 +29,10 @@ class HttpRequest:
 
 @dataclasses.dataclass(frozen=True)
 class HttpStart:
-    """The head of an answer, with the first bytes of its body: of a stream, the first event.
+    """The head of an answer, with the first bytes of its body (a stream's first event).
 
     Attributes:
-        replica: id of the one that answers.
+        replica: id of the replica that answers.
     """
 
     replica: str
@@ -45,21 +45,21 @@ Parts = AsyncGenerator[HttpStart | bytes, None]  # an `HttpStart`, then bytes of
 
 
 class ReplicaLost(Exception):
-    """The replica that had a request has gone; nothing more comes from it."""
+    """The replica that had a request has ended."""
 
 
 class Replicas(Protocol):
     """Several servers of one model."""
 
     def answer(self, request: HttpRequest) -> Parts:
-        """The answer of one of them; whoever stops reading ends the request.
+        """Yields the answer of one replica; closing the generator aborts the request.
 
         Raises:
-            ReplicaLost: it has gone.
+            ReplicaLost: the replica has ended.
         """
 
     async def num_ready(self) -> int:
-        """How many serve requests."""
+        """Number of replicas that serve requests."""
 
     async def metrics(self) -> dict[str, str]:
-        """Each one's metrics as text, by its id; without those that do not answer."""
+        """Id -> metrics as text, of the replicas that answer."""

@@ -1,4 +1,4 @@
-"""What stands before several replicas: passes requests on, and tries another where one is lost."""
+"""A gateway before several replicas: forwards requests, and retries if a replica is lost."""
 
 import asyncio
 import dataclasses
@@ -30,9 +30,9 @@ from inference.server.service import Limits
 from inference.server.web import body
 from inference.server.web.access import CLIENT, REQUEST_ID
 
-_TRIES = 3  # replicas that a request may be lost with: it may be why
-_GRACE_S = 1.0  # a replica that has a request says itself that it was late
-_LAST = tuple(  # of the events of a response: they have no other end
+_TRIES = 3  # replicas that may be lost with a request: it may be the cause
+_GRACE_S = 1.0  # for a replica to report the missed deadline itself
+_LAST = tuple(  # the last events of a response, which has no `[DONE]`
     f"event: {kind.__struct_config__.tag}\n".encode() for kind in (Completed, Cut, Failed)
 )
 _LOST = ApiError(
@@ -40,7 +40,7 @@ _LOST = ApiError(
     "the replica that generated this answer ended: send the request again",
     code="replica_lost",
 )
-_KEPT = (  # headers that replicas read
+_FORWARDED = (  # headers that replicas read
     "accept",
     "content-type",
     "if-none-match",
@@ -50,34 +50,34 @@ _KEPT = (  # headers that replicas read
 
 
 class Gateway:
-    """An ASGI application. A request is passed on to one replica, and to another one as long as its
-    client was told nothing. All in one event loop.
+    """An ASGI application that forwards each request to a replica, and to another one if that fails
+    before the client got anything. Everything runs in one event loop.
 
     Attributes:
         replicas: None while they are loaded.
-        is_draining: requests that are served go on, and new ones are refused.
+        is_draining: running requests continue, new ones are rejected.
     """
 
     def __init__(self, limits: Limits, replicas: Replicas | None = None):
-        """`limits`: of requests, as the replicas have them."""
+        """`limits`: of requests, equal to those of the replicas."""
         self.replicas = replicas
         self.is_draining = False
         self._limits = limits
         self._metrics = GatewayMetrics()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, as ASGI has it."""
-        own = {"/health": self._health, "/ready": self._ready, "/metrics": self._show_metrics}
+        """Answers a request (ASGI)."""
+        handlers = {"/health": self._health, "/ready": self._ready, "/metrics": self._show_metrics}
         try:
-            if scope["path"] in own:
-                response = await own[scope["path"]]()
+            if scope["path"] in handlers:
+                response = await handlers[scope["path"]]()
                 await response(scope, receive, send)
             else:
                 await self._pass_on(scope, receive, send)
         except ClientDisconnect:
             pass
         except ReplicaLost:
-            raise  # in the middle of an answer: the connection is closed, and its client knows
+            raise  # in the middle of an answer: closes the connection, so that the client notices
         except Exception as error:
             failure = as_api_error(error)
             log_failure(error, failure)
@@ -85,7 +85,7 @@ class Gateway:
             await answer(scope, receive, send)
 
     async def _health(self) -> Response:
-        """Of the gateway, which answers; who looks after replicas sees to theirs."""
+        """Health of the gateway; Ray checks the replicas."""
         status = "draining" if self.is_draining else "loading" if self.replicas is None else "ready"
         return JSONResponse({"status": status})
 
@@ -104,8 +104,8 @@ class Gateway:
         replicas = self._served_by()
         request = await self._read(scope, receive)
         timeout = Headers(scope=scope).get(caller.TIMEOUT)
-        own = Caller.of(request.client, timeout, self._limits.request_s)
-        relay = asyncio.ensure_future(self._relay(replicas, request, send, own.limit_s))
+        client = Caller.of(request.client, timeout, self._limits.request_s)
+        relay = asyncio.ensure_future(self._relay(replicas, request, send, client.limit_s))
         leaving = asyncio.ensure_future(gone(receive))
         try:
             await asyncio.wait([relay, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -128,7 +128,7 @@ class Gateway:
         data = b""
         if scope["method"] == "POST":
             data = await body.read(request, limits.body_bytes, limits.body_s)
-        headers = tuple((k, v) for k, v in scope["headers"] if k.decode("latin-1") in _KEPT)
+        headers = tuple((k, v) for k, v in scope["headers"] if k.decode("latin-1") in _FORWARDED)
         headers += ((REQUEST_ID.encode(), request_id.get().encode()),)
         client = scope.get(CLIENT, "")
         return HttpRequest(
@@ -139,10 +139,10 @@ class Gateway:
     async def _relay(
         self, replicas: Replicas, request: HttpRequest, send: Send, limit_s: float
     ) -> None:
-        """Tells a client what a replica answers; `limit_s`: seconds until the end of it.
+        """Sends a replica's answer to the client; `limit_s`: seconds until its end.
 
         Raises:
-            ApiError: none answers, and nothing was told.
+            ApiError: no replica answers, and nothing was sent.
         """
         refused: HttpStart | None = None
         deadline = Deadline(limit_s)
@@ -197,13 +197,13 @@ class Gateway:
 
 
 def _until(deadline: Deadline, request: HttpRequest) -> HttpRequest:
-    """It, with the seconds that are left."""
-    left = (caller.TIMEOUT.encode(), f"{max(deadline.left_s, 0.001):.3f}".encode())
-    return dataclasses.replace(request, headers=(*request.headers, left))
+    """The request with a header of the seconds that are left."""
+    timeout = (caller.TIMEOUT.encode(), f"{max(deadline.left_s, 0.001):.3f}".encode())
+    return dataclasses.replace(request, headers=(*request.headers, timeout))
 
 
 class _Answer:
-    """What a client was told so far."""
+    """The part of an answer that the client has got."""
 
     def __init__(self, send: Send):
         self._send = send
@@ -212,37 +212,36 @@ class _Answer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it was told anything."""
+        """Whether anything was sent."""
         return self._headers is not None
 
     @property
     def is_whole(self) -> bool:
-        """Whether it has all, though nobody has said so."""
+        """Whether everything was sent, even if the replica did not end the answer."""
         assert self._headers is not None
         length = self._headers.get(b"content-length")
         if length is None:
-            return self._last.endswith(DONE) or any(each in self._last for each in _LAST)
+            return self._last.endswith(DONE) or any(event in self._last for event in _LAST)
         return self._num_bytes == int(length)
 
     async def begin(self, start: HttpStart) -> None:
-        """Its head, and the first of its body."""
+        """Sends the head, and the first part of the body."""
         self._headers = dict(start.headers)
         head = {"type": "http.response.start", "status": start.status}
         await self._send(head | {"headers": list(start.headers)})
         await self.go_on(start.body)
 
     async def go_on(self, part: bytes) -> None:
-        """More of its body."""
+        """Sends a part of the body."""
         self._num_bytes += len(part)
         self._last = part
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def break_off(self, error: ApiError) -> None:
-        """Nothing more comes. If something is missing, a stream says so; of another answer the
-        connection is closed: then its client knows.
+        """Ends an answer that may be incomplete; an incomplete stream ends with the error.
 
         Raises:
-            ReplicaLost: something is missing, and it is no stream.
+            ReplicaLost: the answer is incomplete, and no stream: its connection has to be closed.
         """
         if not self.is_whole:
             if self._headers and b"content-length" in self._headers:
@@ -251,5 +250,5 @@ class _Answer:
         await self.end()
 
     async def end(self) -> None:
-        """Nothing more comes."""
+        """Ends the answer."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

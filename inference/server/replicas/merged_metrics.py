@@ -1,4 +1,4 @@
-"""Metrics of several replicas as one text: each series says whose it is."""
+"""Metrics of several replicas as one text, with a label `replica`."""
 
 from collections.abc import Iterable, Iterator, Mapping
 
@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 
 
 class GatewayMetrics:
-    """Counts what only a gateway sees."""
+    """Counts events of the gateway, and merges the metrics of replicas."""
 
     def __init__(self) -> None:
         disable_created_metrics()
@@ -31,15 +31,15 @@ class GatewayMetrics:
         )
 
     def retried(self) -> None:
-        """A request is tried again."""
+        """Counts a request that another replica gets."""
         self._retried.inc()
 
     def lost(self) -> None:
-        """An answer ended with its replica."""
+        """Counts an answer that ended with its replica."""
         self._lost.inc()
 
     def text(self, texts: Mapping[str, str]) -> bytes:
-        """All metrics, for Prometheus; `texts`: those of replicas, by their ids."""
+        """All metrics in Prometheus's text format; `texts`: id of a replica -> its metrics."""
         merged = CollectorRegistry()
         merged.register(_Merged(texts))
         return generate_latest(self._registry) + generate_latest(merged)
@@ -50,19 +50,19 @@ class _Merged(Collector):
         self._texts = texts
 
     def describe(self) -> Iterable[Metric]:
-        """Nothing: what it is called shows when it is collected."""
+        """Nothing: the names are known only when the metrics are collected."""
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        """Each metric once, with the series of all replicas."""
-        found: dict[str, Metric] = {}
+        """Yields each metric once, with the series of all replicas."""
+        metrics: dict[str, Metric] = {}
         for replica, text in sorted(self._texts.items()):
             for family in text_string_to_metric_families(text):
-                known = found.setdefault(
+                metric = metrics.setdefault(
                     family.name, Metric(family.name, family.documentation, family.type)
                 )
-                known.samples += [
+                metric.samples += [
                     sample._replace(labels=sample.labels | {"replica": replica})
                     for sample in family.samples
                 ]
-        yield from found.values()
+        yield from metrics.values()

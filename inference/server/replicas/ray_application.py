@@ -1,5 +1,5 @@
-"""Replicas of a model as deployments of Ray Serve: `model` alone where a process of ours is the
-gateway, and `build` for a cluster whose proxies listen (`import_path` of a Serve configuration).
+"""Replicas of a model as deployments of Ray Serve: `model` for the gateway of `scripts.serve_ray`,
+and `build` for a cluster whose proxies listen (`import_path` of a Serve configuration).
 """
 
 from collections.abc import Mapping
@@ -25,12 +25,12 @@ from inference.server.web.access import Keys
 from inference.server.web.app import guarded
 
 _CHECK_S, _CHECK_TIMEOUT_S = 2.0, 10.0
-_STARTS = 3  # of a replica that does not start, until its deployment has failed
+_STARTS = 3  # attempts to start a replica until its deployment has failed
 _QUIET = LoggingConfig(log_level="WARNING", enable_access_log=False)
 
 
 class ModelReplica:
-    """`Replica`, as Ray Serve starts, asks and ends it."""
+    """A `Replica` in the form that Ray Serve starts, calls and ends."""
 
     async def __init__(self, config: ReplicaConfig):  # type: ignore[misc]
         context = serve.get_replica_context()
@@ -68,8 +68,8 @@ class Ingress:
 
 
 def model(config: ReplicaConfig) -> Application:
-    """The deployment `model`, whose replicas `RayReplicas` knows."""
-    most = config.max_num_seqs * (1 + QUEUED_PER_SEQ)
+    """The deployment `model`, for `RayReplicas`."""
+    max_sequences = config.max_num_seqs * (1 + QUEUED_PER_SEQ)
     return serve.deployment(
         name="model",
         autoscaling_config=AutoscalingConfig(
@@ -77,7 +77,7 @@ def model(config: ReplicaConfig) -> Application:
             max_replicas=config.max_replicas,
             target_ongoing_requests=config.max_num_seqs,
         ),
-        max_ongoing_requests=2 * most,  # so that it answers those that it refuses
+        max_ongoing_requests=2 * max_sequences,  # room to answer the requests that it rejects
         ray_actor_options={"num_cpus": 0, **config.resources},
         request_router_config=RequestRouterConfig(request_router_class=PrefixRouter),
         health_check_period_s=_CHECK_S,
@@ -93,16 +93,16 @@ def build(args: Mapping[str, Any]) -> Application:
     """Replicas and a gateway, from the `args` of a Serve configuration.
 
     Args:
-        args: `api_key_file`, and what `ReplicaConfig.from_args` takes.
+        args: `api_key_file`, and arguments of `ReplicaConfig.from_args`.
 
     Raises:
-        InputError: there is no key file: proxies listen to everybody; or an argument is unknown.
+        InputError: there is no key file (the proxies are open), or an argument is unknown.
     """
-    given = dict(args)
-    if "api_key_file" not in given:
+    settings = dict(args)
+    if "api_key_file" not in settings:
         raise InputError("args name no api_key_file: a file with a key a line")
-    keys = access.read_keys("api_key_file", given.pop("api_key_file"))
-    config = ReplicaConfig.from_args(given, len(keys))
+    keys = access.read_keys("api_key_file", settings.pop("api_key_file"))
+    config = ReplicaConfig.from_args(settings, len(keys))
     ingress = serve.deployment(
         name="gateway", max_ongoing_requests=Limits().connections, logging_config=_QUIET,
         graceful_shutdown_timeout_s=config.drain_timeout, ray_actor_options={"num_cpus": 0},

@@ -1,4 +1,4 @@
-"""A Ray cluster of this process's own, on this machine, and what runs in it."""
+"""A private Ray cluster on this machine."""
 
 import contextlib
 import logging
@@ -14,11 +14,11 @@ APP = "ridgeline"
 
 @contextlib.contextmanager
 def started() -> Iterator[None]:
-    """Starts it, and ends it. Nobody else is served: it listens on loopback (but for one port of
-    each replica), asks for a token that is drawn here, has no dashboard, and reports to nobody.
+    """Starts a cluster, and ends it. It listens on loopback (except for one port of each replica),
+    needs a random token, and has no dashboard and no usage reports.
 
     Raises:
-        InputError: this process is to join another cluster.
+        InputError: RAY_ADDRESS names another cluster.
     """
     if "RAY_ADDRESS" in os.environ:
         raise InputError("RAY_ADDRESS names a cluster, and this starts its own: unset it")
@@ -26,14 +26,14 @@ def started() -> Iterator[None]:
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # elsewhere, too, this means loopback alone
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux, too, this means loopback only
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        "RAY_ENABLE_AUTO_CONNECT": "0",  # or a call after the end would start another one
+        "RAY_ENABLE_AUTO_CONNECT": "0",  # else a call after the end would start another cluster
     }
     import ray
     from ray import serve
 
-    for name in ("ray", "ray.serve"):  # they set their own levels, again and again
+    for name in ("ray", "ray.serve"):  # a filter, because Ray resets their levels
         logging.getLogger(name).addFilter(lambda record: record.levelno >= logging.WARNING)
     ray.init(
         address="local", include_dashboard=False, configure_logging=False, log_to_driver=True,
@@ -47,12 +47,12 @@ def started() -> Iterator[None]:
 
 
 def chips(num: int) -> dict[str, Any]:
-    """Ray's resources of a replica with so many chips: of whatever accelerator this machine has,
-    unless JAX is told to compute on its processor.
+    """Ray's resources of a replica with `num` chips: of this machine's accelerator, or none if
+    `JAX_PLATFORMS` is cpu.
     """
     import ray
 
-    found = {} if os.environ.get("JAX_PLATFORMS") == "cpu" else ray.cluster_resources()
-    if found.get("GPU"):
+    resources = {} if os.environ.get("JAX_PLATFORMS") == "cpu" else ray.cluster_resources()
+    if resources.get("GPU"):
         return {"num_gpus": num}
-    return {"resources": {"TPU": num}} if found.get("TPU") else {}
+    return {"resources": {"TPU": num}} if resources.get("TPU") else {}

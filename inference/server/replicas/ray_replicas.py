@@ -1,4 +1,4 @@
-"""Replicas that Ray Serve runs, as a gateway sees them."""
+"""Replicas that Ray Serve runs, for a gateway."""
 
 import asyncio
 from contextlib import suppress
@@ -21,10 +21,10 @@ class RayReplicas:
         self._stream = handle.options(method_name="answer", stream=True)
 
     async def answer(self, request: HttpRequest) -> Parts:
-        """The answer of the replica that Ray's router chooses, once there is one.
+        """The answer of the replica that Ray's router chooses; waits until there is one.
 
         Raises:
-            ReplicaLost: it has gone, or Ray could not bring what it said.
+            ReplicaLost: the replica has ended, or Ray lost its answer.
         """
         response = self._stream.remote(request)
         is_over = False
@@ -40,21 +40,21 @@ class RayReplicas:
                 response.cancel()
 
     async def num_ready(self) -> int:
-        """How many serve requests, by what Ray's controller knows."""
+        """Number of replicas that serve requests, according to Ray's controller."""
         with suppress(RayError, RayServeException):
             status = await asyncio.to_thread(serve.status)
             app = status.applications.get(self._handle.app_name)
-            own = app and app.deployments.get(self._handle.deployment_name)
-            return int(own.replica_states.get("RUNNING", 0)) if own else 0
+            deployment = app and app.deployments.get(self._handle.deployment_name)
+            return int(deployment.replica_states.get("RUNNING", 0)) if deployment else 0
         return 0
 
     async def metrics(self) -> dict[str, str]:
-        """Each one's metrics as text, by its id; without those that do not answer in time."""
+        """Id -> metrics as text, of the replicas that answer in time."""
         with suppress(RayError, RayServeException, TimeoutError):
-            # Ray's own way to collect them, `results_async`, has none where one is late.
-            asked = self._handle.broadcast("metrics")._fetch_replica_results_async()
-            answers = [each.get_async() for each in await asyncio.wait_for(asked, _METRICS_S)]
-            in_time = (asyncio.wait_for(each, _METRICS_S) for each in answers)
-            found = await asyncio.gather(*in_time, return_exceptions=True)
-            return dict(each for each in found if not isinstance(each, BaseException))
+            # Ray's public `results_async` returns nothing at all if one replica is late.
+            replies = self._handle.broadcast("metrics")._fetch_replica_results_async()
+            answers = [reply.get_async() for reply in await asyncio.wait_for(replies, _METRICS_S)]
+            in_time = (asyncio.wait_for(reply, _METRICS_S) for reply in answers)
+            results = await asyncio.gather(*in_time, return_exceptions=True)
+            return dict(reply for reply in results if not isinstance(reply, BaseException))
         return {}

@@ -14,40 +14,39 @@ from inference.server.service import Service
 from inference.server.web import asgi_client
 from inference.server.web.access import REQUEST_ID
 from inference.server.web.app import routed
-from inference.server.web.observed import Observed
+from inference.server.web.observed import RequestObserver
 
 
 class Unhealthy(Exception):
-    """The engine is not heard of; another replica should take this one's place."""
+    """The engine is dead; another replica should replace this one."""
 
 
 class Replica:
-    """A service, its engine, and the application that draws on it. All in one event loop."""
+    """A service with its engine and application, in one event loop."""
 
     def __init__(self, service: Service, id: str):
-        """`id`: names it among the others."""
         self._service = service
-        self._app = Observed(routed(service), service.metrics.answered)
+        self._app = RequestObserver(routed(service), service.metrics.answered)
         self._id = id
         self._engine: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Starts the engine; returns once requests are served.
+        """Starts the engine; returns once it is ready.
 
         Raises:
-            EngineFailed: it could not be started.
+            EngineFailed: the engine could not be started.
         """
         self._engine = await start(self._service.client)
 
     async def answer(self, request: HttpRequest) -> Parts:
-        """The answer to a request; whoever stops reading ends it."""
+        """Yields the answer to a request; closing the generator aborts the request."""
         request_id.set(dict(request.headers).get(REQUEST_ID.encode(), b"").decode("latin-1"))
-        told = asgi_client.messages(
+        generator = asgi_client.messages(
             self._app, request.method, request.path, request.headers, request.body, request.query,
             request.client,
         )  # fmt: skip
         head: Message | None = None
-        async with aclosing(told) as messages:
+        async with aclosing(generator) as messages:
             async for message in messages:
                 if message["type"] == "http.response.start":
                     head = message
@@ -60,20 +59,20 @@ class Replica:
                     yield body
 
     def check(self) -> None:
-        """Whether the engine is alive, or being started again.
+        """Checks that the engine is alive, or being restarted.
 
         Raises:
-            Unhealthy: it is not.
+            Unhealthy: neither.
         """
         if not self._service.is_alive:
             raise Unhealthy(f"the engine is {self._service.client.state.value}, and not heard of")
 
     def metrics(self) -> tuple[str, str]:
-        """Its id, and its metrics as text."""
+        """The replica's id, and its metrics as text."""
         return self._id, self._service.metrics.text().decode()
 
     async def close(self) -> None:
-        """Ends the engine, and what goes with it."""
+        """Ends the engine and the service."""
         self._service.is_draining = True
         await self._service.client.stop()
         if self._engine is not None:
@@ -82,8 +81,8 @@ class Replica:
 
 
 def take_cores(rank: int, num_replicas: int) -> None:
-    """This process, and the engine that it starts, run on the part of the cores that is its own;
-    on all where there are fewer cores than replicas.
+    """Binds this process, and the engine that it starts, to its share of the cores; to all if there
+    are fewer cores than replicas.
     """
     if not hasattr(os, "sched_setaffinity"):
         return

@@ -1,4 +1,4 @@
-"""How replicas are run."""
+"""Configuration of replicas."""
 
 import dataclasses
 import sys
@@ -10,7 +10,7 @@ from inference.server.client.launch import Subprocess
 from inference.server.service import Limits, Service
 from inference.text.tool_calls import formats
 
-SHARED = (  # with the flags of `scripts.serve`, by their names
+SHARED = (  # names of arguments that are flags of `scripts.serve`
     "max_num_seqs", "request_timeout", "max_queue_s", "drain_timeout", "served_model_name",
     "tool_call_parser",
 )  # fmt: skip
@@ -19,18 +19,18 @@ _ARGS = ("flags", "min_replicas", "max_replicas", *SHARED, "resources")
 
 @dataclasses.dataclass(frozen=True)
 class ReplicaConfig:
-    """How many replicas there are, and what each is.
+    """Number and configuration of replicas.
 
     Attributes:
         command: starts an engine; a socket's descriptor is added as a flag.
-        min_replicas, max_replicas: how many, by what there is to do.
-        max_num_seqs: sequences that an engine runs side by side; more requests of each replica than
-            so many, on average, ask for another one.
-        resources: of Ray's that a replica takes: `num_gpus`, or `resources`.
-        shares_cores: each replica has an equal part of the machine's cores for itself.
-        request_timeout, max_queue_s: seconds of requests, as `Limits` has them.
-        drain_timeout: seconds for the requests of a replica that is ended.
-        served_model_name, tool_call_parser, num_keys: as `Service` has them.
+        min_replicas, max_replicas: Ray scales between them by load.
+        max_num_seqs: sequences that an engine runs at once; Ray adds a replica if the replicas have
+            more requests on average.
+        resources: Ray's resources of a replica: `num_gpus`, or `resources`.
+        shares_cores: each replica has an equal share of the machine's cores.
+        request_timeout, max_queue_s: `Limits.request_s` and `queue_s`, in seconds.
+        drain_timeout: seconds for the running requests of a replica that ends.
+        served_model_name, tool_call_parser, num_keys: as in `Service`.
     """
 
     command: Sequence[str]
@@ -48,32 +48,32 @@ class ReplicaConfig:
 
     @classmethod
     def from_args(cls, args: Mapping[str, Any], num_keys: int) -> "ReplicaConfig":
-        """From `args` of a Serve configuration: its fields from `min_replicas` to
-        `tool_call_parser`, and `flags`, more of `scripts.serve`'s.
+        """Reads `args` of a Serve configuration: fields from `min_replicas` to `tool_call_parser`,
+        and `flags`, further flags of `scripts.serve`.
 
         Raises:
-            InputError: there is no such argument, or one is a flag, too.
+            InputError: an argument is unknown, or is also in `flags`.
         """
-        given = {"max_num_seqs": cls.max_num_seqs, **args}
-        for name in given:
+        settings = {"max_num_seqs": cls.max_num_seqs, **args}
+        for name in settings:
             if name not in _ARGS:
                 valid = ", ".join(("api_key_file", *_ARGS))
                 raise InputError(f"unknown argument {name!r}; valid: {valid}")
-        command = [sys.executable, "-m", "scripts.serve", *given.pop("flags", [])]
+        command = [sys.executable, "-m", "scripts.serve", *settings.pop("flags", [])]
         for flag in command[3:]:
             name = flag.lstrip("-").partition("=")[0].replace("-", "_")
             if name in SHARED:
                 raise InputError(f"flags have --{name}: give it as an argument beside them")
-        command += [f"--{name}={given[name]}" for name in SHARED if name in given]
-        return cls(command, num_keys=num_keys, **given)
+        command += [f"--{name}={settings[name]}" for name in SHARED if name in settings]
+        return cls(command, num_keys=num_keys, **settings)
 
     @property
     def limits(self) -> Limits:
-        """Of requests, for replicas and their gateway."""
+        """Limits of requests, for replicas and their gateway."""
         return Limits(request_s=self.request_timeout, queue_s=self.max_queue_s)
 
     def service(self) -> Service:
-        """What one replica draws on; nothing is started yet."""
+        """The service of one replica, not started."""
         launcher = Subprocess(self.command)
         service = Service(
             launcher, self.limits, self.served_model_name, self.tool_call_parser, warms_up=True

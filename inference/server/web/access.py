@@ -1,4 +1,4 @@
-"""Who may ask: keys, and the addresses by which a browser may be led here."""
+"""Access control: keys, and the values of `Host` and `Origin` that browsers may send."""
 
 import dataclasses
 import hashlib
@@ -18,11 +18,11 @@ from inference.files import key_file
 from inference.server.failures import request_id
 from inference.server.protocol.errors import ApiError, unavailable
 
-CLIENT = "ridgeline.client"  # of a request's scope: who asks, by the key; "" where there are none
+CLIENT = "ridgeline.client"  # key of a request's scope: the client's name; "" without keys
 REQUEST_ID = "x-request-id"  # header of requests and answers
-OPEN_PATHS = ("/health", "/ready")  # without a key: probes have none
+OPEN_PATHS = ("/health", "/ready")  # need no key: probes have none
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
-_EXPOSED = (  # to pages elsewhere
+_EXPOSED = (  # headers that pages of other origins can read
     *(REQUEST_ID, "retry-after", "x-should-retry", "x-ignored-params", "x-relaxed-schema"),
     *("x-unread-tool-format", "www-authenticate"),
 )
@@ -30,7 +30,7 @@ _MIN_KEY_CHARS = 16
 
 
 class Keys:
-    """Keys of clients, of which only hashes are kept."""
+    """Hashes of clients' keys."""
 
     def __init__(self, keys: Iterable[str]):
         self._hashes = [_hash(key) for key in keys]
@@ -39,18 +39,18 @@ class Keys:
         return len(self._hashes)
 
     def name(self, key: str) -> str:
-        """A name for whoever has this key, "" if it is none; takes as long whichever it is."""
-        own, found = _hash(key), False
-        for known in self._hashes:
-            found |= hmac.compare_digest(own, known)
-        return hashlib.sha256(own).hexdigest()[:32] if found else ""
+        """The name of a key's client, "" if the key is unknown; takes constant time."""
+        digest, is_known = _hash(key), False
+        for key_digest in self._hashes:
+            is_known |= hmac.compare_digest(digest, key_digest)
+        return hashlib.sha256(digest).hexdigest()[:32] if is_known else ""
 
 
 def read_keys(label: str, path: str) -> Keys:
-    """The keys of a file, one a line; lines that begin with # are none.
+    """Reads a file with a key a line; lines that begin with # are comments.
 
     Raises:
-        InputError: the file cannot be read, or has no key, or a short one.
+        InputError: the file cannot be read, has no key, or has a short one.
     """
     keys = key_file.read(label, path)
     if min(map(len, keys)) < _MIN_KEY_CHARS:
@@ -63,10 +63,10 @@ class Site:
     """The addresses of a server behind a proxy.
 
     Attributes:
-        hosts: names in the header `Host`, beside this machine's; `*.example.org` stands for all
-            names below it. Empty: where others can reach the server, any.
-        origins: of pages of other servers that may ask; `*` stands for all.
-        root_path: of the server's paths, where the proxy leaves it there: `/llm`.
+        hosts: accepted values of `Host`, in addition to this machine's names; `*.example.org`
+            stands for all names below it. Empty: any, if the server listens to other machines.
+        origins: of pages of other servers that may send requests; `*` stands for all.
+        root_path: prefix of the server's paths that the proxy does not remove: `/llm`.
     """
 
     hosts: tuple[str, ...] = ()
@@ -81,11 +81,11 @@ class Site:
         )
 
     def admits(self, origin: str) -> bool:
-        """Whether pages of an origin may ask."""
+        """Whether pages of an origin may send requests."""
         return origin in self.origins or "*" in self.origins
 
     def around(self, app: ASGIApp) -> ASGIApp:
-        """An application that browsers of `origins` may ask, and that lies under `root_path`."""
+        """Wraps an application: allows CORS for `origins`, and removes `root_path`."""
         if self.origins:
             app = CORSMiddleware(
                 app, allow_origins=self.origins, allow_methods=("GET", "POST"),
@@ -110,9 +110,8 @@ NO_PROXY = Site()
 
 
 class Access:
-    """Passes on what may pass: `Host` is ours where only this machine can ask, `Origin` is none or
-    our own, and a key is right where there are any. Every answer has an id, the client's where it
-    sent one.
+    """Middleware that rejects requests with a foreign `Host` (on loopback), a foreign `Origin`, or
+    without a valid key. Gives every answer an id: the client's, if the request has one.
     """
 
     def __init__(
@@ -120,24 +119,24 @@ class Access:
         app: ASGIApp,
         keys: Keys | None,
         is_local: bool,
-        most: int,
+        max_requests: int,
         pages: Iterable[str] = (),
         site: Site = NO_PROXY,
     ):
-        """`is_local`: the server is bound to this machine alone; `most`: requests at a time, beside
-        those of probes; `pages`: paths of files that anybody has, for whom a browser asks without a
-        key; `site`: where it is.
+        """`is_local`: the server listens on loopback only; `max_requests`: at a time, probes not
+        counted; `pages`: paths that need no key, because a browser fetches them without; `site`:
+        the server's public addresses.
         """
         self._app = app
         self._keys = keys
         self._is_local = is_local
-        self._most = most
+        self._max_requests = max_requests
         self._pages = frozenset(pages)
         self._site = site
         self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, as ASGI has it."""
+        """Answers a request (ASGI)."""
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
@@ -164,21 +163,26 @@ class Access:
             self._num_open -= 1
 
     def _check(self, scope: Scope, headers: Headers) -> str:
-        """Who asks."""
+        """Returns the name of the client.
+
+        Raises:
+            ApiError: 401, 403, or 503 (too many requests).
+        """
         host = headers.get("host", "")
         if len(headers.getlist("host")) != 1 or not self._is_ours(host):
             raise ApiError(403, "the header Host names another server")
         origin = headers.get("origin")
-        # Behind a proxy that speaks TLS the page's scheme is another. What keeps pages of other
-        # servers out is the key.
+        # Behind a proxy with TLS the page's scheme differs. The key keeps foreign pages out.
         schemes = [scope["scheme"]] if self._keys is None else ["http", "https"]
-        own = [f"{scheme}://{host}" for scheme in schemes]
-        if origin is not None and origin not in own and not self._site.admits(origin):
+        own_origins = [f"{scheme}://{host}" for scheme in schemes]
+        if origin is not None and origin not in own_origins and not self._site.admits(origin):
             raise ApiError(403, "requests from pages of other servers are not served")
         if scope["path"] in OPEN_PATHS:
             return ""
-        if self._num_open >= self._most:
-            raise unavailable(f"{self._most} requests are being answered, the most at a time")
+        if self._num_open >= self._max_requests:
+            raise unavailable(
+                f"{self._max_requests} requests are being answered, the most at a time"
+            )
         if self._keys is None or scope["path"] in self._pages:
             return ""
         kind, _, key = headers.get("authorization", "").partition(" ")
@@ -200,7 +204,7 @@ class Access:
 
 
 def is_local(host: str) -> bool:
-    """Whether only this machine can reach what is bound to a host."""
+    """Whether a host is a loopback address, which only this machine can reach."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,4 +1,4 @@
-"""The HTTP application: which path is answered by what."""
+"""The HTTP application: routes, and errors as JSON."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -22,26 +22,26 @@ from inference.server.web import body, page_files
 from inference.server.web.access import CLIENT, NO_PROXY, Access, Keys, Site
 from inference.server.web.operations import OPERATIONS, Operation
 
-_MAX_NAMED = 16  # fields that were ignored
+_MAX_NAMED = 16  # ignored fields that an answer names
 
 
 def application(
     service: Service, keys: Keys | None = None, is_local: bool = True, site: Site = NO_PROXY
 ) -> ASGIApp:
-    """The whole of it; `keys`, `is_local` and `site` as `Access` takes them."""
+    """The application with access control; `keys`, `is_local` and `site` as `Access` has them."""
     return guarded(routed(service), service.limits, keys, is_local, site)
 
 
 def guarded(
     app: ASGIApp, limits: Limits, keys: Keys | None, is_local: bool, site: Site = NO_PROXY
 ) -> ASGIApp:
-    """What answers those who may ask, pages to anybody."""
+    """Adds access control; the pages need no key."""
     paths = [file.path for file in page_files.routes()]
     return Access(app, keys, is_local, limits.connections, paths, site)
 
 
 def routed(service: Service) -> ASGIApp:
-    """What answers everybody: whoever stands before it says who asks (`CLIENT`)."""
+    """The application without access control; its caller sets `CLIENT` in the scope."""
 
     def get(operation: Operation) -> Route:
         async def answer(request: Request) -> Response:
@@ -55,7 +55,7 @@ def routed(service: Service) -> ASGIApp:
 
         return Route(operation.path, answer, methods=["POST"])
 
-    routes = [get(each) if each.body is None else post(each) for each in OPERATIONS]
+    routes = [get(op) if op.body is None else post(op) for op in OPERATIONS]
     routes += page_files.routes()
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
     app.router.redirect_slashes = False
@@ -63,17 +63,17 @@ def routed(service: Service) -> ASGIApp:
 
 
 async def _posted(service: Service, request: Request, operation: Operation) -> Response:
-    """Reads a body and answers it, unless the client disconnects before."""
+    """Reads a body and answers it, unless the client disconnects first."""
     limits = service.limits
     try:
         data = await body.read(request, limits.body_bytes, limits.body_s)
     except ClientDisconnect:
-        return Response(status_code=499)  # which nobody reads
+        return Response(status_code=499)  # never sent
     assert operation.body is not None
     timeout = request.headers.get(caller.TIMEOUT)
-    own = Caller.of(request.scope[CLIENT], timeout, limits.request_s)
+    client = Caller.of(request.scope[CLIENT], timeout, limits.request_s)
     parsed = parse.parse(data, operation.body)
-    working = asyncio.ensure_future(operation.work(service, parsed.request, own))
+    working = asyncio.ensure_future(operation.work(service, parsed.request, client))
     leaving = asyncio.ensure_future(gone(request.receive))
     try:
         await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
@@ -87,8 +87,8 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
         for task in (working, leaving):
             task.cancel()
         await asyncio.gather(working, leaving, return_exceptions=True)
-    if own.relaxed:
-        response.headers["x-relaxed-schema"] = ", ".join(sorted(own.relaxed))
+    if client.relaxed:
+        response.headers["x-relaxed-schema"] = ", ".join(sorted(client.relaxed))
     if parsed.ignored:
         names = [parse.as_header(name) for name in parsed.ignored[:_MAX_NAMED]]
         response.headers["x-ignored-params"] = ", ".join(names)
@@ -97,8 +97,8 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
 
 
 async def _answered(work: Awaitable[Response]) -> Response:
-    """An answer in any case: what leaves a route closes the connection, and with it the next
-    request of a client that keeps it.
+    """Turns exceptions into answers: an exception that leaves a route closes the connection, which
+    the client may use for its next request.
     """
     try:
         return await work
@@ -111,5 +111,5 @@ async def _answered(work: Awaitable[Response]) -> Response:
 async def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = "method" if error.status_code == 405 else "path"
-    found = ApiError(error.status_code, f"this server has no such {what}")
-    return Response(found.body(), found.status, error.headers, "application/json")
+    failure = ApiError(error.status_code, f"this server has no such {what}")
+    return Response(failure.body(), failure.status, error.headers, "application/json")

@@ -1,4 +1,4 @@
-"""Asks an application without a socket."""
+"""Sends requests to an ASGI application without a socket."""
 
 import asyncio
 import contextlib
@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Message
 
 from inference.server.web.access import CLIENT
 
-_LEAVE_S = 1.0  # for what served a client that has left to end by itself
+_LEAVE_S = 1.0  # for the application to end by itself after a disconnect
 
 
 async def messages(
@@ -20,13 +20,13 @@ async def messages(
     query: bytes = b"",
     client: str = "",
 ) -> AsyncGenerator[Message, None]:
-    """What it answers to a request, as it comes; whoever stops reading has disconnected.
+    """Yields the messages of an answer as they come; closing the generator disconnects.
 
-    `client`: who asks, by the key.
+    `client`: name of the client's key.
     """
-    parts: asyncio.Queue[Message | None] = asyncio.Queue()  # bounded by the tokens asked for
+    parts: asyncio.Queue[Message | None] = asyncio.Queue()  # `max_tokens` bounds its length
     has_left = asyncio.Event()
-    given: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+    request_messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     scope = {
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http",
         "method": method, "path": path, "raw_path": path.encode(), "query_string": query,
@@ -34,8 +34,8 @@ async def messages(
     }  # fmt: skip
 
     async def receive() -> Message:
-        if given:
-            return given.pop()
+        if request_messages:
+            return request_messages.pop()
         await has_left.wait()
         return {"type": "http.disconnect"}
 

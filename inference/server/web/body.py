@@ -8,10 +8,10 @@ from inference.server.protocol.errors import ApiError
 
 
 async def read(request: Request, max_bytes: int, max_s: float) -> bytes:
-    """All of it.
+    """Reads the whole body.
 
     Raises:
-        ApiError: it is not JSON by its headers, too large, or too slow.
+        ApiError: the body is not JSON by its headers, too large, or too slow.
         ClientDisconnect: the client left.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

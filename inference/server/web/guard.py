@@ -1,5 +1,5 @@
-"""Connections that end before a request does: heads that are large, slow or no HTTP, clients that
-do not read, and those that still send when they are answered. uvicorn limits none of these.
+"""Limits of connections that uvicorn lacks: on large, slow and invalid heads, on clients that
+do not read, and on clients that still send after the answer.
 """
 
 import asyncio
@@ -18,13 +18,13 @@ _UPGRADE = (b"upgrade", b"http2-settings")  # headers of a request for another p
 _NO_HTTP = ApiError(400, "this is not a valid HTTP request")
 _LARGE_HEAD = ApiError(431, "the head of the request is too large")
 _LATE_HEAD = ApiError(408, "the head of the request did not come in time")
-_DROPPED = 16  # times the largest body: what is read behind the last request that is answered
+_DROPPED = 16  # times the largest body: read and dropped after the last answered request
 
 _log = logging.getLogger(__name__)
 
 
 class _Refused(Exception):
-    """Stops the parser: nothing behind this request is served."""
+    """Stops the parser: nothing after this request is served."""
 
     def __init__(self, error: ApiError):
         self.error = error
@@ -33,9 +33,9 @@ class _Refused(Exception):
 class GuardedProtocol(HttpToolsProtocol):
     """One connection.
 
-    Requests for another protocol (`Upgrade`) are answered over HTTP/1.1, as RFC 9110 permits. What
-    follows a request that is refused is read and dropped, up to a limit: a reset, which the system
-    sends where unread data is left, would overtake the answer.
+    Requests for another protocol (`Upgrade`) are answered over HTTP/1.1, as RFC 9110 permits. Data
+    after a rejected request is read and dropped, up to a limit: unread data makes the system send a
+    reset, which would overtake the answer.
     """
 
     def __init__(
@@ -43,10 +43,10 @@ class GuardedProtocol(HttpToolsProtocol):
         *args: Any,
         limits: Limits,
         stalled: Callable[[], None] = lambda: None,
-        **named: Any,
+        **kwargs: Any,
     ):
-        """`stalled`: called before a client is disconnected that does not read."""
-        super().__init__(*args, **named)
+        """`stalled`: called before a client that does not read is disconnected."""
+        super().__init__(*args, **kwargs)
         self._limits = limits
         self._stalled = stalled
         self._in_head = True
@@ -54,23 +54,23 @@ class GuardedProtocol(HttpToolsProtocol):
         self._trailer_bytes = 0
         self._head_timer: asyncio.TimerHandle | None = None
         self._stall_timer: asyncio.TimerHandle | None = None
-        self._refusal: ApiError | None = None  # of what came last, behind the answers before it
+        self._refusal: ApiError | None = None  # sent after the answers to earlier requests
         self._is_closing = False  # nothing more is written
         self._dropped_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there."""
+        """Starts the timer of the first head."""
         super().connection_made(transport)
         self._await_head()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """It has gone."""
+        """Cancels the timers."""
         self._cancel_head_timer()
         self._cancel_stall_timer()
         super().connection_lost(error)
 
     def data_received(self, data: bytes) -> None:
-        """It sent something."""
+        """Parses data of the client, or drops it after a rejected request."""
         if self._is_closing or self._refusal is not None:
             self._drop(data)
             return
@@ -82,24 +82,24 @@ class GuardedProtocol(HttpToolsProtocol):
         if max(self._head_bytes, self._trailer_bytes) > self._limits.head_bytes:
             self._refuse(_LARGE_HEAD)
         elif self._is_answered and self._head_timer is None:
-            # What is left of a body, or empty lines: no reason to keep the connection for long.
+            # The rest of a body, or empty lines: these keep the connection only for a short time.
             self._within_head_s(self.transport.close)
 
     def on_message_begin(self) -> None:
-        """The head of a request begins."""
+        """Starts the timer of a request's head."""
         super().on_message_begin()
         self._in_head = True
         self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One is whole; those behind a body, which nobody reads, are no headers of the request."""
+        """Takes a header; trailers after a body are counted and dropped."""
         if self._in_head:
             super().on_header(name, value)
         else:
             self._trailer_bytes += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
-        """The head is whole."""
+        """Checks a whole head and starts its request."""
         if self.parser.get_method() == b"CONNECT":
             raise _Refused(ApiError(405, "this server is no proxy"))
         if self.parser.should_upgrade():
@@ -113,17 +113,17 @@ class GuardedProtocol(HttpToolsProtocol):
         self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
-        """A part of it has come."""
+        """Takes a part of a body."""
         self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request is whole, or the head of one that is parsed once more."""
+        """Ends a request, unless its head has to be parsed again without `Upgrade`."""
         if not self.parser.should_upgrade():
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """An answer is whole; what was refused behind the last one is answered now."""
+        """Ends an answer; then rejects the request after it, if that is due."""
         if self._is_closing:
             self.pipeline.clear()
         super().on_response_complete()
@@ -131,7 +131,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._answer_refusal(self._refusal)
 
     def close_gently(self) -> None:
-        """Writes nothing more, and leaves the client time to read and to finish sending."""
+        """Ends writing, and leaves the client time to read and to finish sending."""
         if self._is_closing or self.transport.is_closing():
             return
         self._is_closing = True
@@ -140,13 +140,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._within_head_s(self.transport.close)
 
     def pause_writing(self) -> None:
-        """The client does not read."""
+        """Starts the timer of a client that does not read."""
         super().pause_writing()
         loop = asyncio.get_running_loop()
         self._stall_timer = loop.call_later(self._limits.stall_s, self._disconnect)
 
     def resume_writing(self) -> None:
-        """It does again."""
+        """Cancels the timer of a client that reads again."""
         self._cancel_stall_timer()
         super().resume_writing()
 
@@ -156,14 +156,12 @@ class GuardedProtocol(HttpToolsProtocol):
 
     @property
     def _is_answered(self) -> bool:
-        """Whether no request is open, and none has begun."""
+        """Whether all requests are answered, and none has begun."""
         return not self._in_head and self.cycle is not None and self.cycle.response_complete
 
     @property
     def _is_in_between(self) -> bool:
-        """Whether what is written now would stand before or within the answer to an earlier
-        request.
-        """
+        """Whether data written now would come before the end of an earlier request's answer."""
         cycle = self.cycle
         is_open = cycle is not None and not cycle.response_complete
         is_whole = self._in_head or (is_open and not cycle.more_body)  # and its answer to come
@@ -187,21 +185,21 @@ class GuardedProtocol(HttpToolsProtocol):
             self._stall_timer.cancel()
 
     def _parse(self, data: bytes) -> None:
-        rest = memoryview(data)
+        unread = memoryview(data)
         try:
             while True:
                 try:
-                    self.parser.feed_data(rest)
+                    self.parser.feed_data(unread)
                     return
                 except httptools.HttpParserUpgrade as upgrade:
-                    rest = rest[upgrade.args[0] :]
+                    unread = unread[upgrade.args[0] :]
                     self._parse_without_upgrade()
         except httptools.HttpParserError as error:
             why = error.__context__
             self._refuse(why.error if isinstance(why, _Refused) else _NO_HTTP)
 
     def _parse_without_upgrade(self) -> None:
-        """Parses the head of a request once more, as if it asked for no other protocol."""
+        """Parses the head of a request again, without its request for another protocol."""
         method, version = self.parser.get_method(), self.parser.get_http_version()
         lines = [b"%s %s HTTP/%s" % (method, self.url, version.encode())]
         for name, value in self.headers:
@@ -215,16 +213,16 @@ class GuardedProtocol(HttpToolsProtocol):
         self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     def _drop(self, data: bytes) -> None:
-        """Reads what nobody waits for, but not without end."""
+        """Drops data, up to a limit."""
         self._dropped_bytes += len(data)
         if self._dropped_bytes > _DROPPED * self._limits.body_bytes:
             self.transport.abort()
 
     def _refuse(self, error: ApiError) -> None:
-        """Says so, behind the answers to earlier requests, and closes the connection."""
+        """Sends an error after the answers to earlier requests, and closes the connection."""
         if self._is_closing or self.transport.is_closing() or self._refusal is not None:
             return
-        if error.status != 408:  # a connection that a browser keeps at hand is no fault
+        if error.status != 408:  # browsers keep unused connections open: no fault
             _log.warning("%s: %d, %s", _peer(self.client), error.status, error.message)
         self._cancel_head_timer()
         self._refusal = error
@@ -234,7 +232,7 @@ class GuardedProtocol(HttpToolsProtocol):
     def _answer_refusal(self, error: ApiError) -> None:
         if self._is_closing:
             return
-        if self.cycle is not None:  # one whose body goes wrong has no other answer
+        if self.cycle is not None:  # a request with an invalid body gets no other answer
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         body = error.body()
@@ -244,7 +242,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 class _AnswerTransport:
-    """What one answer is written to; closed with it where the connection ends."""
+    """The transport of one answer; closes the connection gently after the last."""
 
     def __init__(self, connection: GuardedProtocol):
         self._connection = connection
@@ -252,7 +250,7 @@ class _AnswerTransport:
         self.is_closing = connection.transport.is_closing
 
     def close(self) -> None:
-        """The answer is the last of its connection."""
+        """Closes the connection after its last answer."""
         self._connection.close_gently()
 
 

@@ -1,4 +1,4 @@
-"""The application without a port: its answers to what this process asks."""
+"""The application without a port, for requests of this process."""
 
 import asyncio
 import contextlib
@@ -17,15 +17,15 @@ class InProcess:
     """Posts to an application as a client would over HTTP."""
 
     def __init__(self, app: ASGIApp, engine: "asyncio.Task[None]"):
-        """`engine`: what keeps the engine that answers."""
+        """`engine`: the task that keeps the engine running."""
         self._app = app
         self._engine = engine
 
     async def post(self, path: str, body: bytes) -> Answer:
-        """The answer to JSON that is posted.
+        """Posts JSON and returns the answer.
 
         Raises:
-            EngineFailed: there is no engine any more.
+            EngineFailed: the engine has ended.
             Unanswered: there is no answer.
         """
         if self._engine.done():
@@ -37,8 +37,8 @@ class InProcess:
         }
         start: Message = {}
         parts: list[bytes] = []
-        told = asgi_client.messages(self._app, "POST", path, headers.items(), body)
-        async with contextlib.aclosing(told) as messages:
+        generator = asgi_client.messages(self._app, "POST", path, headers.items(), body)
+        async with contextlib.aclosing(generator) as messages:
             async for message in messages:
                 if message["type"] == "http.response.start":
                     start = message
@@ -46,14 +46,14 @@ class InProcess:
                     parts.append(message.get("body", b""))
         if not start:
             raise Unanswered("the application has no answer")
-        found = {name.decode("latin-1").lower(): value.decode("latin-1")
+        response_headers = {name.decode("latin-1").lower(): value.decode("latin-1")
                  for name, value in start["headers"]}  # fmt: skip
-        return Answer(start["status"], found, b"".join(parts))
+        return Answer(start["status"], response_headers, b"".join(parts))
 
 
 @contextlib.asynccontextmanager
 async def serving(service: Service) -> AsyncIterator[InProcess]:
-    """The application of a service whose engine is ready, until the end of the context.
+    """Starts the engine and yields the application of a service; ends the engine afterwards.
 
     Raises:
         EngineFailed: the engine could not be started.

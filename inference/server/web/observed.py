@@ -1,6 +1,4 @@
-"""Every request is counted, whatever answers it, and those to the model have a span where spans are
-asked for.
-"""
+"""Counts every request, and traces those to the model if there are traces."""
 
 from collections.abc import Callable
 
@@ -13,8 +11,8 @@ _OTHER = "other"
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-class Observed:
-    """Sees what is asked, and the status that is answered."""
+class RequestObserver:
+    """Middleware that observes paths, methods and status codes."""
 
     def __init__(
         self, app: ASGIApp, answered: Callable[[str, str, int], None], traces: Traces | None = None
@@ -25,12 +23,12 @@ class Observed:
         self._app = app
         self._answered = answered
         self._traces = traces
-        self._exact = {each.path for each in OPERATIONS if "{" not in each.path}
-        named = (each.path.replace(":path", "") for each in OPERATIONS if "{" in each.path)
-        self._named = {path.partition("{")[0]: path for path in named}
+        self._exact = {op.path for op in OPERATIONS if "{" not in op.path}
+        templates = (op.path.replace(":path", "") for op in OPERATIONS if "{" in op.path)
+        self._templates = {path.partition("{")[0]: path for path in templates}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, as ASGI has it."""
+        """Answers a request (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -52,7 +50,8 @@ class Observed:
             await self._app(scope, receive, send_seen)
 
     def _handler(self, path: str) -> str:
-        """The path by which a request is counted: what clients make up is none of ours."""
+        """The path under which a request is counted: `other` for paths that clients make up."""
         if path in self._exact:
             return path
-        return next((own for start, own in self._named.items() if path.startswith(start)), _OTHER)
+        matches = (full for start, full in self._templates.items() if path.startswith(start))
+        return next(matches, _OTHER)

@@ -1,4 +1,4 @@
-"""What can be asked here, and its description for programs (OpenAPI 3.1)."""
+"""The endpoints, and their description (OpenAPI 3.1)."""
 
 import dataclasses
 from collections.abc import Awaitable, Callable
@@ -23,13 +23,13 @@ _REFERENCE = "#/components/schemas/{name}"
 
 @dataclasses.dataclass(frozen=True)
 class Operation:
-    """A path, and what answers it.
+    """An endpoint.
 
     Attributes:
-        path: as Starlette has it.
-        work: takes the service, and what the path holds, or a `body` and its `Caller`.
-        body: of a POST; None: it is a GET.
-        answer, event: what comes whole, and each event of a stream; None: not JSON of ours.
+        path: in Starlette's syntax.
+        work: the handler; takes the service, and the path's parameters, or a body and its `Caller`.
+        body: type of a POST's body; None: a GET.
+        answer, event: types of the answer's JSON, and of a stream's events; None: undescribed.
         example: a body.
     """
 
@@ -37,7 +37,7 @@ class Operation:
     work: Callable[..., Awaitable[Response]]
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
-    event: Any = None  # such a type, or a union of them
+    event: Any = None  # a type, or a union
     example: dict[str, Any] | None = None
 
 
@@ -51,6 +51,7 @@ OPERATIONS = (
     Operation("/v1/models/{id:path}", status.model, None, responses.Model),
     Operation("/health", status.health),
     Operation("/ready", status.ready),
+    Operation("/load", status.load),
     Operation("/version", status.version),
     Operation("/metrics", status.show_metrics),
     Operation("/tokenizer_info", tokens.tokenizer_info),
@@ -86,20 +87,20 @@ OPERATIONS = (
 
 
 def describe() -> dict[str, Any]:
-    """All operations as OpenAPI has them."""
-    kinds = [k for each in OPERATIONS for k in (each.body, each.answer, each.event) if k]
+    """Describes all operations in OpenAPI."""
+    kinds = [kind for op in OPERATIONS for kind in (op.body, op.answer, op.event) if kind]
     kinds = list(dict.fromkeys([*kinds, ErrorBody]))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     by_kind = dict(zip(kinds, schemas, strict=True))
-    for name in (each.body.__name__ for each in OPERATIONS if each.body):
+    for name in (op.body.__name__ for op in OPERATIONS if op.body):
         for field, schema in components[name]["properties"].items():
             if field in DESCRIPTIONS:
                 schema["description"] = DESCRIPTIONS[field]
-    paths = {each.path.replace(":path", ""): _described(each, by_kind) for each in OPERATIONS}
+    paths = {op.path.replace(":path", ""): _described(op, by_kind) for op in OPERATIONS}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Ridgeline", "version": "1"},
-        "servers": [{"url": "./"}],  # beside this description, whatever a proxy puts before it
+        "servers": [{"url": "./"}],  # relative to this description, for any prefix of a proxy
         "paths": paths,
         "components": {
             "schemas": components,
@@ -115,9 +116,9 @@ def _described(operation: Operation, by_kind: dict[type, Any]) -> dict[str, Any]
         content["application/json"] = {"schema": by_kind[operation.answer]}
     if operation.event is not None:
         schema = {"anyOf": [by_kind[operation.event], by_kind[ErrorBody]]}
-        content["text/event-stream"] = {"schema": schema}  # of what stands behind "data: "
+        content["text/event-stream"] = {"schema": schema}  # of the data of an event
     failed = {"application/json": {"schema": by_kind[ErrorBody]}}
-    found: dict[str, Any] = {
+    described: dict[str, Any] = {
         "summary": (operation.work.__doc__ or "").strip().splitlines()[0],
         "responses": {
             "200": {"description": "The answer.", "content": content},
@@ -126,8 +127,8 @@ def _described(operation: Operation, by_kind: dict[type, Any]) -> dict[str, Any]
     }
     if "{id" in operation.path:
         name = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-        found["parameters"] = [name]
+        described["parameters"] = [name]
     if operation.body is None:
-        return {"get": found}
+        return {"get": described}
     body = {"application/json": {"schema": by_kind[operation.body], "example": operation.example}}
-    return {"post": found | {"requestBody": {"required": True, "content": body}}}
+    return {"post": described | {"requestBody": {"required": True, "content": body}}}

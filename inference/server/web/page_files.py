@@ -1,4 +1,4 @@
-"""The pages that a browser is sent, and the files that belong to them."""
+"""The pages for browsers, and their files."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ _PLAN = {f"/plan/{name}": name for name in (*render.STYLES, *render.SCRIPTS)}
 
 
 def routes() -> list[Route]:
-    """Of all pages. They hold nothing that is secret: what they show they ask for, with a key."""
+    """Routes of all pages. They contain no secrets: their scripts fetch the data with a key."""
     plan = render.shell("plan", "console/mark.svg", "console/plan.js")
     return [
         *static.routes(_HERE / "pages", _DOCS),

@@ -1,4 +1,4 @@
-"""Serves until it is told to stop, or the engine does not stay."""
+"""Serves until a signal, or until the engine fails."""
 
 import asyncio
 import contextlib
@@ -18,19 +18,19 @@ from inference.server.traces import Traces
 from inference.server.web.access import NO_PROXY, Keys, Site, is_local
 from inference.server.web.app import application
 from inference.server.web.guard import GuardedProtocol
-from inference.server.web.observed import Observed
+from inference.server.web.observed import RequestObserver
 from inference.server.web.report import report
 
 _KEEP_ALIVE_S = 5
 _REPORT_S = 10.0
-_LEAVE_S = 5  # for connections to close once nothing is served any more
+_LEAVE_S = 5  # for connections to close after the last answer
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 takes a free one.
+    """A socket that listens on a host and port; port 0 takes a free one.
 
     Raises:
-        InputError: the address cannot be had.
+        InputError: the address is not available.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -48,14 +48,14 @@ def bound(host: str, port: int) -> socket.socket:
 
 
 class Drains(Protocol):
-    """What answers requests, and refuses new ones once it is told to."""
+    """A service that rejects new requests while `is_draining`."""
 
     is_draining: bool
 
 
-class Server(uvicorn.Server):
-    """uvicorn, which ends in two steps: at the first signal new requests are refused and those that
-    are served go on; it ends when none is left, when they had `drain_s`, or at the next signal.
+class DrainingServer(uvicorn.Server):
+    """uvicorn with a graceful end: after the first signal, new requests are rejected and running
+    ones continue. It ends with the last of them, after `drain_s`, or at the next signal.
     """
 
     def __init__(
@@ -67,8 +67,8 @@ class Server(uvicorn.Server):
         stalled: Callable[[], None] = lambda: None,
         say: Callable[[str], None] | None = None,
     ):
-        """`app`: answers requests, and draws on the service; `drain_s`, `say`: as `serve` takes
-        them; `stalled`: called where a client that reads nothing is disconnected.
+        """`app`: of the service; `drain_s`, `say`: as in `serve`; `stalled`: called when a client
+        that reads nothing is disconnected.
         """
         guarded = functools.partial(GuardedProtocol, limits=limits, stalled=stalled)
         config = uvicorn.Config(
@@ -88,11 +88,11 @@ class Server(uvicorn.Server):
         self._drain_s = drain_s
         self._say = say or (lambda line: None)
         self._signal = ""
-        self._num_requests = 0  # that were being answered when it came
+        self._num_requests = 0  # running when the signal came
         self._drained_at: float | None = None
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """A signal has come, or the engine has ended (0)."""
+        """Handles a signal, or the end of the engine (0)."""
         if sig:
             self._signal = signal.Signals(sig).name
         if self._service.is_draining:
@@ -102,7 +102,7 @@ class Server(uvicorn.Server):
         self._service.is_draining = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Ten times a second: whether to end."""
+        """Returns whether to end; called ten times a second."""
         if self._service.is_draining and not self.should_exit:
             now = asyncio.get_running_loop().time()
             if self._drained_at is None:
@@ -114,8 +114,8 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes connections: where nobody is waited for, at once, since from Python 3.12 on a
-        server is closed when they are.
+        """Closes connections; at once after a second signal, because since Python 3.12 a server
+        waits for its connections.
         """
         if num_open := len(self.server_state.tasks):
             self._say(f"cut off: {_requests(num_open)}")
@@ -135,21 +135,21 @@ async def serve(
     keys: Keys | None = None,
     drain_s: float = 30.0,
     say: Callable[[str], None] | None = None,
-    started: Callable[[Server], None] = lambda server: None,
+    started: Callable[[DrainingServer], None] = lambda server: None,
     traces: Traces | None = None,
     site: Site = NO_PROXY,
 ) -> None:
-    """Serves on a listening socket until a signal, with an engine of its own.
+    """Starts the engine and serves on a listening socket until a signal.
 
     Args:
-        service: which is closed in the end.
+        service: is closed at the end.
         listening: as `bound` returns it.
-        keys: of those who may ask; None: everybody who can.
-        drain_s: seconds for requests that are served when the signal comes.
-        say: takes lines for the log: every ten seconds what was served, and how it ends.
-        started: called before anything is answered.
-        traces: of requests, which are closed in the end.
-        site: where it is, behind a proxy.
+        keys: of clients; None: no key is needed.
+        drain_s: seconds for requests that run when the signal comes.
+        say: takes lines for the log: the work of ten seconds, and the end.
+        started: called before the first answer.
+        traces: of requests; closed at the end.
+        site: public addresses, behind a proxy.
 
     Raises:
         EngineFailed: the engine could not be started, or ended too often.
@@ -157,8 +157,10 @@ async def serve(
     host = listening.getsockname()[0]
     service.num_keys = len(keys or ())
     app = application(service, keys, is_local(host), site)
-    seen = site.around(Observed(app, service.metrics.answered, traces))
-    server = Server(seen, service, service.limits, drain_s, service.metrics.stalled, say)
+    observed = site.around(RequestObserver(app, service.metrics.answered, traces))
+    server = DrainingServer(
+        observed, service, service.limits, drain_s, service.metrics.stalled, say
+    )
     engine = asyncio.create_task(service.client.run())
     engine.add_done_callback(lambda _: server.handle_exit(0, None))
     started(server)
@@ -170,7 +172,7 @@ async def serve(
             reports.cancel()
         await service.client.stop()
         with contextlib.suppress(asyncio.CancelledError):
-            await engine  # raises what made it end
+            await engine  # raises its error
         service.close()
         if traces is not None:
             await asyncio.to_thread(traces.close)

@@ -1,4 +1,4 @@
-"""Files of this package, for browsers: sent as they are, by name, and nothing beside them."""
+"""Serves files of this package to browsers, by a fixed list of names."""
 
 import hashlib
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-# Pages get scripts, styles, pictures and answers from here alone, and nobody else shows them.
+# Pages load scripts, styles, pictures and answers from this server only; no other may embed them.
 _HEADERS = {
     "content-security-policy": (
         "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -17,7 +17,7 @@ _HEADERS = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "cache-control": "no-cache",  # kept, and asked for again by its tag
+    "cache-control": "no-cache",  # browsers revalidate it by its tag
 }
 _KINDS = {
     ".html": "text/html; charset=utf-8",
@@ -30,11 +30,11 @@ _KINDS = {
 
 
 def routes(folder: Path, names: Mapping[str, str]) -> list[Route]:
-    """Routes that answer GET and HEAD; files are read once, here.
+    """Routes that answer GET and HEAD; reads the files once.
 
     Args:
-        folder: where they lie.
-        names: of the files in it, by the paths under which they are served.
+        folder: of the files.
+        names: path -> name of the file.
     """
     return [
         route(path, (folder / name).read_bytes(), Path(name).suffix) for path, name in names.items()
@@ -42,13 +42,13 @@ def routes(folder: Path, names: Mapping[str, str]) -> list[Route]:
 
 
 def route(path: str, content: bytes, suffix: str) -> Route:
-    """Likewise, of one file: what it holds, and what its name ends with."""
+    """A route to one file; `suffix`: of its name."""
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = _HEADERS | {"etag": tag}
 
     async def answer(request: Request) -> Response:
-        known = request.headers.get("if-none-match", "")
-        if tag in (each.strip().removeprefix("W/") for each in known.split(",")):
+        cached_tags = request.headers.get("if-none-match", "")
+        if tag in (cached_tag.strip().removeprefix("W/") for cached_tag in cached_tags.split(",")):
             return Response(status_code=304, headers=headers)
         return Response(content, headers=headers, media_type=_KINDS[suffix])
 

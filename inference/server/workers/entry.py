@@ -1,5 +1,5 @@
-"""A process that encodes texts, renders conversations and compiles grammars, one job at a time, and
-loads no JAX. What takes too long ends it by a signal, what takes too much memory by an exception.
+"""A process that encodes texts, renders conversations and compiles grammars, one job at a time. It
+loads no JAX. A signal ends it when a job takes too long, an exception when it needs much memory.
 """
 
 import contextlib
@@ -24,9 +24,9 @@ from inference.server.workers.jobs import (
     Done,
     Encode,
     EncodeChat,
-    Failed,
     FromWorker,
     Job,
+    JobFailed,
     Load,
     ToWorker,
 )
@@ -36,7 +36,7 @@ from inference.text.tool_calls import prompting
 
 try:
     import resource
-except ImportError:  # not a POSIX system: the other side limits time, nothing limits memory
+except ImportError:  # not a POSIX system: the pool limits wall time, nothing limits memory
     resource = None  # type: ignore[assignment]
 
 _DATA = re.compile(r"^VmData:\s+(\d+) kB", re.MULTILINE)
@@ -44,7 +44,7 @@ _DATA = re.compile(r"^VmData:\s+(\d+) kB", re.MULTILINE)
 
 def main() -> None:
     """Serves the socket behind an inherited descriptor until it is closed."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as the engine's process: see there
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # as `engine_process.entry.serve` does
     end_with_parent()
     connection = socket.socket(fileno=int(sys.argv[1]))
     if is_closed(connection):
@@ -59,29 +59,29 @@ def main() -> None:
                 assert worker is not None
                 reply = worker.reply(message, num_bytes)
             connection.sendall(frames.encode(reply))
-            if isinstance(reply, Failed) and reply.is_last:
+            if isinstance(reply, JobFailed) and reply.is_last:
                 return
 
 
 class Worker:
-    """A tokenizer, and what is done with it."""
+    """Runs jobs with a tokenizer."""
 
     def __init__(self, facts: Load):
         self._tokenizer = facts.text.tokenizer()
-        if self._tokenizer.template is not None:  # the first conversation does not wait for it
+        if self._tokenizer.template is not None:  # starts the process that renders templates
             with contextlib.suppress(InputError):
                 self._tokenizer.apply_chat_template([{"role": "user", "content": "a"}])
 
     def reply(self, job: Job, num_bytes: int) -> FromWorker:
-        """What comes of a job of so many bytes, unless it ends this process."""
+        """Runs a job of `num_bytes` within its limits; exceeding its time ends this process."""
         signal.setitimer(signal.ITIMER_PROF, jobs.limit_s(job, num_bytes))
         _limit_memory(jobs.limit_bytes(num_bytes))
         try:
             return Done(self._work(job))
         except InputError as error:
-            return Failed(str(error))
+            return JobFailed(str(error))
         except RecursionError:
-            return Failed("it is nested too deeply")
+            return JobFailed("it is nested too deeply")
         except MemoryError:
             return jobs.too_large(jobs.limit_bytes(num_bytes))
         finally:
@@ -102,16 +102,16 @@ class Worker:
         return None
 
     def _encode_chat(self, job: EncodeChat) -> list[int]:
-        """Of calls' arguments templates read objects or texts; which, one has to try."""
+        """Tries both forms of a call's arguments: templates read either objects or texts."""
         tokenizer = self._tokenizer
         template = tokenizer.template_for(job.tools)
-        asked, told = prompting.prepare(job.messages, job.tools, template)
-        as_texts = prompting.with_texts(asked)
-        how = (job.add_generation_prompt, told, job.documents, job.variables, job.continues)
+        messages, tools = prompting.prepare(job.messages, job.tools, template)
+        as_texts = prompting.with_texts(messages)
+        how = (job.add_generation_prompt, tools, job.documents, job.variables, job.continues)
         try:
-            return tokenizer.apply_chat_template(asked, *how)
+            return tokenizer.apply_chat_template(messages, *how)
         except InputError:
-            if as_texts == asked:
+            if as_texts == messages:
                 raise
             with contextlib.suppress(InputError):
                 return tokenizer.apply_chat_template(as_texts, *how)
@@ -119,22 +119,22 @@ class Worker:
 
     @functools.cached_property
     def _grammars(self) -> Grammars:
-        """Of which none is kept: the other side remembers what can be compiled."""
+        """Compiles grammars and keeps none: the server remembers which are valid."""
         end = self._tokenizer.eos_id
         return Grammars(self._tokenizer, [] if end is None else [end], max_kept_bytes=0)
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Beside what there is already."""
+    """Limits the memory that this process may allocate from now on."""
     with contextlib.suppress(OSError, ValueError):  # a system without this limit
-        found = _DATA.search(Path("/proc/self/status").read_text(encoding="ascii"))
-        if found is not None:
+        match = _DATA.search(Path("/proc/self/status").read_text(encoding="ascii"))
+        if match is not None:
             _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-            resource.setrlimit(resource.RLIMIT_DATA, ((int(found[1]) << 10) + num_bytes, hard))
+            resource.setrlimit(resource.RLIMIT_DATA, ((int(match[1]) << 10) + num_bytes, hard))
 
 
 def _received(incoming: BinaryIO) -> Iterator[tuple[ToWorker, int]]:
-    """Messages and their sizes, until the other side has gone."""
+    """Yields messages and their sizes, until the server closes the socket."""
     with contextlib.suppress(OSError, ConnectionClosed):
         while len(header := incoming.read(frames.HEADER_BYTES)) == frames.HEADER_BYTES:
             data = incoming.read(frames.length(header))

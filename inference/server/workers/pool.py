@@ -1,6 +1,4 @@
-"""Workers as the process that speaks HTTP sees them: started when needed, ended when a job takes
-more than it may, and started again.
-"""
+"""A pool of worker processes: starts them when needed; a job that exceeds a limit ends its own."""
 
 import asyncio
 import contextlib
@@ -13,56 +11,52 @@ from pathlib import Path
 from inference.server import frames
 from inference.server.frames import ConnectionClosed, TextFacts
 from inference.server.workers import entry, jobs
-from inference.server.workers.jobs import Failed, FromWorker, Job, Load
+from inference.server.workers.jobs import FromWorker, Job, JobFailed, Load
 
 _COMMAND = [sys.executable, "-m", entry.__name__]
 _ROOT = Path(entry.__file__).parents[3]  # where Python finds the module
 _START_S = 120.0
-_END_S = 5.0  # for one to end that has closed its end
-_WALL = 4  # seconds on the clock for each of processor time: a worker may have to wait for that
+_END_S = 5.0  # for a worker to end after it closed its socket
+_WALL = 4  # limit of wall time, in limits of processor time
 _KILLED = (-signal.SIGKILL, -signal.SIGTERM)
-_TRIES = 3  # of a job whose worker somebody else ended
+_TRIES = 3  # of a job whose worker was killed by others
 
 
 class WorkerLost(Exception):
-    """A worker could not be started, or was ended by somebody else, repeatedly; or it had too
-    little of the processor.
-    """
+    """A worker could not be started, was killed repeatedly, or got too little processor time."""
 
 
 class Pool:
-    """A few workers. A job has one to itself, and waits where all are busy."""
+    """Runs each job in a worker of its own; jobs wait while all workers are busy."""
 
     def __init__(self, facts: TextFacts, size: int):
-        """`size`: workers at most; the second is started when the first is busy."""
+        """`size`: largest number of workers; the second is started when the first is busy."""
         load = frames.encode(Load(facts))
-        self._workers = [_Worker(load) for _ in range(size)]
-        self._free: asyncio.LifoQueue[_Worker] = asyncio.LifoQueue()
+        self._workers = [_WorkerProcess(load) for _ in range(size)]
+        self._free: asyncio.LifoQueue[_WorkerProcess] = asyncio.LifoQueue()
         for worker in reversed(self._workers):
             self._free.put_nowait(worker)
         self._running: set[asyncio.Task[FromWorker | None]] = set()
 
     async def start(self) -> None:
-        """Starts one worker, so that the first job does not wait for it; if that fails, the job
-        tries it again.
-        """
+        """Starts one worker in advance; if that fails, the first job tries again."""
         worker = await self._free.get()
         with contextlib.suppress(WorkerLost):
             await self._run(worker, None)
 
     async def ask(self, job: Job) -> FromWorker:
-        """What comes of a job.
+        """Runs a job and returns its result.
 
         Raises:
-            WorkerLost: nothing, for no fault of the job.
+            WorkerLost: there is no result, for no fault of the job.
         """
         worker = await self._free.get()
-        # Whoever asked may leave; the worker is busy until the job is done.
-        found = await asyncio.shield(self._run(worker, job))
-        assert found is not None
-        return found
+        # The caller may be cancelled; the worker is busy until the job is done.
+        reply = await asyncio.shield(self._run(worker, job))
+        assert reply is not None
+        return reply
 
-    def _run(self, worker: "_Worker", job: Job | None) -> "asyncio.Task[FromWorker | None]":
+    def _run(self, worker: "_WorkerProcess", job: Job | None) -> "asyncio.Task[FromWorker | None]":
         async def run() -> FromWorker | None:
             try:
                 if job is not None:
@@ -80,18 +74,18 @@ class Pool:
     def _ended(self, task: "asyncio.Task[FromWorker | None]") -> None:
         self._running.discard(task)
         if not task.cancelled():
-            task.exception()  # which nobody may wait for
+            task.exception()  # the caller may have been cancelled: marks it as retrieved
 
     def close(self) -> None:
-        """Ends them."""
+        """Ends the workers."""
         for task in self._running:
             task.cancel()
         for worker in self._workers:
             worker.kill()
 
 
-class _Worker:
-    """One process after the other."""
+class _WorkerProcess:
+    """A worker's process, restarted after it has ended."""
 
     def __init__(self, load: bytes):
         self._load = load
@@ -109,17 +103,17 @@ class _Worker:
                     reply = await self._exchange(data)
             except WorkerLost:
                 continue
-            except TimeoutError:  # without its processor time: it waits, or never got that
+            except TimeoutError:  # it got too little processor time
                 await self._end()
                 raise WorkerLost from None
             except (asyncio.IncompleteReadError, OSError, ConnectionClosed):
                 status = await self._end()
                 if status == -signal.SIGPROF:
                     return jobs.too_long(limit_s)
-                if status < 0 and status not in _KILLED:  # it crashed for want of memory
+                if status < 0 and status not in _KILLED:  # it crashed for lack of memory
                     return jobs.too_large(jobs.limit_bytes(size))
             else:
-                if isinstance(reply, Failed) and reply.is_last:
+                if isinstance(reply, JobFailed) and reply.is_last:
                     await self._end()
                 return reply
         raise WorkerLost
@@ -128,22 +122,22 @@ class _Worker:
         """Starts the process, unless it runs.
 
         Raises:
-            WorkerLost: it ended before it was ready.
+            WorkerLost: the process ended before it was ready.
         """
         if self._process is not None:
             if self._process.poll() is None:
                 return
             self.kill()
-        ours, theirs = socket.socketpair()
-        with theirs:
+        pool_end, worker_end = socket.socketpair()
+        with worker_end:
             self._process = subprocess.Popen(
-                [*_COMMAND, str(theirs.fileno())],
+                [*_COMMAND, str(worker_end.fileno())],
                 cwd=_ROOT,
                 stdin=subprocess.DEVNULL,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[worker_end.fileno()],
                 start_new_session=True,  # Ctrl-C at the terminal does not reach it
             )
-        self._connection = await asyncio.open_unix_connection(sock=ours)
+        self._connection = await asyncio.open_unix_connection(sock=pool_end)
         try:
             async with asyncio.timeout(_START_S):
                 await self._exchange(self._load)
@@ -160,7 +154,7 @@ class _Worker:
         return jobs.FROM_WORKER.decode(await reader.readexactly(frames.length(header)))
 
     async def _end(self) -> int:
-        """Ends the process; returns its status, or 1 where it did not end by itself."""
+        """Ends the process; returns its exit status, or 1 if it had to be killed."""
         process = self._process
         assert process is not None
         try:
@@ -172,7 +166,7 @@ class _Worker:
             self.kill()
 
     def kill(self) -> None:
-        """Ends the process, if there is one."""
+        """Kills the process, if there is one."""
         process, self._process = self._process, None
         connection, self._connection = self._connection, None
         if connection is not None:

@@ -17,7 +17,7 @@ from configs.workload import Uniform, Workload
 from inference.benchmark import first_start, measure, requests, steps
 from inference.benchmark.quality import needle, perplexity
 from inference.checkpoints import resolve
-from inference.checkpoints.opened import Checkpoint
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.engine import Engine
 from inference.planner import cost
 from inference.planner.cost import Precision

@@ -17,8 +17,7 @@ from safetensors.numpy import load_file, save_file
 from configs.kinds import params
 from configs.precision import FORMATS
 from configs.recipes import few_bits
-from inference.checkpoints import resolve
-from inference.checkpoints.native import manifest
+from inference.checkpoints import manifest, resolve
 from inference.files import cache_directory
 from scripts.reports.pages.results import Results, Row
 

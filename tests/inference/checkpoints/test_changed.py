@@ -15,9 +15,9 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.latent import Latent
 from inference.checkpoints import convert, mapped, resolve
-from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import config_export, rope_keys
-from inference.checkpoints.hf.architectures.hybrids import nemotron
+from inference.checkpoints.hf import config_export, hf_directory
+from inference.families import nemotron
+from inference.families.shared import rope_keys
 from layers import decoder
 from layers.ragged import contiguous
 from tests import compiling

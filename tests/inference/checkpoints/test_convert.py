@@ -23,9 +23,10 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 from configs.model import LayerSpec
-from inference.checkpoints import convert, opened, resolve
-from inference.checkpoints.hf.architectures import config_export
-from inference.checkpoints.native import config_file, manifest, new_directory, orbax_directory
+from inference.checkpoints import convert, manifest, new_directory, opened, resolve
+from inference.checkpoints.checkpoint import NewCheckpoint
+from inference.checkpoints.hf import config_export
+from inference.checkpoints.native import config_file, orbax_directory
 from layers import decoder, params, quantized
 
 ROOT = Path(__file__).parents[3]
@@ -95,7 +96,9 @@ def test_transformers_reads_the_exports_of_every_family(tmp_path):
     for case in cases:
         checkpoint = resolve.resolve(str(GOLDEN / case)).open(None)
         contents = dataclasses.replace(checkpoint.contents(), raw_config=None)
-        ours = dataclasses.replace(checkpoint, contents=lambda made=contents: made)
+        ours = NewCheckpoint(
+            config=checkpoint.config, eos_ids=checkpoint.eos_ids, new_contents=contents
+        )
         convert.convert(ours, tmp_path / case, "hf")
     command = [str(GOLDEN_PYTHON), "tests/golden/compare_exports.py", str(tmp_path)]
     worst = json.loads(subprocess.check_output(command, cwd=ROOT, text=True))

@@ -11,9 +11,8 @@ from configs import presets
 from configs.errors import InputError
 from configs.kinds.rope import Dynamic, Linear, LongRope, Rope, Yarn
 from inference.checkpoints import mapped, names, opened
-from inference.checkpoints.gguf import gguf_metadata
-from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import config_export, families
+from inference.checkpoints.hf import config_export, hf_directory
+from inference.families import families
 from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -485,15 +484,11 @@ def test_what_relatives_are_not_is_named(checkpoint, changes, cause):
         relative(checkpoint, **changes)
 
 
-def test_every_family_is_read_written_and_named():
-    read = {family.name for family in families.ARCHITECTURES.values()}
-    assert read == names.FAMILIES.keys() == config_export.FAMILIES.keys()
-    in_gguf = {name for name in read if names.FAMILIES[name].gguf}
-    assert read - in_gguf == UNREAD
+def test_every_family_of_llama_cpp_is_read():
+    in_gguf = {name for name, family in families.ALL.items() if family.gguf}
+    assert families.ALL.keys() - in_gguf == UNREAD
     architectures = {LLAMA_CPP.get(name, name) for name in in_gguf} | {"nemotron_h"}
-    assert architectures == gguf_metadata.FAMILIES.keys()
-    written = {family.architecture: name for name, family in config_export.FAMILIES.items()}
-    assert written == {a: family.name for a, family in families.ARCHITECTURES.items()}
+    assert architectures == {architecture for architecture, *_ in families.gguf_readers()}
 
 
 # Families that llama.cpp does not have, or not with all that a file has to say.
@@ -535,7 +530,7 @@ OWN_NAMES = {"ffn/router_norm": "ffn_gate_inp.scale", "ffn/router_factors": "ffn
 CHECKPOINTS = sorted(
     path.parent.name
     for path in GOLDEN.glob("*/expected.npz")
-    if names.FAMILIES[path.parent.name.split("-")[0]].gguf
+    if families.ALL[path.parent.name.split("-")[0]].gguf
 )
 
 

@@ -19,8 +19,7 @@ from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from inference.checkpoints import convert, names, opened, resolve
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
-from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import config_export, families
+from inference.checkpoints.hf import config_export, config_json, hf_directory
 from layers import decoder, params
 from tests.inference.checkpoints import test_gguf as tiny
 from tests.inference.checkpoints import test_gguf_types as types
@@ -87,7 +86,7 @@ def whole(text: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse(name: str, **changes: Any) -> ModelConfig:
-    raw = families.text_part(whole(PUBLISHED[name] | changes))
+    raw = config_json.text_part(whole(PUBLISHED[name] | changes))
     return hf_directory.parse_config(raw, Path("/models") / name)
 
 
@@ -315,8 +314,8 @@ REFUSED: dict[str, tuple[dict[str, Any], list[float] | None, str]] = {
     "none": ({"feed_forward_length": [0] * 6}, None, "feed_forward_length must list 1 to"),
     "values": ({"attention.value_length_swa": 4}, None, "value_length_swa differs from the head"),
     "pairs": ({}, [1.0] * 9, "'rope_freqs.weight' is .9.; expected .8."),
-    "stretched": ({}, [2.0] * 8, "'rope_freqs.weight' is not supported: pairs that turn come"),
-    "the last": ({}, [1e30] * 7 + [1.0], "'rope_freqs.weight' is not supported: pairs that turn"),
+    "stretched": ({}, [2.0] * 8, "'rope_freqs.weight' is not supported: pairs that rotate come"),
+    "the last": ({}, [1e30] * 7 + [1.0], "'rope_freqs.weight' is not supported: pairs that rotate"),
 }
 
 

@@ -46,8 +46,8 @@ def checkpoint(path: Path):
 def exact(own) -> tuple:
     """The model in float32, with the checkpoint's own numbers."""
     config = dataclasses.replace(own.config, dtype="float32", formats=())
-    load = own.load_exact or own.load_params
-    return config, load(decoder.param_infos(config))
+    whole = dataclasses.replace(own, is_exact=True)
+    return config, whole.load_params(decoder.param_infos(config))
 
 
 @pytest.mark.parametrize("case", CASES)

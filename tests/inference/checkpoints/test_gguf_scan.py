@@ -293,7 +293,7 @@ CRAFTED = {
     "countless parts": (whole_file({"split.count": number(1 << 31)}), "valid: 1 to 1024"),
     "architecture": (
         whole_file({"general.architecture": numbers(*range(2000))}),
-        "valid: llama, gemma3",
+        "valid: llama, smollm3",
     ),
     "long token": (
         whole_file({"tokenizer.ggml.tokens": words(*TOKENS[:-1], "a" * (1 << 20))}),

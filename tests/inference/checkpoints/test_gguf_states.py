@@ -20,7 +20,7 @@ from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import ModelConfig
 from inference.checkpoints import resolve
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
-from inference.checkpoints.gguf.export import export_states, gguf_export
+from inference.checkpoints.gguf.export import export_metadata, gguf_export
 from layers import decoder, params
 from layers.ragged import contiguous
 from tests import compiling
@@ -62,8 +62,8 @@ def checkpoint(path: Path):
 def exact(own) -> tuple:
     """The model in float32, with the checkpoint's own numbers."""
     config = dataclasses.replace(own.config, dtype="float32", formats=())
-    load = own.load_exact or own.load_params
-    return config, load(decoder.param_infos(config))
+    whole = dataclasses.replace(own, is_exact=True)
+    return config, whole.load_params(decoder.param_infos(config))
 
 
 @pytest.mark.parts(3)
@@ -76,10 +76,10 @@ def test_the_model_is_the_same(case, tmp_path, monkeypatch):
     gguf_export.write(original, file, "float32")
     found = checkpoint(file)
     assert found.config.family == original.config.family
-    assert found.config.layers == export_states.folded(original.config).layers
+    assert found.config.layers == export_metadata.renamed(original.config).layers
     one, two = exact(found), exact(original)
     np.testing.assert_allclose(logits_of(*one), logits_of(*two), rtol=0, atol=1e-5)
-    if not export_states.factors(original.config):
+    if not export_metadata.factors(original.config):
         expected = params.flatten(two[1])
         for path, values in params.flatten(one[1]).items():
             is_decay = path.endswith("/decay")
@@ -272,7 +272,7 @@ def test_decays_stay_as_they_are_stored(tmp_path, monkeypatch):
     own = checkpoint(file)
     rounded, stored = (
         params.flatten(load(decoder.param_infos(dataclasses.replace(own.config, dtype="float32"))))
-        for load in (own.load_params, own.load_exact)
+        for load in (own.load_params, dataclasses.replace(own, is_exact=True).load_params)
     )
     for path in stored:
         is_kept = path.endswith(("/decay", "/skip", "/step_bias"))

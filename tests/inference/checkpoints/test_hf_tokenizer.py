@@ -11,8 +11,8 @@ import pytest
 import tokenizers
 
 from configs.errors import InputError
+from inference.checkpoints import hf_tokenizer
 from inference.checkpoints.gguf import pretokenizers
-from inference.checkpoints.hf import hf_tokenizer
 from inference.text import panics
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -15,8 +15,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import InputError
-from inference.checkpoints import convert, resolve
-from inference.checkpoints.native import manifest
+from inference.checkpoints import convert, manifest, resolve
 from layers import decoder
 from tests.inference.checkpoints import test_gguf_scan as scan
 from tests.inference.checkpoints.test_gguf_scan import ARRAY, STRING, U32, U64, entry, tensor, text

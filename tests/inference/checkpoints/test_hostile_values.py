@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from configs.errors import InputError
-from inference.checkpoints import resolve
-from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints import resolve, safetensors_file
 from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.native import config_file
 

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.rope import Linear, Llama3, Rope
-from inference.checkpoints import defaults, mapped, names, opened, resolve
-from inference.checkpoints.hf import hf_directory, safetensors_file
+from inference.checkpoints import defaults, mapped, names, opened, resolve, safetensors_file
+from inference.checkpoints.hf import hf_directory
 from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -346,7 +346,7 @@ def test_a_head_is_tied_where_it_is_the_embedding(single):
     np.testing.assert_array_equal(found["embed/table"], values[embedding])
     config_only = opened.read_directory_config(single)  # a hub's, before its weights are there
     with pytest.raises(InputError, match="lm_head.weight is not the embedding; name this"):
-        opened.directory(single, config_only)
+        opened.HfDirectory.open(single, config_only)
     for change in (lambda t: t.update({head: t[embedding].copy()}), lambda t: t.pop(embedding)):
         rewrite(single, change)
         found, _ = load(single)

@@ -16,8 +16,7 @@ from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.rope import Rope
 from inference.checkpoints import resolve
-from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import config_export
+from inference.checkpoints.hf import config_export, hf_directory
 from layers import decoder
 
 GOLDEN = Path(__file__).parents[2] / "golden"

@@ -14,8 +14,7 @@ from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Rope
 from inference.checkpoints import mapped, resolve
-from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import config_export
+from inference.checkpoints.hf import config_export, hf_directory
 from inference.planner import weights
 from layers import decoder, params
 

@@ -10,8 +10,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from configs.errors import InputError
-from inference.checkpoints import convert, resolve
-from inference.checkpoints.hf import mxfp4, safetensors_file
+from inference.checkpoints import convert, resolve, safetensors_file
+from inference.checkpoints.hf import mxfp4
 from layers import decoder, params, quantized
 from tests.inference.checkpoints.test_gguf_types import logits_of
 from tests.inference.checkpoints.test_parts import check_parts

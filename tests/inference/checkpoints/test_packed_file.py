@@ -6,8 +6,7 @@ import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
-from inference.checkpoints.hf import safetensors_file
-from inference.checkpoints.native import converted, packed_file
+from inference.checkpoints import converted, packed_file, safetensors_file
 from layers import decoder
 from layers.kernels.cpu import library
 from layers.kernels.linear import api as linear

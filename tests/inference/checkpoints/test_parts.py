@@ -14,8 +14,7 @@ from safetensors.numpy import save_file
 
 from configs.kinds.params import ParamInfo
 from configs.mesh import Mesh
-from inference.checkpoints import load, resolve
-from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints import load, resolve, safetensors_file
 from inference.checkpoints.names import Stored
 from inference.checkpoints.tensor_source import TensorSource
 from layers import decoder, params
@@ -131,7 +130,7 @@ from configs.kinds.params import ParamInfo
 from configs.mesh import Mesh
 from inference import new_weights
 from inference.checkpoints import resolve
-from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints import safetensors_file
 
 read, counted = safetensors_file._read, []
 def counting(*arguments):

@@ -3,9 +3,8 @@
 from pathlib import Path
 
 from configs import presets
-from inference.checkpoints import provenance
+from inference.checkpoints import manifest, provenance
 from inference.checkpoints.hf import hub
-from inference.checkpoints.native import manifest
 
 TINY = Path(__file__).parents[2] / "golden" / "llama-tokenizer"
 

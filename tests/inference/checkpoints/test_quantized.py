@@ -12,8 +12,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from configs.errors import InputError
-from inference.checkpoints import convert, opened, resolve
-from inference.checkpoints.hf import safetensors_file
+from inference.checkpoints import convert, opened, resolve, safetensors_file
 from inference.checkpoints.hf.quantized import words
 from inference.checkpoints.hf.quantized.schemes import Scheme
 from layers import decoder, params, quantized

@@ -13,8 +13,7 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.recurrent.selective import Mamba
 from inference.checkpoints import mapped, resolve
-from inference.checkpoints.hf import hf_directory
-from inference.checkpoints.hf.architectures import config_export
+from inference.checkpoints.hf import config_export, hf_directory
 from layers import decoder
 
 GOLDEN = Path(__file__).parents[2] / "golden"

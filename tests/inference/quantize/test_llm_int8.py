@@ -7,8 +7,8 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.recipes import smaller_caches
-from inference.checkpoints import convert, provenance, resolve, weight_formats
-from inference.checkpoints.native import blocks, manifest
+from inference.checkpoints import convert, manifest, provenance, resolve, weight_formats
+from inference.checkpoints.native import blocks
 from inference.engine import Engine
 from inference.planner import cost
 from layers import params

@@ -14,9 +14,8 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.params import leaves
 from configs.model import LayerSpec
 from configs.recipes import few_bits
-from inference.checkpoints import convert, load, resolve
+from inference.checkpoints import convert, load, manifest, resolve
 from inference.checkpoints.names import Stored
-from inference.checkpoints.native import manifest
 from inference.quantize import export, plan
 from inference.quantize.parts import Parts
 from inference.quantize.walk import Walk

@@ -170,8 +170,8 @@ def test_the_turnover_is_that_of_the_seconds_in_which_all_slots_are_taken():
         pass_by(0, 0.125)  # what tells nothing before its end
     assert turnover.wait_s(6) == pytest.approx(3)
     assert turnover.wait_s(0) == 0 == turnover.wait_s(-3)
-    assert turnover.left(0) == 1 and turnover.left(0.125) == 0.5  # they end at a quarter
-    assert turnover.left(0.25) == 0 == turnover.left(1)
+    assert turnover.remaining(0) == 1 and turnover.remaining(0.125) == 0.5  # they end at a quarter
+    assert turnover.remaining(0.25) == 0 == turnover.remaining(1)
     turnover.look(is_full=False)
     now[0] += 1000
     assert turnover.wait_s(6) == pytest.approx(3)

@@ -43,7 +43,7 @@ def test_pages_are_told_as_they_are(name):
     found = []
     while engine.scheduler.has_work:
         engine.step()
-        found.append(held := pages.held([shard], engine.config))
+        found.append(held := pages.page_use([shard], engine.config))
         groups = shard.pages.usage(shard.running)
         room, filled = (sum(each) for each in zip(*groups, strict=True))
         assert held.waste == pytest.approx(1 - filled / room if room else 0)

@@ -88,7 +88,7 @@ def test_fields_have_types_ranges_and_words(page, server):
     assert "whole number, from 1" in row("post-v1-embeddings", "dimensions")
     assert '"base64", "float"' in row("post-v1-embeddings", "encoding_format")
     assert "text, not empty or list of whole numbers" in row("post-v1-embeddings", "input")
-    assert "comes back with the answer" in row("post-v1-responses", "metadata")
+    assert "returned with the answer" in row("post-v1-responses", "metadata")
     events = page.text('[id="post-v1-responses"]')
     assert "Each event of a stream" in events and "TextDelta" in events
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 import pytest
@@ -11,7 +12,7 @@ from inference.server.protocol.errors import ErrorBody
 from inference.server.web import operations
 from tests.inference.server import events
 from tests.inference.server.fake_engine import END, MAX_CONTEXT, START, TEMPLATE, VOCAB, FakeEngine
-from tests.inference.server.running import running
+from tests.inference.server.running import running, wait_until
 
 ASKED = [{"role": "user", "content": "Hi"}]
 IDS = [START, *b"user\nHi", END, START, *b"assistant\n"]
@@ -77,6 +78,26 @@ def test_health_tells_the_age_of_the_heartbeat(server):
     assert found["status"] == "ready" and 0 <= found["heartbeat_age_s"] < 5
     assert server.http.get("/ready").json() == {"status": "ready"}
     assert server.http.get("/version").json()["version"]
+
+
+@pytest.mark.parametrize("fields, num_sequences", [
+    ({"prompt": "a"}, 1), ({"prompt": ["a", "b"]}, 2), ({"prompt": "a", "n": 2}, 2),
+])  # fmt: skip
+def test_load_counts_sequences_until_they_end(server, engine, fields, num_sequences):
+    def load():
+        return server.http.get("/load").json()
+
+    wait_until(lambda: load() == {"server_load": 0})
+    engine.gate.clear()
+    try:
+        with ThreadPoolExecutor(1) as threads:
+            answer = threads.submit(server.post, "/v1/completions", **fields)
+            wait_until(lambda: load() == {"server_load": num_sequences})
+            engine.gate.set()
+            assert answer.result().status_code == 200
+    finally:
+        engine.gate.set()
+    wait_until(lambda: load() == {"server_load": 0})
 
 
 def test_metrics_have_the_names_that_dashboards_read(server):

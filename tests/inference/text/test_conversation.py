@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import InputError
-from inference.checkpoints.hf import hf_tokenizer
+from inference.checkpoints import hf_tokenizer
 from inference.text.conversation import Conversation
 
 TINY = Path(__file__).parents[2] / "golden" / "llama-tokenizer"

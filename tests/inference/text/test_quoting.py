@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from configs.errors import InputError
-from inference.checkpoints import resolve
-from inference.checkpoints.hf import hf_tokenizer
+from inference.checkpoints import hf_tokenizer, resolve
 from inference.text import quoting
 from inference.text.tokenizer import Tokenizer
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from configs.errors import InputError
-from inference.checkpoints import resolve
+from inference.checkpoints import hf_tokenizer, resolve
 from inference.checkpoints.gguf import gguf_file, gguf_tokenizer
-from inference.checkpoints.hf import hf_tokenizer
 from inference.engine import Engine
 from inference.request import SamplingParams
 from inference.server.protocol import logprobs

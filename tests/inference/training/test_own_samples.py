@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs.errors import InputError
-from inference.checkpoints.hf import hf_tokenizer
+from inference.checkpoints import hf_tokenizer
 from inference.training import own_samples
 from tests.scripts import apps
 

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from configs.errors import InputError, shown
+from inference.checkpoints.checkpoint import Checkpoint, Contents
 from inference.checkpoints.gguf import gguf_tokenizer
 from inference.checkpoints.gguf.export.export_metadata import Metadata
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
 from inference.checkpoints.gguf.pretokenizers import GPT2, SPLITS
-from inference.checkpoints.opened import Checkpoint, Contents
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -51,9 +51,9 @@ def compare(header: Header, checkpoint: Checkpoint) -> None:
         original = checkpoint.load_tokenizer()
     except MissingTokenizer:
         return
-    found = gguf_tokenizer.rebuilt(header, checkpoint.config.vocab_size)
+    rebuilt = gguf_tokenizer.rebuilt(header, checkpoint.config.vocab_size)
     for text in (*_SAMPLES, *original.special_tokens.values()):
-        if found.encode(text) != original.encode(text):
+        if rebuilt.encode(text) != original.encode(text):
             raise InputError(
                 f"the tokenizer cannot be expressed in a .gguf file: {shown(text)} would be cut in "
                 "another way"
@@ -73,8 +73,8 @@ def _of_tokenizer(tokenizer: Tokenizer, checkpoint: Checkpoint) -> Metadata:
     model, size = raw["model"], checkpoint.config.vocab_size
     if model.get("type") != "BPE":
         raise _refused(f"its model is {shown(model.get('type'))}, not BPE")
-    merges = [tuple(own.split(" ", 1)) if isinstance(own, str) else tuple(own)
-              for own in model["merges"]]  # fmt: skip
+    merges = [tuple(merge.split(" ", 1)) if isinstance(merge, str) else tuple(merge)
+              for merge in model["merges"]]  # fmt: skip
     added = {token["id"]: token for token in raw["added_tokens"]}
     texts = {id: token for token, id in model["vocab"].items()}
     texts |= {id: token["content"] for id, token in added.items()}
@@ -85,7 +85,7 @@ def _of_tokenizer(tokenizer: Tokenizer, checkpoint: Checkpoint) -> Metadata:
            if (token := tokenizer.special_id(name)) is not None}  # fmt: skip
     types = [_type(id, tokens[id], id in texts, added.get(id), ids.get("unk_token"), model)
              for id in range(size)]  # fmt: skip
-    found: Metadata = {
+    entries: Metadata = {
         "tokenizer.ggml.tokens": tokens,
         "tokenizer.ggml.token_type": np.array(types, np.int32),
         **(_pieces(raw, merges, tokens) if model.get("byte_fallback") else _bytes(raw, merges)),
@@ -94,8 +94,8 @@ def _of_tokenizer(tokenizer: Tokenizer, checkpoint: Checkpoint) -> Metadata:
     }
     for name, template in ({"": tokenizer.template} | tokenizer.templates).items():
         if template is not None:
-            found[f"tokenizer.chat_template{'.' if name else ''}{name}"] = template
-    return found
+            entries[f"tokenizer.chat_template{'.' if name else ''}{name}"] = template
+    return entries
 
 
 def _refused(why: str) -> InputError:
@@ -103,8 +103,8 @@ def _refused(why: str) -> InputError:
 
 
 def _type(
-    id: int, text: str, is_used: bool, added: Mapping[str, Any] | None, unknown: int | None,
-    model: Mapping[str, Any],
+    id: int, text: str, is_used: bool, added: Mapping[str, object] | None, unknown: int | None,
+    model: Mapping[str, object],
 ) -> int:  # fmt: skip
     if not is_used:
         return _UNUSED
@@ -138,7 +138,7 @@ def _patterns(node: Mapping[str, Any]) -> list[str]:
     """What isolates its matches, one after the other."""
     kind = node.get("type")
     if kind == "Sequence":
-        return [pattern for own in node["pretokenizers"] for pattern in _patterns(own)]
+        return [pattern for part in node["pretokenizers"] for pattern in _patterns(part)]
     if kind == "ByteLevel" and not node.get("add_prefix_space"):
         return [GPT2] if node.get("use_regex", True) else []
     if kind == "Digits":
@@ -170,16 +170,16 @@ def _pieces(
 def _ends(ids: Mapping[str, int], eos_ids: Sequence[int]) -> Metadata:
     """The tokens with a name, and three at most that end a sequence."""
     keys = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}
-    found: Metadata = {
+    entries: Metadata = {
         f"tokenizer.ggml.{key}_token_id": ids[name] for name, key in keys.items() if name in ids
     }
-    own = ids.get("eos_token")
-    ends = sorted(eos_ids, key=lambda id: id != own) or ([] if own is None else [own])
+    eos = ids.get("eos_token")
+    ends = sorted(eos_ids, key=lambda id: id != eos) or ([] if eos is None else [eos])
     for key, id in zip(("eos", "eot", "eom"), ends, strict=False):
-        found[f"tokenizer.ggml.{key}_token_id"] = id
+        entries[f"tokenizer.ggml.{key}_token_id"] = id
     if len(ends) > 3:
         logging.warning("a .gguf file names three end tokens: %s are left out", ends[3:])
-    return found
+    return entries
 
 
 def _around(tokenizer: Tokenizer, ids: Mapping[str, int]) -> Metadata:

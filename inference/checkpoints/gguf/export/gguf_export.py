@@ -21,14 +21,13 @@ from configs.kinds.params import ParamInfo
 from configs.kinds.rope import Llama3
 from configs.model import ModelConfig
 from configs.precision import FORMATS
-from inference.checkpoints import load, names
-from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_metadata, tensor_names
-from inference.checkpoints.gguf.export import export_metadata, export_states, export_tokenizer
-from inference.checkpoints.gguf.export.export_metadata import Metadata
-from inference.checkpoints.gguf.states import gguf_state_parts
+from inference.checkpoints import load, names, new_directory
+from inference.checkpoints.checkpoint import Checkpoint, Contents
+from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_metadata, gguf_state_parts
+from inference.checkpoints.gguf.export import export_metadata, export_tokenizer
 from inference.checkpoints.load import Progress, StoredParameter
-from inference.checkpoints.native import new_directory
-from inference.checkpoints.opened import Checkpoint, Contents
+from inference.families.shared import gguf_names
+from inference.families.shared.gguf_states import Metadata
 from layers import params
 from layers import rope as rope_math
 
@@ -53,7 +52,6 @@ class _Tensor(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """In the file."""
         import gguf
 
         elements, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[_KINDS[self.format]]]
@@ -87,9 +85,9 @@ def write(
     load.check(declared, contents.source, contents.name_map)
     metadata |= export_tokenizer.metadata(checkpoint, contents)
     with new_directory.create_file(output) as path:
-        factors = export_states.factors(checkpoint.config)
-        own = _fused(config, list(_tensors(config, declared, contents, dtype, factors)))
-        tensors = [*_divisors(config), *own]  # first: `gguf_digests`
+        factors = export_metadata.factors(checkpoint.config)
+        weights = _fused(config, list(_tensors(config, declared, contents, dtype, factors)))
+        tensors = [*_divisors(config), *weights]  # first: `gguf_digests`
         digests = _write(path, metadata, tensors, progress)
         gguf_digests.seal(path, gguf_file.scan_gguf(path))
         _compare(path, model, checkpoint, digests)
@@ -100,30 +98,30 @@ def _formats(
 ) -> dict[str, tuple[str, ...]]:
     """How parameters are read: in the blocks that are written as they are, or as numbers."""
     if dtype is None:
-        found = checkpoint.formats()
+        by_path = checkpoint.formats()
     else:
-        source, found = contents.source, {}
+        source, by_path = contents.source, {}
         for path in params.flatten(model.parameters()):
-            own = [source.formats.get(name) for name in contents.name_map(path).names]
-            blocks = sorted({name for name in own if name not in (None, dtype)})
+            stored = [source.formats.get(name) for name in contents.name_map(path).names]
+            blocks = sorted({name for name in stored if name not in (None, dtype)})
             if blocks and FORMATS[dtype].is_quantized:
                 raise InputError(
                     f"{source.label}: {path} is stored in {', '.join(map(str, blocks))}, which "
                     f"--dtype={dtype} would round again; leave --dtype out, or take 'float32'"
                 )
-            found[path] = (dtype,) if set(own) == {dtype} else ("float32",)
-    for path, kinds in found.items():
+            by_path[path] = (dtype,) if set(stored) == {dtype} else ("float32",)
+    for path, kinds in by_path.items():
         for kind in kinds:
             if kind not in _KINDS:
                 raise InputError(
                     f"{contents.source.label}: {path} is stored in {kind}, which .gguf files have "
                     f"not; --dtype=float32 or bfloat16 writes numbers"
                 )
-    return found
+    return by_path
 
 
 _KINDS = {
-    **{format: kind for kind, format in gguf_file.KEPT.items()},
+    **{format: kind for kind, format in gguf_file.BLOCKS.items()},
     "float32": "F32",
     "bfloat16": "BF16",
 }
@@ -145,7 +143,7 @@ def _tensors(
             shape = (count, *info.in_rows[1:]) if len(rows) > 1 else info.shape
             is_kept = FORMATS[info.format].is_quantized or dtype is None
             format = info.format if is_kept else str(dtype)
-            factor = next((own for end, own in factors.items() if f".{name}".endswith(end)), 1.0)
+            factor = next((f for end, f in factors.items() if f".{name}".endswith(end)), 1.0)
             if FORMATS[format].is_quantized and is_kept and factor != 1:
                 raise InputError(
                     f"{contents.source.label}: {path} is stored in {format}, and a .gguf file has "
@@ -157,15 +155,15 @@ def _tensors(
                 FORMATS[format].check_rows(shape[-1], path)
             except InputError as error:
                 raise InputError(f"{error}; 'float32' and 'bfloat16' go with any rows") from None
-            own = slice(start, start := start + count)
+            part = slice(start, start := start + count)
 
             def make(
-                name: str = name, own: slice = own, format: str = format,
+                name: str = name, part: slice = part, format: str = format,
                 parameter: StoredParameter = parameter, factor: float = factor,
             ) -> np.ndarray:  # fmt: skip
                 values = np.asarray(parameter)
                 values = values.reshape(-1, values.shape[-1]) if values.ndim > 2 else values
-                values = values[own] if factor == 1 else values[own] * np.float32(factor)
+                values = values[part] if factor == 1 else values[part] * np.float32(factor)
                 return _bytes(config, name, format, values)
 
             yield _Tensor(name, shape, format, make)
@@ -173,10 +171,10 @@ def _tensors(
 
 def _fused(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
     """What llama.cpp has in one tensor, or in another shape, as it has it."""
-    found = {tensor.name: tensor for tensor in tensors}
+    by_name = {tensor.name: tensor for tensor in tensors}
     stacks = gguf_state_parts.expert_stacks(config)
     for name, fused in (gguf_state_parts.fused_tensors(config) | stacks).items():
-        parts = [found.pop(part) for part in fused.parts]
+        parts = [by_name.pop(part) for part in fused.parts]
         formats = sorted({part.format for part in parts})
         if len(formats) > 1:
             raise InputError(
@@ -191,8 +189,8 @@ def _fused(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
                 return np.concatenate(rows, axis=1)
             return np.concatenate(rows)
 
-        found[name] = _Tensor(name, fused.shape, formats[0], make)
-    return list(found.values())
+        by_name[name] = _Tensor(name, fused.shape, formats[0], make)
+    return list(by_name.values())
 
 
 def _as_read(info: ParamInfo) -> ParamInfo:
@@ -228,9 +226,9 @@ def _divisors(config: ModelConfig) -> Iterator[_Tensor]:
         return
     head = config.mixers(Attention)[0].head_width
     plain = rope_math.inverse_frequencies(dataclasses.replace(rope, scaling=None), head)
-    found = np.asarray(plain / rope_math.inverse_frequencies(rope, head), np.float32)
+    divisors = np.asarray(plain / rope_math.inverse_frequencies(rope, head), np.float32)
     yield _Tensor(
-        tensor_names.ROPE_FACTORS, found.shape, "float32", lambda: found.view(np.uint8)[None]
+        gguf_names.ROPE_FACTORS, divisors.shape, "float32", lambda: divisors.view(np.uint8)[None]
     )
 
 
@@ -294,8 +292,8 @@ def _compare(
 ) -> None:
     """Reads the file as any script would."""
     header = gguf_file.open_gguf(path)
-    found = gguf_metadata.read_config(header)
-    export_metadata.check(model, found)
+    config = gguf_metadata.read_config(header)
+    export_metadata.check(model, config)
     for name, entry in header.tensors.items():
         data = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
         if hashlib.sha256(data.data).hexdigest() != digests[name]:

@@ -3,7 +3,6 @@
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -51,29 +50,29 @@ def shapes(format: str, rows: int, width: int) -> Tensors:
 def tensors(format: str, blocks_FX: np.ndarray, width: int) -> dict[str, np.ndarray]:
     """The tensors of a matrix, as `shapes` says them."""
     info, groups = FORMATS[format], quantized.unpack(format, blocks_FX, width)
-    found = {"weight_scale": groups.scale_FG}
+    arrays = {"weight_scale": groups.scale_FG}
     if _layout(info) != "pack-quantized":
-        return {"weight": groups.q_FD} | found
+        return {"weight": groups.q_FD} | arrays
     q_FD = groups.q_FD.view(np.uint8) ^ 128 if info.bits == 8 else groups.q_FD
-    found = {"weight_packed": words.pack(q_FD, info.bits)} | found
+    arrays = {"weight_packed": words.pack(q_FD, info.bits)} | arrays
     if groups.zero_FG is not None:
         packed_GF = words.pack(groups.zero_FG.T, info.bits)
-        found["weight_zero_point"] = np.ascontiguousarray(packed_GF.T)
-    return found | {"weight_shape": np.array([len(blocks_FX), width], np.int64)}
+        arrays["weight_zero_point"] = np.ascontiguousarray(packed_GF.T)
+    return arrays | {"weight_shape": np.array([len(blocks_FX), width], np.int64)}
 
 
-def describe(modules: Mapping[str, str]) -> dict[str, Any]:
+def describe(modules: Mapping[str, str]) -> dict[str, object]:
     """A `quantization_config`.
 
     Args:
         modules: the format of every module with a matrix, by its name.
     """
     kinds = [name for name in dict.fromkeys(modules.values()) if FORMATS[name].is_quantized]
-    dense = [module for module, own in modules.items() if own not in kinds]
+    dense = [module for module, format in modules.items() if format not in kinds]
     groups = {}
     for number, name in enumerate(kinds):
-        own = [module for module, format in modules.items() if format == name]
-        groups[f"group_{number}"] = _group(name, ["Linear"] if len(kinds) == 1 else own)
+        targets = [module for module, format in modules.items() if format == name]
+        groups[f"group_{number}"] = _group(name, ["Linear"] if len(kinds) == 1 else targets)
     layouts = {_layout(FORMATS[name]) for name in kinds}
     return {
         "quant_method": "compressed-tensors",
@@ -86,7 +85,7 @@ def describe(modules: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _group(name: str, targets: list[str]) -> dict[str, Any]:
+def _group(name: str, targets: list[str]) -> dict[str, object]:
     info = FORMATS[name]
     kind = "float" if _is_float(info) else "int"
     weights = {

@@ -37,14 +37,14 @@ class Values:
         width, count = self.q_FD.shape[1], self.scale_FG.shape[1]
         of_D = np.arange(width) // (width // count) if self.group_D is None else self.group_D
         centred_FD = self.q_FD.astype(np.float32) - self.zero_FG.astype(np.float32)[:, of_D]
-        found: np.ndarray = centred_FD * self.scale_FG[:, of_D]
-        return found
+        return centred_FD * self.scale_FG[:, of_D]
 
     def blocks(self, format: str, size: int | None) -> np.ndarray:
         """Blocks of a format of ours that has groups of `size`; None: of rows."""
         width, count = self.q_FD.shape[1], self.scale_FG.shape[1]
         times = 1 if size is None else width // count // size
-        scale_FG, zero_FG = (np.repeat(own, times, axis=1) for own in (self.scale_FG, self.zero_FG))
+        both = self.scale_FG, self.zero_FG
+        scale_FG, zero_FG = (np.repeat(x_FG, times, axis=1) for x_FG in both)
         zeros = zero_FG.astype(np.uint8) if "_asym" in format else None
         return quantized.pack(format, Groups(self.q_FD, scale_FG, zeros))
 
@@ -64,7 +64,6 @@ class Module:
     scheme: Scheme
 
     def has(self, ending: str) -> bool:
-        """Whether there is such a tensor."""
         return f"{self.name}.{ending}" in self.source.shapes
 
     def need(self, ending: str, *shapes: tuple[int, ...], dtype: str | None = None) -> None:
@@ -74,17 +73,17 @@ class Module:
             InputError: it is missing, too.
         """
         name = f"{self.name}.{ending}"
-        found, own = self.shape(ending), self.source.dtypes.get(name)
-        if found not in shapes:
-            expected = " or ".join(str(list(shape)) for shape in shapes)
+        shape, stored = self.shape(ending), self.source.dtypes.get(name)
+        if shape not in shapes:
+            expected = " or ".join(str(list(valid)) for valid in shapes)
             raise InputError(
-                f"{self.source.label}: {shown(name)} is {list(found)}; expected {expected} for "
+                f"{self.source.label}: {shown(name)} is {list(shape)}; expected {expected} for "
                 f"{self.scheme.described}"
             )
-        is_number = own in ("bfloat16", "float32", "float64")
-        if (dtype is None and not is_number) or dtype not in (None, own):
+        is_number = stored in ("bfloat16", "float32", "float64")
+        if (dtype is None and not is_number) or dtype not in (None, stored):
             raise InputError(
-                f"{self.source.label}: {shown(name)} is {own}; expected {dtype or 'numbers'}"
+                f"{self.source.label}: {shown(name)} is {stored}; expected {dtype or 'numbers'}"
             )
 
     def shape(self, ending: str) -> tuple[int, ...]:
@@ -153,14 +152,12 @@ class Layout(NamedTuple):
     """How the weight of a module is stored.
 
     Attributes:
-        first: ending of the tensor by which a module is known.
-        others: endings of the tensors that may stand beside it.
+        endings: of the names of its tensors, first that of the weight.
         shape: (module) -> (F, D), all shapes and types having been compared.
         values: (module, start, stop) -> these rows of it.
     """
 
-    first: str
-    others: tuple[str, ...]
+    endings: tuple[str, ...]
     shape: Callable[[Module], tuple[int, int]]
     values: Callable[[Module, int, int], Values]
 
@@ -172,13 +169,12 @@ def _packed_shape(module: Module) -> tuple[int, int]:
     rows, width = packed[0], packed[1] * words.WORD // bits
     if module.has("weight_shape"):
         module.need("weight_shape", (2,), dtype="int64")
-        found = module.read("weight_shape").tolist()
-        if found[0] != rows or packed[1] not in words.lengths(found[1], bits) or found[1] < 1:
+        stated_rows, width = stated = module.read("weight_shape").tolist()
+        if stated_rows != rows or packed[1] not in words.lengths(width, bits) or width < 1:
             raise InputError(
-                f"{module.source.label}: {module.name}.weight_shape is {found}, which "
+                f"{module.source.label}: {module.name}.weight_shape is {stated}, which "
                 f"{list(packed)} words of {bits} bits are not"
             )
-        width = found[1]
     module.need("weight_packed", packed, dtype="int32")
     count = module.groups(width)
     module.need("weight_scale", *_scale_shapes(module, rows, count))
@@ -213,8 +209,8 @@ def _scale_shapes(module: Module, rows: int, count: int) -> tuple[tuple[int, ...
 def _scales(module: Module, start: int, stop: int, ending: str = "weight_scale") -> np.ndarray:
     shared = module.scheme.shares_rows
     if shared == 1:
-        found = module.read(ending, slice(start, stop))
-        return np.asarray(found, np.float32).reshape(stop - start, -1)
+        scales = module.read(ending, slice(start, stop))
+        return np.asarray(scales, np.float32).reshape(stop - start, -1)
     shape = module.shape(ending)
     name = f"{module.name}.{ending}"
     whole = np.asarray(module.source.read(name, 0, shape[0] if shape else 1), np.float32)
@@ -289,15 +285,15 @@ def _check_centred(module: Module, stored_GF: np.ndarray) -> None:
     """Refuses zero points, as they are stored, that are not in the middle of the integers."""
     offset = module.scheme.zero_offset
     expected = (1 << (module.scheme.bits - 1)) - offset
-    others = stored_GF[stored_GF != expected]
-    if not others.size:
+    wrong = stored_GF[stored_GF != expected]
+    if not wrong.size:
         return
     format = "gptq, which stores zero points less 1" if offset else "gptq_v2"
     remedy = "sym=false"
-    if offset and (others == expected + 1).all():
+    if offset and (wrong == expected + 1).all():
         remedy = "checkpoint_format=gptq_v2, if they are stored as they are"
     raise InputError(
-        f"{module.source.label}: {module.name}.qzeros hold {others.flat[0]}; expected {expected}, "
+        f"{module.source.label}: {module.name}.qzeros hold {wrong.flat[0]}; expected {expected}, "
         f"because config.json says sym=true and checkpoint_format={format}; it should say {remedy}"
     )
 
@@ -315,15 +311,15 @@ def _awq_shape(module: Module) -> tuple[int, int]:
 
 
 def _awq_values(module: Module, start: int, stop: int) -> Values:
-    each = len(_AWQ_ORDER)
-    first, last = start // each, -(-stop // each)
-    own = slice(start - first * each, stop - first * each)
+    per_word = len(_AWQ_ORDER)
+    first, last = start // per_word, -(-stop // per_word)
+    span = slice(start - first * per_word, stop - first * per_word)
 
     def columns(ending: str) -> np.ndarray:
         packed = module.read(ending, columns=slice(first, last))
-        flat = words.unpack(packed, 4, packed.shape[1] * each)
-        ordered = flat.reshape(len(flat), -1, each)[..., _AWQ_ORDER]
-        return ordered.reshape(len(flat), -1)[:, own].T
+        flat = words.unpack(packed, 4, packed.shape[1] * per_word)
+        ordered = flat.reshape(len(flat), -1, per_word)[..., _AWQ_ORDER]
+        return ordered.reshape(len(flat), -1)[:, span].T
 
     scale_FG = np.asarray(module.read("scales", columns=slice(start, stop)), np.float32).T
     return Values(columns("qweight"), scale_FG, columns("qzeros"))
@@ -331,20 +327,18 @@ def _awq_values(module: Module, start: int, stop: int) -> Values:
 
 LAYOUTS: Mapping[str, Layout] = {
     "packed": Layout(
-        "weight_packed",
-        ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
+        ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
         _packed_shape,
         _packed_values,
     ),
     "plain": Layout(
-        "weight", ("weight_scale", "weight_zero_point", "weight_g_idx"), _plain_shape, _plain_values
+        ("weight", "weight_scale", "weight_zero_point", "weight_g_idx"), _plain_shape, _plain_values
     ),
     "fp8": Layout(
-        "weight",
-        ("weight_scale_inv", "weight_scale"),
+        ("weight", "weight_scale_inv", "weight_scale"),
         lambda module: _plain_shape(module, _fp8_scales(module)),
         lambda module, start, stop: _plain_values(module, start, stop, _fp8_scales(module)),
     ),
-    "gptq": Layout("qweight", ("qzeros", "scales", "g_idx"), _gptq_shape, _gptq_values),
-    "awq": Layout("qweight", ("qzeros", "scales"), _awq_shape, _awq_values),
+    "gptq": Layout(("qweight", "qzeros", "scales", "g_idx"), _gptq_shape, _gptq_values),
+    "awq": Layout(("qweight", "qzeros", "scales"), _awq_shape, _awq_values),
 }

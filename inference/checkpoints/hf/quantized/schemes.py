@@ -7,16 +7,15 @@ is gpt-oss's (`split_tensors`).
 import dataclasses
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from configs.errors import InputError, shown
 from configs.precision import GROUPS
-from inference.checkpoints.hf.architectures.config_keys import Keys
+from inference.families.shared.config_keys import Keys
 
 METHODS = ("compressed-tensors", "awq", "gptq", "fp8")
 
-_MOST_PATTERN, _MOST_REPEATS = 200, 4  # of a regular expression, which a file must not hang us with
-_EMPTY: tuple[Any, ...] = (None, {}, [], "")
+_MAX_PATTERN, _MAX_REPEATS = 200, 4  # of a regular expression, which a file must not hang us with
+_EMPTY: tuple[object, ...] = (None, {}, [], "")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.\d+\.")  # in the name of a module
 
 
@@ -78,7 +77,6 @@ class Scheme:
 
     @property
     def described(self) -> str:
-        """In a message."""
         kind = "fp8" if self.is_float else f"int{self.bits}"
         size = "rows" if self.group is None else f"groups of {self.group}"
         blocks = "" if self.shares_rows == 1 else f" x {self.shares_rows or 'all'} rows"
@@ -103,7 +101,7 @@ class Quantization:
     find: Find
 
 
-def read(value: Any) -> Quantization:
+def read(value: object) -> Quantization:
     """What a `quantization_config` says.
 
     Args:
@@ -142,15 +140,15 @@ def _compressed_tensors(keys: Keys) -> Find:
         group = groups.nested(name)
         if group is None:
             raise InputError(f"{groups.label}{name} must be an object")
-        own = group.raw.get("format")
+        format = group.raw.get("format")
         targets = _matcher(group, "targets")
-        schemes.append((targets, _compressed_scheme(group, default if own is None else own)))
+        schemes.append((targets, _compressed_scheme(group, default if format is None else format)))
     ignored = _matcher(keys, "ignore")
 
     def find(module: str, is_table: bool) -> Scheme | None:
         if ignored(module, is_table):
             return None
-        return next((own for targets, own in schemes if targets(module, is_table)), None)
+        return next((scheme for targets, scheme in schemes if targets(module, is_table)), None)
 
     return find
 
@@ -163,7 +161,7 @@ _FORMATS = {
 }
 
 
-def _compressed_scheme(group: Keys, format: Any) -> Scheme:
+def _compressed_scheme(group: Keys, format: object) -> Scheme:
     if not isinstance(format, str) or format not in _FORMATS:
         raise InputError(
             f"{group.label}format={shown(format)} is not served; valid: {', '.join(_FORMATS)}"
@@ -175,11 +173,11 @@ def _compressed_scheme(group: Keys, format: Any) -> Scheme:
     weights.require_neutral({"dynamic": (None, False)})
     is_float = weights.choice("type", {"int": "", "float": "float"}, "int") == "float"
     bits = weights.integer("num_bits", 8)
-    valid = {("packed", False): (3, 4, 8), ("plain", False): (8,), ("plain", True): (8,)}
-    if bits not in (own := valid.get((layout, is_float), ())):
+    served = {("packed", False): (3, 4, 8), ("plain", False): (8,), ("plain", True): (8,)}
+    if bits not in (valid := served.get((layout, is_float), ())):
         raise InputError(
             f"{weights.label}{'float' if is_float else 'int'} of {bits} bits as {format} is not "
-            f"served; valid: {', '.join(map(str, own)) or 'int of 3, 4 or 8 bits'}"
+            f"served; valid: {', '.join(map(str, valid)) or 'int of 3, 4 or 8 bits'}"
         )
     size = weights.raw.get("group_size")
     default = "group" if size not in (None, -1) else "tensor" if size is None else "channel"
@@ -206,10 +204,10 @@ def _compressed_scheme(group: Keys, format: Any) -> Scheme:
 
 def _activations(group: Keys, is_float: bool, strategy: str) -> str | None:
     """`Scheme.activations` of a group whose weights have such a strategy."""
-    own = group.nested("input_activations")
-    if own is None:
+    activations = group.nested("input_activations")
+    if activations is None:
         return None
-    own.require_neutral(
+    activations.require_neutral(
         {
             "dynamic": (True,),
             "strategy": ("token", "group") if strategy == "block" else ("token",),
@@ -218,7 +216,7 @@ def _activations(group: Keys, is_float: bool, strategy: str) -> str | None:
             "type": ("float",) if is_float else ("int", None),
         }
     )
-    return str(own.raw["strategy"])
+    return str(activations.raw["strategy"])
 
 
 def _block(keys: Keys, key: str) -> tuple[int, int]:
@@ -249,7 +247,7 @@ def _gptq(keys: Keys) -> Find:
     )  # which is `zero_offset`
     # Static groups are chosen before columns are ordered: their elements follow one another.
     places = keys, keys.nested("meta") or Keys({})
-    is_static = any(own.boolean("static_groups", False) for own in places)
+    is_static = any(place.boolean("static_groups", False) for place in places)
     scheme = Scheme(
         "gptq",
         bits,
@@ -328,7 +326,7 @@ def _listed(keys: Keys, key: str) -> tuple[str, ...]:
     value = [] if value is None else value
     if not isinstance(value, list):
         raise InputError(f"{keys.label}{key} must list names of modules, not {shown(value)}")
-    flat = [item for own in value for item in (own if isinstance(own, list) else [own])]
+    flat = [name for item in value for name in (item if isinstance(item, list) else [item])]
     return tuple(f".{name}" for name in names(Keys({key: flat}, keys.label), key))
 
 
@@ -337,21 +335,21 @@ def _matcher(keys: Keys, key: str) -> Callable[[str, bool], bool]:
     items = names(keys, key)
     exact = {item for item in items if not item.startswith("re:")}
     label = f"{keys.label}{key}"
-    patterns = [_pattern(item[3:], label) for item in items if item.startswith("re:")]
+    regexes = [_pattern(item[3:], label) for item in items if item.startswith("re:")]
 
     def matches(module: str, is_table: bool) -> bool:
         kind = "Embedding" if is_table else "Linear"
-        return module in exact or kind in exact or any(own.match(module) for own in patterns)
+        return module in exact or kind in exact or any(regex.match(module) for regex in regexes)
 
     return matches
 
 
 def _pattern(text: str, label: str) -> re.Pattern[str]:
     repeats = len(re.findall(r"[*+{]", text))
-    if len(text) > _MOST_PATTERN or repeats > _MOST_REPEATS or re.search(r"\)[*+{]", text):
+    if len(text) > _MAX_PATTERN or repeats > _MAX_REPEATS or re.search(r"\)[*+{]", text):
         raise InputError(
-            f"{label}: {shown(text)} is no plain pattern: at most {_MOST_REPEATS} repetitions, "
-            f"none of a group, in {_MOST_PATTERN} characters"
+            f"{label}: {shown(text)} is no plain pattern: at most {_MAX_REPEATS} repetitions, "
+            f"none of a group, in {_MAX_PATTERN} characters"
         )
     try:
         return re.compile(text)

@@ -4,7 +4,6 @@ import dataclasses
 import fnmatch
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -13,12 +12,12 @@ from configs.kinds import params
 from configs.kinds.params import Formats, ParamInfo
 from configs.model import ModelConfig
 from configs.precision import FORMATS
-from inference.checkpoints.hf.architectures.config_keys import Keys
 from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.hf.quantized.layouts import LAYOUTS, Module, Values
 from inference.checkpoints.hf.quantized.schemes import Quantization, Scheme
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
+from inference.families.shared.config_keys import Keys
 
 _WEIGHT = ".weight"
 _BLOCK_ELEMENTS = 1 << 22
@@ -37,17 +36,17 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
     Raises:
         InputError: a tensor is missing, of another shape or type, or nothing says what it is.
     """
-    modules = {f"{own.name}{_WEIGHT}": own for own in _modules(source, quantization)}
+    modules = {f"{module.name}{_WEIGHT}": module for module in _modules(source, quantization)}
     parts = {
-        f"{own.name}.{ending}"
-        for own in modules.values()
-        for ending in (LAYOUTS[own.scheme.layout].first, *LAYOUTS[own.scheme.layout].others)
+        f"{module.name}.{ending}"
+        for module in modules.values()
+        for ending in LAYOUTS[module.scheme.layout].endings
     }
     shapes: dict[str, tuple[int, ...]] = {}
     formats = {}
-    for name, own in modules.items():
-        shapes[name] = LAYOUTS[own.scheme.layout].shape(own)
-        if (format := own.scheme.format(shapes[name][1])) is not None:
+    for name, module in modules.items():
+        shapes[name] = LAYOUTS[module.scheme.layout].shape(module)
+        if (format := module.scheme.format(shapes[name][1])) is not None:
             formats[name] = format
     for name, shape in source.shapes.items():
         if name in parts:
@@ -68,11 +67,11 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
         module, (rows, width) = modules[name], shapes[name]
         size = module.scheme.split(width) if module.scheme.bits < 8 else None
         step = max(_BLOCK_ELEMENTS // width, 1)
-        found = [
+        blocks = [
             _values(module, start, min(start + step, rows)).blocks(formats[name], size)
             for start in range(0, rows, step)
         ]
-        return np.concatenate(found)
+        return np.concatenate(blocks)
 
     dtypes = {name: source.dtypes.get(name, source.dtype) for name in shapes if name not in modules}
     return TensorSource(
@@ -96,20 +95,20 @@ def warn(source: TensorSource, quantization: Quantization) -> None:
     Raises:
         InputError: as `dequantized`.
     """
-    said = {}
-    for own in _modules(source, quantization):
-        scheme = own.scheme
-        format = scheme.format(LAYOUTS[scheme.layout].shape(own)[1])
+    notes = {}
+    for module in _modules(source, quantization):
+        scheme = module.scheme
+        format = scheme.format(LAYOUTS[scheme.layout].shape(module)[1])
         stay = "activations stay as they are"
         rounds = format is not None and FORMATS[format].activations is not None
         keeps = scheme.activations is not None and not rounds
         if format is None:
             why = "have no format that is multiplied as it is: dequantized"
-            said[scheme.described] = f"{why}, and {stay}" if keeps else why
+            notes[scheme.described] = f"{why}, and {stay}" if keeps else why
         elif keeps:
-            said[scheme.described] = f"are served as {format}: {stay}"
-    for described, how in said.items():
-        logging.warning("%s: weights of %s %s", source.label, described, how)
+            notes[scheme.described] = f"are served as {format}: {stay}"
+    for described, note in notes.items():
+        logging.warning("%s: weights of %s %s", source.label, described, note)
 
 
 def _values(module: Module, start: int, stop: int) -> Values:
@@ -119,12 +118,12 @@ def _values(module: Module, start: int, stop: int) -> Values:
 def _modules(source: TensorSource, quantization: Quantization) -> Iterator[Module]:
     """Modules that are stored in few bits: known by a tensor that none other has."""
     marks = ("weight_packed", "qweight", "weight_scale", "weight_scale_inv")
-    seen = set()
+    yielded = set()
     for name in source.shapes:
         module, _, ending = name.rpartition(".")
-        if ending not in marks or module in seen:
+        if ending not in marks or module in yielded:
             continue
-        seen.add(module)
+        yielded.add(module)
         scheme = quantization.find(module, _is_table(module))
         if scheme is None:
             raise InputError(
@@ -145,24 +144,24 @@ def formats(config: ModelConfig, quantization: Quantization, name_map: NameMap) 
     Raises:
         InputError: the matrices of a stack have several.
     """
-    found = {}
+    by_path = {}
     for path, info in _matrices(config):
         stored = name_map(path)
         names = () if stored.transposed else stored.names
         row = info.shape[-1]
-        own = [_format(quantization, name, row) or info.format for name in names]
-        if not set(own) - {info.format}:
+        kinds = [_format(quantization, name, row) or info.format for name in names]
+        if not set(kinds) - {info.format}:
             continue
-        if len(info.shape) > 2 and len(set(own)) > 1:
+        if len(info.shape) > 2 and len(set(kinds)) > 1:
             raise InputError(
-                f"quantization_config: {path} is a stack of {', '.join(sorted(set(own)))}, which "
-                "no kernel multiplies at once"
+                f"quantization_config: {path} is a stack of {', '.join(sorted(set(kinds)))}, "
+                "which no kernel multiplies at once"
             )
-        found[path] = tuple(own if len(set(own)) > 1 else own[:1])
-    return found
+        by_path[path] = tuple(kinds if len(set(kinds)) > 1 else kinds[:1])
+    return by_path
 
 
-def packed_experts(config: ModelConfig, value: Mapping[str, Any]) -> Formats:
+def packed_experts(config: ModelConfig, value: Mapping[str, object]) -> Formats:
     """As `formats`, of gpt-oss, whose experts are stored as MXFP4.
 
     Args:
@@ -173,23 +172,23 @@ def packed_experts(config: ModelConfig, value: Mapping[str, Any]) -> Formats:
         InputError: it lists what are no names.
     """
     skipped = schemes.names(Keys(dict(value), "quantization_config: "), "modules_to_not_convert")
-    found = {}
+    by_path = {}
     for path, info in _matrices(config):
         module = f"model.layers.{path.split('/')[1]}.mlp.experts"
-        is_left = any(fnmatch.fnmatchcase(module, own) for own in skipped)
+        is_left = any(fnmatch.fnmatchcase(module, pattern) for pattern in skipped)
         if info.num_experts is not None and not is_left:
-            found[path] = ("mxfp4",)
-    return found
+            by_path[path] = ("mxfp4",)
+    return by_path
 
 
 def _matrices(config: ModelConfig) -> Iterator[tuple[str, ParamInfo]]:
     """Those whose type is the model's."""
     plain = dataclasses.replace(config, dtype="bfloat16", formats=())
-    own = {"/".join(p): i.format for p, i in params.leaves(plain.parameters())}
+    plain_formats = {"/".join(p): i.format for p, i in params.leaves(plain.parameters())}
     declared = dataclasses.replace(config, formats=()).parameters()
     for path, info in params.leaves(declared):
         name = "/".join(path)
-        if own[name] == "bfloat16" and (info.is_multiplied or name == "embed/table"):
+        if plain_formats[name] == "bfloat16" and (info.is_multiplied or name == "embed/table"):
             yield name, info
 
 
@@ -208,16 +207,16 @@ def without_empty_biases(
     every matrix.
     """
     plain = dataclasses.replace(config, formats=()).parameters()
-    wanted = {
+    declared = {
         name for path, _ in params.leaves(plain) for name in name_map("/".join(path)).names
     }  # fmt: skip
     empty = {
         name
-        for name in source.shapes.keys() - wanted
+        for name in source.shapes.keys() - declared
         if name.endswith(".bias") and not any(block.any() for block in source.blocks(name))
     }
-    kept = {name: shape for name, shape in source.shapes.items() if name not in empty}
-    return dataclasses.replace(source, shapes=kept)
+    shapes = {name: shape for name, shape in source.shapes.items() if name not in empty}
+    return dataclasses.replace(source, shapes=shapes)
 
 
 def check(source: TensorSource, config: ModelConfig, name_map: NameMap) -> None:
@@ -226,14 +225,14 @@ def check(source: TensorSource, config: ModelConfig, name_map: NameMap) -> None:
     Raises:
         InputError: naming the first that differ.
     """
-    wanted: Mapping[str, tuple[str, ...]] = dict(config.formats)
+    declared: Mapping[str, tuple[str, ...]] = dict(config.formats)
     for path, _ in _matrices(config):
         for part, name in enumerate(names := name_map(path).names):
-            own = wanted.get(path, ())
-            said = own[part if len(own) == len(names) else 0] if own else config.dtype
-            kept = source.formats.get(name, config.dtype)
-            if said != kept:
+            kinds = declared.get(path) or (config.dtype,)
+            expected = kinds[part if len(kinds) == len(names) else 0]
+            stored = source.formats.get(name, config.dtype)
+            if expected != stored:
                 raise InputError(
-                    f"{source.label}: {shown(name)} is stored as {kept}; by its "
-                    f"quantization_config it is {said}"
+                    f"{source.label}: {shown(name)} is stored as {stored}; by its "
+                    f"quantization_config it is {expected}"
                 )

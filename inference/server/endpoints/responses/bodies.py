@@ -1,4 +1,4 @@
-"""A response, and the events by which it is told as it comes, as OpenAI's clients read them."""
+"""Bodies of /v1/responses: the response, and the events of its stream."""
 
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ Status = Literal["in_progress", "completed", "incomplete"]
 
 
 class OutputText(Struct, tag_field="type", tag="output_text"):
-    """Text of a message; `logprobs` where they are asked for."""
+    """Text of a message; `logprobs`: if the request includes them."""
 
     text: str = ""
     annotations: list[Any] = []
@@ -19,7 +19,7 @@ class OutputText(Struct, tag_field="type", tag="output_text"):
 
 
 class OutputMessage(Struct, tag_field="type", tag="message"):
-    """What the assistant says."""
+    """A message of the assistant."""
 
     id: str
     status: Status = "in_progress"
@@ -28,7 +28,7 @@ class OutputMessage(Struct, tag_field="type", tag="message"):
 
 
 class OutputCall(Struct, tag_field="type", tag="function_call"):
-    """A function that is to be called; `arguments` are JSON."""
+    """A call of a function; `arguments`: JSON."""
 
     id: str
     call_id: str
@@ -41,14 +41,14 @@ Item = OutputMessage | OutputCall
 
 
 class InputDetails(Struct):
-    """Input tokens whose pages were there already."""
+    """Input tokens whose pages were cached."""
 
     cached_tokens: int = 0
     cache_write_tokens: int = 0
 
 
 class OutputDetails(Struct):
-    """Nothing that is hidden is generated."""
+    """Reasoning tokens are part of the text, and not counted."""
 
     reasoning_tokens: int = 0
 
@@ -64,27 +64,27 @@ class ResponseUsage(Struct):
 
 
 class Incomplete(Struct):
-    """Why an answer was cut."""
+    """The reason why an answer was cut off."""
 
     reason: Literal["max_output_tokens"]
 
 
 class Failure(Struct):
-    """What went wrong while the answer was generated."""
+    """The error that ended an answer."""
 
     code: str
     message: str
 
 
 class Reasoning(Struct):
-    """How much a model was asked to reason; nothing of it is summarized."""
+    """The requested reasoning effort; there are no summaries."""
 
     effort: str | None = None
     summary: None = None
 
 
 class ResponseBody(Struct):
-    """An answer, and what was asked."""
+    """An answer, with the fields of its request."""
 
     id: str
     created_at: int
@@ -119,13 +119,13 @@ class ResponseBody(Struct):
 
 
 class Event(Struct, tag_field="type", kw_only=True):
-    """One event; they are numbered from 0."""
+    """An event; numbered from 0."""
 
     sequence_number: int = 0
 
 
 class Created(Event, tag="response.created"):
-    """The first."""
+    """The first event."""
 
     response: ResponseBody
 
@@ -153,7 +153,7 @@ class PartAdded(Event, tag="response.content_part.added"):
 
 
 class TextDelta(Event, tag="response.output_text.delta"):
-    """What is new of it."""
+    """New text of a message."""
 
     item_id: str
     output_index: int
@@ -163,7 +163,7 @@ class TextDelta(Event, tag="response.output_text.delta"):
 
 
 class TextDone(Event, tag="response.output_text.done"):
-    """The whole text."""
+    """The whole text of a message."""
 
     item_id: str
     output_index: int
@@ -173,7 +173,7 @@ class TextDone(Event, tag="response.output_text.done"):
 
 
 class PartDone(Event, tag="response.content_part.done"):
-    """The same as a part of its message."""
+    """The whole text as a part of its message."""
 
     item_id: str
     output_index: int
@@ -182,7 +182,7 @@ class PartDone(Event, tag="response.content_part.done"):
 
 
 class ArgumentsDelta(Event, tag="response.function_call_arguments.delta"):
-    """What is new of a call's arguments."""
+    """New text of a call's arguments."""
 
     item_id: str
     output_index: int
@@ -190,7 +190,7 @@ class ArgumentsDelta(Event, tag="response.function_call_arguments.delta"):
 
 
 class ArgumentsDone(Event, tag="response.function_call_arguments.done"):
-    """All of them."""
+    """All arguments of a call."""
 
     item_id: str
     output_index: int
@@ -206,19 +206,19 @@ class ItemDone(Event, tag="response.output_item.done"):
 
 
 class Completed(Event, tag="response.completed"):
-    """The last: the whole answer."""
+    """The last event: the whole answer."""
 
     response: ResponseBody
 
 
 class Cut(Event, tag="response.incomplete"):
-    """The last: the answer as far as it could come."""
+    """The last event of an answer that `max_output_tokens` cut off."""
 
     response: ResponseBody
 
 
 class Failed(Event, tag="response.failed"):
-    """The last: the answer until something went wrong, and what."""
+    """The last event of an answer that failed, with the error."""
 
     response: ResponseBody
 

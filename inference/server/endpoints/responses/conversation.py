@@ -1,4 +1,4 @@
-"""A request for a response as a request for the next message of a conversation."""
+"""Translates a request of /v1/responses into a chat completion."""
 
 import re
 from typing import Any
@@ -32,7 +32,7 @@ from inference.server.protocol.tool_fields import (
 )
 
 _TEXTS = ("input_text", "output_text", "text")  # types of parts
-# What fields of a conversation are called here, the longer names first.
+# Fields of a chat completion -> their names in a response, the longer names first.
 _NAMES = (
     (r"messages\b.*", "input"),
     (r"reasoning_effort", "reasoning.effort"),
@@ -47,7 +47,7 @@ _NAMES = (
 
 
 def read(request: ResponsesRequest) -> ChatRequest:
-    """The same as a chat completion.
+    """Returns the request as a chat completion.
 
     Raises:
         ApiError: 400, which names the field.
@@ -68,17 +68,17 @@ def read(request: ResponsesRequest) -> ChatRequest:
 
 
 def renamed(error: ApiError) -> ApiError:
-    """What is wrong with a conversation, in the words of its request."""
+    """Renames the field of a chat completion's error to that of the response's request."""
     param = error.param
     if param is None:
         return error
-    found = next(
+    field = next(
         (re.sub(old, new, param, count=1) for old, new in _NAMES if re.match(old, param)), param
     )
     message = error.message
     if message.startswith(param):
-        message = found + message[len(param) :]
-    return ApiError(error.status, message, found, error.code, error.may_retry)
+        message = field + message[len(param) :]
+    return ApiError(error.status, message, field, error.code, error.may_retry)
 
 
 def _check(request: ResponsesRequest) -> None:
@@ -99,35 +99,35 @@ def _check(request: ResponsesRequest) -> None:
 
 
 def _messages(request: ResponsesRequest) -> list[ChatMessage]:
-    found = []
+    messages = []
     if request.instructions is not None:
-        found.append(ChatMessage("system", request.instructions))
+        messages.append(ChatMessage("system", request.instructions))
     if isinstance(request.input, str):
-        return [*found, ChatMessage("user", request.input)]
+        return [*messages, ChatMessage("user", request.input)]
     for index, item in enumerate(request.input):
         where = f"input[{index}]"
         if item.type == "function_call":
             call = _call(item, where)
-            is_same_turn = found and found[-1].role == "assistant"
-            message = found.pop() if is_same_turn else ChatMessage("assistant")
+            is_same_turn = messages and messages[-1].role == "assistant"
+            message = messages.pop() if is_same_turn else ChatMessage("assistant")
             message.tool_calls = [*(message.tool_calls or ()), call]
-            found.append(message)
+            messages.append(message)
         elif item.type == "function_call_output":
-            output = _content(_given(item, "output", where), f"{where}.output")
-            id = _given(item, "call_id", where)
-            found.append(ChatMessage("tool", output, tool_call_id=id))
+            output = _content(_required(item, "output", where), f"{where}.output")
+            id = _required(item, "call_id", where)
+            messages.append(ChatMessage("tool", output, tool_call_id=id))
         else:
-            content = _content(_given(item, "content", where), f"{where}.content")
-            found.append(ChatMessage(_given(item, "role", where), content))
-    return found
+            content = _content(_required(item, "content", where), f"{where}.content")
+            messages.append(ChatMessage(_required(item, "role", where), content))
+    return messages
 
 
 def _call(item: InputItem, where: str) -> EarlierCall:
-    called = CalledFunction(_given(item, "name", where), _given(item, "arguments", where))
-    return EarlierCall(called, _given(item, "call_id", where), "function")
+    called = CalledFunction(_required(item, "name", where), _required(item, "arguments", where))
+    return EarlierCall(called, _required(item, "call_id", where), "function")
 
 
-def _given(item: InputItem, name: str, where: str) -> Any:
+def _required(item: InputItem, name: str, where: str) -> Any:
     value = getattr(item, name)
     if value is None:
         raise ApiError(
@@ -139,23 +139,23 @@ def _given(item: InputItem, name: str, where: str) -> Any:
 def _content(content: Content, where: str) -> str | list[ContentPart]:
     if isinstance(content, str):
         return content
-    found = []
+    parts = []
     for index, part in enumerate(content):
         text = part.refusal if part.type == "refusal" else part.text
         if part.type not in (*_TEXTS, "refusal") or text is None:
             place = f"{where}[{index}].type"
             raise invalid(place, f"is one of {', '.join(_TEXTS)}, with text", "unsupported")
-        found.append(ContentPart("text", text))
-    return found
+        parts.append(ContentPart("text", text))
+    return parts
 
 
 def _format(request: ResponsesRequest) -> ResponseFormat | None:
-    asked = request.text.format if request.text else None
-    if asked is None or asked.type != "json_schema":
-        return None if asked is None else ResponseFormat(asked.type)
-    if asked.schema is None:
+    format = request.text.format if request.text else None
+    if format is None or format.type != "json_schema":
+        return None if format is None else ResponseFormat(format.type)
+    if format.schema is None:
         raise invalid("text.format.schema", "is required", "missing_required_parameter")
-    return ResponseFormat("json_schema", JsonSchema(asked.schema, asked.name, asked.description))
+    return ResponseFormat("json_schema", JsonSchema(format.schema, format.name, format.description))
 
 
 def _tools(request: ResponsesRequest) -> list[Tool] | None:

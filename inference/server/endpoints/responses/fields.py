@@ -25,7 +25,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class InputPart(Struct):
-    """A part of a message, or of what a function returned; text alone is understood."""
+    """A part of a message or of a function's output; only text is supported."""
 
     type: Annotated[str, Meta(max_length=64)]
     text: str | None = None
@@ -36,8 +36,8 @@ Content = str | Annotated[list[InputPart], Meta(max_length=MAX_MESSAGES)]
 
 
 class InputItem(Struct):
-    """A message (`role`, `content`), a call of a function (`call_id`, `name`, `arguments`), or what
-    it returned (`call_id`, `output`). Items of earlier answers are sent as they came.
+    """A message (`role`, `content`), a call of a function (`call_id`, `name`, `arguments`), or its
+    output (`call_id`, `output`). Items of earlier answers can be sent unchanged.
     """
 
     type: Literal["message", "function_call", "function_call_output"] | None = None
@@ -52,7 +52,7 @@ class InputItem(Struct):
 
 
 class TextFormat(Struct, omit_defaults=True):
-    """What the text of an answer looks like; `schema` goes with json_schema."""
+    """The form of an answer's text; `schema`: of json_schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: Short | None = None
@@ -62,7 +62,7 @@ class TextFormat(Struct, omit_defaults=True):
 
 
 class TextConfig(Struct, omit_defaults=True):
-    """Of the text; `verbosity` has no effect."""
+    """Configuration of the text; `verbosity` has no effect."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -86,7 +86,7 @@ class AllowedFunction(Struct):
 
 
 class ChosenTool(Struct, omit_defaults=True):
-    """The one function that is called, or (`allowed_tools`) those among which the model chooses."""
+    """The function that has to be called, or (`allowed_tools`) those that the model may call."""
 
     type: Literal["function", "allowed_tools"]
     name: _Name | None = None
@@ -94,9 +94,9 @@ class ChosenTool(Struct, omit_defaults=True):
     tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
 
 
-class Reasoning(Struct):
-    """How much a model reasons: the template has to read it. The rest has no effect: no reasoning
-    is hidden, so none is summarized.
+class ReasoningConfig(Struct):
+    """The reasoning effort, for templates that read it. The other fields have no effect: reasoning
+    is part of the text, so none is summarized.
     """
 
     effort: Effort | None = None
@@ -105,15 +105,15 @@ class Reasoning(Struct):
 
 
 class ResponsesRequest(ResponsesFields, kw_only=True):
-    """POST /v1/responses. null stands for the default everywhere. Nothing is stored, whatever
-    `store` says: a conversation goes on with all of its items as `input`.
+    """POST /v1/responses. null is the default. Nothing is stored, whatever `store` says: the next
+    request sends all items of the conversation as `input`.
 
     Attributes:
         input: a text of the user, or items.
-        instructions: of the system, before them.
+        instructions: system message before the input.
         include: log-probabilities, by `message.output_text.logprobs`; others have no effect.
         parallel_tool_calls: an answer may call several functions.
-        metadata: comes back with the answer.
+        metadata: returned with the answer.
     """
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
@@ -127,7 +127,7 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
     include: Annotated[list[Short], Meta(max_length=_MAX_LABELS)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     stream: bool | None = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningConfig | None = None
 
     bad_words: BadWords | None = None
     truncate_prompt_tokens: TruncatedTokens | None = None

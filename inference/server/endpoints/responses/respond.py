@@ -1,4 +1,4 @@
-"""POST /v1/responses: an answer to a conversation, of which nothing is stored."""
+"""POST /v1/responses: an answer to a conversation. Nothing is stored."""
 
 import copy
 import itertools
@@ -27,10 +27,10 @@ _ENCODER = msgspec.json.Encoder()
 
 
 class Respond:
-    """One such request."""
+    """A response."""
 
     def __init__(self, service: Service, request: ResponsesRequest, caller: Caller):
-        """Reads it.
+        """Reads the request.
 
         Raises:
             ApiError: a field is wrong.
@@ -53,7 +53,6 @@ class Respond:
 
     @property
     def deadline(self) -> Deadline:
-        """By when it is answered."""
         return self._chat.deadline
 
     async def prepare(self) -> None:
@@ -68,54 +67,54 @@ class Respond:
             raise conversation.renamed(error) from None
 
     async def answer(self) -> Response:
-        """The whole of it.
+        """Returns the whole answer.
 
         Raises:
             ApiError: the engine cannot answer.
         """
-        async with aclosing(self._chat.news()) as each:
-            async for piece, news in each:
+        async with aclosing(self._chat.news()) as pieces:
+            async for piece, news in pieces:
                 self._take(piece, news)
         return whole(self._body)
 
     async def events(self) -> Events:
-        """The same as it comes, from its first token on.
+        """Yields the answer as it comes, from its first token on.
 
         Raises:
             ApiError: the engine cannot begin.
         """
         begun = False
         try:
-            async with aclosing(self._chat.news()) as each:
-                async for piece, news in each:
-                    told = [] if begun else self._begin()
+            async with aclosing(self._chat.news()) as pieces:
+                async for piece, news in pieces:
+                    events = [] if begun else self._begin()
                     begun = True
-                    told += self._take(piece, news)
-                    if told:
-                        yield b"".join(map(self._encoded, told))
+                    events += self._take(piece, news)
+                    if events:
+                        yield b"".join(map(self._encoded, events))
         except Exception as error:
             if not begun:
                 raise
             failure = stream_failed(self._service, error)
-            told = self._output.close("incomplete")
+            events = self._output.close("incomplete")
             code = "invalid_prompt" if failure.status < 500 else "server_error"
             self._body.error = bodies.Failure(code, failure.message)
             self._body.output, self._body.status = self._output.items, "failed"
-            told.append(bodies.Failed(response=self._body))
-            yield b"".join(map(self._encoded, told))
+            events.append(bodies.Failed(response=self._body))
+            yield b"".join(map(self._encoded, events))
 
     def _begin(self) -> list[Event]:
         empty = copy.copy(self._body)
         return [bodies.Created(response=empty), bodies.InProgress(response=empty)]
 
     def _take(self, piece: Piece, news: News) -> list[Event]:
-        found = self._chat.logprobs_of(piece)
-        told = self._output.take(news, found.content if found else [])
-        return told if news.finish_reason is None else told + self._end(news.finish_reason)
+        logprobs = self._chat.logprobs_of(piece)
+        events = self._output.take(news, logprobs.content if logprobs else [])
+        return events if news.finish_reason is None else events + self._end(news.finish_reason)
 
     def _end(self, reason: str) -> list[Event]:
         is_cut = reason == "length"
-        told = self._output.close("incomplete" if is_cut else "completed")
+        events = self._output.close("incomplete" if is_cut else "completed")
         body, usage = self._body, self._chat.usage
         body.output, body.status = self._output.items, "incomplete" if is_cut else "completed"
         if is_cut:
@@ -128,7 +127,7 @@ class Respond:
             bodies.InputDetails(cached),
         )  # fmt: skip
         last = bodies.Cut(response=body) if is_cut else bodies.Completed(response=body)
-        return [*told, last]
+        return [*events, last]
 
     def _encoded(self, event: Event) -> bytes:
         event.sequence_number = next(self._numbers)

@@ -1,7 +1,7 @@
 """Fields of other servers (vLLM, SGLang, llama.cpp, TGI, OpenAI), and of other endpoints, that a
 body does not declare.
 
-`docs/server.md` has the same table. A field that is in neither is accepted and listed in a header.
+`docs/server.md` has the same table. Unknown fields are ignored and listed in a header.
 """
 
 import enum
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-MAX_INT = 2**31 - 1  # of a number of tokens: the context's end comes first
+MAX_INT = 2**31 - 1  # more tokens than any context has
 _NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
 _UNSET: tuple[Any, ...] = (None, "", [])  # where {} is a schema
 _UNLIMITED = (None, -1)
@@ -17,7 +17,7 @@ _IS_TRUE = (None, True)
 
 
 class Fate(enum.StrEnum):
-    """What becomes of a field whose value is not neutral."""
+    """The effect of a field whose value is not neutral."""
 
     OBEYED = "obeyed"
     IGNORED = "no effect"
@@ -25,16 +25,15 @@ class Fate(enum.StrEnum):
 
 
 class Row(NamedTuple):
-    """What becomes of some fields.
+    """The effect of some fields.
 
     Attributes:
         names: of the fields.
         fate: of each.
-        why: why they are ignored, or what to send instead of those that are refused.
-        becomes: the declared field that obeys, or another name of it; with a dot, a field of an
-            object.
-        neutral: values that ask for nothing: they are dropped, whatever the fate.
-        values: those that have another value here.
+        why: why they are ignored, or what to send instead of rejected ones.
+        becomes: the declared field, or another name of it; with a dot, a field of an object.
+        neutral: values without effect, which are dropped.
+        values: value -> its value here, if different.
     """
 
     names: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""A body with fields of other servers becomes one in the words of this server."""
+"""Translates fields of other servers into declared ones."""
 
 import re
 from collections.abc import Collection
@@ -9,12 +9,12 @@ from inference.server.protocol.errors import ApiError, invalid
 
 
 class Translated(NamedTuple):
-    """A body in our words.
+    """A translated body.
 
     Attributes:
-        body: the declared fields alone.
-        ignored: fields without effect, by name.
-        names: of declared fields, those that the client sent in their stead.
+        body: declared fields only.
+        ignored: names of fields without effect.
+        names: declared field -> field that the client sent instead.
     """
 
     body: dict[str, Any]
@@ -23,10 +23,10 @@ class Translated(NamedTuple):
 
 
 def translate(body: dict[str, Any], declared: Collection[str]) -> Translated:
-    """Reads what a body does not declare by the table of other servers' fields.
+    """Translates undeclared fields by the table of other servers' fields.
 
     Raises:
-        ApiError: 400, a field would change the answer, and nothing here obeys it.
+        ApiError: 400, a field would change the answer, and is not supported.
     """
     translated = Translated({name: body[name] for name in body if name in declared}, [], {})
     for name in sorted(body.keys() - set(declared)):
@@ -51,8 +51,8 @@ def translate(body: dict[str, Any], declared: Collection[str]) -> Translated:
 
 
 def _target(row: Row, declared: Collection[str]) -> tuple[str, str]:
-    """The field that obeys a row, and the part of it: of one that is not declared, that of its own
-    row.
+    """The field, and the part of it, that a row becomes; if the field is not declared, the one that
+    its own row becomes.
     """
     target, _, part = row.becomes.partition(".")
     other = ROWS.get(target)
@@ -62,7 +62,7 @@ def _target(row: Row, declared: Collection[str]) -> tuple[str, str]:
 
 
 def renamed(error: ApiError, names: dict[str, str]) -> ApiError:
-    """The same error, of the field that the client sent."""
+    """The same error, with the name of the field that the client sent."""
     target = re.match(r"\w*", error.param or "")
     name = names.get(target[0]) if target else None
     if name is None or error.param is None:

@@ -16,7 +16,7 @@ from inference.server.replicas.replica import Replica
 from inference.server.service import Limits, Service
 from inference.server.web import serving
 from inference.server.web.app import guarded
-from inference.server.web.serving import Server
+from inference.server.web.serving import DrainingServer
 from tests.inference.server.running import wait_until
 
 USUAL = Limits()
@@ -100,7 +100,7 @@ def running(*engines, limits: Limits = USUAL, keys=None):
 
     async def serve():
         gateway = Gateway(limits)
-        server = Server(guarded(gateway, limits, keys, True), gateway, limits, drain_s=10)
+        server = DrainingServer(guarded(gateway, limits, keys, True), gateway, limits, drain_s=10)
         found.update({"server": server, "one": Running(url, gateway, asyncio.get_running_loop())})
         found["serving"] = asyncio.create_task(server.serve(sockets=[listening]))
         fleet = Fleet(engines, limits)

@@ -147,7 +147,7 @@ def test_the_longest_beginning_decides_unless_its_replica_is_busy():
 
 
 def test_what_is_remembered_is_bounded(monkeypatch):
-    monkeypatch.setattr(affinity, "_MOST", 3)
+    monkeypatch.setattr(affinity, "_MAX_PREFIXES", 3)
     known = Affinity()
     for name in (b"1", b"2", b"3", b"1", b"4"):
         known.note([name], "a")

@@ -1,0 +1,127 @@
+"""A model on disk, or about to be, whatever its format."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from configs.kinds.params import Declared, leaves
+from configs.model import ModelConfig
+from configs.precision import FORMATS
+from inference.checkpoints import load
+from inference.checkpoints.gguf.gguf_scan import Header
+from inference.checkpoints.load import Place, Progress
+from inference.checkpoints.names import NameMap
+from inference.checkpoints.tensor_source import TensorSource
+from inference.text.tokenizer import Tokenizer
+from layers.params import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class Contents:
+    """What a conversion copies.
+
+    Attributes:
+        source, name_map: the parameters.
+        read_files: reads the small files beside them, by name.
+        raw_config: transformers' own configuration, where the checkpoint has one.
+        header: of a `.gguf` file.
+        exact: makes the source of such a file's numbers, not rounded.
+    """
+
+    source: TensorSource
+    name_map: NameMap
+    read_files: Callable[[], dict[str, bytes]]
+    raw_config: dict[str, Any] | None = None
+    header: Header | None = None
+    exact: Callable[[], TensorSource] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model whose headers have been checked; weights are read when called for.
+
+    Attributes:
+        config: the model.
+        eos_ids: end a sequence.
+        is_exact: `load_params` rounds each number to its declared format alone.
+        tokenizer: the one that `load_tokenizer` returns; None until it is built of the files.
+    """
+
+    config: ModelConfig
+    eos_ids: tuple[int, ...]
+    is_exact: bool = False
+    tokenizer: Tokenizer | None = None
+
+    def contents(self) -> Contents:
+        """Returns what a conversion to another format copies."""
+        raise NotImplementedError
+
+    def load_tokenizer(self) -> Tokenizer:
+        """Returns the tokenizer, which is built once.
+
+        Raises:
+            InputError: its files are missing or unsound.
+        """
+        if self.tokenizer is None:  # kept in the field, so that copies share it
+            object.__setattr__(self, "tokenizer", self.build_tokenizer())
+        assert self.tokenizer is not None
+        return self.tokenizer
+
+    def build_tokenizer(self) -> Tokenizer:
+        """Builds the tokenizer of the files, as `load_tokenizer`."""
+        raise NotImplementedError
+
+    def load_params(
+        self,
+        infos: Declared,
+        progress: Progress | None = None,
+        place: Place = load.on_device,
+        packed: Params | None = None,
+        in_part: bool = False,
+    ) -> Params:
+        """Loads values for a declaration.
+
+        Args:
+            infos: tree of `ParamInfo`, as the configuration declares it, overrides included.
+            progress: called after each parameter.
+            place: what becomes of a parameter's values (`load.load_params`).
+            packed: shapes and dtypes of what `place` makes, if that is worth being kept.
+            in_part: `place` reads no whole parameters, so nothing is worth being kept.
+
+        Raises:
+            InputError: a tensor is missing or unsound.
+        """
+        del packed  # another copy of the user's files: they are packed within a second
+        contents = self.contents()
+        source = contents.source if in_part else contents.source.verified()
+        return load.load_params(infos, source, contents.name_map, progress, place)
+
+    def formats(self) -> dict[str, tuple[str, ...]]:
+        """Returns the formats of the stored numbers by path, of each part of a stack where they
+        differ: those of blocks, else the type of the numbers, and float32 where a parameter always
+        has it.
+        """
+        contents, config = self.contents(), self.config
+        stored = load.stored_dtype(config, contents.source, contents.name_map)
+        dtype = "bfloat16" if stored == "bfloat16" else "float32"
+        model = dataclasses.replace(config, dtype=dtype, formats=())
+        plain = {"/".join(path): (info.format,) for path, info in leaves(model.parameters())}
+        blocks = {
+            path: tuple(name if FORMATS[name].is_quantized else plain[path][0] for name in formats)
+            for path, formats in config.formats
+        }
+        return plain | blocks
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NewCheckpoint(Checkpoint):
+    """A model that is not on disk yet, to be converted.
+
+    Attributes:
+        new_contents: its parameters and files.
+    """
+
+    new_contents: Contents
+
+    def contents(self) -> Contents:
+        return self.new_contents

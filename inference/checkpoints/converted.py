@@ -1,0 +1,122 @@
+"""The cache of converted weights: one safetensors file under our own parameter paths.
+
+A `.gguf` file is dequantized once; later starts map the result. A cached file that is unsound, or
+was made from something else, is written anew.
+"""
+
+import hashlib
+import json
+import logging
+import math
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import jax
+import numpy as np
+
+from configs.errors import InputError
+from configs.kinds.params import ParamInfo
+from inference.checkpoints import load, mapped, names, safetensors_file
+from inference.checkpoints.load import Progress
+from inference.checkpoints.names import NameMap
+from inference.checkpoints.tensor_source import TensorSource
+from inference.files import atomic, cache_directory, digests, ownership
+from layers import params
+
+_FORMAT = "2"
+
+
+def place(path: Path, *fingerprints: str) -> Path:
+    """The cache's directory for what is derived from a file, or from one cut into parts: of those
+    that were read (`mapped.map_identified`).
+    """
+    digest = hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
+    return cache_directory.path() / "converted" / f"{path.stem}-{digest}"
+
+
+def open_or_convert(
+    path: Path,
+    infos: Any,
+    source: TensorSource,
+    name_map: NameMap,
+    progress: Progress | None = None,
+) -> TensorSource:
+    """The converted form of a checkpoint, made now unless a sound one is cached.
+
+    Args:
+        path: where the converted file belongs.
+        infos: tree of `ParamInfo`; its dtypes are those stored.
+        source: the checkpoint's tensors.
+        name_map: from our paths to the tensors that make them up.
+        progress: called after each parameter converted.
+
+    Raises:
+        InputError: as `load.check`.
+        OSError: the cache cannot be written.
+    """
+    declared = params.flatten(infos)
+    metadata = {"format": _FORMAT, "declaration": _digest(declared)}
+    if path.exists():
+        try:
+            _check_kept(path)
+            cached = safetensors_file.open_file(path)
+            load.check(declared, cached, names.identity)
+            if safetensors_file.read_metadata(path).items() >= metadata.items():
+                return cached
+        except InputError as error:
+            logging.warning("%s; weights are converted again", error)
+    load.check(declared, source, name_map)
+    with atomic.open_file(path, is_kept=True) as file:
+        write(file, declared, digests.UNSEALED | metadata, source, name_map, progress)
+        digests.seal(file)
+    return safetensors_file.open_file(path)
+
+
+def map_kept(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of a sealed file in the cache, mapped.
+
+    Raises:
+        InputError: as `_check_kept`.
+    """
+    _check_kept(path)
+    return safetensors_file.map_arrays(path)
+
+
+def _check_kept(path: Path) -> None:
+    """Compares a file of the cache with its digest.
+
+    Raises:
+        InputError: it is damaged, another user may write it, or another process has removed it.
+    """
+    try:
+        ownership.check(path)
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    mapped.check_digest(path)
+
+
+def _digest(declared: dict[str, ParamInfo]) -> str:
+    described = [(path, list(info.shape), info.format) for path, info in declared.items()]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
+
+
+def write(
+    file: BinaryIO,
+    declared: dict[str, ParamInfo],
+    metadata: dict[str, str],
+    source: TensorSource,
+    name_map: NameMap,
+    progress: Progress | None,
+) -> None:
+    """Writes parameters under our own paths as one safetensors file, a block of rows at a time."""
+    total = safetensors_file.write_header(
+        file, {p: (i.shape, i.format) for p, i in declared.items()}, metadata
+    )
+    done = 0
+    for path, info in declared.items():
+        dtype = jax.numpy.dtype(info.format)
+        for block in load.rows_of(source, name_map(path)):
+            file.write(np.ascontiguousarray(block, dtype).view(np.uint8).data)
+        done += math.prod(info.shape) * dtype.itemsize
+        if progress:
+            progress(done, total, "converting weights")

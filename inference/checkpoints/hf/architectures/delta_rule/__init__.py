@@ -1,1 +1,0 @@
-"""Architectures whose layers correct states by the delta rule, and one in a few attends."""

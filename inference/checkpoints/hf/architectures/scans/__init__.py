@@ -1,1 +1,0 @@
-"""Mixers alone: Mamba and Mamba-2."""

@@ -1,0 +1,235 @@
+"""Safetensors, single or sharded. Pickles are refused: loading one runs its author's code."""
+
+import functools
+import json
+import math
+import mmap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+import ml_dtypes
+import numpy as np
+
+from configs.errors import InputError, shown
+from inference.checkpoints import mapped
+from inference.checkpoints.tensor_source import TensorSource
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+ALIGNMENT = 64  # bytes: what begins so in memory JAX adopts on a CPU
+
+_FLOATS: dict[str, type] = {
+    "F32": np.float32,
+    "F16": np.float16,
+    "BF16": ml_dtypes.bfloat16,
+    "F64": np.float64,
+}
+_INTEGERS: dict[str, type] = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8, "I32": np.int32}
+_CODES = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64,
+          "F8_E4M3": ml_dtypes.float8_e4m3fn}  # fmt: skip
+_MAX_TENSORS = 1 << 15
+_HOLDS = {"float16": "float32"}
+_DTYPE_NAMES = {
+    "bfloat16": "BF16", "float32": "F32", "uint16": "U16", "uint8": "U8", "int8": "I8",
+    "int32": "I32", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
+}  # fmt: skip
+_CODE_NAMES = {np.dtype(code).name for code in _CODES.values()}
+
+
+def is_in(directory: Path) -> bool:
+    """Whether a directory holds weights that can be opened."""
+    return (directory / INDEX).exists() or (directory / SINGLE).exists()
+
+
+def open_directory(directory: Path, codes_at: tuple[str, ...] = ()) -> TensorSource:
+    """The tensors of a Hugging Face directory.
+
+    Args:
+        directory: where they are.
+        codes_at: endings of the names of tensors that may hold what stands for numbers.
+
+    Raises:
+        InputError: no safetensors, an unsound file, or an index that disagrees with its shards.
+    """
+    if (directory / INDEX).exists():
+        return _open_sharded(directory, codes_at)
+    if (directory / SINGLE).exists():
+        return open_file(directory / SINGLE, codes_at)
+    pickles = [
+        p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+    ]
+    if pickles:
+        raise InputError(
+            f"{directory}: {sorted(pickles)[0]} is a pickle, which can run code when loaded; "
+            "only .safetensors is accepted (convert it where you trust it)"
+        )
+    raise InputError(f"{directory}: no weights; expected {SINGLE} or {INDEX}")
+
+
+def open_file(path: Path, codes_at: tuple[str, ...] = ()) -> TensorSource:
+    """The tensors of one file; see `open_directory`.
+
+    Raises:
+        InputError: the file is unsound, or holds a tensor that is not floating point.
+    """
+    data, tensors, _ = _header(path, codes_at=codes_at)
+    shapes = {name: shape for name, (shape, _, _) in tensors.items()}
+    dtypes = {n: _HOLDS.get(dtype.name, dtype.name) for n, (_, dtype, _) in tensors.items()}
+    widest = max({"bfloat16", *dtypes.values()} - _CODE_NAMES)
+    reader = functools.partial(_read, data, tensors)
+    return TensorSource(str(path), shapes, reader, widest, dtypes=dtypes)
+
+
+def map_arrays(path: Path) -> dict[str, np.ndarray]:
+    """The tensors of one file as views of its mapped memory, integers too; what is not in memory
+    yet begins to be read.
+
+    Raises:
+        InputError: the file is unsound.
+    """
+    data, tensors, _ = _header(path, _FLOATS | _INTEGERS)
+    data.madvise(mmap.MADV_WILLNEED)
+    return {name: _read(data, tensors, name, 0, shape[0]) for name, (shape, *_) in tensors.items()}
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The free-form strings in a file's header.
+
+    Raises:
+        InputError: the file is unsound.
+    """
+    return _header(path, _FLOATS | _INTEGERS)[2]
+
+
+_Tensors = dict[str, tuple[tuple[int, ...], np.dtype, int]]  # shape, dtype, position
+
+
+def _header(
+    path: Path, types: Mapping[str, type] = _FLOATS, codes_at: tuple[str, ...] = ()
+) -> tuple[mmap.mmap, _Tensors, dict[str, str]]:
+    import safetensors  # a machine that runs random weights may lack it
+
+    data = mapped.map_file(path)
+    start = 8 + int.from_bytes(data[:8], "little")
+    if start <= len(data):  # else it is no such file, as the library says
+        _check_size(data[8 : min(start, 9 + mapped.MAX_JSON_BYTES)], path)
+    try:
+        # The library proves the header sound: lengths, offsets, overlaps, holes.
+        with safetensors.safe_open(path, framework="np"):
+            pass
+    except (safetensors.SafetensorError, OSError, ValueError) as error:
+        raise InputError(f"{path}: not a valid safetensors file ({error})") from None
+    header = mapped.parse_json(data[8:start], str(path))
+    metadata = header.pop("__metadata__", {})
+    tensors: _Tensors = {}
+    for name, entry in header.items():
+        valid = {**types, **_CODES} if name.endswith(codes_at) else types
+        if entry["dtype"] not in valid:
+            raise InputError(
+                f"{path}: tensor {shown(name)} has type {entry['dtype']}; valid: {', '.join(valid)}"
+            )
+        position = start + entry["data_offsets"][0]
+        tensors[name] = (tuple(entry["shape"]), np.dtype(valid[entry["dtype"]]), position)
+    return data, tensors, metadata
+
+
+def _check_size(header: bytes, path: Path) -> None:
+    """Refuses more tensors than any model has, before their names are read."""
+    if len(header) > mapped.MAX_JSON_BYTES or header.count(b"data_offsets") > _MAX_TENSORS:
+        raise InputError(
+            f"{path}: its header has more than {mapped.MAX_JSON_BYTES} bytes or names more than "
+            f"{_MAX_TENSORS} tensors"
+        )
+
+
+def _read(
+    data: mmap.mmap,
+    tensors: _Tensors,
+    name: str,
+    start: int,
+    stop: int,
+    columns: slice = slice(None),
+) -> np.ndarray:
+    shape, dtype, position = tensors[name]
+    row = int(np.prod(shape[1:]))
+    values = np.frombuffer(
+        data, dtype, (stop - start) * row, position + start * row * dtype.itemsize
+    )
+    return values.reshape(stop - start, *shape[1:])[(slice(None), columns)[: len(shape)]]
+
+
+def read_index(directory: Path) -> dict[str, str]:
+    """Which file of a sharded checkpoint holds each tensor.
+
+    Raises:
+        InputError: the index is unsound, or names a file outside of this directory.
+    """
+    index = directory / INDEX
+    weight_map = mapped.read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise InputError(f"{index}: 'weight_map' must be an object of tensor name -> file name")
+    for name, shard in weight_map.items():
+        if (
+            not isinstance(shard, str)
+            or Path(shard).name != shard
+            or not shard.endswith(".safetensors")
+        ):
+            raise InputError(
+                f"{index}: tensor {shown(name)} is in {shown(shard)}; "
+                "valid: a .safetensors file of this directory"
+            )
+    return weight_map
+
+
+def _open_sharded(directory: Path, codes_at: tuple[str, ...]) -> TensorSource:
+    index, weight_map = directory / INDEX, read_index(directory)
+    files = sorted(set(weight_map.values()))
+    shards = {shard: open_file(directory / shard, codes_at) for shard in files}
+    for shard, source in shards.items():
+        for name in source.shapes:
+            if weight_map.get(name) != shard:
+                raise InputError(
+                    f"{index}: tensor {shown(name)} is in {shard}, "
+                    f"the index says {shown(weight_map.get(name))}"
+                )
+    for name, shard in weight_map.items():
+        if name not in shards[shard].shapes:
+            raise InputError(f"{index}: tensor {shown(name)} is not in {shard}")
+
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        return shards[weight_map[name]].read(name, start, stop, columns)
+
+    shapes = {name: shards[shard].shapes[name] for name, shard in weight_map.items()}
+    dtypes = {name: shards[shard].dtypes[name] for name, shard in weight_map.items()}
+    widest = max({source.dtype for source in shards.values()})
+    return TensorSource(str(directory), shapes, read, widest, dtypes=dtypes)
+
+
+def write_header(
+    file: BinaryIO, tensors: Mapping[str, tuple[tuple[int, ...], str]], metadata: dict[str, str]
+) -> int:
+    """Writes the header of a safetensors file whose tensors follow in this order, without gaps.
+
+    Args:
+        file: what is written to.
+        tensors: shape and type of each.
+        metadata: free-form strings; `digests.UNSEALED` first among those of a file that is sealed.
+
+    Returns:
+        Bytes that the tensors take.
+    """
+    header: dict[str, object] = {"__metadata__": metadata}
+    total = 0
+    for name, (shape, dtype) in tensors.items():
+        stop = total + math.prod(shape) * np.dtype(dtype).itemsize
+        header[name] = {
+            "dtype": _DTYPE_NAMES[dtype],
+            "shape": shape,
+            "data_offsets": [total, stop],
+        }
+        total = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % ALIGNMENT)  # where data begins
+    file.write(len(text).to_bytes(8, "little") + text)
+    return total

@@ -1,0 +1,183 @@
+"""DeepSeek-V2 (DeepSeek-AI 2024, arXiv 2405.04434), V3 and R1 (2024, arXiv 2412.19437) and V3.2
+(2025), without the layers that predict a second token.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+from configs.errors import InputError
+from configs.kinds.experts import Experts, Router
+from configs.kinds.feed_forward import Gated
+from configs.kinds.latent import Indexer, Latent
+from configs.kinds.rope import Rope, Yarn
+from configs.model import ModelConfig
+from inference.families.family import Family, Gguf, GgufReader
+from inference.families.shared import gguf_mixtures, gguf_names, hf_names, latents, mixtures, parts
+from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import YARN, GgufKeys
+
+_EVERY_LAYER = {"moe_layer_freq": (1, None), "ep_size": (1, None)}
+
+
+def _read_deepseek_v2(keys: Keys, name: str) -> ModelConfig:
+    keys.require_neutral({"norm_topk_prob": (False, None), "moe_layer_freq": (1, None)})
+    keys.choice("scoring_func", {"softmax": "softmax"}, "softmax")
+    methods = {method: method for method in ("greedy", "group_limited_greedy")}
+    is_greedy = keys.choice("topk_method", methods, "greedy") == "greedy"
+    groups = {} if is_greedy else mixtures.groups(keys)
+    router = Router(is_normalized=False, scale=keys.number("routed_scaling_factor", 1.0), **groups)
+    experts = mixtures.sharing_experts(keys, 64, None, router, width=1407, num_shared=2)
+    return latents.model(keys, name, "deepseek_v2", experts, is_neighbours=True, first_dense=0)
+
+
+def _read_deepseek_v3(keys: Keys, name: str) -> ModelConfig:
+    keys.require_neutral(_EVERY_LAYER)
+    router = mixtures.offset_router(keys, 2.5, 8, 4)
+    experts = mixtures.sharing_experts(keys, 256, 8, router, width=2048)
+    is_neighbours = keys.boolean("rope_interleave", True)
+    return latents.model(keys, name, "deepseek_v3", experts, is_neighbours, first_dense=3)
+
+
+def _read_deepseek_v32(keys: Keys, name: str) -> ModelConfig:
+    """Reads DeepSeek-V3.2, which is V3 over the tokens that an indexer chooses."""
+    keys.require_neutral(_EVERY_LAYER)
+    indexer = latents.indexer(keys, num_heads=64, is_neighbours=False)
+    return latents.indexed_model(keys, name, "deepseek_v32", indexer, num_groups=8, top_groups=4)
+
+
+def _write_deepseek_v2(config: ModelConfig) -> dict[str, Any]:
+    grouped = mixtures.mixture(config).router.num_groups > 1
+    method = "group_limited_greedy" if grouped else "greedy"
+    return latents.written(config) | {"topk_method": method, "scoring_func": "softmax"}
+
+
+def _write_deepseek_v3(config: ModelConfig) -> dict[str, Any]:
+    latent = config.mixers(Latent)[0]
+    return latents.written(config) | {
+        "topk_method": "noaux_tc",
+        "scoring_func": "sigmoid",
+        "rope_interleave": latent.rope.neighbours,
+    }
+
+
+def write_indexed(config: ModelConfig) -> dict[str, Any]:
+    """Returns the keys of DeepSeek-V3.2 and GLM-5."""
+    indexer = config.mixers(Latent)[0].indexer or Indexer(1, 1, 1)
+    return latents.written(config) | {
+        "mlp_layer_types": mixtures.mlp_types(config),
+        "index_n_heads": indexer.num_heads,
+        "index_head_dim": indexer.head_width,
+        "index_topk": indexer.top_k,
+    }
+
+
+_GGUF_KEYS = (
+    *gguf_mixtures.DENSE,
+    *YARN,
+    "rope.scaling.yarn_log_multiplier",
+    "attention.q_lora_rank",
+    "attention.kv_lora_rank",
+    "attention.key_length_mla",
+    "attention.value_length_mla",
+)
+
+
+def _gguf_deepseek(keys: GgufKeys) -> dict[str, Any]:
+    """Reads DeepSeek-V2 or, where scores are sigmoids, V3 and its relatives."""
+    router = gguf_mixtures.read_router(keys, is_normalized=False)
+    family = "deepseek_v2" if router.scores == "softmax" else "deepseek_v3"
+    return {
+        "family": family,
+        "pattern": gguf_mixtures.after_dense(keys, _gguf_latent(keys), router, 0),
+    }
+
+
+def _gguf_latent(keys: GgufKeys) -> Latent:
+    """Reads latent attention; older files state widths of heads by keys that newer ones have
+    for the cache.
+    """
+    rotary = keys.integer("rope.dimension_count")
+    ending = "_mla" if keys.has("attention.key_length_mla") else ""
+    key = keys.integer(f"attention.key_length{ending}")
+    value = keys.integer(f"attention.value_length{ending}")
+    if key <= rotary:
+        raise InputError(
+            f"metadata {keys.architecture}.rope.dimension_count={rotary} leaves no key"
+        )
+    rope, scale = _gguf_scaled(keys, keys.rope(has_yarn=True), key)
+    return Latent(
+        num_heads=keys.integer("attention.head_count"),
+        rank=keys.integer("attention.kv_lora_rank"),
+        rope_width=rotary,
+        nope_width=key - rotary,
+        value_width=value,
+        query_rank=keys.whole("attention.q_lora_rank") or None,
+        rope=dataclasses.replace(rope, neighbours=True),
+        scale=scale,
+    )
+
+
+def _gguf_scaled(keys: GgufKeys, rope: Rope, key_width: int) -> tuple[Rope, float | None]:
+    """Returns YaRN and the scale of the scores, which DeepSeek scales instead of cos and sin:
+    llama.cpp stores a tenth of `mscale_all_dim`, and assumes that `mscale` is the same.
+    """
+    log_factor = "rope.scaling.yarn_log_multiplier"
+    if not isinstance(rope.scaling, Yarn) or not keys.has(log_factor):
+        return rope, None
+    yarn = dataclasses.replace(rope.scaling, attention_factor=1.0)
+    mscale = round(keys.number(log_factor) / 0.1, 6)
+    sharper = 0.1 * mscale * math.log(yarn.factor) + 1 if yarn.factor > 1 else 1.0
+    return dataclasses.replace(rope, scaling=yarn), key_width**-0.5 * sharper**2
+
+
+_READS = ("attention_bias", "auto_map")
+FAMILIES = (
+    Family(
+        name="deepseek_v2",
+        architecture="DeepseekV2ForCausalLM",
+        model_type="deepseek_v2",
+        read=_read_deepseek_v2,
+        reads=_READS,
+        write=_write_deepseek_v2,
+        mixers=(Latent,),
+        feed_forwards=(Gated, Experts),
+        tensors=hf_names.LATENT,
+        splits=(parts.latent_heads,),
+        gguf=Gguf(
+            gguf_names.LATENT,
+            readers={
+                "deepseek2": GgufReader(
+                    _gguf_deepseek, _GGUF_KEYS, ("attention.value_length", "rope.dimension_count")
+                )
+            },
+        ),
+    ),
+    Family(
+        name="deepseek_v3",
+        architecture="DeepseekV3ForCausalLM",
+        model_type="deepseek_v3",
+        read=_read_deepseek_v3,
+        reads=_READS,
+        write=_write_deepseek_v3,
+        mixers=(Latent,),
+        feed_forwards=(Gated, Experts),
+        tensors=hf_names.LATENT,
+        splits=(parts.latent_heads,),
+        predicting=hf_names.PREDICTING,
+        gguf=Gguf(gguf_names.LATENT),
+    ),
+    Family(
+        name="deepseek_v32",
+        architecture="DeepseekV32ForCausalLM",
+        model_type="deepseek_v32",
+        read=_read_deepseek_v32,
+        reads=_READS,
+        write=write_indexed,
+        mixers=(Latent,),
+        feed_forwards=(Gated, Experts),
+        tensors=hf_names.INDEXED,
+        splits=(parts.latent_heads,),
+        predicting=hf_names.PREDICTING,
+    ),
+)

@@ -1,0 +1,42 @@
+"""ERNIE 4.5 (Baidu 2025), dense: Llama with rotary pairs side by side."""
+
+import dataclasses
+from typing import Any
+
+from configs.model import LayerSpec, ModelConfig
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.shared import export_fields, fields, hf_names, rope_keys
+from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
+
+
+def _read_ernie4_5(keys: Keys, name: str) -> ModelConfig:
+    keys.require_neutral({"use_bias": (False, None)})
+    rope = dataclasses.replace(rope_keys.read(keys, 500_000.0), neighbours=True)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "ernie4_5", tied=True, eps=1e-5),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=(LayerSpec(fields.attention(keys, 128, rope=rope), fields.gated(keys)),),
+    )
+
+
+def _write_ernie4_5(config: ModelConfig) -> dict[str, Any]:
+    return export_fields.llama_fields(config) | {"use_bias": False}
+
+
+def _gguf_ernie4_5(keys: GgufKeys) -> dict[str, Any]:
+    rope = dataclasses.replace(keys.rope(), neighbours=True)
+    return {"pattern": (keys.layer(rope),)}
+
+
+FAMILIES = (
+    Family(
+        name="ernie4_5",
+        architecture="Ernie4_5ForCausalLM",
+        model_type="ernie4_5",
+        read=_read_ernie4_5,
+        write=_write_ernie4_5,
+        tensors=hf_names.LLAMA,
+        gguf=Gguf(readers={"ernie4_5": GgufReader(_gguf_ernie4_5)}, writer=GgufWriter("ernie4_5")),
+    ),
+)

@@ -1,0 +1,126 @@
+"""The record of a family of checkpoints: everything particular to it."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated, Plain
+from configs.model import ModelConfig
+from inference.families.shared import gguf_names
+from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_states import Metadata
+from inference.families.shared.hf_names import Table
+from inference.families.shared.parts import Split
+
+
+@dataclasses.dataclass(frozen=True)
+class GgufReader:
+    """How the metadata of one of llama.cpp's architectures is read.
+
+    Attributes:
+        build: returns the fields of `ModelConfig`, except the widths of every file; a field
+            "family" names the family where that is not the reader's.
+        reads: keys that only this architecture has.
+        free_widths: keys of widths of heads that may differ from the head width.
+    """
+
+    build: Callable[[GgufKeys], dict[str, Any]]
+    reads: tuple[str, ...] = ()
+    free_widths: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class GgufWriter:
+    """How a family's metadata is written.
+
+    Attributes:
+        architecture: llama.cpp's name of the family.
+        metadata: the keys that only this family has.
+        experts_architecture: its name where the model has experts.
+        fold: removes from the model the factors that the file has in its weights.
+        factors: these factors, by the endings of tensor names.
+        has_states: layers keep states, and may differ in kind.
+    """
+
+    architecture: str
+    metadata: Callable[[ModelConfig], Metadata] = lambda config: {}
+    experts_architecture: str | None = None
+    fold: Callable[[ModelConfig], ModelConfig] = lambda config: config
+    factors: Callable[[ModelConfig], dict[str, float]] = lambda config: {}
+    has_states: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Gguf:
+    """A family in `.gguf` files.
+
+    Attributes:
+        tensors: as `Family.tensors`, by llama.cpp's names.
+        is_interleaved: rotary pairs of queries and keys are stored as neighbors.
+        readers: by architecture. One architecture may serve several families; the reader stands
+            with the family that has its name.
+        writer: None: files of this family are read only.
+        written_as: the family as which a file is read back, where that is another.
+    """
+
+    tensors: Table = dataclasses.field(default_factory=lambda: gguf_names.LLAMA)
+    is_interleaved: bool = False
+    readers: Mapping[str, GgufReader] = dataclasses.field(default_factory=dict)
+    writer: GgufWriter | None = None
+    written_as: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """A family of checkpoints.
+
+    Attributes:
+        name: ours, which `ModelConfig.family` has; golden checkpoints begin with it.
+        architecture: transformers' class, the only one of "architectures" in `config.json`.
+        model_type: as `config.json` has it.
+        read: (keys of a `config.json`, name of the model) -> the model.
+        write: returns those keys, except the ones that all families share.
+        reads: keys that other families reject and `read` understands.
+        mixers, feed_forwards: kinds that layers of the family may have.
+        tensors: our paths, of layers without "layers/N/", and the tensors that make them up. "{}"
+            stands for the number of an expert or a head. A bias goes by its weight's names, unless
+            it has names of its own. Where kinds of mixers differ, one's name stands for "mixer".
+        layers: prefix of a layer's number; its first word is the prefix of all but the head.
+        transposed: paths of matrices that are stored [in, out].
+        splits: make the parts of tensors that fuse several of our parameters.
+        predicting: as `tensors`, of layers behind the last one that predict a second token; None:
+            there are no such layers.
+        predictor: prefix of such layers that have no number of the model's; they are not read.
+        wrapper: architecture of a model of images or sounds too, of which this is the text.
+        inside: prefix of the text's tensors in the wrapper.
+        ignored: prefixes of tensors that are not read.
+        also: other endings of names, and those that they stand for where the model has none of
+            that name.
+        derived: endings of tensors that repeat what the configuration says.
+        rows_key: key with the number of rows of a table of which only those of tokens are read.
+        gguf: None: llama.cpp does not have the family.
+    """
+
+    name: str
+    architecture: str
+    model_type: str
+    read: Callable[[Keys, str], ModelConfig]
+    write: Callable[[ModelConfig], dict[str, Any]]
+    reads: tuple[str, ...] = ()
+    mixers: tuple[type, ...] = (Attention,)
+    feed_forwards: tuple[type, ...] = (Gated, Plain)
+    tensors: Table
+    layers: str = "model.layers"
+    transposed: tuple[str, ...] = ()
+    splits: tuple[Split, ...] = ()
+    predicting: Table | None = None
+    predictor: str | None = None
+    wrapper: str | None = None
+    inside: str | None = None
+    ignored: tuple[str, ...] = ()
+    also: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    derived: tuple[str, ...] = ()
+    rows_key: str | None = None
+    gguf: Gguf | None = None

@@ -1,0 +1,155 @@
+"""Llama (Meta 2023-2025), Mistral 7B (Jiang et al. 2023, arXiv 2310.06825) and SmolLM3 (Hugging
+Face 2025).
+"""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from configs.errors import InputError
+from configs.kinds.rope import Llama3, Rope
+from configs.model import LayerSpec, ModelConfig
+from inference.families import mixtral, qwen
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.shared import (
+    export_fields,
+    fields,
+    gguf_mixtures,
+    gguf_names,
+    hf_names,
+    rope_keys,
+)
+from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
+from layers import rope as rope_math
+
+
+def _read_llama(keys: Keys, name: str) -> ModelConfig:
+    rope = rope_keys.read(keys)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "llama"),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=(LayerSpec(fields.attention(keys, rope=rope), fields.gated(keys)),),
+    )
+
+
+def _read_mistral(keys: Keys, name: str) -> ModelConfig:
+    rope = rope_keys.read(keys)
+    keys.require_neutral({"layer_types": (None,)})  # Ministral's, which alternates windows
+    window = keys.optional_integer("sliding_window", 4096)
+    attention = fields.attention(keys, rope=rope, window=window)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "mistral"),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=(LayerSpec(attention, fields.gated(keys)),),
+    )
+
+
+def _read_smollm3(keys: Keys, name: str) -> ModelConfig:
+    rope = rope_keys.read(keys, 2_000_000.0)
+    layers = fields.num_layers(keys)
+    period = keys.integer("no_rope_layer_interval", 4)
+    rotates = keys.listed("no_rope_layers", layers)  # 1 where a layer does, despite the name
+    if rotates is None:
+        rotates = [int((layer + 1) % period != 0) for layer in range(layers)]
+    if any(value not in (0, 1) for value in rotates):
+        raise InputError(
+            "no_rope_layers lists 1 for a layer that rotates and 0 for one that does not"
+        )
+    # `use_sliding_window` chooses the kinds where the file lists none; listed ones mask regardless.
+    has_windows = keys.boolean("use_sliding_window", False)
+    full = fields.attention(keys, rope=None)
+    sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window"))
+    kinds = fields.types(has_windows and not turns for turns in rotates)
+    mixers = zip(fields.by_type(keys, full, sliding, kinds), rotates, strict=True)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "smollm3", tied=True),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=fields.pattern(
+            [dataclasses.replace(mixer, rope=rope if turns else None) for mixer, turns in mixers],
+            fields.gated(keys),
+        ),
+    )
+
+
+def _write_mistral(config: ModelConfig) -> dict[str, Any]:
+    attention, _ = export_fields.first(config)
+    return export_fields.llama_fields(config) | {"sliding_window": attention.window}
+
+
+def _write_smollm3(config: ModelConfig) -> dict[str, Any]:
+    rotates = [int(export_fields.attention(layer).rope is not None) for layer in config.layers]
+    return qwen.write(config) | {"no_rope_layers": rotates}
+
+
+def _gguf_llama(keys: GgufKeys) -> dict[str, Any]:
+    if keys.whole("expert_count"):  # llama.cpp has no other name for Mixtral
+        return mixtral.gguf_experts(keys)
+    return {"pattern": (keys.layer(_gguf_llama_rope(keys)),)}
+
+
+def _gguf_llama_rope(keys: GgufKeys) -> Rope:
+    rope = keys.rope()
+    shape = keys.shapes.get(gguf_names.ROPE_FACTORS)
+    if shape is None:
+        return rope
+    # Llama 3.1 and later store the divisor of each frequency instead of the rule that made it.
+    plain = rope_math.inverse_frequencies(rope, keys.head_width)
+    if shape != plain.shape:
+        raise InputError(
+            f"{gguf_names.ROPE_FACTORS!r} is {list(shape)}; expected {list(plain.shape)}"
+        )
+    divisors = keys.read_numbers(gguf_names.ROPE_FACTORS)
+    context = keys.integer("rope.scaling.original_context_length", Llama3(1.0).original_context)
+    candidate = Rope(rope.theta, Llama3(float(divisors.max()), original_context=context))
+    expected = plain / rope_math.inverse_frequencies(candidate, keys.head_width)
+    if not np.allclose(divisors, expected, rtol=1e-3):
+        raise InputError(f"{gguf_names.ROPE_FACTORS!r} does not follow the llama3 rule")
+    return candidate
+
+
+def _gguf_smollm3(keys: GgufKeys) -> dict[str, Any]:
+    return {"pattern": (keys.layer(keys.rope()),) * 3 + (keys.layer(None),)}
+
+
+_BIASED = ("attention_bias", "mlp_bias")
+FAMILIES = (
+    Family(
+        name="llama",
+        architecture="LlamaForCausalLM",
+        model_type="llama",
+        read=_read_llama,
+        reads=_BIASED,
+        write=export_fields.llama_fields,
+        tensors=hf_names.LLAMA,
+        gguf=Gguf(
+            is_interleaved=True,
+            readers={"llama": GgufReader(_gguf_llama, gguf_mixtures.COUNTS)},
+            writer=GgufWriter("llama"),
+        ),
+    ),
+    Family(
+        name="mistral",
+        architecture="MistralForCausalLM",
+        model_type="mistral",
+        read=_read_mistral,
+        write=_write_mistral,
+        tensors=hf_names.LLAMA,
+        gguf=Gguf(written_as="llama"),  # where a window has no place
+    ),
+    Family(
+        name="smollm3",
+        architecture="SmolLM3ForCausalLM",
+        model_type="smollm3",
+        read=_read_smollm3,
+        reads=_BIASED,
+        write=_write_smollm3,
+        tensors=hf_names.LLAMA,
+        gguf=Gguf(
+            is_interleaved=True,
+            readers={"smollm3": GgufReader(_gguf_smollm3)},
+            writer=GgufWriter("smollm3"),
+        ),
+    ),
+)

@@ -1,0 +1,181 @@
+"""OLMo 2 and 3 (Ai2 2024 and 2025), OLMoE (Muennighoff et al. 2024, arXiv 2409.02060) and FlexOlmo
+(Shi et al. 2025, arXiv 2507.07024).
+"""
+
+import dataclasses
+from typing import Any
+
+from configs.kinds.attention import Attention
+from configs.kinds.experts import Experts
+from configs.kinds.feed_forward import Gated
+from configs.kinds.rope import Rope
+from configs.model import LayerSpec, ModelConfig
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.shared import (
+    export_fields,
+    fields,
+    gguf_mixtures,
+    gguf_names,
+    hf_names,
+    mixtures,
+    rope_keys,
+)
+from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import YARN, GgufKeys
+
+
+def _read_olmo2(keys: Keys, name: str) -> ModelConfig:
+    rope = rope_keys.read(keys)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "olmo2", eps=1e-5),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=(LayerSpec(fields.attention(keys, rope=rope, qk_norm="all"), fields.gated(keys)),),
+        pre_norms=False,
+        post_norms=True,
+    )
+
+
+def _read_olmo3(keys: Keys, name: str) -> ModelConfig:
+    theta = keys.number("rope_theta", 500_000.0)
+    far, close = (rope_keys.scaled(keys, stated, theta) for stated in rope_keys.by_kind(keys))
+    full = fields.attention(keys, rope=far, qk_norm="all")
+    window = keys.optional_integer("sliding_window", 4096)
+    sliding = dataclasses.replace(full, rope=close, window=window)
+    repeated = fields.types((True, True, True, False))
+    mixers = fields.by_type(keys, full, sliding, repeated)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "olmo3", eps=1e-5),
+        max_context=rope_keys.max_context(keys, far),
+        pattern=fields.pattern(mixers, fields.gated(keys)),
+        pre_norms=False,
+        post_norms=True,
+    )
+
+
+def _read_olmoe(keys: Keys, name: str) -> ModelConfig:
+    rope = rope_keys.read(keys)
+    limit = keys.optional_number("clip_qkv")
+    attention = fields.attention(keys, rope=rope, qk_norm="all", input_limit=limit)
+    width, router = keys.integer("intermediate_size", 2048), mixtures.softmax_router(keys, False)
+    experts = mixtures.experts(keys, "num_experts", 64, 8, width, router)
+    return mixtures.model(keys, name, "olmoe", rope, [attention], experts, eps=1e-5)
+
+
+def _read_flex_olmo(keys: Keys, name: str) -> ModelConfig:
+    """Reads FlexOlmo, which has OLMo 2's layers and OLMoE's mixture."""
+    rope = rope_keys.read(keys, 500_000.0)
+    attention = fields.attention(keys, rope=rope, qk_norm="all")
+    width, router = keys.integer("intermediate_size", 11_008), mixtures.softmax_router(keys, False)
+    experts = mixtures.experts(keys, "num_experts", 7, 5, width, router)
+    model = mixtures.model(keys, name, "flex_olmo", rope, [attention], experts)
+    return dataclasses.replace(model, pre_norms=False, post_norms=True)
+
+
+def _write_olmo3(config: ModelConfig) -> dict[str, Any]:
+    """Returns the keys, with both objects of positions: transformers 5 reads the base of layers
+    without a window from the older one.
+    """
+    raw = export_fields.llama_fields(config) | export_fields.layer_types(config)
+    ropes = {mixer.window is None: mixer.rope or Rope() for mixer in config.mixers(Attention)}
+    near = {"rope_type": "default", "rope_theta": raw["rope_theta"]}
+    distant = ropes.get(True, Rope()).scaling
+    raw["rope_scaling"] = export_fields.rope_scaling(distant)
+    kinds = {"full_attention": near | (raw["rope_scaling"] or {}), "sliding_attention": near}
+    raw |= {"rope_parameters": kinds}
+    return raw if raw["sliding_window"] else raw | {"sliding_window": 4096}
+
+
+def _write_olmoe(config: ModelConfig) -> dict[str, Any]:
+    experts, attention = mixtures.mixture(config), mixtures.attention(config)
+    return mixtures.with_heads(config) | {
+        "intermediate_size": experts.width,
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "norm_topk_prob": experts.router.is_normalized,
+        "attention_bias": "out" in attention.biases,
+        "clip_qkv": attention.input_limit,
+    }
+
+
+def _write_flex_olmo(config: ModelConfig) -> dict[str, Any]:
+    raw = _write_olmoe(config)
+    del raw["clip_qkv"]
+    return raw
+
+
+_WINDOW = "attention.sliding_window"
+
+
+def _gguf_olmo2(keys: GgufKeys) -> dict[str, Any]:
+    """Reads OLMo 2 and, with windows, OLMo 3, which scales no positions in layers with them."""
+    distant = keys.layer(keys.rope(has_yarn=True), qk_norm="all")
+    shared = {"pattern": (distant,), "pre_norms": False, "post_norms": True}
+    if not keys.has(_WINDOW):
+        return shared
+    slides = keys.booleans(f"{_WINDOW}_pattern", keys.num_layers) or (True, True, True, False)
+    near = Rope(keys.number("rope.freq_base", 10_000.0))
+    local = keys.layer(near, qk_norm="all", window=keys.integer(_WINDOW))
+    pattern = tuple(local if slide else distant for slide in slides)
+    return shared | {"family": "olmo3", "pattern": pattern}
+
+
+def _gguf_olmoe(keys: GgufKeys) -> dict[str, Any]:
+    width = keys.integer("expert_feed_forward_length", keys.ffn_width)
+    router = gguf_mixtures.read_router(keys, is_normalized=False)
+    experts = gguf_mixtures.read_experts(keys, router, width)
+    attention = keys.attention(keys.rope(), qk_norm="all")
+    return {"pattern": (LayerSpec(attention, experts),)}
+
+
+FAMILIES = (
+    Family(
+        name="olmo2",
+        architecture="Olmo2ForCausalLM",
+        model_type="olmo2",
+        read=_read_olmo2,
+        reads=("attention_bias",),
+        write=export_fields.llama_fields,
+        tensors=hf_names.POST_NORMED,
+        gguf=Gguf(
+            readers={"olmo2": GgufReader(_gguf_olmo2, (*YARN, _WINDOW, f"{_WINDOW}_pattern"))},
+            writer=GgufWriter("olmo2"),
+        ),
+    ),
+    Family(
+        name="olmo3",
+        architecture="Olmo3ForCausalLM",
+        model_type="olmo3",
+        read=_read_olmo3,
+        reads=("attention_bias",),
+        write=_write_olmo3,
+        tensors=hf_names.POST_NORMED,
+        gguf=Gguf(),
+    ),
+    Family(
+        name="olmoe",
+        architecture="OlmoeForCausalLM",
+        model_type="olmoe",
+        read=_read_olmoe,
+        reads=("attention_bias",),
+        write=_write_olmoe,
+        feed_forwards=(Gated, Experts),
+        tensors=hf_names.EXPERTS,
+        gguf=Gguf(
+            gguf_names.EXPERTS, readers={"olmoe": GgufReader(_gguf_olmoe, gguf_mixtures.ROUTED)}
+        ),
+    ),
+    Family(
+        name="flex_olmo",
+        architecture="FlexOlmoForCausalLM",
+        model_type="flex_olmo",
+        read=_read_flex_olmo,
+        reads=("attention_bias", "num_local_experts"),
+        write=_write_flex_olmo,
+        feed_forwards=(Gated, Experts),
+        tensors={
+            **hf_names.EXPERTS,
+            "mixer_post_norm": ("post_attention_layernorm.weight",),
+            "ffn_post_norm": ("post_feedforward_layernorm.weight",),
+        },
+    ),
+)

@@ -1,0 +1,98 @@
+"""Phi-3 (Abdin et al. 2024, arXiv 2404.14219)."""
+
+import dataclasses
+from typing import Any
+
+from configs.kinds.rope import LongRope, Rope
+from configs.model import LayerSpec, ModelConfig
+from inference.families.family import Family, Gguf, GgufReader, Table
+from inference.families.shared import export_fields, fields, gguf_names, hf_names, rope_keys
+from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
+
+
+def _read_phi3(keys: Keys, name: str) -> ModelConfig:
+    rope = _rope(keys.with_defaults({"original_max_position_embeddings": 4096}))
+    attention = fields.attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "phi3", eps=1e-5),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=(LayerSpec(attention, fields.gated(keys)),),
+    )
+
+
+def _rope(keys: Keys) -> Rope:
+    """Reads the RoPE of a share of each head; older files call longrope 'su' or 'yarn'."""
+    stated = rope_keys.described(keys)
+    share, theta = keys.number("partial_rotary_factor", 1.0), keys.number("rope_theta", 10_000.0)
+    if stated is not None:
+        share = stated.number("partial_rotary_factor", share)
+        kind = stated.raw.get("rope_type", stated.raw.get("type"))
+        kind = "longrope" if kind in ("su", "yarn") else kind
+        stated = rope_keys.without_share(stated.updated({"rope_type": kind}))
+    rope = rope_keys.scaled(rope_keys.without_share(keys), stated, theta)
+    return dataclasses.replace(rope, share=share)
+
+
+def _write_phi3(config: ModelConfig) -> dict[str, Any]:
+    attention, _ = export_fields.first(config)
+    rope = attention.rope or Rope()
+    scaling = rope.scaling
+    original = scaling.original_context if isinstance(scaling, LongRope) else config.max_context
+    return export_fields.llama_fields(config) | {
+        "sliding_window": attention.window,
+        "partial_rotary_factor": rope.share,
+        "original_max_position_embeddings": original,
+    }
+
+
+_WINDOW = "attention.sliding_window"
+
+
+def _gguf_phi3(keys: GgufKeys) -> dict[str, Any]:
+    rope, head_width = keys.rope(), keys.head_width
+    share = keys.integer("rope.dimension_count", head_width) / head_width
+    window = keys.whole(_WINDOW) or None
+    scaling = None
+    if gguf_names.LONG_FACTORS in keys.shapes and gguf_names.SHORT_FACTORS in keys.shapes:
+        scaling = LongRope(
+            tuple(keys.read_numbers(gguf_names.SHORT_FACTORS).tolist()),
+            tuple(keys.read_numbers(gguf_names.LONG_FACTORS).tolist()),
+            keys.integer("rope.scaling.original_context_length"),
+            keys.number("rope.scaling.attn_factor", 1.0),
+        )
+    rope = Rope(rope.theta, scaling or rope.scaling, share)
+    return {"pattern": (keys.layer(rope, window=window),)}
+
+
+_TENSORS: Table = {
+    **hf_names.LLAMA,
+    "mixer/qkv": ("self_attn.qkv_proj.weight",),
+    "ffn/gate_up": ("mlp.gate_up_proj.weight",),
+}
+_GGUF: Table = {
+    **gguf_names.LLAMA,
+    "mixer/qkv": ("attn_qkv.weight",),
+    "ffn/gate_up": ("ffn_up.weight",),
+}
+FAMILIES = (
+    Family(
+        name="phi3",
+        architecture="Phi3ForCausalLM",
+        model_type="phi3",
+        read=_read_phi3,
+        reads=("auto_map",),
+        write=_write_phi3,
+        tensors=_TENSORS,
+        gguf=Gguf(
+            _GGUF,
+            readers={
+                "phi3": GgufReader(
+                    _gguf_phi3,
+                    (_WINDOW, "rope.scaling.attn_factor"),
+                    free_widths=("rope.dimension_count",),
+                )
+            },
+        ),
+    ),
+)

@@ -1,0 +1,64 @@
+"""Qwen2 (Qwen Team 2024, arXiv 2407.10671) and Qwen3 (2025, arXiv 2505.09388)."""
+
+from typing import Any
+
+from configs.model import ModelConfig
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.shared import export_fields, fields, hf_names, rope_keys
+from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
+
+
+def _read_qwen2(keys: Keys, name: str) -> ModelConfig:
+    rope = rope_keys.read(keys)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "qwen2"),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=fields.upper_windows(keys, fields.attention(keys, rope=rope, biases=("qkv",))),
+    )
+
+
+def _read_qwen3(keys: Keys, name: str) -> ModelConfig:
+    rope = rope_keys.read(keys)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, "qwen3"),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=fields.upper_windows(keys, fields.attention(keys, 128, rope=rope, qk_norm="head")),
+    )
+
+
+def write(config: ModelConfig) -> dict[str, Any]:
+    """Returns the keys of a `config.json`, with the window of each layer."""
+    raw = export_fields.llama_fields(config) | export_fields.layer_types(config)
+    return raw | {"use_sliding_window": raw["sliding_window"] is not None}
+
+
+def _gguf_qwen2(keys: GgufKeys) -> dict[str, Any]:
+    return {"pattern": (keys.layer(keys.rope(), biases=("qkv",)),)}
+
+
+def _gguf_qwen3(keys: GgufKeys) -> dict[str, Any]:
+    return {"pattern": (keys.layer(keys.rope(), qk_norm="head"),)}
+
+
+FAMILIES = (
+    Family(
+        name="qwen2",
+        architecture="Qwen2ForCausalLM",
+        model_type="qwen2",
+        read=_read_qwen2,
+        write=write,
+        tensors=hf_names.LLAMA,
+        gguf=Gguf(readers={"qwen2": GgufReader(_gguf_qwen2)}, writer=GgufWriter("qwen2")),
+    ),
+    Family(
+        name="qwen3",
+        architecture="Qwen3ForCausalLM",
+        model_type="qwen3",
+        read=_read_qwen3,
+        reads=("attention_bias",),
+        write=write,
+        tensors=hf_names.LLAMA,
+        gguf=Gguf(readers={"qwen3": GgufReader(_gguf_qwen3)}, writer=GgufWriter("qwen3")),
+    ),
+)

@@ -1,0 +1,139 @@
+"""Qwen3-Next (Qwen Team 2025), with a mixture, and Qwen3.5 (2026), with dense feed-forwards, both
+without layers that predict a second token: gated DeltaNet, and attention with an output gate.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from configs.kinds.attention import Attention
+from configs.kinds.experts import Experts
+from configs.kinds.feed_forward import Gated
+from configs.kinds.kind import FeedForward
+from configs.kinds.recurrent.delta_net import DeltaNet
+from configs.kinds.rope import Rope
+from configs.model import MOST_LAYERS, ModelConfig
+from inference.families import qwen_moe
+from inference.families.family import Family, Table
+from inference.families.shared import delta_net, fields, hf_names, mixtures, parts, rope_keys
+from inference.families.shared.config_keys import Keys
+
+
+def _read_qwen3_next(keys: Keys, name: str) -> ModelConfig:
+    keys = keys.with_defaults({"num_key_value_heads": 2, "intermediate_size": 5632})
+    experts = mixtures.experts(
+        keys, "num_experts", 512, 10, keys.integer("moe_intermediate_size", 512),
+        mixtures.softmax_router(keys, True), has_shared_gate=True,
+        shared_width=keys.integer("shared_expert_intermediate_size", 512),
+    )  # fmt: skip
+    return _read(keys, name, "qwen3_next", qwen_moe.some_dense(keys, experts))
+
+
+def _read_qwen3_5(keys: Keys, name: str) -> ModelConfig:
+    """Reads the text part of Qwen3.5, where the sections of positions are equal."""
+    keys = keys.with_defaults({"num_key_value_heads": 4, "intermediate_size": 12288})
+    return _read(keys, name, "qwen3_5", fields.gated(keys))
+
+
+def _read(
+    keys: Keys, name: str, family: str, ffns: FeedForward | Sequence[FeedForward]
+) -> ModelConfig:
+    keys.require_neutral({
+        "attn_output_gate": (True, None),  # by a sigmoid
+        "output_gate_type": ("swish", "silu", None),  # of the other layers
+    })  # fmt: skip
+    rope = rope_keys.partial(keys, 10_000.0, keys.number("partial_rotary_factor", 0.25))
+    attention = fields.attention(keys, 256, rope=rope, qk_norm="head", has_output_gate=True)
+    mixer = DeltaNet(
+        num_heads=keys.integer("linear_num_value_heads", 32),
+        num_key_heads=keys.integer("linear_num_key_heads", 16),
+        key_width=keys.integer("linear_key_head_dim", 128),
+        value_width=keys.integer("linear_value_head_dim", 128),
+        conv_width=keys.integer("linear_conv_kernel_dim", 4),
+    )
+    interval = keys.integer("full_attention_interval", 4, limit=MOST_LAYERS)
+    mixers = delta_net.by_type(keys, mixer, attention, lambda layer: (layer + 1) % interval == 0)
+    return ModelConfig(
+        **fields.llama_fields(keys, name, family),
+        max_context=rope_keys.max_context(keys, rope),
+        pattern=fields.pattern(mixers, ffns),
+        norm_offset=1.0,
+    )
+
+
+def _write_qwen3_next(config: ModelConfig) -> dict[str, Any]:
+    shared = mixtures.mixture(config).shared_width
+    return qwen_moe.write_mixture(config) | _mixer_keys(config) | {
+        "shared_expert_intermediate_size": shared,
+    }  # fmt: skip
+
+
+def _write_qwen3_5(config: ModelConfig) -> dict[str, Any]:
+    ffn = config.layers[0].ffn
+    assert isinstance(ffn, Gated), "config_export has seen to it"
+    raw = mixtures.with_heads(config) | _mixer_keys(config)
+    return raw | {"intermediate_size": ffn.width, "attn_output_gate": True}
+
+
+def _mixer_keys(config: ModelConfig) -> dict[str, Any]:
+    """Returns the keys of layers of both kinds."""
+    attention = mixtures.attention(config)
+    return delta_net.linear_keys(config) | {
+        "attention_bias": "out" in attention.biases,
+        "partial_rotary_factor": (attention.rope or Rope()).share,
+    }
+
+
+def _fused_tensors(module: str) -> Table:
+    """Returns Qwen3-Next's names of gated DeltaNet, which fuse gates with convolved channels."""
+    fused, numbers = f"{module}.in_proj_qkvz.weight", f"{module}.in_proj_ba.weight"
+    return {
+        **_tensors(module),
+        "delta_net/in": tuple(f"{fused}.{part}" for part in "vqk"),
+        "delta_net/gates": (f"{fused}.z", f"{numbers}.b", f"{numbers}.a"),
+    }
+
+
+def _tensors(module: str) -> Table:
+    """Returns Qwen3.5's names of gated DeltaNet."""
+    return {
+        "delta_net/in": tuple(f"{module}.in_proj_qkv.weight.{part}" for part in "vqk"),
+        "delta_net/gates": tuple(f"{module}.in_proj_{part}.weight" for part in "zba"),
+        "delta_net/conv": tuple(f"{module}.conv1d.weight.{part}" for part in "vqk"),
+        "delta_net/rate": (f"{module}.A_log",),
+        "delta_net/step_bias": (f"{module}.dt_bias",),
+        "delta_net/out_norm": (f"{module}.norm.weight",),
+        "delta_net/out": (f"{module}.out_proj.weight",),
+    }
+
+
+FAMILIES = (
+    Family(
+        name="qwen3_next",
+        architecture="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        read=_read_qwen3_next,
+        reads=("attention_bias",),
+        write=_write_qwen3_next,
+        mixers=(Attention, DeltaNet),
+        feed_forwards=(Gated, Experts),
+        tensors={**qwen_moe.SHARED_EXPERT, **_fused_tensors("linear_attn")},
+        splits=(parts.delta_net,),
+        predictor="mtp",
+    ),
+    Family(
+        name="qwen3_5",
+        architecture="Qwen3_5ForCausalLM",
+        model_type="qwen3_5_text",
+        read=_read_qwen3_5,
+        reads=("attention_bias",),
+        write=_write_qwen3_5,
+        mixers=(Attention, DeltaNet),
+        feed_forwards=(Gated,),
+        tensors={**hf_names.LLAMA, **_tensors("linear_attn")},
+        splits=(parts.delta_net,),
+        predictor="mtp",
+        wrapper="Qwen3_5ForConditionalGeneration",
+        inside="model.language_model",
+        ignored=("model.visual",),
+    ),
+)

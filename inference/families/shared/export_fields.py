@@ -1,0 +1,106 @@
+"""Writes the keys of `config.json` that many families share."""
+
+from typing import Any
+
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Scaling, Yarn
+from configs.model import LayerSpec, ModelConfig
+from inference.families.shared import fields
+
+_SCALINGS = {Linear: "linear", Dynamic: "dynamic", Llama3: "llama3", Yarn: "yarn"}
+
+
+def attention(layer: LayerSpec) -> Attention:
+    """Returns the attention of a layer, in families that have no other mixer."""
+    assert isinstance(layer.mixer, Attention), "config_export has seen to it"
+    return layer.mixer
+
+
+def first(config: ModelConfig) -> tuple[Attention, Gated | Plain]:
+    """Returns the parts of the first layer, for keys that all layers share."""
+    ffn = config.layers[0].ffn
+    assert isinstance(ffn, Gated | Plain), "config_export has seen to it"
+    return attention(config.layers[0]), ffn
+
+
+def llama_fields(config: ModelConfig) -> dict[str, Any]:
+    """Returns the keys that all of Llama's relatives share."""
+    attention, ffn = first(config)
+    rope = next((mixer.rope for mixer in config.mixers(Attention) if mixer.rope), Rope())
+    return {
+        **sizes(config, rope),
+        **heads(attention),
+        "intermediate_size": ffn.width,
+        "attention_bias": "out" in attention.biases,
+        "mlp_bias": ffn.has_bias,
+    }
+
+
+def sizes(config: ModelConfig, rope: Rope) -> dict[str, Any]:
+    """Returns the keys of the whole model and of its positions."""
+    longest, scaling = config.max_context, rope.scaling
+    if isinstance(scaling, Dynamic):  # stretched from the length that the file states
+        longest = scaling.original_context
+    return {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.num_layers,
+        "max_position_embeddings": longest,
+        "rms_norm_eps": config.norm_eps,
+        "hidden_act": "silu",
+        "rope_theta": rope.theta,
+        "rope_scaling": rope_scaling(scaling),
+    }
+
+
+def heads(attention: Attention) -> dict[str, Any]:
+    """Returns the keys of attention's heads."""
+    return {
+        "num_attention_heads": attention.num_heads,
+        "num_key_value_heads": attention.num_kv_heads,
+        "head_dim": attention.head_width,
+    }
+
+
+def layer_types(config: ModelConfig) -> dict[str, Any]:
+    """Returns the keys of the layers' windows."""
+    windows = [attention(layer).window for layer in config.layers]
+    return {
+        "layer_types": fields.types(window is not None for window in windows),
+        "sliding_window": max(filter(None, windows), default=None),
+    }
+
+
+def rope_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
+    """Returns the object that says how positions are scaled; None: they are not."""
+    if scaling is None:
+        return None
+    if isinstance(scaling, LongRope):
+        return {
+            "rope_type": "longrope",
+            "short_factor": list(scaling.short),
+            "long_factor": list(scaling.long),
+            "original_max_position_embeddings": scaling.original_context,
+            "attention_factor": scaling.attention_factor,
+        }
+    if isinstance(scaling, Proportional):
+        factor = {"factor": scaling.factor} if scaling.factor != 1 else {}
+        return {"rope_type": "proportional", "partial_rotary_factor": scaling.share} | factor
+    raw: dict[str, Any] = {"rope_type": _SCALINGS[type(scaling)], "factor": scaling.factor}
+    if isinstance(scaling, Llama3):
+        raw |= {
+            "low_freq_factor": scaling.low_freq_factor,
+            "high_freq_factor": scaling.high_freq_factor,
+        }
+    if isinstance(scaling, Yarn):
+        raw |= {
+            "beta_fast": scaling.beta_fast,
+            "beta_slow": scaling.beta_slow,
+            "truncate": scaling.truncate,
+        }
+        if scaling.attention_factor is not None:
+            raw |= {"attention_factor": scaling.attention_factor}
+    if isinstance(scaling, Llama3 | Yarn):
+        raw |= {"original_max_position_embeddings": scaling.original_context}
+    return raw

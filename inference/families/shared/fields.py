@@ -1,0 +1,143 @@
+"""Reads the keys of `config.json` that many families share."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from configs.errors import InputError, shown
+from configs.kinds.attention import Attention
+from configs.kinds.feed_forward import Gated
+from configs.kinds.kind import FeedForward, Mixer
+from configs.model import MOST_LAYERS, LayerSpec
+from inference.families.shared.config_keys import Keys
+
+Pattern = tuple[LayerSpec, ...]
+
+
+def llama_fields(
+    keys: Keys, name: str, family: str, tied: bool = False, eps: float = 1e-6
+) -> dict[str, Any]:
+    """Returns the fields of a model that all of Llama's relatives share, by the defaults of their
+    transformers classes.
+    """
+    return {
+        "name": name,
+        "family": family,
+        "vocab_size": keys.integer("vocab_size"),
+        "width": keys.integer("hidden_size"),
+        "num_layers": num_layers(keys),
+        "norm_eps": keys.number("rms_norm_eps", eps),
+        "tied": keys.boolean("tie_word_embeddings", tied),
+    }
+
+
+def attention(keys: Keys, head_width: int | None = None, **fields: Any) -> Attention:
+    """Returns attention with the heads and biases that all of Llama's relatives write.
+
+    Args:
+        head_width: where the file states none; None: by the model's width.
+        fields: further fields, which win.
+    """
+    num_heads = keys.integer("num_attention_heads")
+    width = head_width or max(keys.integer("hidden_size") // num_heads, 1)
+    has_bias = keys.boolean("attention_bias", False)  # of all four projections
+    defaults = {
+        "num_heads": num_heads,
+        "num_kv_heads": keys.integer("num_key_value_heads", num_heads),
+        "head_width": keys.integer("head_dim", width),
+        "biases": ("qkv", "out") if has_bias else (),
+    }
+    return Attention(**defaults | fields)
+
+
+def gated(keys: Keys) -> Gated:
+    """Returns the feed-forward of all of Llama's relatives; `mlp_bias` means all projections."""
+    width, has_bias = keys.integer("intermediate_size"), keys.boolean("mlp_bias", False)
+    return Gated(width, activation(keys), has_bias)
+
+
+def activation(keys: Keys) -> str:
+    """Returns the activation, which is SiLU in all of Llama's relatives."""
+    return keys.choice("hidden_act", {"silu": "silu"}, "silu")
+
+
+def upper_windows(keys: Keys, full: Attention) -> Pattern:
+    """Returns the pattern by Qwen's rule: layers from `max_window_layers` on have a window."""
+    first = keys.whole("max_window_layers", 28, limit=MOST_LAYERS)
+    repeated = types(layer >= first for layer in range(num_layers(keys)))
+    sliding = dataclasses.replace(full, window=used_window(keys))
+    return pattern(by_type(keys, full, sliding, repeated), gated(keys))
+
+
+def used_window(keys: Keys) -> int | None:
+    """Returns the window of Qwen's files, where they use one."""
+    is_used = keys.boolean("use_sliding_window", False)
+    return keys.optional_integer("sliding_window", 4096) if is_used else None
+
+
+def num_layers(keys: Keys) -> int:
+    """Returns how many layers a configuration states."""
+    return keys.integer("num_hidden_layers", limit=MOST_LAYERS)
+
+
+def types(slides: Iterable[bool]) -> list[str]:
+    """Returns the names of kinds of layers, as `layer_types` lists them."""
+    return ["sliding_attention" if slide else "full_attention" for slide in slides]
+
+
+def numbered(keys: Keys, key: str, layers: int) -> set[int]:
+    """Returns the layers that a key lists by their numbers, from 0 on."""
+    listed = keys.raw.get(key) or []
+    if not isinstance(listed, list) or not all(type(layer) is int for layer in listed):
+        raise InputError(f"{keys.label}{key} lists numbers of layers, not {shown(listed)}")
+    if unknown := [layer for layer in listed if not 0 <= layer < layers]:
+        raise InputError(
+            f"{keys.label}{key} names layer {unknown[0]} of {layers}; valid: 0 to {layers - 1}"
+        )
+    return set(listed)
+
+
+def by_type(
+    keys: Keys, full: Attention, sliding: Attention, repeated: Sequence[str]
+) -> list[Attention]:
+    """Returns each layer's attention by `layer_types`, or by kinds that repeat where the file lists
+    none.
+    """
+    mixers = {"full_attention": full, "sliding_attention": sliding}
+    kinds = layer_types(keys, mixers)
+    kinds = kinds or [repeated[n % len(repeated)] for n in range(num_layers(keys))]
+    return [mixers[kind] for kind in kinds]
+
+
+def layer_types(keys: Keys, valid: Iterable[str]) -> list[str] | None:
+    """Returns the kinds that `layer_types` lists; None: it is absent.
+
+    Raises:
+        InputError: a kind is not in `valid`.
+    """
+    kinds = keys.listed("layer_types", num_layers(keys))
+    for kind in kinds or ():
+        if not isinstance(kind, str) or kind not in valid:
+            raise InputError(
+                f"{keys.label}layer type {shown(kind)} is not supported; valid: {', '.join(valid)}"
+            )
+    return kinds
+
+
+def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]) -> Pattern:
+    """Returns the pattern that repeats. One feed-forward is that of all layers."""
+    per_layer = [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
+    return repeated(list(map(LayerSpec, mixers, per_layer)))
+
+
+def repeated(layers: Sequence[LayerSpec]) -> Pattern:
+    """Returns the pattern that repeats, by its longest border (Knuth, Morris & Pratt 1977): a file
+    may list thousands of layers.
+    """
+    borders = [0]
+    for layer in layers[1:]:
+        border = borders[-1]
+        while border and layer != layers[border]:
+            border = borders[border - 1]
+        borders.append(border + (layer == layers[border]))
+    return tuple(layers[: len(layers) - borders[-1]])

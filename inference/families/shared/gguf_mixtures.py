@@ -1,0 +1,80 @@
+"""Reads experts from the metadata of a `.gguf` file."""
+
+from typing import Any
+
+from configs.errors import InputError
+from configs.kinds.experts import Experts, Router
+from configs.kinds.feed_forward import Gated
+from configs.kinds.kind import Mixer
+from configs.model import MOST_LAYERS, LayerSpec
+from inference.families.shared.gguf_keys import GgufKeys
+
+# Keys that architectures with experts read, in addition to those of all.
+COUNTS = ("expert_count", "expert_used_count")
+ROUTED = (
+    *COUNTS,
+    "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+    "expert_gating_func",
+    "expert_weights_norm",
+    "expert_weights_scale",
+    "expert_group_count",
+    "expert_group_used_count",
+)
+DENSE = (*ROUTED, "expert_shared_count", "leading_dense_block_count")
+_SCORES = {1: "softmax", 2: "sigmoid"}
+
+
+def read_router(keys: GgufKeys, is_normalized: bool, scores: str = "softmax") -> Router:
+    """Returns the router.
+
+    Args:
+        keys: of the file, which need not state how it routes.
+        is_normalized: the architecture's default, as llama.cpp has it.
+        scores: likewise.
+    """
+    function = keys.whole("expert_gating_func")
+    if function and function not in _SCORES:
+        raise InputError(
+            f"metadata {keys.architecture}.expert_gating_func={function} is not supported; "
+            "valid: 1 (softmax), 2 (sigmoid)"
+        )
+    scores = _SCORES.get(function, scores)
+    groups = max(keys.whole("expert_group_count"), 1)
+    top_groups = max(keys.whole("expert_group_used_count"), 1) if groups > 1 else 1
+    has_offsets = scores == "sigmoid"
+    return Router(
+        scores,
+        keys.boolean("expert_weights_norm", is_normalized),
+        keys.number("expert_weights_scale", 1.0),
+        has_offsets=has_offsets,
+        num_groups=groups,
+        top_groups=top_groups,
+        group_best=2 if has_offsets else 1,
+    )
+
+
+def read_experts(
+    keys: GgufKeys, router: Router, width: int | None = None, **fields: Any
+) -> Experts:
+    """Returns a mixture; `width` None: the file's key of it counts."""
+    return Experts(
+        keys.integer("expert_count"),
+        keys.integer("expert_used_count"),
+        width or keys.integer("expert_feed_forward_length"),
+        router,
+        **fields,
+    )
+
+
+def after_dense(keys: GgufKeys, mixer: Mixer, router: Router, extra: int) -> tuple[LayerSpec, ...]:
+    """Returns the pattern of dense layers, then mixtures with shared experts as wide as the others;
+    `extra` last blocks are not read.
+    """
+    shared = keys.whole("expert_shared_count") * keys.integer("expert_feed_forward_length")
+    mixture = LayerSpec(mixer, read_experts(keys, router, shared_width=shared))
+    dense = keys.whole("leading_dense_block_count", limit=MOST_LAYERS)
+    if not dense:
+        return (mixture,)
+    behind = max(keys.num_layers - extra - dense, 0)
+    return (LayerSpec(mixer, Gated(keys.ffn_width)),) * dense + (mixture,) * behind

@@ -1,0 +1,108 @@
+"""Reads and writes latent attention as DeepSeek's relatives have it in `config.json`."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from configs.kinds.experts import Experts
+from configs.kinds.kind import FeedForward
+from configs.kinds.latent import Indexer, Latent
+from configs.kinds.rope import Yarn
+from configs.model import ModelConfig
+from inference.families.shared import export_fields, mixtures, rope_keys
+from inference.families.shared.config_keys import Keys
+
+
+def model(
+    keys: Keys, name: str, family: str, experts: Experts, is_neighbours: bool, first_dense: int,
+    ffns: Sequence[FeedForward] | None = None, indexer: Indexer | None = None,
+) -> ModelConfig:  # fmt: skip
+    """Returns a model of latent attention.
+
+    Args:
+        keys: of the whole model.
+        name: of the model.
+        family: of the model.
+        experts: the mixture of layers behind the `first_dense` ones.
+        is_neighbours: rotary pairs are stored as neighbors.
+        first_dense: where the file does not state it.
+        ffns: of each layer; None: by `first_dense`.
+        indexer: chooses the tokens; None: layers attend to all.
+    """
+    rope = dataclasses.replace(rope_keys.read(keys), neighbours=is_neighbours)
+    stated = rope_keys.described(keys) or Keys({})
+    nope, rotary = keys.integer("qk_nope_head_dim", 128), keys.integer("qk_rope_head_dim", 64)
+    scale = None
+    if rope.scaling is not None and stated.raw.get("mscale_all_dim"):
+        factor, sharper = stated.number("factor", 1.0), 1.0
+        if factor > 1:
+            sharper += 0.1 * stated.number("mscale_all_dim") * math.log(factor)
+        scale = (nope + rotary) ** -0.5 * sharper**2
+    latent = Latent(
+        num_heads=keys.integer("num_attention_heads"),
+        rank=keys.integer("kv_lora_rank", 512),
+        rope_width=rotary,
+        nope_width=nope,
+        value_width=keys.integer("v_head_dim", 128),
+        query_rank=keys.optional_integer("q_lora_rank", 1536),
+        rope=rope,
+        scale=scale,
+        indexer=indexer,
+        has_bias=keys.boolean("attention_bias", False),
+    )
+    ffns = ffns or mixtures.after_dense(keys, experts, first_dense)
+    return mixtures.model(keys, name, family, rope, [latent], ffns)
+
+
+def indexer(keys: Keys, num_heads: int, is_neighbours: bool) -> Indexer:
+    """Returns the indexer; `num_heads` where the file states none."""
+    return Indexer(
+        keys.integer("index_n_heads", num_heads),
+        keys.integer("index_head_dim", 128),
+        keys.integer("index_topk", 2048),
+        is_neighbours,
+    )
+
+
+def indexed_model(
+    keys: Keys, name: str, family: str, indexer: Indexer, num_groups: int, top_groups: int
+) -> ModelConfig:
+    """Returns a model of latent attention over chosen tokens, with DeepSeek-V3's mixture."""
+    router = mixtures.offset_router(keys, 2.5, num_groups, top_groups)
+    experts = mixtures.sharing_experts(keys, 256, 8, router, width=2048)
+    return model(
+        keys, name, family, experts, is_neighbours=True, first_dense=3,
+        ffns=mixtures.by_mlp_types(keys, experts), indexer=indexer,
+    )  # fmt: skip
+
+
+def written(config: ModelConfig) -> dict[str, Any]:
+    """Returns the keys of a model of latent attention and mixtures."""
+    latent = config.mixers(Latent)[0]
+    raw = export_fields.sizes(config, latent.rope) | mixtures.routed(config)
+    if isinstance(latent.rope.scaling, Yarn):
+        raw["rope_scaling"] |= _scales(latent, latent.rope.scaling)
+    return raw | {
+        "num_attention_heads": latent.num_heads,
+        "num_key_value_heads": latent.num_heads,
+        "kv_lora_rank": latent.rank,
+        "q_lora_rank": latent.query_rank,
+        "qk_nope_head_dim": latent.nope_width,
+        "qk_rope_head_dim": latent.rope_width,
+        "v_head_dim": latent.value_width,
+        "attention_bias": latent.has_bias,
+        "moe_layer_freq": 1,
+    }
+
+
+def _scales(latent: Latent, scaling: Yarn) -> dict[str, float]:
+    """Returns the keys that give the scale of the scores and the factor on cos and sin."""
+    if latent.scale is None or scaling.factor <= 1:
+        return {}
+    unit = 0.1 * math.log(scaling.factor)
+    sharper = math.sqrt(latent.scale * math.sqrt(latent.nope_width + latent.rope_width))
+    raw = {"mscale_all_dim": round((sharper - 1) / unit, 6)}
+    if scaling.attention_factor is not None:
+        raw["mscale"] = round((scaling.attention_factor * sharper - 1) / unit, 6)
+    return raw
