@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from collections.abc import Callable
+from typing import ClassVar
 
 from configs import cache, heads, precision
 from configs.cache import BLOCK_TOKENS, PageGroup
@@ -58,7 +59,7 @@ class EngineConfig(Section):
     scheduling: SchedulingConfig = SchedulingConfig()
     kernels: KernelConfig = KernelConfig()
 
-    def __new__(cls, *sections: Any, **settings: Any) -> "EngineConfig":
+    def __new__(cls, *sections: object, **settings: object) -> "EngineConfig":
         """Refuses a setting that a group has.
 
         Raises:
@@ -98,17 +99,21 @@ class EngineConfig(Section):
             )
 
     @classmethod
-    def of(cls, **settings: Any) -> "EngineConfig":
+    def of(cls, **settings: object) -> "EngineConfig":
         """Returns the default engine with some settings changed (see `replace`)."""
         return cls().replace(**settings)
 
-    def replace(self, **settings: Any) -> "EngineConfig":
+    def replace(self, **settings: object) -> "EngineConfig":
         """Returns the engine with some settings changed, each by its name, whatever its group.
 
         Raises:
             InputError: a name is unknown, or the settings are not valid together.
         """
-        places, groups, changes = paths(EngineConfig), dict[str, dict[str, Any]](), dict[str, Any]()
+        places, groups, changes = (
+            paths(EngineConfig),
+            dict[str, dict[str, object]](),
+            dict[str, object](),
+        )
         for name, value in settings.items():
             if name not in places:
                 raise InputError(f"unknown setting {name!r}; valid: {', '.join(places)}")
@@ -116,7 +121,8 @@ class EngineConfig(Section):
             (changes if group == name else groups.setdefault(group, {}))[name] = value
         for group, fields in groups.items():
             changes[group] = dataclasses.replace(getattr(self, group), **fields)
-        return dataclasses.replace(self, **changes)
+        replace: Callable[..., EngineConfig] = dataclasses.replace
+        return replace(self, **changes)
 
     def without_drafts(self) -> "EngineConfig":
         return dataclasses.replace(self, drafts=DraftConfig())
@@ -190,7 +196,7 @@ class Config:
                 f"{-(-total // min(peaks))}, for one page of each page group"
             )
 
-    def with_engine(self, **settings: Any) -> "Config":
+    def with_engine(self, **settings: object) -> "Config":
         """Returns the configuration with some settings of the engine changed, each by its name."""
         return dataclasses.replace(self, engine=self.engine.replace(**settings))
 

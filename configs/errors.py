@@ -1,7 +1,5 @@
 """The one exception for what a user can put right, and the words of others."""
 
-from typing import Any
-
 _SHOWN_CHARS = 80
 
 
@@ -27,7 +25,7 @@ def is_fault(error: BaseException) -> bool:
     return isinstance(error, Exception) or is_panic(type(error))
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """A value in a message: of one line, cut where it is long."""
     if isinstance(value, int) and value.bit_length() > 256:  # its digits may be refused, or slow
         return f"a number of {value.bit_length()} bits"

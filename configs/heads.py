@@ -4,12 +4,11 @@ with it, its embedding, is not among their parameters.
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
 
 from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.operations import Operation
-from configs.kinds.params import ParamInfo, norm
+from configs.kinds.params import Declared, ParamInfo, norm
 from configs.model import ModelConfig
 
 BRANCHING = ("eagle", "medusa")  # proposers of trees
@@ -97,7 +96,7 @@ class Eagle(Heads):
                 f"{self.features}"
             )
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Declared:
         base = super().parameters()
         declared = {
             "layers": base["layers"],
@@ -140,7 +139,7 @@ class Medusa(Heads):
                 f"model.num_heads is from 1 to {MOST_TREE_DRAFTS}, not {self.num_heads}"
             )
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Declared:
         return {"blocks": (self._block,) * self.num_heads, "head": self._output_table}
 
     @property

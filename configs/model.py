@@ -4,8 +4,8 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 from configs import precision
 from configs.cache import DTYPE_BYTES, CacheSpec, PageGroup, page_groups
@@ -14,7 +14,7 @@ from configs.kinds import operations, params
 from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer, equal_shares
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation
-from configs.kinds.params import ParamInfo
+from configs.kinds.params import Declaration, Declared, ParamInfo
 from configs.precision import CACHE_FORMATS
 
 # As `MOST_WIDTH` for the widths.
@@ -209,9 +209,9 @@ class ModelConfig:
         """
         layers = []
         for layer, spec in zip(self.layers, self.cache_specs, strict=True):
-            mixer: Any = layer.mixer
+            mixer = layer.mixer
             if spec.owner is not None:
-                mixer = dataclasses.replace(mixer, owner=spec.owner + first)
+                mixer = mixer.changed({"owner": spec.owner + first})
             layers.append(dataclasses.replace(layer, mixer=mixer))
         return tuple(layers)
 
@@ -242,7 +242,7 @@ class ModelConfig:
         """
         return [mixer.cache_parts for mixer in self.mixers(Mixer) if mixer.cached_heads]
 
-    def with_kinds(self, **changes: Any) -> "ModelConfig":
+    def with_kinds(self, **changes: object) -> "ModelConfig":
         """The same with these fields of every mixer and feed-forward that has them."""
         pattern = tuple(
             dataclasses.replace(
@@ -292,10 +292,10 @@ class ModelConfig:
 
     # --- parameters -------------------------------------------------------------------------------
 
-    def parameters(self) -> dict[str, Any]:
+    def parameters(self) -> Declared:
         """Declaration of every parameter: `ParamInfo` leaves in the structure of the values."""
         table = ParamInfo((self.vocab_size, self.width), self.dtype, ("vocab", "embed"))
-        declared: dict[str, Any] = {
+        declared: dict[str, Declaration] = {
             "embed": {"table": dataclasses.replace(table, is_table=not self.tied)},
             "layers": tuple(self._layer_parameters(layer) for layer in self.layers),
             "final_norm": params.norm(self, self.width, "embed"),
@@ -310,13 +310,18 @@ class ModelConfig:
             declared["head"] = {"table": table}
         return params.with_formats(declared, dict(self.formats)) if self.formats else declared
 
+    @property
+    def declared_layers(self) -> Sequence[Declared]:
+        """Declarations of each layer's parameters."""
+        return cast("Sequence[Declared]", self.parameters()["layers"])
+
     def norms_of(self, layer: LayerSpec) -> tuple[bool, bool]:
         """Whether norms stand before a layer's parts, and whether behind them."""
         return (False, True) if layer.is_post_normed else (self.pre_norms, self.post_norms)
 
-    def _layer_parameters(self, layer: LayerSpec) -> dict[str, Any]:
+    def _layer_parameters(self, layer: LayerSpec) -> Declared:
         norm = params.norm(self, self.width, "embed")
-        declared: dict[str, Any] = {}
+        declared: dict[str, Declaration] = {}
         is_before, is_behind = self.norms_of(layer)
         for part, kind in (("mixer", layer.mixer), ("ffn", layer.ffn)):
             if kind is None:
@@ -408,7 +413,7 @@ class ModelConfig:
         exchange, then the tables, and the norms and biases.
         """
         counts: collections.Counter[Operation] = collections.Counter()
-        declared = self.parameters()["layers"] if self.formats else ()
+        declared = self.declared_layers if self.formats else ()
         for index, layer in enumerate(self.layers):
             parts = {"mixer": layer.mixer.operations(self, self.stored_by(index))}
             parts["ffn"] = layer.ffn.operations(self) if layer.ffn else ()

@@ -31,7 +31,7 @@ def apply(config: T, settings: Iterable[str]) -> T:
     return _replace(config, changes) if changes else config
 
 
-def changed(section: Section, base: Section) -> dict[str, Any]:
+def changed(section: Section, base: Section) -> dict[str, object]:
     """Returns the settings of a section that differ from `base`, by their names."""
     before = values(base)
     return {name: now for name, now in values(section).items() if now != before[name]}
@@ -70,7 +70,7 @@ def _collect(changes: dict[Any, Any], node: Any, keys: list[str], value: str, pa
         changes[name] = _parse(node, name, value, path)
 
 
-def _is_section(node: Any) -> bool:
+def _is_section(node: object) -> bool:
     """Whether settings go into it: a dataclass, or a list of them."""
     if isinstance(node, tuple):
         return bool(node) and dataclasses.is_dataclass(node[0])
@@ -97,7 +97,7 @@ def _replace(node: Any, changes: dict[Any, Any]) -> Any:
     return dataclasses.replace(node, **changes)
 
 
-def _parse(node: Any, name: str, text: str, path: str) -> Any:
+def _parse(node: Any, name: str, text: str, path: str) -> object:
     annotation = typing.get_type_hints(type(node))[name]
     choices = (
         typing.get_args(annotation) if isinstance(annotation, types.UnionType) else (annotation,)
@@ -116,7 +116,7 @@ def _parse(node: Any, name: str, text: str, path: str) -> Any:
     return value
 
 
-def _fits(value: Any, annotation: Any) -> bool:
+def _fits(value: object, annotation: object) -> bool:
     if typing.get_origin(annotation) is tuple:
         item = typing.get_args(annotation)[0]
         return isinstance(value, tuple) and all(_fits(element, item) for element in value)

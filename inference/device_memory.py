@@ -2,11 +2,9 @@
 prefill.
 """
 
-from typing import Any
-
 from configs.errors import InputError
 from inference.prefill_worker import PrefillWorker
-from inference.runtime.model_runner import ModelRunner
+from inference.runtime.model_runner import Copies, ModelRunner
 from layers.params import Params
 
 
@@ -16,7 +14,8 @@ class DeviceMemory:
     def __init__(self, runner: ModelRunner, worker: PrefillWorker | None):
         """`runner` decodes, `worker` prefills for it, if that is not the same."""
         self._runner, self._worker = runner, worker
-        self._copies: Any = None  # on the host while all is free: of the runner, of the worker
+        # On the host while all is free: of the runner, of the worker.
+        self._copies: tuple[Copies, Copies | None] | None = None
 
     @property
     def is_free(self) -> bool:
@@ -40,7 +39,9 @@ class DeviceMemory:
         weights are kept once.
         """
         copies = self._runner.copies(keeps_weights, keeps_pages)
-        worker_copies = self._worker and self._worker.model_runner.copies(False, keeps_pages)
+        worker_copies = (
+            self._worker.model_runner.copies(False, keeps_pages) if self._worker else None
+        )
         self._copies = copies, worker_copies
         self._free()
 
@@ -63,7 +64,7 @@ class DeviceMemory:
             raise InputError("no weights were kept: give wake some, as update_params takes them")
         try:
             self._runner.restore(copies, params)
-            if self._worker:
+            if self._worker and worker_copies:
                 sent = self._worker.params_of(self._runner.params)
                 self._worker.model_runner.restore(worker_copies, sent)
         except BaseException:

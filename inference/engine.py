@@ -6,10 +6,9 @@ back.
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from collections.abc import Sequence as Items
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -105,7 +104,7 @@ class Engine:
         *,
         progress: Progress | None = None,
         executables: Path | None = None,
-        **settings: Any,
+        **settings: object,
     ) -> "Engine":
         """An engine for a preset, a directory, a `.gguf` file or a hub id:
         `Engine.from_model("smollm2-135m", max_seqs=8, dtype="float32")`.
@@ -420,7 +419,7 @@ class Engine:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams = SamplingParams()
-    ) -> Iterator[RequestOutput]:
+    ) -> Generator[RequestOutput, None, None]:
         """Continues one prompt, yielding its outputs; leaving the loop early aborts it. Several
         streams may be read in turn.
         """

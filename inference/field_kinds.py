@@ -57,7 +57,7 @@ class Text:
 
     max_length: int | None = None
 
-    def read(self, name: str, value: Any) -> str:
+    def read(self, name: str, value: object) -> str:
         """Returns the text itself."""
         if not isinstance(value, str) or not value:
             raise InputError(f"{name} is a text of at least one character, not {shown(value)}")
@@ -70,7 +70,7 @@ class Choice:
 
     choices: tuple[str, ...]
 
-    def read(self, name: str, value: Any) -> str:
+    def read(self, name: str, value: object) -> str:
         """Returns the choice itself."""
         if value not in self.choices:
             raise InputError(f"{name} is one of {', '.join(self.choices)}, not {shown(value)}")
@@ -84,7 +84,7 @@ class Texts:
     max_items: int | None = None
     max_length: int | None = None
 
-    def read(self, name: str, value: Any) -> tuple[str, ...]:
+    def read(self, name: str, value: object) -> tuple[str, ...]:
         """Returns the texts as a tuple."""
         try:
             texts = _items(value)
@@ -107,7 +107,7 @@ class TokenIds:
     min_items: int | None = None
     max_items: int | None = None
 
-    def read(self, name: str, value: Any) -> tuple[int, ...]:
+    def read(self, name: str, value: object) -> tuple[int, ...]:
         """Returns the ids as Python's integers."""
         try:
             ids = _items(value)
@@ -142,7 +142,7 @@ class Biases:
 Kind = Number | Switch | Text | Choice | Texts | TokenIds | Biases
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Arrays and their scalars, of any library, as Python's own lists and numbers."""
     return value.tolist() if hasattr(value, "tolist") else value
 

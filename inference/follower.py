@@ -94,9 +94,9 @@ def _texts(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()[:16]
 
 
-def _params(fields: dict[str, Any]) -> SamplingParams:
+def _params(fields: dict[str, object]) -> SamplingParams:
     return SamplingParams(**{name: _tuples(value) for name, value in fields.items()})
 
 
-def _tuples(value: Any) -> Any:
+def _tuples(value: object) -> Any:
     return tuple(map(_tuples, value)) if isinstance(value, list) else value

@@ -5,7 +5,6 @@ import functools
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from configs.engine import Config
 from configs.errors import InputError, shown
@@ -156,7 +155,7 @@ def _check_function(
         )
 
 
-def _fields(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _fields(node: object, path: str = "") -> Iterator[tuple[str, object]]:
     """The fields that a model's function depends on, by path; of a section its kind, too."""
     if isinstance(node, ModelConfig):
         for field in dataclasses.fields(node):
@@ -175,7 +174,7 @@ def _fields(node: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, node
 
 
-def _is_close(value: Any, other: Any) -> bool:
+def _is_close(value: object, other: object) -> bool:
     """Whether two values are equal up to the rounding of formats that store float32."""
     if isinstance(value, tuple) and isinstance(other, tuple):
         return len(value) == len(other) and all(map(_is_close, value, other))

@@ -42,14 +42,14 @@ class Field:
     wire: str = ""
     bodies: tuple[str, ...] = ()
     wire_kind: Kind | None = None
-    wire_default: Any = None
+    wire_default: object = None
     has_flag: bool = False
     former: str = ""
     trace: str = ""
     is_traced_always: bool = False
     dtype: str = ""
 
-    def read(self, name: str, value: Any) -> Any:
+    def read(self, name: str, value: object) -> object:
         """Returns the value as Python holds it; None stands for a default that is None or empty.
 
         Raises:
@@ -60,7 +60,7 @@ class Field:
         return self.kind.read(name, value)
 
 
-def _field(default: Any, kind: Kind, doc: str, **more: Any) -> Any:
+def _field(default: object, kind: Kind, doc: str, **more: Any) -> Any:
     return dataclasses.field(default=default, metadata={"field": Field(default, kind, doc, **more)})
 
 

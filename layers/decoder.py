@@ -15,6 +15,7 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Kind
 from configs.kinds.latent import Latent
+from configs.kinds.params import Declared
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.kinds.recurrent.mamba import Mamba2
@@ -25,6 +26,7 @@ from configs.model import LayerSpec, ModelConfig
 from layers import norm, registry, rope
 from layers.backends import chosen as backends
 from layers.feed_forwards import dense, experts, layer_inputs
+from layers.kv_cache import Cache
 from layers.linear import linear, look_up, soft_cap
 from layers.mixers import attention as attend
 from layers.mixers import (
@@ -76,7 +78,7 @@ class Passed(NamedTuple):
     visits: Visits | None
 
 
-def param_infos(config: ModelConfig) -> Any:
+def param_infos(config: ModelConfig) -> Declared:
     """Declaration of every parameter of a model that runs.
 
     Raises:
@@ -95,7 +97,7 @@ def forward(
     config: ModelConfig,
     tokens_T: jax.Array,
     ragged: Ragged,
-    cache: Any = None,
+    cache: Cache | None = None,
     *,
     deterministic: bool = False,
     attention: str = "reference",
@@ -138,7 +140,7 @@ def layers(
     config: ModelConfig,
     x_TD: jax.Array,
     ragged: Ragged,
-    cache: Any = None,
+    cache: Cache | None = None,
     *,
     tokens_T: jax.Array | None = None,
     features: tuple[int, ...] = (),

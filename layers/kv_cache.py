@@ -11,7 +11,7 @@ one to read.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, cast
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,7 @@ class CacheLeaf:
         """
         return self
 
-    def with_part(self, number: int, part: Any) -> "CacheLeaf":
+    def with_part(self, number: int, part: "Part") -> "CacheLeaf":
         """The leaf with another such part, of the same structure."""
         assert isinstance(part, CacheLeaf)
         return part
@@ -177,8 +177,12 @@ class Pooled(CacheLeaf):
     def part(self, number: int) -> Part:
         return self.tokens if number else self.entries
 
-    def with_part(self, number: int, part: Any) -> Self:
-        return dataclasses.replace(self, **{"tokens" if number else "entries": part})
+    def with_part(self, number: int, part: Part) -> Self:
+        return (
+            dataclasses.replace(self, tokens=cast("Indexed", part))
+            if number
+            else dataclasses.replace(self, entries=cast("Paged", part))
+        )
 
 
 @jax.tree_util.register_dataclass
@@ -198,8 +202,8 @@ class Recurrent(CacheLeaf):
     def part(self, number: int) -> Part:
         return self.snapshots
 
-    def with_part(self, number: int, part: Any) -> Self:
-        return dataclasses.replace(self, snapshots=part)
+    def with_part(self, number: int, part: Part) -> Self:
+        return dataclasses.replace(self, snapshots=cast("tuple[jax.Array, ...]", part))
 
     def start_states(
         self, slot_A: jax.Array, source_A: jax.Array, num_tokens_A: jax.Array, snapshot_A: jax.Array
@@ -251,10 +255,10 @@ class Stateful(CacheLeaf):
     def part(self, number: int) -> Part:
         return self.recurrent.part(number) if number == SNAPSHOTS else self.paged
 
-    def with_part(self, number: int, part: Any) -> Self:
+    def with_part(self, number: int, part: Part) -> Self:
         if number == SNAPSHOTS:
             return dataclasses.replace(self, recurrent=self.recurrent.with_part(number, part))
-        return dataclasses.replace(self, paged=part)
+        return dataclasses.replace(self, paged=cast("Paged", part))
 
     def start_states(self, *rows_A: jax.Array) -> Self:
         return dataclasses.replace(self, recurrent=self.recurrent.start_states(*rows_A))
@@ -289,6 +293,7 @@ def copy_pages(cache: Cache, groups: tuple[PageGroup, ...], copies: Sequence[jax
 
 
 Layout = Callable[[int, int, PageFormat], jax.ShapeDtypeStruct]
+Arguments = tuple[ModelConfig, tuple[int, ...], int, int, int, Layout | None, int]
 
 
 def abstract(
@@ -308,9 +313,9 @@ def abstract(
         size, dtype = (num_pages[group], page_tokens // spec.stride), config.cache_dtype
         is_attention = config.layers[layer].mixer.query_heads > 0
         of_format = layout if layout is not None and is_attention else token_major
-        pages: Any = of_format(*size, spec.page_format(dtype))
+        pages = cast("jax.Array", of_format(*size, spec.page_format(dtype)))
         index = _index(spec, *size, dtype)
-        return Paged(pages) if index is None else Indexed(pages, index)
+        return Paged(pages) if index is None else Indexed(pages, cast("jax.Array", index))
 
     def leaf(layer: int) -> CacheLeaf:
         spec = config.cache_specs[layer]
@@ -324,17 +329,18 @@ def abstract(
         return Pooled(first, *tokens) if tokens else first  # type: ignore[arg-type]
 
     def recurrent(spec: CacheSpec) -> Recurrent:
-        def arrays(*rows: int) -> tuple[Any, ...]:
-            return tuple(
-                jax.ShapeDtypeStruct((*rows, *shape), jnp.float32) for shape in spec.states
-            )
+        def arrays(*rows: int) -> tuple[jax.Array, ...]:
+            shapes = (jax.ShapeDtypeStruct((*rows, *x), jnp.float32) for x in spec.states)
+            return cast("tuple[jax.Array, ...]", tuple(shapes))
 
         return Recurrent(arrays(max_seqs + 1, 1 + num_drafts), arrays(num_snapshots))
 
     return tuple(leaf(layer) for layer in range(config.num_layers))
 
 
-def _index(spec: CacheSpec, num_pages: int, page_tokens: int, dtype: str) -> Any:
+def _index(
+    spec: CacheSpec, num_pages: int, page_tokens: int, dtype: str
+) -> jax.ShapeDtypeStruct | None:
     """What lies in pages of its own by those of keys and values; None: nothing does."""
     if spec.has_extremes:
         shape = num_pages, 2, spec.kv_heads * spec.key_width

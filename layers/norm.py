@@ -1,8 +1,7 @@
 """Normalization, always in float32."""
 
 import functools
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
@@ -14,18 +13,23 @@ from layers.reduce import row_sum
 from sharding import collectives
 
 
-def apply(x: jax.Array, weights: Any, config: ModelConfig, is_divided: bool = False) -> jax.Array:
+def apply(
+    x: jax.Array,
+    weights: jax.Array | Mapping[str, jax.Array],
+    config: ModelConfig,
+    is_divided: bool = False,
+) -> jax.Array:
     """The model's norm over the last axis, of which the chips of a mesh may hold equal parts
     (`is_divided`): float32 of x's shape.
     """
     with jax.named_scope("norm"):
+        if isinstance(weights, Mapping):
+            return layer_norm(x, weights["weight"], weights["bias"], config.norm_eps)
         if is_divided and collectives.num_chips() > 1:
             squares = collectives.total(row_sum(x * x)) / (x.shape[-1] * collectives.num_chips())
             scale = jax.lax.rsqrt(squares + config.norm_eps)
             return x * scale * (weights.astype(jnp.float32) + config.norm_offset)
-        if config.norm == "rms":
-            return rms_norm(x, weights, config.norm_eps, config.norm_offset)
-        return layer_norm(x, weights["weight"], weights["bias"], config.norm_eps)
+        return rms_norm(x, weights, config.norm_eps, config.norm_offset)
 
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:

@@ -8,10 +8,9 @@ bfloat16 of each of their groups. A kernel never sees what wrote them, and nothi
 knows of them.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from configs.cache import PageFormat
 from configs.precision import CACHE_FORMATS
@@ -30,7 +29,7 @@ def token_major(num_pages: int, page_tokens: int, page_format: PageFormat) -> ja
     return jax.ShapeDtypeStruct(shape, stored_dtype(dtype))
 
 
-def stored_dtype(dtype: str) -> jnp.dtype[Any]:
+def stored_dtype(dtype: str) -> np.dtype[np.generic]:
     """Type that holds elements of a dtype in pages."""
     return jnp.dtype("uint16" if dtype == "bfloat16" else dtype)
 

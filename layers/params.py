@@ -1,14 +1,14 @@
 """Parameters from their declarations (`configs/kinds/params.py`): random values, shapes, bytes."""
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.kinds.params import ParamInfo
+from configs.kinds.params import Declared, ParamInfo
 from configs.precision import FORMATS
 
 _ALIGNMENT = 64  # bytes
@@ -20,7 +20,7 @@ _STREAMS = 1 << 10
 Params = dict[str, Any]  # a pytree of arrays with the structure of its declaration
 
 
-def is_info(node: Any) -> bool:
+def is_info(node: object) -> TypeGuard[ParamInfo]:
     """Whether a node of a declaration is a leaf."""
     return isinstance(node, ParamInfo)
 
@@ -42,7 +42,7 @@ def init_leaf(info: ParamInfo, key: jax.Array) -> jax.Array:
 
 
 def init(
-    infos: Any, seed: int = 0, draw: Callable[[ParamInfo, jax.Array], Any] = init_leaf
+    infos: Declared, seed: int = 0, draw: Callable[[ParamInfo, jax.Array], object] = init_leaf
 ) -> Params:
     """Random parameters for a declaration, each from its own stream of `seed`."""
     leaves, tree = jax.tree.flatten(infos, is_leaf=is_info)
@@ -50,7 +50,7 @@ def init(
     return jax.tree.unflatten(tree, [draw(i, keys[n]) for n, i in enumerate(leaves)])
 
 
-def abstract(infos: Any) -> Any:
+def abstract(infos: Declared) -> Params:
     """Shapes and dtypes without arrays, for compiling ahead of time."""
     return jax.tree.map(lambda i: jax.ShapeDtypeStruct(i.shape, i.format), infos, is_leaf=is_info)
 
@@ -64,7 +64,7 @@ def aligned(shape: tuple[int, ...], dtype: jax.typing.DTypeLike) -> np.ndarray:
     return raw[start : start + size].view(dtype).reshape(shape)
 
 
-def num_bytes(infos: Any) -> int:
+def num_bytes(infos: Declared) -> int:
     """Bytes of all parameters."""
     leaves = jax.tree.leaves(infos, is_leaf=is_info)
     return int(sum(FORMATS[i.format].bytes_for(i.elements, i.shape[-1]) for i in leaves))
@@ -82,22 +82,24 @@ def looked_up(table: jax.Array, ids_X: jax.Array) -> jax.Array:
 
 
 @looked_up.defjvp
-def _looked_up_jvp(primals: Any, tangents: Any) -> tuple[jax.Array, jax.Array]:
+def _looked_up_jvp(
+    primals: tuple[jax.Array, ...], tangents: tuple[jax.Array, ...]
+) -> tuple[jax.Array, jax.Array]:
     (table, ids_X), (turned, _) = primals, tangents
     return looked_up(table, ids_X), turned[ids_X]
 
 
-def flatten(tree: Any, is_leaf: Callable[[Any], bool] = is_info) -> dict[str, Any]:
+def flatten(tree: object, is_leaf: Callable[[object], bool] = is_info) -> dict[str, Any]:
     """{'layers/3/mixer/qkv': leaf} for a tree of parameters or of their declarations."""
     leaves, _ = jax.tree.flatten_with_path(tree, is_leaf=is_leaf)
     return {"/".join(_key_name(key) for key in path): leaf for path, leaf in leaves}
 
 
-def _key_name(key: Any) -> str:
+def _key_name(key: object) -> str:
     return str(getattr(key, "key", getattr(key, "idx", key)))
 
 
-def unflatten(infos: Any, leaves: dict[str, Any]) -> Params:
+def unflatten(infos: Declared, leaves: Mapping[str, object]) -> Params:
     """Inverse of `flatten`, in the structure of `infos`."""
     tree = jax.tree.structure(infos, is_leaf=is_info)
     return jax.tree.unflatten(tree, [leaves[path] for path in flatten(infos)])

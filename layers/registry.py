@@ -1,19 +1,19 @@
 """Which function applies a layer kind, and what it is told of the step."""
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar, cast
 
 import jax
 
 from configs.cache import CacheSpec, PageFormat
 from configs.errors import InputError
 from configs.kinds.kind import FeedForward, Kind, Mixer
-from configs.model import ModelConfig
 from layers.kv_cache import CacheLeaf
-from layers.params import Params
 from layers.ragged import Ragged
 
+K = TypeVar("K", bound=Kind)
+Apply = TypeVar("Apply")
 Leaf = CacheLeaf | None  # None: there is no cache, and no earlier layer's keys
 
 
@@ -47,9 +47,7 @@ class StepContext:
 
 # (params, config, kind, x_TD, leaf, context) -> (float32 [T, D], leaf). The leaf is the cache's;
 # without a cache None, and for layers that share keys what their owner returned.
-ApplyMixer = Callable[
-    [Params, ModelConfig, Any, jax.Array, Any, StepContext], tuple[jax.Array, Leaf]
-]
+ApplyMixer = Callable[..., tuple[jax.Array, Leaf]]
 
 
 class Visits(NamedTuple):
@@ -65,9 +63,7 @@ class Visits(NamedTuple):
 
 
 # (params, config, kind, x_TD, context) -> (float32 [T, D], its visits: None of what is no mixture)
-ApplyFeedForward = Callable[
-    [Params, ModelConfig, Any, jax.Array, StepContext], tuple[jax.Array, Visits | None]
-]
+ApplyFeedForward = Callable[..., tuple[jax.Array, Visits | None]]
 
 _MIXERS: dict[type[Mixer], ApplyMixer] = {}
 _FEED_FORWARDS: dict[type[FeedForward], ApplyFeedForward] = {}
@@ -75,8 +71,10 @@ _FEED_FORWARDS: dict[type[FeedForward], ApplyFeedForward] = {}
 
 def register(kind: type[Kind], apply: ApplyMixer | ApplyFeedForward) -> None:
     """Names the function that applies a kind."""
-    functions: dict[Any, Any] = _MIXERS if issubclass(kind, Mixer) else _FEED_FORWARDS
-    functions[kind] = apply
+    if issubclass(kind, Mixer):
+        _MIXERS[kind] = cast("ApplyMixer", apply)
+    elif issubclass(kind, FeedForward):
+        _FEED_FORWARDS[kind] = cast("ApplyFeedForward", apply)
 
 
 def apply_mixer(kind: Mixer) -> ApplyMixer:
@@ -97,7 +95,7 @@ def apply_feed_forward(kind: FeedForward) -> ApplyFeedForward:
     return _find(kind, "ffn", _FEED_FORWARDS)
 
 
-def _find(kind: Kind, part: str, functions: dict[Any, Any]) -> Any:
+def _find(kind: K, part: str, functions: Mapping[type[K], Apply]) -> Apply:
     if kind.to_come is not None:
         raise InputError(
             f"the {part} {kind.name!r} with {kind.to_come} is planned but does not run yet"

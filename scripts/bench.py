@@ -14,7 +14,7 @@ from scripts import interrupts  # noqa: F401
 # isort: split
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 START = time.time()  # before anything heavy is imported: the first token's time counts from here
 
@@ -31,6 +31,10 @@ from scripts.flags import (  # noqa: E402
 )
 from scripts.flags.requests import remote_flags  # noqa: E402
 from scripts.modes import bench_modes  # noqa: E402
+
+if TYPE_CHECKING:
+    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.resolve import Resolved
 
 _CONCURRENCY = remote_flags.CONCURRENCY
 _PREFILL_TOKENS = flags.DEFINE_integer(
@@ -87,7 +91,14 @@ for _module in _shared:
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    every: tuple[Any, ...] = (_ABLATION, _INTERFERENCE, _HOST_COST, _DECODE, _PREFILL, _URL)
+    every: tuple[flags.FlagHolder[object], ...] = (
+        _ABLATION,
+        _INTERFERENCE,
+        _HOST_COST,
+        _DECODE,
+        _PREFILL,
+        _URL,
+    )
     modes = [f"--{flag.name}" for flag in every if flag.value not in (False, None)]
     if len(modes) > 1:
         raise InputError(f"give one of {', '.join(modes)}")
@@ -153,7 +164,7 @@ def _run_url() -> None:
     )
 
 
-def _open(resolved: Any) -> Any:
+def _open(resolved: "Resolved") -> "Checkpoint | None":
     """The checkpoint; None with --random_weights."""
     return None if _RANDOM_WEIGHTS.value else common.open_checkpoint(resolved)
 

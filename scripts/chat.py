@@ -6,7 +6,7 @@ from scripts import interrupts
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -18,6 +18,9 @@ from scripts import common
 from scripts.flags import sampling_flags
 from scripts.flags.host_flags import HOSTS
 from scripts.reports import costs
+
+if TYPE_CHECKING:
+    from inference.engine import Engine
 
 _SYSTEM = flags.DEFINE_string("system", None, "What the model is told first; see /system.")
 for _module in (common, sampling_flags):
@@ -114,7 +117,7 @@ def _lines() -> Iterator[str]:
 class _Talk:
     """An engine, a conversation, and the costs of the last answer."""
 
-    def __init__(self, engine: Any, conversation: Conversation, params: SamplingParams):
+    def __init__(self, engine: "Engine", conversation: Conversation, params: SamplingParams):
         self._engine = engine
         self._conversation = conversation
         self._params = params

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 from rich.console import Console
@@ -29,6 +29,14 @@ from scripts import failures, interrupts, usage
 from scripts.flags import speculation_flags
 from scripts.flags.deployment_flags import ACTIVATIONS, CACHE, MESH, WEIGHTS
 from scripts.flags.host_flags import COORDINATOR, HOST, HOSTS
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.resolve import Resolved
+    from inference.engine import Engine
+    from inference.scheduling.step_shapes import StepShape
 
 _MODEL = flags.DEFINE_string(
     "model",
@@ -157,8 +165,8 @@ def _end_hosts(why: str | None = None) -> None:
 
 
 def resolve_config(
-    sizes: dict[str, Any], needs: dict[str, Any] | None = None
-) -> tuple[Any, Config]:
+    sizes: Mapping[str, object], needs: Mapping[str, object] | None = None
+) -> tuple["Resolved", Config]:
     """`named_config`, with what the device decides that JAX computes on. What its engine needs is
     imported, and built where it is missing, while the caller goes on to fetch and read files.
     """
@@ -170,7 +178,7 @@ def resolve_config(
     executables()
     flag_values = {"weights": WEIGHTS.value, "activations": ACTIVATIONS.value}
     settings = {name: value for name, value in flag_values.items() if value is not None}
-    resolved, config = named_config(sizes, (needs or {}) | settings)
+    resolved, config = named_config(sizes, {**(needs or {}), **settings})
     config = speculation_flags.apply(config, model_name())
     hosts.start(COORDINATOR.value, HOSTS.value, HOST.value)
     config = follower.prepared(config)
@@ -208,7 +216,9 @@ def _prepare(config: Config) -> None:
         engine.for_this_device(config)
 
 
-def named_config(sizes: dict[str, Any], needs: dict[str, Any] | None = None) -> tuple[Any, Config]:
+def named_config(
+    sizes: Mapping[str, object], needs: Mapping[str, object] | None = None
+) -> tuple["Resolved", Config]:
     """The checkpoint that --model or --config names, and the configuration with --set applied, for
     whatever device.
 
@@ -225,7 +235,7 @@ def named_config(sizes: dict[str, Any], needs: dict[str, Any] | None = None) -> 
     if run_file is not None and flags.FLAGS["model"].present:
         raise InputError("--config names its model: leave --model out")
     resolved = resolve.resolve(model_name())
-    fields = (needs or {}) if run_file else sizes | (needs or {})
+    fields = {**({} if run_file else sizes), **(needs or {})}
     settings = [f"{paths(EngineConfig)[name]}={value}" for name, value in fields.items()]
     run = run_file or Run("")
     config = Config(resolved.config, run.engine, run.mesh, run.prefill)
@@ -258,19 +268,19 @@ def named_run() -> Run | None:
     return _load_run(_RUN.value) if _RUN.value else None
 
 
-def open_checkpoint(resolved: Any) -> Any:
+def open_checkpoint(resolved: "Resolved") -> "Checkpoint":
     """Returns the checkpoint, fetched if need be."""
     with bars() as progress:
         return resolved.open(progress)
 
 
 def load_engine(
-    checkpoint: Any | None,
+    checkpoint: "Checkpoint | None",
     config: Config,
     prompts: Iterable[int] | None = None,
     num_seqs: int = 1,
     greedy: bool = False,
-) -> Any:
+) -> "Engine":
     """The engine for a configuration, with progress bars for what takes long; without a checkpoint
     with random weights and no tokenizer. Says on stderr what was resolved. The first steps of
     prompts of so many tokens, from which `num_seqs` sequences go on, are compiled while weights are
@@ -298,7 +308,7 @@ def load_engine(
         engine = Engine(config, values, executables=executables())
     else:
         with bars() as progress:
-            expected: tuple[Any, ...] = ()
+            expected: tuple[StepShape, ...] = ()
             if prompts is not None:
                 resolved = for_this_device(config)[0].engine
                 groups = config.mesh.num_groups
@@ -343,7 +353,7 @@ def executables() -> Path | None:
     return folder
 
 
-def warm_up(engine: Any, label: str = "compiling steps", seals: bool = True) -> float:
+def warm_up(engine: "Engine", label: str = "compiling steps", seals: bool = True) -> float:
     """Compiles every shape, with a progress bar; the seconds it took. `seals` as `Engine.warm_up`
     takes it.
     """
@@ -356,7 +366,7 @@ def warm_up(engine: Any, label: str = "compiling steps", seals: bool = True) -> 
 
 @contextlib.contextmanager
 def compile_progress(
-    engine: Any, num_steps: int = 0, shown: bool = True
+    engine: "Engine", num_steps: int = 0, shown: bool = True
 ) -> Iterator[threading.Event]:
     """Context in which a line on stderr says so where steps are compiled for more than 2 s, and
     again every 10 s.
@@ -410,7 +420,7 @@ class bars:  # noqa: N801
         self._tasks: dict[str, TaskID] = {}
         return self._update
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._progress.stop()
 
     def _update(self, done: int, total: int, label: str, text: str = "") -> None:
@@ -422,12 +432,12 @@ class bars:  # noqa: N801
         )
 
 
-def print_json(result: dict[str, Any], config: Any) -> None:
+def print_json(result: Mapping[str, object], config: "DataclassInstance") -> None:
     """One JSON object on stdout: the result, and the configuration it was obtained with."""
     print_plain({**result, "config": dataclasses.asdict(config)})
 
 
-def print_plain(result: Mapping[str, Any]) -> None:
+def print_plain(result: Mapping[str, object]) -> None:
     print(json.dumps(result, ensure_ascii=False), flush=True)
 
 

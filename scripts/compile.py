@@ -11,7 +11,6 @@ import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 
@@ -90,7 +89,7 @@ def main(argv: Sequence[str]) -> None:
             written_shapes = [shape for shape in shapes if shape not in refused]
             written = engine.write(written_shapes, Path(_SERIALIZE.value))
     if common.JSON.value:
-        result: dict[str, Any] = {"target": target.name, "mesh": dataclasses.asdict(config.mesh)}
+        result: dict[str, object] = {"target": target.name, "mesh": dataclasses.asdict(config.mesh)}
         result |= {"attention": engine.attention}
         result |= compile_text.as_json(steps_done, predicted, exchanges)
         result |= {"executables": [str(path) for path in written]} if written else {}
@@ -135,7 +134,7 @@ def _config(target: Target) -> Config:
     """The model that --model or --config names, with the engine of --batch and --context: as many
     pages as its sequences need at their longest, unless a run or --set says how many.
     """
-    sizes: dict[str, Any] = {}
+    sizes: dict[str, object] = {}
     if _BATCH.present:
         sizes["max_seqs"] = _single(_BATCH)
     if _CONTEXT.present:
@@ -154,7 +153,7 @@ def _config(target: Target) -> Config:
     return config
 
 
-def _single(flag: Any) -> int:
+def _single(flag: flags.FlagHolder[str]) -> int:
     """The number of a flag that lists some elsewhere."""
     numbers = shared_flags.whole_numbers(flag)
     if len(numbers) > 1:

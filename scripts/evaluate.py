@@ -8,7 +8,7 @@ from scripts import interrupts  # noqa: F401
 # isort: split
 import hashlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 
@@ -19,6 +19,10 @@ from inference.benchmark.quality import perplexity
 from inference.files import user_files
 from scripts import common
 from scripts.flags import deployment_flags, host_flags, text_flag
+
+if TYPE_CHECKING:
+    from inference.checkpoints.resolve import Resolved
+    from inference.engine import Engine
 
 _TEXT = text_flag.TEXT
 _WINDOW = flags.DEFINE_integer("window", 512, "Tokens scored together; windows do not overlap.")
@@ -88,7 +92,7 @@ def main(argv: Sequence[str]) -> None:
             )
 
 
-def _resolved_other(config: Config) -> tuple[Any, Config]:
+def _resolved_other(config: Config) -> tuple["Resolved", Config]:
     """What --against names, with what --set says."""
     from inference.checkpoints import resolve
     from layers.kernels.device import target_device
@@ -105,7 +109,9 @@ def _resolved_other(config: Config) -> tuple[Any, Config]:
     return resolved, other.for_platform(target_device().platform)
 
 
-def _compared(engine: Any, other: tuple[Any, Config], windows: list[list[int]]) -> dict[str, float]:
+def _compared(
+    engine: "Engine", other: tuple["Resolved", Config], windows: list[list[int]]
+) -> dict[str, float]:
     """How far an engine's model is from another."""
     from inference.benchmark.quality import laws
 

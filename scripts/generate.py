@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -26,6 +26,11 @@ from scripts.flags import host_flags, output_flag, sampling_flags
 from scripts.flags.requests import input_flags
 from scripts.reports import costs
 from scripts.reports.batch_progress import BatchProgress
+
+if TYPE_CHECKING:
+    from inference.engine import Engine
+    from inference.outputs import Completion
+    from inference.text.tokenizer import Tokenizer
 
 _PROMPT = flags.DEFINE_multi_string("prompt", [], "Text to continue (repeatable).")
 _INPUT = input_flags.INPUT
@@ -181,7 +186,7 @@ def _num_slots(requests: Sequence[Prompt]) -> int:
     return max(min(sum(num_running), 32), *num_running)
 
 
-def _engine_needs(requests: Sequence[Prompt]) -> dict[str, Any]:
+def _engine_needs(requests: Sequence[Prompt]) -> dict[str, int]:
     needs = sampling_flags.engine_needs(request.params for request in requests)
     num_alternatives = max(_LOGPROBS.value or 0, needs.get("top_logprobs", 0))
     return needs | ({"top_logprobs": num_alternatives} if num_alternatives else {})
@@ -191,7 +196,7 @@ def _check(
     requests: Sequence[Prompt],
     ids: Sequence[list[int]],
     config: Config,
-    tokenizer: Any,
+    tokenizer: "Tokenizer | None",
     eos_ids: Sequence[int],
 ) -> None:
     """Refuses before weights are read what the engine would refuse later."""
@@ -243,12 +248,12 @@ def _resumable(
 
 
 def _run(
-    engine: Any,
+    engine: "Engine",
     requests: Sequence[Prompt],
     ids: Sequence[list[int]],
-    add: Callable[[int, dict[str, Any]], None],
+    add: Callable[[int, dict[str, object]], None],
     streams: bool,
-) -> tuple[Any, ...]:
+) -> tuple[object, ...]:
     """Calls `add` with each request's index and result as it ends. With `streams`, text goes to
     stdout as it comes.
 
@@ -286,7 +291,7 @@ def _run(
     return engine, num_prompt, watch.figures(is_one)
 
 
-def _stats(took: tuple[Any, ...]) -> dict[str, Any]:
+def _stats(took: tuple[Any, ...]) -> dict[str, object]:
     """Figures of what `_run` returned; a machine is calibrated for a model's first answer, now that
     it is out.
     """
@@ -295,13 +300,13 @@ def _stats(took: tuple[Any, ...]) -> dict[str, Any]:
     return costs.stats(*took, machine=first_start.calibration(took[0], say=common.say))
 
 
-def _num_tokens(completion: Any) -> int:
+def _num_tokens(completion: "Completion") -> int:
     return sum(len(answer.token_ids) for answer in (completion, *completion.others))
 
 
 def _run_naive(
-    engine: Any, ids: Sequence[list[int]], params: SamplingParams
-) -> tuple[list[dict[str, Any]], dict[str, Any], str]:
+    engine: "Engine", ids: Sequence[list[int]], params: SamplingParams
+) -> tuple[list[dict[str, object]], dict[str, float], str]:
     from scripts.modes import generate_naive
 
     with common.compile_progress(engine):
@@ -311,7 +316,7 @@ def _run_naive(
     return results, stats, generate_naive.summary(stats)
 
 
-def _result(completion: Any, request: Prompt) -> dict[str, Any]:
+def _result(completion: "Completion", request: Prompt) -> dict[str, object]:
     id, has_budget = request.id, request.params.prompt_budget is not None
     choices = [_choice(answer) for answer in (completion, *completion.others)]
     return (
@@ -323,7 +328,7 @@ def _result(completion: Any, request: Prompt) -> dict[str, Any]:
     )
 
 
-def _choice(answer: Any) -> dict[str, Any]:
+def _choice(answer: "Completion") -> dict[str, object]:
     """One answer; the first one's fields are the result's too."""
     has_logprobs = _LOGPROBS.value is not None
     tops = [dict(itertools.islice(top.items(), _LOGPROBS.value)) for top in answer.top_logprobs]

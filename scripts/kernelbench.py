@@ -12,7 +12,7 @@ import dataclasses
 import json
 import secrets
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import flags
 
@@ -21,6 +21,9 @@ from configs.settings.kernels import ATTENTIONS
 from scripts import common
 from scripts.flags import json_lines_flag, shared_flags
 from scripts.reports import kernel_text
+
+if TYPE_CHECKING:
+    from layers.kernels.device import Device
 
 _DEVICE = shared_flags.DEVICE
 _REPEATS = shared_flags.REPEATS
@@ -78,7 +81,7 @@ def main(argv: Sequence[str]) -> None:
         tune.write(device, result["tuning"])
 
 
-def _device() -> Any:
+def _device() -> "Device":
     """The device that --device names.
 
     Raises:

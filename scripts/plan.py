@@ -161,7 +161,7 @@ def _verify(config: Config) -> None:
 
 def _sweep(
     deployment: Deployment, batches: Sequence[int], contexts: Sequence[int]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """A row for each batch and context, the parts of the first, and the largest batches.
 
     Where --speculate leaves the drafts open, each row has its best; everything else is for
@@ -186,7 +186,7 @@ def _sweep(
     }
 
 
-def _page_groups(config: Config) -> list[dict[str, Any]]:
+def _page_groups(config: Config) -> list[dict[str, object]]:
     """How page groups share an engine's cache."""
     groups, lanes = config.cached_model.page_groups, config.engine.cache.latent_lanes or 1
     sizes = config.cached_model.page_bytes(config.page_tokens, lanes)

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from absl import flags
@@ -23,6 +23,9 @@ from inference.files import user_files
 from scripts import common
 from scripts.flags import output_flag
 from scripts.modes import quantize_training, train_heads
+
+if TYPE_CHECKING:
+    from inference.checkpoints.opened import Checkpoint
 
 _OUTPUT = output_flag.OUTPUT
 _METHOD = flags.DEFINE_string(
@@ -164,7 +167,7 @@ def _format() -> str:
     return few_bits.integers(_BITS.value, _GROUP.value, _ASYMMETRIC.value)
 
 
-def _windows(checkpoint: Any, is_trained: bool, is_needed: bool) -> np.ndarray | None:
+def _windows(checkpoint: "Checkpoint", is_trained: bool, is_needed: bool) -> np.ndarray | None:
     """What the model reads, ids [windows, tokens]; of a training all tokens in a row."""
     source = _CALIBRATE.value
     if source is None and not is_needed and not is_trained:
@@ -198,7 +201,7 @@ def _windows(checkpoint: Any, is_trained: bool, is_needed: bool) -> np.ndarray |
     return np.asarray([whole[place] for place in places], np.int32)
 
 
-def _training_text(checkpoint: Any) -> np.ndarray:
+def _training_text(checkpoint: "Checkpoint") -> np.ndarray:
     """All ids of --calibrate, or of the running Python's standard library, as `train` reads it."""
     from inference.training import start, texts, token_file
 

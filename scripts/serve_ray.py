@@ -121,12 +121,12 @@ async def _left_behind(work: Callable[[], T]) -> T:
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
-    def settle(how: Callable[[Any], None], what: Any) -> None:
+    def settle(how: Callable[[object], None], what: object) -> None:
         if not future.done():
             how(what)
 
     def run() -> None:
-        outcome: tuple[Callable[[Any], None], Any]
+        outcome: tuple[Callable[[Any], None], object]
         try:
             outcome = future.set_result, work()
         except Exception as error:

@@ -7,7 +7,7 @@ import dataclasses
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from absl import flags
@@ -22,6 +22,11 @@ from inference.files import cache_directory, user_files
 from scripts import common
 from scripts.flags import output_flag, text_flag
 from scripts.modes import train_heads, training_steps
+
+if TYPE_CHECKING:
+    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.resolve import Resolved
+    from inference.training.subject import Subject
 
 _TASK = flags.DEFINE_enum(
     "task",
@@ -58,7 +63,7 @@ def main(argv: Sequence[str]) -> None:
             output.parent.mkdir(parents=True, exist_ok=True)
         new_directory.check(output)
     checkpoint = None if resolved is None else common.open_checkpoint(resolved)
-    if _TASK.value in train_heads.TASKS:
+    if checkpoint is not None and _TASK.value in train_heads.TASKS:
         subject = train_heads.subject(_TASK.value, checkpoint, _TEXT.value)
     else:
         subject = _language_model(resolved, checkpoint)
@@ -83,7 +88,7 @@ def main(argv: Sequence[str]) -> None:
     _report(recipe, output, folder.path, losses, seconds)
 
 
-def _language_model(resolved: Any, checkpoint: Any) -> Any:
+def _language_model(resolved: "Resolved | None", checkpoint: "Checkpoint | None") -> "Subject":
     """A model from scratch, or a checkpoint trained on: a `Subject`."""
     recipe = _recipe(resolved)
     from sharding import mesh as meshes  # brings JAX
@@ -137,7 +142,7 @@ def _report(recipe: Recipe, output: Path, folder: Path, losses: np.ndarray, step
     )
 
 
-def _resolved() -> Any:
+def _resolved() -> "Resolved | None":
     """The `resolve.Resolved` model that --model names; for a draft else the recipe's own."""
     from inference.checkpoints import resolve
 
@@ -151,13 +156,13 @@ def _resolved() -> Any:
     return resolve.resolve(str(target))
 
 
-def _name(resolved: Any) -> str:
-    if _TASK.value in train_heads.TASKS:
+def _name(resolved: "Resolved | None") -> str:
+    if resolved is not None and _TASK.value in train_heads.TASKS:
         return f"{resolved.config.name}-{_TASK.value}"
     return str(_recipe(resolved).model.name)
 
 
-def _recipe(resolved: Any) -> Recipe:
+def _recipe(resolved: "Resolved | None") -> Recipe:
     """The task's recipe, with the model or the vocabulary of --model, and --set and --mesh."""
     recipe = small.RECIPES[_TASK.value]
     if resolved is not None:
@@ -170,7 +175,7 @@ def _recipe(resolved: Any) -> Recipe:
     return overrides.apply(recipe, common.settings_asked())
 
 
-def _record(subject: Any) -> dict[str, Any]:
+def _record(subject: "Subject") -> dict[str, object]:
     """What another run has to be to go on from this one's checkpoints."""
     from inference.checkpoints import provenance
     from inference.checkpoints.native import config_file

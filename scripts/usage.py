@@ -3,7 +3,6 @@
 import shutil
 import textwrap
 from collections.abc import Collection, Sequence
-from typing import Any
 
 from absl import flags
 
@@ -93,7 +92,7 @@ def page(about: str, app: str, unread: Collection[str]) -> str:
     """
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
     app_title = app.rpartition("/")[2].removesuffix(".py").rpartition(".")[2]
-    groups: dict[str, list[Any]] = {title: [] for title in (app_title, *_TITLES)}
+    groups: dict[str, list[flags.Flag]] = {title: [] for title in (app_title, *_TITLES)}
     for flag in {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(app)}.values():
         definer = flags.FLAGS.find_module_defining_flag(flag.name) or ""
         if flag.name not in unread:
@@ -107,7 +106,7 @@ def page(about: str, app: str, unread: Collection[str]) -> str:
     return "\n".join([*lines, "", "--helpfull lists every flag of every module.", ""])
 
 
-def _described(flag: Any, width: int) -> list[str]:
+def _described(flag: flags.Flag, width: int) -> list[str]:
     head = f"  {_form(flag)}"
     about = " ".join(flag.help.split()).partition("; repeat this option")[0]
     text = textwrap.wrap(about, width - _INDENT)
@@ -117,7 +116,7 @@ def _described(flag: Any, width: int) -> list[str]:
     return [head, *indented]
 
 
-def _form(flag: Any) -> str:
+def _form(flag: flags.Flag) -> str:
     """A flag with what it takes: its default, or a word for it."""
     if flag.boolean:
         return f"--[no]{flag.name}" if flag.default else f"--{flag.name}"
@@ -125,7 +124,7 @@ def _form(flag: Any) -> str:
     values = getattr(flag.parser, "enum_values", None)
     if flag.default in (None, "", []):
         return f"--{flag.name}={'|'.join(values) if values else kind}"
-    return f"--{flag.name}={flag.default_as_str.strip(chr(39))}"
+    return f"--{flag.name}={str(flag.default_as_str).strip(chr(39))}"
 
 
 def _underscored(name: str) -> str | None:

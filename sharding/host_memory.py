@@ -1,12 +1,13 @@
 """Arrays that leave their devices for the host's memory, and come back as they lay."""
 
 import dataclasses
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
 from jax.sharding import Sharding
 
+T = TypeVar("T")
 _Index = tuple[tuple[int | None, int | None], ...]  # of a shard, in the whole array
 
 
@@ -19,14 +20,14 @@ class HostArray:
     parts: dict[_Index, np.ndarray]
 
 
-def offload(tree: Any) -> Any:
+def offload(tree: T) -> T:
     """Copies of a pytree's arrays as `HostArray`s. The devices' memory is free once nobody refers
     to the arrays themselves.
     """
     return jax.tree.map(_offload, tree)
 
 
-def restore(tree: Any) -> Any:
+def restore(tree: T) -> T:
     """The arrays of which `offload` made copies, on their devices."""
     return jax.tree.map(_restore, tree, is_leaf=lambda node: isinstance(node, HostArray))
 

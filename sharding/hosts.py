@@ -18,9 +18,11 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from configs.errors import InputError, shown
+
+T = TypeVar("T")
 
 HEARTBEAT_TIMEOUT_S = 10.0
 _HEARTBEAT_S = 2.0
@@ -40,8 +42,8 @@ class Hosts:
         """`links` lead from host 0 to all others, and from each of these to host 0."""
         self.index, self.count = index, count
         self._links = dict(links or {})
-        self._inbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._answers: queue.SimpleQueue[tuple[int, Mapping[str, str]]] = queue.SimpleQueue()
         self._ending = threading.Lock()
         self._has_ended = False
         for peer, link in self._links.items():
@@ -52,7 +54,7 @@ class Hosts:
         if self.count > 1:
             raise InputError(f"{what} goes with one host, here are {self.count}")
 
-    def tell(self, order: str, *arguments: Any) -> None:
+    def tell(self, order: str, *arguments: object) -> None:
         """From host 0 to all others: an order with values that JSON has; elsewhere nothing."""
         if self.index == 0:
             self._send({"order": order, "arguments": arguments})
@@ -69,19 +71,19 @@ class Hosts:
                 return
             yield self._part(message, "order"), message["arguments"]
 
-    def broadcast(self, value: Any) -> Any:
+    def broadcast(self, value: T) -> T:
         """Host 0's value, on every host."""
         if self.count == 1:
             return value
         if self.index == 0:
             self._send({"value": value})
             return value
-        return self._take("value")
+        taken: T = self._take("value")
+        return taken
 
     def now(self) -> float:
         """Host 0's `time.perf_counter()`."""
-        now_s: float = self.broadcast(time.perf_counter())
-        return now_s
+        return self.broadcast(time.perf_counter())
 
     def compare(self, facts: Mapping[str, str]) -> None:
         """Checks at the start that all hosts mean the same.
@@ -133,7 +135,7 @@ class Hosts:
             sys.exit(0)
         return self._part(message, what)
 
-    def _part(self, message: dict[str, Any], what: str) -> Any:
+    def _part(self, message: Mapping[str, Any], what: str) -> Any:
         if what not in message:
             raise RuntimeError(
                 f"host {self.index} is out of step with host 0: it waits for the next {what}, and "
@@ -141,7 +143,7 @@ class Hosts:
             )
         return message[what]
 
-    def _send(self, message: Any) -> None:
+    def _send(self, message: object) -> None:
         for link in self._links.values():
             link.send(message)
 
@@ -193,7 +195,7 @@ class _Link:
         self._sending = threading.Lock()
         threading.Thread(target=self._send_heartbeats, daemon=True).start()
 
-    def send(self, message: Any) -> None:
+    def send(self, message: object) -> None:
         """Sends a message; a connection that has ended is seen where it is read."""
         with self._sending:
             try:
@@ -347,7 +349,7 @@ def _hello(connection: socket.socket) -> dict[str, int] | None:
     return hello if is_host else None
 
 
-def _line(message: Any) -> bytes:
+def _line(message: object) -> bytes:
     return json.dumps(message).encode() + b"\n"
 
 

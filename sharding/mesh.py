@@ -7,7 +7,7 @@ they divide.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeVar
 
 import jax
 import numpy as np
@@ -17,6 +17,8 @@ from configs.engine import Config
 from configs.errors import InputError
 from configs.mesh import Mesh
 from sharding import hosts
+
+T = TypeVar("T")
 
 AXES = ("data", "expert", "model")  # neighbours along `model` exchange most
 EVERY_CHIP = PartitionSpec(AXES)
@@ -80,7 +82,7 @@ def _joined(devices: Sequence[jax.Device], mesh: Mesh) -> jax.sharding.Mesh:
     return jax.sharding.Mesh(chips, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def put(mesh: jax.sharding.Mesh, spec: PartitionSpec, make_part: Callable[[int, int], Any]) -> Any:
+def put(mesh: jax.sharding.Mesh, spec: PartitionSpec, make_part: Callable[[int, int], T]) -> T:
     """A pytree of arrays over a mesh, of which this process makes the parts of its own chips.
 
     Args:
@@ -106,7 +108,7 @@ def put(mesh: jax.sharding.Mesh, spec: PartitionSpec, make_part: Callable[[int, 
     return jax.tree.map(joined, *parts)
 
 
-def to_global(mesh: jax.sharding.Mesh | None, spec: PartitionSpec, tree: Any) -> Any:
+def to_global(mesh: jax.sharding.Mesh | None, spec: PartitionSpec, tree: T) -> T:
     """The global arrays of a mesh over several hosts, of numpy arrays that each host has whole;
     on one host the arrays themselves, which JAX divides.
     """
@@ -119,8 +121,8 @@ def to_global(mesh: jax.sharding.Mesh | None, spec: PartitionSpec, tree: Any) ->
 
 
 def over(
-    mesh: jax.sharding.Mesh | None, function: Callable[..., Any], in_specs: Any, out_specs: Any
-) -> Callable[..., Any]:
+    mesh: jax.sharding.Mesh | None, function: Callable[..., T], in_specs: object, out_specs: object
+) -> Callable[..., T]:
     """The function on each chip, with that chip's parts of arrays; without a mesh, itself.
 
     Args:
@@ -130,13 +132,13 @@ def over(
     """
     if mesh is None:
         return function
-    mapped: Callable[..., Any] = jax.shard_map(
+    mapped: Callable[..., T] = jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
     return mapped
 
 
-def moved(tree: Any, mesh: jax.sharding.Mesh | None, specs: Any) -> Any:
+def moved(tree: T, mesh: jax.sharding.Mesh | None, specs: object) -> T:
     """A pytree whose arrays lie so on other chips, on as many of this mesh (None: on JAX's default
     device): each sends its part to one, with no copy on the host.
 
@@ -151,7 +153,7 @@ def moved(tree: Any, mesh: jax.sharding.Mesh | None, specs: Any) -> Any:
     return jax.device_put(tree, shardings)
 
 
-def moved_to_group(tree: Any, mesh: jax.sharding.Mesh, group: int, base: Any) -> Any:
+def moved_to_group(tree: T, mesh: jax.sharding.Mesh, group: int, base: T) -> T:
     """A pytree over as many chips as divide the model, on those of one group of a mesh, each from
     device to device; the other groups' parts are those of `base`, which lies on `EVERY_CHIP`.
     """
@@ -172,12 +174,14 @@ def moved_to_group(tree: Any, mesh: jax.sharding.Mesh, group: int, base: Any) ->
     return jax.tree.map(joined, tree, base)
 
 
-def spread(mesh: jax.sharding.Mesh | None, parts: Sequence[Any], specs: Sequence[Any]) -> Any:
+def spread(
+    mesh: jax.sharding.Mesh | None, parts: Sequence[object], specs: Sequence[PartitionSpec]
+) -> tuple[object, ...]:
     """Shapes of arrays over a mesh, of the shapes of a chip's parts."""
     if mesh is None:
         return tuple(parts)
 
-    def whole(spec: PartitionSpec) -> Callable[[Any], jax.ShapeDtypeStruct]:
+    def whole(spec: PartitionSpec) -> Callable[[jax.ShapeDtypeStruct], jax.ShapeDtypeStruct]:
         times, sharding = num_parts(mesh, spec), NamedSharding(mesh, spec)
         return lambda leaf: jax.ShapeDtypeStruct(
             (leaf.shape[0] * times, *leaf.shape[1:]), leaf.dtype, sharding=sharding

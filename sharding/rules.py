@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Protocol
 
 import jax
 import numpy as np
@@ -14,6 +14,17 @@ from configs.errors import InputError
 from configs.kinds.params import ParamInfo, in_rows, leaves
 from configs.model import ModelConfig
 from configs.precision import FORMATS
+
+
+class Slices(Protocol):
+    """What reads slices of a parameter's rows, or of all rows' columns."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    def __getitem__(self, index: slice | tuple[slice, slice], /) -> np.ndarray: ...
+
+
+Values = np.ndarray | jax.Array | Slices
 
 RULES: Mapping[str, str | None] = {
     "vocab": "model",
@@ -67,7 +78,7 @@ def part(
     config: ModelConfig,
     path: str,
     info: ParamInfo,
-    values: Any,
+    values: Values,
     mesh: divided.Mesh,
     group: int,
     chip: int,
@@ -112,7 +123,7 @@ def part(
 class _Rows:
     """Some rows of what reads slices of rows, or of all rows' columns."""
 
-    def __init__(self, values: Any, first: int, count: int):
+    def __init__(self, values: Values, first: int, count: int):
         self._values, self._first, self._count = values, first, count
 
     @property
@@ -124,15 +135,15 @@ class _Rows:
     ) -> np.ndarray:
         return np.asarray(self[:])
 
-    def __getitem__(self, index: slice | tuple[slice, slice]) -> Any:
+    def __getitem__(self, index: slice | tuple[slice, slice]) -> np.ndarray:
         rows, *columns = index if isinstance(index, tuple) else (index,)
         start, stop, _ = rows.indices(self._count)
         local_rows = slice(self._first + start, self._first + stop)
-        return self._values[(local_rows, *columns) if columns else local_rows]
+        return np.asarray(self._values[(local_rows, columns[0]) if columns else local_rows])
 
 
 def _of_matrix(
-    config: ModelConfig, path: str, info: ParamInfo, values: Any, chips: int, chip: int
+    config: ModelConfig, path: str, info: ParamInfo, values: Values, chips: int, chip: int
 ) -> np.ndarray:
     """`part` of a matrix or a vector, along `model` alone."""
     if not mesh_axes(path, info):

@@ -8,7 +8,6 @@ import importlib.util
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -62,7 +61,7 @@ def devices(target: Target) -> tuple[jax.Device, ...]:
     if target.is_here:
         return tuple(jax.devices("cpu"))
     prepare(target)
-    options: dict[str, Any] = {}
+    options: dict[str, object] = {}
     if target.platform == "gpu":
         description = Path(__file__).with_name(f"{target.chip}.txtpb").read_text(encoding="utf-8")
         options = {"target_config": description, "topology": target.topology}

@@ -445,6 +445,25 @@ def test_only_back_ends_ask_the_platform():
     report("no question is left in:", sorted(MAY_ASK_THE_PLATFORM.keys() - asking))
 
 
+# --- types ----------------------------------------------------------------------------------------
+
+MAX_ANY = 5.5  # lines a 1,000 of the product; the goal is 4
+
+
+def lines_with_any(path: Path) -> set[int]:
+    """Lines whose annotations or expressions name `Any`; imports are none."""
+    names = (node for node in ast.walk(parse(path)) if isinstance(node, ast.Name))
+    return {node.lineno for node in names if node.id == "Any"}
+
+
+def test_any_is_rare_on_the_way_to_4_lines_a_1000():
+    product = [
+        p for p in python_files() if not relative(p).startswith(("tests/", "scripts/reports/"))
+    ]
+    rate = 1000 * sum(len(lines_with_any(p)) for p in product) / sum(map(num_lines, product))
+    assert rate <= MAX_ANY, f"{rate:.2f} lines a 1,000 say Any, over {MAX_ANY}: name the type"
+
+
 # --- safety ---------------------------------------------------------------------------------------
 
 CODE_LOADERS = {

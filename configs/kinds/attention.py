@@ -1,16 +1,16 @@
 """Softmax attention over keys and values of heads."""
 
 import dataclasses
+import functools
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from configs.cache import CacheSpec, keys_values, shared
 from configs.errors import InputError
 from configs.kinds import operations, params
 from configs.kinds.kind import Mixer, check_choice, check_rotated, check_sizes, grouped_shares
-from configs.kinds.operations import Move, Operation
-from configs.kinds.params import Declared, ParamInfo, Widths
+from configs.kinds.operations import Amount, Move, Operation
+from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
 
 
@@ -112,20 +112,20 @@ class Attention(Mixer, name="attention"):
         N, K, H, D = self.num_heads, self.num_kv_heads, self.head_width, model.width
         if self.qk_norm and model.norm != "rms":
             raise InputError(f"attention qk_norm={self.qk_norm!r} goes with model.norm='rms'")
-        inputs, rows, parts, norms = "q", self.query_rows, dict[str, Any](), {"q_norm": N * H}
+        inputs, rows, norms = "q", self.query_rows, {"q_norm": N * H}
+        declare = functools.partial(ParamInfo)
         if self.owner is None:
             inputs, num_heads = ("qkv", 2 * K) if self.has_values else ("qk", K)
             rows += num_heads * H
-            parts = {"stacked": (self.query_rows, *(K * H,) * (num_heads // K)), "kv_heads": K}
+            stacked = (self.query_rows, *(K * H,) * (num_heads // K))
+            declare = functools.partial(ParamInfo, stacked=stacked, kv_heads=K)
             norms["k_norm"] = K * H
-        declared: dict[str, Any] = {
-            inputs: ParamInfo((rows, D), model.dtype, ("heads", "embed"), **parts),
+        declared: dict[str, Declaration] = {
+            inputs: declare((rows, D), model.dtype, ("heads", "embed")),
             "out": ParamInfo((D, N * H), model.dtype, ("embed", "heads")),
         }
         if "qkv" in self.biases:
-            declared[f"{inputs}_bias"] = ParamInfo(
-                (rows,), model.dtype, ("heads",), "zeros", **parts
-            )
+            declared[f"{inputs}_bias"] = declare((rows,), model.dtype, ("heads",), "zeros")
         if "out" in self.biases:
             declared["out_bias"] = ParamInfo((D,), model.dtype, ("embed",), "zeros")
         if self.has_sinks:
@@ -192,7 +192,7 @@ class Attention(Mixer, name="attention"):
         per_token, heads = stored.elements_per_token, self.num_heads * self.head_width
         sight, budget = ("chunk_" * stored.chunked, stored.sliding()), self.token_budget
         name = "attend" if stored.window is None else f"attend.{stored.sight}"
-        moved: tuple[Any, ...] = ((per_token, (f"{sight[0]}read", sight[1], budget)),)
+        moved: Amount = ((per_token, (f"{sight[0]}read", sight[1], budget)),)
         if budget is not None:  # a page's extremes are as large as one of its tokens
             name, sight = "attend.chosen", ("", budget)  # as many pairs as in a window
             moved += ((per_token / operations.PAGE_TOKENS, ("read", None, None)),)

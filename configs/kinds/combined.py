@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any
+from collections.abc import Mapping
 
 from configs.cache import CacheSpec
 from configs.errors import InputError
@@ -42,7 +42,7 @@ class Parallel(Mixer, name="parallel"):
     def parts(self) -> tuple[Mixer, ...]:
         return self.attention, self.recurrent
 
-    def changed(self, changes: dict[str, Any]) -> "Parallel":
+    def changed(self, changes: Mapping[str, object]) -> "Parallel":
         return dataclasses.replace(
             super().changed(changes),
             attention=self.attention.changed(changes),

@@ -1,7 +1,6 @@
 """Attention over one vector a token near by, and one vector for several tokens of all the past."""
 
 import dataclasses
-from typing import Any
 
 from configs.cache import BLOCK_TOKENS, CacheSpec, compressed
 from configs.errors import InputError
@@ -9,7 +8,7 @@ from configs.kinds import operations, params
 from configs.kinds.kind import MOST_MATRICES, Mixer, check_sizes, equal_shares
 from configs.kinds.latent import Indexer
 from configs.kinds.operations import Amount, Move, Operation
-from configs.kinds.params import Declared, ParamInfo, Widths
+from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
 
 
@@ -110,7 +109,7 @@ class Compressed(Mixer, name="compressed"):
                 "norm": params.norm(model, width, None),
             }
 
-        declared: dict[str, Any] = {
+        declared: dict[str, Declaration] = {
             "q_down": ParamInfo((self.query_rank, D), dtype, (None, "embed")),
             "q_norm": params.norm(model, self.query_rank, None),
             "q_up": ParamInfo((N * H, self.query_rank), dtype, ("heads", None)),

@@ -4,14 +4,13 @@ all tokens visit.
 
 import dataclasses
 import math
-from typing import Any
 
 from configs.errors import InputError
 from configs.kinds import operations, params
 from configs.kinds.feed_forward import ACTIVATIONS, PLAIN_ACTIVATIONS, up_and_down
 from configs.kinds.kind import MOST_MATRICES, FeedForward, check_choice, check_sizes, equal_shares
 from configs.kinds.operations import Operation
-from configs.kinds.params import Declared, ParamInfo, Widths
+from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,7 +170,7 @@ class Experts(FeedForward, name="experts"):
             experts["down_bias"] = ParamInfo(
                 (E, D), dtype, ("experts", "embed"), "zeros", is_bias=True
             )
-        declared: dict[str, Any] = {
+        declared: dict[str, Declaration] = {
             "router": ParamInfo((self.num_experts, D), "float32", (None, "embed")),
             "experts": experts,
         }

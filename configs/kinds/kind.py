@@ -5,7 +5,8 @@ layer declares; `layers/` registers the function that applies it.
 """
 
 import dataclasses
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Protocol, Self
 
 from configs.cache import CacheSpec
 from configs.errors import InputError, shown
@@ -29,9 +30,9 @@ class Kind:
 
     name: ClassVar[str]
     divided: ClassVar[tuple[str, ...]] = ()
-    kinds: ClassVar[dict[str, Any]]  # by name
+    kinds: "ClassVar[dict[str, type[Kind]]]"  # by name
 
-    def __init_subclass__(cls, name: str | None = None, **arguments: Any) -> None:
+    def __init_subclass__(cls, name: str | None = None, **arguments: object) -> None:
         """Registers a kind under its name; a base class of kinds has none.
 
         Raises:
@@ -58,11 +59,11 @@ class Kind:
         """
         return (self,)
 
-    def changed(self, changes: dict[str, Any]) -> Self:
+    def changed(self, changes: Mapping[str, object]) -> Self:
         """Itself with those of these fields that it, or what it is made of, has."""
         fields = {name: value for name, value in changes.items() if hasattr(self, name)}
-        same: Any = self
-        return dataclasses.replace(same, **fields) if fields else self
+        replace: Callable[..., Self] = dataclasses.replace
+        return replace(self, **fields) if fields else self
 
     def parameters(self, model: Widths) -> Declared:
         """Its parameters by name, matrices [out, in]; a part of it may nest its own.
@@ -110,7 +111,7 @@ class Mixer(Kind):
     """
 
     cached_heads: ClassVar[str | None] = None
-    kinds: ClassVar[dict[str, Any]] = {}
+    kinds: "ClassVar[dict[str, type[Kind]]]" = {}
 
     @property
     def parts(self) -> "tuple[Mixer, ...]":
@@ -191,7 +192,7 @@ class Mixer(Kind):
 class FeedForward(Kind):
     """What computes on each token alone."""
 
-    kinds: ClassVar[dict[str, Any]] = {}
+    kinds: "ClassVar[dict[str, type[Kind]]]" = {}
 
     @property
     def num_sums(self) -> int:
@@ -252,7 +253,14 @@ def _written(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def check_sizes(kind: Any, *names: str, most: int = MOST_WIDTH) -> None:
+class Named(Protocol):
+    """A kind, or a part of one."""
+
+    @property
+    def name(self) -> str: ...
+
+
+def check_sizes(kind: Named, *names: str, most: int = MOST_WIDTH) -> None:
     """Refuses fields below 1 or above `most`; None is no size.
 
     Raises:
@@ -265,7 +273,7 @@ def check_sizes(kind: Any, *names: str, most: int = MOST_WIDTH) -> None:
             raise InputError(f"{kind.name} {field} is {limit}, not {shown(size)}")
 
 
-def check_choice(kind: Any, field: str, valid: tuple[Any, ...]) -> None:
+def check_choice(kind: Named, field: str, valid: tuple[object, ...]) -> None:
     """Refuses a value that is none of the valid ones.
 
     Raises:

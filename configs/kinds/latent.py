@@ -1,14 +1,13 @@
 """Attention over one latent vector a token, of all tokens or of those that an indexer chooses."""
 
 import dataclasses
-from typing import Any
 
 from configs.cache import CacheSpec, latent, shared
 from configs.errors import InputError
 from configs.kinds import operations, params
 from configs.kinds.kind import MOST_MATRICES, Mixer, check_rotated, check_sizes, equal_shares
 from configs.kinds.operations import Amount, Move, Operation
-from configs.kinds.params import Declared, ParamInfo, Widths
+from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
 
 
@@ -118,7 +117,7 @@ class Latent(Mixer, name="latent"):
         queries = N * (self.nope_width + self.rope_width)
         if model.norm != "rms":
             raise InputError("latent attention goes with model.norm='rms'")
-        declared: dict[str, Any] = {}
+        declared: dict[str, Declaration] = {}
         if self.indexer is not None:
             declared["indexer"] = self.indexer.parameters(model, self.query_rank or D)
         if self.query_rank is None:
@@ -132,9 +131,9 @@ class Latent(Mixer, name="latent"):
             declared["kv_norm"] = params.norm(model, C, None)
         if self.has_bias:
             declared["out_bias"] = ParamInfo((D,), dtype, ("embed",), "zeros")
-            for name in [name for name in ("q_down", "kv_down") if name in declared]:
-                rows = declared[name].shape[:1]
-                declared[f"{name}_bias"] = ParamInfo(rows, dtype, (None,), "zeros")
+            for name, rows in (("q_down", self.query_rank or 0), ("kv_down", C + self.rope_width)):
+                if name in declared:
+                    declared[f"{name}_bias"] = ParamInfo((rows,), dtype, (None,), "zeros")
         return declared | {
             "k_up": ParamInfo(
                 (N, C, self.nope_width), dtype, ("heads", None, None), stacked=(C,) * N

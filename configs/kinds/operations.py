@@ -21,11 +21,10 @@ or a sum over the step's sequences, of which each feeds `queries` tokens and the
 """
 
 import dataclasses
-from typing import Any
 
-from configs.kinds.params import Declared, ParamInfo, Widths, leaves
+from configs.kinds.params import Declaration, Declared, ParamInfo, Widths, leaves
 
-Quantity = tuple[Any, ...]
+Quantity = tuple[str | int | None, ...]
 Amount = tuple[tuple[float, Quantity], ...]  # the sum of coefficient x quantity
 
 PAGE_TOKENS = 16  # of a CPU, where queries choose pages (`Attention.token_budget`)
@@ -142,7 +141,7 @@ def _product(name: str, info: ParamInfo, top_k: int, format: str) -> Operation:
     )  # fmt: skip
 
 
-def in_formats(operation: Operation, declared: Declared, model: Widths) -> Operation:
+def in_formats(operation: Operation, declared: Declaration, model: Widths) -> Operation:
     """A product where its layer kind's parameters may have formats of their own."""
     part, _, name = operation.name.rpartition(".")
     infos = [

@@ -4,12 +4,14 @@ derive from it. No arrays here: `layers/params.py` makes them.
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol, TypeAlias
 
 from configs.precision import OUTLIERS
 
-Declared = Mapping[str, Any]  # name -> ParamInfo, or a nested mapping of them
+# Parameters by name, which may nest.
+Declared: TypeAlias = "Mapping[str, Declaration]"
+Declaration: TypeAlias = "ParamInfo | Declared | Sequence[Declaration]"
 Formats = Mapping[str, tuple[str, ...]]  # path -> format, or one of each part of a stack
 
 
@@ -116,7 +118,7 @@ def device_format(info: ParamInfo, platform: str) -> str:
     return "float32" if platform == "tpu" and not info.is_matrix else info.format
 
 
-def norm(model: Widths, width: int, axis: str | None) -> Any:
+def norm(model: Widths, width: int, axis: str | None) -> Declaration:
     """Declaration of the model's norm over [width], with a layer norm's bias beside its weight; at
     random it changes nothing: weight + offset = 1 for the offsets of 0 and 1 that families have.
     """
@@ -127,7 +129,7 @@ def norm(model: Widths, width: int, axis: str | None) -> Any:
 
 
 def leaves(
-    declared: Any, path: tuple[str, ...] = ()
+    declared: Declaration, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[tuple[str, ...], ParamInfo]]:
     """(path, declaration) of every parameter."""
     if isinstance(declared, ParamInfo):
@@ -153,10 +155,14 @@ def _with_outliers(declared: ParamInfo) -> dict[str, ParamInfo]:
     }
 
 
-def with_formats(declared: Any, formats: Formats, path: tuple[str, ...] = ()) -> Any:
+def with_formats(declared: Declared, formats: Formats) -> Declared:
     """The declaration with parameters in formats of their own; a stack whose parts have different
     ones becomes a tuple of its parts, and a matrix in `llm_int8` its three parts by name.
     """
+    return {name: _with_formats(node, formats, (name,)) for name, node in declared.items()}
+
+
+def _with_formats(declared: Declaration, formats: Formats, path: tuple[str, ...]) -> Declaration:
     if isinstance(declared, ParamInfo):
         part_formats = formats.get("/".join(path), (declared.format,))
         if len(set(part_formats)) == 1:
@@ -174,5 +180,7 @@ def with_formats(declared: Any, formats: Formats, path: tuple[str, ...] = ()) ->
             )
         return tuple(parts)
     if isinstance(declared, Mapping):
-        return {name: with_formats(node, formats, (*path, name)) for name, node in declared.items()}
-    return tuple(with_formats(n, formats, (*path, str(i))) for i, n in enumerate(declared))
+        return {
+            name: _with_formats(node, formats, (*path, name)) for name, node in declared.items()
+        }
+    return tuple(_with_formats(n, formats, (*path, str(i))) for i, n in enumerate(declared))

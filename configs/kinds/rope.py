@@ -4,7 +4,6 @@ stretched beyond the context a model was trained with. `layers/rope.py` has the 
 
 import dataclasses
 import math
-from typing import Any
 
 from configs.errors import InputError
 
@@ -178,7 +177,7 @@ class Rope:
         return width
 
 
-def _require_positive(scaling: Any, *names: str) -> None:
+def _require_positive(scaling: object, *names: str) -> None:
     for name in names:
         value = getattr(scaling, name)
         if value is not None and not 0 < value < math.inf:

@@ -8,7 +8,6 @@ its dense feed-forward. What reads images and sounds is not counted.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from configs.kinds.attention import Attention, sharing
 from configs.kinds.experts import Experts, Router
@@ -83,7 +82,7 @@ GEMMA3_270M = Preset(
 
 def _gemma4(
     size: str, width: int, num_layers: int, mixers: Sequence[Attention],
-    ffns: Sequence[FeedForward], **fields: Any,
+    ffns: Sequence[FeedForward], max_context: int, layer_inputs: LayerInputs | None = None,
 ) -> Preset:  # fmt: skip
     config = ModelConfig(
         name=f"gemma4-{size.lower()}",
@@ -98,7 +97,8 @@ def _gemma4(
         embedding_scale=width**0.5,
         has_layer_scales=True,
         tied=True,
-        **fields,
+        max_context=max_context,
+        layer_inputs=layer_inputs,
     )
     return Preset(config, Hub(f"google/gemma-4-{size}-it", license="Apache-2.0"))
 

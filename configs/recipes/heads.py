@@ -5,15 +5,17 @@ python -m scripts.train --task=medusa --model=smollm2-135m
 """
 
 import dataclasses
-from typing import Any
+from typing import TypeVar
 
-from configs.heads import Eagle, Medusa
+from configs.heads import Eagle, Heads, Medusa
 from configs.model import ModelConfig
 from configs.recipes.training import TrainingConfig
 
 SAMPLES = 1024  # windows that the target writes
 SAMPLE_TEMPERATURE = 0.7
 PROPOSED = 10_000  # tokens, the most frequent of the samples; as many as a config.json may list
+
+H = TypeVar("H", bound=Heads)
 
 # By task.
 TRAINING = {
@@ -34,25 +36,23 @@ def eagle(target: ModelConfig, digest: str, proposed_ids: tuple[int, ...]) -> Ea
     features = tuple(sorted({min(2, last), -(-last // 2), max(1, last - 3)}))
     specs = zip(target.layers, target.cache_specs, strict=True)
     layer = [layer for layer, spec in specs if spec.owner is None][-1:]
-    return Eagle(
-        **_fields(target, "eagle"), num_layers=1, pattern=tuple(layer), target=digest,
+    return _heads(
+        Eagle, target, num_layers=1, pattern=tuple(layer), target=digest,
         proposed_ids=proposed_ids, features=features,
     )  # fmt: skip
 
 
 def medusa(target: ModelConfig, digest: str, proposed_ids: tuple[int, ...]) -> Medusa:
     """Four heads."""
-    return Medusa(
-        **_fields(target, "medusa"), num_layers=0, pattern=(), target=digest,
-        proposed_ids=proposed_ids,
-    )  # fmt: skip
+    return _heads(
+        Medusa, target, num_layers=0, pattern=(), target=digest, proposed_ids=proposed_ids
+    )
 
 
-def _fields(target: ModelConfig, kind: str) -> dict[str, Any]:
-    fields = {field.name: getattr(target, field.name) for field in dataclasses.fields(ModelConfig)}
+def _heads(kind: type[H], model: ModelConfig, /, **changes: object) -> H:
+    fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}
     alone = "learned_positions", "layer_inputs", "has_layer_scales"
     for name in ("num_layers", "pattern", "formats", *alone):
         del fields[name]
-    name = f"{target.name}-{kind}"
-    fields |= {"logit_cap": None, "logit_scale": 1.0}
-    return fields | {"name": name, "tied": False, "dtype": "float32"}
+    fields |= {"logit_cap": None, "logit_scale": 1.0, "tied": False, "dtype": "float32"}
+    return kind(**fields | {"name": f"{model.name}-{kind.__name__.lower()}"} | changes)

@@ -4,7 +4,6 @@ What its weights become is `inference/checkpoints/averaged.py`'s to say.
 """
 
 import dataclasses
-from typing import Any
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
@@ -25,7 +24,7 @@ def shared_by(config: ModelConfig, size: int) -> ModelConfig:
     """
     if size < 1:
         raise InputError(f"a cache is shared by at least 1 layer, not {size}")
-    mixers: list[Any] = [layer.mixer for layer in config.layers]
+    mixers = [layer.mixer for layer in config.layers]
     if any(spec.owner is not None for spec in config.cache_specs):
         raise InputError(f"{config.name}: its layers share caches already")
     if not any(map(_can_share, mixers)):
@@ -38,7 +37,7 @@ def shared_by(config: ModelConfig, size: int) -> ModelConfig:
         for nth, layer in enumerate(alike):
             if nth % size:
                 owner = alike[nth - nth % size]
-                mixers[layer] = dataclasses.replace(mixers[layer], owner=owner)
+                mixers[layer] = mixers[layer].changed({"owner": owner})
     layers = zip(mixers, config.layers, strict=True)
     pattern = tuple(dataclasses.replace(layer, mixer=mixer) for mixer, layer in layers)
     return config if size == 1 else dataclasses.replace(config, pattern=pattern)

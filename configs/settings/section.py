@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 
 from configs.errors import InputError, shown
 
@@ -27,7 +27,7 @@ class Setting:
     one_of: tuple[str, ...] = ()
     host_only: bool = False
 
-    def check(self, path: str, value: Any) -> None:
+    def check(self, path: str, value: object) -> None:
         """Refuses a value that the declaration excludes.
 
         Raises:
@@ -44,7 +44,7 @@ class Setting:
         is_above = self.lower <= number < math.inf  # NaN is not
         return is_above and (self.upper is None or number <= self.upper)
 
-    def _range(self, value: Any) -> str:
+    def _range(self, value: object) -> str:
         lower, upper = self.lower, self.upper
         bounds = f"at least {lower}" if upper is None else f"from {lower} to {upper}"
         if isinstance(value, tuple):
@@ -52,7 +52,7 @@ class Setting:
         return f"{bounds} and finite" if isinstance(value, float) else bounds
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return shown(value).strip("'")  # names without quotes, as --set takes them
 
 
@@ -95,7 +95,7 @@ class Section:
             raise InputError(f"{cls.path}.{name}: is now {path}")
 
 
-def _fields(section: type[Section]) -> Iterator[tuple[type[Section], Any]]:
+def _fields(section: type[Section]) -> Iterator[tuple[type[Section], dataclasses.Field[object]]]:
     for field in dataclasses.fields(section):
         if isinstance(field.default, Section):
             yield from _fields(type(field.default))
@@ -118,9 +118,9 @@ def flag_help(section: type[Section], name: str) -> str:
     return f"{declared(section)[name].doc} Sets {paths(section)[name]}."
 
 
-def values(section: Section) -> dict[str, Any]:
+def values(section: Section) -> dict[str, object]:
     """The values of all settings of a section and of the sections in it, by their names."""
-    by_name: dict[str, Any] = {}
+    by_name: dict[str, object] = {}
     for field in dataclasses.fields(section):
         value = getattr(section, field.name)
         by_name |= values(value) if isinstance(value, Section) else {field.name: value}

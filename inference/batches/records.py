@@ -44,7 +44,7 @@ def bad(line: BadLine) -> Record:
     return failed(line, "invalid_line", f"line {line.number}: {line.why}")
 
 
-def is_final(record: Mapping[str, Any]) -> bool:
+def is_final(record: Mapping[str, object]) -> bool:
     """Whether asking again would change nothing: there is an answer, or a refusal for good."""
     response = record.get("response")
     if not isinstance(response, dict):
@@ -53,7 +53,7 @@ def is_final(record: Mapping[str, Any]) -> bool:
     return isinstance(status, int) and status < 500 and status not in _FOR_A_WHILE
 
 
-def is_good(record: Mapping[str, Any]) -> bool:
+def is_good(record: Mapping[str, object]) -> bool:
     """Whether there is an answer that is no error."""
     response = record.get("response")
     return isinstance(response, dict) and response.get("status_code") == 200

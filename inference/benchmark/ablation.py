@@ -7,7 +7,6 @@ Every configuration serves the same requests with the same memory for its cache.
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from configs.cache import BLOCK_TOKENS
 from configs.engine import Config, EngineConfig
@@ -82,7 +81,7 @@ def ablations(
     budget = base.scheduling.prefill_budget or base.shapes.chunk_tokens * min(mixed)
     unmixed = sorted({*range(1, min(8, max(mixed)))} - {*mixed})
     alone = tuple(sorted({*mixed, *unmixed[: 1 + len({*mixed})]}))  # no more than the mixed ones
-    changes: tuple[tuple[str, dict[str, Any], str, bool], ...] = (
+    changes: tuple[tuple[str, dict[str, object], str, bool], ...] = (
         (
             "cached",
             dict(
@@ -125,9 +124,9 @@ class AblationResult:
     predicted_before: float | None
     measured_before: float | None
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         ablation, metric = self.ablation, self.ablation.metric
-        row: dict[str, Any] = {"rung": ablation.name, "over": ablation.over, "metric": metric}
+        row: dict[str, object] = {"rung": ablation.name, "over": ablation.over, "metric": metric}
         row["less_is_better"] = ablation.is_cost
         for name, figures, before in (
             ("predicted", self.predicted, self.predicted_before),

@@ -2,9 +2,9 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
+import numpy as np
 
 from configs.engine import Config, EngineConfig
 from configs.hardware import catalog
@@ -16,6 +16,7 @@ from inference.planner import cost, weights
 from inference.planner.calibration import lookup, measure, quick, store
 from inference.planner.calibration.verify import Point
 from inference.planner.cost import Precision
+from inference.runtime.batch import Batch
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, params
@@ -99,7 +100,7 @@ def of_model(model: ModelConfig) -> HardwareSpec:
     return hardware
 
 
-def prepared(runner: ModelRunner) -> dict[Point, tuple[StepShape, Any]]:
+def prepared(runner: ModelRunner) -> dict[Point, tuple[StepShape, tuple[np.ndarray, Batch]]]:
     """Steps that only decode or only prefill, the executables that run them and their arrays; the
     most telling first: what weights cost with one row, a chunk and many rows, then what a long
     context adds. Where padding is free, chunks have the fewest rows beside them, of padding.
@@ -117,7 +118,7 @@ def prepared(runner: ModelRunner) -> dict[Point, tuple[StepShape, Any]]:
         *((shape, True) for shape in (*decode[:1], *decode[-1:])),
         *((shape, False) for shape in prefill[:0:-1]),
     ]
-    points: dict[Point, tuple[StepShape, Any]] = {}
+    points: dict[Point, tuple[StepShape, tuple[np.ndarray, Batch]]] = {}
     for shape, is_long in dict.fromkeys(order):
         for point in _points(shape, is_long, runner.config):
             with contextlib.suppress(ValueError):  # more pages than there are

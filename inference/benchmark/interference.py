@@ -87,7 +87,7 @@ class Interference:
         vocab_size: int,
         serve: Callable[[str, list[TimedRequest]], list[Run]],
         ways: Sequence[str] = TOGETHER_WAYS,
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Figures of each way to run prompts, beside the undisturbed.
 
         Args:

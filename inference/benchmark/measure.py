@@ -1,7 +1,7 @@
 """Serves a workload on an engine, and predicts the same by simulation."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
@@ -72,7 +72,7 @@ def count_compiles() -> Callable[[], int]:
 
     events: list[str] = []
 
-    def on_event(event: str, duration_secs: float, **more: Any) -> None:
+    def on_event(event: str, duration_secs: float, **more: object) -> None:
         if event == _COMPILED:
             events.append(event)
 

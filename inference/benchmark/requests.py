@@ -140,7 +140,7 @@ def random_tokens(count: int, vocab_size: int, rng: random.Random) -> tuple[int,
     return tuple(rng.randrange(vocab_size // 500, vocab_size) for _ in range(count))
 
 
-def _parse(where: str, fields: dict[str, Any]) -> TraceLine:
+def _parse(where: str, fields: dict[str, object]) -> TraceLine:
     arrival_s: Any = fields.get("arrival_s")
     is_number = isinstance(arrival_s, int | float) and not isinstance(arrival_s, bool)
     if not is_number or not 0 <= arrival_s <= _MOST_SECONDS:  # or NaN
@@ -153,7 +153,7 @@ def _parse(where: str, fields: dict[str, Any]) -> TraceLine:
     )
 
 
-def _prompt(where: str, fields: dict[str, Any]) -> int | str | tuple[int, ...]:
+def _prompt(where: str, fields: dict[str, object]) -> int | str | tuple[int, ...]:
     if "prompt_tokens" in fields:
         return _count(where, fields, "prompt")
     if "prompt" in fields:
@@ -167,7 +167,7 @@ def _prompt(where: str, fields: dict[str, Any]) -> int | str | tuple[int, ...]:
     return tuple(ids)
 
 
-def _count(where: str, fields: dict[str, Any], of: str) -> int:
+def _count(where: str, fields: dict[str, object], of: str) -> int:
     value = fields.get(f"{of}_tokens")
     if type(value) is not int or not 1 <= value <= MOST_TOKENS:
         raise InputError(

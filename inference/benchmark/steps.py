@@ -15,6 +15,7 @@ from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
 from inference.benchmark import drive
 from inference.benchmark.requests import TimedRequest
+from inference.engine import Engine
 from inference.planner import cost, report, weights
 from inference.planner.calibration.verify import Point
 from inference.planner.cost import Precision
@@ -215,7 +216,7 @@ def needed_bytes(config: Config) -> float:
 
 
 def decode(
-    engine: Any, context: int, hardware: HardwareSpec, repeats: int, with_engine: bool = False
+    engine: Engine, context: int, hardware: HardwareSpec, repeats: int, with_engine: bool = False
 ) -> DecodeStep:
     """Measures a decode step in which all of an engine's sequences take part.
 
@@ -245,7 +246,7 @@ def decode(
     )  # fmt: skip
 
 
-def prefill(engine: Any, hardware: HardwareSpec, repeats: int) -> PrefillStep:
+def prefill(engine: Engine, hardware: HardwareSpec, repeats: int) -> PrefillStep:
     """Measures the step that prefills a prompt in each of an engine's slots.
 
     Args:
@@ -270,7 +271,7 @@ def prefill(engine: Any, hardware: HardwareSpec, repeats: int) -> PrefillStep:
     )  # fmt: skip
 
 
-def _engine_seconds(engine: Any, first: int) -> float:
+def _engine_seconds(engine: Engine, first: int) -> float:
     """Median seconds of the engine's steps in which every sequence decodes."""
     rows, vocab = engine.config.engine.max_seqs, engine.config.model.vocab_size
     generator = np.random.default_rng(0)

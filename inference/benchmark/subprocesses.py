@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 _TAIL = 3000  # characters of a command's output that are kept
 _LEAST_S = 5.0  # less is not worth starting a process for
@@ -108,7 +108,7 @@ def _run(spec: Subprocess, limit_s: float, folder: Path, environment: dict[str, 
     return outcome
 
 
-def _last_value(printed: str) -> Any:
+def _last_value(printed: str) -> object:
     """The last line that is JSON; None without one."""
     for line in reversed(printed.splitlines()):
         with contextlib.suppress(ValueError):
@@ -122,6 +122,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _read(file: Any) -> str:
+def _read(file: IO[bytes]) -> str:
     file.seek(0)
     return file.read().decode(errors="replace")

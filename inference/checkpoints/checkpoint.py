@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from configs.kinds.params import leaves
+from configs.kinds.params import Declared, leaves
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load
@@ -73,7 +73,7 @@ class Checkpoint:
 
     def load_params(
         self,
-        infos: Params,
+        infos: Declared,
         progress: Progress | None = None,
         place: Place = load.on_device,
         packed: Params | None = None,

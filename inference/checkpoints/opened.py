@@ -8,6 +8,7 @@ from typing import Any
 
 from configs.errors import InputError
 from configs.heads import Eagle
+from configs.kinds.params import Declared
 from configs.model import ModelConfig
 from inference.checkpoints import (
     converted,
@@ -283,7 +284,7 @@ class GgufFile(Checkpoint):
 
     def load_params(
         self,
-        infos: Params,
+        infos: Declared,
         progress: Progress | None = None,
         place: Place = load.on_device,
         packed: Params | None = None,

@@ -54,13 +54,13 @@ def read(
         raise InputError(f"{name}: no line holds a request; each is {description}")
 
 
-def unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """An object for `json.loads(object_pairs_hook=...)`.
 
     Raises:
         ValueError: a key appears twice.
     """
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for name, value in pairs:
         if name in values:
             raise ValueError(f"duplicate key {name[:80]!r}")

@@ -37,7 +37,7 @@ def name() -> str:
     return f"{num_cores()} cores of {processor()}"
 
 
-def path(kind: str, *key: Any) -> Path:
+def path(kind: str, *key: object) -> Path:
     """The file of a kind of measurements, which hold for one key.
 
     Raises:
@@ -59,7 +59,7 @@ def alone() -> Iterator[None]:
         yield
 
 
-def write(content: Any, kind: str, *key: Any) -> None:
+def write(content: object, kind: str, *key: object) -> None:
     """Keeps what JSON has; a folder that is unknown or cannot be written costs a warning."""
     try:
         with atomic.open_file(path(kind, *key)) as file:
@@ -68,7 +68,7 @@ def write(content: Any, kind: str, *key: Any) -> None:
         logging.getLogger(__name__).warning("cannot keep what was measured: %s", reason(error))
 
 
-def read(kind: str, *key: Any) -> Any:
+def read(kind: str, *key: object) -> Any:
     """What was kept; None where nothing was, or the file is damaged."""
     try:
         place = path(kind, *key)

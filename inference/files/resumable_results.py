@@ -31,14 +31,14 @@ _DIGEST = "digest"
 _START_OVER = "give --overwrite to start over"
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """A name for plain data, from a hash of its content; JSON of it that is read has the same."""
     plain = json.loads(json.dumps(value, default=repr))  # numbers that are keys are sorted as texts
     text = json.dumps(plain, sort_keys=True)
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
-def keys(requests: Iterable[Any]) -> list[str]:
+def keys(requests: Iterable[object]) -> list[str]:
     """A key for each request, from its content and not its place; equal ones are numbered."""
     occurrences: Counter[str] = Counter()
     numbered = []
@@ -72,7 +72,7 @@ class ResumableResults:
             InputError: the file is of another run, in use by one that still runs, or damaged.
         """
         self.path = _partial(target)
-        self.results: dict[str, dict[str, Any]] = {}
+        self.results: dict[str, dict[str, object]] = {}
         self._overwrites = overwrite
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
@@ -126,7 +126,7 @@ class ResumableResults:
             )
         self.results = {key: self.results[key] for key in self.results if key in requested}
 
-    def add(self, key: str, result: dict[str, Any]) -> None:
+    def add(self, key: str, result: dict[str, object]) -> None:
         """Adds one result.
 
         Raises:
@@ -211,7 +211,7 @@ def check(path: Path) -> None:
 def _parsed(line: bytes, message: str) -> dict[str, Any]:
     """What a line holds but its digest; raises InputError with the message where that differs."""
     try:
-        read: dict[str, Any] = json.loads(line)
+        read: dict[str, object] = json.loads(line)
         if read.pop(_DIGEST) == digest(read):
             return read
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
@@ -219,7 +219,7 @@ def _parsed(line: bytes, message: str) -> dict[str, Any]:
     raise InputError(message)
 
 
-def write(target: Path, results: Sequence[dict[str, Any]], config: Config) -> None:
+def write(target: Path, results: Sequence[dict[str, object]], config: Config) -> None:
     """Writes one result a line, and the configuration beside them; neither replaces anything before
     both are complete.
 

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, cast
 
 import httptools
 
@@ -171,9 +171,9 @@ class _Connection(asyncio.Protocol):
 
     # --- what the event loop calls ---
 
-    def connection_made(self, transport: Any) -> None:
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """It is open: the system asks now and then whether the other side is there."""
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         tcp_socket = transport.get_extra_info("socket")
         tcp_socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEP_ALIVE.items():

@@ -68,15 +68,15 @@ class Rows:
                 return self.queries
             case ("drafts",):
                 return self.drafts
-            case ("pairs", window):
+            case ("pairs", int() | None as window):
                 return self.pairs(window)
-            case ("read", window, most):
+            case ("read", int() | None as window, int() | None as most):
                 visible = self.context if window is None else self.queries + window - 1
                 live = min(self.context, visible)
                 return live if most is None else min(live, self.queries * most)
-            case ("chunk_pairs", size):
+            case ("chunk_pairs", int() as size):
                 return _seen_in_chunks(self.context, size) - _seen_in_chunks(self._first, size)
-            case ("chunk_read", size, most):
+            case ("chunk_read", int() as size, int() | None as most):
                 live = self.context - self._first // size * size
                 return live if most is None else min(live, self.queries * most)
         raise ValueError(f"no quantity of a step: {quantity}")
@@ -264,7 +264,7 @@ def _quantity(quantity: Quantity, work: Work) -> float:
             return work.num_tokens
         case ("logits",):
             return work.num_logits
-        case ("experts", num_experts, top_k):
+        case ("experts", int() as num_experts, int() as top_k):
             return num_visited(num_experts, top_k, work.num_tokens)
         case _:
             return sum(rows.count * rows.quantity(quantity) for rows in work.rows)

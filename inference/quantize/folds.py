@@ -111,7 +111,7 @@ class Fold:
 def of_layer(config: ModelConfig, index: int) -> list[Fold]:
     """Those of a layer, in the order in which they may be made."""
     declared = {"/".join(path): info
-                for path, info in leaves(config.parameters()["layers"][index])}  # fmt: skip
+                for path, info in leaves(config.declared_layers[index])}  # fmt: skip
     parts = () if config.layers[index].factors else ("mixer", "ffn")  # whose norms go on
     folds = [_of_norm(config, part, declared) for part in parts]
     return [*(fold for fold in folds if fold is not None), *_of_rows(config, index)]

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ class Parts:
         InputError: it is something else or another run's, or cannot be written.
     """
 
-    def __init__(self, folder: Path, record: Mapping[str, Any]):
+    def __init__(self, folder: Path, record: Mapping[str, object]):
         self.folder = folder
         expected = json.loads(json.dumps(record))
         path = folder / _RECORD
@@ -98,7 +97,7 @@ class Parts:
         return self.folder / f"{name}.safetensors"
 
 
-def _check_same(folder: Path, expected: dict[str, Any], other: dict[str, Any]) -> None:
+def _check_same(folder: Path, expected: dict[str, object], other: dict[str, object]) -> None:
     for name in expected:
         if expected[name] != other.get(name):
             raise InputError(

@@ -37,7 +37,7 @@ def untied(config: ModelConfig) -> ModelConfig:
         )
     if any(layer.factors for layer in config.pattern):
         raise InputError(f"--rotate: the residual stream of {config.name} goes on from its norms")
-    declared = config.parameters()["layers"]
+    declared = config.declared_layers
     for layer in declared[: len(config.pattern)]:
         infos = {"/".join(path): info for path, info in leaves(layer)}
         turned = {f"{path}{end}" for path in _WRITERS for end in ("", "_bias")}

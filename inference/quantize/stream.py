@@ -3,7 +3,6 @@
 import collections
 import functools
 from collections.abc import Collection, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -14,6 +13,7 @@ from inference.quantize.input_statistics import BatchStatistics, InputStatistics
 from layers import decoder, params, ragged
 from layers.kernels.linear.observed import Observed
 from layers.params import Params
+from layers.registry import Leaf
 
 _TOKENS = 2048  # that run through a layer together, about
 _ROWS = 256  # inputs of a matrix that are kept as they are, about
@@ -34,7 +34,7 @@ class Stream:
     def __init__(self, config: ModelConfig, embedding: LayerValues, tokens_YW: np.ndarray):
         self._config = config
         declared = config.parameters()
-        self._layers = declared["layers"]
+        self._layers = config.declared_layers
         infos = {name: declared[name] for name in ("embed", "positions", "inputs")
                  if name in declared}  # fmt: skip
         values = params.unflatten(infos, dict(embedding))
@@ -46,11 +46,11 @@ class Stream:
             self._shapes.append(windows_YW.shape)
             self._x.append(np.asarray(x_TD))
             self._inputs.append(None if inputs_LTP is None else np.asarray(inputs_LTP))
-        self._kinds: dict[Any, int] = {}  # the first layer of each kind, whose program is used
+        self._kinds: dict[object, int] = {}  # the first layer of each kind, whose program is used
         owners = [spec.owner for spec in config.cache_specs]
         self._reads = collections.Counter(owner for owner in owners if owner is not None)
         self._for_sharers: dict[
-            int, list[Any]
+            int, list[Leaf]
         ] = {}  # by owner, what it has left for layers to come
 
     def observe(
@@ -97,7 +97,7 @@ class Stream:
     def _weights(self, index: int, values: LayerValues) -> Params:
         return jax.device_put(params.unflatten(self._layers[index], dict(values)))
 
-    def _inputs_of(self, index: int, nth: int) -> tuple[Any, Any, Any]:
+    def _inputs_of(self, index: int, nth: int) -> tuple[np.ndarray, Leaf, np.ndarray | None]:
         owner, inputs_LTP = self._config.cache_specs[index].owner, self._inputs[nth]
         leaf = None if owner is None else self._for_sharers[owner][nth]
         return self._x[nth], leaf, None if inputs_LTP is None else inputs_LTP[index]
@@ -122,23 +122,23 @@ _STATIC = "config", "index", "shape"
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
 def _passed(
-    weights: Params, x_TD: jax.Array, leaf: Any, input_TP: Any,
+    weights: Params, x_TD: jax.Array, leaf: Leaf, input_TP: jax.Array | None,
     *, config: ModelConfig, index: int, shape: tuple[int, int],
-) -> tuple[jax.Array, Any]:  # fmt: skip
+) -> tuple[jax.Array, Leaf]:  # fmt: skip
     rows = ragged.contiguous(*shape)
     return decoder.layer(weights, config, index, x_TD, rows, leaf, input_TP)
 
 
 @functools.partial(jax.jit, static_argnames=(*_STATIC, "paths", "num_rows", "has_products"))
 def _observed(
-    weights: Params, x_TD: jax.Array, leaf: Any, input_TP: Any,
+    weights: Params, x_TD: jax.Array, leaf: Leaf, input_TP: jax.Array | None,
     *, config: ModelConfig, index: int, shape: tuple[int, int], paths: frozenset[str],
     num_rows: int, has_products: bool,
 ) -> dict[str, BatchStatistics]:  # fmt: skip
     noted: dict[str, BatchStatistics] = {}
-    infos = config.parameters()["layers"][index]
+    infos = config.declared_layers[index]
 
-    def watched(path: str, weight: jax.Array) -> Any:
+    def watched(path: str, weight: jax.Array) -> jax.Array | Observed:
         def note(x_XD: jax.Array, sizes_E: jax.Array | None) -> None:
             noted[path] = input_statistics.of_batch(x_XD, sizes_E, num_rows, has_products)
 

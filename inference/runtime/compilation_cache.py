@@ -13,7 +13,6 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
@@ -79,7 +78,7 @@ def enable() -> None:
 def _mending(folder: Path, show: Callable[..., None]) -> Callable[..., None]:
     """`warnings.showwarning`, which JAX reaches before it compiles what it could not read."""
 
-    def mend(message: Warning | str, *where: Any, **more: Any) -> None:
+    def mend(message: Warning | str, *where: object, **more: object) -> None:
         text = str(message)
         if unreadable := _UNREADABLE.match(text):
             num_removed = _remove_damaged(folder, unreadable[1])

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -33,7 +33,7 @@ from sharding.mesh import ALIKE, AXES, EACH_GROUP, EVERY_CHIP
 
 _WORKERS = 2
 
-
+T = TypeVar("T")
 Executable = Compiled | LoadedExecutable
 Outputs = tuple[Cache, step.SlotState, PackedOutput]  # of a step
 
@@ -142,7 +142,7 @@ class Executables:
             return None
         return self._files.load(_name(shape), self._arguments_of(shape))
 
-    def _arguments_of(self, shape: StepShape | None) -> tuple[Any, ...]:
+    def _arguments_of(self, shape: StepShape | None) -> tuple[object, ...]:
         """Shapes of a program's arguments, on a mesh those of all chips."""
         batch: batches.Batch | batches.Admissions
         if shape is None:
@@ -170,10 +170,10 @@ class Executables:
 
     def _lower(
         self,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...],
-        in_specs: tuple[Any, ...],
-        out_specs: tuple[Any, ...],
+        function: Callable[..., object],
+        arguments: tuple[object, ...],
+        in_specs: tuple[object, ...],
+        out_specs: tuple[object, ...],
     ) -> Lowered:
         """A function of what the engine keeps, cache and slots last, and of a batch, lowered; these
         two are donated. What it does not read it takes all the same: whoever loads it need not know
@@ -219,7 +219,7 @@ def _name(shape: StepShape | None) -> str:
     return "admissions" if shape is None else shape.name
 
 
-def abstract(tree: Any) -> Any:
+def abstract(tree: T) -> T:
     """Shapes and dtypes of a tree of arrays; what is abstract already stays."""
     return jax.tree.map(_abstract, tree)
 

@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -84,7 +83,11 @@ def _log(config: Config, attention: api.Choice) -> None:
     )  # fmt: skip
 
 
-def cache_arguments(config: Config, attention: str) -> tuple[Any, ...]:
+# Of weights, and of pages with slots where they are kept, as `host_memory.offload` makes them.
+Copies = tuple[Params, tuple[Cache, step.SlotState | None] | None]
+
+
+def cache_arguments(config: Config, attention: str) -> kv_cache.Arguments:
     """What `kv_cache.abstract` and `kv_cache.init` take of an engine's cache."""
     num_pages = tuple(n * config.device_pages for n in config.num_pages)
     return (
@@ -212,22 +215,21 @@ class ModelRunner:
         total: np.ndarray = visits.reshape(groups, -1, visits.shape[1]).sum(0, dtype=np.uint32)
         return total
 
-    def copies(self, keeps_weights: bool, keeps_pages: bool) -> tuple[Any, Any]:
+    def copies(self, keeps_weights: bool, keeps_pages: bool) -> Copies:
         """Copies in the host's memory, for `restore`: of weights, at least those of what drafts,
         and of pages with slots, or None.
         """
         self._swapper.store()
         drafting = {name: part for name, part in self.params.items() if name == "draft"}
         weights, state = self.params if keeps_weights else drafting, (self.cache, self.slots)
-        copied: tuple[Any, Any] = host_memory.offload((weights, state if keeps_pages else None))
-        return copied
+        return host_memory.offload((weights, state if keeps_pages else None))
 
     def free(self) -> None:
         """Frees the device's memory, all but what is compiled; until `restore` nothing runs."""
         self.params, self.cache, self.slots = {}, (), None
         self._swapper.free()
 
-    def restore(self, copied: tuple[Any, Any], params: Params | None = None) -> None:
+    def restore(self, copied: Copies, params: Params | None = None) -> None:
         """Ends `free`, with empty pages where none were copied.
 
         Args:
@@ -244,7 +246,7 @@ class ModelRunner:
             self.cache, self.slots = host_memory.restore(state)
 
     @property
-    def _cache_arguments(self) -> tuple[Any, ...]:
+    def _cache_arguments(self) -> kv_cache.Arguments:
         return cache_arguments(self.config, self._attention)
 
     @property

@@ -7,7 +7,6 @@ but no pages, slots or scheduling.
 import functools
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -64,7 +63,7 @@ def decode(
 
 @functools.cache
 def _compiled(
-    config: ModelConfig, num_tokens: int, leaves: tuple[jax.ShapeDtypeStruct, ...], tree: Any
+    config: ModelConfig, num_tokens: int, leaves: tuple[jax.ShapeDtypeStruct, ...], tree: object
 ) -> Compiled:
     """(params, tokens, length, sampling) -> token, log-probability; for one padded length."""
 
@@ -84,7 +83,7 @@ def _compiled(
     return jax.jit(next_token).lower(params, *arguments).compile()
 
 
-def _shapes(params: Params) -> tuple[tuple[jax.ShapeDtypeStruct, ...], Any]:
+def _shapes(params: Params) -> tuple[tuple[jax.ShapeDtypeStruct, ...], object]:
     leaves, tree = jax.tree.flatten(params)
     return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves), tree
 

@@ -26,7 +26,7 @@ from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_shapes import StepShape
 from inference.speculation import draft_tree, proposers
 from inference.speculation.acceptance import coupled, rejection, trees
-from inference.speculation.proposer import DraftInputs, Drafts, SampledStep
+from inference.speculation.proposer import DraftInputs, Drafts, SampledStep, State
 from layers import decoder, kv_cache, topk
 from layers.kv_cache import Cache
 from layers.params import Params
@@ -45,7 +45,7 @@ class SlotState:
     last_token: jax.Array  # i32[B+1] newest token, not in the cache yet
     sampling: SlotSampling  # per-request parameters, written at admission
     counts: jax.Array  # u16[B+1, 2, V] in prompt and output; [1, 1, 1] without penalties
-    proposer: jax.Array | tuple[()] | None = None  # its arrays [B+1, ...]
+    proposer: State = None
     # u32[L, E] tokens that visited each expert of each mixture, modulo 2^32; None without mixtures
     expert_visits: jax.Array | None = None
 

@@ -5,7 +5,7 @@ they outlive their sequences.
 import dataclasses
 import functools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -241,7 +241,9 @@ class PageSwapper:
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._cache
             )
             in_specs, parts = [EVERY_CHIP, EACH_GROUP], [leaves, page_X]
-            copy: Any = functools.partial(_read if to_host else _write, group=own_group)
+            copy: Callable[..., PageCopies] = functools.partial(
+                _read if to_host else _write, group=own_group
+            )
             if not to_host:
                 parts.append(
                     jax.tree.map(

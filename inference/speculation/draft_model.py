@@ -6,8 +6,6 @@ both, and it has no committed length of its own: what it has cached of rejected 
 over.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
@@ -34,17 +32,17 @@ class DraftModel:
         return ()
 
     def admit(
-        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
-    ) -> Any:
+        self, state: tuple[()], slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
+    ) -> tuple[()]:
         return state
 
     def observe(
-        self, params: Params, cache: Cache, state: Any, step: SampledStep
-    ) -> tuple[Cache, Any]:
+        self, params: Params, cache: Cache, state: tuple[()], step: SampledStep
+    ) -> tuple[Cache, tuple[()]]:
         return cache, state
 
     def propose(
-        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
+        self, params: Params, cache: Cache, state: tuple[()], inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
         """As `Proposer` says; the last draft is fed as well, since the next step may follow it."""
         weights, draft_cache = params["draft"], self._pages.of(cache)
@@ -53,7 +51,9 @@ class DraftModel:
         drafts = Drafts(jnp.zeros((0, 0), jnp.int32))
         if inputs.decode is not None and (width := inputs.decode.position_YW.shape[1]) > 1:
 
-            def feed(draft_cache: Cache, token_R: jax.Array, column: Rectangle) -> Any:
+            def feed(
+                draft_cache: Cache, token_R: jax.Array, column: Rectangle
+            ) -> tuple[Cache, jax.Array]:
                 hidden_RD, draft_cache = self._forward(
                     weights, draft_cache, token_R[:, None], column
                 )

@@ -5,7 +5,6 @@ that it follows; so the first nodes of a tree are a tree.
 import dataclasses
 import functools
 import heapq
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -71,14 +70,14 @@ def of(drafts: DraftConfig, width: int) -> DraftTree | None:
     return DraftTree(drafts.draft_tree[: width - 1]) if drafts.draft_tree and width > 1 else None
 
 
-def settings(draft: Heads, num_drafts: int) -> dict[str, Any]:
+def settings(draft: Heads, num_drafts: int) -> dict[str, object]:
     """Settings of an engine whose heads draft a tree of so many: EAGLE's shape it themselves."""
     if isinstance(draft, Medusa):
         return {"draft_tree": likeliest(num_drafts, draft.num_heads)}
     return sizes(num_drafts)
 
 
-def sizes(num_drafts: int) -> dict[str, Any]:
+def sizes(num_drafts: int) -> dict[str, object]:
     """Settings of an engine whose EAGLE heads draft a tree of so many: five levels, or fewer."""
     levels = min(5, 1 + num_drafts // 2)
     return {"tree_levels": levels, "tree_branches": max(1, num_drafts // max(1, levels - 1))}

@@ -1,7 +1,7 @@
 """Drafts one after the other, each drawn in view of those before it."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,14 @@ from layers.linear import linear
 from layers.params import Params
 from layers.ragged import Rectangle
 
+C = TypeVar("C")
 # (what it keeps, i32[R] tokens, one column of the decode rectangle) -> (what it keeps, f32[R, V]).
-Feed = Callable[[Any, jax.Array, Rectangle], tuple[Any, jax.Array]]
+Feed = Callable[[C, jax.Array, Rectangle], tuple[C, jax.Array]]
 
 
 def one_by_one(
-    feed: Feed, carry: Any, inputs: DraftInputs, decode: Rectangle, num_runs: int, vocab_size: int
-) -> tuple[Any, Drafts]:
+    feed: Feed[C], carry: C, inputs: DraftInputs, decode: Rectangle, num_runs: int, vocab_size: int
+) -> tuple[C, Drafts]:
     """Feeds each row's newest token, then what is drawn.
 
     Args:
@@ -40,7 +41,9 @@ def one_by_one(
     rows, width = decode.position_YW.shape
     has_probs = inputs.needs_distribution
 
-    def run(nth: jax.Array | int, state: Any) -> Any:
+    def run(
+        nth: jax.Array | int, state: tuple[C, jax.Array, jax.Array, jax.Array]
+    ) -> tuple[C, jax.Array, jax.Array, jax.Array]:
         carry, token_R, draft_RW, prob_RWV = state
         column = _column(decode, nth)
         carry, logits_RV = feed(carry, token_R, column)

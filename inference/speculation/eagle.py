@@ -8,7 +8,6 @@ starts behind cached pages lacks one state, and reads zeros: its first drafts ma
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,13 +48,15 @@ class Eagle(HiddenStates):
         self.features = draft.features
 
     def propose(
-        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
+        self, params: Params, cache: Cache, state: jax.Array, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
         decode = inputs.decode
         if decode is None or (width := decode.position_YW.shape[1]) == 1:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
 
-        def feed(carry: Any, token_R: jax.Array, column: Rectangle) -> Any:
+        def feed(
+            carry: tuple[Cache, jax.Array], token_R: jax.Array, column: Rectangle
+        ) -> tuple[tuple[Cache, jax.Array], jax.Array]:
             draft_cache, state_RD = carry
             ragged = self.pages.view(Ragged((column,)))
             hidden_RD, draft_cache = self.layers(params, draft_cache, token_R, state_RD, ragged)
@@ -72,7 +73,7 @@ class Eagle(HiddenStates):
         return self.pages.put(cache, draft_cache), drafts
 
     def _tree(
-        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs, tree: DraftTree
+        self, params: Params, cache: Cache, state: jax.Array, inputs: DraftInputs, tree: DraftTree
     ) -> tuple[Cache, Drafts]:
         """Level by level, each fed with those above it, whose entries are written anew."""
         growth = _Growth(self, params, cache, state, inputs)
@@ -87,7 +88,7 @@ class Eagle(HiddenStates):
         return self.pages.put(cache, growth.cache), tree.drafts(jnp.concatenate(levels, axis=1))
 
     def _sure_tree(
-        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs, num_drafts: int
+        self, params: Params, cache: Cache, state: jax.Array, inputs: DraftInputs, num_drafts: int
     ) -> tuple[Cache, Drafts]:
         """Of each level the surest nodes go on, and of all the surest are drafts (Li et al. 2024,
         arXiv 2406.16858): how sure a branch is, is the product of its shares. It falls along a
@@ -125,8 +126,8 @@ class Eagle(HiddenStates):
         return self.pages.put(cache, growth.cache), drafts
 
     def observe(
-        self, params: Params, cache: Cache, state: Any, step: SampledStep
-    ) -> tuple[Cache, Any]:
+        self, params: Params, cache: Cache, state: jax.Array, step: SampledStep
+    ) -> tuple[Cache, jax.Array]:
         """As `Proposer` says. Of the last layer only what is cached is needed."""
         state_TD = fused(params["draft"], step.hidden_TD, step.features)
         _, draft_cache = self.layers(
@@ -161,7 +162,9 @@ class _Growth:
         cache: the head's pages.
     """
 
-    def __init__(self, eagle: Eagle, params: Params, cache: Cache, state: Any, inputs: DraftInputs):
+    def __init__(
+        self, eagle: Eagle, params: Params, cache: Cache, state: jax.Array, inputs: DraftInputs
+    ):
         assert inputs.decode is not None
         self._eagle, self._params, self._inputs, self._decode = eagle, params, inputs, inputs.decode
         self.cache = eagle.pages.of(cache)

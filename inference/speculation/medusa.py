@@ -2,8 +2,6 @@
 et al. 2024, arXiv 2401.10774).
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,6 +15,7 @@ from layers.kv_cache import Cache
 from layers.linear import linear
 from layers.params import Params
 from layers.ragged import Rectangle
+from layers.weights import Weight
 
 
 class Medusa(HiddenStates):
@@ -29,7 +28,7 @@ class Medusa(HiddenStates):
         self._heads, self._drafts = draft, drafts
 
     def propose(
-        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
+        self, params: Params, cache: Cache, state: jax.Array, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
         decode = inputs.decode
         if decode is None or (width := decode.position_YW.shape[1]) == 1:
@@ -67,11 +66,11 @@ class Medusa(HiddenStates):
         return tree.drafts(token_Rk)
 
     def observe(
-        self, params: Params, cache: Cache, state: Any, step: SampledStep
-    ) -> tuple[Cache, Any]:
+        self, params: Params, cache: Cache, state: jax.Array, step: SampledStep
+    ) -> tuple[Cache, jax.Array]:
         return cache, self.advanced(state, step, step.hidden_TD)
 
 
-def block(weight_DD: Any, hidden_TD: jax.Array) -> jax.Array:
+def block(weight_DD: Weight, hidden_TD: jax.Array) -> jax.Array:
     """What a head reads its draft from: f32[T, D]."""
     return hidden_TD + jax.nn.silu(linear(hidden_TD, weight_DD))

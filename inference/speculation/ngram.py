@@ -3,8 +3,6 @@
 Saxena 2023 (github.com/apoorvumang/prompt-lookup-decoding), n-grams of prompt and output.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,12 +27,12 @@ class NGram:
         return np.zeros(self._shape, np.int32)
 
     def admit(
-        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
-    ) -> Any:
+        self, state: jax.Array, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
+    ) -> jax.Array:
         return state.at[slot_A].set(history_AS)
 
     def propose(
-        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
+        self, params: Params, cache: Cache, state: jax.Array, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
         if inputs.decode is None:
             return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
@@ -43,8 +41,8 @@ class NGram:
         return cache, Drafts(continuation(state[inputs.decode.slot_Y], newest_R, num_drafts))
 
     def observe(
-        self, params: Params, cache: Cache, state: Any, step: SampledStep
-    ) -> tuple[Cache, Any]:
+        self, params: Params, cache: Cache, state: jax.Array, step: SampledStep
+    ) -> tuple[Cache, jax.Array]:
         nth_W, num_emitted_Y1 = jnp.arange(step.sampled_YW.shape[1]), step.num_emitted_Y[:, None]
         position_YW = step.newest_Y[:, None] + 1 - num_emitted_Y1 + nth_W
         nowhere = state.shape[1]

@@ -6,7 +6,7 @@ of either, so drafting does not end the overlap of host and device.
 """
 
 import dataclasses
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +16,9 @@ from inference.sampling.parameters import SlotSampling
 from layers.kv_cache import Cache
 from layers.params import Params
 from layers.ragged import Ragged, Rectangle
+
+State = jax.Array | tuple[()] | None  # arrays [B+1, ...]; None: there is no proposer
+S = TypeVar("S", bound=State)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,31 +70,27 @@ class SampledStep:
     num_emitted_Y: jax.Array  # i32[Y], how many of these count
 
 
-class Proposer(Protocol):
+class Proposer(Protocol[S]):
     """One way to propose; without state of its own, so that it may be made anew in each step."""
 
     @property
     def features(self) -> tuple[int, ...]:
         """Numbers of the model's layers whose outputs it reads, from 1 on."""
 
-    def init(self) -> Any:
+    def init(self) -> np.ndarray | tuple[()]:
         """The state of empty slots: numpy arrays [B+1, ...]."""
 
-    def admit(
-        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
-    ) -> Any:
+    def admit(self, state: S, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array) -> S:
         """State after sequences were given slots; `history_AS` holds their tokens by position, and
         `source_A` the slot that a fork continues, -1 for others.
         """
 
     def propose(
-        self, params: Params, cache: Cache, state: Any, inputs: DraftInputs
+        self, params: Params, cache: Cache, state: S, inputs: DraftInputs
     ) -> tuple[Cache, Drafts]:
         """The cache with what the proposer keeps there, and its drafts."""
 
-    def observe(
-        self, params: Params, cache: Cache, state: Any, step: SampledStep
-    ) -> tuple[Cache, Any]:
+    def observe(self, params: Params, cache: Cache, state: S, step: SampledStep) -> tuple[Cache, S]:
         """Cache and state after a step."""
 
 
@@ -105,8 +104,8 @@ class HiddenStates:
         return np.zeros(self._shape, np.float32)
 
     def admit(
-        self, state: Any, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
-    ) -> Any:
+        self, state: jax.Array, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
+    ) -> jax.Array:
         """As `Proposer` says: of forks their source's, of others zeros."""
         return state.at[slot_A].set(jnp.where(source_A[:, None] >= 0, state[source_A], 0))
 

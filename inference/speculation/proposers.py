@@ -1,5 +1,9 @@
 """Which proposer an engine has."""
 
+from typing import cast
+
+import jax
+
 from configs import heads
 from configs.engine import Config
 from inference.speculation.draft_model import DraftModel
@@ -7,10 +11,10 @@ from inference.speculation.eagle import Eagle
 from inference.speculation.medusa import Medusa
 from inference.speculation.ngram import NGram
 from inference.speculation.own_pages import OwnPages
-from inference.speculation.proposer import Proposer
+from inference.speculation.proposer import Proposer, State
 
 
-def of(config: Config, attention: str = "reference") -> Proposer | None:
+def of(config: Config, attention: str = "reference") -> Proposer[State] | None:
     """The one that `engine.drafts.proposer` names, if any.
 
     Args:
@@ -18,13 +22,15 @@ def of(config: Config, attention: str = "reference") -> Proposer | None:
         attention: the implementation that its cache is laid out for, where it is to propose.
     """
     settings, max_seqs, draft = config.engine.drafts, config.engine.max_seqs, config.draft
+    proposer: Proposer[jax.Array] | Proposer[tuple[()]] | None = None
     if settings.proposer == "ngram":
-        return NGram(max_seqs, config.max_context)
-    if isinstance(draft, heads.Medusa):
-        return Medusa(draft, settings, max_seqs)
-    if draft is None:
-        return None
-    pages = OwnPages(draft, config.cached_model)
-    if isinstance(draft, heads.Eagle):
-        return Eagle(draft, config.chip_model, pages, settings, max_seqs, attention)
-    return DraftModel(draft, pages, attention)
+        proposer = NGram(max_seqs, config.max_context)
+    elif isinstance(draft, heads.Medusa):
+        proposer = Medusa(draft, settings, max_seqs)
+    elif draft is not None:
+        pages = OwnPages(draft, config.cached_model)
+        if isinstance(draft, heads.Eagle):
+            proposer = Eagle(draft, config.chip_model, pages, settings, max_seqs, attention)
+        else:
+            proposer = DraftModel(draft, pages, attention)
+    return cast("Proposer[State] | None", proposer)  # each gets states of its own alone

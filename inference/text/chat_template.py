@@ -77,7 +77,7 @@ def render(
     return reply["text"]
 
 
-def _normalized(message: Message) -> dict[str, Any]:
+def _normalized(message: Message) -> dict[str, object]:
     """A message as transformers passes it on: without None, reasoning under its usual names."""
     fields = {name: value for name, value in message.items() if value is not None}
     reasoning = next((fields[name] for name in _REASONING if name in fields), None)

@@ -58,7 +58,7 @@ def is_available() -> bool:
     return importlib.util.find_spec("llguidance") is not None
 
 
-def of_json_schema(schema: dict[str, Any]) -> str:
+def of_json_schema(schema: dict[str, object]) -> str:
     """JSON that a schema describes, but for keywords that `relaxed` names.
 
     Raises:
@@ -165,11 +165,11 @@ def either(rules: str, name: str, other: str) -> str:
     return json.dumps({"grammars": [first, {**second, "name": "other"}]})
 
 
-def schema_of(text: str) -> dict[str, Any] | None:
+def schema_of(text: str) -> dict[str, object] | None:
     """The schema of a grammar that `of_json_schema` wrote; None of another one."""
     if not text.startswith("{"):
         return None
-    schema: dict[str, Any] | None = json.loads(text)["grammars"][0].get("json_schema")
+    schema: dict[str, object] | None = json.loads(text)["grammars"][0].get("json_schema")
     return schema
 
 
@@ -196,7 +196,7 @@ def _with_lowered_schemas(text: str) -> str:
     return "".join([*parts, text[end:]])
 
 
-def _lowered(schema: dict[str, Any], options: Any = None) -> dict[str, Any]:
+def _lowered(schema: dict[str, Any], options: Any = None) -> dict[str, object]:
     try:
         text = json.dumps(schema, allow_nan=False)
         _check_length("the schema", text)
@@ -287,7 +287,7 @@ class Grammar:
             logging.warning("an answer ends: its grammar %s", why)
             self.has_failed, self.failure = True, why
 
-    def _guard(self, call: Callable[..., Any], *arguments: Any) -> Any:
+    def _guard(self, call: Callable[..., object], *arguments: object) -> object:
         try:
             return panics.guard(lambda: call(*arguments), "llguidance", holds_stderr=False)
         except InputError as error:

@@ -173,7 +173,7 @@ def _params(where: str, fields: dict[str, Any], params: SamplingParams) -> Sampl
         raise InputError(f"{where}: {error}") from None
 
 
-def _list(where: str, fields: dict[str, Any], name: str) -> "list[Message] | None":
+def _list(where: str, fields: dict[str, object], name: str) -> "list[Message] | None":
     value = fields.get(name)
     if value is not None and not (
         isinstance(value, list) and all(isinstance(item, dict) for item in value)
@@ -184,7 +184,7 @@ def _list(where: str, fields: dict[str, Any], name: str) -> "list[Message] | Non
     return value
 
 
-def _template(where: str, fields: dict[str, Any]) -> str | None:
+def _template(where: str, fields: dict[str, object]) -> str | None:
     name = fields.get("template")
     if name is not None and not isinstance(name, str):
         raise InputError(f"{where}: 'template' is the name of a chat template, not {name!r:.60}")
@@ -193,7 +193,7 @@ def _template(where: str, fields: dict[str, Any]) -> str | None:
     return name
 
 
-def _id(where: str, fields: dict[str, Any]) -> str | int | None:
+def _id(where: str, fields: dict[str, object]) -> str | int | None:
     id = fields.get("id")
     if id is not None and (isinstance(id, bool) or not isinstance(id, str | int)):
         raise InputError(f"{where}: 'id' is a text or a whole number, not {id!r:.60}")

@@ -55,9 +55,9 @@ class Quoter:
         messages: Sequence[Message],
         tools: Sequence[Message] | None,
         documents: Sequence[Message] | None,
-        variables: Mapping[str, Any],
+        variables: Mapping[str, object],
         mark: str,
-    ) -> tuple[list[Message], list[Message] | None, list[Message] | None, dict[str, Any]]:
+    ) -> tuple[list[Message], list[Message] | None, list[Message] | None, dict[str, object]]:
         """Messages, tools, documents and variables with marks in their texts; equal to the
         arguments where these hold no control token.
         """
@@ -101,7 +101,7 @@ class _Marker:
         self._ends = frozenset(name[start:] for name in names for start in range(1, len(name)))
         self._longest = max(map(len, names), default=0)
 
-    def mark(self, value: Any, mark: str) -> Any:
+    def mark(self, value: object, mark: str) -> Any:
         """JSON data with marks in its texts."""
         if isinstance(value, str):
             return self._mark_ends(self._mark_tokens(value, mark), mark)

@@ -12,7 +12,7 @@ _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
 NAMES = tuple(name for name in FIELDS if name != "pooling")  # a pooled answer is no text
 
 
-def override(params: SamplingParams, values: Mapping[str, Any]) -> SamplingParams:
+def override(params: SamplingParams, values: Mapping[str, object]) -> SamplingParams:
     """`params` with fields replaced by JSON values, whose names are among `NAMES`.
 
     Raises:
@@ -24,7 +24,7 @@ def override(params: SamplingParams, values: Mapping[str, Any]) -> SamplingParam
     return params
 
 
-def _read(name: str, value: Any) -> Any:
+def _read(name: str, value: object) -> Any:
     """A value as Python would give it."""
     if name == "logit_bias":
         if not isinstance(value, dict) or not all(map(_TOKEN_ID.fullmatch, value)):
@@ -35,6 +35,6 @@ def _read(name: str, value: Any) -> Any:
     return [_whole(item) for item in value] if isinstance(value, list) else _whole(value)
 
 
-def _whole(value: Any) -> Any:
+def _whole(value: object) -> object:
     """JSON knows one kind of number."""
     return int(value) if isinstance(value, float) and value.is_integer() else value

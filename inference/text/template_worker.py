@@ -40,7 +40,7 @@ def main() -> None:
         try:
             request = json.loads(line)
             text = render(request["template"], request["variables"], scale * OUTPUT_CHARS)
-            reply: dict[str, Any] = {"text": text}
+            reply: dict[str, object] = {"text": text}
         except Exception as error:
             # After it ran out of memory, a new process is safer.
             reply = {"error": _reason(error, scale), "is_last": isinstance(error, MemoryError)}
@@ -60,7 +60,7 @@ def _limit(scale: int) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
-def render(template: str, variables: Mapping[str, Any], max_chars: int) -> str:
+def render(template: str, variables: Mapping[str, object], max_chars: int) -> str:
     """The output of a template.
 
     Raises:
@@ -104,7 +104,7 @@ def _reason(error: Exception, scale: int) -> str:
 class _Sandbox(sandbox.ImmutableSandboxedEnvironment):
     """Refuses at once what Jinja's own sandbox would render as an empty text."""
 
-    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+    def unsafe_undefined(self, obj: object, attribute: str) -> NoReturn:
         raise sandbox.SecurityError(
             f"access to attribute {attribute!r} of {type(obj).__name__!r} object is unsafe"
         )
@@ -130,19 +130,19 @@ class _GenerationTag(ext.Extension):
 class _Namespace(utils.Namespace):
     """`namespace(...)` that refuses names with a leading underscore."""
 
-    def __init__(*args: Any, **values: Any) -> None:
+    def __init__(*args: object, **values: object) -> None:
         self, *mappings = args  # `namespace(self=...)` is legal
         whole = dict(*mappings, **values)
         for name in whole:
             _check_name(name)
         utils.Namespace.__init__(self, whole)
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         _check_name(name)
         super().__setitem__(name, value)
 
 
-def _check_name(name: Any) -> None:
+def _check_name(name: object) -> None:
     if isinstance(name, str) and name.startswith("_"):
         raise sandbox.SecurityError(f"a namespace takes no name that begins with '_': {name!r}")
 
@@ -150,10 +150,10 @@ def _check_name(name: Any) -> None:
 class _Dict:
     """`dict` as a function, which does not expose the class as Jinja's own does."""
 
-    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+    def __call__(self, *args: object, **values: object) -> dict[Any, Any]:
         return dict(*args, **values)
 
-    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+    def fromkeys(self, *args: Any) -> dict[object, object]:
         return dict.fromkeys(*args)
 
 
@@ -189,7 +189,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _tojson(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,

@@ -84,7 +84,7 @@ class Tokenizer:
 
     def to_json(self) -> dict[str, Any]:
         """What a `tokenizer.json` says of it."""
-        settings: dict[str, Any] = json.loads(self._backend.to_str())
+        settings: dict[str, object] = json.loads(self._backend.to_str())
         return settings
 
     def special_id(self, name: str) -> int | None:
@@ -186,7 +186,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: "Sequence[Message] | None" = None,
         documents: "Sequence[Message] | None" = None,
-        variables: Mapping[str, Any] = types.MappingProxyType({}),
+        variables: Mapping[str, object] = types.MappingProxyType({}),
     ) -> str:
         """A conversation as the checkpoint's template writes it; `variables` are further ones of
         the template.
@@ -218,7 +218,7 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         tools: "Sequence[Message] | None" = None,
         documents: "Sequence[Message] | None" = None,
-        variables: Mapping[str, Any] = types.MappingProxyType({}),
+        variables: Mapping[str, object] = types.MappingProxyType({}),
         continues: bool = False,
     ) -> list[int]:
         """Token ids of a conversation. Special tokens that the template writes are tokens; those in

@@ -8,8 +8,8 @@ for bit.
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -24,14 +24,16 @@ from inference.training.step_folder import StepFolder
 from layers.params import Params
 from sharding import mesh as meshes
 
+Sum = TypeVar("Sum")
+
 # (params, frozen, batch) -> the mean over the batch's rows, a float32 scalar.
-Loss = Callable[[Params, Any, Any], jax.Array]
+Loss = Callable[..., jax.Array]
 
 
 class Data(Protocol):
     """Where batches come from."""
 
-    def batch(self, step: int) -> Any:
+    def batch(self, step: int) -> Mapping[str, np.ndarray]:
         """The batch of a step, a pytree of numpy arrays [`TrainingConfig.batch`, ...]: a pure
         function of the step.
         """
@@ -43,7 +45,7 @@ class TrainState:
     """All that a checkpoint holds."""
 
     params: Params  # float32 masters
-    optimizer: Any  # of optax
+    optimizer: object  # of optax
     step: jax.Array  # i32[], the next one
     losses: jax.Array  # f32[steps], of those that are done
 
@@ -54,7 +56,7 @@ def train(
     data: Data,
     config: TrainingConfig,
     *,
-    frozen: Any = None,
+    frozen: object = None,
     folder: StepFolder | None = None,
     observe: Callable[[np.ndarray], None] = lambda losses: None,
     stop: Callable[[], bool] = lambda: False,
@@ -107,13 +109,13 @@ def train(
 
 
 def _compiled_update(
-    loss_fn: Loss, config: TrainingConfig, *arrays: Any
+    loss_fn: Loss, config: TrainingConfig, *arrays: object
 ) -> Callable[..., tuple[TrainState, jax.Array]]:
     """A step for such a state, frozen tree and batch: the next state, and the loss."""
     transform, gradients = optimizer.of(config), jax.value_and_grad(loss_fn)
 
-    def update(state: TrainState, frozen: Any, batch: Any) -> tuple[TrainState, jax.Array]:
-        def add(total: Any, part: Any) -> tuple[Any, None]:
+    def update(state: TrainState, frozen: object, batch: object) -> tuple[TrainState, jax.Array]:
+        def add(total: Sum, part: object) -> tuple[Sum, None]:
             return jax.tree.map(jnp.add, total, gradients(state.params, frozen, part)), None
 
         zeros = jnp.float32(0), jax.tree.map(jnp.zeros_like, state.params)
@@ -160,7 +162,7 @@ def _batch_sharding(params: Params) -> NamedSharding | SingleDeviceSharding:
     return sharding
 
 
-def _put(data: Data, config: TrainingConfig, place: Any, step: int) -> Any:
+def _put(data: Data, config: TrainingConfig, place: object, step: int) -> object:
     """The batch of a step on the device, its rows in `accumulate` parts."""
     if step >= config.steps:
         return None

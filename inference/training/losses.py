@@ -4,7 +4,6 @@ mean over a batch's rows, so that parts of a batch may be averaged.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from inference.training.loop import Loss
 from layers import decoder, params, ragged
 from layers.linear import linear
 from layers.params import Params
+from layers.ragged import Ragged
 from layers.registry import Visits
 
 _BLOCK_ROWS = 2048  # whose logits are held at a time, 32 MiB of a vocabulary of 4,096
@@ -37,7 +37,7 @@ def next_token(config: ModelConfig) -> Loss:
     """
     infos = decoder.param_infos(config)
 
-    def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    def loss(masters: Params, frozen: None, batch: dict[str, jax.Array]) -> jax.Array:
         values = jax.tree.map(
             lambda info, x: x.astype(info.format), infos, masters, is_leaf=params.is_info
         )
@@ -64,7 +64,7 @@ def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
         student: makes the student's parameters of float32 masters. A batch is that of `next_token`.
     """
 
-    def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    def loss(masters: Params, frozen: Params, batch: dict[str, jax.Array]) -> jax.Array:
         inputs_YW, values = batch["tokens"][:, :-1], student(masters)
         rows = ragged.contiguous(*inputs_YW.shape)
         student_TD, _ = decoder.forward(values, config, inputs_YW.reshape(-1), rows)
@@ -98,7 +98,7 @@ def eagle(target: ModelConfig, head_config: heads.Eagle) -> Loss:
     2401.15077). Frozen are the target's parameters; a batch is that of `next_token`.
     """
 
-    def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    def loss(masters: Params, frozen: Params, batch: dict[str, jax.Array]) -> jax.Array:
         inputs_YW = batch["tokens"][:, :-1]
         rows = ragged.contiguous(*inputs_YW.shape)
         embedded_TD, hidden_TD, features = _target_states(
@@ -133,7 +133,7 @@ def medusa(target: ModelConfig, head_config: heads.Medusa) -> Loss:
     parameters; a batch is that of `next_token`.
     """
 
-    def loss(masters: Params, frozen: Any, batch: dict[str, jax.Array]) -> jax.Array:
+    def loss(masters: Params, frozen: Params, batch: dict[str, jax.Array]) -> jax.Array:
         inputs_YW = batch["tokens"][:, :-1]
         rows = ragged.contiguous(*inputs_YW.shape)
         _, hidden_TD, _ = _target_states(frozen, target, inputs_YW, rows, ())
@@ -177,7 +177,11 @@ def _unlike(
 
 
 def _target_states(
-    frozen: Params, target: ModelConfig, inputs_YW: jax.Array, rows: Any, features: tuple[int, ...]
+    frozen: Params,
+    target: ModelConfig,
+    inputs_YW: jax.Array,
+    rows: Ragged,
+    features: tuple[int, ...],
 ) -> tuple[jax.Array, jax.Array, tuple[jax.Array, ...]]:
     """What a target makes of tokens: embedded, last hidden states, features."""
     tokens_T = inputs_YW.reshape(-1)

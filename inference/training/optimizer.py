@@ -1,7 +1,5 @@
 """AdamW as optax has it, with everything that `TrainingConfig` says of it."""
 
-from typing import Any
-
 import jax
 import optax
 
@@ -25,5 +23,5 @@ def of(config: TrainingConfig) -> optax.GradientTransformation:
     )
 
 
-def _matrices(params: Any) -> Any:
+def _matrices(params: object) -> object:
     return jax.tree.map(lambda leaf: leaf.ndim > 1, params)

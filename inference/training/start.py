@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -84,7 +84,7 @@ def masters(
         is_leaf=params.is_info,
     )
 
-    def place(path: str, info: ParamInfo, values: Any) -> jax.Array:
+    def place(path: str, info: ParamInfo, values: object) -> jax.Array:
         where = rules.layout(path, info, mesh) if mesh else None
         # a copy: what is trained is overwritten
         return jax.device_put(np.array(values, np.float32), where, may_alias=False)

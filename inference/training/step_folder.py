@@ -11,7 +11,7 @@ import re
 import shutil
 import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 from absl import logging
@@ -42,7 +42,7 @@ class StepFolder:
         InputError: it is something else, or another run's.
     """
 
-    def __init__(self, path: Path, record: dict[str, Any]):
+    def __init__(self, path: Path, record: dict[str, object]):
         self.path, self._record = path, json.loads(json.dumps(record))
         if path.exists() and not path.is_dir():
             raise InputError(f"{path}: in the way of a directory of checkpoints")
@@ -79,7 +79,7 @@ class StepFolder:
             f"{'; '.join(causes)}; no step is good as it is: remove {self.path} to start over"
         )
 
-    def save(self, step: int, state: Any) -> None:
+    def save(self, step: int, state: object) -> None:
         """Writes a checkpoint, then removes those that are too old.
 
         Raises:
@@ -199,7 +199,7 @@ def _digests(place: Path) -> dict[str, str]:
     return digests
 
 
-def _check_same(path: Path, record: dict[str, Any]) -> None:
+def _check_same(path: Path, record: dict[str, object]) -> None:
     """Compares what the run was with what is asked for; raises InputError with what differs."""
     expected, other = _flat(record), _flat(mapped.read_json(path))
     for name in [*expected, *other]:
@@ -211,12 +211,12 @@ def _check_same(path: Path, record: dict[str, Any]) -> None:
             )
 
 
-def _flat(value: Any, name: str = "") -> dict[str, Any]:
+def _flat(value: object, name: str = "") -> dict[str, object]:
     """{'model.pattern.0.ffn.width': 768} of nested JSON values."""
     if not isinstance(value, dict | list):
         return {name: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for key, item in items:
         flat |= _flat(item, f"{name}.{key}" if name else str(key))
     return flat

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -72,7 +71,7 @@ def cached(digest: str, make: Callable[[], np.ndarray], vocab_size: int) -> np.n
     return safetensors_file.map_arrays(path)[_TENSOR]
 
 
-def _dtype(vocab_size: int) -> type[np.integer[Any]]:
+def _dtype(vocab_size: int) -> type[np.uint16 | np.int32]:
     return np.uint16 if vocab_size <= 1 << 16 else np.int32
 
 

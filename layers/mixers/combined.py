@@ -1,6 +1,6 @@
 """Two mixers side by side, and none."""
 
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from configs.kinds.combined import NoMixer, Parallel
 from configs.model import ModelConfig
 from layers import registry
-from layers.kv_cache import Stateful
+from layers.kv_cache import Paged, Recurrent, Stateful
 from layers.params import Params
 from layers.registry import Leaf, StepContext
 
@@ -24,7 +24,7 @@ def apply_parallel(
     """The sum of both mixers' outputs for the same tokens, float32 [T, D], and the leaf, with the
     pages of one and the states of the other.
     """
-    leaves: list[Any] = [None, None] if leaf is None else [leaf.paged, leaf.recurrent]
+    leaves: list[Leaf] = [None, None] if leaf is None else [leaf.paged, leaf.recurrent]
     out_TD = jnp.zeros(x_TD.shape, jnp.float32)
     scales = zip(kind.in_scales, kind.out_scales, strict=True)
     for n, (part, (in_scale, out_scale)) in enumerate(zip(kind.parts, scales, strict=True)):
@@ -33,7 +33,9 @@ def apply_parallel(
             scaled_TD = x_TD * in_scale
             part_TD, leaves[n] = mix(params[part.name], config, part, scaled_TD, leaves[n], context)
         out_TD += part_TD * out_scale
-    return out_TD, None if leaf is None else Stateful(*leaves)
+    return out_TD, None if leaf is None else Stateful(
+        *cast("tuple[Paged, Recurrent]", tuple(leaves))
+    )
 
 
 def apply_none(

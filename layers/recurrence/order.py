@@ -1,7 +1,7 @@
 """The order in which tokens of a row reach a state: one by one, or chunk by chunk."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,15 @@ from layers.recurrence.sums import rounded
 
 _UNROLLED = 8  # tokens; a loop over fewer would cost more than it saves
 
-Step = Callable[[Any, Any], tuple[Any, Any]]  # state, token or chunk -> state after it, output
+T = TypeVar("T")
+Out = TypeVar("Out")
+Step = Callable[..., tuple[jax.Array, Out]]  # state, token or chunk -> state after it, output
 Resumes = tuple[jax.Array, jax.Array]  # is_new bool [C], states [C, ...]
 
 
-def by_token(step: Step, before: jax.Array, tokens: Any) -> tuple[jax.Array, jax.Array]:
+def by_token(
+    step: Step[jax.Array], before: jax.Array, tokens: object
+) -> tuple[jax.Array, jax.Array]:
     """Feeds tokens [Y, W, ...] one after the other into states [Y, ...].
 
     What goes in and comes out is rounded: a factor would be moved from one side of a product to
@@ -26,7 +30,7 @@ def by_token(step: Step, before: jax.Array, tokens: Any) -> tuple[jax.Array, jax
     """
     num_tokens = jax.tree.leaves(tokens)[0].shape[1]
 
-    def feed(state: jax.Array, token: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def feed(state: jax.Array, token: object) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         state, out = step(state, token)
         return state, (rounded(out), state)
 
@@ -46,8 +50,8 @@ def by_token(step: Step, before: jax.Array, tokens: Any) -> tuple[jax.Array, jax
 
 
 def by_chunk(
-    step: Step, before: jax.Array, chunks: Any, resumes: Resumes | None
-) -> tuple[Any, jax.Array]:
+    step: Step[Out], before: jax.Array, chunks: object, resumes: Resumes | None
+) -> tuple[Out, jax.Array]:
     """Feeds chunks [Y, C, ...] one after the other into states [Y, ...], which `resumes` replaces
     before the chunks that it says are new.
 
@@ -60,7 +64,9 @@ def by_chunk(
     if resumes is not None and len(before) != 1:
         raise InputError(f"resumes are for a single row, not for {len(before)}")
 
-    def feed(state: jax.Array, chunk: Any) -> tuple[jax.Array, tuple[Any, jax.Array]]:
+    def feed(
+        state: jax.Array, chunk: tuple[object, Resumes | None]
+    ) -> tuple[jax.Array, tuple[Out, jax.Array]]:
         inputs, resume = chunk
         if resume is not None:
             is_new, other = resume
@@ -86,5 +92,5 @@ def in_rows(x_YCT: jax.Array, num_tokens: int) -> jax.Array:
     return x_YCT.reshape(rows, chunks * tokens, *x_YCT.shape[3:])[:, :num_tokens]
 
 
-def _swapped(tree: Any) -> Any:
+def _swapped(tree: T) -> T:
     return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), tree)

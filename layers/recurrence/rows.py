@@ -7,7 +7,7 @@ once and tells the state behind it. Without rounding they are equal.
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from layers.recurrence import convolution
 
 MOST_CHUNK = 64  # tokens that are computed at once
 
-Inputs = tuple[Any, ...]  # arrays [Y, W, ...] of each token, or None
+Inputs = tuple[jax.Array | None, ...]  # arrays [Y, W, ...] of each token, or None
 
 
 class Recurrence(NamedTuple):
@@ -131,7 +131,7 @@ def convolve(
 def _chained_tails(x_YWX: jax.Array, own_YwX: jax.Array, rectangle: Rectangle) -> jax.Array:
     """The newest inputs before each row, where a row may follow the one before it."""
 
-    def follow(last_wX: jax.Array, row: Any) -> tuple[jax.Array, jax.Array]:
+    def follow(last_wX: jax.Array, row: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         x_WX, own_wX, follows, length = row
         before_wX = jnp.where(follows, last_wX, own_wX)
         after_1wX = convolution.tail_after(x_WX[None], before_wX[None], length[None])
@@ -184,7 +184,9 @@ def _row_by_row(
     own.
     """
 
-    def feed(carried: jax.Array, row: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+    def feed(
+        carried: jax.Array, row: tuple[Inputs, jax.Array, jax.Array]
+    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
         token, before, follows = row
         token = jax.tree.map(lambda x: x[None], token)
         before = jnp.where(follows, carried, before)[None]

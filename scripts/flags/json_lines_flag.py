@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from absl import flags
 
@@ -18,7 +17,7 @@ def is_json() -> bool:
     return common.JSON.value or JSON_LINES.value
 
 
-def print_line(result: Mapping[str, Any]) -> None:
+def print_line(result: Mapping[str, object]) -> None:
     """Prints what was found by now, where --json_lines asks for it."""
     if JSON_LINES.value:
         print(json.dumps(result, ensure_ascii=False), flush=True)

@@ -45,7 +45,7 @@ def read() -> SamplingParams:
     return SamplingParams(**values)
 
 
-def engine_needs(requests: Iterable[SamplingParams]) -> dict[str, Any]:
+def engine_needs(requests: Iterable[SamplingParams]) -> dict[str, int]:
     """Returns the `engine` settings without which an engine rejects one of the requests."""
     requests = list(requests)
     width = max(params.beam_width for params in requests)

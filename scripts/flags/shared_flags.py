@@ -1,7 +1,6 @@
 """Flags that two apps share, so that one process can load both, and how lists are read."""
 
 from collections.abc import Collection
-from typing import Any
 
 from absl import flags
 
@@ -20,7 +19,7 @@ REPEATS = flags.DEFINE_integer("repeats", 3, "Measurements of each; medians are 
 RATE = flags.DEFINE_float("rate", None, "Requests a second (`plan`: to keep --slo for).")
 
 
-def whole_numbers(flag: Any) -> list[int]:
+def whole_numbers(flag: flags.FlagHolder[str]) -> list[int]:
     """The numbers of a flag that lists some, separated by commas.
 
     Raises:
@@ -35,7 +34,7 @@ def whole_numbers(flag: Any) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def chosen(flag: Any, names: Collection[str]) -> list[str]:
+def chosen(flag: flags.FlagHolder[list[str] | None], names: Collection[str]) -> list[str]:
     """Those of the names that a flag lists, in their own order; all where it is not given.
 
     Raises:

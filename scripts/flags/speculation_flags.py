@@ -1,7 +1,7 @@
 """Who proposes drafts."""
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from absl import flags
 
@@ -9,6 +9,11 @@ from configs.engine import Config
 from configs.errors import InputError
 from configs.heads import BRANCHING, MOST_TREE_DRAFTS, Medusa
 from configs.settings.drafts import ACCEPTANCES, PROPOSERS
+
+if TYPE_CHECKING:
+    from inference.checkpoints.load import Progress
+    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.resolve import Resolved
 
 SPECULATE = flags.DEFINE_string(
     "speculate",
@@ -42,7 +47,7 @@ def apply(config: Config, model: str) -> Config:
     speculation = _parsed()
     num_drafts = speculation.num_drafts or _NUM_DRAFTS
     draft: Any = None
-    tree: dict[str, Any] = {}
+    tree: dict[str, object] = {}
     if speculation.name != "ngram":
         draft_config = _resolved(config.model.name, model).config
         draft = dataclasses.replace(
@@ -61,12 +66,12 @@ def apply(config: Config, model: str) -> Config:
     return dataclasses.replace(config, engine=engine, draft=draft)
 
 
-def open_draft(config: Config, model: str, progress: Any) -> Any:
+def open_draft(config: Config, model: str, progress: "Progress | None") -> "Checkpoint":
     """The checkpoint of the model that drafts, for what --model names."""
     return _resolved(config.model.name, model).open(progress)
 
 
-def _resolved(target: str, model: str) -> Any:
+def _resolved(target: str, model: str) -> "Resolved":
     """What --speculate names, or what scripts.train has made for the target."""
     from inference.checkpoints import resolve
     from inference.files import cache_directory

@@ -92,7 +92,9 @@ def slo() -> SloTargets:
     return SloTargets(_SLO_TTFT_S.value, _SLO_ITL_S.value)
 
 
-def _lengths(lengths: Any, tokens: Any) -> Lengths | None:
+def _lengths(
+    lengths: flags.FlagHolder[str | None], tokens: flags.FlagHolder[int]
+) -> Lengths | None:
     """The lengths that one of two flags gives; None where neither is given."""
     if lengths.value is None:
         return Fixed(tokens.value) if tokens.present else None

@@ -3,7 +3,9 @@
 import dataclasses
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from absl import flags
 
 from configs.engine import Config
 from configs.model import ModelConfig
@@ -20,6 +22,9 @@ from scripts.flags import file_flags, shared_flags, workload_flags
 from scripts.reports import bench_text
 from scripts.reports.plots import bench_plot
 
+if TYPE_CHECKING:
+    from inference.checkpoints.opened import Checkpoint
+
 _DEFAULTS: dict[str, Any] = dict(
     num_requests=64, prompt=LogNormal(150, 1.0), output=LogNormal(80, 1.0), prefix_tokens=200,
     prefix_share=0.5,
@@ -29,7 +34,7 @@ _NUM_NAIVE = 4  # requests that run without a cache; their time is scaled by tok
 _PAGE_SIZES = (16, 64, 128)
 
 
-def run(repeats: int, only: Any, plot: str | None) -> None:
+def run(repeats: int, only: flags.FlagHolder[list[str] | None], plot: str | None) -> None:
     """Runs the ablations that the flag `only` lists."""
     kind = "closed" if shared_flags.RATE.value is None else "poisson"
     workload = workload_flags.read(kind=kind, **_DEFAULTS)
@@ -69,7 +74,7 @@ def run(repeats: int, only: Any, plot: str | None) -> None:
 class _Bench:
     """Engines of one model, each for its own runs."""
 
-    def __init__(self, checkpoint: Any, model: ModelConfig, repeats: int):
+    def __init__(self, checkpoint: "Checkpoint", model: ModelConfig, repeats: int):
         from inference.runtime import compilation_cache
         from layers import decoder
 
@@ -106,7 +111,7 @@ class _Bench:
 
 def _run(
     bench: _Bench, chosen: Sequence[Ablation], load: Sequence[TimedRequest]
-) -> list[dict[str, Any]]:
+) -> list[dict[str, object]]:
     """A row an ablation; printed as they come, beside JSON on stderr."""
     tokens: list[list[int]] = []  # of every request, as the ablation before gave them
     host_s = 0.0

@@ -6,7 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from configs.engine import Config
 from configs.errors import InputError
@@ -26,6 +26,11 @@ from scripts.flags import file_flags, json_lines_flag, workload_flags
 from scripts.reports import bench_text
 from scripts.reports.plots import bench_plot
 
+if TYPE_CHECKING:
+    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.resolve import Resolved
+    from inference.engine import Engine
+
 _DRAWN = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, top_k=50)
 
 
@@ -42,7 +47,7 @@ class Options:
     """
 
     start_s: float
-    open_: Callable[[Any], Any]
+    open_: Callable[["Resolved"], "Checkpoint | None"]
     is_random: bool
     repeats: int
     plot: str | None
@@ -52,7 +57,7 @@ class Options:
 class _Bench:
     """A warm engine, and the hardware that predictions are made for."""
 
-    engine: Any
+    engine: "Engine"
     machine: HardwareSpec
     slo: SloTargets
     repeats: int
@@ -65,7 +70,7 @@ class _Bench:
     @classmethod
     def of(
         cls,
-        checkpoint: Any,
+        checkpoint: "Checkpoint | None",
         config: Config,
         slo: SloTargets,
         first: TimedRequest,
@@ -99,7 +104,7 @@ class _Bench:
         row |= {"snapshots": config.num_snapshots, "snapshot_bytes": config.state_bytes(0)}
         return row | {"predicted_output_tok_s": predicted["output_tok_s"]}, runs
 
-    def result(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    def result(self, rows: list[dict[str, object]]) -> dict[str, Any]:
         return {
             "rows": rows,
             "first_token_s": self.first_token_s,
@@ -189,8 +194,10 @@ def run_open(options: Options) -> None:
     checkpoint = options.open_(resolved)
     drawn = config.model.vocab_size, config.max_context
     if lines:
+        assert checkpoint is not None
+        load_tokenizer = checkpoint.load_tokenizer
         load = requests.from_trace(
-            lines, *drawn, lambda text: checkpoint.load_tokenizer().encode(text), workload.seed
+            lines, *drawn, lambda text: load_tokenizer().encode(text), workload.seed
         )
     else:
         load = requests.generate(workload, *drawn)
@@ -206,7 +213,7 @@ def run_open(options: Options) -> None:
         file_flags.write(options.plot, bench_plot.latencies(runs, config.model.name))
 
 
-def _read_beside(path: str | None) -> dict[str, Any]:
+def _read_beside(path: str | None) -> dict[str, object]:
     if path is None:
         return {}
     figures = mapped.read_json(Path(path))

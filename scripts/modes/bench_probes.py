@@ -1,7 +1,7 @@
 """`bench --interference` and `bench --host_cost`."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING
 
 from configs.engine import Config
 from configs.prefill import TOGETHER
@@ -15,6 +15,9 @@ from inference.planner.calibration import lookup
 from inference.planner.deployment import Deployment
 from scripts import common
 from scripts.reports import bench_text
+
+if TYPE_CHECKING:
+    from inference.engine import Engine
 
 _HOST_RUNNING = (64, 256)
 
@@ -34,7 +37,7 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
         for way in ways
     }  # fmt: skip
     checkpoint = common.open_checkpoint(resolved)
-    engines: dict[str, Any] = {}
+    engines: dict[str, Engine] = {}
 
     def serve(way: str, requests: list[TimedRequest]) -> list[Run]:
         if way not in engines:

@@ -3,7 +3,7 @@
 import dataclasses
 import gc
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from configs.engine import Config
 from configs.errors import InputError
@@ -18,11 +18,22 @@ from scripts import common
 from scripts.flags import json_lines_flag
 from scripts.reports import steps_text
 
+if TYPE_CHECKING:
+    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.resolve import Resolved
+    from inference.engine import Engine
+    from layers.params import Params
+
+    Open = Callable[[Resolved], Checkpoint | None]
+
 _LARGEST = 1 << 20
 
 
 def decode(
-    points: Sequence[str], open_: Callable[[Any], Any], repeats: int, with_engine: bool
+    points: Sequence[str],
+    open_: "Open",
+    repeats: int,
+    with_engine: bool,
 ) -> None:
     """A row a point.
 
@@ -33,16 +44,16 @@ def decode(
         with_engine: also what the engine adds.
     """
 
-    def measure(engine: Any, context: int, hardware: HardwareSpec) -> Any:
+    def measure(engine: "Engine", context: int, hardware: HardwareSpec) -> steps.DecodeStep:
         return steps.decode(engine, context, hardware, repeats, with_engine)
 
     _run(_Mode("--decode", "context", steps.sizes, measure), points, open_)
 
 
-def prefill(points: Sequence[str], open_: Callable[[Any], Any], repeats: int) -> None:
+def prefill(points: Sequence[str], open_: "Open", repeats: int) -> None:
     """A row a point: "prompts x tokens" each; the rest is as of `decode`."""
 
-    def measure(engine: Any, tokens: int, hardware: HardwareSpec) -> Any:
+    def measure(engine: "Engine", tokens: int, hardware: HardwareSpec) -> steps.PrefillStep:
         return steps.prefill(engine, hardware, repeats)
 
     _run(_Mode("--prefill", "tokens", steps.prefill_sizes, measure), points, open_)
@@ -61,10 +72,10 @@ class _Mode(NamedTuple):
     flag: str
     unit: str
     sizes: Callable[[Config, int, int], Config]
-    measure: Callable[[Any, int, HardwareSpec], Any]
+    measure: "Callable[[Engine, int, HardwareSpec], steps.DecodeStep | steps.PrefillStep]"
 
 
-def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None:
+def _run(mode: _Mode, texts: Sequence[str], open_: "Open") -> None:
     points = [_point(mode, text) for text in texts]
     resolved, config = common.resolve_config({})
     common.check_one_chip(config, mode.flag)
@@ -79,7 +90,7 @@ def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None
         configs = [dataclasses.replace(step_config, model=chosen.model) for step_config in configs]
         config = dataclasses.replace(config, model=chosen.model)
     hardware = lookup.this_machine(config.model.dtype, model=config.model)
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     result = {
         f"{mode.flag.removeprefix('--')}_steps": rows,
         "hardware": dataclasses.asdict(hardware),
@@ -88,7 +99,7 @@ def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None
     loaded = None  # parameters, and the model that declares them
     for step_config, (count, units) in zip(configs, points, strict=True):
         needed = steps.needed_bytes(step_config)
-        row: dict[str, Any] = {"rows": count, mode.unit: units, "needed_bytes": needed}
+        row: dict[str, object] = {"rows": count, mode.unit: units, "needed_bytes": needed}
         if needed < hardware.memory_bytes:
             engine = _engine(step_config, checkpoint, loaded)
             loaded = engine.model_runner.params, engine.config.model
@@ -103,7 +114,9 @@ def _run(mode: _Mode, texts: Sequence[str], open_: Callable[[Any], Any]) -> None
         print("\n".join(steps_text.lines(result)))
 
 
-def _engine(config: Config, checkpoint: Any, loaded: tuple[Any, ModelConfig] | None) -> Any:
+def _engine(
+    config: Config, checkpoint: "Checkpoint | None", loaded: "tuple[Params, ModelConfig] | None"
+) -> "Engine":
     """An engine with weights that were loaded before, or else its own."""
     if loaded is None:
         return common.load_engine(checkpoint, config)

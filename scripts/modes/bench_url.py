@@ -118,7 +118,7 @@ async def _requests(
         as_text = options.as_text or options.endpoint == load.CHAT
         remote_requests = prompts.drawn(workload, options.vocab_size, as_text)
     else:
-        pairs: Any
+        pairs: object
         if options.dataset == "custom":
             pairs = prompts.read_custom(options.dataset_path)
         else:

@@ -3,8 +3,8 @@
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from inference.planner import report
 from inference.planner.calibration import lookup
@@ -12,10 +12,13 @@ from inference.request import SamplingParams
 from inference.runtime import naive
 from inference.scheduling.sequence import Sequence as Decoded
 
+if TYPE_CHECKING:
+    from inference.engine import Engine
+
 
 def compare(
-    engine: Any, prompts: Sequence[list[int]], params: SamplingParams
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    engine: "Engine", prompts: Sequence[list[int]], params: SamplingParams
+) -> tuple[list[dict[str, object]], dict[str, float]]:
     """Results as `generate` prints them, decoded without a cache, and the time of both ways.
 
     Times without a cache leave compilation out, except the first token's.
@@ -65,7 +68,7 @@ def compare(
     return [_result(engine, sequence) for sequence in decoded], stats
 
 
-def summary(stats: dict[str, Any]) -> str:
+def summary(stats: Mapping[str, float]) -> str:
     return (
         f"naive {stats['naive_tok_s']:.2f} tokens/s, cached {stats['cached_tok_s']:.2f}: "
         f"{stats['measured_ratio']:.1f} x measured, {stats['predicted_ratio']:.1f} x predicted; "
@@ -73,7 +76,8 @@ def summary(stats: dict[str, Any]) -> str:
     )
 
 
-def _result(engine: Any, sequence: Decoded) -> dict[str, Any]:
+def _result(engine: "Engine", sequence: Decoded) -> dict[str, object]:
+    assert engine.tokenizer is not None
     is_sound = all(map(math.isfinite, sequence.results.logprobs))
     reason = "stop" if sequence.is_end(sequence.tokens[-1]) else "length"
     return {

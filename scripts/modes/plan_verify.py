@@ -3,9 +3,9 @@
 import contextlib
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import jax
+import numpy as np
 
 from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
@@ -15,6 +15,7 @@ from inference.checkpoints import weight_formats
 from inference.planner.calibration import measure, store, verify
 from inference.planner.calibration.verify import Point, Verification
 from inference.runtime import compilation_cache
+from inference.runtime.batch import Batch
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling import step_shapes
 from layers import decoder, params
@@ -38,7 +39,7 @@ class EngineRunner:
             if not shape.scored
             and (engine.shapes.free_padding or 0 in (shape.decode[0], shape.prefill[0]))
         ]
-        self._arrays: dict[Point, Any] = {}
+        self._arrays: dict[Point, tuple[np.ndarray, Batch]] = {}
         for done, shape in enumerate(self._shapes):
             progress(done, len(self._shapes), f"compiling steps of {verify.weights_name(model)}")
             self._runner.compiled(shape)

@@ -2,7 +2,7 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,16 +13,20 @@ from configs.recipes.training import Recipe
 from scripts import common
 from scripts.modes import training_steps
 
+if TYPE_CHECKING:
+    from inference.checkpoints.load import Progress
+    from inference.checkpoints.opened import Checkpoint, Contents
+
 _CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
 
 
 def trained(
-    checkpoint: Any,
+    checkpoint: "Checkpoint",
     formats: dict[str, str],
     tokens: np.ndarray,
-    record: dict[str, Any],
+    record: dict[str, object],
     output: Path,
-) -> tuple[Any, dict[str, Any], Path]:
+) -> "tuple[Contents, dict[str, object], Path]":
     """A checkpoint's tensors after a training, the record with it, and the folder of its steps.
 
     Args:
@@ -38,6 +42,7 @@ def trained(
     from inference.training import export, losses, start
     from inference.training.step_folder import StepFolder
     from inference.training.windows import Windows
+    from layers.params import Params
 
     model = dataclasses.replace(checkpoint.config, dtype="float32", cache_format=None)
     recipe = overrides.apply(Recipe(model, quantize.TRAINING), common.settings_asked())
@@ -50,7 +55,7 @@ def trained(
     path, record = output.with_name(output.name + _CHECKPOINTS), record | {"training": described}
     folder = StepFolder(path, record)
 
-    def begin(progress: Any) -> tuple[Any, Any]:
+    def begin(progress: "Progress | None") -> tuple[Params, Params]:
         return (start.masters(recipe, checkpoint, progress), start.masters(recipe, checkpoint))
 
     loss = losses.distilled(model, straight_through.student(model, formats))

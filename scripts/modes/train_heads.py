@@ -3,7 +3,7 @@
 import dataclasses
 import hashlib
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,12 +16,17 @@ from configs.recipes import heads as recipes
 from configs.recipes.training import Recipe
 from scripts import common
 
+if TYPE_CHECKING:
+    from inference.checkpoints.load import Progress
+    from inference.checkpoints.opened import Checkpoint
+    from inference.training.subject import Subject
+
 TASKS = tuple(recipes.TRAINING)
 _SEQUENCES = 32  # that a model writes at the same time
 _LEAST_WINDOW = 16  # tokens behind the opening
 
 
-def subject(task: str, checkpoint: Any, text: str | None) -> Any:
+def subject(task: str, checkpoint: "Checkpoint", text: str | None) -> "Subject":
     """Heads for a checkpoint, a `Subject`.
 
     Args:
@@ -31,11 +36,15 @@ def subject(task: str, checkpoint: Any, text: str | None) -> Any:
     """
     from inference.checkpoints import provenance
     from inference.training import losses, own_samples, start, texts, token_file
+    from inference.training.loop import Loss
     from inference.training.subject import Subject
+    from layers.params import Params
 
-    makes = {"medusa": (recipes.medusa, losses.medusa), "eagle": (recipes.eagle, losses.eagle)}
-    make: Any = makes[task][0]
-    loss: Any = makes[task][1]
+    makes: dict[str, tuple[Callable[..., Heads], Callable[..., Loss]]] = {
+        "medusa": (recipes.medusa, losses.medusa),
+        "eagle": (recipes.eagle, losses.eagle),
+    }
+    make, loss = makes[task]
     target = checkpoint.config
     if target.has_states:
         raise InputError(f"{target.name} keeps states: heads are trained for attention models")
@@ -59,13 +68,13 @@ def subject(task: str, checkpoint: Any, text: str | None) -> Any:
             target.vocab_size,
         )
     ids = own_samples.most_frequent(tokens, recipes.PROPOSED)
-    head_config: Any = recipe.model
+    assert isinstance(recipe.model, Heads)
     head_config = dataclasses.replace(
-        head_config, proposed_ids=ids if len(ids) < target.vocab_size else ()
+        recipe.model, proposed_ids=ids if len(ids) < target.vocab_size else ()
     )
     recipe = dataclasses.replace(recipe, model=head_config)
 
-    def begin(progress: Any) -> tuple[Any, Any]:
+    def begin(progress: "Progress | None") -> tuple[Params, Params | None]:
         frozen = start.masters(Recipe(target, recipe.training), checkpoint, progress)
         values = start.masters(recipe)
         table = (frozen["embed"] if target.tied else frozen["head"])["table"]
@@ -85,10 +94,11 @@ def _recipe(recipe: Recipe, target: ModelConfig) -> Recipe:
     return changed
 
 
-def generator(checkpoint: Any) -> Callable[[list[list[int]], int], list[list[int]]]:
+def generator(checkpoint: "Checkpoint") -> Callable[[list[list[int]], int], list[list[int]]]:
     """What continues openings with the checkpoint itself."""
 
     def generate(openings: list[list[int]], num_tokens: int) -> list[list[int]]:
+        from inference.outputs import RequestOutput
         from inference.request import SamplingParams
 
         longest = max(map(len, openings)) + num_tokens
@@ -106,7 +116,7 @@ def generator(checkpoint: Any) -> Callable[[list[list[int]], int], list[list[int
         with common.bars() as progress:
             done = 0
 
-            def count(output: Any) -> None:
+            def count(output: RequestOutput) -> None:
                 nonlocal done
                 done += output.finish_reason is not None
                 progress(done, len(openings), "writing samples")

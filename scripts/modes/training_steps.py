@@ -1,19 +1,29 @@
 """The steps of a training, with a bar, and a checkpoint where it is interrupted."""
 
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from configs.errors import InputError
+from configs.recipes.training import TrainingConfig
 from scripts import common, interrupts
+
+if TYPE_CHECKING:
+    from inference.checkpoints.load import Progress
+    from inference.training.loop import Data, Loss
+    from inference.training.step_folder import StepFolder
+    from layers.params import Params
+
+    Start = Callable[[Progress | None], tuple[Params, Params | None]]
 
 _LAST_PART = 20  # the loss that is reported is the mean of the last 1/20 of the steps
 
 
 def run(
-    training: Any, loss: Any, start: Any, data: Any, folder: Any
-) -> tuple[Any, np.ndarray, float]:
+    training: TrainingConfig, loss: "Loss", start: "Start", data: "Data", folder: "StepFolder"
+) -> "tuple[Params, np.ndarray, float]":
     """Parameters, the loss of each step, and the median seconds of those computed now.
 
     Args:

@@ -1,8 +1,8 @@
 """Linear attention by the delta rule: a matrix of fixed size a head instead of a growing cache."""
 
 import dataclasses
+import functools
 import math
-from typing import Any
 
 from configs import cache
 from configs.cache import CacheSpec
@@ -10,7 +10,7 @@ from configs.errors import InputError
 from configs.kinds import operations
 from configs.kinds.kind import Mixer, check_choice, check_sizes, grouped_shares
 from configs.kinds.operations import Operation
-from configs.kinds.params import Declared, ParamInfo, Widths
+from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,12 +97,12 @@ class DeltaNet(Mixer, name="delta_net"):
         multiplied with; the norm of a head, and the way out.
         """
         D, N, inner, dtype = model.width, self.num_heads, self.inner_width, model.dtype
-        mapped: dict[str, Any] = {"stacked": self.channels, "kv_heads": self.num_key_heads}
+        declare = functools.partial(ParamInfo, stacked=self.channels, kv_heads=self.num_key_heads)
         rows, gates = sum(self.channels), self.gates.values()
         decays = N if self.decay_rank is None else N * self.key_width
         vector = ParamInfo((N,), "float32", ("heads",), "zeros")
-        declared: dict[str, Any] = {
-            "in": ParamInfo((rows, D), dtype, ("heads", "embed"), **mapped),
+        declared: dict[str, Declaration] = {
+            "in": declare((rows, D), dtype, ("heads", "embed")),
             "gates": ParamInfo(
                 (sum(gates), D), dtype, ("heads", "embed"), stacked=self._stacked(self.gates)
             ),
@@ -116,7 +116,7 @@ class DeltaNet(Mixer, name="delta_net"):
             up = inner if name == "gate" else decays
             declared[f"{name}_up"] = ParamInfo((up, rank), dtype, ("heads", None))
         return declared | {
-            "conv": ParamInfo((rows, self.conv_width), dtype, ("heads", "taps"), **mapped),
+            "conv": declare((rows, self.conv_width), dtype, ("heads", "taps")),
             "rate": vector,
             "step_bias": dataclasses.replace(vector, shape=(decays,), is_bias=True),
             "out_norm": ParamInfo((self.value_width,), dtype, (None,), "ones"),

@@ -1,8 +1,8 @@
 """State-space layers: a state of fixed size instead of a growing cache."""
 
 import dataclasses
+import functools
 import math
-from typing import Any
 
 from configs import cache
 from configs.cache import CacheSpec
@@ -95,19 +95,19 @@ class Mamba2(Mixer, name="mamba2"):
         """
         D, N, inner, dtype = model.width, self.num_heads, self.inner_width, model.dtype
         rows = sum(self.channels)
-        mapped: dict[str, Any] = {"stacked": self.channels, "kv_heads": self.num_groups}
+        declare = functools.partial(ParamInfo, stacked=self.channels, kv_heads=self.num_groups)
         gates = inner + N
         per_head = ParamInfo((N,), "float32", ("heads",), "zeros")
         declared = {
-            "in": ParamInfo((rows, D), dtype, ("heads", "embed"), **mapped),
+            "in": declare((rows, D), dtype, ("heads", "embed")),
             "gates": ParamInfo((gates, D), dtype, ("heads", "embed"), stacked=(inner, N)),
-            "conv": ParamInfo((rows, self.conv_width), dtype, ("heads", "taps"), **mapped),
+            "conv": declare((rows, self.conv_width), dtype, ("heads", "taps")),
             "decay": per_head,
             "step_bias": dataclasses.replace(per_head, is_bias=True),
             "skip": dataclasses.replace(per_head, init="ones"),
             "out": ParamInfo((D, inner), dtype, ("embed", "heads")),
         }
-        vector = ParamInfo((rows,), dtype, ("heads",), "zeros", **mapped)
+        vector = declare((rows,), dtype, ("heads",), "zeros")
         if "conv" in self.biases:
             declared["conv_bias"] = vector
         if "in" in self.biases:

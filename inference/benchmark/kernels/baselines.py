@@ -40,8 +40,8 @@ class Kernel(NamedTuple):
 
     name: str
     limit: Callable[[Case, Device], str | None]
-    store: Callable[[Case, Arrays], Any]
-    attend: Callable[..., tuple[jax.Array, Any]]
+    store: Callable[[Case, Arrays], object]
+    attend: Callable[..., tuple[jax.Array, object]]
     candidates: Callable[[Case, Device, bool], Sequence[Sizes]] = lambda case, device, tunes: ({},)
     has_lengths: bool = True
     is_paged: bool = True
@@ -130,7 +130,7 @@ def _contiguous(case: Case, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
     return jnp.copy(arrays.k_YSKH), jnp.copy(arrays.v_YSKH)
 
 
-def _cudnn(q_YWNH: jax.Array, arrays: Arrays, stored: Any) -> tuple[jax.Array, Any]:
+def _cudnn(q_YWNH: jax.Array, arrays: Arrays, stored: Any) -> tuple[jax.Array, object]:
     is_prefill = q_YWNH.shape[1] > 1
     out_YWNH = jax.nn.dot_product_attention(
         q_YWNH, *stored, scale=1.0, is_causal=is_prefill, implementation="cudnn",
@@ -168,7 +168,7 @@ def _flash_pages(case: Case, arrays: Arrays) -> tuple[jax.Array, jax.Array]:
 
 def _flash(
     q_YWNH: jax.Array, arrays: Arrays, stored: Any, *, is_paged: bool, **sizes: int
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, object]:
     library: Any = importlib.import_module(_FLASH)
     out_YWNH = library.flash_mha_with_kvcache(
         q_YWNH, *stored, cache_seqlens=arrays.length_Y,

@@ -70,7 +70,7 @@ def measure(
     seed: int,
     tunes: bool = False,
     progress: Callable[[int, int, str], None] = lambda done, total, label: None,
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """A row a case, as they end.
 
     Args:
@@ -125,7 +125,7 @@ class _Run:
         self._samples = samples if kernel.has_lengths else samples[-1:]
         self._arrays = samples[-1].arrays
 
-    def best(self, expected_s: float, tunes: bool, deadline: float) -> dict[str, Any]:
+    def best(self, expected_s: float, tunes: bool, deadline: float) -> dict[str, object]:
         """The fastest candidate, or what is wrong with the first wrong one."""
         case, kernel = self._case, self._kernel
         candidates = kernel.candidates(case, target_device(), tunes)
@@ -146,17 +146,19 @@ class _Run:
         best["is_repeatable"] = all(attempt["is_repeatable"] for attempt in tried)
         return best | ({"candidates": tried} if len(candidates) > 1 else {})
 
-    def _store(self, arrays: Arrays) -> Any:
+    def _store(self, arrays: Arrays) -> object:
         return self._kernel.store(self._case, arrays)
 
-    def _attend(self, sizes: Sizes) -> Callable[..., tuple[jax.Array, Any]]:
+    def _attend(self, sizes: Sizes) -> Callable[..., tuple[jax.Array, object]]:
         return functools.partial(self._kernel.attend, **sizes)
 
-    def _check(self, sizes: Sizes) -> tuple[dict[str, Any], float]:
+    def _check(self, sizes: Sizes) -> tuple[dict[str, object], float]:
         """Its largest error, and the seconds of a run, dispatch included."""
         arrays, attend = self._arrays, self._attend(sizes)
 
-        def poisoned(out_YWNH: jax.Array, stored: Any, arrays: Arrays) -> tuple[jax.Array, Any]:
+        def poisoned(
+            out_YWNH: jax.Array, stored: object, arrays: Arrays
+        ) -> tuple[jax.Array, object]:
             computed_YWNH, stored = attend(arrays.q_YWNH, arrays, stored)
             return computed_YWNH.astype(out_YWNH.dtype), stored
 
@@ -194,12 +196,12 @@ class _Run:
         )
 
 
-def chained(attend: Callable[..., tuple[jax.Array, Any]]) -> Callable[..., Any]:
+def chained(attend: Callable[..., tuple[jax.Array, object]]) -> Callable[..., object]:
     """Attention whose queries depend on the output before: on one element, which costs next to
     nothing. The whole output is carried along, or XLA would compute only that element.
     """
 
-    def step(carry: tuple[jax.Array, jax.Array, Any], arrays: Arrays) -> Any:
+    def step(carry: tuple[jax.Array, jax.Array, object], arrays: Arrays) -> object:
         q_YWNH, _, stored = carry
         out_YWNH, stored = attend(q_YWNH, arrays, stored)
         q_YWNH = q_YWNH.at[0, 0, 0, 0].set(out_YWNH[0, 0, 0, 0].astype(q_YWNH.dtype))

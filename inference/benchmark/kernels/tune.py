@@ -31,7 +31,7 @@ def missing(rows: Sequence[Row]) -> str | None:
     return None
 
 
-def entry(rows: Sequence[Row], today: datetime.date | None = None) -> dict[str, Any]:
+def entry(rows: Sequence[Row], today: datetime.date | None = None) -> dict[str, object]:
     """The file's entry for the device on which the rows were measured, none of them missing."""
     ahead = {name: gain for name in _OWN if (gain := _gain(rows, name)) is not None}
     sizes = {name: _sizes(rows, name) for name in _OWN}
@@ -44,7 +44,7 @@ def entry(rows: Sequence[Row], today: datetime.date | None = None) -> dict[str, 
     }
 
 
-def write(device: Device, measured: Mapping[str, Any]) -> None:
+def write(device: Device, measured: Mapping[str, object]) -> None:
     """Replaces the entry of a kind of device; the other kinds keep theirs.
 
     Raises:

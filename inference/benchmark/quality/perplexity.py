@@ -3,9 +3,9 @@
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from configs.errors import InputError
+from inference.text.tokenizer import Tokenizer
 
 
 def default_text() -> str:
@@ -17,7 +17,7 @@ def default_text() -> str:
     return "\n".join(topics[key] for key in sorted(topics))
 
 
-def start(tokenizer: Any) -> list[int]:
+def start(tokenizer: Tokenizer) -> list[int]:
     """What the tokenizer puts before a text: models that are trained with a first token need it in
     each window. What it puts after a text, an end token, belongs to no window.
     """

@@ -5,7 +5,6 @@ import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -55,9 +54,9 @@ async def first_model(connections: Connections) -> str:
     return found
 
 
-def body(request: RemoteRequest, model: str, endpoint: str) -> dict[str, Any]:
+def body(request: RemoteRequest, model: str, endpoint: str) -> dict[str, object]:
     """What is posted: greedy, of as many tokens as are asked for."""
-    fields: dict[str, Any] = {"model": model}
+    fields: dict[str, object] = {"model": model}
     if endpoint == CHAT:
         fields["messages"] = [{"role": "user", "content": request.prompt}]
     else:

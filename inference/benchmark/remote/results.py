@@ -51,7 +51,7 @@ class Goodput:
         return all(1e3 * measured[name] <= limit for name, limit in self.most_ms.items())
 
 
-def figures(sent: Sent, goodput: Goodput | None = None) -> dict[str, Any]:
+def figures(sent: Sent, goodput: Goodput | None = None) -> dict[str, object]:
     """Every figure; times in milliseconds where the name says so, else in seconds."""
     answered = [stream for stream in sent.streams if stream.is_ok]
     num_input = sum(

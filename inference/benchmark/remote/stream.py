@@ -1,7 +1,6 @@
 """One request to a server and its answer as a stream: when each piece came, and what it was."""
 
 import time
-from typing import Any
 
 import msgspec
 
@@ -14,7 +13,7 @@ _MAX_REASON = 300  # characters
 class _Usage(msgspec.Struct):
     completion_tokens: int | None = None
     prompt_tokens: int | None = None
-    prompt_tokens_details: dict[str, Any] | None = None
+    prompt_tokens_details: dict[str, object] | None = None
 
 
 class _Chunk(msgspec.Struct):
@@ -22,7 +21,7 @@ class _Chunk(msgspec.Struct):
 
     choices: list[msgspec.Raw] | None = None
     usage: _Usage | None = None
-    error: Any = None
+    error: object = None
 
 
 _DECODER = msgspec.json.Decoder(_Chunk)
@@ -130,6 +129,6 @@ def refusal(answer: Answer) -> str:
     return f"{answer.status} {_message(error)}"
 
 
-def _message(error: Any) -> str:
+def _message(error: object) -> str:
     reason = error.get("message", error) if isinstance(error, dict) else error
     return " ".join(str(reason).split())[:_MAX_REASON]

@@ -7,15 +7,14 @@ f    = (FLOPs (1 + half_rows / rows) + attention's / attention_share) / (rate x 
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 from configs.hardware.spec import HardwareSpec
 from inference.planner import roofline
 from inference.planner.cost import Operation, Precision
 
 # Where a search starts; two more start at half and at twice these.
-_START: dict[str, Any] = {
+_START: dict[str, float] = {
     "overhead_s": 1e-4,
     "gamma": 0.5,
     "bandwidth_share": 0.7,
@@ -59,14 +58,19 @@ def fit(hardware: HardwareSpec, samples: Sequence[Sample]) -> HardwareSpec:
     """
     starts = [{n: v * factor for n, v in _START.items()} for factor in (0.5, 1.0, 2.0)]
     fits = [_descend(hardware, samples, start) for start in starts]
-    return dataclasses.replace(hardware, **min(fits, key=lambda fitted: fitted[0])[1])
+    return _with(hardware, min(fits, key=lambda fitted: fitted[0])[1])
+
+
+def _with(hardware: HardwareSpec, constants: Mapping[str, float]) -> HardwareSpec:
+    replace: Callable[..., HardwareSpec] = dataclasses.replace
+    return replace(hardware, **constants)
 
 
 def _descend(
-    hardware: HardwareSpec, samples: Sequence[Sample], start: dict[str, Any]
-) -> tuple[float, dict[str, Any]]:
-    def loss(constants: dict[str, Any]) -> float:
-        trial = dataclasses.replace(hardware, **constants)
+    hardware: HardwareSpec, samples: Sequence[Sample], start: dict[str, float]
+) -> tuple[float, dict[str, float]]:
+    def loss(constants: dict[str, float]) -> float:
+        trial = _with(hardware, constants)
         logs = (math.log(predict(sample, trial) / sample.seconds) for sample in samples)
         losses = (math.sqrt(log_ratio**2 + _SMALL**2) - _SMALL for log_ratio in logs)
         return sum(losses) / len(samples)

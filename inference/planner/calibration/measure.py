@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 
@@ -127,7 +126,7 @@ def product_peak(format: str, peaks: Mapping[str, float]) -> float | None:
 _ROWS, _WIDTH = 512, 2048
 
 
-def _matrix(format: str, packs: bool) -> Any:
+def _matrix(format: str, packs: bool) -> object:
     """A square matrix of a format, as `linear` takes it."""
     import jax
     import jax.numpy as jnp
@@ -145,7 +144,7 @@ def _matrix(format: str, packs: bool) -> Any:
     return packed.pack(matrix) if packs else matrix
 
 
-def _product_rate(w: Any, repeats: int) -> float:
+def _product_rate(w: object, repeats: int) -> float:
     import jax
     import jax.numpy as jnp
 

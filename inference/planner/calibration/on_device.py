@@ -13,7 +13,6 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,9 +27,9 @@ _COPIED_BYTES, _PRODUCT_WIDTH = 1 << 30, 8192
 
 
 def seconds(
-    step: Callable[..., Any],
-    carry: Any,
-    *arguments: Any,
+    step: Callable[..., object],
+    carry: object,
+    *arguments: object,
     expected_s: float,
     repeats: int = 3,
     call_s: float = _CALL_S,
@@ -58,10 +57,10 @@ def seconds(
     return statistics.median(run_s)
 
 
-def looped(step: Callable[..., Any], num_runs: int) -> Callable[..., Any]:
+def looped(step: Callable[..., object], num_runs: int) -> Callable[..., object]:
     """(carry, *arguments) -> the carry after so many runs of `step`."""
 
-    def loop(carry: Any, *arguments: Any) -> Any:
+    def loop(carry: object, *arguments: object) -> object:
         return jax.lax.fori_loop(0, num_runs, lambda _, c: step(c, *arguments), carry)
 
     return loop

@@ -57,7 +57,7 @@ def calibration(model: ModelConfig, implementations: str | None = None) -> Hardw
     return hardware if implementations in (None, hardware.implementations) else None
 
 
-def _key(model: ModelConfig | None) -> tuple[Any, ...]:
+def _key(model: ModelConfig | None) -> tuple[str, str, int, str]:
     return "cpu", importlib.metadata.version("jax"), _VERSION, repr(model)
 
 

@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from configs.engine import Config, EngineConfig
 from configs.hardware.spec import HardwareSpec
@@ -226,7 +226,7 @@ def predicted_bytes(model: ModelConfig) -> tuple[int, int]:
     return int(weight_bytes), engine_config(model).pool_bytes
 
 
-def as_json(verifications: Sequence[Verification]) -> dict[str, Any]:
+def as_json(verifications: Sequence[Verification]) -> dict[str, object]:
     """Everything as plain data."""
     results = [result for verified in verifications for result in verified.results]
     median, largest = errors(results)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 from jax.sharding import SingleDeviceSharding
@@ -25,6 +25,8 @@ from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import kv_cache
 from sharding import mesh as meshes
 from sharding import topologies
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,14 +138,14 @@ class AbsentEngine:
             inputs = batch.build_batch(shape, ShardSchedule(), self.config)
             yield _measured(shape, compile_s, executable, self._slot_bytes + _num_bytes(inputs))
 
-    def _abstract(self, tree: Any) -> Any:
+    def _abstract(self, tree: T) -> T:
         """A tree of shapes, each on the target's only device."""
         sharding = SingleDeviceSharding(self._devices[0])
         return jax.tree.map(
             lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree
         )
 
-    def _traced(self) -> contextlib.AbstractContextManager[Any]:
+    def _traced(self) -> contextlib.AbstractContextManager[object]:
         if self._target.is_here:
             return contextlib.nullcontext()
         if self._mesh is not None:
@@ -163,5 +165,5 @@ def _measured(
     )  # fmt: skip
 
 
-def _num_bytes(tree: Any) -> int:
+def _num_bytes(tree: object) -> int:
     return sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -78,7 +78,7 @@ def catalog_of(
     models: Mapping[str, ModelConfig] | None = None,
     hardware: Mapping[str, HardwareSpec] | None = None,
     start: Mapping[str, str | float] = _START,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """The page's data, as `render` takes them."""
     if models is None:
         models = {name: preset.config for name, preset in _PRESETS.items()}
@@ -108,7 +108,7 @@ def _read(name: str) -> str:
     return (ASSETS / name).read_text(encoding="utf-8")
 
 
-def describe(config: ModelConfig) -> dict[str, Any]:
+def describe(config: ModelConfig) -> dict[str, object]:
     """What the page is told of a model: its parameters, operations and caches as coefficients, of
     which it knows no more than how to add them up.
 
@@ -133,7 +133,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _coefficients(config: ModelConfig) -> dict[str, Any]:
+def _coefficients(config: ModelConfig) -> dict[str, object]:
     mixtures = {layer.ffn.experts for layer in config.layers if layer.ffn and layer.ffn.experts}
     two = Mesh(model=2, expert=2)
     return {
@@ -174,7 +174,7 @@ def _coefficients(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _between(few: Any, many: Any, start: int, stop: int) -> Any:
+def _between(few: object, many: Any, start: int, stop: int) -> Any:
     """Two descriptions as one: what is `few` with `start` key/value heads and `many` with `stop`
     lies on a line between them.
     """
@@ -188,7 +188,7 @@ def _between(few: Any, many: Any, start: int, stop: int) -> Any:
     return {"base": few - per_head * start, "per_head": per_head}
 
 
-def describe_chip(spec: HardwareSpec) -> dict[str, Any]:
+def describe_chip(spec: HardwareSpec) -> dict[str, object]:
     """A chip, without what nobody knows or bounds."""
     rates = {name: rate for name, rate in spec.rates.items() if math.isfinite(rate)}
     fields = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}

@@ -13,7 +13,7 @@ import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypedDict
 
 import jax
 import numpy as np
@@ -38,6 +38,13 @@ SUFFIX = ".executable"
 _DAMAGED = "it is damaged, or no file of an executable"
 
 
+class _Header(TypedDict):
+    """Of a file; `layout` is that of a step's `PackedOutput`."""
+
+    key: keys.Key
+    layout: Sequence[tuple[Sequence[int], str]] | None
+
+
 class ExecutableFiles:
     """The executables of one engine in a directory."""
 
@@ -58,7 +65,7 @@ class ExecutableFiles:
         self._engine = keys.of_engine(config, attention, devices, mesh)
         self._has_said_why = False
 
-    def load(self, name: str, arguments: tuple[Any, ...]) -> LoadedExecutable | None:
+    def load(self, name: str, arguments: tuple[object, ...]) -> LoadedExecutable | None:
         """The executable of a program; None, after a line on why, if there is none to be used.
 
         Args:
@@ -85,7 +92,7 @@ class ExecutableFiles:
             logging.warning("%s is not used, %s is compiled: %s", path, name, reason(error)[:300])
         return None
 
-    def write(self, name: str, arguments: tuple[Any, ...], compiled: Compiled) -> Path:
+    def write(self, name: str, arguments: tuple[object, ...], compiled: Compiled) -> Path:
         """Writes an executable; its path.
 
         Raises:
@@ -105,7 +112,7 @@ class ExecutableFiles:
             raise InputError(f"cannot write {path}: {error.strerror}") from error
         return path
 
-    def keep(self, name: str, arguments: tuple[Any, ...], compiled: Compiled) -> None:
+    def keep(self, name: str, arguments: tuple[object, ...], compiled: Compiled) -> None:
         """Writes an executable into a cache, where the least recently used make room for it; the
         first that cannot be written costs a warning.
         """
@@ -162,7 +169,7 @@ def check(path: Path) -> None:
         raise InputError(f"{path}: {error}") from None
 
 
-def _read(path: Path) -> tuple[dict[str, Any], bytes]:
+def _read(path: Path) -> tuple[_Header, bytes]:
     """Header and program.
 
     Raises:
@@ -178,11 +185,10 @@ def _read(path: Path) -> tuple[dict[str, Any], bytes]:
     return header, bytes(body[end:])
 
 
-def _read_key(path: Path) -> dict[str, Any]:
+def _read_key(path: Path) -> keys.Key:
     """The key in a header, without the program behind it; raises what `_read` does."""
     with _opened(path) as file:
-        key: dict[str, Any] = _header(memoryview(file.read(_MOST_HEADER))[_START:])[0]["key"]
-    return key
+        return _header(memoryview(file.read(_MOST_HEADER))[_START:])[0]["key"]
 
 
 def _opened(path: Path) -> BinaryIO:
@@ -190,18 +196,20 @@ def _opened(path: Path) -> BinaryIO:
     return path.open("rb")
 
 
-def _header(body: memoryview) -> tuple[dict[str, Any], int]:
+def _header(body: memoryview) -> tuple[_Header, int]:
     """The header of what follows the digest, and where it ends; raises ValueError if it is none."""
     if len(body) < _LENGTH.size:
         raise ValueError(_DAMAGED)
     end = _LENGTH.size + _LENGTH.unpack_from(body)[0]
-    header = json.loads(bytes(body[_LENGTH.size : end]))
+    header: _Header = json.loads(bytes(body[_LENGTH.size : end]))
     if not (isinstance(header, dict) and isinstance(header.get("key"), dict)):
         raise ValueError(_DAMAGED)
     return header, end
 
 
-def _results(arguments: tuple[Any, ...], layout: Any) -> tuple[Any, ...]:
+def _results(
+    arguments: tuple[object, ...], layout: Sequence[tuple[Sequence[int], str]] | None
+) -> tuple[object, ...]:
     """Shapes of what a program returns: cache and slots as it takes them, and of a step its output,
     which is divided as its batch is.
     """
@@ -216,5 +224,5 @@ def _results(arguments: tuple[Any, ...], layout: Any) -> tuple[Any, ...]:
     return cache, slots, PackedOutput(words_X, fields)
 
 
-def _is_packed(value: Any) -> bool:
+def _is_packed(value: object) -> bool:
     return isinstance(value, PackedOutput)

@@ -8,7 +8,6 @@ import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -70,7 +69,7 @@ def of_engine(
     }
 
 
-def of_program(engine: Key, name: str, arguments: Sequence[Any]) -> Key:
+def of_program(engine: Key, name: str, arguments: Sequence[object]) -> Key:
     """The key of one program.
 
     Args:
@@ -93,7 +92,7 @@ def digest(text: str | bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]
 
 
-def _described(tree: Any) -> str:
+def _described(tree: object) -> str:
     leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
     lines = [str(structure)]
     for path, leaf in leaves:

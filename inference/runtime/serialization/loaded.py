@@ -17,8 +17,8 @@ class Signature:
     shardings.
     """
 
-    arguments: tuple[Any, ...]
-    results: tuple[Any, ...]
+    arguments: tuple[object, ...]
+    results: tuple[object, ...]
 
 
 class LoadedExecutable:
@@ -31,9 +31,9 @@ class LoadedExecutable:
             jax.errors.JaxRuntimeError: the runtime cannot read them.
         """
         client: Any = devices[0].client
-        on: Any = xla_client.DeviceList(tuple(devices))
+        on: object = xla_client.DeviceList(tuple(devices))
         self._executable: Any = client.deserialize_executable(data, on)
-        structure: Any
+        structure: object
         self._expected, structure = jax.tree.flatten(signature.arguments)
         self._structure = structure
         returned, self._result_structure = jax.tree.flatten(signature.results)
@@ -46,7 +46,7 @@ class LoadedExecutable:
         ]
         self._is_checked = False
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: object) -> Any:
         """Runs the program; what it was compiled to take by donation is gone afterwards.
 
         Raises:
@@ -65,7 +65,7 @@ class LoadedExecutable:
         results = self._executable.execute_sharded(leaves).consume_with_handlers(self._wrappers)
         return jax.tree.unflatten(self._result_structure, results)
 
-    def _put(self, array: Any, leaf: jax.ShapeDtypeStruct) -> Any:
+    def _put(self, array: object, leaf: jax.ShapeDtypeStruct) -> object:
         """An argument on its devices; on one in a tenth of the time of `jax.device_put`."""
         place = self._place(leaf)
         if _is_on_mesh(leaf):
@@ -79,7 +79,7 @@ class LoadedExecutable:
         place: Sharding = leaf.sharding if on_mesh else SingleDeviceSharding(self._device)
         return place
 
-    def _check(self, leaves: Sequence[Any]) -> None:
+    def _check(self, leaves: Sequence[jax.Array]) -> None:
         for leaf, expected in zip(leaves, self._expected, strict=True):
             if (leaf.shape, leaf.dtype) != (expected.shape, expected.dtype):
                 raise TypeError(f"compiled for {expected}, not {leaf.dtype}{leaf.shape}")

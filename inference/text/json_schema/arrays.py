@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from typing import Any
 
 from configs.errors import InputError, shown
 from inference.text.json_schema.document import TYPES, Document, Rewritten, as_list, values
@@ -11,7 +10,9 @@ _MAX_ORDERS = 128  # of values that each come once
 _MAX_POSITION = 8  # of the item that `contains` is about
 
 
-def rewrite(document: Document, schema: dict[str, Any], resource: Any, place: str) -> Rewritten:
+def rewrite(
+    document: Document, schema: dict[str, object], resource: object, place: str
+) -> Rewritten:
     """A schema without `uniqueItems`, `contains`, `unevaluatedItems` and the words of older drafts.
 
     Raises:
@@ -33,7 +34,7 @@ def rewrite(document: Document, schema: dict[str, Any], resource: Any, place: st
     return result
 
 
-def _modern(schema: dict[str, Any]) -> dict[str, Any]:
+def _modern(schema: dict[str, object]) -> dict[str, object]:
     """Lists of `items` and `additionalItems` as draft 2020-12 names them."""
     schema = dict(schema)
     additional = schema.pop("additionalItems", None)
@@ -44,7 +45,7 @@ def _modern(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _list_orders(document: Document, resource: Any, place: str, result: Rewritten) -> None:
+def _list_orders(document: Document, resource: object, place: str, result: Rewritten) -> None:
     """Arrays of few values are listed, in every order; of others the items may repeat."""
     schema = result.schema
     low, high = schema.get("minItems", 0), schema.get("maxItems", math.inf)
@@ -86,7 +87,7 @@ def _place_item(place: str, result: Rewritten) -> None:
         raise InputError(f"{place}{name}={shown(schema[name])}: is not supported")
     high = schema.get("maxItems", _MAX_POSITION)
     positions = range(min(high, _MAX_POSITION) if isinstance(high, int) else _MAX_POSITION)
-    options: list[Any] = [
+    options: list[object] = [
         {"type": "array", "prefixItems": [True] * index + [part], "minItems": index + 1}
         for index in positions
     ]

@@ -38,9 +38,11 @@ class Document:
         root: of it.
     """
 
-    def __init__(self, root: dict[str, Any]):
+    def __init__(self, root: dict[str, object]):
         self.root = root
-        self._by_name: dict[str, tuple[Any, Any]] = {}  # `$id` and `$anchor`; (schema, resource)
+        self._by_name: dict[
+            str, tuple[object, object]
+        ] = {}  # `$id` and `$anchor`; (schema, resource)
         self._num_looks = 0
         self._index(root, root, 0)
 
@@ -49,7 +51,7 @@ class Document:
         self._num_looks += 1
         return self._num_looks <= _MAX_LOOKS
 
-    def target(self, reference: Any, resource: Any) -> tuple[Schema, Any]:
+    def target(self, reference: object, resource: object) -> tuple[Schema, object]:
         """The schema that a `$ref` within a resource names, and the resource that this one is in.
 
         Raises:
@@ -77,7 +79,7 @@ class Document:
             raise InputError(f"$ref={shown(reference)}: is no schema")
         return schema, resource
 
-    def resolved(self, schema: Schema, resource: Any) -> tuple[Schema, Any]:
+    def resolved(self, schema: Schema, resource: object) -> tuple[Schema, object]:
         """What a reference without other keywords names at last; any other schema is itself."""
         for _ in range(_MAX_REFERENCES):
             if not isinstance(schema, dict) or constraints(schema) != {"$ref"}:
@@ -90,7 +92,7 @@ class Document:
             raise InputError(f"$ref={shown(reference)}: is not in the schema, and is not fetched")
         return self._by_name[name]
 
-    def _index(self, node: Any, resource: Any, depth: int) -> None:
+    def _index(self, node: Any, resource: object, depth: int) -> None:
         if depth > 4 * MAX_DEPTH:
             raise InputError("the schema is nested too deeply")
         if isinstance(node, dict):
@@ -117,7 +119,7 @@ KEYWORDS = frozenset(
 )  # fmt: skip
 
 
-def constraints(schema: dict[str, Any]) -> set[str]:
+def constraints(schema: dict[str, object]) -> set[str]:
     """Keywords of a schema that may make a value invalid; JSON Schema ignores unknown ones."""
     return set(schema) & KEYWORDS
 
@@ -135,7 +137,7 @@ def types(schema: Schema) -> set[str]:
     return kinds
 
 
-def values(schema: Schema) -> list[Any] | None:
+def values(schema: Schema) -> list[object] | None:
     """The values that a schema lists, each once; None: it lists none."""
     if isinstance(schema, bool):
         return None if schema else []
@@ -158,7 +160,7 @@ def values(schema: Schema) -> list[Any] | None:
     )
 
 
-def key(value: Any) -> str:
+def key(value: object) -> str:
     """The same text for values that JSON Schema takes for the same, such as 1 and 1.0."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -169,7 +171,7 @@ def key(value: Any) -> str:
     return json.dumps(value)
 
 
-def type_of(value: Any) -> str:
+def type_of(value: object) -> str:
     """The type that JSON Schema gives a value."""
     if value is None:
         return "null"
@@ -179,11 +181,11 @@ def type_of(value: Any) -> str:
     return kinds[type(value)]
 
 
-def as_list(value: Any) -> list[Any]:
+def as_list(value: object) -> list[Any]:
     """Itself, or a list of it alone."""
     return value if isinstance(value, list) else [value]
 
 
-def _id(node: dict[str, Any]) -> str:
+def _id(node: dict[str, object]) -> str:
     name = node.get("$id")
     return name.rstrip("#") if isinstance(name, str) and not name.startswith("#") else ""

@@ -37,7 +37,7 @@ _MAX_EXCLUDING = 8  # branches of `oneOf` that exclude one another
 _MAX_SCHEMAS = 5_000
 
 
-def lower(schema: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
+def lower(schema: dict[str, object], options: dict[str, object]) -> dict[str, object]:
     """A schema in words that are obeyed, with these options of the compiler; `$comment` names the
     keywords that some of its texts do not obey.
 
@@ -48,21 +48,21 @@ def lower(schema: dict[str, Any], options: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Lowering:
-    def __init__(self, schema: dict[str, Any]):
+    def __init__(self, schema: dict[str, object]):
         self._document = Document(schema)
         self._definitions: dict[str, Schema] = {}
         self._targets: dict[int, str] = {}  # ids of schemas that are referred to
-        self._pending: list[tuple[str, Schema, Any]] = []
+        self._pending: list[tuple[str, Schema, object]] = []
         self._relaxed: set[str] = set()
         self._num_schemas = 0
 
-    def whole(self, options: dict[str, Any]) -> dict[str, Any]:
+    def whole(self, options: dict[str, object]) -> dict[str, object]:
         root = self._document.root
         lowered = self._lower(root, root, "", 0)
         while self._pending:
             name, target, resource = self._pending.pop()
             self._definitions[name] = self._lower(target, resource, "$ref.", 0)
-        result: dict[str, Any] = lowered if isinstance(lowered, dict) else {"allOf": [lowered]}
+        result: dict[str, object] = lowered if isinstance(lowered, dict) else {"allOf": [lowered]}
         if self._definitions:
             result["$defs"] = self._definitions
         if not names.separate(result):
@@ -71,7 +71,7 @@ class _Lowering:
             result["$comment"] = f"relaxed: {', '.join(sorted(self._relaxed))}"
         return {**result, "x-guidance": options}
 
-    def _lower(self, schema: Schema, resource: Any, place: str, depth: int) -> Schema:
+    def _lower(self, schema: Schema, resource: object, place: str, depth: int) -> Schema:
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -116,7 +116,7 @@ class _Lowering:
             ]
         return result
 
-    def _reference(self, reference: Any, resource: Any) -> str:
+    def _reference(self, reference: Any, resource: object) -> str:
         target, home = self._document.target(reference, resource)
         if isinstance(target, bool):
             target = {} if target else {"enum": []}
@@ -155,7 +155,7 @@ class _Lowering:
             result.extras.append({"anyOf": options})
         return result
 
-    def _exclusive(self, options: list[Schema], resource: Any) -> tuple[list[Schema], bool]:
+    def _exclusive(self, options: list[Schema], resource: object) -> tuple[list[Schema], bool]:
         """Options of `anyOf` for those of `oneOf`, and whether they say the same."""
         listed = [values(self._document.resolved(option, resource)[0]) for option in options]
         keys = [key(value) for parts in listed for value in parts or ()]
@@ -176,7 +176,7 @@ class _Lowering:
 
 
 def _opposite_within(
-    document: Document, schema: Schema, other: Schema, resource: Any
+    document: Document, schema: Schema, other: Schema, resource: object
 ) -> Schema | None:
     """Of the values of one schema, those that are not of another; None: it cannot be said."""
     if isinstance(schema, dict) and isinstance(other, dict):
@@ -186,7 +186,7 @@ def _opposite_within(
     return opposite(document, other, resource)
 
 
-def _is_obeyed(name: str, value: Any, where: str) -> bool:
+def _is_obeyed(name: str, value: object, where: str) -> bool:
     """Whether a keyword is passed on as it is; one that is not says nothing of validity.
 
     Raises:
@@ -213,7 +213,7 @@ def _is_obeyed(name: str, value: Any, where: str) -> bool:
     return True
 
 
-def _check_type(value: Any, kind: type, where: str) -> None:
+def _check_type(value: object, kind: type, where: str) -> None:
     if not isinstance(value, kind):
         words: dict[type, str] = {list: "a list", dict: "an object", str: "a text"}
         raise InputError(f"{where}={shown(value)}: is {words[kind]}")

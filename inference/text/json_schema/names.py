@@ -10,7 +10,7 @@ from inference.text.json_schema.document import constraints, types
 from inference.text.json_schema.opposite import pattern_of_others
 
 
-def separate(root: dict[str, Any]) -> bool:
+def separate(root: dict[str, object]) -> bool:
     """Gives names beside listed ones a pattern of their own; where schemas are merged, they cannot
     have one, and this returns False: the caller forbids escapes of characters by their number.
     """
@@ -33,19 +33,19 @@ def separate(root: dict[str, Any]) -> bool:
     return True
 
 
-def _has_free_names(node: dict[str, Any]) -> bool:
+def _has_free_names(node: dict[str, object]) -> bool:
     is_listed = bool(node.keys() & {"properties", "required", "patternProperties"})
     return is_listed and "object" in types(node) and node.get("additionalProperties") is not False
 
 
-def _merges(node: dict[str, Any]) -> bool:
+def _merges(node: dict[str, object]) -> bool:
     keywords = constraints(node) - {"type"}
     return "allOf" in node or (
         len(keywords) > 1 and bool(keywords & {"anyOf", "$ref", "enum", "const"})
     )
 
 
-def _nodes(node: Any) -> Iterator[dict[str, Any]]:
+def _nodes(node: object) -> Iterator[dict[str, Any]]:
     if isinstance(node, list):
         for child in node:
             yield from _nodes(child)

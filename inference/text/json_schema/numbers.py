@@ -15,7 +15,7 @@ _TYPE_LIMITS = (2**63 - 1, 2**63, 2**64 - 1, 2**64, 3.4028234663852886e38, 1.797
 _MAX_COEFFICIENT = 10_000  # of `multipleOf`: the compiler has a state for each remainder
 
 
-def lower(schema: dict[str, Any], place: str) -> tuple[dict[str, Any], bool]:
+def lower(schema: dict[str, object], place: str) -> tuple[dict[str, Any], bool]:
     """The keywords of numbers as they are obeyed, and whether bounds are left out because they are
     the limits of a type.
 
@@ -72,7 +72,7 @@ def check(value: float, where: str) -> None:
         raise InputError(f"{where}={value}: may have lost digits: write it as an integer")
 
 
-def check_values(value: Any, where: str) -> None:
+def check_values(value: object, where: str) -> None:
     """Checks all numbers within a value of `const` or `enum`.
 
     Raises:
@@ -85,7 +85,7 @@ def check_values(value: Any, where: str) -> None:
         check(value, where)
 
 
-def _modern(schema: dict[str, Any]) -> dict[str, Any]:
+def _modern(schema: dict[str, object]) -> dict[str, object]:
     """The keywords, of which draft 4 has exclusive bounds as a word beside the bound."""
     result = {name: schema[name] for name in KEYWORDS if name in schema}
     for exclusive, plain in (("exclusiveMinimum", "minimum"), ("exclusiveMaximum", "maximum")):

@@ -14,7 +14,9 @@ _CONDITIONAL = frozenset(("anyOf", "oneOf", "if", "dependentSchemas"))
 _OPEN = frozenset(("patternProperties", "additionalProperties", "unevaluatedProperties"))
 
 
-def rewrite(document: Document, schema: dict[str, Any], resource: Any, place: str) -> Rewritten:
+def rewrite(
+    document: Document, schema: dict[str, object], resource: object, place: str
+) -> Rewritten:
     """A schema without keywords of names, of what depends on names, and of how many there are.
 
     Raises:
@@ -45,7 +47,7 @@ def _depend(place: str, result: Rewritten) -> None:
             result.extras.append({"anyOf": [without, then]})
 
 
-def _close(document: Document, resource: Any, place: str, schema: dict[str, Any]) -> None:
+def _close(document: Document, resource: object, place: str, schema: dict[str, Any]) -> None:
     """What no part evaluates is what no part names."""
     unevaluated = schema.pop("unevaluatedProperties")
     if unevaluated is True or "additionalProperties" in schema:
@@ -60,7 +62,7 @@ def _close(document: Document, resource: Any, place: str, schema: dict[str, Any]
 
 
 def _evaluated(
-    document: Document, schema: Schema, resource: Any, depth: int
+    document: Document, schema: Schema, resource: object, depth: int
 ) -> tuple[list[str], bool]:
     """Names of properties that a schema evaluates, and whether these are all, always."""
     if isinstance(schema, bool):
@@ -79,7 +81,9 @@ def _evaluated(
     return names, is_plain
 
 
-def _restrict_names(document: Document, resource: Any, place: str, schema: dict[str, Any]) -> None:
+def _restrict_names(
+    document: Document, resource: object, place: str, schema: dict[str, Any]
+) -> None:
     """Names that are listed become properties, a pattern of names one of properties."""
     where = f"{place}propertyNames"
     rule, _ = document.resolved(schema.pop("propertyNames"), resource)

@@ -27,7 +27,7 @@ _BOUNDS: dict[str, tuple[str, str, int]] = {
 }  # fmt: skip
 
 
-def opposite(document: Document, schema: Schema, resource: Any, depth: int = 0) -> Schema | None:
+def opposite(document: Document, schema: Schema, resource: object, depth: int = 0) -> Schema | None:
     """A schema of all other values; None where keywords that are obeyed cannot say it."""
     if isinstance(schema, bool):
         return not schema
@@ -40,7 +40,7 @@ def opposite(document: Document, schema: Schema, resource: Any, depth: int = 0) 
 
 
 def _opposites(
-    document: Document, schema: dict[str, Any], name: str, resource: Any, depth: int
+    document: Document, schema: dict[str, Any], name: str, resource: object, depth: int
 ) -> list[Schema | None]:
     """Schemas of values, one of which a value is where it breaks one keyword."""
     value = schema[name]
@@ -84,7 +84,9 @@ def _opposites(
     return [] if is_empty and name in ("items", "additionalProperties") else [None]
 
 
-def are_disjoint(document: Document, a: Schema, b: Schema, resource: Any, depth: int = 0) -> bool:
+def are_disjoint(
+    document: Document, a: Schema, b: Schema, resource: object, depth: int = 0
+) -> bool:
     """Whether it is sure that no value is of both schemas."""
     if depth > _MAX_DEPTH or not document.may_look():
         return False
@@ -145,7 +147,7 @@ def _others(texts: list[str]) -> str:
     return f"(?:{'|'.join(options)}){ending}"
 
 
-def _other_than(listed: Any) -> Schema | None:
+def _other_than(listed: object) -> Schema | None:
     if not isinstance(listed, list):
         return None
     kinds: dict[str, list[Any]] = {}
@@ -185,7 +187,7 @@ def _property(schema: dict[str, Any], name: str) -> Schema:
     return schema.get("additionalProperties") is not False or "patternProperties" in schema
 
 
-def _is_below(a: dict[str, Any], b: dict[str, Any]) -> bool:
+def _is_below(a: dict[str, object], b: dict[str, object]) -> bool:
     """Whether each number of one is below each of the other, by their plain bounds."""
     high, low = a.get("maximum"), b.get("minimum")
     return isinstance(high, int | float) and isinstance(low, int | float) and high < low

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from configs.errors import InputError
 from inference.text import grammar
@@ -11,7 +10,7 @@ from inference.text.tool_calls.formats import Format
 MAX_CALLS = 32  # of one answer: there are models that would not end
 _MORE = f"{{0,{MAX_CALLS - 1}}}"
 
-Schemas = Mapping[str, dict[str, Any]]  # of the arguments, by names of functions
+Schemas = Mapping[str, dict[str, object]]  # of the arguments, by names of functions
 
 
 def of_calls(format: Format, schemas: Schemas, is_parallel: bool) -> str:
@@ -59,7 +58,7 @@ def _lark(format: Format, schemas: Schemas, is_parallel: bool, first: str) -> st
     return "\n".join([f"{first}: {_sequence(format, is_parallel)}", *rules])
 
 
-def _json_or(format: Format, schemas: Schemas, is_parallel: bool, other: dict[str, Any]) -> str:
+def _json_or(format: Format, schemas: Schemas, is_parallel: bool, other: dict[str, object]) -> str:
     """Calls as JSON of a schema, or that of another one. Both begin with the same bracket, behind
     which llguidance does not go back: it has to be one token of its lexer in both.
     """
@@ -77,7 +76,7 @@ def _json_or(format: Format, schemas: Schemas, is_parallel: bool, other: dict[st
     return f"{rules}other: {grammar.json_rule(other)}"
 
 
-def _call_schema(format: Format, n: int, name: str, schema: dict[str, Any]) -> dict[str, Any]:
+def _call_schema(format: Format, n: int, name: str, schema: dict[str, object]) -> dict[str, object]:
     """Of a call; what a schema of arguments refers to is in itself."""
     return {
         "type": "object",

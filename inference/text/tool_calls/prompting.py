@@ -14,8 +14,10 @@ To call several, answer with a list of such objects. Otherwise answer as usual."
 
 
 def prepare(
-    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] | None, template: str | None
-) -> tuple[list[dict[str, Any]], Sequence[dict[str, Any]] | None]:
+    messages: Sequence[dict[str, object]],
+    tools: Sequence[dict[str, object]] | None,
+    template: str | None,
+) -> tuple[list[dict[str, object]], Sequence[dict[str, object]] | None]:
     """Messages and tools for this template.
 
     Arguments of calls, which clients send as JSON, become objects. A template that knows no tools
@@ -29,12 +31,12 @@ def prepare(
     return prepared, tools
 
 
-def with_texts(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_texts(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
     """The same messages with arguments as JSON again, which some templates want."""
     return [_with_arguments(message, _dumps) for message in messages]
 
 
-def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+def _with_objects(message: dict[str, object]) -> dict[str, object]:
     return _with_arguments(message, _loads)
 
 
@@ -48,7 +50,7 @@ def _with_arguments(message: dict[str, Any], convert: Any) -> dict[str, Any]:
     return {**message, "tool_calls": calls}
 
 
-def _loads(arguments: Any) -> Any:
+def _loads(arguments: object) -> object:
     """An object; a text that is none, as a model may have written it, stays."""
     if not isinstance(arguments, str):
         return arguments
@@ -59,7 +61,7 @@ def _loads(arguments: Any) -> Any:
     return parsed if isinstance(parsed, dict) else arguments
 
 
-def _dumps(arguments: Any) -> str:
+def _dumps(arguments: object) -> str:
     return arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
 
 
@@ -76,8 +78,8 @@ def _as_text(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_system(
-    messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]]
-) -> list[dict[str, Any]]:
+    messages: Sequence[dict[str, object]], tools: Sequence[dict[str, object]]
+) -> list[dict[str, object]]:
     """With a system message that describes the tools, behind what the user's own says."""
     functions = "\n".join(json.dumps(tool["function"], ensure_ascii=False) for tool in tools)
     description = _SYSTEM.format(tools=functions)

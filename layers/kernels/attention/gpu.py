@@ -22,7 +22,6 @@ Z counts rows of the kernel's grid, U the query rows of a tile (W G of them are 
 """
 
 import functools
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +110,7 @@ def attend_pages(
     *,
     num_splits: int | None = None,
     num_stages: int | None = None,
-    interpret: Any = None,
+    interpret: object = None,
 ) -> jax.Array:
     """`contract.AttendPages`; `limit` refuses `options.deterministic`. No pages are read for tokens
     that are not valid.
@@ -215,21 +214,6 @@ def _combine(
 # --- the kernel -----------------------------------------------------------------------------------
 
 
-class _Shared(NamedTuple):
-    """A block's shared memory and the barriers that its copies arrive at."""
-
-    q: Any  # [U, H]
-    bounds: Any  # i32[fields of a MaskBounds, U]
-    keys: Any  # [stages, page tokens, H]
-    values: Any  # likewise
-    out: Any  # [U, columns]
-    stats: Any  # f32[2, U]
-    q_arrived: Any
-    bounds_arrived: Any
-    keys_arrived: Any  # one a stage
-    values_arrived: Any
-
-
 def _attend_splits(
     q_ZKUH: jax.Array,
     pages: jax.Array,
@@ -242,7 +226,7 @@ def _attend_splits(
     is_whole: bool,
     num_stages: int,
     score_cap: float | None,
-    interpret: Any,
+    interpret: object,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Attention of each split alone: weighted values, float32 [Z, K, X, out_rows, H], and maximum
     (base 2) and mass of their weights, float32 [Z, K, X, 2, 64]. Where a split `is_whole`, nothing
@@ -254,67 +238,65 @@ def _attend_splits(
 
     def kernel(
         q_ref, pages_ref, table_ref, bounds_ref, start_ref, stop_ref, values_ref, *stats_refs,
-        **scratch,
+        q_smem, bounds_smem, keys_smem, values_smem, out_smem, stats_smem,
+        q_arrived, bounds_arrived, keys_arrived, values_arrived,
     ):  # fmt: skip
-        shared = _Shared(**scratch)
         b, head, split = (lax.axis_index(name) for name in ("row", "head", "split"))
         start, stop = start_ref[b, split], stop_ref[b, split]
 
         def fetch(page, j):
             stage = lax.rem(j - start, jnp.int32(num_stages))
             for part, target, arrived in (
-                (head, shared.keys, shared.keys_arrived),
-                (K + head, shared.values, shared.values_arrived),
+                (head, keys_smem, keys_arrived),
+                (K + head, values_smem, values_arrived),
             ):
                 box = pages_ref.at[page, :, pl.ds(part * H, H)]
                 plgpu.copy_gmem_to_smem(box, target.at[stage], arrived.at[stage])
 
-        plgpu.copy_gmem_to_smem(
-            q_ref.at[b, head], shared.q.at[pl.ds(0, num_rows)], shared.q_arrived
-        )
-        plgpu.copy_gmem_to_smem(bounds_ref.at[b], shared.bounds, shared.bounds_arrived)
+        plgpu.copy_gmem_to_smem(q_ref.at[b, head], q_smem.at[pl.ds(0, num_rows)], q_arrived)
+        plgpu.copy_gmem_to_smem(bounds_ref.at[b], bounds_smem, bounds_arrived)
         pl.loop(start, jnp.minimum(stop, start + num_stages))(lambda j: fetch(table_ref[b, j], j))
-        plgpu.barrier_wait(shared.q_arrived)
-        plgpu.barrier_wait(shared.bounds_arrived)
-        fields_U = [shared.bounds[i] for i in range(len(bounds_ZU))]
+        plgpu.barrier_wait(q_arrived)
+        plgpu.barrier_wait(bounds_arrived)
+        fields_U = [bounds_smem[i] for i in range(len(bounds_ZU))]
         bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
 
         def fold(j, sums):
             stage = lax.rem(j - start, jnp.int32(num_stages))
             ahead = j + num_stages
             page = table_ref[b, jnp.minimum(ahead, stop - 1)]  # asked for long before it is used
-            plgpu.barrier_wait(shared.keys_arrived.at[stage])
-            scores_US = hopper.scores(shared.q, shared.keys.at[stage], interpret)
+            plgpu.barrier_wait(keys_arrived.at[stage])
+            scores_US = hopper.scores(q_smem, keys_smem.at[stage], interpret)
             sums, weights_US = hopper.weigh(sums, scores_US, j * page_tokens, bounds_U, score_cap)
-            plgpu.barrier_wait(shared.values_arrived.at[stage])
-            sums = hopper.add_values(sums, weights_US, shared.values.at[stage], interpret)
+            plgpu.barrier_wait(values_arrived.at[stage])
+            sums = hopper.add_values(sums, weights_US, values_smem.at[stage], interpret)
             pl.when(ahead < stop)(lambda: fetch(page, ahead))
             return sums
 
         sums = lax.fori_loop(start, stop, fold, hopper.no_sums(H))
         values_UH = hopper.quotient(sums) if is_whole else sums.values_UH
         for stats_ref in stats_refs:
-            shared.stats[0], shared.stats[1] = sums.maximum_U, sums.mass_U
+            stats_smem[0], stats_smem[1] = sums.maximum_U, sums.mass_U
             plgpu.commit_smem()
-            plgpu.copy_smem_to_gmem(shared.stats, stats_ref.at[b, head, split])
+            plgpu.copy_smem_to_gmem(stats_smem, stats_ref.at[b, head, split])
         for first in range(0, H, _OUT_WIDTH):
             if first:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # the last ones have left `out`
-            shared.out[...] = values_UH[:, first : first + _OUT_WIDTH].astype(out_dtype)
+            out_smem[...] = values_UH[:, first : first + _OUT_WIDTH].astype(out_dtype)
             plgpu.commit_smem()
             columns = values_ref.at[b, head, split, :, pl.ds(first, _OUT_WIDTH)]
-            plgpu.copy_smem_to_gmem(shared.out.at[pl.ds(0, out_rows)], columns)
+            plgpu.copy_smem_to_gmem(out_smem.at[pl.ds(0, out_rows)], columns)
         plgpu.wait_smem_to_gmem(0)
 
     tiles = hopper.operand_layout(dtype)
     pages_held = plgpu.SMEM((num_stages, page_tokens, H), dtype, transforms=tiles)
-    scratch = _Shared(
-        q=plgpu.SMEM((ROWS, H), dtype, transforms=tiles),
-        bounds=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
-        keys=pages_held,
-        values=pages_held,
-        out=plgpu.SMEM((ROWS, _OUT_WIDTH), out_dtype),
-        stats=plgpu.SMEM((2, ROWS), jnp.float32),
+    scratch: dict[str, pl.MemoryRef | plgpu.Barrier] = dict(
+        q_smem=plgpu.SMEM((ROWS, H), dtype, transforms=tiles),
+        bounds_smem=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
+        keys_smem=pages_held,
+        values_smem=pages_held,
+        out_smem=plgpu.SMEM((ROWS, _OUT_WIDTH), out_dtype),
+        stats_smem=plgpu.SMEM((2, ROWS), jnp.float32),
         q_arrived=plgpu.Barrier(),
         bounds_arrived=plgpu.Barrier(),
         keys_arrived=plgpu.Barrier(num_barriers=num_stages),
@@ -325,7 +307,7 @@ def _attend_splits(
     values_ZKXUH, *stats_ZKX2U = plgpu.kernel(
         kernel,
         out_type=(values,) if is_whole else (values, stats),
-        scratch_types=scratch._asdict(),
+        scratch_types=scratch,
         grid=(Z, K, X),
         grid_names=("row", "head", "split"),
         kernel_name="paged_attention",

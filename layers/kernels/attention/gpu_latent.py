@@ -19,7 +19,6 @@ elements of a latent.
 """
 
 import functools
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -69,19 +68,6 @@ def most_stages(width: int) -> int:
     return (SHARED_BYTES - fixed_bytes) // (2 * _PAGE_TOKENS * width)
 
 
-class _Shared(NamedTuple):
-    """A block's shared memory and its barriers."""
-
-    q: Any  # [1, U, H]
-    bounds: Any  # i32[fields of a MaskBounds, U]
-    pages: Any  # [stages, page tokens, H]
-    stats: Any  # f32[2, U]
-    q_arrived: Any
-    bounds_arrived: Any
-    arrived: Any  # one a stage
-    consumed: Any  # likewise
-
-
 def attend_splits(
     q_ZKUH: jax.Array,
     pages: jax.Array,
@@ -94,7 +80,7 @@ def attend_splits(
     is_whole: bool,
     num_stages: int,
     score_cap: float | None,
-    interpret: Any,
+    interpret: object,
 ) -> tuple[jax.Array, jax.Array | None]:
     """Attention of each split alone, as `gpu.py`'s: weighted values, float32 [Z, K, X, 64, C], and
     maximum (base 2) and mass of their weights, float32 [Z, K, X, 2, 64]; or, where a split
@@ -106,9 +92,8 @@ def attend_splits(
 
     def kernel(
         q_ref, pages_ref, table_ref, bounds_ref, start_ref, stop_ref, values_ref, *stats_refs,
-        **scratch,
+        q_smem, bounds_smem, pages_smem, stats_smem, q_arrived, bounds_arrived, arrived, consumed,
     ):  # fmt: skip
-        shared = _Shared(**scratch)
         b, split, tile = (lax.axis_index(name) for name in ("row", "split", "tile"))
         warpgroup = lax.axis_index("warpgroup")
         start, stop = start_ref[b, split], stop_ref[b, split]
@@ -118,26 +103,26 @@ def attend_splits(
 
         def read(reader):
             plgpu.set_max_registers(_READER_REGISTERS, action="increase")
-            plgpu.barrier_wait(shared.q_arrived)
-            plgpu.barrier_wait(shared.bounds_arrived)
+            plgpu.barrier_wait(q_arrived)
+            plgpu.barrier_wait(bounds_arrived)
             columns = pl.ds(reader * width, width)
 
             def fold(j, sums):
                 stage = stage_of(j)
-                plgpu.barrier_wait(shared.arrived.at[stage])
+                plgpu.barrier_wait(arrived.at[stage])
                 # Index 0, which the compiler does not know. It would keep the addresses of all
                 # parts of the queries in registers, from page to page, and spill.
-                q = shared.q.at[jnp.minimum(j, 0)]
-                scores_US = hopper.scores(q, shared.pages.at[stage], interpret)
-                fields_U = [shared.bounds[i] for i in range(len(bounds_ZU))]
+                q = q_smem.at[jnp.minimum(j, 0)]
+                scores_US = hopper.scores(q, pages_smem.at[stage], interpret)
+                fields_U = [bounds_smem[i] for i in range(len(bounds_ZU))]
                 bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
                 sums, weights_US = hopper.weigh(
                     sums, scores_US, j * page_tokens, bounds_U, score_cap
                 )
-                values = shared.pages.at[stage, :, columns]
+                values = pages_smem.at[stage, :, columns]
                 sums = hopper.add_values(sums, weights_US, values, interpret)
                 is_awaited = j + num_stages < stop
-                pl.when(is_awaited)(lambda: plgpu.barrier_arrive(shared.consumed.at[stage]))
+                pl.when(is_awaited)(lambda: plgpu.barrier_arrive(consumed.at[stage]))
                 return sums
 
             sums = lax.fori_loop(start, stop, fold, hopper.no_sums(width))
@@ -146,17 +131,15 @@ def attend_splits(
             values_ref[b, tile, split, :, columns] = values_UH.astype(values_ref.dtype)
             if reader == 0:
                 for stats_ref in stats_refs:
-                    shared.stats[0], shared.stats[1] = sums.maximum_U, sums.mass_U
+                    stats_smem[0], stats_smem[1] = sums.maximum_U, sums.mass_U
                     plgpu.commit_smem()
-                    plgpu.copy_smem_to_gmem(shared.stats, stats_ref.at[b, tile, split])
+                    plgpu.copy_smem_to_gmem(stats_smem, stats_ref.at[b, tile, split])
                     plgpu.wait_smem_to_gmem(0)
 
         def fetch():
             plgpu.set_max_registers(_FETCHER_REGISTERS, action="decrease")
-            plgpu.copy_gmem_to_smem(
-                q_ref.at[b, tile], shared.q.at[0, pl.ds(0, num_rows)], shared.q_arrived
-            )
-            plgpu.copy_gmem_to_smem(bounds_ref.at[b], shared.bounds, shared.bounds_arrived)
+            plgpu.copy_gmem_to_smem(q_ref.at[b, tile], q_smem.at[0, pl.ds(0, num_rows)], q_arrived)
+            plgpu.copy_gmem_to_smem(bounds_ref.at[b], bounds_smem, bounds_arrived)
 
             @pl.loop(start, stop)
             def _(j):
@@ -164,22 +147,20 @@ def attend_splits(
 
                 @pl.when(j - start >= num_stages)
                 def _():
-                    plgpu.barrier_wait(shared.consumed.at[stage])
+                    plgpu.barrier_wait(consumed.at[stage])
 
-                plgpu.copy_gmem_to_smem(
-                    pages_ref.at[page], shared.pages.at[stage], shared.arrived.at[stage]
-                )
+                plgpu.copy_gmem_to_smem(pages_ref.at[page], pages_smem.at[stage], arrived.at[stage])
 
         for reader in range(_READERS):
             pl.when(warpgroup == reader)(functools.partial(read, reader))
         pl.when(warpgroup == _READERS)(fetch)
 
     tiles = hopper.operand_layout(dtype)
-    scratch = _Shared(
-        q=plgpu.SMEM((1, ROWS, H), dtype, transforms=tiles),
-        bounds=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
-        pages=plgpu.SMEM((num_stages, page_tokens, H), dtype, transforms=tiles),
-        stats=plgpu.SMEM((2, ROWS), jnp.float32),
+    scratch: dict[str, pl.MemoryRef | plgpu.Barrier] = dict(
+        q_smem=plgpu.SMEM((1, ROWS, H), dtype, transforms=tiles),
+        bounds_smem=plgpu.SMEM((len(bounds_ZU), ROWS), jnp.int32),
+        pages_smem=plgpu.SMEM((num_stages, page_tokens, H), dtype, transforms=tiles),
+        stats_smem=plgpu.SMEM((2, ROWS), jnp.float32),
         q_arrived=plgpu.Barrier(),
         bounds_arrived=plgpu.Barrier(),
         arrived=plgpu.Barrier(num_barriers=num_stages),
@@ -190,7 +171,7 @@ def attend_splits(
     values_ZKXUC, *stats_ZKX2U = plgpu.kernel(
         kernel,
         out_type=(values,) if is_whole else (values, stats),
-        scratch_types=scratch._asdict(),
+        scratch_types=scratch,
         grid=(Z, X, K),  # the last is the one whose neighbours run at the same time
         grid_names=("row", "split", "tile"),
         num_threads=_READERS + 1,

@@ -17,8 +17,6 @@ copy engine, which takes queries and brings results as XLA has them: nothing is 
 Z counts tiles, U their rows, S the keys of a step.
 """
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -67,7 +65,7 @@ def attend_pages(
     group: int,
     num_kv_heads: int,
     options: Options,
-    interpret: Any,
+    interpret: object,
 ) -> jax.Array:
     """`gpu.attend_pages`, in the pages' dtype, of queries that it `suits`."""
     (Y, W, N, H), page_tokens = q_YWNH.shape, pages.shape[1]
@@ -106,22 +104,6 @@ def _clear(
 # --- the kernel -----------------------------------------------------------------------------------
 
 
-class _Shared(NamedTuple):
-    """A block's shared memory and its barriers."""
-
-    q: Any  # [U, H]; at last, what is attended to
-    bounds: Any  # i32[fields of a MaskBounds, U]
-    keys: Any  # [stages, S, H]
-    values: Any  # likewise
-    q_arrived: Any
-    bounds_arrived: Any
-    keys_arrived: Any  # one a stage
-    values_arrived: Any  # likewise
-    keys_read: Any  # likewise
-    values_read: Any  # likewise
-    attended: Any
-
-
 def _attend_tiles(
     q: jax.Array,  # [Z width, N H]
     pages: jax.Array,
@@ -133,14 +115,17 @@ def _attend_tiles(
     head_width: int,
     step_pages: int,
     score_cap: float | None,
-    interpret: Any,
+    interpret: object,
 ) -> jax.Array:
     Z, page_tokens, (width, G, _), H = len(ranges_Z4), pages.shape[1], tiling, head_width
     K, tiles = q.shape[1] // (G * H), Z // len(table_YP)
     dtype, bounds_ZU, step_tokens = pages.dtype, jax.tree.leaves(bounds), step_pages * page_tokens
 
-    def kernel(q_ref, pages_ref, table_ref, bounds_ref, ranges_ref, out_ref, **scratch):
-        shared = _Shared(**scratch)
+    def kernel(
+        q_ref, pages_ref, table_ref, bounds_ref, ranges_ref, out_ref, *, q_smem, bounds_smem,
+        keys_smem, values_smem, q_arrived, bounds_arrived, keys_arrived, values_arrived, keys_read,
+        values_read, attended,
+    ):  # fmt: skip
         z, head = Z - 1 - lax.axis_index("tile"), lax.axis_index("head")
         warpgroup = lax.axis_index("warpgroup")
         first_page, stop_page, clear, unclear = (ranges_ref[z, i] for i in range(4))
@@ -158,8 +143,8 @@ def _attend_tiles(
 
         def read():
             plgpu.set_max_registers(_READER_REGISTERS, action="increase")
-            plgpu.barrier_wait(shared.q_arrived)
-            plgpu.barrier_wait(shared.bounds_arrived)
+            plgpu.barrier_wait(q_arrived)
+            plgpu.barrier_wait(bounds_arrived)
             rows = pl.ds(warpgroup * ROWS, ROWS)
 
             def release(read_barrier, j):
@@ -167,7 +152,7 @@ def _attend_tiles(
                 pl.when(is_awaited)(lambda: plgpu.barrier_arrive(read_barrier.at[at(j)]))
 
             def masked(scores_US, j):
-                fields_U = [shared.bounds[i, rows] for i in range(len(bounds_ZU))]
+                fields_U = [bounds_smem[i, rows] for i in range(len(bounds_ZU))]
                 bounds_U = jax.tree.unflatten(jax.tree.structure(bounds), fields_U)
                 visible_US = hopper.visible_keys(scores_US.shape, j * step_tokens, bounds_U)
                 return jnp.where(visible_US, scores_US, hopper.MASKED)
@@ -178,7 +163,7 @@ def _attend_tiles(
                     scores_US = soft_cap(scores_US, score_cap)
                 is_clear = (clear <= j) & (j < unclear)
                 scores_US = lax.cond(is_clear, lambda x, j: x, masked, scores_US, j)
-                release(shared.keys_read, j)
+                release(keys_read, j)
                 new_maximum_U = jnp.maximum(maximum_U, scores_US.max(1) * LOG2_E)
                 decay_U = jnp.exp2(maximum_U - new_maximum_U)
                 new_maximum_US = lax.broadcast_in_dim(new_maximum_U, scores_US.shape, (0,))
@@ -188,46 +173,46 @@ def _attend_tiles(
                 # All of it before the next keys are waited for, behind which the compiler would
                 # move it otherwise, and then behind the end of the product that runs beside it.
                 new_sums = lax.optimization_barrier(new_sums)
-                pl.when(j + 1 < stop)(lambda: plgpu.barrier_wait(shared.keys_arrived.at[at(j + 1)]))
+                pl.when(j + 1 < stop)(lambda: plgpu.barrier_wait(keys_arrived.at[at(j + 1)]))
                 return new_sums
 
             def fold(j, sums):
                 maximum_U, mass_U, values_UH, weights_US = sums
-                plgpu.barrier_wait(shared.values_arrived.at[at(j - 1)])
+                plgpu.barrier_wait(values_arrived.at[at(j - 1)])
                 softened, values_UH = hopper.scores_and_values(
-                    shared.q.at[rows], shared.keys.at[at(j)],
+                    q_smem.at[rows], keys_smem.at[at(j)],
                     lambda scores_US: soften(j, maximum_U, mass_U, scores_US),
-                    values_UH, weights_US, shared.values.at[at(j - 1)], interpret,
+                    values_UH, weights_US, values_smem.at[at(j - 1)], interpret,
                 )  # fmt: skip
-                release(shared.values_read, j - 1)
+                release(values_read, j - 1)
                 maximum_U, mass_U, decay_U, weights_US = softened
                 values_UH *= lax.broadcast_in_dim(decay_U, values_UH.shape, (0,))
                 return maximum_U, mass_U, values_UH, weights_US.astype(dtype)
 
             @pl.when(start < stop)
             def _():
-                plgpu.barrier_wait(shared.keys_arrived.at[0])
-                scores_US = hopper.scores(shared.q.at[rows], shared.keys.at[0], interpret)
+                plgpu.barrier_wait(keys_arrived.at[0])
+                scores_US = hopper.scores(q_smem.at[rows], keys_smem.at[0], interpret)
                 none = hopper.no_sums(H)
                 maximum_U, mass_U, _, weights_US = soften(
                     start, none.maximum_U, none.mass_U, scores_US
                 )
                 sums = maximum_U, mass_U, none.values_UH, weights_US.astype(dtype)
                 *statistics, weights_US = lax.fori_loop(start + 1, stop, fold, sums)
-                plgpu.barrier_wait(shared.values_arrived.at[at(stop - 1)])
+                plgpu.barrier_wait(values_arrived.at[at(stop - 1)])
                 whole = hopper.add_values(
-                    hopper.Sums(*statistics), weights_US, shared.values.at[at(stop - 1)], interpret
+                    hopper.Sums(*statistics), weights_US, values_smem.at[at(stop - 1)], interpret
                 )
-                shared.q[rows] = hopper.quotient(whole).astype(dtype)
+                q_smem[rows] = hopper.quotient(whole).astype(dtype)
 
             plgpu.commit_smem()
-            plgpu.barrier_arrive(shared.attended)
+            plgpu.barrier_arrive(attended)
 
         def fetch():
             plgpu.set_max_registers(_FETCHER_REGISTERS, action="decrease")
             for in_memory, in_tile in boxes():
-                plgpu.copy_gmem_to_smem(q_ref.at[in_memory], shared.q.at[in_tile], shared.q_arrived)
-            plgpu.copy_gmem_to_smem(bounds_ref.at[z], shared.bounds, shared.bounds_arrived)
+                plgpu.copy_gmem_to_smem(q_ref.at[in_memory], q_smem.at[in_tile], q_arrived)
+            plgpu.copy_gmem_to_smem(bounds_ref.at[z], bounds_smem, bounds_arrived)
 
             @pl.loop(start, stop)
             def _(j):
@@ -236,8 +221,8 @@ def _attend_tiles(
                 columns = [jnp.clip(column, first_page, stop_page - 1) for column in columns]
                 step = [table_ref[lax.div(z, jnp.int32(tiles)), column] for column in columns]
                 for part, target, arrived, read_barrier in (
-                    (head, shared.keys, shared.keys_arrived, shared.keys_read),
-                    (K + head, shared.values, shared.values_arrived, shared.values_read),
+                    (head, keys_smem, keys_arrived, keys_read),
+                    (K + head, values_smem, values_arrived, values_read),
                 ):
 
                     @pl.when(j - start >= _STAGES)
@@ -249,9 +234,9 @@ def _attend_tiles(
                         place = target.at[at(j), pl.ds(i * page_tokens, page_tokens)]
                         plgpu.copy_gmem_to_smem(box, place, arrived.at[at(j)])
 
-            plgpu.barrier_wait(shared.attended)
+            plgpu.barrier_wait(attended)
             for in_memory, in_tile in boxes():
-                plgpu.copy_smem_to_gmem(shared.q.at[in_tile], out_ref.at[in_memory])
+                plgpu.copy_smem_to_gmem(q_smem.at[in_tile], out_ref.at[in_memory])
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
         pl.when(warpgroup < _READERS)(read)
@@ -261,11 +246,11 @@ def _attend_tiles(
     stages = plgpu.SMEM((_STAGES, step_tokens, H), dtype, transforms=operands)
     arrived = plgpu.Barrier(num_arrivals=step_pages, num_barriers=_STAGES)
     was_read = plgpu.Barrier(num_arrivals=_READERS, num_barriers=_STAGES)
-    scratch = _Shared(
-        q=plgpu.SMEM((_TILE_ROWS, H), dtype, transforms=operands),
-        bounds=plgpu.SMEM((len(bounds_ZU), _TILE_ROWS), jnp.int32),
-        keys=stages,
-        values=stages,
+    scratch: dict[str, pl.MemoryRef | plgpu.Barrier] = dict(
+        q_smem=plgpu.SMEM((_TILE_ROWS, H), dtype, transforms=operands),
+        bounds_smem=plgpu.SMEM((len(bounds_ZU), _TILE_ROWS), jnp.int32),
+        keys_smem=stages,
+        values_smem=stages,
         q_arrived=plgpu.Barrier(num_arrivals=G),
         bounds_arrived=plgpu.Barrier(),
         keys_arrived=arrived,
@@ -277,7 +262,7 @@ def _attend_tiles(
     return plgpu.kernel(
         kernel,
         out_type=jax.ShapeDtypeStruct(q.shape, dtype),
-        scratch_types=scratch._asdict(),
+        scratch_types=scratch,
         grid=(Z, K),  # neighbours run at the same time: the heads of a tile
         grid_names=("tile", "head"),
         num_threads=_READERS + 1,

@@ -4,10 +4,11 @@ core (wgmma) and the online softmax between them (Milakov & Gimelshein 2018, arX
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
@@ -19,6 +20,19 @@ ROWS = 64  # of a wgmma tile
 SHARED_BYTES = 227 << 10  # of one block (CUDA C++ programming guide, compute capability 9.0)
 LOG2_E = math.log2(math.e)
 MASKED = -1e30  # a score of what is not seen
+
+T = TypeVar("T")
+
+
+class Operand(Protocol):
+    """A matrix in shared memory, a reference within a kernel."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def dtype(self) -> np.dtype[np.generic]: ...
+    def __getitem__(self, index: object) -> jax.Array: ...
+    def transpose(self, axes: tuple[int, ...]) -> "Operand": ...
 
 
 class Sums(NamedTuple):
@@ -38,7 +52,9 @@ def no_sums(width: int) -> Sums:
     )
 
 
-def operand_layout(dtype: jnp.dtype[Any]) -> tuple[Any, ...]:
+def operand_layout(
+    dtype: np.dtype[np.generic],
+) -> tuple[plgpu.TilingTransform | plgpu.SwizzleTransform, ...]:
     """Tiles of 8 rows x 128 bytes, whose 16-byte parts are swizzled: how wgmma reads its operands
     in shared memory.
     """
@@ -79,7 +95,7 @@ def quotient(sums: Sums) -> jax.Array:
     return sums.values_UH / lax.broadcast_in_dim(mass_U, sums.values_UH.shape, (0,))
 
 
-def scores(q_smem: Any, keys_smem: Any, interpret: Any) -> jax.Array:
+def scores(q_smem: Operand, keys_smem: Operand, interpret: object) -> jax.Array:
     """Products of queries [U, H] with keys [S, H]: float32 [U, S]."""
     if interpret:
         scores_US = _dot(q_smem[...], keys_smem[...], 1)
@@ -87,14 +103,14 @@ def scores(q_smem: Any, keys_smem: Any, interpret: Any) -> jax.Array:
         return scores_US
     shape = (q_smem.shape[0], keys_smem.shape[0])
 
-    def product(sum_ref: Any) -> jax.Array:
+    def product(sum_ref):
         plgpu.wgmma(sum_ref, q_smem, keys_smem.transpose((1, 0)))
         return sum_ref[...]
 
     return pl.run_scoped(product, plgpu.ACC(shape, jnp.float32))
 
 
-def add_values(sums: Sums, weights_US: jax.Array, values_smem: Any, interpret: Any) -> Sums:
+def add_values(sums: Sums, weights_US: jax.Array, values_smem: Operand, interpret: object) -> Sums:
     """The sums with what weights [U, S] make of values [S, H]."""
     weights_US = weights_US.astype(values_smem.dtype)
     if interpret:
@@ -102,16 +118,16 @@ def add_values(sums: Sums, weights_US: jax.Array, values_smem: Any, interpret: A
         plgpu.commit_smem()
         return sums._replace(values_UH=values_UH)
 
-    def product(sum_ref: Any) -> None:
+    def product(sum_ref):
         plgpu.wgmma(sum_ref, weights_US, values_smem)
 
     return sums._replace(values_UH=pl.run_state(product)(plgpu.ACC.init(sums.values_UH)))
 
 
 def scores_and_values(
-    q_smem: Any, keys_smem: Any, soften: Callable[[jax.Array], Any],
-    values_UH: jax.Array, weights_US: jax.Array, values_smem: Any, interpret: Any,
-) -> tuple[Any, jax.Array]:  # fmt: skip
+    q_smem: Operand, keys_smem: Operand, soften: Callable[[jax.Array], T],
+    values_UH: jax.Array, weights_US: jax.Array, values_smem: Operand, interpret: object,
+) -> tuple[T, jax.Array]:  # fmt: skip
     """What `soften` makes of `scores`, and values [U, H] with what weights [U, S] of other keys
     make of theirs, [S, H]: the latter product runs while `soften` does.
     """
@@ -121,7 +137,7 @@ def scores_and_values(
         plgpu.commit_smem()
         return softened, values_UH
 
-    def products(scores_ref: Any, values_ref: Any) -> tuple[Any, jax.Array]:
+    def products(scores_ref, values_ref):
         values_ref[...] = values_UH
         plgpu.wgmma(scores_ref, q_smem, keys_smem.transpose((1, 0)))
         plgpu.wgmma(values_ref, weights_US, values_smem)

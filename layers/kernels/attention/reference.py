@@ -7,7 +7,7 @@ set the cost and nothing is compiled for them.
 
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from layers.linear import soft_cap
 from layers.ragged import Rectangle
 from layers.reduce import row_sum
 
+T = TypeVar("T")
 _MASKED = -1e30
 _DIVIDED_ROWS = 8  # from here on, rows that decode are worth a loop of their own
 _BLOCK_DIAGONAL_ROWS = 16  # up to here, query rows are too few to pay for transposing keys
@@ -140,8 +141,9 @@ def attend_stretches(
 
 
 def _folded_block(
-    fold: Callable[..., Any], read: Callable[..., Any], count: int, j: jax.Array, carry: Any
-) -> Any:
+    fold: Callable[..., T], read: Callable[..., tuple[jax.Array, ...]], count: int, j: jax.Array,
+    carry: T,
+) -> T:  # fmt: skip
     """The softmax of the first `count` rows after the j-th block of keys."""
     return fold(carry, *read(count, j))
 
@@ -162,13 +164,13 @@ def _read_block(
 
 
 def _in_blocks(
-    block: Callable[..., Any],
-    carry: Any,
+    block: Callable[..., T],
+    carry: T,
     start: jax.Array,
     last_Y: jax.Array,
     counts: tuple[int, ...],
     head: int,
-) -> Any:
+) -> T:
     """The softmax after all blocks of a stretch.
 
     Args:
@@ -206,7 +208,7 @@ def _counts(num_rows: int) -> tuple[int, ...]:
     return num_rows, -(-num_rows // 2), -(-num_rows // 4)
 
 
-def _split(carry: Any, count: int) -> tuple[Any, Any]:
+def _split(carry: T, count: int) -> tuple[T, T]:
     """The first rows of every array, and the others."""
     return jax.tree.map(lambda x: x[:count], carry), jax.tree.map(lambda x: x[count:], carry)
 

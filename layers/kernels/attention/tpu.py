@@ -23,7 +23,7 @@ that a row's groups of appended tokens span, X the elements of a packed row, C t
 """
 
 import itertools
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -128,7 +128,7 @@ def attend_pages(
     page_format: PageFormat,
     options: Options = PLAIN,
     *,
-    interpret: Any = False,
+    interpret: bool | pltpu.InterpretParams = False,
 ) -> jax.Array:
     """`contract.AttendPages`, where the step's keys are written already; `interpret` takes
     `pltpu.InterpretParams`, to run anywhere.
@@ -145,7 +145,7 @@ def append_and_attend(
     page_format: PageFormat,
     options: Options = PLAIN,
     *,
-    interpret: Any = False,
+    interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[jax.Array, jax.Array]:
     """`contract.AppendAndAttend`; `interpret` as in `attend_pages`."""
     return _attend(q_YWNH, row_YWX, pages, rectangle, group, page_format, options, interpret)
@@ -159,7 +159,7 @@ def _attend(
     group: int,
     page_format: PageFormat,
     options: Options,
-    interpret: Any,
+    interpret: bool | pltpu.InterpretParams,
 ) -> tuple[jax.Array, jax.Array]:
     if page_format.values_in_keys:
         q_YWNH = _padded(q_YWNH, pages.shape[2])
@@ -182,7 +182,7 @@ def _attend(
     table_ZP = jnp.repeat(rectangle.tables[group], Z // Y, axis=0)
     kv_position_Z, count_Z = kv_position_ZW[:, 0], valid_ZW.sum(1, dtype=jnp.int32)
     start_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
-    new: Any = ()
+    new: jax.Array | tuple[jax.Array, ...] = ()
     waits_Z = jnp.zeros_like(count_Z)
     if row_YWX is not None:
         row_YWX = _padded(row_YWX.reshape(Y, W, -1), pages.shape[2])
@@ -248,25 +248,27 @@ def _next(has_pages_Z: jax.Array) -> jax.Array:
 class _Rows(NamedTuple):
     """What is known of each row of the grid before it is read, i32 in scalar memory."""
 
-    table: Any  # [Z, P]
-    start: Any  # [Z]: the first column of the table that is read
-    stop: Any  # [Z]: and after the last
-    next: Any  # [Z + 1]: `_next`
-    kv_position: Any  # [Z]: of the first of its tokens
-    count: Any  # [Z]: its tokens
-    waits: Any  # [Z]: whether it reads what an earlier row appends
+    table: jax.Array  # [Z, P]
+    start: jax.Array  # [Z]: the first column of the table that is read
+    stop: jax.Array  # [Z]: and after the last
+    next: jax.Array  # [Z + 1]: `_next`
+    kv_position: jax.Array  # [Z]: of the first of its tokens
+    num_tokens: jax.Array  # [Z]: its tokens
+    waits: jax.Array  # [Z]: whether it reads what an earlier row appends
 
 
 class _Memory(NamedTuple):
     """What outlives a row (the ring and its cursor), and the sums of a row's softmax."""
 
-    ring: Any  # [stages, S, X]
-    arrived: Any  # semaphore a stage
-    stored: Any  # semaphore
-    cursor: Any  # i32[4]: row and column of the next block to fetch; blocks fetched, blocks used
-    maximum: Any  # f32[K, U, 1]
-    mass: Any  # f32[K, U, 1]
-    values: Any  # f32[K, U, C]
+    ring: pl.MemoryRef | pltpu.SemaphoreType  # [stages, S, X]
+    arrived: pl.MemoryRef | pltpu.SemaphoreType  # semaphore a stage
+    stored: pl.MemoryRef | pltpu.SemaphoreType  # semaphore
+    cursor: (
+        pl.MemoryRef | pltpu.SemaphoreType
+    )  # i32[4]: row and column of the next block to fetch; blocks fetched, blocks used
+    maximum: pl.MemoryRef | pltpu.SemaphoreType  # f32[K, U, 1]
+    mass: pl.MemoryRef | pltpu.SemaphoreType  # f32[K, U, 1]
+    values: pl.MemoryRef | pltpu.SemaphoreType  # f32[K, U, C]
 
 
 def _attend_tiles(
@@ -274,11 +276,14 @@ def _attend_tiles(
     q_ZKUH: jax.Array,
     bounds: MaskBounds,  # i32[Z, U] each
     sinks_KU: jax.Array,
-    new: Any,  # of a token a row a tuple of its parts [Z, K, H], perhaps none; of more [Z, S, X]
+    new: jax.Array
+    | tuple[
+        jax.Array, ...
+    ],  # of a token a row a tuple of its parts [Z, K, H], perhaps none; of more [Z, S, X]
     pages: jax.Array,
     page_format: PageFormat,
     score_cap: float | None,
-    interpret: Any,
+    interpret: bool | pltpu.InterpretParams,
 ) -> tuple[jax.Array, jax.Array]:
     """[Z, K, U, value width] of the queries' dtype, and the pages with what is new."""
     (Z, K, num_rows, H), (_, page_tokens, X) = q_ZKUH.shape, pages.shape
@@ -326,7 +331,7 @@ def _attend_tiles(
 
         def new_groups(kv_position):
             """Groups with tokens of the row, in the block that begins at a KV position."""
-            begin, end = rows.kv_position[b], rows.kv_position[b] + rows.count[b]
+            begin, end = rows.kv_position[b], rows.kv_position[b] + rows.num_tokens[b]
             last = jnp.minimum(pl.cdiv(end, group), (kv_position + block_tokens) // group)
             return pl.loop(jnp.maximum(begin, kv_position) // group, last)
 
@@ -351,7 +356,9 @@ def _attend_tiles(
 
                 def merge(lanes, new_SX):
                     kv_position_SX = lax.broadcasted_iota(jnp.int32, new_SX.shape, 0) + g * group
-                    is_new_SX = (kv_position_SX >= begin) & (kv_position_SX < begin + rows.count[b])
+                    is_new_SX = (kv_position_SX >= begin) & (
+                        kv_position_SX < begin + rows.num_tokens[b]
+                    )
                     old_SX = ring[stage, inside, lanes]
                     if page_format.is_quantized:  # masks are made for wider elements
                         new_SX, old_SX = new_SX.astype(jnp.int32), old_SX.astype(jnp.int32)

@@ -17,7 +17,7 @@ def call(
     out: Outs,
     *arrays: jax.Array,
     in_place: Mapping[int, int] = types.MappingProxyType({}),
-    **attributes: Any,
+    **attributes: object,
 ) -> Any:
     """What a function of the library makes of arrays, one or (a tuple) several; under `vmap` it is
     called for each.
@@ -41,7 +41,7 @@ def _function(
     target: str,
     out: Outs,
     aliases: tuple[tuple[int, int], ...],
-    attributes: tuple[tuple[str, Any], ...],
+    attributes: tuple[tuple[str, object], ...],
 ) -> Callable[..., Any]:
     function = jax.ffi.ffi_call(
         target, out, vmap_method="sequential", input_output_aliases=dict(aliases)
@@ -52,7 +52,7 @@ def _function(
         return function(*arrays, **dict(attributes))
 
     @run.defjvp
-    def refuse(primals: Any, tangents: Any) -> NoReturn:
+    def refuse(primals: object, tangents: object) -> NoReturn:
         raise InputError(
             "the CPU kernels have no gradients: train with engine.kernels.linear=reference and "
             "engine.kernels.attention=reference"

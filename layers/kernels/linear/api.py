@@ -1,7 +1,7 @@
 """The implementations of products with weights, and which one a configuration gets."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeGuard, cast
 
 import jax
 import numpy as np
@@ -9,7 +9,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from configs.engine import Config
 from configs.errors import InputError
-from configs.kinds.params import ParamInfo, device_format
+from configs.kinds.params import Declared, ParamInfo, device_format
 from configs.precision import FORMATS
 from layers import params as parameters
 from layers import quantized
@@ -22,6 +22,10 @@ from layers.kernels.linear.packed import Packed
 from layers.params import Params
 from sharding import mesh as meshes
 from sharding import rules
+from sharding.rules import Values
+
+Array = np.ndarray | jax.Array
+Leaf = jax.Array | Packed | Quantized
 
 
 def choose(config: Config) -> str:
@@ -43,7 +47,7 @@ def choose(config: Config) -> str:
 
 def placement(
     config: Config, mesh: jax.sharding.Mesh | None = None
-) -> Callable[[str, ParamInfo, Any], Any]:
+) -> Callable[[str, ParamInfo, Values], Leaf]:
     """What makes a leaf of a parameter's values (or blocks), as the chosen implementation reads it:
     (path, info, values) -> leaf, over the chips of a mesh; where these belong to several processes,
     each reads its own chips' parts of the values only.
@@ -52,26 +56,26 @@ def placement(
         InputError: blocks of a format that the chosen implementation has no products for.
     """
 
-    def convert(info: ParamInfo, values: Any) -> Any:
+    def convert(info: ParamInfo, values: Values) -> Leaf:
         if _is_quantized(info, config):
             blocks = np.asarray(values).reshape(*info.shape[:-1], -1)
             return low_bit.of_blocks(blocks, info.format, info.shape[-1], config.model.dtype)
         if info.format in packed.BLOCKS:
             return packed.pack_rows(values, info.format, info.shape)
         if (format := device_format(info, target_device().platform)) != info.format:
-            values = values.astype(format)
+            values = cast("Array", values).astype(format)
         packs = config.engine.kernels.linear == "ffi_cpu" and info.is_multiplied
-        return packed.pack(values) if packs else jax.device_put(values)
+        return packed.pack(cast("Array", values)) if packs else jax.device_put(values)
 
     if mesh is None:
         return lambda path, info, values: convert(info, _in_rows(info, values))
     infos = parameters.flatten(config.chip_model.parameters())
 
-    def place(path: str, info: ParamInfo, values: Any) -> Any:
+    def place(path: str, info: ParamInfo, values: Values) -> Leaf:
         if not mesh.is_multi_process:
             values = np.asarray(_whole(info, values))
 
-        def part(group: int, chip: int) -> Any:
+        def part(group: int, chip: int) -> Leaf:
             chip_values = rules.part(config.model, path, info, values, config.mesh, group, chip)
             return convert(infos[path], _in_rows(infos[path], chip_values))
 
@@ -80,7 +84,7 @@ def placement(
     return place
 
 
-def _in_rows(info: ParamInfo, values: Any) -> Any:
+def _in_rows(info: ParamInfo, values: Values) -> Values:
     """A parameter on one chip: an array, but of blocks on disk what gives slices of their rows."""
     if isinstance(values, np.ndarray | jax.Array) or not FORMATS[info.format].is_quantized:
         values = _whole(info, values)
@@ -89,7 +93,7 @@ def _in_rows(info: ParamInfo, values: Any) -> Any:
     return values.reshape(-1, values.shape[-1])
 
 
-def _whole(info: ParamInfo, values: Any) -> Any:
+def _whole(info: ParamInfo, values: Values) -> Array:
     """All of a parameter: an array, of blocks where its format has few bits, to which numbers are
     rounded.
     """
@@ -100,7 +104,7 @@ def _whole(info: ParamInfo, values: Any) -> Any:
     return quantized.quantize(info.format, np.asarray(values))
 
 
-def specs(infos: Any) -> Any:
+def specs(infos: Declared) -> Params:
     """Partition specs of what `placement` makes of a declaration's values on a mesh."""
     specs_by_path = {
         path: rules.spec(path, info) for path, info in parameters.flatten(infos).items()
@@ -108,7 +112,7 @@ def specs(infos: Any) -> Any:
     return parameters.unflatten(infos, specs_by_path)
 
 
-def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) -> Any:
+def abstract(config: Config, infos: Declared, mesh: jax.sharding.Mesh | None = None) -> Params:
     """Shapes and dtypes of what `placement` makes of a declaration's values, over the chips of a
     mesh.
     """
@@ -119,7 +123,7 @@ def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) 
             is_leaf=lambda node: isinstance(node, PartitionSpec),
         )  # fmt: skip
 
-    def leaf(info: ParamInfo) -> Any:
+    def leaf(info: ParamInfo) -> Leaf | jax.ShapeDtypeStruct:
         if _is_quantized(info, config):
             return low_bit.abstract(info.shape, info.format, config.model.dtype)
         is_block = info.format in packed.BLOCKS
@@ -130,13 +134,13 @@ def abstract(config: Config, infos: Any, mesh: jax.sharding.Mesh | None = None) 
     return jax.tree.map(leaf, infos, is_leaf=parameters.is_info)
 
 
-def random_params(config: Config, infos: Any) -> Params:
+def random_params(config: Config, infos: Declared) -> Params:
     """Random parameters. On one chip those that `placement` would make a `Quantized` are drawn as
     such, since rounding a large model takes minutes.
     """
     config = config.with_engine(linear=choose(config))
 
-    def draw(info: ParamInfo, key: jax.Array) -> Any:
+    def draw(info: ParamInfo, key: jax.Array) -> Leaf:
         if config.num_chips == 1 and _is_quantized(info, config):
             return low_bit.random(key, info.shape, info.format, config.model.dtype)
         return parameters.init_leaf(info, key)
@@ -145,7 +149,7 @@ def random_params(config: Config, infos: Any) -> Params:
 
 
 def pack_params(
-    config: Config, params: Params, infos: Any, mesh: jax.sharding.Mesh | None = None
+    config: Config, params: Params, infos: Declared, mesh: jax.sharding.Mesh | None = None
 ) -> Params:
     """Parameters as the chosen implementation reads them, over the chips of a mesh; those that are
     packed or lie on the mesh already stay.
@@ -157,15 +161,15 @@ def pack_params(
     place, declared = placement(config, mesh), parameters.flatten(infos)
     leaves, _ = jax.tree.flatten(params, is_leaf=_is_made)
 
-    def place_leaf(path: str, leaf: Any) -> Any:
+    def place_leaf(path: str, leaf: Leaf) -> Leaf:
         _check_goes(config, path, leaf)
         if mesh is None:
-            return leaf if _is_made(leaf) else place(path, declared[path], leaf)
+            return leaf if _is_made(leaf) else place(path, declared[path], cast("Array", leaf))
         if _lies_on(mesh, leaf.data if _is_made(leaf) else leaf):
             return leaf
         if _is_made(leaf):
             raise InputError(f"{path} is packed for one chip: a mesh takes plain parameters")
-        return place(path, declared[path], leaf)
+        return place(path, declared[path], cast("Array", leaf))
 
     pairs = zip(declared, leaves, strict=True)
     return parameters.unflatten(infos, {path: place_leaf(path, leaf) for path, leaf in pairs})
@@ -188,7 +192,7 @@ def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None =
         if _is_made(leaf) and mesh is not None:
             raise InputError(f"{path} is packed for one chip: a mesh takes plain parameters")
 
-    def copied(path: str, leaf: Any) -> Any:
+    def copied(path: str, leaf: Leaf) -> Leaf:
         if _is_made(leaf):
             return jax.tree.map(lambda array: jax.device_put(np.array(array)), leaf)
         return place(path, declared[path], np.array(leaf))
@@ -196,7 +200,7 @@ def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None =
     return parameters.unflatten(infos, {path: copied(path, leaves[path]) for path in declared})
 
 
-def _check_same(declared: dict[str, ParamInfo], leaves: dict[str, Any]) -> None:
+def _check_same(declared: dict[str, ParamInfo], leaves: dict[str, Leaf]) -> None:
     """Compares names, shapes and formats; raises InputError with the first that differs."""
     platform = target_device().platform
     expected = {path: (info.shape, info.format) for path, info in declared.items()}
@@ -239,12 +243,12 @@ def _is_quantized(info: ParamInfo, config: Config) -> bool:
     return True
 
 
-def _is_made(leaf: Any) -> bool:
+def _is_made(leaf: object) -> TypeGuard[Packed | Quantized]:
     """Whether `placement` made a leaf of what a checkpoint has."""
     return isinstance(leaf, Packed | Quantized)
 
 
-def _check_goes(config: Config, path: str, leaf: Any) -> None:
+def _check_goes(config: Config, path: str, leaf: object) -> None:
     """Refuses what was made for other products."""
     is_native = config.engine.kernels.linear == "ffi_cpu"
     if isinstance(leaf, Packed) and not is_native:
@@ -253,14 +257,14 @@ def _check_goes(config: Config, path: str, leaf: Any) -> None:
         raise InputError(f"{path}: arrays of few bits go with engine.kernels.linear=reference only")
 
 
-def _shape(leaf: Any) -> tuple[int, ...]:
+def _shape(leaf: object) -> tuple[int, ...]:
     return tuple(getattr(leaf, "shape", ()))
 
 
-def _format(leaf: Any) -> str:
+def _format(leaf: object) -> str:
     return leaf.format if isinstance(leaf, Quantized) else packed.format_of(leaf)
 
 
-def _lies_on(mesh: jax.sharding.Mesh, leaf: Any) -> bool:
+def _lies_on(mesh: jax.sharding.Mesh, leaf: object) -> bool:
     sharding = getattr(leaf, "sharding", None)
     return isinstance(sharding, NamedSharding) and sharding.mesh == mesh

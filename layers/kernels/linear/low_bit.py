@@ -13,7 +13,8 @@ them. A stack [E, F, D], of a mixture's experts, has an axis E before these.
 import dataclasses
 import functools
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -145,7 +146,7 @@ def abstract(shape: tuple[int, ...], format: str, dtype: str) -> Quantized:
     """What `of_blocks` makes, without its values."""
     info, (*rows, D) = FORMATS[format], shape
     groups = *rows[:-1], D // info.block_in(D), rows[-1]
-    tensor: Any = jax.ShapeDtypeStruct
+    tensor = cast("Callable[..., jax.Array]", jax.ShapeDtypeStruct)
     return Quantized(
         tensor((*rows, D * info.bits // 8), _dtype(format)),
         tensor(groups, jnp.uint8 if format == "mxfp4" else jnp.float32),

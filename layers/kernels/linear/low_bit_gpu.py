@@ -13,8 +13,6 @@ one operand of the tensor core (wgmma), in registers, the activations the other,
 X counts shares.
 """
 
-from typing import Any, NamedTuple
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -49,7 +47,7 @@ def can_multiply(num_rows: int, w: Quantized) -> bool:
 
 
 def products(
-    x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, interpret: Any = None
+    x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, interpret: object = None
 ) -> jax.Array:
     """`low_bit_product.products`, of rows that `can_multiply` allows; `interpret` takes
     `InterpretGPUParams`.
@@ -63,22 +61,8 @@ def products(
     return y_BWF[:, :W]
 
 
-class _Shared(NamedTuple):
-    """A block's shared memory and the barriers that its copies arrive at."""
-
-    data: Any  # int8 [stages, 64, 128]
-    x: Any  # [stages, W, K]
-    scale: Any  # [stages, groups, 64]
-    zero: Any  # likewise
-    out: Any  # float32 [64, W]
-    data_arrived: Any  # one a stage
-    x_arrived: Any
-    scale_arrived: Any
-    zero_arrived: Any
-
-
 def _plane(
-    x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, bits: int, shift: int, interpret: Any
+    x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, bits: int, shift: int, interpret: object
 ) -> jax.Array:
     """Products with one plane's integers, float32 [B, W, F]; zero points belong to the first."""
     (B, W, D), (E, F, _) = x_BWD.shape, w.shape
@@ -93,9 +77,11 @@ def _plane(
     stage_bytes = _FEATURES * (LANES + 5 * groups) + W * K * dtype.itemsize
     num_stages = min(_MOST_STAGES, _SHARED_BYTES // stage_bytes)
 
-    def kernel(x_ref, data_ref, *refs, **scratch):
+    def kernel(
+        x_ref, data_ref, *refs, data_smem, x_smem, scale_smem, out_smem, data_arrived, x_arrived,
+        scale_arrived, zero_smem=None, zero_arrived=None,
+    ):  # fmt: skip
         *weight_refs, matrix_ref, out_ref = refs
-        shared = _Shared(**({"zero": None, "zero_arrived": None} | scratch))
         b, tile, share = (lax.axis_index(name) for name in ("block", "tile", "share"))
         e = matrix_ref[b]
         features = pl.ds(tile * _FEATURES, _FEATURES)
@@ -106,25 +92,25 @@ def _plane(
             stage = lax.rem(k - start, jnp.int32(num_stages))
             own_groups = pl.ds(k * groups, groups)
             copies = [
-                (data_ref.at[e, features, pl.ds((first + k) * LANES, LANES)], shared.data,
-                 shared.data_arrived),
-                (x_ref.at[b, :, pl.ds(k * K, K)], shared.x, shared.x_arrived),
-                (weight_refs[0].at[e, own_groups, features], shared.scale, shared.scale_arrived),
+                (data_ref.at[e, features, pl.ds((first + k) * LANES, LANES)], data_smem,
+                 data_arrived),
+                (x_ref.at[b, :, pl.ds(k * K, K)], x_smem, x_arrived),
+                (weight_refs[0].at[e, own_groups, features], scale_smem, scale_arrived),
             ]  # fmt: skip
             if stored_zero is not None:
                 box = weight_refs[1].at[e, own_groups, features]
-                copies.append((box, shared.zero, shared.zero_arrived))
+                copies.append((box, zero_smem, zero_arrived))
             for source, target, arrived in copies:
                 plgpu.copy_gmem_to_smem(source, target.at[stage], arrived.at[stage])
 
         def fold(k, sum_FW):
             stage = lax.rem(k - start, jnp.int32(num_stages))
-            plgpu.barrier_wait(shared.data_arrived.at[stage])
-            plgpu.barrier_wait(shared.x_arrived.at[stage])
-            plgpu.barrier_wait(shared.scale_arrived.at[stage])
+            plgpu.barrier_wait(data_arrived.at[stage])
+            plgpu.barrier_wait(x_arrived.at[stage])
+            plgpu.barrier_wait(scale_arrived.at[stage])
             if stored_zero is not None:
-                plgpu.barrier_wait(shared.zero_arrived.at[stage])
-            byte_FL = shared.data[stage]
+                plgpu.barrier_wait(zero_arrived.at[stage])
+            byte_FL = data_smem[stage]
             for part in range(8 // bits):
                 shifted = part * bits
                 number_FL, bias = _numbers(byte_FL, bits, shifted, w.format, dtype)
@@ -133,13 +119,13 @@ def _plane(
                     columns = slice(group * size, (group + 1) * size)
                     number_FK = number_FL[:, j * size : (j + 1) * size]
                     if stored_zero is not None:
-                        zero_F = shared.zero[stage, group].astype(jnp.float32)
+                        zero_F = zero_smem[stage, group].astype(jnp.float32)
                         zero_F = ((zero_F - bias) * (1 << shifted)).astype(dtype)
                         number_FK -= lax.broadcast_in_dim(zero_F, number_FK.shape, (0,))
                     elif middle != bias:
                         number_FK -= jnp.asarray((middle - bias) * (1 << shifted), dtype)
-                    group_FW = _product(number_FK, shared.x.at[stage, :, columns], interpret)
-                    scale_F = low_bit.as_float(shared.scale[stage, group], w.format == "mxfp4")
+                    group_FW = _product(number_FK, x_smem.at[stage, :, columns], interpret)
+                    scale_F = low_bit.as_float(scale_smem[stage, group], w.format == "mxfp4")
                     scale_F *= 2.0**-shifted
                     sum_FW += group_FW * lax.broadcast_in_dim(scale_F, group_FW.shape, (0,))
             plgpu.commit_smem()  # every warp has read
@@ -148,36 +134,36 @@ def _plane(
 
         pl.loop(start, jnp.minimum(stop, start + num_stages))(fetch)
         sum_FW = lax.fori_loop(start, stop, fold, jnp.zeros((_FEATURES, W), jnp.float32))
-        shared.out[...] = sum_FW
+        out_smem[...] = sum_FW
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(shared.out, out_ref.at[share, b, features])
+        plgpu.copy_smem_to_gmem(out_smem, out_ref.at[share, b, features])
         plgpu.wait_smem_to_gmem(0)
 
-    def arrived() -> Any:
+    def arrived() -> plgpu.Barrier:
         return plgpu.Barrier(num_barriers=num_stages)
 
     def stage_buffer(
         shape: tuple[int, int], dtype: jax.typing.DTypeLike, swizzled: int | None = None
-    ) -> Any:
+    ) -> pl.MemoryRef:
         """Arrays of each stage, in tiles of 8 rows of so many bytes, whose 16-byte parts are
         swizzled, or as they are.
         """
-        transforms: Any = ()
+        transforms: tuple[plgpu.TilingTransform | plgpu.SwizzleTransform, ...] = ()
         if swizzled is not None:
             tile = 8, swizzled // jnp.dtype(dtype).itemsize
             transforms = plgpu.TilingTransform(tile), plgpu.SwizzleTransform(swizzled)
         return plgpu.SMEM((num_stages, *shape), dtype, transforms=transforms)
 
-    scratch: dict[str, Any] = dict(
-        data=stage_buffer((_FEATURES, LANES), jnp.int8, LANES),
-        x=stage_buffer((W, K), dtype, min(128, 2 * size)),  # a group's columns are whole tiles
-        scale=stage_buffer((groups, _FEATURES), w.scale.dtype),
-        out=plgpu.SMEM((_FEATURES, W), jnp.float32),
+    scratch: dict[str, pl.MemoryRef | plgpu.Barrier] = dict(
+        data_smem=stage_buffer((_FEATURES, LANES), jnp.int8, LANES),
+        x_smem=stage_buffer((W, K), dtype, min(128, 2 * size)),  # a group's columns are whole tiles
+        scale_smem=stage_buffer((groups, _FEATURES), w.scale.dtype),
+        out_smem=plgpu.SMEM((_FEATURES, W), jnp.float32),
         data_arrived=arrived(), x_arrived=arrived(), scale_arrived=arrived(),
     )  # fmt: skip
     if stored_zero is not None:
         scratch |= dict(
-            zero=stage_buffer((groups, _FEATURES), stored_zero.dtype), zero_arrived=arrived()
+            zero_smem=stage_buffer((groups, _FEATURES), stored_zero.dtype), zero_arrived=arrived()
         )
     partial_XBFW = plgpu.kernel(
         kernel,
@@ -212,18 +198,18 @@ def _numbers(
     return ((byte_FL ^ _int8(1 << 7)) & mask).astype(dtype), 1 << bits - 1
 
 
-def _int8(byte: int) -> Any:
+def _int8(byte: int) -> jax.Array:
     """A byte's bits as a number with a sign."""
     return jnp.int8(byte - 256 if byte > 127 else byte)
 
 
-def _product(number_FK: jax.Array, x_smem: Any, interpret: Any) -> jax.Array:
+def _product(number_FK: jax.Array, x_smem, interpret: object) -> jax.Array:
     """Products of numbers [F, K] with rows of activations [W, K]: float32 [F, W]."""
     if interpret:
         dims = (((1,), (1,)), ((), ()))
         return lax.dot_general(number_FK, x_smem[...], dims, preferred_element_type=jnp.float32)
 
-    def product(sum_ref: Any) -> jax.Array:
+    def product(sum_ref):
         plgpu.wgmma(sum_ref, number_FK, x_smem.transpose((1, 0)))
         return sum_ref[...]
 

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TypeGuard, cast
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +23,7 @@ from layers.kernels.cpu.library import DEPTH, STRIP
 from layers.kernels.cpu.rows import GATES
 from layers.kernels.linear import low_bit
 from layers.params import aligned
+from sharding.rules import Values
 
 
 @functools.partial(
@@ -59,12 +60,12 @@ def rounds(format: str) -> bool:
     return format in BLOCKS and format != "fp8" and FORMATS[format].activations is None
 
 
-def is_packed(node: Any) -> bool:
+def is_packed(node: object) -> TypeGuard[Packed]:
     """Whether a node of the parameters is a packed matrix."""
     return isinstance(node, Packed)
 
 
-def format_of(leaf: Any) -> str:
+def format_of(leaf: object) -> str:
     """The format of a leaf of the parameters."""
     return leaf.format if is_packed(leaf) else str(getattr(leaf, "dtype", type(leaf).__name__))
 
@@ -97,7 +98,7 @@ def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
     return pack_rows(blocks_FX.reshape(-1, blocks_FX.shape[-1]), format, shape)
 
 
-def pack_rows(rows_XX: Any, format: str, shape: tuple[int, ...]) -> Packed:
+def pack_rows(rows_XX: Values, format: str, shape: tuple[int, ...]) -> Packed:
     """As `pack_blocks`, of what gives slices of the rows of all matrices, and is never there whole.
 
     Args:
@@ -134,7 +135,6 @@ def abstract(shape: tuple[int, ...], format: str) -> Packed:
     """What packing makes of a matrix [F, D] or a stack [E, F, D], without its values."""
     *stack, F, D = shape
     strips, depth = -(-F // STRIP), -(-D // DEPTH) * DEPTH
-    data: Any
     if format == "float32":
         data = jax.ShapeDtypeStruct((*stack, strips, depth, STRIP), np.float32)
     elif format == "bfloat16":
@@ -142,7 +142,7 @@ def abstract(shape: tuple[int, ...], format: str) -> Packed:
     else:
         size = library.strip_bytes(format, D)
         data = jax.ShapeDtypeStruct((*stack, strips, size), np.uint8)
-    return Packed(data, format, shape)
+    return Packed(cast("jax.Array", data), format, shape)
 
 
 def product(x_TD: jax.Array, w: Packed) -> jax.Array:
@@ -167,7 +167,7 @@ def product(x_TD: jax.Array, w: Packed) -> jax.Array:
     return calls.call(library.LINEAR, out, x_TD, w.data, format=w.format)
 
 
-def multiplies_gated(w: Any) -> bool:
+def multiplies_gated(w: object) -> TypeGuard[Packed]:
     """Whether `gated_product` takes a leaf of the parameters: a matrix whose halves are whole
     strips, for which `product` is a single call.
     """

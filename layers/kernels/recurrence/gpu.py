@@ -9,7 +9,6 @@ U counts columns, of H, that a block has.
 """
 
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +37,7 @@ def update(
     beta_YWN: jax.Array | None,
     states: jax.Array,
     rectangle: Rectangle,
-    interpret: Any = False,
+    interpret: object = False,
 ) -> tuple[jax.Array, jax.Array]:
     """`api.Update`, of what `can_update` allows; `interpret` takes `InterpretGPUParams`."""
     (Y, W, N, H), (K, M) = v_YWNH.shape, k_YWKM.shape[2:]
@@ -54,7 +53,7 @@ def update(
         key, value_columns = n // (N // K), pl.ds(block * columns, columns)
         slot, start, length = slot_ref[y], start_ref[y], length_ref[y]
 
-        def place(after: Any) -> Any:
+        def place(after):
             at = lax.rem(start + after, jnp.int32(num_states))
             return states_ref.at[slot, at, n, :, value_columns]
 

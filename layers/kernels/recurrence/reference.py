@@ -3,7 +3,6 @@ token, which are scattered.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from layers.ragged import Rectangle
 
 def update(
     recurrent: Callable[..., tuple[jax.Array, jax.Array]],
-    inputs: tuple[Any, ...],
+    inputs: tuple[jax.Array | None, ...],
     states: jax.Array,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array]:

@@ -11,8 +11,6 @@ out: H, or else M. What belongs to the other axis comes as columns.
 B counts blocks of heads, A and L what lies along sublanes and lanes.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -41,7 +39,7 @@ def update(
     beta_YWN: jax.Array | None,
     states: jax.Array,
     rectangle: Rectangle,
-    interpret: Any = False,
+    interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[jax.Array, jax.Array]:
     """`api.Update`, of what `can_update` allows."""
     (Y, W, N, H), (K, M) = v_YWNH.shape, k_YWKM.shape[2:]
