@@ -33,7 +33,7 @@ from scripts.flags.requests import remote_flags  # noqa: E402
 from scripts.modes import bench_modes  # noqa: E402
 
 if TYPE_CHECKING:
-    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.resolve import Resolved
 
 _CONCURRENCY = remote_flags.CONCURRENCY

@@ -33,7 +33,7 @@ from scripts.flags.host_flags import COORDINATOR, HOST, HOSTS
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.resolve import Resolved
     from inference.engine import Engine
     from inference.scheduling.step_shapes import StepShape

@@ -25,7 +25,7 @@ from scripts.flags import output_flag
 from scripts.modes import quantize_training, train_heads
 
 if TYPE_CHECKING:
-    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.checkpoint import Checkpoint
 
 _OUTPUT = output_flag.OUTPUT
 _METHOD = flags.DEFINE_string(

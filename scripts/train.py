@@ -24,7 +24,7 @@ from scripts.flags import output_flag, text_flag
 from scripts.modes import train_heads, training_steps
 
 if TYPE_CHECKING:
-    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.resolve import Resolved
     from inference.training.subject import Subject
 

@@ -1,6 +1,6 @@
 """The same model with less to cache: layers that share one cache, and fewer key/value heads.
 
-What its weights become is `inference/checkpoints/averaged.py`'s to say.
+What its weights become is `inference/checkpoints/native/averaged.py`'s to say.
 """
 
 import dataclasses

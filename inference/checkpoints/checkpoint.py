@@ -36,21 +36,24 @@ class Contents:
     exact: Callable[[], TensorSource] | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class Checkpoint:
     """A model whose headers have been checked; weights are read when called for.
 
     Attributes:
         config: the model.
         eos_ids: end a sequence.
-        is_exact: `load_params` rounds each number to its declared format alone.
-        tokenizer: the one that `load_tokenizer` returns; None until it is built of the files.
+        tokenizer: the one that `load_tokenizer` returns; None: that of the files.
     """
 
     config: ModelConfig
     eos_ids: tuple[int, ...]
-    is_exact: bool = False
     tokenizer: Tokenizer | None = None
+    _built: list[Tokenizer] = dataclasses.field(default_factory=list, repr=False)  # copies share it
+
+    def exact(self) -> "Checkpoint":
+        """Returns the checkpoint whose numbers `load_params` rounds to their formats alone."""
+        return self
 
     def contents(self) -> Contents:
         """Returns what a conversion to another format copies."""
@@ -62,10 +65,11 @@ class Checkpoint:
         Raises:
             InputError: its files are missing or unsound.
         """
-        if self.tokenizer is None:  # kept in the field, so that copies share it
-            object.__setattr__(self, "tokenizer", self.build_tokenizer())
-        assert self.tokenizer is not None
-        return self.tokenizer
+        if self.tokenizer is not None:
+            return self.tokenizer
+        if not self._built:
+            self._built.append(self.build_tokenizer())
+        return self._built[0]
 
     def build_tokenizer(self) -> Tokenizer:
         """Builds the tokenizer of the files, as `load_tokenizer`."""
@@ -113,7 +117,7 @@ class Checkpoint:
         return plain | blocks
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NewCheckpoint(Checkpoint):
     """A model that is not on disk yet, to be converted.
 

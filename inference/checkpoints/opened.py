@@ -114,7 +114,7 @@ def _refuse_quantized(path: Path, raw: dict[str, Any]) -> None:
             )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StoredDirectory(Checkpoint):
     """A directory of weights, and of the small files beside them.
 
@@ -245,15 +245,20 @@ class NativeDirectory(StoredDirectory):
 # --- .gguf files ----------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class GgufFile(Checkpoint):
     """A `.gguf` file.
 
     Attributes:
         header: of the file, with an entry for each part of a stack.
+        is_exact: numbers are not rounded to bfloat16 first.
     """
 
     header: Header
+    is_exact: bool = False
+
+    def exact(self) -> "GgufFile":
+        return dataclasses.replace(self, is_exact=True)
 
     @classmethod
     def open(cls, header: Header, config: ModelConfig) -> "GgufFile":

@@ -57,8 +57,7 @@ def choose(config: Config, checkpoint: Checkpoint, linear: str | None) -> tuple[
         formats = rounded(config.model, weights)
         _warn_of_rounding_again(formats, checkpoint.formats(), weights)
     model = dataclasses.replace(config.model, formats=tuple(formats.items()))
-    exact = dataclasses.replace(checkpoint, is_exact=True)
-    return dataclasses.replace(config, model=model), exact
+    return dataclasses.replace(config, model=model), checkpoint.exact()
 
 
 def warn_of_rounding(config: Config) -> None:

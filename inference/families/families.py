@@ -87,7 +87,9 @@ def of_architecture(name: object) -> Family | None:
 
 def of_wrapper(name: object) -> Family | None:
     """Returns the family that reads the text part of this architecture, or None."""
-    return next((family for family in ALL.values() if family.wrapper == name is not None), None)
+    return next(
+        (family for family in ALL.values() if name is not None and family.wrapper == name), None
+    )
 
 
 def gguf(config: ModelConfig) -> Gguf:

@@ -59,9 +59,9 @@ class Gguf:
     Attributes:
         tensors: as `Family.tensors`, by llama.cpp's names.
         is_interleaved: rotary pairs of queries and keys are stored as neighbors.
-        readers: by architecture. One architecture may serve several families; the reader stands
-            with the family that has its name.
-        writer: None: files of this family are read only.
+        readers: by architecture. One architecture may serve several families; then the reader
+            stands with the oldest of them.
+        writer: None: files of this family are not written, but for `written_as`.
         written_as: the family as which a file is read back, where that is another.
     """
 

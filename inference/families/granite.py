@@ -1,5 +1,5 @@
 """Granite 4 H (IBM 2025): Mamba-2, attention in some layers, and scales of embeddings, residuals
-and logits.
+and logits; and Granite 3 (2024): Llama with these scales.
 """
 
 from typing import Any

@@ -15,10 +15,10 @@ from configs.errors import InputError
 from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
 from inference.checkpoints import load
+from inference.checkpoints.checkpoint import Contents
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
 from inference.checkpoints.native import blocks
-from inference.checkpoints.opened import Contents
 from inference.quantize import folds, layer, rotation
 from inference.quantize import plan as plans
 from inference.quantize.parts import Parts

@@ -90,8 +90,7 @@ def masters(
         return jax.device_put(np.array(values, np.float32), where, may_alias=False)
 
     if checkpoint is not None:
-        exact = dataclasses.replace(checkpoint, is_exact=True)
-        return exact.load_params(infos, progress, place)
+        return checkpoint.exact().load_params(infos, progress, place)
     values = params.flatten(params.init(infos, recipe.training.seed), lambda node: False)
     declared, begun = params.flatten(infos), _dynamics(recipe.model)
     assert begun.keys() <= declared.keys(), begun.keys() - declared.keys()

@@ -11,8 +11,8 @@ from configs.heads import BRANCHING, MOST_TREE_DRAFTS, Medusa
 from configs.settings.drafts import ACCEPTANCES, PROPOSERS
 
 if TYPE_CHECKING:
+    from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.load import Progress
-    from inference.checkpoints.opened import Checkpoint
     from inference.checkpoints.resolve import Resolved
 
 SPECULATE = flags.DEFINE_string(

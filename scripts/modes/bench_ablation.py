@@ -23,7 +23,7 @@ from scripts.reports import bench_text
 from scripts.reports.plots import bench_plot
 
 if TYPE_CHECKING:
-    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.checkpoint import Checkpoint
 
 _DEFAULTS: dict[str, Any] = dict(
     num_requests=64, prompt=LogNormal(150, 1.0), output=LogNormal(80, 1.0), prefix_tokens=200,

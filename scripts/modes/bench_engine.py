@@ -27,7 +27,7 @@ from scripts.reports import bench_text
 from scripts.reports.plots import bench_plot
 
 if TYPE_CHECKING:
-    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.resolve import Resolved
     from inference.engine import Engine
 

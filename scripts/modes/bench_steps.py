@@ -19,7 +19,7 @@ from scripts.flags import json_lines_flag
 from scripts.reports import steps_text
 
 if TYPE_CHECKING:
-    from inference.checkpoints.opened import Checkpoint
+    from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.resolve import Resolved
     from inference.engine import Engine
     from layers.params import Params

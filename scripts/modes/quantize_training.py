@@ -14,8 +14,8 @@ from scripts import common
 from scripts.modes import training_steps
 
 if TYPE_CHECKING:
+    from inference.checkpoints.checkpoint import Checkpoint, Contents
     from inference.checkpoints.load import Progress
-    from inference.checkpoints.opened import Checkpoint, Contents
 
 _CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
 
@@ -37,7 +37,7 @@ def trained(
         output: the directory that comes of it.
     """
     from inference.checkpoints import names
-    from inference.checkpoints.opened import Contents
+    from inference.checkpoints.checkpoint import Contents
     from inference.quantize import straight_through
     from inference.training import export, losses, start
     from inference.training.step_folder import StepFolder

@@ -17,8 +17,8 @@ from configs.recipes.training import Recipe
 from scripts import common
 
 if TYPE_CHECKING:
+    from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.load import Progress
-    from inference.checkpoints.opened import Checkpoint
     from inference.training.subject import Subject
 
 TASKS = tuple(recipes.TRAINING)

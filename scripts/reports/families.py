@@ -55,7 +55,7 @@ def page() -> str:
     )
     rows = [_checkpoint(name, folders[name], config) for name, config in configs.items()]
     blocks = {
-        "families": table(("family", "architecture", "beside Llama", "presets"), names),
+        "families": table(("family", "architecture", "in addition to Llama", "presets"), names),
         "pre-tokenizers": [", ".join(f"`{name}`" for name in SPLITS) + "."],
         "checkpoints": table(header, rows),
     }
@@ -110,11 +110,14 @@ def _parts(config: ModelConfig) -> list[str]:
         ("scaled residuals" if config.residual_scale != 1 else ""),
         ("scaled logits" if config.logit_scale != 1 else ""),
         ("scaled keys" if attention.key_scale != 1 else ""),
+        ("a scale of scores of its own" if attention.scale is not None else ""),
     ]
     turning = [rope for rope in ropes if isinstance(rope, Rope)]
     kinds = {type(rope.scaling).__name__.lower() for rope in turning if rope.scaling is not None}
     parts += [f"RoPE {kind}" for kind in sorted(kinds)]
     parts += ["partial RoPE" for rope in turning[:1] if rope.share < 1]
+    is_paired = any(mixer.rope and mixer.rope.neighbours for mixer in mixers)
+    parts += ["rotary pairs side by side"] * is_paired
     return [part for part in parts if part]
 
 

@@ -282,7 +282,6 @@ CASES = (
             "logits_scaling": 1.4,
             "residual_multiplier": 0.8,
             "attention_multiplier": 0.4,
-            "attention_bias": True,
         },
         seed=75,
         version_4_keys=True,

@@ -17,7 +17,7 @@ import numpy as np
 from configs.kinds.params import ParamInfo
 from configs.model import ModelConfig
 from inference.checkpoints import load, names
-from inference.checkpoints.opened import Contents
+from inference.checkpoints.checkpoint import Contents
 from inference.checkpoints.tensor_source import TensorSource
 from layers import decoder, params
 

@@ -348,9 +348,7 @@ def test_experts_keep_their_blocks(case, tmp_path):
     model = dataclasses.replace(config, formats=tuple(kept.items()))
     infos = model.parameters()
     loaded = params.flatten(
-        dataclasses.replace(checkpoint, is_exact=True).load_params(
-            infos, None, lambda path, info, v: np.asarray(v)
-        )
+        checkpoint.exact().load_params(infos, None, lambda path, info, v: np.asarray(v))
     )
     last = config.num_layers - 1
     gate, up, down = (

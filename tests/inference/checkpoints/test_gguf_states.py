@@ -62,8 +62,7 @@ def checkpoint(path: Path):
 def exact(own) -> tuple:
     """The model in float32, with the checkpoint's own numbers."""
     config = dataclasses.replace(own.config, dtype="float32", formats=())
-    whole = dataclasses.replace(own, is_exact=True)
-    return config, whole.load_params(decoder.param_infos(config))
+    return config, own.exact().load_params(decoder.param_infos(config))
 
 
 @pytest.mark.parts(3)
@@ -272,7 +271,7 @@ def test_decays_stay_as_they_are_stored(tmp_path, monkeypatch):
     own = checkpoint(file)
     rounded, stored = (
         params.flatten(load(decoder.param_infos(dataclasses.replace(own.config, dtype="float32"))))
-        for load in (own.load_params, dataclasses.replace(own, is_exact=True).load_params)
+        for load in (own.load_params, own.exact().load_params)
     )
     for path in stored:
         is_kept = path.endswith(("/decay", "/skip", "/step_bias"))
