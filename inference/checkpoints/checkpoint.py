@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from configs.kinds.params import Declared, leaves
 from configs.model import ModelConfig
@@ -31,7 +30,7 @@ class Contents:
     source: TensorSource
     name_map: NameMap
     read_files: Callable[[], dict[str, bytes]]
-    raw_config: dict[str, Any] | None = None
+    raw_config: dict[str, object] | None = None
     header: Header | None = None
     exact: Callable[[], TensorSource] | None = None
 

@@ -5,14 +5,13 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
 from configs import precision
 from configs.errors import InputError, reason
-from configs.kinds.params import ParamInfo
+from configs.kinds.params import Declared, ParamInfo
 from configs.model import ModelConfig
 from inference.checkpoints import (
     load,
@@ -171,7 +170,7 @@ def _as_type(block: np.ndarray, path: str, dtype: str) -> np.ndarray:
 
 
 def _write_orbax(
-    folder: Path, infos: Any, rows: weights_export.Rows, progress: Progress | None
+    folder: Path, infos: Declared, rows: weights_export.Rows, progress: Progress | None
 ) -> None:
     """Through one mapped file: Orbax holds all it writes in memory, so nothing else should."""
     intermediate = folder / _INTERMEDIATE

@@ -9,13 +9,13 @@ import json
 import logging
 import math
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import jax
 import numpy as np
 
 from configs.errors import InputError
-from configs.kinds.params import ParamInfo
+from configs.kinds.params import Declared, ParamInfo
 from inference.checkpoints import load, mapped, names, safetensors_file
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import NameMap
@@ -36,7 +36,7 @@ def place(path: Path, *fingerprints: str) -> Path:
 
 def open_or_convert(
     path: Path,
-    infos: Any,
+    infos: Declared,
     source: TensorSource,
     name_map: NameMap,
     progress: Progress | None = None,

@@ -65,12 +65,12 @@ def _tried(text: str) -> tokenizers.Tokenizer:
     return backend
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, object]:
     return mapped.read_json(path) if path.exists() else {}
 
 
 def _add_tokens(
-    backend: tokenizers.Tokenizer, directory: Path, config: Mapping[str, Any]
+    backend: tokenizers.Tokenizer, directory: Path, config: Mapping[str, object]
 ) -> dict[str, str]:
     """Adds what only the files beside `tokenizer.json` know, as transformers does: tokens that are
     listed, by id; then those with a name, and the extra ones, all of which are special.
@@ -108,7 +108,7 @@ def _add_tokens(
 
 
 def _special_tokens(
-    config: Mapping[str, Any], older: Mapping[str, Any]
+    config: Mapping[str, Any], older: Mapping[str, object]
 ) -> tuple[dict[str, AddedToken], list[AddedToken]]:
     """Tokens with a name, transformers' own before those of the model, and those without one."""
     keys = {**config, **older}

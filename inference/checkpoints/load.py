@@ -4,14 +4,13 @@ import collections
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import jax
 import numpy as np
 from numpy.typing import DTypeLike
 
 from configs.errors import InputError, shown
-from configs.kinds.params import ParamInfo, in_rows
+from configs.kinds.params import Declared, ParamInfo, in_rows
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints.names import NameMap, Stored
@@ -21,7 +20,7 @@ from layers.params import Params
 
 Progress = Callable[[int, int, str], None]  # bytes done, bytes in all, what is happening
 # Returns a leaf of the parameters, on the device, of the values or blocks at a path.
-Place = Callable[[str, ParamInfo, "StoredParameter"], Any]
+Place = Callable[[str, ParamInfo, "StoredParameter"], object]
 
 _WORKERS = 2  # one reads while the other waits for the disk, or both check digests
 _SHOWN = 3
@@ -135,7 +134,7 @@ def on_device(path: str, info: ParamInfo, values: StoredParameter) -> jax.Array:
 
 
 def load_params(
-    infos: Any,
+    infos: Declared,
     source: TensorSource,
     name_map: NameMap,
     progress: Progress | None = None,

@@ -110,7 +110,7 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
             raise InputError(f"{path}: not UTF-8 text ({error.reason})") from None
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, object]:
     """The JSON object in a file.
 
     Raises:

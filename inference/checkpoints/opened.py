@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import logging
 from pathlib import Path
-from typing import Any
 
 from configs.errors import InputError
 from configs.heads import Eagle
@@ -31,6 +30,7 @@ from inference.checkpoints.names import NameMap
 from inference.checkpoints.native import orbax_directory
 from inference.checkpoints.tensor_source import TensorSource
 from inference.families import families
+from inference.families.shared.config_keys import Keys
 from inference.text.tokenizer import Tokenizer
 from layers import params
 from layers.params import Params
@@ -60,7 +60,7 @@ def _described(path: Path) -> tuple[ModelConfig, Storage]:
 def _with_formats(path: Path, config: ModelConfig, storage: Storage) -> ModelConfig:
     try:
         if storage.is_packed:
-            formats = tensors.packed_experts(config, _raw(path)["quantization_config"])
+            formats = tensors.packed_experts(config, Keys(_raw(path)))
         elif storage.quantization is not None:
             formats = tensors.formats(config, storage.quantization, names.huggingface(config))
         else:
@@ -70,7 +70,7 @@ def _with_formats(path: Path, config: ModelConfig, storage: Storage) -> ModelCon
         raise InputError(f"{path / text_files.CONFIG}: {error}") from None
 
 
-def _raw(path: Path) -> dict[str, Any]:
+def _raw(path: Path) -> dict[str, object]:
     return hf_directory.read_config(path / text_files.CONFIG)
 
 
@@ -104,7 +104,7 @@ def read_predicting_config(path: Path) -> Eagle:
     return hf_directory.parse_predicting(hf_directory.without_storage(_raw(path)), path)
 
 
-def _refuse_quantized(path: Path, raw: dict[str, Any]) -> None:
+def _refuse_quantized(path: Path, raw: dict[str, object]) -> None:
     """Weights of few bits that `config.json` says nothing of."""
     for name in hub.QUANTIZED:
         if hf_directory.without_storage(raw) == raw and (path / name).exists():
@@ -127,7 +127,7 @@ class StoredDirectory(Checkpoint):
     path: Path
     source: TensorSource
     name_map: NameMap
-    raw_config: dict[str, Any] | None
+    raw_config: dict[str, object] | None
 
     def contents(self) -> Contents:
         read_files = functools.partial(text_files.read, self.path)
@@ -194,7 +194,7 @@ class HfDirectory(StoredDirectory):
         config: ModelConfig,
         source: TensorSource,
         name_map: NameMap,
-        raw: dict[str, Any],
+        raw: dict[str, object],
     ) -> "HfDirectory":
         load.check_parts(config, source, name_map)
         return cls(
@@ -225,7 +225,7 @@ class NativeDirectory(StoredDirectory):
     """A directory in our native format."""
 
     @classmethod
-    def open(cls, path: Path, config: ModelConfig, raw: dict[str, Any]) -> "NativeDirectory":
+    def open(cls, path: Path, config: ModelConfig, raw: dict[str, object]) -> "NativeDirectory":
         """Opens a directory, given what `orbax_directory.read_config` returns.
 
         Raises:

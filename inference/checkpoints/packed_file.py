@@ -6,7 +6,6 @@ import hashlib
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -18,7 +17,7 @@ from layers.kernels.cpu import library
 from layers.params import Params
 
 
-def load(folder: Path, expected: Any, read: Callable[[], Params]) -> Params:
+def load(folder: Path, expected: Params, read: Callable[[], Params]) -> Params:
     """Parameters from the file in a folder; where it is missing, unsound or of another layout,
     they are read, and written there.
 

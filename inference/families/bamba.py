@@ -1,7 +1,5 @@
 """Bamba (IBM, Princeton & UIUC 2024): Mamba-2, and attention in the layers that are listed."""
 
-from typing import Any
-
 from configs.kinds.attention import Attention
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.rope import Rope
@@ -33,7 +31,7 @@ def _read_bamba(keys: Keys, name: str) -> ModelConfig:
     )
 
 
-def _write_bamba(config: ModelConfig) -> dict[str, Any]:
+def _write_bamba(config: ModelConfig) -> dict[str, object]:
     """Returns the keys, with `rope_parameters`, because the older object has no share."""
     raw = state_space.hybrid_keys(config) | {"attn_layer_indices": state_space.attends(config)}
     rope = state_space.attention(config).rope or Rope(share=0.5)

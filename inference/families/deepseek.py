@@ -4,7 +4,6 @@
 
 import dataclasses
 import math
-from typing import Any
 
 from configs.errors import InputError
 from configs.kinds.experts import Experts, Router
@@ -15,7 +14,7 @@ from configs.model import ModelConfig
 from inference.families.family import Family, Gguf, GgufReader
 from inference.families.shared import gguf_mixtures, gguf_names, hf_names, latents, mixtures, parts
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import YARN, GgufKeys
+from inference.families.shared.gguf_keys import YARN, GgufKeys, ModelFields
 
 _EVERY_LAYER = {"moe_layer_freq": (1, None), "ep_size": (1, None)}
 
@@ -25,8 +24,9 @@ def _read_deepseek_v2(keys: Keys, name: str) -> ModelConfig:
     keys.choice("scoring_func", {"softmax": "softmax"}, "softmax")
     methods = {method: method for method in ("greedy", "group_limited_greedy")}
     is_greedy = keys.choice("topk_method", methods, "greedy") == "greedy"
-    groups = {} if is_greedy else mixtures.groups(keys)
-    router = Router(is_normalized=False, scale=keys.number("routed_scaling_factor", 1.0), **groups)
+    groups, top_groups = (1, 1) if is_greedy else mixtures.groups(keys)
+    scale = keys.number("routed_scaling_factor", 1.0)
+    router = Router(is_normalized=False, scale=scale, num_groups=groups, top_groups=top_groups)
     experts = mixtures.sharing_experts(keys, 64, None, router, width=1407, num_shared=2)
     return latents.model(keys, name, "deepseek_v2", experts, is_neighbours=True, first_dense=0)
 
@@ -46,13 +46,13 @@ def _read_deepseek_v32(keys: Keys, name: str) -> ModelConfig:
     return latents.indexed_model(keys, name, "deepseek_v32", indexer, num_groups=8, top_groups=4)
 
 
-def _write_deepseek_v2(config: ModelConfig) -> dict[str, Any]:
+def _write_deepseek_v2(config: ModelConfig) -> dict[str, object]:
     grouped = mixtures.mixture(config).router.num_groups > 1
     method = "group_limited_greedy" if grouped else "greedy"
     return latents.written(config) | {"topk_method": method, "scoring_func": "softmax"}
 
 
-def _write_deepseek_v3(config: ModelConfig) -> dict[str, Any]:
+def _write_deepseek_v3(config: ModelConfig) -> dict[str, object]:
     latent = config.mixers(Latent)[0]
     return latents.written(config) | {
         "topk_method": "noaux_tc",
@@ -61,7 +61,7 @@ def _write_deepseek_v3(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def write_indexed(config: ModelConfig) -> dict[str, Any]:
+def write_indexed(config: ModelConfig) -> dict[str, object]:
     """Returns the keys of DeepSeek-V3.2 and GLM-5."""
     indexer = config.mixers(Latent)[0].indexer or Indexer(1, 1, 1)
     return latents.written(config) | {
@@ -83,7 +83,7 @@ _GGUF_KEYS = (
 )
 
 
-def _gguf_deepseek(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_deepseek(keys: GgufKeys) -> ModelFields:
     """Reads DeepSeek-V2 or, where scores are sigmoids, V3 and its relatives."""
     router = gguf_mixtures.read_router(keys, is_normalized=False)
     family = "deepseek_v2" if router.scores == "softmax" else "deepseek_v3"

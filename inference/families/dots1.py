@@ -1,7 +1,6 @@
 """dots.llm1 (Huo et al. 2025, arXiv 2506.05767): Qwen3's attention, DeepSeek-V3's mixture."""
 
 import dataclasses
-from typing import Any
 
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
@@ -17,7 +16,7 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 
 def _read_dots1(keys: Keys, name: str) -> ModelConfig:
@@ -40,7 +39,7 @@ def _read_dots1(keys: Keys, name: str) -> ModelConfig:
     )
 
 
-def _write_dots1(config: ModelConfig) -> dict[str, Any]:
+def _write_dots1(config: ModelConfig) -> dict[str, object]:
     kinds = export_fields.layer_types(config)
     return mixtures.with_heads(config) | mixtures.routed(config) | kinds | {
         "attention_bias": "qkv" in mixtures.attention(config).biases,
@@ -48,7 +47,7 @@ def _write_dots1(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gguf_dots1(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_dots1(keys: GgufKeys) -> ModelFields:
     router = gguf_mixtures.read_router(keys, is_normalized=False, scores="sigmoid")
     attention = keys.attention(keys.rope(), qk_norm="head")
     return {"pattern": gguf_mixtures.after_dense(keys, attention, router, 0)}

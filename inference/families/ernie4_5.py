@@ -1,13 +1,12 @@
 """ERNIE 4.5 (Baidu 2025), dense: Llama with rotary pairs side by side."""
 
 import dataclasses
-from typing import Any
 
 from configs.model import LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter
 from inference.families.shared import export_fields, fields, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 
 def _read_ernie4_5(keys: Keys, name: str) -> ModelConfig:
@@ -20,11 +19,11 @@ def _read_ernie4_5(keys: Keys, name: str) -> ModelConfig:
     )
 
 
-def _write_ernie4_5(config: ModelConfig) -> dict[str, Any]:
+def _write_ernie4_5(config: ModelConfig) -> dict[str, object]:
     return export_fields.llama_fields(config) | {"use_bias": False}
 
 
-def _gguf_ernie4_5(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_ernie4_5(keys: GgufKeys) -> ModelFields:
     rope = dataclasses.replace(keys.rope(), neighbours=True)
     return {"pattern": (keys.layer(rope),)}
 

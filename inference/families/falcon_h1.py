@@ -3,11 +3,11 @@ and a factor on every projection.
 """
 
 import dataclasses
-from typing import Any
 
 from configs.errors import InputError
 from configs.kinds.combined import Parallel
 from configs.kinds.feed_forward import Gated
+from configs.kinds.kind import Mixer
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter
@@ -21,7 +21,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 _DEFAULTS = {
     "vocab_size": 128_000, "hidden_size": 4096, "intermediate_size": 14_336,
@@ -73,7 +73,7 @@ def _scales(keys: Keys, key: str, count: int) -> tuple[float, ...]:
     return () if set(factors) == {1.0} else factors
 
 
-def _write_falcon_h1(config: ModelConfig) -> dict[str, Any]:
+def _write_falcon_h1(config: ModelConfig) -> dict[str, object]:
     layer = config.layers[0]
     mixer, ffn, (state,) = layer.mixer, layer.ffn, config.mixers(Mamba2)
     assert isinstance(mixer, Parallel) and isinstance(ffn, Gated), "config_export has seen to it"
@@ -97,7 +97,7 @@ def _write_falcon_h1(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _gguf_falcon_h1(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_falcon_h1(keys: GgufKeys) -> ModelFields:
     """Reads Falcon-H1, whose factors are part of the file's weights."""
     kv_heads = keys.integer("attention.head_count_kv")
     attention = gguf_states.attention(keys, 0, kv_heads, rope=keys.rope())
@@ -120,7 +120,7 @@ def _folded(config: ModelConfig) -> ModelConfig:
         mixer, ffn = _parallel(layer.mixer), layer.ffn
         assert isinstance(ffn, Gated), "its builder has seen to it"
         attention = dataclasses.replace(mixer.attention, key_scale=1.0)
-        state: Any = dataclasses.replace(_state_space(mixer), part_scales=())
+        state = dataclasses.replace(_state_space(mixer), part_scales=())
         pattern.append(
             dataclasses.replace(
                 layer,
@@ -155,7 +155,7 @@ def _factors(config: ModelConfig) -> dict[str, float]:
     return {name: scale for name, scale in factors.items() if scale != 1.0}
 
 
-def _parallel(mixer: Any) -> Parallel:
+def _parallel(mixer: Mixer) -> Parallel:
     assert isinstance(mixer, Parallel), "its builder has seen to it"
     return mixer
 

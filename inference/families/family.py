@@ -2,14 +2,13 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.model import ModelConfig
 from inference.families.shared import gguf_names
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 from inference.families.shared.gguf_states import Metadata
 from inference.families.shared.hf_names import Table
 from inference.families.shared.parts import Split
@@ -26,7 +25,7 @@ class GgufReader:
         free_widths: keys of widths of heads that may differ from the head width.
     """
 
-    build: Callable[[GgufKeys], dict[str, Any]]
+    build: Callable[[GgufKeys], ModelFields]
     reads: tuple[str, ...] = ()
     free_widths: tuple[str, ...] = ()
 
@@ -107,7 +106,7 @@ class Family:
     architecture: str
     model_type: str
     read: Callable[[Keys, str], ModelConfig]
-    write: Callable[[ModelConfig], dict[str, Any]]
+    write: Callable[[ModelConfig], dict[str, object]]
     reads: tuple[str, ...] = ()
     mixers: tuple[type, ...] = (Attention,)
     feed_forwards: tuple[type, ...] = (Gated, Plain)

@@ -11,7 +11,7 @@ from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Metadata
 from inference.families.shared import export_fields, fields, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
@@ -68,7 +68,7 @@ def _scale(keys: Keys) -> float | None:
     return None if scalar == keys.integer("head_dim", 256) else scalar**-0.5
 
 
-def _write_gemma(config: ModelConfig) -> dict[str, Any]:
+def _write_gemma(config: ModelConfig) -> dict[str, object]:
     attention, _ = export_fields.first(config)
     raw = export_fields.llama_fields(config)
     del raw["mlp_bias"], raw["hidden_act"]
@@ -80,7 +80,7 @@ def _write_gemma(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write_gemma3(config: ModelConfig) -> dict[str, Any]:
+def _write_gemma3(config: ModelConfig) -> dict[str, object]:
     raw = _write_gemma(config)
     mixers = config.mixers(Attention)
     distant = [mixer.rope for mixer in mixers if mixer.window is None and mixer.rope]
@@ -100,7 +100,7 @@ _WINDOW = "attention.sliding_window"
 _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 
 
-def _gguf_gemma(keys: GgufKeys, pattern: Sequence[Attention], layers_of_27b: int) -> dict[str, Any]:
+def _gguf_gemma(keys: GgufKeys, pattern: Sequence[Attention], layers_of_27b: int) -> ModelFields:
     """Returns the fields that Gemma 2 and 3 share."""
     width = keys.integer("embedding_length")
     is_27b = keys.num_layers == layers_of_27b
@@ -116,14 +116,14 @@ def _gguf_gemma(keys: GgufKeys, pattern: Sequence[Attention], layers_of_27b: int
     }
 
 
-def _gguf_gemma2(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_gemma2(keys: GgufKeys) -> ModelFields:
     full = keys.attention(keys.rope(), score_cap=keys.number("attn_logit_softcapping", 50.0))
     local = dataclasses.replace(full, window=keys.integer(_WINDOW, 4096))
     cap = keys.number("final_logit_softcapping", 30.0)
-    return _gguf_gemma(keys, (local, full), _GEMMA2_27B_LAYERS) | {"logit_cap": cap}
+    return {**_gguf_gemma(keys, (local, full), _GEMMA2_27B_LAYERS), "logit_cap": cap}
 
 
-def _gguf_gemma3(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_gemma3(keys: GgufKeys) -> ModelFields:
     period = keys.integer(f"{_WINDOW}_pattern", 6)
     near = Rope(keys.number("rope.freq_base_swa", 10_000.0))
     window = keys.integer(_WINDOW)

@@ -1,7 +1,6 @@
 """Gemma 4 (Google DeepMind 2026), the part that reads and writes text."""
 
 import dataclasses
-from typing import Any
 
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention, sharing
@@ -14,7 +13,7 @@ from configs.model import LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, Table
 from inference.families.shared import export_fields, fields, gguf_names, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 # Key of the rows of a table, of which only those of tokens are read.
 _NUM_ROWS = "vocab_size_per_layer_input"
@@ -135,7 +134,7 @@ def _inputs_width(keys: Keys, vocab_size: int) -> int:
     return width
 
 
-def _write_gemma4(config: ModelConfig) -> dict[str, Any]:
+def _write_gemma4(config: ModelConfig) -> dict[str, object]:
     """Returns the keys of published files."""
     windows = [config.stored_by(layer).window for layer in range(config.num_layers)]
     mixers = [export_fields.attention(layer) for layer in config.layers]
@@ -161,7 +160,7 @@ def _write_gemma4(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _ffn(first: FeedForward | None, last: FeedForward | None) -> dict[str, Any]:
+def _ffn(first: FeedForward | None, last: FeedForward | None) -> dict[str, object]:
     widths = [
         ffn.shared_width if isinstance(ffn, Experts) else getattr(ffn, "width", 0)
         for ffn in (first, last)
@@ -181,7 +180,7 @@ def _ffn(first: FeedForward | None, last: FeedForward | None) -> dict[str, Any]:
     return raw
 
 
-def _stated(rope: Rope | None) -> dict[str, Any]:
+def _stated(rope: Rope | None) -> dict[str, object]:
     rope = rope or Rope()
     scaling = export_fields.rope_scaling(rope.scaling) or {"rope_type": "default"}
     return scaling | {"rope_theta": rope.theta}
@@ -197,7 +196,7 @@ _GGUF_KEYS = (
 )
 
 
-def _gguf_gemma4(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_gemma4(keys: GgufKeys) -> ModelFields:
     num_shared = keys.whole("attention.shared_kv_layers", limit=keys.num_layers)
     mixers = sharing(_gguf_mixers(keys), num_shared)
     inputs = keys.whole("embedding_length_per_layer_input")
@@ -215,7 +214,6 @@ def _gguf_gemma4(keys: GgufKeys) -> dict[str, Any]:
 def _gguf_mixers(keys: GgufKeys) -> list[Attention]:
     """Returns each layer's attention, before layers share keys and values."""
     heads = keys.integer("attention.head_count")
-    shared: dict[str, Any] = {"qk_norm": "head", "has_value_norm": True, "scale": 1.0}
     kv_heads = keys.integers("attention.head_count_kv", keys.num_layers)
     slides = keys.booleans(f"{_WINDOW}_pattern", keys.num_layers)
     if slides is None:
@@ -227,13 +225,14 @@ def _gguf_mixers(keys: GgufKeys) -> list[Attention]:
             raise InputError(f"{keys.architecture}.{key} differs from the head width {near_width}")
     far, mixers = _gguf_distant(keys), []
     for layer, (slide, kv) in enumerate(zip(slides, kv_heads, strict=True)):
-        if slide:
-            window = keys.integer(_WINDOW)
-            mixers.append(Attention(heads, kv, near_width, near, window, **shared))
-        else:
-            has_values = keys.has_tensor(f"blk.{layer}.attn_v.weight")
-            full = Attention(heads, kv, keys.head_width, far, **shared)
-            mixers.append(dataclasses.replace(full, has_values=has_values))
+        width, rope = (near_width, near) if slide else (keys.head_width, far)
+        mixers.append(
+            Attention(
+                heads, kv, width, rope, keys.integer(_WINDOW) if slide else None, qk_norm="head",
+                has_value_norm=True, scale=1.0,
+                has_values=slide or keys.has_tensor(f"blk.{layer}.attn_v.weight"),
+            )
+        )  # fmt: skip
     return mixers
 
 

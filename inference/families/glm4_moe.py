@@ -3,7 +3,6 @@ without the layers that predict a second token.
 """
 
 import dataclasses
-from typing import Any
 
 from configs.errors import InputError
 from configs.kinds.experts import Experts
@@ -24,7 +23,7 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 _WIDTHS = {"qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5}  # of latent attention
 
@@ -60,8 +59,9 @@ def _read_glm_moe_dsa(keys: Keys, name: str) -> ModelConfig:
     Every layer has an indexer: layers that reuse the choice of an earlier one are not supported.
     """
     step = keys.whole("index_topk_freq", 1, limit=MOST_LAYERS)
-    pattern = keys.raw.get("index_topk_pattern")
-    kinds = keys.listed("indexer_types", fields.num_layers(keys)) or pattern or ()
+    listed = keys.listed("indexer_types", fields.num_layers(keys))
+    kinds = listed or keys.raw.get("index_topk_pattern") or ()
+    kinds = kinds if isinstance(kinds, list | tuple | str) else (kinds,)
     if step > 1 or any(kind not in ("full", "F") for kind in kinds):
         raise InputError(
             "indexer_types (or index_topk_freq, index_topk_pattern) names layers that read the "
@@ -72,7 +72,7 @@ def _read_glm_moe_dsa(keys: Keys, name: str) -> ModelConfig:
     return latents.indexed_model(keys, name, "glm_moe_dsa", indexer, num_groups=1, top_groups=1)
 
 
-def _write_glm4_moe(config: ModelConfig) -> dict[str, Any]:
+def _write_glm4_moe(config: ModelConfig) -> dict[str, object]:
     attention = mixtures.attention(config)
     return mixtures.with_heads(config) | mixtures.routed(config) | {
         "partial_rotary_factor": (attention.rope or Rope()).share,
@@ -81,14 +81,14 @@ def _write_glm4_moe(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write_glm4_moe_lite(config: ModelConfig) -> dict[str, Any]:
+def _write_glm4_moe_lite(config: ModelConfig) -> dict[str, object]:
     return latents.written(config) | {
         "rope_interleave": config.mixers(Latent)[0].rope.neighbours,
         "mlp_layer_types": mixtures.mlp_types(config),
     }
 
 
-def _gguf_glm4_moe(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_glm4_moe(keys: GgufKeys) -> ModelFields:
     """Reads GLM-4.5 and 4.6, except their last blocks, which predict a second token."""
     width = keys.head_width
     share = keys.integer("rope.dimension_count", width) / width

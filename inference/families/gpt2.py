@@ -1,7 +1,6 @@
 """GPT-2 (Radford et al. 2019)."""
 
 import dataclasses
-from typing import Any
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
@@ -10,7 +9,7 @@ from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
 from inference.families.shared import export_fields, fields, gguf_names
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 
 def _read_gpt2(keys: Keys, name: str) -> ModelConfig:
@@ -46,7 +45,7 @@ def _read_gpt2(keys: Keys, name: str) -> ModelConfig:
     )
 
 
-def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
+def _write_gpt2(config: ModelConfig) -> dict[str, object]:
     attention, ffn = export_fields.first(config)
     scales = {mixer.scale for mixer in config.mixers(Attention)}
     return {
@@ -63,7 +62,7 @@ def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _gguf_gpt2(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_gpt2(keys: GgufKeys) -> ModelFields:
     positions = keys.shapes.get("position_embd.weight")
     if positions is None:
         raise InputError("tensor 'position_embd.weight' is missing")

@@ -1,7 +1,6 @@
 """gpt-oss (OpenAI 2025, arXiv 2508.10925)."""
 
 import dataclasses
-from typing import Any
 
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
@@ -19,7 +18,7 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import YARN, GgufKeys
+from inference.families.shared.gguf_keys import YARN, GgufKeys, ModelFields
 
 
 def _read_gpt_oss(keys: Keys, name: str) -> ModelConfig:
@@ -44,7 +43,7 @@ def _read_gpt_oss(keys: Keys, name: str) -> ModelConfig:
     return mixtures.model(keys, name, "gpt_oss", rope, mixers, experts, eps=1e-5)
 
 
-def _write_gpt_oss(config: ModelConfig) -> dict[str, Any]:
+def _write_gpt_oss(config: ModelConfig) -> dict[str, object]:
     experts = mixtures.mixture(config)
     raw = mixtures.with_heads(config) | export_fields.layer_types(config) | {
         "intermediate_size": experts.width,
@@ -57,7 +56,7 @@ def _write_gpt_oss(config: ModelConfig) -> dict[str, Any]:
     return raw if raw["sliding_window"] else raw | {"sliding_window": 128}
 
 
-def _gguf_gpt_oss(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_gpt_oss(keys: GgufKeys) -> ModelFields:
     """Reads gpt-oss. llama.cpp has its limit, offset and pattern as constants, and rounds YaRN's
     ends, which the model does not.
     """

@@ -25,7 +25,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 _DEFAULTS = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008,
@@ -69,7 +69,7 @@ def _hybrid_ffn(keys: Keys) -> Gated | Experts:
     )  # fmt: skip
 
 
-def _by_name(kind: Any, attention: Attention, state: Mamba2) -> Attention | Mamba2:
+def _by_name(kind: object, attention: Attention, state: Mamba2) -> Attention | Mamba2:
     """Returns the mixer by the name that transformers 4 or 5 has for it."""
     names: dict[str, Attention | Mamba2] = {
         "attention": attention, "full_attention": attention,
@@ -80,7 +80,7 @@ def _by_name(kind: Any, attention: Attention, state: Mamba2) -> Attention | Mamb
     return names[kind]
 
 
-def _write_hybrid(config: ModelConfig) -> dict[str, Any]:
+def _write_hybrid(config: ModelConfig) -> dict[str, object]:
     attention, ffn = state_space.attention(config), config.layers[0].ffn
     attends = [isinstance(layer.mixer, Attention) for layer in config.layers]
     raw = state_space.hybrid_keys(config)
@@ -120,11 +120,11 @@ def _read_scales(keys: Keys) -> dict[str, Any]:
     }
 
 
-def _write_granite(config: ModelConfig) -> dict[str, Any]:
+def _write_granite(config: ModelConfig) -> dict[str, object]:
     return export_fields.llama_fields(config) | _write_scales(config)
 
 
-def _write_scales(config: ModelConfig) -> dict[str, Any]:
+def _write_scales(config: ModelConfig) -> dict[str, object]:
     attention = state_space.attention(config)
     scale = attention.head_width**-0.5 if attention.scale is None else attention.scale
     return {
@@ -135,12 +135,12 @@ def _write_scales(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _gguf_granite(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_granite(keys: GgufKeys) -> ModelFields:
     scale = keys.number("attention.scale") if keys.has("attention.scale") else None
-    return {"pattern": (keys.layer(keys.rope(), scale=scale),)} | _gguf_read_scales(keys)
+    return {"pattern": (keys.layer(keys.rope(), scale=scale),), **_gguf_read_scales(keys)}
 
 
-def _gguf_read_scales(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_read_scales(keys: GgufKeys) -> ModelFields:
     return {
         "embedding_scale": keys.number("embedding_scale", 1.0),
         "residual_scale": keys.number("residual_scale", 1.0),
@@ -148,7 +148,7 @@ def _gguf_read_scales(keys: GgufKeys) -> dict[str, Any]:
     }
 
 
-def _gguf_hybrid(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_hybrid(keys: GgufKeys) -> ModelFields:
     scale = keys.number("attention.scale") if keys.has("attention.scale") else None
     rope = keys.rope() if keys.boolean("rope.scaling.finetuned", True) else None
     ffn: FeedForward = Gated(keys.ffn_width)
@@ -164,9 +164,7 @@ def _gguf_hybrid(keys: GgufKeys) -> dict[str, Any]:
         )
         for layer, kv_heads in enumerate(keys.kv_heads())
     ]
-    return {
-        "pattern": tuple(layers),
-    } | _gguf_read_scales(keys)
+    return {"pattern": tuple(layers), **_gguf_read_scales(keys)}
 
 
 def _gguf_scales(config: ModelConfig) -> Metadata:

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
@@ -23,7 +22,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 _DEFAULTS = {
     "vocab_size": 65_536, "hidden_size": 4096, "intermediate_size": 14_336,
@@ -74,7 +73,7 @@ def _every(keys: Keys, kind: str, period: int, offset: int) -> Callable[[int], b
     return lambda layer: layer % period == offset
 
 
-def _write_jamba(config: ModelConfig) -> dict[str, Any]:
+def _write_jamba(config: ModelConfig) -> dict[str, object]:
     attends = [isinstance(layer.mixer, Attention) for layer in config.layers]
     mixes = [isinstance(layer.ffn, Experts) for layer in config.layers]
     attention = state_space.attention(config)
@@ -112,7 +111,7 @@ def _repeated(kind: str, layers: list[bool]) -> dict[str, int]:
     return {f"{kind}_layer_period": period, f"{kind}_layer_offset": first % period}
 
 
-def _gguf_jamba(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_jamba(keys: GgufKeys) -> ModelFields:
     """Reads Jamba: a layer with keys attends, and a layer with a router has experts."""
     layers, dense = [], Gated(keys.ffn_width)
     for layer, kv_heads in enumerate(keys.kv_heads()):

@@ -2,12 +2,10 @@
 positions, and DeepSeek-V3's mixture.
 """
 
-from typing import Any
-
 from configs.errors import InputError, shown
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
-from configs.kinds.kind import FeedForward
+from configs.kinds.kind import FeedForward, Mixer
 from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
@@ -56,7 +54,7 @@ def _spelled(keys: Keys) -> Keys:
     return Keys(raw, keys.label)
 
 
-def _mixers(keys: Keys) -> list[Any]:
+def _mixers(keys: Keys) -> list[Mixer]:
     stated = keys.nested("linear_attn_config") or Keys({})
     num_heads = stated.integer("num_heads", keys.integer("linear_num_heads", 32))
     width = stated.integer("head_dim", keys.integer("linear_head_dim", 128))
@@ -91,9 +89,12 @@ def _full_layers(keys: Keys, stated: Keys) -> frozenset[int]:
     if linear is None and full is None:
         return frozenset(range(4, count, 4))
     full = [] if full is None else full
-    numbers = [*linear, *full] if isinstance(linear, list) and isinstance(full, list) else []
-    is_whole = all(type(number) is int for number in numbers)
-    if not is_whole or sorted(numbers) != list(range(1, count + 1)):
+    if not (
+        isinstance(linear, list)
+        and isinstance(full, list)
+        and all(type(layer) is int for layer in (*linear, *full))
+        and sorted(linear + full) == list(range(1, count + 1))
+    ):
         raise InputError(
             f"{stated.label}kda_layers and full_attn_layers list each of the layers 1 to {count} "
             "once"
@@ -111,7 +112,7 @@ def _ffns(keys: Keys) -> list[FeedForward]:
     return ffns or mixtures.after_dense(keys, experts, first_dense=1)
 
 
-def _write_kimi(config: ModelConfig) -> dict[str, Any]:
+def _write_kimi(config: ModelConfig) -> dict[str, object]:
     latent = next(iter(config.mixers(Latent)), Latent(1, 1, 2, 1, 1))
     linear = delta_net.first(config)
     is_linear = [isinstance(layer.mixer, DeltaNet) for layer in config.layers]
@@ -143,7 +144,7 @@ def _write_kimi(config: ModelConfig) -> dict[str, Any]:
     return raw | (_mixture_keys(config) if config.mixtures else {})
 
 
-def _mixture_keys(config: ModelConfig) -> dict[str, Any]:
+def _mixture_keys(config: ModelConfig) -> dict[str, object]:
     experts = mixtures.mixture(config)
     return {
         "num_experts": experts.num_experts,

@@ -1,7 +1,5 @@
 """LFM2 (Liquid AI 2025, arXiv 2511.23404): gated short convolutions, attention in some layers."""
 
-from typing import Any
-
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import Mixer
@@ -20,7 +18,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 _KINDS = "conv", "full_attention"
 _DEFAULTS = {
@@ -79,7 +77,7 @@ def _gated(keys: Keys) -> Gated:
     return Gated(width, "silu")
 
 
-def _write_lfm2(config: ModelConfig) -> dict[str, Any]:
+def _write_lfm2(config: ModelConfig) -> dict[str, object]:
     """Returns the keys, with the width that the feed-forward has."""
     attention = state_space.attention(config)
     convolution = next(iter(config.mixers(ShortConv)), ShortConv(config.width))
@@ -101,7 +99,7 @@ def _write_lfm2(config: ModelConfig) -> dict[str, Any]:
 _TAPS = "shortconv.l_cache"
 
 
-def _gguf_lfm2(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_lfm2(keys: GgufKeys) -> ModelFields:
     """Reads LFM2: a layer without keys is a convolution."""
     layers = []
     for layer, kv_heads in enumerate(keys.kv_heads()):

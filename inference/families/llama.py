@@ -3,7 +3,6 @@ Face 2025).
 """
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 
@@ -21,7 +20,7 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 from layers import rope as rope_math
 
 
@@ -73,17 +72,17 @@ def _read_smollm3(keys: Keys, name: str) -> ModelConfig:
     )
 
 
-def _write_mistral(config: ModelConfig) -> dict[str, Any]:
+def _write_mistral(config: ModelConfig) -> dict[str, object]:
     attention, _ = export_fields.first(config)
     return export_fields.llama_fields(config) | {"sliding_window": attention.window}
 
 
-def _write_smollm3(config: ModelConfig) -> dict[str, Any]:
+def _write_smollm3(config: ModelConfig) -> dict[str, object]:
     rotates = [int(export_fields.attention(layer).rope is not None) for layer in config.layers]
     return qwen.write(config) | {"no_rope_layers": rotates}
 
 
-def _gguf_llama(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_llama(keys: GgufKeys) -> ModelFields:
     if keys.whole("expert_count"):  # llama.cpp has no other name for Mixtral
         return mixtral.gguf_experts(keys)
     return {"pattern": (keys.layer(_gguf_llama_rope(keys)),)}
@@ -109,7 +108,7 @@ def _gguf_llama_rope(keys: GgufKeys) -> Rope:
     return candidate
 
 
-def _gguf_smollm3(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_smollm3(keys: GgufKeys) -> ModelFields:
     return {"pattern": (keys.layer(keys.rope()),) * 3 + (keys.layer(None),)}
 
 

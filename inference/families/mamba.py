@@ -4,7 +4,6 @@ norms have no weights, and Mamba-2 (Dao & Gu 2024, arXiv 2405.21060): layers wit
 
 import dataclasses
 from types import NoneType
-from typing import Any
 
 from configs.errors import InputError
 from configs.kinds.kind import Mixer
@@ -14,7 +13,7 @@ from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
 from inference.families.shared import gguf_names, gguf_states, hf_names, parts, state_space
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 
 def _read_mamba(keys: Keys, name: str) -> ModelConfig:
@@ -26,7 +25,9 @@ def _read_falcon_mamba(keys: Keys, name: str) -> ModelConfig:
     return _selective(keys, name, "falcon_mamba", norms="plain", norm_eps=eps)
 
 
-def _selective(keys: Keys, name: str, family: str, **norms: Any) -> ModelConfig:
+def _selective(
+    keys: Keys, name: str, family: str, norms: str | None = None, norm_eps: float | None = None
+) -> ModelConfig:
     keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
     width, expand = keys.integer("hidden_size", 768), keys.number("expand", 2)
     mixer = Mamba(
@@ -36,7 +37,8 @@ def _selective(keys: Keys, name: str, family: str, **norms: Any) -> ModelConfig:
         state_space.step_rank(keys, "time_step_rank", width),
         keys.integer("conv_kernel", 4),
         state_space.biases(keys, "use_bias", "use_conv_bias"),
-        **norms,
+        norms,
+        norm_eps,
     )
     return _model(keys, name, family, mixer, width, 50_280, num_layers=32, tied=True)
 
@@ -82,7 +84,7 @@ def _model(
     )
 
 
-def _write_mamba(config: ModelConfig) -> dict[str, Any]:
+def _write_mamba(config: ModelConfig) -> dict[str, object]:
     mixer = config.mixers(Mamba)[0]
     return {
         "vocab_size": config.vocab_size,
@@ -98,11 +100,11 @@ def _write_mamba(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _write_falcon_mamba(config: ModelConfig) -> dict[str, Any]:
+def _write_falcon_mamba(config: ModelConfig) -> dict[str, object]:
     return _write_mamba(config) | {"mixer_rms_eps": config.mixers(Mamba)[0].norm_eps}
 
 
-def _write_mamba2(config: ModelConfig) -> dict[str, Any]:
+def _write_mamba2(config: ModelConfig) -> dict[str, object]:
     (mixer,) = config.mixers(Mamba2)
     return {
         "vocab_size": config.vocab_size,
@@ -124,7 +126,7 @@ def _write_mamba2(config: ModelConfig) -> dict[str, Any]:
 _FALCON_EPS = 1e-6  # no key states it
 
 
-def _gguf_mamba(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_mamba(keys: GgufKeys) -> ModelFields:
     """Reads Mamba and, with norms, FalconMamba."""
     mixer = gguf_states.selective(keys, 0)
     if not keys.boolean(gguf_states.NORMED, False):
@@ -133,7 +135,7 @@ def _gguf_mamba(keys: GgufKeys) -> dict[str, Any]:
     return {"family": "falcon_mamba", "pattern": (LayerSpec(mixer, None),)}
 
 
-def _gguf_mamba2(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_mamba2(keys: GgufKeys) -> ModelFields:
     return {"pattern": (LayerSpec(gguf_states.state_space(keys, 0), None),)}
 
 

@@ -3,7 +3,6 @@ layers, and normed residuals; and MiniMax-M2 (2025).
 """
 
 import dataclasses
-from typing import Any
 
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
@@ -23,7 +22,7 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 _FACTORS = {_FULL: "full_attn", _LINEAR: "linear_attn"}  # as their keys begin
@@ -96,7 +95,7 @@ def _read_minimax_m2(keys: Keys, name: str) -> ModelConfig:
     return mixtures.model(keys, name, "minimax_m2", rope, [attention], experts)
 
 
-def _write_minimax(config: ModelConfig) -> dict[str, Any]:
+def _write_minimax(config: ModelConfig) -> dict[str, object]:
     ffn, kinds = config.layers[0].ffn, [_kind(layer) for layer in config.layers]
     experts = ffn if isinstance(ffn, Experts) else Experts(1, 1, 1, Router())
     attention = _attention(config)
@@ -131,7 +130,7 @@ def _attention(config: ModelConfig) -> Attention:
     return Attention(linear.num_heads, linear.num_heads, linear.value_width, rope=None)
 
 
-def _write_minimax_m2(config: ModelConfig) -> dict[str, Any]:
+def _write_minimax_m2(config: ModelConfig) -> dict[str, object]:
     attention, raw = mixtures.attention(config), mixtral.write(config)
     del raw["sliding_window"]
     return raw | {
@@ -142,7 +141,7 @@ def _write_minimax_m2(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _gguf_minimax_m2(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_minimax_m2(keys: GgufKeys) -> ModelFields:
     width = keys.head_width
     share = keys.integer("rope.dimension_count", width) / width
     rope = dataclasses.replace(keys.rope(), share=share)

@@ -1,7 +1,5 @@
 """Mixtral (Jiang et al. 2024, arXiv 2401.04088)."""
 
-from typing import Any
-
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.model import LayerSpec, ModelConfig
@@ -15,7 +13,7 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 
 def _read_mixtral(keys: Keys, name: str) -> ModelConfig:
@@ -25,7 +23,7 @@ def _read_mixtral(keys: Keys, name: str) -> ModelConfig:
     return mixtures.model(keys, name, "mixtral", rope, [attention], experts, eps=1e-5)
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
+def write(config: ModelConfig) -> dict[str, object]:
     """Returns the keys of a `config.json`."""
     experts = mixtures.mixture(config)
     return mixtures.with_heads(config) | {
@@ -36,7 +34,7 @@ def write(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def gguf_experts(keys: GgufKeys) -> dict[str, Any]:
+def gguf_experts(keys: GgufKeys) -> ModelFields:
     """Returns the fields of a file of the architecture llama with experts."""
     experts = gguf_mixtures.read_experts(keys, Router(), width=keys.ffn_width)
     return {"family": "mixtral", "pattern": (LayerSpec(keys.attention(keys.rope()), experts),)}

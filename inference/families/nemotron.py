@@ -4,7 +4,6 @@ or a feed-forward.
 
 import dataclasses
 from types import NoneType
-from typing import Any
 
 from absl import logging
 
@@ -27,7 +26,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -164,9 +163,9 @@ def _activation(keys: Keys) -> str:
     return keys.choice("mlp_hidden_act", {"relu2": "relu2"}, "relu2")
 
 
-def _write_nemotron(config: ModelConfig) -> dict[str, Any]:
+def _write_nemotron(config: ModelConfig) -> dict[str, object]:
     """Returns the keys, except those of kinds that no layer is."""
-    letters, raw = "", dict[str, Any]()
+    letters, raw = "", dict[str, object]()
     for layer in config.layers:
         mixer, ffn = layer.mixer, layer.ffn
         if (ffn is None) is isinstance(mixer, NoMixer):
@@ -207,7 +206,7 @@ def _write_nemotron(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _expert_keys(ffn: Experts) -> dict[str, Any]:
+def _expert_keys(ffn: Experts) -> dict[str, object]:
     return {
         "n_routed_experts": ffn.num_experts,
         "num_experts_per_tok": ffn.top_k,
@@ -225,7 +224,7 @@ def _expert_keys(ffn: Experts) -> dict[str, Any]:
 _LEAST_STEP = 0.001  # no key states it
 
 
-def _gguf_nemotron(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_nemotron(keys: GgufKeys) -> ModelFields:
     """Reads Nemotron-H: a layer with keys attends, a layer with a width is a feed-forward."""
     widths = keys.listed("feed_forward_length")
     layers = []

@@ -3,7 +3,6 @@
 """
 
 import dataclasses
-from typing import Any
 
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
@@ -21,7 +20,7 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import YARN, GgufKeys
+from inference.families.shared.gguf_keys import YARN, GgufKeys, ModelFields
 
 
 def _read_olmo2(keys: Keys, name: str) -> ModelConfig:
@@ -71,21 +70,20 @@ def _read_flex_olmo(keys: Keys, name: str) -> ModelConfig:
     return dataclasses.replace(model, pre_norms=False, post_norms=True)
 
 
-def _write_olmo3(config: ModelConfig) -> dict[str, Any]:
+def _write_olmo3(config: ModelConfig) -> dict[str, object]:
     """Returns the keys, with both objects of positions: transformers 5 reads the base of layers
     without a window from the older one.
     """
     raw = export_fields.llama_fields(config) | export_fields.layer_types(config)
     ropes = {mixer.window is None: mixer.rope or Rope() for mixer in config.mixers(Attention)}
     near = {"rope_type": "default", "rope_theta": raw["rope_theta"]}
-    distant = ropes.get(True, Rope()).scaling
-    raw["rope_scaling"] = export_fields.rope_scaling(distant)
-    kinds = {"full_attention": near | (raw["rope_scaling"] or {}), "sliding_attention": near}
-    raw |= {"rope_parameters": kinds}
+    distant = export_fields.rope_scaling(ropes.get(True, Rope()).scaling)
+    kinds = {"full_attention": near | (distant or {}), "sliding_attention": near}
+    raw |= {"rope_scaling": distant, "rope_parameters": kinds}
     return raw if raw["sliding_window"] else raw | {"sliding_window": 4096}
 
 
-def _write_olmoe(config: ModelConfig) -> dict[str, Any]:
+def _write_olmoe(config: ModelConfig) -> dict[str, object]:
     experts, attention = mixtures.mixture(config), mixtures.attention(config)
     return mixtures.with_heads(config) | {
         "intermediate_size": experts.width,
@@ -97,7 +95,7 @@ def _write_olmoe(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def _write_flex_olmo(config: ModelConfig) -> dict[str, Any]:
+def _write_flex_olmo(config: ModelConfig) -> dict[str, object]:
     raw = _write_olmoe(config)
     del raw["clip_qkv"]
     return raw
@@ -106,20 +104,20 @@ def _write_flex_olmo(config: ModelConfig) -> dict[str, Any]:
 _WINDOW = "attention.sliding_window"
 
 
-def _gguf_olmo2(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_olmo2(keys: GgufKeys) -> ModelFields:
     """Reads OLMo 2 and, with windows, OLMo 3, which scales no positions in layers with them."""
     distant = keys.layer(keys.rope(has_yarn=True), qk_norm="all")
-    shared = {"pattern": (distant,), "pre_norms": False, "post_norms": True}
+    olmo2: ModelFields = {"pattern": (distant,), "pre_norms": False, "post_norms": True}
     if not keys.has(_WINDOW):
-        return shared
+        return olmo2
     slides = keys.booleans(f"{_WINDOW}_pattern", keys.num_layers) or (True, True, True, False)
     near = Rope(keys.number("rope.freq_base", 10_000.0))
     local = keys.layer(near, qk_norm="all", window=keys.integer(_WINDOW))
     pattern = tuple(local if slide else distant for slide in slides)
-    return shared | {"family": "olmo3", "pattern": pattern}
+    return {**olmo2, "family": "olmo3", "pattern": pattern}
 
 
-def _gguf_olmoe(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_olmoe(keys: GgufKeys) -> ModelFields:
     width = keys.integer("expert_feed_forward_length", keys.ffn_width)
     router = gguf_mixtures.read_router(keys, is_normalized=False)
     experts = gguf_mixtures.read_experts(keys, router, width)

@@ -2,8 +2,6 @@
 betas may exceed 1, and before the feed-forward.
 """
 
-from typing import Any
-
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.kinds.recurrent.delta_net import DeltaNet
@@ -49,7 +47,7 @@ def _rope(keys: Keys) -> Rope | None:
     return rope_keys.read(keys)
 
 
-def _write_olmo_hybrid(config: ModelConfig) -> dict[str, Any]:
+def _write_olmo_hybrid(config: ModelConfig) -> dict[str, object]:
     raw, attention = mixtures.with_heads(config), mixtures.attention(config)
     if attention.rope is None:
         raw |= {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": None}}

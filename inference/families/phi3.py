@@ -1,14 +1,13 @@
 """Phi-3 (Abdin et al. 2024, arXiv 2404.14219)."""
 
 import dataclasses
-from typing import Any
 
 from configs.kinds.rope import LongRope, Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, Table
 from inference.families.shared import export_fields, fields, gguf_names, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 
 def _read_phi3(keys: Keys, name: str) -> ModelConfig:
@@ -34,7 +33,7 @@ def _rope(keys: Keys) -> Rope:
     return dataclasses.replace(rope, share=share)
 
 
-def _write_phi3(config: ModelConfig) -> dict[str, Any]:
+def _write_phi3(config: ModelConfig) -> dict[str, object]:
     attention, _ = export_fields.first(config)
     rope = attention.rope or Rope()
     scaling = rope.scaling
@@ -49,7 +48,7 @@ def _write_phi3(config: ModelConfig) -> dict[str, Any]:
 _WINDOW = "attention.sliding_window"
 
 
-def _gguf_phi3(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_phi3(keys: GgufKeys) -> ModelFields:
     rope, head_width = keys.rope(), keys.head_width
     share = keys.integer("rope.dimension_count", head_width) / head_width
     window = keys.whole(_WINDOW) or None

@@ -1,12 +1,10 @@
 """Qwen2 (Qwen Team 2024, arXiv 2407.10671) and Qwen3 (2025, arXiv 2505.09388)."""
 
-from typing import Any
-
 from configs.model import ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter
 from inference.families.shared import export_fields, fields, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 
 def _read_qwen2(keys: Keys, name: str) -> ModelConfig:
@@ -27,17 +25,17 @@ def _read_qwen3(keys: Keys, name: str) -> ModelConfig:
     )
 
 
-def write(config: ModelConfig) -> dict[str, Any]:
+def write(config: ModelConfig) -> dict[str, object]:
     """Returns the keys of a `config.json`, with the window of each layer."""
     raw = export_fields.llama_fields(config) | export_fields.layer_types(config)
     return raw | {"use_sliding_window": raw["sliding_window"] is not None}
 
 
-def _gguf_qwen2(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_qwen2(keys: GgufKeys) -> ModelFields:
     return {"pattern": (keys.layer(keys.rope(), biases=("qkv",)),)}
 
 
-def _gguf_qwen3(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_qwen3(keys: GgufKeys) -> ModelFields:
     return {"pattern": (keys.layer(keys.rope(), qk_norm="head"),)}
 
 

@@ -3,7 +3,6 @@ without layers that predict a second token: gated DeltaNet, and attention with a
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
@@ -60,21 +59,21 @@ def _read(
     )
 
 
-def _write_qwen3_next(config: ModelConfig) -> dict[str, Any]:
+def _write_qwen3_next(config: ModelConfig) -> dict[str, object]:
     shared = mixtures.mixture(config).shared_width
     return qwen_moe.write_mixture(config) | _mixer_keys(config) | {
         "shared_expert_intermediate_size": shared,
     }  # fmt: skip
 
 
-def _write_qwen3_5(config: ModelConfig) -> dict[str, Any]:
+def _write_qwen3_5(config: ModelConfig) -> dict[str, object]:
     ffn = config.layers[0].ffn
     assert isinstance(ffn, Gated), "config_export has seen to it"
     raw = mixtures.with_heads(config) | _mixer_keys(config)
     return raw | {"intermediate_size": ffn.width, "attn_output_gate": True}
 
 
-def _mixer_keys(config: ModelConfig) -> dict[str, Any]:
+def _mixer_keys(config: ModelConfig) -> dict[str, object]:
     """Returns the keys of layers of both kinds."""
     attention = mixtures.attention(config)
     return delta_net.linear_keys(config) | {

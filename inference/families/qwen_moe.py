@@ -3,7 +3,6 @@ Qwen3-30B-A3B and its relatives (2025, arXiv 2505.09388).
 """
 
 import dataclasses
-from typing import Any
 
 from configs.errors import InputError, shown
 from configs.kinds.experts import Experts
@@ -21,7 +20,7 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 
 def _read_qwen2_moe(keys: Keys, name: str) -> ModelConfig:
@@ -64,7 +63,7 @@ def some_dense(keys: Keys, experts: Experts) -> FeedForward | list[FeedForward]:
     )
 
 
-def _write_qwen2_moe(config: ModelConfig) -> dict[str, Any]:
+def _write_qwen2_moe(config: ModelConfig) -> dict[str, object]:
     kinds = export_fields.layer_types(config)
     return write_mixture(config) | kinds | {
         "use_sliding_window": kinds["sliding_window"] is not None,
@@ -73,7 +72,7 @@ def _write_qwen2_moe(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _write_qwen3_moe(config: ModelConfig) -> dict[str, Any]:
+def _write_qwen3_moe(config: ModelConfig) -> dict[str, object]:
     attention = mixtures.attention(config)
     return write_mixture(config) | {
         "use_sliding_window": attention.window is not None,
@@ -82,7 +81,7 @@ def _write_qwen3_moe(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def write_mixture(config: ModelConfig) -> dict[str, Any]:
+def write_mixture(config: ModelConfig) -> dict[str, object]:
     """Returns the keys that Qwen's mixtures share."""
     experts, dense = mixtures.mixture(config), mixtures.dense_layers(config)
     width = {"intermediate_size": dense[min(dense)].width} if dense else {}
@@ -96,7 +95,7 @@ def write_mixture(config: ModelConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _gguf_qwen2_moe(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_qwen2_moe(keys: GgufKeys) -> ModelFields:
     experts = gguf_mixtures.read_experts(
         keys, gguf_mixtures.read_router(keys, is_normalized=False), has_shared_gate=True,
         shared_width=keys.integer("expert_shared_feed_forward_length"),
@@ -106,7 +105,7 @@ def _gguf_qwen2_moe(keys: GgufKeys) -> dict[str, Any]:
     return {"pattern": (LayerSpec(attention, experts),)}
 
 
-def _gguf_qwen3_moe(keys: GgufKeys) -> dict[str, Any]:
+def _gguf_qwen3_moe(keys: GgufKeys) -> ModelFields:
     experts = gguf_mixtures.read_experts(keys, gguf_mixtures.read_router(keys, is_normalized=True))
     attention = keys.attention(keys.rope(), qk_norm="head")
     return {"pattern": (LayerSpec(attention, experts),)}

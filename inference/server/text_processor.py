@@ -104,8 +104,8 @@ class TextProcessor:
         self,
         messages: Sequence[ChatMessage],
         add_generation_prompt: bool = True,
-        tools: Sequence[dict[str, Any]] | None = None,
-        variables: Mapping[str, Any] = MappingProxyType({}),
+        tools: Sequence[dict[str, object]] | None = None,
+        variables: Mapping[str, object] = MappingProxyType({}),
         continues: bool = False,
         documents: Sequence[dict[str, str]] | None = None,
     ) -> list[int]:
@@ -255,7 +255,7 @@ def _invalid(param: str, why: str) -> ApiError:
     return ApiError(400, f"{param}: {why}", param, "invalid_value")
 
 
-def _num_chars(value: Any) -> int:
+def _num_chars(value: object) -> int:
     """Characters of all texts in JSON data, names of fields included: templates can write them."""
     num, pending = 0, [value]
     while pending:
@@ -269,7 +269,7 @@ def _num_chars(value: Any) -> int:
     return num
 
 
-def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
+def _plain(message: ChatMessage, index: int) -> dict[str, object]:
     """A message in the form that chat templates read."""
     content = message.content
     if isinstance(content, list):
@@ -281,7 +281,7 @@ def _plain(message: ChatMessage, index: int) -> dict[str, Any]:
     if content is None and not message.tool_calls:
         where = f"messages[{index}].content"
         raise ApiError(400, f"{where} is required", where, "missing_required_parameter")
-    plain: dict[str, Any] = {
+    plain: dict[str, object] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": content or "",
     }

@@ -165,7 +165,7 @@ def _check_messages(where: str, messages: object) -> None:
             _check_unicode(f"{where}: {field!r}", text)
 
 
-def _params(where: str, fields: dict[str, Any], params: SamplingParams) -> SamplingParams:
+def _params(where: str, fields: dict[str, object], params: SamplingParams) -> SamplingParams:
     settings = {name: value for name, value in fields.items() if name in sampling_fields.NAMES}
     try:
         return sampling_fields.override(params, settings)

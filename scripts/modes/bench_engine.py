@@ -218,9 +218,9 @@ def _read_beside(path: str | None) -> dict[str, object]:
         return {}
     figures = mapped.read_json(Path(path))
     for name, value in figures.items():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        number = value if isinstance(value, int | float) and not isinstance(value, bool) else 0
         if name == "peer" and not isinstance(value, str):
             raise InputError(f"--beside={path}: 'peer' is a name, not {value!r:.80}")
-        if name != "peer" and not (is_number and 0 < value < math.inf):
+        if name != "peer" and not 0 < number < math.inf:
             raise InputError(f"--beside={path}: {name!r} is a positive number, not {value!r:.80}")
     return figures

@@ -5,7 +5,6 @@ rotate) stands with each family (`inference/families`).
 """
 
 import functools
-from typing import Any
 
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
@@ -13,7 +12,7 @@ from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.families import families
 from inference.families.family import GgufReader
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys, ModelFields
 
 # Every reader understands these, or they say nothing about the mathematics. Others are refused.
 _KNOWN_KEYS = {
@@ -56,11 +55,16 @@ def _build(header: Header) -> ModelConfig:
     )
     keys.refuse_unknown(_KNOWN_KEYS.union(reader.reads))
     title = header.metadata.get("general.name")
-    names = {"name": title if isinstance(title, str) else header.path.stem, "family": family}
-    return ModelConfig(**names | _widths(keys, reader) | reader.build(keys))
+    fields: ModelFields = {
+        "name": title if isinstance(title, str) else header.path.stem,
+        "family": family,
+        **_widths(keys, reader),
+        **reader.build(keys),
+    }
+    return ModelConfig(**fields)
 
 
-def _widths(keys: GgufKeys, reader: GgufReader) -> dict[str, Any]:
+def _widths(keys: GgufKeys, reader: GgufReader) -> ModelFields:
     head_width = keys.head_width
     for key in ("attention.value_length", "rope.dimension_count"):
         if key not in reader.free_widths and keys.integer(key, head_width) != head_width:

@@ -4,7 +4,6 @@ import dataclasses
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from configs.errors import InputError
 from inference.checkpoints.gguf.gguf_scan import Header
@@ -71,7 +70,7 @@ def _check_number(part: Header, number: int, count: int) -> None:
         )
 
 
-def _integer(part: Header, key: str, default: Any) -> int:
+def _integer(part: Header, key: str, default: int | None) -> int:
     value = part.metadata.get(key, default)
     if type(value) is not int:
         shown = "missing" if value is None else "not a number"

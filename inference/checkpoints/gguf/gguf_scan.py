@@ -63,7 +63,7 @@ class Header:
 
     path: Path
     data: mmap.mmap
-    metadata: dict[str, Any]
+    metadata: dict[str, Value]
     tensors: dict[str, TensorEntry]
     fingerprints: tuple[str, ...]
 

@@ -7,7 +7,6 @@ give the same model: a field that no family writes here is an error, never a los
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from configs.errors import InputError
 from configs.model import ModelConfig
@@ -17,7 +16,7 @@ from inference.families import families
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
-def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def of_model(config: ModelConfig, ids: Mapping[str, object] | None = None) -> dict[str, object]:
     """Returns the `config.json` of a model.
 
     Args:
@@ -56,7 +55,7 @@ def of_model(config: ModelConfig, ids: Mapping[str, Any] | None = None) -> dict[
     return raw
 
 
-def with_dtype(raw: dict[str, Any], dtype: str, eos_ids: tuple[int, ...]) -> dict[str, Any]:
+def with_dtype(raw: dict[str, object], dtype: str, eos_ids: tuple[int, ...]) -> dict[str, object]:
     """Returns a `config.json` whose weights are stored as `dtype`."""
     key = "dtype" if "dtype" in raw else "torch_dtype"
     ends = {} if raw.get("eos_token_id") is not None or not eos_ids else {"eos_token_id": eos_ids}

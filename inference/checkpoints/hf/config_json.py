@@ -1,14 +1,12 @@
 """`config.json` as a `ModelConfig`."""
 
-from typing import Any
-
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from inference.families import families
 from inference.families.shared.config_keys import Keys
 
 # Keys that change the mathematics, and the values under which they do not.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
+_NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
     "quantization_config": (None,),
@@ -52,7 +50,7 @@ def build(keys: Keys, name: str) -> ModelConfig:
     return family.read(keys, name)
 
 
-def text_part(raw: dict[str, Any]) -> dict[str, Any]:
+def text_part(raw: dict[str, object]) -> dict[str, object]:
     """Returns what describes the text of a model that reads images and sounds too, as if it stood
     alone; other configurations as they are.
 
@@ -71,12 +69,12 @@ def text_part(raw: dict[str, Any]) -> dict[str, Any]:
     return text.raw | shared | names
 
 
-def reads(raw: dict[str, Any], key: str) -> bool:
+def reads(raw: dict[str, object], key: str) -> bool:
     """Returns whether the architecture understands a key that is refused elsewhere."""
     family = families.of_architecture(_architecture(raw))
     return family is not None and key in family.reads
 
 
-def _architecture(raw: dict[str, Any]) -> object:
+def _architecture(raw: dict[str, object]) -> object:
     architectures = raw.get("architectures")
     return architectures[0] if isinstance(architectures, list) and architectures else None

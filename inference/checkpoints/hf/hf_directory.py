@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,7 @@ class Storage:
         return mxfp4.ENDINGS if self.is_packed else ()
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path) -> dict[str, object]:
     """A `config.json`; of a model that reads images and sounds too, what describes its text.
 
     Raises:
@@ -59,7 +58,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: {error}") from None
 
 
-def parse_config(raw: dict[str, Any], directory: Path) -> ModelConfig:
+def parse_config(raw: dict[str, object], directory: Path) -> ModelConfig:
     """The model that a directory's `config.json` describes.
 
     Raises:
@@ -72,7 +71,7 @@ def parse_config(raw: dict[str, Any], directory: Path) -> ModelConfig:
         raise InputError(f"{directory / 'config.json'}: {error}") from None
 
 
-def parse_predicting(raw: dict[str, Any], directory: Path) -> Eagle:
+def parse_predicting(raw: dict[str, object], directory: Path) -> Eagle:
     """The layer that predicts a second token, as heads for the model that a directory's
     `config.json` describes: it is of the kind that one more layer of the model would be.
 
@@ -89,14 +88,14 @@ def parse_predicting(raw: dict[str, Any], directory: Path) -> Eagle:
             f"what drafts is one layer that predicts a second token, of {predicting}"
         )
     listed = raw.get("mlp_layer_types")
-    longer = {} if listed is None else {"mlp_layer_types": [*listed, listed[-1]]}
+    longer = {"mlp_layer_types": [*listed, listed[-1]]} if isinstance(listed, list) else {}
     more = parse_config(raw | {"num_hidden_layers": config.num_layers + 1} | longer, directory)
     target = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
     target |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
     return Eagle(**target | {"tied": False}, shares_head=True, skips_first=True)
 
 
-def storage(raw: dict[str, Any], directory: Path) -> Storage:
+def storage(raw: dict[str, object], directory: Path) -> Storage:
     """How a directory whose `config.json` can be served stores its tensors.
 
     Raises:
@@ -115,12 +114,12 @@ def storage(raw: dict[str, Any], directory: Path) -> Storage:
     return Storage(is_packed, extra, quantization)
 
 
-def without_storage(raw: dict[str, Any]) -> dict[str, Any]:
+def without_storage(raw: dict[str, object]) -> dict[str, object]:
     """A `config.json` without what is said of how weights are stored."""
     return {key: value for key, value in raw.items() if key not in QUANTIZATION}
 
 
-def as_copied(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+def as_copied(raw: dict[str, object], config: ModelConfig) -> dict[str, object]:
     """A `config.json` for copies of its model: nothing is packed, layers that predict a second
     token and rows that no token has stay behind.
     """

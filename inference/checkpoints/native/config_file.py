@@ -36,7 +36,7 @@ def to_json(config: object) -> Any:
     return value
 
 
-def _choices(kind: Any) -> dict[str, type]:
+def _choices(kind: object) -> dict[str, type]:
     """The types of a union that are not None, by name."""
     return {part.__name__: part for part in typing.get_args(kind) if part is not type(None)}
 

@@ -17,7 +17,7 @@ import json
 from collections.abc import Iterator
 from io import FileIO
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -66,7 +66,7 @@ def is_ours(directory: Path) -> bool:
     return path.exists() and "format" in mapped.read_json(path)
 
 
-def read_config(directory: Path) -> tuple[ModelConfig, dict[str, Any]]:
+def read_config(directory: Path) -> tuple[ModelConfig, dict[str, object]]:
     """The model of a directory, and the whole of its `config.json`, verified.
 
     Raises:

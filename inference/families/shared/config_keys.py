@@ -3,7 +3,6 @@
 import dataclasses
 import sys
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from configs.errors import InputError, shown
 from configs.kinds.kind import MOST_WIDTH
@@ -16,19 +15,19 @@ class Keys:
     A key that is absent and one that is null are the same, unless a method says otherwise.
     """
 
-    raw: dict[str, Any]
+    raw: dict[str, object]
     label: str = ""
 
-    def updated(self, values: Mapping[str, Any]) -> "Keys":
+    def updated(self, values: Mapping[str, object]) -> "Keys":
         """Returns the object with these values."""
         return Keys(self.raw | dict(values), self.label)
 
-    def with_defaults(self, defaults: Mapping[str, Any]) -> "Keys":
+    def with_defaults(self, defaults: Mapping[str, object]) -> "Keys":
         """Returns the object with values for absent keys; a key that is null stays so."""
         return Keys(dict(defaults) | self.raw, self.label)
 
     def require_neutral(
-        self, neutral: dict[str, tuple[Any, ...]], except_for: Iterable[str] = ()
+        self, neutral: Mapping[str, tuple[object, ...]], except_for: Iterable[str] = ()
     ) -> None:
         """Raises InputError for the first key with a value that would change the model."""
         for key, values in neutral.items():
@@ -90,7 +89,7 @@ class Keys:
             )
         return valid[value]
 
-    def listed(self, key: str, length: int) -> list[Any] | None:
+    def listed(self, key: str, length: int) -> list[object] | None:
         """Returns a list with an entry for each of `length` layers, or None."""
         value = self.raw.get(key)
         if value is not None and (not isinstance(value, list) or len(value) != length):

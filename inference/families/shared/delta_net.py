@@ -1,7 +1,6 @@
 """Reads and writes layers with the delta rule as `config.json` has them."""
 
 from collections.abc import Callable
-from typing import Any
 
 from configs.kinds.kind import Mixer
 from configs.kinds.recurrent.delta_net import DeltaNet
@@ -19,7 +18,7 @@ def by_type(keys: Keys, linear: Mixer, full: Mixer, is_full: Callable[[int], boo
     return [mixers[kind] for kind in kinds]
 
 
-def linear_keys(config: ModelConfig) -> dict[str, Any]:
+def linear_keys(config: ModelConfig) -> dict[str, object]:
     """Returns the keys of the layers' kinds, and of the heads of those with the delta rule."""
     mixer = first(config)
     is_linear = [isinstance(layer.mixer, DeltaNet) for layer in config.layers]

@@ -1,7 +1,5 @@
 """Writes the keys of `config.json` that many families share."""
 
-from typing import Any
-
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Scaling, Yarn
@@ -24,7 +22,7 @@ def first(config: ModelConfig) -> tuple[Attention, Gated | Plain]:
     return attention(config.layers[0]), ffn
 
 
-def llama_fields(config: ModelConfig) -> dict[str, Any]:
+def llama_fields(config: ModelConfig) -> dict[str, object]:
     """Returns the keys that all of Llama's relatives share."""
     attention, ffn = first(config)
     rope = next((mixer.rope for mixer in config.mixers(Attention) if mixer.rope), Rope())
@@ -37,7 +35,7 @@ def llama_fields(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def sizes(config: ModelConfig, rope: Rope) -> dict[str, Any]:
+def sizes(config: ModelConfig, rope: Rope) -> dict[str, object]:
     """Returns the keys of the whole model and of its positions."""
     longest, scaling = config.max_context, rope.scaling
     if isinstance(scaling, Dynamic):  # stretched from the length that the file states
@@ -54,7 +52,7 @@ def sizes(config: ModelConfig, rope: Rope) -> dict[str, Any]:
     }
 
 
-def heads(attention: Attention) -> dict[str, Any]:
+def heads(attention: Attention) -> dict[str, object]:
     """Returns the keys of attention's heads."""
     return {
         "num_attention_heads": attention.num_heads,
@@ -63,7 +61,7 @@ def heads(attention: Attention) -> dict[str, Any]:
     }
 
 
-def layer_types(config: ModelConfig) -> dict[str, Any]:
+def layer_types(config: ModelConfig) -> dict[str, object]:
     """Returns the keys of the layers' windows."""
     windows = [attention(layer).window for layer in config.layers]
     return {
@@ -72,7 +70,7 @@ def layer_types(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def rope_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
+def rope_scaling(scaling: Scaling | None) -> dict[str, object] | None:
     """Returns the object that says how positions are scaled; None: they are not."""
     if scaling is None:
         return None
@@ -87,7 +85,7 @@ def rope_scaling(scaling: Scaling | None) -> dict[str, Any] | None:
     if isinstance(scaling, Proportional):
         factor = {"factor": scaling.factor} if scaling.factor != 1 else {}
         return {"rope_type": "proportional", "partial_rotary_factor": scaling.share} | factor
-    raw: dict[str, Any] = {"rope_type": _SCALINGS[type(scaling)], "factor": scaling.factor}
+    raw: dict[str, object] = {"rope_type": _SCALINGS[type(scaling)], "factor": scaling.factor}
     if isinstance(scaling, Llama3):
         raw |= {
             "low_freq_factor": scaling.low_freq_factor,

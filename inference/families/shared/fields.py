@@ -115,13 +115,15 @@ def layer_types(keys: Keys, valid: Iterable[str]) -> list[str] | None:
     Raises:
         InputError: a kind is not in `valid`.
     """
-    kinds = keys.listed("layer_types", num_layers(keys))
-    for kind in kinds or ():
+    listed = keys.listed("layer_types", num_layers(keys))
+    kinds = []
+    for kind in listed or ():
         if not isinstance(kind, str) or kind not in valid:
             raise InputError(
                 f"{keys.label}layer type {shown(kind)} is not supported; valid: {', '.join(valid)}"
             )
-    return kinds
+        kinds.append(kind)
+    return None if listed is None else kinds
 
 
 def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]) -> Pattern:

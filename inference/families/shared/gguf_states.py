@@ -14,7 +14,7 @@ from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import ModelConfig
 from inference.families.shared.gguf_keys import GgufKeys
 
-Metadata = dict[str, Any]  # of a `.gguf` file: integers become uint32, other numbers float32
+Metadata = dict[str, object]  # of a `.gguf` file: integers become uint32, other numbers float32
 
 NORMED = "ssm.dt_b_c_rms"
 # Keys that architectures with states read, in addition to those of all.

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from configs.kinds.experts import Experts
 from configs.kinds.kind import FeedForward
@@ -77,12 +76,13 @@ def indexed_model(
     )  # fmt: skip
 
 
-def written(config: ModelConfig) -> dict[str, Any]:
+def written(config: ModelConfig) -> dict[str, object]:
     """Returns the keys of a model of latent attention and mixtures."""
     latent = config.mixers(Latent)[0]
     raw = export_fields.sizes(config, latent.rope) | mixtures.routed(config)
     if isinstance(latent.rope.scaling, Yarn):
-        raw["rope_scaling"] |= _scales(latent, latent.rope.scaling)
+        scaling = export_fields.rope_scaling(latent.rope.scaling) or {}
+        raw["rope_scaling"] = scaling | _scales(latent, latent.rope.scaling)
     return raw | {
         "num_attention_heads": latent.num_heads,
         "num_key_value_heads": latent.num_heads,

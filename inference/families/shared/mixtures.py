@@ -7,7 +7,7 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
-from configs.kinds.kind import FeedForward
+from configs.kinds.kind import FeedForward, Mixer
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.families.shared import export_fields, fields, rope_keys
@@ -21,7 +21,7 @@ def model(
     name: str,
     family: str,
     rope: Rope,
-    mixers: Sequence[Any],
+    mixers: Sequence[Mixer],
     ffns: FeedForward | Sequence[FeedForward],
     eps: float = 1e-6,
 ) -> ModelConfig:
@@ -83,12 +83,12 @@ def softmax_router(keys: Keys, default: bool) -> Router:
 
 def groups(
     keys: Keys, num_groups: int | None = None, top_groups: int | None = None
-) -> dict[str, Any]:
-    """Returns the fields of a router's groups."""
+) -> tuple[int, int]:
+    """Returns how many groups of experts there are, and how many a router chooses."""
     count, chosen = keys.integer("n_group", num_groups), keys.integer("topk_group", top_groups)
     if chosen > count:
         raise InputError(f"topk_group={chosen} is more than n_group={count}")
-    return {"num_groups": count, "top_groups": chosen}
+    return count, chosen
 
 
 def offset_router(
@@ -99,13 +99,15 @@ def offset_router(
     """
     keys.choice("topk_method", {"noaux_tc": "noaux_tc"}, "noaux_tc")
     keys.choice("scoring_func", {"sigmoid": "sigmoid"}, "sigmoid")
+    count, chosen = groups(keys, num_groups, top_groups)
     return Router(
         "sigmoid",
         keys.boolean("norm_topk_prob", is_normalized),
         keys.number("routed_scaling_factor", scale),
         has_offsets=True,
+        num_groups=count,
+        top_groups=chosen,
         group_best=2,
-        **groups(keys, num_groups, top_groups),
     )
 
 
@@ -120,7 +122,9 @@ def by_mlp_types(keys: Keys, experts: Experts) -> list[FeedForward] | None:
     kinds = keys.listed("mlp_layer_types", fields.num_layers(keys))
     if any(kind not in ("dense", "sparse") for kind in kinds or ()):
         raise InputError("mlp_layer_types lists 'dense' or 'sparse' for each layer")
-    return kinds and by_layer(keys, experts, lambda layer: kinds[layer] == "sparse")
+    if kinds is None:
+        return None
+    return by_layer(keys, experts, lambda layer: kinds[layer] == "sparse")
 
 
 def by_layer(keys: Keys, experts: Experts, is_mixture: Callable[[int], bool]) -> list[FeedForward]:
@@ -140,7 +144,7 @@ def mixture(config: ModelConfig) -> Experts:
     return next((ffn for ffn in ffns if isinstance(ffn, Experts)), Experts(1, 1, 1, Router()))
 
 
-def with_heads(config: ModelConfig) -> dict[str, Any]:
+def with_heads(config: ModelConfig) -> dict[str, object]:
     """Returns the keys of sizes of a model and of its heads."""
     mixer = attention(config)
     return export_fields.sizes(config, mixer.rope or Rope()) | export_fields.heads(mixer)
@@ -157,7 +161,7 @@ def mlp_types(config: ModelConfig) -> list[str]:
     return ["dense" if n in dense else "sparse" for n in range(config.num_layers)]
 
 
-def routed(config: ModelConfig) -> dict[str, Any]:
+def routed(config: ModelConfig) -> dict[str, object]:
     """Returns the keys of a mixture as DeepSeek's relatives write it (`sharing_experts`)."""
     experts, dense = mixture(config), dense_layers(config)
     router = experts.router

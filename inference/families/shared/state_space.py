@@ -42,7 +42,7 @@ def step_limits(keys: Keys) -> tuple[float, float | None]:
     return least, None if largest == math.inf else largest
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if isinstance(value, dict) and value.get("__float__") == "Infinity":
         return math.inf
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
@@ -86,7 +86,7 @@ def expansion(mixer: Mamba2, width: int) -> float:
     return mixer.inner_width / width if remainder else ratio
 
 
-def limits_as_json(mixer: Mamba2) -> list[Any]:
+def limits_as_json(mixer: Mamba2) -> list[object]:
     """Returns the limits as a file states them (`step_limits`)."""
     return [{"__float__": "Infinity"} if limit is None else limit for limit in mixer.step_limits]
 
@@ -101,7 +101,7 @@ def attention(config: ModelConfig) -> Attention:
     return next(iter(config.mixers(Attention)), Attention(1, 1, config.width, rope=None))
 
 
-def hybrid_keys(config: ModelConfig) -> dict[str, Any]:
+def hybrid_keys(config: ModelConfig) -> dict[str, object]:
     """Returns the keys that Bamba and later families share, by the first layer of each kind."""
     mixer, ffn = attention(config), config.layers[0].ffn
     raw = export_fields.sizes(config, mixer.rope or Rope()) | export_fields.heads(mixer)
@@ -110,7 +110,7 @@ def hybrid_keys(config: ModelConfig) -> dict[str, Any]:
     return raw | {"attention_bias": "out" in mixer.biases} | mamba2_keys(config)
 
 
-def mamba2_keys(config: ModelConfig) -> dict[str, Any]:
+def mamba2_keys(config: ModelConfig) -> dict[str, object]:
     """Returns the keys that `mamba2` reads."""
     mixer: Mamba2 = next(iter(config.mixers(Mamba2)), Mamba2(1, 2 * config.width, 1))
     return {

@@ -92,6 +92,6 @@ class AnswerHeader:
         return AnswerBody(self.id, kind, self.created, self.model, choices, usage, self.fingerprint)
 
 
-def whole(body: msgspec.Struct | dict[str, Any]) -> Response:
+def whole(body: msgspec.Struct | dict[str, object]) -> Response:
     """A JSON answer."""
     return Response(_ENCODER.encode(body), media_type="application/json")

@@ -30,8 +30,8 @@ class OfferedTools:
         is_parallel: the answer may be several calls.
     """
 
-    tools: list[dict[str, Any]]
-    schemas: dict[str, dict[str, Any]]
+    tools: list[dict[str, object]]
+    schemas: dict[str, dict[str, object]]
     places: dict[str, str]
     is_required: bool
     is_parallel: bool
@@ -109,8 +109,8 @@ def variables(request: ChatRequest, template: str) -> dict[str, Any]:
     return variables
 
 
-def _schemas(tools: list[Tool]) -> dict[str, dict[str, Any]]:
-    schemas: dict[str, dict[str, Any]] = {}
+def _schemas(tools: list[Tool]) -> dict[str, dict[str, object]]:
+    schemas: dict[str, dict[str, object]] = {}
     for n, tool in enumerate(tools):
         function = tool.function
         if function.name in schemas:
@@ -123,7 +123,7 @@ def _schemas(tools: list[Tool]) -> dict[str, dict[str, Any]]:
 
 
 def _allowed(
-    allowed: AllowedTools | None, schemas: dict[str, dict[str, Any]]
+    allowed: AllowedTools | None, schemas: dict[str, dict[str, object]]
 ) -> tuple[list[str], bool]:
     if allowed is None:
         raise invalid("tool_choice.allowed_tools", "is required")
@@ -133,14 +133,14 @@ def _allowed(
     return names, allowed.mode == "required"
 
 
-def _check_known(where: str, name: str, schemas: dict[str, dict[str, Any]]) -> None:
+def _check_known(where: str, name: str, schemas: dict[str, dict[str, object]]) -> None:
     if name not in schemas:
         raise invalid(where, f"is that of a tool, and {name} is none of these")
 
 
-def _plain(tool: Tool) -> dict[str, Any]:
+def _plain(tool: Tool) -> dict[str, object]:
     """A tool in the form that chat templates read."""
-    function: dict[str, Any] = {"name": tool.function.name}
+    function: dict[str, object] = {"name": tool.function.name}
     if tool.function.description is not None:
         function["description"] = tool.function.description
     function["parameters"] = tool.function.parameters

@@ -1,7 +1,7 @@
 """The endpoints, and their description (OpenAPI 3.1)."""
 
 import dataclasses
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -38,7 +38,7 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
     event: Any = None  # a type, or a union
-    example: dict[str, Any] | None = None
+    example: dict[str, object] | None = None
 
 
 async def openapi(service: Service) -> Response:
@@ -86,7 +86,7 @@ OPERATIONS = (
 )  # fmt: skip
 
 
-def describe() -> dict[str, Any]:
+def describe() -> dict[str, object]:
     """Describes all operations in OpenAPI."""
     kinds = [kind for op in OPERATIONS for kind in (op.body, op.answer, op.event) if kind]
     kinds = list(dict.fromkeys([*kinds, ErrorBody]))
@@ -110,15 +110,15 @@ def describe() -> dict[str, Any]:
     }
 
 
-def _described(operation: Operation, by_kind: dict[type, Any]) -> dict[str, Any]:
-    content: dict[str, Any] = {}
+def _described(operation: Operation, by_kind: Mapping[type, object]) -> dict[str, object]:
+    content: dict[str, object] = {}
     if operation.answer is not None:
         content["application/json"] = {"schema": by_kind[operation.answer]}
     if operation.event is not None:
         schema = {"anyOf": [by_kind[operation.event], by_kind[ErrorBody]]}
         content["text/event-stream"] = {"schema": schema}  # of the data of an event
     failed = {"application/json": {"schema": by_kind[ErrorBody]}}
-    described: dict[str, Any] = {
+    described: dict[str, object] = {
         "summary": (operation.work.__doc__ or "").strip().splitlines()[0],
         "responses": {
             "200": {"description": "The answer.", "content": content},

@@ -238,7 +238,7 @@ def _write(
     """The file, and the digest of each tensor's bytes."""
     import gguf
 
-    writer = gguf.GGUFWriter(path, metadata["general.architecture"])
+    writer = gguf.GGUFWriter(path, str(metadata["general.architecture"]))
     if any(FORMATS[tensor.format].is_quantized for tensor in tensors):
         writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     for key, value in (gguf_digests.METADATA | metadata).items():

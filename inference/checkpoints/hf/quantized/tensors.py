@@ -161,17 +161,18 @@ def formats(config: ModelConfig, quantization: Quantization, name_map: NameMap) 
     return by_path
 
 
-def packed_experts(config: ModelConfig, value: Mapping[str, object]) -> Formats:
+def packed_experts(config: ModelConfig, keys: Keys) -> Formats:
     """As `formats`, of gpt-oss, whose experts are stored as MXFP4.
 
     Args:
         config: the model.
-        value: `quantization_config`, which lists modules that are not.
+        keys: of a `config.json`, whose `quantization_config` lists modules that are not.
 
     Raises:
         InputError: it lists what are no names.
     """
-    skipped = schemes.names(Keys(dict(value), "quantization_config: "), "modules_to_not_convert")
+    stated = keys.nested("quantization_config") or Keys({})
+    skipped = schemes.names(stated, "modules_to_not_convert")
     by_path = {}
     for path, info in _matrices(config):
         module = f"model.layers.{path.split('/')[1]}.mlp.experts"

@@ -7,11 +7,11 @@ body does not declare.
 import enum
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 MAX_INT = 2**31 - 1  # more tokens than any context has
-_NOTHING: tuple[Any, ...] = (None, False, 0, "", [], {})
-_UNSET: tuple[Any, ...] = (None, "", [])  # where {} is a schema
+_NOTHING: tuple[object, ...] = (None, False, 0, "", [], {})
+_UNSET: tuple[object, ...] = (None, "", [])  # where {} is a schema
 _UNLIMITED = (None, -1)
 _IS_TRUE = (None, True)
 
@@ -40,11 +40,11 @@ class Row(NamedTuple):
     fate: Fate
     why: str = ""
     becomes: str = ""
-    neutral: tuple[Any, ...] = _NOTHING
-    values: Mapping[Any, Any] = MappingProxyType({})
+    neutral: tuple[object, ...] = _NOTHING
+    values: Mapping[object, object] = MappingProxyType({})
 
 
-def _obeyed(names: str, becomes: str, neutral: tuple[Any, ...] = _NOTHING) -> Row:
+def _obeyed(names: str, becomes: str, neutral: tuple[object, ...] = _NOTHING) -> Row:
     return Row(tuple(names.split()), Fate.OBEYED, "", becomes, neutral)
 
 
@@ -52,7 +52,9 @@ def _ignored(names: str, why: str) -> Row:
     return Row(tuple(names.split()), Fate.IGNORED, why)
 
 
-def _refused(names: str, why: str, *defaults: Any, neutral: tuple[Any, ...] = _NOTHING) -> Row:
+def _refused(
+    names: str, why: str, *defaults: object, neutral: tuple[object, ...] = _NOTHING
+) -> Row:
     return Row(tuple(names.split()), Fate.REFUSED, why, "", (*neutral, *defaults))
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Collection
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from inference.server.protocol.dialects.table import ROWS, Fate, Row
 from inference.server.protocol.errors import ApiError, invalid
@@ -17,12 +17,12 @@ class Translated(NamedTuple):
         names: declared field -> field that the client sent instead.
     """
 
-    body: dict[str, Any]
+    body: dict[str, object]
     ignored: list[str]
     names: dict[str, str]
 
 
-def translate(body: dict[str, Any], declared: Collection[str]) -> Translated:
+def translate(body: dict[str, object], declared: Collection[str]) -> Translated:
     """Translates undeclared fields by the table of other servers' fields.
 
     Raises:
