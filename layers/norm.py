@@ -34,7 +34,6 @@ def apply(
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
     """RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) over the last axis: float32 of x's shape.
-
     `offset` is added to the stored weight (Gemma stores w - 1).
     """
     return _rms_norm(eps, offset)(x.astype(jnp.float32), weight)

@@ -30,11 +30,11 @@ _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """What the blocks of a matrix say.
+    """The integers, scales and zero points of a matrix's blocks.
 
     Attributes:
-        q_FD: integers as they are stored: uint8 from 0 on for those of three and four bits, and
-            for e2m1's codes; int8 of eight bits; float8_e4m3fn of fp8.
+        q_FD: stored integers: uint8 from 0 on of three and four bits, and of e2m1's codes; int8 of
+            eight bits; float8_e4m3fn of fp8.
         scale_FG: float32.
         zero_FG: uint8 zero points, None where the format is symmetric.
     """
@@ -65,11 +65,7 @@ def pack(format: str, groups: Groups) -> np.ndarray:
 
 
 def unpack(format: str, blocks_FX: np.ndarray, width: int) -> Groups:
-    """The inverse of `pack`; `width` is D.
-
-    Raises:
-        ValueError: the bytes are not those of such rows.
-    """
+    """The inverse of `pack`; `width` is D. Raises ValueError if the bytes are not of such rows."""
     info = _checked(format)
     size, (F, num_bytes) = info.block_in(width), blocks_FX.shape
     if width % size or num_bytes != info.bytes_for(width, width):
@@ -154,9 +150,7 @@ def scales(
 
     Args:
         format: one of `OURS`.
-        values_FD: the numbers.
-        clip: share of the span that is covered; what lies beyond is clipped. One of all groups, or
-            [F, G].
+        clip: covered share of the span, of all groups or [F, G]; what lies beyond is clipped.
     """
     info = _checked(format)
     F, D = values_FD.shape

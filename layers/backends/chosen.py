@@ -24,8 +24,8 @@ _chosen = jax.make_user_context(default_value=None)  # a part of the keys of jit
 
 
 def of(device: Device, linear: str | None = None) -> Backend:
-    """The back end of a device for products by `engine.kernels.linear`; None, or where it has no
-    such products: the first of the device.
+    """The back end of a device for `engine.kernels.linear`; None, or products that the device
+    lacks: its first.
     """
     able = [backend for backend in ALL if backend.runs_on(device)]
     return next((backend for backend in able if backend.linear == linear), able[0])

@@ -59,9 +59,7 @@ def project(
     queries_TX: jax.Array,
     context: StepContext,
 ) -> Index:
-    """The indexer's queries, of what attention's queries are projected from; keys and weights, of
-    the tokens.
-    """
+    """Projects the indexer's queries from `queries_TX`, and its keys and weights from tokens."""
     index = kind.indexer
     assert index is not None and context.angles is not None
     T, X = x_TD.shape[0], index.head_width
@@ -124,7 +122,6 @@ def _attend(
     indexer: Indexer,
     context: StepContext,
 ) -> jax.Array:
-    """Of a rectangle over its pages: float32 [Y, W, N, value width]."""
     group, page_format, top_k = context.group, context.page_format, indexer.top_k
     attend_pages = api.implementation(context.attention).attend_pages
     assert page_format is not None

@@ -29,7 +29,7 @@ def apply(
     leaf: Recurrent | None,
     context: StepContext,
 ) -> tuple[jax.Array, Recurrent | None]:
-    """One layer: float32 [T, D], and the leaf, states of each sequence.
+    """Returns float32 [T, D], and the leaf with each sequence's states.
 
     Raises:
         InputError: it has another number of channels than the residual stream.

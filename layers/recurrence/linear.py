@@ -62,8 +62,8 @@ def chunked(
 
     Args:
         log_decay_YWN: g <= 0; None is no decay.
-        resumes: bool [C] and float32 [C, N, M, H]: the chunks of a single row that begin with a
-            state of their own.
+        resumes: bool [C] and float32 [C, N, M, H]: a single row's chunks that begin with another
+            state.
 
     Returns:
         Outputs float32 [Y, W, N, H] and the states after every chunk, float32 [Y, C, N, M, H].

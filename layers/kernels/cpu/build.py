@@ -81,9 +81,7 @@ def bundled() -> Path | None:
 
 
 def find(folder: Path) -> Path | None:
-    """The library of these sources in a folder, if it is there and undamaged: its name holds its
-    digest.
-    """
+    """The undamaged library of these sources in a folder, if any: its name holds its digest."""
     return _find(folder, library_name())
 
 
@@ -101,12 +99,7 @@ def is_whole(library: Path) -> bool:
 
 
 def check(folder: Path) -> None:
-    """Whether `build` is worth its time: not where it failed within a day, and neither sources nor
-    compilers are others since.
-
-    Raises:
-        BuildError: it is not; as `build` said it.
-    """
+    """Raises BuildError if `build` failed within a day with the same sources and compilers."""
     log = folder / _LOG
     try:
         logged = log.read_text(errors="replace").partition("\n")[0]
@@ -240,10 +233,7 @@ def _stderr(failed: subprocess.SubprocessError) -> str:
 
 def _compilers() -> list[list[str]]:
     """Commands of C++ compilers, to be tried in turn: CXX alone, if it is set; else the system's,
-    then the one that comes as a wheel.
-
-    Raises:
-        BuildError: CXX is no command.
+    then that of the wheel. Raises BuildError if CXX is no command.
     """
     if variable := os.environ.get("CXX"):
         try:
@@ -260,9 +250,7 @@ def _compilers() -> list[list[str]]:
 
 
 def library_name() -> str:
-    """What names of libraries that are built here begin with: for this processor's architecture,
-    this XLA and this compiler.
-    """
+    """The prefix of built libraries' names, for this architecture, XLA and compiler."""
     return _name_of(platform.machine(), jax.__version__, os.environ.get("CXX"))
 
 

@@ -94,9 +94,7 @@ def _in_rows(info: ParamInfo, values: Values) -> Values:
 
 
 def _whole(info: ParamInfo, values: Values) -> Array:
-    """All of a parameter: an array, of blocks where its format has few bits, to which numbers are
-    rounded.
-    """
+    """All of a parameter: an array, or blocks to which numbers are rounded."""
     if not isinstance(values, jax.Array):
         values = np.asarray(values)
     if not FORMATS[info.format].is_quantized or values.dtype == np.uint8:
@@ -113,9 +111,7 @@ def specs(infos: Declared) -> Params:
 
 
 def abstract(config: Config, infos: Declared, mesh: jax.sharding.Mesh | None = None) -> Params:
-    """Shapes and dtypes of what `placement` makes of a declaration's values, over the chips of a
-    mesh.
-    """
+    """Shapes and dtypes of `placement`'s leaves for a declaration, over the chips of a mesh."""
     if mesh is not None:
         chip_leaves = abstract(config, config.chip_model.parameters())
         return jax.tree.map(
@@ -228,11 +224,7 @@ def _can_be_rounded(info: ParamInfo, shape: tuple[int, ...], format: str) -> boo
 
 
 def _is_quantized(info: ParamInfo, config: Config) -> bool:
-    """Whether a parameter becomes a `Quantized`.
-
-    Raises:
-        InputError: the products have none for its format.
-    """
+    """Whether a parameter becomes a `Quantized`; raises InputError if no product has its format."""
     if info.format not in packed.BLOCKS or config.engine.kernels.linear == "ffi_cpu":
         return False
     if info.format not in quantized.OURS:
@@ -249,7 +241,6 @@ def _is_made(leaf: object) -> TypeGuard[Packed | Quantized]:
 
 
 def _check_goes(config: Config, path: str, leaf: object) -> None:
-    """Refuses what was made for other products."""
     is_native = config.engine.kernels.linear == "ffi_cpu"
     if isinstance(leaf, Packed) and not is_native:
         raise InputError(f"{path}: packed parameters go with engine.kernels.linear=ffi_cpu only")

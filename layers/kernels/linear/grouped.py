@@ -27,7 +27,6 @@ def grouped_product(
 
     Args:
         x_XD: of w's type.
-        w_EFD: the stack.
         sizes_E: i32[E], rows of each matrix.
         kernel: `on_tpu` or `on_gpu`; None: XLA's.
     """

@@ -49,9 +49,7 @@ def can_multiply(num_rows: int, w: Quantized) -> bool:
 def products(
     x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, interpret: object = None
 ) -> jax.Array:
-    """`low_bit_product.products`, of rows that `can_multiply` allows; `interpret` takes
-    `InterpretGPUParams`.
-    """
+    """`low_bit_product.products`, of rows that `can_multiply` allows."""
     W, shift, y_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
     x_BWD = jnp.pad(x_BWD.astype(w.dtype), ((0, 0), (0, -W % _ROWS), (0, 0)))
     for bits in low_bit.planes(w.format):
@@ -199,12 +197,10 @@ def _numbers(
 
 
 def _int8(byte: int) -> jax.Array:
-    """A byte's bits as a number with a sign."""
     return jnp.int8(byte - 256 if byte > 127 else byte)
 
 
 def _product(number_FK: jax.Array, x_smem, interpret: object) -> jax.Array:
-    """Products of numbers [F, K] with rows of activations [W, K]: float32 [F, W]."""
     if interpret:
         dims = (((1,), (1,)), ((), ()))
         return lax.dot_general(number_FK, x_smem[...], dims, preferred_element_type=jnp.float32)

@@ -42,13 +42,10 @@ def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
 
 
 def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
-    """Blocks of rows, each with one matrix of a stack: float32 [B, W, F].
+    """Blocks of rows, each with one matrix of a stack [E, F, D]: float32 [B, W, F].
 
     Args:
-        x_BWD: the rows.
-        w: a stack [E, F, D].
-        matrix_B: i32, which of the stack; E: none, the block's rows are not looked at, and what
-            comes of them is any number.
+        matrix_B: i32, which of the stack; E: none; that block is arbitrary.
 
     Raises:
         ValueError: x has other columns than w, or w is no stack.
@@ -75,9 +72,7 @@ def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
 
 
 def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:
-    """`product`; a CPU expands some rows of the matrix at a time, other devices what XLA does not
-    expand within the product.
-    """
+    """`product`; a CPU expands blocks of rows, other devices what XLA does not expand itself."""
     T, (F, D) = len(x_TD), w.shape
     multiply = functools.partial(_times_rounded if _rounds(w) else _times, dtype=w.dtype)
     if not backends.current().copies_in_blocks:
@@ -119,7 +114,6 @@ def _times(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
 
 
 def _expanded(w: Quantized) -> jax.Array:
-    """A matrix in its `dtype`."""
     matrix_FD = backends.current().expanded(w)
     return low_bit.numbers(w).astype(w.dtype) if matrix_FD is None else matrix_FD
 
@@ -134,7 +128,6 @@ def _times_rounded(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
 
 
 def _dot(x_TD: jax.Array, w_FD: jax.Array) -> jax.Array:
-    """x w^T, exact in int32 or with float32 sums."""
     is_int = x_TD.dtype == jnp.int8
     # A GPU's default for float32 operands is TF32, ten bits of mantissa.
     exact = lax.Precision.HIGHEST if x_TD.dtype == jnp.float32 else None

@@ -83,8 +83,8 @@ def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
 
 
 def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
-    """A matrix [F, width] (or a stack, [E, F, width]) whose rows are blocks, a GGUF
-    file's or ours (`layers/quantized.py`).
+    """Packs a matrix [F, width] (or a stack, [E, F, width]) of blocks, a GGUF file's or ours
+    (`layers/quantized.py`).
 
     Args:
         blocks_FX: uint8 [F, bytes of `width` numbers], or [E, F, bytes].
@@ -99,7 +99,8 @@ def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
 
 
 def pack_rows(rows_XX: Values, format: str, shape: tuple[int, ...]) -> Packed:
-    """As `pack_blocks`, of what gives slices of the rows of all matrices, and is never there whole.
+    """Packs as `pack_blocks`, from slices of the rows of all matrices, which never exist as a
+    whole.
 
     Args:
         rows_XX: uint8 [rows, bytes] by slices of rows.
@@ -168,9 +169,7 @@ def product(x_TD: jax.Array, w: Packed) -> jax.Array:
 
 
 def multiplies_gated(w: object) -> TypeGuard[Packed]:
-    """Whether `gated_product` takes a leaf of the parameters: a matrix whose halves are whole
-    strips, for which `product` is a single call.
-    """
+    """Whether `gated_product` takes a leaf: a matrix whose halves are whole strips."""
     if not is_packed(w) or len(w.shape) != 2 or w.shape[0] % (2 * STRIP) or w.data.shape[0] % 2:
         return False
     is_in_parts = _exact.value and rounds(w.format)
@@ -178,8 +177,8 @@ def multiplies_gated(w: object) -> TypeGuard[Packed]:
 
 
 def gated_product(x_TD: jax.Array, w: Packed, activation: str, dtype: str) -> jax.Array:
-    """act(gate) up, of `dtype` [T, F / 2]: with the bits that `rows.gate` makes of `product`, but
-    for the sign of zeros. The product, gates before what they multiply, is written nowhere.
+    """act(gate) up, of `dtype` [T, F / 2]: with the bits that `rows.gate` makes of `product`,
+    except the sign of zeros. The product, gates first, is written nowhere.
 
     Args:
         x_TD: float32 or bfloat16.
@@ -246,9 +245,7 @@ def _sum_of_parts(y_XF: jax.Array) -> jax.Array:
 
 
 def rounded_to_fp8(x_TD: jax.Array) -> jax.Array:
-    """Each token's numbers as e4m3 times a scale of its own has them: float32, since no processor
-    multiplies e4m3.
-    """
+    """Rounds each token's numbers to e4m3 times its scale: float32, as no CPU multiplies e4m3."""
     q_TD, scale_T1 = low_bit.rounded_tokens(x_TD, jnp.float8_e4m3fn)
     return q_TD.astype(jnp.float32) * scale_T1
 

@@ -17,14 +17,13 @@ def update(
     states: jax.Array,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array]:
-    """Feeds rows that follow none of the others to a recurrence's form that goes token by token.
+    """Feeds rows that follow none of the others to a recurrence's token-by-token form.
 
     Args:
         recurrent: (*inputs, states before each row [Y, ...]) -> outputs [Y, W, ...] and the states
             after every token [Y, W, ...].
         inputs: of each token, [Y, W, ...].
         states: float32 [slots + 1, 1 + k, ...], of all sequences.
-        rectangle: the rows.
 
     Returns:
         The outputs [Y, W, ...], and the states with this step's.
