@@ -69,7 +69,7 @@ def num_tokens(record: Mapping[str, Any]) -> int:
 
 
 def read(path: Path) -> list[Record]:
-    """Results that an earlier run has written; a last line that is cut off is none.
+    """Reads the results of an earlier run; a last line that is cut off is ignored.
 
     Raises:
         InputError: the file cannot be read, or another line is none.

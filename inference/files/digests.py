@@ -27,12 +27,7 @@ _GAP = rb"[^0-9a-f]{1,16}"  # between name and digits, in any format
 
 
 def of(data: "memoryview | mmap.mmap", place: slice | None = None) -> str:
-    """The digest of some bytes.
-
-    Args:
-        data: the bytes.
-        place: of the field among them; None: they hold none.
-    """
+    """Returns the digest of bytes; the field at `place` among them counts as empty."""
     with memoryview(data) as view:
         pieces = [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
         try:
@@ -55,8 +50,8 @@ def place(data: "memoryview | mmap.mmap", field: str = FIELD) -> slice | None:
 
 
 def is_sealed(beginning: bytes) -> bool:
-    """Whether a file of the cache was written with a digest, given its first `SEARCHED` bytes:
-    files of earlier versions were not. The field's name may be what is damaged.
+    """Whether a file, given its first `SEARCHED` bytes, has a digest: earlier versions' have none.
+    The field's name may be what is damaged.
     """
     return FIELD.encode() in beginning or re.search(_DIGITS, beginning) is not None
 
@@ -91,11 +86,7 @@ def opened(data: bytes, label: str) -> str:
 
 
 def check(data: "memoryview | mmap.mmap", label: str) -> None:
-    """Compares a file's bytes with its digest.
-
-    Raises:
-        InputError: they are not what was written, or hold no digest.
-    """
+    """Compares a file's bytes with its digest; raises InputError if they differ, or it has none."""
     digits = place(data)
     if digits is None or of(data, digits).encode() != bytes(data[digits]):
         raise InputError(f"{label}: not what was written: the file is damaged or was changed")

@@ -9,7 +9,7 @@ _MAX_BYTES = 1 << 20
 
 
 def read(label: str, path: str) -> list[str]:
-    """The keys of a file, of which there is one at least; lines that begin with # are none.
+    """Reads one or more keys; lines that begin with # are none.
 
     Raises:
         InputError: the file cannot be read, or has no key.

@@ -11,7 +11,7 @@ _OTHERS_WRITE = 0o022
 
 
 def check(path: Path) -> None:
-    """Whether nobody else may write into a directory, or to a file and into its directory.
+    """Checks that nobody else may write into a directory, or to a file and into its directory.
 
     Raises:
         InputError: somebody may; says what to do.

@@ -16,11 +16,9 @@ _KEY = re.compile(r"[!-~]+")  # what a header can hold
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """A server.
+    """Where a server listens, and how.
 
     Attributes:
-        host, port: it listens there.
-        is_tls: it speaks https.
         prefix: of all its paths, before /v1.
         key: None: it wants none.
     """
@@ -33,15 +31,10 @@ class Address:
 
     @classmethod
     def parse(cls, label: str, url: str, key: str | None = None) -> "Address":
-        """Of a URL as OpenAI's clients take it, with or without its /v1.
-
-        Args:
-            label: of the URL in errors, such as "--url=x".
-            url: as it was given.
-            key: of the server.
+        """Parses a URL as OpenAI's clients take it, with or without its /v1.
 
         Raises:
-            InputError: it is no such URL.
+            InputError: it is no such URL; begins with `label`, such as "--url=x".
         """
         try:
             parts = urllib.parse.urlsplit(url)

@@ -32,12 +32,11 @@ class NoConnection(Unanswered):
 
 
 class Answer(NamedTuple):
-    """What a server answered.
+    """A server's answer.
 
     Attributes:
-        status: HTTP's.
         headers: by name, in lower case.
-        body: all of it, but for what was passed on as it came.
+        body: without what `on_body` took.
     """
 
     status: int
@@ -55,19 +54,14 @@ class Connections:
         self._head = f"host: {address.name}\r\nuser-agent: ridgeline\r\naccept: */*\r\n{key}"
 
     async def get(self, path: str) -> Answer:
-        """The answer to a GET.
-
-        Raises:
-            Unanswered: there is none.
-        """
+        """Returns the answer to a GET; raises Unanswered if there is none."""
         return await self.send(self._request("GET", path, ""))
 
     async def post(self, path: str, body: bytes, on_body: OnBody | None = None) -> Answer:
-        """The answer to JSON that is posted.
+        """Returns the answer to posted JSON.
 
         Args:
             path: from /v1 on.
-            body: it.
             on_body: takes the body of the answer as it comes, where its status is 200.
 
         Raises:
@@ -125,10 +119,10 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """One of them.
+    """One connection.
 
     Attributes:
-        has_begun: something of the last answer has come.
+        has_begun: a part of the last answer has come.
         is_closed: by either side.
         may_stay: a further request can be sent.
     """
@@ -143,9 +137,7 @@ class _Connection(asyncio.Protocol):
         self._status = 0
 
     async def exchange(self, request: bytes, on_body: OnBody | None) -> Answer:
-        """Sends a request and waits for the end of its answer; one that is cancelled closes the
-        connection.
-        """
+        """Sends a request and waits for its answer; cancellation closes the connection."""
         self.has_begun = False
         self._headers = {}
         self._parts: list[bytes] = []
@@ -209,7 +201,6 @@ class _Connection(asyncio.Protocol):
     # --- what the parser calls ---
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A line of the answer's head."""
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:

@@ -9,8 +9,8 @@ _LOOK_EVERY_S = 0.1
 
 
 def run(working: Awaitable[None], has_enough: Callable[[], bool]) -> bool:
-    """Whether it was done before `has_enough`, which ends it. An interrupt is noticed by that: as
-    an exception it would be lost in uvloop, while that calls what reads a connection.
+    """Whether `working` ended before `has_enough` ended it. That also notices interrupts:
+    exceptions of a signal would be lost in uvloop while it reads a connection.
     """
     return uvloop.run(_until(working, has_enough))
 

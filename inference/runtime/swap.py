@@ -60,11 +60,7 @@ class PageSwapper:
 
     def __init__(self, config: Config, cache: Cache, mesh: Mesh | None = None):
         """Reserves address space for `config.num_host_pages`; memory is taken as it is used.
-
-        Args:
-            config: model and engine.
-            cache: leaves of a chip, or their shapes.
-            mesh: the chips, if there are several.
+        `cache` has leaves of a chip, or their shapes.
         """
         self._config, self._mesh, self._cache = config, mesh, cache
         self._chips = config.mesh.num_chips
@@ -126,9 +122,7 @@ class PageSwapper:
         return cache
 
     def read(self, cache: Cache, group: int, pages: Sequence[int]) -> PageCopies:
-        """At most `PAGES` pages of all layers of a group, of one data shard, on the device and
-        padded with sinks; of a chip each.
-        """
+        """Reads at most `PAGES` pages of a group of one data shard, padded with sinks."""
         padded = np.zeros(PAGES, np.int32)
         padded[: len(pages)] = pages
         page_X = device_pages(padded, self._config, group)
@@ -151,18 +145,12 @@ class PageSwapper:
         return written
 
     def store(self) -> None:
-        """Waits for all pages that go to the host, and writes them there.
-
-        Raises:
-            JaxRuntimeError: the device failed; what was not written stays to be.
-        """
+        """Stores all pages for the host; after a JaxRuntimeError the rest stay pending."""
         while self._reads:
             self._store_oldest()
 
     def forget_reads(self) -> None:
-        """Drops pages that are not stored yet, as the device may have lost them; the prefix cache
-        must have forgotten them, too.
-        """
+        """Drops unstored pages, which the device may have lost; so must the prefix cache."""
         self._reads.clear()
 
     def free(self) -> None:
@@ -179,7 +167,6 @@ class PageSwapper:
         self._reads.popleft()  # last: after an interrupt it is stored again
 
     def _nothing(self, group: int, data: PageCopies) -> PageCopies:
-        """What the other data shards' sinks receive."""
         if group not in self._zeros:
             assert self._mesh is not None
             group_chips = self._chips // self._config.mesh.num_groups
@@ -274,7 +261,6 @@ def _alike(cache: Cache, group: PageGroup) -> list[list[int]]:
 
 
 def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> PageCopies:
-    """Pages of all layers of a group."""
     return tuple(
         jax.tree.map(
             lambda *arrays: jnp.stack([x[page_X] for x in arrays], axis=1),
@@ -307,11 +293,9 @@ class StateSnapshots:
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing is to be compiled."""
         return self._compiled is not None or not self._config.num_snapshots
 
     def prepare(self) -> None:
-        """Compiles what `keep` runs."""
         if self.is_ready:
             return
         rows_A = jax.ShapeDtypeStruct((_ROWS,), np.int32)

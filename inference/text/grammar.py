@@ -59,7 +59,7 @@ def is_available() -> bool:
 
 
 def of_json_schema(schema: dict[str, object]) -> str:
-    """JSON that a schema describes, but for keywords that `relaxed` names.
+    """JSON that a schema describes, except for keywords that `relaxed` names.
 
     Raises:
         InputError: it is too long, nested too deeply, no schema, or cannot be obeyed.
@@ -157,9 +157,7 @@ def without(words: Iterable[str]) -> str:
 
 
 def either(rules: str, name: str, other: str) -> str:
-    """What the rule of this name describes in Lark, or another grammar, as the functions above
-    write it.
-    """
+    """A Lark rule of this name that permits its own text, or that of another grammar."""
     second = json.loads(other)["grammars"][0] if other.startswith("{") else {"lark_grammar": other}
     first = {"lark_grammar": f"start: {name} | @other\n{rules}"}
     return json.dumps({"grammars": [first, {**second, "name": "other"}]})
@@ -232,10 +230,9 @@ class Grammar:
     """One text as it grows.
 
     Attributes:
-        has_failed: nothing may follow: a token came that it does not permit, no token of the
-            vocabulary continues it, or it costs more than it may.
+        has_failed: a token was not permitted, no token of the vocabulary continues the text, or it
+            costs too much; nothing may follow.
         failure: which of these, in words; empty where it has not failed, or llguidance broke.
-        is_complete: nothing can follow.
     """
 
     def __init__(self, matcher: "llguidance.LLMatcher", vocab_size: int, has_end: bool):
@@ -249,7 +246,7 @@ class Grammar:
         self._last_word = np.uint32((1 << 32) - 1 >> -vocab_size % 32)
 
     def mask(self) -> np.ndarray:
-        """u32[words], bit v % 32 of word v // 32: token v may be next. No bit is set once it has
+        """u32[words]: token v may be next if bit v % 32 of word v // 32 is set; none once it
         failed.
 
         Raises:
@@ -265,18 +262,13 @@ class Grammar:
         return words_X * np.uint32(not self.has_failed)
 
     def start_over(self, tokens: Sequence[int]) -> None:
-        """The text is these tokens."""
         self._matcher.reset()
         self.has_failed, self.is_complete = self._matcher.is_error(), False
         for token in tokens:
             self.accept(token)
 
     def accept(self, token: int) -> None:
-        """The next token is this.
-
-        Raises:
-            GrammarError: llguidance broke.
-        """
+        """Appends a token to the text; raises GrammarError if llguidance broke."""
         if self.has_failed or not self._guard(self._matcher.consume_token, token):
             self._fail(_failure(self._matcher))
         else:
@@ -304,11 +296,8 @@ class Grammars:
         eos_ids: Iterable[int],
         max_kept_bytes: int = _MAX_KEPT_BYTES,
     ):
-        """`eos_ids` end a text that is complete; without any, one ends where nothing can follow.
-        Of compiled grammars so many bytes are kept.
-
-        Raises:
-            InputError: llguidance is not installed.
+        """`eos_ids` end a complete text; without any, one ends where nothing can follow. Raises
+        InputError if llguidance is not installed.
         """
         if not is_available():
             raise InputError("grammars need llguidance: pip install '.[serve]'")
@@ -372,9 +361,8 @@ class Grammars:
         return matcher
 
     def _begin(self, matcher: "llguidance.LLMatcher") -> str:
-        """Begins a text as the grammar permits; returns why there is none, or "". Many a grammar
-        that costs too much fails at its first token, behind which llguidance follows all that has
-        to come.
+        """Begins a text as the grammar permits; returns why there is none, or "". A grammar that
+        costs too much often fails at its first token, as llguidance looks ahead from there.
         """
         first = _first(matcher.compute_bitmask(), self._eos_ids)
         if not matcher.is_error() and first is not None and matcher.consume_token(first):
@@ -390,8 +378,6 @@ def _first(mask: bytes, eos_ids: Sequence[int]) -> int | None:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance reads it."""
-
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, end: int):
@@ -411,7 +397,6 @@ class _Vocabulary:
 
 
 def _num_words(num_tokens: int) -> int:
-    """Of a mask."""
     return -(-num_tokens // 32)
 
 
@@ -430,7 +415,6 @@ def _check_length(what: str, text: str, max_chars: int = MAX_CHARS) -> None:
 
 
 def _failure(matcher: "llguidance.LLMatcher") -> str:
-    """Why a text has failed."""
     error = _reason(matcher.get_error())
     if error.startswith("NoExtension") or not matcher.is_error():
         return _NOTHING

@@ -25,7 +25,6 @@ def override(params: SamplingParams, values: Mapping[str, object]) -> SamplingPa
 
 
 def _read(name: str, value: object) -> Any:
-    """A value as Python would give it."""
     if name == "logit_bias":
         if not isinstance(value, dict) or not all(map(_TOKEN_ID.fullmatch, value)):
             raise InputError(f'{name} is {{"token id": number, ...}}, not {shown(value)}')

@@ -13,7 +13,7 @@ _MAX_POSITION = 8  # of the item that `contains` is about
 def rewrite(
     document: Document, schema: dict[str, object], resource: object, place: str
 ) -> Rewritten:
-    """A schema without `uniqueItems`, `contains`, `unevaluatedItems` and the words of older drafts.
+    """Rewrites `uniqueItems`, `contains`, `unevaluatedItems` and the words of older drafts.
 
     Raises:
         InputError: one of them is not said in other words.

@@ -10,10 +10,9 @@ Schema = dict[str, Any] | bool
 
 
 class Rewritten(NamedTuple):
-    """A schema without some keywords, and what is said instead.
+    """A schema without some keywords, and its replacement.
 
     Attributes:
-        schema: it.
         extras: further schemas, in the words of the original, which all have to hold.
         relaxed: keywords that some invalid texts pass.
     """
@@ -32,11 +31,7 @@ _MAX_LOOKS = (
 
 
 class Document:
-    """The whole schema.
-
-    Attributes:
-        root: of it.
-    """
+    """A whole schema."""
 
     def __init__(self, root: dict[str, object]):
         self.root = root
@@ -52,11 +47,7 @@ class Document:
         return self._num_looks <= _MAX_LOOKS
 
     def target(self, reference: object, resource: object) -> tuple[Schema, object]:
-        """The schema that a `$ref` within a resource names, and the resource that this one is in.
-
-        Raises:
-            InputError: there is none.
-        """
+        """Returns the schema of a `$ref`, and its resource; raises InputError if there is none."""
         if not isinstance(reference, str):
             raise InputError(f"$ref={shown(reference)}: is a text")
         base, _, fragment = reference.partition("#")

@@ -129,7 +129,6 @@ class _Lowering:
     def _rewrite_logic(
         self, document: Document, schema: dict[str, Any], resource: Any, place: str
     ) -> Rewritten:
-        """A schema without `oneOf`, `not` and `if`."""
         schema = dict(schema)
         result = Rewritten(schema, [], set())
         if "oneOf" in schema:

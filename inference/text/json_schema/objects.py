@@ -17,7 +17,7 @@ _OPEN = frozenset(("patternProperties", "additionalProperties", "unevaluatedProp
 def rewrite(
     document: Document, schema: dict[str, object], resource: object, place: str
 ) -> Rewritten:
-    """A schema without keywords of names, of what depends on names, and of how many there are.
+    """Rewrites keywords of names, of what depends on names, and of how many there are.
 
     Raises:
         InputError: one of them is not said in other words.
@@ -129,9 +129,7 @@ def _matches(pattern: Any, name: str, where: str) -> bool:
 
 
 def _count(place: str, result: Rewritten) -> None:
-    """Objects are told apart by the optional properties that they have; names beside those that are
-    listed may repeat.
-    """
+    """Counts objects by their optional properties; names beside those listed may repeat."""
     schema = result.schema
     low, high = schema.get("minProperties", 0), schema.get("maxProperties", math.inf)
     for name, bound in (("minProperties", low), ("maxProperties", high)):
