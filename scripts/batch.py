@@ -102,7 +102,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _engine_flags() -> list[str]:
-    """Those that are given and that the engine's process reads."""
     arguments = ["--nowarm_up"]  # it compiles what comes
     for name in _ENGINE:
         flag = flags.FLAGS[name]

@@ -165,7 +165,6 @@ def _run_url() -> None:
 
 
 def _open(resolved: "Resolved") -> "Checkpoint | None":
-    """The checkpoint; None with --random_weights."""
     return None if _RANDOM_WEIGHTS.value else common.open_checkpoint(resolved)
 
 

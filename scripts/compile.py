@@ -131,8 +131,8 @@ def _mesh(run_mesh: Mesh, target: Target) -> Mesh:
 
 
 def _config(target: Target) -> Config:
-    """The model that --model or --config names, with the engine of --batch and --context: as many
-    pages as its sequences need at their longest, unless a run or --set says how many.
+    """The model of --model or --config, with the engine of --batch and --context: pages for all
+    sequences at their longest, unless a run or --set says how many.
     """
     sizes: dict[str, object] = {}
     if _BATCH.present:
@@ -154,7 +154,6 @@ def _config(target: Target) -> Config:
 
 
 def _single(flag: flags.FlagHolder[str]) -> int:
-    """The number of a flag that lists some elsewhere."""
     numbers = shared_flags.whole_numbers(flag)
     if len(numbers) > 1:
         raise InputError(f"--{flag.name} is one number here, not {flag.value[:80]!r}")

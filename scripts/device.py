@@ -101,9 +101,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _page(folder: Path, page_fields: Mapping[str, Any]) -> tuple[Path, dict[str, Outcome]]:
-    """The page to write, without a suffix, and what is on it by name: the newest of this kind of
-    device with the same versions, whatever its date, where parts are added to it; else one of
-    today.
+    """The page to write, without a suffix, and its outcomes by name: the newest of this kind of
+    device and versions where parts are added to it; else one of today.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", page_fields["device"].lower()).strip("-")
     is_added = _PARTS.value is not None or _RESUME.value
@@ -119,9 +118,7 @@ def _page(folder: Path, page_fields: Mapping[str, Any]) -> tuple[Path, dict[str,
 
 
 def _probe(environment: dict[str, str]) -> tuple[str, str, str]:
-    """Platform and kind of the device, and the version of JAX: from a subprocess, since the process
-    that asks holds the device's memory.
-    """
+    """Platform, kind and JAX's version, by a subprocess, which frees the device's memory."""
     (outcome,) = subprocesses.run(
         [Subprocess("probe", (sys.executable, "-c", _PROBE), 120.0, is_json=True)],
         120.0, _ROOT, environment,
@@ -137,9 +134,7 @@ def _probe(environment: dict[str, str]) -> tuple[str, str, str]:
 
 
 def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Subprocess]:
-    """What is run on a platform, the most important first; later parts depend on earlier
-    outcomes.
-    """
+    """Subprocesses for a platform, the most important first; some depend on earlier outcomes."""
     on_device = "tests/device", "-m", "device", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"
     yield _module("decode", 40, "pytest", *on_device, "-x", "-k", "test_decoding")
     decode = _outcome("decode", outcomes)
@@ -168,7 +163,6 @@ def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Subprocess]:
 
 
 def _peer(kind: str, limit_s: float, sizes: Sequence[str]) -> Subprocess:
-    """The same steps by PyTorch."""
     command = (sys.executable, "-m", "scripts.reports.peers.torch_steps", *sizes)
     missing = "computes on GPUs" if kind == "tpu" else None
     if missing is None and importlib.util.find_spec("torch") is None:
@@ -227,9 +221,7 @@ _SMALL_STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
 
 
 def _tokens(pages: str, kernel: str | None) -> Iterator[Subprocess]:
-    """The real model's greedy tokens in its own precision: on the CPU, and on the device with the
-    reference and with the kernel that was shown right.
-    """
+    """The real model's greedy tokens on the CPU, and by the device's reference and kernel."""
     missing = None
     if sources.cached_path(presets.get(_MODEL).weights) is None:
         missing = f"the weights of {_MODEL} are not on this machine"

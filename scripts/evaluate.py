@@ -93,7 +93,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _resolved_other(config: Config) -> tuple["Resolved", Config]:
-    """What --against names, with what --set says."""
     from inference.checkpoints import resolve
     from layers.kernels.device import target_device
 

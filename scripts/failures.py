@@ -35,10 +35,8 @@ _OF_LIBRARIES = {  # which raise errors of their own, or lose the number
 
 
 def check_limits() -> None:
-    """Whether there is room for JAX's code and threads, which end the process where there is not.
-
-    Raises:
-        InputError: there is not.
+    """Raises InputError if there is no room for JAX's code and threads, which would end the
+    process.
     """
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
@@ -49,7 +47,6 @@ def check_limits() -> None:
 
 
 def line(error: Exception) -> str:
-    """Of an error that ended an app."""
     if not isinstance(error, InputError | OSError | MemoryError | RuntimeError):
         return (
             f"a fault of this program, {type(error).__name__}: {reason(error)[:_MAX_CHARS]} "
@@ -61,7 +58,6 @@ def line(error: Exception) -> str:
 
 
 def _advice(error: BaseException | None) -> str | None:
-    """What to do about a limit, if one is behind it."""
     messages = ""
     while error is not None:
         if isinstance(error, MemoryError):

@@ -160,7 +160,6 @@ def _read_requests() -> list[Prompt]:
 
 
 def _read_schema(name: str) -> str:
-    """The grammar of a file's JSON schema."""
     from inference.text import grammar
 
     if not grammar.is_available():
@@ -254,11 +253,8 @@ def _run(
     add: Callable[[int, dict[str, object]], None],
     streams: bool,
 ) -> tuple[object, ...]:
-    """Calls `add` with each request's index and result as it ends. With `streams`, text goes to
-    stdout as it comes.
-
-    Returns:
-        The engine, tokens of prompts, and what a stopwatch saw.
+    """Calls `add` with each request's index and result as it ends; `streams` prints text as it
+    comes. Returns the engine, tokens of prompts, and a stopwatch's figures.
     """
     params = [request.params for request in requests]
     watch, completions = costs.Stopwatch(engine), []
@@ -292,9 +288,7 @@ def _run(
 
 
 def _stats(took: tuple[Any, ...]) -> dict[str, object]:
-    """Figures of what `_run` returned; a machine is calibrated for a model's first answer, now that
-    it is out.
-    """
+    """Figures of `_run`; calibrates the machine for a model's first answer, now that it is out."""
     from inference.benchmark import first_start
 
     return costs.stats(*took, machine=first_start.calibration(took[0], say=common.say))
@@ -329,7 +323,6 @@ def _result(completion: "Completion", request: Prompt) -> dict[str, object]:
 
 
 def _choice(answer: "Completion") -> dict[str, object]:
-    """One answer; the first one's fields are the result's too."""
     has_logprobs = _LOGPROBS.value is not None
     tops = [dict(itertools.islice(top.items(), _LOGPROBS.value)) for top in answer.top_logprobs]
     return {

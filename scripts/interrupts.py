@@ -39,7 +39,7 @@ class caught:  # noqa: N801
 
 class Deferred:
     """Context in which the first interrupt only sets `requested`, and the second is the usual one.
-    Where interrupts are ignored, as by a job in the background, they stay so.
+    Ignored interrupts, as of a job in the background, stay so.
     """
 
     def __enter__(self) -> "Deferred":
@@ -88,9 +88,7 @@ def ignore() -> None:
 
 
 def leave(status: int) -> None:
-    """Ends a process that runs an app with this exit status, without taking anything down: the
-    system frees memory faster, and no thread is waited for.
-    """
+    """Ends an app's process without taking anything down: no thread is waited for."""
     if not _runs_app:
         return
     for stream in (sys.stdout, sys.stderr):

@@ -82,11 +82,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _device() -> "Device":
-    """The device that --device names.
-
-    Raises:
-        InputError: JAX has none.
-    """
+    """The device that --device names; raises InputError if JAX has none."""
     import jax
 
     from layers.kernels.device import target_device

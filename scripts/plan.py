@@ -138,7 +138,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _verify(config: Config) -> None:
-    """Predicted beside measured steps of a model on this machine."""
     from scripts.modes import plan_verify
     from scripts.reports import verify_text
 
@@ -162,10 +161,9 @@ def _verify(config: Config) -> None:
 def _sweep(
     deployment: Deployment, batches: Sequence[int], contexts: Sequence[int]
 ) -> dict[str, object]:
-    """A row for each batch and context, the parts of the first, and the largest batches.
-
-    Where --speculate leaves the drafts open, each row has its best; everything else is for
-    `deployment`, which has those of the first row.
+    """A row for each batch and context, the parts of the first, and the largest batches. Each row
+    has its best drafts where --speculate leaves them open; all else is for `deployment`, which has
+    those of the first row.
     """
     rows: list[Row] = []
     speculations: list[Speculation | None] = []
@@ -187,7 +185,6 @@ def _sweep(
 
 
 def _page_groups(config: Config) -> list[dict[str, object]]:
-    """How page groups share an engine's cache."""
     groups, lanes = config.cached_model.page_groups, config.engine.cache.latent_lanes or 1
     sizes = config.cached_model.page_bytes(config.page_tokens, lanes)
     return [
@@ -292,7 +289,6 @@ def _targets(text: str) -> slo.Targets:
 
 
 def _check_questions() -> None:
-    """Whether the flags ask one question."""
     if _SLO.value is not None and _ADVISE.value:
         raise InputError("give either --slo or --advise")
     has_question = _SLO.value is not None or _ADVISE.value

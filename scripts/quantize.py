@@ -151,7 +151,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _format() -> str:
-    """The format that the flags name."""
     if _METHOD.value == few_bits.LLM_INT8 or _FORMAT.value is not None:
         flag_text = f"--method={few_bits.LLM_INT8}" if _FORMAT.value is None else "--format"
         for flag in (_BITS, _GROUP, _ASYMMETRIC):

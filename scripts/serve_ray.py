@@ -115,9 +115,7 @@ async def _serve(
 
 
 async def _left_behind(work: Callable[[], T]) -> T:
-    """What a thread returns, or raises, for which nobody waits at the end of the process: unlike
-    `asyncio.to_thread`'s.
-    """
+    """Runs work in a thread that the process does not await, unlike `asyncio.to_thread`'s."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 

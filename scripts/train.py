@@ -89,7 +89,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _language_model(resolved: "Resolved | None", checkpoint: "Checkpoint | None") -> "Subject":
-    """A model from scratch, or a checkpoint trained on: a `Subject`."""
     recipe = _recipe(resolved)
     from sharding import mesh as meshes  # brings JAX
 

@@ -22,9 +22,7 @@ _PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def main() -> None:
-    """Writes one wheel and prints its path, or only compiles; what a compiler that fails has to say
-    is shown whole.
-    """
+    """Writes one wheel and prints its path, or only compiles; shows a compiler's errors whole."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -51,7 +49,6 @@ def main() -> None:
 
 
 def oldest_jax() -> str:
-    """The lowest version that we run on."""
     (version,) = re.findall(r'"jax>=([\d.]+)', _PROJECT.read_text())
     return str(version)
 

@@ -48,12 +48,7 @@ def is_open() -> bool:
 
 
 def read(concurrency: int | None = None, kind: str | None = None, **defaults: Any) -> Workload:
-    """The workload that the flags name.
-
-    Args:
-        concurrency: of a closed one.
-        kind: whatever --workload says.
-        defaults: fields of `Workload` that hold where no flag says otherwise.
+    """Returns the workload of the flags; `defaults` are fields that no flag sets.
 
     Raises:
         InputError: a flag is not valid, or does not go with the kind.

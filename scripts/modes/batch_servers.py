@@ -35,7 +35,6 @@ def answer(
     """Adds a result for each line, as it comes.
 
     Args:
-        lines: what is asked.
         url: of a server; None: an engine is started.
         engine: flags of its process.
         at_a_time: requests; None: what fits.
@@ -43,7 +42,7 @@ def answer(
 
     Raises:
         InputError: the server cannot be reached, at first or for too long, or refuses the key.
-        KeyboardInterrupt: at Ctrl-C, once what had come was added.
+        KeyboardInterrupt: at Ctrl-C, after the results so far were added.
     """
     with interrupts.Deferred() as interrupt, common.bars() as bar:
         progress = _Progress(len(lines), bar)
@@ -113,7 +112,6 @@ class _Progress:
         self._start = self._printed_s = time.monotonic()
 
     def add(self, record: Record) -> int:
-        """Counts a result; returns how many there are."""
         self._done += 1
         self._tokens += records.num_tokens(record)
         now = time.monotonic()

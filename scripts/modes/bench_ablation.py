@@ -35,7 +35,6 @@ _PAGE_SIZES = (16, 64, 128)
 
 
 def run(repeats: int, only: flags.FlagHolder[list[str] | None], plot: str | None) -> None:
-    """Runs the ablations that the flag `only` lists."""
     kind = "closed" if shared_flags.RATE.value is None else "poisson"
     workload = workload_flags.read(kind=kind, **_DEFAULTS)
     resolved, config = common.resolve_config({})
@@ -159,7 +158,6 @@ def _predict_naive(bench: _Bench, load: Sequence[TimedRequest]) -> dict[str, flo
 
 
 def _run_naive(bench: _Bench, load: Sequence[TimedRequest]) -> dict[str, float]:
-    """The first requests one after another, compilation left out."""
     from inference.runtime import naive
 
     seconds = 0.0

@@ -36,12 +36,11 @@ _DRAWN = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, top_k=50)
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What flags say beside the workload.
+    """Flags besides the workload.
 
     Attributes:
         start_s: when the process began, as `time.time` counts.
         open_: a resolved model -> its checkpoint, or None.
-        is_random: that it is None.
         repeats: medians are reported.
         plot: file of a picture, or None.
     """
@@ -122,10 +121,8 @@ def run_closed(sizes: list[int], prefill_tokens: int, beside: str | None, option
     """One row for each number of requests at a time.
 
     Args:
-        sizes: these numbers.
         prefill_tokens: of each prompt that measures prefill.
         beside: file of another engine's figures.
-        options: the rest.
     """
     slo = workload_flags.slo()
     if prefill_tokens < 1:

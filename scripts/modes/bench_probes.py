@@ -23,7 +23,6 @@ _HOST_RUNNING = (64, 256)
 
 
 def interference(num_running: int, long_tokens: int, repeats: int) -> None:
-    """Time between tokens while a long prompt is prefilled."""
     probe = Interference(num_running, long_tokens)
     resolved, config = common.resolve_config({})
     common.check_one_chip(dataclasses.replace(config, prefill=TOGETHER), "--interference")

@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 def compare(
     engine: "Engine", prompts: Sequence[list[int]], params: SamplingParams
 ) -> tuple[list[dict[str, object]], dict[str, float]]:
-    """Results as `generate` prints them, decoded without a cache, and the time of both ways.
-
-    Times without a cache leave compilation out, except the first token's.
+    """Decodes prompts without a cache: results as `generate` prints them, and both ways' times,
+    without compilation except the first token's.
     """
     params = dataclasses.replace(params, seed=params.seed or 0)
     model = engine.config.model

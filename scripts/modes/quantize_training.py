@@ -27,14 +27,13 @@ def trained(
     record: dict[str, object],
     output: Path,
 ) -> "tuple[Contents, dict[str, object], Path]":
-    """A checkpoint's tensors after a training, the record with it, and the folder of its steps.
+    """Trains a checkpoint; returns its tensors, the record with the training, and its steps'
+    folder.
 
     Args:
-        checkpoint: where it starts.
         formats: that its parameters will have, by path.
         tokens: ids that it is trained on, one text behind the other.
-        record: what the run is.
-        output: the directory that comes of it.
+        record: identity of the run.
     """
     from inference.checkpoints import names
     from inference.checkpoints.opened import Contents
