@@ -262,15 +262,7 @@ def _block(
 
 _block_once = jax.jit(  # traced once for all layers of a kind: tracing is most of a warm start
     _block,
-    static_argnames=(
-        "config",
-        "layer",
-        "spec",
-        "groups",
-        "is_owner",
-        "deterministic",
-        "attention",
-    ),
+    static_argnames=("config", "layer", "spec", "groups", "is_owner", "deterministic", "attention"),
 )
 
 

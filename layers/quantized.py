@@ -118,10 +118,7 @@ _GGUF_NAMES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
 
 
 def rounded(
-    format: str,
-    values_FD: np.ndarray,
-    scale_FG: np.ndarray,
-    zero_FG: np.ndarray | None = None,
+    format: str, values_FD: np.ndarray, scale_FG: np.ndarray, zero_FG: np.ndarray | None = None
 ) -> Groups:
     """Each number as the nearest one of the format, for such scales (and zero points)."""
     info = _checked(format)

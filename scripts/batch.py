@@ -34,10 +34,7 @@ _ENGINE = (
     "chat_template",
 )
 _APPLICATION = ("served_model_name", "tool_call_parser")
-_READ = {
-    "batch --url": (*_OWN, "url", "api_key_file"),
-    "batch": (*_OWN, *_ENGINE, *_APPLICATION),
-}
+_READ = {"batch --url": (*_OWN, "url", "api_key_file"), "batch": (*_OWN, *_ENGINE, *_APPLICATION)}
 
 
 def main(argv: Sequence[str]) -> None:

@@ -64,8 +64,7 @@ def main(argv: Sequence[str]) -> None:
         if not _OVERWRITE.value:
             resumable_results.check_unfinished(label, target)
     resolved, config = common.resolve_config(
-        {"max_seqs": _num_slots(requests)},
-        _engine_needs(requests),
+        {"max_seqs": _num_slots(requests)}, _engine_needs(requests)
     )
     if _NAIVE.value:
         common.check_one_chip(config, "--naive")

@@ -175,10 +175,7 @@ class Executables:
         function = meshes.over(self._mesh, function, in_specs, out_specs)
         donated = len(arguments) - 3, len(arguments) - 2
         kernels = self._config.engine.kernels
-        with (
-            backends.use(self._backend),
-            packed.exact(kernels.activations == "exact"),
-        ):
+        with backends.use(self._backend), packed.exact(kernels.activations == "exact"):
             jitted = jax.jit(
                 function, donate_argnums=donated, keep_unused=True,
                 compiler_options=dict(self._backend.compiler_options),

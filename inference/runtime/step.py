@@ -409,11 +409,7 @@ def _fed_counts(
 
 
 def _counts_seen(
-    fed: jax.Array | None,
-    slot_Q: jax.Array,
-    tokens_T: jax.Array,
-    shape: StepShape,
-    ragged: Ragged,
+    fed: jax.Array | None, slot_Q: jax.Array, tokens_T: jax.Array, shape: StepShape, ragged: Ragged
 ) -> jax.Array | None:
     """Token counts a row of logits, [Q, 2, V]: a draft counts in its own row and in later ones."""
     if fed is None:

@@ -291,10 +291,7 @@ class Grammars:
     """Compiles grammars for a tokenizer, and keeps the latest. Several threads may."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        eos_ids: Iterable[int],
-        max_kept_bytes: int = _MAX_KEPT_BYTES,
+        self, tokenizer: Tokenizer, eos_ids: Iterable[int], max_kept_bytes: int = _MAX_KEPT_BYTES
     ):
         """`eos_ids` end a complete text; without any, one ends where nothing can follow. Raises
         InputError if llguidance is not installed.

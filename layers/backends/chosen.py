@@ -49,8 +49,7 @@ def current() -> Backend:
 
 
 def kernel_or(
-    reference: Callable[_Arrays, _Out],
-    kernel: Callable[Concatenate[RowKernels, _Arrays], _Out],
+    reference: Callable[_Arrays, _Out], kernel: Callable[Concatenate[RowKernels, _Arrays], _Out]
 ) -> Callable[_Arrays, _Out]:
     """A function of arrays: the kernel, of a back end that has kernels of rows, with the
     derivative of the reference; else the reference, which is the kernel's oracle.

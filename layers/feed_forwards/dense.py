@@ -33,11 +33,7 @@ def gated(
 
 
 def up_and_down(
-    params: Params,
-    config: ModelConfig,
-    activation: str,
-    x_TD: jax.Array,
-    gate_scale: float = 1.0,
+    params: Params, config: ModelConfig, activation: str, x_TD: jax.Array, gate_scale: float = 1.0
 ) -> jax.Array:
     """A gated feed-forward without its last bias, float32 [T, D]; on a mesh a chip's part of the
     sum. `gate_scale` is a factor on the gates.

@@ -165,11 +165,7 @@ def _chosen_dense(index: Index, indexer: Indexer, rectangle: Rectangle) -> jax.A
 
 
 def chosen_dense(
-    q_YWIX: jax.Array,
-    weights_YWI: jax.Array,
-    k_YSX: jax.Array,
-    visible_YWS: jax.Array,
-    top_k: int,
+    q_YWIX: jax.Array, weights_YWI: jax.Array, k_YSX: jax.Array, visible_YWS: jax.Array, top_k: int
 ) -> jax.Array:
     """Which of the keys that each query sees it reads, without a cache: bool [Y, W, S]."""
     q_YWIX, weights_YWI, k_YSX = jax.lax.stop_gradient((q_YWIX, weights_YWI, k_YSX))

@@ -86,10 +86,7 @@ async def _by_server(
 
 
 async def _by_engine(
-    lines: Sequence[Line],
-    engine: Sequence[str],
-    at_a_time: int | None,
-    add: OnResult,
+    lines: Sequence[Line], engine: Sequence[str], at_a_time: int | None, add: OnResult
 ) -> None:
     from inference.server.client.launch import Subprocess
     from inference.server.service import Limits, Service

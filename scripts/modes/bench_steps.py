@@ -29,12 +29,7 @@ if TYPE_CHECKING:
 _LARGEST = 1 << 20
 
 
-def decode(
-    points: Sequence[str],
-    open_: "Open",
-    repeats: int,
-    with_engine: bool,
-) -> None:
+def decode(points: Sequence[str], open_: "Open", repeats: int, with_engine: bool) -> None:
     """Prints a row a point, "sequences x context"; `with_engine` adds the engine's own time."""
 
     def measure(engine: "Engine", context: int, hardware: HardwareSpec) -> steps.DecodeStep:

@@ -35,9 +35,8 @@ class Document:
 
     def __init__(self, root: dict[str, object]):
         self.root = root
-        self._by_name: dict[
-            str, tuple[object, object]
-        ] = {}  # `$id` and `$anchor`; (schema, resource)
+        # (schema, resource) by `$id` and `$anchor`
+        self._by_name: dict[str, tuple[object, object]] = {}
         self._num_looks = 0
         self._index(root, root, 0)
 

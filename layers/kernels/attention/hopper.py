@@ -140,9 +140,7 @@ def scores_and_values(
 
     U, H = values_UH.shape
     return pl.run_scoped(
-        products,
-        plgpu.ACC((U, keys_smem.shape[0]), jnp.float32),
-        plgpu.ACC((U, H), jnp.float32),
+        products, plgpu.ACC((U, keys_smem.shape[0]), jnp.float32), plgpu.ACC((U, H), jnp.float32)
     )
 
 

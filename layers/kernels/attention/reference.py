@@ -300,11 +300,7 @@ def dot(x_ZUX: jax.Array, y_Z: jax.Array, contract: int) -> jax.Array:
 
 
 def _block_diagonal(  # noqa: ANN202
-    q_YWNH: jax.Array,
-    page_format: PageFormat,
-    rows: int,
-    cap: float | None,
-    sinks_N: jax.Array,
+    q_YWNH: jax.Array, page_format: PageFormat, rows: int, cap: float | None, sinks_N: jax.Array
 ):
     """Few query rows: each sits in its head's columns of [K H], so keys stay untransposed."""
     Y, W, N, H = q_YWNH.shape

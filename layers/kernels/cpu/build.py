@@ -59,11 +59,7 @@ _ARM: Units = {
     "neondotprod.cc": ("armv8.2-a+dotprod", ()),
     "neonbf16.cc": ("armv8.2-a+dotprod+i8mm+bf16", ()),
 }
-_UNITS = {
-    ("linux", "x86_64"): _X86,
-    ("linux", "aarch64"): _ARM,
-    ("darwin", "arm64"): _ARM,
-}
+_UNITS = {("linux", "x86_64"): _X86, ("linux", "aarch64"): _ARM, ("darwin", "arm64"): _ARM}
 _TIMEOUT_S = 600  # of one compilation; under sanitizers, beside other work, minutes
 _DIGEST_SIZE = 16
 _UNFINISHED, _ABANDONED_S = "building-", 3600

@@ -13,11 +13,7 @@ GATES = {"silu": 0, "gelu_tanh": 1}
 
 
 def norm(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    eps: float,
-    offset: float = 0.0,
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float, offset: float = 0.0
 ) -> jax.Array:
     """RMSNorm, or with a bias LayerNorm, over the last axis: float32 of x's shape.
 
