@@ -274,8 +274,8 @@ def start_states(cache: Cache, *rows_A: jax.Array) -> Cache:
 
 
 def copy_pages(cache: Cache, groups: tuple[PageGroup, ...], copies: Sequence[jax.Array]) -> Cache:
-    """Copies whole pages before the step writes anything (copy-on-write): i32[2, X] a page group,
-    from and to; sink to sink is a no-op.
+    """Copies whole pages before a step writes: i32[2, X] a page group, from and to; sink to sink:
+    no-op.
     """
     leaves = list(cache)
     for group, (source_X, target_X) in zip(groups, copies, strict=True):

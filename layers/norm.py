@@ -19,9 +19,7 @@ def apply(
     config: ModelConfig,
     is_divided: bool = False,
 ) -> jax.Array:
-    """The model's norm over the last axis, of which the chips of a mesh may hold equal parts
-    (`is_divided`): float32 of x's shape.
-    """
+    """The model's norm over the last axis, which a mesh may divide: float32 of x's shape."""
     with jax.named_scope("norm"):
         if isinstance(weights, Mapping):
             return layer_norm(x, weights["weight"], weights["bias"], config.norm_eps)

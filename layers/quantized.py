@@ -45,11 +45,7 @@ class Groups:
 
 
 def pack(format: str, groups: Groups) -> np.ndarray:
-    """Blocks [F, bytes of a row], uint8.
-
-    Raises:
-        ValueError: the parts do not go with each other or with the format.
-    """
+    """Blocks uint8 [F, bytes of a row]; raises ValueError if parts do not go with the format."""
     info = _checked(format)
     (F, D), G = groups.q_FD.shape, groups.scale_FG.shape[1]
     size = info.block_in(D)

@@ -30,9 +30,7 @@ class Summary(NamedTuple):
 
 
 def summarize(x_QV: jax.Array) -> Summary:
-    """Of rows of float32 logits; on a mesh the maxima are those of the chip's own entries, the rest
-    is of whole rows.
-    """
+    """Summarizes rows of float32 logits; on a mesh only the maxima are of a chip's entries."""
     chip_summary = _summary(x_QV)
     if collectives.num_chips() == 1:
         return chip_summary

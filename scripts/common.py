@@ -125,12 +125,7 @@ def _run(
 
 
 def check_flags(reader: str, readers: Mapping[str, Collection[str]]) -> None:
-    """Checks that `reader`, an app or a mode, reads every given flag; `readers` lists all and
-    theirs.
-
-    Raises:
-        InputError: a flag is not read; names its readers.
-    """
+    """Raises InputError, naming readers, if `reader`, an app or a mode, ignores a given flag."""
     for module, module_flags in flags.FLAGS.flags_by_module_dict().items():
         for flag in module_flags:
             if module.startswith("absl.") or not flag.present or flag.name in readers[reader]:
@@ -316,11 +311,7 @@ def load_engine(
 
 
 def executables() -> Path | None:
-    """The directory that --executables names.
-
-    Raises:
-        InputError: it is not there.
-    """
+    """The directory that --executables names. Raises InputError if it is not there."""
     if not _EXECUTABLES.value:
         return None
     if HOSTS.value > 1:

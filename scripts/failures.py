@@ -35,9 +35,7 @@ _OF_LIBRARIES = {  # which raise errors of their own, or lose the number
 
 
 def check_limits() -> None:
-    """Raises InputError if there is no room for JAX's code and threads, which would end the
-    process.
-    """
+    """Raises InputError if JAX's code and threads lack room, which would end the process."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
         raise InputError(

@@ -38,9 +38,7 @@ class caught:  # noqa: N801
 
 
 class Deferred:
-    """Context in which the first interrupt only sets `requested`, and the second is the usual one.
-    Ignored interrupts, as of a job in the background, stay so.
-    """
+    """The first interrupt only sets `requested`, the second is as usual; ignored ones stay so."""
 
     def __enter__(self) -> "Deferred":
         self.requested = False

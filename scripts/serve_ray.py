@@ -137,11 +137,7 @@ async def _left_behind(work: Callable[[], T]) -> T:
 
 
 def _deployed(replica_config: "ReplicaConfig") -> "RayReplicas":
-    """The replicas, once they are ready.
-
-    Raises:
-        RuntimeError: they do not start.
-    """
+    """The replicas, once they are ready. Raises RuntimeError if they do not start."""
     from ray import serve as ray_serve
 
     from inference.server.replicas import ray_application, ray_cluster

@@ -81,9 +81,7 @@ def _refuse(cause: InputError | OSError) -> None:
 
 
 def _check(path: Path) -> Check | None:
-    """How a file is compared, by name and content; pipes and devices are not read. Raises
-    InputError or OSError if it cannot be read.
-    """
+    """How a file is compared, by name and content; raises InputError or OSError if unreadable."""
     from inference.checkpoints import mapped
     from inference.checkpoints.gguf import gguf_digests, gguf_file
     from inference.files import digests, resumable_results

@@ -69,10 +69,8 @@ def num_tokens(record: Mapping[str, Any]) -> int:
 
 
 def read(path: Path) -> list[Record]:
-    """Reads the results of an earlier run; a last line that is cut off is ignored.
-
-    Raises:
-        InputError: the file cannot be read, or another line is none.
+    """Reads an earlier run's results, but not a last line that is cut off; raises InputError if the
+    file is unreadable, or another line is none.
     """
     if not path.exists():
         return []

@@ -38,8 +38,6 @@ def open_file(path: Path, is_kept: bool = False) -> Iterator[BinaryIO]:
 
 
 def check_room(folder: Path, num_bytes: int) -> None:
-    """Raises OSError if a folder's disk lacks so many bytes: libraries that fill it say so in
-    pages.
-    """
+    """Raises OSError if a folder's disk lacks room, as libraries that fill it say so in pages."""
     if shutil.disk_usage(folder).free < num_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -7,11 +7,7 @@ from configs.errors import InputError, shown
 
 
 def path() -> Path:
-    """RIDGELINE_CACHE, or ~/.cache/ridgeline.
-
-    Raises:
-        InputError: neither is known.
-    """
+    """RIDGELINE_CACHE, or ~/.cache/ridgeline. Raises InputError if neither is known."""
     folder = os.environ.get("RIDGELINE_CACHE")
     if folder:
         return Path(folder)

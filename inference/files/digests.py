@@ -50,9 +50,7 @@ def place(data: "memoryview | mmap.mmap", field: str = FIELD) -> slice | None:
 
 
 def is_sealed(beginning: bytes) -> bool:
-    """Whether a file, given its first `SEARCHED` bytes, has a digest: earlier versions' have none.
-    The field's name may be what is damaged.
-    """
+    """Whether the first `SEARCHED` bytes of a file show a digest; earlier versions' have none."""
     return FIELD.encode() in beginning or re.search(_DIGITS, beginning) is not None
 
 
@@ -76,11 +74,7 @@ def sealed(text: str) -> bytes:
 
 
 def opened(data: bytes, label: str) -> str:
-    """The text that `sealed` was given.
-
-    Raises:
-        InputError: it is not what was written.
-    """
+    """The text that `sealed` was given. Raises InputError if it is not what was written."""
     check(memoryview(data), label)
     return data.partition(b"\n")[2].decode()
 

@@ -125,11 +125,7 @@ class ResumableResults:
         self.results = {key: self.results[key] for key in self.results if key in requested}
 
     def add(self, key: str, result: dict[str, object]) -> None:
-        """Adds one result.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
+        """Adds one result. Raises InputError if the file cannot be written."""
         self._append({"key": key, "result": result})
         self.results[key] = result
 

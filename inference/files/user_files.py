@@ -12,10 +12,8 @@ from inference.files import atomic
 
 
 def open_file(path: str) -> BinaryIO:
-    """Opens a file, a pipe or a terminal to read; does not wait for a writer.
-
-    Raises:
-        InputError: it cannot be opened, or is a directory, or a device, which may never end.
+    """Opens a file, a pipe or a terminal to read; does not wait for a writer. Raises InputError if
+    it cannot, or it is a directory, or a device, which may never end.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO's other end may be missing
@@ -45,9 +43,7 @@ def read(path: str, max_bytes: int) -> bytes:
 
 
 def read_text(path: str, max_bytes: int) -> str:
-    """Reads UTF-8 with its line ends and without a byte order mark; raises InputError as `read`, or
-    if it is not UTF-8.
-    """
+    """Reads UTF-8 without a byte order mark; raises InputError as `read`, or for other bytes."""
     try:
         return read(path, max_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -57,11 +57,8 @@ class Address:
 
 
 def read_key(path: str | None) -> str | None:
-    """The first key of the file that --api_key_file names, else what OPENAI_API_KEY holds, if
-    anything.
-
-    Raises:
-        InputError: the file cannot be read, or holds no key, or what is there is none.
+    """Reads the first key of --api_key_file's file, else OPENAI_API_KEY, if set. Raises InputError
+    if the file is unreadable or has no key, or the key is invalid.
     """
     if path is None:
         label, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE, "").strip()

@@ -9,8 +9,8 @@ _LOOK_EVERY_S = 0.1
 
 
 def run(working: Awaitable[None], has_enough: Callable[[], bool]) -> bool:
-    """Whether `working` ended before `has_enough` ended it. That also notices interrupts:
-    exceptions of a signal would be lost in uvloop while it reads a connection.
+    """Whether `working` ended before `has_enough`, which also notices interrupts: uvloop may lose
+    them.
     """
     return uvloop.run(_until(working, has_enough))
 

@@ -184,9 +184,7 @@ class Executables:
 
 
 def _with_all_outputs(function: Callable[..., Outputs]) -> Callable[..., Outputs]:
-    """A step whose output is that of all data shards, since every host commits them all: a sum,
-    which is what a TPU's compiler makes of a gather of so little.
-    """
+    """Gathers all shards' outputs, which every host commits, by a sum, as a TPU's compiler does."""
 
     @functools.wraps(function)  # arguments keep their names
     def run(*arguments: Params | Cache | step.SlotState | batches.Batch) -> Outputs:

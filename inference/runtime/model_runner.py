@@ -193,10 +193,8 @@ class ModelRunner:
 
     def expert_visits(self) -> np.ndarray:
         """Tokens that visited each expert of each mixture since the slots were made, modulo 2^32:
-        u32[L, E], the sums of all chips that have requests of their own.
-
-        Raises:
-            InputError: the model has no experts, or several hosts have a part of the sums each.
+        u32[L, E], summed over chips. Raises InputError without experts, or where hosts have only
+        parts of the sums.
         """
         if jax.process_count() > 1:
             raise InputError("the visits of experts are counted on one host only")
@@ -209,9 +207,7 @@ class ModelRunner:
         return total
 
     def copies(self, keeps_weights: bool, keeps_pages: bool) -> Copies:
-        """Host copies for `restore`, of weights (at least a drafter's) and of pages with slots, or
-        None.
-        """
+        """Host copies for `restore`: weights (a drafter's always), and pages with slots or None."""
         self._swapper.store()
         drafting = {name: part for name, part in self.params.items() if name == "draft"}
         weights, state = self.params if keeps_weights else drafting, (self.cache, self.slots)
@@ -223,9 +219,7 @@ class ModelRunner:
         self._swapper.free()
 
     def restore(self, copied: Copies, params: Params | None = None) -> None:
-        """Ends `free`, with empty pages where none were copied, and with packed `params`, or those
-        that `copies` returned.
-        """
+        """Ends `free` with packed `params`, or copied ones, and copied pages, or empty ones."""
         weights, state = copied
         if params is not None:
             weights = {name: part for name, part in weights.items() if name == "draft"}
@@ -258,10 +252,8 @@ class ModelRunner:
         return self._executables.shapes
 
     def compiled(self, shape: StepShape) -> Executable:
-        """The executable of a shape, compiled at first use.
-
-        Raises:
-            RuntimeError: warm-up sealed the runner and the shape is not among those it compiled.
+        """The executable of a shape, compiled at first use; raises RuntimeError if warm-up sealed
+        it out.
         """
         is_new = not self._executables.has(shape)
         if is_new and self._sealed:

@@ -209,9 +209,7 @@ def step(
 
 
 def _with_drafts(shape: StepShape, batch: Batch, drafts: Drafts) -> Batch:
-    """Adds the device's drafts, up to each row's limit, to the batch; nodes of a tree stay in
-    place.
-    """
+    """The batch with the device's drafts, up to each row's limit; a tree's nodes stay in place."""
     rows, width = shape.decode
     if rows == 0 or width == 1:
         return batch

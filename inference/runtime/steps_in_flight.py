@@ -159,9 +159,7 @@ class StepsInFlight:
         return self._start(step)
 
     def launch_waiting(self) -> None:
-        """Launches the held step if its executable exists: the tokens that it waits for are
-        committed.
-        """
+        """Launches the held step if its executable exists; the tokens before it are committed."""
         start = time.perf_counter()
         step, self.waiting = self.waiting, None
         if step is not None and step.is_needed:

@@ -99,11 +99,9 @@ class PageSwapper:
             self._executable(*kind)
 
     def transfer(self, cache: Cache, transfers: Transfers) -> Cache:
-        """Copies pages, each data shard's in the order given; returns the cache with the restored
-        ones. Pages for the host are stored later, at the latest before a page is restored.
-
-        Raises:
-            JaxRuntimeError: the device failed, perhaps in a read of an earlier call.
+        """Copies pages, each data shard's in order; returns the cache with the restored ones. Pages
+        for the host are stored later, at the latest before a restore. Raises JaxRuntimeError if the
+        device failed, perhaps in a read of an earlier call.
         """
         while self._reads and all(array.is_ready() for array in self._reads[0].arrays):
             self._store_oldest()

@@ -25,10 +25,8 @@ class Conversation:
 
     def ask(self, text: str) -> list[int]:
         """Adds a user's message; returns token ids of the conversation, for the prefix cache.
-
-        Raises:
-            InputError: the message is not valid text, the template refuses it, or the context has
-                no room for it; then it is not added.
+        Raises InputError, and adds none, if it is invalid, the template refuses it, or the context
+        has no room.
         """
         prompts.check_text("the message", text)
         messages = [*self.messages, {"role": "user", "content": text}]

@@ -74,8 +74,8 @@ class Detokenizer:
         return text[: len(text) - keep]
 
     def _overlap(self, text: str) -> int:
-        """Length of the longest proper beginning of a stop string at the end of `text`, in a time
-        that does not depend on their number.
+        """Length of the longest end of `text` that begins a stop string, in time independent of
+        their number.
         """
         longest = min(len(text), max(map(len, self._stop)) - 1)
         sizes = range(longest, 0, -1)

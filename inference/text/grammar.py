@@ -59,10 +59,8 @@ def is_available() -> bool:
 
 
 def of_json_schema(schema: dict[str, object]) -> str:
-    """JSON that a schema describes, except for keywords that `relaxed` names.
-
-    Raises:
-        InputError: it is too long, nested too deeply, no schema, or cannot be obeyed.
+    """JSON of a schema, except for keywords that `relaxed` names. Raises InputError if it is too
+    long, nested too deeply, no schema, or cannot be obeyed.
     """
     written = {"name": "json_schema", "json_schema": _lowered(schema)}
     return json.dumps({"grammars": [written]})
@@ -74,11 +72,7 @@ def relaxed(grammar: str) -> list[str]:
 
 
 def of_regex(pattern: str) -> str:
-    """A whole text that matches a regular expression.
-
-    Raises:
-        InputError: it is too long.
-    """
+    """A whole text that matches a pattern; raises InputError if it is too long."""
     import llguidance
 
     _check_length("the regular expression", pattern)
@@ -86,11 +80,7 @@ def of_regex(pattern: str) -> str:
 
 
 def of_choices(choices: Iterable[str]) -> str:
-    """One of some texts.
-
-    Raises:
-        InputError: they are too long, or one is empty.
-    """
+    """One of some texts; raises InputError if they are too long, or one is empty."""
     import llguidance
 
     texts = list(choices)
@@ -103,10 +93,8 @@ def of_choices(choices: Iterable[str]) -> str:
 
 
 def of_lark(text: str) -> str:
-    """A text of a grammar in Lark, as llguidance has it.
-
-    Raises:
-        InputError: it is too long, has too many rules, or a schema within it cannot be obeyed.
+    """A text of a Lark grammar, as llguidance has it. Raises InputError if it is too long, has too
+    many rules, or a schema within it cannot be obeyed.
     """
     import llguidance
 
@@ -120,10 +108,8 @@ def is_gbnf(text: str) -> bool:
 
 
 def of_gbnf(text: str) -> str:
-    """The same in llama.cpp's GBNF; a long one takes half a second.
-
-    Raises:
-        InputError: it is too long, has too many rules, or cannot be read.
+    """The same in llama.cpp's GBNF; a long one takes half a second. Raises InputError if it is too
+    long, has too many rules, or cannot be read.
     """
     from llguidance import gbnf_to_lark
 
@@ -139,10 +125,8 @@ def of_gbnf(text: str) -> str:
 
 
 def without(words: Iterable[str]) -> str:
-    """Any text that holds none of these, however its tokens divide it.
-
-    Raises:
-        InputError: they are too long, or one is empty.
+    """Any text without these words, however its tokens divide it. Raises InputError if they are too
+    long, or one is empty.
     """
     import llguidance
 
@@ -315,11 +299,8 @@ class Grammars:
         self._kept_bytes, self._max_kept_bytes = 0, max_kept_bytes
 
     def start(self, grammar: str, tokens: Sequence[int] = ()) -> Grammar:
-        """The text of a grammar after some tokens.
-
-        Raises:
-            InputError: it cannot be compiled, permits no text, costs more than it may, or does not
-                permit these tokens.
+        """The text of a grammar after some tokens. Raises InputError if it cannot be compiled,
+        permits no text, costs more than it may, or does not permit these tokens.
         """
         matcher = self._compiled(grammar).deep_copy()
         text = Grammar(matcher, self._vocab_size, self._has_end)

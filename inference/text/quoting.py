@@ -63,10 +63,8 @@ class Quoter:
         return marked, *(self._all.mark(value, mark) for value in unmarked)
 
     def has_quoted(self, rendered: str, marked: str, mark: str) -> bool:
-        """Whether the marked rendering has control tokens that are text.
-
-        Raises:
-            InputError: the renderings differ by more than the marks.
+        """Whether a marked rendering has control tokens that are text; raises InputError if they
+        differ by more than the marks.
         """
         if marked.replace(mark, "") != rendered:
             raise InputError(

@@ -115,7 +115,7 @@ class Backend:
         return compute(*operands)
 
     def repeated(self, count: int, run: Callable[..., _State], state: _State) -> _State:
-        """The state after `run(0, state)`, `run(1, ...)`, ...: unrolled, as a loop's turns are
+        """The state after `run(0, state)`, `run(1, ...)`, ...: unrolled, as a loop's turns cost
         launches.
         """
         for nth in range(count):

@@ -24,9 +24,7 @@ _chosen = jax.make_user_context(default_value=None)  # a part of the keys of jit
 
 
 def of(device: Device, linear: str | None = None) -> Backend:
-    """The back end of a device for `engine.kernels.linear`; None, or products that the device
-    lacks: its first.
-    """
+    """A device's back end for `engine.kernels.linear`; its first for None or products it lacks."""
     able = [backend for backend in ALL if backend.runs_on(device)]
     return next((backend for backend in able if backend.linear == linear), able[0])
 

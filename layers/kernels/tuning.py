@@ -27,9 +27,7 @@ PATH = Path(__file__).with_name("tuning.json")
 
 
 def winners(operation: str, device: Device) -> tuple[str, ...] | None:
-    """Implementations that a committed measurement on this architecture ranks above the reference;
-    None: there is no such measurement.
-    """
+    """Implementations that a measurement on this architecture ranks above the reference."""
     ranked = _nearest(device).get(operation)
     return None if ranked is None else tuple(ranked)
 

@@ -229,12 +229,12 @@ def _clipped(x_TNH: jax.Array, kind: Attention) -> jax.Array:
 
 
 def packed_row(k_TKH: jax.Array, v_TKH: jax.Array, is_inside: bool) -> jax.Array:
-    """Keys and values for the pages, [T, 2 K, H], where what is not finite in a value becomes 0,
-    and NaN in its key; or keys alone, whose first elements are the values, with NaN in the others.
+    """Keys and values for the pages, [T, 2 K, H], where a non-finite value becomes 0, and NaN in
+    its key; or keys alone, whose first elements are the values, with NaN in the others.
 
-    A masked score is replaced before the softmax, a masked value is only multiplied by 0: a NaN
-    left in a freed page would reach its next owner through the values, never through the keys.
-    Queries that do see the key still get the NaN.
+    The softmax replaces a masked score, but multiplies a masked value by 0: a NaN left in a freed
+    page would reach its next owner through values, never through keys. Queries that see the key get
+    the NaN.
     """
     is_finite_TKH = jnp.isfinite(v_TKH)
     if is_inside:

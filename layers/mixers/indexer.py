@@ -85,9 +85,7 @@ def attend(
     leaf: Indexed | None,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
-    """`attention.attend` over the tokens that the indexer chooses; the leaf is
-    `Indexed`. A query that sees no more than `indexer.top_k` reads them all.
-    """
+    """`attention.attend` over chosen tokens; a query that sees up to `indexer.top_k` reads all."""
     ragged, options = context.ragged, Options(deterministic=context.deterministic)
     if leaf is None:
         parts = map(ragged.split, (q_TNH, k_TKH, v_TKH, *index))

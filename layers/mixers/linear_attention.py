@@ -70,9 +70,7 @@ def apply(
 
 
 def mapped(x_TNM: jax.Array, feature_map: str) -> jax.Array:
-    """What queries and keys are behind a map; see `LinearAttention`. Of the Taylor series a pair of
-    elements has one feature, as its two products are equal.
-    """
+    """Applies a feature map of `LinearAttention`; a pair's two equal products are one feature."""
     if feature_map == "silu":
         return x_TNM
     if feature_map == "elu":

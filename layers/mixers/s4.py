@@ -29,10 +29,8 @@ def apply(
     leaf: Recurrent | None,
     context: StepContext,
 ) -> tuple[jax.Array, Recurrent | None]:
-    """Returns float32 [T, D], and the leaf with each sequence's states.
-
-    Raises:
-        InputError: it has another number of channels than the residual stream.
+    """Returns float32 [T, D], and the leaf with each sequence's states. Raises InputError if it has
+    another number of channels than the residual stream.
     """
     X, M, ragged = kind.channels, kind.state_width, context.ragged
     kind.check_channels(config.width, collectives.num_chips())
@@ -64,9 +62,7 @@ def apply(
 
 
 def discretized(params: Params, kind: S4) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of each state, complex [X, M]: the logarithm of what a token multiplies it by, what it adds
-    of a token that is held for a step, and how it is read.
-    """
+    """Each state's log decay a token, input factor (zero-order hold), readout: complex [X, M]."""
     X, M = kind.channels, kind.state_width
     share_X = (collectives.chip() * X + jnp.arange(X) + 0.5) / (X * collectives.num_chips())
     smallest, largest = map(math.log, _STEPS)

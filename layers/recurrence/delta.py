@@ -171,9 +171,7 @@ def _inverse_by_halves(x_ZTS: jax.Array) -> jax.Array:
 
 
 def _one_batch(x_YCN: jax.Array) -> jax.Array:
-    """[Y, C, N, ...] -> [Z, ...]; with an axis for each halving, a product would soon have the
-    eight at which XLA's CPU backend ends the process.
-    """
+    """[Y, C, N, ...] -> [Z, ...]; XLA's CPU backend ends the process at eight axes."""
     return x_YCN.reshape(-1, *x_YCN.shape[3:])
 
 

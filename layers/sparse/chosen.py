@@ -61,9 +61,7 @@ def _best(
 
 
 def entries(table_YP: jax.Array, column_YX: jax.Array, page_tokens: int) -> jax.Array:
-    """What a table has in the columns [Y, ...], 0 where there is no such column; padded on the last
-    axis so that pages of `page_tokens` are whole blocks.
-    """
+    """Table entries of columns [Y, ...], or 0, padded to whole blocks of `page_tokens` pages."""
     num_columns, shape = table_YP.shape[1], column_YX.shape
     flat_YX = column_YX.reshape(shape[0], -1)
     page_YX = jnp.take_along_axis(table_YP, jnp.minimum(flat_YX, num_columns - 1), axis=1)

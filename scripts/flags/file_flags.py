@@ -22,10 +22,6 @@ def check_plot() -> None:
 
 
 def write(name: str, content: bytes) -> None:
-    """Writes the file whole and says so on stderr.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Writes the file whole and says so on stderr. Raises InputError if it cannot be written."""
     user_files.write({Path(name): content})
     common.say(f"wrote {name}")

@@ -33,10 +33,8 @@ _MOST_DRAFTS = MOST_TREE_DRAFTS  # of chains, too: none that are longer pay
 
 
 def apply(config: Config, model: str) -> Config:
-    """Returns the configuration of `model` with the proposer that --speculate names.
-
-    Raises:
-        InputError: it names none, or one that does not go with this model.
+    """The configuration of `model` with the proposer that --speculate names; raises InputError if
+    that does not exist or go with the model.
     """
     if SPECULATE.value in (None, "none"):
         return config

@@ -48,10 +48,8 @@ def is_open() -> bool:
 
 
 def read(concurrency: int | None = None, kind: str | None = None, **defaults: Any) -> Workload:
-    """Returns the workload of the flags; `defaults` are fields that no flag sets.
-
-    Raises:
-        InputError: a flag is not valid, or does not go with the kind.
+    """The workload of the flags; `defaults` are fields that no flag sets. Raises InputError if a
+    flag is invalid, or does not go with the kind.
     """
     name = _WORKLOAD.value
     kind = kind or (name if name in ("closed", "poisson") else "trace")

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 def compare(
     engine: "Engine", prompts: Sequence[list[int]], params: SamplingParams
 ) -> tuple[list[dict[str, object]], dict[str, float]]:
-    """Decodes prompts without a cache: results as `generate` prints them, and both ways' times,
-    without compilation except the first token's.
-    """
+    """Decodes prompts with and without a cache; results, and times without compilation."""
     params = dataclasses.replace(params, seed=params.seed or 0)
     model = engine.config.model
     decoded, naive_s, first_token_s = [], 0.0, 0.0

@@ -25,10 +25,8 @@ def run(
     training: TrainingConfig, loss: "Loss", start: "Start", data: "Data", folder: "StepFolder"
 ) -> "tuple[Params, np.ndarray, float]":
     """Returns parameters, the loss of each step, and the median seconds of those computed now.
-    `loss` and `start` are a `Subject`'s, `data` are batches by step.
-
-    Raises:
-        InputError: as `loop.train`, or the run was interrupted.
+    `loss` and `start` are a `Subject`'s, `data` are batches by step. Raises InputError as
+    `loop.train`, or if the run was interrupted.
     """
     from inference.runtime import compilation_cache
     from inference.training import loop

@@ -110,8 +110,8 @@ def _packages(platform: str) -> str:
 
 
 def _flags(text: str) -> list[str]:
-    """The flags in a variable, or, as XLA has it, in the file that it names; files count by their
-    contents, except dump targets.
+    """A variable's flags, or those of the file that it names; files count by contents, dumps do
+    not.
     """
     if not text.lstrip().startswith("-") and os.path.isfile(text.strip()):
         text = Path(text.strip()).read_text(encoding="utf-8", errors="replace")

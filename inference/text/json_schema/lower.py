@@ -38,8 +38,8 @@ _MAX_SCHEMAS = 5_000
 
 
 def lower(schema: dict[str, object], options: dict[str, object]) -> dict[str, object]:
-    """A schema in words that are obeyed, with these options of the compiler; `$comment` names the
-    keywords that some of its texts do not obey.
+    """Rewrites a schema in keywords that are obeyed, with options of the compiler; `$comment` names
+    keywords that some texts do not obey.
 
     Raises:
         InputError: it is no schema, or has a keyword that cannot be obeyed.
@@ -186,10 +186,8 @@ def _opposite_within(
 
 
 def _is_obeyed(name: str, value: object, where: str) -> bool:
-    """Whether a keyword is passed on as it is; one that is not says nothing of validity.
-
-    Raises:
-        InputError: its value is none of this keyword, or nothing obeys it.
+    """Whether a keyword is passed on as it is; another one says nothing of validity. Raises
+    InputError if its value is none of this keyword, or nothing obeys it.
     """
     if name in ("$dynamicRef", "$recursiveRef"):
         raise InputError(f"{where}: is not supported; use $ref")

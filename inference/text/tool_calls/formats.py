@@ -79,9 +79,7 @@ def by_name(name: str, template: str | None) -> Format:
 
 @functools.lru_cache(maxsize=8)
 def of_template(template: str | None) -> Format:
-    """The format that a chat template asks the model for; plain JSON by default. Another format is
-    not `is_read`, and has a name if it is known.
-    """
+    """The format that a chat template asks for, or plain JSON; an unknown one is not `is_read`."""
     source = template or ""
     if not knows_tools(source):
         return JSON

@@ -73,9 +73,7 @@ class Limit(Protocol):
     """`limit` of an implementation."""
 
     def __call__(self, demand: Demand, device: Device) -> str | None:
-        """Why it cannot do this on that device and what would work, a phrase that follows its name;
-        None if it can.
-        """
+        """Why it cannot do this and what would work, a phrase after its name; None if it can."""
 
 
 class Layout(Protocol):
@@ -84,9 +82,7 @@ class Layout(Protocol):
     def __call__(
         self, num_pages: int, page_tokens: int, page_format: PageFormat
     ) -> jax.ShapeDtypeStruct:
-        """Shape and stored type of a layer's pages, [pages, page tokens, ...]. Rows may be wider
-        than the format's.
-        """
+        """Shape and type of a layer's pages, [pages, page tokens, ...]; rows may be padded."""
 
 
 class Write(Protocol):

@@ -254,9 +254,7 @@ def _keys_values(
 
 
 def _gather(pages: jax.Array, ids_YP: jax.Array, part: slice, kv_heads: int) -> jax.Array:
-    """Part of the rows of whole pages, as stored: [Y, S, X]; its KV heads each of their own pages
-    where these are [Y, K, P].
-    """
+    """Rows of whole pages, as stored, [Y, S, X]; each KV head's where ids are [Y, K, P]."""
     width = part.stop - part.start
     if ids_YP.ndim == 3:
         starts = range(part.start, part.stop, width // kv_heads)
@@ -331,9 +329,7 @@ def _per_head(  # noqa: ANN202
     cap: float | None,
     sinks_N: jax.Array,
 ):
-    """Many query rows: one product a sequence and KV head (Z of them), with the query rows that
-    read it, a tile of tokens at a time (X tiles).
-    """
+    """Many query rows: a product for each sequence and KV head (Z) and tile of tokens (X)."""
     Y, W, N, H = q_YWNH.shape
     K, G = page_format.kv_heads, N // page_format.kv_heads
     num_tiles, U = W // tile, tile * G

@@ -337,9 +337,7 @@ def _attend_tiles(
             )
 
         def append(kv_position, stage):
-            """Merges the row's tokens into the block from a KV position on, and starts to store
-            them.
-            """
+            """Merges the row's tokens into the block from a KV position on; starts its store."""
             begin = rows.kv_position[b]
 
             @new_groups(kv_position)

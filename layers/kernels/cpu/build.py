@@ -157,10 +157,8 @@ def _attempt(compilers: list[list[str]]) -> str:
 
 
 def cross_compile(compiler: list[str], machine: str, folder: Path) -> Path:
-    """Compiles the library of a wheel for Linux on another (or this) processor into a folder.
-
-    Raises:
-        BuildError: the compiler fails; the message is its output.
+    """Compiles a Linux wheel's library for a processor into a folder. Raises BuildError with the
+    output of a compiler that fails.
     """
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         try:
@@ -188,11 +186,7 @@ def _compile(compiler: list[str], units: Units, folder: Path) -> Path:
 
 
 def compile_units(compiler: list[str], units: Units, folder: Path) -> list[str]:
-    """Compiles files of the library; the objects, in a folder.
-
-    Raises:
-        subprocess.SubprocessError: the compiler fails.
-    """
+    """Compiles files into objects in a folder; raises SubprocessError if the compiler fails."""
     commands = []
     for source, (level, flags) in units.items():
         headers = ("-isystem", jax.ffi.include_dir()) if source in ("ffi.cc", "rows.cc") else ()

@@ -87,11 +87,7 @@ def load(path: Path) -> Trials:
 
 
 def use(instruction_set: str) -> str:
-    """Computes with one of `INSTRUCTION_SETS` from now on; returns the one before it.
-
-    Raises:
-        InputError: it is not usable.
-    """
+    """Selects one of `INSTRUCTION_SETS`, or raises InputError; returns the last one."""
     global _instruction_set
     assert _library is not None
     if product_seconds(instruction_set) < 0:

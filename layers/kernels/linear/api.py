@@ -30,9 +30,7 @@ Leaf = jax.Array | Packed | Quantized
 
 def choose(config: Config) -> str:
     """The implementation that `engine.kernels.linear` names; None: 'ffi_cpu' where it can run.
-
-    Raises:
-        InputError: the named implementation cannot run here.
+    Raises InputError if a named one cannot.
     """
     device, name = target_device(), config.engine.kernels.linear
     reason = None
@@ -131,9 +129,7 @@ def abstract(config: Config, infos: Declared, mesh: jax.sharding.Mesh | None = N
 
 
 def random_params(config: Config, infos: Declared) -> Params:
-    """Random parameters. On one chip those that `placement` would make a `Quantized` are drawn as
-    such, since rounding a large model takes minutes.
-    """
+    """Draws parameters; on one chip a `Quantized` as such, since rounding takes minutes."""
     config = config.with_engine(linear=choose(config))
 
     def draw(info: ParamInfo, key: jax.Array) -> Leaf:
@@ -147,12 +143,9 @@ def random_params(config: Config, infos: Declared) -> Params:
 def pack_params(
     config: Config, params: Params, infos: Declared, mesh: jax.sharding.Mesh | None = None
 ) -> Params:
-    """Parameters as the chosen implementation reads them, over the chips of a mesh; those that are
-    packed or lie on the mesh already stay.
-
-    Raises:
-        InputError: they are packed for other products than the chosen ones, or for one chip and
-            there is a mesh.
+    """Packs parameters for the chosen implementation over the chips of a mesh; packed or placed
+    ones stay. Raises InputError if they are packed for other products, or for one chip and there is
+    a mesh.
     """
     place, declared = placement(config, mesh), parameters.flatten(infos)
     leaves, _ = jax.tree.flatten(params, is_leaf=_is_made)
@@ -172,12 +165,9 @@ def pack_params(
 
 
 def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None = None) -> Params:
-    """Parameters on whatever devices as the chosen implementation reads them, in memory of their
-    own, since the caller may donate his; one after the other, through the host.
-
-    Raises:
-        InputError: they are not those that the configuration declares, or are packed for other
-            chips or products.
+    """Copies parameters from any devices for the chosen implementation, one by one through the
+    host, since the caller may donate his. Raises InputError if they are not the declared ones, or
+    packed for other chips or products.
     """
     infos, place = config.model.parameters(), placement(config, mesh)
     leaves = parameters.flatten(params, _is_made)

@@ -158,11 +158,8 @@ def _dtype(format: str) -> type[np.integer]:
 
 
 def rows(w: Quantized, ids_T: jax.Array) -> jax.Array:
-    """Some rows of the matrix, float32 [T, D], for integers [T]: one beyond its first or last row
-    is that row.
-
-    Raises:
-        ValueError: w is a stack.
+    """Some rows of the matrix, float32 [T, D], for integers [T], clipped to its rows; ValueError
+    for a stack.
     """
     if len(w.shape) != 2:
         raise ValueError(f"rows are looked up in a matrix, not in a stack of {w.shape}")

@@ -143,9 +143,7 @@ def _plane(
     def stage_buffer(
         shape: tuple[int, int], dtype: jax.typing.DTypeLike, swizzled: int | None = None
     ) -> pl.MemoryRef:
-        """Arrays of each stage, in tiles of 8 rows of so many bytes, whose 16-byte parts are
-        swizzled, or as they are.
-        """
+        """A stage's arrays, plain or in tiles of 8 rows with swizzled 16-byte parts."""
         transforms: tuple[plgpu.TilingTransform | plgpu.SwizzleTransform, ...] = ()
         if swizzled is not None:
             tile = 8, swizzled // jnp.dtype(dtype).itemsize

@@ -27,10 +27,8 @@ _LEAST_ROWS = 8  # of a product on a CPU: with fewer XLA sums in another order, 
 
 
 def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
-    """x w^T, float32 [T, F]. A row's bits do not depend on the others.
-
-    Raises:
-        ValueError: x has other columns than w, or w is a stack.
+    """x w^T, float32 [T, F]; a row's bits do not depend on the others. Raises ValueError if x has
+    other columns than w, or w is a stack.
     """
     if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
         raise ValueError(f"{x_TD.shape} does not go with a matrix of {w.shape}")

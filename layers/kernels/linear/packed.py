@@ -47,9 +47,9 @@ BLOCKS = tuple(
 
 
 def exact(chosen: bool) -> AbstractContextManager[None]:
-    """A context: products that are traced in it leave activations as they are, where a format does
-    not say what becomes of them, or round them to int8 (as by default). They are three products
-    with int8 then (`_in_parts`), whose sum is float32's.
+    """A context whose traced products leave activations as they are where a format does not say so,
+    or round them to int8 (the default). Exact ones are three products with int8 (`_in_parts`),
+    which sum to float32's.
     """
     context: AbstractContextManager[None] = _exact(chosen)
     return context
@@ -71,10 +71,8 @@ def format_of(leaf: object) -> str:
 
 
 def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
-    """A matrix [F, D] (or a stack, [E, F, D]) of float32 or bfloat16, packed by the native library.
-
-    Raises:
-        ValueError: it is of another dtype or rank.
+    """Packs float32 or bfloat16 [F, D] (or a stack, [E, F, D]) by the native library; raises
+    ValueError for another dtype or rank.
     """
     rows_FD = np.ascontiguousarray(matrix_FD)
     if str(rows_FD.dtype) not in ("float32", "bfloat16") or rows_FD.ndim not in (2, 3):
@@ -251,8 +249,7 @@ def rounded_to_fp8(x_TD: jax.Array) -> jax.Array:
 
 
 def rows(w: Packed, ids_T: jax.Array) -> jax.Array:
-    """Some rows of the matrix, float32 [T, D], for integers [T]: one beyond its first or last row
-    is that row.
+    """Some rows of the matrix, float32 [T, D], for integers [T], clipped to its rows.
 
     Raises:
         ValueError: w is a stack, or some of its strips are elsewhere (`shard_map`), so ids do not
