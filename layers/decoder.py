@@ -63,12 +63,8 @@ registry.register(Experts, experts.apply)
 
 
 class Passed(NamedTuple):
-    """Results of `layers`.
-
-    Attributes:
-        hidden_TD: normalized hidden states, float32 [T, D].
-        streams: the residual streams of `features`, alike.
-        visits: of each mixture, [L, E]; None: there is none.
+    """Results of `layers`: normalized hidden states and the residual streams of `features`, float32
+    [T, D], the cache, and visits of each mixture, [L, E], if any.
     """
 
     hidden_TD: jax.Array

@@ -106,11 +106,8 @@ class Dense(CacheLeaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Paged(CacheLeaf):
-    """Pages of keys and values.
-
-    Attributes:
-        pages: [pages, page tokens, ...], as the implementation of attention lays them out.
-        is_read_only: whether tokens are in their pages already, and none is written.
+    """Pages of keys and values, [pages, page tokens, ...], as the implementation of attention lays
+    them out; none is written if `is_read_only`, as tokens are in their pages already.
     """
 
     pages: jax.Array
@@ -125,7 +122,6 @@ class Paged(CacheLeaf):
         return self.pages.shape[1]
 
     def with_pages(self, pages: jax.Array) -> Self:
-        """The leaf with other pages of keys and values."""
         return dataclasses.replace(self, pages=pages)
 
     def attend(
@@ -184,12 +180,8 @@ class Pooled(CacheLeaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Recurrent(CacheLeaf):
-    """States of all sequences.
-
-    Attributes:
-        states: an array of each of `CacheSpec.states`, [slots + 1, 1 + k, ...].
-        snapshots: copies of states that outlive their sequence, [snapshots, ...] each, a sink
-            first.
+    """States of all sequences: an array of each of `CacheSpec.states`, [slots + 1, 1 + k, ...], and
+    snapshots that outlive their sequence, [snapshots, ...] each, a sink first.
     """
 
     states: tuple[jax.Array, ...]

@@ -40,7 +40,6 @@ class Rectangle:
 
     @property
     def num_tokens(self) -> int:
-        """Packed tokens of the rectangle, padding included."""
         return self.position_YW.size
 
     def first(self, width: int) -> "Rectangle":

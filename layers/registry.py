@@ -50,11 +50,8 @@ ApplyMixer = Callable[..., tuple[jax.Array, Leaf]]
 
 
 class Visits(NamedTuple):
-    """Tokens routed to each expert, in one mixture [E] or in all of a model's [L, E].
-
-    Attributes:
-        num_tokens: i32, valid tokens that visited each expert.
-        share: float32, the mean over valid tokens of the router's scores of each, which sum to 1.
+    """Tokens routed to each expert, in one mixture [E] or in all of a model's [L, E]: their i32
+    number, and the float32 mean over valid tokens of the router's scores, which sum to 1.
     """
 
     num_tokens: jax.Array

@@ -41,11 +41,8 @@ class Operations(Protocol):
 
     def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
         """Rows sorted by group times each group's matrix of a stack: float32 [X, F], 0 behind the
-        last group.
-
-        Args:
-            sizes_E: i32[E], rows of each group.
-            deterministic: a row's bits do not depend on the others.
+        last group. `sizes_E` (i32) counts their rows; if `deterministic`, their bits are
+        independent.
         """
 
     def stacked(self, x_ETD: jax.Array) -> jax.Array:

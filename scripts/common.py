@@ -201,11 +201,8 @@ def named_config(
     sizes: Mapping[str, object], needs: Mapping[str, object] | None = None
 ) -> tuple["Resolved", Config]:
     """Returns the model that --model or --config names, and its configuration with --set applied,
-    for whatever device. No weights are read.
-
-    Args:
-        sizes: of the engine, where no run names its own.
-        needs: other flags' settings of the engine, whatever the run says.
+    for whatever device. No weights are read. `sizes` of the engine hold where no run names its own,
+    `needs` of other flags always.
     """
     from inference.checkpoints import resolve
 
@@ -234,7 +231,6 @@ def flag_settings() -> list[str]:
 
 
 def model_name() -> str:
-    """What --model says, or the run of --config."""
     run_file = named_run()
     return run_file.model if run_file else _MODEL.value
 
@@ -335,13 +331,9 @@ def warm_up(engine: "Engine", label: str = "compiling steps", seals: bool = True
 def compile_progress(
     engine: "Engine", num_steps: int = 0, shown: bool = True
 ) -> Iterator[threading.Event]:
-    """Reports on stderr steps that compile for more than 2 s, and again every 10 s.
-
-    Args:
-        num_steps: that are compiled in the end; 0: as many as are requested.
-
-    Yields:
-        An event that ends it earlier: once text is streamed, no line may cut it.
+    """Reports on stderr steps that compile for more than 2 s, and again every 10 s; `num_steps` are
+    compiled in the end (0: as many as are requested). Yields an event that ends it: once text is
+    streamed, no line may cut it.
     """
     ended = threading.Event()
 

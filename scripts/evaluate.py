@@ -111,7 +111,6 @@ def _resolved_other(config: Config) -> tuple["Resolved", Config]:
 def _compared(
     engine: "Engine", other: tuple["Resolved", Config], windows: list[list[int]]
 ) -> dict[str, float]:
-    """How far an engine's model is from another."""
     from inference.benchmark.quality import laws
 
     resolved, config = other

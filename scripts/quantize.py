@@ -211,7 +211,6 @@ def _training_text(checkpoint: "Checkpoint") -> np.ndarray:
 
 
 def _errors(rounded: Any, parts: Any) -> dict[str, float]:
-    """The mean relative error of the results of each kind of matrix."""
     errors = collections.defaultdict(list)
     for name in rounded.names:
         for path, error in parts.figures(name).items():

@@ -16,12 +16,7 @@ _KEY = re.compile(r"[!-~]+")  # what a header can hold
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where a server listens, and how.
-
-    Attributes:
-        prefix: of all its paths, before /v1.
-        key: None: it wants none.
-    """
+    """Where a server listens. Its paths begin with `prefix`, before /v1; it may want no key."""
 
     host: str
     port: int

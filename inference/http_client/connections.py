@@ -32,12 +32,7 @@ class NoConnection(Unanswered):
 
 
 class Answer(NamedTuple):
-    """A server's answer.
-
-    Attributes:
-        headers: by name, in lower case.
-        body: without what `on_body` took.
-    """
+    """A server's answer: headers by lower-case name, and the body without what `on_body` took."""
 
     status: int
     headers: dict[str, str]
@@ -119,12 +114,8 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection.
-
-    Attributes:
-        has_begun: a part of the last answer has come.
-        is_closed: by either side.
-        may_stay: a further request can be sent.
+    """One connection; `has_begun` says that a part of the last answer has come, `may_stay` that a
+    further request can be sent.
     """
 
     def __init__(self) -> None:

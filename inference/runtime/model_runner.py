@@ -105,11 +105,8 @@ def abstract_params(config: Config, mesh: jax.sharding.Mesh | None = None) -> Pa
 
 
 class ModelRunner:
-    """Owns the parameters, cache and slots of one engine, and runs its steps.
-
-    Attributes:
-        before_admit: called after a step's transfers, which may still read pages that its
-            admissions write.
+    """Owns the parameters, cache and slots of one engine, and runs its steps. It calls
+    `before_admit` after a step's transfers, which may still read pages that its admissions write.
     """
 
     def __init__(

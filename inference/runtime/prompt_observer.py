@@ -85,7 +85,6 @@ def observe(
     """Feeds cached tokens again, over their pages, without writing.
 
     Args:
-        cache: leaves of `kv_cache.abstract`.
         tokens_W: i32[W].
         first: i32, position of the first of them; the last ends the observed span.
         tables: i32[1, P] a page group.

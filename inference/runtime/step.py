@@ -120,8 +120,7 @@ def step(
     """Feeds a batch through the model, samples, verifies drafts and advances the slots.
 
     Args:
-        cache: leaves of `kv_cache.abstract`, donated.
-        slots: donated.
+        cache, slots: leaves of `kv_cache.abstract`, and slots, donated.
         batch: arrays of `shape`.
         config, shape: static.
         attention: the implementation that the cache is laid out for (`api.choose`), static.
@@ -229,7 +228,6 @@ def _with_drafts(shape: StepShape, batch: Batch, drafts: Drafts) -> Batch:
 def _proposal_inputs(
     config: Config, shape: StepShape, slots: SlotState, batch: Batch
 ) -> DraftInputs:
-    """What a proposer sees of a step."""
     (rows, width), (chunks, tokens) = shape.decode, shape.prefill
     rectangles = view(shape, slots, batch).rectangles
     slot_R = batch.slot_Y[:rows]

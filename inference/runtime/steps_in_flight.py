@@ -57,9 +57,9 @@ class StepsInFlight:
     """The steps that were scheduled and are not committed yet, oldest first.
 
     Attributes:
-        held: a step scheduled as if in flight that cannot be launched yet: its grammars have to see
-            tokens of the step before it, or its executable is missing, which is compiled once the
-            outputs of the steps before it were returned.
+        waiting: a step that cannot be launched yet: its grammars have to see tokens of the step
+            before it, or its executable is compiled once the outputs of the steps before it were
+            returned.
         records: of the newest steps that were committed.
         compile_s: seconds spent compiling so far; no step's time includes it.
     """

@@ -84,14 +84,12 @@ class PageSwapper:
         self._reads: deque[_PendingRead] = deque()  # that are not stored yet, oldest first
 
     def warm_up(self) -> None:
-        """Compiles everything that `transfer` may need."""
         for group, num_pages in enumerate(self._config.num_host_pages):
             if num_pages > 1:
                 self._executable(group, to_host=True)
                 self._executable(group, to_host=False)
 
     def is_ready(self, transfers: Transfers) -> bool:
-        """Whether these transfers need no compilation."""
         return all(_kind(transfer) in self._compiled for shard in transfers for transfer in shard)
 
     def prepare(self, transfers: Transfers) -> None:
@@ -178,7 +176,6 @@ class PageSwapper:
         return self._zeros[group]
 
     def compile_copies(self) -> None:
-        """Compiles `read` and `receive`."""
         for group in range(len(self._stored)):
             self._executable(group, to_host=True)
             self._executable(group, to_host=False)

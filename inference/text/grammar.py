@@ -161,7 +161,6 @@ def json_rule(schema: dict[str, Any]) -> str:
 
 
 def _with_lowered_schemas(text: str) -> str:
-    """A grammar in Lark, whose schemas are in words that are obeyed."""
     parts, end = [], 0
     for match in _SCHEMA.finditer(text):
         is_quoted = text.count('"', text.rfind("\n", 0, match.start()) + 1, match.start()) % 2
@@ -230,11 +229,8 @@ class Grammar:
         self._last_word = np.uint32((1 << 32) - 1 >> -vocab_size % 32)
 
     def mask(self) -> np.ndarray:
-        """u32[words]: token v may be next if bit v % 32 of word v // 32 is set; none once it
-        failed.
-
-        Raises:
-            GrammarError: llguidance broke.
+        """u32[words]: token v may be next if bit v % 32 of word v // 32 is set; no bit is once it
+        failed. Raises GrammarError if llguidance broke.
         """
         mask_X = np.zeros(self._num_matcher_words, np.int32)
         words_X = mask_X.view(np.uint32)[: self._num_words]

@@ -20,12 +20,8 @@ _SOON_ENCODED = 1 << 20  # characters: so many take less than a second
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """One request: a text or the messages of a conversation, and how to sample.
-
-    Attributes:
-        where: its name in errors.
-        template: name of the chat template; None takes the one for the conversation.
-        id: as its line gives it, or None.
+    """One request: a text or a conversation, and how to sample. Errors name `where`; `template` is
+    the name of a chat template, by default that for the conversation.
     """
 
     where: str

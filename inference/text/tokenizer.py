@@ -255,12 +255,7 @@ def _until_end(text: str) -> str:
 
 
 class _Spelling(NamedTuple):
-    """How a tokenizer spells bytes.
-
-    Attributes:
-        to_bytes: the bytes of a token's content.
-        fixed: bytes of tokens that `to_bytes` does not apply to, by their ids.
-    """
+    """How a tokenizer spells bytes: those of a token's content, and `fixed` ones by tokens' ids."""
 
     to_bytes: Callable[[str], bytes]
     fixed: dict[int, bytes]

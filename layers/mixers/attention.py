@@ -145,7 +145,7 @@ def attend(
 
     Returns:
         [T, N, H] of float32 or of `dtype`, which the caller rounds to, and the leaf with this
-            step's keys and values.
+        step's keys and values.
 
     Raises:
         ValueError: there are no keys.

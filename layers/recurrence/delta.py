@@ -57,14 +57,10 @@ def chunked(
 
     Args:
         log_decay: <= 0, [Y, W, N] or [Y, W, N, M].
-        resumes: bool [C] and float32 [C, N, M, H]: a single row's chunks that begin with another
-            state.
+        resumes: of a single row (else InputError), as `order.by_chunk` has it.
 
     Returns:
         Outputs float32 [Y, W, N, H] and the states after every chunk, float32 [Y, C, N, M, H].
-
-    Raises:
-        InputError: there are several rows to resume in.
     """
     num_tokens, width = v_YWNH.shape[1], v_YWNH.shape[3]
 

@@ -57,16 +57,11 @@ def chunked(
     other devices by an associative scan, with several times the work in fewer steps.
 
     Args:
-        dt_YWX: >= 0.
-        A_MX: < 0.
-        resumes: bool [C] and float32 [C, M, X]: a single row's chunks that begin with another
-            state.
+        dt_YWX, A_MX: >= 0, and < 0.
+        resumes: of a single row (else InputError), as `order.by_chunk` has it.
 
     Returns:
         Outputs float32 [Y, W, X] and the states after every chunk, float32 [Y, C, M, X].
-
-    Raises:
-        InputError: there are several rows to resume in.
     """
     num_tokens = x_YWX.shape[1]
 

@@ -62,14 +62,13 @@ def chunked(
 
     Args:
         log_decay_YWN: g <= 0; None is no decay.
-        resumes: bool [C] and float32 [C, N, M, H]: a single row's chunks that begin with another
-            state.
+        resumes: of a single row (else InputError), as `order.by_chunk` has it.
 
     Returns:
         Outputs float32 [Y, W, N, H] and the states after every chunk, float32 [Y, C, N, M, H].
 
     Raises:
-        InputError: N is no multiple of K, or there are several rows to resume in.
+        InputError: N is no multiple of K.
     """
     num_rows, num_tokens, num_heads, width = v_YWNH.shape
     shared = _heads_per_key(k_YWKM, num_heads)

@@ -52,7 +52,10 @@ def by_token(
 def by_chunk(
     step: Step[Out], before: jax.Array, chunks: object, resumes: Resumes | None
 ) -> tuple[Out, jax.Array]:
-    """Feeds chunks [Y, C, ...] one by one into states [Y, ...], which `resumes` replaces.
+    """Feeds chunks [Y, C, ...] one by one into states [Y, ...].
+
+    Args:
+        resumes: bool [C] and float32 [C, ...]: a single row's chunks that begin with another state.
 
     Returns:
         The other results of `step` [Y, C, ...], and the states after every chunk.

@@ -69,14 +69,10 @@ def chunked(
     Args:
         is_valid_YW: False where a token is padding, which leaves the state as it was; behind
             padding its chunk has no further tokens.
-        resumes: bool [C] and float32 [C, 2, M, X]: a single row's chunks that begin with another
-            state.
+        resumes: of a single row (else InputError), as `order.by_chunk` has it.
 
     Returns:
         Outputs float32 [Y, W, X] and the states after every chunk, float32 [Y, C, 2, M, X].
-
-    Raises:
-        InputError: there are several rows to resume in.
     """
     num_tokens = x_YWX.shape[1]
     size = min(chunk, num_tokens)

@@ -28,11 +28,8 @@ _MASKED = -1e30
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Observed(Paged):
-    """Token-major pages of a sequence, which attention only reads.
-
-    Attributes:
-        weight_S: float32 [S], S = table entries x page tokens: each token's softmax weights, summed
-            over the queries and heads of the layers that read the pages.
+    """Token-major pages of a sequence, which attention only reads; `weight_S` (float32, S = table
+    entries x page tokens) sums each token's softmax weights over the queries and heads of layers.
     """
 
     weight_S: jax.Array

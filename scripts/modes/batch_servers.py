@@ -32,13 +32,7 @@ def answer(
     at_a_time: int | None,
     saved: ResumableResults,
 ) -> None:
-    """Adds a result for each line, as it comes.
-
-    Args:
-        url: of a server; None: an engine is started.
-        engine: flags of its process.
-        at_a_time: requests; None: what fits.
-        saved: takes the results.
+    """Adds a result for each line, as it comes, from a server, or from an engine with these flags.
 
     Raises:
         InputError: the server cannot be reached, at first or for too long, or refuses the key.

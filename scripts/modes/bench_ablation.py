@@ -71,8 +71,6 @@ def run(repeats: int, only: flags.FlagHolder[list[str] | None], plot: str | None
 
 
 class _Bench:
-    """Engines of one model, each for its own runs."""
-
     def __init__(self, checkpoint: "Checkpoint", model: ModelConfig, repeats: int):
         from inference.runtime import compilation_cache
         from layers import decoder

@@ -66,7 +66,6 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
 
 
 def host_cost() -> None:
-    """The host's part of a step, of sequences that decode."""
     _, config = common.resolve_config({})
     common.check_one_chip(config, "--host_cost")
     rows = [

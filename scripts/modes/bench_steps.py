@@ -48,13 +48,8 @@ def prefill(points: Sequence[str], open_: "Open", repeats: int) -> None:
 
 
 class _Mode(NamedTuple):
-    """Decode or prefill.
-
-    Attributes:
-        flag: its name.
-        unit: of a point's second number.
-        sizes: (configuration, sequences, units) -> the configuration to measure.
-        measure: (engine, units, hardware) -> a `steps.DecodeStep` or `steps.PrefillStep`.
+    """Decode or prefill; `unit` is that of a point's second number. `sizes` configures an engine
+    for a point, `measure` its step.
     """
 
     flag: str

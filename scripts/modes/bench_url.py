@@ -19,8 +19,6 @@ class BenchOptions:
     Attributes:
         model: as the server names it; None: the first that it lists.
         endpoint: path of completions or of chats.
-        as_text: random prompts are words.
-        vocab_size: random ids are below it.
         concurrency: requests at a time, of a closed workload; empty: all.
         goodput: limits of a good answer, or None.
     """

@@ -55,7 +55,6 @@ class EngineRunner:
         return first_start.timed(self._runner, self._probe.read)
 
     def held_bytes(self) -> tuple[int, int]:
-        """Bytes of weights and of cache, as allocated."""
         weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._runner.params))
         return weight_bytes, self._runner.cache_bytes
 

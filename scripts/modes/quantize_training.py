@@ -27,13 +27,8 @@ def trained(
     record: dict[str, object],
     output: Path,
 ) -> "tuple[Contents, dict[str, object], Path]":
-    """Trains a checkpoint; returns its tensors, the record with the training, and its steps'
-    folder.
-
-    Args:
-        formats: that its parameters will have, by path.
-        tokens: ids that it is trained on, one text behind the other.
-        record: identity of the run.
+    """Trains a checkpoint on ids, one text behind the other, for `formats` by path of parameter.
+    Returns its tensors, the record with the training, and the folder of its steps.
     """
     from inference.checkpoints import names
     from inference.checkpoints.opened import Contents

@@ -10,11 +10,8 @@ Schema = dict[str, Any] | bool
 
 
 class Rewritten(NamedTuple):
-    """A schema without some keywords, and its replacement.
-
-    Attributes:
-        extras: further schemas, in the words of the original, which all have to hold.
-        relaxed: keywords that some invalid texts pass.
+    """A schema without some keywords; `extras` are schemas in the words of the original that have
+    to hold too, `relaxed` keywords that some invalid texts pass.
     """
 
     schema: dict[str, Any]

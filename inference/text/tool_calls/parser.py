@@ -19,12 +19,8 @@ _Judge = Generator[None, str, bool]
 
 @dataclasses.dataclass
 class Part:
-    """New text of an answer, or a part of a call.
-
-    Attributes:
-        text: of the answer, or of the call's arguments, which are JSON.
-        index: of the call; None: the text is the answer's.
-        name: of the function, with the first part of a call.
+    """New text of an answer, or (with its `index`) a part of a call's JSON arguments, the first of
+    which has the function's `name`.
     """
 
     text: str
@@ -174,7 +170,6 @@ class Parser:
                     c = yield from self._hold()
 
     def _tell_thought(self) -> Generator[None, str, None]:
-        """Up to its end; a line begins behind it."""
         end, last = _THOUGHT[1], ""
         while last != end:
             c = yield from self._next()

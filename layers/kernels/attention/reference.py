@@ -33,11 +33,8 @@ _STEADY_ROWS, _STEADY_WIDTH, _STEADY_HEAD = 16, 1024, 32
 
 
 class Stretch(NamedTuple):
-    """A part of the pages that queries read, and what each query sees of it.
-
-    Attributes:
-        table_YP: i32[Y, P], P page tokens are a multiple of 128; of each KV head [Y, K, P].
-        bounds: by index in the stretch.
+    """A part of the pages that queries read: a table i32[Y, P], or of each KV head [Y, K, P], whose
+    P page tokens are a multiple of 128, and bounds by index in the stretch.
     """
 
     pages: jax.Array

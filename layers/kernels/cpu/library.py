@@ -118,14 +118,8 @@ def peak(instruction_set: str, type: str, seconds: float) -> float:
 
 
 def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:
-    """Lays a matrix out in strips.
-
-    Args:
-        rows_FD: [F, D], of 2 or 4 bytes an element, C-contiguous.
-        strips: C-contiguous, as many elements as [F, D], padded to 16 and 32.
-
-    Raises:
-        ValueError: the arrays are not these.
+    """Lays a matrix [F, D], of 2 or 4 bytes an element, out in strips, as many elements padded to
+    16 and 32; both C-contiguous. Raises ValueError for other arrays.
     """
     assert _library is not None
     F, D = rows_FD.shape
@@ -137,11 +131,8 @@ def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:
 
 
 def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) -> None:
-    """Lays a matrix [F, D] out in strips, whose rows are blocks of `configs.precision.FORMATS`.
-
-    Args:
-        blocks_FX: uint8 [F, bytes of D numbers], whole blocks, C-contiguous.
-        strips: uint8 [strips, bytes of a strip], C-contiguous.
+    """Lays a matrix [F, D] of blocks in `configs.precision.FORMATS`, uint8 [F, bytes of D numbers],
+    out in strips, uint8 [strips, bytes of a strip]; both C-contiguous.
 
     Raises:
         ValueError: the format has no blocks, or the arrays are not these.

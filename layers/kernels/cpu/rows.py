@@ -15,12 +15,8 @@ GATES = {"silu": 0, "gelu_tanh": 1}
 def norm(
     x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float, offset: float = 0.0
 ) -> jax.Array:
-    """RMSNorm, or with a bias LayerNorm, over the last axis: float32 of x's shape.
-
-    Args:
-        x: float32.
-        weight, bias: float32 or bfloat16, [X]; the bias may be None.
-        offset: added to the weight.
+    """RMSNorm, or with a bias LayerNorm, over the last axis: float32 of x's shape. x is float32,
+    the weight (plus `offset`) and bias are float32 or bfloat16, [X].
     """
     bias = jnp.zeros(0, weight.dtype) if bias is None else bias
     dtype = jnp.promote_types(weight.dtype, bias.dtype)
@@ -33,11 +29,8 @@ def norm(
 
 
 def gate(gate_up_TX: jax.Array, activation: str, dtype: str) -> jax.Array:
-    """act(gate) up, [T, F] of `dtype`, 'float32' or 'bfloat16'.
-
-    Args:
-        gate_up_TX: float32 [T, 2 F], gates before the rest.
-        activation: 'silu' or 'gelu_tanh'; KeyError for any other.
+    """act(gate) up, [T, F] of `dtype`, of float32 [T, 2 F], gates first; the activation is 'silu'
+    or 'gelu_tanh' (else KeyError), `dtype` 'float32' or 'bfloat16'.
     """
     T, X = gate_up_TX.shape
     out = jax.ShapeDtypeStruct((T, X // 2), jnp.dtype(dtype))
@@ -103,11 +96,8 @@ def choose(
     scores_YWX: jax.Array, open_YWX: jax.Array, max_chosen: int
 ) -> tuple[jax.Array, jax.Array]:
     """The largest open scores, the first of equals: their indices in rising order, i32 [..., most],
-    then X; and their number, i32 [...].
-
-    Args:
-        scores_YWX: float32, in XLA's order, where NaN is the largest and -NaN the smallest.
-        open_YWX: bool.
+    then X; and their number, i32 [...]. Scores are float32 in XLA's order, where NaN is the largest
+    and -NaN the smallest.
     """
     shape = scores_YWX.shape[:-1]
     outs = (

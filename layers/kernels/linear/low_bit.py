@@ -67,12 +67,8 @@ def middle(format: str) -> float:
 
 
 def of_blocks(blocks_FX: np.ndarray, format: str, width: int, dtype: str) -> Quantized:
-    """Converts blocks of a matrix [F, width] (or a stack, [E, F, width]).
-
-    Args:
-        blocks_FX: uint8 [F, bytes of a row], or [E, F, bytes], as `layers.quantized` packs them.
-        width: columns, whole blocks.
-        format, dtype: as `Quantized` has them.
+    """Converts blocks uint8 [F, bytes of a row] of a matrix [F, width] (or a stack, [E, F, ...]),
+    as `layers.quantized` packs them; `format` and `dtype` are as in `Quantized`.
 
     Raises:
         ValueError: the blocks are not these.
@@ -236,7 +232,7 @@ def rounded_tokens(x_TD: jax.Array, dtype: jax.typing.DTypeLike) -> tuple[jax.Ar
 
     Returns:
         (q_TD of that type, scale_T1 float32): q times scale is about x, and NaN where any number of
-            a token is not finite: it has no integer, and a maximum may miss it.
+        a token is not finite: it has no integer, and a maximum may miss it.
     """
     x_TD = x_TD.astype(jnp.float32)
     is_int = dtype == jnp.int8

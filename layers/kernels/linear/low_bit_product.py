@@ -40,10 +40,8 @@ def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
 
 
 def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
-    """Blocks of rows, each with one matrix of a stack [E, F, D]: float32 [B, W, F].
-
-    Args:
-        matrix_B: i32, which of the stack; E: none; that block is arbitrary.
+    """Blocks of rows, each with one matrix of a stack [E, F, D]: float32 [B, W, F]; `matrix_B`
+    (i32) of E is none, and that block arbitrary.
 
     Raises:
         ValueError: x has other columns than w, or w is no stack.

@@ -81,13 +81,8 @@ def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
 
 
 def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
-    """Packs a matrix [F, width] (or a stack, [E, F, width]) of blocks, a GGUF file's or ours
-    (`layers/quantized.py`).
-
-    Args:
-        blocks_FX: uint8 [F, bytes of `width` numbers], or [E, F, bytes].
-        format: one of `BLOCKS`.
-        width: columns, whole blocks.
+    """Packs a matrix [F, width] (or a stack, [E, F, width]) of blocks in one of `BLOCKS`, uint8
+    [F, bytes of `width` numbers] or [E, F, bytes]; `width` is whole blocks.
 
     Raises:
         ValueError: the blocks are not these.
@@ -97,16 +92,8 @@ def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
 
 
 def pack_rows(rows_XX: Values, format: str, shape: tuple[int, ...]) -> Packed:
-    """Packs as `pack_blocks`, from slices of the rows of all matrices, which never exist as a
-    whole.
-
-    Args:
-        rows_XX: uint8 [rows, bytes] by slices of rows.
-        format: one of `BLOCKS`.
-        shape: [F, D] or [E, F, D].
-
-    Raises:
-        ValueError: the blocks are not these.
+    """Packs as `pack_blocks`, from slices of the rows of all matrices, uint8 [rows, bytes], which
+    never exist as a whole; `shape` is [F, D] or [E, F, D]. Raises ValueError for other blocks.
     """
     packed, (*_, F, D) = abstract(shape, format), shape
     data = aligned(packed.data.shape, packed.data.dtype)
@@ -175,14 +162,9 @@ def multiplies_gated(w: object) -> TypeGuard[Packed]:
 
 
 def gated_product(x_TD: jax.Array, w: Packed, activation: str, dtype: str) -> jax.Array:
-    """act(gate) up, of `dtype` [T, F / 2]: with the bits that `rows.gate` makes of `product`,
-    except the sign of zeros. The product, gates first, is written nowhere.
-
-    Args:
-        x_TD: float32 or bfloat16.
-        w: a matrix that `multiplies_gated`.
-        activation: one of `rows.GATES`.
-        dtype: 'float32' or 'bfloat16'.
+    """act(gate) up of a matrix that `multiplies_gated`, [T, F / 2]: with the bits that `rows.gate`
+    makes of `product`, except the sign of zeros. The product, gates first, is written nowhere.
+    Types are 'float32' or 'bfloat16', activations those of `rows.GATES`.
     """
     F = min(w.shape[0], w.data.shape[0] * STRIP)
     out = jax.ShapeDtypeStruct((x_TD.shape[0], F // 2), jnp.dtype(dtype))

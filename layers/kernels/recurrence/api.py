@@ -11,13 +11,8 @@ from layers.ragged import Rectangle
 def choose(
     num_tokens: int, num_keys: int, states: tuple[int, ...], decays_of_keys: bool = False
 ) -> StateKernel | None:
-    """The back end's kernel for `update`; None: it has none, or none for such shapes.
-
-    Args:
-        num_tokens: W, of a row.
-        num_keys: K, heads of queries and keys.
-        states: [slots + 1, 1 + k, N, M, H].
-        decays_of_keys: each channel of keys has a decay, not each head.
+    """The back end's kernel for `update`, if any, of W tokens a row, K heads of queries and keys,
+    and states [slots + 1, 1 + k, N, M, H]; decays are of heads, or of channels of keys.
     """
     _, num_states, num_heads, M, H = states
     if num_tokens > num_states:
@@ -42,14 +37,13 @@ def update(
         q_YWKM, k_YWKM, v_YWNH: float32; N is a multiple of K.
         log_decay: of each head, [Y, W, N]; None is no decay. One of each channel of keys,
             [Y, W, N, M], is for a CPU's kernel alone.
-        beta_YWN: None: a key's value is added to what the state says of the key, and does not
-            replace it.
+        beta_YWN: None: a key's value is added to that of the state, which it else replaces.
         states: float32 [slots + 1, 1 + k, N, M, H], donated.
         rectangle: rows of consecutive tokens; valid ones come first.
 
     Returns:
         Outputs float32 [Y, W, N, H], arbitrary for padding, and the states; None: no kernel takes
-            these.
+        these.
     """
     if log_decay is None:
         log_decay = jnp.zeros(v_YWNH.shape[:3])
