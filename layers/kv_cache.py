@@ -170,11 +170,9 @@ class Pooled(CacheLeaf):
         return self.tokens if number else self.entries
 
     def with_part(self, number: int, part: Part) -> Self:
-        return (
-            dataclasses.replace(self, tokens=cast("Indexed", part))
-            if number
-            else dataclasses.replace(self, entries=cast("Paged", part))
-        )
+        if number:
+            return dataclasses.replace(self, tokens=cast("Indexed", part))
+        return dataclasses.replace(self, entries=cast("Paged", part))
 
 
 @jax.tree_util.register_dataclass
@@ -205,8 +203,7 @@ class Recurrent(CacheLeaf):
             state_A = jnp.where(has_snapshot_A, snapshots[snapshot_A], state[slot_A, at_A])
             return state.at[slot_A, at_A].set(state_A)
 
-        states = tuple(map(started, self.states, self.snapshots))
-        return dataclasses.replace(self, states=states)
+        return dataclasses.replace(self, states=tuple(map(started, self.states, self.snapshots)))
 
     def keep_states(
         self, slot_A: jax.Array, num_tokens_A: jax.Array, snapshot_A: jax.Array
@@ -305,8 +302,7 @@ def abstract(
         spec = config.cache_specs[layer]
         if not spec.elements_per_token:
             return recurrent(spec) if spec.states else Empty()
-        groups = config.groups_of_layer[layer]
-        parts = zip(spec.parts, groups, strict=True)
+        parts = zip(spec.parts, config.groups_of_layer[layer], strict=True)
         first, *tokens = (paged(layer, part, group) for part, group in parts)
         if spec.states:
             return Stateful(first, recurrent(spec))

@@ -37,8 +37,7 @@ _APPLICATION = ("served_model_name", "tool_call_parser")
 _READ = {"batch --url": (*_OWN, "url", "api_key_file"), "batch": (*_OWN, *_ENGINE, *_APPLICATION)}
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     common.check_flags("batch" if _URL.value is None else "batch --url", _READ)
     for name in ("httptools", "msgspec", "starlette", "uvloop"):
         if importlib.util.find_spec(name) is None:

@@ -39,8 +39,7 @@ A line that ends in \\ goes on in the next; Ctrl-C there forgets it. A message t
 is typed with //. Ctrl-C ends an answer early."""
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     if common.JSON.value:
         raise InputError("chat prints what is said, not JSON: generate takes messages as JSON")
     if sys.stdin is None:

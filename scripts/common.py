@@ -54,6 +54,10 @@ _EXECUTABLES = flags.DEFINE_string(
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object on stdout, nothing else.")
 flags.adopt_module_key_flags(speculation_flags)
 
+UNREAD_BY_TRAINERS = (
+    "config", "executables", "speculate", "weights", "activations", "cache", "hosts", "host_index",
+    "coordinator",
+)  # fmt: skip
 _COMPILE_SILENCE_S, _COMPILE_EVERY_S, _COMPILE_POLL_S = 2.0, 10.0, 0.25
 
 _GC_THRESHOLD = 100_000  # imports and tracing make as many objects, and nearly all of them stay
@@ -133,6 +137,12 @@ def check_flags(reader: str, readers: Mapping[str, Collection[str]]) -> None:
             other_readers = [name for name, read in readers.items() if flag.name in read]
             hint = f": it goes with {' or '.join(other_readers)}" if other_readers else ""
             raise InputError(f"{reader} does not read --{flag.name}{hint}")
+
+
+def check_unread(reader: str, names: Collection[str]) -> None:
+    for name in names:
+        if flags.FLAGS[name].present:
+            raise InputError(f"{reader} does not read --{name}")
 
 
 def fail(message: str) -> None:
@@ -291,18 +301,15 @@ def load_engine(
     defaults = Config(config.model).for_platform(target_device().platform).engine
     changed = overrides.changed(config.engine, defaults)
     chips = [str(config.mesh)] if config.mesh.num_chips > 1 else []
-    if config.model.cache_format is not None:
-        chips.append(f"cache={config.model.cache_format}")
-    if config.draft is not None:
-        chips.append(f"draft={config.draft.name}")
-    if config.prefill.chips:
-        chips.append(f"prefill.chips={config.prefill.chips}")
+    draft_name = None if config.draft is None else config.draft.name
+    fields: dict[str, object] = {"cache": config.model.cache_format, "draft": draft_name}
+    fields["prefill.chips"] = config.prefill.chips or None
     if HOST.value:
         follower.follow(engine)
         sys.exit(0)
+    named = [f"{name}={value}" for name, value in fields.items() if value is not None]
     sizes = [f"{name}={value}" for name, value in changed.items()]
-    line = ", ".join([config.model.name, config.model.dtype, *chips, *sizes])
-    say(line)
+    say(", ".join([config.model.name, config.model.dtype, *chips, *named, *sizes]))
     return engine
 
 

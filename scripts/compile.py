@@ -42,8 +42,7 @@ _FLAGS = ("target", "all", "mesh", "batch", "context", "model", "config", "set",
 _SEQUENCES, _TOKENS = 16, 4096  # of an engine that nobody gave sizes
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     common.check_flags("compile", {"compile": _FLAGS})
     if _TARGET.value is None:
         raise InputError(f"--target names what to compile for: {targets.FORMS}")

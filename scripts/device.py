@@ -54,8 +54,7 @@ _MODEL = "smollm2-135m"
 _PROMPTS = ("The capital of France is", "def fibonacci(n):", "Once upon a time")
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     common.check_flags("device", {"device": _READ})
     if _DEVICE.value not in ("auto", "cpu"):
         raise InputError(f"--device is auto or cpu, not {_DEVICE.value!r}")
@@ -137,7 +136,7 @@ def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Subprocess]:
     """Subprocesses for a platform, the most important first; some depend on earlier outcomes."""
     on_device = "tests/device", "-m", "device", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"
     yield _module("decode", 40, "pytest", *on_device, "-x", "-k", "test_decoding")
-    decode = _outcome("decode", outcomes)
+    decode = next((outcome for outcome in outcomes if outcome.name == "decode"), None)
     is_right = decode is None or decode.status == "done"
     tests = _module("tests", 240, "pytest", *on_device, "-k", "not test_decoding", *_workers(kind))
     tests = dataclasses.replace(tests, command=("env", _ON_DEMAND, *tests.command))
@@ -172,8 +171,7 @@ def _peer(kind: str, limit_s: float, sizes: Sequence[str]) -> Subprocess:
 
 def _workers(kind: str) -> tuple[str, ...]:
     """Most of a test's time is compilation, on one core of the host. A TPU has one process."""
-    has_xdist = importlib.util.find_spec("xdist") is not None
-    return ("-n", "8") if kind == "gpu" and has_xdist else ()
+    return ("-n", "8") if kind == "gpu" and importlib.util.find_spec("xdist") else ()
 
 
 _ON_DEMAND = "XLA_PYTHON_CLIENT_PREALLOCATE=false"  # processes share the device's memory
@@ -240,10 +238,6 @@ def _tokens(pages: str, kernel: str | None) -> Iterator[Subprocess]:
             command = ("env", "JAX_PLATFORMS=cpu", *command)
         reason = missing or (None if attention else "no kernel was shown right")
         yield dataclasses.replace(part, command=command, is_json=True, missing=reason)
-
-
-def _outcome(name: str, outcomes: Sequence[Outcome]) -> Outcome | None:
-    return next((outcome for outcome in outcomes if outcome.name == name), None)
 
 
 def _shown_right(outcomes: Sequence[Outcome]) -> str | None:

@@ -37,8 +37,7 @@ _MAX_BYTES = 16 << 20  # of a text: `tokenizers` takes some 300 bytes a token
 _WINDOWS_AT_ONCE = 64  # keeps every sequence of the engine busy, and the bar moving
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     if _WINDOW.value < 2:
         raise InputError(f"--window is at least 2 tokens, not {_WINDOW.value}")
     if _MAX_TOKENS.value is not None and _MAX_TOKENS.value < 2:

@@ -46,9 +46,10 @@ def check_limits() -> None:
 
 def line(error: Exception) -> str:
     if not isinstance(error, InputError | OSError | MemoryError | RuntimeError):
+        *_, last = traceback.extract_tb(error.__traceback__)
         return (
             f"a fault of this program, {type(error).__name__}: {reason(error)[:_MAX_CHARS]} "
-            f"({_place(error)}); --verbosity=1 shows the trace"
+            f"({last.filename}:{last.lineno}); --verbosity=1 shows the trace"
         )
     message = str(error) if isinstance(error, InputError) else reason(error)[:_MAX_CHARS]
     advice = _advice(error)
@@ -67,8 +68,3 @@ def _advice(error: BaseException | None) -> str | None:
     return next(
         (_ADVICE[number] for text, number in _OF_LIBRARIES.items() if text in messages), None
     )
-
-
-def _place(error: BaseException) -> str:
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{last.filename}:{last.lineno}"

@@ -50,8 +50,7 @@ _MAX_SCHEMA_BYTES = 1 << 20
 Results = dict[str, dict[str, Any]]  # by key of the request
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     requests = _read_requests()
     if any(request.messages for request in requests):
         from inference.text import chat_template
@@ -90,10 +89,8 @@ def main(argv: Sequence[str]) -> None:
             todo = [index for index, key in enumerate(keys) if key not in results]
             lengths = [len(ids[index]) for index in todo]
             params = [requests[index].params for index in todo]
-            num_seqs, is_greedy = (
-                sum(p.num_running for p in params),
-                all(p.is_greedy for p in params),
-            )
+            num_seqs = sum(p.num_running for p in params)
+            is_greedy = all(p.is_greedy for p in params)
             engine = common.load_engine(checkpoint, config, lengths, num_seqs, is_greedy)
             add = results.__setitem__ if saved is None else saved.add
             took = _run(
@@ -225,9 +222,8 @@ def _resumable(
 
     engine = config.engine  # only what can change an answer
     decisive = [config.max_context, engine.deterministic, engine.seed, _LOGPROBS.value]
-    decisive += (
-        [config.page_tokens] if engine.requests.prompt_budgets else []
-    )  # whole pages are given up
+    if engine.requests.prompt_budgets:  # whole pages are given up
+        decisive.append(config.page_tokens)
     identity = {
         "weights": resumable_results.digest([provenance.identity(common.model_name()), eos_ids]),
         "configuration": resumable_results.digest([dataclasses.asdict(config.model), *decisive]),
@@ -279,7 +275,8 @@ def _run(
                 add(index, _result(completion, requests[index]))
             if interrupt.requested:
                 raise KeyboardInterrupt
-            progress.add_answer(index, _num_tokens(completion))
+            answers = (completion, *completion.others)
+            progress.add_answer(index, sum(len(answer.token_ids) for answer in answers))
             completions.append(completion)
     num_prompt = sum(len(completion.prompt_token_ids) for completion in completions)
     is_one = len(requests) == 1 and params[0].num_running == 1
@@ -291,10 +288,6 @@ def _stats(took: tuple[Any, ...]) -> dict[str, object]:
     from inference.benchmark import first_start
 
     return costs.stats(*took, machine=first_start.calibration(took[0], say=common.say))
-
-
-def _num_tokens(completion: "Completion") -> int:
-    return sum(len(answer.token_ids) for answer in (completion, *completion.others))
 
 
 def _run_naive(

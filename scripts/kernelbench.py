@@ -33,8 +33,7 @@ _TUNE = flags.DEFINE_bool("tune", False, "Try sizes of ours, write layers/kernel
 _READ = ("device", "repeats", "seconds", "only", "tune", "json", "json_lines")
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     common.check_flags("kernelbench", {"kernelbench": _READ})
     if _REPEATS.value < 3:
         raise InputError(f"--repeats is at least 3, not {_REPEATS.value}")

@@ -59,24 +59,18 @@ _SKIP = flags.DEFINE_list(
 for _module in (common, output_flag):
     flags.adopt_module_key_flags(_module)
 
-UNREAD = (
-    "config", "executables", "speculate", "weights", "activations", "cache", "hosts", "host_index",
-    "coordinator",
-)  # fmt: skip
+UNREAD = common.UNREAD_BY_TRAINERS
 _OWN = "own"
 _WINDOW = 512  # tokens that are read together
 _MAX_BYTES = 64 << 20  # of a text
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     if not _OUTPUT.value:
         raise InputError("--output=DIR names the directory to write")
     output = Path(_OUTPUT.value)
     new_directory.check(output)
-    for name in UNREAD:
-        if flags.FLAGS[name].present:
-            raise InputError(f"quantize does not read --{name}")
+    common.check_unread("quantize", UNREAD)
     from inference.checkpoints import load, provenance, resolve
     from inference.quantize import export, plan, rotation, walk
     from inference.quantize.parts import ENDING, Parts

@@ -41,8 +41,7 @@ for _module in (common, http_flags, serving_flags):
 UNREAD = ("json", "engine_socket")
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     check_flags()
     if _SOCKET.value is not None:
         from inference.server.engine_process import entry

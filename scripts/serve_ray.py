@@ -58,19 +58,13 @@ def main(argv: Sequence[str]) -> None:
 
         flag_values = flags.FLAGS
         replica_config = ReplicaConfig(
-            [sys.executable, "-m", "scripts.serve_ray", *sys.argv[1:]],
-            least,
-            max_replicas,
-            config.engine.max_seqs,
-            ray_cluster.chips(config.num_chips),
-            shares_cores=True,
-            request_timeout=flag_values.request_timeout,
-            max_queue_s=flag_values.max_queue_s,
-            drain_timeout=flag_values.drain_timeout,
+            [sys.executable, "-m", "scripts.serve_ray", *sys.argv[1:]], least, max_replicas,
+            config.engine.max_seqs, ray_cluster.chips(config.num_chips), shares_cores=True,
+            request_timeout=flag_values.request_timeout, max_queue_s=flag_values.max_queue_s,
+            drain_timeout=flag_values.drain_timeout, num_keys=len(keys or ()),
             served_model_name=flag_values.served_model_name,
             tool_call_parser=flag_values.tool_call_parser,
-            num_keys=len(keys or ()),
-        )
+        )  # fmt: skip
         uvloop.run(_serve(replica_config, listening, keys, traces))
 
 

@@ -55,8 +55,7 @@ def oldest_jax() -> str:
 
 def compiler(zig: str, machine: str) -> list[str]:
     """The command that compiles for a machine, without what only debuggers read (most of it)."""
-    target = f"{machine}-linux-gnu.{_dotted()}"
-    return [*shlex.split(zig), "c++", "-target", target, "-s"]
+    return [*shlex.split(zig), "c++", "-target", f"{machine}-linux-gnu.{_dotted()}", "-s"]
 
 
 def bundle(pure: Path, library: Path, machine: str, folder: Path) -> Path:

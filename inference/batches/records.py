@@ -74,8 +74,7 @@ def read(path: Path) -> list[Record]:
     """
     if not path.exists():
         return []
-    data = user_files.read(str(path), _MAX_BYTES)
-    *lines, last = data.split(b"\n")
+    *lines, last = user_files.read(str(path), _MAX_BYTES).split(b"\n")
     records = []
     for number, line in enumerate([*lines, last], 1):
         if not line.strip():

@@ -206,8 +206,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self.may_stay = not self.is_closed and self._parser.should_keep_alive()  # known here alone
         if self._waiting is not None and not self._waiting.done():
-            answer = Answer(self._status, self._headers, b"".join(self._parts))
-            self._waiting.set_result(answer)
+            self._waiting.set_result(Answer(self._status, self._headers, b"".join(self._parts)))
 
     def _fail(self, why: str, kind: type[Unanswered] = Unanswered) -> None:
         if self._waiting is not None and not self._waiting.done():

@@ -312,9 +312,8 @@ class ModelRunner:
     def admit(self, admissions: tuple[Admissions, ...]) -> None:
         """Writes the slots of sequences that start, fork or resume."""
         for arrays in admissions:
-            global_arrays = meshes.to_global(self._mesh, EACH_GROUP, arrays)
             self.cache, self.slots = self._executables.admit()(
-                self.cache, self.slots, global_arrays
+                self.cache, self.slots, meshes.to_global(self._mesh, EACH_GROUP, arrays)
             )
 
     def compile_page_copies(self) -> None:

@@ -72,9 +72,8 @@ class StepsInFlight:
         self._recent: dict[StepShape, deque[tuple[int, float]]] = {}  # tokens and seconds
         self._lead_s = 0.0  # that the host took to schedule and launch a step; the most, decaying
         self._away_since = 0.0  # when the host turned to something else than steps
-        self._waiting_launch_s = (
-            0.0  # that launching a waiting step took, while another was processed
-        )
+        # That launching a waiting step took, while another was processed.
+        self._waiting_launch_s = 0.0
         self._num_failures = 0  # of the device in a row
         self.waiting: StepInFlight | None = None
         self.records: deque[StepRecord] = deque(maxlen=4096)

@@ -298,8 +298,7 @@ class Grammars:
         """The text of a grammar after some tokens. Raises InputError if it cannot be compiled,
         permits no text, costs more than it may, or does not permit these tokens.
         """
-        matcher = self._compiled(grammar).deep_copy()
-        text = Grammar(matcher, self._vocab_size, self._has_end)
+        text = Grammar(self._compiled(grammar).deep_copy(), self._vocab_size, self._has_end)
         for token in tokens:
             text.accept(token)
         if text.has_failed or text.is_complete:

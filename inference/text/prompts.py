@@ -127,15 +127,10 @@ def _parse(where: str, fields: dict[str, Any], params: SamplingParams) -> Prompt
     else:
         _check_messages(where, fields["messages"])
     return Prompt(
-        where,
-        _params(where, fields, params),
-        fields.get("prompt"),
-        tuple(fields.get("messages", ())),
-        _list(where, fields, "tools"),
-        _list(where, fields, "documents"),
-        _template(where, fields),
-        _id(where, fields),
-    )
+        where, _params(where, fields, params), fields.get("prompt"),
+        tuple(fields.get("messages", ())), _list(where, fields, "tools"),
+        _list(where, fields, "documents"), _template(where, fields), _id(where, fields),
+    )  # fmt: skip
 
 
 def _check_messages(where: str, messages: object) -> None:

@@ -53,9 +53,8 @@ def _limit(scale: int) -> None:
     signal.setitimer(signal.ITIMER_PROF, scale * SECONDS)  # its signal ends the process
     if resource is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        soft = (
-            scale * DATA_BYTES if hard == resource.RLIM_INFINITY else min(scale * DATA_BYTES, hard)
-        )
+        num_bytes = scale * DATA_BYTES
+        soft = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
         with contextlib.suppress(OSError, ValueError):  # a system without this limit
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 

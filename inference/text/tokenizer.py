@@ -63,8 +63,8 @@ class Tokenizer:
         self._special_ids = {id for id, token in self.added_tokens.items() if token.special}
         self.may_panic = panics.may_panic(backend)
         self._quoter: Quoter | None = None  # until a conversation needs it
-        self.bos_id = self._id("bos_token")
-        self.eos_id = self._id("eos_token")
+        self.bos_id = self.special_id("bos_token")
+        self.eos_id = self.special_id("eos_token")
 
     def check_same(self, other: "Tokenizer") -> None:
         """Raises InputError, naming a token, if a drafting model's tokenizer has other tokens."""
@@ -82,9 +82,6 @@ class Tokenizer:
 
     def special_id(self, name: str) -> int | None:
         """The id of a token by its name ('bos_token'); None: there is none."""
-        return self._id(name)
-
-    def _id(self, name: str) -> int | None:
         content = self.special_tokens.get(name)
         return None if content is None else self._backend.token_to_id(content)
 
@@ -187,14 +184,9 @@ class Tokenizer:
                 f"this checkpoint has no chat template{alternatives}; give it a plain prompt"
             )
         return chat_template.render(
-            template,
-            messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            special_tokens=self.special_tokens,
-            variables=variables,
-        )
+            template, messages, tools=tools, documents=documents, variables=variables,
+            add_generation_prompt=add_generation_prompt, special_tokens=self.special_tokens,
+        )  # fmt: skip
 
     def apply_chat_template(
         self,

@@ -57,8 +57,7 @@ def apply(
     with jax.named_scope("out"):
         out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
         value_TD, gate_TD = jnp.split(add_bias(out_TD, params, "out_bias"), 2, axis=1)
-    mixed_TD = rounded(value_TD * jax.nn.sigmoid(gate_TD))
-    return mixed_TD, with_states(leaf, states)
+    return rounded(value_TD * jax.nn.sigmoid(gate_TD)), with_states(leaf, states)
 
 
 def discretized(params: Params, kind: S4) -> tuple[jax.Array, jax.Array, jax.Array]:

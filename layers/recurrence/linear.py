@@ -34,8 +34,7 @@ def recurrent(
     Raises:
         InputError: N is no multiple of K.
     """
-    num_heads = v_YWNH.shape[2]
-    shared = _heads_per_key(k_YWKM, num_heads)
+    shared = _heads_per_key(k_YWKM, v_YWNH.shape[2])
 
     def step(state_YNMH: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         q_YKM, k_YKM, v_YNH, decay_YN = token

@@ -21,8 +21,7 @@ from layers.ragged import Rectangle
 
 def num_visible(rectangle: Rectangle) -> jax.Array:
     """How many tokens each query of the rectangle may see, i32[Y, W]."""
-    last_YW = mask_bounds(rectangle, None).last_YW
-    return jnp.where(rectangle.valid_YW, last_YW + 1, 0)
+    return jnp.where(rectangle.valid_YW, mask_bounds(rectangle, None).last_YW + 1, 0)
 
 
 def longest(rectangle: Rectangle) -> jax.Array:

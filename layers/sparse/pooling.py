@@ -121,8 +121,7 @@ def written(
         page_YX = jnp.take_along_axis(token_tables, at_YX // page_tokens, axis=1)
         rows = pooled_rows.at[page_YX, at_YX % page_tokens].get(mode="promise_in_bounds")
         pooled_YXZ = page_rows.numbers(rows, beside.pooled_format(dtype), config.dtype)
-        pooled_XLZ = pooled_YXZ.reshape(-1, L, beside.pooled_width)
-        return pool(pooled_XLZ, position_YEL.reshape(-1, L))
+        return pool(pooled_YXZ.reshape(-1, L, beside.pooled_width), position_YEL.reshape(-1, L))
 
     def nothing() -> list[jax.Array]:
         shapes = jax.eval_shape(pool_entries)

@@ -60,8 +60,7 @@ def read(concurrency: int | None = None, kind: str | None = None, **defaults: An
         for flag in _DRAWN:
             if flag.present:
                 raise InputError(f"a trace has its own lengths: leave --{flag.name} out")
-        rate = shared_flags.RATE.value
-        return Workload("trace", _REQUESTS.value, rate, trace=name, seed=seed)
+        return Workload("trace", _REQUESTS.value, shared_flags.RATE.value, trace=name, seed=seed)
     flag_values = {
         "num_requests": _REQUESTS.value,
         "rate": shared_flags.RATE.value,

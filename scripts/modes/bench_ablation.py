@@ -187,10 +187,9 @@ def _waste(
     config = Config(bench.model, last.engine.replace(page_tokens=page_tokens))
     expected = measure.predict(config, load, bench.machine)
     (runs,) = bench.serve([config], load, f"pages of {page_tokens}")
-    measured = measure.figures(runs)
     return {
         "page_tokens": page_tokens,
-        "kv_waste": measured["kv_waste"],
+        "kv_waste": measure.figures(runs)["kv_waste"],
         "predicted_kv_waste": measure.figures([expected])["kv_waste"],
         "half_page": ablation.half_page_waste(load, page_tokens),
     }

@@ -59,5 +59,4 @@ def trained(
     )
     before = checkpoint.contents()
     source = export.tensors(values, checkpoint.config.name)
-    trained_contents = Contents(source, names.identity, before.read_files, before.raw_config)
-    return trained_contents, record, path
+    return Contents(source, names.identity, before.read_files, before.raw_config), record, path

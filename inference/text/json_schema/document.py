@@ -22,9 +22,8 @@ class Rewritten(NamedTuple):
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 MAX_DEPTH = 60  # of schemas within each other; the compiler counts to 128, several a level
 _MAX_REFERENCES = 8  # one behind another, where they are followed
-_MAX_LOOKS = (
-    10_000  # at parts of a schema: a hostile one would have its references followed for hours
-)
+# At parts of a schema: a hostile one would have its references followed for hours.
+_MAX_LOOKS = 10_000
 
 
 class Document:

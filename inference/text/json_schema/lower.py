@@ -27,12 +27,9 @@ _FORMATS = frozenset(
 _COUNTS = frozenset(
     ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 )
-_PLAIN = (
-    frozenset(
-        ("type", "enum", "const", "required", "format", "pattern", "$dynamicRef", "$recursiveRef")
-    )
-    | _COUNTS
-)  # which are passed on as they are
+_PLAIN = _COUNTS | {  # which are passed on as they are
+    *("type", "enum", "const", "required", "format", "pattern", "$dynamicRef", "$recursiveRef")
+}
 _MAX_EXCLUDING = 8  # branches of `oneOf` that exclude one another
 _MAX_SCHEMAS = 5_000
 

@@ -43,8 +43,7 @@ def _depend(place: str, result: Rewritten) -> None:
             raise InputError(f"{place}{word}={shown(dependents)}: is an object")
         for name, part in dependents.items():
             then = {"required": part} if isinstance(part, list) else part
-            without = {"properties": {name: False}}
-            result.extras.append({"anyOf": [without, then]})
+            result.extras.append({"anyOf": [{"properties": {name: False}}, then]})
 
 
 def _close(document: Document, resource: object, place: str, schema: dict[str, Any]) -> None:

@@ -27,8 +27,7 @@ def of_calls_or(format: Format, schemas: Schemas, is_parallel: bool, answer: str
     other = grammar.schema_of(answer)
     if format.brackets and other is not None:
         return _json_or(format, schemas, is_parallel, other)
-    calls = _lark(format, schemas, is_parallel, "calls")
-    return grammar.either(calls, "calls", answer)
+    return grammar.either(_lark(format, schemas, is_parallel, "calls"), "calls", answer)
 
 
 def _check_length(schemas: Schemas) -> None:
@@ -54,11 +53,9 @@ def _json_or(format: Format, schemas: Schemas, is_parallel: bool, other: dict[st
     """Calls as JSON of a schema, or that of another one. Both begin with the same bracket, one
     token of llguidance's lexer, since it does not go back behind that.
     """
-    calls = {
-        "anyOf": [_call_schema(format, n, *schema) for n, schema in enumerate(schemas.items())]
-    }
-    call = grammar.json_rule(calls)
-    first = _sequence(format, is_parallel)
+    options = [_call_schema(format, n, *schema) for n, schema in enumerate(schemas.items())]
+    calls = {"anyOf": options}
+    call, first = grammar.json_rule(calls), _sequence(format, is_parallel)
     if is_parallel and "[" in format.brackets:
         single = {"$ref": "#/$defs/call"}
         several = {"type": "array", "items": single, "minItems": 1, "maxItems": MAX_CALLS}

@@ -125,9 +125,6 @@ class Parser:
         )  # fmt: skip
         return next(calls, len(self._parts))
 
-    def _begin_thought(self) -> None:
-        self._thought, self._num_told, self._num_before = [], 0, self._num_calls
-
     def _end_thought(self, thought: list[str]) -> None:
         """It was one: all of it is text, and the answer goes on behind it."""
         del self._parts[self._num_certain() :]
@@ -155,7 +152,8 @@ class Parser:
                 if is_first:
                     yield from self._tell_thought()
                 else:
-                    self._begin_thought()
+                    self._thought, self._num_told = [], 0
+                    self._num_before = self._num_calls
             elif opening and pending.endswith(opening):
                 self._keep(pending, len(opening))
                 yield from self._read_block("")

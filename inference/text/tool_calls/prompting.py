@@ -21,7 +21,7 @@ def prepare(
     """Adapts messages and tools to a template: calls' arguments, which clients send as JSON, become
     objects; a template without tools gets a system message, one without calls gets text.
     """
-    prepared = [_with_objects(message) for message in messages]
+    prepared = [_with_arguments(message, _loads) for message in messages]
     if not formats.knows_calls(template):
         prepared = [_as_text(message) for message in prepared]
     if tools and not formats.knows_tools(template):
@@ -32,10 +32,6 @@ def prepare(
 def with_texts(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
     """The same messages with arguments as JSON again, which some templates want."""
     return [_with_arguments(message, _dumps) for message in messages]
-
-
-def _with_objects(message: dict[str, object]) -> dict[str, object]:
-    return _with_arguments(message, _loads)
 
 
 def _with_arguments(message: dict[str, Any], convert: Any) -> dict[str, Any]:
