@@ -77,7 +77,7 @@ check: .venv/.test  ## format, lint, types, architecture, marks of stale figures
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/mypy
-	.venv/bin/python -m pytest -q tests/test_architecture.py
+	.venv/bin/python -m pytest -q tests/test_architecture.py tests/test_words.py
 	.venv/bin/python -m scripts.reports.figures --check
 
 test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there is no python3.12

@@ -210,6 +210,31 @@ def test_rooms_of_the_server_import_one_way():
     report(f"rooms of the server import {' -> '.join(SERVER_ROOMS)}, never to the right:", problems)
 
 
+def test_checkpoint_formats_know_neither_each_other_nor_a_family():
+    formats = [f"inference.checkpoints.{name}" for name in ("gguf", "hf", "native")]
+    records = "inference.families.families", "inference.families.family"
+    problems = []
+    for path in python_files():
+        home = next((name for name in formats if is_below(dotted(path), name)), None)
+        for line, name in imports(path):
+            is_foreign = any(is_below(name, other) for other in formats if other != home)
+            is_family = is_below(name, "inference.families") and not (
+                name.startswith(records) or is_below(name, "inference.families.shared")
+            )
+            if home and (is_foreign or (is_family and name != "inference.families")):
+                problems.append(f"{relative(path)}:{line} imports {name}")
+        problems += [
+            f"{relative(path)}:{node.lineno} compares a family"
+            for node in ast.walk(parse(path))
+            if isinstance(node, ast.Compare)
+            and is_below(dotted(path), "inference.checkpoints")
+            and isinstance(node.left, ast.Attribute)
+            and node.left.attr == "family"
+            and any(isinstance(side, ast.Constant) for side in node.comparators)
+        ]
+    report("what one format or family needs stands with it:", problems)
+
+
 def test_no_modules_import_each_other():
     problems = [
         f"{relative(path)} -> {route}"
@@ -362,106 +387,6 @@ def test_no_file_is_too_long():
         if num_lines(path) > limit:
             problems.append(f"{name} has {num_lines(path)} lines, over {limit}")
     report("move state with its behaviour into a collaborator:", problems)
-
-
-# --- names ----------------------------------------------------------------------------------------
-
-FILLERS = {
-    *("asked", "each", "found", "given", "held", "kept", "known", "left", "made", "most", "named"),
-    *("one", "others", "ours", "own", "placed", "rest", "said", "seen", "theirs", "told", "wanted"),
-}
-MAX_FILLERS = 0.003  # of a room's names
-
-
-def names_of(path: Path) -> Iterator[str]:
-    """What a file assigns to or defines, without leading underscores and letters of dimensions."""
-    for node in ast.walk(parse(path)):
-        name = None
-        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            name = node.id
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            name = node.attr
-        elif isinstance(node, ast.arg):
-            name = node.arg
-        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            name = node.name.lower()
-        if name is not None:
-            yield re.sub(r"_[A-Z0-9]+$", "", name.lstrip("_"))
-
-
-def test_names_say_what_they_hold():
-    names, fillers = collections.Counter(), collections.defaultdict(list)
-    for path in python_files():
-        top, *below = relative(path).split("/")
-        room = below[0].removesuffix(".py") if top == "inference" else top
-        if room == "tests":
-            continue
-        for name in names_of(path):
-            names[room] += 1
-            fillers[room] += [f"{relative(path)} {name}"] * (name in FILLERS)
-    problems = [
-        f"{room}: {', '.join(places)}"
-        for room, places in fillers.items()
-        if len(places) > max(1, MAX_FILLERS * names[room])
-    ]
-    report("name a value for what it is, not by a filler:", problems)
-
-
-# --- back ends ------------------------------------------------------------------------------------
-
-PLATFORMS = {"cpu", "gpu", "tpu", "cuda"}
-# Code that programs are traced from, and what chooses it.
-TRACED = ("layers", *(f"inference.{room}" for room in ("runtime", "sampling", "speculation")))
-MAY_ASK_THE_PLATFORM = {
-    "layers/backends/": "says what each offers",
-    "layers/kernels/device.py": "describes a device",
-    "layers/kernels/attention/ffi_cpu.py": "`limit` says why it cannot run on a device",
-    "layers/kernels/attention/gpu.py": "`limit` says why it cannot run on a device",
-    "inference/runtime/serialization/key.py": "lists what files of a platform depend on",
-}
-
-
-def asks_the_platform(node: ast.AST) -> bool:
-    if isinstance(node, ast.Compare):
-        return any(
-            isinstance(side, ast.Constant) and side.value in PLATFORMS
-            for side in (node.left, *node.comparators)
-        )
-    return isinstance(node, ast.Attribute) and node.attr in ("is_hopper", "default_backend")
-
-
-def test_only_back_ends_ask_the_platform():
-    problems, asking = [], set()
-    for path in python_files():
-        if not any(is_below(dotted(path), package) for package in TRACED):
-            continue
-        lines = [node.lineno for node in ast.walk(parse(path)) if asks_the_platform(node)]
-        place = next((p for p in MAY_ASK_THE_PLATFORM if relative(path).startswith(p)), None)
-        if place is None:
-            problems += [f"{relative(path)}:{line}" for line in lines]
-        elif lines:
-            asking.add(place)
-    report("ask `layers.backends.chosen.current()` for what the target offers:", problems)
-    report("no question is left in:", sorted(MAY_ASK_THE_PLATFORM.keys() - asking))
-
-
-# --- types ----------------------------------------------------------------------------------------
-
-MAX_ANY = 5.5  # lines a 1,000 of the product; the goal is 4
-
-
-def lines_with_any(path: Path) -> set[int]:
-    """Lines whose annotations or expressions name `Any`; imports are none."""
-    names = (node for node in ast.walk(parse(path)) if isinstance(node, ast.Name))
-    return {node.lineno for node in names if node.id == "Any"}
-
-
-def test_any_is_rare_on_the_way_to_4_lines_a_1000():
-    product = [
-        p for p in python_files() if not relative(p).startswith(("tests/", "scripts/reports/"))
-    ]
-    rate = 1000 * sum(len(lines_with_any(p)) for p in product) / sum(map(num_lines, product))
-    assert rate <= MAX_ANY, f"{rate:.2f} lines a 1,000 say Any, over {MAX_ANY}: name the type"
 
 
 # --- safety ---------------------------------------------------------------------------------------

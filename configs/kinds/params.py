@@ -115,7 +115,8 @@ def device_format(info: ParamInfo, platform: str) -> str:
     """How a parameter lies on a device: on a TPU norms and biases are float32, in which they are
     used, since converting one is an operation of its own in every step there.
     """
-    return "float32" if platform == "tpu" and not info.is_matrix else info.format
+    is_converted = platform == "tpu" and not info.is_matrix and info.format != "int32"
+    return "float32" if is_converted else info.format
 
 
 def norm(model: Widths, width: int, axis: str | None) -> Declaration:

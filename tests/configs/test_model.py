@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from configs.errors import InputError
+from configs.kinds import params
 from configs.kinds.attention import Attention
 from configs.kinds.combined import Parallel
 from configs.kinds.experts import Experts, Router
@@ -197,3 +198,12 @@ def test_unsound_rope_is_refused(case):
     with pytest.raises(InputError, match=cause) as caught:
         make()
     assert "\n" not in str(caught.value)
+
+
+def test_on_a_tpu_indexes_stay_integers():
+    matrix = params.ParamInfo((4, 64), "bfloat16", (None, None))
+    norm = params.ParamInfo((64,), "bfloat16", (None,))
+    parts = params.with_formats({"w": matrix}, {"w": ("llm_int8",)})["w"]
+    formats = {name: params.device_format(part, "tpu") for name, part in parts.items()}
+    assert formats == {"int8": "w8a8", "outliers": "bfloat16", "features": "int32"}
+    assert params.device_format(norm, "tpu") == "float32"

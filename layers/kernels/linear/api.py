@@ -231,11 +231,12 @@ def _is_made(leaf: object) -> TypeGuard[Packed | Quantized]:
 
 
 def _check_goes(config: Config, path: str, leaf: object) -> None:
-    is_native = config.engine.kernels.linear == "ffi_cpu"
-    if isinstance(leaf, Packed) and not is_native:
-        raise InputError(f"{path}: packed parameters go with engine.kernels.linear=ffi_cpu only")
-    if isinstance(leaf, Quantized) and is_native:
-        raise InputError(f"{path}: arrays of few bits go with engine.kernels.linear=reference only")
+    is_native, is_packed = config.engine.kernels.linear == "ffi_cpu", isinstance(leaf, Packed)
+    if _is_made(leaf) and is_packed != is_native:
+        kind, linear = ("packed parameters", "ffi_cpu") if is_packed else (
+            "arrays of few bits", "reference"
+        )  # fmt: skip
+        raise InputError(f"{path}: {kind} go with engine.kernels.linear={linear} only")
 
 
 def _shape(leaf: object) -> tuple[int, ...]:
