@@ -63,13 +63,8 @@ registry.register(Experts, experts.apply)
 
 
 class Passed(NamedTuple):
-    """What `layers` returns.
-
-    Attributes:
-        hidden_TD: normalized hidden states, float32 [T, D].
-        streams: the residual streams that were asked for, alike.
-        cache: the updated cache.
-        visits: of each mixture, [L, E]; None: there is none.
+    """Results of `layers`: normalized hidden states and the residual streams of `features`, float32
+    [T, D], the cache, and visits of each mixture, [L, E], if any.
     """
 
     hidden_TD: jax.Array
@@ -79,11 +74,7 @@ class Passed(NamedTuple):
 
 
 def param_infos(config: ModelConfig) -> Declared:
-    """Declaration of every parameter of a model that runs.
-
-    Raises:
-        InputError: nothing applies one of its layer kinds yet.
-    """
+    """Declares every parameter; raises InputError if nothing applies one of the layer kinds yet."""
     for layer in config.pattern:
         for mixer in (layer.mixer, *layer.mixer.parts):
             registry.apply_mixer(mixer)
@@ -105,10 +96,7 @@ def forward(
     """Runs packed tokens through the model.
 
     Args:
-        params: values in the structure of `param_infos`.
-        config: the model.
         tokens_T: i32[T] token ids.
-        ragged: which token belongs where.
         cache: leaves of `kv_cache.abstract`, or None: the rows of a rectangle see only each other.
         deterministic: a token's bits depend on its own history only.
         attention: the implementation that the cache is laid out for (`api.choose`).
@@ -147,12 +135,11 @@ def layers(
     deterministic: bool = False,
     attention: str = "reference",
 ) -> Passed:
-    """Runs what `embedded` returns through the layers and the last norm.
+    """Runs what `embedded` returns through the layers and the last norm; else as `forward`.
 
     Args:
         tokens_T: i32[T] token ids, which `ModelConfig.layer_inputs` reads.
         features: numbers of layers, from 1 on, behind which the residual stream is returned too.
-        params, config, ragged, cache, deterministic, attention: as `forward`'s.
     """
     angles = {
         turns: turns and rope.angles(*turns, ragged.position_T, config.max_context)
@@ -190,21 +177,17 @@ def layer(
     leaf: Leaf = None,
     input_TP: jax.Array | None = None,
 ) -> tuple[jax.Array, Leaf]:
-    """Runs one layer, without pages: what walks through a model layer by layer calls it. Its
-    products are traced in the caller's own trace, so that leaves which note what they read
-    (`layers.kernels.linear.observed`) may stand behind `linear`.
+    """Runs one layer without pages, for a caller that goes layer by layer. Its products are traced
+    in the caller's own trace, so that `layers.kernels.linear.observed` leaves may note their
+    inputs.
 
     Args:
-        weights: of the layer.
-        config: the model.
-        index: which of its layers.
         x_TD: the residual stream, float32 [T, D].
-        ragged: which token belongs where.
-        leaf: what the layer whose cache this one shares has left; None where it shares none.
-        input_TP: what the layer is told of each token (`inputs_of_layers`).
+        leaf: that of the layer whose cache this one shares; None where it shares none.
+        input_TP: the layer's input of each token (`inputs_of_layers`).
 
     Returns:
-        The residual stream behind it, and what it leaves for sharers.
+        The residual stream behind it, and the leaf for sharers.
     """
     kinds, owner = config.layers[index], config.cache_specs[index].owner
     turns = kinds.mixer.rotation
@@ -241,9 +224,7 @@ def _block(
     deterministic: bool,
     attention: str,
 ) -> tuple[jax.Array, Leaf, Visits | None]:
-    """One layer around the residual stream: mixer, then feed-forward and what it makes of its
-    input, and its visits.
-    """
+    """One layer around the residual stream: mixer, then feed-forward; with its visits."""
     page_format = spec.page_format(config.cache_dtype)
     ragged = ragged if spec.window is None else ragged.undropped
     context = StepContext(
@@ -277,22 +258,13 @@ def _block(
 
 _block_once = jax.jit(  # traced once for all layers of a kind: tracing is most of a warm start
     _block,
-    static_argnames=(
-        "config",
-        "layer",
-        "spec",
-        "groups",
-        "is_owner",
-        "deterministic",
-        "attention",
-    ),
+    static_argnames=("config", "layer", "spec", "groups", "is_owner", "deterministic", "attention"),
 )
 
 
 def _normed(
     weights: Params, config: ModelConfig, part: str, kind: Kind, x_TD: jax.Array
 ) -> jax.Array:
-    """What a part of a layer reads of the residual stream."""
     if kind.norms_input:
         return x_TD
     return norm.apply(x_TD, weights[f"{part}_norm"], config)
@@ -324,9 +296,7 @@ def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Arr
 def inputs_of_layers(
     params: Params, config: ModelConfig, tokens_T: jax.Array | None, x_TD: jax.Array
 ) -> jax.Array | None:
-    """What each layer is told of its tokens, float32 [L, T, P], where the model has such inputs;
-    `x_TD` are the tokens as the first layer reads them.
-    """
+    """Each layer's input of its tokens, float32 [L, T, P], where the model has such inputs."""
     if config.layer_inputs is None:
         return None
     assert tokens_T is not None, "inputs of layers are looked up by tokens"

@@ -28,9 +28,7 @@ Places = tuple[jax.Array, jax.Array]
 
 
 class CacheLeaf:
-    """What a layer keeps of the past: a frozen pytree. A mixer gets its layer's leaf, and returns
-    it with the tokens of the step.
-    """
+    """A layer's memory of the past, a frozen pytree; a mixer returns it with the step's tokens."""
 
     @property
     def as_paged(self) -> "Paged | None":
@@ -70,9 +68,8 @@ class CacheLeaf:
     def start_states(
         self, slot_A: jax.Array, source_A: jax.Array, num_tokens_A: jax.Array, snapshot_A: jax.Array
     ) -> Self:
-        """The leaf with the states of slots that sequences start in: those of the slot that a
-        sequence was forked from (-1: of none), or those after so many tokens in a snapshot (0: in
-        none), or zeros.
+        """The leaf with the states of started slots: those of the slot that a sequence forks (-1:
+        none), those after so many tokens in a snapshot (0: none), or zeros.
         """
         return self
 
@@ -96,8 +93,7 @@ class Empty(CacheLeaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Dense(CacheLeaf):
-    """Of an attention layer without a cache: the step's keys and values, for layers that share
-    them.
+    """The step's keys and values of a layer without a cache, for layers that share them.
 
     Attributes:
         k_TKH, v_TKH: of the packed tokens; of latents the key and the latent vector in it.
@@ -110,11 +106,8 @@ class Dense(CacheLeaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Paged(CacheLeaf):
-    """Pages of keys and values.
-
-    Attributes:
-        pages: [pages, page tokens, ...], as the implementation of attention lays them out.
-        is_read_only: whether tokens are in their pages already, and none is written.
+    """Pages of keys and values, [pages, page tokens, ...], as the implementation of attention lays
+    them out; none is written if `is_read_only`, as tokens are in their pages already.
     """
 
     pages: jax.Array
@@ -129,7 +122,6 @@ class Paged(CacheLeaf):
         return self.pages.shape[1]
 
     def with_pages(self, pages: jax.Array) -> Self:
-        """The leaf with other pages of keys and values."""
         return dataclasses.replace(self, pages=pages)
 
     def attend(
@@ -148,11 +140,11 @@ class Paged(CacheLeaf):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Indexed(Paged):
-    """Pages, and by what queries choose what they read of them.
+    """Pages, and an index by which queries choose what they read of them.
 
     Attributes:
-        index: an indexer's keys, [pages, page tokens, width]; or the smallest and the largest of
-            each of the keys' elements, [pages, 2, K H], arbitrary for a page that is not full
+        index: an indexer's keys, [pages, page tokens, width]; or the extremes of each element of
+            the keys, [pages, 2, K H], arbitrary for a page that is not full
             (`layers/sparse/quest.py`).
     """
 
@@ -162,12 +154,12 @@ class Indexed(Paged):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pooled(CacheLeaf):
-    """What a layer keeps in two page groups (`CacheSpec.beside`).
+    """A layer's leaf in two page groups (`CacheSpec.beside`).
 
     Attributes:
         entries: of several tokens each, [pages, page tokens / stride, width]; `Indexed` where an
             indexer chooses among them.
-        tokens: pages of the newest tokens, whose index is what entries are pooled from,
+        tokens: pages of the newest tokens, whose index is pooled to entries,
             [pages, page tokens, pooled width].
     """
 
@@ -178,22 +170,16 @@ class Pooled(CacheLeaf):
         return self.tokens if number else self.entries
 
     def with_part(self, number: int, part: Part) -> Self:
-        return (
-            dataclasses.replace(self, tokens=cast("Indexed", part))
-            if number
-            else dataclasses.replace(self, entries=cast("Paged", part))
-        )
+        if number:
+            return dataclasses.replace(self, tokens=cast("Indexed", part))
+        return dataclasses.replace(self, entries=cast("Paged", part))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Recurrent(CacheLeaf):
-    """States of all sequences.
-
-    Attributes:
-        states: an array of each that `CacheSpec.states` names, [slots + 1, 1 + k, ...].
-        snapshots: copies of states that outlive their sequence, [snapshots, ...] each; the first is
-            a sink.
+    """States of all sequences: an array of each of `CacheSpec.states`, [slots + 1, 1 + k, ...], and
+    snapshots that outlive their sequence, [snapshots, ...] each, a sink first.
     """
 
     states: tuple[jax.Array, ...]
@@ -217,8 +203,7 @@ class Recurrent(CacheLeaf):
             state_A = jnp.where(has_snapshot_A, snapshots[snapshot_A], state[slot_A, at_A])
             return state.at[slot_A, at_A].set(state_A)
 
-        states = tuple(map(started, self.states, self.snapshots))
-        return dataclasses.replace(self, states=states)
+        return dataclasses.replace(self, states=tuple(map(started, self.states, self.snapshots)))
 
     def keep_states(
         self, slot_A: jax.Array, num_tokens_A: jax.Array, snapshot_A: jax.Array
@@ -278,12 +263,8 @@ def start_states(cache: Cache, *rows_A: jax.Array) -> Cache:
 
 
 def copy_pages(cache: Cache, groups: tuple[PageGroup, ...], copies: Sequence[jax.Array]) -> Cache:
-    """Copy-on-write: whole pages, before anything of the step is written.
-
-    Args:
-        cache: all leaves.
-        groups: the page groups.
-        copies: i32[2, X] of each, from and to; sink to sink is a no-op.
+    """Copies whole pages before a step writes: i32[2, X] a page group, from and to; sink to sink:
+    no-op.
     """
     leaves = list(cache)
     for group, (source_X, target_X) in zip(groups, copies, strict=True):
@@ -321,8 +302,7 @@ def abstract(
         spec = config.cache_specs[layer]
         if not spec.elements_per_token:
             return recurrent(spec) if spec.states else Empty()
-        groups = config.groups_of_layer[layer]
-        parts = zip(spec.parts, groups, strict=True)
+        parts = zip(spec.parts, config.groups_of_layer[layer], strict=True)
         first, *tokens = (paged(layer, part, group) for part, group in parts)
         if spec.states:
             return Stateful(first, recurrent(spec))
@@ -353,9 +333,7 @@ def _index(
 
 
 def init(*args: Any) -> Cache:
-    """An empty cache; same arguments as `abstract`. Where the back end has kernels of rows it takes
-    memory as it fills.
-    """
+    """An empty cache; arguments as `abstract`. With kernels of rows it takes memory as it fills."""
     return jax.tree.map(_zeros, abstract(*args))
 
 

@@ -17,15 +17,7 @@ def linear(x_TD: jax.Array, w_FD: Weight) -> jax.Array:
 def grouped_linear(
     x_XD: jax.Array, w_EFD: Weight, sizes_E: jax.Array, deterministic: bool
 ) -> jax.Array:
-    """Rows in groups, one behind the other, times each group's own matrix: float32 [X, F], 0 behind
-    the last group.
-
-    Args:
-        x_XD: rows, sorted by group.
-        w_EFD: a matrix [F, D] a group.
-        sizes_E: i32[E], rows of each group.
-        deterministic: a row's bits do not depend on the others.
-    """
+    """Multiplies sorted groups of rows by their matrices, as `weights.Operations.grouped`."""
     return weights.of(w_EFD).grouped(x_XD, sizes_E, deterministic)
 
 
@@ -45,7 +37,5 @@ def add_bias(y_TF: jax.Array, params: Mapping[str, jax.Array], name: str) -> jax
 
 
 def soft_cap(x: jax.Array, cap: float) -> jax.Array:
-    """cap tanh(x / cap) (Bello et al. 2017, arXiv 1611.09940): near 0 x itself, never beyond the
-    cap.
-    """
+    """cap tanh(x / cap) (Bello et al. 2017, arXiv 1611.09940): x near 0, never beyond cap."""
     return cap * jnp.tanh(x / cap)

@@ -19,9 +19,7 @@ def apply(
     config: ModelConfig,
     is_divided: bool = False,
 ) -> jax.Array:
-    """The model's norm over the last axis, of which the chips of a mesh may hold equal parts
-    (`is_divided`): float32 of x's shape.
-    """
+    """The model's norm over the last axis, which a mesh may divide: float32 of x's shape."""
     with jax.named_scope("norm"):
         if isinstance(weights, Mapping):
             return layer_norm(x, weights["weight"], weights["bias"], config.norm_eps)
@@ -34,7 +32,6 @@ def apply(
 
 def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
     """RMSNorm (Zhang & Sennrich 2019, arXiv 1910.07467) over the last axis: float32 of x's shape.
-
     `offset` is added to the stored weight (Gemma stores w - 1).
     """
     return _rms_norm(eps, offset)(x.astype(jnp.float32), weight)

@@ -49,11 +49,11 @@ def decode(stored: jax.Array) -> jax.Array:
 
 
 def quantize(row_TX: jax.Array, page_format: PageFormat) -> jax.Array:
-    """Packed rows, [T, ...] of any shape, as a quantized format stores them: uint8
-    [T, stored width]. Elements are multiples of their group's scale, the largest of them the most
-    that the format has. Of fp8, whose steps grow with the number, one of the larger of its numbers
-    instead: that which leaves the least squared error. A group that holds what is not finite has a
-    scale of NaN.
+    """Quantizes packed rows, [T, ...] of any shape: uint8 [T, stored width].
+
+    Elements are multiples of their group's scale, the largest of them the format's largest. Of fp8,
+    whose steps grow with the number, it is the one of the larger numbers with the least squared
+    error. A group with a non-finite element has a scale of NaN.
     """
     row_TX = row_TX.reshape(row_TX.shape[0], -1).astype(jnp.float32)
     elements, scales, start = [], [], 0
@@ -119,9 +119,7 @@ def as_stored(row_TX: jax.Array, page_format: PageFormat) -> jax.Array:
 def dequantize(
     stored_TX: jax.Array, page_format: PageFormat, dtype: jax.typing.DTypeLike
 ) -> jax.Array:
-    """Rows of a quantized format, uint8 [..., stored width], as numbers of a type: [..., row
-    width].
-    """
+    """Rows of a quantized format, uint8 [..., stored width], as [..., row width] of a type."""
     bits = CACHE_FORMATS[page_format.dtype].bits
     start, scales_at, rows = 0, page_format.element_bytes, []
     for count, size in page_format.groups:
@@ -139,9 +137,7 @@ def dequantize(
 
 
 def _as_bytes(x_TGE: jax.Array, format: str) -> jax.Array:
-    """Multiples of a scale, rounded to even, as bytes; of four bits the first half of a group lies
-    in the low ones.
-    """
+    """Multiples of a scale, rounded to even, as bytes; four bits: a group's first half is low."""
     largest = _LARGEST[format][0]
     x_TGE = jnp.clip(x_TGE, -largest, largest)
     if format == "fp8":
@@ -154,7 +150,6 @@ def _as_bytes(x_TGE: jax.Array, format: str) -> jax.Array:
 
 
 def _as_numbers(bytes_TGX: jax.Array, format: str) -> jax.Array:
-    """Inverse of `_as_bytes`, in float32."""
     if format == "int4":
         halves = jnp.concatenate([bytes_TGX & 15, bytes_TGX >> 4], axis=-1)
         return halves.astype(jnp.float32) - 8
@@ -163,10 +158,9 @@ def _as_numbers(bytes_TGX: jax.Array, format: str) -> jax.Array:
 
 
 def write(pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int) -> jax.Array:
-    """Stores a row of elements of each packed token, in place where `pages` is donated.
-
-    `row_TX` is [T, ...] of any shape, such as [T, 2 K, H]: pages are viewed in it, since XLA's CPU
-    backend computes a reshape of the elements one by one, unless that would be a copy of the pages.
+    """Stores each packed token's row, [T, ...] of any shape, in place where `pages` is donated.
+    Pages are viewed in the row's shape unless that copies them, since XLA's CPU backend computes a
+    reshape of the elements one by one.
     """
     page_T, offset_T = ragged.page_T(group, pages.shape[1])
     if not backends.current().has_free_views:

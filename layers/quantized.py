@@ -30,11 +30,11 @@ _FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 @dataclasses.dataclass(frozen=True)
 class Groups:
-    """What the blocks of a matrix say.
+    """The integers, scales and zero points of a matrix's blocks.
 
     Attributes:
-        q_FD: integers as they are stored: uint8 from 0 on for those of three and four bits, and
-            for e2m1's codes; int8 of eight bits; float8_e4m3fn of fp8.
+        q_FD: stored integers: uint8 from 0 on of three and four bits, and of e2m1's codes; int8 of
+            eight bits; float8_e4m3fn of fp8.
         scale_FG: float32.
         zero_FG: uint8 zero points, None where the format is symmetric.
     """
@@ -45,11 +45,7 @@ class Groups:
 
 
 def pack(format: str, groups: Groups) -> np.ndarray:
-    """Blocks [F, bytes of a row], uint8.
-
-    Raises:
-        ValueError: the parts do not go with each other or with the format.
-    """
+    """Blocks uint8 [F, bytes of a row]; raises ValueError if parts do not go with the format."""
     info = _checked(format)
     (F, D), G = groups.q_FD.shape, groups.scale_FG.shape[1]
     size = info.block_in(D)
@@ -65,11 +61,7 @@ def pack(format: str, groups: Groups) -> np.ndarray:
 
 
 def unpack(format: str, blocks_FX: np.ndarray, width: int) -> Groups:
-    """The inverse of `pack`; `width` is D.
-
-    Raises:
-        ValueError: the bytes are not those of such rows.
-    """
+    """The inverse of `pack`; `width` is D. Raises ValueError if the bytes are not of such rows."""
     info = _checked(format)
     size, (F, num_bytes) = info.block_in(width), blocks_FX.shape
     if width % size or num_bytes != info.bytes_for(width, width):
@@ -122,10 +114,7 @@ _GGUF_NAMES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
 
 
 def rounded(
-    format: str,
-    values_FD: np.ndarray,
-    scale_FG: np.ndarray,
-    zero_FG: np.ndarray | None = None,
+    format: str, values_FD: np.ndarray, scale_FG: np.ndarray, zero_FG: np.ndarray | None = None
 ) -> Groups:
     """Each number as the nearest one of the format, for such scales (and zero points)."""
     info = _checked(format)
@@ -154,9 +143,7 @@ def scales(
 
     Args:
         format: one of `OURS`.
-        values_FD: the numbers.
-        clip: share of the span that is covered; what lies beyond is clipped. One of all groups, or
-            [F, G].
+        clip: covered share of the span, of all groups or [F, G]; what lies beyond is clipped.
     """
     info = _checked(format)
     F, D = values_FD.shape

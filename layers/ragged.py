@@ -16,14 +16,13 @@ import jax.numpy as jnp
 class Rectangle:
     """Y rows of W query tokens, which lie in the cache one after another.
 
-    Without `ancestors_YW` they are consecutive tokens of a sequence, and a token's index in the
-    cache is its position. With it they are a tree of drafts: the first is the root, and a token's
-    position follows from its depth, so that branches share positions but no KV positions.
+    Without `ancestors_YW` a row holds consecutive tokens of a sequence, and a token's index in the
+    cache is its position. With it a row is a tree of drafts, the root first: a position follows
+    from the depth, so branches share positions but no KV positions. With `is_chained` a row may go
+    on where the row before it stops.
 
-    With `is_chained` a row may go on where the row before it stops.
-
-    Padding tokens are not valid; they stand at the newest valid token's place in the cache, so they
-    widen no range. In a tree that is no token's position: ranges of positions are of valid tokens.
+    Padding tokens stand at the newest valid token's place in the cache, so they widen no range. In
+    a tree that is no token's position: ranges of positions are of valid tokens.
     """
 
     slot_Y: jax.Array  # i32[Y], the last slot is the sink of padding rows
@@ -41,7 +40,6 @@ class Rectangle:
 
     @property
     def num_tokens(self) -> int:
-        """Packed tokens of the rectangle, padding included."""
         return self.position_YW.size
 
     def first(self, width: int) -> "Rectangle":
@@ -106,9 +104,7 @@ class Ragged:
         return parts
 
     def page_T(self, group: int, page_tokens: int) -> tuple[jax.Array, jax.Array]:
-        """Where each token's cache entry lives: page id and offset, i32[T] each; padding goes to
-        page 0.
-        """
+        """Page id and offset of each token's cache entry, i32[T] each; padding is in page 0."""
         pages = []
         for rectangle in self.rectangles:
             table_YP, kv_position_YW = rectangle.tables[group], rectangle.kv_position_YW
@@ -120,9 +116,7 @@ class Ragged:
 
 
 def contiguous(num_rows: int, num_tokens: int) -> Ragged:
-    """Rows that start at position 0 and have no cache: training, scoring without pages, the naive
-    decoder.
-    """
+    """Rows from position 0 without a cache: training, scoring without pages, the naive decoder."""
     position_YW = jnp.broadcast_to(jnp.arange(num_tokens, dtype=jnp.int32), (num_rows, num_tokens))
     slot_Y = jnp.arange(num_rows, dtype=jnp.int32)
     return Ragged((Rectangle(slot_Y, position_YW, jnp.ones(position_YW.shape, bool), ()),))

@@ -10,11 +10,10 @@ _MIN_ROWS = 8  # a product of fewer is another kernel of XLA's, which sums in an
 
 
 def row_sum(x: jax.Array) -> jax.Array:
-    """Sum over the last axis, float32 [..., X] -> [..., 1].
+    """Sums the last axis, float32 [..., X] -> [..., 1].
 
-    On a CPU a product with ones: XLA's backend picks the order of a plain sum by the size of the
-    whole array, and that of a product (of at least 8 rows, with a matrix stored [out, in]) by X
-    alone.
+    On a CPU by a product with ones: XLA's backend orders a plain sum by the size of the whole
+    array, and a product (of at least 8 rows, with a matrix stored [out, in]) by X alone.
     """
     if not backends.current().sums_by_product:
         return x.sum(axis=-1, keepdims=True)
@@ -27,10 +26,7 @@ def row_sum(x: jax.Array) -> jax.Array:
 
 
 def sums_before(x_QJ: jax.Array) -> jax.Array:
-    """Exclusive sums of each row: float32 [Q, J] -> [Q, J], beginning with 0.
-
-    A product with a triangle, for the same reason: `row_sum` of a CPU.
-    """
+    """Exclusive sums of each row, from 0, float32 [Q, J], by a product as in `row_sum` on a CPU."""
     return _product(x_QJ, jnp.tri(x_QJ.shape[1], k=-1, dtype=jnp.float32))
 
 

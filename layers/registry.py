@@ -19,19 +19,18 @@ Leaf = CacheLeaf | None  # None: there is no cache, and no earlier layer's keys
 
 @dataclasses.dataclass(frozen=True)
 class StepContext:
-    """What a layer is told besides its own parameters, inputs and cache leaf.
+    """Inputs of a layer besides its parameters, tokens and cache leaf.
 
     Attributes:
-        ragged: the step's rectangles.
         angles: cos and sin of the layer's RoPE, float32 [T, X] each for X rotating pairs; None
             where it has none.
-        spec: what the cache leaf holds: the layer's own `CacheSpec`, a sharer's is its owner's.
+        spec: of the cache leaf: the layer's own `CacheSpec`, a sharer's is its owner's.
         group: index of the leaf's page group in `Rectangle.tables`.
         is_owner: False where the cache leaf belongs to an earlier layer (read it, write nothing).
         deterministic: a token's bits may depend on its own history only.
-        attention: the implementation of attention over pages that was chosen (`api.choose`).
-        page_format: how a token is laid out in the leaf's pages, if it has any.
-        group_beside: index of the page group of what lies beside them (`CacheSpec.beside`).
+        attention: the chosen implementation of attention over pages (`api.choose`).
+        page_format: of the leaf's pages, if it has any.
+        group_beside: index of the page group of `CacheSpec.beside`.
     """
 
     ragged: Ragged
@@ -51,11 +50,8 @@ ApplyMixer = Callable[..., tuple[jax.Array, Leaf]]
 
 
 class Visits(NamedTuple):
-    """Who visits whom, in one mixture [E] or in all of a model's [L, E].
-
-    Attributes:
-        num_tokens: i32, valid tokens that visited each expert.
-        share: float32, the mean over valid tokens of the router's scores of each, which sum to 1.
+    """Tokens routed to each expert, in one mixture [E] or in all of a model's [L, E]: their i32
+    number, and the float32 mean over valid tokens of the router's scores, which sum to 1.
     """
 
     num_tokens: jax.Array
@@ -78,20 +74,12 @@ def register(kind: type[Kind], apply: ApplyMixer | ApplyFeedForward) -> None:
 
 
 def apply_mixer(kind: Mixer) -> ApplyMixer:
-    """What applies a mixer.
-
-    Raises:
-        InputError: nothing does yet.
-    """
+    """Returns the function that applies a mixer; raises InputError if there is none yet."""
     return _find(kind, "mixer", _MIXERS)
 
 
 def apply_feed_forward(kind: FeedForward) -> ApplyFeedForward:
-    """What applies a feed-forward.
-
-    Raises:
-        InputError: nothing does yet.
-    """
+    """Returns the function that applies a feed-forward; raises InputError if there is none yet."""
     return _find(kind, "ffn", _FEED_FORWARDS)
 
 

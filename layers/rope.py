@@ -11,10 +11,9 @@ from layers.backends import chosen as backends
 
 
 def inverse_frequencies(rope: Rope, head_width: int, max_context: int | None = None) -> np.ndarray:
-    """Radians per position of each of the X rotating pairs, float32 [X], as transformers computes
-    them; of 'dynamic' those of its original context.
-
-    `max_context` chooses between longrope's divisors; None is a model as long as its original.
+    """Radians per position of the X rotating pairs, float32 [X], as transformers computes them; of
+    'dynamic' those of its original context. `max_context` chooses between longrope's divisors; None
+    is a model as long as its original.
     """
     width = rope.rotating(head_width)
     exponents = np.arange(0, width, 2, dtype=np.float64) / width
@@ -59,9 +58,7 @@ def _yarn_kept(scaling: Yarn, theta: float, width: int) -> np.ndarray:
 
 
 def attention_factor(rope: Rope) -> float:
-    """What cos and sin are multiplied with, so that a stretched model's scores keep their
-    sharpness.
-    """
+    """The factor of cos and sin that keeps the scores of a stretched model sharp."""
     scaling = rope.scaling
     if isinstance(scaling, LongRope):
         return scaling.attention_factor
@@ -75,9 +72,8 @@ def attention_factor(rope: Rope) -> float:
 def angles(
     rope: Rope, head_width: int, positions_T: jax.Array, max_context: int | None = None
 ) -> tuple[jax.Array, jax.Array]:
-    """cos and sin of each position's angles, times the attention factor, float32 [T, X] each.
-
-    They are computed once: XLA would do so again inside each layer, for every head.
+    """cos and sin of each position's angles, times the attention factor, float32 [T, X] each; once
+    for all layers, as XLA would repeat them in each layer for every head.
     """
     frequencies_X = inverse_frequencies(rope, head_width, max_context)
     angles_TX = positions_T[:, None].astype(jnp.float32) * frequencies_X
@@ -130,8 +126,8 @@ def _halves_by_product(x_TNH: jax.Array, pairs: int) -> jax.Array:
 
 
 def _rotate_by_product(x_TNH: jax.Array, cos_TX: jax.Array, sin_TX: jax.Array) -> jax.Array:
-    """`rotate` without halves of heads, each of which is an operation of its own on a TPU, and so
-    is their concatenation: the other of a pair comes from a product, exactly.
+    """`rotate` without halves of heads, whose slices and concatenation cost operations on a TPU: an
+    exact product gives the other of a pair.
     """
     pairs, width = cos_TX.shape[-1], x_TNH.shape[-1]
     unrotated_TX = jnp.zeros((len(cos_TX), width - 2 * pairs))

@@ -18,9 +18,8 @@ def in_blocks(
     sizes_E: jax.Array,
     deterministic: bool,
 ) -> jax.Array:
-    """Each group in blocks of equally many rows, of which the last is padded: float32 [X, F], 0
-    behind the last group. A block's matrix is copied for it, since `jax.lax.ragged_dot` reads all
-    of them on a CPU, or expanded.
+    """Each group in blocks of equally many rows, the last padded: float32 [X, F], 0 behind the last
+    group. A block's matrix is copied, since `jax.lax.ragged_dot` reads all on a CPU, or expanded.
 
     Args:
         products: (blocks of rows [B, W, D], i32[B] which matrix each has, E for none) -> [B, W, F].

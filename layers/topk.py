@@ -30,9 +30,7 @@ class Summary(NamedTuple):
 
 
 def summarize(x_QV: jax.Array) -> Summary:
-    """Of rows of float32 logits; on a mesh the maxima are those of the chip's own entries, the rest
-    is of whole rows.
-    """
+    """Summarizes rows of float32 logits; on a mesh only the maxima are of a chip's entries."""
     chip_summary = _summary(x_QV)
     if collectives.num_chips() == 1:
         return chip_summary
@@ -43,9 +41,7 @@ def summarize(x_QV: jax.Array) -> Summary:
 
 
 def best_of_chips(value_Q: jax.Array, ids_Q: jax.Array) -> jax.Array:
-    """The id with the largest value among those that the chips of a mesh found, in the order of
-    their ids: i32[Q].
-    """
+    """Returns the id with the largest value among those of a mesh's chips, in id order: i32[Q]."""
     return ids_Q if collectives.num_chips() == 1 else _best_of_chips(value_Q, ids_Q)[0]
 
 
@@ -119,9 +115,7 @@ def top_n(x_QV: jax.Array, maxima_QG: jax.Array | None, n: int) -> tuple[jax.Arr
 
 
 def _top_n(x_QV: jax.Array, maxima_QG: jax.Array | None, n: int) -> tuple[jax.Array, jax.Array]:
-    """Exact: an entry outside of the n best groups has n group maxima larger, or equal and
-    earlier.
-    """
+    """Exact: n group maxima exceed (or equal and precede) an entry outside the n best groups."""
     if maxima_QG is None:
         values_Qn, ids_Qn = lax.top_k(x_QV, n)
         return values_Qn, ids_Qn
@@ -150,11 +144,11 @@ def value_of_key(key: jax.Array) -> jax.Array:
 
 
 def mass_key(key_QV: jax.Array, weight_QV: jax.Array, mass_Q: jax.Array) -> jax.Array:
-    """Largest key such that the entries at or above it weigh `mass_Q` or more: u32[Q].
+    """Returns the largest key such that entries at or above it weigh `mass_Q` or more: u32[Q].
 
-    Found from its highest bit on: on a CPU bit by bit, in 32 passes over the row; on an accelerator
-    in 8, without a loop. Weights of 1 give the key of the mass_Q-th largest. Chips of a mesh each
-    hold a part of the rows.
+    The search sets bits from the highest: 32 passes over the row on a CPU, 8 without a loop on an
+    accelerator. Weights of 1 give the key of the mass_Q-th largest. Chips of a mesh each hold a
+    part of the rows.
 
     Args:
         key_QV: u32, from `ordered_key`.

@@ -40,13 +40,9 @@ class Operations(Protocol):
         """x w^T of a matrix: float32 [T, F]."""
 
     def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
-        """Rows in groups, one behind the other, times each group's own matrix of a stack: float32
-        [X, F], 0 behind the last group.
-
-        Args:
-            x_XD: rows, sorted by group.
-            sizes_E: i32[E], rows of each group.
-            deterministic: a row's bits do not depend on the others.
+        """Rows sorted by group times each group's matrix of a stack: float32 [X, F], 0 behind the
+        last group. `sizes_E` (i32) counts their rows; if `deterministic`, their bits are
+        independent.
         """
 
     def stacked(self, x_ETD: jax.Array) -> jax.Array:
@@ -107,9 +103,7 @@ class _Dense:
         return _batched(x_BWD, looked_up(self.array, jnp.minimum(matrix_B, last)))
 
     def _touched(self, x_XD: jax.Array, sizes_E: jax.Array) -> jax.Array:
-        """Few rows: each reads its matrix, and no other is read; XLA looks it up within the
-        product.
-        """
+        """Few rows: each reads its own matrix, which XLA looks up within the product."""
         group_X = group_of_rows(sizes_E, len(x_XD))
         y_X1F = _batched(x_XD[:, None], self.array[jnp.minimum(group_X, len(sizes_E) - 1)])
         return jnp.where((group_X < len(sizes_E))[:, None], y_X1F[:, 0], 0)
@@ -117,8 +111,6 @@ class _Dense:
 
 @dataclasses.dataclass(frozen=True)
 class _Packed:
-    """Strips of the native library."""
-
     leaf: Packed
     array: None = None
 
@@ -163,8 +155,6 @@ class _Quantized:
 
 @dataclasses.dataclass(frozen=True)
 class _Observed:
-    """A leaf that notes its inputs."""
-
     leaf: Observed
     array: None = None
 

@@ -34,14 +34,10 @@ _ENGINE = (
     "chat_template",
 )
 _APPLICATION = ("served_model_name", "tool_call_parser")
-_READ = {
-    "batch --url": (*_OWN, "url", "api_key_file"),
-    "batch": (*_OWN, *_ENGINE, *_APPLICATION),
-}
+_READ = {"batch --url": (*_OWN, "url", "api_key_file"), "batch": (*_OWN, *_ENGINE, *_APPLICATION)}
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     common.check_flags("batch" if _URL.value is None else "batch --url", _READ)
     for name in ("httptools", "msgspec", "starlette", "uvloop"):
         if importlib.util.find_spec(name) is None:
@@ -102,7 +98,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _engine_flags() -> list[str]:
-    """Those that are given and that the engine's process reads."""
     arguments = ["--nowarm_up"]  # it compiles what comes
     for name in _ENGINE:
         flag = flags.FLAGS[name]

@@ -89,16 +89,10 @@ for _module in _shared:
     flags.adopt_module_key_flags(_module)
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     every: tuple[flags.FlagHolder[object], ...] = (
-        _ABLATION,
-        _INTERFERENCE,
-        _HOST_COST,
-        _DECODE,
-        _PREFILL,
-        _URL,
-    )
+        _ABLATION, _INTERFERENCE, _HOST_COST, _DECODE, _PREFILL, _URL,
+    )  # fmt: skip
     modes = [f"--{flag.name}" for flag in every if flag.value not in (False, None)]
     if len(modes) > 1:
         raise InputError(f"give one of {', '.join(modes)}")
@@ -149,23 +143,14 @@ def _run_url() -> None:
     sizes = shared_flags.whole_numbers(_CONCURRENCY) if _CONCURRENCY.present else []
     model = flags.FLAGS["model"]
     assert _URL.value is not None
-    bench_url.run(
-        bench_url.BenchOptions(
-            _URL.value,
-            model.value if model.present else None,
-            _ENDPOINT.value,
-            _DATASET.value,
-            _DATASET_PATH.value,
-            _AS_TEXT.value,
-            _VOCAB_SIZE.value,
-            sizes,
-            _GOODPUT.value,
-        )
-    )
+    options = bench_url.BenchOptions(
+        _URL.value, model.value if model.present else None, _ENDPOINT.value, _DATASET.value,
+        _DATASET_PATH.value, _AS_TEXT.value, _VOCAB_SIZE.value, sizes, _GOODPUT.value,
+    )  # fmt: skip
+    bench_url.run(options)
 
 
 def _open(resolved: "Resolved") -> "Checkpoint | None":
-    """The checkpoint; None with --random_weights."""
     return None if _RANDOM_WEIGHTS.value else common.open_checkpoint(resolved)
 
 

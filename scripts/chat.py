@@ -39,8 +39,7 @@ A line that ends in \\ goes on in the next; Ctrl-C there forgets it. A message t
 is typed with //. Ctrl-C ends an answer early."""
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     if common.JSON.value:
         raise InputError("chat prints what is said, not JSON: generate takes messages as JSON")
     if sys.stdin is None:
@@ -82,8 +81,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, until its end or Ctrl-C; within a message of several lines, Ctrl-C only
-    discards that message. Prompts appear on a terminal only.
+    """Yields the user's lines, with prompts on a terminal, until their end or Ctrl-C, which only
+    discards an unfinished message of several lines.
     """
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     if is_terminal:
@@ -145,15 +144,12 @@ class _Talk:
             common.say(f"error: {command} {argument}".rstrip() + " is no command: /help lists them")
 
     def answer(self, text: str) -> None:
-        """Answers a message, as it comes; Ctrl-C ends the answer and not the app: after the next
-        words, or at once when pressed again.
-        """
+        """Streams an answer; Ctrl-C ends it after the next words, or at once when pressed again."""
         with interrupts.Deferred() as interrupt:
             reason, has_said = self._answer(self._conversation.ask(text), interrupt)
         self._say_why(reason, has_said)
 
     def _answer(self, ids: list[int], interrupt: interrupts.Deferred) -> tuple[str | None, bool]:
-        """Why the answer ended, and whether it has any text."""
         answer, num_tokens, reason = "", 0, None
         try:
             with closing(self._stream(ids)) as outputs:
@@ -192,7 +188,6 @@ class _Talk:
                 yield output
 
     def _say_why(self, reason: str | None, has_said: bool) -> None:
-        """Says why an answer did not end by itself."""
         if reason == "error":
             common.say("error: the model gave non-finite logits")
         elif reason == "interrupt" and has_said:

@@ -54,6 +54,10 @@ _EXECUTABLES = flags.DEFINE_string(
 JSON = flags.DEFINE_bool("json", False, "Print one JSON object on stdout, nothing else.")
 flags.adopt_module_key_flags(speculation_flags)
 
+UNREAD_BY_TRAINERS = (
+    "config", "executables", "speculate", "weights", "activations", "cache", "hosts", "host_index",
+    "coordinator",
+)  # fmt: skip
 _COMPILE_SILENCE_S, _COMPILE_EVERY_S, _COMPILE_POLL_S = 2.0, 10.0, 0.25
 
 _GC_THRESHOLD = 100_000  # imports and tracing make as many objects, and nearly all of them stay
@@ -64,11 +68,10 @@ console = Console(stderr=True)
 def run(
     main: Callable[[Sequence[str]], None], unread: Collection[str] = (), takes_names: bool = False
 ) -> None:
-    """Runs an app: exit 0 done, 1 the work failed (one line on stderr), 2 bad flags. One that takes
-    names gets what is no flag.
+    """Runs an app: exit 0 done, 1 the work failed (one line on stderr), 2 bad flags.
 
-    Under --verbosity=1 a failure that is not the input's shows where it happened. `unread`: flags
-    of this module that the app refuses, which its help leaves out.
+    Under --verbosity=1 a failure that is not the input's shows where it happened. The app refuses
+    the flags `unread`, which its help leaves out; with `takes_names` it gets the other arguments.
     """
 
     def guarded(argv: Sequence[str]) -> None:
@@ -126,15 +129,7 @@ def _run(
 
 
 def check_flags(reader: str, readers: Mapping[str, Collection[str]]) -> None:
-    """Whether `reader` reads every flag that is given.
-
-    Args:
-        reader: an app, or one of its modes.
-        readers: of all that share a command line, the flags that each reads.
-
-    Raises:
-        InputError: a flag is not read; says who would.
-    """
+    """Raises InputError, naming readers, if `reader`, an app or a mode, ignores a given flag."""
     for module, module_flags in flags.FLAGS.flags_by_module_dict().items():
         for flag in module_flags:
             if module.startswith("absl.") or not flag.present or flag.name in readers[reader]:
@@ -144,8 +139,13 @@ def check_flags(reader: str, readers: Mapping[str, Collection[str]]) -> None:
             raise InputError(f"{reader} does not read --{flag.name}{hint}")
 
 
+def check_unread(reader: str, names: Collection[str]) -> None:
+    for name in names:
+        if flags.FLAGS[name].present:
+            raise InputError(f"{reader} does not read --{name}")
+
+
 def fail(message: str) -> None:
-    """Ends the process with one line on stderr and status 1."""
     interrupts.ignore()
     words = " ".join(message.split())  # of which a file may give some: nothing for a terminal
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in words)
@@ -155,7 +155,6 @@ def fail(message: str) -> None:
 
 
 def serves() -> bool:
-    """Whether results are written here, and not by host 0 alone."""
     return HOST.value == 0
 
 
@@ -167,8 +166,8 @@ def _end_hosts(why: str | None = None) -> None:
 def resolve_config(
     sizes: Mapping[str, object], needs: Mapping[str, object] | None = None
 ) -> tuple["Resolved", Config]:
-    """`named_config`, with what the device decides that JAX computes on. What its engine needs is
-    imported, and built where it is missing, while the caller goes on to fetch and read files.
+    """Resolves `named_config` for JAX's device. Its engine's modules are imported, and built where
+    missing, while the caller goes on to fetch and read files.
     """
     from inference import follower
     from layers.kernels.device import target_device
@@ -189,22 +188,14 @@ def resolve_config(
 
 
 def check_one_chip(config: Config, reader: str) -> None:
-    """Whether a configuration is one chip's, for what measures no other.
-
-    Raises:
-        InputError: it has a mesh.
-    """
+    """Raises InputError if a configuration has a mesh."""
     if config.num_chips > 1:
         chips = config.mesh if config.mesh.num_chips > 1 else f"{config.num_chips} of them"
         raise InputError(f"{reader} runs on one chip, not on {chips}: leave the others out")
 
 
 def check_together(config: Config, reader: str) -> None:
-    """Whether prompts are computed where decoding happens, for what predicts nothing else.
-
-    Raises:
-        InputError: other chips compute them.
-    """
+    """Raises InputError if other chips compute prompts than decode."""
     if config.prefill.chips:
         raise InputError(f"{reader} predicts chips that do both: leave prefill.chips out")
 
@@ -219,15 +210,9 @@ def _prepare(config: Config) -> None:
 def named_config(
     sizes: Mapping[str, object], needs: Mapping[str, object] | None = None
 ) -> tuple["Resolved", Config]:
-    """The checkpoint that --model or --config names, and the configuration with --set applied, for
-    whatever device.
-
-    Args:
-        sizes: of the engine, where no run names its own.
-        needs: what other flags ask of the engine, whatever the run says.
-
-    Returns:
-        The `resolve.Resolved` model and the resolved configuration; no weights are read.
+    """Returns the model that --model or --config names, and its configuration with --set applied,
+    for whatever device. No weights are read. `sizes` of the engine hold where no run names its own,
+    `needs` of other flags always.
     """
     from inference.checkpoints import resolve
 
@@ -244,12 +229,10 @@ def named_config(
 
 
 def settings_asked() -> list[str]:
-    """What --set, --cache and --mesh say."""
     return [*_SET.value, *flag_settings()]
 
 
 def flag_settings() -> list[str]:
-    """What --cache and --mesh say, as --set would."""
     cache = [] if CACHE.value is None else [f"model.cache_format={CACHE.value}"]
     if not MESH.value:
         return cache
@@ -258,18 +241,15 @@ def flag_settings() -> list[str]:
 
 
 def model_name() -> str:
-    """What --model says, or the run of --config."""
     run_file = named_run()
     return run_file.model if run_file else _MODEL.value
 
 
 def named_run() -> Run | None:
-    """The run of --config, if there is one."""
     return _load_run(_RUN.value) if _RUN.value else None
 
 
 def open_checkpoint(resolved: "Resolved") -> "Checkpoint":
-    """Returns the checkpoint, fetched if need be."""
     with bars() as progress:
         return resolved.open(progress)
 
@@ -281,10 +261,9 @@ def load_engine(
     num_seqs: int = 1,
     greedy: bool = False,
 ) -> "Engine":
-    """The engine for a configuration, with progress bars for what takes long; without a checkpoint
-    with random weights and no tokenizer. Says on stderr what was resolved. The first steps of
-    prompts of so many tokens, from which `num_seqs` sequences go on, are compiled while weights are
-    read; `greedy` says that all requests are.
+    """Loads the engine of a configuration, with progress bars; without a checkpoint with random
+    weights and no tokenizer. The first steps of prompts of so many tokens, from which `num_seqs`
+    sequences go on, are compiled while weights are read; `greedy` says that all requests are.
     """
     from inference import follower
     from inference.checkpoints import weight_formats
@@ -322,27 +301,20 @@ def load_engine(
     defaults = Config(config.model).for_platform(target_device().platform).engine
     changed = overrides.changed(config.engine, defaults)
     chips = [str(config.mesh)] if config.mesh.num_chips > 1 else []
-    if config.model.cache_format is not None:
-        chips.append(f"cache={config.model.cache_format}")
-    if config.draft is not None:
-        chips.append(f"draft={config.draft.name}")
-    if config.prefill.chips:
-        chips.append(f"prefill.chips={config.prefill.chips}")
+    draft_name = None if config.draft is None else config.draft.name
+    fields: dict[str, object] = {"cache": config.model.cache_format, "draft": draft_name}
+    fields["prefill.chips"] = config.prefill.chips or None
     if HOST.value:
         follower.follow(engine)
         sys.exit(0)
+    named = [f"{name}={value}" for name, value in fields.items() if value is not None]
     sizes = [f"{name}={value}" for name, value in changed.items()]
-    line = ", ".join([config.model.name, config.model.dtype, *chips, *sizes])
-    say(line)
+    say(", ".join([config.model.name, config.model.dtype, *chips, *named, *sizes]))
     return engine
 
 
 def executables() -> Path | None:
-    """The directory that --executables names.
-
-    Raises:
-        InputError: it is not there.
-    """
+    """The directory that --executables names. Raises InputError if it is not there."""
     if not _EXECUTABLES.value:
         return None
     if HOSTS.value > 1:
@@ -354,9 +326,7 @@ def executables() -> Path | None:
 
 
 def warm_up(engine: "Engine", label: str = "compiling steps", seals: bool = True) -> float:
-    """Compiles every shape, with a progress bar; the seconds it took. `seals` as `Engine.warm_up`
-    takes it.
-    """
+    """Compiles every shape as `Engine.warm_up`, with a progress bar; returns its seconds."""
     shapes, done = engine.scheduler.shapes, itertools.count(1)
     start = time.perf_counter()
     with bars() as progress, compile_progress(engine, len(shapes), shown=not console.is_terminal):
@@ -368,15 +338,9 @@ def warm_up(engine: "Engine", label: str = "compiling steps", seals: bool = True
 def compile_progress(
     engine: "Engine", num_steps: int = 0, shown: bool = True
 ) -> Iterator[threading.Event]:
-    """Context in which a line on stderr says so where steps are compiled for more than 2 s, and
-    again every 10 s.
-
-    Args:
-        num_steps: that are compiled in the end; 0: as many as are requested.
-        shown: whether anything is said.
-
-    Yields:
-        What ends it earlier, where it is set: once text is streamed, no line may cut it.
+    """Reports on stderr steps that compile for more than 2 s, and again every 10 s; `num_steps` are
+    compiled in the end (0: as many as are requested). Yields an event that ends it: once text is
+    streamed, no line may cut it.
     """
     ended = threading.Event()
 
@@ -408,9 +372,7 @@ def say(line: str) -> None:
 
 
 class bars:  # noqa: N801
-    """Context of progress bars on stderr; calls take (done, total, label), and a text to show for
-    the label.
-    """
+    """Context of progress bars on stderr; calls take (done, total, label), and a label's text."""
 
     def __enter__(self) -> Callable[..., None]:
         """Starts with no bar; each new label adds one, on a terminal only."""

@@ -42,8 +42,7 @@ _FLAGS = ("target", "all", "mesh", "batch", "context", "model", "config", "set",
 _SEQUENCES, _TOKENS = 16, 4096  # of an engine that nobody gave sizes
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     common.check_flags("compile", {"compile": _FLAGS})
     if _TARGET.value is None:
         raise InputError(f"--target names what to compile for: {targets.FORMS}")
@@ -131,8 +130,8 @@ def _mesh(run_mesh: Mesh, target: Target) -> Mesh:
 
 
 def _config(target: Target) -> Config:
-    """The model that --model or --config names, with the engine of --batch and --context: as many
-    pages as its sequences need at their longest, unless a run or --set says how many.
+    """The model of --model or --config, with the engine of --batch and --context: pages for all
+    sequences at their longest, unless a run or --set says how many.
     """
     sizes: dict[str, object] = {}
     if _BATCH.present:
@@ -154,7 +153,6 @@ def _config(target: Target) -> Config:
 
 
 def _single(flag: flags.FlagHolder[str]) -> int:
-    """The number of a flag that lists some elsewhere."""
     numbers = shared_flags.whole_numbers(flag)
     if len(numbers) > 1:
         raise InputError(f"--{flag.name} is one number here, not {flag.value[:80]!r}")

@@ -39,8 +39,7 @@ for _module in (common, output_flag):
     flags.adopt_module_key_flags(_module)
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     if not _OUTPUT.value:
         raise InputError("--output=DIR is needed: the directory to write, or the .gguf file")
     if not 1e-4 <= _MAX_SHARD_GB.value <= 1e6:  # NaN is neither

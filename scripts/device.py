@@ -54,8 +54,7 @@ _MODEL = "smollm2-135m"
 _PROMPTS = ("The capital of France is", "def fibonacci(n):", "Once upon a time")
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     common.check_flags("device", {"device": _READ})
     if _DEVICE.value not in ("auto", "cpu"):
         raise InputError(f"--device is auto or cpu, not {_DEVICE.value!r}")
@@ -101,9 +100,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _page(folder: Path, page_fields: Mapping[str, Any]) -> tuple[Path, dict[str, Outcome]]:
-    """The page to write, without a suffix, and what is on it by name: the newest of this kind of
-    device with the same versions, whatever its date, where parts are added to it; else one of
-    today.
+    """The page to write, without a suffix, and its outcomes by name: the newest of this kind of
+    device and versions where parts are added to it; else one of today.
     """
     slug = re.sub(r"[^a-z0-9]+", "-", page_fields["device"].lower()).strip("-")
     is_added = _PARTS.value is not None or _RESUME.value
@@ -119,9 +117,7 @@ def _page(folder: Path, page_fields: Mapping[str, Any]) -> tuple[Path, dict[str,
 
 
 def _probe(environment: dict[str, str]) -> tuple[str, str, str]:
-    """Platform and kind of the device, and the version of JAX: from a subprocess, since the process
-    that asks holds the device's memory.
-    """
+    """Platform, kind and JAX's version, by a subprocess, which frees the device's memory."""
     (outcome,) = subprocesses.run(
         [Subprocess("probe", (sys.executable, "-c", _PROBE), 120.0, is_json=True)],
         120.0, _ROOT, environment,
@@ -137,12 +133,10 @@ def _probe(environment: dict[str, str]) -> tuple[str, str, str]:
 
 
 def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Subprocess]:
-    """What is run on a platform, the most important first; later parts depend on earlier
-    outcomes.
-    """
+    """Subprocesses for a platform, the most important first; some depend on earlier outcomes."""
     on_device = "tests/device", "-m", "device", "-q", "-p", "no:cacheprovider", "-p", "no:benchmark"
     yield _module("decode", 40, "pytest", *on_device, "-x", "-k", "test_decoding")
-    decode = _outcome("decode", outcomes)
+    decode = next((outcome for outcome in outcomes if outcome.name == "decode"), None)
     is_right = decode is None or decode.status == "done"
     tests = _module("tests", 240, "pytest", *on_device, "-k", "not test_decoding", *_workers(kind))
     tests = dataclasses.replace(tests, command=("env", _ON_DEMAND, *tests.command))
@@ -168,7 +162,6 @@ def _parts(kind: str, outcomes: Sequence[Outcome]) -> Iterator[Subprocess]:
 
 
 def _peer(kind: str, limit_s: float, sizes: Sequence[str]) -> Subprocess:
-    """The same steps by PyTorch."""
     command = (sys.executable, "-m", "scripts.reports.peers.torch_steps", *sizes)
     missing = "computes on GPUs" if kind == "tpu" else None
     if missing is None and importlib.util.find_spec("torch") is None:
@@ -178,8 +171,7 @@ def _peer(kind: str, limit_s: float, sizes: Sequence[str]) -> Subprocess:
 
 def _workers(kind: str) -> tuple[str, ...]:
     """Most of a test's time is compilation, on one core of the host. A TPU has one process."""
-    has_xdist = importlib.util.find_spec("xdist") is not None
-    return ("-n", "8") if kind == "gpu" and has_xdist else ()
+    return ("-n", "8") if kind == "gpu" and importlib.util.find_spec("xdist") else ()
 
 
 _ON_DEMAND = "XLA_PYTHON_CLIENT_PREALLOCATE=false"  # processes share the device's memory
@@ -227,9 +219,7 @@ _SMALL_STEPS: tuple[tuple[str, float, tuple[str, ...]], ...] = (
 
 
 def _tokens(pages: str, kernel: str | None) -> Iterator[Subprocess]:
-    """The real model's greedy tokens in its own precision: on the CPU, and on the device with the
-    reference and with the kernel that was shown right.
-    """
+    """The real model's greedy tokens on the CPU, and by the device's reference and kernel."""
     missing = None
     if sources.cached_path(presets.get(_MODEL).weights) is None:
         missing = f"the weights of {_MODEL} are not on this machine"
@@ -248,10 +238,6 @@ def _tokens(pages: str, kernel: str | None) -> Iterator[Subprocess]:
             command = ("env", "JAX_PLATFORMS=cpu", *command)
         reason = missing or (None if attention else "no kernel was shown right")
         yield dataclasses.replace(part, command=command, is_json=True, missing=reason)
-
-
-def _outcome(name: str, outcomes: Sequence[Outcome]) -> Outcome | None:
-    return next((outcome for outcome in outcomes if outcome.name == name), None)
 
 
 def _shown_right(outcomes: Sequence[Outcome]) -> str | None:

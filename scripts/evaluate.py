@@ -37,8 +37,7 @@ _MAX_BYTES = 16 << 20  # of a text: `tokenizers` takes some 300 bytes a token
 _WINDOWS_AT_ONCE = 64  # keeps every sequence of the engine busy, and the bar moving
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     if _WINDOW.value < 2:
         raise InputError(f"--window is at least 2 tokens, not {_WINDOW.value}")
     if _MAX_TOKENS.value is not None and _MAX_TOKENS.value < 2:
@@ -93,7 +92,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _resolved_other(config: Config) -> tuple["Resolved", Config]:
-    """What --against names, with what --set says."""
     from inference.checkpoints import resolve
     from layers.kernels.device import target_device
 
@@ -112,7 +110,6 @@ def _resolved_other(config: Config) -> tuple["Resolved", Config]:
 def _compared(
     engine: "Engine", other: tuple["Resolved", Config], windows: list[list[int]]
 ) -> dict[str, float]:
-    """How far an engine's model is from another."""
     from inference.benchmark.quality import laws
 
     resolved, config = other

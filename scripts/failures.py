@@ -35,11 +35,7 @@ _OF_LIBRARIES = {  # which raise errors of their own, or lose the number
 
 
 def check_limits() -> None:
-    """Whether there is room for JAX's code and threads, which end the process where there is not.
-
-    Raises:
-        InputError: there is not.
-    """
+    """Raises InputError if JAX's code and threads lack room, which would end the process."""
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit != resource.RLIM_INFINITY and limit < _LEAST_ADDRESSES:
         raise InputError(
@@ -49,11 +45,11 @@ def check_limits() -> None:
 
 
 def line(error: Exception) -> str:
-    """Of an error that ended an app."""
     if not isinstance(error, InputError | OSError | MemoryError | RuntimeError):
+        *_, last = traceback.extract_tb(error.__traceback__)
         return (
             f"a fault of this program, {type(error).__name__}: {reason(error)[:_MAX_CHARS]} "
-            f"({_place(error)}); --verbosity=1 shows the trace"
+            f"({last.filename}:{last.lineno}); --verbosity=1 shows the trace"
         )
     message = str(error) if isinstance(error, InputError) else reason(error)[:_MAX_CHARS]
     advice = _advice(error)
@@ -61,7 +57,6 @@ def line(error: Exception) -> str:
 
 
 def _advice(error: BaseException | None) -> str | None:
-    """What to do about a limit, if one is behind it."""
     messages = ""
     while error is not None:
         if isinstance(error, MemoryError):
@@ -73,8 +68,3 @@ def _advice(error: BaseException | None) -> str | None:
     return next(
         (_ADVICE[number] for text, number in _OF_LIBRARIES.items() if text in messages), None
     )
-
-
-def _place(error: BaseException) -> str:
-    *_, last = traceback.extract_tb(error.__traceback__)
-    return f"{last.filename}:{last.lineno}"

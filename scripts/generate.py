@@ -50,8 +50,7 @@ _MAX_SCHEMA_BYTES = 1 << 20
 Results = dict[str, dict[str, Any]]  # by key of the request
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     requests = _read_requests()
     if any(request.messages for request in requests):
         from inference.text import chat_template
@@ -64,8 +63,7 @@ def main(argv: Sequence[str]) -> None:
         if not _OVERWRITE.value:
             resumable_results.check_unfinished(label, target)
     resolved, config = common.resolve_config(
-        {"max_seqs": _num_slots(requests)},
-        _engine_needs(requests),
+        {"max_seqs": _num_slots(requests)}, _engine_needs(requests)
     )
     if _NAIVE.value:
         common.check_one_chip(config, "--naive")
@@ -91,10 +89,8 @@ def main(argv: Sequence[str]) -> None:
             todo = [index for index, key in enumerate(keys) if key not in results]
             lengths = [len(ids[index]) for index in todo]
             params = [requests[index].params for index in todo]
-            num_seqs, is_greedy = (
-                sum(p.num_running for p in params),
-                all(p.is_greedy for p in params),
-            )
+            num_seqs = sum(p.num_running for p in params)
+            is_greedy = all(p.is_greedy for p in params)
             engine = common.load_engine(checkpoint, config, lengths, num_seqs, is_greedy)
             add = results.__setitem__ if saved is None else saved.add
             took = _run(
@@ -160,7 +156,6 @@ def _read_requests() -> list[Prompt]:
 
 
 def _read_schema(name: str) -> str:
-    """The grammar of a file's JSON schema."""
     from inference.text import grammar
 
     if not grammar.is_available():
@@ -227,9 +222,8 @@ def _resumable(
 
     engine = config.engine  # only what can change an answer
     decisive = [config.max_context, engine.deterministic, engine.seed, _LOGPROBS.value]
-    decisive += (
-        [config.page_tokens] if engine.requests.prompt_budgets else []
-    )  # whole pages are given up
+    if engine.requests.prompt_budgets:  # whole pages are given up
+        decisive.append(config.page_tokens)
     identity = {
         "weights": resumable_results.digest([provenance.identity(common.model_name()), eos_ids]),
         "configuration": resumable_results.digest([dataclasses.asdict(config.model), *decisive]),
@@ -254,11 +248,8 @@ def _run(
     add: Callable[[int, dict[str, object]], None],
     streams: bool,
 ) -> tuple[object, ...]:
-    """Calls `add` with each request's index and result as it ends. With `streams`, text goes to
-    stdout as it comes.
-
-    Returns:
-        The engine, tokens of prompts, and what a stopwatch saw.
+    """Calls `add` with each request's index and result as it ends; `streams` prints text as it
+    comes. Returns the engine, tokens of prompts, and a stopwatch's figures.
     """
     params = [request.params for request in requests]
     watch, completions = costs.Stopwatch(engine), []
@@ -284,7 +275,8 @@ def _run(
                 add(index, _result(completion, requests[index]))
             if interrupt.requested:
                 raise KeyboardInterrupt
-            progress.add_answer(index, _num_tokens(completion))
+            answers = (completion, *completion.others)
+            progress.add_answer(index, sum(len(answer.token_ids) for answer in answers))
             completions.append(completion)
     num_prompt = sum(len(completion.prompt_token_ids) for completion in completions)
     is_one = len(requests) == 1 and params[0].num_running == 1
@@ -292,16 +284,10 @@ def _run(
 
 
 def _stats(took: tuple[Any, ...]) -> dict[str, object]:
-    """Figures of what `_run` returned; a machine is calibrated for a model's first answer, now that
-    it is out.
-    """
+    """Figures of `_run`; calibrates the machine for a model's first answer, now that it is out."""
     from inference.benchmark import first_start
 
     return costs.stats(*took, machine=first_start.calibration(took[0], say=common.say))
-
-
-def _num_tokens(completion: "Completion") -> int:
-    return sum(len(answer.token_ids) for answer in (completion, *completion.others))
 
 
 def _run_naive(
@@ -329,7 +315,6 @@ def _result(completion: "Completion", request: Prompt) -> dict[str, object]:
 
 
 def _choice(answer: "Completion") -> dict[str, object]:
-    """One answer; the first one's fields are the result's too."""
     has_logprobs = _LOGPROBS.value is not None
     tops = [dict(itertools.islice(top.items(), _LOGPROBS.value)) for top in answer.top_logprobs]
     return {

@@ -38,9 +38,7 @@ class caught:  # noqa: N801
 
 
 class Deferred:
-    """Context in which the first interrupt only sets `requested`, and the second is the usual one.
-    Where interrupts are ignored, as by a job in the background, they stay so.
-    """
+    """The first interrupt only sets `requested`, the second is as usual; ignored ones stay so."""
 
     def __enter__(self) -> "Deferred":
         self.requested = False
@@ -88,9 +86,7 @@ def ignore() -> None:
 
 
 def leave(status: int) -> None:
-    """Ends a process that runs an app with this exit status, without taking anything down: the
-    system frees memory faster, and no thread is waited for.
-    """
+    """Ends an app's process without taking anything down: no thread is waited for."""
     if not _runs_app:
         return
     for stream in (sys.stdout, sys.stderr):

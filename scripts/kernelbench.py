@@ -33,8 +33,7 @@ _TUNE = flags.DEFINE_bool("tune", False, "Try sizes of ours, write layers/kernel
 _READ = ("device", "repeats", "seconds", "only", "tune", "json", "json_lines")
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     common.check_flags("kernelbench", {"kernelbench": _READ})
     if _REPEATS.value < 3:
         raise InputError(f"--repeats is at least 3, not {_REPEATS.value}")
@@ -82,11 +81,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _device() -> "Device":
-    """The device that --device names.
-
-    Raises:
-        InputError: JAX has none.
-    """
+    """The device that --device names; raises InputError if JAX has none."""
     import jax
 
     from layers.kernels.device import target_device

@@ -24,7 +24,7 @@ from inference.files import user_files
 from inference.planner import acceptance, advise, cache_policy, parts, slo
 from inference.planner.calibration import lookup
 from inference.planner.cost import Precision
-from inference.planner.deployment import ACCOUNTINGS, Deployment, Row
+from inference.planner.deployment import ACCOUNTINGS, Deployment
 from inference.planner.speculation import Speculation
 from scripts import common
 from scripts.flags import (
@@ -73,8 +73,7 @@ _OF_VERIFY = {
 _ADVISED_TOKENS = 256  # new tokens of a workload that names none
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     config = _config()
     if _VERIFY.value:
         return _verify(config)
@@ -138,7 +137,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _verify(config: Config) -> None:
-    """Predicted beside measured steps of a model on this machine."""
     from scripts.modes import plan_verify
     from scripts.reports import verify_text
 
@@ -162,32 +160,25 @@ def _verify(config: Config) -> None:
 def _sweep(
     deployment: Deployment, batches: Sequence[int], contexts: Sequence[int]
 ) -> dict[str, object]:
-    """A row for each batch and context, the parts of the first, and the largest batches.
-
-    Where --speculate leaves the drafts open, each row has its best; everything else is for
-    `deployment`, which has those of the first row.
+    """A row for each batch and context, the parts of the first, and the largest batches. Each row
+    has its best drafts where --speculate leaves them open; all else is for `deployment`, which has
+    those of the first row.
     """
-    rows: list[Row] = []
-    speculations: list[Speculation | None] = []
-    for context in contexts:
-        for batch in batches:
-            with_drafts = _with_drafts(deployment, batch, context)
-            rows.append(with_drafts.row(batch, context, _new_tokens(0)))
-            speculations.append(with_drafts.speculation)
-    largest = [
-        {"context": context, "batch": deployment.largest_batch(context, _new_tokens(0))}
-        for context in contexts
-    ]
+    new = _new_tokens(0)
+    points = [(batch, context) for context in contexts for batch in batches]
+    deployments = [_with_drafts(deployment, *point) for point in points]
     return {
-        "rows": rows,
-        "speculation": speculations,
-        "largest_batch": largest,
+        "rows": [d.row(*point, new) for d, point in zip(deployments, points, strict=True)],
+        "speculation": [d.speculation for d in deployments],
+        "largest_batch": [
+            {"context": context, "batch": deployment.largest_batch(context, new)}
+            for context in contexts
+        ],
         "parts": parts.explain(deployment, batches[0], contexts[0]),
     }
 
 
 def _page_groups(config: Config) -> list[dict[str, object]]:
-    """How page groups share an engine's cache."""
     groups, lanes = config.cached_model.page_groups, config.engine.cache.latent_lanes or 1
     sizes = config.cached_model.page_bytes(config.page_tokens, lanes)
     return [
@@ -292,15 +283,11 @@ def _targets(text: str) -> slo.Targets:
 
 
 def _check_questions() -> None:
-    """Whether the flags ask one question."""
     if _SLO.value is not None and _ADVISE.value:
         raise InputError("give either --slo or --advise")
     has_question = _SLO.value is not None or _ADVISE.value
-    if (
-        has_question
-        and _SPECULATE.value is not None
-        and (_ADVISE.value or _automatic(_SPECULATE.value))
-    ):
+    drafts = _SPECULATE.value
+    if has_question and drafts is not None and (_ADVISE.value or _automatic(drafts)):
         raise InputError("--advise finds drafts by itself, --slo takes them as k,acceptance,cost")
     if has_question and _PLOT.value is not None:
         raise InputError("--plot draws a sweep: leave --slo and --advise out")

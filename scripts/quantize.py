@@ -59,24 +59,18 @@ _SKIP = flags.DEFINE_list(
 for _module in (common, output_flag):
     flags.adopt_module_key_flags(_module)
 
-UNREAD = (
-    "config", "executables", "speculate", "weights", "activations", "cache", "hosts", "host_index",
-    "coordinator",
-)  # fmt: skip
+UNREAD = common.UNREAD_BY_TRAINERS
 _OWN = "own"
 _WINDOW = 512  # tokens that are read together
 _MAX_BYTES = 64 << 20  # of a text
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     if not _OUTPUT.value:
         raise InputError("--output=DIR names the directory to write")
     output = Path(_OUTPUT.value)
     new_directory.check(output)
-    for name in UNREAD:
-        if flags.FLAGS[name].present:
-            raise InputError(f"quantize does not read --{name}")
+    common.check_unread("quantize", UNREAD)
     from inference.checkpoints import load, provenance, resolve
     from inference.quantize import export, plan, rotation, walk
     from inference.quantize.parts import ENDING, Parts
@@ -151,7 +145,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _format() -> str:
-    """The format that the flags name."""
     if _METHOD.value == few_bits.LLM_INT8 or _FORMAT.value is not None:
         flag_text = f"--method={few_bits.LLM_INT8}" if _FORMAT.value is None else "--format"
         for flag in (_BITS, _GROUP, _ASYMMETRIC):
@@ -212,7 +205,6 @@ def _training_text(checkpoint: "Checkpoint") -> np.ndarray:
 
 
 def _errors(rounded: Any, parts: Any) -> dict[str, float]:
-    """The mean relative error of the results of each kind of matrix."""
     errors = collections.defaultdict(list)
     for name in rounded.names:
         for path, error in parts.figures(name).items():

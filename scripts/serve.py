@@ -41,8 +41,7 @@ for _module in (common, http_flags, serving_flags):
 UNREAD = ("json", "engine_socket")
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
+def main(_: Sequence[str]) -> None:
     check_flags()
     if _SOCKET.value is not None:
         from inference.server.engine_process import entry
@@ -72,10 +71,8 @@ def main(argv: Sequence[str]) -> None:
 
 
 def read_keys() -> "Keys | None":
-    """The keys that requests bring; None where nobody but this machine can ask, and none is asked.
-
-    Raises:
-        InputError: the file is no such file, or others could ask and there is none.
+    """The keys of requests; None where only this machine has access and none is required. Raises
+    InputError if the file is invalid, or others have access and there is none.
     """
     from inference.server.web import access
 
@@ -92,11 +89,7 @@ def read_keys() -> "Keys | None":
 
 
 def read_site() -> "Site":
-    """Where the server is, behind a proxy.
-
-    Raises:
-        InputError: a flag holds no name of a host, no origin, or no path.
-    """
+    """The server's site behind a proxy; raises InputError for a bad host, origin or path."""
     from inference.server.web.access import Site
 
     hosts = tuple(host.strip().lower() for host in http_flags.ALLOWED_HOSTS.value)
@@ -114,11 +107,7 @@ def read_site() -> "Site":
 
 
 def read_traces() -> "Traces | None":
-    """What takes spans; None where none are asked for.
-
-    Raises:
-        InputError: they cannot be sent there.
-    """
+    """The receiver of spans, if requested; raises InputError if it cannot be reached."""
     if _OTLP.value is None:
         return None
     from inference.server.traces import Traces
@@ -138,11 +127,7 @@ def _run(serve: Any) -> None:
 
 
 def check_flags() -> None:
-    """Whether the flags can be served with.
-
-    Raises:
-        InputError: they cannot.
-    """
+    """Raises InputError if the flags cannot be served with."""
     if importlib.util.find_spec("starlette") is None:
         raise InputError("serve needs more packages: pip install '.[serve]'")
     if common.JSON.value:
@@ -160,7 +145,6 @@ def check_flags() -> None:
 
 
 def engine_needs() -> dict[str, Any]:
-    """Fields of an engine that the flags, and requests, ask for."""
     from inference.text import grammar
 
     needs = {
@@ -174,7 +158,6 @@ def engine_needs() -> dict[str, Any]:
 
 
 def _load() -> "ServedEngine":
-    """The engine, in a process of its own."""
     from inference.planner.calibration import lookup
     from inference.server.engine_process.served_engine import ServedEngine
 

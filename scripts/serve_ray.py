@@ -58,19 +58,13 @@ def main(argv: Sequence[str]) -> None:
 
         flag_values = flags.FLAGS
         replica_config = ReplicaConfig(
-            [sys.executable, "-m", "scripts.serve_ray", *sys.argv[1:]],
-            least,
-            max_replicas,
-            config.engine.max_seqs,
-            ray_cluster.chips(config.num_chips),
-            shares_cores=True,
-            request_timeout=flag_values.request_timeout,
-            max_queue_s=flag_values.max_queue_s,
-            drain_timeout=flag_values.drain_timeout,
+            [sys.executable, "-m", "scripts.serve_ray", *sys.argv[1:]], least, max_replicas,
+            config.engine.max_seqs, ray_cluster.chips(config.num_chips), shares_cores=True,
+            request_timeout=flag_values.request_timeout, max_queue_s=flag_values.max_queue_s,
+            drain_timeout=flag_values.drain_timeout, num_keys=len(keys or ()),
             served_model_name=flag_values.served_model_name,
             tool_call_parser=flag_values.tool_call_parser,
-            num_keys=len(keys or ()),
-        )
+        )  # fmt: skip
         uvloop.run(_serve(replica_config, listening, keys, traces))
 
 
@@ -115,9 +109,7 @@ async def _serve(
 
 
 async def _left_behind(work: Callable[[], T]) -> T:
-    """What a thread returns, or raises, for which nobody waits at the end of the process: unlike
-    `asyncio.to_thread`'s.
-    """
+    """Runs work in a thread that the process does not await, unlike `asyncio.to_thread`'s."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -139,11 +131,7 @@ async def _left_behind(work: Callable[[], T]) -> T:
 
 
 def _deployed(replica_config: "ReplicaConfig") -> "RayReplicas":
-    """The replicas, once they are ready.
-
-    Raises:
-        RuntimeError: they do not start.
-    """
+    """The replicas, once they are ready. Raises RuntimeError if they do not start."""
     from ray import serve as ray_serve
 
     from inference.server.replicas import ray_application, ray_cluster

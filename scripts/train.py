@@ -42,19 +42,13 @@ _OUTPUT, _TEXT = output_flag.OUTPUT, text_flag.TEXT
 for _module in (common, output_flag, text_flag):
     flags.adopt_module_key_flags(_module)
 
-UNREAD = (
-    "config", "executables", "speculate", "weights", "activations", "cache", "hosts", "host_index",
-    "coordinator",
-)  # fmt: skip
+UNREAD = common.UNREAD_BY_TRAINERS
 _CHECKPOINTS = ".training"  # how the name of the directory beside the output ends
 _PICTURE = "loss.png"
 
 
-def main(argv: Sequence[str]) -> None:
-    del argv
-    for name in UNREAD:
-        if flags.FLAGS[name].present:
-            raise InputError(f"train does not read --{name}")
+def main(_: Sequence[str]) -> None:
+    common.check_unread("train", UNREAD)
     resolved = _resolved()
     output = Path(_OUTPUT.value or cache_directory.trained(_name(resolved)))
     is_there = not _OUTPUT.value and output.is_dir()
@@ -89,7 +83,6 @@ def main(argv: Sequence[str]) -> None:
 
 
 def _language_model(resolved: "Resolved | None", checkpoint: "Checkpoint | None") -> "Subject":
-    """A model from scratch, or a checkpoint trained on: a `Subject`."""
     recipe = _recipe(resolved)
     from sharding import mesh as meshes  # brings JAX
 

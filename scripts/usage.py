@@ -77,19 +77,12 @@ def hint(name: str) -> str:
 
 
 def is_asked_for(argv: Sequence[str]) -> bool:
-    """Whether a command line is a question for the page."""
     words = argv[1 : argv.index("--")] if "--" in argv else argv[1:]
     return any(word in ("--help", "-help", "-h", "-?", "--helpshort") for word in words)
 
 
 def page(about: str, app: str, unread: Collection[str]) -> str:
-    """The page: what an app does, and its flags in groups.
-
-    Args:
-        about: the app's docstring.
-        app: its module, as absl names it.
-        unread: flags that it refuses.
-    """
+    """The page of an app's docstring and of its flags in groups, but `unread`, which it refuses."""
     width = min(shutil.get_terminal_size((100, 24)).columns, 100)
     app_title = app.rpartition("/")[2].removesuffix(".py").rpartition(".")[2]
     groups: dict[str, list[flags.Flag]] = {title: [] for title in (app_title, *_TITLES)}
@@ -128,7 +121,6 @@ def _form(flag: flags.Flag) -> str:
 
 
 def _underscored(name: str) -> str | None:
-    """A flag that is meant by a name with dashes."""
     name = name.replace("-", "_")
     if name in flags.FLAGS:
         return name

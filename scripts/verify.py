@@ -65,7 +65,6 @@ def _files(place: Path) -> Iterator[tuple[Path, Check | None]]:
 
 
 def _listed(directory: Path) -> Iterator[tuple[Path, Check]]:
-    """The files of a directory that has a manifest."""
     from inference.checkpoints import manifest
 
     try:
@@ -82,11 +81,7 @@ def _refuse(cause: InputError | OSError) -> None:
 
 
 def _check(path: Path) -> Check | None:
-    """How a file is compared, by its name and its content; a pipe or a device is not read.
-
-    Raises:
-        InputError, OSError: it cannot be read.
-    """
+    """How a file is compared, by name and content; raises InputError or OSError if unreadable."""
     from inference.checkpoints import mapped
     from inference.checkpoints.gguf import gguf_digests, gguf_file
     from inference.files import digests, resumable_results

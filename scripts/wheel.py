@@ -22,9 +22,7 @@ _PROJECT = Path(__file__).parents[1] / "pyproject.toml"
 
 
 def main() -> None:
-    """Writes one wheel and prints its path, or only compiles; what a compiler that fails has to say
-    is shown whole.
-    """
+    """Writes one wheel and prints its path, or only compiles; shows a compiler's errors whole."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
@@ -51,15 +49,13 @@ def main() -> None:
 
 
 def oldest_jax() -> str:
-    """The lowest version that we run on."""
     (version,) = re.findall(r'"jax>=([\d.]+)', _PROJECT.read_text())
     return str(version)
 
 
 def compiler(zig: str, machine: str) -> list[str]:
     """The command that compiles for a machine, without what only debuggers read (most of it)."""
-    target = f"{machine}-linux-gnu.{_dotted()}"
-    return [*shlex.split(zig), "c++", "-target", target, "-s"]
+    return [*shlex.split(zig), "c++", "-target", f"{machine}-linux-gnu.{_dotted()}", "-s"]
 
 
 def bundle(pure: Path, library: Path, machine: str, folder: Path) -> Path:

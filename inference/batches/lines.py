@@ -54,11 +54,7 @@ _BODY = msgspec.json.Decoder(_Body)
 
 
 def read(name: str) -> list[Line | BadLine]:
-    """Every line but blank ones.
-
-    Raises:
-        InputError: the file cannot be read, or has no line.
-    """
+    """Reads all but blank lines; raises InputError if the file is unreadable or has none."""
     lines: list[Line | BadLine] = []
     numbers: dict[str, int] = {}
     for number, data in enumerate(_read(name), 1):

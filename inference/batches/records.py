@@ -69,15 +69,12 @@ def num_tokens(record: Mapping[str, Any]) -> int:
 
 
 def read(path: Path) -> list[Record]:
-    """Results that an earlier run has written; a last line that is cut off is none.
-
-    Raises:
-        InputError: the file cannot be read, or another line is none.
+    """Reads an earlier run's results, but not a last line that is cut off; raises InputError if the
+    file is unreadable, or another line is none.
     """
     if not path.exists():
         return []
-    data = user_files.read(str(path), _MAX_BYTES)
-    *lines, last = data.split(b"\n")
+    *lines, last = user_files.read(str(path), _MAX_BYTES).split(b"\n")
     records = []
     for number, line in enumerate([*lines, last], 1):
         if not line.strip():

@@ -36,13 +36,9 @@ async def run(
     on_result: Callable[[Line, Record], None],
     patience_s: float = _PATIENCE_S,
 ) -> None:
-    """Asks every request, and again while the server is busy.
+    """Sends every request, again while the server is busy, and reports each result as it comes.
 
     Args:
-        server: it.
-        lines: the requests.
-        concurrency: at most so many at a time.
-        on_result: called with each result as it comes.
         patience_s: for a server that is busy or cannot be reached.
 
     Raises:
@@ -65,11 +61,7 @@ async def run(
 
 
 def check_allowed(answer: Answer) -> None:
-    """Whether an answer is one to whoever asks.
-
-    Raises:
-        Denied: it is not.
-    """
+    """Raises Denied if the server refuses the key, or wants one."""
     if answer.status in records.DENIED:
         why = f"status {answer.status}, {shown(answer.body[:_SHOWN].decode(errors='replace'))}"
         raise Denied(f"the server refuses the key, or that there is none: {why}")

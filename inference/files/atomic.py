@@ -12,12 +12,11 @@ from typing import BinaryIO
 
 @contextmanager
 def open_file(path: Path, is_kept: bool = False) -> Iterator[BinaryIO]:
-    """A new file to write to, which appears under its name only when complete.
+    """Opens a new file to write, which appears under its name only when complete.
 
     Args:
-        path: its name.
-        is_kept: it is one of those that later starts map or run: nobody else may write to it, or
-            to its directory where that is new (`ownership`).
+        is_kept: later starts map or run it: nobody else may write to it, or to its directory where
+            that is new (`ownership`).
 
     Raises:
         OSError: it cannot be written; whatever had the name before is untouched.
@@ -39,10 +38,6 @@ def open_file(path: Path, is_kept: bool = False) -> Iterator[BinaryIO]:
 
 
 def check_room(folder: Path, num_bytes: int) -> None:
-    """Whether a folder's disk has so many bytes left: libraries that fill it say so in pages.
-
-    Raises:
-        OSError: it has not.
-    """
+    """Raises OSError if a folder's disk lacks room, as libraries that fill it say so in pages."""
     if shutil.disk_usage(folder).free < num_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

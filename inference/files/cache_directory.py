@@ -7,11 +7,7 @@ from configs.errors import InputError, shown
 
 
 def path() -> Path:
-    """RIDGELINE_CACHE, or ~/.cache/ridgeline.
-
-    Raises:
-        InputError: neither is known.
-    """
+    """RIDGELINE_CACHE, or ~/.cache/ridgeline. Raises InputError if neither is known."""
     folder = os.environ.get("RIDGELINE_CACHE")
     if folder:
         return Path(folder)
@@ -24,11 +20,7 @@ def path() -> Path:
 
 
 def trained(name: str) -> Path:
-    """What scripts.train writes under a model's name where it is not told another place.
-
-    Raises:
-        InputError: the name is no file's.
-    """
+    """The default target of scripts.train under a name; raises InputError if that is no file's."""
     if Path(name).name != name:
         raise InputError(f"a model named {shown(name)} needs a place of its own: give --output")
     return path() / "trained" / name

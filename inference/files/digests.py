@@ -27,12 +27,7 @@ _GAP = rb"[^0-9a-f]{1,16}"  # between name and digits, in any format
 
 
 def of(data: "memoryview | mmap.mmap", place: slice | None = None) -> str:
-    """The digest of some bytes.
-
-    Args:
-        data: the bytes.
-        place: of the field among them; None: they hold none.
-    """
+    """Returns the digest of bytes; the field at `place` among them counts as empty."""
     with memoryview(data) as view:
         pieces = [view[start : start + _PIECE] for start in range(0, len(view), _PIECE)]
         try:
@@ -55,9 +50,7 @@ def place(data: "memoryview | mmap.mmap", field: str = FIELD) -> slice | None:
 
 
 def is_sealed(beginning: bytes) -> bool:
-    """Whether a file of the cache was written with a digest, given its first `SEARCHED` bytes:
-    files of earlier versions were not. The field's name may be what is damaged.
-    """
+    """Whether the first `SEARCHED` bytes of a file show a digest; earlier versions' have none."""
     return FIELD.encode() in beginning or re.search(_DIGITS, beginning) is not None
 
 
@@ -81,21 +74,13 @@ def sealed(text: str) -> bytes:
 
 
 def opened(data: bytes, label: str) -> str:
-    """The text that `sealed` was given.
-
-    Raises:
-        InputError: it is not what was written.
-    """
+    """The text that `sealed` was given. Raises InputError if it is not what was written."""
     check(memoryview(data), label)
     return data.partition(b"\n")[2].decode()
 
 
 def check(data: "memoryview | mmap.mmap", label: str) -> None:
-    """Compares a file's bytes with its digest.
-
-    Raises:
-        InputError: they are not what was written, or hold no digest.
-    """
+    """Compares a file's bytes with its digest; raises InputError if they differ, or it has none."""
     digits = place(data)
     if digits is None or of(data, digits).encode() != bytes(data[digits]):
         raise InputError(f"{label}: not what was written: the file is damaged or was changed")

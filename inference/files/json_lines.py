@@ -17,10 +17,9 @@ def read(
     description: str,
     former: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The number and the object of each line, blank lines aside.
+    """Yields the number and the object of each line, blank lines aside.
 
     Args:
-        name: of the file.
         one_of: keys of which an object has exactly one.
         optional: keys that it may have beside that one.
         description: what a line is, for errors.
@@ -55,11 +54,7 @@ def read(
 
 
 def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """An object for `json.loads(object_pairs_hook=...)`.
-
-    Raises:
-        ValueError: a key appears twice.
-    """
+    """For `json.loads(object_pairs_hook=...)`; raises ValueError if a key appears twice."""
     values: dict[str, object] = {}
     for name, value in pairs:
         if name in values:

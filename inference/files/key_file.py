@@ -9,10 +9,8 @@ _MAX_BYTES = 1 << 20
 
 
 def read(label: str, path: str) -> list[str]:
-    """The keys of a file, of which there is one at least; lines that begin with # are none.
-
-    Raises:
-        InputError: the file cannot be read, or has no key.
+    """Reads keys, at least one; lines that begin with # are none. Raises InputError if the file is
+    unreadable, or has no key.
     """
     try:
         lines = user_files.read_text(os.path.expanduser(path), _MAX_BYTES).splitlines()

@@ -38,11 +38,7 @@ def name() -> str:
 
 
 def path(kind: str, *key: object) -> Path:
-    """The file of a kind of measurements, which hold for one key.
-
-    Raises:
-        InputError: no cache directory is known.
-    """
+    """The file of a kind of measurements; raises InputError if no cache directory is known."""
     digest = hashlib.sha256(json.dumps([processor(), num_cores(), *key]).encode()).hexdigest()[:16]
     return _folder() / f"{kind}-{digest}.json"
 

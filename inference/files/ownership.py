@@ -11,11 +11,8 @@ _OTHERS_WRITE = 0o022
 
 
 def check(path: Path) -> None:
-    """Whether nobody else may write into a directory, or to a file and into its directory.
-
-    Raises:
-        InputError: somebody may; says what to do.
-        OSError: it is not there.
+    """Raises InputError, with advice, if another user may write into a directory, or to a file or
+    into its directory, and OSError if it is missing.
     """
     for place in (path,) if path.is_dir() else (path, path.parent):
         status = place.stat()

@@ -53,20 +53,18 @@ class ResumableResults:
     """The results of a run, as they are added, on disk.
 
     Attributes:
-        path: the file; it is deleted once the target is written, or if there are no results.
-        results: by key of the request.
+        path: the file; deleted once the target is written, or if there are no results.
     """
 
     def __init__(
         self, target: Path, identity: dict[str, str], requested: Collection[str], overwrite: bool
     ):
-        """Resumes what an earlier run of the same identity has left.
+        """Resumes the results of an earlier run of the same identity.
 
         Args:
             target: the file that results are for.
             identity: digests of what defines the run, by the name that an error gives them.
             requested: keys of the requests; results of other requests are dropped.
-            overwrite: start over, whatever an earlier run has left.
 
         Raises:
             InputError: the file is of another run, in use by one that still runs, or damaged.
@@ -127,11 +125,7 @@ class ResumableResults:
         self.results = {key: self.results[key] for key in self.results if key in requested}
 
     def add(self, key: str, result: dict[str, object]) -> None:
-        """Adds one result.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
+        """Adds one result. Raises InputError if the file cannot be written."""
         self._append({"key": key, "result": result})
         self.results[key] = result
 
@@ -168,16 +162,11 @@ class ResumableResults:
 
 
 def check_target(label: str, name: str, source: str | None = None) -> Path:
-    """The file that results are for, links followed.
-
-    Args:
-        label: of the name in errors, such as "--output=x".
-        name: as it was given.
-        source: the file that is read, if any.
+    """Returns the file of results, links followed. `label` is its name in errors, such as
+    "--output=x".
 
     Raises:
-        InputError: it, or what is written beside it, cannot become a file or is the one that is
-            read.
+        InputError: it, or what is written beside it, cannot become a file or is the `source`.
     """
     path = user_files.check_target(label, name)
     for target in (path, _config(path), _partial(path)):
@@ -188,22 +177,14 @@ def check_target(label: str, name: str, source: str | None = None) -> Path:
 
 
 def check_unfinished(label: str, target: Path) -> None:
-    """Whether writing results replaces nothing but what an interrupted run had begun to replace.
-
-    Raises:
-        InputError: the target holds results of a run that ended.
-    """
+    """Raises InputError if the target holds results of a run that ended."""
     if not target.exists() or not target.stat().st_size or _partial(target).exists():
         return
     raise InputError(f"{label}: holds results already; give --overwrite to replace them")
 
 
 def check(path: Path) -> None:
-    """Compares each line that a run has left with its digest.
-
-    Raises:
-        InputError: one is damaged.
-    """
+    """Compares each line of a run with its digest; raises InputError if one is damaged."""
     for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], 1):
         _parsed(line, f"{path} is damaged in line {number}: {_START_OVER}")
 
@@ -221,10 +202,7 @@ def _parsed(line: bytes, message: str) -> dict[str, Any]:
 
 def write(target: Path, results: Sequence[dict[str, object]], config: Config) -> None:
     """Writes one result a line, and the configuration beside them; neither replaces anything before
-    both are complete.
-
-    Raises:
-        InputError: one of them cannot be written.
+    both are complete. Raises InputError if one of them cannot be written.
     """
     lines = "".join(f"{json.dumps(result, ensure_ascii=False)}\n" for result in results)
     settings = json.dumps(dataclasses.asdict(config), indent=1) + "\n"

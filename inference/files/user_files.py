@@ -12,11 +12,8 @@ from inference.files import atomic
 
 
 def open_file(path: str) -> BinaryIO:
-    """A file, a pipe or a terminal, to read; nothing is waited for that nothing writes to.
-
-    Raises:
-        InputError: it cannot be opened, or is something else: a directory, or a device, which may
-            never end.
+    """Opens a file, a pipe or a terminal to read; does not wait for a writer. Raises InputError if
+    it cannot, or it is a directory, or a device, which may never end.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO's other end may be missing
@@ -33,11 +30,7 @@ def open_file(path: str) -> BinaryIO:
 
 
 def read(path: str, max_bytes: int) -> bytes:
-    """What a file, or a pipe, holds.
-
-    Raises:
-        InputError: it cannot be read, or is larger.
-    """
+    """Reads a file, or a pipe; raises InputError if it cannot be read, or is larger."""
     with open_file(path) as file:
         try:
             data = file.read(max_bytes + 1)
@@ -50,11 +43,7 @@ def read(path: str, max_bytes: int) -> bytes:
 
 
 def read_text(path: str, max_bytes: int) -> str:
-    """A UTF-8 file, its line ends as they are; a byte order mark at its start is left out.
-
-    Raises:
-        InputError: as `read`, or it is not UTF-8.
-    """
+    """Reads UTF-8 without a byte order mark; raises InputError as `read`, or for other bytes."""
     try:
         return read(path, max_bytes).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -62,16 +51,12 @@ def read_text(path: str, max_bytes: int) -> str:
 
 
 def check_target(label: str, name: str, ending: str = "") -> Path:
-    """The file of a name, links followed.
-
-    Args:
-        label: of the name in errors, such as "--output=x".
-        name: as it was given.
-        ending: that it must have.
+    """Returns the file of a name, links followed. `label` is its name in errors, such as
+    "--output=x".
 
     Raises:
-        InputError: it cannot become a file: it is something else or ends otherwise, or its folder
-            is missing or cannot be written to.
+        InputError: it cannot become a file: it is something else or has another `ending`, or its
+            folder is missing or cannot be written to.
     """
     try:
         path = Path(name).resolve()
@@ -89,10 +74,8 @@ def check_target(label: str, name: str, ending: str = "") -> Path:
 
 
 def write(contents: Mapping[Path, bytes]) -> None:
-    """Writes files, none of which replaces anything before all are complete.
-
-    Raises:
-        InputError: one of them cannot be written; names the first.
+    """Writes files, none of which replaces anything before all are complete. Raises InputError,
+    naming the first, if one of them cannot be written.
     """
     try:
         with contextlib.ExitStack() as stack:

@@ -16,14 +16,7 @@ _KEY = re.compile(r"[!-~]+")  # what a header can hold
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """A server.
-
-    Attributes:
-        host, port: it listens there.
-        is_tls: it speaks https.
-        prefix: of all its paths, before /v1.
-        key: None: it wants none.
-    """
+    """Where a server listens. Its paths begin with `prefix`, before /v1; it may want no key."""
 
     host: str
     port: int
@@ -33,15 +26,10 @@ class Address:
 
     @classmethod
     def parse(cls, label: str, url: str, key: str | None = None) -> "Address":
-        """Of a URL as OpenAI's clients take it, with or without its /v1.
-
-        Args:
-            label: of the URL in errors, such as "--url=x".
-            url: as it was given.
-            key: of the server.
+        """Parses a URL as OpenAI's clients take it, with or without its /v1.
 
         Raises:
-            InputError: it is no such URL.
+            InputError: it is no such URL; begins with `label`, such as "--url=x".
         """
         try:
             parts = urllib.parse.urlsplit(url)
@@ -64,11 +52,8 @@ class Address:
 
 
 def read_key(path: str | None) -> str | None:
-    """The first key of the file that --api_key_file names, else what OPENAI_API_KEY holds, if
-    anything.
-
-    Raises:
-        InputError: the file cannot be read, or holds no key, or what is there is none.
+    """Reads the first key of --api_key_file's file, else OPENAI_API_KEY, if set. Raises InputError
+    if the file is unreadable or has no key, or the key is invalid.
     """
     if path is None:
         label, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE, "").strip()

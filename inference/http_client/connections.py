@@ -32,13 +32,7 @@ class NoConnection(Unanswered):
 
 
 class Answer(NamedTuple):
-    """What a server answered.
-
-    Attributes:
-        status: HTTP's.
-        headers: by name, in lower case.
-        body: all of it, but for what was passed on as it came.
-    """
+    """A server's answer: headers by lower-case name, and the body without what `on_body` took."""
 
     status: int
     headers: dict[str, str]
@@ -55,19 +49,14 @@ class Connections:
         self._head = f"host: {address.name}\r\nuser-agent: ridgeline\r\naccept: */*\r\n{key}"
 
     async def get(self, path: str) -> Answer:
-        """The answer to a GET.
-
-        Raises:
-            Unanswered: there is none.
-        """
+        """Returns the answer to a GET; raises Unanswered if there is none."""
         return await self.send(self._request("GET", path, ""))
 
     async def post(self, path: str, body: bytes, on_body: OnBody | None = None) -> Answer:
-        """The answer to JSON that is posted.
+        """Returns the answer to posted JSON.
 
         Args:
             path: from /v1 on.
-            body: it.
             on_body: takes the body of the answer as it comes, where its status is 200.
 
         Raises:
@@ -125,12 +114,8 @@ class Connections:
 
 
 class _Connection(asyncio.Protocol):
-    """One of them.
-
-    Attributes:
-        has_begun: something of the last answer has come.
-        is_closed: by either side.
-        may_stay: a further request can be sent.
+    """One connection; `has_begun` says that a part of the last answer has come, `may_stay` that a
+    further request can be sent.
     """
 
     def __init__(self) -> None:
@@ -143,9 +128,7 @@ class _Connection(asyncio.Protocol):
         self._status = 0
 
     async def exchange(self, request: bytes, on_body: OnBody | None) -> Answer:
-        """Sends a request and waits for the end of its answer; one that is cancelled closes the
-        connection.
-        """
+        """Sends a request and waits for its answer; cancellation closes the connection."""
         self.has_begun = False
         self._headers = {}
         self._parts: list[bytes] = []
@@ -209,7 +192,6 @@ class _Connection(asyncio.Protocol):
     # --- what the parser calls ---
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """A line of the answer's head."""
         self._headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_headers_complete(self) -> None:
@@ -224,8 +206,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         self.may_stay = not self.is_closed and self._parser.should_keep_alive()  # known here alone
         if self._waiting is not None and not self._waiting.done():
-            answer = Answer(self._status, self._headers, b"".join(self._parts))
-            self._waiting.set_result(answer)
+            self._waiting.set_result(Answer(self._status, self._headers, b"".join(self._parts)))
 
     def _fail(self, why: str, kind: type[Unanswered] = Unanswered) -> None:
         if self._waiting is not None and not self._waiting.done():

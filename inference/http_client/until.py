@@ -9,8 +9,8 @@ _LOOK_EVERY_S = 0.1
 
 
 def run(working: Awaitable[None], has_enough: Callable[[], bool]) -> bool:
-    """Whether it was done before `has_enough`, which ends it. An interrupt is noticed by that: as
-    an exception it would be lost in uvloop, while that calls what reads a connection.
+    """Whether `working` ended before `has_enough`, which also notices interrupts: uvloop may lose
+    them.
     """
     return uvloop.run(_until(working, has_enough))
 

@@ -17,11 +17,7 @@ def take(x_RN: jax.Array, path_RW: jax.Array) -> jax.Array:
 
 
 class AcceptedPath:
-    """Of a step whose first rectangle was trees.
-
-    Attributes:
-        ragged: the step as if the paths alone had been fed.
-    """
+    """The accepted paths of a step whose first rectangle was trees; `ragged` as if fed alone."""
 
     def __init__(self, ragged: Ragged, path_RW: jax.Array):
         """`ragged`: the step; `path_RW` as `trees.Accepted` has it."""

@@ -64,7 +64,7 @@ class Inputs:
 
 
 def build(schedule: StepSchedule, config: Config) -> Inputs:
-    """The arrays of a schedule; rows and admissions of sequences that have ended are padding.
+    """Returns the arrays of a schedule; rows and admissions of ended sequences are padding.
 
     Raises:
         SequenceFault: one of its sequences has no such arrays.
@@ -165,7 +165,6 @@ def fill_masks(mask_QX: np.ndarray, schedule: StepSchedule) -> None:
 
 
 def _pooled(shape: StepShape, schedule: ShardSchedule) -> np.ndarray:
-    """Which tokens of chunks the vectors of their prompts are made of."""
     is_pooled_YW = np.zeros(shape.prefill, bool)
     for r, row in enumerate(schedule.prefill):
         pooling, end = row.sequence.params.pooling, row.start + row.length
@@ -177,9 +176,7 @@ def _pooled(shape: StepShape, schedule: ShardSchedule) -> np.ndarray:
 
 
 def device_pages(pages: np.ndarray, config: Config, group: int = 0) -> np.ndarray:
-    """The device pages that each page of a group consists of, [..., P] -> [..., P * device_pages];
-    those of snapshots are not as many as of the others.
-    """
+    """Device pages of a group's pages, or of snapshots, [..., P] -> [..., P * device_pages]."""
     n = num_device_pages(config, group)
     if n == 1:
         return pages

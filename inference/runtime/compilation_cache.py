@@ -32,9 +32,7 @@ _num_disabling, _was_enabled = 0, True  # contexts that threads are in; before t
 
 @contextlib.contextmanager
 def disabled() -> Iterator[None]:
-    """Context in which nothing is loaded from it: an executable that was cannot be serialized.
-    Several threads may be in one.
-    """
+    """Loads nothing from the cache, in any thread: a loaded executable cannot be serialized."""
     try:
         _count_disabling(1)
         yield
@@ -92,9 +90,7 @@ def _mending(folder: Path, show: Callable[..., None]) -> Callable[..., None]:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether an entry can be decompressed: zlib's checksum is its digest. Of zstd's, which have
-    none, it is not known.
-    """
+    """Whether an entry decompresses: zlib has a checksum. Zstd has none, so it passes."""
     data = path.read_bytes()
     try:
         return data.startswith(_ZSTD) or bool(zlib.decompress(data))

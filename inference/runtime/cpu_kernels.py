@@ -19,9 +19,7 @@ _ROUNDS = 5  # of timed products, which take less than 0.1 ms each
 
 
 def load() -> None:
-    """Loads the library, building it where it was never built; without it, XLA's own products and
-    attention run, and one line says why. A process tries once.
-    """
+    """Loads or builds the library once a process; without it XLA computes, and a line says why."""
     with _LOCK:
         _load()
 
@@ -48,9 +46,9 @@ def _load() -> None:
 
 
 def _fastest(usable: Sequence[str]) -> str:
-    """The first of the usable instruction sets, which come fastest first, except where it
-    multiplies pairs of bfloat16: some processors take longer for these than the next one takes for
-    float32. The first start on a machine times both; others keep to its choice, and so to its bits.
+    """The first of the usable instruction sets, fastest first, except where it multiplies pairs of
+    bfloat16 more slowly than the next one float32. The first start on a machine times both; others
+    keep to its choice, and so to its bits.
     """
     if usable[0] not in _PAIRWISE:
         return usable[0]
@@ -67,11 +65,8 @@ def _fastest(usable: Sequence[str]) -> str:
 
 
 def _cached(folder: Path) -> Path:
-    """The library in a folder, built where it is missing.
-
-    Raises:
-        BuildError: there is none.
-        InputError: another user may write to it.
+    """The library in a folder, built where it is missing. Raises BuildError if there is none, or
+    InputError if another user may write to it.
     """
     path = build.find(folder)
     if path is None:

@@ -39,9 +39,7 @@ Outputs = tuple[Cache, step.SlotState, PackedOutput]  # of a step
 
 
 class Executables:
-    """Compiles each `StepShape` and `step.admit` once, or loads it, for whichever thread asks
-    first.
-    """
+    """Compiles each `StepShape` and `step.admit` once, or loads it, for the first thread to ask."""
 
     def __init__(
         self,
@@ -53,9 +51,8 @@ class Executables:
         mesh: Mesh | None = None,
         files: ExecutableFiles | None = None,
     ):
-        """Trees of arrays, or of their shapes and dtypes, which may say on which devices they are
-        to be; what is donated is in `step.step`. On a mesh those of cache and slots are a chip's
-        own. Only what is not in `files` is compiled.
+        """Takes trees of arrays, or of their shapes and dtypes with devices; `step.step` says which
+        are donated. On a mesh cache and slots are a chip's own. `files` saves compilations.
         """
         self._config, self._attention, self._mesh = config, attention, mesh
         self._backend = backends.of(target_device(), config.engine.kernels.linear)
@@ -71,7 +68,6 @@ class Executables:
 
     @property
     def num_requested(self) -> int:
-        """How many shapes were requested so far, compiled or not."""
         return sum(shape is not None for shape in list(self._compilations))
 
     def has(self, shape: StepShape | None) -> bool:
@@ -91,7 +87,7 @@ class Executables:
         return self._once(None, self._lower_admit)
 
     def write(self, shape: StepShape | None, files: ExecutableFiles) -> Path:
-        """Writes the executable of a shape (None: what admits), compiled if need be; its path.
+        """Writes a shape's (None: `admit`'s) executable, compiled if need be; returns its path.
 
         Raises:
             InputError: it cannot be written.
@@ -101,9 +97,7 @@ class Executables:
         return files.write(_name(shape), self._arguments_of(shape), executable)
 
     def prepare(self, shapes: Iterable[StepShape]) -> None:
-        """Begins to compile these shapes, and what admits, while the caller goes on. What fails is
-        tried again, and raised, where it is asked for.
-        """
+        """Compiles these shapes, and `admit`, in the background; failures are raised on request."""
         pool = ThreadPoolExecutor(_WORKERS)
         for index, shape in enumerate(shapes):
             pool.submit(self.step, shape)
@@ -175,22 +169,13 @@ class Executables:
         in_specs: tuple[object, ...],
         out_specs: tuple[object, ...],
     ) -> Lowered:
-        """A function of what the engine keeps, cache and slots last, and of a batch, lowered; these
-        two are donated. What it does not read it takes all the same: whoever loads it need not know
-        what that is.
-
-        Args:
-            function: of a chip's arrays.
-            arguments: its arguments' shapes.
-            given, returned: partition specs of arguments and results.
+        """Lowers a function of the engine's arrays, cache and slots last and donated, and a batch.
+        It takes unread arguments too: a loader need not know which these are.
         """
         function = meshes.over(self._mesh, function, in_specs, out_specs)
         donated = len(arguments) - 3, len(arguments) - 2
         kernels = self._config.engine.kernels
-        with (
-            backends.use(self._backend),
-            packed.exact(kernels.activations == "exact"),
-        ):
+        with backends.use(self._backend), packed.exact(kernels.activations == "exact"):
             jitted = jax.jit(
                 function, donate_argnums=donated, keep_unused=True,
                 compiler_options=dict(self._backend.compiler_options),
@@ -199,9 +184,7 @@ class Executables:
 
 
 def _with_all_outputs(function: Callable[..., Outputs]) -> Callable[..., Outputs]:
-    """A step whose output is that of all data shards, since every host commits them all: a sum,
-    which is what a TPU's compiler makes of a gather of so little.
-    """
+    """Gathers all shards' outputs, which every host commits, by a sum, as a TPU's compiler does."""
 
     @functools.wraps(function)  # arguments keep their names
     def run(*arguments: Params | Cache | step.SlotState | batches.Batch) -> Outputs:

@@ -40,8 +40,7 @@ from sharding.mesh import EACH_GROUP
 
 
 def for_this_device(config: Config) -> tuple[Config, str]:
-    """The configuration with the device's defaults, and the implementation of attention: checked
-    before weights are read.
+    """Returns the configuration with the device's defaults, and the implementation of attention.
 
     Raises:
         InputError: `engine.deterministic` on a device where it was not measured, or a field of
@@ -106,11 +105,8 @@ def abstract_params(config: Config, mesh: jax.sharding.Mesh | None = None) -> Pa
 
 
 class ModelRunner:
-    """Owns the parameters, cache and slots of one engine, and runs its steps.
-
-    Attributes:
-        before_admit: told of each step after its transfers, which may still read pages that the
-            step's admissions write.
+    """Owns the parameters, cache and slots of one engine, and runs its steps. It calls
+    `before_admit` after a step's transfers, which may still read pages that its admissions write.
     """
 
     def __init__(
@@ -124,12 +120,10 @@ class ModelRunner:
         """Params and cache live on JAX's default device, or on the chips of `config.mesh`.
 
         Args:
-            config: model and engine.
-            params: values, or what reads them, as the declaration says.
+            params: values, or a function that reads them, as the declaration says.
             expected: the steps that come first, compiled while parameters are read.
             mesh: the chips; None: JAX's first.
-            executables: where `scripts.compile --serialize` wrote some: what is there is not
-                compiled.
+            executables: from `scripts.compile --serialize`; these are not compiled.
 
         Raises:
             InputError: as `for_this_device` and `sharding.mesh.of`, or executables are to be loaded
@@ -158,9 +152,7 @@ class ModelRunner:
         self.params = self.pack(params()) if callable(params) else values
 
     def _executable_files(self, folder: Path | None) -> ExecutableFiles | None:
-        """Those of a folder. Without one, a CPU's of the cache: they are loaded before a step is
-        traced, and JAX's cache would need the traced step to find one.
-        """
+        """Those of a folder, or a CPU's cached ones: JAX's cache would need a traced step."""
         chips = jax.devices()[:1] if self._mesh is None else [*self._mesh.devices.flat]
         is_cache = folder is None and self._mesh is None and self._backend.keeps_executables
         folder = compilation_cache.directory() if is_cache else folder
@@ -169,9 +161,7 @@ class ModelRunner:
         return ExecutableFiles(folder, self.config, self._attention, chips, self._mesh, is_cache)
 
     def pack(self, params: Params) -> Params:
-        """Parameters as this engine's products read them; under 'draft' those of the model that
-        drafts, where there is one.
-        """
+        """Packs parameters for this engine's products; under 'draft' those of a drafting model."""
         infos = decoder.param_infos(self.config.model)
         target = {name: part for name, part in params.items() if name != "draft"}
         target = linear.pack_params(self.config, target, infos, self._mesh)
@@ -200,10 +190,8 @@ class ModelRunner:
 
     def expert_visits(self) -> np.ndarray:
         """Tokens that visited each expert of each mixture since the slots were made, modulo 2^32:
-        u32[L, E], the sums of all chips that have requests of their own.
-
-        Raises:
-            InputError: the model has no experts, or several hosts have a part of the sums each.
+        u32[L, E], summed over chips. Raises InputError without experts, or where hosts have only
+        parts of the sums.
         """
         if jax.process_count() > 1:
             raise InputError("the visits of experts are counted on one host only")
@@ -216,9 +204,7 @@ class ModelRunner:
         return total
 
     def copies(self, keeps_weights: bool, keeps_pages: bool) -> Copies:
-        """Copies in the host's memory, for `restore`: of weights, at least those of what drafts,
-        and of pages with slots, or None.
-        """
+        """Host copies for `restore`: weights (a drafter's always), and pages with slots or None."""
         self._swapper.store()
         drafting = {name: part for name, part in self.params.items() if name == "draft"}
         weights, state = self.params if keeps_weights else drafting, (self.cache, self.slots)
@@ -230,12 +216,7 @@ class ModelRunner:
         self._swapper.free()
 
     def restore(self, copied: Copies, params: Params | None = None) -> None:
-        """Ends `free`, with empty pages where none were copied.
-
-        Args:
-            copied: what `copies` returned.
-            params: packed weights; None: those that were copied.
-        """
+        """Ends `free` with packed `params`, or copied ones, and copied pages, or empty ones."""
         weights, state = copied
         if params is not None:
             weights = {name: part for name, part in weights.items() if name == "draft"}
@@ -268,10 +249,8 @@ class ModelRunner:
         return self._executables.shapes
 
     def compiled(self, shape: StepShape) -> Executable:
-        """The executable of a shape, compiled at first use.
-
-        Raises:
-            RuntimeError: warm-up sealed the runner and the shape is not among those it compiled.
+        """The executable of a shape, compiled at first use; raises RuntimeError if warm-up sealed
+        it out.
         """
         is_new = not self._executables.has(shape)
         if is_new and self._sealed:
@@ -282,7 +261,6 @@ class ModelRunner:
 
     @property
     def num_requested(self) -> int:
-        """How many shapes were requested so far, compiled or not."""
         return self._executables.num_requested
 
     @property
@@ -291,7 +269,6 @@ class ModelRunner:
         return self._executables.is_compiling
 
     def is_ready(self, schedule: StepSchedule) -> bool:
-        """Whether a schedule needs no compilation."""
         has = self._executables.has
         can_run = has(schedule.shape) and (has(None) or not schedule.has_admissions)
         can_run &= self._snapshots.is_ready or not any(schedule.snapshots)
@@ -335,13 +312,11 @@ class ModelRunner:
     def admit(self, admissions: tuple[Admissions, ...]) -> None:
         """Writes the slots of sequences that start, fork or resume."""
         for arrays in admissions:
-            global_arrays = meshes.to_global(self._mesh, EACH_GROUP, arrays)
             self.cache, self.slots = self._executables.admit()(
-                self.cache, self.slots, global_arrays
+                self.cache, self.slots, meshes.to_global(self._mesh, EACH_GROUP, arrays)
             )
 
     def compile_page_copies(self) -> None:
-        """Compiles what `receive` needs of sender and receiver."""
         self._swapper.compile_copies()
 
     def receive(
@@ -353,7 +328,6 @@ class ModelRunner:
         Args:
             sender: on as many chips as divide the model here, of the same model and page size.
             pages: (group, from, to) each.
-            shard: of this runner.
         """
         for group, same in itertools.groupby(sorted(pages), lambda page: page[0]):
             remaining = list(same)
@@ -364,13 +338,10 @@ class ModelRunner:
                 self.cache = self._swapper.receive(self.cache, group, targets, data, shard)
 
     def prepare_observer(self) -> None:
-        """Compiles what `observe` runs, at first use."""
         self._observer.compile(self.params, self.cache)
 
     def observe(self, sequence: Sequence) -> np.ndarray:
-        """The attention that the end of a computed prompt gives to each of its tokens but the last,
-        as `PromptObserver` returns it; waits for the steps that were launched.
-        """
+        """Waits for launched steps; returns a prompt's attention as `PromptObserver` has it."""
         tokens = sequence.tokens[: sequence.num_computed_tokens]
         return self._observer(self.params, self.cache, tokens, sequence.pages)
 
@@ -394,7 +365,6 @@ class ModelRunner:
         return output
 
     def is_done(self, output: PackedOutput) -> bool:
-        """Whether the device has finished a step."""
         return bool(output.words_X.is_ready())
 
     def wait(self, output: PackedOutput) -> StepOutput[np.ndarray]:

@@ -31,16 +31,8 @@ def decode(
     sequence: Sequence,
     on_token: Callable[[int], None] = lambda token: None,
 ) -> list[float]:
-    """Generates `sequence` to its end, appending to its tokens.
-
-    Args:
-        params: the model's parameters.
-        config: the model.
-        sequence: what to continue; its penalties are not applied.
-        on_token: called with each new token.
-
-    Returns:
-        Seconds of each token, without compilation.
+    """Generates `sequence`, whose penalties are not applied, to its end, appending to its tokens;
+    returns each token's seconds, without compilation.
     """
     sampling = _one_row(parameters.request_row(sequence, config.vocab_size))
     shapes = _shapes(params)

@@ -28,9 +28,7 @@ def pack(output: StepOutput[jax.Array]) -> PackedOutput:
 
 
 def unpack(packed: PackedOutput) -> StepOutput[np.ndarray]:
-    """The fields, those of all data shards joined, as views of the array where they can be; waits
-    for it.
-    """
+    """Waits for the fields and returns them as views where possible, data shards joined."""
     sizes = [math.prod(shape) for shape, _ in packed.layout]
     words_SX = np.asarray(packed.words_X).reshape(-1, sum(sizes))
     arrays, start = [], 0

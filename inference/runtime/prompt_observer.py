@@ -25,11 +25,7 @@ from layers.sparse.snap import Observed
 
 
 class PromptObserver:
-    """Runs `observe` for one engine, on one chip: a program beside those of its steps.
-
-    Attributes:
-        is_compiled: whether nothing is left to compile.
-    """
+    """Runs `observe` for one engine, on one chip: a program beside those of its steps."""
 
     def __init__(self, config: Config, attention: str):
         """`attention`: the implementation that the cache is laid out for."""
@@ -51,12 +47,11 @@ class PromptObserver:
     def __call__(
         self, params: Params, cache: Cache, tokens: Items[int], pages: Items[list[int]]
     ) -> np.ndarray:
-        """The attention that the last of these tokens, all of them cached, give to each: float32
-        [S], S at least as many; waits for it.
+        """Waits for the attention that the last of these cached tokens give to each: float32 [S].
 
         Args:
             params, cache: the engine's; what steps in flight write is there.
-            tokens: of one sequence, `OBSERVED_TOKENS` at least.
+            tokens: of one sequence, at least `OBSERVED_TOKENS` and at most S.
             pages: its page list of each group.
         """
         config = self._config
@@ -90,14 +85,10 @@ def observe(
     """Feeds cached tokens again, over their pages, without writing.
 
     Args:
-        params: the model's parameters.
-        cache: leaves of `kv_cache.abstract`.
         tokens_W: i32[W].
-        first: i32, position of the first of them; the last ends what is looked at.
+        first: i32, position of the first of them; the last ends the observed span.
         tables: i32[1, P] a page group.
-        model, deterministic, attention: as `decoder.layers` takes them.
-        backend: that the program is traced for.
-        is_exact: whether its products leave activations as they are (`packed.exact`).
+        is_exact: products leave activations as they are (`packed.exact`).
 
     Returns:
         Float32 [S]: weights of the softmax, summed over all layers that keep all of the past.

@@ -51,9 +51,7 @@ class SlotState:
 
 
 def init_slots(config: Config) -> SlotState:
-    """Empty slots, put on the device without compiling anything; as copies, since steps overwrite
-    them.
-    """
+    """Puts empty slots on the device without compiling; copies, since steps overwrite them."""
     rows, vocab = config.engine.max_seqs + 1, config.model.vocab_size
     counts = (rows, 2, vocab) if config.engine.requests.penalties else (1, 1, 1)
     put = functools.partial(jax.device_put, may_alias=False)
@@ -122,12 +120,9 @@ def step(
     """Feeds a batch through the model, samples, verifies drafts and advances the slots.
 
     Args:
-        params: the model's parameters.
-        cache: leaves of `kv_cache.abstract`, donated.
-        slots: donated.
+        cache, slots: leaves of `kv_cache.abstract`, and slots, donated.
         batch: arrays of `shape`.
-        config: model and engine, static.
-        shape: static.
+        config, shape: static.
         attention: the implementation that the cache is laid out for (`api.choose`), static.
 
     Returns:
@@ -213,9 +208,7 @@ def step(
 
 
 def _with_drafts(shape: StepShape, batch: Batch, drafts: Drafts) -> Batch:
-    """The batch with drafts that were proposed on the device, as many as each row may have and
-    there are; a tree's nodes keep their places.
-    """
+    """The batch with the device's drafts, up to each row's limit; a tree's nodes stay in place."""
     rows, width = shape.decode
     if rows == 0 or width == 1:
         return batch
@@ -235,7 +228,6 @@ def _with_drafts(shape: StepShape, batch: Batch, drafts: Drafts) -> Batch:
 def _proposal_inputs(
     config: Config, shape: StepShape, slots: SlotState, batch: Batch
 ) -> DraftInputs:
-    """What a proposer sees of a step."""
     (rows, width), (chunks, tokens) = shape.decode, shape.prefill
     rectangles = view(shape, slots, batch).rectangles
     slot_R = batch.slot_Y[:rows]
@@ -315,9 +307,7 @@ def _last_of_chunks(shape: StepShape, batch: Batch) -> jax.Array:
 
 
 def _rows_of_logits(x_Q: jax.Array, shape: StepShape, path_RW: jax.Array | None) -> jax.Array:
-    """[Q, ...] -> [Y, W, ...], of trees along their accepted paths; a chunk's only row is padded
-    with zeros.
-    """
+    """[Q, ...] -> [Y, W, ...], of trees along accepted paths; a chunk's only row is zero-padded."""
     rows, width = shape.decode
     decode = x_Q[: rows * width].reshape(rows, width, *x_Q.shape[1:])
     if path_RW is not None:
@@ -415,15 +405,9 @@ def _fed_counts(
 
 
 def _counts_seen(
-    fed: jax.Array | None,
-    slot_Q: jax.Array,
-    tokens_T: jax.Array,
-    shape: StepShape,
-    ragged: Ragged,
+    fed: jax.Array | None, slot_Q: jax.Array, tokens_T: jax.Array, shape: StepShape, ragged: Ragged
 ) -> jax.Array | None:
-    """Token counts for each row of logits, [Q, 2, V]: a draft counts in its own row and in those
-    behind it.
-    """
+    """Token counts a row of logits, [Q, 2, V]: a draft counts in its own row and in later ones."""
     if fed is None:
         return None
     rows, width = shape.decode
@@ -471,8 +455,6 @@ def _advance(
 
 
 def _num_kept(shape: StepShape, batch: Batch, output: StepOutput[jax.Array]) -> jax.Array:
-    """i32[Y], how many of the tokens that a row was fed stay in its sequence: without rejected
-    drafts.
-    """
+    """i32[Y], how many of a row's fed tokens stay in its sequence: without rejected drafts."""
     is_decode_Y = jnp.arange(shape.num_rows) < shape.decode[0]
     return jnp.where(is_decode_Y, output.num_emitted, batch.query_length_Y)

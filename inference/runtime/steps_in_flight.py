@@ -57,9 +57,9 @@ class StepsInFlight:
     """The steps that were scheduled and are not committed yet, oldest first.
 
     Attributes:
-        held: a step that is scheduled as if it were in flight, but cannot be launched yet: because
-            its grammars have to see tokens of the step before it, or because its executable is
-            missing; that is compiled once the outputs of the steps before it were returned.
+        waiting: a step that cannot be launched yet: its grammars have to see tokens of the step
+            before it, or its executable is compiled once the outputs of the steps before it were
+            returned.
         records: of the newest steps that were committed.
         compile_s: seconds spent compiling so far; no step's time includes it.
     """
@@ -72,9 +72,8 @@ class StepsInFlight:
         self._recent: dict[StepShape, deque[tuple[int, float]]] = {}  # tokens and seconds
         self._lead_s = 0.0  # that the host took to schedule and launch a step; the most, decaying
         self._away_since = 0.0  # when the host turned to something else than steps
-        self._waiting_launch_s = (
-            0.0  # that launching a waiting step took, while another was processed
-        )
+        # That launching a waiting step took, while another was processed.
+        self._waiting_launch_s = 0.0
         self._num_failures = 0  # of the device in a row
         self.waiting: StepInFlight | None = None
         self.records: deque[StepRecord] = deque(maxlen=4096)
@@ -90,23 +89,20 @@ class StepsInFlight:
         return output is not None and self._model_runner.is_done(output)
 
     def clear(self) -> None:
-        """Forgets all steps: the device lost them."""
         self._steps.clear()
         self.waiting = None
 
     def note_success(self, is_fetched: bool) -> None:
-        """The device has finished the step that was fetched, if one was, whatever came of it on the
-        host. Where another one waits for its executable, which may fail to compile though each step
-        before it succeeds, that ends no row of failures.
+        """Notes that the device finished the fetched step, if any. A success while another step
+        waits for its executable ends no row of failures: compiling that may fail after each
+        success.
         """
         awaits_executable = self.waiting and not self._model_runner.is_ready(self.waiting.schedule)
         if is_fetched and not awaits_executable:
             self._num_failures = 0
 
     def is_passing(self, error: BaseException) -> bool:
-        """Counts a failure of the device; whether it may be a passing one. What the host raises, or
-        an interrupt, is none, and says nothing of the device.
-        """
+        """Counts a failure of the device, not of the host; returns whether it may pass."""
         if not isinstance(error, jax.errors.JaxRuntimeError):
             return False
         self._num_failures += 1
@@ -118,9 +114,9 @@ class StepsInFlight:
     def slack_s(self) -> float:
         """Seconds for which no step needs to be scheduled: until the one in flight ends, if it
         takes as long as the fastest of the last of its shape (with fewer tokens: at least a share
-        of that), less what the host takes to schedule and launch the next; 0 for short steps.
-        Requests that come within them are in the next step. To be asked again every few
-        milliseconds: a step may be faster than it was.
+        of that), less the host's time to schedule and launch the next; 0 for short steps. Requests
+        that come within them are in the next step. Asked every few milliseconds, as a step may be
+        faster.
         """
         self.note_done()
         if len(self._steps) != 1 or self.waiting is not None:
@@ -138,24 +134,18 @@ class StepsInFlight:
         return max(0.0, began_at + expected_s - lead_s - self._away_since)
 
     def look_away(self) -> None:
-        """The host turns to something else."""
         self._away_since = time.perf_counter()
 
     def note_done(self) -> None:
-        """Dates the steps that the device has finished while the host did something else, which is
-        no step's time: by when it turned to that.
-        """
+        """Dates the steps that the device finished while the host did something else."""
         for step in self._steps:
             assert step.output is not None
             if step.done_at is None and self._model_runner.is_done(step.output):
                 step.done_at = max(step.launched_at, self._away_since)
 
     def launch(self, is_open: bool) -> bool:
-        """Schedules a step and gives it to the device; False where there is nothing to do, or where
-        the step in flight comes first: its tokens are needed, or its outputs before compiling.
-
-        Args:
-            is_open: as `Scheduler.schedule` takes it.
+        """Schedules and launches a step; False where there is nothing to do, or where the step in
+        flight comes first: its tokens are needed, or its outputs before compiling.
         """
         step, self.waiting = self.waiting, None
         if step is None or not step.is_needed:
@@ -168,9 +158,7 @@ class StepsInFlight:
         return self._start(step)
 
     def launch_waiting(self) -> None:
-        """Gives the device the step that is held, if its executable is there: the tokens that it
-        may be held for are committed, and their outputs do not wait for a compilation.
-        """
+        """Launches the held step if its executable exists; the tokens before it are committed."""
         start = time.perf_counter()
         step, self.waiting = self.waiting, None
         if step is not None and step.is_needed:

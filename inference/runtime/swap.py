@@ -60,11 +60,7 @@ class PageSwapper:
 
     def __init__(self, config: Config, cache: Cache, mesh: Mesh | None = None):
         """Reserves address space for `config.num_host_pages`; memory is taken as it is used.
-
-        Args:
-            config: model and engine.
-            cache: leaves of a chip, or their shapes.
-            mesh: the chips, if there are several.
+        `cache` has leaves of a chip, or their shapes.
         """
         self._config, self._mesh, self._cache = config, mesh, cache
         self._chips = config.mesh.num_chips
@@ -88,14 +84,12 @@ class PageSwapper:
         self._reads: deque[_PendingRead] = deque()  # that are not stored yet, oldest first
 
     def warm_up(self) -> None:
-        """Compiles everything that `transfer` may need."""
         for group, num_pages in enumerate(self._config.num_host_pages):
             if num_pages > 1:
                 self._executable(group, to_host=True)
                 self._executable(group, to_host=False)
 
     def is_ready(self, transfers: Transfers) -> bool:
-        """Whether these transfers need no compilation."""
         return all(_kind(transfer) in self._compiled for shard in transfers for transfer in shard)
 
     def prepare(self, transfers: Transfers) -> None:
@@ -103,11 +97,9 @@ class PageSwapper:
             self._executable(*kind)
 
     def transfer(self, cache: Cache, transfers: Transfers) -> Cache:
-        """Copies pages, each data shard's in the order given; returns the cache with the restored
-        ones. Pages for the host are stored later, at the latest before a page is restored.
-
-        Raises:
-            JaxRuntimeError: the device failed, perhaps in a read of an earlier call.
+        """Copies pages, each data shard's in order; returns the cache with the restored ones. Pages
+        for the host are stored later, at the latest before a restore. Raises JaxRuntimeError if the
+        device failed, perhaps in a read of an earlier call.
         """
         while self._reads and all(array.is_ready() for array in self._reads[0].arrays):
             self._store_oldest()
@@ -126,9 +118,7 @@ class PageSwapper:
         return cache
 
     def read(self, cache: Cache, group: int, pages: Sequence[int]) -> PageCopies:
-        """At most `PAGES` pages of all layers of a group, of one data shard, on the device and
-        padded with sinks; of a chip each.
-        """
+        """Reads at most `PAGES` pages of a group of one data shard, padded with sinks."""
         padded = np.zeros(PAGES, np.int32)
         padded[: len(pages)] = pages
         page_X = device_pages(padded, self._config, group)
@@ -151,18 +141,12 @@ class PageSwapper:
         return written
 
     def store(self) -> None:
-        """Waits for all pages that go to the host, and writes them there.
-
-        Raises:
-            JaxRuntimeError: the device failed; what was not written stays to be.
-        """
+        """Stores all pages for the host; after a JaxRuntimeError the rest stay pending."""
         while self._reads:
             self._store_oldest()
 
     def forget_reads(self) -> None:
-        """Drops pages that are not stored yet, as the device may have lost them; the prefix cache
-        must have forgotten them, too.
-        """
+        """Drops unstored pages, which the device may have lost; so must the prefix cache."""
         self._reads.clear()
 
     def free(self) -> None:
@@ -179,7 +163,6 @@ class PageSwapper:
         self._reads.popleft()  # last: after an interrupt it is stored again
 
     def _nothing(self, group: int, data: PageCopies) -> PageCopies:
-        """What the other data shards' sinks receive."""
         if group not in self._zeros:
             assert self._mesh is not None
             group_chips = self._chips // self._config.mesh.num_groups
@@ -193,7 +176,6 @@ class PageSwapper:
         return self._zeros[group]
 
     def compile_copies(self) -> None:
-        """Compiles `read` and `receive`."""
         for group in range(len(self._stored)):
             self._executable(group, to_host=True)
             self._executable(group, to_host=False)
@@ -274,7 +256,6 @@ def _alike(cache: Cache, group: PageGroup) -> list[list[int]]:
 
 
 def _read(cache: Cache, page_X: jax.Array, group: PageGroup) -> PageCopies:
-    """Pages of all layers of a group."""
     return tuple(
         jax.tree.map(
             lambda *arrays: jnp.stack([x[page_X] for x in arrays], axis=1),
@@ -307,11 +288,9 @@ class StateSnapshots:
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing is to be compiled."""
         return self._compiled is not None or not self._config.num_snapshots
 
     def prepare(self) -> None:
-        """Compiles what `keep` runs."""
         if self.is_ready:
             return
         rows_A = jax.ShapeDtypeStruct((_ROWS,), np.int32)

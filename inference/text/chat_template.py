@@ -40,7 +40,7 @@ def render(
     special_tokens: Mapping[str, str] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """A conversation as a chat template renders it.
+    """Renders a conversation by a chat template.
 
     Args:
         template: Jinja source.
@@ -48,8 +48,7 @@ def render(
         tools: JSON schemas of functions the model may call.
         documents: {"title": ..., "text": ...} each.
         add_generation_prompt: end with the start of the assistant's turn.
-        special_tokens: further variables, such as bos_token.
-        variables: further ones of this template, such as enable_thinking.
+        special_tokens, variables: of the template, such as bos_token and enable_thinking.
 
     Raises:
         InputError: the template is malformed, refuses the messages, reaches outside its sandbox, or
@@ -95,12 +94,10 @@ class _Worker:
         self._owner = 0
 
     def start(self) -> None:
-        """Starts the process, unless it runs."""
         with self._lock:
             self._start()
 
     def ask(self, request: bytes) -> dict[str, Any]:
-        """The worker's reply to a request of one line."""
         scale = template_worker.limit_scale(len(request) + 1)
         reply: dict[str, Any] = {}
         with self._lock:

@@ -13,7 +13,6 @@ class Conversation:
     """The messages so far.
 
     Attributes:
-        messages: {"role", "content"} each, the system's first where there is one.
         num_tokens: of the last prompt and its answer.
     """
 
@@ -25,12 +24,9 @@ class Conversation:
         self._max_context = max_context
 
     def ask(self, text: str) -> list[int]:
-        """Adds a message of the user; returns token ids of the whole conversation, of which the
-        engine finds the prefix that is cached.
-
-        Raises:
-            InputError: the message is not valid text, the template refuses it, or the context has
-                no room for it; then it is not added.
+        """Adds a user's message; returns token ids of the conversation, for the prefix cache.
+        Raises InputError, and adds none, if it is invalid, the template refuses it, or the context
+        has no room.
         """
         prompts.check_text("the message", text)
         messages = [*self.messages, {"role": "user", "content": text}]
@@ -45,7 +41,6 @@ class Conversation:
         return ids
 
     def answer(self, text: str, num_tokens: int) -> None:
-        """Adds the answer to the last message."""
         self.messages.append({"role": "assistant", "content": text})
         self.num_tokens += num_tokens
 
@@ -71,15 +66,10 @@ class Conversation:
 
     @property
     def num_free_tokens(self) -> int:
-        """Tokens that the context has room for."""
         return self._max_context - self.num_tokens
 
     def save(self, name: str) -> None:
-        """Writes the messages as a line for `generate --input`, atomically.
-
-        Raises:
-            InputError: the file cannot be written.
-        """
+        """Writes a line for `generate --input`, atomically; raises InputError if that fails."""
         path = user_files.check_target(f"/save {name}", os.path.expanduser(name))
         line = json.dumps({"messages": self.messages}, ensure_ascii=False) + "\n"
         user_files.write({path: line.encode()})

@@ -10,14 +10,14 @@ from inference.text.tokenizer import Tokenizer
 class Detokenizer:
     """Turns one sequence's tokens into text as they arrive.
 
-    Without stop strings, the texts that `push` and `flush` return are, joined, `tokenizer.decode`
-    of all ids, special tokens included unless `skip_special`; but for byte tokens behind which a
-    run of them turns out not to be UTF-8: characters that are whole are not held back for that. No
-    stop string may begin within the first `min_tokens` tokens.
+    Without stop strings, the joined texts of `push` and `flush` are `tokenizer.decode` of all ids,
+    special tokens included unless `skip_special`; except byte tokens behind which a run of them
+    turns out not to be UTF-8, as whole characters are not held back for that. No stop string may
+    begin within the first `min_tokens` tokens.
 
     Attributes:
         stopped: the stop string that was found; neither it nor what follows is returned.
-        num_tokens: tokens decoded, including the one that completed the stop string; later ones are
+        num_tokens: tokens decoded, with the one that completed the stop string; later ones are
             ignored.
     """
 
@@ -74,8 +74,8 @@ class Detokenizer:
         return text[: len(text) - keep]
 
     def _overlap(self, text: str) -> int:
-        """Length of the longest suffix of `text` that begins a stop string, and is not all of it.
-        Its time does not depend on how many there are.
+        """Length of the longest end of `text` that begins a stop string, in time independent of
+        their number.
         """
         longest = min(len(text), max(map(len, self._stop)) - 1)
         sizes = range(longest, 0, -1)
@@ -112,8 +112,8 @@ class _Utf8:
 
 
 class _ByteFallback:
-    """Tokens are whole characters, but for those of `byte_ids`. In a run of these each byte is
-    replaced from the one on that no UTF-8 has there.
+    """Tokens are whole characters, except `byte_ids`. In a run of these each byte is replaced from
+    the first one on that UTF-8 does not allow.
     """
 
     def __init__(self, tokenizer: Tokenizer):

@@ -16,9 +16,7 @@ _CONTROL = re.compile(r"<[|｜].+[|｜]>")  # the form of a token that nobody wr
 
 
 class EndTokens(Set[int]):
-    """Ids of end tokens. A template is rendered by a process that takes a while to start: a thread
-    waits for it, and a reader for the thread.
-    """
+    """Ids of end tokens. A thread waits for the slow process that renders a template."""
 
     def __init__(self, tokenizer: Tokenizer | None, listed: Iterable[int]):
         """`listed`: those that the checkpoint lists; without a tokenizer there are no others."""
@@ -65,9 +63,7 @@ class EndTokens(Set[int]):
 
 
 def of_template(tokenizer: Tokenizer) -> int | None:
-    """The token with which the chat template closes an answer; None where it is a text, stands
-    within answers too, or cannot be told.
-    """
+    """The token by which the chat template closes an answer; None if it is text or unclear."""
     answer = {"role": "assistant", "content": _ANSWER, "reasoning_content": _THOUGHT}
     try:
         text = tokenizer.chat_text([{"role": "user", "content": _QUESTION}, answer], False)

@@ -59,10 +59,8 @@ def is_available() -> bool:
 
 
 def of_json_schema(schema: dict[str, object]) -> str:
-    """JSON that a schema describes, but for keywords that `relaxed` names.
-
-    Raises:
-        InputError: it is too long, nested too deeply, no schema, or cannot be obeyed.
+    """JSON of a schema, except for keywords that `relaxed` names. Raises InputError if it is too
+    long, nested too deeply, no schema, or cannot be obeyed.
     """
     written = {"name": "json_schema", "json_schema": _lowered(schema)}
     return json.dumps({"grammars": [written]})
@@ -74,11 +72,7 @@ def relaxed(grammar: str) -> list[str]:
 
 
 def of_regex(pattern: str) -> str:
-    """A whole text that matches a regular expression.
-
-    Raises:
-        InputError: it is too long.
-    """
+    """A whole text that matches a pattern; raises InputError if it is too long."""
     import llguidance
 
     _check_length("the regular expression", pattern)
@@ -86,11 +80,7 @@ def of_regex(pattern: str) -> str:
 
 
 def of_choices(choices: Iterable[str]) -> str:
-    """One of some texts.
-
-    Raises:
-        InputError: they are too long, or one is empty.
-    """
+    """One of some texts; raises InputError if they are too long, or one is empty."""
     import llguidance
 
     texts = list(choices)
@@ -103,10 +93,8 @@ def of_choices(choices: Iterable[str]) -> str:
 
 
 def of_lark(text: str) -> str:
-    """A text of a grammar in Lark, as llguidance has it.
-
-    Raises:
-        InputError: it is too long, has too many rules, or a schema within it cannot be obeyed.
+    """A text of a Lark grammar, as llguidance has it. Raises InputError if it is too long, has too
+    many rules, or a schema within it cannot be obeyed.
     """
     import llguidance
 
@@ -120,10 +108,8 @@ def is_gbnf(text: str) -> bool:
 
 
 def of_gbnf(text: str) -> str:
-    """The same in llama.cpp's GBNF; a long one takes half a second.
-
-    Raises:
-        InputError: it is too long, has too many rules, or cannot be read.
+    """The same in llama.cpp's GBNF; a long one takes half a second. Raises InputError if it is too
+    long, has too many rules, or cannot be read.
     """
     from llguidance import gbnf_to_lark
 
@@ -139,10 +125,8 @@ def of_gbnf(text: str) -> str:
 
 
 def without(words: Iterable[str]) -> str:
-    """Any text that holds none of these, however its tokens divide it.
-
-    Raises:
-        InputError: they are too long, or one is empty.
+    """Any text without these words, however its tokens divide it. Raises InputError if they are too
+    long, or one is empty.
     """
     import llguidance
 
@@ -157,9 +141,7 @@ def without(words: Iterable[str]) -> str:
 
 
 def either(rules: str, name: str, other: str) -> str:
-    """What the rule of this name describes in Lark, or another grammar, as the functions above
-    write it.
-    """
+    """A Lark rule of this name that permits its own text, or that of another grammar."""
     second = json.loads(other)["grammars"][0] if other.startswith("{") else {"lark_grammar": other}
     first = {"lark_grammar": f"start: {name} | @other\n{rules}"}
     return json.dumps({"grammars": [first, {**second, "name": "other"}]})
@@ -179,7 +161,6 @@ def json_rule(schema: dict[str, Any]) -> str:
 
 
 def _with_lowered_schemas(text: str) -> str:
-    """A grammar in Lark, whose schemas are in words that are obeyed."""
     parts, end = [], 0
     for match in _SCHEMA.finditer(text):
         is_quoted = text.count('"', text.rfind("\n", 0, match.start()) + 1, match.start()) % 2
@@ -232,10 +213,9 @@ class Grammar:
     """One text as it grows.
 
     Attributes:
-        has_failed: nothing may follow: a token came that it does not permit, no token of the
-            vocabulary continues it, or it costs more than it may.
+        has_failed: a token was not permitted, no token of the vocabulary continues the text, or it
+            costs too much; nothing may follow.
         failure: which of these, in words; empty where it has not failed, or llguidance broke.
-        is_complete: nothing can follow.
     """
 
     def __init__(self, matcher: "llguidance.LLMatcher", vocab_size: int, has_end: bool):
@@ -249,11 +229,8 @@ class Grammar:
         self._last_word = np.uint32((1 << 32) - 1 >> -vocab_size % 32)
 
     def mask(self) -> np.ndarray:
-        """u32[words], bit v % 32 of word v // 32: token v may be next. No bit is set once it has
-        failed.
-
-        Raises:
-            GrammarError: llguidance broke.
+        """u32[words]: token v may be next if bit v % 32 of word v // 32 is set; no bit is once it
+        failed. Raises GrammarError if llguidance broke.
         """
         mask_X = np.zeros(self._num_matcher_words, np.int32)
         words_X = mask_X.view(np.uint32)[: self._num_words]
@@ -265,18 +242,13 @@ class Grammar:
         return words_X * np.uint32(not self.has_failed)
 
     def start_over(self, tokens: Sequence[int]) -> None:
-        """The text is these tokens."""
         self._matcher.reset()
         self.has_failed, self.is_complete = self._matcher.is_error(), False
         for token in tokens:
             self.accept(token)
 
     def accept(self, token: int) -> None:
-        """The next token is this.
-
-        Raises:
-            GrammarError: llguidance broke.
-        """
+        """Appends a token to the text; raises GrammarError if llguidance broke."""
         if self.has_failed or not self._guard(self._matcher.consume_token, token):
             self._fail(_failure(self._matcher))
         else:
@@ -299,16 +271,10 @@ class Grammars:
     """Compiles grammars for a tokenizer, and keeps the latest. Several threads may."""
 
     def __init__(
-        self,
-        tokenizer: Tokenizer,
-        eos_ids: Iterable[int],
-        max_kept_bytes: int = _MAX_KEPT_BYTES,
+        self, tokenizer: Tokenizer, eos_ids: Iterable[int], max_kept_bytes: int = _MAX_KEPT_BYTES
     ):
-        """`eos_ids` end a text that is complete; without any, one ends where nothing can follow.
-        Of compiled grammars so many bytes are kept.
-
-        Raises:
-            InputError: llguidance is not installed.
+        """`eos_ids` end a complete text; without any, one ends where nothing can follow. Raises
+        InputError if llguidance is not installed.
         """
         if not is_available():
             raise InputError("grammars need llguidance: pip install '.[serve]'")
@@ -329,14 +295,10 @@ class Grammars:
         self._kept_bytes, self._max_kept_bytes = 0, max_kept_bytes
 
     def start(self, grammar: str, tokens: Sequence[int] = ()) -> Grammar:
-        """The text of a grammar after some tokens.
-
-        Raises:
-            InputError: it cannot be compiled, permits no text, costs more than it may, or does not
-                permit these tokens.
+        """The text of a grammar after some tokens. Raises InputError if it cannot be compiled,
+        permits no text, costs more than it may, or does not permit these tokens.
         """
-        matcher = self._compiled(grammar).deep_copy()
-        text = Grammar(matcher, self._vocab_size, self._has_end)
+        text = Grammar(self._compiled(grammar).deep_copy(), self._vocab_size, self._has_end)
         for token in tokens:
             text.accept(token)
         if text.has_failed or text.is_complete:
@@ -372,9 +334,8 @@ class Grammars:
         return matcher
 
     def _begin(self, matcher: "llguidance.LLMatcher") -> str:
-        """Begins a text as the grammar permits; returns why there is none, or "". Many a grammar
-        that costs too much fails at its first token, behind which llguidance follows all that has
-        to come.
+        """Begins a text as the grammar permits; returns why there is none, or "". A grammar that
+        costs too much often fails at its first token, as llguidance looks ahead from there.
         """
         first = _first(matcher.compute_bitmask(), self._eos_ids)
         if not matcher.is_error() and first is not None and matcher.consume_token(first):
@@ -390,8 +351,6 @@ def _first(mask: bytes, eos_ids: Sequence[int]) -> int | None:
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance reads it."""
-
     bos_token_id = None
 
     def __init__(self, tokenizer: Tokenizer, end: int):
@@ -411,7 +370,6 @@ class _Vocabulary:
 
 
 def _num_words(num_tokens: int) -> int:
-    """Of a mask."""
     return -(-num_tokens // 32)
 
 
@@ -430,7 +388,6 @@ def _check_length(what: str, text: str, max_chars: int = MAX_CHARS) -> None:
 
 
 def _failure(matcher: "llguidance.LLMatcher") -> str:
-    """Why a text has failed."""
     error = _reason(matcher.get_error())
     if error.startswith("NoExtension") or not matcher.is_error():
         return _NOTHING

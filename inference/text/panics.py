@@ -70,9 +70,7 @@ class _CapturedStderr:
 
 
 def may_panic(backend: "tokenizers.Tokenizer") -> bool:
-    """Whether a tokenizer that has encoded one text may panic at another. No published vocabulary
-    of the families served here does.
-    """
+    """Whether a tokenizer that encoded one text may panic at another: no served family's does."""
     parts = filter(None, (backend.normalizer, backend.pre_tokenizer))
     return any(_RISK.search(part.__getstate__()) for part in parts)
 
@@ -81,7 +79,6 @@ def guard(call: Callable[[], _T], message: str, holds_stderr: bool = True) -> _T
     """Runs a call into Rust, whose panics are no `Exception`s.
 
     Args:
-        call: what to run.
         message: begins the line of a failure.
         holds_stderr: keep the trace of a panic from stderr, which is the whole process's: for files
             that are being loaded, and tokenizers that may panic.

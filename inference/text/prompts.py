@@ -20,12 +20,8 @@ _SOON_ENCODED = 1 << 20  # characters: so many take less than a second
 
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """One request: a text, or the messages of a conversation, and how to sample.
-
-    Attributes:
-        where: its name in errors.
-        template: name of the chat template; None takes the one for the conversation.
-        id: as its line gives it, or None.
+    """One request: a text or a conversation, and how to sample. Errors name `where`; `template` is
+    the name of a chat template, by default that for the conversation.
     """
 
     where: str
@@ -38,11 +34,7 @@ class Prompt:
     id: str | int | None = None
 
     def encode(self, tokenizer: "Tokenizer", max_context: int) -> list[int]:
-        """Its token ids.
-
-        Args:
-            tokenizer: of the model.
-            max_context: tokens that are not exceeded by far, or it is not encoded at all.
+        """Returns its token ids, or refuses before encoding if they exceed `max_context` by far.
 
         Raises:
             InputError: it has none, or is far too long; names the request.
@@ -77,7 +69,7 @@ def from_texts(texts: Sequence[str], params: SamplingParams) -> list[Prompt]:
 
 
 def from_file(name: str, params: SamplingParams) -> list[Prompt]:
-    """One prompt a line of JSONL, blank lines aside; a line's sampling fields override `params`.
+    """Reads one prompt a line of JSONL; a line's sampling fields override `params`.
 
     Raises:
         InputError: names the first line that is not valid.
@@ -110,11 +102,7 @@ def with_template(prompt: Prompt, name: str) -> Prompt:
 
 
 def check_text(where: str, text: str) -> str:
-    """The text itself.
-
-    Raises:
-        InputError: it is empty or has no UTF-8 form.
-    """
+    """Returns the text; raises InputError if it is empty or has no UTF-8 form."""
     if not text:
         raise InputError(f"{where} is empty: at least one character is needed")
     return _check_unicode(where, text)
@@ -139,15 +127,10 @@ def _parse(where: str, fields: dict[str, Any], params: SamplingParams) -> Prompt
     else:
         _check_messages(where, fields["messages"])
     return Prompt(
-        where,
-        _params(where, fields, params),
-        fields.get("prompt"),
-        tuple(fields.get("messages", ())),
-        _list(where, fields, "tools"),
-        _list(where, fields, "documents"),
-        _template(where, fields),
-        _id(where, fields),
-    )
+        where, _params(where, fields, params), fields.get("prompt"),
+        tuple(fields.get("messages", ())), _list(where, fields, "tools"),
+        _list(where, fields, "documents"), _template(where, fields), _id(where, fields),
+    )  # fmt: skip
 
 
 def _check_messages(where: str, messages: object) -> None:

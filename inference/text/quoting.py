@@ -28,10 +28,6 @@ class Quoter:
     """Tells a tokenizer's control tokens in messages from those that chat templates write.
 
     A token of a single character cannot hold a mark: it is a token wherever it stands.
-
-    Args:
-        backend: the tokenizer.
-        templates: its chat templates.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, templates: Iterable[str]):
@@ -58,9 +54,7 @@ class Quoter:
         variables: Mapping[str, object],
         mark: str,
     ) -> tuple[list[Message], list[Message] | None, list[Message] | None, dict[str, object]]:
-        """Messages, tools, documents and variables with marks in their texts; equal to the
-        arguments where these hold no control token.
-        """
+        """Marks the texts that hold control tokens; other arguments are returned as they are."""
         marked = [
             (self._special if message.get("role") == "assistant" else self._all).mark(message, mark)
             for message in messages
@@ -69,10 +63,8 @@ class Quoter:
         return marked, *(self._all.mark(value, mark) for value in unmarked)
 
     def has_quoted(self, rendered: str, marked: str, mark: str) -> bool:
-        """Whether the marked rendering has control tokens that are text.
-
-        Raises:
-            InputError: the renderings differ by more than the marks.
+        """Whether a marked rendering has control tokens that are text; raises InputError if they
+        differ by more than the marks.
         """
         if marked.replace(mark, "") != rendered:
             raise InputError(
@@ -92,8 +84,6 @@ class Quoter:
 
 
 class _Marker:
-    """Marks these control tokens in texts."""
-
     def __init__(self, names: list[str]):
         longest_first = sorted(names, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
@@ -102,7 +92,6 @@ class _Marker:
         self._longest = max(map(len, names), default=0)
 
     def mark(self, value: object, mark: str) -> Any:
-        """JSON data with marks in its texts."""
         if isinstance(value, str):
             return self._mark_ends(self._mark_tokens(value, mark), mark)
         if isinstance(value, Mapping):
@@ -119,9 +108,7 @@ class _Marker:
         return self.pattern.sub(lambda match: match[0][0] + mark + match[0][1:], text)
 
     def _mark_ends(self, text: str, mark: str) -> str:
-        """Marks a text that starts with a suffix of a token or ends with a prefix of one, inside of
-        blanks, which templates may strip.
-        """
+        """Marks a text that starts or ends with a part of a token, inside of strippable blanks."""
         bare = text.strip()
         sizes = range(1, min(self._longest, len(bare) + 1))
         if any(bare[:size] in self._ends for size in sizes):
@@ -143,10 +130,9 @@ def unused_mark(rendered: str) -> str:
 
 
 class _AliasedTokenizer:
-    """The same tokenizer with an alias for each control token, a character of private use.
-
-    So the template's tokens act as tokens, down to the blanks they strip, while the users' are text
-    to the whole pipeline.
+    """The tokenizer with an alias, a character of private use, for each control token: the
+    template's act as tokens, down to the blanks they strip; the users' are text to the whole
+    pipeline.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, names: list[str]):

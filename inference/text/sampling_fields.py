@@ -13,11 +13,7 @@ NAMES = tuple(name for name in FIELDS if name != "pooling")  # a pooled answer i
 
 
 def override(params: SamplingParams, values: Mapping[str, object]) -> SamplingParams:
-    """`params` with fields replaced by JSON values, whose names are among `NAMES`.
-
-    Raises:
-        InputError: a value is not valid.
-    """
+    """Replaces fields in `NAMES` by JSON values; raises InputError for an invalid one."""
     params = dataclasses.replace(params, **{name: _read(name, values[name]) for name in values})
     if params.max_new_tokens < 1:
         raise InputError(f"max_new_tokens is at least 1, not {params.max_new_tokens}")
@@ -25,7 +21,6 @@ def override(params: SamplingParams, values: Mapping[str, object]) -> SamplingPa
 
 
 def _read(name: str, value: object) -> Any:
-    """A value as Python would give it."""
     if name == "logit_bias":
         if not isinstance(value, dict) or not all(map(_TOKEN_ID.fullmatch, value)):
             raise InputError(f'{name} is {{"token id": number, ...}}, not {shown(value)}')

@@ -53,19 +53,14 @@ def _limit(scale: int) -> None:
     signal.setitimer(signal.ITIMER_PROF, scale * SECONDS)  # its signal ends the process
     if resource is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        soft = (
-            scale * DATA_BYTES if hard == resource.RLIM_INFINITY else min(scale * DATA_BYTES, hard)
-        )
+        num_bytes = scale * DATA_BYTES
+        soft = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
         with contextlib.suppress(OSError, ValueError):  # a system without this limit
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def render(template: str, variables: Mapping[str, object], max_chars: int) -> str:
-    """The output of a template.
-
-    Raises:
-        Exception: any that Jinja, or its Python code of the template, raises.
-    """
+    """Renders a template; raises what Jinja, or the template's Python code, raises."""
     pieces, size = [], 0
     for piece in _compile(template).generate(**variables):
         size += len(piece)
@@ -111,9 +106,8 @@ class _Sandbox(sandbox.ImmutableSandboxedEnvironment):
 
 
 class _GenerationTag(ext.Extension):
-    """`{% generation %}` marks the assistant's text for training; it renders as its content.
-
-    A call block, as in transformers: variables set inside are not seen outside.
+    """`{% generation %}` marks the assistant's text for training; it renders as its content, a call
+    block as in transformers: variables set inside are not seen outside.
     """
 
     tags = {"generation"}
@@ -159,9 +153,7 @@ class _Dict:
 
 @functools.lru_cache(maxsize=8)
 def variables(template: str) -> frozenset[str]:
-    """Names that a template reads and does not set; none of a malformed one, whose fault rendering
-    tells.
-    """
+    """Names that a template reads and does not set; none of a malformed one."""
     try:
         return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
     except (jinja2.TemplateError, RecursionError):

@@ -30,12 +30,10 @@ class Tokenizer:
     (`inference/text/quoting.py`).
 
     Attributes:
-        template: the chat template; None when there is none.
-        templates: further ones by name; "tool_use" is for conversations with tools.
+        templates: further chat templates by name; "tool_use" is for conversations with tools.
         vocab_size: ids are below this, the rows of the model's embedding.
         special_tokens: {"bos_token": "<s>", ...}, as templates see them.
-        added_tokens: those that are found in a text before it is cut, by id; special ones too.
-        bos_id, eos_id: the tokenizer's own; None when it has none.
+        added_tokens: those found in a text before it is cut, by id; special ones too.
         may_panic: it fails at some texts in a way that is costly to catch (`panics`).
         strips_first_space: the decoded text loses one leading space (SentencePiece's dummy prefix).
         byte_ids: SentencePiece's tokens of one byte each, for characters without a piece; runs of
@@ -65,15 +63,11 @@ class Tokenizer:
         self._special_ids = {id for id, token in self.added_tokens.items() if token.special}
         self.may_panic = panics.may_panic(backend)
         self._quoter: Quoter | None = None  # until a conversation needs it
-        self.bos_id = self._id("bos_token")
-        self.eos_id = self._id("eos_token")
+        self.bos_id = self.special_id("bos_token")
+        self.eos_id = self.special_id("eos_token")
 
     def check_same(self, other: "Tokenizer") -> None:
-        """Whether the tokenizer of a model that drafts has the same tokens.
-
-        Raises:
-            InputError: it has others; names one.
-        """
+        """Raises InputError, naming a token, if a drafting model's tokenizer has other tokens."""
         vocab, other_vocab = (tokenizer._backend.get_vocab() for tokenizer in (self, other))
         for token, id in vocab.items():
             if other_vocab.get(token) != id:
@@ -83,28 +77,19 @@ class Tokenizer:
                 )
 
     def to_json(self) -> dict[str, Any]:
-        """What a `tokenizer.json` says of it."""
         settings: dict[str, object] = json.loads(self._backend.to_str())
         return settings
 
     def special_id(self, name: str) -> int | None:
         """The id of a token by its name ('bos_token'); None: there is none."""
-        return self._id(name)
-
-    def _id(self, name: str) -> int | None:
         content = self.special_tokens.get(name)
         return None if content is None else self._backend.token_to_id(content)
 
     def encode(self, text: str, add_special: bool = True) -> list[int]:
-        """Token ids of a text.
-
-        Args:
-            text: to be encoded.
-            add_special: add the special tokens that the tokenizer puts around a text, such as BOS.
+        """Returns the token ids of a text, with BOS and the like if `add_special`.
 
         Raises:
-            InputError: the text is not valid Unicode, or holds a token for which the model has no
-                embedding.
+            InputError: the text is not valid Unicode, or holds a token without an embedding.
         """
         return self._encode(self._backend, text, add_special)
 
@@ -150,12 +135,10 @@ class Tokenizer:
 
     @functools.cached_property
     def longest_token(self) -> int:
-        """Bytes of the longest token: no text has more characters for each of its tokens."""
         return max(len(self.token_bytes(token, False)) for token in range(self.vocab_size))
 
     def with_template(self, name: str | None) -> "Tokenizer":
-        """The tokenizer with the chat template of this name for every conversation; itself where
-        the name is None.
+        """Returns the tokenizer with the chat template of this name; itself where the name is None.
 
         Raises:
             InputError: the checkpoint has no such template; lists those it has.
@@ -171,7 +154,6 @@ class Tokenizer:
         return self.with_template_text(templates[name])
 
     def with_template_text(self, template: str) -> "Tokenizer":
-        """The tokenizer with this chat template for every conversation."""
         chosen = copy.copy(self)
         chosen.template, chosen.templates = template, {}
         return chosen
@@ -188,8 +170,7 @@ class Tokenizer:
         documents: "Sequence[Message] | None" = None,
         variables: Mapping[str, object] = types.MappingProxyType({}),
     ) -> str:
-        """A conversation as the checkpoint's template writes it; `variables` are further ones of
-        the template.
+        """Renders a conversation by the checkpoint's template, with further `variables` of that.
 
         Raises:
             InputError: there is no template, or as `chat_template.render`.
@@ -203,14 +184,9 @@ class Tokenizer:
                 f"this checkpoint has no chat template{alternatives}; give it a plain prompt"
             )
         return chat_template.render(
-            template,
-            messages,
-            tools=tools,
-            documents=documents,
-            add_generation_prompt=add_generation_prompt,
-            special_tokens=self.special_tokens,
-            variables=variables,
-        )
+            template, messages, tools=tools, documents=documents, variables=variables,
+            add_generation_prompt=add_generation_prompt, special_tokens=self.special_tokens,
+        )  # fmt: skip
 
     def apply_chat_template(
         self,
@@ -271,13 +247,7 @@ def _until_end(text: str) -> str:
 
 
 class _Spelling(NamedTuple):
-    """How a tokenizer spells bytes.
-
-    Attributes:
-        to_bytes: the bytes of a token's content.
-        fixed: bytes of tokens that `to_bytes` does not apply to, by their ids.
-        byte_ids, strips_first_space: as `Tokenizer` has them.
-    """
+    """How a tokenizer spells bytes: those of a token's content, and `fixed` ones by tokens' ids."""
 
     to_bytes: Callable[[str], bytes]
     fixed: dict[int, bytes]
@@ -333,7 +303,6 @@ def _from_sentencepiece(content: str) -> bytes:
 
 
 def _byte_values(backend: "tokenizers.Tokenizer") -> dict[int, bytes]:
-    """The byte of each token of the form <0xE4>."""
     names = [(f"<0x{byte:{case}}>", byte) for byte in range(256) for case in ("02X", "02x")]
     ids = [(backend.token_to_id(name), bytes([byte])) for name, byte in names]
     return {id: data for id, data in ids if id is not None}

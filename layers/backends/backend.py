@@ -29,8 +29,7 @@ class Backend:
     """XLA alone, on an accelerator. A back end overrides what it offers beyond that.
 
     Attributes:
-        name: of the back end.
-        linear: the products that it multiplies by, of `engine.kernels.linear`.
+        linear: implementations of products, of `engine.kernels.linear`.
         attention: implementations of attention, best first, where none was measured.
         compiler_options: XLA's, for a step.
         is_deterministic: `engine.deterministic` was measured.
@@ -64,7 +63,6 @@ class Backend:
     __slots__ = ()
 
     def runs_on(self, device: Device) -> bool:
-        """Whether it serves programs for the device."""
         return True
 
     @property
@@ -93,23 +91,15 @@ class Backend:
     def update(
         self, num_heads: int, num_keys: int, state: tuple[int, int], decays_of_keys: bool
     ) -> StateKernel | None:
-        """The kernel of `kernels.recurrence.api.update`; None: XLA updates such states.
-
-        Args:
-            num_heads, num_keys: N heads of states, K of queries and keys.
-            state: [M, H].
-            decays_of_keys: each channel of keys has a decay, not each head.
-        """
+        """`kernels.recurrence.api.update` for states [M, H] by a kernel; None: by XLA."""
         return None
 
     @property
     def scan(self) -> StateKernel | None:
-        """The kernel of `kernels.recurrence.api.scan`."""
         return None
 
     @property
     def convolve(self) -> StateKernel | None:
-        """The kernel of `kernels.recurrence.api.convolve`."""
         return None
 
     def where_needed(
@@ -125,7 +115,7 @@ class Backend:
         return compute(*operands)
 
     def repeated(self, count: int, run: Callable[..., _State], state: _State) -> _State:
-        """The state after `run(0, state)`, `run(1, ...)`, ...: unrolled, since turns of a loop are
+        """The state after `run(0, state)`, `run(1, ...)`, ...: unrolled, as a loop's turns cost
         launches.
         """
         for nth in range(count):

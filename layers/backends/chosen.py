@@ -24,9 +24,7 @@ _chosen = jax.make_user_context(default_value=None)  # a part of the keys of jit
 
 
 def of(device: Device, linear: str | None = None) -> Backend:
-    """The back end of a device for products by `engine.kernels.linear`; None, or where it has no
-    such products: the first of the device.
-    """
+    """A device's back end for `engine.kernels.linear`; its first for None or products it lacks."""
     able = [backend for backend in ALL if backend.runs_on(device)]
     return next((backend for backend in able if backend.linear == linear), able[0])
 
@@ -49,8 +47,7 @@ def current() -> Backend:
 
 
 def kernel_or(
-    reference: Callable[_Arrays, _Out],
-    kernel: Callable[Concatenate[RowKernels, _Arrays], _Out],
+    reference: Callable[_Arrays, _Out], kernel: Callable[Concatenate[RowKernels, _Arrays], _Out]
 ) -> Callable[_Arrays, _Out]:
     """A function of arrays: the kernel, of a back end that has kernels of rows, with the
     derivative of the reference; else the reference, which is the kernel's oracle.

@@ -33,15 +33,9 @@ def gated(
 
 
 def up_and_down(
-    params: Params,
-    config: ModelConfig,
-    activation: str,
-    x_TD: jax.Array,
-    gate_scale: float = 1.0,
+    params: Params, config: ModelConfig, activation: str, x_TD: jax.Array, gate_scale: float = 1.0
 ) -> jax.Array:
-    """A gated feed-forward without its last bias, float32 [T, D]; on a mesh a chip's part of the
-    sum. `gate_scale` is a factor on the gates.
-    """
+    """A gated feed-forward without its last bias, float32 [T, D]; on a mesh a part of the sum."""
     if gate_scale == 1 and "gate_up_bias" not in params:
         multiply = backends.current().gated_product
         hidden_TF = multiply(x_TD, params["gate_up"], activation, config.dtype)

@@ -20,8 +20,6 @@ from sharding import collectives
 
 
 class _Routed(NamedTuple):
-    """Tokens and their experts."""
-
     x_TD: jax.Array
     weights_TJ: jax.Array  # float32
     ids_TJ: jax.Array  # i32; the number of experts is nobody
@@ -30,11 +28,8 @@ class _Routed(NamedTuple):
 def apply(
     params: Params, config: ModelConfig, kind: Experts, x_TD: jax.Array, context: StepContext
 ) -> tuple[jax.Array, Visits]:
-    """The sum of each token's experts, weighed, and of the shared one: float32 [T, D]; and who
-    visited whom.
-
-    Chips that divide the experts compute theirs for the tokens of all of them, and each gets the
-    sums for its own.
+    """The weighted sum of each token's experts, and of the shared one, float32 [T, D]; and the
+    visits. Chips that divide the experts exchange all tokens, and each gets its own sums.
     """
     with jax.named_scope("router"):
         routed_TD = x_TD
@@ -86,9 +81,7 @@ def _tokens_of_all(x_TD: jax.Array, weights_TJ: jax.Array, ids_TJ: jax.Array) ->
 def _mixed(
     params: Params, config: ModelConfig, kind: Experts, routed: _Routed, deterministic: bool
 ) -> jax.Array:
-    """What the experts that are here add to each token: float32 [T, D], on a mesh a chip's part of
-    each sum.
-    """
+    """Sums the local experts' results of each token, float32 [T, D]; on a mesh a part of it."""
     x_TD, weights_TJ, ids_TJ = routed
     local_TJ = ids_TJ - collectives.expert_chip() * kind.num_held
     local_TJ = jnp.where((local_TJ >= 0) & (local_TJ < kind.num_held), local_TJ, kind.num_held)
@@ -119,7 +112,6 @@ def _mean_share(scores_TE: jax.Array, valid_T1: jax.Array) -> jax.Array:
 
 
 def _visits(ids_TJ: jax.Array, num_experts: int) -> jax.Array:
-    """i32[E], how often each expert is named."""
     return (ids_TJ.ravel()[:, None] == jnp.arange(num_experts)).sum(0, dtype=jnp.int32)
 
 

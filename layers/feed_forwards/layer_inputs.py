@@ -16,14 +16,8 @@ from layers.params import Params
 def of_tokens(
     params: Params, config: ModelConfig, kind: LayerInputs, rows_TX: jax.Array, x_TD: jax.Array
 ) -> jax.Array:
-    """The elements of all layers, float32 [L, T, P].
-
-    Args:
-        params: of `LayerInputs.of_tokens`.
-        config: the model.
-        kind: its inputs.
-        rows_TX: the tokens' rows of the table, [T, L P].
-        x_TD: tokens as the first layer reads them.
+    """The inputs of all layers, float32 [L, T, P], of rows of the table [T, L P] and tokens as the
+    first layer reads them.
     """
     T, P = x_TD.shape[0], kind.width
     projected_TLP = linear(x_TD, params["projection"]).reshape(T, -1, P) * config.width**-0.5

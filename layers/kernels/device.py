@@ -20,14 +20,11 @@ class Device(NamedTuple):
 
     @property
     def is_hopper(self) -> bool:
-        """Whether it is a GPU of NVIDIA's Hopper."""
         return self.architecture == "Hopper"
 
     @property
     def architecture(self) -> str:
-        """What devices that run the same kernels alike have in common: "Hopper", a generation of
-        TPUs, or the kind itself.
-        """
+        """Devices that run the same kernels alike: "Hopper", a generation of TPUs, or the kind."""
         if self.platform == "gpu" and self.compute_capability:
             return "Hopper" if self.compute_capability == "9.0" else self.kind
         return architecture(self.kind)

@@ -27,9 +27,7 @@ PATH = Path(__file__).with_name("tuning.json")
 
 
 def winners(operation: str, device: Device) -> tuple[str, ...] | None:
-    """Implementations of an operation that a committed measurement on the device's architecture
-    ranks above the reference; None: there is no such measurement.
-    """
+    """Implementations that a measurement on this architecture ranks above the reference."""
     ranked = _nearest(device).get(operation)
     return None if ranked is None else tuple(ranked)
 
@@ -52,9 +50,7 @@ def _nearest(device: Device) -> dict[str, Any]:
 
 
 def attention_class(rows: int, num_kv_heads: int, head_width: int, page_tokens: int) -> str:
-    """Shapes of attention that share their sizes: blocks are pairs of row and KV head, up to a
-    power of 2.
-    """
+    """Key of shapes that share sizes: pairs of row and KV head, up to a power of 2."""
     blocks = 1 << (rows * num_kv_heads - 1).bit_length()
     return f"H{head_width} page{page_tokens} blocks{blocks}"
 

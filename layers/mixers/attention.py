@@ -132,23 +132,20 @@ def attend(
     token_budget: int | None = None,
     dtype: str = "float32",
 ) -> tuple[jax.Array, Leaf]:
-    """Writes this step's keys and values and attends over all of them: one call, so that a kernel
-    may fuse the two.
+    """Writes this step's keys and values and attends over all: one call, which a kernel may fuse.
 
     Args:
         q_TNH: scaled and rotated queries.
         k_TKH, v_TKH: keys and values of the packed tokens, or keys and the values in them; None
             where an earlier layer wrote them.
-        leaf: pages as the chosen implementation lays them out; or None, or the keys and values of
-            an earlier layer: rows attend among themselves.
-        context: rectangles, page tables and window of the step, and the implementation.
-        score_cap: soft limit of the scores.
+        leaf: pages as the chosen implementation lays them out. None, or an earlier layer's keys and
+            values: rows attend among themselves.
         sinks_N: a learned logit a query head, as in `contract.Options`.
         token_budget: as `Attention.token_budget`, over pages; without a cache all is read.
-        dtype: that the caller rounds the result to.
 
     Returns:
-        [T, N, H] of float32 or of `dtype`, and the leaf with this step's keys and values.
+        [T, N, H] of float32 or of `dtype`, which the caller rounds to, and the leaf with this
+        step's keys and values.
 
     Raises:
         ValueError: there are no keys.
@@ -214,9 +211,7 @@ def _rotated(
     kind: Attention,
     context: StepContext,
 ) -> jax.Array:
-    """Heads after their norm (of each, or of all at once), limit and RoPE, if they have them:
-    float32 [T, N, H].
-    """
+    """Heads after norm (of each, or of all at once), limit and RoPE, if any: float32 [T, N, H]."""
     if weight is not None:
         parts_TXX = x_TNH.reshape(x_TNH.shape[0], -1, weight.shape[0])
         is_divided = kind.qk_norm == "all"
@@ -234,12 +229,12 @@ def _clipped(x_TNH: jax.Array, kind: Attention) -> jax.Array:
 
 
 def packed_row(k_TKH: jax.Array, v_TKH: jax.Array, is_inside: bool) -> jax.Array:
-    """Keys and values for the pages, [T, 2 K, H], where what is not finite in a value becomes 0,
-    and NaN in its key; or keys alone, whose first elements are the values, with NaN in the others.
+    """Keys and values for the pages, [T, 2 K, H], where a non-finite value becomes 0, and NaN in
+    its key; or keys alone, whose first elements are the values, with NaN in the others.
 
-    A masked score is replaced before the softmax, a masked value is only multiplied by 0: a NaN
-    left in a freed page would reach its next owner through the values, never through the keys.
-    Queries that do see the key still get the NaN.
+    The softmax replaces a masked score, but multiplies a masked value by 0: a NaN left in a freed
+    page would reach its next owner through values, never through keys. Queries that see the key get
+    the NaN.
     """
     is_finite_TKH = jnp.isfinite(v_TKH)
     if is_inside:

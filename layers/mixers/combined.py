@@ -21,9 +21,7 @@ def apply_parallel(
     leaf: Stateful | None,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
-    """The sum of both mixers' outputs for the same tokens, float32 [T, D], and the leaf, with the
-    pages of one and the states of the other.
-    """
+    """Sums both mixers' outputs, float32 [T, D]; the leaf joins pages and states."""
     leaves: list[Leaf] = [None, None] if leaf is None else [leaf.paged, leaf.recurrent]
     out_TD = jnp.zeros(x_TD.shape, jnp.float32)
     scales = zip(kind.in_scales, kind.out_scales, strict=True)

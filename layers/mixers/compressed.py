@@ -130,7 +130,6 @@ def _written(
     kind: Compressed,
     context: StepContext,
 ) -> Pooled:
-    """The pages with this step's tokens, and with the entries that these end."""
     ragged, group = context.ragged, context.group_beside
     _, beside = context.spec.parts
     formats = beside.page_format(config.cache_dtype), beside.pooled_format(config.cache_dtype)
@@ -155,7 +154,6 @@ def _attend(
     options: Options,
     context: StepContext,
 ) -> jax.Array:
-    """Of a rectangle over its pages: float32 [Y, W, N, H]."""
     page_format = context.page_format
     assert page_format is not None
     pages = leaf.entries.pages
@@ -181,7 +179,6 @@ def _attend(
     count_Y = jnp.max(jnp.where(rectangle.valid_YW, last_YW + 1, 0), axis=1)
 
     def read_best() -> jax.Array:
-        """Each query is a row of its own, over the entries of its own."""
         assert isinstance(leaf.entries, Indexed)
         Y, W = last_YW.shape
         scores_YWS = indexer.scores(
@@ -211,8 +208,8 @@ def _attend(
 def _near(
     rectangle: Rectangle, group: int, window: int, page_tokens: int
 ) -> tuple[jax.Array, MaskBounds]:
-    """The blocks that each row's windows lie in, as a table of its own [Y, P], and what its queries
-    see of them: else a short row would have all rows read from where its window begins.
+    """A table [Y, P] of the blocks in each row's windows, and its queries' bounds within it: else a
+    short row would have all rows read from where its window begins.
     """
     W = rectangle.position_YW.shape[1]
     near = mask_bounds(rectangle, window)

@@ -68,7 +68,6 @@ def apply(
 def _gates(
     params: Params, config: ModelConfig, kind: DeltaNet, x_TD: jax.Array
 ) -> dict[str, jax.Array]:
-    """Of every token the numbers that its gates, betas and decays are made of."""
     inputs = _parts(linear(x_TD, params["gates"]), kind.gates)
     if kind.ranks:
         lower = _parts(linear(x_TD, params["down"]), kind.ranks)

@@ -59,9 +59,7 @@ def project(
     queries_TX: jax.Array,
     context: StepContext,
 ) -> Index:
-    """The indexer's queries, of what attention's queries are projected from; keys and weights, of
-    the tokens.
-    """
+    """Projects the indexer's queries from `queries_TX`, and its keys and weights from tokens."""
     index = kind.indexer
     assert index is not None and context.angles is not None
     T, X = x_TD.shape[0], index.head_width
@@ -87,9 +85,7 @@ def attend(
     leaf: Indexed | None,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
-    """`attention.attend` over the tokens that the indexer chooses; the leaf is
-    `Indexed`. A query that sees no more than `indexer.top_k` reads them all.
-    """
+    """`attention.attend` over chosen tokens; a query that sees up to `indexer.top_k` reads all."""
     ragged, options = context.ragged, Options(deterministic=context.deterministic)
     if leaf is None:
         parts = map(ragged.split, (q_TNH, k_TKH, v_TKH, *index))
@@ -124,7 +120,6 @@ def _attend(
     indexer: Indexer,
     context: StepContext,
 ) -> jax.Array:
-    """Of a rectangle over its pages: float32 [Y, W, N, value width]."""
     group, page_format, top_k = context.group, context.page_format, indexer.top_k
     attend_pages = api.implementation(context.attention).attend_pages
     assert page_format is not None
@@ -168,11 +163,7 @@ def _chosen_dense(index: Index, indexer: Indexer, rectangle: Rectangle) -> jax.A
 
 
 def chosen_dense(
-    q_YWIX: jax.Array,
-    weights_YWI: jax.Array,
-    k_YSX: jax.Array,
-    visible_YWS: jax.Array,
-    top_k: int,
+    q_YWIX: jax.Array, weights_YWI: jax.Array, k_YSX: jax.Array, visible_YWS: jax.Array, top_k: int
 ) -> jax.Array:
     """Which of the keys that each query sees it reads, without a cache: bool [Y, W, S]."""
     q_YWIX, weights_YWI, k_YSX = jax.lax.stop_gradient((q_YWIX, weights_YWI, k_YSX))

@@ -79,7 +79,6 @@ def apply(
 def _queries_from(
     params: Params, config: ModelConfig, kind: Latent, x_TD: jax.Array
 ) -> tuple[jax.Array, Weight]:
-    """What queries are projected from, their own latent vectors or the tokens, and by what."""
     if kind.query_rank is None:
         return x_TD, params["q"]
     down_TX = add_bias(linear(x_TD, params["q_down"]), params, "q_down_bias")
@@ -107,7 +106,6 @@ def _rotated(x_TNR: jax.Array, kind: Latent, context: StepContext) -> jax.Array:
 
 
 def _out_of(latent_TC: jax.Array, w: jax.Array, dims: str) -> jax.Array:
-    """Float32 [T, N, ...] of all heads."""
     exact = jax.lax.Precision.HIGHEST if w.dtype == jnp.float32 else None
     return jnp.einsum(
         dims, latent_TC.astype(w.dtype), w, precision=exact, preferred_element_type=jnp.float32

@@ -45,8 +45,7 @@ def apply(
     k_TNM = jnp.where(ragged.valid_T[:, None, None], k_TNM, 0)  # padding changes nothing
     inputs_T = [q_TNM, k_TNM, v_TNH]
     if kind.decay is not None:
-        log_decay_TN = jnp.where(ragged.valid_T[:, None], log_decays(kind), 0)
-        inputs_T.append(log_decay_TN)
+        inputs_T.append(jnp.where(ragged.valid_T[:, None], log_decays(kind), 0))
     recurrence = Recurrence(
         kind.state, linear_attention.recurrent, linear_attention.chunked, fused.update_linear
     )
@@ -70,9 +69,7 @@ def apply(
 
 
 def mapped(x_TNM: jax.Array, feature_map: str) -> jax.Array:
-    """What queries and keys are behind a map; see `LinearAttention`. Of the Taylor series a pair of
-    elements has one feature, as its two products are equal.
-    """
+    """Applies a feature map of `LinearAttention`; a pair's two equal products are one feature."""
     if feature_map == "silu":
         return x_TNM
     if feature_map == "elu":
@@ -89,8 +86,7 @@ def log_decays(kind: LinearAttention) -> jax.Array:
     """Of each head on this chip, float32 [N]."""
     assert kind.decay is not None
     number_N = 1 + collectives.chip() * kind.num_heads + jnp.arange(kind.num_heads)
-    num_heads = kind.num_heads * collectives.num_chips()
-    return -kind.decay * jnp.exp2(-8 * number_N / num_heads)
+    return -kind.decay * jnp.exp2(-8 * number_N / (kind.num_heads * collectives.num_chips()))
 
 
 def _normed(x_TX: jax.Array, weight: jax.Array) -> jax.Array:

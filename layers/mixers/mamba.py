@@ -29,9 +29,8 @@ def apply_mamba(
     leaf: Recurrent | None,
     context: StepContext,
 ) -> tuple[jax.Array, Recurrent | None]:
-    """One Mamba layer: float32 [T, D], and the leaf, a tail and a state of each sequence.
-
-    Chips along `model` have channels of their own, and sum what each token chooses for all of them.
+    """Returns float32 [T, D] and the leaf, a tail and a state of each sequence. Chips along `model`
+    have their own channels, and sum what each token chooses for all of them.
     """
     ragged = context.ragged
     with jax.named_scope("in"):
@@ -144,5 +143,4 @@ def apply_mamba2(
 
 
 def _spread(scales: Sequence[float], sizes: Sequence[int]) -> jax.Array:
-    """A factor for each element of parts of so many, float32 [X]."""
     return jnp.concatenate([jnp.full(n, scale) for scale, n in zip(scales, sizes, strict=True)])

@@ -29,10 +29,8 @@ def apply(
     leaf: Recurrent | None,
     context: StepContext,
 ) -> tuple[jax.Array, Recurrent | None]:
-    """One layer: float32 [T, D], and the leaf, states of each sequence.
-
-    Raises:
-        InputError: it has another number of channels than the residual stream.
+    """Returns float32 [T, D], and the leaf with each sequence's states. Raises InputError if it has
+    another number of channels than the residual stream.
     """
     X, M, ragged = kind.channels, kind.state_width, context.ragged
     kind.check_channels(config.width, collectives.num_chips())
@@ -59,14 +57,11 @@ def apply(
     with jax.named_scope("out"):
         out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
         value_TD, gate_TD = jnp.split(add_bias(out_TD, params, "out_bias"), 2, axis=1)
-    mixed_TD = rounded(value_TD * jax.nn.sigmoid(gate_TD))
-    return mixed_TD, with_states(leaf, states)
+    return rounded(value_TD * jax.nn.sigmoid(gate_TD)), with_states(leaf, states)
 
 
 def discretized(params: Params, kind: S4) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Of each state, complex [X, M]: the logarithm of what a token multiplies it by, what it adds
-    of a token that is held for a step, and how it is read.
-    """
+    """Each state's log decay a token, input factor (zero-order hold), readout: complex [X, M]."""
     X, M = kind.channels, kind.state_width
     share_X = (collectives.chip() * X + jnp.arange(X) + 0.5) / (X * collectives.num_chips())
     smallest, largest = map(math.log, _STEPS)

@@ -12,8 +12,8 @@ from layers.recurrence.sums import rounded
 def causal(
     x_YWX: jax.Array, taps_Xw: jax.Array, bias_X: jax.Array | None, tail: jax.Array
 ) -> jax.Array:
-    """Weighted sums of the inputs up to each token, float32 [Y, W, X]; a token's bits depend on
-    neither Y, W nor where a row was split.
+    """Weighted sums of inputs up to each token, float32 [Y, W, X]; a token's bits depend on neither
+    Y, W nor where a row was split.
 
     Args:
         taps_Xw: the last is the newest input's.

@@ -11,9 +11,8 @@ _UNIT = 2.0**-8
 
 def running(log_decay: jax.Array) -> jax.Array:
     """Sums of log decays [..., T, X] up to and with each token, [2, ..., T, X]: of multiples of
-    1/256, which are exact, and of the rest, which is small.
-
-    The difference of two plain sums, a weak decay behind strong ones, would have lost its digits.
+    1/256, which are exact, and of the small rest. A difference of plain sums would lose digits of
+    weak decays.
     """
     log_decay = jnp.maximum(log_decay, _LOWEST)
     coarse = jax.lax.stop_gradient(jnp.round(log_decay / _UNIT) * _UNIT)

@@ -57,14 +57,10 @@ def chunked(
 
     Args:
         log_decay: <= 0, [Y, W, N] or [Y, W, N, M].
-        resumes: bool [C] and float32 [C, N, M, H]: the chunks of a single row that begin with a
-            state of their own.
+        resumes: of a single row (else InputError), as `order.by_chunk` has it.
 
     Returns:
         Outputs float32 [Y, W, N, H] and the states after every chunk, float32 [Y, C, N, M, H].
-
-    Raises:
-        InputError: There are several rows to resume in.
     """
     num_tokens, width = v_YWNH.shape[1], v_YWNH.shape[3]
 
@@ -107,9 +103,7 @@ def _by_channel(log_decay: jax.Array) -> jax.Array:
 
 
 def _pairs(a_YCNTM: jax.Array, k_YCNTM: jax.Array, running_YCNT1: jax.Array) -> jax.Array:
-    """a_t k_s exp(g_(s+1) + .. + g_t) of all tokens s <= t of a chunk, 0 of others: float32
-    [Y, C, N, T, S].
-    """
+    """a_t k_s exp(g_(s+1) + .. + g_t) of s <= t within a chunk, else 0: f32[Y, C, N, T, S]."""
     log_YCNTS = decays.between(running_YCNT1, jnp.swapaxes(running_YCNT1, -1, -2))
     is_past_TS = jnp.tri(k_YCNTM.shape[3], dtype=bool)
     decay_YCNTS = jnp.exp(jnp.where(is_past_TS, log_YCNTS, -jnp.inf))
@@ -151,9 +145,8 @@ def _pairs_by_halves(a_ZTM: jax.Array, k_ZTM: jax.Array, running_ZTM: jax.Array)
 
 
 def _inverse(x_YCNTS: jax.Array) -> jax.Array:
-    """Inverses of matrices whose diagonal is taken to be 1, and what is above it 0.
-
-    By halves, as every device is fast at products; LAPACK's threads wait for each other.
+    """Inverts matrices whose diagonal counts as 1, and what is above it as 0; by halves, as every
+    device is fast at products, and LAPACK's threads wait for each other.
     """
     return _inverse_by_halves(_one_batch(x_YCNTS)).reshape(x_YCNTS.shape)
 
@@ -174,9 +167,7 @@ def _inverse_by_halves(x_ZTS: jax.Array) -> jax.Array:
 
 
 def _one_batch(x_YCN: jax.Array) -> jax.Array:
-    """[Y, C, N, ...] -> [Z, ...]; with an axis for each halving, a product would soon have the
-    eight at which XLA's CPU backend ends the process.
-    """
+    """[Y, C, N, ...] -> [Z, ...]; XLA's CPU backend ends the process at eight axes."""
     return x_YCN.reshape(-1, *x_YCN.shape[3:])
 
 

@@ -24,10 +24,7 @@ def recurrent(
     before_YMX: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
     """Token by token; on a CPU a token's bits depend on neither Y, W nor where a row was split.
-
-    Args:
-        dt_YWX: >= 0.
-        A_MX: < 0.
+    `dt_YWX` is >= 0, `A_MX` < 0.
 
     Returns:
         Outputs float32 [Y, W, X] and the states after every token, float32 [Y, W, M, X].
@@ -53,22 +50,18 @@ def chunked(
     resumes: order.Resumes | None = None,
     chunk: int = 64,
 ) -> tuple[jax.Array, jax.Array]:
-    """Chunk by chunk (C = ceil(W / chunk)), of which only one's states exist at a time, with
-    gradients too. As every channel decays by itself there is no product to make of a chunk: a CPU
-    goes through it token by token, as `recurrent`, other devices by an associative scan, which
-    computes and moves several times as much in fewer steps.
+    """Chunk by chunk (C = ceil(W / chunk)); only one chunk's states exist at a time, with gradients
+    too.
+
+    Every channel decays by itself, so a chunk is no product: a CPU goes through it token by token,
+    other devices by an associative scan, with several times the work in fewer steps.
 
     Args:
-        dt_YWX: >= 0.
-        A_MX: < 0.
-        resumes: bool [C] and float32 [C, M, X]: the chunks of a single row that begin with a state
-            of their own.
+        dt_YWX, A_MX: >= 0, and < 0.
+        resumes: of a single row (else InputError), as `order.by_chunk` has it.
 
     Returns:
         Outputs float32 [Y, W, X] and the states after every chunk, float32 [Y, C, M, X].
-
-    Raises:
-        InputError: There are several rows to resume in.
     """
     num_tokens = x_YWX.shape[1]
 

@@ -34,8 +34,7 @@ def recurrent(
     Raises:
         InputError: N is no multiple of K.
     """
-    num_heads = v_YWNH.shape[2]
-    shared = _heads_per_key(k_YWKM, num_heads)
+    shared = _heads_per_key(k_YWKM, v_YWNH.shape[2])
 
     def step(state_YNMH: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
         q_YKM, k_YKM, v_YNH, decay_YN = token
@@ -62,14 +61,13 @@ def chunked(
 
     Args:
         log_decay_YWN: g <= 0; None is no decay.
-        resumes: bool [C] and float32 [C, N, M, H]: the chunks of a single row that begin with a
-            state of their own.
+        resumes: of a single row (else InputError), as `order.by_chunk` has it.
 
     Returns:
         Outputs float32 [Y, W, N, H] and the states after every chunk, float32 [Y, C, N, M, H].
 
     Raises:
-        InputError: N is no multiple of K, or there are several rows to resume in.
+        InputError: N is no multiple of K.
     """
     num_rows, num_tokens, num_heads, width = v_YWNH.shape
     shared = _heads_per_key(k_YWKM, num_heads)

@@ -20,10 +20,10 @@ Resumes = tuple[jax.Array, jax.Array]  # is_new bool [C], states [C, ...]
 def by_token(
     step: Step[jax.Array], before: jax.Array, tokens: object
 ) -> tuple[jax.Array, jax.Array]:
-    """Feeds tokens [Y, W, ...] one after the other into states [Y, ...].
+    """Feeds tokens [Y, W, ...] one by one into states [Y, ...].
 
-    What goes in and comes out is rounded: a factor would be moved from one side of a product to
-    the other in a program without a loop, and not in one that has one.
+    Inputs and outputs are rounded: else a program with a loop and one without would place a factor
+    on different sides of a product.
 
     Returns:
         The outputs [Y, W, ...] and the states after every token [Y, W, ...].
@@ -52,14 +52,16 @@ def by_token(
 def by_chunk(
     step: Step[Out], before: jax.Array, chunks: object, resumes: Resumes | None
 ) -> tuple[Out, jax.Array]:
-    """Feeds chunks [Y, C, ...] one after the other into states [Y, ...], which `resumes` replaces
-    before the chunks that it says are new.
+    """Feeds chunks [Y, C, ...] one by one into states [Y, ...].
+
+    Args:
+        resumes: bool [C] and float32 [C, ...]: a single row's chunks that begin with another state.
 
     Returns:
-        What `step` returns beside the states [Y, C, ...], and the states after every chunk.
+        The other results of `step` [Y, C, ...], and the states after every chunk.
 
     Raises:
-        InputError: There are several rows to resume in.
+        InputError: there are several rows to resume in.
     """
     if resumes is not None and len(before) != 1:
         raise InputError(f"resumes are for a single row, not for {len(before)}")

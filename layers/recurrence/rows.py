@@ -29,8 +29,8 @@ class Recurrence(NamedTuple):
         recurrent: (*inputs, state before each row [Y, ...]) -> outputs [Y, W, ...] and the states
             after every token [Y, W, ...].
         chunked: (*inputs, states before, resumes, tokens of a chunk) -> outputs and the states
-            behind every chunk [Y, C, ...]. `resumes` is None, or, of one row, which chunks start
-            from another state, bool[C], and from which, [C, ...].
+            after every chunk [Y, C, ...]. `resumes` is None or, of one row, which chunks start from
+            another state, bool[C], and from which, [C, ...].
         in_place: `recurrent` by a kernel: (*inputs, states of all sequences, rows that follow none
             of the others) -> outputs and the states with this step's; None: no kernel takes them.
     """
@@ -51,12 +51,10 @@ def recur(
     """Feeds a rectangle's tokens to a recurrence.
 
     Args:
-        recurrence: both forms of it.
         inputs: of each token, [Y, W, ...]; those of padding leave a state as it is.
         states: float32 [slots + 1, 1 + k, ...], of all sequences; None: rows begin at zero.
-        rectangle: the rows.
-        is_sequential: whether prompts go token by token too, so that a token's bits do not depend
-            on how its prompt was cut.
+        is_sequential: prompts go token by token too, so that bits do not depend on how they were
+            cut.
 
     Returns:
         The outputs [Y, W, ...], and the states with this step's.
@@ -95,14 +93,12 @@ def convolve(
     tails: jax.Array | None,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """A causal convolution of each channel, whose state is its newest w - 1 inputs.
+    """Computes a causal convolution of each channel, whose state is its newest w - 1 inputs.
 
     Args:
-        x_YWX: float32 inputs.
-        taps_Xw: w taps a channel, the last of them the newest token's.
-        bias_X: added to what leaves.
+        x_YWX: float32.
+        taps_Xw: w taps a channel, the newest token's last.
         tails: float32 [slots + 1, 1 + k, w - 1, X]; None: rows begin at zero.
-        rectangle: the rows.
 
     Returns:
         Float32 [Y, W, X], and the tails with this step's.
@@ -154,7 +150,6 @@ def _follows(rectangle: Rectangle) -> jax.Array:
 
 
 def _keep_last(states: jax.Array, rectangle: Rectangle, after_Y: jax.Array) -> jax.Array:
-    """Stores the state behind the last row of each sequence."""
     goes_on_Y = jnp.pad(_follows(rectangle)[1:], (0, 1))
     is_kept_Y = rectangle.valid_YW[:, 0] & ~goes_on_Y
     slot_Y = jnp.where(is_kept_Y, rectangle.slot_Y, states.shape[0] - 1)
@@ -165,8 +160,6 @@ def _keep_last(states: jax.Array, rectangle: Rectangle, after_Y: jax.Array) -> j
 def _token_by_token(
     recurrence: Recurrence, inputs: Inputs, before_Y: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """The outputs [Y, W, ...] of `recurrent`, and the last states alone."""
-
     def feed(state_Y: jax.Array, token: Inputs) -> tuple[jax.Array, jax.Array]:
         token = jax.tree.map(lambda x: x[:, None], token)
         out_Y1, after_Y1 = recurrence.recurrent(*token, state_Y)
@@ -180,9 +173,7 @@ def _token_by_token(
 def _row_by_row(
     recurrence: Recurrence, inputs: Inputs, before_Y: jax.Array, follows_Y: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """`_token_by_token` of a chain: each row follows the one before it, or has a state of its
-    own.
-    """
+    """`_token_by_token` of a chain: each row follows the one before it, or has its own state."""
 
     def feed(
         carried: jax.Array, row: tuple[Inputs, jax.Array, jax.Array]

@@ -28,7 +28,7 @@ def recurrent(
     """Token by token; on a CPU a token's bits depend on neither Y, W nor where a row was split.
 
     Args:
-        is_valid_YW: False where a token is padding and leaves the state as it was.
+        is_valid_YW: False where a token is padding, which leaves the state as it was.
 
     Returns:
         Outputs float32 [Y, W, X] and the states after every token, float32 [Y, W, 2, M, X].
@@ -67,16 +67,12 @@ def chunked(
     powers cost more than tokens, goes through a chunk as `recurrent`.
 
     Args:
-        is_valid_YW: False where a token is padding and leaves the state as it was; behind padding
-            its chunk has no further tokens.
-        resumes: bool [C] and float32 [C, 2, M, X]: the chunks of a single row that begin with a
-            state of their own.
+        is_valid_YW: False where a token is padding, which leaves the state as it was; behind
+            padding its chunk has no further tokens.
+        resumes: of a single row (else InputError), as `order.by_chunk` has it.
 
     Returns:
         Outputs float32 [Y, W, X] and the states after every chunk, float32 [Y, C, 2, M, X].
-
-    Raises:
-        InputError: There are several rows to resume in.
     """
     num_tokens = x_YWX.shape[1]
     size = min(chunk, num_tokens)
@@ -126,9 +122,7 @@ def chunked(
 
 
 def convolved(x_YWX: jax.Array, log_a_MX: jax.Array, B_MX: jax.Array, C_MX: jax.Array) -> jax.Array:
-    """Whole rows that begin at zero, as one long convolution by Fourier transforms: float32
-    [Y, W, X].
-    """
+    """Whole rows from zero as one convolution by Fourier transforms: float32 [Y, W, X]."""
     num_tokens = x_YWX.shape[1]
     kernel_WX = _kernel(_powers(log_a_MX, num_tokens), B_MX, C_MX)
     padded = 2 * num_tokens  # or the end of a row would reach its beginning
@@ -147,5 +141,4 @@ def _kernel(powers_TMX: jax.Array, B_MX: jax.Array, C_MX: jax.Array) -> jax.Arra
 
 
 def _parts(x: jax.Array) -> jax.Array:
-    """Real and imaginary part, [..., 2, M, X]."""
     return jnp.stack([x.real, x.imag], axis=-3)

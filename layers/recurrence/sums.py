@@ -15,10 +15,10 @@ def product(subscripts: str, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def rounded(x: jax.Array) -> jax.Array:
-    """x, finite, as float32 has it: a product that is rounded before it is added to something.
+    """Rounds a finite product to float32 before it is added to something.
 
-    Compilers make one multiply-add of a product and a sum, and which product of two they choose
-    changes from one program to the next. They cannot where a maximum lies between.
+    Compilers fuse a product and a sum, and choose which product of two differently from program to
+    program. They cannot where a maximum lies between.
     """
     return jnp.maximum(x, _LOWEST)
 

@@ -21,8 +21,7 @@ from layers.ragged import Rectangle
 
 def num_visible(rectangle: Rectangle) -> jax.Array:
     """How many tokens each query of the rectangle may see, i32[Y, W]."""
-    last_YW = mask_bounds(rectangle, None).last_YW
-    return jnp.where(rectangle.valid_YW, last_YW + 1, 0)
+    return jnp.where(rectangle.valid_YW, mask_bounds(rectangle, None).last_YW + 1, 0)
 
 
 def longest(rectangle: Rectangle) -> jax.Array:
@@ -61,9 +60,7 @@ def _best(
 
 
 def entries(table_YP: jax.Array, column_YX: jax.Array, page_tokens: int) -> jax.Array:
-    """What a table has in the columns [Y, ...], 0 where there is no such column; padded on the last
-    axis so that pages of `page_tokens` are whole blocks.
-    """
+    """Table entries of columns [Y, ...], or 0, padded to whole blocks of `page_tokens` pages."""
     num_columns, shape = table_YP.shape[1], column_YX.shape
     flat_YX = column_YX.reshape(shape[0], -1)
     page_YX = jnp.take_along_axis(table_YP, jnp.minimum(flat_YX, num_columns - 1), axis=1)
@@ -73,9 +70,7 @@ def entries(table_YP: jax.Array, column_YX: jax.Array, page_tokens: int) -> jax.
 
 
 def single_entries(table_YP: jax.Array, index_YWJ: jax.Array, page_tokens: int) -> jax.Array:
-    """The table of what was chosen, by its index in a sequence, as pages of one entry each: i32
-    [Y, W, J], padded to whole blocks.
-    """
+    """The table of chosen entries as pages of one each: i32 [Y, W, J], padded to whole blocks."""
     page_YWJ = entries(table_YP, index_YWJ // page_tokens, 1)
     padding = (0, 0), (0, 0), (0, page_YWJ.shape[2] - index_YWJ.shape[2])
     return page_YWJ * page_tokens + jnp.pad(index_YWJ % page_tokens, padding)
@@ -100,13 +95,8 @@ def each_query(rectangle: Rectangle, table_YWX: jax.Array, count_YW: jax.Array) 
 def in_steady_tiles(
     score: Callable[..., jax.Array], deterministic: bool, *queries_YWX: jax.Array
 ) -> jax.Array:  # noqa: ANN001
-    """`score` of all query tokens, [Y, W, ...]; where bits may not depend on the rectangle, of as
-    many at a time as a product needs to sum in one order.
-
-    Args:
-        score: of arrays [Y, tile, ...].
-        deterministic: whether they may not.
-        queries_YWX: what it takes.
+    """`score` of all query tokens, [Y, W, ...], by arrays [Y, tile, ...]. If `deterministic`, a
+    tile has as many tokens as a product needs to sum in one order.
     """
     Y, W = queries_YWX[0].shape[:2]
     tile = MIN_DETERMINISTIC_ROWS if deterministic else W

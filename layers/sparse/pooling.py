@@ -40,7 +40,6 @@ def pooled(
 
     Args:
         parts: `pooling` of attention and of the indexer.
-        config, kind: the model, and the layer.
         pooled_XLZ: what the L tokens of each entry keep, in the order of `Compressed.parameters`.
         position_XL: i32, their positions; below 0 there is none.
     """
@@ -100,9 +99,7 @@ def written(
     Args:
         pages: of attention's entries, and of the indexer's: [P, page tokens / stride, width].
         pooled_rows: what tokens keep for entries, pages [P, page tokens, Z], with this step's.
-        rectangle: the queries.
         pool: `pooled`, told its layer.
-        config, kind, context: the model, the layer, and what it is told of the step.
     """
     m, L, dtype = kind.stride, kind.pooled_tokens, config.cache_dtype
     own_part, beside = context.spec.parts
@@ -124,8 +121,7 @@ def written(
         page_YX = jnp.take_along_axis(token_tables, at_YX // page_tokens, axis=1)
         rows = pooled_rows.at[page_YX, at_YX % page_tokens].get(mode="promise_in_bounds")
         pooled_YXZ = page_rows.numbers(rows, beside.pooled_format(dtype), config.dtype)
-        pooled_XLZ = pooled_YXZ.reshape(-1, L, beside.pooled_width)
-        return pool(pooled_XLZ, position_YEL.reshape(-1, L))
+        return pool(pooled_YXZ.reshape(-1, L, beside.pooled_width), position_YEL.reshape(-1, L))
 
     def nothing() -> list[jax.Array]:
         shapes = jax.eval_shape(pool_entries)

@@ -28,11 +28,8 @@ _MASKED = -1e30
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Observed(Paged):
-    """Token-major pages of a sequence, which attention only reads.
-
-    Attributes:
-        weight_S: float32 [S], S the entries of a page table times page tokens: the softmax weights
-            of each token, summed over the queries and heads of the layers that read the pages.
+    """Token-major pages of a sequence, which attention only reads; `weight_S` (float32, S = table
+    entries x page tokens) sums each token's softmax weights over the queries and heads of layers.
     """
 
     weight_S: jax.Array
@@ -47,9 +44,7 @@ class Observed(Paged):
         page_format: PageFormat,
         options: Options,
     ) -> tuple[jax.Array, Self]:
-        """Adds the weights of one sequence's row; a layer with a window keeps its pages by that
-        alone, and adds nothing.
-        """
+        """Adds the weights of one sequence's row; a layer with a window adds nothing."""
         arguments = rectangle, group, page_format, options
         out, leaf = super().attend(attend_pages, q_YWNH, *arguments)
         if options.window is not None:

@@ -13,11 +13,7 @@ PLOT = flags.DEFINE_string("plot", None, "PNG file: a picture of the result.")
 
 
 def check_plot() -> None:
-    """Whether --plot could be drawn and written, where it is given.
-
-    Raises:
-        InputError: it cannot be written, or matplotlib is not installed.
-    """
+    """Raises InputError if --plot cannot be written, or matplotlib is not installed."""
     if PLOT.value is None:
         return
     user_files.check_target(f"--plot={PLOT.value}", PLOT.value, ".png")
@@ -26,10 +22,6 @@ def check_plot() -> None:
 
 
 def write(name: str, content: bytes) -> None:
-    """Writes the file whole and says so on stderr.
-
-    Raises:
-        InputError: it cannot be written.
-    """
+    """Writes the file whole and says so on stderr. Raises InputError if it cannot be written."""
     user_files.write({Path(name): content})
     common.say(f"wrote {name}")

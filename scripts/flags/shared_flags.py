@@ -20,11 +20,7 @@ RATE = flags.DEFINE_float("rate", None, "Requests a second (`plan`: to keep --sl
 
 
 def whole_numbers(flag: flags.FlagHolder[str]) -> list[int]:
-    """The numbers of a flag that lists some, separated by commas.
-
-    Raises:
-        InputError: one of them is not a whole number from 1 on.
-    """
+    """A flag's numbers, separated by commas; raises InputError unless they are whole, from 1 on."""
     numbers = [number.strip() for number in flag.value.split(",")]
     if not all(n.isascii() and n.isdigit() and len(n) < 16 and int(n) > 0 for n in numbers):
         raise InputError(
@@ -35,11 +31,7 @@ def whole_numbers(flag: flags.FlagHolder[str]) -> list[int]:
 
 
 def chosen(flag: flags.FlagHolder[list[str] | None], names: Collection[str]) -> list[str]:
-    """Those of the names that a flag lists, in their own order; all where it is not given.
-
-    Raises:
-        InputError: it lists another.
-    """
+    """The names that a flag lists, in their order (default: all); raises InputError for another."""
     for name in flag.value or ():
         if name not in names:
             raise InputError(f"--{flag.name} lists some of {', '.join(names)}, not {name!r}")

@@ -33,14 +33,8 @@ _MOST_DRAFTS = MOST_TREE_DRAFTS  # of chains, too: none that are longer pay
 
 
 def apply(config: Config, model: str) -> Config:
-    """The configuration with the proposer that --speculate names.
-
-    Args:
-        config: without one.
-        model: what --model names.
-
-    Raises:
-        InputError: it names none, or one that does not go with this model.
+    """The configuration of `model` with the proposer that --speculate names; raises InputError if
+    that does not exist or go with the model.
     """
     if SPECULATE.value in (None, "none"):
         return config
@@ -67,7 +61,6 @@ def apply(config: Config, model: str) -> Config:
 
 
 def open_draft(config: Config, model: str, progress: "Progress | None") -> "Checkpoint":
-    """The checkpoint of the model that drafts, for what --model names."""
     return _resolved(config.model.name, model).open(progress)
 
 
@@ -91,8 +84,6 @@ def _resolved(target: str, model: str) -> "Resolved":
 
 
 class _Speculation(NamedTuple):
-    """What --speculate says."""
-
     name: str  # of the proposer, or `_MTP`
     model: str  # that drafts
     num_drafts: int | None  # None: whatever pays

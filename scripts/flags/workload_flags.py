@@ -48,15 +48,8 @@ def is_open() -> bool:
 
 
 def read(concurrency: int | None = None, kind: str | None = None, **defaults: Any) -> Workload:
-    """The workload that the flags name.
-
-    Args:
-        concurrency: of a closed one.
-        kind: whatever --workload says.
-        defaults: fields of `Workload` that hold where no flag says otherwise.
-
-    Raises:
-        InputError: a flag is not valid, or does not go with the kind.
+    """The workload of the flags; `defaults` are fields that no flag sets. Raises InputError if a
+    flag is invalid, or does not go with the kind.
     """
     name = _WORKLOAD.value
     kind = kind or (name if name in ("closed", "poisson") else "trace")
@@ -67,8 +60,7 @@ def read(concurrency: int | None = None, kind: str | None = None, **defaults: An
         for flag in _DRAWN:
             if flag.present:
                 raise InputError(f"a trace has its own lengths: leave --{flag.name} out")
-        rate = shared_flags.RATE.value
-        return Workload("trace", _REQUESTS.value, rate, trace=name, seed=seed)
+        return Workload("trace", _REQUESTS.value, shared_flags.RATE.value, trace=name, seed=seed)
     flag_values = {
         "num_requests": _REQUESTS.value,
         "rate": shared_flags.RATE.value,

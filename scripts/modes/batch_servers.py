@@ -32,18 +32,11 @@ def answer(
     at_a_time: int | None,
     saved: ResumableResults,
 ) -> None:
-    """Adds a result for each line, as it comes.
-
-    Args:
-        lines: what is asked.
-        url: of a server; None: an engine is started.
-        engine: flags of its process.
-        at_a_time: requests; None: what fits.
-        saved: takes the results.
+    """Adds a result for each line, as it comes, from a server, or from an engine with these flags.
 
     Raises:
         InputError: the server cannot be reached, at first or for too long, or refuses the key.
-        KeyboardInterrupt: at Ctrl-C, once what had come was added.
+        KeyboardInterrupt: at Ctrl-C, after the results so far were added.
     """
     with interrupts.Deferred() as interrupt, common.bars() as bar:
         progress = _Progress(len(lines), bar)
@@ -87,10 +80,7 @@ async def _by_server(
 
 
 async def _by_engine(
-    lines: Sequence[Line],
-    engine: Sequence[str],
-    at_a_time: int | None,
-    add: OnResult,
+    lines: Sequence[Line], engine: Sequence[str], at_a_time: int | None, add: OnResult
 ) -> None:
     from inference.server.client.launch import Subprocess
     from inference.server.service import Limits, Service
@@ -113,7 +103,6 @@ class _Progress:
         self._start = self._printed_s = time.monotonic()
 
     def add(self, record: Record) -> int:
-        """Counts a result; returns how many there are."""
         self._done += 1
         self._tokens += records.num_tokens(record)
         now = time.monotonic()

@@ -35,7 +35,6 @@ _PAGE_SIZES = (16, 64, 128)
 
 
 def run(repeats: int, only: flags.FlagHolder[list[str] | None], plot: str | None) -> None:
-    """Runs the ablations that the flag `only` lists."""
     kind = "closed" if shared_flags.RATE.value is None else "poisson"
     workload = workload_flags.read(kind=kind, **_DEFAULTS)
     resolved, config = common.resolve_config({})
@@ -72,8 +71,6 @@ def run(repeats: int, only: flags.FlagHolder[list[str] | None], plot: str | None
 
 
 class _Bench:
-    """Engines of one model, each for its own runs."""
-
     def __init__(self, checkpoint: "Checkpoint", model: ModelConfig, repeats: int):
         from inference.runtime import compilation_cache
         from layers import decoder
@@ -159,7 +156,6 @@ def _predict_naive(bench: _Bench, load: Sequence[TimedRequest]) -> dict[str, flo
 
 
 def _run_naive(bench: _Bench, load: Sequence[TimedRequest]) -> dict[str, float]:
-    """The first requests one after another, compilation left out."""
     from inference.runtime import naive
 
     seconds = 0.0
@@ -191,10 +187,9 @@ def _waste(
     config = Config(bench.model, last.engine.replace(page_tokens=page_tokens))
     expected = measure.predict(config, load, bench.machine)
     (runs,) = bench.serve([config], load, f"pages of {page_tokens}")
-    measured = measure.figures(runs)
     return {
         "page_tokens": page_tokens,
-        "kv_waste": measured["kv_waste"],
+        "kv_waste": measure.figures(runs)["kv_waste"],
         "predicted_kv_waste": measure.figures([expected])["kv_waste"],
         "half_page": ablation.half_page_waste(load, page_tokens),
     }

@@ -36,14 +36,8 @@ _DRAWN = dataclasses.replace(GREEDY, temperature=0.8, top_p=0.95, top_k=50)
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """What flags say beside the workload.
-
-    Attributes:
-        start_s: when the process began, as `time.time` counts.
-        open_: a resolved model -> its checkpoint, or None.
-        is_random: that it is None.
-        repeats: medians are reported.
-        plot: file of a picture, or None.
+    """Flags besides the workload; `start_s` is the process's, as `time.time` counts, `open_`
+    returns the checkpoint of a resolved model, or None, and `plot` is the file of a picture.
     """
 
     start_s: float
@@ -119,14 +113,7 @@ class _Bench:
 
 
 def run_closed(sizes: list[int], prefill_tokens: int, beside: str | None, options: Options) -> None:
-    """One row for each number of requests at a time.
-
-    Args:
-        sizes: these numbers.
-        prefill_tokens: of each prompt that measures prefill.
-        beside: file of another engine's figures.
-        options: the rest.
-    """
+    """One row for each number of requests at a time, beside another engine's figures in a file."""
     slo = workload_flags.slo()
     if prefill_tokens < 1:
         raise InputError(f"--prefill_tokens is at least 1, not {prefill_tokens}")
@@ -184,7 +171,6 @@ def run_closed(sizes: list[int], prefill_tokens: int, beside: str | None, option
 
 
 def run_open(options: Options) -> None:
-    """One row of requests that arrive at times of their own."""
     workload, slo = workload_flags.read(), workload_flags.slo()
     lines = requests.read_trace(workload.trace, workload.num_requests) if workload.trace else []
     if lines and options.is_random:

@@ -15,11 +15,7 @@ _SERVING = (
 READ = {
     "--workload=closed": (
         *_SERVING,
-        "concurrency",
-        "prefill_tokens",
-        "beside",
-        "plot",
-        "json_lines",
+        *("concurrency", "prefill_tokens", "beside", "plot", "json_lines"),
     ),
     "--workload=poisson or FILE.jsonl": (*_SERVING, "plot"),
     "--ablation": (*_EVERY, *_LOAD, "ablation", "ablation_only", "repeats", "plot"),

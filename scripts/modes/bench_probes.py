@@ -23,7 +23,6 @@ _HOST_RUNNING = (64, 256)
 
 
 def interference(num_running: int, long_tokens: int, repeats: int) -> None:
-    """Time between tokens while a long prompt is prefilled."""
     probe = Interference(num_running, long_tokens)
     resolved, config = common.resolve_config({})
     common.check_one_chip(dataclasses.replace(config, prefill=TOGETHER), "--interference")
@@ -67,7 +66,6 @@ def interference(num_running: int, long_tokens: int, repeats: int) -> None:
 
 
 def host_cost() -> None:
-    """The host's part of a step, of sequences that decode."""
     _, config = common.resolve_config({})
     common.check_one_chip(config, "--host_cost")
     rows = [

@@ -29,20 +29,8 @@ if TYPE_CHECKING:
 _LARGEST = 1 << 20
 
 
-def decode(
-    points: Sequence[str],
-    open_: "Open",
-    repeats: int,
-    with_engine: bool,
-) -> None:
-    """A row a point.
-
-    Args:
-        points: "sequences x context" each.
-        open_: a resolved model -> its checkpoint, or None.
-        repeats: medians are reported.
-        with_engine: also what the engine adds.
-    """
+def decode(points: Sequence[str], open_: "Open", repeats: int, with_engine: bool) -> None:
+    """Prints a row a point, "sequences x context"; `with_engine` adds the engine's own time."""
 
     def measure(engine: "Engine", context: int, hardware: HardwareSpec) -> steps.DecodeStep:
         return steps.decode(engine, context, hardware, repeats, with_engine)
@@ -60,13 +48,8 @@ def prefill(points: Sequence[str], open_: "Open", repeats: int) -> None:
 
 
 class _Mode(NamedTuple):
-    """One of the two.
-
-    Attributes:
-        flag: its name.
-        unit: what a point counts behind its sequences.
-        sizes: (configuration, sequences, units) -> the configuration to measure.
-        measure: (engine, units, hardware) -> a `steps.DecodeStep` or `steps.PrefillStep`.
+    """Decode or prefill; `unit` is that of a point's second number. `sizes` configures an engine
+    for a point, `measure` its step.
     """
 
     flag: str
@@ -117,7 +100,6 @@ def _run(mode: _Mode, texts: Sequence[str], open_: "Open") -> None:
 def _engine(
     config: Config, checkpoint: "Checkpoint | None", loaded: "tuple[Params, ModelConfig] | None"
 ) -> "Engine":
-    """An engine with weights that were loaded before, or else its own."""
     if loaded is None:
         return common.load_engine(checkpoint, config)
     from inference.engine import Engine

@@ -14,17 +14,13 @@ from scripts.flags.requests import key_flag
 
 @dataclasses.dataclass(frozen=True)
 class BenchOptions:
-    """What flags say beside the workload.
+    """Flags besides the workload.
 
     Attributes:
-        url: of the server.
         model: as the server names it; None: the first that it lists.
         endpoint: path of completions or of chats.
-        dataset, dataset_path: where prompts are from.
-        as_text: random prompts are words.
-        vocab_size: random ids are below it.
         concurrency: requests at a time, of a closed workload; empty: all.
-        goodput: what a good answer keeps, or None.
+        goodput: limits of a good answer, or None.
     """
 
     url: str
@@ -82,9 +78,7 @@ async def _run(options: BenchOptions, workload: Workload) -> None:
 
 
 def _workload(options: BenchOptions) -> Workload:
-    """Without --seed another one each time: what a server has cached of an earlier run would be
-    found, and be no measure of it.
-    """
+    """Without --seed a new one each time, since a server may have cached an earlier run's."""
     if len(options.concurrency) > 1:
         raise InputError("--url measures one --concurrency at a time: give one number")
     if options.concurrency and workload_flags.is_open():

@@ -19,10 +19,7 @@ if TYPE_CHECKING:
 def compare(
     engine: "Engine", prompts: Sequence[list[int]], params: SamplingParams
 ) -> tuple[list[dict[str, object]], dict[str, float]]:
-    """Results as `generate` prints them, decoded without a cache, and the time of both ways.
-
-    Times without a cache leave compilation out, except the first token's.
-    """
+    """Decodes prompts with and without a cache; results, and times without compilation."""
     params = dataclasses.replace(params, seed=params.seed or 0)
     model = engine.config.model
     decoded, naive_s, first_token_s = [], 0.0, 0.0

@@ -27,9 +27,7 @@ class EngineRunner:
     """The steps of a model with random weights, on whose values their time does not depend."""
 
     def __init__(self, model: ModelConfig, progress: Callable[[int, int, str], None]):
-        """Compiles all steps that only decode or only prefill, and where padding is free those that
-        prefill beside rows of padding.
-        """
+        """Compiles steps that only decode or prefill, and, if padding is free, padded prefill."""
         config = verify.engine_config(model)
         self._runner = ModelRunner(config, params.init(decoder.param_infos(model)))
         engine = self._runner.config.engine
@@ -57,7 +55,6 @@ class EngineRunner:
         return first_start.timed(self._runner, self._probe.read)
 
     def held_bytes(self) -> tuple[int, int]:
-        """Bytes of weights and of cache, as allocated."""
         weight_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(self._runner.params))
         return weight_bytes, self._runner.cache_bytes
 
@@ -75,11 +72,11 @@ def models(model: ModelConfig) -> list[ModelConfig]:
 
 
 def check(model: ModelConfig) -> None:
-    """Whether this machine can run the model's points.
+    """Checks that this machine can run the model's points.
 
     Raises:
-        InputError: JAX computes on another device than this machine's processor, which is what is
-            calibrated; a layer cannot run yet; or weights and cache need more memory than there is.
+        InputError: JAX computes on another device than the calibrated processor; a layer cannot run
+            yet; or weights and cache need more memory than there is.
     """
     if jax.default_backend() != "cpu":
         raise InputError(
@@ -96,8 +93,7 @@ def check(model: ModelConfig) -> None:
 
 
 def run(model: ModelConfig, progress: Callable[[int, int, str], None]) -> list[Verification]:
-    """Verifies the planner on a model in several formats of weights, and keeps the last calibration
-    of each.
+    """Verifies the planner on a model in several weight formats, and keeps their last calibrations.
 
     Raises:
         InputError: the model's steps are too slow to calibrate.

@@ -27,14 +27,8 @@ def trained(
     record: dict[str, object],
     output: Path,
 ) -> "tuple[Contents, dict[str, object], Path]":
-    """A checkpoint's tensors after a training, the record with it, and the folder of its steps.
-
-    Args:
-        checkpoint: where it starts.
-        formats: that its parameters will have, by path.
-        tokens: ids that it is trained on, one text behind the other.
-        record: what the run is.
-        output: the directory that comes of it.
+    """Trains a checkpoint on ids, one text behind the other, for `formats` by path of parameter.
+    Returns its tensors, the record with the training, and the folder of its steps.
     """
     from inference.checkpoints import names
     from inference.checkpoints.checkpoint import Contents
@@ -65,5 +59,4 @@ def trained(
     )
     before = checkpoint.contents()
     source = export.tensors(values, checkpoint.config.name)
-    trained_contents = Contents(source, names.identity, before.read_files, before.raw_config)
-    return trained_contents, record, path
+    return Contents(source, names.identity, before.read_files, before.raw_config), record, path

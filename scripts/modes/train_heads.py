@@ -27,13 +27,7 @@ _LEAST_WINDOW = 16  # tokens behind the opening
 
 
 def subject(task: str, checkpoint: "Checkpoint", text: str | None) -> "Subject":
-    """Heads for a checkpoint, a `Subject`.
-
-    Args:
-        task: one of `TASKS`.
-        checkpoint: of the target.
-        text: the file that they are trained on; None: what the target writes.
-    """
+    """Heads for a target's checkpoint, trained on a file, or (`text` is None) on its own output."""
     from inference.checkpoints import provenance
     from inference.training import losses, own_samples, start, texts, token_file
     from inference.training.loop import Loss
@@ -95,8 +89,6 @@ def _recipe(recipe: Recipe, target: ModelConfig) -> Recipe:
 
 
 def generator(checkpoint: "Checkpoint") -> Callable[[list[list[int]], int], list[list[int]]]:
-    """What continues openings with the checkpoint itself."""
-
     def generate(openings: list[list[int]], num_tokens: int) -> list[list[int]]:
         from inference.outputs import RequestOutput
         from inference.request import SamplingParams

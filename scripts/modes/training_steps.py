@@ -24,16 +24,9 @@ _LAST_PART = 20  # the loss that is reported is the mean of the last 1/20 of the
 def run(
     training: TrainingConfig, loss: "Loss", start: "Start", data: "Data", folder: "StepFolder"
 ) -> "tuple[Params, np.ndarray, float]":
-    """Parameters, the loss of each step, and the median seconds of those computed now.
-
-    Args:
-        training: the `TrainingConfig`.
-        loss, start: as of a `Subject`.
-        data: batches by step.
-        folder: of checkpoints.
-
-    Raises:
-        InputError: as `loop.train`, or the run was interrupted.
+    """Returns parameters, the loss of each step, and the median seconds of those computed now.
+    `loss` and `start` are a `Subject`'s, `data` are batches by step. Raises InputError as
+    `loop.train`, or if the run was interrupted.
     """
     from inference.runtime import compilation_cache
     from inference.training import loop
@@ -68,5 +61,4 @@ def run(
 
 
 def last(losses: np.ndarray) -> float:
-    """The loss that is reported of a run."""
     return float(losses[-max(len(losses) // _LAST_PART, 1) :].mean())

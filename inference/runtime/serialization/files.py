@@ -66,11 +66,8 @@ class ExecutableFiles:
         self._has_said_why = False
 
     def load(self, name: str, arguments: tuple[object, ...]) -> LoadedExecutable | None:
-        """The executable of a program; None, after a line on why, if there is none to be used.
-
-        Args:
-            name: of the program.
-            arguments: their shapes, as `key.of_program` takes them.
+        """Returns a program's executable; None, after a line on why, if none can be used.
+        `arguments` are shapes, as `key.of_program` takes them.
         """
         key = keys.of_program(self._engine, name, arguments)
         path = self._path(name, key)
@@ -93,11 +90,7 @@ class ExecutableFiles:
         return None
 
     def write(self, name: str, arguments: tuple[object, ...], compiled: Compiled) -> Path:
-        """Writes an executable; its path.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Writes an executable; returns its path. Raises InputError if it cannot be written."""
         key = keys.of_program(self._engine, name, arguments)
         outputs = jax.tree.leaves(compiled.out_info, is_leaf=_is_packed)
         layout = next((output.layout for output in outputs if _is_packed(output)), None)
@@ -113,9 +106,7 @@ class ExecutableFiles:
         return path
 
     def keep(self, name: str, arguments: tuple[object, ...], compiled: Compiled) -> None:
-        """Writes an executable into a cache, where the least recently used make room for it; the
-        first that cannot be written costs a warning.
-        """
+        """Caches an executable in place of the least recently used; warns of the first failure."""
         try:
             self.write(name, arguments, compiled)
         except (InputError, jax.errors.JaxRuntimeError) as error:
@@ -156,11 +147,7 @@ class ExecutableFiles:
 
 
 def check(path: Path) -> None:
-    """Compares a file with its digest.
-
-    Raises:
-        InputError: it is damaged, no file of an executable, or others may write it.
-    """
+    """Raises InputError if a file is damaged, no executable's, or writable by others."""
     try:
         _read(path)
     except InputError:
@@ -170,12 +157,7 @@ def check(path: Path) -> None:
 
 
 def _read(path: Path) -> tuple[_Header, bytes]:
-    """Header and program.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is damaged, or not its owner's alone.
-    """
+    """Header and program; raises OSError, or ValueError if damaged or not its owner's alone."""
     with _opened(path) as file:
         data = file.read()
     body = memoryview(data)[_START:]
@@ -210,9 +192,7 @@ def _header(body: memoryview) -> tuple[_Header, int]:
 def _results(
     arguments: tuple[object, ...], layout: Sequence[tuple[Sequence[int], str]] | None
 ) -> tuple[object, ...]:
-    """Shapes of what a program returns: cache and slots as it takes them, and of a step its output,
-    which is divided as its batch is.
-    """
+    """Shapes of a program's results: cache and slots, and a step's output, divided as its batch."""
     cache, slots, batch = arguments[-3:]
     if layout is None:
         return cache, slots

@@ -42,14 +42,7 @@ Key = dict[str, str]  # what is compared -> its value, or a digest of it
 def of_engine(
     config: Config, attention: str, devices: Sequence[jax.Device], mesh: Mesh | None
 ) -> Key:
-    """The parts that all programs of an engine share.
-
-    Args:
-        config: model, engine and mesh, as resolved for these devices.
-        attention: its implementation.
-        devices: that the programs are compiled for.
-        mesh: None on one chip.
-    """
+    """The parts that all programs of an engine share; `config` is resolved for these devices."""
     declared = section.declared(EngineConfig)
     settings = section.values(config.engine).items()
     engine = {name: value for name, value in settings if not declared[name].host_only}
@@ -70,13 +63,7 @@ def of_engine(
 
 
 def of_program(engine: Key, name: str, arguments: Sequence[object]) -> Key:
-    """The key of one program.
-
-    Args:
-        engine: from `of_engine`.
-        name: of the program.
-        arguments: shapes of its arguments; batch last, before it slots and cache.
-    """
+    """The key of one program, from `of_engine`'s; shapes end with cache, slots and batch."""
     *weights, cache, slots, batch = map(_described, arguments)
     shapes = {"weights' shapes": repr(weights), "cache's shapes": cache, "slots' shapes": slots}
     return (
@@ -123,8 +110,8 @@ def _packages(platform: str) -> str:
 
 
 def _flags(text: str) -> list[str]:
-    """The flags in a variable, or, as XLA has it, in the file that it names instead; each file that
-    one of them names counts with its contents, unless that is where something is dumped.
+    """A variable's flags, or those of the file that it names; files count by contents, dumps do
+    not.
     """
     if not text.lstrip().startswith("-") and os.path.isfile(text.strip()):
         text = Path(text.strip()).read_text(encoding="utf-8", errors="replace")

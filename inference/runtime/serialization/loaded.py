@@ -13,9 +13,7 @@ from jaxlib import xla_client
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """Arguments and results of a program: pytrees of `jax.ShapeDtypeStruct`, on a mesh with their
-    shardings.
-    """
+    """A program's arguments and results: pytrees of `jax.ShapeDtypeStruct`, sharded on a mesh."""
 
     arguments: tuple[object, ...]
     results: tuple[object, ...]
@@ -25,11 +23,7 @@ class LoadedExecutable:
     """A program on its devices."""
 
     def __init__(self, data: bytes, devices: Sequence[jax.Device], signature: Signature):
-        """Loads the bytes that the runtime's `serialize` gave.
-
-        Raises:
-            jax.errors.JaxRuntimeError: the runtime cannot read them.
-        """
+        """Loads the runtime's serialized bytes; raises JaxRuntimeError if it cannot read them."""
         client: Any = devices[0].client
         on: object = xla_client.DeviceList(tuple(devices))
         self._executable: Any = client.deserialize_executable(data, on)

@@ -7,13 +7,14 @@ from configs.errors import InputError, shown
 from inference.text.json_schema.document import TYPES, Document, Rewritten, as_list, values
 
 _MAX_ORDERS = 128  # of values that each come once
+_OTHER_TYPES = [kind for kind in TYPES if kind != "array"]
 _MAX_POSITION = 8  # of the item that `contains` is about
 
 
 def rewrite(
     document: Document, schema: dict[str, object], resource: object, place: str
 ) -> Rewritten:
-    """A schema without `uniqueItems`, `contains`, `unevaluatedItems` and the words of older drafts.
+    """Rewrites `uniqueItems`, `contains`, `unevaluatedItems` and the words of older drafts.
 
     Raises:
         InputError: one of them is not said in other words.
@@ -69,10 +70,9 @@ def _list_orders(document: Document, resource: object, place: str, result: Rewri
     ]
     for name in ("items", "minItems", "maxItems"):
         schema.pop(name, None)
-    other_types = [kind for kind in TYPES if kind != "array"]
     is_array = schema.get("type") == "array"
     listing = {"enum": orders}
-    result.extras.append(listing if is_array else {"anyOf": [{"type": other_types}, listing]})
+    result.extras.append(listing if is_array else {"anyOf": [{"type": _OTHER_TYPES}, listing]})
 
 
 def _place_item(place: str, result: Rewritten) -> None:
@@ -91,7 +91,6 @@ def _place_item(place: str, result: Rewritten) -> None:
         {"type": "array", "prefixItems": [True] * index + [part], "minItems": index + 1}
         for index in positions
     ]
-    other_types = [kind for kind in TYPES if kind != "array"]
     if "array" in as_list(schema.get("type", "array")) and schema.get("type") != "array":
-        options.append({"type": other_types})
+        options.append({"type": _OTHER_TYPES})
     result.extras.append({"anyOf": options} if options else False)

@@ -10,12 +10,8 @@ Schema = dict[str, Any] | bool
 
 
 class Rewritten(NamedTuple):
-    """A schema without some keywords, and what is said instead.
-
-    Attributes:
-        schema: it.
-        extras: further schemas, in the words of the original, which all have to hold.
-        relaxed: keywords that some invalid texts pass.
+    """A schema without some keywords; `extras` are schemas in the words of the original that have
+    to hold too, `relaxed` keywords that some invalid texts pass.
     """
 
     schema: dict[str, Any]
@@ -26,23 +22,17 @@ class Rewritten(NamedTuple):
 TYPES = ("null", "boolean", "number", "string", "array", "object")
 MAX_DEPTH = 60  # of schemas within each other; the compiler counts to 128, several a level
 _MAX_REFERENCES = 8  # one behind another, where they are followed
-_MAX_LOOKS = (
-    10_000  # at parts of a schema: a hostile one would have its references followed for hours
-)
+# At parts of a schema: a hostile one would have its references followed for hours.
+_MAX_LOOKS = 10_000
 
 
 class Document:
-    """The whole schema.
-
-    Attributes:
-        root: of it.
-    """
+    """A whole schema."""
 
     def __init__(self, root: dict[str, object]):
         self.root = root
-        self._by_name: dict[
-            str, tuple[object, object]
-        ] = {}  # `$id` and `$anchor`; (schema, resource)
+        # (schema, resource) by `$id` and `$anchor`
+        self._by_name: dict[str, tuple[object, object]] = {}
         self._num_looks = 0
         self._index(root, root, 0)
 
@@ -52,11 +42,7 @@ class Document:
         return self._num_looks <= _MAX_LOOKS
 
     def target(self, reference: object, resource: object) -> tuple[Schema, object]:
-        """The schema that a `$ref` within a resource names, and the resource that this one is in.
-
-        Raises:
-            InputError: there is none.
-        """
+        """Returns the schema of a `$ref`, and its resource; raises InputError if there is none."""
         if not isinstance(reference, str):
             raise InputError(f"$ref={shown(reference)}: is a text")
         base, _, fragment = reference.partition("#")

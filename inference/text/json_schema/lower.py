@@ -27,19 +27,16 @@ _FORMATS = frozenset(
 _COUNTS = frozenset(
     ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 )
-_PLAIN = (
-    frozenset(
-        ("type", "enum", "const", "required", "format", "pattern", "$dynamicRef", "$recursiveRef")
-    )
-    | _COUNTS
-)  # which are passed on as they are
+_PLAIN = _COUNTS | {  # which are passed on as they are
+    *("type", "enum", "const", "required", "format", "pattern", "$dynamicRef", "$recursiveRef")
+}
 _MAX_EXCLUDING = 8  # branches of `oneOf` that exclude one another
 _MAX_SCHEMAS = 5_000
 
 
 def lower(schema: dict[str, object], options: dict[str, object]) -> dict[str, object]:
-    """A schema in words that are obeyed, with these options of the compiler; `$comment` names the
-    keywords that some of its texts do not obey.
+    """Rewrites a schema in keywords that are obeyed, with options of the compiler; `$comment` names
+    keywords that some texts do not obey.
 
     Raises:
         InputError: it is no schema, or has a keyword that cannot be obeyed.
@@ -129,7 +126,6 @@ class _Lowering:
     def _rewrite_logic(
         self, document: Document, schema: dict[str, Any], resource: Any, place: str
     ) -> Rewritten:
-        """A schema without `oneOf`, `not` and `if`."""
         schema = dict(schema)
         result = Rewritten(schema, [], set())
         if "oneOf" in schema:
@@ -187,10 +183,8 @@ def _opposite_within(
 
 
 def _is_obeyed(name: str, value: object, where: str) -> bool:
-    """Whether a keyword is passed on as it is; one that is not says nothing of validity.
-
-    Raises:
-        InputError: its value is none of this keyword, or nothing obeys it.
+    """Whether a keyword is passed on as it is; another one says nothing of validity. Raises
+    InputError if its value is none of this keyword, or nothing obeys it.
     """
     if name in ("$dynamicRef", "$recursiveRef"):
         raise InputError(f"{where}: is not supported; use $ref")

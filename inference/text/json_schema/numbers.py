@@ -16,8 +16,7 @@ _MAX_COEFFICIENT = 10_000  # of `multipleOf`: the compiler has a state for each 
 
 
 def lower(schema: dict[str, object], place: str) -> tuple[dict[str, Any], bool]:
-    """The keywords of numbers as they are obeyed, and whether bounds are left out because they are
-    the limits of a type.
+    """The keywords of numbers that are obeyed, and whether bounds at a type's limits are left out.
 
     Raises:
         InputError: a value cannot be obeyed exactly.
@@ -49,11 +48,7 @@ def lower(schema: dict[str, object], place: str) -> tuple[dict[str, Any], bool]:
 
 
 def check(value: float, where: str) -> None:
-    """Checks that a number can be written into a grammar digit by digit.
-
-    Raises:
-        InputError: it is not a float64 exactly, or has too many digits.
-    """
+    """Raises InputError unless a number is a float64 exactly, with few enough digits."""
     if isinstance(value, int):
         if abs(value) >= 10**_MAX_DIGITS:
             raise InputError(f"{where}={shown(value)}: has at most {_MAX_DIGITS} digits")
@@ -73,11 +68,7 @@ def check(value: float, where: str) -> None:
 
 
 def check_values(value: object, where: str) -> None:
-    """Checks all numbers within a value of `const` or `enum`.
-
-    Raises:
-        InputError: as `check`.
-    """
+    """Calls `check` for all numbers within a value of `const` or `enum`."""
     if isinstance(value, dict | list):
         for child in value.values() if isinstance(value, dict) else value:
             check_values(child, where)

@@ -17,7 +17,7 @@ _OPEN = frozenset(("patternProperties", "additionalProperties", "unevaluatedProp
 def rewrite(
     document: Document, schema: dict[str, object], resource: object, place: str
 ) -> Rewritten:
-    """A schema without keywords of names, of what depends on names, and of how many there are.
+    """Rewrites keywords of names, of what depends on names, and of how many there are.
 
     Raises:
         InputError: one of them is not said in other words.
@@ -43,8 +43,7 @@ def _depend(place: str, result: Rewritten) -> None:
             raise InputError(f"{place}{word}={shown(dependents)}: is an object")
         for name, part in dependents.items():
             then = {"required": part} if isinstance(part, list) else part
-            without = {"properties": {name: False}}
-            result.extras.append({"anyOf": [without, then]})
+            result.extras.append({"anyOf": [{"properties": {name: False}}, then]})
 
 
 def _close(document: Document, resource: object, place: str, schema: dict[str, Any]) -> None:
@@ -129,9 +128,7 @@ def _matches(pattern: Any, name: str, where: str) -> bool:
 
 
 def _count(place: str, result: Rewritten) -> None:
-    """Objects are told apart by the optional properties that they have; names beside those that are
-    listed may repeat.
-    """
+    """Counts objects by their optional properties; names beside those listed may repeat."""
     schema = result.schema
     low, high = schema.get("minProperties", 0), schema.get("maxProperties", math.inf)
     for name, bound in (("minProperties", low), ("maxProperties", high)):

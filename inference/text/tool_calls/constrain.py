@@ -14,15 +14,8 @@ Schemas = Mapping[str, dict[str, object]]  # of the arguments, by names of funct
 
 
 def of_calls(format: Format, schemas: Schemas, is_parallel: bool) -> str:
-    """One call of one of these functions, or several, with arguments that their schemas describe.
-
-    Args:
-        format: how calls are written.
-        schemas: JSON schemas of objects.
-        is_parallel: whether there may be several.
-
-    Raises:
-        InputError: the schemas are too long together.
+    """One call of one of these functions, or several if `is_parallel`, with arguments that obey
+    their JSON schemas. Raises InputError if the schemas are too long together.
     """
     _check_length(schemas)
     return _lark(format, schemas, is_parallel, "start")
@@ -34,8 +27,7 @@ def of_calls_or(format: Format, schemas: Schemas, is_parallel: bool, answer: str
     other = grammar.schema_of(answer)
     if format.brackets and other is not None:
         return _json_or(format, schemas, is_parallel, other)
-    calls = _lark(format, schemas, is_parallel, "calls")
-    return grammar.either(calls, "calls", answer)
+    return grammar.either(_lark(format, schemas, is_parallel, "calls"), "calls", answer)
 
 
 def _check_length(schemas: Schemas) -> None:
@@ -48,7 +40,6 @@ def _check_length(schemas: Schemas) -> None:
 
 
 def _lark(format: Format, schemas: Schemas, is_parallel: bool, first: str) -> str:
-    """In Lark: `first` describes it."""
     numbered = list(enumerate(schemas.items()))
     rules = [f"call: {' | '.join(f'call_{n}' for n, _ in numbered)}"]
     for n, (name, schema) in numbered:
@@ -59,14 +50,12 @@ def _lark(format: Format, schemas: Schemas, is_parallel: bool, first: str) -> st
 
 
 def _json_or(format: Format, schemas: Schemas, is_parallel: bool, other: dict[str, object]) -> str:
-    """Calls as JSON of a schema, or that of another one. Both begin with the same bracket, behind
-    which llguidance does not go back: it has to be one token of its lexer in both.
+    """Calls as JSON of a schema, or that of another one. Both begin with the same bracket, one
+    token of llguidance's lexer, since it does not go back behind that.
     """
-    calls = {
-        "anyOf": [_call_schema(format, n, *schema) for n, schema in enumerate(schemas.items())]
-    }
-    call = grammar.json_rule(calls)
-    first = _sequence(format, is_parallel)
+    options = [_call_schema(format, n, *schema) for n, schema in enumerate(schemas.items())]
+    calls = {"anyOf": options}
+    call, first = grammar.json_rule(calls), _sequence(format, is_parallel)
     if is_parallel and "[" in format.brackets:
         single = {"$ref": "#/$defs/call"}
         several = {"type": "array", "items": single, "minItems": 1, "maxItems": MAX_CALLS}
@@ -87,7 +76,6 @@ def _call_schema(format: Format, n: int, name: str, schema: dict[str, object]) -
 
 
 def _sequence(format: Format, is_parallel: bool) -> str:
-    """Of calls, in Lark."""
     if format.closing:
         call = f"{json.dumps(format.opening + chr(10))} call {json.dumps(chr(10) + format.closing)}"
         return f'{call} ("\\n" {call}){_MORE}' if is_parallel else call

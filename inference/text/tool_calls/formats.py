@@ -9,14 +9,12 @@ from configs.errors import InputError, shown
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """One of them: JSON objects with a name and arguments, and what stands around them.
+    """A format of calls: JSON objects with a name and arguments, and the text around them.
 
     Attributes:
-        name: of the format.
         opening: before a call, or several; "": nothing does.
         closing: behind them.
-        brackets: with one of these a line may begin that is a call, or a list of them, without the
-            opening.
+        brackets: a line that begins with one may be a call, or a list of them, without the opening.
         key: of the arguments, as the grammar of such calls has it; both keys are understood.
         is_read: False: the template's calls have this name and stay text; what a request forces is
             plain JSON, as the other fields say.
@@ -67,7 +65,7 @@ _UNREAD = {
 
 
 def by_name(name: str, template: str | None) -> Format:
-    """The format of this name; "auto": that of a chat template.
+    """Returns the format of this name; "auto": that of a chat template.
 
     Raises:
         InputError: there is no such format; lists those there are.
@@ -81,9 +79,7 @@ def by_name(name: str, template: str | None) -> Format:
 
 @functools.lru_cache(maxsize=8)
 def of_template(template: str | None) -> Format:
-    """What a chat template tells the model to write; plain JSON where it does not say. Another
-    format is not `is_read`, and has a name if it is known.
-    """
+    """The format that a chat template asks for, or plain JSON; an unknown one is not `is_read`."""
     source = template or ""
     if not knows_tools(source):
         return JSON

@@ -19,12 +19,8 @@ _Judge = Generator[None, str, bool]
 
 @dataclasses.dataclass
 class Part:
-    """What is new of an answer: text, or a part of a call.
-
-    Attributes:
-        text: of the answer, or of the call's arguments, which are JSON.
-        index: of the call; None: the text is the answer's.
-        name: of the function, with the first part of a call.
+    """New text of an answer, or (with its `index`) a part of a call's JSON arguments, the first of
+    which has the function's `name`.
     """
 
     text: str
@@ -37,10 +33,9 @@ class _Json:
     """JSON that began with a line of a text and has not ended.
 
     Attributes:
-        brackets: one of these it begins with.
+        brackets: it begins with one of these.
         depth: how many brackets are open; 0: there is none.
-        in_string, is_escaped: within it.
-        is_line_start: nothing but blanks stands before, in this line.
+        is_line_start: only blanks stand before, in this line.
     """
 
     brackets: str
@@ -74,21 +69,19 @@ class _Json:
 class Parser:
     """Reads one answer. The parts are the same wherever its text is cut.
 
-    A call is told as soon as its name is known and its arguments begin; from there on it is one,
-    whatever follows. Until then it may turn out to be none (JSON of another shape, a function that
-    nobody offered), and is told as text. Blanks before a call belong to it.
+    A call is told as soon as its name is known and its arguments begin; it stays one, whatever
+    follows. Until then it may turn out to be text (JSON of another shape, an unknown function).
+    Blanks before a call belong to it.
 
-    What a model thinks, between `<think>` and `</think>`, is text, whatever it looks like. A
-    `<think>` behind the beginning of an answer may be no more than a word: from the first call
-    behind it on nothing is told until `</think>` comes, and where none does, calls are calls.
+    A thought, between `<think>` and `</think>`, is text. A `<think>` behind the beginning of an
+    answer may be no more than a word: from the first call behind it on nothing is told until
+    `</think>` comes, and where none does, calls are calls.
 
     Nothing is evaluated: names, and arguments that come before a name, are read as JSON.
     """
 
     def __init__(self, format: Format, names: Collection[str], thinks: bool = False):
-        """`names`: of the functions that may be called; `thinks`: the answer begins in a thought,
-        which the prompt has opened.
-        """
+        """`names` are callable functions; if `thinks`, the prompt has opened a thought."""
         self._format = format
         self._names = names
         self._parts: list[Part] = []
@@ -132,9 +125,6 @@ class Parser:
         )  # fmt: skip
         return next(calls, len(self._parts))
 
-    def _begin_thought(self) -> None:
-        self._thought, self._num_told, self._num_before = [], 0, self._num_calls
-
     def _end_thought(self, thought: list[str]) -> None:
         """It was one: all of it is text, and the answer goes on behind it."""
         del self._parts[self._num_certain() :]
@@ -162,7 +152,8 @@ class Parser:
                 if is_first:
                     yield from self._tell_thought()
                 else:
-                    self._begin_thought()
+                    self._thought, self._num_told = [], 0
+                    self._num_before = self._num_calls
             elif opening and pending.endswith(opening):
                 self._keep(pending, len(opening))
                 yield from self._read_block("")
@@ -177,7 +168,6 @@ class Parser:
                     c = yield from self._hold()
 
     def _tell_thought(self) -> Generator[None, str, None]:
-        """Up to its end; a line begins behind it."""
         end, last = _THOUGHT[1], ""
         while last != end:
             c = yield from self._next()
@@ -197,7 +187,6 @@ class Parser:
         return self._begins_line(before) and not self._json.after(before).depth
 
     def _begins_line(self, before: str) -> bool:
-        """Whether a line begins behind what is held."""
         _, newline, line = before.rpartition("\n")
         return not line.strip(_SPACE) and (self._is_line_start or bool(newline))
 
@@ -219,7 +208,6 @@ class Parser:
             self._parts.append(Part(text))
 
     def _drop(self) -> None:
-        """What is held belongs to a call."""
         self._pending = []
         self._follows_call = self._is_line_start = True
         self._json = _Json(self._format.brackets)
@@ -227,8 +215,8 @@ class Parser:
     # --- calls ------------------------------------------------------------------------------------
 
     def _read_block(self, first: str) -> Generator[None, str, None]:
-        """Calls one behind the other, from `first` on, which is held; it ends with what they end
-        with, or with what cannot belong to them: this is held.
+        """Reads successive calls from `first` on, which is held, to their closing. A character that
+        cannot belong to them ends the block and is held.
         """
         closing, is_list, begins_call, num = self._format.closing, False, True, 0
         c = first or (yield from self._hold())
@@ -322,8 +310,8 @@ class Parser:
         return arguments if _is_object(arguments) else ""
 
     def _scan_object(self, read: Callable[[], _Reader], take: Callable[[str], None]) -> _Judge:
-        """An object behind its bracket; `take` gets its characters. False where one comes that no
-        JSON has there: it is read again.
+        """Passes an object behind its bracket to `take`. Returns False at a character that JSON
+        does not allow there, which is read again.
         """
         depth, in_string = 1, False
         while depth:
@@ -355,7 +343,6 @@ class Parser:
         return c
 
     def _hold_word(self) -> _Reader:
-        """The next one that is no blank."""
         c = yield from self._hold()
         while c in _SPACE:
             c = yield from self._hold()

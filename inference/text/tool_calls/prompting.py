@@ -18,12 +18,10 @@ def prepare(
     tools: Sequence[dict[str, object]] | None,
     template: str | None,
 ) -> tuple[list[dict[str, object]], Sequence[dict[str, object]] | None]:
-    """Messages and tools for this template.
-
-    Arguments of calls, which clients send as JSON, become objects. A template that knows no tools
-    gets a system message about them instead, one that knows no calls gets these as text.
+    """Adapts messages and tools to a template: calls' arguments, which clients send as JSON, become
+    objects; a template without tools gets a system message, one without calls gets text.
     """
-    prepared = [_with_objects(message) for message in messages]
+    prepared = [_with_arguments(message, _loads) for message in messages]
     if not formats.knows_calls(template):
         prepared = [_as_text(message) for message in prepared]
     if tools and not formats.knows_tools(template):
@@ -34,10 +32,6 @@ def prepare(
 def with_texts(messages: Sequence[dict[str, object]]) -> list[dict[str, object]]:
     """The same messages with arguments as JSON again, which some templates want."""
     return [_with_arguments(message, _dumps) for message in messages]
-
-
-def _with_objects(message: dict[str, object]) -> dict[str, object]:
-    return _with_arguments(message, _loads)
 
 
 def _with_arguments(message: dict[str, Any], convert: Any) -> dict[str, Any]:
@@ -66,7 +60,6 @@ def _dumps(arguments: object) -> str:
 
 
 def _as_text(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose calls are written as `_SYSTEM` wants them."""
     if not message.get("tool_calls"):
         return message
     calls = [call["function"] for call in message["tool_calls"]]

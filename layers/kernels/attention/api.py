@@ -42,10 +42,9 @@ def implementation(name: str) -> Implementation:
 
 
 class Choice(NamedTuple):
-    """Who computes attention.
+    """The chosen implementation of attention.
 
     Attributes:
-        name: of the implementation.
         passed_over: those that are preferred on the device and cannot run, and why.
     """
 
@@ -54,9 +53,9 @@ class Choice(NamedTuple):
 
 
 def choose(config: Config) -> Choice:
-    """The implementation that `engine.kernels.attention` names. If that is None: the first that can
-    run of those that a committed measurement on such a device ranks above the reference, or, where
-    there is no measurement, of the back end's; else the reference.
+    """Chooses the implementation that `engine.kernels.attention` names. None is the first able to
+    run of those that a committed measurement on such a device ranks above the reference, or without
+    a measurement of the back end's; else the reference.
 
     Raises:
         InputError: the named implementation cannot do what the model and the engine require.

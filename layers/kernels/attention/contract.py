@@ -14,9 +14,7 @@ from layers.ragged import Ragged, Rectangle
 
 
 class Demand(NamedTuple):
-    """What layers with one `CacheSpec` require of an implementation, known before anything is
-    allocated.
-    """
+    """Requirements of layers with one `CacheSpec`, known before anything is allocated."""
 
     num_heads: int  # N
     page_format: PageFormat
@@ -52,7 +50,6 @@ class Options(NamedTuple):
 
     Attributes:
         window: positions that a query sees, its own included.
-        score_cap: soft limit of the scores.
         sinks_N: float32 [N], a logit of each query head that takes a share of the softmax and adds
             no value (gpt-oss, arXiv 2508.10925); neither scaled nor capped.
         deterministic: a token's bits do not depend on the shape of its rectangle.
@@ -76,9 +73,7 @@ class Limit(Protocol):
     """`limit` of an implementation."""
 
     def __call__(self, demand: Demand, device: Device) -> str | None:
-        """Why it cannot do this on that device and what would work, a phrase that follows its name;
-        None if it can.
-        """
+        """Why it cannot do this and what would work, a phrase after its name; None if it can."""
 
 
 class Layout(Protocol):
@@ -87,9 +82,7 @@ class Layout(Protocol):
     def __call__(
         self, num_pages: int, page_tokens: int, page_format: PageFormat
     ) -> jax.ShapeDtypeStruct:
-        """Shape and stored type of a layer's pages, [pages, page tokens, ...]. Rows may be wider
-        than the format's.
-        """
+        """Shape and type of a layer's pages, [pages, page tokens, ...]; rows may be padded."""
 
 
 class Write(Protocol):
@@ -122,12 +115,10 @@ class AttendPages(Protocol):
         Args:
             q_YWNH: scaled queries, in the model's precision, which keys and values are brought to.
             pages: with this step's tokens.
-            rectangle: where the queries stand, which are valid, what they see
-                (`mask.mask_bounds`) and the page tables, [Y, P]; P page tokens are a multiple
-                of 128. Where queries choose pages, [Y, K, P]: a table of each KV head.
+            rectangle: positions, validity, bounds (`mask.mask_bounds`) and page tables, [Y, P]; P
+                page tokens are a multiple of 128. Where queries choose pages, [Y, K, P]: a table of
+                each KV head.
             group: index of the pages' table.
-            page_format: of the pages.
-            options: of the layer.
         """
 
 
@@ -144,17 +135,14 @@ class PageBounds(Protocol):
         options: Options = PLAIN,
     ) -> jax.Array:
         """What the scores of a page's keys do not exceed, summed over the query heads of each KV
-        head: float32 [Y, W, K, P], arbitrary from a row's page `count_Y` on; NaN where elements
-        of the KV head's keys or of its queries are.
+        head: float32 [Y, W, K, P], arbitrary from a row's page `count_Y` on; NaN where elements of
+        the KV head's keys or of its queries are.
 
         Args:
             q_YWNH: scaled queries, in the model's precision.
             extremes: the smallest and the largest of each of the keys' elements, [pages, 2, K H]
                 (`kv_cache.Indexed`).
-            table_YP: page tables.
             count_Y: pages of each row to look at, i32[Y].
-            page_format: of the pages.
-            options: of the layer.
         """
 
 
@@ -178,17 +166,12 @@ class IndexScores(Protocol):
             q_YWIX: queries, in the model's precision.
             weights_YWI: float32.
             pages: of keys, [pages, page tokens, stored width].
-            table_YP: page tables.
             count_Y: keys of each row to look at, i32[Y].
-            index_format: of the pages.
-            options: of the layer.
         """
 
 
 class AppendAndAttend(Protocol):
-    """`append_and_attend` of an implementation: `write` and `attend_pages` of a rectangle in one
-    kernel.
-    """
+    """An implementation's `write` and `attend_pages` of a rectangle in one kernel."""
 
     def __call__(
         self,
@@ -200,9 +183,7 @@ class AppendAndAttend(Protocol):
         page_format: PageFormat,
         options: Options = PLAIN,
     ) -> tuple[jax.Array, jax.Array]:
-        """The attention, and the pages with the valid tokens' rows; arguments as `write` and
-        `attend_pages`.
-        """
+        """Returns the attention and the pages with the valid tokens' rows."""
 
 
 class Implementation(NamedTuple):

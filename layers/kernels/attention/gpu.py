@@ -87,9 +87,7 @@ def limit(demand: Demand, device: Device) -> str | None:
 
 
 def own_sizes(num_blocks: int, max_stages: int, device: Device) -> dict[str, int]:
-    """Sizes for shapes that were not tuned, by the number of pairs of row and KV head, and the
-    stages that fit.
-    """
+    """Sizes for untuned shapes, by the pairs of row and KV head, and the stages that fit."""
     return {"num_splits": max(1, device.num_cores // num_blocks), "num_stages": min(4, max_stages)}
 
 
@@ -115,16 +113,10 @@ def attend_pages(
     """`contract.AttendPages`; `limit` refuses `options.deterministic`. No pages are read for tokens
     that are not valid.
 
-    A row with more query tokens than a tile holds is several rows of the grid, which read its
-    pages once each, or several tiles of `gpu_prefill.py` where these are enough for the device.
+    A row with more query tokens than a tile is several rows of the grid, which read its pages once
+    each, or several tiles of `gpu_prefill.py` where these are enough for the device.
 
     Args:
-        q_YWNH: as there.
-        pages: as there.
-        rectangle: as there.
-        group: as there.
-        page_format: as there.
-        options: as there.
         num_splits: blocks that share the pages of a row and KV head; None: the tuned number, else
             as many as fill the device.
         num_stages: pages that a block is loading or using, at most `most_stages`; None: the tuned
@@ -183,8 +175,7 @@ def _split_pages(
     bounds: MaskBounds, valid_ZW: jax.Array, page_tokens: int, num_splits: int
 ) -> tuple[jax.Array, jax.Array]:
     """First table column that each split of a row reads, and the one after its last, i32[Z, X]
-    each. Together they cover the keys that valid tokens see, in equal shares; late splits of a
-    short row are empty.
+    each. Splits share the keys that valid tokens see equally; late splits of a short row are empty.
     """
     first_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
     first_Z1, stop_Z1 = first_Z[:, None], stop_Z[:, None]
@@ -196,9 +187,7 @@ def _split_pages(
 def _combine(
     values_ZKXUH: jax.Array, stats_ZKX2U: jax.Array, sinks_KU: jax.Array | None
 ) -> jax.Array:
-    """The softmax over all splits of a row and its sink: float32 [Z, K, U, H]; 0 where nothing was
-    read.
-    """
+    """The softmax over a row's splits and its sink: float32 [Z, K, U, H]; 0 if nothing was read."""
     maximum_ZKXU, mass_ZKXU = stats_ZKX2U[:, :, :, 0], stats_ZKX2U[:, :, :, 1]
     maximum_ZKU = maximum_ZKXU.max(2)
     if sinks_KU is not None:

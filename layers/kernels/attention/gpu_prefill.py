@@ -89,9 +89,7 @@ def attend_pages(
 def _clear(
     bounds: MaskBounds, valid_ZW: jax.Array, step_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
-    """First step of which all valid tokens of a tile see all keys, and the one after the last:
-    i32[Z] each.
-    """
+    """First step whose keys all valid tokens see, and the one after the last: i32[Z] each."""
     stop_ZW = bounds.last_YW + 1
     if bounds.tree_start_YW is not None:
         stop_ZW = jnp.minimum(stop_ZW, bounds.tree_start_YW)
@@ -136,7 +134,6 @@ def _attend_tiles(
             return lax.rem(step - start, jnp.int32(_STAGES))
 
         def boxes():
-            """A query head's tokens in memory, and in the tile."""
             for g in range(G):
                 columns = pl.ds((head * G + g) * H, H)
                 yield (pl.ds(z * width, width), columns), pl.ds(g * width, width)

@@ -55,16 +55,12 @@ def no_sums(width: int) -> Sums:
 def operand_layout(
     dtype: np.dtype[np.generic],
 ) -> tuple[plgpu.TilingTransform | plgpu.SwizzleTransform, ...]:
-    """Tiles of 8 rows x 128 bytes, whose 16-byte parts are swizzled: how wgmma reads its operands
-    in shared memory.
-    """
+    """Tiles of 8 rows x 128 bytes with swizzled 16-byte parts: wgmma's layout in shared memory."""
     return plgpu.TilingTransform((8, 128 // dtype.itemsize)), plgpu.SwizzleTransform(128)
 
 
 def visible_keys(shape: tuple[int, ...], kv_position: jax.Array, bounds: MaskBounds) -> jax.Array:
-    """Which keys, beginning at a KV position, each row sees: bool[U, S], the given shape. `bounds`
-    are i32[U] each.
-    """
+    """The mask bool[U, S] of keys from a KV position on. `bounds` are i32[U] each."""
     kv_position_US = kv_position + lax.broadcasted_iota(jnp.int32, shape, 1)
     bounds_US = jax.tree.map(lambda x_U: lax.broadcast_in_dim(x_U, shape, (0,)), bounds)
     return visible(kv_position_US, *bounds_US)
@@ -74,9 +70,7 @@ def weigh(
     sums: Sums, scores_US: jax.Array, kv_position: jax.Array, bounds: MaskBounds,
     score_cap: float | None,
 ) -> tuple[Sums, jax.Array]:  # fmt: skip
-    """Weights of keys that begin at a KV position, and the sums as they are to be added to: f32[U,
-    S] of scores. `bounds` are i32[U] each.
-    """
+    """New sums, and weights of keys from a KV position on, of f32[U, S] scores; i32[U] bounds."""
     shape = scores_US.shape
     scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
     visible_US = visible_keys(shape, kv_position, bounds)
@@ -146,9 +140,7 @@ def scores_and_values(
 
     U, H = values_UH.shape
     return pl.run_scoped(
-        products,
-        plgpu.ACC((U, keys_smem.shape[0]), jnp.float32),
-        plgpu.ACC((U, H), jnp.float32),
+        products, plgpu.ACC((U, keys_smem.shape[0]), jnp.float32), plgpu.ACC((U, H), jnp.float32)
     )
 
 

@@ -78,10 +78,8 @@ def attend_pages(
     page_format: PageFormat,
     options: Options = PLAIN,
 ) -> jax.Array:
-    """`contract.AttendPages`, of causal rows without windows.
-
-    Raises:
-        InputError: a window, sinks, a tree or a canvas.
+    """`contract.AttendPages`, of causal rows; raises InputError for a window, sinks, tree or
+    canvas.
     """
     unknown = [options.window, options.sinks_N, rectangle.ancestors_YW, rectangle.causal_Y]
     if any(x is not None for x in unknown):

@@ -27,9 +27,8 @@ class MaskBounds(NamedTuple):
 def mask_bounds(
     rectangle: Rectangle, window: int | None, chunked: bool = False, first_tokens: int = 0
 ) -> MaskBounds:
-    """The mask of a rectangle as data. A window counts positions, the query's own included, and
-    looks back only, over a cache without dropped tokens; `chunked` and `first_tokens` are
-    `CacheSpec`'s.
+    """The mask of a rectangle as data. A window counts positions, from the query's own back, over a
+    cache without dropped tokens; `chunked` and `first_tokens` are `CacheSpec`'s.
 
     Raises:
         ValueError: a row of a tree is longer than `tree_bits_YW` has bits.

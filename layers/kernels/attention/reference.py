@@ -33,12 +33,8 @@ _STEADY_ROWS, _STEADY_WIDTH, _STEADY_HEAD = 16, 1024, 32
 
 
 class Stretch(NamedTuple):
-    """Some of what queries read: pages, and what each query sees of them.
-
-    Attributes:
-        pages: as they are stored.
-        table_YP: i32[Y, P], P page tokens are a multiple of 128; of each KV head [Y, K, P].
-        bounds: by index in the stretch.
+    """A part of the pages that queries read: a table i32[Y, P], or of each KV head [Y, K, P], whose
+    P page tokens are a multiple of 128, and bounds by index in the stretch.
     """
 
     pages: jax.Array
@@ -151,9 +147,7 @@ def _folded_block(
 def _read_block(
     stretch: Stretch, page_format: PageFormat, dtype: jax.typing.DTypeLike, count: int, j: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Keys and values of the j-th block of the first `count` rows, [Y, S, X] each, and which keys
-    each query sees, bool [Y, W, S].
-    """
+    """Keys and values of the j-th block of `count` rows, [Y, S, X] each, and the mask [Y, W, S]."""
     block_pages = BLOCK_TOKENS // stretch.pages.shape[1]
     table_YP = stretch.table_YP[:count]
     assert table_YP.shape[-1] % block_pages == 0  # a slice past the end would be moved, silently
@@ -171,11 +165,9 @@ def _in_blocks(
     counts: tuple[int, ...],
     head: int,
 ) -> T:
-    """The softmax after all blocks of a stretch.
+    """The softmax after all blocks of a stretch, each folded in by `block(rows, j, carry)`.
 
     Args:
-        block: of (rows, j, carry).
-        carry: the softmax before.
         start: the first block of the windows.
         last_Y: i32[Y], the last key that any query of a row sees.
         counts: rows of the first blocks, of later ones, and so on.
@@ -209,7 +201,6 @@ def _counts(num_rows: int) -> tuple[int, ...]:
 
 
 def _split(carry: T, count: int) -> tuple[T, T]:
-    """The first rows of every array, and the others."""
     return jax.tree.map(lambda x: x[:count], carry), jax.tree.map(lambda x: x[count:], carry)
 
 
@@ -234,7 +225,6 @@ def _mask(kv_position: jax.Array, bounds: MaskBounds) -> jax.Array:
 
 
 def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
-    """Scores within a soft limit, before the mask is."""
     return scores if cap is None else soft_cap(scores, cap)
 
 
@@ -261,9 +251,7 @@ def _keys_values(
 
 
 def _gather(pages: jax.Array, ids_YP: jax.Array, part: slice, kv_heads: int) -> jax.Array:
-    """Part of the rows of whole pages, as stored: [Y, S, X]; its KV heads each of their own pages
-    where these are [Y, K, P].
-    """
+    """Rows of whole pages, as stored, [Y, S, X]; each KV head's where ids are [Y, K, P]."""
     width = part.stop - part.start
     if ids_YP.ndim == 3:
         starts = range(part.start, part.stop, width // kv_heads)
@@ -296,9 +284,8 @@ def _accumulate(carry, scores, mask, v_ZSX):  # noqa: ANN001, ANN202
 
 
 def dot(x_ZUX: jax.Array, y_Z: jax.Array, contract: int) -> jax.Array:
-    """Products of a batch, contracting the last axis of x with axis `contract` of y; float32.
-
-    One batch axis: with two, XLA's CPU backend would compute in float32.
+    """Products of a batch, the last axis of x with axis `contract` of y; float32. One batch axis:
+    with two, XLA's CPU backend would compute in float32.
     """
     exact = jax.lax.Precision.HIGHEST if x_ZUX.dtype == jnp.float32 else None
     dims = (((2,), (contract,)), ((0,), (0,)))
@@ -308,15 +295,9 @@ def dot(x_ZUX: jax.Array, y_Z: jax.Array, contract: int) -> jax.Array:
 
 
 def _block_diagonal(  # noqa: ANN202
-    q_YWNH: jax.Array,
-    page_format: PageFormat,
-    rows: int,
-    cap: float | None,
-    sinks_N: jax.Array,
+    q_YWNH: jax.Array, page_format: PageFormat, rows: int, cap: float | None, sinks_N: jax.Array
 ):
-    """Few query rows: each sits in its own head's columns of [K H], so keys are used as they lie,
-    untransposed.
-    """
+    """Few query rows: each sits in its head's columns of [K H], so keys stay untransposed."""
     Y, W, N, H = q_YWNH.shape
     K, U = page_format.kv_heads, W * N
     is_group_NK1 = jnp.repeat(jnp.eye(K, dtype=bool), N // K, axis=0)[:, :, None]
@@ -345,9 +326,7 @@ def _per_head(  # noqa: ANN202
     cap: float | None,
     sinks_N: jax.Array,
 ):
-    """Many query rows: one product a sequence and KV head (Z of them), with the query rows that
-    read it, a tile of tokens at a time (X tiles).
-    """
+    """Many query rows: a product for each sequence and KV head (Z) and tile of tokens (X)."""
     Y, W, N, H = q_YWNH.shape
     K, G = page_format.kv_heads, N // page_format.kv_heads
     num_tiles, U = W // tile, tile * G

@@ -52,9 +52,7 @@ class Tiling(NamedTuple):
 def visible_pages(
     bounds_ZW: MaskBounds, valid_ZW: jax.Array, page_tokens: int
 ) -> tuple[jax.Array, jax.Array]:
-    """First table column with a key that a valid token of a tile sees, and the one after the last:
-    i32[Z] each.
-    """
+    """First table column that valid tokens see, and the one after the last: i32[Z] each."""
     stop_Z = jnp.where(valid_ZW, bounds_ZW.last_YW // page_tokens + 1, 0).max(1)
     if bounds_ZW.first_YW is None:
         return jnp.zeros_like(stop_Z), stop_Z

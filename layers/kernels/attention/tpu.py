@@ -130,9 +130,7 @@ def attend_pages(
     *,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> jax.Array:
-    """`contract.AttendPages`, where the step's keys are written already; `interpret` takes
-    `pltpu.InterpretParams`, to run anywhere.
-    """
+    """`contract.AttendPages`, where the step's keys are written already."""
     return _attend(q_YWNH, None, pages, rectangle, group, page_format, options, interpret)[0]
 
 
@@ -206,20 +204,16 @@ def _attend(
 
 
 def _padded(x_ZX: jax.Array, width: int) -> jax.Array:
-    """[..., X] with zeros up to a width, or as it is."""
     missing = width - x_ZX.shape[-1]
     return jnp.pad(x_ZX, (*((0, 0),) * (x_ZX.ndim - 1), (0, missing))) if missing else x_ZX
 
 
 def _group(page_format: PageFormat) -> int:
-    """Tokens that are written at once."""
     return _BYTES_GROUP if page_format.is_quantized else _GROUP
 
 
 def _aligned(row_ZWX: jax.Array, kv_position_Z: jax.Array, group: int) -> jax.Array:
-    """A row's tokens where they lie in their groups, the first of which holds the first token:
-    [Z, S, X].
-    """
+    """A row's tokens in their groups, the first of which holds the first token: [Z, S, X]."""
     width = row_ZWX.shape[1]
     num_groups = (width + 2 * group - 2) // group
     nth_ZS = jnp.arange(num_groups * group) - kv_position_Z[:, None] % group
@@ -227,8 +221,8 @@ def _aligned(row_ZWX: jax.Array, kv_position_Z: jax.Array, group: int) -> jax.Ar
 
 
 def _waits(table_ZP: jax.Array, column_Z: jax.Array, count_Z: jax.Array) -> jax.Array:
-    """Whether a row reads what an earlier one appends, i32[Z]: a page that is written belongs to
-    one sequence, so rows that have the same one in its column are of the same.
+    """Whether a row reads what an earlier one appends, i32[Z]: rows with one page in a column are
+    of one sequence, because a page that is written belongs to one.
     """
     page_ZZ = jnp.take(table_ZP, column_Z, axis=1)  # [reader, writer]
     is_same_ZZ = (page_ZZ == jnp.diagonal(page_ZZ)) & (count_Z > 0)
@@ -303,8 +297,6 @@ def _attend_tiles(
         b = pl.program_id(0)
 
         def copies(row, column, stage, act):
-            """Starts or awaits the copies of a block's pages."""
-
             @pl.loop(0, jnp.minimum(block_pages, rows.stop[row] - column))
             def _(i):
                 at = pl.ds(pl.multiple_of(i * page_tokens, group), page_tokens)
@@ -345,9 +337,7 @@ def _attend_tiles(
             )
 
         def append(kv_position, stage):
-            """Merges the row's tokens into the block that begins at a KV position, and starts to
-            store them.
-            """
+            """Merges the row's tokens into the block from a KV position on; starts its store."""
             begin = rows.kv_position[b]
 
             @new_groups(kv_position)
@@ -375,7 +365,6 @@ def _attend_tiles(
                 store(g, kv_position, stage).start()
 
         def keys_values(head, stage, scales_SX):
-            """A head's keys and values of a block."""
             begin = page_format.values.start + head * C
             keys, values = slice(head * H, (head + 1) * H), slice(begin, begin + C)
             if not page_format.is_quantized:
@@ -407,7 +396,6 @@ def _attend_tiles(
             return jnp.concatenate([v_SC, scaled(C, H, num_first, num_second)], axis=1), v_SC
 
         def fold(head, stage, mask_US, scales_SX):
-            """One step of a head's softmax, over a block."""
             k_SH, v_SH = keys_values(head, stage, scales_SX)
             scores_US = _dot(q_ref[0, head], k_SH, 1)
             scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
@@ -503,9 +491,7 @@ def _attend_tiles(
 
 
 def _numbers(bytes_SX, format: str):
-    """Elements of eight bits as multiples of their scale, float32: `page_rows.dequantize` in
-    integers, which every generation has.
-    """
+    """`page_rows.dequantize` of eight bits in integers, which every generation has: float32."""
     word_SX = bytes_SX.astype(jnp.int32)
     if format == "int8":
         return ((word_SX ^ 128) - 128).astype(jnp.float32)
@@ -526,7 +512,6 @@ def _scales(bytes_SX):
 
 
 def _dot(x, y, contract: int):
-    """Contracts axis 1 of x with axis `contract` of y; float32."""
     exact = lax.Precision.HIGHEST if x.dtype == jnp.float32 else None
     dims = (((1,), (contract,)), ((), ()))
     return lax.dot_general(x, y, dims, precision=exact, preferred_element_type=jnp.float32)

@@ -59,11 +59,7 @@ _ARM: Units = {
     "neondotprod.cc": ("armv8.2-a+dotprod", ()),
     "neonbf16.cc": ("armv8.2-a+dotprod+i8mm+bf16", ()),
 }
-_UNITS = {
-    ("linux", "x86_64"): _X86,
-    ("linux", "aarch64"): _ARM,
-    ("darwin", "arm64"): _ARM,
-}
+_UNITS = {("linux", "x86_64"): _X86, ("linux", "aarch64"): _ARM, ("darwin", "arm64"): _ARM}
 _TIMEOUT_S = 600  # of one compilation; under sanitizers, beside other work, minutes
 _DIGEST_SIZE = 16
 _UNFINISHED, _ABANDONED_S = "building-", 3600
@@ -81,9 +77,7 @@ def bundled() -> Path | None:
 
 
 def find(folder: Path) -> Path | None:
-    """The library of these sources in a folder, if it is there and undamaged: its name holds its
-    digest.
-    """
+    """The undamaged library of these sources in a folder, if any: its name holds its digest."""
     return _find(folder, library_name())
 
 
@@ -101,12 +95,7 @@ def is_whole(library: Path) -> bool:
 
 
 def check(folder: Path) -> None:
-    """Whether `build` is worth its time: not where it failed within a day, and neither sources nor
-    compilers are others since.
-
-    Raises:
-        BuildError: it is not; as `build` said it.
-    """
+    """Raises BuildError if `build` failed within a day with the same sources and compilers."""
     log = folder / _LOG
     try:
         logged = log.read_text(errors="replace").partition("\n")[0]
@@ -168,10 +157,8 @@ def _attempt(compilers: list[list[str]]) -> str:
 
 
 def cross_compile(compiler: list[str], machine: str, folder: Path) -> Path:
-    """Compiles the library of a wheel for Linux on another (or this) processor into a folder.
-
-    Raises:
-        BuildError: the compiler fails; the message is its output.
+    """Compiles a Linux wheel's library for a processor into a folder. Raises BuildError with the
+    output of a compiler that fails.
     """
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         try:
@@ -199,11 +186,7 @@ def _compile(compiler: list[str], units: Units, folder: Path) -> Path:
 
 
 def compile_units(compiler: list[str], units: Units, folder: Path) -> list[str]:
-    """Compiles files of the library; the objects, in a folder.
-
-    Raises:
-        subprocess.SubprocessError: the compiler fails.
-    """
+    """Compiles files into objects in a folder; raises SubprocessError if the compiler fails."""
     commands = []
     for source, (level, flags) in units.items():
         headers = ("-isystem", jax.ffi.include_dir()) if source in ("ffi.cc", "rows.cc") else ()
@@ -240,10 +223,7 @@ def _stderr(failed: subprocess.SubprocessError) -> str:
 
 def _compilers() -> list[list[str]]:
     """Commands of C++ compilers, to be tried in turn: CXX alone, if it is set; else the system's,
-    then the one that comes as a wheel.
-
-    Raises:
-        BuildError: CXX is no command.
+    then that of the wheel. Raises BuildError if CXX is no command.
     """
     if variable := os.environ.get("CXX"):
         try:
@@ -260,9 +240,7 @@ def _compilers() -> list[list[str]]:
 
 
 def library_name() -> str:
-    """What names of libraries that are built here begin with: for this processor's architecture,
-    this XLA and this compiler.
-    """
+    """The prefix of built libraries' names, for this architecture, XLA and compiler."""
     return _name_of(platform.machine(), jax.__version__, os.environ.get("CXX"))
 
 

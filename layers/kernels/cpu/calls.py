@@ -19,14 +19,11 @@ def call(
     in_place: Mapping[int, int] = types.MappingProxyType({}),
     **attributes: object,
 ) -> Any:
-    """What a function of the library makes of arrays, one or (a tuple) several; under `vmap` it is
-    called for each.
+    """Calls a function of the library, once for each under `vmap`.
 
     Args:
-        target: its name.
-        out: shapes and dtypes of what it makes.
-        arrays: that it takes.
-        in_place: by numbers, arrays of which some of these are made where they lie.
+        out: shape and dtype of the result, or a tuple of several.
+        in_place: results that are made in arguments, by numbers of these.
         attributes: further ones of the function.
 
     Raises:

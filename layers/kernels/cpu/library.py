@@ -87,11 +87,7 @@ def load(path: Path) -> Trials:
 
 
 def use(instruction_set: str) -> str:
-    """Computes with one of `INSTRUCTION_SETS` from now on; returns the one before it.
-
-    Raises:
-        InputError: it is not usable.
-    """
+    """Selects one of `INSTRUCTION_SETS`, or raises InputError; returns the last one."""
     global _instruction_set
     assert _library is not None
     if product_seconds(instruction_set) < 0:
@@ -102,8 +98,8 @@ def use(instruction_set: str) -> str:
 
 
 def product_seconds(instruction_set: str) -> float:
-    """Seconds of one product of 32 rows of bfloat16 with 128 features of depth 1,024, whose weights
-    are in the second cache, by one of `INSTRUCTION_SETS`; negative where it is not usable.
+    """Seconds of one product of 32 rows of bfloat16 with 128 features of depth 1,024 in the second
+    cache, by one of `INSTRUCTION_SETS`; negative where it is not usable.
     """
     assert _library is not None
     seconds: float = _library.ridgeline_try(instruction_set.encode())
@@ -111,9 +107,8 @@ def product_seconds(instruction_set: str) -> float:
 
 
 def peak(instruction_set: str, type: str, seconds: float) -> float:
-    """FLOPs a second (of integers: operations) of the calling thread's core, by multiply-adds of
-    numbers of a type that one of `INSTRUCTION_SETS` brings, over so many seconds; 0 where it is not
-    usable or brings none.
+    """FLOPs (of integers: operations) a second of the calling thread's core, by multiply-adds of a
+    type in one of `INSTRUCTION_SETS`; 0 where it is not usable or has none.
     """
     assert _library is not None
     if product_seconds(instruction_set) < 0:
@@ -123,14 +118,8 @@ def peak(instruction_set: str, type: str, seconds: float) -> float:
 
 
 def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:
-    """Lays a matrix out in strips.
-
-    Args:
-        rows_FD: [F, D], of 2 or 4 bytes an element, C-contiguous.
-        strips: where to, C-contiguous: as many elements as [F, D], padded to 16 and 32.
-
-    Raises:
-        ValueError: the arrays are not these.
+    """Lays a matrix [F, D], of 2 or 4 bytes an element, out in strips, as many elements padded to
+    16 and 32; both C-contiguous. Raises ValueError for other arrays.
     """
     assert _library is not None
     F, D = rows_FD.shape
@@ -142,13 +131,8 @@ def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:
 
 
 def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) -> None:
-    """Lays a matrix [F, D] out in strips, whose rows are blocks.
-
-    Args:
-        format: the blocks' name (`configs.precision.FORMATS`).
-        blocks_FX: uint8 [F, bytes of D numbers], C-contiguous.
-        D: columns, whole blocks.
-        strips: where to, uint8 [strips, bytes of a strip], C-contiguous.
+    """Lays a matrix [F, D] of blocks in `configs.precision.FORMATS`, uint8 [F, bytes of D numbers],
+    out in strips, uint8 [strips, bytes of a strip]; both C-contiguous.
 
     Raises:
         ValueError: the format has no blocks, or the arrays are not these.

@@ -13,19 +13,10 @@ GATES = {"silu": 0, "gelu_tanh": 1}
 
 
 def norm(
-    x: jax.Array,
-    weight: jax.Array,
-    bias: jax.Array | None,
-    eps: float,
-    offset: float = 0.0,
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, eps: float, offset: float = 0.0
 ) -> jax.Array:
-    """RMSNorm, or with a bias LayerNorm, over the last axis: float32 of x's shape.
-
-    Args:
-        x: float32.
-        weight, bias: float32 or bfloat16, [X]; the bias may be None.
-        eps: added to the mean of the squares.
-        offset: added to the weight.
+    """RMSNorm, or with a bias LayerNorm, over the last axis: float32 of x's shape. x is float32,
+    the weight (plus `offset`) and bias are float32 or bfloat16, [X].
     """
     bias = jnp.zeros(0, weight.dtype) if bias is None else bias
     dtype = jnp.promote_types(weight.dtype, bias.dtype)
@@ -38,15 +29,8 @@ def norm(
 
 
 def gate(gate_up_TX: jax.Array, activation: str, dtype: str) -> jax.Array:
-    """act(gate) up, [T, F].
-
-    Args:
-        gate_up_TX: float32 [T, 2 F], gates before the rest.
-        activation: 'silu' or 'gelu_tanh'.
-        dtype: of the result, 'float32' or 'bfloat16'.
-
-    Raises:
-        KeyError: of another activation.
+    """act(gate) up, [T, F] of `dtype`, of float32 [T, 2 F], gates first; the activation is 'silu'
+    or 'gelu_tanh' (else KeyError), `dtype` 'float32' or 'bfloat16'.
     """
     T, X = gate_up_TX.shape
     out = jax.ShapeDtypeStruct((T, X // 2), jnp.dtype(dtype))
@@ -83,19 +67,18 @@ def append(
     offset: float = 0.0,
 ) -> tuple[jax.Array, jax.Array]:
     """Queries for attention, of `dtype` [T, N, H], and the pages with the keys and values of their
-    tokens: in place where `pages` is donated. Queries and keys are normed, if they have norms, and
-    rotated as `rope.rotate` does; what is not finite in a value is written as `packed_row` has it.
+    tokens, in place where `pages` is donated. Queries and keys are normed, if they have norms, and
+    rotated as `rope.rotate` does; non-finite values are written as `packed_row` has them.
 
     Args:
         qkv_TX: float32 [T, (N + 2 K) H]: queries, keys and values, as their product leaves them.
         angles: cos and sin, float32 [T, X], of the pairs that rotate.
         norms: weights of RMSNorm of each query and each key head, [H].
-        place: page and offset of each token, i32[T]; of page 0, padding, nothing is written, and
+        place: page and offset of each token, i32[T]; padding has page 0: nothing is written, and
             queries are 0.
         pages: [pages, page tokens, 2 K H], of `dtype` as pages store it.
         shape: N, K and H.
         scale: of queries.
-        eps, offset: as `norm` takes them.
     """
     N, K, H = shape
     norms = (jnp.zeros(0), jnp.zeros(0)) if norms is None else norms
@@ -112,13 +95,9 @@ def append(
 def choose(
     scores_YWX: jax.Array, open_YWX: jax.Array, max_chosen: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The largest of those scores that are open, of equals the first: their indices in rising
-    order, i32 [..., most], then X; and how many they are, i32 [...].
-
-    Args:
-        scores_YWX: float32, in XLA's order, where NaN is the largest and -NaN the smallest.
-        open_YWX: bool.
-        max_chosen: indices of a row.
+    """The largest open scores, the first of equals: their indices in rising order, i32 [..., most],
+    then X; and their number, i32 [...]. Scores are float32 in XLA's order, where NaN is the largest
+    and -NaN the smallest.
     """
     shape = scores_YWX.shape[:-1]
     outs = (

@@ -30,9 +30,7 @@ Leaf = jax.Array | Packed | Quantized
 
 def choose(config: Config) -> str:
     """The implementation that `engine.kernels.linear` names; None: 'ffi_cpu' where it can run.
-
-    Raises:
-        InputError: the named implementation cannot run here.
+    Raises InputError if a named one cannot.
     """
     device, name = target_device(), config.engine.kernels.linear
     reason = None
@@ -94,9 +92,7 @@ def _in_rows(info: ParamInfo, values: Values) -> Values:
 
 
 def _whole(info: ParamInfo, values: Values) -> Array:
-    """All of a parameter: an array, of blocks where its format has few bits, to which numbers are
-    rounded.
-    """
+    """All of a parameter: an array, or blocks to which numbers are rounded."""
     if not isinstance(values, jax.Array):
         values = np.asarray(values)
     if not FORMATS[info.format].is_quantized or values.dtype == np.uint8:
@@ -113,9 +109,7 @@ def specs(infos: Declared) -> Params:
 
 
 def abstract(config: Config, infos: Declared, mesh: jax.sharding.Mesh | None = None) -> Params:
-    """Shapes and dtypes of what `placement` makes of a declaration's values, over the chips of a
-    mesh.
-    """
+    """Shapes and dtypes of `placement`'s leaves for a declaration, over the chips of a mesh."""
     if mesh is not None:
         chip_leaves = abstract(config, config.chip_model.parameters())
         return jax.tree.map(
@@ -135,9 +129,7 @@ def abstract(config: Config, infos: Declared, mesh: jax.sharding.Mesh | None = N
 
 
 def random_params(config: Config, infos: Declared) -> Params:
-    """Random parameters. On one chip those that `placement` would make a `Quantized` are drawn as
-    such, since rounding a large model takes minutes.
-    """
+    """Draws parameters; on one chip a `Quantized` as such, since rounding takes minutes."""
     config = config.with_engine(linear=choose(config))
 
     def draw(info: ParamInfo, key: jax.Array) -> Leaf:
@@ -151,12 +143,9 @@ def random_params(config: Config, infos: Declared) -> Params:
 def pack_params(
     config: Config, params: Params, infos: Declared, mesh: jax.sharding.Mesh | None = None
 ) -> Params:
-    """Parameters as the chosen implementation reads them, over the chips of a mesh; those that are
-    packed or lie on the mesh already stay.
-
-    Raises:
-        InputError: they are packed for other products than the chosen ones, or for one chip and
-            there is a mesh.
+    """Packs parameters for the chosen implementation over the chips of a mesh; packed or placed
+    ones stay. Raises InputError if they are packed for other products, or for one chip and there is
+    a mesh.
     """
     place, declared = placement(config, mesh), parameters.flatten(infos)
     leaves, _ = jax.tree.flatten(params, is_leaf=_is_made)
@@ -176,12 +165,9 @@ def pack_params(
 
 
 def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None = None) -> Params:
-    """Parameters on whatever devices as the chosen implementation reads them, in memory of their
-    own, since the caller may donate his; one after the other, through the host.
-
-    Raises:
-        InputError: they are not those that the configuration declares, or are packed for other
-            chips or products.
+    """Copies parameters from any devices for the chosen implementation, one by one through the
+    host, since the caller may donate his. Raises InputError if they are not the declared ones, or
+    packed for other chips or products.
     """
     infos, place = config.model.parameters(), placement(config, mesh)
     leaves = parameters.flatten(params, _is_made)
@@ -228,11 +214,7 @@ def _can_be_rounded(info: ParamInfo, shape: tuple[int, ...], format: str) -> boo
 
 
 def _is_quantized(info: ParamInfo, config: Config) -> bool:
-    """Whether a parameter becomes a `Quantized`.
-
-    Raises:
-        InputError: the products have none for its format.
-    """
+    """Whether a parameter becomes a `Quantized`; raises InputError if no product has its format."""
     if info.format not in packed.BLOCKS or config.engine.kernels.linear == "ffi_cpu":
         return False
     if info.format not in quantized.OURS:
@@ -249,7 +231,6 @@ def _is_made(leaf: object) -> TypeGuard[Packed | Quantized]:
 
 
 def _check_goes(config: Config, path: str, leaf: object) -> None:
-    """Refuses what was made for other products."""
     is_native, is_packed = config.engine.kernels.linear == "ffi_cpu", isinstance(leaf, Packed)
     if _is_made(leaf) and is_packed != is_native:
         kind, linear = ("packed parameters", "ffi_cpu") if is_packed else (

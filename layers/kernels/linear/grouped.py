@@ -23,13 +23,8 @@ def grouped_product(
     sizes_E: jax.Array,
     kernel: Callable[..., jax.Array] | None = None,
 ) -> jax.Array:
-    """x w[e]^T of rows that are sorted by their matrix e: float32 [X, F], 0 behind the last group.
-
-    Args:
-        x_XD: of w's type.
-        w_EFD: the stack.
-        sizes_E: i32[E], rows of each matrix.
-        kernel: `on_tpu` or `on_gpu`; None: XLA's.
+    """x w[e]^T of rows of w's type that are sorted by their matrix e, i32[E] of each: float32
+    [X, F], 0 behind the last group. `kernel` is `on_tpu` or `on_gpu`; None: XLA's.
     """
     if kernel is None:
         return _by_xla(x_XD, w_EFD, sizes_E)

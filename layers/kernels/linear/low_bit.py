@@ -44,8 +44,7 @@ class Quantized:
         zero: uint8 [G, F] zero points; None: the format is symmetric.
         format: one of `layers.quantized.OURS`.
         shape: [F, D] or [E, F, D]; D is counted, whatever `data` has.
-        dtype: what activations are multiplied in, 'float32' or 'bfloat16', unless the format rounds
-            them.
+        dtype: of the product, 'float32' or 'bfloat16', unless the format rounds activations.
     """
 
     data: jax.Array
@@ -68,13 +67,8 @@ def middle(format: str) -> float:
 
 
 def of_blocks(blocks_FX: np.ndarray, format: str, width: int, dtype: str) -> Quantized:
-    """A matrix [F, width] (or a stack, [E, F, width]) of blocks.
-
-    Args:
-        blocks_FX: uint8 [F, bytes of a row], or [E, F, bytes], as `layers.quantized` packs them.
-        format: one of `layers.quantized.OURS`.
-        width: columns, whole blocks.
-        dtype: as `Quantized` has it.
+    """Converts blocks uint8 [F, bytes of a row] of a matrix [F, width] (or a stack, [E, F, ...]),
+    as `layers.quantized` packs them; `format` and `dtype` are as in `Quantized`.
 
     Raises:
         ValueError: the blocks are not these.
@@ -121,14 +115,11 @@ def _in_planes(q_FD: np.ndarray, planes: tuple[int, ...]) -> np.ndarray:
 
 
 def _by_group(values_FG: np.ndarray) -> jax.Array:
-    """[.., G, F] of [.., F, G]."""
     return jax.device_put(np.ascontiguousarray(values_FG.swapaxes(-1, -2)))
 
 
 def random(key: jax.Array, shape: tuple[int, ...], format: str, dtype: str) -> Quantized:
-    """A matrix [F, D] (or a stack, [E, F, D]) of random elements of about D ** -0.5, drawn where it
-    will lie; `format` and `dtype` as `Quantized` has them.
-    """
+    """Draws a matrix [F, D] (or a stack, [E, F, D]) of elements of about D ** -0.5 in place."""
     declared, middle = abstract(shape, format, dtype), 1 << FORMATS[format].bits - 1
     data = jax.random.bits(key, declared.data.shape, jnp.uint8)
     if _is_fp8(format):
@@ -163,11 +154,8 @@ def _dtype(format: str) -> type[np.integer]:
 
 
 def rows(w: Quantized, ids_T: jax.Array) -> jax.Array:
-    """Some rows of the matrix, float32 [T, D], for integers [T]: one beyond its first or last row
-    is that row.
-
-    Raises:
-        ValueError: w is a stack.
+    """Some rows of the matrix, float32 [T, D], for integers [T], clipped to its rows; ValueError
+    for a stack.
     """
     if len(w.shape) != 2:
         raise ValueError(f"rows are looked up in a matrix, not in a stack of {w.shape}")
@@ -178,9 +166,7 @@ def rows(w: Quantized, ids_T: jax.Array) -> jax.Array:
 
 
 def numbers(w: Quantized) -> jax.Array:
-    """What a matrix (or some of its rows) stands for, float32 [F, D]: `quantized.dequantize` of
-    its blocks, bit for bit.
-    """
+    """Dequantizes a matrix (or rows), float32 [F, D], bit for bit as `quantized.dequantize`."""
     q_FGX = integers(w)
     if w.zero is not None:
         q_FGX -= w.zero.T[..., None].astype(jnp.float32)
@@ -242,15 +228,11 @@ def of_e2m1(code: jax.Array) -> jax.Array:
 
 
 def rounded_tokens(x_TD: jax.Array, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
-    """Each token's numbers in eight bits, by a scale of its own.
-
-    Args:
-        x_TD: any type.
-        dtype: int8 or float8_e4m3fn.
+    """Rounds each token's numbers to `dtype`, int8 or float8_e4m3fn, by a scale of its own.
 
     Returns:
         (q_TD of that type, scale_T1 float32): q times scale is about x, and NaN where any number of
-        a token is not finite: what is not has no integer, and a maximum need not see it.
+        a token is not finite: it has no integer, and a maximum may miss it.
     """
     x_TD = x_TD.astype(jnp.float32)
     is_int = dtype == jnp.int8

@@ -49,9 +49,7 @@ def can_multiply(num_rows: int, w: Quantized) -> bool:
 def products(
     x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, interpret: object = None
 ) -> jax.Array:
-    """`low_bit_product.products`, of rows that `can_multiply` allows; `interpret` takes
-    `InterpretGPUParams`.
-    """
+    """`low_bit_product.products`, of rows that `can_multiply` allows."""
     W, shift, y_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
     x_BWD = jnp.pad(x_BWD.astype(w.dtype), ((0, 0), (0, -W % _ROWS), (0, 0)))
     for bits in low_bit.planes(w.format):
@@ -145,9 +143,7 @@ def _plane(
     def stage_buffer(
         shape: tuple[int, int], dtype: jax.typing.DTypeLike, swizzled: int | None = None
     ) -> pl.MemoryRef:
-        """Arrays of each stage, in tiles of 8 rows of so many bytes, whose 16-byte parts are
-        swizzled, or as they are.
-        """
+        """A stage's arrays, plain or in tiles of 8 rows with swizzled 16-byte parts."""
         transforms: tuple[plgpu.TilingTransform | plgpu.SwizzleTransform, ...] = ()
         if swizzled is not None:
             tile = 8, swizzled // jnp.dtype(dtype).itemsize
@@ -199,12 +195,10 @@ def _numbers(
 
 
 def _int8(byte: int) -> jax.Array:
-    """A byte's bits as a number with a sign."""
     return jnp.int8(byte - 256 if byte > 127 else byte)
 
 
 def _product(number_FK: jax.Array, x_smem, interpret: object) -> jax.Array:
-    """Products of numbers [F, K] with rows of activations [W, K]: float32 [F, W]."""
     if interpret:
         dims = (((1,), (1,)), ((), ()))
         return lax.dot_general(number_FK, x_smem[...], dims, preferred_element_type=jnp.float32)

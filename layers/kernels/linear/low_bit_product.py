@@ -27,10 +27,8 @@ _LEAST_ROWS = 8  # of a product on a CPU: with fewer XLA sums in another order, 
 
 
 def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
-    """x w^T, float32 [T, F]. A row's bits do not depend on the others.
-
-    Raises:
-        ValueError: x has other columns than w, or w is a stack.
+    """x w^T, float32 [T, F]; a row's bits do not depend on the others. Raises ValueError if x has
+    other columns than w, or w is a stack.
     """
     if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
         raise ValueError(f"{x_TD.shape} does not go with a matrix of {w.shape}")
@@ -42,13 +40,8 @@ def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
 
 
 def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
-    """Blocks of rows, each with one matrix of a stack: float32 [B, W, F].
-
-    Args:
-        x_BWD: the rows.
-        w: a stack [E, F, D].
-        matrix_B: i32, which of the stack; E: none, the block's rows are not looked at, and what
-            comes of them is any number.
+    """Blocks of rows, each with one matrix of a stack [E, F, D]: float32 [B, W, F]; `matrix_B`
+    (i32) of E is none, and that block arbitrary.
 
     Raises:
         ValueError: x has other columns than w, or w is no stack.
@@ -75,9 +68,7 @@ def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
 
 
 def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:
-    """`product`; a CPU expands some rows of the matrix at a time, other devices what XLA does not
-    expand within the product.
-    """
+    """`product`; a CPU expands blocks of rows, other devices what XLA does not expand itself."""
     T, (F, D) = len(x_TD), w.shape
     multiply = functools.partial(_times_rounded if _rounds(w) else _times, dtype=w.dtype)
     if not backends.current().copies_in_blocks:
@@ -119,7 +110,6 @@ def _times(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
 
 
 def _expanded(w: Quantized) -> jax.Array:
-    """A matrix in its `dtype`."""
     matrix_FD = backends.current().expanded(w)
     return low_bit.numbers(w).astype(w.dtype) if matrix_FD is None else matrix_FD
 
@@ -134,7 +124,6 @@ def _times_rounded(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
 
 
 def _dot(x_TD: jax.Array, w_FD: jax.Array) -> jax.Array:
-    """x w^T, exact in int32 or with float32 sums."""
     is_int = x_TD.dtype == jnp.int8
     # A GPU's default for float32 operands is TF32, ten bits of mantissa.
     exact = lax.Precision.HIGHEST if x_TD.dtype == jnp.float32 else None

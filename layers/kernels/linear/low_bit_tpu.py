@@ -156,8 +156,8 @@ def can_expand(w: Quantized) -> bool:
 
 
 def expanded(w: Quantized, interpret: bool = False) -> jax.Array:
-    """The numbers of a matrix that `can_expand` allows in its `dtype`, [F, D], for products with
-    many rows; XLA would write several times as much.
+    """Expands a matrix that `can_expand` allows to its `dtype`, [F, D], for products with many
+    rows; XLA would write several times as much.
     """
     (F, D), G, planes = w.shape, w.scale.shape[0], low_bit.planes(w.format)
     weights = [low_bit.scales(w)]

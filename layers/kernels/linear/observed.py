@@ -11,7 +11,6 @@ class Observed:
     """A matrix [F, D], or a stack of them [E, F, D], behind `linear` and the products with stacks.
 
     Attributes:
-        weight: multiplies as it would by itself.
         note: called, while the product is traced, with its rows [X, D] and (of a stack, whose rows
             lie in groups) how many each group has, i32[E], else None.
     """

@@ -47,9 +47,9 @@ BLOCKS = tuple(
 
 
 def exact(chosen: bool) -> AbstractContextManager[None]:
-    """A context: products that are traced in it leave activations as they are, where a format does
-    not say what becomes of them, or round them to int8 (as by default). They are three products
-    with int8 then (`_in_parts`), whose sum is float32's.
+    """A context whose traced products leave activations as they are where a format does not say so,
+    or round them to int8 (the default). Exact ones are three products with int8 (`_in_parts`),
+    which sum to float32's.
     """
     context: AbstractContextManager[None] = _exact(chosen)
     return context
@@ -71,10 +71,8 @@ def format_of(leaf: object) -> str:
 
 
 def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
-    """A matrix [F, D] (or a stack, [E, F, D]) of float32 or bfloat16, packed by the native library.
-
-    Raises:
-        ValueError: it is of another dtype or rank.
+    """Packs float32 or bfloat16 [F, D] (or a stack, [E, F, D]) by the native library; raises
+    ValueError for another dtype or rank.
     """
     rows_FD = np.ascontiguousarray(matrix_FD)
     if str(rows_FD.dtype) not in ("float32", "bfloat16") or rows_FD.ndim not in (2, 3):
@@ -83,13 +81,8 @@ def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
 
 
 def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
-    """A matrix [F, width] (or a stack, [E, F, width]) whose rows are blocks, a GGUF
-    file's or ours (`layers/quantized.py`).
-
-    Args:
-        blocks_FX: uint8 [F, bytes of `width` numbers], or [E, F, bytes].
-        format: one of `BLOCKS`.
-        width: columns, whole blocks.
+    """Packs a matrix [F, width] (or a stack, [E, F, width]) of blocks in one of `BLOCKS`, uint8
+    [F, bytes of `width` numbers] or [E, F, bytes]; `width` is whole blocks.
 
     Raises:
         ValueError: the blocks are not these.
@@ -99,15 +92,8 @@ def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
 
 
 def pack_rows(rows_XX: Values, format: str, shape: tuple[int, ...]) -> Packed:
-    """As `pack_blocks`, of what gives slices of the rows of all matrices, and is never there whole.
-
-    Args:
-        rows_XX: uint8 [rows, bytes] by slices of rows.
-        format: one of `BLOCKS`.
-        shape: [F, D] or [E, F, D].
-
-    Raises:
-        ValueError: the blocks are not these.
+    """Packs as `pack_blocks`, from slices of the rows of all matrices, uint8 [rows, bytes], which
+    never exist as a whole; `shape` is [F, D] or [E, F, D]. Raises ValueError for other blocks.
     """
     packed, (*_, F, D) = abstract(shape, format), shape
     data = aligned(packed.data.shape, packed.data.dtype)
@@ -168,9 +154,7 @@ def product(x_TD: jax.Array, w: Packed) -> jax.Array:
 
 
 def multiplies_gated(w: object) -> TypeGuard[Packed]:
-    """Whether `gated_product` takes a leaf of the parameters: a matrix whose halves are whole
-    strips, for which `product` is a single call.
-    """
+    """Whether `gated_product` takes a leaf: a matrix whose halves are whole strips."""
     if not is_packed(w) or len(w.shape) != 2 or w.shape[0] % (2 * STRIP) or w.data.shape[0] % 2:
         return False
     is_in_parts = _exact.value and rounds(w.format)
@@ -178,14 +162,9 @@ def multiplies_gated(w: object) -> TypeGuard[Packed]:
 
 
 def gated_product(x_TD: jax.Array, w: Packed, activation: str, dtype: str) -> jax.Array:
-    """act(gate) up, of `dtype` [T, F / 2]: with the bits that `rows.gate` makes of `product`, but
-    for the sign of zeros. The product, gates before what they multiply, is written nowhere.
-
-    Args:
-        x_TD: float32 or bfloat16.
-        w: a matrix that `multiplies_gated`.
-        activation: one of `rows.GATES`.
-        dtype: 'float32' or 'bfloat16'.
+    """act(gate) up of a matrix that `multiplies_gated`, [T, F / 2]: with the bits that `rows.gate`
+    makes of `product`, except the sign of zeros. The product, gates first, is written nowhere.
+    Types are 'float32' or 'bfloat16', activations those of `rows.GATES`.
     """
     F = min(w.shape[0], w.data.shape[0] * STRIP)
     out = jax.ShapeDtypeStruct((x_TD.shape[0], F // 2), jnp.dtype(dtype))
@@ -246,16 +225,13 @@ def _sum_of_parts(y_XF: jax.Array) -> jax.Array:
 
 
 def rounded_to_fp8(x_TD: jax.Array) -> jax.Array:
-    """Each token's numbers as e4m3 times a scale of its own has them: float32, since no processor
-    multiplies e4m3.
-    """
+    """Rounds each token's numbers to e4m3 times its scale: float32, as no CPU multiplies e4m3."""
     q_TD, scale_T1 = low_bit.rounded_tokens(x_TD, jnp.float8_e4m3fn)
     return q_TD.astype(jnp.float32) * scale_T1
 
 
 def rows(w: Packed, ids_T: jax.Array) -> jax.Array:
-    """Some rows of the matrix, float32 [T, D], for integers [T]: one beyond its first or last row
-    is that row.
+    """Some rows of the matrix, float32 [T, D], for integers [T], clipped to its rows.
 
     Raises:
         ValueError: w is a stack, or some of its strips are elsewhere (`shard_map`), so ids do not

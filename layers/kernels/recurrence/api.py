@@ -11,13 +11,8 @@ from layers.ragged import Rectangle
 def choose(
     num_tokens: int, num_keys: int, states: tuple[int, ...], decays_of_keys: bool = False
 ) -> StateKernel | None:
-    """The back end's kernel for `update`; None: it has none, or none for such shapes.
-
-    Args:
-        num_tokens: W, of a row.
-        num_keys: K, heads of queries and keys.
-        states: [slots + 1, 1 + k, N, M, H].
-        decays_of_keys: whether each channel of keys has one, not each head.
+    """The back end's kernel for `update`, if any, of W tokens a row, K heads of queries and keys,
+    and states [slots + 1, 1 + k, N, M, H]; decays are of heads, or of channels of keys.
     """
     _, num_states, num_heads, M, H = states
     if num_tokens > num_states:
@@ -36,20 +31,19 @@ def update(
 ) -> tuple[jax.Array, jax.Array] | None:
     """Linear recurrence (`layers/recurrence/linear.py`), or with beta the gated delta rule
     (`delta.py`), of rows that follow none of the others: the state before each is read once, and
-    that after each valid token is written, where it lies.
+    that after each valid token is written in place.
 
     Args:
         q_YWKM, k_YWKM, v_YWNH: float32; N is a multiple of K.
         log_decay: of each head, [Y, W, N]; None is no decay. One of each channel of keys,
             [Y, W, N, M], is for a CPU's kernel alone.
-        beta_YWN: None: a key's value is added to what the state says of the key, not put in its
-            place.
+        beta_YWN: None: a key's value is added to that of the state, which it else replaces.
         states: float32 [slots + 1, 1 + k, N, M, H], donated.
-        rectangle: the rows, of consecutive tokens; valid ones come first.
+        rectangle: rows of consecutive tokens; valid ones come first.
 
     Returns:
-        Outputs float32 [Y, W, N, H] and the states; None: no kernel takes these. Outputs of
-        padding are any numbers.
+        Outputs float32 [Y, W, N, H], arbitrary for padding, and the states; None: no kernel takes
+        these.
     """
     if log_decay is None:
         log_decay = jnp.zeros(v_YWNH.shape[:3])
@@ -80,17 +74,8 @@ def scan(
     states: jax.Array,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array] | None:
-    """Selective scan (`layers/recurrence/diagonal.py`) of rows that follow none of the others, as
-    `update`; only a CPU has a kernel.
-
-    Args:
-        x_YWX, dt_YWX, A_MX, B_YWM, C_YWM: float32.
-        states: float32 [slots + 1, 1 + k, M, X], donated.
-        rectangle: the rows, of consecutive tokens; valid ones come first.
-
-    Returns:
-        Outputs float32 [Y, W, X] and the states; None: no kernel takes these. Outputs of padding
-        are any numbers.
+    """Selective scan (`layers/recurrence/diagonal.py`) of float32 inputs and states
+    [slots + 1, 1 + k, M, X], with rows and results as `update` has them; only a CPU has a kernel.
     """
     kernel = backends.current().scan
     if kernel is None or x_YWX.shape[1] > states.shape[1]:
@@ -105,18 +90,9 @@ def convolve(
     tails: jax.Array,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array] | None:
-    """Causal convolution (`layers/recurrence/convolution.py`, whose bits it has) of rows that
-    follow none of the others, as `update`; only a CPU has a kernel.
-
-    Args:
-        x_YWX, taps_Xw: float32.
-        bias_X: None: nothing is added.
-        tails: float32 [slots + 1, 1 + k, w - 1, X], donated.
-        rectangle: the rows, of consecutive tokens; valid ones come first.
-
-    Returns:
-        Outputs float32 [Y, W, X] and the tails; None: no kernel takes these. Outputs of padding
-        are any numbers.
+    """Causal convolution (`layers/recurrence/convolution.py`, bit for bit) of float32 inputs and
+    tails [slots + 1, 1 + k, w - 1, X], with rows and results as `update` has them; only a CPU has a
+    kernel.
     """
     kernel = backends.current().convolve
     if kernel is None or x_YWX.shape[1] > tails.shape[1]:

@@ -18,9 +18,7 @@ def update(
     states: jax.Array,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array]:
-    """`api.Update`, of decays of heads [Y, W, N] and of channels of keys [Y, W, N, M]; outputs of
-    padding are 0.
-    """
+    """`api.Update`, of decays [Y, W, N] or (of channels of keys) [Y, W, N, M]; padding gives 0."""
     beta_YWN = jnp.zeros(0) if beta_YWN is None else beta_YWN
     inputs = q_YWKM, k_YWKM, v_YWNH, decay, beta_YWN
     return _call(library.UPDATE, v_YWNH.shape, inputs, states, rectangle)

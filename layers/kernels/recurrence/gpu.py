@@ -109,6 +109,5 @@ def update(
 
 
 def _block_columns(state: tuple[int, int]) -> int:
-    """Columns of a block; 0: none fit."""
     fitting = (n for n in _COLUMNS if state[1] % n == 0 and state[0] * n <= _MOST_ELEMENTS)
     return next(fitting, 0)

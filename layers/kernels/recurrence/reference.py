@@ -17,17 +17,9 @@ def update(
     states: jax.Array,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array]:
-    """Feeds rows that follow none of the others to a recurrence's form that goes token by token.
-
-    Args:
-        recurrent: (*inputs, states before each row [Y, ...]) -> outputs [Y, W, ...] and the states
-            after every token [Y, W, ...].
-        inputs: of each token, [Y, W, ...].
-        states: float32 [slots + 1, 1 + k, ...], of all sequences.
-        rectangle: the rows.
-
-    Returns:
-        The outputs [Y, W, ...], and the states with this step's.
+    """Feeds rows that follow none of the others to the token-by-token form, as `rows.Recurrence`
+    has it; inputs [Y, W, ...], and states [slots + 1, 1 + k, ...] of all sequences, float32.
+    Returns the outputs [Y, W, ...], and the states with this step's.
     """
     out_YW, after_YW = recurrent(*inputs, before(states, rectangle))
     return out_YW, keep_each(states, rectangle, after_YW)

@@ -36,11 +36,7 @@ flags.adopt_module_key_flags(deployment_flags)
 
 
 def chat_template() -> str | None:
-    """The template that --chat_template holds, or whose file it names.
-
-    Raises:
-        InputError: there is no such file, or it is no template.
-    """
+    """The template of --chat_template, or of its file; raises InputError if it is neither."""
     from inference.text import template_worker
 
     if (value := CHAT_TEMPLATE.value) is None:
