@@ -55,13 +55,9 @@ def _build(header: Header) -> ModelConfig:
     )
     keys.refuse_unknown(_KNOWN_KEYS.union(reader.reads))
     title = header.metadata.get("general.name")
-    fields: ModelFields = {
-        "name": title if isinstance(title, str) else header.path.stem,
-        "family": family,
-        **_widths(keys, reader),
-        **reader.build(keys),
-    }
-    return ModelConfig(**fields)
+    title = title if isinstance(title, str) else header.path.stem
+    fields: ModelFields = {"name": title, "family": family, **_widths(keys, reader)}
+    return ModelConfig(**fields | reader.build(keys))
 
 
 def _widths(keys: GgufKeys, reader: GgufReader) -> ModelFields:
