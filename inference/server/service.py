@@ -51,8 +51,6 @@ class Service:
     """The engine, its text processing and metrics.
 
     Attributes:
-        limits: of requests.
-        client: the engine.
         metrics: shown by `/metrics`.
         started: seconds since 1970.
         num_keys: number of clients' keys; with several, no client may fill the queue.

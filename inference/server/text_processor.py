@@ -112,10 +112,7 @@ class TextProcessor:
         """Token ids of a conversation.
 
         Args:
-            messages: of the conversation.
             add_generation_prompt: ends with the start of the assistant's turn.
-            tools: that the model may call.
-            variables: further variables of the chat template.
             continues: ends within the last message, which the model continues.
             documents: that the chat template shows to the model.
 

@@ -71,10 +71,7 @@ class EngineClient:
     greedy and seeded ones get the same tokens. Everything runs in one event loop.
 
     Attributes:
-        state: of the engine.
         facts: the engine's description of itself; None until it is loaded.
-        heartbeat_at: when the latest heartbeat came.
-        heard_at: when the latest message came.
         num_restarts: how often the engine ended and was started again.
         on_state: called with each new state.
     """

@@ -29,7 +29,6 @@ class Parsed(NamedTuple):
     """A parsed request.
 
     Attributes:
-        request: of the declared type.
         ignored: names of fields without effect.
         names: declared field -> field of another server that the client sent instead.
     """

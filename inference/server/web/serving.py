@@ -149,7 +149,6 @@ async def serve(
         say: takes lines for the log: the work of ten seconds, and the end.
         started: called before the first answer.
         traces: of requests; closed at the end.
-        site: public addresses, behind a proxy.
 
     Raises:
         EngineFailed: the engine could not be started, or ended too often.

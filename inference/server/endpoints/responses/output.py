@@ -16,11 +16,7 @@ from inference.server.protocol.responses import CallDelta, ChatToken
 
 
 class Output:
-    """The output of one answer.
-
-    Attributes:
-        items: messages and calls so far.
-    """
+    """The output of one answer."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
