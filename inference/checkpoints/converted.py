@@ -46,9 +46,6 @@ def open_or_convert(
     Args:
         path: where the converted file belongs.
         infos: tree of `ParamInfo`; its dtypes are those stored.
-        source: the checkpoint's tensors.
-        name_map: from our paths to the tensors that make them up.
-        progress: called after each parameter converted.
 
     Raises:
         InputError: as `load.check`.

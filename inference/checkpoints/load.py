@@ -143,10 +143,6 @@ def load_params(
     """Values for a declaration.
 
     Args:
-        infos: tree of `ParamInfo`.
-        source: the checkpoint's tensors.
-        name_map: from our paths to the tensors that make them up.
-        progress: called after each parameter.
         place: makes a leaf of a parameter's values, called by several threads.
 
     Raises:

@@ -74,7 +74,6 @@ def read(directory: Path, suffixes: tuple[str, ...] = ("",)) -> Manifest:
     """The manifest of a directory, whose files are exactly those it lists.
 
     Args:
-        directory: what it lists.
         suffixes: of the files that have to be listed; others may be added later.
 
     Raises:

@@ -67,7 +67,6 @@ def check_stand_in(path: Path, beginning: bytes | None = None) -> None:
     """Refuses what was stored under the name of a file and is not that file.
 
     Args:
-        path: the file.
         beginning: its first bytes; None: they are read, if they can be.
 
     Raises:

@@ -119,8 +119,6 @@ class StoredDirectory(Checkpoint):
     """A directory of weights, and of the small files beside them.
 
     Attributes:
-        path: of the directory.
-        source, name_map: the parameters.
         raw_config: transformers' own configuration, where the directory has one.
     """
 
@@ -173,7 +171,6 @@ class HfDirectory(StoredDirectory):
         """Opens the layer of a directory that predicts a second token.
 
         Args:
-            path: the directory.
             config: of the heads that it is, as `hf_directory.parse_predicting` has it.
 
         Raises:

@@ -46,7 +46,6 @@ def open_directory(directory: Path, codes_at: tuple[str, ...] = ()) -> TensorSou
     """The tensors of a Hugging Face directory.
 
     Args:
-        directory: where they are.
         codes_at: endings of the names of tensors that may hold what stands for numbers.
 
     Raises:
@@ -212,8 +211,6 @@ def write_header(
     """Writes the header of a safetensors file whose tensors follow in this order, without gaps.
 
     Args:
-        file: what is written to.
-        tensors: shape and type of each.
         metadata: free-form strings; `digests.UNSEALED` first among those of a file that is sealed.
 
     Returns:

@@ -23,7 +23,6 @@ def choose(config: Config, checkpoint: Checkpoint, linear: str | None) -> tuple[
 
     Args:
         config: of the engine, where `engine.kernels.linear` says which products run.
-        checkpoint: what is read.
         linear: `engine.kernels.linear` before it was resolved. Where it is None, a GGUF
             file's blocks are dequantized for XLA's products, and one line says so.
 

@@ -91,7 +91,6 @@ def scan(path: Path, quant_sizes: dict[int, tuple[int, int]]) -> Header:
     """Reads and checks everything up to the tensors' data.
 
     Args:
-        path: the file.
         quant_sizes: elements and bytes of a block, for every ggml type number.
 
     Raises:

@@ -163,10 +163,6 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
     """Tensors of the layer that predicts a second token, without those that repeat the model's
     embedding and head.
 
-    Args:
-        source: the checkpoint's tensors.
-        config: the model.
-
     Raises:
         InputError: there are none, or its embedding or head is not the model's.
     """

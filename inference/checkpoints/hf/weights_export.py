@@ -61,12 +61,8 @@ def write(
     """Writes a model's tensors, a block of rows at a time.
 
     Args:
-        folder: where to.
-        config: the model.
         declared: our parameters, by path, in the type that is stored.
-        rows: returns the rows of a parameter.
         max_shard_bytes: a file is larger only when one tensor is.
-        progress: called after each tensor.
 
     Raises:
         InputError: a parameter has no name there.

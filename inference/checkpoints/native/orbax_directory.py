@@ -88,8 +88,6 @@ def config_bytes(
     """The `config.json` of a directory.
 
     Args:
-        config: the model.
-        eos_ids: ids that end a sequence.
         source_config: what a Hugging Face source had under that name, kept for converting back.
     """
     value = {

@@ -47,12 +47,10 @@ def experts(
     """Returns a mixture.
 
     Args:
-        keys: of the whole model.
         count: the key that counts the experts.
         num_experts: where the file does not state it.
         top_k: likewise.
         width: of an expert.
-        router: chooses the experts.
         overrides: further fields, which win.
     """
     num_experts = keys.integer(count, num_experts)

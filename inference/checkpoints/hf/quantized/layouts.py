@@ -51,13 +51,7 @@ class Values:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A module whose weight is stored in few bits.
-
-    Attributes:
-        source: the checkpoint's tensors.
-        name: of the module.
-        scheme: of its weight.
-    """
+    """A module whose weight is stored in few bits."""
 
     source: TensorSource
     name: str

@@ -104,9 +104,6 @@ class Quantization:
 def read(value: object) -> Quantization:
     """What a `quantization_config` says.
 
-    Args:
-        value: it.
-
     Raises:
         InputError: naming the key that is unsound, or not served.
     """

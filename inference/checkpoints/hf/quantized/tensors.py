@@ -29,10 +29,6 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
     """The source with matrices in place of the tensors that stand for them; blocks of ours hold
     exactly their numbers, where a format of ours has any.
 
-    Args:
-        source: the checkpoint's tensors, as they are stored.
-        quantization: what `config.json` says of them.
-
     Raises:
         InputError: a tensor is missing, of another shape or type, or nothing says what it is.
     """
@@ -87,10 +83,6 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
 
 def warn(source: TensorSource, quantization: Quantization) -> None:
     """Says how what is stored in few bits is served otherwise: a line for each kind.
-
-    Args:
-        source: the checkpoint's tensors, as they are stored.
-        quantization: what `config.json` says of them.
 
     Raises:
         InputError: as `dequantized`.
@@ -165,7 +157,6 @@ def packed_experts(config: ModelConfig, keys: Keys) -> Formats:
     """As `formats`, of gpt-oss, whose experts are stored as MXFP4.
 
     Args:
-        config: the model.
         keys: of a `config.json`, whose `quantization_config` lists modules that are not.
 
     Raises:
