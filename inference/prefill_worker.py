@@ -55,11 +55,6 @@ class PrefillWorker:
     def __init__(self, config: Config, receiver: ModelRunner, expected: Iterable[StepShape] = ()):
         """Takes the receiver's weights.
 
-        Args:
-            config: the engine's.
-            receiver: what runs its decoding steps.
-            expected: as `ModelRunner` takes it.
-
         Raises:
             InputError: as `sharding.mesh.for_prefill`.
         """
