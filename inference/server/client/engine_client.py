@@ -147,11 +147,7 @@ class EngineClient:
         return self._turnover.wait_s(num_sequences)
 
     async def run(self) -> None:
-        """Keeps an engine running until `stop`.
-
-        Raises:
-            EngineFailed: the engine could not be started, or ended too often.
-        """
+        """Keeps an engine running until `stop`; raises `EngineFailed` if it ends too often."""
         was_ever_ready = False
         try:
             while not self._stopped.is_set():

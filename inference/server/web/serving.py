@@ -27,11 +27,7 @@ _LEAVE_S = 5  # for connections to close after the last answer
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens on a host and port; port 0 takes a free one.
-
-    Raises:
-        InputError: the address is not available.
-    """
+    """Returns a listening socket (port 0: a free one); raises an `InputError` if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
