@@ -70,11 +70,7 @@ def open_or_convert(
 
 
 def map_kept(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a sealed file in the cache, mapped.
-
-    Raises:
-        InputError: as `_check_kept`.
-    """
+    """Maps the arrays of a sealed file in the cache; raises as `_check_kept`."""
     _check_kept(path)
     return safetensors_file.map_arrays(path)
 

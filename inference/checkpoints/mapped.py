@@ -54,11 +54,7 @@ def map_identified(path: Path) -> tuple[mmap.mmap, str]:
 
 
 def check_digest(path: Path) -> None:
-    """Compares a file with the digest that it holds (`digests.seal`).
-
-    Raises:
-        InputError: as `map_file`, or it is damaged.
-    """
+    """Compares a file with the digest that it holds (`digests.seal`); raises an `InputError`."""
     with map_file(path) as data:
         digests.check(data, str(path))
 

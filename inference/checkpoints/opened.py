@@ -96,11 +96,7 @@ def read_stored_config(path: Path) -> ModelConfig:
 
 
 def read_predicting_config(path: Path) -> Eagle:
-    """Returns the layer of a Hugging Face directory that predicts a second token.
-
-    Raises:
-        InputError: as `hf_directory.parse_predicting`.
-    """
+    """The layer that predicts a second token; raises as `hf_directory.parse_predicting`."""
     return hf_directory.parse_predicting(hf_directory.without_storage(_raw(path)), path)
 
 

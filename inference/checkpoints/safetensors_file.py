@@ -93,11 +93,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The free-form strings in a file's header.
-
-    Raises:
-        InputError: the file is unsound.
-    """
+    """The strings in a file's header; raises an `InputError` if the file is unsound."""
     return _header(path, _FLOATS | _INTEGERS)[2]
 
 

@@ -53,10 +53,6 @@ def named_templates(directory: Path) -> dict[str, Path]:
 
 
 def check_template_name(name: object, label: str) -> None:
-    """Refuses what could not be the name of a file.
-
-    Raises:
-        InputError: `name` is not of letters, digits, '_', '.' and '-'.
-    """
+    """Raises an `InputError` unless a name is of letters, digits, '_', '.' and '-'."""
     if not isinstance(name, str) or not _TEMPLATE_NAME.fullmatch(name):
         raise InputError(f"{label}: {str(name)[:80]!r} is no name of a chat template")

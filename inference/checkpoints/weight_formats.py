@@ -73,11 +73,7 @@ def warn_of_rounding(config: Config) -> None:
 
 
 def drawn(config: Config) -> Config:
-    """The configuration of random weights in the formats that `engine.weights` asks for.
-
-    Raises:
-        InputError: it asks for what a checkpoint stores.
-    """
+    """The configuration of random weights; raises an `InputError` for formats that are stored."""
     weights = config.engine.weights
     if weights is None:
         return config

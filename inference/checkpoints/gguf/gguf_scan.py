@@ -68,11 +68,7 @@ class Header:
     fingerprints: tuple[str, ...]
 
     def strings(self, key: str) -> list[str]:
-        """The string array stored under `key`.
-
-        Raises:
-            InputError: there is none, or it is not UTF-8.
-        """
+        """The string array under `key`; raises an `InputError` if it is absent or not UTF-8."""
         array = self.metadata.get(key)
         if not isinstance(array, StringArray):
             raise InputError(f"{self.path}: metadata {key!r} is not a list of strings")

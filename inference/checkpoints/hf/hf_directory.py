@@ -96,11 +96,7 @@ def parse_predicting(raw: dict[str, object], directory: Path) -> Eagle:
 
 
 def storage(raw: dict[str, object], directory: Path) -> Storage:
-    """How a directory whose `config.json` can be served stores its tensors.
-
-    Raises:
-        InputError: a key is unsound.
-    """
+    """How a directory stores its tensors; raises an `InputError` if a key is unsound."""
     described = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
     is_packed = described is not None and config_json.reads(raw, "quantization_config")
     is_packed = (

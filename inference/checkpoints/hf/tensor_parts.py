@@ -91,11 +91,7 @@ class PackedPart(StoredPart):
         return mxfp4.dequantize(*self._stored(source, start, stop))
 
     def blocks(self, source: TensorSource) -> np.ndarray:
-        """Returns all of it in blocks of ours: uint8 [rows, bytes].
-
-        Raises:
-            InputError: as `read`.
-        """
+        """All of it in blocks of ours: uint8 [rows, bytes]; raises as `read`."""
         return mxfp4.repacked(*self._stored(source, 0, self.part.shape[0]))
 
     def _stored(self, source: TensorSource, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -115,11 +111,7 @@ class PackedPart(StoredPart):
 
 
 def check_shape(source: TensorSource, name: str, expected: tuple[int, ...]) -> None:
-    """Refuses a tensor that is missing or has another shape.
-
-    Raises:
-        InputError: with its name and what was expected.
-    """
+    """Raises an `InputError` if a tensor is missing or has another shape."""
     if name not in source.shapes:
         raise InputError(f"{source.label}: tensor {shown(name)} is missing")
     if source.shapes[name] != expected:

@@ -55,11 +55,7 @@ class _Array(NamedTuple):
 
 
 def is_ours(directory: Path) -> bool:
-    """Whether a directory is of this format, sound or not.
-
-    Raises:
-        InputError: its `config.json` is not a JSON object.
-    """
+    """Whether a directory is of this format, sound or not; may raise an `InputError`."""
     if (directory / PARAMS).is_dir():
         return True
     path = directory / text_files.CONFIG

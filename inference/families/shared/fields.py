@@ -110,11 +110,7 @@ def by_type(
 
 
 def layer_types(keys: Keys, valid: Iterable[str]) -> list[str] | None:
-    """Returns the kinds that `layer_types` lists; None: it is absent.
-
-    Raises:
-        InputError: a kind is not in `valid`.
-    """
+    """Returns the kinds in `layer_types`, if any; raises an `InputError` if one is not `valid`."""
     listed = keys.listed("layer_types", num_layers(keys))
     kinds = []
     for kind in listed or ():

@@ -305,11 +305,7 @@ def _is_in(module: str, parts: tuple[str, ...]) -> bool:
 
 
 def names(keys: Keys, key: str) -> tuple[str, ...]:
-    """A list of names of modules.
-
-    Raises:
-        InputError: it is another one.
-    """
+    """A list of names of modules; raises an `InputError` for anything else."""
     value = keys.raw.get(key)
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

@@ -212,11 +212,7 @@ def without_empty_biases(
 
 
 def check(source: TensorSource, config: ModelConfig, name_map: NameMap) -> None:
-    """Compares the formats of a configuration with those that tensors are stored in.
-
-    Raises:
-        InputError: naming the first that differ.
-    """
+    """Raises an `InputError` if a format differs from that in which its tensor is stored."""
     declared: Mapping[str, tuple[str, ...]] = dict(config.formats)
     for path, _ in _matrices(config):
         for part, name in enumerate(names := name_map(path).names):
