@@ -61,11 +61,7 @@ def prepared(config: Config) -> Config:
 
 
 def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
-    """Checks that all hosts are about to run the same, before weights are read.
-
-    Raises:
-        InputError: one is not; all of them say so.
-    """
+    """Raises an `InputError` on all hosts unless all run the same, before weights are read."""
     if hosts.current().count == 1:
         return
     config, attention = for_this_device(config)
