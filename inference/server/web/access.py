@@ -136,7 +136,6 @@ class Access:
         self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request (ASGI)."""
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)

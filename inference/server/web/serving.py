@@ -110,9 +110,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes connections; at once after a second signal, because since Python 3.12 a server
-        waits for its connections.
-        """
+        """Closes connections; at once after a second signal (Python 3.12 waits for them)."""
         if num_open := len(self.server_state.tasks):
             self._say(f"cut off: {_requests(num_open)}")
         if self.force_exit:

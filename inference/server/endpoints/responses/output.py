@@ -79,7 +79,6 @@ class Output:
         return [bodies.ItemAdded(output_index=self._at, item=copy.copy(item))]
 
     def _close(self, status: bodies.Status) -> list[Event]:
-        """Ends the last item, if it is open."""
         if not self._is_open:
             return []
         self._is_open = False
