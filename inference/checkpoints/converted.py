@@ -27,9 +27,7 @@ _FORMAT = "2"
 
 
 def place(path: Path, *fingerprints: str) -> Path:
-    """The cache's directory for what is derived from a file, or from one cut into parts: of those
-    that were read (`mapped.map_identified`).
-    """
+    """The cache's directory for what is derived from files with these fingerprints."""
     digest = hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
     return cache_directory.path() / "converted" / f"{path.stem}-{digest}"
 

@@ -83,6 +83,5 @@ def _is_copied(header: Header) -> bool:
 
 
 def _start(header: Header) -> int:
-    """Where the weights begin."""
     weights = (entry for name, entry in header.tensors.items() if name != ROPE_FACTORS)
     return min((entry.position for entry in weights), default=len(header.data))

@@ -272,9 +272,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, header: Header, tokens: list[str]
 
 
 def _strips_blanks(header: Header) -> bool:
-    """Whether control tokens take the blanks after them: the file does not say, and llama.cpp goes
-    by the model's name.
-    """
+    """Whether control tokens take the blanks after them: by the model's name, as in llama.cpp."""
     name = str(header.metadata.get("general.name", "")).lower()
     return "phi-3" in name or "phi3" in name
 

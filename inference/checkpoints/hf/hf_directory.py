@@ -150,8 +150,7 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
         and not names.is_unread(config, name)
     }
     if config.tied and _HEAD in stored:
-        head = stored.pop(_HEAD)
-        stored.setdefault(_embedding(config), head)
+        stored.setdefault(_embedding(config), stored.pop(_HEAD))
     return _without_unread_rows(_renamed(source, stored), config)
 
 
@@ -202,7 +201,6 @@ def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
 
 
 def _is_same(source: TensorSource, *pair: str) -> bool:
-    """Whether two tensors hold the same numbers."""
     if source.shapes.get(pair[0]) != source.shapes.get(pair[1]):
         return False
     blocks = zip(*map(source.blocks, pair), strict=True)

@@ -100,9 +100,7 @@ def write(
 
 
 def _format(info: ParamInfo, dtype: str, blocks: Callable[[], Iterable[np.ndarray]]) -> str:
-    """The model's type; a parameter that is wider whatever the model keeps what would be lost, and
-    one in blocks its format.
-    """
+    """The model's type, a wider one where that would lose numbers, or the format of blocks."""
     if info.format == dtype or FORMATS[info.format].is_quantized:
         return info.format
     narrow = (block.astype(jax.numpy.dtype(dtype)) == block for block in blocks())

@@ -68,8 +68,7 @@ def read_config(directory: Path) -> tuple[ModelConfig, dict[str, object]]:
     Raises:
         InputError: the conversion is unfinished, a file is damaged, or a field makes no sense.
     """
-    listed = manifest.read(directory)
-    listed.verify([text_files.CONFIG])
+    manifest.read(directory).verify([text_files.CONFIG])
     path = directory / text_files.CONFIG
     raw = mapped.read_json(path)
     if raw.get("format") != FORMAT:

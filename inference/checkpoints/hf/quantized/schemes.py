@@ -270,8 +270,7 @@ def _fp8(keys: Keys) -> Find:
     skipped = names(keys, "modules_to_not_convert") + names(keys, "ignored_layers")
 
     def find(module: str, is_table: bool) -> Scheme | None:
-        is_head = module == "lm_head"
-        return None if is_table or is_head or _is_in(module, skipped) else scheme
+        return None if is_table or module == "lm_head" or _is_in(module, skipped) else scheme
 
     return find
 
