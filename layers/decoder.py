@@ -24,7 +24,7 @@ from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
 from layers import norm, registry, rope
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.feed_forwards import dense, experts, layer_inputs
 from layers.kv_cache import Cache
 from layers.linear import linear, look_up, soft_cap

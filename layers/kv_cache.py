@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from configs.cache import SNAPSHOTS, CacheSpec, PageFormat, PageGroup
 from configs.model import ModelConfig
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.attention.contract import AttendPages, Options
 from layers.page_rows import stored_dtype, token_major
 from layers.ragged import Rectangle

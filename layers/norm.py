@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.model import ModelConfig
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.backends.backend import RowKernels
 from layers.reduce import row_sum
 from sharding import collectives

@@ -14,7 +14,7 @@ import numpy as np
 
 from configs.cache import PageFormat
 from configs.precision import CACHE_FORMATS
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.ragged import Ragged
 
 # What the largest element of a group may become; the first is the largest of the format.

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from layers.backends import chosen as backends
+from layers.backends import backends
 
 _SPLIT = 128
 _MIN_ROWS = 8  # a product of fewer is another kernel of XLA's, which sums in another order

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
-from layers.backends import chosen as backends
+from layers.backends import backends
 
 
 def inverse_frequencies(rope: Rope, head_width: int, max_context: int | None = None) -> np.ndarray:

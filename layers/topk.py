@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.backends.backend import RowKernels
 from layers.kernels.cpu.rows import GROUP
 from layers.reduce import log_sum_exp, row_sum

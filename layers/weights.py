@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.precision import OUTLIER_SIZE
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.linear import grouped, low_bit, low_bit_product, packed
 from layers.kernels.linear.low_bit import Quantized
 from layers.kernels.linear.observed import Observed

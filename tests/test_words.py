@@ -93,7 +93,7 @@ def test_only_back_ends_ask_the_platform():
             problems += [f"{relative(path)}:{line}" for line in lines]
         elif lines:
             asking.add(place)
-    report("ask `layers.backends.chosen.current()` for what the target offers:", problems)
+    report("ask `layers.backends.backends.current()` for what the target offers:", problems)
     report("no question is left in:", sorted(MAY_ASK_THE_PLATFORM.keys() - asking))
 
 

@@ -22,7 +22,7 @@ from inference.runtime.serialization.files import ExecutableFiles
 from inference.runtime.serialization.loaded import LoadedExecutable
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.device import target_device
 from layers.kernels.linear import api as linear
 from layers.kernels.linear import packed

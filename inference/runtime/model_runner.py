@@ -28,7 +28,7 @@ from inference.scheduling.step_output import StepOutput
 from inference.scheduling.step_schedule import ShardSchedule, StepSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.attention import api
 from layers.kernels.device import target_device
 from layers.kernels.linear import api as linear

@@ -14,7 +14,7 @@ from configs.model import ModelConfig
 from configs.settings.requests import OBSERVED_TOKENS
 from inference.runtime.batch import device_pages
 from layers import decoder
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.backends.backend import Backend
 from layers.kernels.device import target_device
 from layers.kernels.linear import packed

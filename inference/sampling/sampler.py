@@ -29,7 +29,7 @@ from jax import lax
 from inference.sampling import gumbel
 from inference.sampling.parameters import SlotSampling
 from layers import topk
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.reduce import log_sum_exp, row_sum, sums_before
 from sharding import collectives
 

@@ -12,7 +12,7 @@ from inference.sampling import gumbel, sampler
 from inference.sampling.gumbel import Purpose
 from inference.speculation.proposer import DraftInputs, Drafts
 from layers import topk
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.linear import linear
 from layers.params import Params
 from layers.ragged import Rectangle

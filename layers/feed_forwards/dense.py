@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from configs.kinds.feed_forward import Gated, Plain
 from configs.model import ModelConfig
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.backends.backend import RowKernels
 from layers.linear import add_bias, linear
 from layers.params import Params

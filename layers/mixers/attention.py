@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from layers import norm, page_rows
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.backends.backend import RowKernels
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options

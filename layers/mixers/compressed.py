@@ -17,7 +17,7 @@ from configs.cache import BLOCK_TOKENS
 from configs.kinds.compressed import Compressed
 from configs.model import ModelConfig
 from layers import norm, page_rows
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible

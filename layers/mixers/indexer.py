@@ -18,7 +18,7 @@ from configs.kinds.latent import Indexer, Latent
 from configs.model import ModelConfig
 from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from layers import norm, page_rows
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds, visible

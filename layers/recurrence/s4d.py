@@ -12,7 +12,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.recurrence import order
 from layers.recurrence.sums import product, rounded
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS
 from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.backends.backend import RowKernels
 from layers.kernels.attention.mask import mask_bounds
 from layers.ragged import Rectangle

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from configs.kinds.compressed import Compressed
 from configs.model import ModelConfig
 from layers import norm, page_rows
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.params import Params
 from layers.ragged import Rectangle
 from layers.reduce import row_sum

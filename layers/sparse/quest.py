@@ -16,7 +16,7 @@ import jax.numpy as jnp
 
 from configs.cache import BLOCK_TOKENS, PageFormat
 from layers import page_rows
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.attention import reference
 from layers.kernels.attention.contract import Implementation, Options
 from layers.kv_cache import Indexed

@@ -17,7 +17,7 @@ from configs.kinds.latent import Latent
 from configs.model import LayerSpec, ModelConfig
 from inference.benchmark import agreement
 from inference.engine import Engine
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.attention import api as attention
 from layers.kernels.device import target_device
 from layers.kernels.linear import grouped

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from configs.precision import FORMATS
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.linear import low_bit_product
 from tests.layers.kernels.test_low_bit import drawn, tokens
 

@@ -10,7 +10,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.model import LayerSpec, ModelConfig
 from layers import decoder, kv_cache, params
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.attention import api
 from layers.kernels.attention.contract import PLAIN
 from layers.kv_cache import Indexed

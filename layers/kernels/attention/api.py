@@ -7,7 +7,7 @@ from configs.engine import Config
 from configs.errors import InputError
 from configs.kinds.kind import Mixer
 from layers import page_rows
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels import tuning
 from layers.kernels.attention import ffi_cpu, reference
 from layers.kernels.attention.contract import Demand, Implementation

@@ -13,7 +13,7 @@ from configs.kinds.params import Declared, ParamInfo, device_format
 from configs.precision import FORMATS
 from layers import params as parameters
 from layers import quantized
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.cpu import library
 from layers.kernels.device import target_device
 from layers.kernels.linear import low_bit, packed

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from configs.precision import FORMATS
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.linear import low_bit
 from layers.kernels.linear.low_bit import Quantized
 

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.backends.backend import StateKernel
 from layers.ragged import Rectangle
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.ragged import Rectangle
 
 

@@ -17,7 +17,7 @@ from inference.speculation import medusa
 from inference.training import losses, start
 from layers import decoder, ragged
 from layers import params as decoder_params
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.cpu import library
 from layers.registry import Visits
 from tests import compiling, fakes

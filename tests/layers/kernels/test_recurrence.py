@@ -12,7 +12,7 @@ from jax._src.pallas.mosaic_gpu.interpret import interpret_pallas_call as interp
 from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # no public name in 0.10
 from jax.experimental.pallas import tpu as pltpu
 
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.recurrence import api, ffi_cpu, gpu, tpu
 from layers.ragged import Rectangle
 from layers.recurrence import linear, rows

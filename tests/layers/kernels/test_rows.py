@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from layers import norm, page_rows, rope, topk
-from layers.backends import chosen as backends
+from layers.backends import backends
 from layers.kernels.cpu import rows
 from layers.mixers.attention import packed_row
 from layers.sparse.chosen import best

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from layers.backends import chosen as backends
+from layers.backends import backends
 from tests import compiling
 
 
