@@ -20,11 +20,7 @@ from sharding import hosts
 
 
 def follow(engine: Engine) -> None:
-    """Does what host 0 tells until that ends; its outputs are host 0's to read.
-
-    Raises:
-        RuntimeError: the hosts are out of step.
-    """
+    """Does what host 0 sends until it ends; raises a `RuntimeError` if hosts are out of step."""
     # Host 0 has refused what is refused here: it goes on, with the same requests.
     refused = contextlib.suppress(InputError)
     for order, arguments in hosts.current().orders():

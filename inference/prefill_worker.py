@@ -53,11 +53,7 @@ class PrefillWorker:
     """
 
     def __init__(self, config: Config, receiver: ModelRunner, expected: Iterable[StepShape] = ()):
-        """Takes the receiver's weights.
-
-        Raises:
-            InputError: as `sharding.mesh.for_prefill`.
-        """
+        """Takes the receiver's weights; raises as `sharding.mesh.for_prefill`."""
         self._receiver = receiver
         receiver.before_admit = self.send
         self._mesh = meshes.for_prefill(config)

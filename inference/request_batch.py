@@ -20,11 +20,7 @@ class Runs(Protocol):
     def queue(
         self, prompt: Prompt, params: SamplingParams, unread: deque[RequestOutput]
     ) -> RequestState:
-        """Queues a prompt, whose outputs are read in `unread`.
-
-        Raises:
-            InputError: it is not served.
-        """
+        """Queues a prompt with outputs in `unread`; raises an `InputError` if it is not served."""
 
     def is_open(self, request: RequestState) -> bool:
         """Whether outputs of a request are to come."""

@@ -57,11 +57,7 @@ class Checkpoint:
         raise NotImplementedError
 
     def load_tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer, which is built once.
-
-        Raises:
-            InputError: its files are missing or unsound.
-        """
+        """Returns the tokenizer, built once; raises an `InputError` if its files are unsound."""
         if self.tokenizer is not None:
             return self.tokenizer
         if not self._built:

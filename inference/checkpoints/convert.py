@@ -123,11 +123,7 @@ def convert(
 def _with_plain(
     config: ModelConfig, tables: tuple[str, ...]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Formats that transformers' directories have, where these tables hold numbers.
-
-    Raises:
-        InputError: another format has no place there.
-    """
+    """Formats for these tables in transformers' directories; an `InputError` if they have none."""
     by_path = dict(config.formats)
     for path, formats in by_path.items():
         for format in formats:

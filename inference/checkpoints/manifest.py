@@ -31,11 +31,7 @@ class Manifest:
     digests: dict[str, str]
 
     def verify(self, names: Iterable[str]) -> None:
-        """Hashes these files.
-
-        Raises:
-            InputError: one is missing, not listed, or not what was written.
-        """
+        """Raises an `InputError` if a file is missing, not listed or not as written."""
         listed = list(names)
         with ThreadPoolExecutor(_WORKERS) as pool:
             digests = pool.map(lambda name: _digest(self.directory / name), listed)

@@ -106,11 +106,7 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """The JSON object in a file.
-
-    Raises:
-        InputError: as `read_text`, or the text is not one JSON object.
-    """
+    """The JSON object in a file; raises as `read_text`, or if the text is no object."""
     return parse_json(read_text(path), str(path))
 
 

@@ -22,11 +22,7 @@ class StoredPart:
         return (self.part.tensor,)
 
     def check(self, source: TensorSource) -> str:
-        """Returns the type of its numbers.
-
-        Raises:
-            InputError: the tensor is missing, or has another shape.
-        """
+        """The type of its numbers; raises an `InputError` if it is missing or of another shape."""
         check_shape(source, self.part.tensor, self.part.stored)
         return source.dtypes.get(self.part.tensor, source.dtype)
 
@@ -62,11 +58,7 @@ class PackedPart(StoredPart):
         return tuple(f"{self.part.tensor}{ending}" for ending in mxfp4.ENDINGS)
 
     def check(self, source: TensorSource) -> str:
-        """Returns the type of its numbers.
-
-        Raises:
-            InputError: a tensor is missing, or has another shape or type.
-        """
+        """As `StoredPart.check`, of blocks and scales, which have types, too."""
         stack, width, rows = self.part.stored
         if width % mxfp4.BLOCK:
             raise InputError(

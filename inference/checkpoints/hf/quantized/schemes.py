@@ -102,11 +102,7 @@ class Quantization:
 
 
 def read(value: object) -> Quantization:
-    """What a `quantization_config` says.
-
-    Raises:
-        InputError: naming the key that is unsound, or not served.
-    """
+    """What a `quantization_config` says; raises an `InputError` that names an unsound key."""
     keys = Keys({"quantization_config": value}).nested("quantization_config")
     assert keys is not None
     method = keys.raw.get("quant_method")

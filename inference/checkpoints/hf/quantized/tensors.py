@@ -82,11 +82,7 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
 
 
 def warn(source: TensorSource, quantization: Quantization) -> None:
-    """Says how what is stored in few bits is served otherwise: a line for each kind.
-
-    Raises:
-        InputError: as `dequantized`.
-    """
+    """Says, a line for each kind, how few bits are served otherwise; raises as `dequantized`."""
     notes = {}
     for module in _modules(source, quantization):
         scheme = module.scheme
