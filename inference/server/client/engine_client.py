@@ -72,6 +72,7 @@ class EngineClient:
 
     Attributes:
         facts: the engine's description of itself; None until it is loaded.
+        heard_at: when the latest message came, of any kind.
         num_restarts: how often the engine ended and was started again.
         on_state: called with each new state.
     """
