@@ -110,9 +110,6 @@ class Engine:
         `Engine.from_model("smollm2-135m", max_seqs=8, dtype="float32")`.
 
         Args:
-            model: as `--model` takes it.
-            progress: told of downloads and conversions.
-            executables: as `--executables` takes it.
             settings: of `EngineConfig` and its groups by name, and `dtype` and `cache_format` of
                 the model.
 
@@ -282,7 +279,6 @@ class Engine:
                 takes; or the directory of a step that Orbax wrote of such a tree.
             keeps_pages: what is cached stays, though old weights computed it, and later prompts
                 find it; else all of it is computed again.
-            progress: told of what is read.
 
         Raises:
             InputError: the weights are not those of this model, or the engine sleeps.

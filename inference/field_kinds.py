@@ -148,11 +148,7 @@ def _plain(value: object) -> object:
 
 
 def _items(value: Any) -> tuple[Any, ...]:
-    """The items of a list, an array or another iterable.
-
-    Raises:
-        TypeError: the value is none of these.
-    """
+    """The items of a list, an array or another iterable; raises a `TypeError` for others."""
     value = _plain(value)
     if isinstance(value, str | bytes | Mapping):
         raise TypeError

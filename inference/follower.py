@@ -20,11 +20,7 @@ from sharding import hosts
 
 
 def follow(engine: Engine) -> None:
-    """Does what host 0 tells until that ends; its outputs are host 0's to read.
-
-    Raises:
-        RuntimeError: the hosts are out of step.
-    """
+    """Does what host 0 sends until it ends; raises a `RuntimeError` if hosts are out of step."""
     # Host 0 has refused what is refused here: it goes on, with the same requests.
     refused = contextlib.suppress(InputError)
     for order, arguments in hosts.current().orders():
@@ -61,11 +57,7 @@ def prepared(config: Config) -> Config:
 
 
 def check_alike(config: Config, checkpoint: Checkpoint | None) -> None:
-    """Checks that all hosts are about to run the same, before weights are read.
-
-    Raises:
-        InputError: one is not; all of them say so.
-    """
+    """Raises an `InputError` on all hosts unless all run the same, before weights are read."""
     if hosts.current().count == 1:
         return
     config, attention = for_this_device(config)

@@ -108,11 +108,7 @@ class InputProcessor:
         return Grammars(self._tokenizer, self._eos_ids)
 
     def prepare(self, params: SamplingParams) -> None:
-        """Does what takes long of a request beforehand, in whatever thread.
-
-        Raises:
-            InputError: its grammar cannot be compiled.
-        """
+        """Compiles the grammar of a request, in any thread; raises an `InputError` if it cannot."""
         if params.grammar is not None:
             self._grammars.start(params.grammar)
 
@@ -174,11 +170,7 @@ class InputProcessor:
         return sequences
 
     def continuation(self, parent: Sequence, params: SamplingParams) -> Sequence:
-        """A sequence that continues another's tokens in its own way.
-
-        Raises:
-            InputError: as `sequences`.
-        """
+        """A sequence that continues another's tokens in its own way; raises as `sequences`."""
         self._check_seed(params)
         if any(request.prompt_budget is not None for request in (parent.params, params)):
             raise InputError(

@@ -67,9 +67,6 @@ def reader(
 
     Args:
         config: of an engine, with the formats that `weight_formats.choose` chose.
-        checkpoint: likewise.
-        progress: as `load.load_params` takes it.
-        draft: of the model that drafts.
 
     Raises:
         InputError: heads were trained for another model.
@@ -106,9 +103,7 @@ def find(
     Args:
         source: a tree of the engine's parameters on whatever devices, of its dtypes; what
             `--model` takes; or a step that Orbax wrote of such a tree, sharded however.
-        config: the engine's.
         declared: its model, as the checkpoint that it started with says.
-        progress: as `load.load_params` takes it.
 
     Raises:
         InputError: they are not this model's.

@@ -48,11 +48,7 @@ class OpenRequests:
         return [sequence for request in requests for sequence in request.group.sequences]
 
     def parent(self, id: int, params: SamplingParams) -> Sequence:
-        """The sequence of a request that can be forked.
-
-        Raises:
-            InputError: as `Engine.fork`.
-        """
+        """The sequence of a request that can be forked; raises as `Engine.fork`."""
         sequence = self[id].group.sequences[0] if id in self else None
         if sequence is None or sequence.is_only_read:
             raise InputError(f"request {id} is not generating: there is nothing to fork")
@@ -66,22 +62,14 @@ class OpenRequests:
         return sequence
 
     def add(self, sequences: list[Sequence]) -> RequestState:
-        """Queues the sequences of a new request.
-
-        Raises:
-            InputError: as `Scheduler.add`.
-        """
+        """Queues the sequences of a new request; raises as `Scheduler.add`."""
         request = self._new(sequences)  # first: the text of what is known of an answer may fail
         for sequence in sequences:
             self._scheduler.add(sequence)
         return self._note(request)
 
     def fork(self, parent: Sequence, child: Sequence) -> RequestState:
-        """Starts a new request that goes on from another's tokens.
-
-        Raises:
-            InputError: as `Scheduler.fork`.
-        """
+        """Starts a request that continues another's tokens; raises as `Scheduler.fork`."""
         request = self._new([child])
         self._scheduler.fork(parent, child)
         return self._note(request)

@@ -11,7 +11,6 @@ class Completion:
     """A request that has ended.
 
     Attributes:
-        id: the request's.
         score: of a beam search's hypothesis: log-probability / tokens**length_penalty.
         others: its further results, best first where they are ranked.
         params_versions: of the weights that its tokens came from, in order, and of older ones

@@ -53,16 +53,7 @@ class PrefillWorker:
     """
 
     def __init__(self, config: Config, receiver: ModelRunner, expected: Iterable[StepShape] = ()):
-        """Takes the receiver's weights.
-
-        Args:
-            config: the engine's.
-            receiver: what runs its decoding steps.
-            expected: as `ModelRunner` takes it.
-
-        Raises:
-            InputError: as `sharding.mesh.for_prefill`.
-        """
+        """Takes the receiver's weights; raises as `sharding.mesh.for_prefill`."""
         self._receiver = receiver
         receiver.before_admit = self.send
         self._mesh = meshes.for_prefill(config)

@@ -20,11 +20,7 @@ class Runs(Protocol):
     def queue(
         self, prompt: Prompt, params: SamplingParams, unread: deque[RequestOutput]
     ) -> RequestState:
-        """Queues a prompt, whose outputs are read in `unread`.
-
-        Raises:
-            InputError: it is not served.
-        """
+        """Queues a prompt with outputs in `unread`; raises an `InputError` if it is not served."""
 
     def is_open(self, request: RequestState) -> bool:
         """Whether outputs of a request are to come."""
@@ -40,11 +36,7 @@ class RequestBatch:
     """A context: all its requests are queued or none is, and none outlives it."""
 
     def __init__(self, engine: Runs, prompts: Items[Prompt], params: Items[SamplingParams]):
-        """Queues nothing yet.
-
-        Raises:
-            InputError: a single text stands where a list is due.
-        """
+        """Queues nothing yet; raises an `InputError` for a single text in place of a list."""
         if isinstance(prompts, str):
             raise InputError("one text is given where a list of them is expected")
         self._engine = engine
@@ -53,11 +45,7 @@ class RequestBatch:
         self._unread: deque[RequestOutput] = deque()
 
     def __enter__(self) -> "RequestBatch":
-        """Queues the prompts in their order.
-
-        Raises:
-            InputError: one of them is not served.
-        """
+        """Queues the prompts in order; raises an `InputError` if one is not served."""
         try:
             for prompt, params in self._prompts:
                 self._requests.append(self._engine.queue(prompt, params, self._unread))

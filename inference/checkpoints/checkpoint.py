@@ -40,8 +40,6 @@ class Checkpoint:
     """A model whose headers have been checked; weights are read when called for.
 
     Attributes:
-        config: the model.
-        eos_ids: end a sequence.
         tokenizer: the one that `load_tokenizer` returns; None: that of the files.
     """
 
@@ -59,11 +57,7 @@ class Checkpoint:
         raise NotImplementedError
 
     def load_tokenizer(self) -> Tokenizer:
-        """Returns the tokenizer, which is built once.
-
-        Raises:
-            InputError: its files are missing or unsound.
-        """
+        """Returns the tokenizer, built once; raises an `InputError` if its files are unsound."""
         if self.tokenizer is not None:
             return self.tokenizer
         if not self._built:
@@ -86,7 +80,6 @@ class Checkpoint:
 
         Args:
             infos: tree of `ParamInfo`, as the configuration declares it, overrides included.
-            progress: called after each parameter.
             place: what becomes of a parameter's values (`load.load_params`).
             packed: shapes and dtypes of what `place` makes, if that is worth being kept.
             in_part: `place` reads no whole parameters, so nothing is worth being kept.
@@ -118,11 +111,7 @@ class Checkpoint:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class NewCheckpoint(Checkpoint):
-    """A model that is not on disk yet, to be converted.
-
-    Attributes:
-        new_contents: its parameters and files.
-    """
+    """A model that is not on disk yet, to be converted."""
 
     new_contents: Contents
 

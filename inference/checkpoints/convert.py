@@ -52,13 +52,11 @@ def convert(
     """Writes a checkpoint as a directory, reads it back and compares before it gets its name.
 
     Args:
-        checkpoint: what is converted.
         output: a directory that does not exist yet.
         to: one of `FORMATS`.
         dtype: 'bfloat16' or 'float32', which the directory then runs in; None keeps what is
             stored (float16 is widened to float32, blocks stay blocks).
         max_shard_bytes: of one safetensors file.
-        progress: called as parameters are written.
         smaller: the model with less to cache that it becomes (`configs/recipes/smaller_caches.py`);
             None: it stays as it is.
         packs_head: an untied head of few bits stays so in 'hf', too, where others read fewer such
@@ -125,11 +123,7 @@ def convert(
 def _with_plain(
     config: ModelConfig, tables: tuple[str, ...]
 ) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Formats that transformers' directories have, where these tables hold numbers.
-
-    Raises:
-        InputError: another format has no place there.
-    """
+    """Formats for these tables in transformers' directories; an `InputError` if they have none."""
     by_path = dict(config.formats)
     for path, formats in by_path.items():
         for format in formats:

@@ -27,9 +27,7 @@ _FORMAT = "2"
 
 
 def place(path: Path, *fingerprints: str) -> Path:
-    """The cache's directory for what is derived from a file, or from one cut into parts: of those
-    that were read (`mapped.map_identified`).
-    """
+    """The cache's directory for what is derived from files with these fingerprints."""
     digest = hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
     return cache_directory.path() / "converted" / f"{path.stem}-{digest}"
 
@@ -46,9 +44,6 @@ def open_or_convert(
     Args:
         path: where the converted file belongs.
         infos: tree of `ParamInfo`; its dtypes are those stored.
-        source: the checkpoint's tensors.
-        name_map: from our paths to the tensors that make them up.
-        progress: called after each parameter converted.
 
     Raises:
         InputError: as `load.check`.
@@ -73,11 +68,7 @@ def open_or_convert(
 
 
 def map_kept(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of a sealed file in the cache, mapped.
-
-    Raises:
-        InputError: as `_check_kept`.
-    """
+    """Maps the arrays of a sealed file in the cache; raises as `_check_kept`."""
     _check_kept(path)
     return safetensors_file.map_arrays(path)
 

@@ -28,11 +28,7 @@ def read_eos_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
 
 
 def check_ids(value: object, vocab_size: int, label: str) -> tuple[int, ...]:
-    """End-token ids: none, one, or a list; each is returned once.
-
-    Raises:
-        InputError: an id is not an integer inside the vocabulary, or there are too many.
-    """
+    """End-token ids, each once, from null, one or a list; raises an `InputError`."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:

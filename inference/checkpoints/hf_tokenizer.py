@@ -42,20 +42,12 @@ def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
 
 
 def load_backend(path: Path) -> tokenizers.Tokenizer:
-    """A `tokenizer.json`.
-
-    Raises:
-        InputError: the file is unsound.
-    """
+    """Loads a `tokenizer.json`; raises an `InputError` if it is unsound."""
     return parse_backend(mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES), path)
 
 
 def parse_backend(text: str, path: Path) -> tokenizers.Tokenizer:
-    """What a `tokenizer.json` holds; `path` names it in errors.
-
-    Raises:
-        InputError: it is unsound.
-    """
+    """Parses a `tokenizer.json`, which errors name by `path`; raises an `InputError`."""
     return panics.guard(lambda: _tried(text), f"{path}: not a valid tokenizer")
 
 

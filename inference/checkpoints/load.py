@@ -143,10 +143,6 @@ def load_params(
     """Values for a declaration.
 
     Args:
-        infos: tree of `ParamInfo`.
-        source: the checkpoint's tensors.
-        name_map: from our paths to the tensors that make them up.
-        progress: called after each parameter.
         place: makes a leaf of a parameter's values, called by several threads.
 
     Raises:
@@ -225,9 +221,7 @@ def check(declared: dict[str, ParamInfo], source: TensorSource, name_map: NameMa
 
 
 def stored_dtype(config: ModelConfig, source: TensorSource, name_map: NameMap) -> str:
-    """The smallest type that holds every value of the parameters whose type is the model's, but for
-    those in blocks.
-    """
+    """The smallest type that holds every value of parameters of the model's type, except blocks."""
     names = (name for path in typed_paths(config) for name in name_map(path).names)
     return source.widest(name for name in names if name not in source.formats)
 

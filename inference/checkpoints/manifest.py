@@ -31,11 +31,7 @@ class Manifest:
     digests: dict[str, str]
 
     def verify(self, names: Iterable[str]) -> None:
-        """Hashes these files.
-
-        Raises:
-            InputError: one is missing, not listed, or not what was written.
-        """
+        """Raises an `InputError` if a file is missing, not listed or not as written."""
         listed = list(names)
         with ThreadPoolExecutor(_WORKERS) as pool:
             digests = pool.map(lambda name: _digest(self.directory / name), listed)
@@ -74,7 +70,6 @@ def read(directory: Path, suffixes: tuple[str, ...] = ("",)) -> Manifest:
     """The manifest of a directory, whose files are exactly those it lists.
 
     Args:
-        directory: what it lists.
         suffixes: of the files that have to be listed; others may be added later.
 
     Raises:

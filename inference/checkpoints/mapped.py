@@ -54,11 +54,7 @@ def map_identified(path: Path) -> tuple[mmap.mmap, str]:
 
 
 def check_digest(path: Path) -> None:
-    """Compares a file with the digest that it holds (`digests.seal`).
-
-    Raises:
-        InputError: as `map_file`, or it is damaged.
-    """
+    """Compares a file with the digest that it holds (`digests.seal`); raises an `InputError`."""
     with map_file(path) as data:
         digests.check(data, str(path))
 
@@ -67,7 +63,6 @@ def check_stand_in(path: Path, beginning: bytes | None = None) -> None:
     """Refuses what was stored under the name of a file and is not that file.
 
     Args:
-        path: the file.
         beginning: its first bytes; None: they are read, if they can be.
 
     Raises:
@@ -111,11 +106,7 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
 
 
 def read_json(path: Path) -> dict[str, object]:
-    """The JSON object in a file.
-
-    Raises:
-        InputError: as `read_text`, or the text is not one JSON object.
-    """
+    """The JSON object in a file; raises as `read_text`, or if the text is no object."""
     return parse_json(read_text(path), str(path))
 
 

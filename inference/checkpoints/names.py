@@ -54,10 +54,6 @@ def huggingface(config: ModelConfig) -> NameMap:
 def predicting(config: ModelConfig, number: int) -> NameMap:
     """Returns the map to the names of a layer that predicts a second token, of heads that are that
     layer.
-
-    Args:
-        config: of the heads.
-        number: of the layer.
     """
 
     def name(path: str) -> Stored:
@@ -94,8 +90,6 @@ def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
     """Whether a tensor is of a layer that predicts a second token.
 
     Args:
-        config: the model.
-        name: of the tensor.
         layers: what stands before a layer's number.
         count: such layers that the checkpoint announces.
     """

@@ -59,11 +59,7 @@ def create(output: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def create_file(output: Path) -> Iterator[Path]:
-    """As `create`, for a single file, which is written inside of such a directory.
-
-    Raises:
-        InputError: as `create`.
-    """
+    """Like `create`, for a single file, which is written inside such a directory."""
     try:
         with _locked(_unfinished(output)) as folder:
             yield folder / output.name

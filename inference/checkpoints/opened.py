@@ -96,11 +96,7 @@ def read_stored_config(path: Path) -> ModelConfig:
 
 
 def read_predicting_config(path: Path) -> Eagle:
-    """Returns the layer of a Hugging Face directory that predicts a second token.
-
-    Raises:
-        InputError: as `hf_directory.parse_predicting`.
-    """
+    """The layer that predicts a second token; raises as `hf_directory.parse_predicting`."""
     return hf_directory.parse_predicting(hf_directory.without_storage(_raw(path)), path)
 
 
@@ -119,8 +115,6 @@ class StoredDirectory(Checkpoint):
     """A directory of weights, and of the small files beside them.
 
     Attributes:
-        path: of the directory.
-        source, name_map: the parameters.
         raw_config: transformers' own configuration, where the directory has one.
     """
 
@@ -173,7 +167,6 @@ class HfDirectory(StoredDirectory):
         """Opens the layer of a directory that predicts a second token.
 
         Args:
-            path: the directory.
             config: of the heads that it is, as `hf_directory.parse_predicting` has it.
 
         Raises:

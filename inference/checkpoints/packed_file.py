@@ -24,7 +24,6 @@ def load(folder: Path, expected: Params, read: Callable[[], Params]) -> Params:
     Args:
         folder: for what is made of one checkpoint.
         expected: shapes and dtypes of all leaves, packed ones among them.
-        read: makes the parameters.
     """
     leaves, tree = jax.tree.flatten(expected)
     described = [(list(leaf.shape), str(leaf.dtype)) for leaf in leaves]

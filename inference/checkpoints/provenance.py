@@ -58,11 +58,7 @@ def weights_digest(checkpoint: Checkpoint) -> str:
 
 
 def check_target(heads: Heads, checkpoint: Checkpoint) -> None:
-    """Refuses heads for another model, unless they came with their target's weights.
-
-    Raises:
-        InputError: they were trained for other weights.
-    """
+    """Raises an `InputError` unless heads were trained for, or came with, these weights."""
     if heads.target and (digest := weights_digest(checkpoint)) != heads.target:
         raise InputError(
             f"{heads.name} was trained for other weights ({heads.target[:12]}) than those of "

@@ -41,7 +41,6 @@ def resolve(model: str, drafts: bool = False) -> Resolved:
     configuration is fetched.
 
     Args:
-        model: its name.
         drafts: it is to draft, for which heads do, too.
 
     Raises:

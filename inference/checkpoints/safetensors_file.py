@@ -46,7 +46,6 @@ def open_directory(directory: Path, codes_at: tuple[str, ...] = ()) -> TensorSou
     """The tensors of a Hugging Face directory.
 
     Args:
-        directory: where they are.
         codes_at: endings of the names of tensors that may hold what stands for numbers.
 
     Raises:
@@ -94,11 +93,7 @@ def map_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def read_metadata(path: Path) -> dict[str, str]:
-    """The free-form strings in a file's header.
-
-    Raises:
-        InputError: the file is unsound.
-    """
+    """The strings in a file's header; raises an `InputError` if the file is unsound."""
     return _header(path, _FLOATS | _INTEGERS)[2]
 
 
@@ -212,8 +207,6 @@ def write_header(
     """Writes the header of a safetensors file whose tensors follow in this order, without gaps.
 
     Args:
-        file: what is written to.
-        tensors: shape and type of each.
         metadata: free-form strings; `digests.UNSEALED` first among those of a file that is sealed.
 
     Returns:

@@ -24,11 +24,7 @@ _MAX_TEMPLATES = 64
 
 
 def read(directory: Path) -> dict[str, bytes]:
-    """Those that a directory has, by their path below it.
-
-    Raises:
-        InputError: one of them cannot be read.
-    """
+    """The files of a directory, by path; raises an `InputError` if one cannot be read."""
     paths = {name: directory / name for name in NAMES if (directory / name).exists()}
     paths |= {f"{TEMPLATES}/{path.name}": path for path in named_templates(directory).values()}
     sizes = {TOKENIZER: (mapped.MAX_TOKENIZER_BYTES,)}
@@ -38,11 +34,7 @@ def read(directory: Path) -> dict[str, bytes]:
 
 
 def named_templates(directory: Path) -> dict[str, Path]:
-    """Chat templates other than the default one, by name.
-
-    Raises:
-        InputError: there are too many, or a name is not valid.
-    """
+    """Named chat templates; raises an `InputError` for too many, or a name that is not valid."""
     folder = directory / TEMPLATES
     paths = sorted(folder.glob("*.jinja")) if folder.is_dir() else []
     if len(paths) > _MAX_TEMPLATES:
@@ -53,10 +45,6 @@ def named_templates(directory: Path) -> dict[str, Path]:
 
 
 def check_template_name(name: object, label: str) -> None:
-    """Refuses what could not be the name of a file.
-
-    Raises:
-        InputError: `name` is not of letters, digits, '_', '.' and '-'.
-    """
+    """Raises an `InputError` unless a name is of letters, digits, '_', '.' and '-'."""
     if not isinstance(name, str) or not _TEMPLATE_NAME.fullmatch(name):
         raise InputError(f"{label}: {str(name)[:80]!r} is no name of a chat template")

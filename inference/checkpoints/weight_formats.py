@@ -23,7 +23,6 @@ def choose(config: Config, checkpoint: Checkpoint, linear: str | None) -> tuple[
 
     Args:
         config: of the engine, where `engine.kernels.linear` says which products run.
-        checkpoint: what is read.
         linear: `engine.kernels.linear` before it was resolved. Where it is None, a GGUF
             file's blocks are dequantized for XLA's products, and one line says so.
 
@@ -74,11 +73,7 @@ def warn_of_rounding(config: Config) -> None:
 
 
 def drawn(config: Config) -> Config:
-    """The configuration of random weights in the formats that `engine.weights` asks for.
-
-    Raises:
-        InputError: it asks for what a checkpoint stores.
-    """
+    """The configuration of random weights; raises an `InputError` for formats that are stored."""
     weights = config.engine.weights
     if weights is None:
         return config

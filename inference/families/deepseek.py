@@ -94,9 +94,7 @@ def _gguf_deepseek(keys: GgufKeys) -> ModelFields:
 
 
 def _gguf_latent(keys: GgufKeys) -> Latent:
-    """Reads latent attention; older files state widths of heads by keys that newer ones have
-    for the cache.
-    """
+    """Reads latent attention; older files have the widths of heads under other keys."""
     rotary = keys.integer("rope.dimension_count")
     ending = "_mla" if keys.has("attention.key_length_mla") else ""
     key = keys.integer(f"attention.key_length{ending}")

@@ -24,8 +24,7 @@ def _write_ernie4_5(config: ModelConfig) -> dict[str, object]:
 
 
 def _gguf_ernie4_5(keys: GgufKeys) -> ModelFields:
-    rope = dataclasses.replace(keys.rope(), neighbours=True)
-    return {"pattern": (keys.layer(rope),)}
+    return {"pattern": (keys.layer(dataclasses.replace(keys.rope(), neighbours=True)),)}
 
 
 FAMILIES = (

@@ -103,12 +103,10 @@ def _gguf_falcon_h1(keys: GgufKeys) -> ModelFields:
     attention = gguf_states.attention(keys, 0, kv_heads, rope=keys.rope())
     has_bias = keys.has_tensor("blk.0.ffn_down.bias")
     mixer = Parallel(attention, gguf_states.state_space(keys, 0))
-    pattern = (LayerSpec(mixer, Gated(keys.ffn_width, has_bias=has_bias)),)
-    return {"pattern": pattern}
+    return {"pattern": (LayerSpec(mixer, Gated(keys.ffn_width, has_bias=has_bias)),)}
 
 
 def _folded(config: ModelConfig) -> ModelConfig:
-    """Returns the model without factors."""
     if config.tied and config.embedding_scale != config.logit_scale:
         raise InputError(
             f"{config.name}: model.embedding_scale={config.embedding_scale} and "

@@ -35,11 +35,7 @@ from inference.families.family import Family, Gguf, GgufReader
 
 
 def registered(families: Iterable[Family]) -> dict[str, Family]:
-    """Returns the families by name.
-
-    Raises:
-        InputError: two families have the same name, architecture, or architecture of llama.cpp.
-    """
+    """Returns the families by name; raises an `InputError` if two share a name or architecture."""
     by_name: dict[str, Family] = {}
     taken: dict[tuple[str, str], str] = {}
     for family in families:
@@ -69,11 +65,7 @@ ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 
 
 def of(config: ModelConfig) -> Family:
-    """Returns the family of a model.
-
-    Raises:
-        InputError: checkpoints have no such family.
-    """
+    """Returns the family of a model; raises an `InputError` if no checkpoints have it."""
     family = ALL.get(config.family)
     if family is None:
         raise InputError(f"{config.name}: the family {config.family} has no checkpoints")
@@ -93,11 +85,7 @@ def of_wrapper(name: object) -> Family | None:
 
 
 def gguf(config: ModelConfig) -> Gguf:
-    """Returns how `.gguf` files hold a model.
-
-    Raises:
-        InputError: llama.cpp does not have the family.
-    """
+    """Returns how `.gguf` files hold a model; raises an `InputError` if they cannot."""
     record = of(config).gguf
     if record is None:
         raise InputError(f"{config.name}: llama.cpp does not have the family {config.family}")

@@ -32,8 +32,7 @@ def _read_gpt_oss(keys: Keys, name: str) -> ModelConfig:
     rope = rope_keys.scaled(keys, stated, keys.number("rope_theta", 150_000.0))
     biases = ("qkv", "out") if keys.boolean("attention_bias", True) else ()
     full = fields.attention(keys, 64, rope=rope, biases=biases, has_sinks=True)
-    window = keys.optional_integer("sliding_window", 128)
-    sliding = dataclasses.replace(full, window=window)
+    sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window", 128))
     mixers = fields.by_type(keys, full, sliding, fields.types((True, False)))
     experts = mixtures.experts(
         keys, "num_local_experts", 128, 4, keys.integer("intermediate_size", 2880),

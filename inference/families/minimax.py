@@ -147,12 +147,10 @@ def _gguf_minimax_m2(keys: GgufKeys) -> ModelFields:
     rope = dataclasses.replace(keys.rope(), share=share)
     router = gguf_mixtures.read_router(keys, is_normalized=True, scores="sigmoid")
     experts = gguf_mixtures.read_experts(keys, dataclasses.replace(router, group_best=1))
-    attention = keys.attention(rope, qk_norm="all")
-    return {"pattern": (LayerSpec(attention, experts),)}
+    return {"pattern": (LayerSpec(keys.attention(rope, qk_norm="all"), experts),)}
 
 
 def _lightning_names(module: str) -> Table:
-    """Returns the names of lightning attention."""
     return {
         "linear_attention/in": tuple(f"{module}.qkv_proj.weight.{part}" for part in "qkv"),
         "linear_attention/gate": (f"{module}.output_gate.weight",),

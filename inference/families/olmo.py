@@ -121,8 +121,7 @@ def _gguf_olmoe(keys: GgufKeys) -> ModelFields:
     width = keys.integer("expert_feed_forward_length", keys.ffn_width)
     router = gguf_mixtures.read_router(keys, is_normalized=False)
     experts = gguf_mixtures.read_experts(keys, router, width)
-    attention = keys.attention(keys.rope(), qk_norm="all")
-    return {"pattern": (LayerSpec(attention, experts),)}
+    return {"pattern": (LayerSpec(keys.attention(keys.rope(), qk_norm="all"), experts),)}
 
 
 FAMILIES = (

@@ -101,14 +101,12 @@ def _gguf_qwen2_moe(keys: GgufKeys) -> ModelFields:
         shared_width=keys.integer("expert_shared_feed_forward_length"),
     )  # fmt: skip
     biases = ("qkv",) if keys.has_tensor("blk.0.attn_q.bias") else ()
-    attention = keys.attention(keys.rope(), biases=biases)
-    return {"pattern": (LayerSpec(attention, experts),)}
+    return {"pattern": (LayerSpec(keys.attention(keys.rope(), biases=biases), experts),)}
 
 
 def _gguf_qwen3_moe(keys: GgufKeys) -> ModelFields:
     experts = gguf_mixtures.read_experts(keys, gguf_mixtures.read_router(keys, is_normalized=True))
-    attention = keys.attention(keys.rope(), qk_norm="head")
-    return {"pattern": (LayerSpec(attention, experts),)}
+    return {"pattern": (LayerSpec(keys.attention(keys.rope(), qk_norm="head"), experts),)}
 
 
 SHARED_EXPERT: Table = {

@@ -17,7 +17,6 @@ def log_failure(error: BaseException, answer: ApiError) -> None:
     """Logs an answer of status 500 as one line, with a traceback under `--verbosity=1`.
 
     Args:
-        error: the exception.
         answer: the client's error; other statuses than 500 are not logged.
     """
     if answer.status != 500:

@@ -222,11 +222,7 @@ def encode(message: Message) -> bytes:
 
 
 def length(header: bytes | bytearray) -> int:
-    """Number of bytes that follow a header.
-
-    Raises:
-        ConnectionClosed: longer than any message: the peer does not speak this protocol.
-    """
+    """Bytes that follow a header; raises `ConnectionClosed` if more than any message has."""
     (num_bytes,) = _LENGTH.unpack(header)
     if num_bytes > MAX_FRAME_BYTES:
         raise ConnectionClosed(f"a frame of {num_bytes} bytes")

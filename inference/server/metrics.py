@@ -117,8 +117,7 @@ class Metrics:
 
     def value(self, name: str) -> float:
         """The value of a metric without labels except the model's name; 0 before its first."""
-        labels = {"model_name": self._model_name()}
-        return self._registry.get_sample_value(name, labels) or 0.0
+        return self._registry.get_sample_value(name, {"model_name": self._model_name()}) or 0.0
 
     def rejected(self, reason: str) -> None:
         """Counts a request without room; `reason`: one of `REJECTIONS`."""

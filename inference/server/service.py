@@ -51,8 +51,6 @@ class Service:
     """The engine, its text processing and metrics.
 
     Attributes:
-        limits: of requests.
-        client: the engine.
         metrics: shown by `/metrics`.
         started: seconds since 1970.
         num_keys: number of clients' keys; with several, no client may fill the queue.
@@ -91,33 +89,21 @@ class Service:
 
     @property
     def facts(self) -> Loaded:
-        """The engine's description of itself.
-
-        Raises:
-            ApiError: 503, the model is being loaded.
-        """
+        """The engine's description of itself; raises an `ApiError` (503) while it loads."""
         if self.client.facts is None:
             raise unavailable("the model is being loaded")
         return self.client.facts
 
     @property
     def texts(self) -> TextProcessor:
-        """Encodes and decodes text.
-
-        Raises:
-            ApiError: 503, the model is being loaded.
-        """
+        """Encodes and decodes text; raises an `ApiError` (503) while the model is loaded."""
         if self._texts is None:
             raise unavailable("the model is being loaded")
         return self._texts
 
     @property
     def tool_format(self) -> Format:
-        """The model's format of tool calls.
-
-        Raises:
-            ApiError: there is no tokenizer, or the model is being loaded.
-        """
+        """The model's format of tool calls; raises an `ApiError` without a tokenizer or model."""
         tokenizer = self.texts.tokenizer
         template = tokenizer.templates.get("tool_use", tokenizer.template)
         return formats.by_name(self._tool_call_parser, template)
@@ -137,11 +123,7 @@ class Service:
         return time.monotonic() - self.client.heard_at
 
     def check_ready(self) -> None:
-        """Checks that new requests are served.
-
-        Raises:
-            ApiError: 503, with the state of the server.
-        """
+        """Raises an `ApiError` (503), with the state, unless new requests are served."""
         if self.is_draining:
             raise unavailable("the server is shutting down")
         if self.client.state is not State.READY:

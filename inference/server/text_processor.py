@@ -73,11 +73,7 @@ class TextProcessor:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer.
-
-        Raises:
-            ApiError: the model has none.
-        """
+        """The tokenizer; raises an `ApiError` if the model has none."""
         if self._tokenizer is None:
             raise ApiError(400, "this model has no tokenizer: give token ids", code="unsupported")
         return self._tokenizer
@@ -112,10 +108,7 @@ class TextProcessor:
         """Token ids of a conversation.
 
         Args:
-            messages: of the conversation.
             add_generation_prompt: ends with the start of the assistant's turn.
-            tools: that the model may call.
-            variables: further variables of the chat template.
             continues: ends within the last message, which the model continues.
             documents: that the chat template shows to the model.
 
@@ -210,11 +203,7 @@ class TextProcessor:
         return text
 
     async def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, special ones included.
-
-        Raises:
-            ApiError: 400, they take too long.
-        """
+        """The text of all token ids; raises an `ApiError` (400) if that takes too long."""
         if len(ids) <= _INLINE_IDS:
             return self.tokenizer.decode(ids, skip_special=False)
         text: str = await self._ask(Decode(list(ids)), "tokens")

@@ -33,11 +33,7 @@ def seal(path: Path, header: Header) -> None:
 
 
 def check_head(header: Header) -> None:
-    """Compares all that is before the weights.
-
-    Raises:
-        InputError: it is not what was written.
-    """
+    """Raises an `InputError` if the bytes before the weights are not as written."""
     if not header.metadata.keys() & METADATA:
         return
     if _is_copied(header):
@@ -51,11 +47,7 @@ def check_head(header: Header) -> None:
 
 
 def check_data(header: Header) -> None:
-    """Compares the weights.
-
-    Raises:
-        InputError: it is not what was written.
-    """
+    """Raises an `InputError` if the weights are not as written."""
     written = header.metadata.get(DATA)
     if written is None or _is_copied(header):
         return
@@ -91,6 +83,5 @@ def _is_copied(header: Header) -> bool:
 
 
 def _start(header: Header) -> int:
-    """Where the weights begin."""
     weights = (entry for name, entry in header.tensors.items() if name != ROPE_FACTORS)
     return min((entry.position for entry in weights), default=len(header.data))

@@ -282,11 +282,7 @@ def _read_columns(
 
 
 def string_metadata(header: Header, key: str) -> str | None:
-    """A string from the metadata, None when absent.
-
-    Raises:
-        InputError: the value is not a string.
-    """
+    """A string of the metadata, None if absent; raises an `InputError` if it is no string."""
     value = header.metadata.get(key)
     if value is not None and not isinstance(value, str):
         raise InputError(f"{header.path}: metadata {key!r} is not a string")

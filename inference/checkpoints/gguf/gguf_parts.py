@@ -17,7 +17,6 @@ def join(first: Header, scan: Callable[[Path], Header]) -> Header:
 
     Args:
         first: the part that holds the metadata.
-        scan: reads the header of another part.
 
     Raises:
         InputError: a part is missing, belongs to another file, or does not fit the others.

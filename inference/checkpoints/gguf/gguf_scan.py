@@ -68,11 +68,7 @@ class Header:
     fingerprints: tuple[str, ...]
 
     def strings(self, key: str) -> list[str]:
-        """The string array stored under `key`.
-
-        Raises:
-            InputError: there is none, or it is not UTF-8.
-        """
+        """The string array under `key`; raises an `InputError` if it is absent or not UTF-8."""
         array = self.metadata.get(key)
         if not isinstance(array, StringArray):
             raise InputError(f"{self.path}: metadata {key!r} is not a list of strings")
@@ -91,7 +87,6 @@ def scan(path: Path, quant_sizes: dict[int, tuple[int, int]]) -> Header:
     """Reads and checks everything up to the tensors' data.
 
     Args:
-        path: the file.
         quant_sizes: elements and bytes of a block, for every ggml type number.
 
     Raises:

@@ -33,8 +33,7 @@ def split(header: Header, config: ModelConfig) -> Header:
     Raises:
         InputError: a stack has another number of matrices than the model has experts.
     """
-    tensors = dict(_entries(header, config))
-    return dataclasses.replace(header, tensors=tensors)
+    return dataclasses.replace(header, tensors=dict(_entries(header, config)))
 
 
 def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorEntry]]:
@@ -70,9 +69,7 @@ def _matrix(entry: TensorEntry, number: int) -> TensorEntry:
 
 
 def joint_name(name: str) -> str:
-    """Of a head's ways between keys, values and latent vectors: the tensor that holds both in older
-    files.
-    """
+    """The tensor of older files that holds both ways between keys, values and latents of a head."""
     return re.sub(r"\.attn_[kv]_b\.weight$", ".attn_kv_b.weight", name)
 
 

@@ -104,11 +104,7 @@ def is_rates(name: str) -> bool:
 
 
 def logarithms(label: str, name: str, rates: np.ndarray) -> np.ndarray:
-    """Of rates -exp(x), x.
-
-    Raises:
-        InputError: a rate is positive, or no number.
-    """
+    """x of rates -exp(x); raises an `InputError` if a rate is positive or no number."""
     if not (rates <= 0).all():
         raise InputError(f"{label}: {shown(name)} holds a rate that lets a state grow")
     with np.errstate(divide="ignore"):

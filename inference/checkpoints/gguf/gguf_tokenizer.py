@@ -47,11 +47,7 @@ def load_tokenizer(header: Header, vocab_size: int) -> Tokenizer:
 
 
 def rebuilt(header: Header, vocab_size: int) -> Tokenizer:
-    """As `load_tokenizer`, and nothing is cached.
-
-    Raises:
-        InputError: its kind is not supported, or its metadata is unsound.
-    """
+    """As `load_tokenizer`, without its cache."""
     backend = panics.guard(lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer")
     return _tokenizer(header, backend, vocab_size)
 
@@ -63,11 +59,7 @@ def _tokenizer(header: Header, backend: tokenizers.Tokenizer, vocab_size: int) -
 
 
 def text_files(header: Header, config: ModelConfig, eos_ids: Sequence[int]) -> dict[str, bytes]:
-    """The tokenizer and what goes with it as files that load without the GGUF.
-
-    Raises:
-        InputError: as `load_tokenizer`.
-    """
+    """The tokenizer as files that load without the GGUF; raises as `load_tokenizer`."""
     backend, ids = _load(header), _special_ids(header)
     described = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -272,9 +264,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, header: Header, tokens: list[str]
 
 
 def _strips_blanks(header: Header) -> bool:
-    """Whether control tokens take the blanks after them: the file does not say, and llama.cpp goes
-    by the model's name.
-    """
+    """Whether control tokens take the blanks after them: by the model's name, as in llama.cpp."""
     name = str(header.metadata.get("general.name", "")).lower()
     return "phi-3" in name or "phi3" in name
 

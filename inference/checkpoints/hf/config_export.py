@@ -20,7 +20,6 @@ def of_model(config: ModelConfig, ids: Mapping[str, object] | None = None) -> di
     """Returns the `config.json` of a model.
 
     Args:
-        config: the model.
         ids: of its tokens, by the names they have there. Those that are not given are null: left
             out, they would be those of the family's best known vocabulary.
 

@@ -96,11 +96,7 @@ def parse_predicting(raw: dict[str, object], directory: Path) -> Eagle:
 
 
 def storage(raw: dict[str, object], directory: Path) -> Storage:
-    """How a directory whose `config.json` can be served stores its tensors.
-
-    Raises:
-        InputError: a key is unsound.
-    """
+    """How a directory stores its tensors; raises an `InputError` if a key is unsound."""
     described = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
     is_packed = described is not None and config_json.reads(raw, "quantization_config")
     is_packed = (
@@ -154,18 +150,13 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
         and not names.is_unread(config, name)
     }
     if config.tied and _HEAD in stored:
-        head = stored.pop(_HEAD)
-        stored.setdefault(_embedding(config), head)
+        stored.setdefault(_embedding(config), stored.pop(_HEAD))
     return _without_unread_rows(_renamed(source, stored), config)
 
 
 def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
     """Tensors of the layer that predicts a second token, without those that repeat the model's
     embedding and head.
-
-    Args:
-        source: the checkpoint's tensors.
-        config: the model.
 
     Raises:
         InputError: there are none, or its embedding or head is not the model's.
@@ -210,7 +201,6 @@ def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
 
 
 def _is_same(source: TensorSource, *pair: str) -> bool:
-    """Whether two tensors hold the same numbers."""
     if source.shapes.get(pair[0]) != source.shapes.get(pair[1]):
         return False
     blocks = zip(*map(source.blocks, pair), strict=True)

@@ -55,11 +55,7 @@ def open_snapshot(model: str) -> Snapshot:
 
 
 def fetch(snapshot: Snapshot) -> Path:
-    """Fetches tokenizer and weights of a snapshot.
-
-    Raises:
-        InputError: as `open_snapshot`, or the index of the weights is unsound.
-    """
+    """Fetches a snapshot's tokenizer and weights; raises as `open_snapshot`, or for a bad index."""
     patterns = [
         text_files.CONFIG,
         *text_files.NAMES,

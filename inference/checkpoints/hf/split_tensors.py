@@ -24,8 +24,6 @@ def split(
     """The source with parts in place of the tensors that hold them.
 
     Args:
-        source: the checkpoint's tensors.
-        config: the model.
         is_packed: stacks that are not there as they are are stored as MXFP4.
         first: number of the model's first layer there.
 
@@ -89,11 +87,6 @@ def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
 def _with_aligned_taps(source: TensorSource, config: ModelConfig, first: int) -> TensorSource:
     """Returns the source with the taps of queries, of keys and of values each in the tensor of that
     name. transformers fuses the three, and saves thirds of all channels under these names.
-
-    Args:
-        source: the checkpoint's tensors.
-        config: the model.
-        first: number of the model's first layer there.
     """
     joined: dict[str, tuple[list[str], int]] = {}  # each tensor: all three, and its first row there
     shapes = dict(source.shapes)

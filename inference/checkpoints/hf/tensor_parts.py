@@ -22,11 +22,7 @@ class StoredPart:
         return (self.part.tensor,)
 
     def check(self, source: TensorSource) -> str:
-        """Returns the type of its numbers.
-
-        Raises:
-            InputError: the tensor is missing, or has another shape.
-        """
+        """The type of its numbers; raises an `InputError` if it is missing or of another shape."""
         check_shape(source, self.part.tensor, self.part.stored)
         return source.dtypes.get(self.part.tensor, source.dtype)
 
@@ -62,11 +58,7 @@ class PackedPart(StoredPart):
         return tuple(f"{self.part.tensor}{ending}" for ending in mxfp4.ENDINGS)
 
     def check(self, source: TensorSource) -> str:
-        """Returns the type of its numbers.
-
-        Raises:
-            InputError: a tensor is missing, or has another shape or type.
-        """
+        """As `StoredPart.check`, of blocks and scales, which have types, too."""
         stack, width, rows = self.part.stored
         if width % mxfp4.BLOCK:
             raise InputError(
@@ -91,11 +83,7 @@ class PackedPart(StoredPart):
         return mxfp4.dequantize(*self._stored(source, start, stop))
 
     def blocks(self, source: TensorSource) -> np.ndarray:
-        """Returns all of it in blocks of ours: uint8 [rows, bytes].
-
-        Raises:
-            InputError: as `read`.
-        """
+        """All of it in blocks of ours: uint8 [rows, bytes]; raises as `read`."""
         return mxfp4.repacked(*self._stored(source, 0, self.part.shape[0]))
 
     def _stored(self, source: TensorSource, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
@@ -115,11 +103,7 @@ class PackedPart(StoredPart):
 
 
 def check_shape(source: TensorSource, name: str, expected: tuple[int, ...]) -> None:
-    """Refuses a tensor that is missing or has another shape.
-
-    Raises:
-        InputError: with its name and what was expected.
-    """
+    """Raises an `InputError` if a tensor is missing or has another shape."""
     if name not in source.shapes:
         raise InputError(f"{source.label}: tensor {shown(name)} is missing")
     if source.shapes[name] != expected:

@@ -61,12 +61,8 @@ def write(
     """Writes a model's tensors, a block of rows at a time.
 
     Args:
-        folder: where to.
-        config: the model.
         declared: our parameters, by path, in the type that is stored.
-        rows: returns the rows of a parameter.
         max_shard_bytes: a file is larger only when one tensor is.
-        progress: called after each tensor.
 
     Raises:
         InputError: a parameter has no name there.
@@ -104,9 +100,7 @@ def write(
 
 
 def _format(info: ParamInfo, dtype: str, blocks: Callable[[], Iterable[np.ndarray]]) -> str:
-    """The model's type; a parameter that is wider whatever the model keeps what would be lost, and
-    one in blocks its format.
-    """
+    """The model's type, a wider one where that would lose numbers, or the format of blocks."""
     if info.format == dtype or FORMATS[info.format].is_quantized:
         return info.format
     narrow = (block.astype(jax.numpy.dtype(dtype)) == block for block in blocks())

@@ -57,9 +57,7 @@ def contents(old: ModelConfig, new: ModelConfig, stored: Contents) -> Contents:
     """What a checkpoint holds, as the model that it becomes.
 
     Args:
-        old: the checkpoint's model.
         new: that of `shared_by`, `with_kv_heads` or both.
-        stored: the checkpoint's contents.
 
     Raises:
         InputError: the checkpoint does not hold `old`.

@@ -23,12 +23,6 @@ def layout(info: ParamInfo) -> tuple[tuple[int, ...], str]:
 def are_in(info: ParamInfo, shape: tuple[int, ...], dtype: str, label: str) -> bool:
     """Whether an array holds a parameter's blocks, and not its numbers.
 
-    Args:
-        info: the parameter.
-        shape: of the array.
-        dtype: of the array.
-        label: of the array, for messages.
-
     Raises:
         InputError: it holds something else than blocks where blocks are declared, or blocks of
             another size.

@@ -42,11 +42,7 @@ def _choices(kind: object) -> dict[str, type]:
 
 
 def from_json(value: object, label: str) -> ModelConfig:
-    """Inverse of `to_json`.
-
-    Raises:
-        InputError: a field is missing, unknown, of another type or without sense.
-    """
+    """Inverse of `to_json`; raises an `InputError` if a field is missing, unknown or unsound."""
     try:
         layers = value.get("num_layers") if isinstance(value, dict) else None
         if isinstance(layers, int) and layers > MOST_LAYERS:  # a model makes a list of them

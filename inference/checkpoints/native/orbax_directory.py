@@ -55,11 +55,7 @@ class _Array(NamedTuple):
 
 
 def is_ours(directory: Path) -> bool:
-    """Whether a directory is of this format, sound or not.
-
-    Raises:
-        InputError: its `config.json` is not a JSON object.
-    """
+    """Whether a directory is of this format, sound or not; may raise an `InputError`."""
     if (directory / PARAMS).is_dir():
         return True
     path = directory / text_files.CONFIG
@@ -72,8 +68,7 @@ def read_config(directory: Path) -> tuple[ModelConfig, dict[str, object]]:
     Raises:
         InputError: the conversion is unfinished, a file is damaged, or a field makes no sense.
     """
-    listed = manifest.read(directory)
-    listed.verify([text_files.CONFIG])
+    manifest.read(directory).verify([text_files.CONFIG])
     path = directory / text_files.CONFIG
     raw = mapped.read_json(path)
     if raw.get("format") != FORMAT:
@@ -88,8 +83,6 @@ def config_bytes(
     """The `config.json` of a directory.
 
     Args:
-        config: the model.
-        eos_ids: ids that end a sequence.
         source_config: what a Hugging Face source had under that name, kept for converting back.
     """
     value = {

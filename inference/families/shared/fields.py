@@ -17,9 +17,7 @@ Pattern = tuple[LayerSpec, ...]
 def llama_fields(
     keys: Keys, name: str, family: str, tied: bool = False, eps: float = 1e-6
 ) -> dict[str, Any]:
-    """Returns the fields of a model that all of Llama's relatives share, by the defaults of their
-    transformers classes.
-    """
+    """Returns the fields that Llama's relatives share, by the defaults of transformers."""
     return {
         "name": name,
         "family": family,
@@ -100,9 +98,7 @@ def numbered(keys: Keys, key: str, layers: int) -> set[int]:
 def by_type(
     keys: Keys, full: Attention, sliding: Attention, repeated: Sequence[str]
 ) -> list[Attention]:
-    """Returns each layer's attention by `layer_types`, or by kinds that repeat where the file lists
-    none.
-    """
+    """Returns each layer's attention by `layer_types`, else by kinds that repeat."""
     mixers = {"full_attention": full, "sliding_attention": sliding}
     kinds = layer_types(keys, mixers)
     kinds = kinds or [repeated[n % len(repeated)] for n in range(num_layers(keys))]
@@ -110,11 +106,7 @@ def by_type(
 
 
 def layer_types(keys: Keys, valid: Iterable[str]) -> list[str] | None:
-    """Returns the kinds that `layer_types` lists; None: it is absent.
-
-    Raises:
-        InputError: a kind is not in `valid`.
-    """
+    """Returns the kinds in `layer_types`, if any; raises an `InputError` if one is not `valid`."""
     listed = keys.listed("layer_types", num_layers(keys))
     kinds = []
     for kind in listed or ():

@@ -57,9 +57,6 @@ class GgufKeys:
 
     Attributes:
         architecture: llama.cpp's name, the prefix of its keys.
-        metadata: of the file.
-        shapes: of the file's tensors, by name.
-        read_numbers: reads a small tensor in float32.
     """
 
     architecture: str

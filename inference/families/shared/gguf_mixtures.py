@@ -68,9 +68,7 @@ def read_experts(
 
 
 def after_dense(keys: GgufKeys, mixer: Mixer, router: Router, extra: int) -> tuple[LayerSpec, ...]:
-    """Returns the pattern of dense layers, then mixtures with shared experts as wide as the others;
-    `extra` last blocks are not read.
-    """
+    """Returns dense layers, then mixtures with shared experts; skips the `extra` last blocks."""
     shared = keys.whole("expert_shared_count") * keys.integer("expert_feed_forward_length")
     mixture = LayerSpec(mixer, read_experts(keys, router, shared_width=shared))
     dense = keys.whole("leading_dense_block_count", limit=MOST_LAYERS)

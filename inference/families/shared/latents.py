@@ -20,9 +20,6 @@ def model(
     """Returns a model of latent attention.
 
     Args:
-        keys: of the whole model.
-        name: of the model.
-        family: of the model.
         experts: the mixture of layers behind the `first_dense` ones.
         is_neighbours: rotary pairs are stored as neighbors.
         first_dense: where the file does not state it.

@@ -47,12 +47,10 @@ def experts(
     """Returns a mixture.
 
     Args:
-        keys: of the whole model.
         count: the key that counts the experts.
         num_experts: where the file does not state it.
         top_k: likewise.
         width: of an expert.
-        router: chooses the experts.
         overrides: further fields, which win.
     """
     num_experts = keys.integer(count, num_experts)
@@ -94,9 +92,7 @@ def groups(
 def offset_router(
     keys: Keys, scale: float, num_groups: int, top_groups: int, is_normalized: bool = True
 ) -> Router:
-    """Returns DeepSeek-V3's router: sigmoid scores, learned offsets in the choice, and groups by
-    their best two.
-    """
+    """Returns DeepSeek-V3's router: sigmoid scores, learned offsets, groups by their best two."""
     keys.choice("topk_method", {"noaux_tc": "noaux_tc"}, "noaux_tc")
     keys.choice("scoring_func", {"sigmoid": "sigmoid"}, "sigmoid")
     count, chosen = groups(keys, num_groups, top_groups)

@@ -27,9 +27,7 @@ def read(keys: Keys, theta: float = 10_000.0) -> Rope:
 
 
 def described(keys: Keys) -> Keys | None:
-    """Returns the object that says how positions rotate; of two, the older one, as transformers 5
-    does.
-    """
+    """Returns the object that says how positions rotate: of two the older, as in transformers 5."""
     both = keys.nested("rope_scaling"), keys.nested("rope_parameters")
     return next((stated for stated in both if stated is not None and stated.raw), None)
 

@@ -59,7 +59,6 @@ def mamba2(keys: Keys, inner: int, **fields: Any) -> Mamba2:
     """Returns Mamba-2 by the keys of Bamba and later families.
 
     Args:
-        keys: of the whole model.
         inner: elements of all heads.
         fields: further fields, which win.
     """

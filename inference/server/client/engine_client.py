@@ -71,10 +71,8 @@ class EngineClient:
     greedy and seeded ones get the same tokens. Everything runs in one event loop.
 
     Attributes:
-        state: of the engine.
         facts: the engine's description of itself; None until it is loaded.
-        heartbeat_at: when the latest heartbeat came.
-        heard_at: when the latest message came.
+        heard_at: when the latest message came, of any kind.
         num_restarts: how often the engine ended and was started again.
         on_state: called with each new state.
     """
@@ -150,11 +148,7 @@ class EngineClient:
         return self._turnover.wait_s(num_sequences)
 
     async def run(self) -> None:
-        """Keeps an engine running until `stop`.
-
-        Raises:
-            EngineFailed: the engine could not be started, or ended too often.
-        """
+        """Keeps an engine running until `stop`; `EngineFailed`: it cannot, or ends too often."""
         was_ever_ready = False
         try:
             while not self._stopped.is_set():

@@ -44,11 +44,7 @@ class Deadline:
 
     @asynccontextmanager
     async def enforce(self) -> AsyncIterator[None]:
-        """Ends the block at the deadline.
-
-        Raises:
-            DeadlinePassed: the block did not end in time.
-        """
+        """Ends the block at the deadline with `DeadlinePassed`."""
         try:
             async with asyncio.timeout_at(self.at):
                 yield

@@ -6,11 +6,7 @@ from inference.server.client.engine_client import EngineClient, EngineFailed, St
 
 
 async def start(client: EngineClient) -> "asyncio.Task[None]":
-    """Starts an engine; returns the task of `EngineClient.run` once requests are served.
-
-    Raises:
-        EngineFailed: the engine could not be started.
-    """
+    """Returns the task of `EngineClient.run` once requests are served; raises `EngineFailed`."""
     is_ready = asyncio.Event()
 
     def note(state: State) -> None:

@@ -32,11 +32,7 @@ _TAG_TOKENS = 16  # a tag and the blanks after it have at most so many tokens
 
 
 class Chat:
-    """A chat completion.
-
-    Attributes:
-        deadline: of its answer.
-    """
+    """A chat completion."""
 
     def __init__(self, service: Service, request: ChatRequest, caller: Caller):
         self._service = service
@@ -47,11 +43,7 @@ class Chat:
         self._header = AnswerHeader.new(service, "chatcmpl", kinds[0], request, kinds[1])
 
     async def prepare(self) -> None:
-        """Reads the fields and encodes the conversation.
-
-        Raises:
-            ApiError: a field is wrong.
-        """
+        """Reads the fields and encodes the conversation; an `ApiError` names a wrong field."""
         request, service = self._request, self._service
         parse.check_model(request.model, service.model_name)
         self._offer, accepts = tools.read(request), service.facts.accepts_grammars
@@ -77,11 +69,7 @@ class Chat:
         )
 
     async def answer(self) -> Response:
-        """Returns the whole answer.
-
-        Raises:
-            ApiError: the engine cannot answer.
-        """
+        """Returns the whole answer; an `ApiError` says that the engine cannot."""
         choices = [ChatChoice(index, AnswerMessage("")) for index, _ in enumerate(self._readers)]
         for choice in choices:
             choice.logprobs = ChatLogprobs([]) if self._request.logprobs else None
@@ -107,11 +95,7 @@ class Chat:
         return whole(answer)
 
     async def events(self) -> Events:
-        """Yields the answer as it comes; the role comes with the first token.
-
-        Raises:
-            ApiError: as `answer`.
-        """
+        """Yields the answer as it comes, the role with its first token; errors as `answer`."""
         begun: set[int] = set()
         usage = self._answers.usage
         asks_ids = bool(self._request.return_token_ids)
@@ -144,11 +128,7 @@ class Chat:
         return chat_delta
 
     async def news(self) -> AsyncGenerator[tuple[Piece, News], None]:
-        """Yields new parts of the message, for endpoints that encode them otherwise.
-
-        Raises:
-            ApiError: as `answer`.
-        """
+        """Yields new parts of the message, for other encodings; errors as `answer`."""
         async with aclosing(self._answers.pieces()) as pieces:
             async for piece in pieces:
                 self._answers.count(piece)

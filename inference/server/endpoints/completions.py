@@ -32,11 +32,7 @@ class _Echo(NamedTuple):
 
 
 class Completions:
-    """A completion.
-
-    Attributes:
-        deadline: of its answer.
-    """
+    """A completion."""
 
     def __init__(self, service: Service, request: CompletionRequest, caller: Caller):
         self._service = service
@@ -47,11 +43,7 @@ class Completions:
         self._shapes: dict[int, CompletionShape] = {}
 
     async def prepare(self) -> None:
-        """Reads the fields and encodes the prompts.
-
-        Raises:
-            ApiError: a field is wrong.
-        """
+        """Reads the fields and encodes the prompts; an `ApiError` names a wrong field."""
         request, service = self._request, self._service
         facts = service.facts
         parse.check_model(request.model, service.model_name)
@@ -79,11 +71,7 @@ class Completions:
         )
 
     async def answer(self) -> Response:
-        """Returns the whole answer.
-
-        Raises:
-            ApiError: the engine cannot answer.
-        """
+        """Returns the whole answer; an `ApiError` says that the engine cannot."""
         choices = [CompletionChoice(index, "") for index in range(self._num_answers)]
         tokens: list[list] = [[] for _ in choices]
         for choice in choices if self._request.return_token_ids else ():
@@ -106,11 +94,7 @@ class Completions:
         return whole(self._header.answer(choices, self._answers.usage))
 
     async def events(self) -> Events:
-        """Yields the answer as it comes.
-
-        Raises:
-            ApiError: as `answer`.
-        """
+        """Yields the answer as it comes; errors as `answer`."""
         begun: set[int] = set()
         async with aclosing(self._pieces()) as pieces:
             async for piece in pieces:

@@ -60,8 +60,7 @@ async def plan(service: Service) -> Response:
     """
     if service.facts.plan is None:
         raise ApiError(404, "there is no plan of this model")
-    body = await asyncio.to_thread(_catalog, service)
-    return Response(body, media_type="application/json")
+    return Response(await asyncio.to_thread(_catalog, service), media_type="application/json")
 
 
 async def _events(service: Service) -> Events:

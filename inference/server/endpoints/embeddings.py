@@ -58,9 +58,7 @@ async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller
 
 
 async def _encoded(vectors: list[bytes], request: EmbeddingRequest) -> list[msgspec.Raw]:
-    """Encodes vectors one by one, and lets other requests run between them: all of them together
-    can take a second.
-    """
+    """Encodes vectors one by one and lets other requests run: all together may take a second."""
     encoded = []
     for index, values in enumerate(vectors):
         embedding = Embedding(index, vector(values, request.dimensions, request.encoding_format))
@@ -72,7 +70,6 @@ async def _encoded(vectors: list[bytes], request: EmbeddingRequest) -> list[msgs
 async def _tokens(
     service: Service, request: EmbeddingRequest, index: int, input: str | list[int]
 ) -> list[int]:
-    """Token ids of one input."""
     facts = service.facts
     if isinstance(input, str):
         add_special = request.add_special_tokens is not False

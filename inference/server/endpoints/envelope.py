@@ -24,12 +24,9 @@ class AnswerHeader:
     """The fields that all chunks of an answer share.
 
     Attributes:
-        id: of the answer.
         kind, chunk_kind: `object` of the answer, and of a chunk.
         model: as clients name it.
         created: seconds since 1970.
-        fingerprint: of the engine.
-        options: of the stream.
     """
 
     id: str

@@ -64,5 +64,4 @@ async def show_metrics(service: Service) -> Response:
 
 
 def _model(service: Service) -> Model:
-    max_context = service.facts.max_context
-    return Model(service.model_name, service.started, max_context)
+    return Model(service.model_name, service.started, service.facts.max_context)

@@ -36,11 +36,7 @@ class Channel:
             raise ConnectionClosed(str(error)) from None
 
     def receive(self, timeout_s: float) -> list[ToEngine]:
-        """Returns the messages received; waits up to `timeout_s` for the first.
-
-        Raises:
-            ConnectionClosed: the other side has gone.
-        """
+        """Waits up to `timeout_s` for messages and returns them; raises `ConnectionClosed`."""
         deadline = time.monotonic() + timeout_s
         while True:
             remaining = max(0.0, deadline - time.monotonic())

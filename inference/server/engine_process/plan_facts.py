@@ -10,9 +10,7 @@ from inference.server.frames import PlanFacts
 
 
 def plan_facts(config: Config, machine: HardwareSpec | None) -> PlanFacts:
-    """The model in the formats of its weights and cache, and settings of the largest batch;
-    `machine`: this one, if known.
-    """
+    """The model in its formats, and the largest batch; `machine`: this one, if known."""
     model = config.model
     start: dict[str, str | float] = {
         "batch": config.engine.max_seqs,

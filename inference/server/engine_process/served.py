@@ -31,11 +31,7 @@ class Served(Protocol):
         """Compiles and prepares everything that the first requests would wait for."""
 
     def prepare(self, params: SamplingParams) -> None:
-        """Does the slow part of adding a request (its grammar), in another thread.
-
-        Raises:
-            InputError: the request is not supported.
-        """
+        """Compiles the grammar of a request, in another thread; raises an `InputError`."""
 
     def add(self, tokens: Sequence[int], params: SamplingParams, output: Sequence[int]) -> int:
         """Queues a prompt and returns its id; `output`: tokens with which its answer begins.

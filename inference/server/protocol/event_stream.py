@@ -56,9 +56,7 @@ class EventStream(Response):
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request (ASGI)."""
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
 
         async def put(data: bytes) -> None:
             self._sent_at = time.monotonic()

@@ -29,7 +29,6 @@ class Parsed(NamedTuple):
     """A parsed request.
 
     Attributes:
-        request: of the declared type.
         ignored: names of fields without effect.
         names: declared field -> field of another server that the client sent instead.
     """
@@ -40,11 +39,7 @@ class Parsed(NamedTuple):
 
 
 def parse(body: bytes, kind: type[Body]) -> Parsed:
-    """Parses a request of type `kind`.
-
-    Raises:
-        ApiError: 400, which names the field.
-    """
+    """Parses a request of type `kind`; raises an `ApiError` (400) that names the field."""
     try:
         fields = msgspec.json.decode(body)
     except msgspec.ValidationError as error:  # numbers that nothing here can hold
@@ -87,11 +82,7 @@ def prompts(value: Any, param: str = "prompt", limit: int = MAX_PROMPTS) -> list
 
 
 def check_ids(ids: list[int], vocab_size: int, param: str) -> list[int]:
-    """Returns the ids.
-
-    Raises:
-        ApiError: 400, one is not in the vocabulary.
-    """
+    """Returns the ids; raises an `ApiError` (400) if one is not in the vocabulary."""
     if max(ids, default=0) >= vocab_size:
         raise ApiError(
             400,
@@ -135,11 +126,7 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
 
 
 def check_model(requested: str | None, served: str) -> None:
-    """Checks that the requested model is the served one.
-
-    Raises:
-        ApiError: 404, another model is served.
-    """
+    """Raises an `ApiError` (404) unless the requested model is the served one."""
     if requested is not None and requested != served:
         raise ApiError(
             404, f"the model {shown(requested)} is not served here: {served} is", "model",

@@ -38,11 +38,7 @@ class OfferedTools:
 
 
 def read(request: _Request) -> OfferedTools | None:
-    """The tools of a request; None: there are none, or the model may not call them.
-
-    Raises:
-        ApiError: 400, which names the field.
-    """
+    """Tools that the model may call, or None; raises an `ApiError` (400) that names the field."""
     choice = request.tool_choice
     if not request.tools:
         if choice is not None and choice != "none":

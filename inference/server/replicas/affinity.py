@@ -50,10 +50,6 @@ class Affinity:
     def preferred(self, digests: Sequence[bytes], loads: Mapping[str, int]) -> str | None:
         """The replica with the longest of these beginnings; None if there is none, or if it has
         over `_SLACK` requests more than the idlest.
-
-        Args:
-            digests: as `prefixes` returns them.
-            loads: requests of each candidate replica.
         """
         for digest in reversed(digests):
             owner = self._owners.get(digest)

@@ -66,7 +66,6 @@ class Gateway:
         self._metrics = GatewayMetrics()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request (ASGI)."""
         handlers = {"/health": self._health, "/ready": self._ready, "/metrics": self._show_metrics}
         try:
             if scope["path"] in handlers:
@@ -97,8 +96,7 @@ class Gateway:
 
     async def _show_metrics(self) -> Response:
         texts = {} if self.replicas is None else await self.replicas.metrics()
-        text = self._metrics.text(texts)
-        return Response(text, media_type=metrics.CONTENT_TYPE)
+        return Response(self._metrics.text(texts), media_type=metrics.CONTENT_TYPE)
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         replicas = self._served_by()

@@ -31,11 +31,7 @@ class Replica:
         self._engine: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Starts the engine; returns once it is ready.
-
-        Raises:
-            EngineFailed: the engine could not be started.
-        """
+        """Starts the engine and waits until it is ready; raises `EngineFailed`."""
         self._engine = await start(self._service.client)
 
     async def answer(self, request: HttpRequest) -> Parts:
@@ -59,11 +55,7 @@ class Replica:
                     yield body
 
     def check(self) -> None:
-        """Checks that the engine is alive, or being restarted.
-
-        Raises:
-            Unhealthy: neither.
-        """
+        """Raises `Unhealthy` unless the engine is alive or being restarted."""
         if not self._service.is_alive:
             raise Unhealthy(f"the engine is {self._service.client.state.value}, and not heard of")
 

@@ -136,7 +136,6 @@ class Access:
         self._num_open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request (ASGI)."""
         if scope["type"] != "http":
             return
         headers = Headers(scope=scope)
@@ -163,11 +162,7 @@ class Access:
             self._num_open -= 1
 
     def _check(self, scope: Scope, headers: Headers) -> str:
-        """Returns the name of the client.
-
-        Raises:
-            ApiError: 401, 403, or 503 (too many requests).
-        """
+        """Returns the name of the client, or raises 401, 403 or 503 (too many requests)."""
         host = headers.get("host", "")
         if len(headers.getlist("host")) != 1 or not self._is_ours(host):
             raise ApiError(403, "the header Host names another server")

@@ -97,9 +97,7 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
 
 
 async def _answered(work: Awaitable[Response]) -> Response:
-    """Turns exceptions into answers: an exception that leaves a route closes the connection, which
-    the client may use for its next request.
-    """
+    """Turns exceptions into answers: one that leaves a route closes the client's connection."""
     try:
         return await work
     except Exception as error:

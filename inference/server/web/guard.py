@@ -213,7 +213,6 @@ class GuardedProtocol(HttpToolsProtocol):
         self.parser.feed_data(b"\r\n".join([*lines, b"", b""]))
 
     def _drop(self, data: bytes) -> None:
-        """Drops data, up to a limit."""
         self._dropped_bytes += len(data)
         if self._dropped_bytes > _DROPPED * self._limits.body_bytes:
             self.transport.abort()

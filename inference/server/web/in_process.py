@@ -53,11 +53,7 @@ class InProcess:
 
 @contextlib.asynccontextmanager
 async def serving(service: Service) -> AsyncIterator[InProcess]:
-    """Starts the engine and yields the application of a service; ends the engine afterwards.
-
-    Raises:
-        EngineFailed: the engine could not be started.
-    """
+    """Starts the engine, yields the application, ends the engine; raises `EngineFailed`."""
     try:
         engine = await start(service.client)
         try:

@@ -27,11 +27,7 @@ _LEAVE_S = 5  # for connections to close after the last answer
 
 
 def bound(host: str, port: int) -> socket.socket:
-    """A socket that listens on a host and port; port 0 takes a free one.
-
-    Raises:
-        InputError: the address is not available.
-    """
+    """Returns a listening socket (port 0: a free one); raises an `InputError` if it is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -114,9 +110,7 @@ class DrainingServer(uvicorn.Server):
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Closes connections; at once after a second signal, because since Python 3.12 a server
-        waits for its connections.
-        """
+        """Closes connections; at once after a second signal (Python 3.12 waits for them)."""
         if num_open := len(self.server_state.tasks):
             self._say(f"cut off: {_requests(num_open)}")
         if self.force_exit:
@@ -149,7 +143,6 @@ async def serve(
         say: takes lines for the log: the work of ten seconds, and the end.
         started: called before the first answer.
         traces: of requests; closed at the end.
-        site: public addresses, behind a proxy.
 
     Raises:
         EngineFailed: the engine could not be started, or ended too often.

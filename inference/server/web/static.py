@@ -33,7 +33,6 @@ def routes(folder: Path, names: Mapping[str, str]) -> list[Route]:
     """Routes that answer GET and HEAD; reads the files once.
 
     Args:
-        folder: of the files.
         names: path -> name of the file.
     """
     return [

@@ -125,7 +125,6 @@ class Worker:
 
 
 def _limit_memory(num_bytes: int) -> None:
-    """Limits the memory that this process may allocate from now on."""
     with contextlib.suppress(OSError, ValueError):  # a system without this limit
         match = _DATA.search(Path("/proc/self/status").read_text(encoding="ascii"))
         if match is not None:

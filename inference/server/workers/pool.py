@@ -45,11 +45,7 @@ class Pool:
             await self._run(worker, None)
 
     async def ask(self, job: Job) -> FromWorker:
-        """Runs a job and returns its result.
-
-        Raises:
-            WorkerLost: there is no result, for no fault of the job.
-        """
+        """Returns the result of a job; raises `WorkerLost` if a sound job has none."""
         worker = await self._free.get()
         # The caller may be cancelled; the worker is busy until the job is done.
         reply = await asyncio.shield(self._run(worker, job))
@@ -119,11 +115,7 @@ class _WorkerProcess:
         raise WorkerLost
 
     async def start(self) -> None:
-        """Starts the process, unless it runs.
-
-        Raises:
-            WorkerLost: the process ended before it was ready.
-        """
+        """Starts the process, unless it runs; raises `WorkerLost` if it ends before it is ready."""
         if self._process is not None:
             if self._process.poll() is None:
                 return

@@ -19,11 +19,7 @@ from inference.families.shared.gguf_states import Metadata
 
 
 def of_model(config: ModelConfig) -> Metadata:
-    """Returns the metadata of a model.
-
-    Raises:
-        InputError: llama.cpp has no such family, or no such layers.
-    """
+    """Returns the metadata of a model; raises an `InputError` if llama.cpp lacks it."""
     writer = _gguf(config).writer
     if writer is None:
         valid = ", ".join(
@@ -104,11 +100,7 @@ def _writer(config: ModelConfig) -> GgufWriter:
 
 
 def check(config: ModelConfig, read_back: ModelConfig) -> None:
-    """Compares a model with what its file says.
-
-    Raises:
-        InputError: naming the first field that differs.
-    """
+    """Raises an `InputError` with the first field that differs from what the file says."""
     for field in dataclasses.fields(ModelConfig):
         name = "layers" if field.name == "pattern" else field.name
         is_same = getattr(config, name) == getattr(read_back, name)

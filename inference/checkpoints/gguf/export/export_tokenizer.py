@@ -42,11 +42,7 @@ def metadata(checkpoint: Checkpoint, contents: Contents) -> Metadata:
 
 
 def compare(header: Header, checkpoint: Checkpoint) -> None:
-    """Compares the tokenizer of a written file with a checkpoint's.
-
-    Raises:
-        InputError: it cuts a text in another way.
-    """
+    """Raises an `InputError` if the tokenizer of a written file cuts a text in another way."""
     try:
         original = checkpoint.load_tokenizer()
     except MissingTokenizer:

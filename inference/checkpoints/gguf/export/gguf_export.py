@@ -64,10 +64,8 @@ def write(
     """Writes a checkpoint as a `.gguf` file, and reads it back before it gets its name.
 
     Args:
-        checkpoint: what is converted.
         output: the file, which does not exist yet.
         dtype: one of `DTYPES`; None keeps what is stored.
-        progress: called after each tensor.
 
     Raises:
         InputError: the family, something about the model, its tokenizer or a format has no place in

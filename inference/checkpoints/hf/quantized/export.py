@@ -20,11 +20,7 @@ _TOKEN = {"num_bits": 8, "symmetric": True, "strategy": "token", "dynamic": True
 
 
 def check(path: str, format: str) -> None:
-    """Refuses a format that has no counterpart.
-
-    Raises:
-        InputError: naming the parameter `path` that has it.
-    """
+    """Raises an `InputError`, which names `path`, if a format has no counterpart."""
     if FORMATS[format].is_quantized and format not in WRITTEN:
         raise InputError(
             f"{path} is stored as {format}, which compressed-tensors has not; --dtype=bfloat16 "
@@ -62,11 +58,7 @@ def tensors(format: str, blocks_FX: np.ndarray, width: int) -> dict[str, np.ndar
 
 
 def describe(modules: Mapping[str, str]) -> dict[str, object]:
-    """A `quantization_config`.
-
-    Args:
-        modules: the format of every module with a matrix, by its name.
-    """
+    """A `quantization_config`, given the format of every module with a matrix."""
     kinds = [name for name in dict.fromkeys(modules.values()) if FORMATS[name].is_quantized]
     dense = [module for module, format in modules.items() if format not in kinds]
     groups = {}

@@ -51,13 +51,7 @@ class Values:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A module whose weight is stored in few bits.
-
-    Attributes:
-        source: the checkpoint's tensors.
-        name: of the module.
-        scheme: of its weight.
-    """
+    """A module whose weight is stored in few bits."""
 
     source: TensorSource
     name: str
@@ -87,11 +81,7 @@ class Module:
             )
 
     def shape(self, ending: str) -> tuple[int, ...]:
-        """Of a tensor.
-
-        Raises:
-            InputError: it is missing.
-        """
+        """The shape of a tensor; raises an `InputError` if it is missing."""
         name = f"{self.name}.{ending}"
         if name not in self.source.shapes:
             raise InputError(
@@ -109,11 +99,7 @@ class Module:
         return self.source.read(name, first, last, columns or slice(None))
 
     def groups(self, width: int) -> int:
-        """Of a row.
-
-        Raises:
-            InputError: they do not divide it.
-        """
+        """The number of groups of a row; raises an `InputError` if they do not divide it."""
         size = self.scheme.group or width
         if width % size:
             raise InputError(

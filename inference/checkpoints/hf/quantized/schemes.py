@@ -102,14 +102,7 @@ class Quantization:
 
 
 def read(value: object) -> Quantization:
-    """What a `quantization_config` says.
-
-    Args:
-        value: it.
-
-    Raises:
-        InputError: naming the key that is unsound, or not served.
-    """
+    """What a `quantization_config` says; raises an `InputError` that names an unsound key."""
     keys = Keys({"quantization_config": value}).nested("quantization_config")
     assert keys is not None
     method = keys.raw.get("quant_method")
@@ -273,8 +266,7 @@ def _fp8(keys: Keys) -> Find:
     skipped = names(keys, "modules_to_not_convert") + names(keys, "ignored_layers")
 
     def find(module: str, is_table: bool) -> Scheme | None:
-        is_head = module == "lm_head"
-        return None if is_table or is_head or _is_in(module, skipped) else scheme
+        return None if is_table or module == "lm_head" or _is_in(module, skipped) else scheme
 
     return find
 
@@ -308,11 +300,7 @@ def _is_in(module: str, parts: tuple[str, ...]) -> bool:
 
 
 def names(keys: Keys, key: str) -> tuple[str, ...]:
-    """A list of names of modules.
-
-    Raises:
-        InputError: it is another one.
-    """
+    """A list of names of modules; raises an `InputError` for anything else."""
     value = keys.raw.get(key)
     value = [] if value is None else value
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):

@@ -29,10 +29,6 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
     """The source with matrices in place of the tensors that stand for them; blocks of ours hold
     exactly their numbers, where a format of ours has any.
 
-    Args:
-        source: the checkpoint's tensors, as they are stored.
-        quantization: what `config.json` says of them.
-
     Raises:
         InputError: a tensor is missing, of another shape or type, or nothing says what it is.
     """
@@ -86,15 +82,7 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
 
 
 def warn(source: TensorSource, quantization: Quantization) -> None:
-    """Says how what is stored in few bits is served otherwise: a line for each kind.
-
-    Args:
-        source: the checkpoint's tensors, as they are stored.
-        quantization: what `config.json` says of them.
-
-    Raises:
-        InputError: as `dequantized`.
-    """
+    """Says, a line for each kind, how few bits are served otherwise; raises as `dequantized`."""
     notes = {}
     for module in _modules(source, quantization):
         scheme = module.scheme
@@ -165,7 +153,6 @@ def packed_experts(config: ModelConfig, keys: Keys) -> Formats:
     """As `formats`, of gpt-oss, whose experts are stored as MXFP4.
 
     Args:
-        config: the model.
         keys: of a `config.json`, whose `quantization_config` lists modules that are not.
 
     Raises:
@@ -221,11 +208,7 @@ def without_empty_biases(
 
 
 def check(source: TensorSource, config: ModelConfig, name_map: NameMap) -> None:
-    """Compares the formats of a configuration with those that tensors are stored in.
-
-    Raises:
-        InputError: naming the first that differ.
-    """
+    """Raises an `InputError` if a format differs from that in which its tensor is stored."""
     declared: Mapping[str, tuple[str, ...]] = dict(config.formats)
     for path, _ in _matrices(config):
         for part, name in enumerate(names := name_map(path).names):

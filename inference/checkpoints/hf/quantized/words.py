@@ -26,8 +26,7 @@ def unpack(words_FX: np.ndarray, bits: int, count: int) -> np.ndarray:
         apart = data.view(np.uint32)[..., None] >> shifts & np.uint32((1 << bits) - 1)
         return apart.reshape(len(data), -1)[:, :count].astype(np.uint8)
     flat = np.unpackbits(data, axis=-1, count=count * bits, bitorder="little")
-    parts = flat.reshape(len(data), count, bits)
-    return np.packbits(parts, axis=-1, bitorder="little")[..., 0]
+    return np.packbits(flat.reshape(len(data), count, bits), axis=-1, bitorder="little")[..., 0]
 
 
 def pack(integers_FN: np.ndarray, bits: int) -> np.ndarray:

@@ -47,11 +47,7 @@ _NAMES = (
 
 
 def read(request: ResponsesRequest) -> ChatRequest:
-    """Returns the request as a chat completion.
-
-    Raises:
-        ApiError: 400, which names the field.
-    """
+    """Returns the request as a chat; raises an `ApiError` (400) that names the field."""
     _check(request)
     asks_for_logprobs = LOGPROBS in (request.include or ()) or bool(request.top_logprobs)
     same = {name: getattr(request, name) for name in SAME}

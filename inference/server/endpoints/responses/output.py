@@ -16,11 +16,7 @@ from inference.server.protocol.responses import CallDelta, ChatToken
 
 
 class Output:
-    """The output of one answer.
-
-    Attributes:
-        items: messages and calls so far.
-    """
+    """The output of one answer."""
 
     def __init__(self) -> None:
         self.items: list[Item] = []
@@ -83,7 +79,6 @@ class Output:
         return [bodies.ItemAdded(output_index=self._at, item=copy.copy(item))]
 
     def _close(self, status: bodies.Status) -> list[Event]:
-        """Ends the last item, if it is open."""
         if not self._is_open:
             return []
         self._is_open = False

@@ -30,11 +30,7 @@ class Respond:
     """A response."""
 
     def __init__(self, service: Service, request: ResponsesRequest, caller: Caller):
-        """Reads the request.
-
-        Raises:
-            ApiError: a field is wrong.
-        """
+        """Reads the request; an `ApiError` names a wrong field."""
         self._chat = Chat(service, conversation.read(request), caller)
         self._service = service
         self._output = Output()
@@ -56,33 +52,21 @@ class Respond:
         return self._chat.deadline
 
     async def prepare(self) -> None:
-        """Encodes the conversation.
-
-        Raises:
-            ApiError: a field is wrong.
-        """
+        """Encodes the conversation; an `ApiError` names a wrong field."""
         try:
             await self._chat.prepare()
         except ApiError as error:
             raise conversation.renamed(error) from None
 
     async def answer(self) -> Response:
-        """Returns the whole answer.
-
-        Raises:
-            ApiError: the engine cannot answer.
-        """
+        """Returns the whole answer; an `ApiError` says that the engine cannot."""
         async with aclosing(self._chat.news()) as pieces:
             async for piece, news in pieces:
                 self._take(piece, news)
         return whole(self._body)
 
     async def events(self) -> Events:
-        """Yields the answer as it comes, from its first token on.
-
-        Raises:
-            ApiError: the engine cannot begin.
-        """
+        """Yields the answer as it comes, from its first token on; errors as `answer`."""
         begun = False
         try:
             async with aclosing(self._chat.news()) as pieces:
