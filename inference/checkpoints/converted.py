@@ -27,7 +27,7 @@ _FORMAT = "2"
 
 
 def place(path: Path, *fingerprints: str) -> Path:
-    """The cache's directory for what is derived from files with these fingerprints."""
+    """Returns the cache's directory for what files with these fingerprints become."""
     digest = hashlib.sha256("\n".join(fingerprints).encode()).hexdigest()[:16]
     return cache_directory.path() / "converted" / f"{path.stem}-{digest}"
 

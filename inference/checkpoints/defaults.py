@@ -28,7 +28,7 @@ def read_eos_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
 
 
 def check_ids(value: object, vocab_size: int, label: str) -> tuple[int, ...]:
-    """End-token ids, each once, from null, one or a list; raises an `InputError`."""
+    """Returns end-token ids, each once; raises an `InputError` for ids outside the vocabulary."""
     ids = value if isinstance(value, list) else [] if value is None else [value]
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:

@@ -92,7 +92,7 @@ def groups(
 def offset_router(
     keys: Keys, scale: float, num_groups: int, top_groups: int, is_normalized: bool = True
 ) -> Router:
-    """Returns DeepSeek-V3's router: sigmoid scores, learned offsets, groups by their best two."""
+    """Returns DeepSeek-V3's router: sigmoid scores, offsets in the choice, groups by two."""
     keys.choice("topk_method", {"noaux_tc": "noaux_tc"}, "noaux_tc")
     keys.choice("scoring_func", {"sigmoid": "sigmoid"}, "sigmoid")
     count, chosen = groups(keys, num_groups, top_groups)

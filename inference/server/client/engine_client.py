@@ -148,7 +148,7 @@ class EngineClient:
         return self._turnover.wait_s(num_sequences)
 
     async def run(self) -> None:
-        """Keeps an engine running until `stop`; `EngineFailed`: it cannot, or ends too often."""
+        """Keeps an engine running until `stop`; raises `EngineFailed` if it ends too often."""
         was_ever_ready = False
         try:
             while not self._stopped.is_set():
