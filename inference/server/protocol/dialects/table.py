@@ -59,7 +59,9 @@ def _refused(
 
 
 _NO_ADAPTERS = "no adapters are loaded"
-_NO_SAMPLER = "the sampler has temperature, top_k, top_p, min_p, penalties and logit_bias"
+_NO_SAMPLER = (
+    "the sampler has temperature, top_k, top_p, min_p, epsilon_cutoff, penalties and logit_bias"
+)
 _NO_OUTPUT = "the answer has no such part"
 _NO_STATE = "nothing is stored; send all items as input"
 _NO_TRANSFER = "caches are not transferred"
