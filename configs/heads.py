@@ -191,7 +191,7 @@ def check_draft(
     Args:
         draft: it; None: no model drafts.
         target: the other.
-        proposer: `EngineConfig.proposer`.
+        proposer: `engine.drafts.proposer`.
         levels: the most drafts that follow each other.
         max_context: the longest sequence.
         is_divided: whether several chips work on a sequence.

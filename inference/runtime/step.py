@@ -3,7 +3,8 @@
     cache, slots, output = step(params, cache, slots, batch)
 
 What the next step needs from this one stays on the device in `SlotState`, one row a running
-sequence and a sink row for padding. Phases differ only in data; `StepShape` alone is static.
+sequence and a sink row for padding. Phases differ only in data. `StepShape`
+is static; it is all that differs between the programs of an engine.
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ class PageManager:
             config: model and engine.
             should_offload: whether copying a page that ends after so many tokens back from the host
                 is cheaper than computing it again.
-            snapshot_tokens: as `EngineConfig.snapshot_tokens`, whole pages; 0: no such distance.
+            snapshot_tokens: as `engine.cache.snapshot_tokens`, whole pages; 0: no such distance.
         """
         self._config = config
         self._page = config.page_tokens

@@ -213,7 +213,7 @@ class Scheduler:
         """Schedules the next step; None where nothing can run.
 
         Args:
-            now: seconds, on the clock of `Sequence.arrival_s`.
+            now: seconds, on the clock of `Sequence.history.arrival_s`.
             is_open: more requests will come, which whole batches may wait for.
         """
         self._fork_from_leaders()

@@ -32,7 +32,7 @@ class DraftInputs:
     prompts: Rectangle | None  # chunks of prompts; None: there are none
     prompt_YW: jax.Array  # i32[Y, W], their tokens
     greedy: bool  # all rows are
-    acceptance: str = "coupled"  # `EngineConfig.acceptance`
+    acceptance: str = "coupled"  # `engine.drafts.acceptance`
 
     @property
     def needs_distribution(self) -> bool:
