@@ -32,10 +32,10 @@ from inference.request_batch import Prompt, RequestBatch
 from inference.request_state import RequestState
 from inference.runtime.model_runner import ModelRunner, for_this_device
 from inference.runtime.steps_in_flight import StepsInFlight
+from inference.scheduling.adaptive_drafts import AdaptiveDrafts
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import FinishReason, Sequence, SequenceFault
 from inference.scheduling.step_shapes import StepShape
-from inference.speculation.adaptive import AdaptiveDrafts
 from inference.text.end_tokens import EndTokens
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 from layers.params import Params

@@ -28,6 +28,7 @@ from configs.engine import Config
 from configs.errors import InputError
 from inference.kv_pages import prompt_pages
 from inference.kv_pages.prefix_cache import Match
+from inference.scheduling.adaptive_drafts import AdaptiveDrafts
 from inference.scheduling.admission_control import LengthStatistics
 from inference.scheduling.batch_policy import WholeBatches
 from inference.scheduling.data_shard import DataShard
@@ -37,7 +38,6 @@ from inference.scheduling.step_output import Commit, StepOutput, StepResults
 from inference.scheduling.step_schedule import (
     Counters,
     Decisions,
-    DraftPolicy,
     ShardBuilder,
     StepSchedule,
     shape_of,
@@ -68,7 +68,7 @@ class Scheduler:
         snapshot_tokens: int = 0,
     ):
         """`should_offload`, `snapshot_tokens`: as `PageManager` takes them."""
-        self.draft_policy: DraftPolicy | None = None
+        self.draft_policy: AdaptiveDrafts | None = None
         self._config = config
         self._engine = config.engine
         self.shapes = enumerate_shapes(config.engine)
@@ -145,7 +145,9 @@ class Scheduler:
         """
         sequence.history.num_preemptions += 1
         self.counters.num_preemptions += 1
-        self._suspend(sequence)
+        self._stop(sequence)
+        sequence.suspend()
+        self.waiting.add(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends a sequence in whatever state it is and frees its slot and pages.
@@ -236,10 +238,9 @@ class Scheduler:
         if not any(builder.decode or builder.prefill for builder in builders):
             self._make_room()
             return None
-        for shard in self.shards:
-            for admission in shard.admissions:
-                if admission.sequence.history.started_s is None:
-                    admission.sequence.history.started_s = now
+        for admission in itertools.chain.from_iterable(shard.admissions for shard in self.shards):
+            if admission.sequence.history.started_s is None:
+                admission.sequence.history.started_s = now
         return self._finish_schedule(builders)
 
     @property
@@ -320,12 +321,6 @@ class Scheduler:
         self.shards[sequence.shard].stop(sequence)
         self._is_refused = False
 
-    def _suspend(self, sequence: Sequence) -> None:
-        """Makes a running sequence wait."""
-        self._stop(sequence)
-        sequence.suspend()
-        self.waiting.add(sequence)
-
     def _check_fits(self, sequence: Sequence) -> None:
         """Limits a new sequence to context and pages; raises InputError where it cannot finish."""
         longest, usable = self._config.max_context, self._num_usable_pages
@@ -357,13 +352,10 @@ class Scheduler:
         free = [index for index, shard in enumerate(self.shards) if shard.free_slots]
         if not self.waiting or not free or is_same:
             return None
-        matches: dict[tuple[int, int], Match] = {}
 
+        @functools.cache
         def match(sequence: Sequence, index: int) -> Match:
-            key = sequence.id, index
-            if key not in matches:
-                matches[key] = self.shards[index].pages.match_prefix(sequence)
-            return matches[key]
+            return self.shards[index].pages.match_prefix(sequence)
 
         def num_cached_tokens(sequence: Sequence) -> int:
             return max(match(sequence, index).num_tokens for index in free)
@@ -390,7 +382,6 @@ class Scheduler:
         return None
 
     def _start(self, sequence: Sequence, index: int, match: Match) -> None:
-        """Gives a waiting sequence a slot of a shard."""
         self.waiting.pop(sequence)
         if sequence.prefix.num_hit_tokens is None:  # finding its own pages again is no cache hit
             self.counters.num_prompt_tokens += len(sequence.tokens)
@@ -428,7 +419,6 @@ class Scheduler:
     def _schedule_sequences(
         self, running: list[Sequence], builders: list[ShardBuilder], may_start: bool
     ) -> None:
-        """Schedules what fits of the running sequences, then of those that can start."""
         is_chunked = self._engine.scheduling.chunked_prefill
         for sequence in running:  # by rank: one that is preempted has no chunk yet
             if is_chunked or sequence.is_prefilling:
@@ -455,7 +445,7 @@ class Scheduler:
                 self.preempt(victim)
                 if victim is sequence:
                     return
-            builder.add(sequence, sequence.slot, num_tokens)
+            builder.add(sequence, num_tokens)
             if snapshot := shard.pages.snapshot(sequence):
                 builder.keep(sequence, snapshot)
         except BaseException as error:

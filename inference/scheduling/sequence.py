@@ -326,7 +326,6 @@ class Sequence:
         return self.max_positions - self.num_scheduled_tokens
 
     def note_params(self, version: int) -> None:
-        """Adds weights that computed some of it."""
         if version not in self.history.params_versions:
             self.history.params_versions += (version,)
 
@@ -362,7 +361,6 @@ class Sequence:
             self.grammar.start_over(self.output_tokens)
 
     def is_end(self, token: int) -> bool:
-        """Whether a generated token ends the sequence."""
         return token in self.eos_ids or token in self.params.stop_token_ids
 
 
