@@ -95,7 +95,7 @@ class Engine:
     def is_compiling(self) -> bool:
         """Whether a step is being compiled; any thread may ask."""
         runners = [part.model_runner for part in (self, self._prefill) if part]
-        return any(runner.is_compiling for runner in runners)
+        return any(runner.executables.is_compiling for runner in runners)
 
     @classmethod
     def from_model(
@@ -343,7 +343,6 @@ class Engine:
             raise InputError("the engine sleeps: wake() it first")
 
     def _finish_steps(self) -> None:
-        """Commits all steps in flight."""
         try:
             if self._prefill:
                 self._end(self._prefill.finish_steps())
@@ -459,7 +458,6 @@ class Engine:
         return request
 
     def is_open(self, request: RequestState) -> bool:
-        """Whether outputs of a request are to come."""
         return request.group.id in self._requests
 
     def _process(self, is_due: bool) -> None:

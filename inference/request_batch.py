@@ -1,4 +1,4 @@
-"""Requests that one call makes of an engine, and whoever makes it waits for."""
+"""Requests of one call to an engine, which the caller waits for."""
 
 from collections import deque
 from collections.abc import Callable, Iterator

@@ -90,7 +90,7 @@ class RequestState:
         return detokenizer.push(sequence.tokens[start:num_tokens])
 
     def _outputs(self, commit: Commit) -> list[RequestOutput]:
-        """What a commit brings to who asked."""
+        """Outputs of a commit, or of the request's failure."""
         sequence = commit.sequence
         try:
             text = self._new_text(commit)
@@ -107,7 +107,6 @@ class RequestState:
             return self.group.fail(self._output(commit, ""))
 
     def _output(self, commit: Commit, text: str) -> RequestOutput:
-        """What is new of one sequence."""
         sequence, logprobs, tops = commit.sequence, commit.logprobs, commit.top_logprobs
         if sequence.scores:
             logprobs, tops = sequence.results.prompt_logprobs, sequence.results.prompt_top_logprobs
@@ -131,7 +130,7 @@ class RequestState:
 
     def _new_text(self, commit: Commit) -> str:
         """Text of new tokens, as far as it is certain. A stop string ends the sequence with the
-        token that completes it: of those behind it, drafts that were accepted, nothing is told.
+        token that completes it: drafts accepted behind it are dropped.
         """
         sequence = commit.sequence
         if self._fault is not None:

@@ -21,7 +21,7 @@ from inference.files import user_files
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: two runs of one output are not told apart
+except ImportError:  # not a POSIX system: two runs of one output do not exclude each other
     fcntl = None  # type: ignore[assignment]
 
 

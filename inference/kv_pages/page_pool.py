@@ -16,7 +16,6 @@ class PagePool:
 
     @property
     def num_free_pages(self) -> tuple[int, ...]:
-        """Free pages of each group."""
         return tuple(map(len, self._free_pages))
 
     @property

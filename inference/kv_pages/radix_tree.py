@@ -143,7 +143,6 @@ class RadixTree:
             self.prune(node)
 
     def remove_subtree(self, node: Node) -> None:
-        """Removes a node and all below it."""
         nodes = list(self._walk(node))
         for below in nodes:
             for group in range(len(self._specs)):
