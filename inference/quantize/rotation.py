@@ -14,12 +14,11 @@ from configs.errors import InputError
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from inference.quantize import folds
+from inference.quantize.folds import Values
 
 _WRITERS = "mixer/out", "ffn/down", "ffn/experts/down", "ffn/shared/down"
 _TABLES = "embed/table", "positions/table", "head/table"
 FINAL_NORM = "final_norm"
-
-Values = dict[str, np.ndarray]
 
 
 def untied(config: ModelConfig) -> ModelConfig:

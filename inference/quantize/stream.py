@@ -22,13 +22,12 @@ LayerValues = Mapping[str, np.ndarray]  # float32 values of a layer, by their pa
 
 
 class Stream:
-    """Windows on their way through a model, in float32.
+    """Windows on their way through a model, in float32 without formats.
 
     Args:
-        config: the model, in float32 without formats.
-        embedding: what tokens are embedded with, the tables by path; of those that tokens look rows
-            up in, the rows of `ids`.
-        tokens_YW: the windows, as indices of `ids`.
+        embedding: the tables that tokens are embedded with, by path; of those that tokens look rows
+            up in, the rows of the windows' distinct ids.
+        tokens_YW: the windows, as indices of these ids.
     """
 
     def __init__(self, config: ModelConfig, embedding: LayerValues, tokens_YW: np.ndarray):
@@ -49,20 +48,13 @@ class Stream:
         self._kinds: dict[object, int] = {}  # the first layer of each kind, whose program is used
         owners = [spec.owner for spec in config.cache_specs]
         self._reads = collections.Counter(owner for owner in owners if owner is not None)
-        self._for_sharers: dict[
-            int, list[Leaf]
-        ] = {}  # by owner, what it has left for layers to come
+        self._for_sharers: dict[int, list[Leaf]] = {}  # by owner, for layers to come
 
     def observe(
         self, index: int, values: LayerValues, paths: Collection[str], has_products: bool
     ) -> dict[str, InputStatistics]:
-        """What a layer's matrices read, by path.
-
-        Args:
-            index: the layer.
-            values: of it, as they were before they get few bits.
-            paths: of the matrices.
-            has_products: whether x x^T is summed.
+        """What a layer's matrices of these paths read, by path; `values` are the layer's, before
+        they get few bits, and `has_products` asks for sums of x x^T.
         """
         statistics: dict[str, InputStatistics] = {}
         num_rows = -(-_ROWS // len(self._x))
@@ -77,7 +69,6 @@ class Stream:
         return statistics
 
     def advance(self, index: int, values: LayerValues) -> None:
-        """Runs the windows through a layer with such values."""
         weights, for_sharers = self._weights(index, values), []
         for nth, shape in enumerate(self._shapes):
             x_TD, leaf = _passed(

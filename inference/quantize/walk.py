@@ -59,11 +59,7 @@ class Walk:
         return [OUTSIDE_LAYERS, *(f"layer-{index:04d}" for index in range(self.config.num_layers))]
 
     def run(self, tokens_YW: np.ndarray | None, progress: Progress | None = None) -> None:
-        """Finishes all parts.
-
-        Args:
-            tokens_YW: the windows that the model reads, ids; None: it reads nothing.
-            progress: called with layers done and in all.
+        """Finishes all parts; the model reads windows of ids `tokens_YW`, if any.
 
         Raises:
             InputError: a number is not finite, or a part cannot be written.
