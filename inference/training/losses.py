@@ -56,8 +56,8 @@ def next_token(config: ModelConfig) -> Loss:
 
 
 def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
-    """The mean divergence, in nats, of a student's laws of the next token from those of the model
-    that it is made of (Hinton et al. 2015, arXiv 1503.02531), whose parameters are frozen.
+    """The mean divergence, in nats, of a student's distributions of the next token from those of
+    the model that it is made of (Hinton et al. 2015, arXiv 1503.02531), whose weights are frozen.
 
     Args:
         config: of both.
@@ -90,9 +90,9 @@ def unevenness(visits: Visits) -> jax.Array:
 
 
 def eagle(target: ModelConfig, head_config: heads.Eagle) -> Loss:
-    """What EAGLE heads are trained on: `_PASSES` times the target's law of the next token, first
-    given its states, then those of the pass before, as drafting meets them (EAGLE-3's training-time
-    test, Li et al. 2025, arXiv 2503.01840; here a pass attends to its own entries alone).
+    """What EAGLE heads are trained on: `_PASSES` times the target's distribution of the next token,
+    first given its states, then those of the pass before, as drafting meets them (EAGLE-3's
+    training-time test, Li et al. 2025, arXiv 2503.01840; here a pass attends to its own entries).
 
     Heads without fused features also learn the target's next state (Li et al. 2024, arXiv
     2401.15077). Frozen are the target's parameters; a batch is that of `next_token`.
@@ -109,13 +109,8 @@ def eagle(target: ModelConfig, head_config: heads.Eagle) -> Loss:
         for nth in range(_PASSES):
             state_YWD = state_TD.reshape(*inputs_YW.shape, -1)
             before_YWD = jnp.pad(state_YWD[:, :-1], ((0, 0), (1, 0), (0, 0)))
-            x_TD = eagle_heads.inputs(
-                masters,
-                head_config,
-                embedded_TD,
-                before_YWD.reshape(state_TD.shape),
-                rows.position_T,
-            )
+            before_TD = before_YWD.reshape(state_TD.shape)
+            x_TD = eagle_heads.inputs(masters, head_config, embedded_TD, before_TD, rows.position_T)
             state_TD = decoder.layers(masters, head_config, x_TD, rows).hidden_TD
             states_YWD = state_TD.reshape(*inputs_YW.shape, -1)[:, nth:]
             lost = _unlike(masters, head_config, states_YWD, frozen, target, target_YWD[:, nth:])
@@ -128,9 +123,9 @@ def eagle(target: ModelConfig, head_config: heads.Eagle) -> Loss:
 
 
 def medusa(target: ModelConfig, head_config: heads.Medusa) -> Loss:
-    """What Medusa heads are trained on: the n-th, from 0, predicts the target's law of the token
-    n + 2 positions behind its state (Cai et al. 2024, arXiv 2401.10774). Frozen are the target's
-    parameters; a batch is that of `next_token`.
+    """What Medusa heads are trained on: the n-th, from 0, predicts the target's distribution of the
+    token n + 2 positions behind its state (Cai et al. 2024, arXiv 2401.10774). Frozen are the
+    target's parameters; a batch is that of `next_token`.
     """
 
     def loss(masters: Params, frozen: Params, batch: dict[str, jax.Array]) -> jax.Array:
@@ -140,14 +135,9 @@ def medusa(target: ModelConfig, head_config: heads.Medusa) -> Loss:
         total, target_YWD = jnp.float32(0), hidden_TD.reshape(*inputs_YW.shape, -1)
         for nth, weight in enumerate(masters["blocks"]):
             states_YWD = medusa_heads.block(weight, hidden_TD).reshape(*inputs_YW.shape, -1)
-            total += _DECAY**nth * _unlike(
-                masters,
-                head_config,
-                states_YWD[:, : -1 - nth],
-                frozen,
-                target,
-                target_YWD[:, 1 + nth :],
-            )
+            before_YWD, after_YWD = states_YWD[:, : -1 - nth], target_YWD[:, 1 + nth :]
+            lost = _unlike(masters, head_config, before_YWD, frozen, target, after_YWD)
+            total += _DECAY**nth * lost
         return total
 
     return loss
@@ -161,8 +151,8 @@ def _unlike(
     target: ModelConfig,
     target_YWD: jax.Array,
 ) -> jax.Array:
-    """Mean cross-entropy of a head's law and the target's, among the tokens that are proposed: what
-    the target might have said teaches more than what it said.
+    """Mean cross-entropy of a head's distribution and the target's, among the tokens that are
+    proposed: what the target might have said teaches more than what it said.
     """
     name = "embed" if target.tied else "head"
     rows = np.array(head_config.proposed_ids or range(head_config.vocab_size))
