@@ -182,7 +182,7 @@ def step(
         top_ids=by_row(top_Qn[1]),
         top_logprobs=by_row(top_Qn[0]),
         **prompt_results.score(
-            logits, shape, hidden_TD, batch.targets_T, config.engine.requests.top_logprobs
+            logits, shape, hidden_TD, batch.targets_YW, config.engine.requests.top_logprobs
         ),
         pooled=prompt_results.pool(shape, hidden_TD, batch.is_pooled_YW),
     )
