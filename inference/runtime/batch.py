@@ -24,7 +24,7 @@ _ADMISSIONS = 8  # rows of one call of `step.admit`; more take several calls
 class Batch:
     """Inputs of a step. Y rows of both rectangles, T packed tokens."""
 
-    # i32[T]; -1: a decode row's first is its slot's newest token, others are the proposer's drafts
+    # i32[T]; -1: in a row's first column the slot's newest token, behind it the proposer's draft
     tokens_T: Array
     slot_Y: Array  # i32[Y], the last slot is the sink
     query_start_Y: Array  # i32[Y], first token's offset from the slot's committed length
