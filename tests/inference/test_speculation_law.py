@@ -1,4 +1,4 @@
-"""Acceptance by rejection through the whole engine: answers follow the model's own law."""
+"""Acceptance by rejection through the whole engine: answers follow the model's own distribution."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""Filters against a numpy reading of transformers' processors, draws against their exact law."""
+"""Filters against transformers' processors in numpy, draws against their exact distribution."""
 
 import dataclasses
 import functools
