@@ -8,7 +8,7 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.model import ModelConfig
 from inference.families.shared import gguf_names
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import RMS_EPSILON, GgufKeys, ModelFields
 from inference.families.shared.gguf_states import Metadata
 from inference.families.shared.hf_names import Table
 from inference.families.shared.parts import Split
@@ -23,11 +23,13 @@ class GgufReader:
             "family" names the family where that is not the reader's.
         reads: keys that only this architecture has.
         free_widths: keys of widths of heads that may differ from the head width.
+        epsilon: key of the norms' epsilon where a file has no `RMS_EPSILON`.
     """
 
     build: Callable[[GgufKeys], ModelFields]
     reads: tuple[str, ...] = ()
     free_widths: tuple[str, ...] = ()
+    epsilon: str = RMS_EPSILON
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +91,7 @@ class Family:
         layers: prefix of a layer's number; its first word is the prefix of all but the head.
         transposed: paths of matrices that are stored [in, out].
         splits: make the parts of tensors that fuse several of our parameters.
+        packs_experts: stacks of experts may be stored as MXFP4.
         predicting: as `tensors`, of layers behind the last one that predict a second token; None:
             there are no such layers.
         predictor: prefix of such layers that have no number of the model's; they are not read.
@@ -114,6 +117,7 @@ class Family:
     layers: str = "model.layers"
     transposed: tuple[str, ...] = ()
     splits: tuple[Split, ...] = ()
+    packs_experts: bool = False
     predicting: Table | None = None
     predictor: str | None = None
     wrapper: str | None = None

@@ -9,7 +9,7 @@ from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
 from inference.families.shared import export_fields, fields, gguf_names
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import LAYER_EPSILON, GgufKeys, ModelFields
 
 
 def _read_gpt2(keys: Keys, name: str) -> ModelConfig:
@@ -108,7 +108,7 @@ FAMILIES = (
         transposed=("mixer/qkv", "mixer/out", "ffn/up", "ffn/down"),
         gguf=Gguf(
             _GGUF,
-            readers={"gpt2": GgufReader(_gguf_gpt2, ("attention.layer_norm_epsilon",))},
+            readers={"gpt2": GgufReader(_gguf_gpt2, epsilon=LAYER_EPSILON)},
             writer=GgufWriter("gpt2"),
         ),
     ),

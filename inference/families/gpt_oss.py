@@ -91,6 +91,7 @@ FAMILIES = (
         feed_forwards=(Gated, Experts),
         tensors=_TENSORS,
         splits=(parts.alternating_experts,),
+        packs_experts=True,
         gguf=Gguf(
             gguf_names.POST_NORMED,
             readers={

@@ -26,7 +26,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import LAYER_EPSILON, GgufKeys, ModelFields
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -288,11 +288,9 @@ _GGUF: Table = {
 # llama.cpp has another name for the family with experts.
 _READER = GgufReader(
     _gguf_nemotron,
-    (
-        *(*gguf_states.MAMBA2, *gguf_mixtures.ROUTED, "expert_shared_count", "moe_latent_size"),
-        "attention.layer_norm_epsilon",
-    ),
+    (*gguf_states.MAMBA2, *gguf_mixtures.ROUTED, "expert_shared_count", "moe_latent_size"),
     free_widths=("rope.dimension_count",),
+    epsilon=LAYER_EPSILON,
 )
 FAMILIES = (
     Family(
@@ -316,7 +314,7 @@ FAMILIES = (
             writer=GgufWriter(
                 "nemotron_h",
                 # newer llama.cpp loads no file without
-                lambda config: {"attention.layer_norm_epsilon": config.norm_eps},
+                lambda config: {LAYER_EPSILON: config.norm_eps},
                 experts_architecture="nemotron_h_moe",
                 has_states=True,
             ),

@@ -69,10 +69,10 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
     return text.raw | shared | names
 
 
-def reads(raw: dict[str, object], key: str) -> bool:
-    """Returns whether the architecture understands a key that is refused elsewhere."""
+def packs_experts(raw: dict[str, object]) -> bool:
+    """Returns whether the architecture may store experts as MXFP4."""
     family = families.of_architecture(_architecture(raw))
-    return family is not None and key in family.reads
+    return family is not None and family.packs_experts
 
 
 def _architecture(raw: dict[str, object]) -> object:

@@ -98,10 +98,8 @@ def parse_predicting(raw: dict[str, object], directory: Path) -> Eagle:
 def storage(raw: dict[str, object], directory: Path) -> Storage:
     """How a directory stores its tensors; raises an `InputError` if a key is unsound."""
     described = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
-    is_packed = described is not None and config_json.reads(raw, "quantization_config")
-    is_packed = (
-        is_packed and isinstance(described, dict) and described.get("quant_method") == "mxfp4"
-    )
+    is_mxfp4 = isinstance(described, dict) and described.get("quant_method") == "mxfp4"
+    is_packed = is_mxfp4 and config_json.packs_experts(raw)
     try:
         extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
         quantization = None if described is None or is_packed else schemes.read(described)

@@ -15,6 +15,7 @@ from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Linear, Rope, Yarn
 from configs.model import MOST_LAYERS, LayerSpec
 
+RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 # Keys of YaRN, in addition to the factor and the context that it stretches.
 YARN = tuple(
     f"rope.scaling.{key}"

@@ -15,6 +15,7 @@ from configs.model import ModelConfig
 from inference.families import families
 from inference.families.family import Gguf, GgufWriter
 from inference.families.shared import gguf_states
+from inference.families.shared.gguf_keys import LAYER_EPSILON, RMS_EPSILON
 from inference.families.shared.gguf_states import Metadata
 
 
@@ -45,8 +46,7 @@ def _gguf(config: ModelConfig) -> Gguf:
 
 
 def _state_metadata(config: ModelConfig) -> Metadata:
-    epsilon = {"attention.layer_norm_rms_epsilon": config.norm_eps}
-    return epsilon | _sizes(config) | gguf_states.metadata(config)
+    return {RMS_EPSILON: config.norm_eps} | _sizes(config) | gguf_states.metadata(config)
 
 
 def _attention_metadata(config: ModelConfig) -> Metadata:
@@ -56,7 +56,6 @@ def _attention_metadata(config: ModelConfig) -> Metadata:
             raise InputError(f"{config.name}: a layer of {kinds} is not written as .gguf")
     attention, ffn = config.mixers(Attention)[0], config.layers[0].ffn
     assert isinstance(ffn, Gated | Plain)
-    epsilon = "layer_norm_epsilon" if config.norm == "layer" else "layer_norm_rms_epsilon"
     return {
         **_sizes(config),
         "feed_forward_length": ffn.width,
@@ -64,7 +63,7 @@ def _attention_metadata(config: ModelConfig) -> Metadata:
         "attention.head_count_kv": attention.num_kv_heads,
         "attention.key_length": attention.head_width,
         "attention.value_length": attention.head_width,
-        f"attention.{epsilon}": config.norm_eps,
+        LAYER_EPSILON if config.norm == "layer" else RMS_EPSILON: config.norm_eps,
         **_rope(config),
     }
 
