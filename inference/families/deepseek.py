@@ -177,5 +177,6 @@ FAMILIES = (
         tensors=hf_names.INDEXED,
         splits=(parts.latent_heads,),
         predicting=hf_names.PREDICTING,
+        listed=("mlp_layer_types",),
     ),
 )

@@ -1,11 +1,11 @@
 """The record of a family of checkpoints: everything particular to it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
-from configs.model import ModelConfig
+from configs.model import LayerSpec, ModelConfig
 from inference.families.shared import gguf_names
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import RMS_EPSILON, GgufKeys, ModelFields
@@ -92,8 +92,10 @@ class Family:
         transposed: paths of matrices that are stored [in, out].
         splits: make the parts of tensors that fuse several of our parameters.
         packs_experts: stacks of experts may be stored as MXFP4.
+        recut: names tensors, with their rows, that writers also cut at other rows.
         predicting: as `tensors`, of layers behind the last one that predict a second token; None:
             there are no such layers.
+        listed: keys with a kind for each layer, to which such a layer adds one more.
         predictor: prefix of such layers that have no number of the model's; they are not read.
         wrapper: architecture of a model of images or sounds too, of which this is the text.
         inside: prefix of the text's tensors in the wrapper.
@@ -118,7 +120,9 @@ class Family:
     transposed: tuple[str, ...] = ()
     splits: tuple[Split, ...] = ()
     packs_experts: bool = False
+    recut: Callable[[str, LayerSpec, Table], Iterator[Mapping[str, int]]] | None = None
     predicting: Table | None = None
+    listed: tuple[str, ...] = ()
     predictor: str | None = None
     wrapper: str | None = None
     inside: str | None = None

@@ -137,6 +137,7 @@ FAMILIES = (
         tensors=hf_names.LATENT,
         splits=(parts.latent_heads,),
         predicting=hf_names.PREDICTING,
+        listed=("mlp_layer_types",),
         gguf=Gguf(gguf_names.LATENT),
     ),
     Family(
@@ -151,5 +152,6 @@ FAMILIES = (
         tensors=hf_names.INDEXED,
         splits=(parts.latent_heads,),
         predicting=hf_names.PREDICTING,
+        listed=("mlp_layer_types", "indexer_types"),
     ),
 )

@@ -106,6 +106,7 @@ FAMILIES = (
         tensors=_TENSORS,
         layers="transformer.h",
         transposed=("mixer/qkv", "mixer/out", "ffn/up", "ffn/down"),
+        derived=(".attn.bias", ".attn.masked_bias"),  # causal masks
         gguf=Gguf(
             _GGUF,
             readers={"gpt2": GgufReader(_gguf_gpt2, epsilon=LAYER_EPSILON)},

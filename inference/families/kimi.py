@@ -192,6 +192,7 @@ FAMILIES = (
         feed_forwards=(Gated, Experts),
         tensors=_TENSORS,
         splits=(parts.delta_net, parts.latent_heads),
+        recut=parts.separate_taps,
         also={
             f"block_sparse_moe.{part}_proj.weight": f"mlp.{part}_proj.weight"
             for part in ("gate", "up", "down")

@@ -77,6 +77,7 @@ FAMILIES = (
             "ffn_norm": ("feedforward_layer_norm.weight",),
         },
         splits=(parts.delta_net,),
+        recut=parts.separate_taps,
         also={
             "input_layernorm.weight": "attention_layer_norm.weight",
             "post_attention_layernorm.weight": "feedforward_layer_norm.weight",

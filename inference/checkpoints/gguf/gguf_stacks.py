@@ -19,6 +19,7 @@ from inference.checkpoints import names
 from inference.checkpoints.gguf import gguf_state_parts
 from inference.checkpoints.gguf.gguf_scan import Header, TensorEntry
 from inference.checkpoints.tensor_source import TensorSource
+from inference.families import families
 from inference.families.shared.gguf_keys import GgufKeys
 
 _STACK = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|up)_exps)\.(weight|bias)")
@@ -41,6 +42,7 @@ def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorE
     behind = keys.num_layers - config.num_layers
     experts = {n: layer.ffn for n, layer in enumerate(config.layers)}
     fused = gguf_state_parts.fused_tensors(config)
+    unread = names.unread(config, families.gguf(config).tensors, "blk")
     for name, entry in header.tensors.items():
         stack = _STACK.fullmatch(name)
         ffn = experts.get(int(stack[1])) if stack else None
@@ -56,7 +58,7 @@ def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorE
             yield from gguf_state_parts.split(str(header.path), name, entry, fused[name])
         elif name.endswith(_SHARED_GATE) and len(entry.shape) == 1:
             yield name, dataclasses.replace(entry, shape=(1, *entry.shape))
-        elif not names.is_behind(config, name, "blk", behind) and not names.is_unread(config, name):
+        elif not name.startswith(unread) and not names.is_behind(config, name, "blk", behind):
             yield name, entry
 
 

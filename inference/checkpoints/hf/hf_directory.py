@@ -18,7 +18,7 @@ from inference.checkpoints.tensor_source import TensorSource
 from inference.families import families
 from inference.families.shared.config_keys import Keys
 
-_DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_DERIVED = "rotary_emb.inv_freq"
 _HEAD = "lm_head.weight"
 QUANTIZATION = "quantization_config", "compression_config"  # keys; the second is older
 
@@ -79,7 +79,8 @@ def parse_predicting(raw: dict[str, object], directory: Path) -> Eagle:
         InputError: as `parse_config`, or there is no such layer, or more than one.
     """
     config, count = parse_config(raw, directory), storage(raw, directory).num_predicting
-    if families.of(config).predicting is None or count != 1:
+    family = families.of(config)
+    if family.predicting is None or count != 1:
         predicting = " or ".join(
             family.name for family in families.ALL.values() if family.predicting is not None
         )
@@ -87,8 +88,8 @@ def parse_predicting(raw: dict[str, object], directory: Path) -> Eagle:
             f"{directory / 'config.json'}: {config.family} with num_nextn_predict_layers={count}; "
             f"what drafts is one layer that predicts a second token, of {predicting}"
         )
-    listed = raw.get("mlp_layer_types")
-    longer = {"mlp_layer_types": [*listed, listed[-1]]} if isinstance(listed, list) else {}
+    listed = ((key, raw.get(key)) for key in family.listed)
+    longer = {key: [*kinds, kinds[-1]] for key, kinds in listed if isinstance(kinds, list)}
     more = parse_config(raw | {"num_hidden_layers": config.num_layers + 1} | longer, directory)
     target = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
     target |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
@@ -140,12 +141,13 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
             f"{source.label}: tie_word_embeddings is true, but {_HEAD} is not the embedding; name "
             "this directory as the model: it is then read as untied"
         )
-    layers = families.of(config).layers
+    family = families.of(config)
+    unread = names.unread(config, family.tensors, family.layers)
     stored = {
         name: tensor
         for name, tensor in _stored(source, config).items()
-        if not names.is_behind(config, name, layers, num_predicting)
-        and not names.is_unread(config, name)
+        if not names.is_behind(config, name, family.layers, num_predicting)
+        and not name.startswith(unread)
     }
     if config.tied and _HEAD in stored:
         stored.setdefault(_embedding(config), stored.pop(_HEAD))
@@ -159,18 +161,21 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
     Raises:
         InputError: there are none, or its embedding or head is not the model's.
     """
-    stored = _stored(source, config)
-    layers, embedding = families.of(config).layers, _embedding(config)
-    layer = {name: stored[name] for name in stored if names.is_behind(config, name, layers, 1)}
-    prefix = f"{layers}.{config.num_layers}"
+    stored, family = _stored(source, config), families.of(config)
+    layer = {n: stored[n] for n in stored if names.is_behind(config, n, family.layers, 1)}
+    prefix = f"{family.layers}.{config.num_layers}"
     if not layer:
         raise InputError(
             f"{source.label}: there is no tensor of {prefix}, the layer that is announced to "
             "predict a second token"
         )
-    head = embedding if config.tied else _HEAD
-    shared = (("embed_tokens", embedding), ("shared_head.head", head))
-    for name, whole in ((f"{prefix}.{part}.weight", whole) for part, whole in shared):
+    assert family.predicting is not None
+    embedding = _embedding(config)
+    for path, whole in (
+        ("embed/table", embedding),
+        ("head/table", embedding if config.tied else _HEAD),
+    ):
+        name = f"{prefix}.{family.predicting[path][0]}"
         if name in layer and not _is_same(source, layer.pop(name), stored.get(whole, whole)):
             raise InputError(
                 f"{source.label}: {name} is not {whole}, which a layer that predicts a second "
@@ -231,7 +236,7 @@ def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     family = families.of(config)
     base = family.layers.split(".")[0]
     is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
-    derived = (*_DERIVED, *family.derived)
+    derived = (_DERIVED, *family.derived)
     stored = {}
     for name in source.shapes:
         if name.endswith(derived) or names.is_other(family, name):

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import numpy as np
 
 from configs.errors import InputError, shown
-from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.model import ModelConfig
 from inference.checkpoints.hf.tensor_parts import PackedPart, StoredPart, check_shape
 from inference.checkpoints.tensor_source import TensorSource
@@ -31,7 +30,7 @@ def split(
         InputError: such a tensor is missing, or has another shape or type; or there is one of a
             part's own name.
     """
-    source = _with_aligned_taps(source, config, first)
+    source = _recut(source, config, first)
     parts: dict[str, StoredPart] = {}
     for tensor, stored, make in _wholes(config, first):
         can_be_packed = is_packed and len(stored) == 3 and tensor not in source.shapes
@@ -84,42 +83,30 @@ def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
             yield from split_layer(prefix, layer, config.width, family.tensors)
 
 
-def _with_aligned_taps(source: TensorSource, config: ModelConfig, first: int) -> TensorSource:
-    """Returns the source with the taps of queries, of keys and of values each in the tensor of that
-    name. transformers fuses the three, and saves thirds of all channels under these names.
-    """
-    joined: dict[str, tuple[list[str], int]] = {}  # each tensor: all three, and its first row there
+def _recut(source: TensorSource, config: ModelConfig, first: int) -> TensorSource:
+    """Returns the source with the rows of tensors cut as the model's are (`Family.recut`)."""
+    family = families.of(config)
+    if family.recut is None:
+        return source
+    joined: dict[str, tuple[list[str], int]] = {}  # tensors of a run, and a tensor's first row
     shapes = dict(source.shapes)
     for index, layer in enumerate(config.layers, first):
-        for kind in (mixer for mixer in layer.mixer.parts if isinstance(mixer, DeltaNet)):
-            family = families.of(config)
-            stored = family.tensors["delta_net/conv"]
-            whole = [
-                f"{family.layers}.{index}.{name.rpartition('.')[0]}"
-                for name in (*stored[1:], stored[0])
-            ]
-            values, keys, _ = kind.channels
-            taps = {source.shapes.get(name, (0,))[1:] for name in whole}
-            rows = [source.shapes.get(name, (0,))[0] for name in whole]
-            expected = [keys, keys, values]
-            if (
-                len(set(whole)) < 3
-                or len(taps) > 1
-                or rows == expected
-                or sum(rows) != sum(expected)
-            ):
+        for rows in family.recut(f"{family.layers}.{index}", layer, family.tensors):
+            run, expected = list(rows), list(rows.values())
+            stored = [source.shapes.get(name, (0,)) for name in run]
+            counts = [shape[0] for shape in stored]
+            is_alike = len({shape[1:] for shape in stored}) == 1
+            if not is_alike or counts == expected or sum(counts) != sum(expected):
                 continue
             starts = itertools.accumulate(expected, initial=0)
-            joined |= {name: (whole, start) for name, start in zip(whole, starts, strict=False)}
-            shapes |= {
-                name: (n, *shapes[name][1:]) for name, n in zip(whole, expected, strict=True)
-            }
+            joined |= {name: (run, start) for name, start in zip(run, starts, strict=False)}
+            shapes |= {name: (count, *shapes[name][1:]) for name, count in rows.items()}
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         if name not in joined:
             return source.read(name, start, stop, columns)
-        whole, offset = joined[name]
-        rows = [source.read(part, 0, source.shapes[part][0], columns) for part in whole]
+        run, offset = joined[name]
+        rows = [source.read(part, 0, source.shapes[part][0], columns) for part in run]
         return np.concatenate(rows)[offset + start : offset + stop]
 
     return dataclasses.replace(source, shapes=shapes, read=read) if joined else source

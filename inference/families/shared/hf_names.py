@@ -70,8 +70,10 @@ INDEXED: Table = {
     ),
     "mixer/indexer/k_norm/weight": ("self_attn.indexer.k_norm.weight",),
 }
-# A layer that predicts a second token, without what every layer has.
+# A layer that predicts a second token, without what every layer has; tables repeat the model's.
 PREDICTING: Table = {
+    "embed/table": ("embed_tokens.weight",),
+    "head/table": ("shared_head.head.weight",),
     "final_norm": ("shared_head.norm.weight",),
     "input": ("eh_proj.weight",),
     "state_norm": ("hnorm.weight",),

@@ -118,6 +118,17 @@ def _delta_net(prefix: str, kind: DeltaNet, width: int, tensors: Table) -> Itera
         yield name, stored, lambda: {f"{name}.heads": rates}
 
 
+def separate_taps(prefix: str, layer: LayerSpec, tensors: Table) -> Iterator[dict[str, int]]:
+    """Yields the taps of queries, keys and values, each with its rows: transformers fuses the
+    three, and saves thirds of all channels under these names.
+    """
+    for kind in layer.mixer.parts:
+        if isinstance(kind, DeltaNet):
+            values, keys, _ = kind.channels
+            v, q, k = (f"{prefix}.{name.rpartition('.')[0]}" for name in tensors["delta_net/conv"])
+            yield {q: keys, k: keys, v: values}
+
+
 def latent_heads(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
     """Splits the projection from latent vectors: a head's rows are its keys', then its values'."""
     kind = layer.mixer
