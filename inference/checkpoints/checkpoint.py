@@ -7,7 +7,6 @@ from configs.kinds.params import Declared, leaves
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load
-from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
@@ -23,16 +22,12 @@ class Contents:
         source, name_map: the parameters.
         read_files: reads the small files beside them, by name.
         raw_config: transformers' own configuration, where the checkpoint has one.
-        header: of a `.gguf` file.
-        exact: makes the source of such a file's numbers, not rounded.
     """
 
     source: TensorSource
     name_map: NameMap
     read_files: Callable[[], dict[str, bytes]]
     raw_config: dict[str, object] | None = None
-    header: Header | None = None
-    exact: Callable[[], TensorSource] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,6 +14,7 @@ from configs.presets import Preset
 from inference.checkpoints import opened, sources
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
+from inference.checkpoints.gguf.gguf_checkpoint import GgufFile
 from inference.checkpoints.hf import hub
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_directory
@@ -87,7 +88,7 @@ def _find(model: str) -> Resolved:
     if exists or path.suffix == ".gguf":
         header = gguf_file.open_gguf(path)
         config = gguf_metadata.read_config(header)
-        return Resolved(config, lambda progress: opened.GgufFile.open(header, config))
+        return Resolved(config, lambda progress: GgufFile.open(header, config))
     if hub.is_id(model):
         try:
             snapshot = hub.open_snapshot(model)
@@ -139,7 +140,7 @@ def _open_preset(preset: Preset, progress: Progress | None) -> Checkpoint:
     else:
         header = gguf_file.open_gguf(path)
         stored = gguf_metadata.read_config(header)
-        checkpoint = opened.GgufFile.open(header, preset.config)
+        checkpoint = GgufFile.open(header, preset.config)
     for field in dataclasses.fields(ModelConfig):
         expected, actual = getattr(preset.config, field.name), getattr(stored, field.name)
         if field.name != "name" and expected != actual:

@@ -25,6 +25,7 @@ from inference.checkpoints import load, names, new_directory
 from inference.checkpoints.checkpoint import Checkpoint, Contents
 from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_metadata, gguf_state_parts
 from inference.checkpoints.gguf.export import export_metadata, export_tokenizer
+from inference.checkpoints.gguf.gguf_checkpoint import GgufFile
 from inference.checkpoints.load import Progress, StoredParameter
 from inference.families.shared import gguf_names
 from inference.families.shared.gguf_states import Metadata
@@ -75,13 +76,13 @@ def write(
     model = export_metadata.renamed(dataclasses.replace(checkpoint.config, formats=()))
     metadata = export_metadata.of_model(model)
     contents = checkpoint.contents()
-    if contents.exact is not None:
-        contents = dataclasses.replace(contents, source=contents.exact())
+    if isinstance(checkpoint, GgufFile):
+        contents = dataclasses.replace(contents, source=checkpoint.tensors("float32"))
     formats = _formats(checkpoint, contents, model, dtype)
     config = dataclasses.replace(model, dtype="float32", formats=tuple(formats.items()))
     declared = params.flatten(config.parameters())
     load.check(declared, contents.source, contents.name_map)
-    metadata |= export_tokenizer.metadata(checkpoint, contents)
+    metadata |= export_tokenizer.metadata(checkpoint)
     with new_directory.create_file(output) as path:
         factors = export_metadata.factors(checkpoint.config)
         weights = _fused(config, list(_tensors(config, declared, contents, dtype, factors)))
