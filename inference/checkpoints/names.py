@@ -112,10 +112,8 @@ def check(family: Family, config: ModelConfig) -> None:
     """Checks that a family names all parameters of one of its models, in each of its formats.
 
     Raises:
-        InputError: a parameter has no name, or the model is of another family.
+        InputError: a parameter has no name.
     """
-    if config.family != family.name:
-        raise InputError(f"family {family.name!r} reads {config.name} as of {config.family!r}")
     schemes = [_scheme(family)] + ([_Scheme(family.gguf.tensors, "blk")] if family.gguf else [])
     for path, _ in leaves(config.parameters()):
         for scheme in schemes:

@@ -4,7 +4,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.rope import Rope
 from configs.model import ModelConfig
-from inference.families.family import Family
+from inference.families.family import Family, ModelFields
 from inference.families.shared import export_fields, fields, hf_names, parts, rope_keys, state_space
 from inference.families.shared.config_keys import Keys
 
@@ -15,20 +15,19 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def _read_bamba(keys: Keys, name: str) -> ModelConfig:
+def _read_bamba(keys: Keys) -> ModelFields:
     keys = keys.with_defaults(_DEFAULTS)
     keys.require_neutral({"partial_rotary_factor": (0.5, None)})  # another stands in an object
     rope = rope_keys.partial(keys, 10_000.0, 0.5)
     mixers = fields.attention(keys, rope=rope), state_space.mamba2(keys, state_space.expanded(keys))
     layers = fields.num_layers(keys)
     attends = fields.numbered(keys, "attn_layer_indices", layers)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "bamba", eps=1e-5),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.pattern(
+    return {
+        **fields.llama_fields(keys, rope, eps=1e-5),
+        "pattern": fields.pattern(
             [mixers[layer not in attends] for layer in range(layers)], fields.gated(keys)
         ),
-    )
+    }
 
 
 def _write_bamba(config: ModelConfig) -> dict[str, object]:

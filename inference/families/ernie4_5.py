@@ -3,20 +3,19 @@
 import dataclasses
 
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import export_fields, fields, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 
-def _read_ernie4_5(keys: Keys, name: str) -> ModelConfig:
+def _read_ernie4_5(keys: Keys) -> ModelFields:
     keys.require_neutral({"use_bias": (False, None)})
     rope = dataclasses.replace(rope_keys.read(keys, 500_000.0), neighbours=True)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "ernie4_5", tied=True, eps=1e-5),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(fields.attention(keys, 128, rope=rope), fields.gated(keys)),),
-    )
+    return {
+        **fields.llama_fields(keys, rope, tied=True, eps=1e-5),
+        "pattern": (LayerSpec(fields.attention(keys, 128, rope=rope), fields.gated(keys)),),
+    }
 
 
 def _write_ernie4_5(config: ModelConfig) -> dict[str, object]:

@@ -10,7 +10,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import Mixer
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     fields,
     gguf_names,
@@ -21,7 +21,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 _DEFAULTS = {
     "vocab_size": 128_000, "hidden_size": 4096, "intermediate_size": 14_336,
@@ -30,7 +30,7 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def _read_falcon_h1(keys: Keys, name: str) -> ModelConfig:
+def _read_falcon_h1(keys: Keys) -> ModelFields:
     keys = keys.with_defaults(_DEFAULTS)
     keys.require_neutral({"mamba_use_mlp": (True, None), "attn_layer_indices": (None,)})
     rope = rope_keys.read(keys)
@@ -54,13 +54,12 @@ def _read_falcon_h1(keys: Keys, name: str) -> ModelConfig:
     mixer = Parallel(attention, state, in_scales, out_scales)
     gate, down = _scales(keys, "mlp_multipliers", 2) or (1.0, 1.0)
     ffn = dataclasses.replace(fields.gated(keys), gate_scale=gate, down_scale=down)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "falcon_h1", eps=1e-5),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(mixer, ffn),),
-        embedding_scale=keys.number("embedding_multiplier", 1.0),
-        logit_scale=keys.number("lm_head_multiplier", 1.0),
-    )
+    return {
+        **fields.llama_fields(keys, rope, eps=1e-5),
+        "pattern": (LayerSpec(mixer, ffn),),
+        "embedding_scale": keys.number("embedding_multiplier", 1.0),
+        "logit_scale": keys.number("lm_head_multiplier", 1.0),
+    }
 
 
 def _scales(keys: Keys, key: str, count: int) -> tuple[float, ...]:

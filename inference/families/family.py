@@ -8,7 +8,8 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.model import LayerSpec, ModelConfig
 from inference.families.shared import gguf_names
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import RMS_EPSILON, GgufKeys, ModelFields
+from inference.families.shared.fields import ModelFields
+from inference.families.shared.gguf_keys import RMS_EPSILON, GgufKeys
 from inference.families.shared.gguf_states import Metadata
 from inference.families.shared.hf_names import Table
 from inference.families.shared.parts import Split
@@ -81,7 +82,7 @@ class Family:
         name: ours, which `ModelConfig.family` has; golden checkpoints begin with it.
         architecture: transformers' class, the only one of "architectures" in `config.json`.
         model_type: as `config.json` has it.
-        read: (keys of a `config.json`, name of the model) -> the model.
+        read: keys of a `config.json` -> the fields of `ModelConfig`, except its name and family.
         write: returns those keys, except the ones that all families share.
         reads: keys that other families reject and `read` understands.
         mixers, feed_forwards: kinds that layers of the family may have.
@@ -110,7 +111,7 @@ class Family:
     name: str
     architecture: str
     model_type: str
-    read: Callable[[Keys, str], ModelConfig]
+    read: Callable[[Keys], ModelFields]
     write: Callable[[ModelConfig], dict[str, object]]
     reads: tuple[str, ...] = ()
     mixers: tuple[type, ...] = (Attention,)
@@ -131,3 +132,8 @@ class Family:
     derived: tuple[str, ...] = ()
     rows_key: str | None = None
     gguf: Gguf | None = None
+
+    def model(self, keys: Keys, name: str) -> ModelConfig:
+        """Returns the model that a `config.json` describes; raises an `InputError`."""
+        fields: ModelFields = {"name": name, "family": self.name, **self.read(keys)}
+        return ModelConfig(**fields)

@@ -10,10 +10,10 @@ from configs.kinds.kind import FeedForward
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Proportional, Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, Table
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
 from inference.families.shared import export_fields, fields, gguf_names, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 # Key of the rows of a table, of which only those of tokens are read.
 _NUM_ROWS = "vocab_size_per_layer_input"
@@ -29,24 +29,24 @@ _ROPE = {
 }
 
 
-def _read_gemma4(keys: Keys, name: str) -> ModelConfig:
+def _read_gemma4(keys: Keys) -> ModelFields:
     """Reads the text part; of `use_bidirectional_attention`, only 'all' changes text."""
     keys.require_neutral({"use_bidirectional_attention": (None, False, "vision")})
-    sizes = fields.llama_fields(keys, name, "gemma4", tied=True)
+    sizes = fields.llama_fields(keys, tied=True)
     num_layers = sizes["num_layers"]
     num_shared = keys.whole("num_kv_shared_layers", 0, limit=num_layers)
     mixers = sharing(_mixers(keys, num_layers), num_shared)
     inputs = _inputs_width(keys, sizes["vocab_size"])
-    return ModelConfig(
+    return {
         **sizes,
-        max_context=keys.integer("max_position_embeddings", 131_072),
-        pattern=fields.pattern(mixers, _ffns(keys, num_layers, num_layers - num_shared)),
-        post_norms=True,
-        logit_cap=keys.optional_number("final_logit_softcapping"),
-        embedding_scale=sizes["width"] ** 0.5,
-        layer_inputs=LayerInputs(inputs, _activation(keys)) if inputs else None,
-        has_layer_scales=True,
-    )
+        "max_context": keys.integer("max_position_embeddings", 131_072),
+        "pattern": fields.pattern(mixers, _ffns(keys, num_layers, num_layers - num_shared)),
+        "post_norms": True,
+        "logit_cap": keys.optional_number("final_logit_softcapping"),
+        "embedding_scale": sizes["width"] ** 0.5,
+        "layer_inputs": LayerInputs(inputs, _activation(keys)) if inputs else None,
+        "has_layer_scales": True,
+    }
 
 
 def _mixers(keys: Keys, num_layers: int) -> list[Attention]:

@@ -6,7 +6,7 @@ from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Yarn
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, Table
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -18,10 +18,10 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import YARN, GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import YARN, GgufKeys
 
 
-def _read_gpt_oss(keys: Keys, name: str) -> ModelConfig:
+def _read_gpt_oss(keys: Keys) -> ModelFields:
     keys.require_neutral({"swiglu_alpha": (1.702, None)})
     packed = keys.nested("quantization_config")
     if packed is not None:  # the experts' format
@@ -39,7 +39,7 @@ def _read_gpt_oss(keys: Keys, name: str) -> ModelConfig:
         Router(has_bias=True), activation="quick_gelu", has_bias=True,
         limit=keys.number("swiglu_limit", 7.0), up_offset=1.0,
     )  # fmt: skip
-    return mixtures.model(keys, name, "gpt_oss", rope, mixers, experts, eps=1e-5)
+    return mixtures.model(keys, rope, mixers, experts, eps=1e-5)
 
 
 def _write_gpt_oss(config: ModelConfig) -> dict[str, object]:

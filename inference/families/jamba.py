@@ -10,7 +10,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import MOST_MATRICES, FeedForward, Mixer
 from configs.kinds.recurrent.selective import Mamba
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -22,7 +22,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 _DEFAULTS = {
     "vocab_size": 65_536, "hidden_size": 4096, "intermediate_size": 14_336,
@@ -31,10 +31,10 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def _read_jamba(keys: Keys, name: str) -> ModelConfig:
+def _read_jamba(keys: Keys) -> ModelFields:
     keys = keys.with_defaults(_DEFAULTS)
     keys.require_neutral({"sliding_window": (None,), "mamba_inner_layernorms": (True, None)})
-    sizes = fields.llama_fields(keys, name, "jamba")
+    sizes = fields.llama_fields(keys)
     width, layers = sizes["width"], range(sizes["num_layers"])
     mamba = Mamba(
         keys.integer("mamba_expand", 2) * width,
@@ -53,7 +53,7 @@ def _read_jamba(keys: Keys, name: str) -> ModelConfig:
         [experts if experts and has_experts(layer) else dense for layer in layers],
     )
     longest = keys.integer("max_position_embeddings", _DEFAULTS["max_position_embeddings"])
-    return ModelConfig(**sizes, max_context=longest, pattern=pattern)
+    return {**sizes, "max_context": longest, "pattern": pattern}
 
 
 def _experts(keys: Keys, count: int, dense: Gated) -> Experts:

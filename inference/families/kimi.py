@@ -10,7 +10,7 @@ from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import ModelConfig
-from inference.families.family import Family, Table
+from inference.families.family import Family, ModelFields, Table
 from inference.families.shared import delta_net, export_fields, fields, hf_names, mixtures, parts
 from inference.families.shared.config_keys import Keys
 
@@ -24,7 +24,7 @@ _SPELLED = {
 }
 
 
-def _read_kimi(keys: Keys, name: str) -> ModelConfig:
+def _read_kimi(keys: Keys) -> ModelFields:
     keys = _spelled(keys)
     keys.require_neutral(
         {
@@ -34,11 +34,11 @@ def _read_kimi(keys: Keys, name: str) -> ModelConfig:
             "moe_layer_freq": (1, None),
         }
     )
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "kimi_linear", eps=1e-5),
-        max_context=keys.integer("max_position_embeddings", 1 << 20),
-        pattern=fields.pattern(_mixers(keys), _ffns(keys)),
-    )
+    return {
+        **fields.llama_fields(keys, eps=1e-5),
+        "max_context": keys.integer("max_position_embeddings", 1 << 20),
+        "pattern": fields.pattern(_mixers(keys), _ffns(keys)),
+    }
 
 
 def _spelled(keys: Keys) -> Keys:

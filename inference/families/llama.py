@@ -10,7 +10,7 @@ from configs.errors import InputError
 from configs.kinds.rope import Llama3, Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.families import mixtral, qwen
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     export_fields,
     fields,
@@ -20,32 +20,30 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 from layers import rope as rope_math
 
 
-def _read_llama(keys: Keys, name: str) -> ModelConfig:
+def _read_llama(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "llama"),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(fields.attention(keys, rope=rope), fields.gated(keys)),),
-    )
+    return {
+        **fields.llama_fields(keys, rope),
+        "pattern": (LayerSpec(fields.attention(keys, rope=rope), fields.gated(keys)),),
+    }
 
 
-def _read_mistral(keys: Keys, name: str) -> ModelConfig:
+def _read_mistral(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
     keys.require_neutral({"layer_types": (None,)})  # Ministral's, which alternates windows
     window = keys.optional_integer("sliding_window", 4096)
     attention = fields.attention(keys, rope=rope, window=window)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "mistral"),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(attention, fields.gated(keys)),),
-    )
+    return {
+        **fields.llama_fields(keys, rope),
+        "pattern": (LayerSpec(attention, fields.gated(keys)),),
+    }
 
 
-def _read_smollm3(keys: Keys, name: str) -> ModelConfig:
+def _read_smollm3(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys, 2_000_000.0)
     layers = fields.num_layers(keys)
     period = keys.integer("no_rope_layer_interval", 4)
@@ -62,14 +60,13 @@ def _read_smollm3(keys: Keys, name: str) -> ModelConfig:
     sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window"))
     kinds = fields.types(has_windows and not turns for turns in rotates)
     mixers = zip(fields.by_type(keys, full, sliding, kinds), rotates, strict=True)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "smollm3", tied=True),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.pattern(
+    return {
+        **fields.llama_fields(keys, rope, tied=True),
+        "pattern": fields.pattern(
             [dataclasses.replace(mixer, rope=rope if turns else None) for mixer, turns in mixers],
             fields.gated(keys),
         ),
-    )
+    }
 
 
 def _write_mistral(config: ModelConfig) -> dict[str, object]:

@@ -11,7 +11,7 @@ from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.families import mixtral
-from inference.families.family import Family, Gguf, GgufReader, Table
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -22,7 +22,7 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 _FACTORS = {_FULL: "full_attn", _LINEAR: "linear_attn"}  # as their keys begin
@@ -32,7 +32,7 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def _read_minimax(keys: Keys, name: str) -> ModelConfig:
+def _read_minimax(keys: Keys) -> ModelFields:
     stated = {key: value for key, value in keys.raw.items() if value is not None}
     keys = Keys(_DEFAULTS | stated, keys.label)
     keys.require_neutral({"postnorm": (True, None), "shared_intermediate_size": (0, None)})
@@ -47,11 +47,7 @@ def _read_minimax(keys: Keys, name: str) -> ModelConfig:
     for number, kind in enumerate(kinds):
         mixer = full if kind == _FULL else _lightning(full, number, len(kinds))
         layers.append(LayerSpec(mixer, ffn, factors=(_factors(keys, _FACTORS[kind]), to_ffn)))
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "minimax", eps=1e-5),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.repeated(layers),
-    )
+    return {**fields.llama_fields(keys, rope, eps=1e-5), "pattern": fields.repeated(layers)}
 
 
 def _lightning(full: Attention, layer: int, num_layers: int) -> LinearAttention:
@@ -71,7 +67,7 @@ def _layer_types(keys: Keys) -> list[str]:
     return fields.layer_types(keys, _FACTORS) or alternating
 
 
-def _read_minimax_m2(keys: Keys, name: str) -> ModelConfig:
+def _read_minimax_m2(keys: Keys) -> ModelFields:
     """Reads MiniMax-M2, which has OLMo 2's norms of queries and keys, positions in a share of each
     head, and DeepSeek-V3's choice of experts.
     """
@@ -92,7 +88,7 @@ def _read_minimax_m2(keys: Keys, name: str) -> ModelConfig:
     router = Router("sigmoid", has_offsets=True)
     ffn_width = keys.integer("intermediate_size", 1536)
     experts = mixtures.experts(keys, "num_local_experts", 256, 8, ffn_width, router)
-    return mixtures.model(keys, name, "minimax_m2", rope, [attention], experts)
+    return mixtures.model(keys, rope, [attention], experts)
 
 
 def _write_minimax(config: ModelConfig) -> dict[str, object]:

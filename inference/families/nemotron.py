@@ -15,7 +15,7 @@ from configs.kinds.feed_forward import Plain
 from configs.kinds.kind import MOST_MATRICES, FeedForward, Mixer
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     fields,
     gguf_mixtures,
@@ -26,7 +26,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import LAYER_EPSILON, GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import LAYER_EPSILON, GgufKeys
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -40,7 +40,7 @@ _ALIASES = {
 }
 
 
-def _read_nemotron(keys: Keys, name: str) -> ModelConfig:
+def _read_nemotron(keys: Keys) -> ModelFields:
     aliased = {key: keys.raw[alias] for alias, key in _ALIASES.items() if alias in keys.raw}
     keys = keys.updated(aliased)
     keys.require_neutral({
@@ -50,16 +50,14 @@ def _read_nemotron(keys: Keys, name: str) -> ModelConfig:
     })  # fmt: skip
     kinds = _kinds(keys)
     layers = {kind: LayerSpec(*_PARTS[kind](keys)) for kind in dict.fromkeys(kinds)}
-    return ModelConfig(
-        name=name,
-        family="nemotron_h",
-        vocab_size=keys.integer("vocab_size", 131_072),
-        width=keys.integer("hidden_size", 4096),
-        num_layers=len(kinds),
-        max_context=keys.integer("max_position_embeddings", 4096),
-        pattern=fields.repeated([layers[kind] for kind in kinds]),
-        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-    )
+    return {
+        "vocab_size": keys.integer("vocab_size", 131_072),
+        "width": keys.integer("hidden_size", 4096),
+        "num_layers": len(kinds),
+        "max_context": keys.integer("max_position_embeddings", 4096),
+        "pattern": fields.repeated([layers[kind] for kind in kinds]),
+        "norm_eps": keys.number("layer_norm_epsilon", 1e-5),
+    }
 
 
 def _kinds(keys: Keys) -> list[str]:

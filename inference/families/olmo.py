@@ -9,7 +9,7 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     export_fields,
     fields,
@@ -20,21 +20,22 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import YARN, GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import YARN, GgufKeys
 
 
-def _read_olmo2(keys: Keys, name: str) -> ModelConfig:
+def _read_olmo2(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "olmo2", eps=1e-5),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(fields.attention(keys, rope=rope, qk_norm="all"), fields.gated(keys)),),
-        pre_norms=False,
-        post_norms=True,
-    )
+    return {
+        **fields.llama_fields(keys, rope, eps=1e-5),
+        "pattern": (
+            LayerSpec(fields.attention(keys, rope=rope, qk_norm="all"), fields.gated(keys)),
+        ),
+        "pre_norms": False,
+        "post_norms": True,
+    }
 
 
-def _read_olmo3(keys: Keys, name: str) -> ModelConfig:
+def _read_olmo3(keys: Keys) -> ModelFields:
     theta = keys.number("rope_theta", 500_000.0)
     far, close = (rope_keys.scaled(keys, stated, theta) for stated in rope_keys.by_kind(keys))
     full = fields.attention(keys, rope=far, qk_norm="all")
@@ -42,32 +43,31 @@ def _read_olmo3(keys: Keys, name: str) -> ModelConfig:
     sliding = dataclasses.replace(full, rope=close, window=window)
     repeated = fields.types((True, True, True, False))
     mixers = fields.by_type(keys, full, sliding, repeated)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "olmo3", eps=1e-5),
-        max_context=rope_keys.max_context(keys, far),
-        pattern=fields.pattern(mixers, fields.gated(keys)),
-        pre_norms=False,
-        post_norms=True,
-    )
+    return {
+        **fields.llama_fields(keys, far, eps=1e-5),
+        "pattern": fields.pattern(mixers, fields.gated(keys)),
+        "pre_norms": False,
+        "post_norms": True,
+    }
 
 
-def _read_olmoe(keys: Keys, name: str) -> ModelConfig:
+def _read_olmoe(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
     limit = keys.optional_number("clip_qkv")
     attention = fields.attention(keys, rope=rope, qk_norm="all", input_limit=limit)
     width, router = keys.integer("intermediate_size", 2048), mixtures.softmax_router(keys, False)
     experts = mixtures.experts(keys, "num_experts", 64, 8, width, router)
-    return mixtures.model(keys, name, "olmoe", rope, [attention], experts, eps=1e-5)
+    return mixtures.model(keys, rope, [attention], experts, eps=1e-5)
 
 
-def _read_flex_olmo(keys: Keys, name: str) -> ModelConfig:
+def _read_flex_olmo(keys: Keys) -> ModelFields:
     """Reads FlexOlmo, which has OLMo 2's layers and OLMoE's mixture."""
     rope = rope_keys.read(keys, 500_000.0)
     attention = fields.attention(keys, rope=rope, qk_norm="all")
     width, router = keys.integer("intermediate_size", 11_008), mixtures.softmax_router(keys, False)
     experts = mixtures.experts(keys, "num_experts", 7, 5, width, router)
-    model = mixtures.model(keys, name, "flex_olmo", rope, [attention], experts)
-    return dataclasses.replace(model, pre_norms=False, post_norms=True)
+    model = mixtures.model(keys, rope, [attention], experts)
+    return {**model, "pre_norms": False, "post_norms": True}
 
 
 def _write_olmo3(config: ModelConfig) -> dict[str, object]:

@@ -7,12 +7,12 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family
+from inference.families.family import Family, ModelFields
 from inference.families.shared import delta_net, fields, hf_names, mixtures, parts, rope_keys
 from inference.families.shared.config_keys import Keys
 
 
-def _read_olmo_hybrid(keys: Keys, name: str) -> ModelConfig:
+def _read_olmo_hybrid(keys: Keys) -> ModelFields:
     keys.require_neutral({"linear_use_gate": (True, None)})
     attention = fields.attention(keys, rope=_rope(keys), qk_norm="all")
     heads = keys.integer("linear_num_key_heads", attention.num_heads)
@@ -32,11 +32,10 @@ def _read_olmo_hybrid(keys: Keys, name: str) -> ModelConfig:
         keys, linear, attention, lambda layer: layer % 4 == 3 or layer == last < 3
     )
     ffn = fields.gated(keys)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "olmo_hybrid"),
-        max_context=rope_keys.max_context(keys, attention.rope or Rope()),
-        pattern=fields.repeated([LayerSpec(mixer, ffn, mixer == attention) for mixer in mixers]),
-    )
+    return {
+        **fields.llama_fields(keys, attention.rope or Rope()),
+        "pattern": fields.repeated([LayerSpec(mixer, ffn, mixer == attention) for mixer in mixers]),
+    }
 
 
 def _rope(keys: Keys) -> Rope | None:

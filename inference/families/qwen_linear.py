@@ -12,30 +12,28 @@ from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.families import qwen_moe
-from inference.families.family import Family, Table
+from inference.families.family import Family, ModelFields, Table
 from inference.families.shared import delta_net, fields, hf_names, mixtures, parts, rope_keys
 from inference.families.shared.config_keys import Keys
 
 
-def _read_qwen3_next(keys: Keys, name: str) -> ModelConfig:
+def _read_qwen3_next(keys: Keys) -> ModelFields:
     keys = keys.with_defaults({"num_key_value_heads": 2, "intermediate_size": 5632})
     experts = mixtures.experts(
         keys, "num_experts", 512, 10, keys.integer("moe_intermediate_size", 512),
         mixtures.softmax_router(keys, True), has_shared_gate=True,
         shared_width=keys.integer("shared_expert_intermediate_size", 512),
     )  # fmt: skip
-    return _read(keys, name, "qwen3_next", qwen_moe.some_dense(keys, experts))
+    return _read(keys, qwen_moe.some_dense(keys, experts))
 
 
-def _read_qwen3_5(keys: Keys, name: str) -> ModelConfig:
+def _read_qwen3_5(keys: Keys) -> ModelFields:
     """Reads the text part of Qwen3.5, where the sections of positions are equal."""
     keys = keys.with_defaults({"num_key_value_heads": 4, "intermediate_size": 12288})
-    return _read(keys, name, "qwen3_5", fields.gated(keys))
+    return _read(keys, fields.gated(keys))
 
 
-def _read(
-    keys: Keys, name: str, family: str, ffns: FeedForward | Sequence[FeedForward]
-) -> ModelConfig:
+def _read(keys: Keys, ffns: FeedForward | Sequence[FeedForward]) -> ModelFields:
     keys.require_neutral({
         "attn_output_gate": (True, None),  # by a sigmoid
         "output_gate_type": ("swish", "silu", None),  # of the other layers
@@ -51,12 +49,11 @@ def _read(
     )
     interval = keys.integer("full_attention_interval", 4, limit=MOST_LAYERS)
     mixers = delta_net.by_type(keys, mixer, attention, lambda layer: (layer + 1) % interval == 0)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, family),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.pattern(mixers, ffns),
-        norm_offset=1.0,
-    )
+    return {
+        **fields.llama_fields(keys, rope),
+        "pattern": fields.pattern(mixers, ffns),
+        "norm_offset": 1.0,
+    }
 
 
 def _write_qwen3_next(config: ModelConfig) -> dict[str, object]:

@@ -9,7 +9,7 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, Table
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -20,10 +20,10 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 
-def _read_qwen2_moe(keys: Keys, name: str) -> ModelConfig:
+def _read_qwen2_moe(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
     biases = ("qkv",) if keys.boolean("qkv_bias", True) else ()
     full = fields.attention(keys, rope=rope, biases=biases)
@@ -36,17 +36,17 @@ def _read_qwen2_moe(keys: Keys, name: str) -> ModelConfig:
         mixtures.softmax_router(keys, False), has_shared_gate=True,
         shared_width=keys.integer("shared_expert_intermediate_size", 5632),
     )  # fmt: skip
-    return mixtures.model(keys, name, "qwen2_moe", rope, mixers, some_dense(keys, experts))
+    return mixtures.model(keys, rope, mixers, some_dense(keys, experts))
 
 
-def _read_qwen3_moe(keys: Keys, name: str) -> ModelConfig:
+def _read_qwen3_moe(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
     window = fields.used_window(keys)
     attention = fields.attention(keys, rope=rope, qk_norm="head", window=window)
     width = keys.integer("moe_intermediate_size", 768)
     count = "num_experts" if keys.raw.get("num_local_experts") is None else "num_local_experts"
     experts = mixtures.experts(keys, count, 128, 8, width, mixtures.softmax_router(keys, False))
-    return mixtures.model(keys, name, "qwen3_moe", rope, [attention], some_dense(keys, experts))
+    return mixtures.model(keys, rope, [attention], some_dense(keys, experts))
 
 
 def some_dense(keys: Keys, experts: Experts) -> FeedForward | list[FeedForward]:

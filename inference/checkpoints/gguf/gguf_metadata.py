@@ -11,8 +11,8 @@ from configs.model import ModelConfig
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.families import families
-from inference.families.family import GgufReader
-from inference.families.shared.gguf_keys import RMS_EPSILON, GgufKeys, ModelFields
+from inference.families.family import GgufReader, ModelFields
+from inference.families.shared.gguf_keys import RMS_EPSILON, GgufKeys
 
 # Every reader understands these, or they say nothing about the mathematics. Others are refused.
 _KNOWN_KEYS = {

@@ -47,7 +47,7 @@ def build(keys: Keys, name: str) -> ModelConfig:
             f"most of them: {valid}"
         )
     keys.require_neutral(_NEUTRAL, except_for=family.reads)
-    return family.read(keys, name)
+    return family.model(keys, name)
 
 
 def text_part(raw: dict[str, object]) -> dict[str, object]:

@@ -2,25 +2,59 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward, Mixer
+from configs.kinds.layer_inputs import LayerInputs
+from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec
+from inference.families.shared import rope_keys
 from inference.families.shared.config_keys import Keys
 
 Pattern = tuple[LayerSpec, ...]
 
 
+class ModelFields(TypedDict, total=False):
+    """Fields of a `ModelConfig`."""
+
+    name: str
+    family: str
+    vocab_size: int
+    width: int
+    num_layers: int
+    max_context: int
+    pattern: tuple[LayerSpec, ...]
+    norm_eps: float
+    norm: str
+    norm_offset: float
+    pre_norms: bool
+    post_norms: bool
+    logit_cap: float | None
+    embedding_scale: float
+    residual_scale: float
+    logit_scale: float
+    learned_positions: int
+    layer_inputs: LayerInputs | None
+    has_layer_scales: bool
+    tied: bool
+
+
 def llama_fields(
-    keys: Keys, name: str, family: str, tied: bool = False, eps: float = 1e-6
-) -> dict[str, Any]:
-    """Returns the fields that Llama's relatives share, by the defaults of transformers."""
+    keys: Keys, rope: Rope | None = None, tied: bool = False, eps: float = 1e-6
+) -> ModelFields:
+    """Returns the fields that Llama's relatives share, by the defaults of transformers.
+
+    Args:
+        rope: may stretch the context; None: the caller reads the context.
+    """
+    context: ModelFields = (
+        {} if rope is None else {"max_context": rope_keys.max_context(keys, rope)}
+    )
     return {
-        "name": name,
-        "family": family,
+        **context,
         "vocab_size": keys.integer("vocab_size"),
         "width": keys.integer("hidden_size"),
         "num_layers": num_layers(keys),

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +11,6 @@ from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import MOST_WIDTH
-from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Linear, Rope, Yarn
 from configs.model import MOST_LAYERS, LayerSpec
 
@@ -21,31 +20,6 @@ YARN = tuple(
     f"rope.scaling.{key}"
     for key in ("attn_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 )
-
-
-class ModelFields(TypedDict, total=False):
-    """Fields of a `ModelConfig`."""
-
-    name: str
-    family: str
-    vocab_size: int
-    width: int
-    num_layers: int
-    max_context: int
-    pattern: tuple[LayerSpec, ...]
-    norm_eps: float
-    norm: str
-    norm_offset: float
-    pre_norms: bool
-    post_norms: bool
-    logit_cap: float | None
-    embedding_scale: float
-    residual_scale: float
-    logit_scale: float
-    learned_positions: int
-    layer_inputs: LayerInputs | None
-    has_layer_scales: bool
-    tied: bool
 
 
 def _no_numbers(name: str) -> np.ndarray:

@@ -11,13 +11,14 @@ from configs.kinds.rope import Yarn
 from configs.model import ModelConfig
 from inference.families.shared import export_fields, mixtures, rope_keys
 from inference.families.shared.config_keys import Keys
+from inference.families.shared.fields import ModelFields
 
 
 def model(
-    keys: Keys, name: str, family: str, experts: Experts, is_neighbours: bool, first_dense: int,
+    keys: Keys, experts: Experts, is_neighbours: bool, first_dense: int,
     ffns: Sequence[FeedForward] | None = None, indexer: Indexer | None = None,
-) -> ModelConfig:  # fmt: skip
-    """Returns a model of latent attention.
+) -> ModelFields:  # fmt: skip
+    """Returns the fields of a model of latent attention.
 
     Args:
         experts: the mixture of layers behind the `first_dense` ones.
@@ -48,7 +49,7 @@ def model(
         has_bias=keys.boolean("attention_bias", False),
     )
     ffns = ffns or mixtures.after_dense(keys, experts, first_dense)
-    return mixtures.model(keys, name, family, rope, [latent], ffns)
+    return mixtures.model(keys, rope, [latent], ffns)
 
 
 def indexer(keys: Keys, num_heads: int, is_neighbours: bool) -> Indexer:
@@ -61,14 +62,12 @@ def indexer(keys: Keys, num_heads: int, is_neighbours: bool) -> Indexer:
     )
 
 
-def indexed_model(
-    keys: Keys, name: str, family: str, indexer: Indexer, num_groups: int, top_groups: int
-) -> ModelConfig:
-    """Returns a model of latent attention over chosen tokens, with DeepSeek-V3's mixture."""
+def indexed_model(keys: Keys, indexer: Indexer, num_groups: int, top_groups: int) -> ModelFields:
+    """Returns the fields of latent attention over chosen tokens, with DeepSeek-V3's mixture."""
     router = mixtures.offset_router(keys, 2.5, num_groups, top_groups)
     experts = mixtures.sharing_experts(keys, 256, 8, router, width=2048)
     return model(
-        keys, name, family, experts, is_neighbours=True, first_dense=3,
+        keys, experts, is_neighbours=True, first_dense=3,
         ffns=mixtures.by_mlp_types(keys, experts), indexer=indexer,
     )  # fmt: skip
 

@@ -10,29 +10,24 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward, Mixer
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
-from inference.families.shared import export_fields, fields, rope_keys
+from inference.families.shared import export_fields, fields
 from inference.families.shared.config_keys import Keys
+from inference.families.shared.fields import ModelFields
 
 _PLAIN = Router()
 
 
 def model(
     keys: Keys,
-    name: str,
-    family: str,
     rope: Rope,
     mixers: Sequence[Mixer],
     ffns: FeedForward | Sequence[FeedForward],
     eps: float = 1e-6,
-) -> ModelConfig:
-    """Returns a model; one mixer is that of all layers, and so is one feed-forward."""
+) -> ModelFields:
+    """Returns the fields of a model; one mixer, or one feed-forward, is that of all layers."""
     if len(mixers) == 1 and not isinstance(ffns, FeedForward):
         mixers = [*mixers] * len(ffns)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, family, eps=eps),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.pattern(mixers, ffns),
-    )
+    return {**fields.llama_fields(keys, rope, eps=eps), "pattern": fields.pattern(mixers, ffns)}
 
 
 def experts(
