@@ -1,6 +1,9 @@
 """gpt-oss (OpenAI 2025, arXiv 2508.10925)."""
 
 import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
 
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
@@ -71,6 +74,41 @@ def _gguf_gpt_oss(keys: GgufKeys) -> ModelFields:
     return {"pattern": (LayerSpec(sliding, experts), LayerSpec(full, experts))}
 
 
+def _split_experts(
+    prefix: str, layer: LayerSpec, width: int, tensors: Table
+) -> Iterator[parts.Whole]:
+    """Splits matrices [experts, in, out] of all experts, in which gates and ups alternate."""
+    if not isinstance(layer.ffn, Experts):
+        return
+    E, D, F, name = layer.ffn.num_experts, width, layer.ffn.width, f"{prefix}.mlp.experts"
+    gate_up, down, bias = f"{name}.gate_up_proj", f"{name}.down_proj", f"{name}.gate_up_proj_bias"
+
+    def halves() -> dict[str, parts.Part]:
+        return {
+            f"{gate_up}.{expert}.{half}": parts.Part(
+                gate_up, (E, D, 2 * F), (F, D), slice(expert, expert + 1),
+                slice(first, None, 2), transposed=True,
+            )
+            for expert in range(E) for first, half in enumerate(("gate", "up"))
+        }  # fmt: skip
+
+    def downs() -> dict[str, parts.Part]:
+        return {
+            f"{down}.{expert}": parts.Part(
+                down, (E, F, D), (D, F), slice(expert, expert + 1), transposed=True
+            )
+            for expert in range(E)
+        }
+
+    def ordered() -> dict[str, parts.Part]:
+        order = np.arange(2 * F).reshape(F, 2).T.ravel()
+        return {f"{bias}.ordered": parts.Part(bias, (E, 2 * F), (2 * E, F), slice(0, E), order)}
+
+    yield gate_up, (E, D, 2 * F), halves
+    yield down, (E, F, D), downs
+    yield bias, (E, 2 * F), ordered
+
+
 _TENSORS: Table = {
     **hf_names.LLAMA,
     "mixer/sinks": ("self_attn.sinks",),
@@ -90,7 +128,7 @@ FAMILIES = (
         write=_write_gpt_oss,
         feed_forwards=(Gated, Experts),
         tensors=_TENSORS,
-        splits=(parts.alternating_experts,),
+        splits=(_split_experts,),
         packs_experts=True,
         gguf=Gguf(
             gguf_names.POST_NORMED,

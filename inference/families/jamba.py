@@ -149,7 +149,7 @@ FAMILIES = (
         mixers=(Attention, Mamba),
         feed_forwards=(Gated, Experts),
         tensors=_TENSORS,
-        splits=(parts.mamba,),
+        splits=(parts.conv_taps,),
         gguf=Gguf(
             gguf_names.STATES,
             readers={"jamba": GgufReader(_gguf_jamba, (*gguf_states.MAMBA, *gguf_mixtures.COUNTS))},

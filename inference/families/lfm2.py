@@ -140,7 +140,7 @@ FAMILIES = (
         write=_write_lfm2,
         mixers=(Attention, ShortConv),
         tensors=_TENSORS,
-        splits=(parts.short_conv,),
+        splits=(parts.conv_taps,),
         gguf=Gguf(
             _GGUF,
             readers={"lfm2": GgufReader(_gguf_lfm2, (_TAPS,))},

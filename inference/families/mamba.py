@@ -142,7 +142,7 @@ FAMILIES = (
         feed_forwards=(NoneType,),
         tensors=_TENSORS,
         layers="backbone.layers",
-        splits=(parts.mamba,),
+        splits=(parts.conv_taps,),
         also=hf_names.OLDER_BACKBONE,
         gguf=Gguf(
             gguf_names.STATES,
@@ -160,7 +160,7 @@ FAMILIES = (
         feed_forwards=(NoneType,),
         tensors=_TENSORS,
         layers="backbone.layers",
-        splits=(parts.mamba,),
+        splits=(parts.conv_taps,),
         also=hf_names.OLDER_BACKBONE,
         gguf=Gguf(
             gguf_names.STATES,

@@ -3,6 +3,9 @@ layers, and normed residuals; and MiniMax-M2 (2025).
 """
 
 import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
 
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
@@ -155,6 +158,20 @@ def _lightning_names(module: str) -> Table:
     }
 
 
+def _split_heads(
+    prefix: str, layer: LayerSpec, width: int, tensors: Table
+) -> Iterator[parts.Whole]:
+    """Splits a matrix of queries, keys and values, in which each head's rows are adjacent."""
+    for kind in layer.mixer.parts:
+        if isinstance(kind, LinearAttention):
+            name = tensors["linear_attention/in"][0]
+            N, M = kind.num_heads, kind.key_width
+            stored = N * (2 * M + kind.value_width), width
+            rows_NX = np.arange(stored[0]).reshape(N, -1)
+            rows = {"q": rows_NX[:, :M], "k": rows_NX[:, M : 2 * M], "v": rows_NX[:, 2 * M :]}
+            yield parts.gathered(f"{prefix}.{name.removesuffix('.q')}", stored, rows)
+
+
 FAMILIES = (
     Family(
         name="minimax",
@@ -166,7 +183,7 @@ FAMILIES = (
         mixers=(Attention, LinearAttention),
         feed_forwards=(Experts,),
         tensors={**mixtral.TENSORS, **_lightning_names("self_attn")},
-        splits=(parts.linear_attention,),
+        splits=(_split_heads,),
         derived=tuple(
             f".self_attn.{part}"
             for part in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")

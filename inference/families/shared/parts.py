@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
-from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
@@ -45,11 +43,11 @@ Whole = tuple[str, tuple[int, ...], Callable[[], dict[str, Part]]]
 Split = Callable[[str, LayerSpec, int, Table], Iterator[Whole]]
 
 
-def mamba(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits the taps of Mamba's convolution."""
+def conv_taps(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
+    """Splits the taps of Mamba's or LFM2's convolution."""
     for kind in layer.mixer.parts:
-        if isinstance(kind, Mamba):
-            taps = tensors["mamba/conv"][0].removesuffix(".taps")
+        if isinstance(kind, Mamba | ShortConv):
+            taps = tensors[f"{kind.name}/conv"][0].removesuffix(".taps")
             yield _taps(f"{prefix}.{taps}", kind.channels, kind.conv_width)
 
 
@@ -64,26 +62,6 @@ def mamba2(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterato
             if "in" in kind.biases:
                 yield _rows(f"{module}.in_proj.bias", sizes, ())
             yield _taps(f"{module}.conv1d.weight", sum(kind.channels), kind.conv_width)
-
-
-def short_conv(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits the taps of LFM2's convolutions."""
-    for kind in layer.mixer.parts:
-        if isinstance(kind, ShortConv):
-            taps = tensors["short_conv/conv"][0].removesuffix(".taps")
-            yield _taps(f"{prefix}.{taps}", kind.channels, kind.conv_width)
-
-
-def linear_attention(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits a matrix of queries, keys and values, in which each head's rows are adjacent."""
-    for kind in layer.mixer.parts:
-        if isinstance(kind, LinearAttention):
-            name = tensors["linear_attention/in"][0]
-            N, M = kind.num_heads, kind.key_width
-            stored = N * (2 * M + kind.value_width), width
-            rows_NX = np.arange(stored[0]).reshape(N, -1)
-            rows = {"q": rows_NX[:, :M], "k": rows_NX[:, M : 2 * M], "v": rows_NX[:, 2 * M :]}
-            yield _gathered(f"{prefix}.{name.removesuffix('.q')}", stored, rows)
 
 
 def delta_net(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
@@ -150,41 +128,6 @@ def latent_heads(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> I
     yield tensor, stored, parts
 
 
-def alternating_experts(
-    prefix: str, layer: LayerSpec, width: int, tensors: Table
-) -> Iterator[Whole]:
-    """Splits matrices [experts, in, out] of all experts, in which gates and ups alternate."""
-    if not isinstance(layer.ffn, Experts):
-        return
-    E, D, F, name = layer.ffn.num_experts, width, layer.ffn.width, f"{prefix}.mlp.experts"
-    gate_up, down, bias = f"{name}.gate_up_proj", f"{name}.down_proj", f"{name}.gate_up_proj_bias"
-
-    def halves() -> dict[str, Part]:
-        return {
-            f"{gate_up}.{expert}.{half}": Part(
-                gate_up, (E, D, 2 * F), (F, D), slice(expert, expert + 1),
-                slice(first, None, 2), transposed=True,
-            )
-            for expert in range(E) for first, half in enumerate(("gate", "up"))
-        }  # fmt: skip
-
-    def downs() -> dict[str, Part]:
-        return {
-            f"{down}.{expert}": Part(
-                down, (E, F, D), (D, F), slice(expert, expert + 1), transposed=True
-            )
-            for expert in range(E)
-        }
-
-    def ordered() -> dict[str, Part]:
-        order = np.arange(2 * F).reshape(F, 2).T.ravel()
-        return {f"{bias}.ordered": Part(bias, (E, 2 * F), (2 * E, F), slice(0, E), order)}
-
-    yield gate_up, (E, D, 2 * F), halves
-    yield down, (E, F, D), downs
-    yield bias, (E, 2 * F), ordered
-
-
 def _rows(tensor: str, sizes: Mapping[str, int], row_shape: tuple[int, ...]) -> Whole:
     """Splits consecutive parts of so many rows each."""
     stored = sum(sizes.values()), *row_shape
@@ -208,10 +151,10 @@ def _grouped_rows(
     rows_GX = np.arange(stored[0]).reshape(num_groups, -1)
     ends = np.cumsum([count // num_groups for count in sizes.values()])[:-1]
     rows = dict(zip(sizes, np.split(rows_GX, ends, axis=1), strict=True))
-    return _gathered(tensor, stored, rows)
+    return gathered(tensor, stored, rows)
 
 
-def _gathered(tensor: str, stored: tuple[int, ...], rows: Mapping[str, np.ndarray]) -> Whole:
+def gathered(tensor: str, stored: tuple[int, ...], rows: Mapping[str, np.ndarray]) -> Whole:
     """Splits parts of the rows with these numbers."""
 
     def parts() -> dict[str, Part]:
