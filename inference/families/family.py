@@ -43,6 +43,7 @@ class GgufWriter:
         experts_architecture: its name where the model has experts.
         fold: removes from the model the factors that the file has in its weights.
         factors: these factors, by the endings of tensor names.
+        read_as: the family as which a file is read back; None: its own.
         has_states: layers keep states, and may differ in kind.
     """
 
@@ -52,6 +53,7 @@ class GgufWriter:
     fold: Callable[[ModelConfig], ModelConfig] = lambda config: config
     factors: Callable[[ModelConfig], dict[str, float]] = lambda config: {}
     has_states: bool = False
+    read_as: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,15 +65,13 @@ class Gguf:
         is_interleaved: rotary pairs of queries and keys are stored as neighbors.
         readers: by architecture. One architecture may serve several families; then the reader
             stands with the oldest of them.
-        writer: None: files of this family are not written, but for `written_as`.
-        written_as: the family as which a file is read back, where that is another.
+        writer: None: files of this family are not written.
     """
 
     tensors: Table = dataclasses.field(default_factory=lambda: gguf_names.LLAMA)
     is_interleaved: bool = False
     readers: Mapping[str, GgufReader] = dataclasses.field(default_factory=dict)
     writer: GgufWriter | None = None
-    written_as: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -132,7 +132,7 @@ FAMILIES = (
         read=_read_mistral,
         write=_write_mistral,
         tensors=hf_names.LLAMA,
-        gguf=Gguf(written_as="llama"),  # where a window has no place
+        gguf=Gguf(writer=GgufWriter("llama", read_as="llama")),  # where a window has no place
     ),
     Family(
         name="smollm3",

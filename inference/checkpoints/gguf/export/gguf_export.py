@@ -84,7 +84,7 @@ def write(
     load.check(declared, contents.source, contents.name_map)
     metadata |= export_tokenizer.metadata(checkpoint)
     with new_directory.create_file(output) as path:
-        factors = export_metadata.factors(checkpoint.config)
+        factors = export_metadata.writer_of(checkpoint.config).factors(checkpoint.config)
         weights = _fused(config, list(_tensors(config, declared, contents, dtype, factors)))
         tensors = [*_divisors(config), *weights]  # first: `gguf_digests`
         digests = _write(path, metadata, tensors, progress)
