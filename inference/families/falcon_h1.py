@@ -7,7 +7,6 @@ import dataclasses
 from configs.errors import InputError
 from configs.kinds.combined import Parallel
 from configs.kinds.feed_forward import Gated
-from configs.kinds.kind import Mixer
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
@@ -73,9 +72,7 @@ def _scales(keys: Keys, key: str, count: int) -> tuple[float, ...]:
 
 
 def _write_falcon_h1(config: ModelConfig) -> dict[str, object]:
-    layer = config.layers[0]
-    mixer, ffn, (state,) = layer.mixer, layer.ffn, config.mixers(Mamba2)
-    assert isinstance(mixer, Parallel) and isinstance(ffn, Gated), "config_export has seen to it"
+    mixer, state, ffn = _parts(config.layers[0])
     (attention_in, state_in), (attention_out, state_out) = mixer.in_scales, mixer.out_scales
     raw = state_space.hybrid_keys(config)
     del raw["mamba_expand"]
@@ -114,10 +111,9 @@ def _folded(config: ModelConfig) -> ModelConfig:
         )
     pattern = []
     for layer in config.pattern:
-        mixer, ffn = _parallel(layer.mixer), layer.ffn
-        assert isinstance(ffn, Gated), "its builder has seen to it"
+        mixer, state, ffn = _parts(layer)
         attention = dataclasses.replace(mixer.attention, key_scale=1.0)
-        state = dataclasses.replace(_state_space(mixer), part_scales=())
+        state = dataclasses.replace(state, part_scales=())
         pattern.append(
             dataclasses.replace(
                 layer,
@@ -130,10 +126,9 @@ def _folded(config: ModelConfig) -> ModelConfig:
 
 def _factors(config: ModelConfig) -> dict[str, float]:
     """Returns the factors by endings of names; one on a layer's input scales no bias."""
-    mixer, ffn = _parallel(config.layers[0].mixer), config.layers[0].ffn
-    assert isinstance(ffn, Gated), "its builder has seen to it"
+    mixer, state, ffn = _parts(config.layers[0])
     (read, fed), (attends, states) = mixer.in_scales, mixer.out_scales
-    key, scales = mixer.attention.key_scale, _state_space(mixer).part_scales or (1.0,) * 5
+    key, scales = mixer.attention.key_scale, state.part_scales or (1.0,) * 5
     parts = dict(zip(("z", "x", "B", "C", "dt"), scales, strict=True))
     factors = {
         ".token_embd.weight": config.embedding_scale,
@@ -152,14 +147,12 @@ def _factors(config: ModelConfig) -> dict[str, float]:
     return {name: scale for name, scale in factors.items() if scale != 1.0}
 
 
-def _parallel(mixer: Mixer) -> Parallel:
-    assert isinstance(mixer, Parallel), "its builder has seen to it"
-    return mixer
-
-
-def _state_space(mixer: Parallel) -> Mamba2:
-    assert isinstance(mixer.recurrent, Mamba2), "its builder has seen to it"
-    return mixer.recurrent
+def _parts(layer: LayerSpec) -> tuple[Parallel, Mamba2, Gated]:
+    """Returns the mixer, its Mamba-2 and the feed-forward, which all models of the family have."""
+    mixer, ffn = layer.mixer, layer.ffn
+    assert isinstance(mixer, Parallel) and isinstance(mixer.recurrent, Mamba2)
+    assert isinstance(ffn, Gated)
+    return mixer, mixer.recurrent, ffn
 
 
 FAMILIES = (

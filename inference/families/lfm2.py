@@ -80,7 +80,7 @@ def _write_lfm2(config: ModelConfig) -> dict[str, object]:
     attention = state_space.attention(config)
     convolution = next(iter(config.mixers(ShortConv)), ShortConv(config.width))
     ffn = config.layers[0].ffn
-    assert isinstance(ffn, Gated), "config_export has seen to it"
+    assert isinstance(ffn, Gated), "config_export checks the kinds"
     raw = export_fields.sizes(config, attention.rope or Rope())
     del raw["rms_norm_eps"], raw["hidden_act"]
     return raw | {

@@ -51,7 +51,7 @@ def _write_olmo_hybrid(config: ModelConfig) -> dict[str, object]:
     if attention.rope is None:
         raw |= {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": None}}
     ffn = config.layers[0].ffn
-    assert isinstance(ffn, Gated), "config_export has seen to it"
+    assert isinstance(ffn, Gated), "config_export checks the kinds"
     return raw | delta_net.linear_keys(config) | {
         "attention_bias": "out" in attention.biases,
         "intermediate_size": ffn.width,

@@ -65,7 +65,7 @@ def _write_qwen3_next(config: ModelConfig) -> dict[str, object]:
 
 def _write_qwen3_5(config: ModelConfig) -> dict[str, object]:
     ffn = config.layers[0].ffn
-    assert isinstance(ffn, Gated), "config_export has seen to it"
+    assert isinstance(ffn, Gated), "config_export checks the kinds"
     raw = mixtures.with_heads(config) | _mixer_keys(config)
     return raw | {"intermediate_size": ffn.width, "attn_output_gate": True}
 

@@ -11,14 +11,14 @@ _SCALINGS = {Linear: "linear", Dynamic: "dynamic", Llama3: "llama3", Yarn: "yarn
 
 def attention(layer: LayerSpec) -> Attention:
     """Returns the attention of a layer, in families that have no other mixer."""
-    assert isinstance(layer.mixer, Attention), "config_export has seen to it"
+    assert isinstance(layer.mixer, Attention), "config_export checks the kinds"
     return layer.mixer
 
 
 def first(config: ModelConfig) -> tuple[Attention, Gated | Plain]:
     """Returns the parts of the first layer, for keys that all layers share."""
     ffn = config.layers[0].ffn
-    assert isinstance(ffn, Gated | Plain), "config_export has seen to it"
+    assert isinstance(ffn, Gated | Plain), "config_export checks the kinds"
     return attention(config.layers[0]), ffn
 
 
