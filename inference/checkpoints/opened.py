@@ -114,9 +114,9 @@ class StoredDirectory(Checkpoint):
         return Contents(self.source, self.name_map, read_files, self.raw_config)
 
     def build_tokenizer(self) -> Tokenizer:
-        from inference.checkpoints import hf_tokenizer  # loads `tokenizers`
+        from inference.checkpoints import tokenizer_files  # loads `tokenizers`
 
-        return hf_tokenizer.load_tokenizer(self.path, self.config.vocab_size)
+        return tokenizer_files.load_tokenizer(self.path, self.config.vocab_size)
 
 
 class HfDirectory(StoredDirectory):

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
-from inference.checkpoints import converted, hf_tokenizer, mapped
+from inference.checkpoints import converted, mapped, tokenizer_files
 from inference.checkpoints import text_files as names
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
@@ -116,7 +116,7 @@ def _cached(path: Path) -> tokenizers.Tokenizer | None:
         return None
     try:
         sealed = mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES)
-        return hf_tokenizer.parse_backend(digests.opened(sealed.encode(), str(path)), path)
+        return tokenizer_files.parse_backend(digests.opened(sealed.encode(), str(path)), path)
     except InputError as error:
         logging.warning("%s; the tokenizer is built again", error)
         return None

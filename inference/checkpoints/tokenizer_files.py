@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face directory: `tokenizer.json`, and what the files beside it add."""
+"""The tokenizer of a directory: `tokenizer.json`, and what the files beside it add."""
 
 import re
 from collections.abc import Mapping
