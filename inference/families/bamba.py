@@ -22,12 +22,8 @@ def _read_bamba(keys: Keys) -> ModelFields:
     mixers = fields.attention(keys, rope=rope), state_space.mamba2(keys, state_space.expanded(keys))
     layers = fields.num_layers(keys)
     attends = fields.numbered(keys, "attn_layer_indices", layers)
-    return {
-        **fields.llama_fields(keys, rope, eps=1e-5),
-        "pattern": fields.pattern(
-            [mixers[layer not in attends] for layer in range(layers)], fields.gated(keys)
-        ),
-    }
+    per_layer = [mixers[layer not in attends] for layer in range(layers)]
+    return fields.model(keys, rope, per_layer, eps=1e-5)
 
 
 def _write_bamba(config: ModelConfig) -> dict[str, object]:
@@ -43,7 +39,6 @@ FAMILIES = (
     Family(
         name="bamba",
         architecture="BambaForCausalLM",
-        model_type="bamba",
         read=_read_bamba,
         reads=("attention_bias", "mlp_bias"),
         write=_write_bamba,

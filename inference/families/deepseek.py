@@ -134,7 +134,6 @@ FAMILIES = (
     Family(
         name="deepseek_v2",
         architecture="DeepseekV2ForCausalLM",
-        model_type="deepseek_v2",
         read=_read_deepseek_v2,
         reads=_READS,
         write=_write_deepseek_v2,
@@ -154,7 +153,6 @@ FAMILIES = (
     Family(
         name="deepseek_v3",
         architecture="DeepseekV3ForCausalLM",
-        model_type="deepseek_v3",
         read=_read_deepseek_v3,
         reads=_READS,
         write=_write_deepseek_v3,
@@ -168,7 +166,6 @@ FAMILIES = (
     Family(
         name="deepseek_v32",
         architecture="DeepseekV32ForCausalLM",
-        model_type="deepseek_v32",
         read=_read_deepseek_v32,
         reads=_READS,
         write=write_indexed,

@@ -34,7 +34,7 @@ def _read_dots1(keys: Keys) -> ModelFields:
         keys, "n_routed_experts", None, None, width, router,
         shared_width=width * keys.integer("n_shared_experts"),
     )  # fmt: skip
-    return mixtures.model(keys, rope, mixers, mixtures.after_dense(keys, experts, first_dense=0))
+    return fields.model(keys, rope, mixers, mixtures.after_dense(keys, experts, first_dense=0))
 
 
 def _write_dots1(config: ModelConfig) -> dict[str, object]:
@@ -55,7 +55,6 @@ FAMILIES = (
     Family(
         name="dots1",
         architecture="Dots1ForCausalLM",
-        model_type="dots1",
         read=_read_dots1,
         reads=("attention_bias", "num_local_experts"),
         write=_write_dots1,

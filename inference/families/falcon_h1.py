@@ -54,8 +54,7 @@ def _read_falcon_h1(keys: Keys) -> ModelFields:
     gate, down = _scales(keys, "mlp_multipliers", 2) or (1.0, 1.0)
     ffn = dataclasses.replace(fields.gated(keys), gate_scale=gate, down_scale=down)
     return {
-        **fields.llama_fields(keys, rope, eps=1e-5),
-        "pattern": (LayerSpec(mixer, ffn),),
+        **fields.model(keys, rope, mixer, ffn, eps=1e-5),
         "embedding_scale": keys.number("embedding_multiplier", 1.0),
         "logit_scale": keys.number("lm_head_multiplier", 1.0),
     }
@@ -159,7 +158,6 @@ FAMILIES = (
     Family(
         name="falcon_h1",
         architecture="FalconH1ForCausalLM",
-        model_type="falcon_h1",
         read=_read_falcon_h1,
         reads=("attention_bias", "mlp_bias"),
         write=_write_falcon_h1,

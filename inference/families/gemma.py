@@ -21,11 +21,8 @@ def _read_gemma2(keys: Keys) -> ModelFields:
     full = fields.attention(keys, 256, rope=rope, scale=_scale(keys), score_cap=cap)
     sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window", 4096))
     repeated = fields.types((True, False))
-    return {
-        **_fields(keys),
-        "pattern": fields.pattern(fields.by_type(keys, full, sliding, repeated), _ffn(keys)),
-        "logit_cap": keys.optional_number("final_logit_softcapping", 30.0),
-    }
+    cap = keys.optional_number("final_logit_softcapping", 30.0)
+    return {**_fields(keys, fields.by_type(keys, full, sliding, repeated)), "logit_cap": cap}
 
 
 def _read_gemma3(keys: Keys) -> ModelFields:
@@ -39,28 +36,21 @@ def _read_gemma3(keys: Keys) -> ModelFields:
     sliding = dataclasses.replace(heads, rope=close, window=window)
     period = keys.integer("sliding_window_pattern", 6, limit=MOST_LAYERS)
     repeated = fields.types(layer < period - 1 for layer in range(period))
-    return {
-        **_fields(keys),
-        "pattern": fields.pattern(fields.by_type(keys, full, sliding, repeated), _ffn(keys)),
-        "logit_cap": keys.optional_number("final_logit_softcapping"),
-    }
+    cap = keys.optional_number("final_logit_softcapping")
+    return {**_fields(keys, fields.by_type(keys, full, sliding, repeated)), "logit_cap": cap}
 
 
-def _fields(keys: Keys) -> ModelFields:
+def _fields(keys: Keys, mixers: Sequence[Attention]) -> ModelFields:
     """Returns the fields that Gemma 2 and 3 share."""
-    shared = fields.llama_fields(keys, tied=True)
+    activation = keys.choice("hidden_activation", _GELU_TANH, "gelu_pytorch_tanh")
+    ffn = Gated(keys.integer("intermediate_size"), activation)
+    model = fields.model(keys, Rope(), mixers, ffn, tied=True)  # nothing stretches the context
     return {
-        **shared,
-        "max_context": keys.integer("max_position_embeddings"),
+        **model,
         "norm_offset": 1.0,
         "post_norms": True,
-        "embedding_scale": shared["width"] ** 0.5,
+        "embedding_scale": model["width"] ** 0.5,
     }
-
-
-def _ffn(keys: Keys) -> Gated:
-    activation = keys.choice("hidden_activation", _GELU_TANH, "gelu_pytorch_tanh")
-    return Gated(keys.integer("intermediate_size"), activation)
 
 
 def _scale(keys: Keys) -> float | None:
@@ -163,7 +153,6 @@ FAMILIES = (
     Family(
         name="gemma2",
         architecture="Gemma2ForCausalLM",
-        model_type="gemma2",
         read=_read_gemma2,
         reads=("attention_bias", *_CAPPED),
         write=_write_gemma,

@@ -37,7 +37,7 @@ def _read_glm4_moe(keys: Keys) -> ModelFields:
     router = mixtures.offset_router(keys, 1.0, 1, 1)
     experts = mixtures.sharing_experts(keys, 128, 8, router, width=1408)
     ffns = mixtures.after_dense(keys, experts, first_dense=1)
-    return mixtures.model(keys, rope, [attention], ffns, eps=1e-5)
+    return fields.model(keys, rope, attention, ffns, eps=1e-5)
 
 
 def _read_glm4_moe_lite(keys: Keys) -> ModelFields:
@@ -106,7 +106,6 @@ FAMILIES = (
     Family(
         name="glm4_moe",
         architecture="Glm4MoeForCausalLM",
-        model_type="glm4_moe",
         read=_read_glm4_moe,
         reads=("attention_bias",),
         write=_write_glm4_moe,
@@ -127,7 +126,6 @@ FAMILIES = (
     Family(
         name="glm4_moe_lite",
         architecture="Glm4MoeLiteForCausalLM",
-        model_type="glm4_moe_lite",
         read=_read_glm4_moe_lite,
         reads=("attention_bias",),
         write=_write_glm4_moe_lite,
@@ -142,7 +140,6 @@ FAMILIES = (
     Family(
         name="glm_moe_dsa",
         architecture="GlmMoeDsaForCausalLM",
-        model_type="glm_moe_dsa",
         read=_read_glm_moe_dsa,
         reads=("attention_bias",),
         write=deepseek.write_indexed,

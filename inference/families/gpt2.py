@@ -98,7 +98,6 @@ FAMILIES = (
     Family(
         name="gpt2",
         architecture="GPT2LMHeadModel",
-        model_type="gpt2",
         read=_read_gpt2,
         write=_write_gpt2,
         tensors=_TENSORS,

@@ -42,7 +42,7 @@ def _read_gpt_oss(keys: Keys) -> ModelFields:
         Router(has_bias=True), activation="quick_gelu", has_bias=True,
         limit=keys.number("swiglu_limit", 7.0), up_offset=1.0,
     )  # fmt: skip
-    return mixtures.model(keys, rope, mixers, experts, eps=1e-5)
+    return fields.model(keys, rope, mixers, experts, eps=1e-5)
 
 
 def _write_gpt_oss(config: ModelConfig) -> dict[str, object]:
@@ -122,7 +122,6 @@ FAMILIES = (
     Family(
         name="gpt_oss",
         architecture="GptOssForCausalLM",
-        model_type="gpt_oss",
         read=_read_gpt_oss,
         reads=("attention_bias", "num_local_experts", "quantization_config"),
         write=_write_gpt_oss,

@@ -53,11 +53,8 @@ def _read_hybrid(keys: Keys) -> ModelFields:
     kinds = keys.listed("layer_types", layers) or keys.listed("layers_block_type", layers)
     kinds = kinds or ["linear_attention"] * layers
     mixers = [_by_name(kind, attention, state) for kind in kinds]
-    return {
-        **fields.llama_fields(keys, rope or Rope()),
-        "pattern": fields.pattern(mixers, _hybrid_ffn(keys)),
-        **_read_scales(keys),
-    }
+    model = fields.model(keys, rope or Rope(), mixers, _hybrid_ffn(keys))
+    return {**model, **_read_scales(keys)}
 
 
 def _hybrid_ffn(keys: Keys) -> Gated | Experts:
@@ -109,11 +106,7 @@ def _read_granite(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
     scale = keys.number("attention_multiplier", 1.0)
     attention = fields.attention(keys, rope=rope, scale=scale)
-    return {
-        **fields.llama_fields(keys, rope),
-        **_read_scales(keys),
-        "pattern": (LayerSpec(attention, fields.gated(keys)),),
-    }
+    return {**fields.model(keys, rope, attention), **_read_scales(keys)}
 
 
 def _read_scales(keys: Keys) -> ModelFields:
@@ -200,7 +193,6 @@ FAMILIES = (
     Family(
         name="granite",
         architecture="GraniteForCausalLM",
-        model_type="granite",
         read=_read_granite,
         reads=("attention_bias", "mlp_bias"),
         write=_write_granite,
@@ -214,7 +206,6 @@ FAMILIES = (
     Family(
         name="granitemoehybrid",
         architecture="GraniteMoeHybridForCausalLM",
-        model_type="granitemoehybrid",
         read=_read_hybrid,
         reads=("attention_bias", "num_local_experts"),
         write=_write_hybrid,

@@ -143,7 +143,6 @@ FAMILIES = (
     Family(
         name="jamba",
         architecture="JambaForCausalLM",
-        model_type="jamba",
         read=_read_jamba,
         write=_write_jamba,
         mixers=(Attention, Mamba),

@@ -184,7 +184,6 @@ FAMILIES = (
     Family(
         name="kimi_linear",
         architecture="KimiLinearForCausalLM",
-        model_type="kimi_linear",
         read=_read_kimi,
         reads=("attention_bias", "num_local_experts", "auto_map"),
         write=_write_kimi,

@@ -135,7 +135,6 @@ FAMILIES = (
     Family(
         name="lfm2",
         architecture="Lfm2ForCausalLM",
-        model_type="lfm2",
         read=_read_lfm2,
         write=_write_lfm2,
         mixers=(Attention, ShortConv),

@@ -8,7 +8,7 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.kinds.rope import Llama3, Rope
-from configs.model import LayerSpec, ModelConfig
+from configs.model import ModelConfig
 from inference.families import mixtral, qwen
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
@@ -26,21 +26,14 @@ from layers import rope as rope_math
 
 def _read_llama(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    return {
-        **fields.llama_fields(keys, rope),
-        "pattern": (LayerSpec(fields.attention(keys, rope=rope), fields.gated(keys)),),
-    }
+    return fields.model(keys, rope, fields.attention(keys, rope=rope))
 
 
 def _read_mistral(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
     keys.require_neutral({"layer_types": (None,)})  # Ministral's, which alternates windows
     window = keys.optional_integer("sliding_window", 4096)
-    attention = fields.attention(keys, rope=rope, window=window)
-    return {
-        **fields.llama_fields(keys, rope),
-        "pattern": (LayerSpec(attention, fields.gated(keys)),),
-    }
+    return fields.model(keys, rope, fields.attention(keys, rope=rope, window=window))
 
 
 def _read_smollm3(keys: Keys) -> ModelFields:
@@ -59,14 +52,9 @@ def _read_smollm3(keys: Keys) -> ModelFields:
     full = fields.attention(keys, rope=None)
     sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window"))
     kinds = fields.types(has_windows and not turns for turns in rotates)
-    mixers = zip(fields.by_type(keys, full, sliding, kinds), rotates, strict=True)
-    return {
-        **fields.llama_fields(keys, rope, tied=True),
-        "pattern": fields.pattern(
-            [dataclasses.replace(mixer, rope=rope if turns else None) for mixer, turns in mixers],
-            fields.gated(keys),
-        ),
-    }
+    pairs = zip(fields.by_type(keys, full, sliding, kinds), rotates, strict=True)
+    mixers = [dataclasses.replace(mixer, rope=rope if turns else None) for mixer, turns in pairs]
+    return fields.model(keys, rope, mixers, tied=True)
 
 
 def _write_mistral(config: ModelConfig) -> dict[str, object]:
@@ -114,7 +102,6 @@ FAMILIES = (
     Family(
         name="llama",
         architecture="LlamaForCausalLM",
-        model_type="llama",
         read=_read_llama,
         reads=_BIASED,
         write=export_fields.llama_fields,
@@ -128,7 +115,6 @@ FAMILIES = (
     Family(
         name="mistral",
         architecture="MistralForCausalLM",
-        model_type="mistral",
         read=_read_mistral,
         write=_write_mistral,
         tensors=hf_names.LLAMA,
@@ -137,7 +123,6 @@ FAMILIES = (
     Family(
         name="smollm3",
         architecture="SmolLM3ForCausalLM",
-        model_type="smollm3",
         read=_read_smollm3,
         reads=_BIASED,
         write=_write_smollm3,

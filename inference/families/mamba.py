@@ -135,7 +135,6 @@ FAMILIES = (
     Family(
         name="mamba",
         architecture="MambaForCausalLM",
-        model_type="mamba",
         read=_read_mamba,
         write=_write_mamba,
         mixers=(Mamba,),
@@ -153,7 +152,6 @@ FAMILIES = (
     Family(
         name="falcon_mamba",
         architecture="FalconMambaForCausalLM",
-        model_type="falcon_mamba",
         read=_read_falcon_mamba,
         write=_write_falcon_mamba,
         mixers=(Mamba,),
@@ -170,7 +168,6 @@ FAMILIES = (
     Family(
         name="mamba2",
         architecture="Mamba2ForCausalLM",
-        model_type="mamba2",
         read=_read_mamba2,
         write=_write_mamba2,
         mixers=(Mamba2,),

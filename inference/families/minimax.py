@@ -91,7 +91,7 @@ def _read_minimax_m2(keys: Keys) -> ModelFields:
     router = Router("sigmoid", has_offsets=True)
     ffn_width = keys.integer("intermediate_size", 1536)
     experts = mixtures.experts(keys, "num_local_experts", 256, 8, ffn_width, router)
-    return mixtures.model(keys, rope, [attention], experts)
+    return fields.model(keys, rope, attention, experts)
 
 
 def _write_minimax(config: ModelConfig) -> dict[str, object]:
@@ -176,7 +176,6 @@ FAMILIES = (
     Family(
         name="minimax",
         architecture="MiniMaxForCausalLM",
-        model_type="minimax",
         read=_read_minimax,
         reads=("num_local_experts",),
         write=_write_minimax,
@@ -192,7 +191,6 @@ FAMILIES = (
     Family(
         name="minimax_m2",
         architecture="MiniMaxM2ForCausalLM",
-        model_type="minimax_m2",
         read=_read_minimax_m2,
         reads=("num_local_experts",),
         write=_write_minimax_m2,

@@ -20,7 +20,7 @@ def _read_mixtral(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys, 1_000_000.0)
     attention = fields.attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
     experts = mixtures.experts(keys, "num_local_experts", 8, 2, keys.integer("intermediate_size"))
-    return mixtures.model(keys, rope, [attention], experts, eps=1e-5)
+    return fields.model(keys, rope, attention, experts, eps=1e-5)
 
 
 def write(config: ModelConfig) -> dict[str, object]:
@@ -45,7 +45,6 @@ FAMILIES = (
     Family(
         name="mixtral",
         architecture="MixtralForCausalLM",
-        model_type="mixtral",
         read=_read_mixtral,
         reads=("num_local_experts",),
         write=write,

@@ -294,7 +294,6 @@ FAMILIES = (
     Family(
         name="nemotron_h",
         architecture="NemotronHForCausalLM",
-        model_type="nemotron_h",
         read=_read_nemotron,
         reads=("attention_bias", "auto_map", "mlp_bias"),
         write=_write_nemotron,

@@ -63,7 +63,6 @@ FAMILIES = (
     Family(
         name="olmo_hybrid",
         architecture="OlmoHybridForCausalLM",
-        model_type="olmo_hybrid",
         read=_read_olmo_hybrid,
         reads=("attention_bias",),
         write=_write_olmo_hybrid,

@@ -9,20 +9,14 @@ from inference.families.shared.gguf_keys import GgufKeys
 
 def _read_qwen2(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    return {
-        **fields.llama_fields(keys, rope),
-        "pattern": fields.upper_windows(keys, fields.attention(keys, rope=rope, biases=("qkv",))),
-    }
+    attention = fields.attention(keys, rope=rope, biases=("qkv",))
+    return fields.model(keys, rope, fields.upper_windows(keys, attention))
 
 
 def _read_qwen3(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    return {
-        **fields.llama_fields(keys, rope),
-        "pattern": fields.upper_windows(
-            keys, fields.attention(keys, 128, rope=rope, qk_norm="head")
-        ),
-    }
+    attention = fields.attention(keys, 128, rope=rope, qk_norm="head")
+    return fields.model(keys, rope, fields.upper_windows(keys, attention))
 
 
 def write(config: ModelConfig) -> dict[str, object]:
@@ -43,7 +37,6 @@ FAMILIES = (
     Family(
         name="qwen2",
         architecture="Qwen2ForCausalLM",
-        model_type="qwen2",
         read=_read_qwen2,
         write=write,
         tensors=hf_names.LLAMA,
@@ -52,7 +45,6 @@ FAMILIES = (
     Family(
         name="qwen3",
         architecture="Qwen3ForCausalLM",
-        model_type="qwen3",
         read=_read_qwen3,
         reads=("attention_bias",),
         write=write,

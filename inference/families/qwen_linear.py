@@ -49,11 +49,7 @@ def _read(keys: Keys, ffns: FeedForward | Sequence[FeedForward]) -> ModelFields:
     )
     interval = keys.integer("full_attention_interval", 4, limit=MOST_LAYERS)
     mixers = delta_net.by_type(keys, mixer, attention, lambda layer: (layer + 1) % interval == 0)
-    return {
-        **fields.llama_fields(keys, rope),
-        "pattern": fields.pattern(mixers, ffns),
-        "norm_offset": 1.0,
-    }
+    return {**fields.model(keys, rope, mixers, ffns), "norm_offset": 1.0}
 
 
 def _write_qwen3_next(config: ModelConfig) -> dict[str, object]:
@@ -106,7 +102,6 @@ FAMILIES = (
     Family(
         name="qwen3_next",
         architecture="Qwen3NextForCausalLM",
-        model_type="qwen3_next",
         read=_read_qwen3_next,
         reads=("attention_bias",),
         write=_write_qwen3_next,

@@ -36,7 +36,7 @@ def _read_qwen2_moe(keys: Keys) -> ModelFields:
         mixtures.softmax_router(keys, False), has_shared_gate=True,
         shared_width=keys.integer("shared_expert_intermediate_size", 5632),
     )  # fmt: skip
-    return mixtures.model(keys, rope, mixers, some_dense(keys, experts))
+    return fields.model(keys, rope, mixers, some_dense(keys, experts))
 
 
 def _read_qwen3_moe(keys: Keys) -> ModelFields:
@@ -46,7 +46,7 @@ def _read_qwen3_moe(keys: Keys) -> ModelFields:
     width = keys.integer("moe_intermediate_size", 768)
     count = "num_experts" if keys.raw.get("num_local_experts") is None else "num_local_experts"
     experts = mixtures.experts(keys, count, 128, 8, width, mixtures.softmax_router(keys, False))
-    return mixtures.model(keys, rope, [attention], some_dense(keys, experts))
+    return fields.model(keys, rope, attention, some_dense(keys, experts))
 
 
 def some_dense(keys: Keys, experts: Experts) -> FeedForward | list[FeedForward]:
@@ -122,7 +122,6 @@ FAMILIES = (
     Family(
         name="qwen2_moe",
         architecture="Qwen2MoeForCausalLM",
-        model_type="qwen2_moe",
         read=_read_qwen2_moe,
         write=_write_qwen2_moe,
         feed_forwards=(Gated, Experts),
@@ -135,7 +134,6 @@ FAMILIES = (
     Family(
         name="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
-        model_type="qwen3_moe",
         read=_read_qwen3_moe,
         reads=("attention_bias", "num_local_experts"),
         write=_write_qwen3_moe,

@@ -37,7 +37,7 @@ def of_model(config: ModelConfig, ids: Mapping[str, object] | None = None) -> di
             raise InputError(f"{config.name}: a layer of {kinds} has no place in a config.json")
     raw = {
         "architectures": [family.architecture],
-        "model_type": family.model_type,
+        "model_type": family.model_type or family.name,
         **family.write(config),
         "tie_word_embeddings": config.tied,
         "use_cache": True,

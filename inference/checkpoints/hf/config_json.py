@@ -65,7 +65,7 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
     if text is None:
         raise InputError(f"architecture {architecture} has a text_config, which is missing")
     shared = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
-    names = {"architectures": [family.architecture], "model_type": family.model_type}
+    names = {"architectures": [family.architecture], "model_type": family.model_type or family.name}
     return text.raw | shared | names
 
 

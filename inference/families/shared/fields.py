@@ -63,6 +63,19 @@ def llama_fields(
     }
 
 
+def model(
+    keys: Keys,
+    rope: Rope,
+    mixers: Mixer | Sequence[Mixer],
+    ffns: FeedForward | Sequence[FeedForward] | None = None,
+    tied: bool = False,
+    eps: float = 1e-6,
+) -> ModelFields:
+    """Returns `llama_fields` with the pattern of these layers; `ffns` None: `gated` ones."""
+    layers = pattern(mixers, gated(keys) if ffns is None else ffns)
+    return {**llama_fields(keys, rope, tied, eps), "pattern": layers}
+
+
 def attention(keys: Keys, head_width: int | None = None, **fields: Any) -> Attention:
     """Returns attention with the heads and biases that all of Llama's relatives write.
 
@@ -93,12 +106,12 @@ def activation(keys: Keys) -> str:
     return keys.choice("hidden_act", {"silu": "silu"}, "silu")
 
 
-def upper_windows(keys: Keys, full: Attention) -> Pattern:
-    """Returns the pattern by Qwen's rule: layers from `max_window_layers` on have a window."""
+def upper_windows(keys: Keys, full: Attention) -> list[Attention]:
+    """Returns the mixers by Qwen's rule: layers from `max_window_layers` on have a window."""
     first = keys.whole("max_window_layers", 28, limit=MOST_LAYERS)
     repeated = types(layer >= first for layer in range(num_layers(keys)))
     sliding = dataclasses.replace(full, window=used_window(keys))
-    return pattern(by_type(keys, full, sliding, repeated), gated(keys))
+    return by_type(keys, full, sliding, repeated)
 
 
 def used_window(keys: Keys) -> int | None:
@@ -152,10 +165,15 @@ def layer_types(keys: Keys, valid: Iterable[str]) -> list[str] | None:
     return None if listed is None else kinds
 
 
-def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]) -> Pattern:
-    """Returns the pattern that repeats. One feed-forward is that of all layers."""
-    per_layer = [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
-    return repeated(list(map(LayerSpec, mixers, per_layer)))
+def pattern(
+    mixers: Mixer | Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]
+) -> Pattern:
+    """Returns the pattern that repeats. One mixer, or one feed-forward, is that of all layers."""
+    if isinstance(mixers, Mixer):
+        mixers = [mixers] * (1 if isinstance(ffns, FeedForward) else len(ffns))
+    if isinstance(ffns, FeedForward):
+        ffns = [ffns] * len(mixers)
+    return repeated(list(map(LayerSpec, mixers, ffns)))
 
 
 def repeated(layers: Sequence[LayerSpec]) -> Pattern:

@@ -156,11 +156,12 @@ class GgufKeys:
     def ffn_width(self) -> int:
         return self.integer("feed_forward_length")
 
-    def rope(
-        self, key: str = "rope.freq_base", default: float = 10_000.0, has_yarn: bool = False
-    ) -> Rope:
+    def rope(self, default: float = 10_000.0, has_yarn: bool = False) -> Rope:
         """Returns the positions, which may be scaled linearly or, with `has_yarn`, by YaRN."""
-        theta, scaling = self.number(key, default), self.text("rope.scaling.type", "linear")
+        theta, scaling = (
+            self.number("rope.freq_base", default),
+            self.text("rope.scaling.type", "linear"),
+        )
         valid = ("none", "linear", "yarn") if has_yarn else ("none", "linear")
         if scaling not in valid:
             raise InputError(

@@ -9,7 +9,7 @@ from configs.kinds.kind import FeedForward
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Yarn
 from configs.model import ModelConfig
-from inference.families.shared import export_fields, mixtures, rope_keys
+from inference.families.shared import export_fields, fields, mixtures, rope_keys
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.fields import ModelFields
 
@@ -49,7 +49,7 @@ def model(
         has_bias=keys.boolean("attention_bias", False),
     )
     ffns = ffns or mixtures.after_dense(keys, experts, first_dense)
-    return mixtures.model(keys, rope, [latent], ffns)
+    return fields.model(keys, rope, latent, ffns)
 
 
 def indexer(keys: Keys, num_heads: int, is_neighbours: bool) -> Indexer:

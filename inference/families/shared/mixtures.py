@@ -1,33 +1,19 @@
 """Reads and writes experts as the `config.json` of many families has them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
-from configs.kinds.kind import FeedForward, Mixer
+from configs.kinds.kind import FeedForward
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.families.shared import export_fields, fields
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.fields import ModelFields
 
 _PLAIN = Router()
-
-
-def model(
-    keys: Keys,
-    rope: Rope,
-    mixers: Sequence[Mixer],
-    ffns: FeedForward | Sequence[FeedForward],
-    eps: float = 1e-6,
-) -> ModelFields:
-    """Returns the fields of a model; one mixer, or one feed-forward, is that of all layers."""
-    if len(mixers) == 1 and not isinstance(ffns, FeedForward):
-        mixers = [*mixers] * len(ffns)
-    return {**fields.llama_fields(keys, rope, eps=eps), "pattern": fields.pattern(mixers, ffns)}
 
 
 def experts(
