@@ -1,12 +1,14 @@
 """A model on disk, or about to be, whatever its format."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from pathlib import Path
 
 from configs.kinds.params import Declared, leaves
 from configs.model import ModelConfig
 from configs.precision import FORMATS
-from inference.checkpoints import load
+from inference.checkpoints import load, text_files
 from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
@@ -112,3 +114,26 @@ class NewCheckpoint(Checkpoint):
 
     def contents(self) -> Contents:
         return self.new_contents
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class StoredDirectory(Checkpoint):
+    """A directory of weights, and of the small files beside them.
+
+    Attributes:
+        raw_config: transformers' own configuration, where the directory has one.
+    """
+
+    path: Path
+    source: TensorSource
+    name_map: NameMap
+    raw_config: dict[str, object] | None
+
+    def contents(self) -> Contents:
+        read_files = functools.partial(text_files.read, self.path)
+        return Contents(self.source, self.name_map, read_files, self.raw_config)
+
+    def build_tokenizer(self) -> Tokenizer:
+        from inference.checkpoints import tokenizer_files  # loads `tokenizers`
+
+        return tokenizer_files.load_tokenizer(self.path, self.config.vocab_size)

@@ -18,12 +18,11 @@ from inference.checkpoints import (
     manifest,
     mapped,
     new_directory,
-    opened,
     safetensors_file,
     text_files,
 )
 from inference.checkpoints.checkpoint import Checkpoint, Contents
-from inference.checkpoints.hf import config_export, weights_export
+from inference.checkpoints.hf import config_export, config_json, hf_directory, weights_export
 from inference.checkpoints.hf.quantized import export
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import averaged, blocks, orbax_directory
@@ -196,10 +195,10 @@ def _compare(
     try:
         if orbax_directory.is_ours(folder):
             config, raw = orbax_directory.read_config(folder)
-            written: Checkpoint = opened.NativeDirectory.open(folder, config, raw)
+            written: Checkpoint = orbax_directory.NativeDirectory.open(folder, config, raw)
         else:
-            config = opened.read_directory_config(folder)
-            written = opened.HfDirectory.open(folder, config)
+            config = config_json.read_model(folder)
+            written = hf_directory.HfDirectory.open(folder, config)
         contents = written.contents()
         load.check(declared, contents.source, contents.name_map)
         again: dict[str, str] = {}
