@@ -1,7 +1,6 @@
 """gpt-oss (OpenAI 2025, arXiv 2508.10925)."""
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -74,39 +73,26 @@ def _gguf_gpt_oss(keys: GgufKeys) -> ModelFields:
     return {"pattern": (LayerSpec(sliding, experts), LayerSpec(full, experts))}
 
 
-def _split_experts(
-    prefix: str, layer: LayerSpec, width: int, tensors: Table
-) -> Iterator[parts.Whole]:
+def _split_experts(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> parts.Parts:
     """Splits matrices [experts, in, out] of all experts, in which gates and ups alternate."""
     if not isinstance(layer.ffn, Experts):
         return
     E, D, F, name = layer.ffn.num_experts, width, layer.ffn.width, f"{prefix}.mlp.experts"
     gate_up, down, bias = f"{name}.gate_up_proj", f"{name}.down_proj", f"{name}.gate_up_proj_bias"
 
-    def halves() -> dict[str, parts.Part]:
-        return {
-            f"{gate_up}.{expert}.{half}": parts.Part(
-                gate_up, (E, D, 2 * F), (F, D), slice(expert, expert + 1),
-                slice(first, None, 2), transposed=True,
+    for expert in range(E):
+        matrix = slice(expert, expert + 1)
+        for first, half in enumerate(("gate", "up")):
+            yield (
+                f"{gate_up}.{expert}.{half}",
+                parts.Part(
+                    gate_up, (E, D, 2 * F), (F, D), matrix, slice(first, None, 2), transposed=True
+                ),
             )
-            for expert in range(E) for first, half in enumerate(("gate", "up"))
-        }  # fmt: skip
-
-    def downs() -> dict[str, parts.Part]:
-        return {
-            f"{down}.{expert}": parts.Part(
-                down, (E, F, D), (D, F), slice(expert, expert + 1), transposed=True
-            )
-            for expert in range(E)
-        }
-
-    def ordered() -> dict[str, parts.Part]:
-        order = np.arange(2 * F).reshape(F, 2).T.ravel()
-        return {f"{bias}.ordered": parts.Part(bias, (E, 2 * F), (2 * E, F), slice(0, E), order)}
-
-    yield gate_up, (E, D, 2 * F), halves
-    yield down, (E, F, D), downs
-    yield bias, (E, 2 * F), ordered
+        part = parts.Part(down, (E, F, D), (D, F), matrix, transposed=True)
+        yield f"{down}.{expert}", part
+    order = np.arange(2 * F).reshape(F, 2).T.ravel()
+    yield f"{bias}.ordered", parts.Part(bias, (E, 2 * F), (2 * E, F), slice(0, E), order)
 
 
 _TENSORS: Table = {

@@ -3,7 +3,6 @@ layers, and normed residuals; and MiniMax-M2 (2025).
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -158,9 +157,7 @@ def _lightning_names(module: str) -> Table:
     }
 
 
-def _split_heads(
-    prefix: str, layer: LayerSpec, width: int, tensors: Table
-) -> Iterator[parts.Whole]:
+def _split_heads(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> parts.Parts:
     """Splits a matrix of queries, keys and values, in which each head's rows are adjacent."""
     for kind in layer.mixer.parts:
         if isinstance(kind, LinearAttention):
@@ -169,7 +166,7 @@ def _split_heads(
             stored = N * (2 * M + kind.value_width), width
             rows_NX = np.arange(stored[0]).reshape(N, -1)
             rows = {"q": rows_NX[:, :M], "k": rows_NX[:, M : 2 * M], "v": rows_NX[:, 2 * M :]}
-            yield parts.gathered(f"{prefix}.{name.removesuffix('.q')}", stored, rows)
+            yield from parts.gathered(f"{prefix}.{name.removesuffix('.q')}", stored, rows)
 
 
 FAMILIES = (

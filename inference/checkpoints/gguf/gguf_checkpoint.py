@@ -8,7 +8,7 @@ from configs.kinds.params import Declared
 from configs.model import ModelConfig
 from inference.checkpoints import converted, defaults, load, names, packed_file
 from inference.checkpoints.checkpoint import Checkpoint, Contents
-from inference.checkpoints.gguf import gguf_file, gguf_stacks, gguf_state_parts
+from inference.checkpoints.gguf import gguf_file, gguf_fused
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.tensor_source import TensorSource
@@ -39,7 +39,7 @@ class GgufFile(Checkpoint):
         Raises:
             InputError: an end token is not a valid id, or experts are missing.
         """
-        header = gguf_stacks.split(header, config)
+        header = gguf_fused.split(header, config)
         keys = (f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
         ids = [header.metadata[key] for key in keys if key in header.metadata]
         eos_ids = defaults.check_ids(ids, config.vocab_size, str(header.path))
@@ -107,4 +107,4 @@ class GgufFile(Checkpoint):
 
 def _rounded(tensors_of: tuple[str, ...]) -> str:
     """The type of a parameter in a copy of a `.gguf` file: decays of states stay as they are."""
-    return "float32" if all(map(gguf_state_parts.is_exact, tensors_of)) else "bfloat16"
+    return "float32" if all(map(gguf_fused.is_exact, tensors_of)) else "bfloat16"

@@ -5,7 +5,6 @@ layer is fed.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from configs.model import ModelConfig
 from inference.checkpoints.hf import mxfp4
 from inference.checkpoints.tensor_source import TensorSource
 from inference.families import families
-from inference.families.shared.parts import Part, Whole
+from inference.families.shared.parts import Part, Parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,12 +122,11 @@ def split(
     """
     source = _recut(source, config, first)
     parts: dict[str, StoredPart] = {}
-    for tensor, stored, make in _wholes(config, first):
-        can_be_packed = is_packed and len(stored) == 3 and tensor not in source.shapes
+    for name, part in _parts(config, first):
+        can_be_packed = is_packed and len(part.stored) == 3 and part.tensor not in source.shapes
         if not can_be_packed:
-            _check_shape(source, tensor, stored)
-        kind = PackedPart if can_be_packed else StoredPart
-        parts |= {name: kind(part) for name, part in make().items()}
+            _check_shape(source, part.tensor, part.stored)
+        parts[name] = PackedPart(part) if can_be_packed else StoredPart(part)
     if not parts:
         return source
     if taken := sorted(parts.keys() & source.shapes.keys()):
@@ -163,10 +161,10 @@ def split(
 
 def parts_of(config: ModelConfig) -> dict[str, Part]:
     """All parts, by the names that stand for them."""
-    return {name: part for _, _, make in _wholes(config) for name, part in make().items()}
+    return dict(_parts(config))
 
 
-def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
+def _parts(config: ModelConfig, first: int = 0) -> Parts:
     family = families.of(config)
     for index, layer in enumerate(config.layers, first):
         for split_layer in family.splits:

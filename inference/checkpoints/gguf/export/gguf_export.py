@@ -23,7 +23,7 @@ from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load, names, new_directory
 from inference.checkpoints.checkpoint import Checkpoint, Contents
-from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_metadata, gguf_state_parts
+from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_fused, gguf_metadata
 from inference.checkpoints.gguf.export import export_metadata, export_tokenizer
 from inference.checkpoints.gguf.gguf_checkpoint import GgufFile
 from inference.checkpoints.load import Progress, StoredParameter
@@ -171,8 +171,8 @@ def _tensors(
 def _fused(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
     """What llama.cpp has in one tensor, or in another shape, as it has it."""
     by_name = {tensor.name: tensor for tensor in tensors}
-    stacks = gguf_state_parts.expert_stacks(config)
-    for name, fused in (gguf_state_parts.fused_tensors(config) | stacks).items():
+    stacks = gguf_fused.expert_stacks(config)
+    for name, fused in (gguf_fused.fused_tensors(config) | stacks).items():
         parts = [by_name.pop(part) for part in fused.parts]
         formats = sorted({part.format for part in parts})
         if len(formats) > 1:
@@ -204,8 +204,8 @@ def _bytes(config: ModelConfig, name: str, format: str, values: np.ndarray) -> n
         values = values.reshape(-1, 2, head // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values)
-    if gguf_state_parts.is_rates(name):
-        values = gguf_state_parts.rates(values)
+    if gguf_fused.is_rates(name):
+        values = gguf_fused.rates(values)
     if config.norm_offset and name.endswith("norm.weight"):
         values = values + np.float32(config.norm_offset)
     import gguf
