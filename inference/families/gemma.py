@@ -91,7 +91,6 @@ _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 
 
 def _gguf_gemma(keys: GgufKeys, pattern: Sequence[Attention], layers_of_27b: int) -> ModelFields:
-    """Returns the fields that Gemma 2 and 3 share."""
     width = keys.integer("embedding_length")
     is_27b = keys.num_layers == layers_of_27b
     scale = (width / keys.integer("attention.head_count")) ** -0.5 if is_27b else None

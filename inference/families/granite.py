@@ -58,7 +58,6 @@ def _read_hybrid(keys: Keys) -> ModelFields:
 
 
 def _hybrid_ffn(keys: Keys) -> Gated | Experts:
-    """Returns a mixture in addition to a dense feed-forward, or the latter alone."""
     activation = fields.activation(keys)
     shared = keys.integer("shared_intermediate_size", 1024)
     experts = keys.whole("num_local_experts", 8, limit=MOST_MATRICES)

@@ -18,6 +18,7 @@ from inference.families.shared import (
     gguf_names,
     gguf_states,
     hf_names,
+    mixtures,
     parts,
     state_space,
 )
@@ -78,13 +79,11 @@ def _write_jamba(config: ModelConfig) -> dict[str, object]:
     mixes = [isinstance(layer.ffn, Experts) for layer in config.layers]
     attention = state_space.attention(config)
     mamba = next(iter(config.mixers(Mamba)), Mamba(config.width, 1, 1))
-    ffns = [layer.ffn for layer in config.layers]
-    experts = next((ffn for ffn in ffns if isinstance(ffn, Experts)), Experts(1, 1, 1))
-    dense = next((ffn for ffn in ffns if isinstance(ffn, Gated)), experts)
+    experts, dense = mixtures.mixture(config), mixtures.dense_layers(config)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
-        "intermediate_size": dense.width,
+        "intermediate_size": dense[min(dense)].width if dense else experts.width,
         "num_hidden_layers": config.num_layers,
         "max_position_embeddings": config.max_context,
         "rms_norm_eps": config.norm_eps,

@@ -11,7 +11,15 @@ from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import ModelConfig
 from inference.families.family import Family, ModelFields, Table
-from inference.families.shared import delta_net, export_fields, fields, hf_names, mixtures, parts
+from inference.families.shared import (
+    delta_net,
+    export_fields,
+    fields,
+    hf_names,
+    latents,
+    mixtures,
+    parts,
+)
 from inference.families.shared.config_keys import Keys
 
 # transformers' attributes, which other families have as keys, by the keys of published files.
@@ -131,14 +139,7 @@ def _write_kimi(config: ModelConfig) -> dict[str, object]:
             "head_dim": linear.key_width,
             "short_conv_kernel_size": linear.conv_width,
         },
-        "num_attention_heads": latent.num_heads,
-        "num_key_value_heads": latent.num_heads,
-        "kv_lora_rank": latent.rank,
-        "q_lora_rank": latent.query_rank,
-        "qk_nope_head_dim": latent.nope_width,
-        "qk_rope_head_dim": latent.rope_width,
-        "v_head_dim": latent.value_width,
-        "attention_bias": latent.has_bias,
+        **latents.heads(latent),
         "mla_use_nope": True,
     }
     return raw | (_mixture_keys(config) if config.mixtures else {})

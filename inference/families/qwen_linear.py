@@ -67,7 +67,6 @@ def _write_qwen3_5(config: ModelConfig) -> dict[str, object]:
 
 
 def _mixer_keys(config: ModelConfig) -> dict[str, object]:
-    """Returns the keys of layers of both kinds."""
     attention = mixtures.attention(config)
     return delta_net.linear_keys(config) | {
         "attention_bias": "out" in attention.biases,
@@ -86,7 +85,6 @@ def _fused_tensors(module: str) -> Table:
 
 
 def _tensors(module: str) -> Table:
-    """Returns Qwen3.5's names of gated DeltaNet."""
     return {
         "delta_net/in": tuple(f"{module}.in_proj_qkv.weight.{part}" for part in "vqk"),
         "delta_net/gates": tuple(f"{module}.in_proj_{part}.weight" for part in "zba"),

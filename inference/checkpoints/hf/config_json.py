@@ -56,7 +56,6 @@ class Storage:
 
     @property
     def codes_at(self) -> tuple[str, ...]:
-        """See `safetensors_file.open_directory`."""
         if self.quantization is not None:
             return ("",)
         return mxfp4.ENDINGS if self.is_packed else ()

@@ -24,7 +24,6 @@ class StoredPart:
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """Names of the tensors that hold it."""
         return (self.part.tensor,)
 
     def check(self, source: TensorSource) -> str:

@@ -193,7 +193,6 @@ def _packed(
 
 
 def _shapes(parameter: _Parameter) -> dict[str, tuple[int, ...]]:
-    """Of the tensors that a parameter is in."""
     info, stored = parameter.info, parameter.stored
     if len(stored.names) == 1:
         return {stored.names[0]: info.shape[::-1] if stored.transposed else info.shape}

@@ -19,7 +19,6 @@ class Keys:
     label: str = ""
 
     def updated(self, values: Mapping[str, object]) -> "Keys":
-        """Returns the object with these values."""
         return Keys(self.raw | dict(values), self.label)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> "Keys":
@@ -106,7 +105,6 @@ class Keys:
         return tuple(Keys({key: item}, self.label).number(key) for item in value)
 
     def nested(self, key: str) -> "Keys | None":
-        """Returns the object at a key, or None."""
         value = self.raw.get(key)
         if value is None:
             return None

@@ -47,11 +47,9 @@ class GgufKeys:
                 raise InputError(f"metadata {shown(key)} is not supported")
 
     def has(self, key: str) -> bool:
-        """Returns whether the file states the key."""
         return f"{self.architecture}.{key}" in self.metadata
 
     def has_tensor(self, name: str) -> bool:
-        """Returns whether the file holds the tensor."""
         return name in self.shapes
 
     def get(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:

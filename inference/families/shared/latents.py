@@ -79,7 +79,12 @@ def written(config: ModelConfig) -> dict[str, object]:
     if isinstance(latent.rope.scaling, Yarn):
         scaling = export_fields.rope_scaling(latent.rope.scaling) or {}
         raw["rope_scaling"] = scaling | _scales(latent, latent.rope.scaling)
-    return raw | {
+    return raw | heads(latent) | {"moe_layer_freq": 1}
+
+
+def heads(latent: Latent) -> dict[str, object]:
+    """Returns the keys of latent attention's heads."""
+    return {
         "num_attention_heads": latent.num_heads,
         "num_key_value_heads": latent.num_heads,
         "kv_lora_rank": latent.rank,
@@ -88,7 +93,6 @@ def written(config: ModelConfig) -> dict[str, object]:
         "qk_rope_head_dim": latent.rope_width,
         "v_head_dim": latent.value_width,
         "attention_bias": latent.has_bias,
-        "moe_layer_freq": 1,
     }
 
 
