@@ -104,7 +104,10 @@ def convert(
             )
         else:
             plain = dataclasses.replace(config, formats=())
-            raw = contents.raw_config or config_export.of_model(plain, _generation(copied))
+            raw = contents.raw_config
+            if not raw:
+                text = copied.get(text_files.GENERATION, b"{}")
+                raw = config_export.of_model(plain, mapped.parse_json(text, text_files.GENERATION))
             raw = raw | {"tie_word_embeddings": config.tied}
             raw = config_export.with_dtype(raw, stored, checkpoint.eos_ids)
             if config.formats:
@@ -131,11 +134,6 @@ def _with_plain(
         table for table in tables if precision.FORMATS[by_path.get(table, _PLAIN)[0]].is_quantized
     )
     return tuple((by_path | dict.fromkeys(packed, _PLAIN)).items())
-
-
-def _generation(copied: dict[str, bytes]) -> dict[str, object]:
-    text = copied.get(text_files.GENERATION)
-    return {} if text is None else mapped.parse_json(text, text_files.GENERATION)
 
 
 def _hashed(

@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from configs.errors import InputError
 from configs.kinds.kind import Mixer
-from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from inference.families import families
 from inference.families.family import Family
@@ -106,18 +105,6 @@ def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
     has_number = name.startswith(f"{layers}.") and number.isdecimal()
     behind = range(config.num_layers, config.num_layers + count)
     return family.predicting is not None and has_number and int(number) in behind
-
-
-def check(family: Family, config: ModelConfig) -> None:
-    """Checks that a family names all parameters of one of its models, in each of its formats.
-
-    Raises:
-        InputError: a parameter has no name.
-    """
-    schemes = [_scheme(family)] + ([_Scheme(family.gguf.tensors, "blk")] if family.gguf else [])
-    for path, _ in leaves(config.parameters()):
-        for scheme in schemes:
-            _translate(scheme, config, "/".join(path))
 
 
 def identity(path: str) -> Stored:

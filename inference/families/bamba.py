@@ -17,7 +17,7 @@ _DEFAULTS = {
 
 def _read_bamba(keys: Keys) -> ModelFields:
     keys = keys.with_defaults(_DEFAULTS)
-    keys.require_neutral({"partial_rotary_factor": (0.5, None)})  # another stands in an object
+    keys.require_neutral(partial_rotary_factor=(0.5, None))  # another stands in an object
     rope = rope_keys.partial(keys, 10_000.0, 0.5)
     mixers = fields.attention(keys, rope=rope), state_space.mamba2(keys, state_space.expanded(keys))
     layers = fields.num_layers(keys)

@@ -20,7 +20,7 @@ _EVERY_LAYER = {"moe_layer_freq": (1, None), "ep_size": (1, None)}
 
 
 def _read_deepseek_v2(keys: Keys) -> ModelFields:
-    keys.require_neutral({"norm_topk_prob": (False, None), "moe_layer_freq": (1, None)})
+    keys.require_neutral(norm_topk_prob=(False, None), moe_layer_freq=(1, None))
     keys.choice("scoring_func", {"softmax": "softmax"}, "softmax")
     methods = {method: method for method in ("greedy", "group_limited_greedy")}
     is_greedy = keys.choice("topk_method", methods, "greedy") == "greedy"
@@ -32,7 +32,7 @@ def _read_deepseek_v2(keys: Keys) -> ModelFields:
 
 
 def _read_deepseek_v3(keys: Keys) -> ModelFields:
-    keys.require_neutral(_EVERY_LAYER)
+    keys.require_neutral(**_EVERY_LAYER)
     router = mixtures.offset_router(keys, 2.5, 8, 4)
     experts = mixtures.sharing_experts(keys, 256, 8, router, width=2048)
     is_neighbours = keys.boolean("rope_interleave", True)
@@ -41,7 +41,7 @@ def _read_deepseek_v3(keys: Keys) -> ModelFields:
 
 def _read_deepseek_v32(keys: Keys) -> ModelFields:
     """Reads DeepSeek-V3.2, which is V3 over the tokens that an indexer chooses."""
-    keys.require_neutral(_EVERY_LAYER)
+    keys.require_neutral(**_EVERY_LAYER)
     indexer = latents.indexer(keys, num_heads=64, is_neighbours=False)
     return latents.indexed_model(keys, indexer, num_groups=8, top_groups=4)
 

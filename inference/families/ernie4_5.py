@@ -10,7 +10,7 @@ from inference.families.shared.gguf_keys import GgufKeys
 
 
 def _read_ernie4_5(keys: Keys) -> ModelFields:
-    keys.require_neutral({"use_bias": (False, None)})
+    keys.require_neutral(use_bias=(False, None))
     rope = dataclasses.replace(rope_keys.read(keys, 500_000.0), neighbours=True)
     attention = fields.attention(keys, 128, rope=rope)
     return fields.model(keys, rope, attention, tied=True, eps=1e-5)

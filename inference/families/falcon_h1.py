@@ -31,7 +31,7 @@ _DEFAULTS = {
 
 def _read_falcon_h1(keys: Keys) -> ModelFields:
     keys = keys.with_defaults(_DEFAULTS)
-    keys.require_neutral({"mamba_use_mlp": (True, None), "attn_layer_indices": (None,)})
+    keys.require_neutral(mamba_use_mlp=(True, None), attn_layer_indices=(None,))
     rope = rope_keys.read(keys)
     in_scales, out_scales = (
         (keys.number(f"attention_{way}_multiplier", 1.0), keys.number(f"ssm_{way}_multiplier", 1.0))

@@ -31,7 +31,7 @@ _ROPE = {
 
 def _read_gemma4(keys: Keys) -> ModelFields:
     """Reads the text part; of `use_bidirectional_attention`, only 'all' changes text."""
-    keys.require_neutral({"use_bidirectional_attention": (None, False, "vision")})
+    keys.require_neutral(use_bidirectional_attention=(None, False, "vision"))
     sizes = fields.llama_fields(keys, tied=True)
     num_layers = sizes["num_layers"]
     num_shared = keys.whole("num_kv_shared_layers", 0, limit=num_layers)

@@ -43,7 +43,7 @@ def _read_glm4_moe(keys: Keys) -> ModelFields:
 def _read_glm4_moe_lite(keys: Keys) -> ModelFields:
     """Reads GLM-4.7-Flash, which has DeepSeek-V3's attention and mixture."""
     for described in (keys, rope_keys.described(keys) or keys):
-        described.require_neutral({"partial_rotary_factor": (1, None)})
+        described.require_neutral(partial_rotary_factor=(1, None))
     keys = keys.with_defaults(_WIDTHS | {"q_lora_rank": 768})
     router = mixtures.offset_router(keys, 1.8, 1, 1)
     experts = mixtures.sharing_experts(keys, 64, 4, router, width=1536)

@@ -13,7 +13,7 @@ from inference.families.shared.gguf_keys import LAYER_EPSILON, GgufKeys
 
 
 def _read_gpt2(keys: Keys) -> ModelFields:
-    keys.require_neutral({"add_cross_attention": (False, None)})
+    keys.require_neutral(add_cross_attention=(False, None))
     width, num_heads = keys.integer("n_embd", 768), keys.integer("n_head", 12)
     if width % num_heads:
         raise InputError(f"n_embd={width} is not a multiple of n_head={num_heads}")

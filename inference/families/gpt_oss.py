@@ -24,7 +24,7 @@ from inference.families.shared.gguf_keys import YARN, GgufKeys
 
 
 def _read_gpt_oss(keys: Keys) -> ModelFields:
-    keys.require_neutral({"swiglu_alpha": (1.702, None)})
+    keys.require_neutral(swiglu_alpha=(1.702, None))
     packed = keys.nested("quantization_config")
     if packed is not None:  # the experts' format
         packed.choice("quant_method", {"mxfp4": "mxfp4"}, "none")

@@ -41,10 +41,10 @@ _DEFAULTS = {
 
 def _read_hybrid(keys: Keys) -> ModelFields:
     keys, layers = keys.with_defaults(_DEFAULTS), fields.num_layers(keys)
-    keys.require_neutral({
-        "position_embedding_type": ("rope", "nope", None),
-        "normalization_function": ("rmsnorm", None),
-    })  # fmt: skip
+    keys.require_neutral(
+        position_embedding_type=("rope", "nope", None),
+        normalization_function=("rmsnorm", None),
+    )
     has_rope = keys.raw.get("position_embedding_type") == "rope"
     rope = rope_keys.read(keys) if has_rope else None
     scale = keys.number("attention_multiplier", 1.0)

@@ -34,7 +34,7 @@ _DEFAULTS = {
 
 def _read_jamba(keys: Keys) -> ModelFields:
     keys = keys.with_defaults(_DEFAULTS)
-    keys.require_neutral({"sliding_window": (None,), "mamba_inner_layernorms": (True, None)})
+    keys.require_neutral(sliding_window=(None,), mamba_inner_layernorms=(True, None))
     sizes = fields.llama_fields(keys)
     width, layers = sizes["width"], range(sizes["num_layers"])
     mamba = Mamba(

@@ -35,12 +35,10 @@ _SPELLED = {
 def _read_kimi(keys: Keys) -> ModelFields:
     keys = _spelled(keys)
     keys.require_neutral(
-        {
-            "tie_word_embeddings": (False, None),
-            "mla_use_nope": (True, None),
-            "moe_router_activation_func": ("sigmoid", None),
-            "moe_layer_freq": (1, None),
-        }
+        tie_word_embeddings=(False, None),
+        mla_use_nope=(True, None),
+        moe_router_activation_func=("sigmoid", None),
+        moe_layer_freq=(1, None),
     )
     return {
         **fields.llama_fields(keys, eps=1e-5),

@@ -31,10 +31,11 @@ def _read_lfm2(keys: Keys) -> ModelFields:
     stated = {k: v for k, v in keys.raw.items() if v is not None or k not in _DEFAULTS}
     keys = Keys(_DEFAULTS | stated, keys.label)
     width = keys.integer("hidden_size")
-    keys.require_neutral({
-        "hidden_act": ("silu", None), "block_use_swiglu": (True, None),
+    keys.require_neutral(
+        hidden_act=("silu", None),
+        block_use_swiglu=(True, None),
         **{key: (width, None) for key in ("block_dim", "conv_dim", "conv_dim_out")},
-    })  # fmt: skip
+    )
     rope = rope_keys.read(keys, 1_000_000.0)
     taps, has_bias = keys.integer("conv_L_cache", 3), keys.boolean("conv_bias", False)
     convolution = ShortConv(width, taps, has_bias)

@@ -31,7 +31,7 @@ def _read_llama(keys: Keys) -> ModelFields:
 
 def _read_mistral(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    keys.require_neutral({"layer_types": (None,)})  # Ministral's, which alternates windows
+    keys.require_neutral(layer_types=(None,))  # Ministral's, which alternates windows
     window = keys.optional_integer("sliding_window", 4096)
     return fields.model(keys, rope, fields.attention(keys, rope=rope, window=window))
 

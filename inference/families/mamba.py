@@ -21,7 +21,7 @@ def _read_falcon_mamba(keys: Keys) -> ModelFields:
 
 
 def _read_mamba(keys: Keys, norms: str | None = None, norm_eps: float | None = None) -> ModelFields:
-    keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
+    keys.require_neutral(hidden_act=("silu", None), rms_norm=(True, None))
     width, expand = keys.integer("hidden_size", 768), keys.number("expand", 2)
     mixer = Mamba(
         # Where a file states both, the width itself counts (falcon-mamba-7b has an expand of 16).
@@ -37,7 +37,7 @@ def _read_mamba(keys: Keys, norms: str | None = None, norm_eps: float | None = N
 
 
 def _read_mamba2(keys: Keys) -> ModelFields:
-    keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
+    keys.require_neutral(hidden_act=("silu", None), rms_norm=(True, None))
     width, heads = keys.integer("hidden_size", 4096), keys.integer("num_heads", 128)
     head_width, groups = keys.integer("head_dim", 64), keys.integer("n_groups", 8)
     mixer = Mamba2(

@@ -37,7 +37,7 @@ _DEFAULTS = {
 def _read_minimax(keys: Keys) -> ModelFields:
     stated = {key: value for key, value in keys.raw.items() if value is not None}
     keys = Keys(_DEFAULTS | stated, keys.label)
-    keys.require_neutral({"postnorm": (True, None), "shared_intermediate_size": (0, None)})
+    keys.require_neutral(postnorm=(True, None), shared_intermediate_size=(0, None))
     width = keys.integer("head_dim", fields.attention(keys).head_width)
     share = keys.integer("rotary_dim", width) / width
     rope = rope_keys.partial(keys, 1_000_000.0, keys.number("partial_rotary_factor", share))
@@ -74,13 +74,11 @@ def _read_minimax_m2(keys: Keys) -> ModelFields:
     head, and DeepSeek-V3's choice of experts.
     """
     keys.require_neutral(
-        {
-            "use_qk_norm": (True, None),
-            "qk_norm_type": ("per_layer", None),
-            "use_routing_bias": (True, None),
-            "scoring_func": ("sigmoid", None),
-            "shared_intermediate_size": (0, None),
-        }
+        use_qk_norm=(True, None),
+        qk_norm_type=("per_layer", None),
+        use_routing_bias=(True, None),
+        scoring_func=("sigmoid", None),
+        shared_intermediate_size=(0, None),
     )
     width = keys.integer("head_dim", 128)
     rotary = keys.integer("rotary_dim", width)

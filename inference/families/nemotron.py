@@ -43,11 +43,11 @@ _ALIASES = {
 def _read_nemotron(keys: Keys) -> ModelFields:
     aliased = {key: keys.raw[alias] for alias, key in _ALIASES.items() if alias in keys.raw}
     keys = keys.updated(aliased)
-    keys.require_neutral({
-        "mamba_hidden_act": ("silu", None),
-        "sliding_window": (None,),
-        "tie_word_embeddings": (False, None),
-    })  # fmt: skip
+    keys.require_neutral(
+        mamba_hidden_act=("silu", None),
+        sliding_window=(None,),
+        tie_word_embeddings=(False, None),
+    )
     kinds = _kinds(keys)
     layers = {kind: LayerSpec(*_PARTS[kind](keys)) for kind in dict.fromkeys(kinds)}
     return {
@@ -110,7 +110,7 @@ def _state(keys: Keys) -> tuple[Mixer, None]:
 
 def _attention(keys: Keys) -> tuple[Mixer, None]:
     heads, width = keys.integer("num_attention_heads", 32), keys.integer("head_dim", 128)
-    keys.require_neutral({"attention_head_dim": (width, None)})  # of older files
+    keys.require_neutral(attention_head_dim=(width, None))  # of older files
     if keys.boolean("attention_bias", False):
         logging.log_first_n(
             logging.WARNING,

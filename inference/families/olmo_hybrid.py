@@ -13,7 +13,7 @@ from inference.families.shared.config_keys import Keys
 
 
 def _read_olmo_hybrid(keys: Keys) -> ModelFields:
-    keys.require_neutral({"linear_use_gate": (True, None)})
+    keys.require_neutral(linear_use_gate=(True, None))
     attention = fields.attention(keys, rope=_rope(keys), qk_norm="all")
     heads = keys.integer("linear_num_key_heads", attention.num_heads)
     three_quarters = max(3 * keys.integer("hidden_size") // (4 * heads), 1)

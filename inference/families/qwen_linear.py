@@ -34,10 +34,10 @@ def _read_qwen3_5(keys: Keys) -> ModelFields:
 
 
 def _read(keys: Keys, ffns: FeedForward | Sequence[FeedForward]) -> ModelFields:
-    keys.require_neutral({
-        "attn_output_gate": (True, None),  # by a sigmoid
-        "output_gate_type": ("swish", "silu", None),  # of the other layers
-    })  # fmt: skip
+    keys.require_neutral(
+        attn_output_gate=(True, None),  # by a sigmoid
+        output_gate_type=("swish", "silu", None),  # of the other layers
+    )
     rope = rope_keys.partial(keys, 10_000.0, keys.number("partial_rotary_factor", 0.25))
     attention = fields.attention(keys, 256, rope=rope, qk_norm="head", has_output_gate=True)
     mixer = DeltaNet(

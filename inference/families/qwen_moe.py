@@ -111,10 +111,7 @@ def _gguf_qwen3_moe(keys: GgufKeys) -> ModelFields:
 
 SHARED_EXPERT: Table = {
     **hf_names.EXPERTS,
-    "ffn/shared/gate_up": (
-        "mlp.shared_expert.gate_proj.weight",
-        "mlp.shared_expert.up_proj.weight",
-    ),
+    "ffn/shared/gate_up": tuple(f"mlp.shared_expert.{p}_proj.weight" for p in ("gate", "up")),
     "ffn/shared/down": ("mlp.shared_expert.down_proj.weight",),
     "ffn/shared_gate": ("mlp.shared_expert_gate.weight",),
 }

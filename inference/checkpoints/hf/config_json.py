@@ -126,7 +126,7 @@ def parse(raw: dict[str, object], directory: Path) -> ModelConfig:
                 f"architecture {shown(architecture)} is not supported; valid, with {_SUFFIX} "
                 f"behind most of them: {', '.join(valid)}"
             )
-        keys.require_neutral(_NEUTRAL, except_for=family.reads)
+        keys.require_neutral(family.reads, **_NEUTRAL)
         return family.model(keys, directory.resolve().name)
 
 

@@ -26,9 +26,9 @@ class Keys:
         return Keys(dict(defaults) | self.raw, self.label)
 
     def require_neutral(
-        self, neutral: Mapping[str, tuple[object, ...]], except_for: Iterable[str] = ()
+        self, except_for: Iterable[str] = (), /, **neutral: tuple[object, ...]
     ) -> None:
-        """Raises InputError for the first key with a value that would change the model."""
+        """Raises InputError for the first key whose value is not one that changes nothing."""
         for key, values in neutral.items():
             if key not in except_for and self.raw.get(key) not in values:
                 valid = ", ".join(repr(value) for value in values if value is not None)

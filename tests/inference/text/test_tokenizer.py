@@ -136,7 +136,8 @@ def test_tokens_that_only_the_configuration_knows_are_added(tmp_path):
     """As transformers 5 does: by id, after what tokenizer.json has; then those with a name."""
     directory = copy_golden(tmp_path)
     count = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"].__len__()
-    size = max(tokenizer_files.load_backend(directory / "tokenizer.json").get_vocab_size(), count)
+    backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    size = max(backend.get_vocab_size(), count)
     added = {
         str(size): {"content": "<|one|>", "special": True, "normalized": False},
         str(size + 1): {"content": "two words", "special": False, "rstrip": True},

@@ -136,11 +136,13 @@ def _tensors(
         rows = info.stacked if len(stored.names) > 1 else (info.in_rows[0],)
         if len(rows) != len(stored.names):
             raise InputError(f"{path} {list(info.shape)} cannot be cut into {list(stored.names)}")
-        parameter = StoredParameter(contents.source, contents.name_map(path), _as_read(info))
+        is_blocks = FORMATS[info.format].is_quantized
+        read = info if is_blocks else dataclasses.replace(info, format="float32")
+        parameter = StoredParameter(contents.source, contents.name_map(path), read)
         start = 0
         for name, count in zip(stored.names, rows, strict=True):
             shape = (count, *info.in_rows[1:]) if len(rows) > 1 else info.shape
-            is_kept = FORMATS[info.format].is_quantized or dtype is None
+            is_kept = is_blocks or dtype is None
             format = info.format if is_kept else str(dtype)
             factor = next((f for end, f in factors.items() if f".{name}".endswith(end)), 1.0)
             if FORMATS[format].is_quantized and is_kept and factor != 1:
@@ -190,11 +192,6 @@ def _fused(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
 
         by_name[name] = _Tensor(name, fused.shape, formats[0], make)
     return list(by_name.values())
-
-
-def _as_read(info: ParamInfo) -> ParamInfo:
-    is_kept = FORMATS[info.format].is_quantized
-    return info if is_kept else dataclasses.replace(info, format="float32")
 
 
 def _bytes(config: ModelConfig, name: str, format: str, values: np.ndarray) -> np.ndarray:
