@@ -19,6 +19,7 @@ from inference.scheduling.step_schedule import StepRecord
 from inference.scheduling.step_shapes import StepShape
 from layers import kv_cache
 from layers.kernels.cpu import library
+from scripts.reports import decode_report
 from tests import fakes
 
 CONFIG = Config(fakes.llama())
@@ -168,7 +169,7 @@ def test_a_step_is_predicted_with_what_drafts():
         engine = EngineConfig.of(max_seqs=2, proposer=proposer, num_drafts=3)
         record = StepRecord(StepShape((2, 4), (0, 32)), ((4, 50),), 1.0, 0.0)
         chip = dataclasses.replace(catalog.get("h100"), overhead_s=1.0)
-        return report.decode_steps(Config(CONFIG.model, engine, draft=draft), [record], chip)
+        return decode_report.decode_steps(Config(CONFIG.model, engine, draft=draft), [record], chip)
 
     helped, alone = predicted(CONFIG.model, "draft"), predicted(None, "ngram")
     assert helped.step_bytes > 2 * alone.step_bytes
