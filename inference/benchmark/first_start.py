@@ -14,7 +14,6 @@ from inference.engine import Engine
 from inference.planner import cost, weights
 from inference.planner.calibration import lookup, measure, quick, store
 from inference.planner.calibration.verify import Point
-from inference.planner.cost import Precision
 from inference.runtime.batch import Batch
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.step_shapes import StepShape
@@ -39,9 +38,8 @@ def calibration(
     Returns:
         None where an accelerator computes, or the model is too small or too slow to be timed.
     """
-    model, precision = engine.config.model, Precision.of(engine.config.model)
-    num_bytes = weights.weight_bytes(model, precision.weights, precision.rest)
-    if jax.default_backend() != "cpu" or num_bytes < _LEAST_BYTES:
+    model = engine.config.model
+    if jax.default_backend() != "cpu" or weights.weight_bytes(model) < _LEAST_BYTES:
         return None
     runner = engine.model_runner
     with contextlib.closing(measure.Probe()) as probe:

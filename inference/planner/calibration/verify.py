@@ -215,9 +215,7 @@ def verify(
 
 def predicted_bytes(model: ModelConfig) -> tuple[int, int]:
     """Bytes of weights and of cache of the engine that runs a model's points."""
-    formats = Precision.of(model)
-    weight_bytes = weights.weight_bytes(model, formats.weights, formats.rest)
-    return int(weight_bytes), engine_config(model).pool_bytes
+    return int(weights.weight_bytes(model)), engine_config(model).pool_bytes
 
 
 def weights_name(model: ModelConfig) -> str:

@@ -85,8 +85,8 @@ def test_parts_of_other_families_are_counted(layers, changes):
     infos = jax.tree.leaves(decoder.param_infos(config), is_leaf=params.is_info)
     declared = sum(math.prod(info.shape) for info in infos)
     assert weights.num_parameters(config) == declared
-    both = Format("bytes", 8), Format("bytes", 8)
-    assert weights.weight_bytes(config, *both) == declared
+    byte = Format("bytes", 8)
+    assert weights.weight_bytes(config, Precision(byte, byte, byte)) == declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,13 +105,13 @@ def test_a_parameter_keeps_the_format_that_it_names():
         _TINY, dtype="bfloat16", pattern=(LayerSpec(_HEADS, _ExactGate(16)),)
     )
     own, int4 = Precision.of(config), FORMATS["int4"]
-    held = weights.weight_bytes(config, own.weights, own.rest)
-    assert held == params.num_bytes(config.parameters())
+    assert weights.weight_bytes(config) == params.num_bytes(config.parameters())
     exact = 2 * 4 * (3 * 8 + 3)
     plain = dataclasses.replace(config, pattern=(LayerSpec(_HEADS, Plain(16)),))
     for weight in (own.weights, int4):
-        rest = weights.weight_bytes(plain, weight, own.rest)
-        assert weights.weight_bytes(config, weight, own.rest) == rest + exact
+        precision = dataclasses.replace(own, weights=weight)
+        rest = weights.weight_bytes(plain, precision)
+        assert weights.weight_bytes(config, precision) == rest + exact
     moved = {
         of: sum(o.weight_bytes for o in cost.step_operations(of, Work.decode(1, 1)))
         for of in (config, plain)
