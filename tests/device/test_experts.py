@@ -15,12 +15,12 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
 from configs.model import LayerSpec, ModelConfig
-from inference.benchmark import agreement
 from inference.engine import Engine
 from layers.backends import backends
 from layers.kernels.attention import api as attention
 from layers.kernels.device import target_device
 from layers.kernels.linear import grouped
+from scripts.reports import agreement
 from tests import fakes
 from tests.device.answers import answers
 

@@ -224,8 +224,7 @@ def test_bytes_are_the_planners(format):
     made = engine(own)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(made.model_runner.params))
     declared = params.num_bytes(decoder.param_infos(own))
-    plain = FORMATS[own.dtype]
-    assert declared == weights.weight_bytes(own, plain, plain)
+    assert declared == weights.weight_bytes(own)
     assert (
         declared
         <= held
