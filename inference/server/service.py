@@ -9,7 +9,7 @@ from inference.server.client.generation import Deadline
 from inference.server.client.launch import Launcher
 from inference.server.frames import Loaded
 from inference.server.metrics import Metrics
-from inference.server.protocol.errors import ApiError, unavailable
+from inference.server.protocol.errors import ApiError, invalid, unavailable
 from inference.server.text_processor import TextProcessor
 from inference.text.tool_calls import formats
 from inference.text.tool_calls.formats import Format
@@ -156,12 +156,10 @@ class Service:
         num_sequences = num_prompts * num_each
         if num_sequences > max_sequences:
             detail = f", each with {num_each} sequences (n, or best_of)" if num_each > 1 else ""
-            raise ApiError(
-                400,
-                f"prompt holds {num_prompts} prompts{detail}, and this server takes at most "
-                f"{max_sequences} sequences in one request",
+            raise invalid(
                 "prompt",
-                "invalid_value",
+                f"holds {num_prompts} prompts{detail}, and this server takes at most "
+                f"{max_sequences} sequences in one request",
             )
         num_left = max_sequences - client.num_sequences - num_sequences
         if num_left < 0:

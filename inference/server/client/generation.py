@@ -8,10 +8,7 @@ from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server.client.engine_client import EngineClient
 from inference.server.client.pending_request import PendingRequest
-
-
-class DeadlinePassed(Exception):
-    """The answer took longer than its limit; the message is that limit in seconds."""
+from inference.server.protocol.errors import ApiError
 
 
 class Deadline:
@@ -38,13 +35,14 @@ class Deadline:
         """Seconds until the deadline."""
         return self.at - asyncio.get_running_loop().time()
 
-    def passed(self) -> DeadlinePassed:
+    def passed(self) -> ApiError:
         """The error of an answer that missed the deadline."""
-        return DeadlinePassed(f"{self._limit_s:g}")
+        why = f"the answer was not finished within {self._limit_s:g} s"
+        return ApiError(408, why, code="timeout", may_retry=False)
 
     @asynccontextmanager
     async def enforce(self) -> AsyncIterator[None]:
-        """Ends the block at the deadline with `DeadlinePassed`."""
+        """Ends the block at the deadline with an `ApiError` (408)."""
         try:
             async with asyncio.timeout_at(self.at):
                 yield
@@ -96,8 +94,7 @@ class Generation:
         """Adds a request for one prompt; `key` comes back with its outputs.
 
         Raises:
-            DeadlinePassed: the engine does not take the request in time.
-            EngineLost: there is no engine now.
+            ApiError: there is no engine now, or it does not take the request in time.
         """
 
         def inbox(output: RequestOutput | Exception) -> None:
@@ -112,9 +109,7 @@ class Generation:
         """Waits for the next output; returns it with the key of its prompt.
 
         Raises:
-            DeadlinePassed: the output comes too late.
-            EngineLost: the engine has ended.
-            RequestRefused: the engine does not serve one of the requests.
+            ApiError: the output comes too late, the engine has ended, or does not serve a request.
         """
         key, output = await self._queue.get()
         if isinstance(output, Exception):

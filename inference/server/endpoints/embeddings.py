@@ -9,9 +9,7 @@ from starlette.responses import Response
 from configs.errors import InputError
 from inference.request import SamplingParams
 from inference.server import traces
-from inference.server.client.engine_client import EngineLost, RequestFailed, RequestRefused
-from inference.server.client.generation import Deadline, DeadlinePassed, Generation
-from inference.server.endpoints.answers import as_api_error
+from inference.server.client.generation import Deadline, Generation
 from inference.server.endpoints.envelope import whole
 from inference.server.protocol import parse, sampling
 from inference.server.protocol.caller import Caller
@@ -122,18 +120,15 @@ async def _vectors(
                 await generation.add(*prompt, params)
                 service.metrics.count_prompt(len(prompt[1]))
 
-        try:
-            for _ in range(num_running):
+        for _ in range(num_running):
+            await ask()
+        while generation.is_open:
+            key, output = await generation.next()
+            if output.finish_reason == "error":
+                service.metrics.corrupted()
+                why = "the model gave no finite numbers"
+                raise ApiError(500, why, code="model_error", may_retry=False)
+            if output.finish_reason is not None:
+                vectors[key] = output.embedding
                 await ask()
-            while generation.is_open:
-                key, output = await generation.next()
-                if output.finish_reason == "error":
-                    service.metrics.corrupted()
-                    why = "the model gave no finite numbers"
-                    raise ApiError(500, why, code="model_error", may_retry=False)
-                if output.finish_reason is not None:
-                    vectors[key] = output.embedding
-                    await ask()
-        except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
-            raise as_api_error(error) from None
     return vectors

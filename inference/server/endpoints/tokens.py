@@ -17,8 +17,7 @@ async def tokenize(service: Service, request: TokenizeRequest, caller: Caller) -
     """Encode a text or a conversation as token ids.
 
     Raises:
-        ApiError: a field is wrong.
-        DeadlinePassed: it takes too long.
+        ApiError: a field is wrong, or it takes too long.
     """
     parse.check_model(request.model, service.model_name)
     async with Deadline(caller.limit_s).enforce():
@@ -45,8 +44,7 @@ async def detokenize(service: Service, request: DetokenizeRequest, caller: Calle
     """Decode token ids to a text.
 
     Raises:
-        ApiError: a field is wrong.
-        DeadlinePassed: it takes too long.
+        ApiError: a field is wrong, or it takes too long.
     """
     parse.check_model(request.model, service.model_name)
     tokens = parse.check_ids(request.tokens, service.facts.vocab_size, "tokens")

@@ -3,7 +3,7 @@
 import dataclasses
 import re
 
-from inference.server.protocol.errors import ApiError
+from inference.server.protocol.errors import invalid
 
 TIMEOUT = "x-request-timeout"
 _SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
@@ -33,10 +33,5 @@ class Caller:
         if timeout is None:
             return cls(name, max_s)
         if not _SECONDS.fullmatch(timeout) or not float(timeout):
-            raise ApiError(
-                400,
-                f"the header {TIMEOUT} is a number of seconds above 0",
-                TIMEOUT,
-                "invalid_value",
-            )
+            raise invalid(TIMEOUT, "is a number of seconds above 0")
         return cls(name, min(max_s, float(timeout)))

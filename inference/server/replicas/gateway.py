@@ -11,9 +11,8 @@ from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
 from inference.server.client.generation import Deadline
-from inference.server.endpoints.answers import as_api_error
 from inference.server.endpoints.responses.bodies import Completed, Cut, Failed
-from inference.server.failures import log_failure, request_id
+from inference.server.failures import as_api_error, log_failure, request_id
 from inference.server.protocol import caller
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError, unavailable
@@ -78,10 +77,7 @@ class Gateway:
         except ReplicaLost:
             raise  # in the middle of an answer: closes the connection, so that the client notices
         except Exception as error:
-            failure = as_api_error(error)
-            log_failure(error, failure)
-            answer = Response(failure.body(), failure.status, failure.headers, "application/json")
-            await answer(scope, receive, send)
+            await as_api_error(error).response()(scope, receive, send)
 
     async def _health(self) -> Response:
         """Health of the gateway; Ray checks the replicas."""
@@ -146,7 +142,7 @@ class Gateway:
         deadline = Deadline(limit_s)
         for _ in range(_TRIES):
             if deadline.left_s <= 0:
-                raise as_api_error(deadline.passed())
+                raise deadline.passed()
             answer = _Answer(send)
             try:
                 async with (
@@ -168,7 +164,7 @@ class Gateway:
                     return
             except TimeoutError:
                 if answer.has_begun:
-                    await answer.break_off(as_api_error(deadline.passed()))
+                    await answer.break_off(deadline.passed())
                     return
                 raise unavailable("no replica took the request in time") from None
             except ReplicaLost as error:
@@ -182,9 +178,7 @@ class Gateway:
             except Exception as error:
                 if not answer.has_begun:
                     raise
-                failure = as_api_error(error)
-                log_failure(error, failure)
-                await answer.break_off(failure)
+                await answer.break_off(as_api_error(error))
                 return
         if refused is None:
             why = f"{_TRIES} replicas ended while they had this request: it is not tried again"

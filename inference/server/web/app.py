@@ -10,8 +10,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from inference.server.endpoints.answers import as_api_error
-from inference.server.failures import log_failure
+from inference.server.failures import as_api_error
 from inference.server.protocol import caller, parse
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.dialects.translate import renamed
@@ -101,9 +100,7 @@ async def _answered(work: Awaitable[Response]) -> Response:
     try:
         return await work
     except Exception as error:
-        failure = as_api_error(error)
-        log_failure(error, failure)
-        return Response(failure.body(), failure.status, failure.headers, "application/json")
+        return as_api_error(error).response()
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:

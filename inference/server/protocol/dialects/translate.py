@@ -65,9 +65,4 @@ def renamed(error: ApiError, names: dict[str, str]) -> ApiError:
     """The same error, with the name of the field that the client sent."""
     target = re.match(r"\w*", error.param or "")
     name = names.get(target[0]) if target else None
-    if name is None or error.param is None:
-        return error
-    message = error.message
-    if message.startswith(error.param):
-        message = name + message[len(error.param) :]
-    return ApiError(error.status, message, name, error.code, error.may_retry, error.retry_s)
+    return error if name is None else error.renamed(name)
