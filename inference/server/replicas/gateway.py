@@ -16,7 +16,7 @@ from inference.server.failures import as_api_error, log_failure, request_id
 from inference.server.protocol import caller
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError, unavailable
-from inference.server.protocol.event_stream import DONE, gone
+from inference.server.protocol.event_stream import DONE, unless_gone
 from inference.server.replicas import affinity
 from inference.server.replicas.forwarded import (
     HttpRequest,
@@ -99,16 +99,9 @@ class Gateway:
         request = await self._read(scope, receive)
         timeout = Headers(scope=scope).get(caller.TIMEOUT)
         client = Caller.of(request.client, timeout, self._limits.request_s)
-        relay = asyncio.ensure_future(self._relay(replicas, request, send, client.limit_s))
-        leaving = asyncio.ensure_future(gone(receive))
-        try:
-            await asyncio.wait([relay, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if relay.done():
-                relay.result()
-        finally:
-            for task in (relay, leaving):
-                task.cancel()
-            await asyncio.gather(relay, leaving, return_exceptions=True)
+        relaying = self._relay(replicas, request, send, client.limit_s)
+        if (relay := await unless_gone(receive, relaying)) is not None:
+            relay.result()
 
     def _served_by(self) -> Replicas:
         if self.is_draining:
