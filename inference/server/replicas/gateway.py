@@ -10,11 +10,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
-from inference.server.client.generation import Deadline
 from inference.server.endpoints.responses.bodies import Completed, Cut, Failed
 from inference.server.failures import as_api_error, log_failure, request_id
 from inference.server.protocol import caller
-from inference.server.protocol.caller import Caller
+from inference.server.protocol.caller import Caller, Deadline
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.event_stream import DONE, unless_gone
 from inference.server.replicas import affinity
@@ -99,7 +98,7 @@ class Gateway:
         request = await self._read(scope, receive)
         timeout = Headers(scope=scope).get(caller.TIMEOUT)
         client = Caller.of(request.client, timeout, self._limits.request_s)
-        relaying = self._relay(replicas, request, send, client.limit_s)
+        relaying = self._relay(replicas, request, send, client.deadline)
         if (relay := await unless_gone(receive, relaying)) is not None:
             relay.result()
 
@@ -124,15 +123,14 @@ class Gateway:
         )  # fmt: skip
 
     async def _relay(
-        self, replicas: Replicas, request: HttpRequest, send: Send, limit_s: float
+        self, replicas: Replicas, request: HttpRequest, send: Send, deadline: Deadline
     ) -> None:
-        """Sends a replica's answer to the client; `limit_s`: seconds until its end.
+        """Sends a replica's answer to the client.
 
         Raises:
             ApiError: no replica answers, and nothing was sent.
         """
         refused: HttpStart | None = None
-        deadline = Deadline(limit_s)
         for _ in range(_TRIES):
             if deadline.left_s <= 0:
                 raise deadline.passed()
