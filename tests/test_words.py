@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.test_architecture import (
     dotted,
     is_below,
@@ -74,12 +76,28 @@ MAY_ASK_THE_PLATFORM = {
 
 
 def asks_the_platform(node: ast.AST) -> bool:
+    """Whether a node compares with a platform's name, alone or among others, or looks it up."""
     if isinstance(node, ast.Compare):
-        return any(
-            isinstance(side, ast.Constant) and side.value in PLATFORMS
-            for side in (node.left, *node.comparators)
-        )
-    return isinstance(node, ast.Attribute) and node.attr in ("is_hopper", "default_backend")
+        sides = [node.left, *node.comparators]
+        sides += [item for side in sides for item in getattr(side, "elts", ())]
+    elif isinstance(node, ast.Dict):
+        sides = [key for key in node.keys if key is not None]
+    elif isinstance(node, ast.MatchValue):
+        sides = [node.value]
+    else:
+        return isinstance(node, ast.Attribute) and node.attr in ("is_hopper", "default_backend")
+    return any(isinstance(side, ast.Constant) and side.value in PLATFORMS for side in sides)
+
+
+@pytest.mark.parametrize("question, asks", [
+    ("device.platform == 'cpu'", True), ("'tpu' != platform", True),
+    ("platform in ('gpu', 'tpu')", True), ("platform not in {'cpu'}", True),
+    ("{'gpu': 1, 'tpu': 2}[platform]", True), ("{'gpu': 1}.get(platform)", True),
+    ("device.is_hopper", True), ("jax.default_backend()", True),
+    ("linear in ('ffi_cpu', 'reference')", False), ("backend.has_free_views", False),
+])  # fmt: skip
+def test_questions_about_the_platform_are_found(question, asks):
+    assert any(map(asks_the_platform, ast.walk(ast.parse(question)))) == asks
 
 
 def test_only_back_ends_ask_the_platform():
