@@ -43,10 +43,8 @@ class DeviceMemory:
         self._free()
 
     def restore(self, params: Params | None) -> bool:
-        """Ends `free`, with empty pages where none were kept; whatever fails, all of it stays free.
-
-        Args:
-            params: packed weights; None: those that were kept.
+        """Ends `free` with packed `params` (None: the kept ones), and the kept pages or empty ones;
+        whatever fails, all of it stays free.
 
         Returns:
             Whether pages were kept.

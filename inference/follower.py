@@ -43,10 +43,8 @@ def follow(engine: Engine) -> None:
 
 
 def prepared(config: Config) -> Config:
-    """A configuration as several hosts can run it: pages are computed again rather than offloaded.
-
-    Raises:
-        InputError: it asks for what one host alone can do.
+    """A configuration as several hosts can run it: pages are computed again rather than offloaded;
+    raises InputError if it asks for what one host alone can do.
     """
     if hosts.current().count == 1:
         return config

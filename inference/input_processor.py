@@ -44,10 +44,8 @@ class InputProcessor:
         self._seeds = np.random.default_rng(config.engine.seed)
 
     def encode(self, prompt: str | Tokens[int]) -> list[int]:
-        """Token ids of a prompt.
-
-        Raises:
-            InputError: it is neither a text nor ids, or a text that no tokenizer is there to read.
+        """Token ids of a prompt; raises InputError if it is neither a text nor ids, or a text that
+        no tokenizer is there to read.
         """
         if not isinstance(prompt, str):
             try:

@@ -63,13 +63,8 @@ def reader(
     draft: Checkpoint | None = None,
 ) -> Callable[[], Params]:
     """Returns a function that reads a checkpoint's parameters in the layout of the engine's
-    products.
-
-    Args:
-        config: of an engine, with the formats that `weight_formats.choose` chose.
-
-    Raises:
-        InputError: heads were trained for another model.
+    products, in the formats that `weight_formats.choose` chose; raises InputError if heads were
+    trained for another model.
     """
     if draft is not None:
         if isinstance(config.draft, Heads):

@@ -62,7 +62,6 @@ class ResumableResults:
         """Resumes the results of an earlier run of the same identity.
 
         Args:
-            target: the file that results are for.
             identity: digests of what defines the run, by the name that an error gives them.
             requested: keys of the requests; results of other requests are dropped.
 

@@ -116,7 +116,6 @@ class PrefixCache:
         nothing.
 
         Args:
-            tokens: the sequence's.
             key: what else must be equal, such as the version of the weights.
             limit: the most tokens to match; None leaves one to be fed.
         """

@@ -17,11 +17,8 @@ _FIGURES = "figures"
 
 
 class Parts:
-    """A folder of finished parts: safetensors, whole or not there.
-
-    Args:
-        folder: made now.
-        record: what the run is, plain JSON values; another run's parts are refused.
+    """A folder of finished parts, made now: safetensors, whole or not there. `record` is what the
+    run is, plain JSON values.
 
     Raises:
         InputError: it is something else or another run's, or cannot be written.

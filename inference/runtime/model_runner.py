@@ -303,12 +303,9 @@ class ModelRunner:
     def receive(
         self, sender: "ModelRunner", pages: Iterable[tuple[int, int, int]], shard: int
     ) -> None:
-        """Queues copies of another runner's pages into those of a data shard, from device to
-        device, after the steps that both have launched.
-
-        Args:
-            sender: on as many chips as divide the model here, of the same model and page size.
-            pages: (group, from, to) each.
+        """Queues copies of another runner's pages, (group, from, to) each, into those of a data
+        shard, from device to device, after the steps that both have launched. The sender has the
+        same model and page size, on as many chips as divide the model here.
         """
         for group, same in itertools.groupby(sorted(pages), lambda page: page[0]):
             remaining = list(same)

@@ -48,7 +48,7 @@ class SlotState:
     sampling: SlotSampling  # per-request parameters, written at admission
     counts: jax.Array  # u16[B+1, 2, V] in prompt and output; [1, 1, 1] without penalties
     proposer: State = None
-    # u32[L, E] tokens that visited each expert of each mixture, modulo 2^32; None without mixtures
+    # u32[L, E] tokens routed to each expert of each mixture, modulo 2^32; None without mixtures
     expert_visits: jax.Array | None = None
 
 
@@ -57,14 +57,14 @@ def init_slots(config: Config) -> SlotState:
     rows, vocab = config.engine.max_seqs + 1, config.model.vocab_size
     counts = (rows, 2, vocab) if config.engine.requests.penalties else (1, 1, 1)
     put = functools.partial(jax.device_put, may_alias=False)
-    proposer, visits = proposers.of(config), config.model.mixtures
+    proposer, mixtures = proposers.of(config), config.model.mixtures
     return SlotState(
         num_tokens=put(np.zeros(rows, np.int32)),
         last_token=put(np.zeros(rows, np.int32)),
         sampling=put(parameters.init(rows, vocab)),
         counts=put(np.zeros(counts, np.uint16)),
         proposer=None if proposer is None else put(proposer.init()),
-        expert_visits=None if visits is None else put(np.zeros(visits, np.uint32)),
+        expert_visits=None if mixtures is None else put(np.zeros(mixtures, np.uint32)),
     )
 
 
@@ -143,7 +143,7 @@ def step(
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
     # From here on T and Q include the fillers of `deterministic`; outputs leave them out.
     num_own = config.chip_model.num_layers  # the others are a proposer's
-    hidden_TD, features, own_cache, visits = decoder.layers(
+    hidden_TD, features, own_cache, routed = decoder.layers(
         params, config.chip_model, decoder.embedded(params, config.chip_model, tokens_T, ragged),
         ragged, cache[:num_own], tokens_T=tokens_T, features=proposer.features if proposer else (),
         deterministic=config.engine.deterministic, attention=attention,
@@ -194,8 +194,8 @@ def step(
         pooled=prompt_results.pool(shape, hidden_TD, batch.is_pooled_YW),
     )
     slots = _advance(slots, rows, batch, output, num_kept_Y, fed)
-    if visits is not None and slots.expert_visits is not None:
-        total_LE = slots.expert_visits + visits.num_tokens.astype(jnp.uint32)
+    if routed is not None and slots.expert_visits is not None:
+        total_LE = slots.expert_visits + routed.num_tokens.astype(jnp.uint32)
         slots = dataclasses.replace(slots, expert_visits=total_LE)
     if path_RW is not None:
         with jax.named_scope("keep"):

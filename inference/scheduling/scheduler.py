@@ -98,11 +98,7 @@ class Scheduler:
         return list(heapq.merge(*(shard.running for shard in self.shards), key=rank))
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence.
-
-        Raises:
-            InputError: it could not finish even alone.
-        """
+        """Queues a sequence; raises InputError if it could not finish even alone."""
         self._check_fits(sequence)
         self.waiting.add(sequence)
         self._is_refused = False
@@ -248,7 +244,8 @@ class Scheduler:
         """Sequences whose prompt is computed as far as it takes to choose the pages that stay."""
         if not self._engine.requests.prompt_budgets:
             return []
-        return [sequence for sequence in self.running if sequence.chooses_pages]
+        whole = (sequence for sequence in self.running if sequence.is_whole)
+        return [s for s in whole if s.num_computed_tokens == s.num_prompt_tokens - 1]
 
     def shorten(self, sequence: Sequence, weight_S: np.ndarray) -> None:
         """Gives up pages of a prompt, by the attention of its end, as `prompt_pages.choose` takes
@@ -265,13 +262,9 @@ class Scheduler:
         self._is_refused = False
 
     def commit(self, schedule: StepSchedule, output: StepOutput[np.ndarray]) -> list[Commit]:
-        """Takes a step's results into its sequences; returns the commits of those that have new
-        tokens or candidates or have ended, which are among `commits`, too. What is wrong with one
-        of them ends it.
-
-        Args:
-            schedule: the step, the oldest one that is not committed.
-            output: what the device returned.
+        """Takes the output of the oldest step that is not committed into its sequences; returns the
+        commits of those that have new tokens or candidates or have ended, which are among
+        `commits`, too. What is wrong with one of them ends it.
 
         Raises:
             SequenceFault: slots and pages may be left half changed.

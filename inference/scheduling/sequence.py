@@ -296,11 +296,6 @@ class Sequence:
         return self.num_prompt_tokens - 1 - OBSERVED_TOKENS
 
     @property
-    def chooses_pages(self) -> bool:
-        """Whether its prompt is computed as far as that takes."""
-        return self.is_whole and self.num_computed_tokens == self.num_prompt_tokens - 1
-
-    @property
     def sender(self) -> "Sequence | None":
         """The leader on other chips, once it has pages to send: all of the prompt but its last
         token is in them.
@@ -319,11 +314,6 @@ class Sequence:
     def num_remaining_tokens(self) -> int:
         """Tokens that may still be sampled, whatever is accepted of those in flight."""
         return self.max_length - len(self.tokens) - self.in_flight.num_tokens
-
-    @property
-    def num_free_positions(self) -> int:
-        """Positions of the cache that steps in flight leave, whatever they accept."""
-        return self.max_positions - self.num_scheduled_tokens
 
     def note_params(self, version: int) -> None:
         if version not in self.history.params_versions:

@@ -32,11 +32,6 @@ class ScheduledChunk:
     num_dropped: int = 0
 
     @property
-    def num_context_tokens(self) -> int:
-        """Tokens in the cache with its last."""
-        return self.start + self.length - self.num_dropped
-
-    @property
     def most_emitted(self) -> int:
         """Tokens that the row samples at most."""
         return self.emits + self.most_accepted
@@ -105,8 +100,9 @@ class StepSchedule:
 
     @property
     def row_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(query tokens, context tokens) of each chunk."""
-        return tuple((chunk.length, chunk.num_context_tokens) for _, chunk in self.rows)
+        """(query tokens, tokens in the cache with its last) of each chunk."""
+        chunks = (chunk for _, chunk in self.rows)
+        return tuple((c.length, c.start + c.length - c.num_dropped) for c in chunks)
 
     @property
     def awaits_tokens(self) -> bool:
@@ -182,7 +178,8 @@ class ShardBuilder:
         max_drafts = self._most_drafts
         num_drafts = max_drafts if sequence.speculates else min(len(sequence.drafts), max_drafts)
         if remaining > 1 and self._drafts.has_tree:  # whole to the end, which the host cuts off
-            return 1 + min(num_drafts, sequence.num_free_positions - 1)
+            num_positions = sequence.max_positions - sequence.num_scheduled_tokens
+            return 1 + min(num_drafts, num_positions - 1)
         return 1 + min(num_drafts, remaining - 1)
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:

@@ -142,10 +142,10 @@ class EagleProposer(HiddenStates):
         """Its layers over tokens and the states before them: f32[T, D], and its pages."""
         embedded_TD = decoder.embedded(params, self._target, tokens_T, ragged)
         x_TD = inputs(params["draft"], self.heads, embedded_TD, state_TD, ragged.position_T)
-        passed = decoder.layers(
+        output = decoder.layers(
             params["draft"], self.heads, x_TD, ragged, cache, attention=self._attention
         )
-        return passed.hidden_TD, passed.cache
+        return output.hidden_TD, output.cache
 
     def logits(self, params: Params, hidden_QD: jax.Array) -> jax.Array:
         """Of its own output table or the target's: f32[Q, V]."""

@@ -18,11 +18,8 @@ _BYTES = 256
 
 def directory(texts: Sequence[str], vocab_size: int) -> Path:
     """The directory of a tokenizer trained on texts, kept in the cache: `tokenizer.json` and
-    `tokenizer_config.json`. Its first token ends a document.
-
-    Args:
-        texts: equal ones give equal tokens.
-        vocab_size: at most so many tokens; fewer where the texts are short.
+    `tokenizer_config.json`. Its first token ends a document. Equal texts give equal tokens, fewer
+    than `vocab_size` where they are short.
 
     Raises:
         InputError: the vocabulary has no room for the bytes, or the cache cannot be written.

@@ -19,18 +19,18 @@ from layers import decoder, params, ragged
 from layers.linear import linear
 from layers.params import Params
 from layers.ragged import Ragged
-from layers.registry import Visits
+from layers.registry import RoutedTokens
 
 _BLOCK_ROWS = 2048  # whose logits are held at a time, 32 MiB of a vocabulary of 4,096
 _PASSES = 3  # of an EAGLE head
 _DECAY = 0.8  # of the weight of each later draft
-_BALANCE = 0.01  # of uneven visits beside the cross-entropy
+_BALANCE = 0.01  # of uneven routing in addition to the cross-entropy
 _REGRESSION = 10.0  # weight of the distance between states; it has some hundredths of their spread
 
 
 def next_token(config: ModelConfig) -> Loss:
     """The mean cross-entropy, in nats, of each token given those before it in its window; of
-    mixtures with `_BALANCE` times how unevenly their experts are visited (`unevenness`).
+    mixtures with `_BALANCE` times how unevenly tokens are routed to their experts (`unevenness`).
 
     Parameters are float32 masters; the decoder that serves computes with them in their declared
     formats. A batch is {"tokens": i32[Y, W + 1]}.
@@ -45,12 +45,12 @@ def next_token(config: ModelConfig) -> Loss:
         rows = ragged.contiguous(*inputs_YW.shape)
         tokens_T = inputs_YW.reshape(-1)
         x_TD = decoder.embedded(values, config, tokens_T, rows)
-        passed = decoder.layers(values, config, x_TD, rows, tokens_T=tokens_T)
-        hidden_YWD = passed.hidden_TD.reshape(*inputs_YW.shape, -1)
+        output = decoder.layers(values, config, x_TD, rows, tokens_T=tokens_T)
+        hidden_YWD = output.hidden_TD.reshape(*inputs_YW.shape, -1)
         lost = cross_entropy(
             functools.partial(decoder.logits, values, config), hidden_YWD, targets_YW
         )
-        return lost if passed.visits is None else lost + _BALANCE * unevenness(passed.visits)
+        return lost if output.routed is None else lost + _BALANCE * unevenness(output.routed)
 
     return loss
 
@@ -58,10 +58,7 @@ def next_token(config: ModelConfig) -> Loss:
 def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
     """The mean divergence, in nats, of a student's distributions of the next token from those of
     the model that it is made of (Hinton et al. 2015, arXiv 1503.02531), whose weights are frozen.
-
-    Args:
-        config: of both.
-        student: makes the student's parameters of float32 masters. A batch is that of `next_token`.
+    `student` makes its parameters of float32 masters. A batch is that of `next_token`.
     """
 
     def loss(masters: Params, frozen: Params, batch: dict[str, jax.Array]) -> jax.Array:
@@ -80,13 +77,13 @@ def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
     return loss
 
 
-def unevenness(visits: Visits) -> jax.Array:
-    """E times the sum over experts of the share of visits and the mean score of each, less 1: 0
-    where all are visited alike (Fedus et al. 2021, arXiv 2101.03961, equation 4). Without it a few
+def unevenness(routed: RoutedTokens) -> jax.Array:
+    """E times the sum over experts of the share of tokens and the mean score of each, less 1: 0
+    where all get equally many (Fedus et al. 2021, arXiv 2101.03961, equation 4). Without it a few
     experts get most tokens, and so learn the most, and get more.
     """
-    visited_LE = visits.num_tokens / visits.num_tokens.sum(1, keepdims=True)
-    return (visited_LE.shape[1] * (visited_LE * visits.share).sum(1) - 1).mean()
+    share_LE = routed.num_tokens / routed.num_tokens.sum(1, keepdims=True)
+    return (share_LE.shape[1] * (share_LE * routed.share).sum(1) - 1).mean()
 
 
 def eagle(target: ModelConfig, head_config: heads.Eagle) -> Loss:

@@ -96,10 +96,8 @@ def vocabulary(checkpoint: Checkpoint | None, texts: Sequence[str], vocab_size: 
 def masters(
     recipe: Recipe, checkpoint: Checkpoint | None = None, progress: Progress | None = None
 ) -> Params:
-    """Float32 parameters on the chips of the recipe's mesh: a checkpoint's, or random ones.
-
-    Raises:
-        InputError: there are not as many chips, or the checkpoint has other parameters.
+    """Float32 parameters on the chips of the recipe's mesh: a checkpoint's, or random ones; raises
+    InputError if there are not as many chips, or the checkpoint has other parameters.
     """
     mesh = meshes.of(recipe.mesh)
     infos = jax.tree.map(
