@@ -110,12 +110,14 @@ class RequestState:
         sequence, logprobs, tops = commit.sequence, commit.logprobs, commit.top_logprobs
         if sequence.scores:
             logprobs, tops = sequence.results.prompt_logprobs, sequence.results.prompt_top_logprobs
-        reason = sequence.finish_reason
+        reason, embedding = sequence.finish_reason, b""
+        if sequence.pools and reason is FinishReason.LENGTH:
+            embedding = sequence.embedding.astype("<f4").tobytes()
         return RequestOutput(
             sequence.id, commit.tokens, text, reason and reason.value, 0,
             sequence.history.params_versions,
             logprobs, tops, self._stopped_by(sequence, commit.tokens),
-            sequence.prefix.num_hit_tokens or 0, sequence.queued_s, _embedding(sequence),
+            sequence.prefix.num_hit_tokens or 0, sequence.queued_s, embedding,
             sequence.history.num_preemptions, sequence.failure,
         )  # fmt: skip
 
@@ -163,9 +165,3 @@ class RequestState:
 def _without_end(sequence: Sequence, tokens: list[int]) -> list[int]:
     """New tokens but for one that ends the sequence, which is no text."""
     return tokens[:-1] if tokens and sequence.is_end(tokens[-1]) else tokens
-
-
-def _embedding(sequence: Sequence) -> bytes:
-    """The vector of a prompt, as `RequestOutput` has it."""
-    is_there = sequence.pools and sequence.finish_reason is FinishReason.LENGTH
-    return sequence.embedding.astype("<f4").tobytes() if is_there else b""

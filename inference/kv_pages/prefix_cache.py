@@ -31,6 +31,11 @@ class Transfer:
     host_page: int
     to_host: bool
 
+    @property
+    def kind(self) -> tuple[int, bool]:
+        """What transfers of one call have in common."""
+        return self.group, self.to_host
+
 
 @dataclasses.dataclass(frozen=True)
 class Match:

@@ -77,10 +77,10 @@ class PageSwapper:
         self.compile_copies(group for group, n in enumerate(num_pages) if n > 1)
 
     def is_ready(self, transfers: Transfers) -> bool:
-        return all(_kind(transfer) in self._compiled for shard in transfers for transfer in shard)
+        return all(transfer.kind in self._compiled for shard in transfers for transfer in shard)
 
     def prepare(self, transfers: Transfers) -> None:
-        for kind in {_kind(transfer) for shard in transfers for transfer in shard}:
+        for kind in {transfer.kind for shard in transfers for transfer in shard}:
             self._executable(*kind)
 
     def transfer(self, cache: Cache, transfers: Transfers) -> Cache:
@@ -91,16 +91,9 @@ class PageSwapper:
         while self._reads and all(array.is_ready() for array in self._reads[0][1]):
             self._store_oldest()
         due = [deque(shard) for shard in transfers]
-        while kinds := [_kind(shard[0]) for shard in due if shard]:
+        while kinds := [shard[0].kind for shard in due if shard]:
             kind = kinds[0]
-            taken = [
-                [
-                    shard.popleft()
-                    for _ in range(PAGES)
-                    if shard and _kind(shard[0]) == kind
-                ]
-                for shard in due
-            ]  # fmt: skip
+            taken = [[s.popleft() for _ in range(PAGES) if s and s[0].kind == kind] for s in due]
             cache = self._copy(cache, *kind, taken)
         return cache
 
@@ -220,10 +213,6 @@ class PageSwapper:
             arguments = meshes.spread(self._mesh, parts, in_specs)
             self._compiled[group, to_host] = jitted.lower(*arguments).compile()
         return self._compiled[group, to_host]
-
-
-def _kind(transfer: Transfer) -> tuple[int, bool]:
-    return transfer.group, transfer.to_host
 
 
 def _alike(cache: Cache, group: PageGroup) -> list[list[int]]:
