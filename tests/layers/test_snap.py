@@ -75,7 +75,6 @@ class Case:
         )  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "stored, is_latent, cap, has_sinks",
     [

@@ -270,7 +270,6 @@ def _program(config, shape):
     return Executables(config, attention, backend, values, cache, slots, mesh).step(shape).as_text()
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name, mesh", _CASES, ids=lambda it: str(it).replace(",", " "))
 def test_a_decode_step_exchanges_what_the_planner_says(name, mesh):
     """In kinds, numbers and bytes: nothing along `data`; along `model` a sum of the embedding, one

@@ -108,7 +108,6 @@ def test_every_block_format_is_tested():
     assert set(_ALL) == set(packed.BLOCKS)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _ALL)
 def test_rows_are_the_librarys_numbers(format):
     need()
@@ -135,7 +134,6 @@ def _check(format, T, F, D):
     assert np.median(error) < 1e-6 and error.max() < 1e-3
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _ALL)
 def test_products_are_exact_up_to_their_sums(instruction_set, format):  # noqa: F811
     for T, F, D in (1, 40, 512), (7, 16, 256), (12, 100, 256), (33, 31, 768), (2, 5, 256):
@@ -150,7 +148,6 @@ def test_500_random_products(instruction_set):  # noqa: F811
         _check(str(rng.choice(_ALL)), T, F, blocks * 256)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _FORMATS)
 def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noqa: F811
     blocks, _ = _drawn(format, 100, 256)
@@ -165,7 +162,6 @@ def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noq
     np.testing.assert_array_equal(found, np.where(is_used_T1, whole, 0))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _FORMATS)
 def test_groups_of_rows_have_the_bits_of_their_products(instruction_set, format):  # noqa: F811
     """Of a stack of matrices, of which none needs to be whole strips."""
