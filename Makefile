@@ -117,14 +117,16 @@ test-aarch64: .venv/.test  ## compile the CPU kernels for AArch64; skipped where
 		echo "test-aarch64: SKIPPED, ziglang cannot be installed here"; \
 	fi
 
-test-aot:  ## compile for H200 and TPUs without a device; skipped by name where that cannot be installed
-	@for name in $(AOT); do \
+# With a part of the tests named, each environment runs another one of the four.
+test-aot:  ## compile for H200 and TPUs without a device; skipped by name where that cannot be installed (PART=...)
+	@part=$(if $(filter command environment,$(origin PART)),$(PART)); for name in $(AOT); do \
 		if ! $(MAKE) .venv-aot-$$name/.ready; then \
 			echo "test-aot: SKIPPED $$name, its environment cannot be installed here"; continue; \
 		fi; \
 		echo "test-aot: $$name"; \
-		.venv-aot-$$name/bin/python -m pytest -n $(WORKERS) -rP -m aot \
-			tests/aot/test_$${name%-*}.py || exit 1; \
+		.venv-aot-$$name/bin/python -m pytest -n $(WORKERS) -rP -m "aot and not long" \
+			$${part:+--part=$$part} tests/aot/test_$${name%-*}.py || exit 1; \
+		part=$${part:+$$(((part + 1) % 4))}; \
 	done
 
 device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerator at hand does, in 14 minutes (PYTHON=..., RESULTS=...)

@@ -40,7 +40,7 @@ _MAPS = pathlib.Path("/proc/self/maps")
 _MANY_MAPS = 20_000
 
 
-# Seconds of each test of the suite that takes more than one, all its cases together.
+# Seconds of each test that takes more than one, all its cases together.
 _COSTS = pathlib.Path(__file__).with_name("costs.json")
 _PARTS = 4
 
@@ -50,7 +50,7 @@ def pytest_addoption(parser):
         "--part", type=int, choices=range(_PARTS),
         help="of the tests in costs.json only this part of four runs, the others are long",
     )  # fmt: skip
-    parser.addoption("--write-costs", action="store_true", help="write costs.json after the run")
+    parser.addoption("--write-costs", action="store_true", help="write what ran into costs.json")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
@@ -87,8 +87,9 @@ class Costs:
         self._seconds[_test(report.nodeid)] += report.duration
 
     def pytest_sessionfinish(self):
-        costs = {test: round(s, 1) for test, s in sorted(self._seconds.items()) if s > 1}
-        _COSTS.write_text(json.dumps(costs, indent=0) + "\n")
+        costs = json.loads(_COSTS.read_text()) | self._seconds
+        costly = {test: round(s, 1) for test, s in sorted(costs.items()) if s > 1}
+        _COSTS.write_text(json.dumps(costly, indent=0) + "\n")
 
 
 def pytest_collection_finish():
