@@ -93,16 +93,14 @@ def forward(
     deterministic: bool = False,
     attention: str = "reference",
 ) -> tuple[jax.Array, Any]:
-    """Runs packed tokens through the model.
+    """Runs packed tokens through the model: normalized hidden states, float32 [T, D], and the
+    updated cache.
 
     Args:
         tokens_T: i32[T] token ids.
         cache: leaves of `kv_cache.abstract`, or None: the rows of a rectangle see only each other.
         deterministic: a token's bits depend on its own history only.
         attention: the implementation that the cache is laid out for (`api.choose`).
-
-    Returns:
-        Normalized hidden states, float32 [T, D], and the updated cache.
     """
     x_TD = embedded(params, config, tokens_T, ragged)
     output = layers(
@@ -177,17 +175,14 @@ def layer(
     leaf: Leaf = None,
     input_TP: jax.Array | None = None,
 ) -> tuple[jax.Array, Leaf]:
-    """Runs one layer without pages, for a caller that goes layer by layer. Its products are traced
-    in the caller's own trace, so that `layers.kernels.linear.observed` leaves may note their
-    inputs.
+    """Runs one layer without pages, for a caller that goes layer by layer: the residual stream
+    behind it, and the leaf for sharers. Its products are traced in the caller's own trace, so that
+    `layers.kernels.linear.observed` leaves may note their inputs.
 
     Args:
         x_TD: the residual stream, float32 [T, D].
         leaf: that of the layer whose cache this one shares; None where it shares none.
         input_TP: the layer's input of each token (`inputs_of_layers`).
-
-    Returns:
-        The residual stream behind it, and the leaf for sharers.
     """
     kinds, owner = config.layers[index], config.cache_specs[index].owner
     turns = kinds.mixer.rotation

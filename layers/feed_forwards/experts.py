@@ -40,8 +40,9 @@ def apply(
         weights_TJ, ids_TJ, scores_TE = routing.route(params, kind.router, kind.top_k, routed_TD)
         valid_T1 = context.ragged.valid_T[:, None]
         ids_TJ = jnp.where(valid_T1, ids_TJ, kind.num_experts)
-        counts_E, share_E = _counts(ids_TJ, kind.num_experts), _mean_share(scores_TE, valid_T1)
-        routed = RoutedTokens(counts_E, share_E)
+        shares_TE = scores_TE / scores_TE.sum(1, keepdims=True)
+        share_E = jnp.where(valid_T1, shares_TE, 0).sum(0) / jnp.maximum(valid_T1.sum(), 1)
+        routed = RoutedTokens(_counts(ids_TJ, kind.num_experts), share_E)
     with jax.named_scope("experts"):
         normed_TD = norm.apply(x_TD, params["experts_norm"], config) if kind.has_norms else x_TD
         if kind.latent_width:
@@ -106,11 +107,6 @@ def _first_chips(bias_ED: jax.Array) -> jax.Array:
     """What is added once, though chips along `model` sum what they add."""
     bias_ED = bias_ED.astype(jnp.float32)
     return bias_ED if collectives.num_chips() == 1 else bias_ED * (collectives.chip() == 0)
-
-
-def _mean_share(scores_TE: jax.Array, valid_T1: jax.Array) -> jax.Array:
-    shares_TE = scores_TE / scores_TE.sum(1, keepdims=True)
-    return jnp.where(valid_T1, shares_TE, 0).sum(0) / jnp.maximum(valid_T1.sum(), 1)
 
 
 def _counts(ids_TJ: jax.Array, num_experts: int) -> jax.Array:
