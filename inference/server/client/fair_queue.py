@@ -41,7 +41,6 @@ class FairQueue:
         return max((now - request.since for request in self), default=0.0)
 
     def add(self, request: PendingRequest) -> None:
-        """Queues a request."""
         if request.client not in self._waiting:
             least = min((self._served[name] for name in self._waiting), default=self._least)
             self._waiting[request.client] = []
@@ -49,7 +48,6 @@ class FairQueue:
         bisect.insort(self._waiting[request.client], request, key=_rank)
 
     def pop(self) -> PendingRequest:
-        """Removes the next request."""
         client = min(self._waiting, key=self._served.__getitem__)
         self._least = self._served[client]
         request = self._waiting[client][0]
@@ -58,7 +56,6 @@ class FairQueue:
         return request
 
     def discard(self, request: PendingRequest) -> None:
-        """Removes a request that waits."""
         queue = self._waiting[request.client]
         queue.remove(request)
         if not queue:

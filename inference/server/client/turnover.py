@@ -15,7 +15,6 @@ class Turnover:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
-        """`clock`: seconds."""
         self._clock = clock
         self._since: float | None = None
         # In the latest seconds in which all slots were taken, and (`_new`) since the last look:

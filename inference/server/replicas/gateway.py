@@ -134,7 +134,7 @@ class Gateway:
         for _ in range(_TRIES):
             if deadline.left_s <= 0:
                 raise deadline.passed()
-            answer = _Answer(send)
+            answer = _SentAnswer(send)
             try:
                 async with (
                     asyncio.timeout_at(deadline.at + _GRACE_S),
@@ -174,7 +174,7 @@ class Gateway:
         if refused is None:
             why = f"{_TRIES} replicas ended while they had this request: it is not tried again"
             raise ApiError(500, why, code="replica_lost", may_retry=False)
-        answer = _Answer(send)
+        answer = _SentAnswer(send)
         await answer.begin(refused)
         await answer.end()
 
@@ -185,7 +185,7 @@ def _until(deadline: Deadline, request: HttpRequest) -> HttpRequest:
     return dataclasses.replace(request, headers=(*request.headers, timeout))
 
 
-class _Answer:
+class _SentAnswer:
     """The part of an answer that the client has got."""
 
     def __init__(self, send: Send):
@@ -195,7 +195,6 @@ class _Answer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was sent."""
         return self._headers is not None
 
     @property
@@ -215,7 +214,6 @@ class _Answer:
         await self.go_on(start.body)
 
     async def go_on(self, part: bytes) -> None:
-        """Sends a part of the body."""
         self._num_bytes += len(part)
         self._last = part
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
@@ -233,5 +231,4 @@ class _Answer:
         await self.end()
 
     async def end(self) -> None:
-        """Ends the answer."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

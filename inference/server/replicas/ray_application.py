@@ -40,7 +40,6 @@ class ModelReplica:
         await self._replica.start()
 
     async def answer(self, request: HttpRequest) -> Parts:
-        """See `Replica`."""
         async for part in self._replica.answer(request):
             yield part
 
@@ -49,7 +48,6 @@ class ModelReplica:
         self._replica.check()
 
     async def metrics(self) -> tuple[str, str]:
-        """See `Replica`."""
         return self._replica.metrics()
 
     async def __del__(self) -> None:

@@ -40,7 +40,6 @@ class RayReplicas:
                 response.cancel()
 
     async def num_ready(self) -> int:
-        """Number of replicas that serve requests, according to Ray's controller."""
         with suppress(RayError, RayServeException):
             status = await asyncio.to_thread(serve.status)
             app = status.applications.get(self._handle.app_name)
@@ -49,7 +48,6 @@ class RayReplicas:
         return 0
 
     async def metrics(self) -> dict[str, str]:
-        """Id -> metrics as text, of the replicas that answer in time."""
         with suppress(RayError, RayServeException, TimeoutError):
             # Ray's public `results_async` returns nothing at all if one replica is late.
             replies = self._handle.broadcast("metrics")._fetch_replica_results_async()

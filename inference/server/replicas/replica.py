@@ -60,11 +60,9 @@ class Replica:
             raise Unhealthy(f"the engine is {self._service.client.state.value}, and not heard of")
 
     def metrics(self) -> tuple[str, str]:
-        """The replica's id, and its metrics as text."""
         return self._id, self._service.metrics.text().decode()
 
     async def close(self) -> None:
-        """Ends the engine and the service."""
         self._service.is_draining = True
         await self._service.client.stop()
         if self._engine is not None:
