@@ -17,16 +17,12 @@ from inference.server.protocol.caller import Caller, Deadline
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.event_stream import DONE, unless_gone
 from inference.server.replicas import affinity
-from inference.server.replicas.forwarded import (
-    HttpRequest,
-    HttpStart,
-    ReplicaLost,
-    Replicas,
-)
+from inference.server.replicas.forwarded import HttpRequest, ReplicaLost, Replicas
 from inference.server.replicas.merged_metrics import GatewayMetrics
 from inference.server.service import Limits
 from inference.server.web import body
 from inference.server.web.access import CLIENT, REQUEST_ID
+from inference.server.web.asgi_client import HttpStart
 
 _TRIES = 3  # replicas that may be lost with a request: it may be the cause
 _GRACE_S = 1.0  # for a replica to report the missed deadline itself

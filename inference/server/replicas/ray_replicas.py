@@ -8,7 +8,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from inference.server.replicas.forwarded import HttpRequest, Parts, ReplicaLost
+from inference.server.replicas.forwarded import HttpRequest, ReplicaLost
+from inference.server.web.asgi_client import Parts
 
 _METRICS_S = 5.0
 

@@ -96,7 +96,7 @@ class _WorkerProcess:
             except (asyncio.IncompleteReadError, OSError, ConnectionClosed):
                 status = await self._end()
                 if status == -signal.SIGPROF:
-                    return jobs.too_long(limit_s)
+                    return JobFailed(f"it takes more than {limit_s:g} s to process")
                 if status < 0 and status not in _KILLED:  # it crashed for lack of memory
                     return jobs.too_large(jobs.limit_bytes(size))
             else:
