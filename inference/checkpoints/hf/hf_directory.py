@@ -57,7 +57,12 @@ class HfDirectory(StoredDirectory):
         raw = config_json.read(path / text_files.CONFIG)
         storage = config_json.storage(raw, path)
         source = safetensors_file.open_directory(path, storage.codes_at)
-        _warn_of_others(path, source, config)
+        family = families.of(config)
+        if others := [name for name in source.shapes if names.is_other(family, name)]:
+            logging.warning(
+                "%s: images and sounds are not served: %d tensors for them, from %s on, are left "
+                "out", path, len(others), others[0],
+            )  # fmt: skip
         if storage.quantization is not None:
             few_bits.warn(source, storage.quantization)
             source = few_bits.dequantized(source, storage.quantization)
@@ -105,17 +110,6 @@ class HfDirectory(StoredDirectory):
             source=source,
             name_map=name_map,
             raw_config=config_json.as_copied(raw, config),
-        )
-
-
-def _warn_of_others(path: Path, source: TensorSource, config: ModelConfig) -> None:
-    family = families.of(config)
-    if unread := [name for name in source.shapes if names.is_other(family, name)]:
-        logging.warning(
-            "%s: images and sounds are not served: %d tensors for them, from %s on, are left out",
-            path,
-            len(unread),
-            unread[0],
         )
 
 
