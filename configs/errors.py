@@ -1,10 +1,24 @@
 """The one exception for what a user can put right, and the words of others."""
 
+import math
+
 _SHOWN_CHARS = 80
 
 
 class InputError(ValueError):
     """One line that names the cause and what would be valid; scripts print it and exit 1."""
+
+
+def check_positive(owner: object, prefix: str, *names: str) -> None:
+    """Refuses fields that are no finite numbers above 0; None is valid.
+
+    Raises:
+        InputError: the message starts with `prefix` and the field.
+    """
+    for name in names:
+        value = getattr(owner, name)
+        if value is not None and not 0 < value < math.inf:  # NaN is not either
+            raise InputError(f"{prefix}{name} is a finite number above 0, not {value}")
 
 
 def reason(error: BaseException) -> str:

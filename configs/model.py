@@ -3,13 +3,12 @@
 import collections
 import dataclasses
 import functools
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from configs import precision
 from configs.cache import DTYPE_BYTES, CacheSpec, PageGroup, page_groups
-from configs.errors import InputError
+from configs.errors import InputError, check_positive
 from configs.kinds import operations, params
 from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer, equal_shares
 from configs.kinds.layer_inputs import LayerInputs
@@ -120,10 +119,7 @@ class ModelConfig:
                 )
         if not self.pattern and self.num_layers:
             raise InputError("model.pattern lists at least one layer")
-        for name in ("norm_eps", "logit_cap", "residual_scale", "logit_scale"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"model.{name} is a finite number above 0, not {value}")
+        check_positive(self, "model.", "norm_eps", "logit_cap", "residual_scale", "logit_scale")
         self._check_parts()
         self._check_owners()
         self._check_cache()

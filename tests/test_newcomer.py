@@ -27,7 +27,7 @@ from inference.families import families
 from inference.families.family import Family
 from inference.families.shared.config_keys import Keys
 from inference.planner import cost, weights
-from inference.planner.cost import Precision, Work
+from inference.planner.cost import Work
 from inference.planner.deployment import Deployment
 from inference.planner.page import render
 from inference.request import SamplingParams
@@ -259,8 +259,7 @@ def test_the_engine_gives_what_the_model_gives_without_a_cache(values, checkpoin
     # A CPU's strips would pad widths as odd as these.
     plain = Engine(Config(model, EngineConfig.of(linear="reference", **sizes)), read).model_runner
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(plain.params))
-    own = Precision.of(config)
-    assert weights.weight_bytes(config, own.weights, own.rest) == held
+    assert weights.weight_bytes(config) == held
 
 
 def test_the_planner_prices_it(values):

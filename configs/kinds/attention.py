@@ -2,13 +2,20 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 
 from configs.cache import CacheSpec, keys_values, shared
-from configs.errors import InputError
+from configs.errors import InputError, check_positive
 from configs.kinds import operations, params
-from configs.kinds.kind import Mixer, check_choice, check_rotated, check_sizes, grouped_shares
+from configs.kinds.kind import (
+    Mixer,
+    check_biases,
+    check_choice,
+    check_multiple,
+    check_rotated,
+    check_sizes,
+    grouped_shares,
+)
 from configs.kinds.operations import Amount, Move, Operation
 from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
@@ -84,23 +91,9 @@ class Attention(Mixer, name="attention"):
                 "own cache: leave window and owner out"
             )
         check_choice(self, "qk_norm", (None, "head", "all"))
-        if self.num_heads % self.num_kv_heads:
-            raise InputError(
-                f"attention num_heads={self.num_heads} is not a multiple of "
-                f"num_kv_heads={self.num_kv_heads}"
-            )
-        if set(self.biases) - {"qkv", "out"} or len(set(self.biases)) != len(self.biases):
-            raise InputError(
-                f"attention biases names each of qkv, out at most once, not {self.biases}"
-            )
-        for name in ("score_cap", "input_limit"):
-            limit = getattr(self, name)
-            if limit is not None and not 0 < limit < math.inf:
-                raise InputError(f"attention {name} is a finite number above 0, not {limit}")
-        if not 0 < self.key_scale < math.inf:
-            raise InputError(
-                f"attention key_scale is a finite number above 0, not {self.key_scale}"
-            )
+        check_multiple(self, "num_heads", "num_kv_heads")
+        check_biases(self, self.biases, "qkv", "out")
+        check_positive(self, "attention ", "score_cap", "input_limit", "key_scale")
         if self.rope is not None:
             self.rope.rotating(self.head_width)
 

@@ -5,7 +5,7 @@ import dataclasses
 from configs.cache import BLOCK_TOKENS, CacheSpec, compressed
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import MOST_MATRICES, Mixer, check_sizes, equal_shares
+from configs.kinds.kind import MOST_MATRICES, Mixer, check_multiple, check_sizes, equal_shares
 from configs.kinds.latent import Indexer
 from configs.kinds.operations import Amount, Move, Operation
 from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
@@ -57,10 +57,7 @@ class Compressed(Mixer, name="compressed"):
             raise InputError(
                 f"compressed stride={self.stride} is at least 2 and divides {BLOCK_TOKENS}"
             )
-        if self.num_heads % self.groups:
-            raise InputError(
-                f"compressed num_heads={self.num_heads} is not a multiple of groups={self.groups}"
-            )
+        check_multiple(self, "num_heads", "groups")
         self.rope.rotating(self.rope_width)
         widths = {"head_width": self.head_width}
         if self.indexer is not None:

@@ -3,9 +3,8 @@ all tokens visit.
 """
 
 import dataclasses
-import math
 
-from configs.errors import InputError
+from configs.errors import InputError, check_positive
 from configs.kinds import operations, params
 from configs.kinds.feed_forward import ACTIVATIONS, PLAIN_ACTIVATIONS, up_and_down
 from configs.kinds.kind import MOST_MATRICES, FeedForward, check_choice, check_sizes, equal_shares
@@ -50,8 +49,7 @@ class Router:
     def __post_init__(self) -> None:
         check_choice(self, "scores", ("softmax", "sigmoid"))
         check_sizes(self, "num_groups", "top_groups", "group_best")
-        if not 0 < self.scale < math.inf:
-            raise InputError(f"router scale is a finite number above 0, not {self.scale}")
+        check_positive(self, "router ", "scale")
         if self.top_groups > self.num_groups:
             raise InputError(
                 f"router top_groups is at most num_groups={self.num_groups}, not {self.top_groups}"
@@ -143,8 +141,7 @@ class Experts(FeedForward, name="experts"):
             raise InputError("experts has_norms goes with no latent_width")
         if self.shared_bias and not (self.shared_width or self.latent_width):
             raise InputError("experts shared_bias goes with a shared_width or a latent_width")
-        if self.limit is not None and not 0 < self.limit < math.inf:
-            raise InputError(f"experts limit is a finite number above 0, not {self.limit}")
+        check_positive(self, "experts ", "limit")
         if self.has_shared_gate and not self.shared_width:
             raise InputError("experts has_shared_gate goes with a shared_width")
         if self.has_norms and not self.shared_width:
@@ -208,10 +205,6 @@ class Experts(FeedForward, name="experts"):
 
     def can_divide(self, chips: int) -> bool:
         return chips <= self.width and chips <= (self.shared_width or chips)
-
-    def per_chip(self, chips: int) -> "Experts":
-        width, shared = (-(-size // chips) for size in (self.width, self.shared_width))
-        return dataclasses.replace(self, width=width, shared_width=shared)
 
     def per_expert_chip(self, chips: int) -> "Experts":
         return dataclasses.replace(self, held=self.num_experts // chips)

@@ -1,12 +1,11 @@
 """Feed-forwards that every token visits: gated and plain ones."""
 
 import dataclasses
-import math
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from configs.errors import InputError
+from configs.errors import check_positive
 from configs.kinds import operations
-from configs.kinds.kind import FeedForward, check_choice, check_sizes, equal_shares
+from configs.kinds.kind import FeedForward, check_choice, check_sizes
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
@@ -38,12 +37,6 @@ class _OneHidden(FeedForward):
     def can_divide(self, chips: int) -> bool:
         return chips <= self.width
 
-    def per_chip(self, chips: int) -> Self:
-        return dataclasses.replace(self, width=-(-self.width // chips))
-
-    def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        return equal_shares(self.width, chips)
-
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         return operations.products("ffn", model, self.parameters(model))
 
@@ -61,11 +54,7 @@ class Gated(_OneHidden, name="gated"):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for field in ("gate_scale", "down_scale"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise InputError(
-                    f"gated {field} is a finite number above 0, not {getattr(self, field)}"
-                )
+        check_positive(self, "gated ", "gate_scale", "down_scale")
 
     def parameters(self, model: Widths) -> Declared:
         """Gate and up projections fused in one matrix [2F, D], and the way down [D, F]."""

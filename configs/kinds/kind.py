@@ -5,7 +5,7 @@ layer declares; `layers/` registers the function that applies it.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import ClassVar, Protocol, Self
 
 from configs.cache import CacheSpec
@@ -84,13 +84,17 @@ class Kind:
         Raises:
             InputError: nothing divides this kind yet.
         """
-        raise InputError(f"{self.name} layers are not divided over chips yet: leave mesh.model=1")
+        if not self.divided:
+            raise InputError(
+                f"{self.name} layers are not divided over chips yet: leave mesh.model=1"
+            )
+        return self.changed({field: -(-getattr(self, field) // chips) for field in self.divided})
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
         """What each of `chips` holds of a logical axis: of 'heads', of 'kv_heads' or of the columns
-        of 'ffn'.
+        of 'ffn'; by default equal parts of the first of the `divided` fields.
         """
-        raise NotImplementedError
+        return equal_shares(getattr(self, self.divided[0]), chips)
 
     @property
     def norms_input(self) -> bool:
@@ -282,3 +286,26 @@ def check_choice(kind: Named, field: str, valid: tuple[object, ...]) -> None:
     value = getattr(kind, field)
     if value not in valid:
         raise InputError(f"{kind.name} {field} is {' or '.join(map(repr, valid))}, not {value!r}")
+
+
+def check_multiple(kind: Named, field: str, divisor: str) -> None:
+    """Refuses a field that is no multiple of another.
+
+    Raises:
+        InputError: with the kind and both fields.
+    """
+    size, unit = getattr(kind, field), getattr(kind, divisor)
+    if size % unit:
+        raise InputError(f"{kind.name} {field}={size} is not a multiple of {divisor}={unit}")
+
+
+def check_biases(kind: Named, biases: Collection[str], *valid: str) -> None:
+    """Refuses biases other than some of the valid ones, each once.
+
+    Raises:
+        InputError: with the kind and what is valid.
+    """
+    if set(biases) - set(valid) or len(set(biases)) != len(biases):
+        raise InputError(
+            f"{kind.name} biases names each of {', '.join(valid)} at most once, not {biases}"
+        )

@@ -5,7 +5,7 @@ import dataclasses
 from configs.cache import CacheSpec, latent, shared
 from configs.errors import InputError
 from configs.kinds import operations, params
-from configs.kinds.kind import MOST_MATRICES, Mixer, check_rotated, check_sizes, equal_shares
+from configs.kinds.kind import MOST_MATRICES, Mixer, check_rotated, check_sizes
 from configs.kinds.operations import Amount, Move, Operation
 from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
@@ -193,13 +193,6 @@ class Latent(Mixer, name="latent"):
 
     def can_divide(self, chips: int) -> bool:
         return chips <= self.num_heads
-
-    def per_chip(self, chips: int) -> "Latent":
-        """See `Kind`: heads are divided, and each chip holds all latent vectors."""
-        return dataclasses.replace(self, num_heads=-(-self.num_heads // chips))
-
-    def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        return equal_shares(self.num_heads, chips)
 
     @property
     def chooses(self) -> bool:

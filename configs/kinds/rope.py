@@ -5,7 +5,7 @@ stretched beyond the context a model was trained with. `layers/rope.py` has the 
 import dataclasses
 import math
 
-from configs.errors import InputError
+from configs.errors import InputError, check_positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,7 +15,7 @@ class Linear:
     factor: float
 
     def __post_init__(self) -> None:
-        _require_positive(self, "factor")
+        check_positive(self, "rope ", "factor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,9 @@ class Llama3:
     original_context: int = 8192
 
     def __post_init__(self) -> None:
-        _require_positive(self, "factor", "low_freq_factor", "high_freq_factor", "original_context")
+        check_positive(
+            self, "rope ", "factor", "low_freq_factor", "high_freq_factor", "original_context"
+        )
         if self.low_freq_factor >= self.high_freq_factor:
             raise InputError(
                 f"rope low_freq_factor={self.low_freq_factor} is below "
@@ -51,7 +53,7 @@ class Dynamic:
     original_context: int
 
     def __post_init__(self) -> None:
-        _require_positive(self, "factor", "original_context")
+        check_positive(self, "rope ", "factor", "original_context")
         if self.factor < 1:
             raise InputError(f"rope factor is at least 1 for dynamic scaling, not {self.factor}")
 
@@ -74,9 +76,8 @@ class Yarn:
     truncate: bool = True
 
     def __post_init__(self) -> None:
-        _require_positive(
-            self, "factor", "original_context", "beta_fast", "beta_slow", "attention_factor"
-        )
+        turns = "beta_fast", "beta_slow"
+        check_positive(self, "rope ", "factor", "original_context", *turns, "attention_factor")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +98,7 @@ class LongRope:
     attention_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "original_context", "attention_factor")
+        check_positive(self, "rope ", "original_context", "attention_factor")
         if len(self.short) != len(self.long):
             raise InputError(
                 f"longrope has {len(self.short)} short and {len(self.long)} long factors; "
@@ -121,7 +122,7 @@ class Proportional:
     factor: float = 1.0
 
     def __post_init__(self) -> None:
-        _require_positive(self, "share", "factor")
+        check_positive(self, "rope ", "share", "factor")
         if self.share > 1:
             raise InputError(f"rope share is at most 1, not {self.share}")
 
@@ -147,7 +148,7 @@ class Rope:
     neighbours: bool = False
 
     def __post_init__(self) -> None:
-        _require_positive(self, "theta")
+        check_positive(self, "rope ", "theta")
         if self.scaling is not None and not isinstance(self.scaling, Scaling):
             raise InputError(
                 f"rope scaling is a class of configs/kinds/rope.py, not {self.scaling!r}"
@@ -175,10 +176,3 @@ class Rope:
                 f"longrope has {len(self.scaling.short)} factors for {width // 2} rotating pairs"
             )
         return width
-
-
-def _require_positive(scaling: object, *names: str) -> None:
-    for name in names:
-        value = getattr(scaling, name)
-        if value is not None and not 0 < value < math.inf:
-            raise InputError(f"rope {name} is a finite number above 0, not {value}")

@@ -34,7 +34,6 @@ GLM45_AIR = Preset(
         num_layers=46,
         max_context=131_072,
         pattern=(LayerSpec(_HEADS, Gated(10_944)),) + (LayerSpec(_HEADS, _EXPERTS),) * 45,
-        norm_eps=1e-5,
     ),
     Hub("zai-org/GLM-4.5-Air", license="MIT"),
 )

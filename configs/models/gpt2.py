@@ -20,7 +20,6 @@ GPT2 = Preset(
         max_context=1024,
         pattern=(LayerSpec(_ATTENTION, _FFN),),
         norm="layer",
-        norm_eps=1e-5,
         learned_positions=1024,
         tied=True,
     ),

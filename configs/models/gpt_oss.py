@@ -41,7 +41,6 @@ def _preset(name: str, num_layers: int, num_experts: int) -> Preset:
         num_layers=num_layers,
         max_context=131_072,
         pattern=(LayerSpec(_LOCAL, experts), LayerSpec(_GLOBAL, experts)),
-        norm_eps=1e-5,
     )
     return Preset(config, Hub(f"openai/{name}", license="Apache-2.0"))
 

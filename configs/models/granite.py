@@ -25,7 +25,6 @@ GRANITE4_H_SMALL = Preset(
         num_layers=40,
         max_context=131_072,
         pattern=(_STATE,) * 5 + (_ATTENTION,) + (_STATE,) * 4,
-        norm_eps=1e-5,
         embedding_scale=12.0,
         residual_scale=0.22,
         logit_scale=1 / 16,

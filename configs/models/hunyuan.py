@@ -33,7 +33,6 @@ HUNYUAN_LARGE = Preset(
         num_layers=64,
         max_context=262_144,
         pattern=_LAYERS,
-        norm_eps=1e-5,
         tied=True,
     ),
     Hub("tencent/Tencent-Hunyuan-Large", license="Tencent Hunyuan License"),

@@ -23,7 +23,6 @@ def _preset(
         num_layers=num_layers,
         max_context=4096 if is_2 else 8192,
         pattern=(LayerSpec(Attention(num_heads, num_kv_heads, 128, rope), Gated(ffn_width)),),
-        norm_eps=1e-5,
     )
     return Preset(config, Hub(hub_id, f"Llama {2 if is_2 else 3} Community License"))
 

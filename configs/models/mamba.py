@@ -18,7 +18,6 @@ MAMBA2_2P7B = Preset(
         num_layers=64,
         max_context=2**31 - 1,
         pattern=(LayerSpec(Mamba2(num_heads=80, head_width=64, state_width=128), ffn=None),),
-        norm_eps=1e-5,
         tied=True,
     ),
     Hub("state-spaces/mamba2-2.7b", license="Apache-2.0"),

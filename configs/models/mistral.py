@@ -19,7 +19,6 @@ def _config(name: str, layer: LayerSpec) -> ModelConfig:
         num_layers=32,
         max_context=32_768,
         pattern=(layer,),
-        norm_eps=1e-5,
     )
 
 

@@ -59,7 +59,6 @@ OLMOE_1B_7B = Preset(
         num_layers=16,
         max_context=4096,
         pattern=(LayerSpec(dataclasses.replace(_HEADS, rope=Rope(10_000.0)), _EXPERTS),),
-        norm_eps=1e-5,
     ),
     Hub("allenai/OLMoE-1B-7B-0924", license="Apache-2.0"),
 )

@@ -26,7 +26,6 @@ PHI3_MINI = Preset(
                 Gated(width=8192),
             ),
         ),
-        norm_eps=1e-5,
     ),
     Hub("microsoft/Phi-3-mini-4k-instruct", license="MIT"),
 )

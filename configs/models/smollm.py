@@ -25,7 +25,6 @@ SMOLLM2_135M = Preset(
         num_layers=30,
         max_context=8192,
         pattern=(LayerSpec(_SMALL, Gated(width=1536)),),
-        norm_eps=1e-5,
         tied=True,
     ),
     Wheels(

@@ -3,9 +3,8 @@ overrides a field.
 """
 
 import dataclasses
-import math
 
-from configs.errors import InputError
+from configs.errors import InputError, check_positive
 from configs.mesh import ONE_CHIP, Mesh
 from configs.model import ModelConfig
 
@@ -60,11 +59,7 @@ class TrainingConfig:
             raise InputError(
                 f"training.warmup_steps={self.warmup_steps} is below training.steps={self.steps}"
             )
-        for name in ("learning_rate", "clip_norm"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise InputError(
-                    f"training.{name} is a finite number above 0, not {getattr(self, name)}"
-                )
+        check_positive(self, "training.", "learning_rate", "clip_norm")
         for name in ("last_learning_rate", "weight_decay", "beta1", "beta2"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"training.{name} is from 0 to 1, not {getattr(self, name)}")

@@ -6,20 +6,17 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from configs.engine import Config, EngineConfig
+from configs.engine import Config
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
-from configs.model import ModelConfig
 from inference.benchmark import steps
 from inference.engine import Engine
 from inference.planner import cost, weights
 from inference.planner.calibration import lookup, measure, quick, store
 from inference.planner.calibration.verify import Point
-from inference.planner.cost import Precision
 from inference.runtime.batch import Batch
 from inference.runtime.model_runner import ModelRunner
 from inference.scheduling.step_shapes import StepShape
-from layers import decoder, params
 
 _LEAST_BYTES = 64 << 20  # smaller weights stay in a processor's caches: they tell nothing of memory
 _FASTER = 1.25  # a machine that reads so much faster than when it was calibrated was busy then
@@ -41,9 +38,8 @@ def calibration(
     Returns:
         None where an accelerator computes, or the model is too small or too slow to be timed.
     """
-    model, precision = engine.config.model, Precision.of(engine.config.model)
-    num_bytes = weights.weight_bytes(model, precision.weights, precision.rest)
-    if jax.default_backend() != "cpu" or num_bytes < _LEAST_BYTES:
+    model = engine.config.model
+    if jax.default_backend() != "cpu" or weights.weight_bytes(model) < _LEAST_BYTES:
         return None
     runner = engine.model_runner
     with contextlib.closing(measure.Probe()) as probe:
@@ -83,21 +79,6 @@ def timed(runner: ModelRunner, probe: Callable[[], float]) -> HardwareSpec | Non
         lambda point: steps.run(runner, *points[point]),
         probe,
     )
-
-
-def of_model(model: ModelConfig) -> HardwareSpec:
-    """The machine calibrated anew for a model, with random weights, by a warm engine of its own.
-
-    Raises:
-        ValueError: there is nothing to calibrate: see `calibration`.
-    """
-    values = params.init(decoder.param_infos(model), seed=1)
-    engine = Engine(Config(model, EngineConfig(max_seqs=32, max_context=1024)), values)
-    engine.warm_up()
-    hardware = calibration(engine, anew=True)
-    if hardware is None:
-        raise ValueError(f"{model.name} has no steps to time on a {jax.default_backend()}")
-    return hardware
 
 
 def prepared(runner: ModelRunner) -> dict[Point, tuple[StepShape, tuple[np.ndarray, Batch]]]:

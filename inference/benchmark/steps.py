@@ -18,7 +18,6 @@ from inference.benchmark.requests import TimedRequest
 from inference.engine import Engine
 from inference.planner import cost, report, weights
 from inference.planner.calibration.verify import Point
-from inference.planner.cost import Precision
 from inference.request import SamplingParams
 from inference.runtime import batch
 from inference.runtime.model_runner import ModelRunner
@@ -211,8 +210,7 @@ def prefill_sizes(config: Config, rows: int, tokens: int) -> Config:
 
 def needed_bytes(config: Config) -> float:
     """Bytes of weights and cache."""
-    precision = Precision.of(config.model)
-    return weights.weight_bytes(config.model, precision.weights, precision.rest) + config.pool_bytes
+    return weights.weight_bytes(config.model) + config.pool_bytes
 
 
 def decode(

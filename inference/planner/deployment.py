@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Iterable
 
 from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
@@ -10,6 +11,7 @@ from configs.mesh import MOST_CHIPS, ONE_CHIP, Mesh
 from configs.model import ModelConfig
 from inference.planner import cost, roofline, weights
 from inference.planner.cost import Cost, Operation, Precision, Work
+from inference.planner.parallel import collectives
 from inference.planner.roofline import Exchange, StepTime
 from inference.planner.speculation import Speculation
 
@@ -136,14 +138,17 @@ class Deployment:
     @functools.cached_property
     def weight_bytes(self) -> float:
         """Bytes of one copy of the weights, a draft model's included."""
-        target_bytes = weights.weight_bytes(self.config, self.formats.weights, self.formats.rest)
-        return target_bytes * self._with_draft
+        return weights.weight_bytes(self.config, self.formats) * self._with_draft
 
     @functools.cached_property
     def chip_weight_bytes(self) -> float:
         """Bytes of weights that each chip holds."""
-        formats = (self.formats.weights, self.formats.rest)
-        return weights.chip_weight_bytes(self.config, *formats, self.mesh) * self._with_draft
+        return self._chip_target_bytes * self._with_draft
+
+    @property
+    def _chip_target_bytes(self) -> float:
+        """The same of the model alone, without what drafts for it."""
+        return weights.chip_weight_bytes(self.config, self.formats, self.mesh)
 
     def cache_bytes(self, length: int) -> float:
         """Bytes of one sequence of `length` tokens, stored once."""
@@ -235,14 +240,29 @@ class Deployment:
         return Work.prefill(math.ceil(batch / self.mesh.data), context)
 
     def exchanges(self, work: Work) -> tuple[Exchange, ...]:
-        """What the chips of a data-parallel group exchange in a step."""
-        return roofline.exchanges(self.config, work, self.formats, self.hardware, self.mesh)
+        """What the chips of a data-parallel group exchange in a step of greedy requests, where
+        they have links.
+        """
+        if not self.hardware.link_bandwidth:
+            return ()
+        return tuple(
+            roofline.exchange(collective, work, self.hardware, self.mesh)
+            for collective in collectives.of_step(
+                self.config, self.mesh, stored=self.formats.rest.name
+            )
+        )
+
+    def collective_seconds(self, work: Work) -> float:
+        """Seconds of the exchange in a step that hides behind nothing."""
+        return sum(e.seconds for e in self.exchanges(work) if e.collective.exposed)
+
+    def step_time(self, operations: Iterable[Operation], collective_s: float = 0.0) -> StepTime:
+        """Time of these operations of one data-parallel group on its chips, and of exchange."""
+        return roofline.step_time(operations, self.hardware, self.formats, self.mesh, collective_s)
 
     def _exact_time(self, work: Work) -> StepTime:
         operations = cost.step_operations(self.config, work, self.formats)
-        shape = (self.config, work, self.formats, self.hardware, self.mesh)
-        exchanged = roofline.collective_seconds(*shape)
-        return roofline.step_time(operations, self.hardware, self.formats, self.mesh, exchanged)
+        return self.step_time(operations, self.collective_seconds(work))
 
     def _intensity(self, batch: int, context: int) -> float:
         """FLOPs a byte of a decode step."""
@@ -263,9 +283,7 @@ class Deployment:
         """Each chip's weights and the caches of `num_read` sequences once; two FLOPs a parameter
         and token.
         """
-        formats = (self.formats.weights, self.formats.rest)
-        read = weights.chip_weight_bytes(self.config, *formats, self.mesh)
-        read += self._on_fullest(num_read) * self._on_chip(context)
+        read = self._chip_target_bytes + self._on_fullest(num_read) * self._on_chip(context)
         flops = 2 * num_tokens * weights.num_active_parameters(self.config) / self.mesh.num_chips
         return Cost(read, flops)
 

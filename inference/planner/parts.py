@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from inference.planner import cost, roofline
+from inference.planner import cost, roofline, weights
 from inference.planner.deployment import Deployment
 from inference.planner.roofline import Exchange, StepTime
 
@@ -66,8 +66,6 @@ class Explanation:
 
 def explain(deployment: Deployment, batch: int, context: int) -> Explanation:
     """The parts of one point, always in the exact accounting."""
-    from inference.planner import weights
-
     config, formats = deployment.config, deployment.formats
     exact = dataclasses.replace(deployment, accounting="exact")
     works = exact.decode_work(batch, context), exact.prefill_work(1, context)
@@ -90,9 +88,7 @@ def _parts(deployment: Deployment, operations: tuple[cost.Operation, ...]) -> tu
     parts = []
     for operation in operations:
         done = roofline.per_chip(operation, deployment.mesh)
-        alone = roofline.step_time(
-            (operation,), deployment.hardware, deployment.formats, deployment.mesh
-        )
+        alone = deployment.step_time((operation,))
         compute = roofline.compute_type(operation, deployment.formats, deployment.hardware)
         bound = "compute" if alone.compute_s > alone.memory_s else "memory"
         parts.append(

@@ -9,27 +9,10 @@ from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
 from configs.kinds import params
 from configs.model import ModelConfig
-from inference.planner import cost, roofline, speculation
+from inference.planner import cost, roofline
 from inference.planner.cost import Operation, Precision, Rows, Work
 from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
-
-
-@dataclasses.dataclass(frozen=True)
-class DecodeReport:
-    """Medians over the steps that only decode; None where there was none.
-
-    `predicted_step_s` is the time on a machine as it was calibrated (`predicted_by` 'calibrated'),
-    or else the roofline: the bytes at the measured bandwidth ('roofline'); `bandwidth_share` is how
-    much of that bandwidth the measured steps reached.
-    """
-
-    step_bytes: int | None
-    predicted_step_s: float | None
-    measured_step_s: float | None
-    read_bandwidth: float
-    bandwidth_share: float | None
-    predicted_by: str = "roofline"
 
 
 def predicted_by(hardware: HardwareSpec) -> str:
@@ -40,27 +23,6 @@ def predicted_by(hardware: HardwareSpec) -> str:
 def operations(config: Config, record: StepRecord) -> tuple[Operation, ...]:
     """What a step that ran had to do."""
     return cost.step_operations(config.model, Work.of_step(config, config.model, record))
-
-
-def decode_steps(
-    config: Config, records: Iterable[StepRecord], hardware: HardwareSpec
-) -> DecodeReport:
-    """Compares an engine's decode steps with what they had to read."""
-    steps = [record for record in records if not record.shape.prefill[0]]
-    bandwidth, by = hardware.read_bandwidth, predicted_by(hardware)
-    if not steps:
-        return DecodeReport(None, None, None, bandwidth, None, by)
-    needed = [operations(config, record) for record in steps]
-    drafting = [speculation.drafting_operations(config, record) for record in steps]
-    both = list(zip(needed, drafting, strict=True))
-    num_bytes = int(statistics.median(cost.total((*target, *more)).bytes for target, more in both))
-    predicted = statistics.median(
-        seconds(config.model, target, hardware) + drafting_seconds(config, more, hardware)
-        for target, more in both
-    )
-    measured = statistics.median(record.seconds for record in steps)
-    share = num_bytes / measured / bandwidth
-    return DecodeReport(num_bytes, predicted, measured, bandwidth, share, by)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,14 +91,6 @@ def product_formats(model: ModelConfig) -> tuple[str, ...]:
 def seconds(model: ModelConfig, step: Iterable[Operation], hardware: HardwareSpec) -> float:
     """Predicted time of a step on one chip, in the model's own precision."""
     return roofline.step_time(step, hardware, Precision.of(model)).total_s
-
-
-def drafting_seconds(config: Config, step: Iterable[Operation], hardware: HardwareSpec) -> float:
-    """Predicted time of what drafts in a step, whose start is the target's."""
-    if config.draft is None:
-        return 0.0
-    alone = dataclasses.replace(hardware, overhead_s=0.0)
-    return roofline.step_time(step, alone, Precision.of(config.draft)).total_s
 
 
 def naive_seconds(

@@ -7,11 +7,9 @@ from collections.abc import Iterable
 
 from configs.hardware.spec import HardwareSpec
 from configs.mesh import ONE_CHIP, Mesh
-from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.planner import weights
 from inference.planner.cost import Operation, Precision, Work
-from inference.planner.parallel import collectives
 from inference.planner.parallel.collectives import Collective
 
 
@@ -81,7 +79,7 @@ def step_time(
         hardware: a chip.
         precision: says in which type products run.
         mesh: chips that divide the operations.
-        collective_s: seconds of exchange, as `collective_seconds` finds.
+        collective_s: seconds of exchange that hides behind nothing.
     """
     memory = compute = 0.0
     for operation in operations:
@@ -154,31 +152,13 @@ def fullest(sequences: int, mesh: Mesh) -> float:
     return math.ceil(sequences / mesh.expert) / sequences
 
 
-def collective_seconds(
-    config: ModelConfig, work: Work, precision: Precision, hardware: HardwareSpec, mesh: Mesh
-) -> float:
-    """Exchange of one step that hides behind nothing, of greedy requests."""
-    timed = exchanges(config, work, precision, hardware, mesh)
-    return sum(exchange.seconds for exchange in timed if exchange.collective.exposed)
-
-
-def exchanges(
-    config: ModelConfig, work: Work, precision: Precision, hardware: HardwareSpec, mesh: Mesh
-) -> tuple[Exchange, ...]:
-    """All exchange of one step of greedy requests, where it has links to go by.
+def exchange(collective: Collective, work: Work, hardware: HardwareSpec, mesh: Mesh) -> Exchange:
+    """Collectives of a step with their cost, on a chip that has links.
 
     Each mesh axis lies along one axis of a torus, whose links alone it uses. In a ring of n an
     all-reduce moves 2 (n - 1) / n of the bytes in 2 (n - 1) turns (Patarasuk & Yuan 2009), all else
     half of that.
     """
-    if not hardware.link_bandwidth:
-        return ()
-    exchanged = collectives.of_step(config, mesh, stored=precision.rest.name)
-    return tuple(exchange(collective, work, hardware, mesh) for collective in exchanged)
-
-
-def exchange(collective: Collective, work: Work, hardware: HardwareSpec, mesh: Mesh) -> Exchange:
-    """Collectives of a step with their cost, on a chip that has links."""
     chips = getattr(mesh, collective.axis)
     turns = (2 if collective.kind == "all-reduce" else 1) * (chips - 1)
     num_bytes = collective.num_bytes(work.num_tokens, work.num_logits)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from configs.kinds import operations, params
 from configs.mesh import Mesh
 from configs.model import ModelConfig
-from configs.precision import FORMATS, Format
+from inference.planner.cost import Precision
 
 
 class WeightGroup(NamedTuple):
@@ -63,29 +63,29 @@ def num_active_parameters(config: ModelConfig) -> int:
     return int(flops) // 2
 
 
-def weight_bytes(config: ModelConfig, format: Format, rest: Format) -> float:
-    """Bytes of all weights: the layers' matrices in `format`, tables and vectors in `rest`, and
-    those in a format of their own as they are.
+def weight_bytes(config: ModelConfig, precision: Precision | None = None) -> float:
+    """Bytes of all weights, in the model's own precision unless another is given; those in a format
+    of their own as they are.
     """
-    return sum(_bytes(part, format, rest) for part in weight_groups(config))
+    formats = precision or Precision.of(config)
+    return sum(_bytes(part, formats) for part in weight_groups(config))
 
 
-def chip_weight_bytes(config: ModelConfig, format: Format, rest: Format, mesh: Mesh) -> float:
+def chip_weight_bytes(config: ModelConfig, precision: Precision, mesh: Mesh) -> float:
     """Bytes of the weights that one chip of a mesh holds: heads, columns and tables divided over
     `model` (key/value heads as far as there are any), experts and their biases over `expert` too,
     other vectors and undivided matrices whole.
     """
     total = 0.0
     for part in weight_groups(config):
-        whole = _bytes(part, format, rest) / (mesh.expert if part.by_expert else 1)
+        whole = _bytes(part, precision) / (mesh.expert if part.by_expert else 1)
         chips = mesh.model if part.is_split else 1
         total += divided(whole, chips, part.kv_elements / part.elements, part.kv_heads)
     return total
 
 
-def _bytes(part: WeightGroup, format: Format, rest: Format) -> float:
-    storage = {"weights": format, "rest": rest}.get(part.format) or FORMATS[part.format]
-    return storage.bytes_for(part.elements, part.row)
+def _bytes(part: WeightGroup, precision: Precision) -> float:
+    return precision.format(part.format).bytes_for(part.elements, part.row)
 
 
 def divided(whole: float, chips: int, copied: float, parts: int) -> float:

@@ -68,14 +68,14 @@ def stats(
     machine (None: the one at hand) predicts them; None where it cannot be measured beside the
     engine.
     """
-    from inference.planner import report
     from inference.planner.calibration import lookup
+    from scripts.reports import decode_report
 
     config = engine.config
     machine = machine or lookup.this_machine_or_none(
         model=config.model, implementations=engine.model_runner.implementations
     )
-    steps = machine and report.decode_steps(config, engine.records, machine)
+    steps = machine and decode_report.decode_steps(config, engine.records, machine)
     predicted = dataclasses.asdict(steps) if steps else _no_steps()
     return {
         "prompt_tokens": prompt_tokens, "busiest_expert": busiest_expert(engine), **timed,
@@ -104,9 +104,9 @@ def nothing() -> dict[str, Any]:
 
 
 def _no_steps() -> dict[str, None]:
-    from inference.planner import report
+    from scripts.reports import decode_report
 
-    return dict.fromkeys(field.name for field in dataclasses.fields(report.DecodeReport))
+    return dict.fromkeys(field.name for field in dataclasses.fields(decode_report.DecodeReport))
 
 
 def summary(stats: dict[str, Any]) -> str:

@@ -5,9 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from inference.benchmark import agreement
-from inference.benchmark.agreement import Agreement
-from scripts.reports import bench_text, kernel_text, steps_text
+from scripts.reports import agreement, bench_text, kernel_text, steps_text
+from scripts.reports.agreement import Agreement
 
 _TAIL_LINES = 15
 _NEAR_TIE = 0.1  # nats; on a CPU bfloat16 is off float32 by 0.048, either way

@@ -23,12 +23,13 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward, Mixer
 from configs.kinds.latent import Latent
 from configs.model import LayerSpec, ModelConfig
-from inference.benchmark import first_start, steps
+from inference.benchmark import steps
 from inference.benchmark.steps import DecodeStep
 from inference.engine import Engine
 from inference.files import local_machine
 from inference.planner import cost, weights
 from layers import decoder, params
+from scripts.reports import machine
 from scripts.reports.pages.markdown import fill, table
 from scripts.reports.pages.results import COLORS, require_matplotlib
 from scripts.reports.plots import figures
@@ -51,7 +52,7 @@ def main() -> None:
     parser.add_argument("--dense", help="the dense model of its active size, trained")
     paths = parser.parse_args()
     require_matplotlib()
-    hardware = first_start.of_model(_mixture(_EXPERTS[0]))
+    hardware = machine.calibrated(_mixture(_EXPERTS[0]))
     measured = f"Measured {datetime.date.today()}, {local_machine.name()}."
     expert_steps, share_LE = _expert_steps(hardware), None
     blocks = {

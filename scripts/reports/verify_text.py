@@ -1,27 +1,56 @@
 """`plan --verify` as JSON and as a page."""
 
+import dataclasses
 import datetime
 import importlib.metadata
+import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from inference.files import local_machine
-from inference.planner.calibration import calibrate, verify
-from inference.planner.calibration.verify import Verification
+from inference.planner.calibration import calibrate
+from inference.planner.calibration.verify import Result, Verification
 
 
 def as_json(verifications: Sequence[Verification]) -> dict[str, Any]:
     """Everything as plain data, and which machine it was."""
-    where = {"processor": local_machine.processor(), "cores": local_machine.num_cores()}
-    return verify.as_json(verifications) | where | {"jax": importlib.metadata.version("jax")}
+    results = [result for verified in verifications for result in verified.results]
+    median, largest = errors(results)
+    return {
+        "rows": [
+            {"model": verified.model.name, "weights": verified.weights}
+            | {"size": result.point.size, "context": result.point.context}
+            | {"measured_s": result.seconds, "predicted_s": result.predicted_s}
+            | {"spread": result.spread, "roofline_s": result.roofline_s}
+            for verified in verifications
+            for result in verified.results
+        ],
+        "models": [
+            {"model": verified.model.name, "weights": verified.weights}
+            | {"predicted_weight_bytes": verified.predicted_bytes[0]}
+            | {"weight_bytes": verified.allocated_bytes[0]}
+            | {"predicted_cache_bytes": verified.predicted_bytes[1]}
+            | {
+                "cache_bytes": verified.allocated_bytes[1],
+                "calibration_s": verified.calibration_s,
+            }
+            | {"hardware": [dataclasses.asdict(machine) for machine in verified.hardware]}
+            for verified in verifications
+        ],
+        "median_error": median,
+        "largest_error": largest,
+        "processor": local_machine.processor(),
+        "cores": local_machine.num_cores(),
+        "jax": importlib.metadata.version("jax"),
+    }
 
 
 def markdown(verifications: Sequence[Verification]) -> str:
     results = [result for verified in verifications for result in verified.results]
     rounds = len(verifications[0].hardware)
-    plain = " and ".join(_percent(share) for share in verify.errors(results, roofline=True))
-    median, largest = map(_percent, verify.errors(results))
+    plain = " and ".join(_percent(share) for share in errors(results, roofline=True))
+    median, largest = map(_percent, errors(results))
     lines = [
         f"# Predicted and measured steps on {local_machine.name()}",
         "",
@@ -38,7 +67,7 @@ def markdown(verifications: Sequence[Verification]) -> str:
         f"FLOPs / rate) {plain}.",
     ]
     for verified in verifications:
-        median, largest = map(_percent, verify.errors(verified.results))
+        median, largest = map(_percent, errors(verified.results))
         lines.append(
             f"* {verified.model.name}, weights in {verified.weights}: {median} and {largest}; "
             f"calibrated in {verified.calibration_s:.1f} s."
@@ -82,3 +111,9 @@ def markdown(verifications: Sequence[Verification]) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f} %"
+
+
+def errors(results: Iterable[Result], roofline: bool = False) -> tuple[float, float]:
+    """Median and largest error."""
+    sizes = [abs(r.roofline_s / r.seconds - 1) if roofline else abs(r.error) for r in results]
+    return statistics.median(sizes), max(sizes)

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from inference.benchmark.agreement import Answer
 from inference.engine import Engine
+from scripts.reports.agreement import Answer
 from tests import fakes
 
 _LENGTHS = (300, 70, 1, 128)  # of prompts, some longer than pages

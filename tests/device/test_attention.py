@@ -13,12 +13,12 @@ import pytest
 from configs.cache import keys_values
 from configs.engine import Config, EngineConfig
 from configs.settings.kernels import ATTENTIONS
-from inference.benchmark import agreement
 from inference.engine import Engine
 from layers import page_rows
 from layers.kernels.attention import api
 from layers.kernels.attention.contract import Demand, Options
 from layers.kernels.device import target_device
+from scripts.reports import agreement
 from tests import fakes
 from tests.device import batches
 from tests.device.answers import answers

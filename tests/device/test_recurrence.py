@@ -10,9 +10,9 @@ from configs.engine import Config, EngineConfig
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import LayerSpec, ModelConfig
-from inference.benchmark import agreement
 from inference.engine import Engine
 from layers.kernels.recurrence import api
+from scripts.reports import agreement
 from tests import fakes
 from tests.device.answers import answers
 from tests.layers.kernels import recurrent_case

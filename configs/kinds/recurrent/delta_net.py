@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-import math
 
 from configs import cache
 from configs.cache import CacheSpec
-from configs.errors import InputError
+from configs.errors import InputError, check_positive
 from configs.kinds import operations
-from configs.kinds.kind import Mixer, check_choice, check_sizes, grouped_shares
+from configs.kinds.kind import Mixer, check_choice, check_multiple, check_sizes, grouped_shares
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 
@@ -51,11 +50,7 @@ class DeltaNet(Mixer, name="delta_net"):
     def __post_init__(self) -> None:
         sizes = "num_heads", "num_key_heads", "key_width", "value_width", "conv_width"
         check_sizes(self, *sizes, "decay_rank", "gate_rank")
-        if self.num_heads % self.num_key_heads:
-            raise InputError(
-                f"delta_net num_heads={self.num_heads} is not a multiple of "
-                f"num_key_heads={self.num_key_heads}"
-            )
+        check_multiple(self, "num_heads", "num_key_heads")
         if self.conv_width < 2:
             raise InputError(f"delta_net conv_width is at least 2, not {self.conv_width}")
         check_choice(self, "gate", ("silu", "sigmoid"))
@@ -64,8 +59,7 @@ class DeltaNet(Mixer, name="delta_net"):
                 f"delta_net most_beta is above 0 and at most 2, beyond which states grow, not "
                 f"{self.most_beta}"
             )
-        if self.norm_eps is not None and not 0 < self.norm_eps < math.inf:
-            raise InputError(f"delta_net norm_eps is a finite number above 0, not {self.norm_eps}")
+        check_positive(self, "delta_net ", "norm_eps")
 
     @property
     def inner_width(self) -> int:

@@ -7,7 +7,7 @@ from configs import cache
 from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds import operations
-from configs.kinds.kind import Mixer, check_choice, check_sizes, equal_shares
+from configs.kinds.kind import Mixer, check_choice, check_sizes
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
@@ -82,12 +82,6 @@ class LinearAttention(Mixer, name="linear_attention"):
 
     def cache(self, model: Widths) -> CacheSpec:
         return cache.recurrent(self.state)
-
-    def per_chip(self, chips: int) -> "LinearAttention":
-        return dataclasses.replace(self, num_heads=self.num_heads // chips)
-
-    def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        return equal_shares(self.num_heads, chips)
 
     @property
     def num_divided_norms(self) -> int:

@@ -8,7 +8,7 @@ from configs import cache
 from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds import operations
-from configs.kinds.kind import Mixer, check_sizes, grouped_shares
+from configs.kinds.kind import Mixer, check_biases, check_multiple, check_sizes, grouped_shares
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
@@ -47,16 +47,8 @@ class Mamba2(Mixer, name="mamba2"):
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "head_width", "state_width", "num_groups", "conv_width")
-        if self.num_heads % self.num_groups:
-            raise InputError(
-                f"mamba2 num_heads={self.num_heads} is not a multiple of "
-                f"num_groups={self.num_groups}"
-            )
-        valid = {"in", "conv", "out"}
-        if set(self.biases) - valid or len(set(self.biases)) != len(self.biases):
-            raise InputError(
-                f"mamba2 biases names each of in, conv, out at most once, not {self.biases}"
-            )
+        check_multiple(self, "num_heads", "num_groups")
+        check_biases(self, self.biases, "in", "conv", "out")
         if (
             self.norm_width
             and self.inner_width % self.norm_width

@@ -6,7 +6,7 @@ from configs import cache
 from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds import operations
-from configs.kinds.kind import Mixer, check_sizes, equal_shares
+from configs.kinds.kind import Mixer, check_sizes
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
@@ -66,12 +66,6 @@ class S4(Mixer, name="s4"):
     def cache(self, model: Widths) -> CacheSpec:
         """The states' real and imaginary parts, of each channel."""
         return cache.recurrent((2, self.state_width, self.channels))
-
-    def per_chip(self, chips: int) -> "S4":
-        return dataclasses.replace(self, channels=self.channels // chips)
-
-    def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        return equal_shares(self.channels, chips)
 
     @property
     def num_sums(self) -> int:

@@ -6,7 +6,7 @@ from configs import cache
 from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds import operations
-from configs.kinds.kind import Mixer, check_choice, check_sizes, equal_shares
+from configs.kinds.kind import Mixer, check_biases, check_choice, check_sizes
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
@@ -42,11 +42,7 @@ class Mamba(Mixer, name="mamba"):
     def __post_init__(self) -> None:
         check_sizes(self, "channels", "state_width", "step_rank", "conv_width")
         check_choice(self, "norms", (None, "plain", "weighted"))
-        valid = {"in", "conv", "out"}
-        if set(self.biases) - valid or len(set(self.biases)) != len(self.biases):
-            raise InputError(
-                f"mamba biases names each of in, conv, out at most once, not {self.biases}"
-            )
+        check_biases(self, self.biases, "in", "conv", "out")
         if self.norm_eps is not None and not (self.norms and self.norm_eps > 0):
             raise InputError(
                 f"mamba norm_eps={self.norm_eps} is above 0, and goes with norms, not with "
@@ -90,12 +86,6 @@ class Mamba(Mixer, name="mamba"):
         return cache.recurrent(
             (self.conv_width - 1, self.channels), (self.state_width, self.channels)
         )
-
-    def per_chip(self, chips: int) -> "Mamba":
-        return dataclasses.replace(self, channels=self.channels // chips)
-
-    def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        return equal_shares(self.channels, chips)
 
     @property
     def num_chosen(self) -> int:

@@ -6,7 +6,7 @@ from configs import cache
 from configs.cache import CacheSpec
 from configs.errors import InputError
 from configs.kinds import operations
-from configs.kinds.kind import Mixer, check_sizes, equal_shares
+from configs.kinds.kind import Mixer, check_sizes
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
@@ -54,12 +54,6 @@ class ShortConv(Mixer, name="short_conv"):
     def cache(self, model: Widths) -> CacheSpec:
         """The newest inputs of the convolution."""
         return cache.recurrent((self.conv_width - 1, self.channels))
-
-    def per_chip(self, chips: int) -> "ShortConv":
-        return dataclasses.replace(self, channels=self.channels // chips)
-
-    def shares(self, axis: str, chips: int) -> tuple[range, ...]:
-        return equal_shares(self.channels, chips)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and the convolution between two gates."""

@@ -9,7 +9,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Protocol
 
 from configs.engine import Config, EngineConfig
@@ -152,12 +152,6 @@ class Verification:
         return weights_name(self.model)
 
 
-def errors(results: Iterable[Result], roofline: bool = False) -> tuple[float, float]:
-    """Median and largest error."""
-    sizes = [abs(r.roofline_s / r.seconds - 1) if roofline else abs(r.error) for r in results]
-    return statistics.median(sizes), max(sizes)
-
-
 def verify(
     model: ModelConfig,
     runner: Runner,
@@ -221,39 +215,7 @@ def verify(
 
 def predicted_bytes(model: ModelConfig) -> tuple[int, int]:
     """Bytes of weights and of cache of the engine that runs a model's points."""
-    formats = Precision.of(model)
-    weight_bytes = weights.weight_bytes(model, formats.weights, formats.rest)
-    return int(weight_bytes), engine_config(model).pool_bytes
-
-
-def as_json(verifications: Sequence[Verification]) -> dict[str, object]:
-    """Everything as plain data."""
-    results = [result for verified in verifications for result in verified.results]
-    median, largest = errors(results)
-    return {
-        "rows": [
-            {"model": verified.model.name, "weights": verified.weights}
-            | {"size": result.point.size, "context": result.point.context}
-            | {"measured_s": result.seconds, "predicted_s": result.predicted_s}
-            | {"spread": result.spread, "roofline_s": result.roofline_s}
-            for verified in verifications
-            for result in verified.results
-        ],
-        "models": [
-            {"model": verified.model.name, "weights": verified.weights}
-            | {"predicted_weight_bytes": verified.predicted_bytes[0]}
-            | {"weight_bytes": verified.allocated_bytes[0]}
-            | {"predicted_cache_bytes": verified.predicted_bytes[1]}
-            | {
-                "cache_bytes": verified.allocated_bytes[1],
-                "calibration_s": verified.calibration_s,
-            }
-            | {"hardware": [dataclasses.asdict(machine) for machine in verified.hardware]}
-            for verified in verifications
-        ],
-        "median_error": median,
-        "largest_error": largest,
-    }
+    return int(weights.weight_bytes(model)), engine_config(model).pool_bytes
 
 
 def weights_name(model: ModelConfig) -> str:

@@ -12,7 +12,6 @@ from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.planner import weights
 from inference.planner.calibration import measure
-from inference.planner.cost import Precision
 from inference.planner.parallel import collectives
 from inference.scheduling.step_shapes import StepShape
 
@@ -63,8 +62,7 @@ def predict(config: Config, target: Target, shapes: tuple[StepShape, ...]) -> Pr
         target: says how much memory there is.
         shapes: of the steps.
     """
-    precision = Precision.of(config.model)
-    weight_bytes = weights.weight_bytes(config.chip_model, precision.weights, precision.rest)
+    weight_bytes = weights.weight_bytes(config.chip_model)
     for _, info in params.leaves(config.chip_model.parameters()):
         on_device = params.device_format(info, target.platform)
         weight_bytes += info.elements * (_bytes_each(on_device) - _bytes_each(info.format))

@@ -138,7 +138,7 @@ def divided_time(deployment: Deployment, batch: int, context: int) -> StepTime:
     """
     latent, mesh = latent_of(deployment.config), deployment.mesh
     assert latent is not None
-    chip, formats, chips = deployment.hardware, deployment.formats, deployment.mesh.model
+    chip, chips = deployment.hardware, mesh.model
     work = deployment.decode_work(batch, context)
     operations = [
         dataclasses.replace(
@@ -149,16 +149,15 @@ def divided_time(deployment: Deployment, batch: int, context: int) -> StepTime:
         for operation in deployment.decode_operations(batch, context)
     ]
     layers, N, C = deployment.config.num_layers, latent.num_heads, latent.rank
-    query = formats.rest.bytes_for(N * (C + latent.rope_width), C + latent.rope_width)
+    query = deployment.formats.rest.bytes_for(N * (C + latent.rope_width), C + latent.rope_width)
     more = (
         Collective("mixer", "model", "all-gather", layers, query),
         Collective("mixer", "model", "all-gather", layers, chips * N * _WORD),
         Collective("mixer", "model", "reduce-scatter", layers, N * C * _WORD),
     )
-    exchanges = [*deployment.exchanges(work)]
-    exchanges += [roofline.exchange(collective, work, chip, mesh) for collective in more]
-    exposed = sum(exchange.seconds for exchange in exchanges if exchange.collective.exposed)
-    return roofline.step_time(operations, chip, formats, mesh, exposed)
+    added_s = (roofline.exchange(collective, work, chip, mesh).seconds for collective in more)
+    exposed_s = sum(added_s, deployment.collective_seconds(work))
+    return deployment.step_time(operations, exposed_s)
 
 
 # --- keys and values projected out ----------------------------------------------------------------
@@ -189,18 +188,13 @@ def compare_chunks(deployment: Deployment, context: int) -> tuple[Chunk, ...]:
         rows = Rows(sequences, tokens, context)
         work = Work(sequences * tokens, (rows,), sequences)
         operations = cost.step_operations(deployment.config, work, deployment.formats)
+        exchanged_s = deployment.collective_seconds(work)
         times = (
-            _chunk_time(deployment, work, variant)
+            deployment.step_time(variant, exchanged_s).total_s
             for variant in (operations, _expanded(deployment.config, operations, rows))
         )
         chunks.append(Chunk(tokens, *times))
     return tuple(chunks)
-
-
-def _chunk_time(deployment: Deployment, work: Work, operations: Iterable[Operation]) -> float:
-    chip, formats, mesh = deployment.hardware, deployment.formats, deployment.mesh
-    exchanged = roofline.collective_seconds(deployment.config, work, formats, chip, mesh)
-    return roofline.step_time(operations, chip, formats, mesh, exchanged).total_s
 
 
 def _expanded(
@@ -216,12 +210,10 @@ def _expanded(
     earlier = (rows.context - rows.queries) * latent.rank * projected
     flops = 2 * latent.num_heads * rows.count * (pairs + earlier)
     for operation in operations:
-        is_attention = operation.name == "attend.latent"
-        yield (
-            dataclasses.replace(operation, flops=operation.layers * flops)
-            if is_attention
-            else operation
-        )
+        if operation.name == "attend.latent":
+            yield dataclasses.replace(operation, flops=operation.layers * flops)
+        else:
+            yield operation
 
 
 def expanded_from(latent: Latent, num_earlier: int) -> int | None:

@@ -100,9 +100,7 @@ def _seconds(deployment: Deployment, batch: int, context: int) -> dict[str, floa
         dataclasses.replace(operation, weight_bytes=0.0, activation_bytes=0.0)
         for operation in operations
     ]
-    cached = roofline.step_time(
-        read, deployment.hardware, deployment.formats, deployment.mesh
-    ).memory_s
+    cached = deployment.step_time(read).memory_s
     return {"cache": cached, "arithmetic": time.compute_s, "exchange": time.collective_s}
 
 
@@ -118,8 +116,8 @@ def _bound_until(deployment: Deployment, context: int, max_batch: int) -> int:
             for operation in operations
             if operation.by_expert
         ]
-        experts = roofline.step_time(read, deployment.hardware, deployment.formats, deployment.mesh)
-        return experts.memory_s >= max(_seconds(deployment, batch, context).values())
+        experts_s = deployment.step_time(read).memory_s
+        return experts_s >= max(_seconds(deployment, batch, context).values())
 
     powers = [2**n for n in range(max_batch.bit_length())]
     least = max((batch for batch in powers if is_bound(batch)), default=0)

@@ -31,7 +31,7 @@ class Needs:
 
 
 class StepTable:
-    """Sums over steps that equal those of `report.decode_steps`, except for rounding."""
+    """Sums over steps that equal those of `decode_report.decode_steps`, except for rounding."""
 
     def __init__(self, config: Config, hardware: HardwareSpec):
         """`config`: of an engine on one chip."""

@@ -14,7 +14,7 @@ from configs.model import ModelConfig
 from configs.models.llama import LLAMA2_13B, LLAMA2_70B
 from configs.precision import FORMATS
 from configs.workload import Uniform, Workload
-from inference.benchmark import first_start, measure, requests, steps
+from inference.benchmark import measure, requests, steps
 from inference.benchmark.quality import perplexity
 from inference.checkpoints import resolve
 from inference.checkpoints.checkpoint import Checkpoint
@@ -24,6 +24,7 @@ from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
 from inference.request import SamplingParams
 from layers import decoder, params
+from scripts.reports import machine
 from scripts.reports.caches import kinds, needle
 from scripts.reports.pages.results import Results, Row
 
@@ -163,7 +164,7 @@ def seconds(results: Results, rows: Sequence[str]) -> None:
     """Times decode steps, each row's and those that it is compared with."""
     reference = dataclasses.replace(kinds.REFERENCE, max_context=2 * CONTEXTS[-1])
     models = kinds.timed(reference)
-    hardware = first_start.of_model(reference)
+    hardware = machine.calibrated(reference)
     for name, (base, model) in models.items():
         if name not in rows and name not in {models[row][0] for row in rows}:
             continue

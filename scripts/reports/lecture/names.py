@@ -92,7 +92,8 @@ def gigabytes(config: ModelConfig, context: int, batch: int = 1) -> float:
 
 def weight_gb(config: ModelConfig, format: str = "bfloat16") -> float:
     """Weights: layers' matrices in `format`, tables and norms in bfloat16."""
-    return weights.weight_bytes(config, FORMATS[format], FORMATS["bfloat16"]) / 1e9
+    full = FORMATS["bfloat16"]
+    return weights.weight_bytes(config, Precision(FORMATS[format], full, full)) / 1e9
 
 
 def lecture(config: ModelConfig, batch: int, context: int = 1024, replicas: int = 1) -> Row:

@@ -59,7 +59,6 @@ def logits(folder: Path, checkpoint: str) -> np.ndarray:
     return np.asarray(forward(loaded, tokens))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_transformers(case, tmp_path):
     checkpoint, config = CASES[case]["checkpoint"], CASES[case]["config"]

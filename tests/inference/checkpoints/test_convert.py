@@ -105,7 +105,6 @@ def test_transformers_reads_the_exports_of_every_family(tmp_path):
     assert worst.keys() == set(cases) and max(worst.values()) <= 1e-4, worst
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", CASES)
 def test_there_and_back_is_bit_identical(case, tmp_path):
     native = run(GOLDEN / case, tmp_path / "native", "orbax")

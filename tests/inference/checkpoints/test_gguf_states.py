@@ -65,7 +65,6 @@ def exact(own) -> tuple:
     return config, own.exact().load_params(decoder.param_infos(config))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("case", CASES)
 def test_the_model_is_the_same(case, tmp_path, monkeypatch):

@@ -140,8 +140,7 @@ def test_planned_bytes_are_those_of_the_leaves(tmp_path):
         strip = dataclasses.replace(info, shape=(16, *info.shape[1:]))
         padded = -(-info.shape[0] // 16) * -(-params.num_bytes(strip) // 64) * 64
         assert nbytes == (padded if info.is_matrix else params.num_bytes(info)), name
-    own = FORMATS[model.dtype]
-    planned = weights.weight_bytes(model, own, own)
+    planned = weights.weight_bytes(model)
     assert planned == params.num_bytes(model.parameters())
     step = cost.step_operations(model, cost.Work.decode(1, 16))
     tables = 2 * model.vocab_size * model.width
@@ -244,16 +243,10 @@ def test_formats_that_no_parameter_can_have_are_refused(formats, expected):
 
 def test_chips_hold_copies_of_the_heads_of_a_mixed_stack():
     """Four chips, two key/value heads: the parts keep them as the whole stack does."""
-    own = FORMATS["bfloat16"]
-    held = [
-        weights.chip_weight_bytes(
-            dataclasses.replace(WIDE, formats=(("layers/0/mixer/qkv", formats),)),
-            own,
-            own,
-            Mesh(model=4),
-        )
-        for formats in (("q8_0",) * 3, ("q8_0", "q8_0", "float32"))
-    ]
+    held = []
+    for formats in (("q8_0",) * 3, ("q8_0", "q8_0", "float32")):
+        mixed = dataclasses.replace(WIDE, formats=(("layers/0/mixer/qkv", formats),))
+        held.append(weights.chip_weight_bytes(mixed, cost.Precision.of(mixed), Mesh(model=4)))
     v_rows = 2 * 64 * 256 / 2  # of a chip, which has one of two heads
     bits = FORMATS["float32"].bits - 8.5
     assert held[1] - held[0] == pytest.approx(v_rows * bits / 8)

@@ -28,7 +28,7 @@ from configs.engine import Config, EngineConfig
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from inference.planner import cost, weights
-from inference.planner.cost import Precision, Rows, Work
+from inference.planner.cost import Rows, Work
 from inference.runtime import batch, step
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
@@ -167,8 +167,8 @@ def test_dots_are_found_and_loops_told_apart():
 
 def held_bytes(config: Config, arguments: Arguments) -> float:
     """Predicted bytes of weights and cache, which are those of the arrays."""
-    model, formats = config.model, Precision.of(config.model)
-    predicted_weights = weights.weight_bytes(model, formats.weights, formats.rest)
+    model = config.model
+    predicted_weights = weights.weight_bytes(model)
     assert predicted_weights == num_bytes(arguments.params)
     assert predicted_weights == params.num_bytes(decoder.param_infos(model))
     assert config.pool_bytes == num_bytes(arguments.cache)
@@ -258,7 +258,6 @@ _CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("name, shape", _CASES)
 def test_a_step_is_what_the_compiler_says(name, shape):
@@ -283,11 +282,10 @@ def test_a_period_scales_to_the_whole_model():
         whole, period = presets.get(name).config, one_period(name).model
         if len(whole.pattern) == whole.num_layers:
             continue  # it has no period
-        times, formats = whole.num_layers / period.num_layers, Precision.of(whole)
+        times = whole.num_layers / period.num_layers
         infos = leaves(whole.parameters())
         tables = sum(i.elements for path, i in infos if path[0] != "layers" and i.is_matrix)
         once = 2 * (tables + whole.width * (2 if whole.norm == "layer" else 1))
-        held = [weights.weight_bytes(m, formats.weights, formats.rest) - once
-                for m in (whole, period)]  # fmt: skip
+        held = [weights.weight_bytes(m) - once for m in (whole, period)]
         assert held[0] == pytest.approx(times * held[1])
         assert cost.cache_bytes(whole, 512) == times * cost.cache_bytes(period, 512)

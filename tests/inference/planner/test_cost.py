@@ -21,6 +21,7 @@ from inference.planner.calibration import measure
 from inference.planner.cost import Cost, Precision, Rows, Work
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache, params
+from scripts.reports import decode_report
 
 # D = 8, F = 16, 2 layers (one windowed), N = 4, K = 2, H = 3, V = 10.
 _TINY = ModelConfig(
@@ -84,8 +85,8 @@ def test_parts_of_other_families_are_counted(layers, changes):
     infos = jax.tree.leaves(decoder.param_infos(config), is_leaf=params.is_info)
     declared = sum(math.prod(info.shape) for info in infos)
     assert weights.num_parameters(config) == declared
-    both = Format("bytes", 8), Format("bytes", 8)
-    assert weights.weight_bytes(config, *both) == declared
+    byte = Format("bytes", 8)
+    assert weights.weight_bytes(config, Precision(byte, byte, byte)) == declared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,13 +105,13 @@ def test_a_parameter_keeps_the_format_that_it_names():
         _TINY, dtype="bfloat16", pattern=(LayerSpec(_HEADS, _ExactGate(16)),)
     )
     own, int4 = Precision.of(config), FORMATS["int4"]
-    held = weights.weight_bytes(config, own.weights, own.rest)
-    assert held == params.num_bytes(config.parameters())
+    assert weights.weight_bytes(config) == params.num_bytes(config.parameters())
     exact = 2 * 4 * (3 * 8 + 3)
     plain = dataclasses.replace(config, pattern=(LayerSpec(_HEADS, Plain(16)),))
     for weight in (own.weights, int4):
-        rest = weights.weight_bytes(plain, weight, own.rest)
-        assert weights.weight_bytes(config, weight, own.rest) == rest + exact
+        precision = dataclasses.replace(own, weights=weight)
+        rest = weights.weight_bytes(plain, precision)
+        assert weights.weight_bytes(config, precision) == rest + exact
     moved = {
         of: sum(o.weight_bytes for o in cost.step_operations(of, Work.decode(1, 1)))
         for of in (config, plain)
@@ -300,7 +301,7 @@ def test_report_takes_medians_of_steps_that_only_decode():
         _Record(decode, ((1, 4), (1, 11)), 1e-3),
         _Record(decode, ((1, 5), (1, 12)), 2e-3),
     ]
-    found = report.decode_steps(config, records, machine(1e6))
+    found = decode_report.decode_steps(config, records, machine(1e6))
     expected = step_cost(_TINY, 2, [(1, 4), (1, 11)], 2).bytes
     assert found.step_bytes == expected
     assert found.predicted_step_s == pytest.approx(expected / 1e6)
@@ -311,8 +312,8 @@ def test_report_takes_medians_of_steps_that_only_decode():
 
 def test_report_without_decode_steps():
     only_prefill = _Record(StepShape((0, 1), (1, 64)), ((64, 64),), 1.0)
-    found = report.decode_steps(Config(_TINY), [only_prefill], machine(5.0))
-    assert found == report.DecodeReport(None, None, None, 5.0, None)
+    found = decode_report.decode_steps(Config(_TINY), [only_prefill], machine(5.0))
+    assert found == decode_report.DecodeReport(None, None, None, 5.0, None)
 
 
 def test_the_ladders_first_rung():

@@ -16,7 +16,6 @@ from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import UNPUBLISHED, Preset
 from inference.planner import cost, weights
-from inference.planner.cost import Precision
 from layers import kv_cache, params
 from tests import fakes
 from tests.inference.planner import test_compiled_cost
@@ -46,7 +45,6 @@ _MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize(
     "name, shape",
@@ -70,9 +68,7 @@ def test_predicted_bytes_are_allocated(mesh):
     leaves = kv_cache.abstract(*told, num_snapshots=config.num_snapshots)
     assert config.pool_bytes == sum(leaf.size * leaf.dtype.itemsize for leaf in
                                     jax.tree.leaves(leaves))  # fmt: skip
-    own = Precision.of(model)
-    held = params.num_bytes(model.parameters())
-    assert weights.weight_bytes(model, own.weights, own.rest) == held
+    assert weights.weight_bytes(model) == params.num_bytes(model.parameters())
 
 
 def test_a_cache_of_two_parts_is_divided_as_each():

@@ -13,12 +13,13 @@ from configs.kinds import params
 from configs.model import ModelConfig
 from inference.planner import cost, report, speculation, weights
 from inference.planner.calibration import lookup, measure
-from inference.planner.cost import Precision, Work
+from inference.planner.cost import Work
 from inference.runtime.model_runner import cache_arguments
 from inference.scheduling.step_schedule import StepRecord
 from inference.scheduling.step_shapes import StepShape
 from layers import kv_cache
 from layers.kernels.cpu import library
+from scripts.reports import decode_report
 from tests import fakes
 
 CONFIG = Config(fakes.llama())
@@ -153,9 +154,9 @@ def test_a_layer_that_predicts_a_second_token_costs_what_it_declares():
     assert read == pytest.approx(3 * visited * experts.width * WIDTH * 4)
     _, alone = drafting("eagle", layer, width=1, queries=1, model=model)
     assert {*alone} == {"eagle.input", "latent.kv_down", "embed"}
-    precision = Precision.of(layer)
-    held = weights.weight_bytes(layer, precision.weights, precision.rest)
-    assert held == sum(4 * info.elements for _, info in params.leaves(layer.parameters()))
+    assert weights.weight_bytes(layer) == sum(
+        4 * info.elements for _, info in params.leaves(layer.parameters())
+    )
     engine = EngineConfig.of(max_seqs=2, proposer="eagle", num_drafts=3, cache_bytes=1 << 20)
     config = Config(model, engine, draft=layer)
     cache = jax.tree.leaves(kv_cache.abstract(*cache_arguments(config, "reference")))
@@ -168,7 +169,7 @@ def test_a_step_is_predicted_with_what_drafts():
         engine = EngineConfig.of(max_seqs=2, proposer=proposer, num_drafts=3)
         record = StepRecord(StepShape((2, 4), (0, 32)), ((4, 50),), 1.0, 0.0)
         chip = dataclasses.replace(catalog.get("h100"), overhead_s=1.0)
-        return report.decode_steps(Config(CONFIG.model, engine, draft=draft), [record], chip)
+        return decode_report.decode_steps(Config(CONFIG.model, engine, draft=draft), [record], chip)
 
     helped, alone = predicted(CONFIG.model, "draft"), predicted(None, "ngram")
     assert helped.step_bytes > 2 * alone.step_bytes

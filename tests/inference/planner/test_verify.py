@@ -13,6 +13,7 @@ from inference.files import digests, local_machine
 from inference.planner.calibration import calibrate, lookup, measure, quick, store, verify
 from inference.planner.calibration.calibrate import Sample
 from inference.planner.calibration.verify import Point
+from scripts.reports import verify_text
 
 MODEL = presets.get("qwen2.5-0.5b").config
 PLAIN = HardwareSpec("cpu", 16e9, 30e9, {"bfloat16": 300e9})
@@ -94,9 +95,9 @@ def test_a_point_is_a_step():
 def test_steps_of_other_sizes_are_predicted(exact):
     """The constants may be others than the machine's: some stand in for each other."""
     assert not PLAIN.is_calibrated and all(machine.is_calibrated for machine in exact.hardware)
-    median, largest = verify.errors(exact.results)
+    median, largest = verify_text.errors(exact.results)
     assert median < 0.01 and largest < 0.03
-    assert verify.errors(exact.results, roofline=True)[0] > 0.3  # what the calibration is for
+    assert verify_text.errors(exact.results, roofline=True)[0] > 0.3  # what the calibration is for
 
 
 def test_the_same_run_gives_the_same_constants(exact):
@@ -109,12 +110,12 @@ def test_what_decoding_and_what_prompts_wait_for_are_apart(cache_share):
     """Attention that reads well computes badly, or the other way round."""
     true = dataclasses.replace(TRUE, cache_share=cache_share)
     found = verify.verify(MODEL, FakeRunner(true), rounds=1)
-    assert verify.errors(found.results)[1] < 0.1
+    assert verify_text.errors(found.results)[1] < 0.1
 
 
 def test_neighbours_that_slow_every_other_step_are_seen_past(exact):
     found = verify.verify(MODEL, FakeRunner(TRUE, noise=1.0))
-    median, largest = verify.errors(found.results)
+    median, largest = verify_text.errors(found.results)
     assert median < 0.08 and largest < 0.25
     assert max(result.spread for result in found.results) < 1.3
     for quiet, result in zip(exact.results, found.results, strict=True):
@@ -158,9 +159,9 @@ def test_steps_that_are_too_slow_have_no_verdict():
 
 
 def test_plain_data_holds_every_figure(exact):
-    found = json.loads(json.dumps(verify.as_json([exact, exact])))
+    found = json.loads(json.dumps(verify_text.as_json([exact, exact])))
     assert len(found["rows"]) == 2 * len(exact.results)
-    assert (found["median_error"], found["largest_error"]) == verify.errors(exact.results)
+    assert (found["median_error"], found["largest_error"]) == verify_text.errors(exact.results)
     (held, _) = found["models"]
     assert held["predicted_weight_bytes"] == held["weight_bytes"] == exact.allocated_bytes[0]
     assert held["weights"] == "bfloat16" and len(held["hardware"]) == 3

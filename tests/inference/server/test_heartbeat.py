@@ -9,7 +9,6 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
-from inference.planner import report
 from inference.planner.calibration import lookup, store
 from inference.planner.simulate import Simulator
 from inference.request import SamplingParams
@@ -20,6 +19,7 @@ from inference.server.engine_process import pages
 from inference.server.engine_process.served_engine import ServedEngine
 from inference.server.engine_process.step_figures import StepFigures
 from inference.server.frames import ITERATION_TOKENS, Heartbeat
+from scripts.reports import decode_report
 from sharding import hosts
 from tests import fakes
 
@@ -78,7 +78,7 @@ def test_steps_are_counted_once_and_predicted_where_the_machine_is_calibrated():
     measured = sum(record.seconds for record in decoding)
     assert counters["decode_step_seconds"] == pytest.approx(measured)
     assert counters["predicted_decode_step_seconds"] == pytest.approx(measured)  # it ran as such
-    each = [report.decode_steps(engine.config, [record], MACHINE) for record in decoding]
+    each = [decode_report.decode_steps(engine.config, [record], MACHINE) for record in decoding]
     assert counters["decode_step_bytes"] == pytest.approx(sum(r.step_bytes for r in each), rel=1e-3)
     assert figures.read_bandwidth == MACHINE.read_bandwidth
 

@@ -14,6 +14,7 @@ from inference.planner import cost, report, speculation
 from inference.scheduling.step_schedule import StepRecord
 from inference.scheduling.step_shapes import StepShape
 from inference.server.engine_process.step_table import StepTable
+from scripts.reports import decode_report
 from tests import fakes
 
 MACHINE = dataclasses.replace(
@@ -34,7 +35,7 @@ def exact(config, records):
         more = speculation.drafting_operations(config, record)
         num_bytes += cost.total((*own, *more)).bytes
         seconds += report.seconds(config.model, own, MACHINE)
-        seconds += report.drafting_seconds(config, more, MACHINE)
+        seconds += decode_report.drafting_seconds(config, more, MACHINE)
     return num_bytes, seconds
 
 

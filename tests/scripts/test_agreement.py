@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from inference.benchmark.agreement import Answer, compare
+from scripts.reports.agreement import Answer, compare
 
 _TOP = {7: -1.0, 8: -1.25, 9: -3.0}
 
