@@ -61,8 +61,9 @@ class HfDirectory(StoredDirectory):
         if unserved := [name for name in source.shapes if names.is_other(family, name)]:
             logging.warning(
                 "%s: images and sounds are not served: %d tensors for them, from %s on, are left "
-                "out", path, len(unserved), unserved[0],
-            )  # fmt: skip
+                "out",
+                *(path, len(unserved), unserved[0]),
+            )
         if storage.quantization is not None:
             few_bits.warn(source, storage.quantization)
             source = few_bits.dequantized(source, storage.quantization)
