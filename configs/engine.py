@@ -302,6 +302,10 @@ class Config:
         paged = sum((1 + num_seqs * peak) * size for peak, size in groups)
         return paged + self.state_bytes(1 + num_seqs)
 
+    def with_room(self, num_seqs: int) -> "Config":
+        """Returns the configuration whose cache holds so many sequences at their longest."""
+        return self.with_engine(cache_bytes=max(1, self.full_bytes(num_seqs)))
+
     @property
     def most_seqs(self) -> int:
         """Sequences that fit into `cache_bytes` at their longest; `engine.max_seqs` where the model

@@ -185,8 +185,7 @@ def sizes(config: Config, rows: int, context: int) -> Config:
         prefix_cache=False,
         chunked_prefill=False, prefill_chunks=(max(config.engine.shapes.prefill_chunks),),
     )  # fmt: skip
-    needed = Config(config.model, engine).full_bytes(rows)
-    return Config(config.model, engine.replace(cache_bytes=needed))
+    return Config(config.model, engine).with_room(rows)
 
 
 def prefill_sizes(config: Config, rows: int, tokens: int) -> Config:
@@ -204,8 +203,7 @@ def prefill_sizes(config: Config, rows: int, tokens: int) -> Config:
         max_seqs=rows, decode_rows=(rows,), max_context=tokens + 1, overcommit=True,
         prefix_cache=False, chunked_prefill=False, chunk_tokens=tokens, prefill_chunks=(rows,),
     )  # fmt: skip
-    needed = Config(config.model, engine).full_bytes(rows)
-    return Config(config.model, engine.replace(cache_bytes=needed))
+    return Config(config.model, engine).with_room(rows)
 
 
 def needed_bytes(config: Config) -> float:

@@ -1,7 +1,6 @@
 """Predicted beside measured: what the steps that ran had to cost."""
 
 import dataclasses
-import functools
 import statistics
 from collections.abc import Iterable, Iterator
 
@@ -98,7 +97,7 @@ def naive_seconds(
 ) -> float:
     """Predicted time without a cache: each token runs all before it, padded to blocks."""
     lengths = (-(-(num_prompt + n) // block) * block for n in range(num_new))
-    return sum(_step_seconds(config, hardware, length, length, 1) for length in lengths)
+    return sum(work_seconds(config, Work.prefill(1, length), hardware) for length in lengths)
 
 
 def cached_seconds(config: Config, hardware: HardwareSpec, num_prompt: int, num_new: int) -> float:
@@ -106,16 +105,13 @@ def cached_seconds(config: Config, hardware: HardwareSpec, num_prompt: int, num_
     chunk, rows = config.engine.shapes.chunk_tokens, 2
     if step_shapes.leaves_padding_out(config, config.model):
         chunk = rows = 1
-    seconds = functools.partial(_step_seconds, config.model, hardware)
-    prefill = seconds(-(-num_prompt // chunk) * chunk, num_prompt, 1, num_prompt)
-    return prefill + sum(seconds(rows, num_prompt + n, rows, 1) for n in range(1, num_new))
+    padded = -(-num_prompt // chunk) * chunk
+    prefill = Work(padded, (Rows(1, num_prompt, num_prompt),), 1)
+    decoding = (Work(rows, (Rows(1, 1, num_prompt + n),), rows) for n in range(1, num_new))
+    decode_s = sum(work_seconds(config.model, work, hardware) for work in decoding)
+    return work_seconds(config.model, prefill, hardware) + decode_s
 
 
-def _step_seconds(
-    config: ModelConfig, hardware: HardwareSpec, num_tokens: int, context: int, num_logits: int,
-    queries: int | None = None,
-) -> float:  # fmt: skip
-    """A step of one sequence that feeds its last `queries` tokens: all of them, if None."""
-    row = Rows(1, context if queries is None else queries, context)
-    step = cost.step_operations(config, Work(num_tokens, (row,), num_logits))
-    return seconds(config, step, hardware)
+def work_seconds(model: ModelConfig, work: Work, hardware: HardwareSpec) -> float:
+    """The same of a step that does this work."""
+    return seconds(model, cost.step_operations(model, work), hardware)

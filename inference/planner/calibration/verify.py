@@ -74,8 +74,7 @@ def engine_config(model: ModelConfig) -> Config:
         max_seqs=max(_ROWS), max_context=min(MAX_CONTEXT, model.max_context),
         chunk_tokens=CHUNK_TOKENS,
     )  # fmt: skip
-    needed = Config(model, engine).full_bytes(max(_ROWS))
-    return Config(model, engine.replace(cache_bytes=needed))
+    return Config(model, engine).with_room(max(_ROWS))
 
 
 def points(model: ModelConfig) -> list[Point]:
