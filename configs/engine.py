@@ -109,11 +109,8 @@ class EngineConfig(Section):
         Raises:
             InputError: a name is unknown, or the settings are not valid together.
         """
-        places, groups, changes = (
-            paths(EngineConfig),
-            dict[str, dict[str, object]](),
-            dict[str, object](),
-        )
+        places, changes = paths(EngineConfig), dict[str, object]()
+        groups: dict[str, dict[str, object]] = {}
         for name, value in settings.items():
             if name not in places:
                 raise InputError(f"unknown setting {name!r}; valid: {', '.join(places)}")

@@ -88,8 +88,6 @@ def run(
     back to back.
 
     Args:
-        runner: whose cache is written to.
-        shape: of the step.
         prepared: what `arrays` made for it.
         steps: at most as many as `arrays` made room for.
         advances: whether each continues the one before, a token further; else all are the same.
@@ -219,7 +217,6 @@ def decode(
     Args:
         engine: configured by `sizes`.
         context: tokens of each sequence, halfway through the steps.
-        hardware: at its measured rates.
         repeats: medians are reported.
         with_engine: measure the same in the engine.
     """
@@ -247,7 +244,6 @@ def prefill(engine: Engine, hardware: HardwareSpec, repeats: int) -> PrefillStep
 
     Args:
         engine: configured by `prefill_sizes`.
-        hardware: at its measured rates.
         repeats: medians are reported.
     """
     model, settings = engine.config.model, engine.config.engine

@@ -118,7 +118,6 @@ def advise(
     Args:
         deployment: model and chips; its precision, mesh, replicas and speculation are what is
             asked for.
-        workload: what for.
         num_chips: all of which are used.
         fixed: formats that are given; None tries those that the chip computes with.
 

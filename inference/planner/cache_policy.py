@@ -20,7 +20,6 @@ def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Call
     than that step.
 
     Args:
-        config: model and engine.
         hardware: the machine; None is the calibrated one, or else a nominal one.
     """
     if config.engine.cache.preemption != "auto":
@@ -52,10 +51,7 @@ def snapshot_tokens(config: Config, hardware: HardwareSpec | None = None) -> int
     """Tokens between two snapshots, whole pages: the engine's `snapshot_tokens`, or as many as take
     as long to compute in full steps as a snapshot takes to be made and read, and no fewer than
     a step computes, since a snapshot ends it. 0: the model has no states, or nothing holds any.
-
-    Args:
-        config: model and engine.
-        hardware: the machine; None is the calibrated one, or else a nominal one.
+    Arguments as of `offload_policy`.
     """
     if config.num_snapshots < 2:
         return 0

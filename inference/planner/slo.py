@@ -181,8 +181,6 @@ def answers(
 
     Args:
         deployment: its mesh and replicas are what is asked for.
-        targets: of each request.
-        context, new_tokens: of each request.
         rate: requests a second that all replicas together take.
 
     Raises:

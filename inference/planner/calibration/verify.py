@@ -164,12 +164,8 @@ def verify(
     its least. None where steps are too slow to calibrate.
 
     Args:
-        model: whose steps the runner has.
-        runner: runs them.
+        runner: has the model's steps.
         rounds: at least 1.
-        seed: of the orders.
-        clock: seconds.
-        progress: told of (done, total, label).
     """
     rng, order = random.Random(seed), points(model)
     least = dict.fromkeys(order, math.inf)

@@ -51,8 +51,6 @@ def of_step(
     """Everything that the chips of one data-parallel group exchange in a step.
 
     Args:
-        config: the whole model.
-        mesh: how it is divided.
         greedy: no row is drawn; drawing is counted as accelerators do it, without branches.
         top_logprobs: alternatives that are reported for each sampled token.
         stored: format of the tokens that travel to experts; '' is the model's dtype.
