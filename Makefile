@@ -64,14 +64,14 @@ small-model: .venv/.core  ## train the small model and its draft, for half an ho
 	.venv/bin/python -m scripts.train --task=lm
 	.venv/bin/python -m scripts.train --task=draft
 
-test: .venv/.test  ## the suite, on WORKERS=2 processes; of tests of many cases one part (PART=0)
+test: .venv/.test  ## the suite, on WORKERS=2 processes; of costly tests one part of four (PART=0)
 	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART)
 
-test-long: .venv/.test  ## only the tests marked long or timing; on AArch64's instruction sets where qemu-user is installed
+test-long: .venv/.test  ## only the tests that `make test` leaves out; on AArch64's instruction sets where qemu-user is installed
 	@if command -v qemu-aarch64 >/dev/null || command -v qemu-aarch64-static >/dev/null; then \
 		$(MAKE) .venv-zig/.ready || echo "test-long: ziglang cannot be installed, AArch64 is skipped"; \
 	fi
-	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile -m "long or timing"
+	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART) -m "long or timing"
 
 check: .venv/.test  ## format, lint, types, architecture, marks of stale figures
 	.venv/bin/ruff format --check .
@@ -84,8 +84,8 @@ test-py312:  ## the suite on Python 3.12 and its newer jax; skipped where there 
 	@PYENV_VERSION=3.12.1; export PYENV_VERSION; \
 	$(PYTHON312) -c 'import ensurepip, venv' 2>/dev/null || unset PYENV_VERSION; \
 	if $(PYTHON312) -c 'import ensurepip, venv' 2>/dev/null; then \
-		$(MAKE) .venv312/.test && echo ".venv312/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=1" && \
-		.venv312/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=1; \
+		$(MAKE) .venv312/.test && echo ".venv312/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART)" && \
+		.venv312/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART); \
 	else \
 		echo "test-py312: SKIPPED, there is no $(PYTHON312) with venv on this machine"; \
 	fi
@@ -117,14 +117,16 @@ test-aarch64: .venv/.test  ## compile the CPU kernels for AArch64; skipped where
 		echo "test-aarch64: SKIPPED, ziglang cannot be installed here"; \
 	fi
 
-test-aot:  ## compile for H200 and TPUs without a device; skipped by name where that cannot be installed
-	@for name in $(AOT); do \
+# With a part of the tests named, each environment runs another one of the four.
+test-aot:  ## compile for H200 and TPUs without a device; skipped by name where that cannot be installed (PART=...)
+	@part=$(if $(filter command environment,$(origin PART)),$(PART)); for name in $(AOT); do \
 		if ! $(MAKE) .venv-aot-$$name/.ready; then \
 			echo "test-aot: SKIPPED $$name, its environment cannot be installed here"; continue; \
 		fi; \
 		echo "test-aot: $$name"; \
-		.venv-aot-$$name/bin/python -m pytest -n $(WORKERS) -rP -m aot \
-			tests/aot/test_$${name%-*}.py || exit 1; \
+		.venv-aot-$$name/bin/python -m pytest -n $(WORKERS) -rP -m "aot and not long" \
+			$${part:+--part=$$part} tests/aot/test_$${name%-*}.py || exit 1; \
+		part=$${part:+$$(((part + 1) % 4))}; \
 	done
 
 device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerator at hand does, in 14 minutes (PYTHON=..., RESULTS=...)

@@ -139,8 +139,8 @@ class Workload:
             says).
         num_requests: how many; of a trace, the first as many, None for all.
         rate: requests a second of 'poisson'.
-        burstiness: of 'poisson': the times between requests have a gamma law of this shape; 1 is
-            Poisson's, less comes in bursts, more is regular.
+        burstiness: of 'poisson': the times between requests have a gamma distribution of this
+            shape; 1 is Poisson's, less comes in bursts, more is regular.
         concurrency: of 'closed'; None: all at once.
         prompt: lengths of prompts, besides the shared prefix.
         output: tokens to generate.

@@ -12,6 +12,9 @@ The axis key, used in einsums, name suffixes (`q_TNH`) and comments everywhere:
     Z  rows of a kernel's grid, or products of a batch           U  query rows of a product
     X  any other axis, said where it stands                      k  drafts per sequence
 
+In `inference/` R is decode rows, N nodes of a tree of drafts, and n alternatives of a token; G of
+`topk` is groups of the vocabulary.
+
 The packed T of a step is two rectangles, decode rows [Y, W = 1 + k] and prefill chunks
 [Y, W = chunk tokens]; everything token-wise sees one [T, D], only mixers look at the rectangles.
 """

@@ -290,7 +290,7 @@ def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Arr
     with jax.named_scope("head"):
         logits_QV = linear(hidden_QD, (params["embed"] if config.tied else params["head"])["table"])
         logits_QV *= config.logit_scale
-        return logits_QV if config.logit_cap is None else soft_cap(logits_QV, config.logit_cap)
+        return soft_cap(logits_QV, config.logit_cap)
 
 
 def inputs_of_layers(

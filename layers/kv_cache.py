@@ -2,7 +2,8 @@
 
 Pages are token-major, [pages, page tokens, elements], unless the implementation of attention lays
 its own out (`layers/kernels/attention/contract.py`); `layers/page_rows.py` has the rows in them.
-Page 0 and the last slot are sinks for padding: nothing reads them.
+Page 0, snapshot 0 and the last slot are sinks: padding writes them, nothing reads them. Attention's
+sinks (`sinks_N`) are logits instead.
 
 Recurrent states are arrays float32 [slots + 1, 1 + k, ...] of the shapes that a spec names: the
 state after position p lives at index p mod (1 + k), so that the committed length alone names the

@@ -36,6 +36,6 @@ def add_bias(y_TF: jax.Array, params: Mapping[str, jax.Array], name: str) -> jax
     return y_TF + params[name].astype(jnp.float32) if name in params else y_TF
 
 
-def soft_cap(x: jax.Array, cap: float) -> jax.Array:
-    """cap tanh(x / cap) (Bello et al. 2017, arXiv 1611.09940): x near 0, never beyond cap."""
-    return cap * jnp.tanh(x / cap)
+def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:
+    """cap tanh(x / cap) (Bello et al. 2017, arXiv 1611.09940): x near 0, below cap, if any."""
+    return x if cap is None else cap * jnp.tanh(x / cap)

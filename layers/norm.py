@@ -8,7 +8,6 @@ import jax.numpy as jnp
 
 from configs.model import ModelConfig
 from layers.backends import backends
-from layers.backends.backend import RowKernels
 from layers.reduce import row_sum
 from sharding import collectives
 
@@ -73,10 +72,7 @@ def _rms_norm(eps: float, offset: float) -> Callable[[jax.Array, jax.Array], jax
         scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
         return x * scale * (weight.astype(jnp.float32) + offset)
 
-    def kernel(rows: RowKernels, x: jax.Array, weight: jax.Array) -> jax.Array:
-        return rows.norm(x, weight, None, eps, offset)
-
-    return backends.kernel_or(reference, kernel)
+    return backends.kernel_or(reference, lambda rows, x, w: rows.norm(x, w, None, eps, offset))
 
 
 @functools.cache
@@ -86,7 +82,4 @@ def _layer_norm(eps: float) -> Callable[[jax.Array, jax.Array, jax.Array], jax.A
         scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
         return x * scale * weight.astype(jnp.float32) + bias.astype(jnp.float32)
 
-    def kernel(rows: RowKernels, x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
-        return rows.norm(x, weight, bias, eps)
-
-    return backends.kernel_or(reference, kernel)
+    return backends.kernel_or(reference, lambda rows, x, w, bias: rows.norm(x, w, bias, eps))

@@ -105,12 +105,9 @@ def dequantize(format: str, blocks_FX: np.ndarray, width: int) -> np.ndarray:
         return numbers(format, unpack(format, rows, width)).reshape(shape)
     import gguf
 
-    kind = gguf.GGMLQuantizationType[_GGUF_NAMES.get(format, format.upper())]
+    kind = gguf.GGMLQuantizationType[format.upper()]
     # One row of many blocks: the library works by 16 rows, 10 x slower when they are short.
     return gguf.dequantize(rows.reshape(1, -1), kind).reshape(shape)
-
-
-_GGUF_NAMES = {"q4_k": "Q4_K", "q6_k": "Q6_K"}
 
 
 def rounded(

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 class Rectangle:
     """Y rows of W query tokens, which lie in the cache one after another.
 
-    Without `ancestors_YW` a row holds consecutive tokens of a sequence, and a token's index in the
-    cache is its position. With it a row is a tree of drafts, the root first: a position follows
-    from the depth, so branches share positions but no KV positions. With `is_chained` a row may go
-    on where the row before it stops.
+    Without `ancestors_YW` a row is a chain: consecutive tokens of a sequence, whose index in the
+    cache is their position. With it a row is a tree of drafts, the root first: a position follows
+    from the depth, so branches share positions but no KV positions. `is_chained` relates rows: one
+    may go on where the row before it stops, as chunks of one prompt do.
 
     Padding tokens stand at the newest valid token's place in the cache, so they widen no range. In
     a tree that is no token's position: ranges of positions are of valid tokens.
@@ -30,7 +30,7 @@ class Rectangle:
     valid_YW: jax.Array  # bool[Y, W]
     tables: tuple[jax.Array, ...]  # i32[Y, P] a page group; entry 0 is the sink page
     # u32[Y, W], W <= 32: bit j says that a token sees the row's j-th; a chain's i-th has the
-    # lowest i + 1 bits. None: every row is one.
+    # lowest i + 1 bits. None: every row is a chain.
     ancestors_YW: jax.Array | None = None
     causal_Y: jax.Array | None = None  # bool[Y], False: a row's tokens see each other; None: True
     # i32[Y], tokens of earlier pages that the cache has no more, whole pages: what is behind them

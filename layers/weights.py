@@ -4,7 +4,7 @@ matrices [E, F, D], and rows of a table. Model code asks `of` and never the type
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,40 +26,43 @@ Leaf = jax.Array | Packed | Quantized | Observed
 Weight = Leaf | tuple[Leaf, ...] | Mapping[str, Leaf]
 
 
-class Operations(Protocol):
-    """What every leaf does; sums are float32's.
+class Operations:
+    """What a leaf does, unless it is one matrix without groups or rows; sums are float32's.
 
     Attributes:
         array: the matrix or stack as a plain array, where the leaf is one.
     """
 
-    @property
-    def array(self) -> jax.Array | None: ...
+    array: jax.Array | None = None
 
     def product(self, x_TD: jax.Array) -> jax.Array:
         """x w^T of a matrix: float32 [T, F]."""
+        raise NotImplementedError
 
     def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
         """Rows sorted by group times each group's matrix of a stack: float32 [X, F], 0 behind the
         last group. `sizes_E` (i32) counts their rows; if `deterministic`, their bits are
         independent.
         """
+        raise ValueError("this weight is one matrix: it multiplies no groups of rows")
 
     def stacked(self, x_ETD: jax.Array) -> jax.Array:
         """Equally many rows for each matrix of a stack: float32 [E, T, F]."""
+        raise ValueError("this weight is one matrix: it has none for each head")
 
     def rows(self, ids_T: jax.Array) -> jax.Array:
         """Rows of a table: float32 [T, D]."""
+        raise ValueError("this weight is no table: it has no rows to look up")
 
 
 def of(weight: Weight) -> Operations:
     """The operations of a leaf."""
-    operations: Operations = _OPERATIONS.get(type(weight), _Dense)(weight)
+    operations: Operations = _OPERATIONS.get(type(weight), _OfArray)(weight)
     return operations
 
 
 @dataclasses.dataclass(frozen=True)
-class _Dense:
+class _OfArray(Operations):
     """An array, multiplied in its own precision."""
 
     array: jax.Array
@@ -110,9 +113,8 @@ class _Dense:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Packed:
+class _OfPacked(Operations):
     leaf: Packed
-    array: None = None
 
     def product(self, x_TD: jax.Array) -> jax.Array:
         return packed.product(x_TD, self.leaf)
@@ -131,11 +133,10 @@ class _Packed:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Quantized:
+class _OfQuantized(Operations):
     """Numbers of few bits, by XLA or by an accelerator's kernels."""
 
     leaf: Quantized
-    array: None = None
 
     def product(self, x_TD: jax.Array) -> jax.Array:
         return low_bit_product.product(x_TD, self.leaf)
@@ -154,9 +155,8 @@ class _Quantized:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Observed:
+class _OfObserved(Operations):
     leaf: Observed
-    array: None = None
 
     def product(self, x_TD: jax.Array) -> jax.Array:
         self.leaf.note(x_TD, None)
@@ -175,22 +175,7 @@ class _Observed:
         return of(self.leaf.weight).rows(ids_T)
 
 
-class _Matrix:
-    """A leaf that is no stack and no table."""
-
-    array: jax.Array | None = None
-
-    def grouped(self, x_XD: jax.Array, sizes_E: jax.Array, deterministic: bool) -> jax.Array:
-        raise ValueError("this weight is one matrix: it multiplies no groups of rows")
-
-    def stacked(self, x_ETD: jax.Array) -> jax.Array:
-        raise ValueError("this weight is one matrix: it has none for each head")
-
-    def rows(self, ids_T: jax.Array) -> jax.Array:
-        raise ValueError("this weight is no table: it has no rows to look up")
-
-
-class _Parts(_Matrix):
+class _OfParts(Operations):
     """Matrices over the same inputs, one below the other."""
 
     def __init__(self, parts: tuple[Leaf, ...]):
@@ -200,7 +185,7 @@ class _Parts(_Matrix):
         return jnp.concatenate([of(part).product(x_TD) for part in self._parts], axis=-1)
 
 
-class _WithOutliers(_Matrix):
+class _WithOutliers(Operations):
     """LLM.int8() (Dettmers et al. 2022, arXiv 2208.07339): features of the activations that are far
     larger than others are multiplied in bfloat16, and so do not make the scale that all others of
     their token are rounded by. Which ones is a constant of the matrix: the paper's threshold reads
@@ -230,10 +215,10 @@ class _WithOutliers(_Matrix):
 
 
 _OPERATIONS: dict[type, Callable[[Any], Operations]] = {
-    Packed: _Packed,
-    Quantized: _Quantized,
-    Observed: _Observed,
-    tuple: _Parts,
+    Packed: _OfPacked,
+    Quantized: _OfQuantized,
+    Observed: _OfObserved,
+    tuple: _OfParts,
     dict: _WithOutliers,
 }
 

@@ -28,7 +28,7 @@ _TEXT = text_flag.TEXT
 _WINDOW = flags.DEFINE_integer("window", 512, "Tokens scored together; windows do not overlap.")
 _MAX_TOKENS = flags.DEFINE_integer("max_tokens", None, "Score only the first N tokens.")
 _AGAINST = flags.DEFINE_string(
-    "against", None, "As --model: another model of the same tokens, whose laws are compared."
+    "against", None, "As --model: compares distributions with another model of the same tokens."
 )
 for _module in (common, text_flag, deployment_flags, host_flags):
     flags.adopt_module_key_flags(_module)
@@ -101,7 +101,7 @@ def _resolved_other(config: Config) -> tuple["Resolved", Config]:
     if resolved.config.vocab_size != config.model.vocab_size:
         raise InputError(
             f"--against={_AGAINST.value} has {resolved.config.vocab_size} tokens, not the "
-            f"{config.model.vocab_size} of {config.model.name}: their laws are of other things"
+            f"{config.model.vocab_size} of {config.model.name}: name a model of the same tokens"
         )
     other = Config(resolved.config, EngineConfig(max_seqs=1))
     other = overrides.apply(other, common.settings_asked())
@@ -111,15 +111,16 @@ def _resolved_other(config: Config) -> tuple["Resolved", Config]:
 def _compared(
     engine: "Engine", other: tuple["Resolved", Config], windows: list[list[int]]
 ) -> dict[str, float]:
-    from inference.benchmark.quality import laws
+    from inference.benchmark.quality import divergence
 
     resolved, config = other
     against = common.load_engine(common.open_checkpoint(resolved), config)
     near, far = (
-        laws.Model(served.config.model, served.model_runner.params) for served in (engine, against)
+        divergence.Model(served.config.model, served.model_runner.params)
+        for served in (engine, against)
     )
     with common.bars() as progress:
-        distance = laws.distance(near, far, windows, progress)
+        distance = divergence.distance(near, far, windows, progress)
     return {"kl": distance.kl, "agreement": distance.agreement}
 
 

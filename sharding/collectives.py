@@ -5,11 +5,11 @@ from typing import TypeVar
 import jax
 
 Tree = TypeVar("Tree")
-_AXIS, _EXPERTS = "model", "expert"
+_AXIS, EXPERTS = "model", "expert"
 
 
 def num_chips(axis: str = _AXIS) -> int:
-    """Chips that divide the model that is traced now, or its experts."""
+    """Chips that divide the model that is traced now, or its experts, each with its own tokens."""
     mesh = jax.sharding.get_abstract_mesh()
     return int(mesh.shape[axis]) if axis in mesh.manual_axes else 1
 
@@ -36,28 +36,18 @@ def gather(x: jax.Array) -> jax.Array:
     return jax.lax.all_gather(x, _AXIS) if num_chips() > 1 else x[None]
 
 
-def num_expert_chips() -> int:
-    """Chips that divide the experts; each has tokens of its own."""
-    return num_chips(_EXPERTS)
-
-
-def expert_chip() -> jax.Array | int:
-    """Which of them this is."""
-    return chip(_EXPERTS)
-
-
 def tokens_of_all(x_TX: jax.Array) -> jax.Array:
     """All-gather along `expert`: the rows of all chips, one behind the other, on each of them."""
-    if num_expert_chips() == 1:
+    if num_chips(EXPERTS) == 1:
         return x_TX
-    return jax.lax.all_gather(x_TX, _EXPERTS, tiled=True)
+    return jax.lax.all_gather(x_TX, EXPERTS, tiled=True)
 
 
 def own_tokens(x_TX: jax.Array) -> jax.Array:
     """Reduce-scatter along `expert`: of the sums of all chips' arrays, the rows of this chip; the
     way back of `tokens_of_all`.
     """
-    if num_expert_chips() == 1:
+    if num_chips(EXPERTS) == 1:
         return x_TX
-    by_chip = x_TX.reshape(num_expert_chips(), -1, *x_TX.shape[1:])  # no tile belongs to two
-    return jax.lax.psum_scatter(by_chip, _EXPERTS)
+    by_chip = x_TX.reshape(num_chips(EXPERTS), -1, *x_TX.shape[1:])  # no tile belongs to two
+    return jax.lax.psum_scatter(by_chip, EXPERTS)

@@ -83,12 +83,8 @@ def _joined(devices: Sequence[jax.Device], mesh: Mesh) -> jax.sharding.Mesh:
 
 
 def put(mesh: jax.sharding.Mesh, spec: PartitionSpec, make_part: Callable[[int, int], T]) -> T:
-    """A pytree of arrays over a mesh, of which this process makes the parts of its own chips.
-
-    Args:
-        mesh: the devices.
-        spec: `EVERY_CHIP`, `EACH_GROUP`, or another that divides the first axis only.
-        make_part: (group, chip along `model`) -> the pytree that this chip holds.
+    """A pytree of arrays over a mesh, whose spec divides the first axis only; this process makes
+    the parts of its own chips by `make_part(group, chip along model)`.
     """
     parts = []
     for index, device in np.ndenumerate(mesh.devices):
@@ -97,13 +93,12 @@ def put(mesh: jax.sharding.Mesh, spec: PartitionSpec, make_part: Callable[[int, 
         group = index[0] * mesh.shape["expert"] + index[1]
         with jax.default_device(device):  # another would hold two for a while
             parts.append(jax.device_put(make_part(group, index[2]), device))
-    sharding = NamedSharding(mesh, spec)
-    times = num_parts(mesh, spec)
+    sharding, times = NamedSharding(mesh, spec), num_parts(mesh, spec)
 
     def joined(*arrays: jax.Array) -> jax.Array:
-        first = arrays[0].shape
-        shape = (first[0] * times, *first[1:])
-        return jax.make_array_from_single_device_arrays(shape, sharding, list(arrays))
+        length, *shape = arrays[0].shape
+        whole = length * times, *shape
+        return jax.make_array_from_single_device_arrays(whole, sharding, list(arrays))
 
     return jax.tree.map(joined, *parts)
 
@@ -123,13 +118,7 @@ def to_global(mesh: jax.sharding.Mesh | None, spec: PartitionSpec, tree: T) -> T
 def over(
     mesh: jax.sharding.Mesh | None, function: Callable[..., T], in_specs: object, out_specs: object
 ) -> Callable[..., T]:
-    """The function on each chip, with that chip's parts of arrays; without a mesh, itself.
-
-    Args:
-        mesh: the devices.
-        function: of a chip's arrays.
-        given, returned: specs of the arguments and results.
-    """
+    """The function on each chip, with that chip's parts of arrays; without a mesh, itself."""
     if mesh is None:
         return function
     mapped: Callable[..., T] = jax.shard_map(
@@ -139,13 +128,8 @@ def over(
 
 
 def moved(tree: T, mesh: jax.sharding.Mesh | None, specs: object) -> T:
-    """A pytree whose arrays lie so on other chips, on as many of this mesh (None: on JAX's default
-    device): each sends its part to one, with no copy on the host.
-
-    Args:
-        tree: the pytree.
-        mesh: where to.
-        specs: how its arrays lie, a tree or a prefix of one.
+    """A pytree whose arrays lie on other chips as `specs` (a tree or a prefix of one) say, on as
+    many of this mesh (None: on JAX's default device), with no copy on the host.
     """
     if mesh is None:
         return jax.device_put(tree, jax.devices()[0])

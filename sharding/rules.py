@@ -106,7 +106,7 @@ def part(
             stacked=info.stacked[: len(info.stacked) // num_experts],
         )  # fmt: skip
         first = group % mesh.expert * count
-        matrices = [_Rows(values, (first + n) * expert_rows, expert_rows) for n in range(count)]
+        matrices = [_RowSlice(values, (first + n) * expert_rows, expert_rows) for n in range(count)]
         parts = [
             _of_matrix(config, path, matrix_info, matrix, mesh.model, chip) for matrix in matrices
         ]
@@ -120,7 +120,7 @@ def part(
     return _of_matrix(config, path, info, values, mesh.model, chip)
 
 
-class _Rows:
+class _RowSlice:
     """Some rows of what reads slices of rows, or of all rows' columns."""
 
     def __init__(self, values: Values, first: int, count: int):

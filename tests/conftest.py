@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import gc
+import json
 import os
 import pathlib
 import shutil
@@ -39,25 +40,56 @@ _MAPS = pathlib.Path("/proc/self/maps")
 _MANY_MAPS = 20_000
 
 
+# Seconds of each test that takes more than one, all its cases together.
+_COSTS = pathlib.Path(__file__).with_name("costs.json")
+_PARTS = 4
+
+
 def pytest_addoption(parser):
-    parser.addoption("--part", type=int, default=0, help="of tests marked `parts`: which one runs")
+    parser.addoption(
+        "--part", type=int, choices=range(_PARTS),
+        help="of the tests in costs.json only this part of four runs, the others are long",
+    )  # fmt: skip
+    parser.addoption("--write-costs", action="store_true", help="write what ran into costs.json")
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` is applied
 def pytest_collection_modifyitems(config, items):
-    """Of a test marked `parts(n)` every n-th of its cases runs, in the order of a hash, which mixes
-    their parameters, and the others are long; one that is asked for by its id runs.
+    """The cases of costly tests go to the parts by turns, in the order of a hash, which mixes their
+    parameters; tests by cost, so that parts take equally long.
     """
+    part = config.getoption("part")
+    if part is None:
+        return
     cases = collections.defaultdict(list)
     for item in items:
-        if item.get_closest_marker("parts") and not item.get_closest_marker("long"):
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for own in cases.values():
-        (num_parts,) = own[0].get_closest_marker("parts").args
-        part = min(config.getoption("part"), len(own) - 1)
-        for nth, item in enumerate(sorted(own, key=lambda each: zlib.crc32(each.name.encode()))):
-            if (nth - part) % num_parts:
+        if not item.get_closest_marker("long"):
+            cases[_test(item.nodeid)].append(item)
+    costs = json.loads(_COSTS.read_text())
+    for rank, test in enumerate(sorted(costs, key=costs.get)):
+        in_order = sorted(cases[test], key=lambda item: zlib.crc32(item.name.encode()))
+        for nth, item in enumerate(in_order, start=rank):
+            if nth % _PARTS != part:
                 item.add_marker("long")
+
+
+def _test(nodeid):
+    return nodeid.partition("[")[0]
+
+
+class Costs:
+    """Seconds of each test, with its fixtures, in the process that hears of all of them."""
+
+    def __init__(self):
+        self._seconds = collections.Counter()
+
+    def pytest_runtest_logreport(self, report):
+        self._seconds[_test(report.nodeid)] += report.duration
+
+    def pytest_sessionfinish(self):
+        costs = json.loads(_COSTS.read_text()) | self._seconds
+        costly = {test: round(s, 1) for test, s in sorted(costs.items()) if s > 1}
+        _COSTS.write_text(json.dumps(costly, indent=0) + "\n")
 
 
 def pytest_collection_finish():
@@ -71,6 +103,8 @@ def pytest_configure(config):
     one of them has compiled is compiled by none again in this run; workers inherit the environment.
     """
     config.option.loadscopereorder = False
+    if config.getoption("write_costs") and "PYTEST_XDIST_WORKER" not in os.environ:
+        config.pluginmanager.register(Costs())
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = tempfile.mkdtemp(prefix="ridgeline-compiled-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

@@ -150,7 +150,6 @@ def test_the_page_names_a_command_for_each_large_topic():
     assert len(commands()) == 8
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("index", range(8))
 def test_commands_on_the_page_work(index):
     command = [sys.executable, *shlex.split(commands()[index])[1:], "--json"]

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from tests.test_architecture import (
     dotted,
     is_below,
@@ -74,12 +76,28 @@ MAY_ASK_THE_PLATFORM = {
 
 
 def asks_the_platform(node: ast.AST) -> bool:
+    """Whether a node compares with a platform's name, alone or among others, or looks it up."""
     if isinstance(node, ast.Compare):
-        return any(
-            isinstance(side, ast.Constant) and side.value in PLATFORMS
-            for side in (node.left, *node.comparators)
-        )
-    return isinstance(node, ast.Attribute) and node.attr in ("is_hopper", "default_backend")
+        sides = [node.left, *node.comparators]
+        sides += [item for side in sides for item in getattr(side, "elts", ())]
+    elif isinstance(node, ast.Dict):
+        sides = [key for key in node.keys if key is not None]
+    elif isinstance(node, ast.MatchValue):
+        sides = [node.value]
+    else:
+        return isinstance(node, ast.Attribute) and node.attr in ("is_hopper", "default_backend")
+    return any(isinstance(side, ast.Constant) and side.value in PLATFORMS for side in sides)
+
+
+@pytest.mark.parametrize("question, asks", [
+    ("device.platform == 'cpu'", True), ("'tpu' != platform", True),
+    ("platform in ('gpu', 'tpu')", True), ("platform not in {'cpu'}", True),
+    ("{'gpu': 1, 'tpu': 2}[platform]", True), ("{'gpu': 1}.get(platform)", True),
+    ("device.is_hopper", True), ("jax.default_backend()", True),
+    ("linear in ('ffi_cpu', 'reference')", False), ("backend.has_free_views", False),
+])  # fmt: skip
+def test_questions_about_the_platform_are_found(question, asks):
+    assert any(map(asks_the_platform, ast.walk(ast.parse(question)))) == asks
 
 
 def test_only_back_ends_ask_the_platform():
@@ -118,15 +136,24 @@ def test_at_most_4_lines_in_1000_name_any():
 
 # --- leaves ---------------------------------------------------------------------------------------
 
-LEAVES = {
-    *("CacheLeaf", "Dense", "Paged", "Indexed", "Pooled", "Recurrent", "Stateful", "Observed"),
-    *("Packed", "Quantized"),
-}
+
+def leaves() -> set[str]:
+    """Names of the classes of weights and of all that derive from `CacheLeaf`."""
+    names = {"Packed", "Quantized", "Observed", "CacheLeaf"}
+    classes = [
+        (node.name, {ast.unparse(base).split(".")[-1] for base in node.bases})
+        for path in python_files()
+        for node in ast.walk(parse(path))
+        if isinstance(node, ast.ClassDef)
+    ]
+    while new := {name for name, bases in classes if bases & names} - names:
+        names |= new
+    return names
 
 
 def test_nobody_tells_leaves_apart_in_turn():
     """A chain of questions about types is a method that a leaf lacks; assertions are none."""
-    problems = []
+    problems, types = [], leaves()
     for path in python_files():
         for function in ast.walk(parse(path)):
             if not isinstance(function, ast.FunctionDef):
@@ -145,7 +172,7 @@ def test_nobody_tells_leaves_apart_in_turn():
                 and node.func.id == "isinstance"
                 and id(node) not in asserted
                 and {name.id for name in ast.walk(node.args[1]) if isinstance(name, ast.Name)}
-                & LEAVES
+                & types
             ]
             if len(questions) > 1:
                 problems.append(f"{relative(path)}:{function.lineno} {function.name}")

@@ -1,13 +1,14 @@
 """A model on disk, or about to be, whatever its format."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
+from pathlib import Path
 
 from configs.kinds.params import Declared, leaves
 from configs.model import ModelConfig
 from configs.precision import FORMATS
-from inference.checkpoints import load
-from inference.checkpoints.gguf.gguf_scan import Header
+from inference.checkpoints import load, text_files
 from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
@@ -23,16 +24,12 @@ class Contents:
         source, name_map: the parameters.
         read_files: reads the small files beside them, by name.
         raw_config: transformers' own configuration, where the checkpoint has one.
-        header: of a `.gguf` file.
-        exact: makes the source of such a file's numbers, not rounded.
     """
 
     source: TensorSource
     name_map: NameMap
     read_files: Callable[[], dict[str, bytes]]
     raw_config: dict[str, object] | None = None
-    header: Header | None = None
-    exact: Callable[[], TensorSource] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
@@ -117,3 +114,26 @@ class NewCheckpoint(Checkpoint):
 
     def contents(self) -> Contents:
         return self.new_contents
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class StoredDirectory(Checkpoint):
+    """A directory of weights, and of the small files beside them.
+
+    Attributes:
+        raw_config: transformers' own configuration, where the directory has one.
+    """
+
+    path: Path
+    source: TensorSource
+    name_map: NameMap
+    raw_config: dict[str, object] | None
+
+    def contents(self) -> Contents:
+        read_files = functools.partial(text_files.read, self.path)
+        return Contents(self.source, self.name_map, read_files, self.raw_config)
+
+    def build_tokenizer(self) -> Tokenizer:
+        from inference.checkpoints import tokenizer_files  # loads `tokenizers`
+
+        return tokenizer_files.load_tokenizer(self.path, self.config.vocab_size)

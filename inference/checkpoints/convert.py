@@ -18,12 +18,11 @@ from inference.checkpoints import (
     manifest,
     mapped,
     new_directory,
-    opened,
     safetensors_file,
     text_files,
 )
 from inference.checkpoints.checkpoint import Checkpoint, Contents
-from inference.checkpoints.hf import config_export, weights_export
+from inference.checkpoints.hf import config_export, config_json, hf_directory, weights_export
 from inference.checkpoints.hf.quantized import export
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import averaged, blocks, orbax_directory
@@ -105,7 +104,10 @@ def convert(
             )
         else:
             plain = dataclasses.replace(config, formats=())
-            raw = contents.raw_config or config_export.of_model(plain, _generation(copied))
+            raw = contents.raw_config
+            if not raw:
+                text = copied.get(text_files.GENERATION, b"{}")
+                raw = config_export.of_model(plain, mapped.parse_json(text, text_files.GENERATION))
             raw = raw | {"tie_word_embeddings": config.tied}
             raw = config_export.with_dtype(raw, stored, checkpoint.eos_ids)
             if config.formats:
@@ -132,11 +134,6 @@ def _with_plain(
         table for table in tables if precision.FORMATS[by_path.get(table, _PLAIN)[0]].is_quantized
     )
     return tuple((by_path | dict.fromkeys(packed, _PLAIN)).items())
-
-
-def _generation(copied: dict[str, bytes]) -> dict[str, object]:
-    text = copied.get(text_files.GENERATION)
-    return {} if text is None else mapped.parse_json(text, text_files.GENERATION)
 
 
 def _hashed(
@@ -196,10 +193,10 @@ def _compare(
     try:
         if orbax_directory.is_ours(folder):
             config, raw = orbax_directory.read_config(folder)
-            written: Checkpoint = opened.NativeDirectory.open(folder, config, raw)
+            written: Checkpoint = orbax_directory.NativeDirectory.open(folder, config, raw)
         else:
-            config = opened.read_directory_config(folder)
-            written = opened.HfDirectory.open(folder, config)
+            config = config_json.read_model(folder)
+            written = hf_directory.HfDirectory.open(folder, config)
         contents = written.contents()
         load.check(declared, contents.source, contents.name_map)
         again: dict[str, str] = {}

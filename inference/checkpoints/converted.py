@@ -9,7 +9,6 @@ import json
 import logging
 import math
 from pathlib import Path
-from typing import BinaryIO
 
 import jax
 import numpy as np
@@ -62,7 +61,16 @@ def open_or_convert(
             logging.warning("%s; weights are converted again", error)
     load.check(declared, source, name_map)
     with atomic.open_file(path, is_kept=True) as file:
-        write(file, declared, digests.UNSEALED | metadata, source, name_map, progress)
+        tensors = {name: (info.shape, info.format) for name, info in declared.items()}
+        total = safetensors_file.write_header(file, tensors, digests.UNSEALED | metadata)
+        done = 0
+        for name, info in declared.items():
+            dtype = jax.numpy.dtype(info.format)
+            for block in load.rows_of(source, name_map(name)):
+                file.write(np.ascontiguousarray(block, dtype).view(np.uint8).data)
+            done += math.prod(info.shape) * dtype.itemsize
+            if progress:
+                progress(done, total, "converting weights")
         digests.seal(file)
     return safetensors_file.open_file(path)
 
@@ -89,25 +97,3 @@ def _check_kept(path: Path) -> None:
 def _digest(declared: dict[str, ParamInfo]) -> str:
     described = [(path, list(info.shape), info.format) for path, info in declared.items()]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()
-
-
-def write(
-    file: BinaryIO,
-    declared: dict[str, ParamInfo],
-    metadata: dict[str, str],
-    source: TensorSource,
-    name_map: NameMap,
-    progress: Progress | None,
-) -> None:
-    """Writes parameters under our own paths as one safetensors file, a block of rows at a time."""
-    total = safetensors_file.write_header(
-        file, {p: (i.shape, i.format) for p, i in declared.items()}, metadata
-    )
-    done = 0
-    for path, info in declared.items():
-        dtype = jax.numpy.dtype(info.format)
-        for block in load.rows_of(source, name_map(path)):
-            file.write(np.ascontiguousarray(block, dtype).view(np.uint8).data)
-        done += math.prod(info.shape) * dtype.itemsize
-        if progress:
-            progress(done, total, "converting weights")

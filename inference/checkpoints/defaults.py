@@ -6,7 +6,7 @@ from pathlib import Path
 
 from configs.errors import InputError, shown
 from inference.checkpoints import text_files
-from inference.checkpoints.hf import hf_directory
+from inference.checkpoints.hf import config_json
 from inference.request import MAX_STOP_IDS
 
 _MAX_EOS_IDS = MAX_STOP_IDS // 2  # the rest of a row is for a request's own stop ids
@@ -22,7 +22,7 @@ def read_eos_ids(directory: Path, vocab_size: int) -> tuple[int, ...]:
     ids: list[int] = []
     for path in (directory / text_files.GENERATION, directory / text_files.CONFIG):
         if path.exists():
-            value = hf_directory.read_config(path).get("eos_token_id")
+            value = config_json.read(path).get("eos_token_id")
             ids += check_ids(value, vocab_size, str(path))
     return tuple(dict.fromkeys(ids))
 

@@ -18,7 +18,6 @@ from inference.checkpoints import mapped
 NAME = "ridgeline.sha256"
 
 _LINE = re.compile(r"([0-9a-f]{64})  ([^\n]+)")
-_CHUNK_BYTES = 1 << 20
 _MAX_FILES = 100_000
 _WORKERS = 2
 
@@ -112,11 +111,8 @@ def _files(directory: Path) -> set[str]:
 
 
 def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
     try:
         with path.open("rb", buffering=0) as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                digest.update(chunk)
+            return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    return digest.hexdigest()

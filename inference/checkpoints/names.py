@@ -11,7 +11,6 @@ from typing import NamedTuple
 
 from configs.errors import InputError
 from configs.kinds.kind import Mixer
-from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from inference.families import families
 from inference.families.family import Family
@@ -41,7 +40,6 @@ class _Scheme(NamedTuple):
     transposed: tuple[str, ...] = ()
 
 
-_SHARED = re.compile(r"(?:model\.layers|blk)\.(\d+)\.(?:self_attn\.|attn_)[kv](?:_.+)?\.\w+")
 _LAYER = re.compile(r"layers/(\d+)/(.+)")
 _PART = re.compile(r"(.+)/(\d+)")  # of a stack
 
@@ -78,12 +76,19 @@ def is_other(family: Family, name: str) -> bool:
     return name.startswith(tuple(f"{prefix}." for prefix in family.ignored))
 
 
-def is_unread(config: ModelConfig, name: str) -> bool:
-    """Whether a tensor makes keys or values in a layer that reads an earlier one's."""
-    layer = _SHARED.fullmatch(name)
-    if layer is None or int(layer[1]) >= config.num_layers:
-        return False
-    return config.cache_specs[int(layer[1])].owner is not None
+def unread(config: ModelConfig, tensors: Table, layers: str) -> tuple[str, ...]:
+    """Returns how tensors begin that make keys or values in layers that read an earlier one's.
+
+    Args:
+        tensors, layers: the family's names in a format, and what stands before a layer's number.
+    """
+    makers = (*tensors.get("mixer/qkv", ())[1:], *tensors.get("mixer/k_norm", ()))
+    return tuple(
+        f"{layers}.{number}.{name.removesuffix('weight')}"
+        for number, spec in enumerate(config.cache_specs)
+        if spec.owner is not None
+        for name in makers
+    )
 
 
 def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
@@ -100,20 +105,6 @@ def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
     has_number = name.startswith(f"{layers}.") and number.isdecimal()
     behind = range(config.num_layers, config.num_layers + count)
     return family.predicting is not None and has_number and int(number) in behind
-
-
-def check(family: Family, config: ModelConfig) -> None:
-    """Checks that a family names all parameters of one of its models, in each of its formats.
-
-    Raises:
-        InputError: a parameter has no name, or the model is of another family.
-    """
-    if config.family != family.name:
-        raise InputError(f"family {family.name!r} reads {config.name} as of {config.family!r}")
-    schemes = [_scheme(family)] + ([_Scheme(family.gguf.tensors, "blk")] if family.gguf else [])
-    for path, _ in leaves(config.parameters()):
-        for scheme in schemes:
-            _translate(scheme, config, "/".join(path))
 
 
 def identity(path: str) -> Stored:

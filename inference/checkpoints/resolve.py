@@ -11,12 +11,15 @@ from configs.errors import InputError, shown
 from configs.heads import Heads
 from configs.model import ModelConfig
 from configs.presets import Preset
-from inference.checkpoints import opened, sources
+from inference.checkpoints import sources, text_files
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
-from inference.checkpoints.hf import hub
+from inference.checkpoints.gguf.gguf_checkpoint import GgufFile
+from inference.checkpoints.hf import config_json, hf_directory, hub
+from inference.checkpoints.hf.hf_directory import HfDirectory
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_directory
+from inference.checkpoints.native.orbax_directory import NativeDirectory
 from inference.checkpoints.new_directory import UNFINISHED
 
 
@@ -87,13 +90,13 @@ def _find(model: str) -> Resolved:
     if exists or path.suffix == ".gguf":
         header = gguf_file.open_gguf(path)
         config = gguf_metadata.read_config(header)
-        return Resolved(config, lambda progress: opened.GgufFile.open(header, config))
+        return Resolved(config, lambda progress: GgufFile.open(header, config))
     if hub.is_id(model):
         try:
             snapshot = hub.open_snapshot(model)
         except InputError as error:
             raise InputError(f"{error}; nor is there a file or directory {model}") from None
-        config = opened.read_directory_config(snapshot.directory)
+        config = config_json.read_model(snapshot.directory)
         config = dataclasses.replace(config, name=snapshot.repo.split("/")[1])
         return _of_directory(config, snapshot.directory, lambda: hub.fetch(snapshot))
     raise InputError(
@@ -108,18 +111,19 @@ def _resolve_directory(path: Path) -> Resolved:
         raise InputError(f"{path}: what an interrupted conversion left; convert again")
     if orbax_directory.is_ours(path):
         config, raw = orbax_directory.read_config(path)
-        return Resolved(config, lambda progress: opened.NativeDirectory.open(path, config, raw))
-    return _of_directory(opened.read_stored_config(path), path, lambda: path)
+        return Resolved(config, lambda progress: NativeDirectory.open(path, config, raw))
+    return _of_directory(hf_directory.read_model(path), path, lambda: path)
 
 
 def _of_directory(config: ModelConfig, described: Path, fetch: Callable[[], Path]) -> Resolved:
     """A directory in Hugging Face format, which may hold nothing but `config.json` yet."""
 
     def predicting() -> Resolved:
-        heads = opened.read_predicting_config(described)
-        return Resolved(heads, lambda progress: opened.HfDirectory.open_predicting(fetch(), heads))
+        raw = config_json.read(described / text_files.CONFIG)
+        heads = config_json.parse_predicting(raw, described)
+        return Resolved(heads, lambda progress: HfDirectory.open_predicting(fetch(), heads))
 
-    return Resolved(config, lambda progress: opened.HfDirectory.open(fetch(), config), predicting)
+    return Resolved(config, lambda progress: HfDirectory.open(fetch(), config), predicting)
 
 
 def _refuse_planned(model: str, progress: Progress | None) -> Checkpoint:
@@ -134,12 +138,12 @@ def _open_preset(preset: Preset, progress: Progress | None) -> Checkpoint:
         print(preset.weights.notice, file=sys.stderr, flush=True)
     path = sources.fetch(preset.weights, progress)
     if path.is_dir():
-        stored = opened.read_directory_config(path)
-        checkpoint: Checkpoint = opened.HfDirectory.open(path, preset.config)
+        stored = config_json.read_model(path)
+        checkpoint: Checkpoint = HfDirectory.open(path, preset.config)
     else:
         header = gguf_file.open_gguf(path)
         stored = gguf_metadata.read_config(header)
-        checkpoint = opened.GgufFile.open(header, preset.config)
+        checkpoint = GgufFile.open(header, preset.config)
     for field in dataclasses.fields(ModelConfig):
         expected, actual = getattr(preset.config, field.name), getattr(stored, field.name)
         if field.name != "name" and expected != actual:

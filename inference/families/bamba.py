@@ -4,7 +4,7 @@ from configs.kinds.attention import Attention
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.rope import Rope
 from configs.model import ModelConfig
-from inference.families.family import Family
+from inference.families.family import Family, ModelFields
 from inference.families.shared import export_fields, fields, hf_names, parts, rope_keys, state_space
 from inference.families.shared.config_keys import Keys
 
@@ -15,25 +15,21 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def _read_bamba(keys: Keys, name: str) -> ModelConfig:
+def _read_bamba(keys: Keys) -> ModelFields:
     keys = keys.with_defaults(_DEFAULTS)
-    keys.require_neutral({"partial_rotary_factor": (0.5, None)})  # another stands in an object
+    keys.require_neutral(partial_rotary_factor=(0.5, None))  # another stands in an object
     rope = rope_keys.partial(keys, 10_000.0, 0.5)
     mixers = fields.attention(keys, rope=rope), state_space.mamba2(keys, state_space.expanded(keys))
     layers = fields.num_layers(keys)
     attends = fields.numbered(keys, "attn_layer_indices", layers)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "bamba", eps=1e-5),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.pattern(
-            [mixers[layer not in attends] for layer in range(layers)], fields.gated(keys)
-        ),
-    )
+    per_layer = [mixers[layer not in attends] for layer in range(layers)]
+    return fields.model(keys, rope, per_layer, eps=1e-5)
 
 
 def _write_bamba(config: ModelConfig) -> dict[str, object]:
     """Returns the keys, with `rope_parameters`, because the older object has no share."""
-    raw = state_space.hybrid_keys(config) | {"attn_layer_indices": state_space.attends(config)}
+    attends = [n for n, layer in enumerate(config.layers) if isinstance(layer.mixer, Attention)]
+    raw = state_space.hybrid_keys(config) | {"attn_layer_indices": attends}
     rope = state_space.attention(config).rope or Rope(share=0.5)
     positions = export_fields.rope_scaling(rope.scaling) or {"rope_type": "default"}
     positions |= {"rope_theta": rope.theta, "partial_rotary_factor": rope.share}
@@ -44,7 +40,6 @@ FAMILIES = (
     Family(
         name="bamba",
         architecture="BambaForCausalLM",
-        model_type="bamba",
         read=_read_bamba,
         reads=("attention_bias", "mlp_bias"),
         write=_write_bamba,

@@ -11,16 +11,16 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Rope, Yarn
 from configs.model import ModelConfig
-from inference.families.family import Family, Gguf, GgufReader
+from inference.families.family import Family, Gguf, GgufReader, ModelFields
 from inference.families.shared import gguf_mixtures, gguf_names, hf_names, latents, mixtures, parts
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import YARN, GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import YARN, GgufKeys
 
 _EVERY_LAYER = {"moe_layer_freq": (1, None), "ep_size": (1, None)}
 
 
-def _read_deepseek_v2(keys: Keys, name: str) -> ModelConfig:
-    keys.require_neutral({"norm_topk_prob": (False, None), "moe_layer_freq": (1, None)})
+def _read_deepseek_v2(keys: Keys) -> ModelFields:
+    keys.require_neutral(norm_topk_prob=(False, None), moe_layer_freq=(1, None))
     keys.choice("scoring_func", {"softmax": "softmax"}, "softmax")
     methods = {method: method for method in ("greedy", "group_limited_greedy")}
     is_greedy = keys.choice("topk_method", methods, "greedy") == "greedy"
@@ -28,22 +28,22 @@ def _read_deepseek_v2(keys: Keys, name: str) -> ModelConfig:
     scale = keys.number("routed_scaling_factor", 1.0)
     router = Router(is_normalized=False, scale=scale, num_groups=groups, top_groups=top_groups)
     experts = mixtures.sharing_experts(keys, 64, None, router, width=1407, num_shared=2)
-    return latents.model(keys, name, "deepseek_v2", experts, is_neighbours=True, first_dense=0)
+    return latents.model(keys, experts, is_neighbours=True, first_dense=0)
 
 
-def _read_deepseek_v3(keys: Keys, name: str) -> ModelConfig:
-    keys.require_neutral(_EVERY_LAYER)
+def _read_deepseek_v3(keys: Keys) -> ModelFields:
+    keys.require_neutral(**_EVERY_LAYER)
     router = mixtures.offset_router(keys, 2.5, 8, 4)
     experts = mixtures.sharing_experts(keys, 256, 8, router, width=2048)
     is_neighbours = keys.boolean("rope_interleave", True)
-    return latents.model(keys, name, "deepseek_v3", experts, is_neighbours, first_dense=3)
+    return latents.model(keys, experts, is_neighbours, first_dense=3)
 
 
-def _read_deepseek_v32(keys: Keys, name: str) -> ModelConfig:
+def _read_deepseek_v32(keys: Keys) -> ModelFields:
     """Reads DeepSeek-V3.2, which is V3 over the tokens that an indexer chooses."""
-    keys.require_neutral(_EVERY_LAYER)
+    keys.require_neutral(**_EVERY_LAYER)
     indexer = latents.indexer(keys, num_heads=64, is_neighbours=False)
-    return latents.indexed_model(keys, name, "deepseek_v32", indexer, num_groups=8, top_groups=4)
+    return latents.indexed_model(keys, indexer, num_groups=8, top_groups=4)
 
 
 def _write_deepseek_v2(config: ModelConfig) -> dict[str, object]:
@@ -134,7 +134,6 @@ FAMILIES = (
     Family(
         name="deepseek_v2",
         architecture="DeepseekV2ForCausalLM",
-        model_type="deepseek_v2",
         read=_read_deepseek_v2,
         reads=_READS,
         write=_write_deepseek_v2,
@@ -154,7 +153,6 @@ FAMILIES = (
     Family(
         name="deepseek_v3",
         architecture="DeepseekV3ForCausalLM",
-        model_type="deepseek_v3",
         read=_read_deepseek_v3,
         reads=_READS,
         write=_write_deepseek_v3,
@@ -168,7 +166,6 @@ FAMILIES = (
     Family(
         name="deepseek_v32",
         architecture="DeepseekV32ForCausalLM",
-        model_type="deepseek_v32",
         read=_read_deepseek_v32,
         reads=_READS,
         write=write_indexed,
@@ -177,5 +174,6 @@ FAMILIES = (
         tensors=hf_names.INDEXED,
         splits=(parts.latent_heads,),
         predicting=hf_names.PREDICTING,
+        listed=("mlp_layer_types",),
     ),
 )

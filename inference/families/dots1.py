@@ -5,7 +5,7 @@ import dataclasses
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.model import MOST_LAYERS, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader
+from inference.families.family import Family, Gguf, GgufReader, ModelFields
 from inference.families.shared import (
     export_fields,
     fields,
@@ -16,10 +16,10 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 
-def _read_dots1(keys: Keys, name: str) -> ModelConfig:
+def _read_dots1(keys: Keys) -> ModelFields:
     keys.choice("scoring_func", {"noaux_tc": "sigmoid", "sigmoid": "sigmoid"}, "sigmoid")
     keys = keys.updated({"scoring_func": None})
     rope = rope_keys.read(keys)
@@ -34,9 +34,7 @@ def _read_dots1(keys: Keys, name: str) -> ModelConfig:
         keys, "n_routed_experts", None, None, width, router,
         shared_width=width * keys.integer("n_shared_experts"),
     )  # fmt: skip
-    return mixtures.model(
-        keys, name, "dots1", rope, mixers, mixtures.after_dense(keys, experts, first_dense=0)
-    )
+    return fields.model(keys, rope, mixers, mixtures.after_dense(keys, experts, first_dense=0))
 
 
 def _write_dots1(config: ModelConfig) -> dict[str, object]:
@@ -57,7 +55,6 @@ FAMILIES = (
     Family(
         name="dots1",
         architecture="Dots1ForCausalLM",
-        model_type="dots1",
         read=_read_dots1,
         reads=("attention_bias", "num_local_experts"),
         write=_write_dots1,

@@ -2,21 +2,18 @@
 
 import dataclasses
 
-from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from configs.model import ModelConfig
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import export_fields, fields, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 
-def _read_ernie4_5(keys: Keys, name: str) -> ModelConfig:
-    keys.require_neutral({"use_bias": (False, None)})
+def _read_ernie4_5(keys: Keys) -> ModelFields:
+    keys.require_neutral(use_bias=(False, None))
     rope = dataclasses.replace(rope_keys.read(keys, 500_000.0), neighbours=True)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "ernie4_5", tied=True, eps=1e-5),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(fields.attention(keys, 128, rope=rope), fields.gated(keys)),),
-    )
+    attention = fields.attention(keys, 128, rope=rope)
+    return fields.model(keys, rope, attention, tied=True, eps=1e-5)
 
 
 def _write_ernie4_5(config: ModelConfig) -> dict[str, object]:
@@ -31,7 +28,6 @@ FAMILIES = (
     Family(
         name="ernie4_5",
         architecture="Ernie4_5ForCausalLM",
-        model_type="ernie4_5",
         read=_read_ernie4_5,
         write=_write_ernie4_5,
         tensors=hf_names.LLAMA,

@@ -7,10 +7,9 @@ import dataclasses
 from configs.errors import InputError
 from configs.kinds.combined import Parallel
 from configs.kinds.feed_forward import Gated
-from configs.kinds.kind import Mixer
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     fields,
     gguf_names,
@@ -21,7 +20,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 _DEFAULTS = {
     "vocab_size": 128_000, "hidden_size": 4096, "intermediate_size": 14_336,
@@ -30,9 +29,9 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def _read_falcon_h1(keys: Keys, name: str) -> ModelConfig:
+def _read_falcon_h1(keys: Keys) -> ModelFields:
     keys = keys.with_defaults(_DEFAULTS)
-    keys.require_neutral({"mamba_use_mlp": (True, None), "attn_layer_indices": (None,)})
+    keys.require_neutral(mamba_use_mlp=(True, None), attn_layer_indices=(None,))
     rope = rope_keys.read(keys)
     in_scales, out_scales = (
         (keys.number(f"attention_{way}_multiplier", 1.0), keys.number(f"ssm_{way}_multiplier", 1.0))
@@ -54,13 +53,11 @@ def _read_falcon_h1(keys: Keys, name: str) -> ModelConfig:
     mixer = Parallel(attention, state, in_scales, out_scales)
     gate, down = _scales(keys, "mlp_multipliers", 2) or (1.0, 1.0)
     ffn = dataclasses.replace(fields.gated(keys), gate_scale=gate, down_scale=down)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "falcon_h1", eps=1e-5),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(mixer, ffn),),
-        embedding_scale=keys.number("embedding_multiplier", 1.0),
-        logit_scale=keys.number("lm_head_multiplier", 1.0),
-    )
+    return {
+        **fields.model(keys, rope, mixer, ffn, eps=1e-5),
+        "embedding_scale": keys.number("embedding_multiplier", 1.0),
+        "logit_scale": keys.number("lm_head_multiplier", 1.0),
+    }
 
 
 def _scales(keys: Keys, key: str, count: int) -> tuple[float, ...]:
@@ -74,9 +71,7 @@ def _scales(keys: Keys, key: str, count: int) -> tuple[float, ...]:
 
 
 def _write_falcon_h1(config: ModelConfig) -> dict[str, object]:
-    layer = config.layers[0]
-    mixer, ffn, (state,) = layer.mixer, layer.ffn, config.mixers(Mamba2)
-    assert isinstance(mixer, Parallel) and isinstance(ffn, Gated), "config_export has seen to it"
+    mixer, state, ffn = _parts(config.layers[0])
     (attention_in, state_in), (attention_out, state_out) = mixer.in_scales, mixer.out_scales
     raw = state_space.hybrid_keys(config)
     del raw["mamba_expand"]
@@ -115,10 +110,9 @@ def _folded(config: ModelConfig) -> ModelConfig:
         )
     pattern = []
     for layer in config.pattern:
-        mixer, ffn = _parallel(layer.mixer), layer.ffn
-        assert isinstance(ffn, Gated), "its builder has seen to it"
+        mixer, state, ffn = _parts(layer)
         attention = dataclasses.replace(mixer.attention, key_scale=1.0)
-        state = dataclasses.replace(_state_space(mixer), part_scales=())
+        state = dataclasses.replace(state, part_scales=())
         pattern.append(
             dataclasses.replace(
                 layer,
@@ -131,10 +125,9 @@ def _folded(config: ModelConfig) -> ModelConfig:
 
 def _factors(config: ModelConfig) -> dict[str, float]:
     """Returns the factors by endings of names; one on a layer's input scales no bias."""
-    mixer, ffn = _parallel(config.layers[0].mixer), config.layers[0].ffn
-    assert isinstance(ffn, Gated), "its builder has seen to it"
+    mixer, state, ffn = _parts(config.layers[0])
     (read, fed), (attends, states) = mixer.in_scales, mixer.out_scales
-    key, scales = mixer.attention.key_scale, _state_space(mixer).part_scales or (1.0,) * 5
+    key, scales = mixer.attention.key_scale, state.part_scales or (1.0,) * 5
     parts = dict(zip(("z", "x", "B", "C", "dt"), scales, strict=True))
     factors = {
         ".token_embd.weight": config.embedding_scale,
@@ -153,21 +146,18 @@ def _factors(config: ModelConfig) -> dict[str, float]:
     return {name: scale for name, scale in factors.items() if scale != 1.0}
 
 
-def _parallel(mixer: Mixer) -> Parallel:
-    assert isinstance(mixer, Parallel), "its builder has seen to it"
-    return mixer
-
-
-def _state_space(mixer: Parallel) -> Mamba2:
-    assert isinstance(mixer.recurrent, Mamba2), "its builder has seen to it"
-    return mixer.recurrent
+def _parts(layer: LayerSpec) -> tuple[Parallel, Mamba2, Gated]:
+    """Returns the mixer, its Mamba-2 and the feed-forward, which all models of the family have."""
+    mixer, ffn = layer.mixer, layer.ffn
+    assert isinstance(mixer, Parallel) and isinstance(mixer.recurrent, Mamba2)
+    assert isinstance(ffn, Gated)
+    return mixer, mixer.recurrent, ffn
 
 
 FAMILIES = (
     Family(
         name="falcon_h1",
         architecture="FalconH1ForCausalLM",
-        model_type="falcon_h1",
         read=_read_falcon_h1,
         reads=("attention_bias", "mlp_bias"),
         write=_write_falcon_h1,

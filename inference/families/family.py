@@ -1,14 +1,15 @@
 """The record of a family of checkpoints: everything particular to it."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
-from configs.model import ModelConfig
+from configs.model import LayerSpec, ModelConfig
 from inference.families.shared import gguf_names
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.fields import ModelFields
+from inference.families.shared.gguf_keys import RMS_EPSILON, GgufKeys
 from inference.families.shared.gguf_states import Metadata
 from inference.families.shared.hf_names import Table
 from inference.families.shared.parts import Split
@@ -23,11 +24,13 @@ class GgufReader:
             "family" names the family where that is not the reader's.
         reads: keys that only this architecture has.
         free_widths: keys of widths of heads that may differ from the head width.
+        epsilon: key of the norms' epsilon where a file has no `RMS_EPSILON`.
     """
 
     build: Callable[[GgufKeys], ModelFields]
     reads: tuple[str, ...] = ()
     free_widths: tuple[str, ...] = ()
+    epsilon: str = RMS_EPSILON
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +43,7 @@ class GgufWriter:
         experts_architecture: its name where the model has experts.
         fold: removes from the model the factors that the file has in its weights.
         factors: these factors, by the endings of tensor names.
+        read_as: the family as which a file is read back; None: its own.
         has_states: layers keep states, and may differ in kind.
     """
 
@@ -49,6 +53,7 @@ class GgufWriter:
     fold: Callable[[ModelConfig], ModelConfig] = lambda config: config
     factors: Callable[[ModelConfig], dict[str, float]] = lambda config: {}
     has_states: bool = False
+    read_as: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +65,13 @@ class Gguf:
         is_interleaved: rotary pairs of queries and keys are stored as neighbors.
         readers: by architecture. One architecture may serve several families; then the reader
             stands with the oldest of them.
-        writer: None: files of this family are not written, but for `written_as`.
-        written_as: the family as which a file is read back, where that is another.
+        writer: None: files of this family are not written.
     """
 
     tensors: Table = dataclasses.field(default_factory=lambda: gguf_names.LLAMA)
     is_interleaved: bool = False
     readers: Mapping[str, GgufReader] = dataclasses.field(default_factory=dict)
     writer: GgufWriter | None = None
-    written_as: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,8 +81,8 @@ class Family:
     Attributes:
         name: ours, which `ModelConfig.family` has; golden checkpoints begin with it.
         architecture: transformers' class, the only one of "architectures" in `config.json`.
-        model_type: as `config.json` has it.
-        read: (keys of a `config.json`, name of the model) -> the model.
+        model_type: as `config.json` has it; None: `name`.
+        read: keys of a `config.json` -> the fields of `ModelConfig`, except its name and family.
         write: returns those keys, except the ones that all families share.
         reads: keys that other families reject and `read` understands.
         mixers, feed_forwards: kinds that layers of the family may have.
@@ -89,8 +92,11 @@ class Family:
         layers: prefix of a layer's number; its first word is the prefix of all but the head.
         transposed: paths of matrices that are stored [in, out].
         splits: make the parts of tensors that fuse several of our parameters.
+        packs_experts: stacks of experts may be stored as MXFP4.
+        recut: names tensors, with their rows, that writers also cut at other rows.
         predicting: as `tensors`, of layers behind the last one that predict a second token; None:
             there are no such layers.
+        listed: keys with a kind for each layer, to which such a layer adds one more.
         predictor: prefix of such layers that have no number of the model's; they are not read.
         wrapper: architecture of a model of images or sounds too, of which this is the text.
         inside: prefix of the text's tensors in the wrapper.
@@ -104,8 +110,8 @@ class Family:
 
     name: str
     architecture: str
-    model_type: str
-    read: Callable[[Keys, str], ModelConfig]
+    model_type: str | None = None
+    read: Callable[[Keys], ModelFields]
     write: Callable[[ModelConfig], dict[str, object]]
     reads: tuple[str, ...] = ()
     mixers: tuple[type, ...] = (Attention,)
@@ -114,7 +120,10 @@ class Family:
     layers: str = "model.layers"
     transposed: tuple[str, ...] = ()
     splits: tuple[Split, ...] = ()
+    packs_experts: bool = False
+    recut: Callable[[str, LayerSpec, Table], Iterator[Mapping[str, int]]] | None = None
     predicting: Table | None = None
+    listed: tuple[str, ...] = ()
     predictor: str | None = None
     wrapper: str | None = None
     inside: str | None = None
@@ -123,3 +132,8 @@ class Family:
     derived: tuple[str, ...] = ()
     rows_key: str | None = None
     gguf: Gguf | None = None
+
+    def model(self, keys: Keys, name: str) -> ModelConfig:
+        """Returns the model that a `config.json` describes; raises an `InputError`."""
+        fields: ModelFields = {"name": name, "family": self.name, **self.read(keys)}
+        return ModelConfig(**fields)

@@ -2,34 +2,30 @@
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
 
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Metadata
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Metadata, ModelFields
 from inference.families.shared import export_fields, fields, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
 
 
-def _read_gemma2(keys: Keys, name: str) -> ModelConfig:
+def _read_gemma2(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
     cap = keys.optional_number("attn_logit_softcapping", 50.0)
     full = fields.attention(keys, 256, rope=rope, scale=_scale(keys), score_cap=cap)
     sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window", 4096))
     repeated = fields.types((True, False))
-    return ModelConfig(
-        **_fields(keys, name, "gemma2"),
-        pattern=fields.pattern(fields.by_type(keys, full, sliding, repeated), _ffn(keys)),
-        logit_cap=keys.optional_number("final_logit_softcapping", 30.0),
-    )
+    cap = keys.optional_number("final_logit_softcapping", 30.0)
+    return {**_fields(keys, fields.by_type(keys, full, sliding, repeated)), "logit_cap": cap}
 
 
-def _read_gemma3(keys: Keys, name: str) -> ModelConfig:
+def _read_gemma3(keys: Keys) -> ModelFields:
     distant, near = rope_keys.by_kind(keys)
     # transformers does not apply the family's `attn_logit_softcapping`
     heads = fields.attention(keys, 256, qk_norm="head", scale=_scale(keys))
@@ -40,27 +36,21 @@ def _read_gemma3(keys: Keys, name: str) -> ModelConfig:
     sliding = dataclasses.replace(heads, rope=close, window=window)
     period = keys.integer("sliding_window_pattern", 6, limit=MOST_LAYERS)
     repeated = fields.types(layer < period - 1 for layer in range(period))
-    return ModelConfig(
-        **_fields(keys, name, "gemma3"),
-        pattern=fields.pattern(fields.by_type(keys, full, sliding, repeated), _ffn(keys)),
-        logit_cap=keys.optional_number("final_logit_softcapping"),
-    )
+    cap = keys.optional_number("final_logit_softcapping")
+    return {**_fields(keys, fields.by_type(keys, full, sliding, repeated)), "logit_cap": cap}
 
 
-def _fields(keys: Keys, name: str, family: str) -> dict[str, Any]:
+def _fields(keys: Keys, mixers: Sequence[Attention]) -> ModelFields:
     """Returns the fields that Gemma 2 and 3 share."""
-    shared = fields.llama_fields(keys, name, family, tied=True)
-    return shared | {
-        "max_context": keys.integer("max_position_embeddings"),
+    activation = keys.choice("hidden_activation", _GELU_TANH, "gelu_pytorch_tanh")
+    ffn = Gated(keys.integer("intermediate_size"), activation)
+    model = fields.model(keys, Rope(), mixers, ffn, tied=True)  # nothing stretches the context
+    return {
+        **model,
         "norm_offset": 1.0,
         "post_norms": True,
-        "embedding_scale": shared["width"] ** 0.5,
+        "embedding_scale": model["width"] ** 0.5,
     }
-
-
-def _ffn(keys: Keys) -> Gated:
-    activation = keys.choice("hidden_activation", _GELU_TANH, "gelu_pytorch_tanh")
-    return Gated(keys.integer("intermediate_size"), activation)
 
 
 def _scale(keys: Keys) -> float | None:
@@ -101,7 +91,6 @@ _GEMMA2_27B_LAYERS, _GEMMA3_27B_LAYERS = 46, 62
 
 
 def _gguf_gemma(keys: GgufKeys, pattern: Sequence[Attention], layers_of_27b: int) -> ModelFields:
-    """Returns the fields that Gemma 2 and 3 share."""
     width = keys.integer("embedding_length")
     is_27b = keys.num_layers == layers_of_27b
     scale = (width / keys.integer("attention.head_count")) ** -0.5 if is_27b else None
@@ -163,7 +152,6 @@ FAMILIES = (
     Family(
         name="gemma2",
         architecture="Gemma2ForCausalLM",
-        model_type="gemma2",
         read=_read_gemma2,
         reads=("attention_bias", *_CAPPED),
         write=_write_gemma,

@@ -10,10 +10,10 @@ from configs.kinds.kind import FeedForward
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Proportional, Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, Table
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
 from inference.families.shared import export_fields, fields, gguf_names, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 # Key of the rows of a table, of which only those of tokens are read.
 _NUM_ROWS = "vocab_size_per_layer_input"
@@ -29,24 +29,24 @@ _ROPE = {
 }
 
 
-def _read_gemma4(keys: Keys, name: str) -> ModelConfig:
+def _read_gemma4(keys: Keys) -> ModelFields:
     """Reads the text part; of `use_bidirectional_attention`, only 'all' changes text."""
-    keys.require_neutral({"use_bidirectional_attention": (None, False, "vision")})
-    sizes = fields.llama_fields(keys, name, "gemma4", tied=True)
+    keys.require_neutral(use_bidirectional_attention=(None, False, "vision"))
+    sizes = fields.llama_fields(keys, tied=True)
     num_layers = sizes["num_layers"]
     num_shared = keys.whole("num_kv_shared_layers", 0, limit=num_layers)
     mixers = sharing(_mixers(keys, num_layers), num_shared)
     inputs = _inputs_width(keys, sizes["vocab_size"])
-    return ModelConfig(
+    return {
         **sizes,
-        max_context=keys.integer("max_position_embeddings", 131_072),
-        pattern=fields.pattern(mixers, _ffns(keys, num_layers, num_layers - num_shared)),
-        post_norms=True,
-        logit_cap=keys.optional_number("final_logit_softcapping"),
-        embedding_scale=sizes["width"] ** 0.5,
-        layer_inputs=LayerInputs(inputs, _activation(keys)) if inputs else None,
-        has_layer_scales=True,
-    )
+        "max_context": keys.integer("max_position_embeddings", 131_072),
+        "pattern": fields.pattern(mixers, _ffns(keys, num_layers, num_layers - num_shared)),
+        "post_norms": True,
+        "logit_cap": keys.optional_number("final_logit_softcapping"),
+        "embedding_scale": sizes["width"] ** 0.5,
+        "layer_inputs": LayerInputs(inputs, _activation(keys)) if inputs else None,
+        "has_layer_scales": True,
+    }
 
 
 def _mixers(keys: Keys, num_layers: int) -> list[Attention]:
@@ -67,7 +67,6 @@ def _mixers(keys: Keys, num_layers: int) -> list[Attention]:
 
 
 def _wider(keys: Keys, full: Attention) -> Attention:
-    """Returns attention without a window."""
     kv_heads = full.num_kv_heads
     if not full.has_values:
         kv_heads = keys.integer("num_global_key_value_heads", kv_heads)
@@ -77,7 +76,6 @@ def _wider(keys: Keys, full: Attention) -> Attention:
 
 
 def _resized(stated: Keys, layer: int, mixer: Attention) -> Attention:
-    """Returns a layer's attention with the heads that are stated of this layer."""
     keys = stated.nested(str(layer)) or Keys({}, stated.label)
     valid = "head_dim", "num_key_value_heads"
     if unknown := sorted(keys.raw.keys() - set(valid)):
@@ -106,7 +104,6 @@ def _ffns(keys: Keys, num_layers: int, first_shared: int) -> list[FeedForward]:
 
 
 def _experts(keys: Keys, dense: int, activation: str) -> Experts:
-    """Returns a mixture in addition to a dense feed-forward."""
     num_experts, top_k = keys.integer("num_experts"), keys.integer("top_k_experts")
     if top_k > num_experts:
         raise InputError(f"top_k_experts={top_k} is more than num_experts={num_experts}")
@@ -135,7 +132,6 @@ def _inputs_width(keys: Keys, vocab_size: int) -> int:
 
 
 def _write_gemma4(config: ModelConfig) -> dict[str, object]:
-    """Returns the keys of published files."""
     windows = [config.stored_by(layer).window for layer in range(config.num_layers)]
     mixers = [export_fields.attention(layer) for layer in config.layers]
     makers = [mixer for mixer in mixers if mixer.owner is None]
@@ -212,7 +208,6 @@ def _gguf_gemma4(keys: GgufKeys) -> ModelFields:
 
 
 def _gguf_mixers(keys: GgufKeys) -> list[Attention]:
-    """Returns each layer's attention, before layers share keys and values."""
     heads = keys.integer("attention.head_count")
     kv_heads = keys.integers("attention.head_count_kv", keys.num_layers)
     slides = keys.booleans(f"{_WINDOW}_pattern", keys.num_layers)

@@ -11,7 +11,7 @@ from configs.kinds.latent import Latent
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.families import deepseek
-from inference.families.family import Family, Gguf, GgufReader
+from inference.families.family import Family, Gguf, GgufReader, ModelFields
 from inference.families.shared import (
     fields,
     gguf_mixtures,
@@ -23,12 +23,12 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 _WIDTHS = {"qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5}  # of latent attention
 
 
-def _read_glm4_moe(keys: Keys, name: str) -> ModelConfig:
+def _read_glm4_moe(keys: Keys) -> ModelFields:
     rope = rope_keys.partial(keys, 10_000.0, keys.number("partial_rotary_factor", 0.5))
     attention = fields.attention(
         keys, rope=rope, qk_norm="head" if keys.boolean("use_qk_norm", False) else None,
@@ -37,24 +37,23 @@ def _read_glm4_moe(keys: Keys, name: str) -> ModelConfig:
     router = mixtures.offset_router(keys, 1.0, 1, 1)
     experts = mixtures.sharing_experts(keys, 128, 8, router, width=1408)
     ffns = mixtures.after_dense(keys, experts, first_dense=1)
-    return mixtures.model(keys, name, "glm4_moe", rope, [attention], ffns, eps=1e-5)
+    return fields.model(keys, rope, attention, ffns, eps=1e-5)
 
 
-def _read_glm4_moe_lite(keys: Keys, name: str) -> ModelConfig:
+def _read_glm4_moe_lite(keys: Keys) -> ModelFields:
     """Reads GLM-4.7-Flash, which has DeepSeek-V3's attention and mixture."""
     for described in (keys, rope_keys.described(keys) or keys):
-        described.require_neutral({"partial_rotary_factor": (1, None)})
+        described.require_neutral(partial_rotary_factor=(1, None))
     keys = keys.with_defaults(_WIDTHS | {"q_lora_rank": 768})
     router = mixtures.offset_router(keys, 1.8, 1, 1)
     experts = mixtures.sharing_experts(keys, 64, 4, router, width=1536)
     is_neighbours = keys.boolean("rope_interleave", True)
-    return latents.model(
-        keys, name, "glm4_moe_lite", experts, is_neighbours, first_dense=1,
+    return latents.model(keys, experts, is_neighbours, first_dense=1,
         ffns=mixtures.by_mlp_types(keys, experts),
     )  # fmt: skip
 
 
-def _read_glm_moe_dsa(keys: Keys, name: str) -> ModelConfig:
+def _read_glm_moe_dsa(keys: Keys) -> ModelFields:
     """Reads GLM-5, which has DeepSeek-V3.2's parts, with the indexer's rotary pairs as neighbors.
     Every layer has an indexer: layers that reuse the choice of an earlier one are not supported.
     """
@@ -69,7 +68,7 @@ def _read_glm_moe_dsa(keys: Keys, name: str) -> ModelConfig:
         )
     keys = keys.with_defaults(_WIDTHS | {"q_lora_rank": 2048})
     indexer = latents.indexer(keys, num_heads=32, is_neighbours=True)
-    return latents.indexed_model(keys, name, "glm_moe_dsa", indexer, num_groups=1, top_groups=1)
+    return latents.indexed_model(keys, indexer, num_groups=1, top_groups=1)
 
 
 def _write_glm4_moe(config: ModelConfig) -> dict[str, object]:
@@ -107,7 +106,6 @@ FAMILIES = (
     Family(
         name="glm4_moe",
         architecture="Glm4MoeForCausalLM",
-        model_type="glm4_moe",
         read=_read_glm4_moe,
         reads=("attention_bias",),
         write=_write_glm4_moe,
@@ -128,7 +126,6 @@ FAMILIES = (
     Family(
         name="glm4_moe_lite",
         architecture="Glm4MoeLiteForCausalLM",
-        model_type="glm4_moe_lite",
         read=_read_glm4_moe_lite,
         reads=("attention_bias",),
         write=_write_glm4_moe_lite,
@@ -137,12 +134,12 @@ FAMILIES = (
         tensors=hf_names.LATENT,
         splits=(parts.latent_heads,),
         predicting=hf_names.PREDICTING,
+        listed=("mlp_layer_types",),
         gguf=Gguf(gguf_names.LATENT),
     ),
     Family(
         name="glm_moe_dsa",
         architecture="GlmMoeDsaForCausalLM",
-        model_type="glm_moe_dsa",
         read=_read_glm_moe_dsa,
         reads=("attention_bias",),
         write=deepseek.write_indexed,
@@ -151,5 +148,6 @@ FAMILIES = (
         tensors=hf_names.INDEXED,
         splits=(parts.latent_heads,),
         predicting=hf_names.PREDICTING,
+        listed=("mlp_layer_types", "indexer_types"),
     ),
 )

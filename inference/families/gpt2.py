@@ -6,14 +6,14 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Plain
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import export_fields, fields, gguf_names
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import LAYER_EPSILON, GgufKeys
 
 
-def _read_gpt2(keys: Keys, name: str) -> ModelConfig:
-    keys.require_neutral({"add_cross_attention": (False, None)})
+def _read_gpt2(keys: Keys) -> ModelFields:
+    keys.require_neutral(add_cross_attention=(False, None))
     width, num_heads = keys.integer("n_embd", 768), keys.integer("n_head", 12)
     if width % num_heads:
         raise InputError(f"n_embd={width} is not a multiple of n_head={num_heads}")
@@ -30,19 +30,17 @@ def _read_gpt2(keys: Keys, name: str) -> ModelConfig:
     names = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
     activation = keys.choice("activation_function", names, "gelu_new")
     ffn = Plain(keys.integer("n_inner", 4 * width), activation, has_bias=True)
-    return ModelConfig(
-        name=name,
-        family="gpt2",
-        vocab_size=keys.integer("vocab_size", 50257),
-        width=width,
-        num_layers=num_layers,
-        max_context=positions,
-        pattern=fields.pattern(mixers, ffn),
-        norm="layer",
-        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        learned_positions=positions,
-        tied=keys.boolean("tie_word_embeddings", True),
-    )
+    return {
+        "vocab_size": keys.integer("vocab_size", 50257),
+        "width": width,
+        "num_layers": num_layers,
+        "max_context": positions,
+        "pattern": fields.pattern(mixers, ffn),
+        "norm": "layer",
+        "norm_eps": keys.number("layer_norm_epsilon", 1e-5),
+        "learned_positions": positions,
+        "tied": keys.boolean("tie_word_embeddings", True),
+    }
 
 
 def _write_gpt2(config: ModelConfig) -> dict[str, object]:
@@ -100,15 +98,15 @@ FAMILIES = (
     Family(
         name="gpt2",
         architecture="GPT2LMHeadModel",
-        model_type="gpt2",
         read=_read_gpt2,
         write=_write_gpt2,
         tensors=_TENSORS,
         layers="transformer.h",
         transposed=("mixer/qkv", "mixer/out", "ffn/up", "ffn/down"),
+        derived=(".attn.bias", ".attn.masked_bias"),  # causal masks
         gguf=Gguf(
             _GGUF,
-            readers={"gpt2": GgufReader(_gguf_gpt2, ("attention.layer_norm_epsilon",))},
+            readers={"gpt2": GgufReader(_gguf_gpt2, epsilon=LAYER_EPSILON)},
             writer=GgufWriter("gpt2"),
         ),
     ),

@@ -2,11 +2,13 @@
 
 import dataclasses
 
+import numpy as np
+
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Yarn
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, Table
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -18,11 +20,11 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import YARN, GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import YARN, GgufKeys
 
 
-def _read_gpt_oss(keys: Keys, name: str) -> ModelConfig:
-    keys.require_neutral({"swiglu_alpha": (1.702, None)})
+def _read_gpt_oss(keys: Keys) -> ModelFields:
+    keys.require_neutral(swiglu_alpha=(1.702, None))
     packed = keys.nested("quantization_config")
     if packed is not None:  # the experts' format
         packed.choice("quant_method", {"mxfp4": "mxfp4"}, "none")
@@ -39,7 +41,7 @@ def _read_gpt_oss(keys: Keys, name: str) -> ModelConfig:
         Router(has_bias=True), activation="quick_gelu", has_bias=True,
         limit=keys.number("swiglu_limit", 7.0), up_offset=1.0,
     )  # fmt: skip
-    return mixtures.model(keys, name, "gpt_oss", rope, mixers, experts, eps=1e-5)
+    return fields.model(keys, rope, mixers, experts, eps=1e-5)
 
 
 def _write_gpt_oss(config: ModelConfig) -> dict[str, object]:
@@ -71,6 +73,28 @@ def _gguf_gpt_oss(keys: GgufKeys) -> ModelFields:
     return {"pattern": (LayerSpec(sliding, experts), LayerSpec(full, experts))}
 
 
+def _split_experts(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> parts.Parts:
+    """Splits matrices [experts, in, out] of all experts, in which gates and ups alternate."""
+    if not isinstance(layer.ffn, Experts):
+        return
+    E, D, F, name = layer.ffn.num_experts, width, layer.ffn.width, f"{prefix}.mlp.experts"
+    gate_up, down, bias = f"{name}.gate_up_proj", f"{name}.down_proj", f"{name}.gate_up_proj_bias"
+
+    for expert in range(E):
+        matrix = slice(expert, expert + 1)
+        for first, half in enumerate(("gate", "up")):
+            yield (
+                f"{gate_up}.{expert}.{half}",
+                parts.Part(
+                    gate_up, (E, D, 2 * F), (F, D), matrix, slice(first, None, 2), transposed=True
+                ),
+            )
+        part = parts.Part(down, (E, F, D), (D, F), matrix, transposed=True)
+        yield f"{down}.{expert}", part
+    order = np.arange(2 * F).reshape(F, 2).T.ravel()
+    yield f"{bias}.ordered", parts.Part(bias, (E, 2 * F), (2 * E, F), slice(0, E), order)
+
+
 _TENSORS: Table = {
     **hf_names.LLAMA,
     "mixer/sinks": ("self_attn.sinks",),
@@ -84,13 +108,13 @@ FAMILIES = (
     Family(
         name="gpt_oss",
         architecture="GptOssForCausalLM",
-        model_type="gpt_oss",
         read=_read_gpt_oss,
         reads=("attention_bias", "num_local_experts", "quantization_config"),
         write=_write_gpt_oss,
         feed_forwards=(Gated, Experts),
         tensors=_TENSORS,
-        splits=(parts.alternating_experts,),
+        splits=(_split_experts,),
+        packs_experts=True,
         gguf=Gguf(
             gguf_names.POST_NORMED,
             readers={

@@ -2,8 +2,6 @@
 and logits; and Granite 3 (2024): Llama with these scales.
 """
 
-from typing import Any
-
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
@@ -12,7 +10,15 @@ from configs.kinds.kind import MOST_MATRICES, FeedForward
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Metadata, Table
+from inference.families.family import (
+    Family,
+    Gguf,
+    GgufReader,
+    GgufWriter,
+    Metadata,
+    ModelFields,
+    Table,
+)
 from inference.families.shared import (
     export_fields,
     fields,
@@ -25,7 +31,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 _DEFAULTS = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008,
@@ -33,12 +39,12 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def _read_hybrid(keys: Keys, name: str) -> ModelConfig:
+def _read_hybrid(keys: Keys) -> ModelFields:
     keys, layers = keys.with_defaults(_DEFAULTS), fields.num_layers(keys)
-    keys.require_neutral({
-        "position_embedding_type": ("rope", "nope", None),
-        "normalization_function": ("rmsnorm", None),
-    })  # fmt: skip
+    keys.require_neutral(
+        position_embedding_type=("rope", "nope", None),
+        normalization_function=("rmsnorm", None),
+    )
     has_rope = keys.raw.get("position_embedding_type") == "rope"
     rope = rope_keys.read(keys) if has_rope else None
     scale = keys.number("attention_multiplier", 1.0)
@@ -47,16 +53,11 @@ def _read_hybrid(keys: Keys, name: str) -> ModelConfig:
     kinds = keys.listed("layer_types", layers) or keys.listed("layers_block_type", layers)
     kinds = kinds or ["linear_attention"] * layers
     mixers = [_by_name(kind, attention, state) for kind in kinds]
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "granitemoehybrid"),
-        max_context=rope_keys.max_context(keys, rope or Rope()),
-        pattern=fields.pattern(mixers, _hybrid_ffn(keys)),
-        **_read_scales(keys),
-    )
+    model = fields.model(keys, rope or Rope(), mixers, _hybrid_ffn(keys))
+    return {**model, **_read_scales(keys)}
 
 
 def _hybrid_ffn(keys: Keys) -> Gated | Experts:
-    """Returns a mixture in addition to a dense feed-forward, or the latter alone."""
     activation = fields.activation(keys)
     shared = keys.integer("shared_intermediate_size", 1024)
     experts = keys.whole("num_local_experts", 8, limit=MOST_MATRICES)
@@ -99,20 +100,15 @@ def _write_hybrid(config: ModelConfig) -> dict[str, object]:
     return raw | {"num_local_experts": 0, "shared_intermediate_size": raw["intermediate_size"]}
 
 
-def _read_granite(keys: Keys, name: str) -> ModelConfig:
+def _read_granite(keys: Keys) -> ModelFields:
     """Reads Granite 3 (IBM 2024): Llama with the scales of Granite 4."""
     rope = rope_keys.read(keys)
     scale = keys.number("attention_multiplier", 1.0)
     attention = fields.attention(keys, rope=rope, scale=scale)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "granite"),
-        **_read_scales(keys),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(attention, fields.gated(keys)),),
-    )
+    return {**fields.model(keys, rope, attention), **_read_scales(keys)}
 
 
-def _read_scales(keys: Keys) -> dict[str, Any]:
+def _read_scales(keys: Keys) -> ModelFields:
     return {
         "embedding_scale": keys.number("embedding_multiplier", 1.0),
         "residual_scale": keys.number("residual_multiplier", 1.0),
@@ -196,7 +192,6 @@ FAMILIES = (
     Family(
         name="granite",
         architecture="GraniteForCausalLM",
-        model_type="granite",
         read=_read_granite,
         reads=("attention_bias", "mlp_bias"),
         write=_write_granite,
@@ -210,7 +205,6 @@ FAMILIES = (
     Family(
         name="granitemoehybrid",
         architecture="GraniteMoeHybridForCausalLM",
-        model_type="granitemoehybrid",
         read=_read_hybrid,
         reads=("attention_bias", "num_local_experts"),
         write=_write_hybrid,

@@ -10,7 +10,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import MOST_MATRICES, FeedForward, Mixer
 from configs.kinds.recurrent.selective import Mamba
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -18,11 +18,12 @@ from inference.families.shared import (
     gguf_names,
     gguf_states,
     hf_names,
+    mixtures,
     parts,
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 _DEFAULTS = {
     "vocab_size": 65_536, "hidden_size": 4096, "intermediate_size": 14_336,
@@ -31,10 +32,10 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def _read_jamba(keys: Keys, name: str) -> ModelConfig:
+def _read_jamba(keys: Keys) -> ModelFields:
     keys = keys.with_defaults(_DEFAULTS)
-    keys.require_neutral({"sliding_window": (None,), "mamba_inner_layernorms": (True, None)})
-    sizes = fields.llama_fields(keys, name, "jamba")
+    keys.require_neutral(sliding_window=(None,), mamba_inner_layernorms=(True, None))
+    sizes = fields.llama_fields(keys)
     width, layers = sizes["width"], range(sizes["num_layers"])
     mamba = Mamba(
         keys.integer("mamba_expand", 2) * width,
@@ -53,7 +54,7 @@ def _read_jamba(keys: Keys, name: str) -> ModelConfig:
         [experts if experts and has_experts(layer) else dense for layer in layers],
     )
     longest = keys.integer("max_position_embeddings", _DEFAULTS["max_position_embeddings"])
-    return ModelConfig(**sizes, max_context=longest, pattern=pattern)
+    return {**sizes, "max_context": longest, "pattern": pattern}
 
 
 def _experts(keys: Keys, count: int, dense: Gated) -> Experts:
@@ -78,13 +79,11 @@ def _write_jamba(config: ModelConfig) -> dict[str, object]:
     mixes = [isinstance(layer.ffn, Experts) for layer in config.layers]
     attention = state_space.attention(config)
     mamba = next(iter(config.mixers(Mamba)), Mamba(config.width, 1, 1))
-    ffns = [layer.ffn for layer in config.layers]
-    experts = next((ffn for ffn in ffns if isinstance(ffn, Experts)), Experts(1, 1, 1))
-    dense = next((ffn for ffn in ffns if isinstance(ffn, Gated)), experts)
+    experts, dense = mixtures.mixture(config), mixtures.dense_layers(config)
     return {
         "vocab_size": config.vocab_size,
         "hidden_size": config.width,
-        "intermediate_size": dense.width,
+        "intermediate_size": dense[min(dense)].width if dense else experts.width,
         "num_hidden_layers": config.num_layers,
         "max_position_embeddings": config.max_context,
         "rms_norm_eps": config.norm_eps,
@@ -143,13 +142,12 @@ FAMILIES = (
     Family(
         name="jamba",
         architecture="JambaForCausalLM",
-        model_type="jamba",
         read=_read_jamba,
         write=_write_jamba,
         mixers=(Attention, Mamba),
         feed_forwards=(Gated, Experts),
         tensors=_TENSORS,
-        splits=(parts.mamba,),
+        splits=(parts.conv_taps,),
         gguf=Gguf(
             gguf_names.STATES,
             readers={"jamba": GgufReader(_gguf_jamba, (*gguf_states.MAMBA, *gguf_mixtures.COUNTS))},

@@ -10,8 +10,16 @@ from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import ModelConfig
-from inference.families.family import Family, Table
-from inference.families.shared import delta_net, export_fields, fields, hf_names, mixtures, parts
+from inference.families.family import Family, ModelFields, Table
+from inference.families.shared import (
+    delta_net,
+    export_fields,
+    fields,
+    hf_names,
+    latents,
+    mixtures,
+    parts,
+)
 from inference.families.shared.config_keys import Keys
 
 # transformers' attributes, which other families have as keys, by the keys of published files.
@@ -24,21 +32,19 @@ _SPELLED = {
 }
 
 
-def _read_kimi(keys: Keys, name: str) -> ModelConfig:
+def _read_kimi(keys: Keys) -> ModelFields:
     keys = _spelled(keys)
     keys.require_neutral(
-        {
-            "tie_word_embeddings": (False, None),
-            "mla_use_nope": (True, None),
-            "moe_router_activation_func": ("sigmoid", None),
-            "moe_layer_freq": (1, None),
-        }
+        tie_word_embeddings=(False, None),
+        mla_use_nope=(True, None),
+        moe_router_activation_func=("sigmoid", None),
+        moe_layer_freq=(1, None),
     )
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "kimi_linear", eps=1e-5),
-        max_context=keys.integer("max_position_embeddings", 1 << 20),
-        pattern=fields.pattern(_mixers(keys), _ffns(keys)),
-    )
+    return {
+        **fields.llama_fields(keys, eps=1e-5),
+        "max_context": keys.integer("max_position_embeddings", 1 << 20),
+        "pattern": fields.pattern(_mixers(keys), _ffns(keys)),
+    }
 
 
 def _spelled(keys: Keys) -> Keys:
@@ -131,14 +137,7 @@ def _write_kimi(config: ModelConfig) -> dict[str, object]:
             "head_dim": linear.key_width,
             "short_conv_kernel_size": linear.conv_width,
         },
-        "num_attention_heads": latent.num_heads,
-        "num_key_value_heads": latent.num_heads,
-        "kv_lora_rank": latent.rank,
-        "q_lora_rank": latent.query_rank,
-        "qk_nope_head_dim": latent.nope_width,
-        "qk_rope_head_dim": latent.rope_width,
-        "v_head_dim": latent.value_width,
-        "attention_bias": latent.has_bias,
+        **latents.heads(latent),
         "mla_use_nope": True,
     }
     return raw | (_mixture_keys(config) if config.mixtures else {})
@@ -184,7 +183,6 @@ FAMILIES = (
     Family(
         name="kimi_linear",
         architecture="KimiLinearForCausalLM",
-        model_type="kimi_linear",
         read=_read_kimi,
         reads=("attention_bias", "num_local_experts", "auto_map"),
         write=_write_kimi,
@@ -192,6 +190,7 @@ FAMILIES = (
         feed_forwards=(Gated, Experts),
         tensors=_TENSORS,
         splits=(parts.delta_net, parts.latent_heads),
+        recut=parts.separate_taps,
         also={
             f"block_sparse_moe.{part}_proj.weight": f"mlp.{part}_proj.weight"
             for part in ("gate", "up", "down")

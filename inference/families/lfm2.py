@@ -6,7 +6,7 @@ from configs.kinds.kind import Mixer
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -18,7 +18,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 _KINDS = "conv", "full_attention"
 _DEFAULTS = {
@@ -27,30 +27,29 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def _read_lfm2(keys: Keys, name: str) -> ModelConfig:
+def _read_lfm2(keys: Keys) -> ModelFields:
     stated = {k: v for k, v in keys.raw.items() if v is not None or k not in _DEFAULTS}
     keys = Keys(_DEFAULTS | stated, keys.label)
     width = keys.integer("hidden_size")
-    keys.require_neutral({
-        "hidden_act": ("silu", None), "block_use_swiglu": (True, None),
+    keys.require_neutral(
+        hidden_act=("silu", None),
+        block_use_swiglu=(True, None),
         **{key: (width, None) for key in ("block_dim", "conv_dim", "conv_dim_out")},
-    })  # fmt: skip
+    )
     rope = rope_keys.read(keys, 1_000_000.0)
     taps, has_bias = keys.integer("conv_L_cache", 3), keys.boolean("conv_bias", False)
     convolution = ShortConv(width, taps, has_bias)
     attention = fields.attention(keys, rope=rope, qk_norm="head")
     kinds = dict(zip(_KINDS, (convolution, attention), strict=True))
-    return ModelConfig(
-        name=name,
-        family="lfm2",
-        vocab_size=keys.integer("vocab_size"),
-        width=width,
-        num_layers=fields.num_layers(keys),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.pattern([kinds[kind] for kind in _layer_types(keys)], _gated(keys)),
-        norm_eps=keys.number("norm_eps", 1e-5),
-        tied=keys.boolean("tie_embedding", keys.boolean("tie_word_embeddings", True)),
-    )
+    return {
+        "vocab_size": keys.integer("vocab_size"),
+        "width": width,
+        "num_layers": fields.num_layers(keys),
+        "max_context": rope_keys.max_context(keys, rope),
+        "pattern": fields.pattern([kinds[kind] for kind in _layer_types(keys)], _gated(keys)),
+        "norm_eps": keys.number("norm_eps", 1e-5),
+        "tied": keys.boolean("tie_embedding", keys.boolean("tie_word_embeddings", True)),
+    }
 
 
 def _layer_types(keys: Keys) -> list[str]:
@@ -82,7 +81,7 @@ def _write_lfm2(config: ModelConfig) -> dict[str, object]:
     attention = state_space.attention(config)
     convolution = next(iter(config.mixers(ShortConv)), ShortConv(config.width))
     ffn = config.layers[0].ffn
-    assert isinstance(ffn, Gated), "config_export has seen to it"
+    assert isinstance(ffn, Gated), "config_export checks the kinds"
     raw = export_fields.sizes(config, attention.rope or Rope())
     del raw["rms_norm_eps"], raw["hidden_act"]
     return raw | {
@@ -137,12 +136,11 @@ FAMILIES = (
     Family(
         name="lfm2",
         architecture="Lfm2ForCausalLM",
-        model_type="lfm2",
         read=_read_lfm2,
         write=_write_lfm2,
         mixers=(Attention, ShortConv),
         tensors=_TENSORS,
-        splits=(parts.short_conv,),
+        splits=(parts.conv_taps,),
         gguf=Gguf(
             _GGUF,
             readers={"lfm2": GgufReader(_gguf_lfm2, (_TAPS,))},

@@ -8,9 +8,9 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.kinds.rope import Llama3, Rope
-from configs.model import LayerSpec, ModelConfig
+from configs.model import ModelConfig
 from inference.families import mixtral, qwen
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     export_fields,
     fields,
@@ -20,32 +20,23 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 from layers import rope as rope_math
 
 
-def _read_llama(keys: Keys, name: str) -> ModelConfig:
+def _read_llama(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "llama"),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(fields.attention(keys, rope=rope), fields.gated(keys)),),
-    )
+    return fields.model(keys, rope, fields.attention(keys, rope=rope))
 
 
-def _read_mistral(keys: Keys, name: str) -> ModelConfig:
+def _read_mistral(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    keys.require_neutral({"layer_types": (None,)})  # Ministral's, which alternates windows
+    keys.require_neutral(layer_types=(None,))  # Ministral's, which alternates windows
     window = keys.optional_integer("sliding_window", 4096)
-    attention = fields.attention(keys, rope=rope, window=window)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "mistral"),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(attention, fields.gated(keys)),),
-    )
+    return fields.model(keys, rope, fields.attention(keys, rope=rope, window=window))
 
 
-def _read_smollm3(keys: Keys, name: str) -> ModelConfig:
+def _read_smollm3(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys, 2_000_000.0)
     layers = fields.num_layers(keys)
     period = keys.integer("no_rope_layer_interval", 4)
@@ -61,15 +52,9 @@ def _read_smollm3(keys: Keys, name: str) -> ModelConfig:
     full = fields.attention(keys, rope=None)
     sliding = dataclasses.replace(full, window=keys.optional_integer("sliding_window"))
     kinds = fields.types(has_windows and not turns for turns in rotates)
-    mixers = zip(fields.by_type(keys, full, sliding, kinds), rotates, strict=True)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "smollm3", tied=True),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.pattern(
-            [dataclasses.replace(mixer, rope=rope if turns else None) for mixer, turns in mixers],
-            fields.gated(keys),
-        ),
-    )
+    pairs = zip(fields.by_type(keys, full, sliding, kinds), rotates, strict=True)
+    mixers = [dataclasses.replace(mixer, rope=rope if turns else None) for mixer, turns in pairs]
+    return fields.model(keys, rope, mixers, tied=True)
 
 
 def _write_mistral(config: ModelConfig) -> dict[str, object]:
@@ -117,7 +102,6 @@ FAMILIES = (
     Family(
         name="llama",
         architecture="LlamaForCausalLM",
-        model_type="llama",
         read=_read_llama,
         reads=_BIASED,
         write=export_fields.llama_fields,
@@ -131,16 +115,14 @@ FAMILIES = (
     Family(
         name="mistral",
         architecture="MistralForCausalLM",
-        model_type="mistral",
         read=_read_mistral,
         write=_write_mistral,
         tensors=hf_names.LLAMA,
-        gguf=Gguf(written_as="llama"),  # where a window has no place
+        gguf=Gguf(writer=GgufWriter("llama", read_as="llama")),  # where a window has no place
     ),
     Family(
         name="smollm3",
         architecture="SmolLM3ForCausalLM",
-        model_type="smollm3",
         read=_read_smollm3,
         reads=_BIASED,
         write=_write_smollm3,

@@ -10,25 +10,18 @@ from configs.kinds.kind import Mixer
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import gguf_names, gguf_states, hf_names, parts, state_space
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 
-def _read_mamba(keys: Keys, name: str) -> ModelConfig:
-    return _selective(keys, name, "mamba")
+def _read_falcon_mamba(keys: Keys) -> ModelFields:
+    return _read_mamba(keys, norms="plain", norm_eps=keys.number("mixer_rms_eps", 1e-6))
 
 
-def _read_falcon_mamba(keys: Keys, name: str) -> ModelConfig:
-    eps = keys.number("mixer_rms_eps", 1e-6)
-    return _selective(keys, name, "falcon_mamba", norms="plain", norm_eps=eps)
-
-
-def _selective(
-    keys: Keys, name: str, family: str, norms: str | None = None, norm_eps: float | None = None
-) -> ModelConfig:
-    keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
+def _read_mamba(keys: Keys, norms: str | None = None, norm_eps: float | None = None) -> ModelFields:
+    keys.require_neutral(hidden_act=("silu", None), rms_norm=(True, None))
     width, expand = keys.integer("hidden_size", 768), keys.number("expand", 2)
     mixer = Mamba(
         # Where a file states both, the width itself counts (falcon-mamba-7b has an expand of 16).
@@ -40,11 +33,11 @@ def _selective(
         norms,
         norm_eps,
     )
-    return _model(keys, name, family, mixer, width, 50_280, num_layers=32, tied=True)
+    return _model(keys, mixer, width, 50_280, num_layers=32, tied=True)
 
 
-def _read_mamba2(keys: Keys, name: str) -> ModelConfig:
-    keys.require_neutral({"hidden_act": ("silu", None), "rms_norm": (True, None)})
+def _read_mamba2(keys: Keys) -> ModelFields:
+    keys.require_neutral(hidden_act=("silu", None), rms_norm=(True, None))
     width, heads = keys.integer("hidden_size", 4096), keys.integer("num_heads", 128)
     head_width, groups = keys.integer("head_dim", 64), keys.integer("n_groups", 8)
     mixer = Mamba2(
@@ -63,25 +56,22 @@ def _read_mamba2(keys: Keys, name: str) -> ModelConfig:
             f"expand x hidden_size is {inner:g}, and num_heads x head_dim {mixer.inner_width}: "
             "they have to be equal"
         )
-    return _model(keys, name, "mamba2", mixer, width, 32_768, num_layers=64, tied=False)
+    return _model(keys, mixer, width, 32_768, num_layers=64, tied=False)
 
 
 def _model(
-    keys: Keys, name: str, family: str, mixer: Mixer, width: int, vocab_size: int, num_layers: int,
-    tied: bool,
-) -> ModelConfig:  # fmt: skip
+    keys: Keys, mixer: Mixer, width: int, vocab_size: int, num_layers: int, tied: bool
+) -> ModelFields:
     """Returns a model; the last three arguments count where the file does not state them."""
-    return ModelConfig(
-        name=name,
-        family=family,
-        vocab_size=keys.integer("vocab_size", vocab_size),
-        width=width,
-        num_layers=keys.integer("num_hidden_layers", num_layers, limit=MOST_LAYERS),
-        max_context=state_space.MAX_CONTEXT,
-        pattern=(LayerSpec(mixer, None),),
-        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-        tied=keys.boolean("tie_word_embeddings", tied),
-    )
+    return {
+        "vocab_size": keys.integer("vocab_size", vocab_size),
+        "width": width,
+        "num_layers": keys.integer("num_hidden_layers", num_layers, limit=MOST_LAYERS),
+        "max_context": state_space.MAX_CONTEXT,
+        "pattern": (LayerSpec(mixer, None),),
+        "norm_eps": keys.number("layer_norm_epsilon", 1e-5),
+        "tied": keys.boolean("tie_word_embeddings", tied),
+    }
 
 
 def _write_mamba(config: ModelConfig) -> dict[str, object]:
@@ -145,14 +135,13 @@ FAMILIES = (
     Family(
         name="mamba",
         architecture="MambaForCausalLM",
-        model_type="mamba",
         read=_read_mamba,
         write=_write_mamba,
         mixers=(Mamba,),
         feed_forwards=(NoneType,),
         tensors=_TENSORS,
         layers="backbone.layers",
-        splits=(parts.mamba,),
+        splits=(parts.conv_taps,),
         also=hf_names.OLDER_BACKBONE,
         gguf=Gguf(
             gguf_names.STATES,
@@ -163,14 +152,13 @@ FAMILIES = (
     Family(
         name="falcon_mamba",
         architecture="FalconMambaForCausalLM",
-        model_type="falcon_mamba",
         read=_read_falcon_mamba,
         write=_write_falcon_mamba,
         mixers=(Mamba,),
         feed_forwards=(NoneType,),
         tensors=_TENSORS,
         layers="backbone.layers",
-        splits=(parts.mamba,),
+        splits=(parts.conv_taps,),
         also=hf_names.OLDER_BACKBONE,
         gguf=Gguf(
             gguf_names.STATES,
@@ -180,7 +168,6 @@ FAMILIES = (
     Family(
         name="mamba2",
         architecture="Mamba2ForCausalLM",
-        model_type="mamba2",
         read=_read_mamba2,
         write=_write_mamba2,
         mixers=(Mamba2,),

@@ -4,6 +4,8 @@ layers, and normed residuals; and MiniMax-M2 (2025).
 
 import dataclasses
 
+import numpy as np
+
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
@@ -11,7 +13,7 @@ from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.families import mixtral
-from inference.families.family import Family, Gguf, GgufReader, Table
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -22,7 +24,7 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 _FACTORS = {_FULL: "full_attn", _LINEAR: "linear_attn"}  # as their keys begin
@@ -32,10 +34,10 @@ _DEFAULTS = {
 }  # fmt: skip
 
 
-def _read_minimax(keys: Keys, name: str) -> ModelConfig:
+def _read_minimax(keys: Keys) -> ModelFields:
     stated = {key: value for key, value in keys.raw.items() if value is not None}
     keys = Keys(_DEFAULTS | stated, keys.label)
-    keys.require_neutral({"postnorm": (True, None), "shared_intermediate_size": (0, None)})
+    keys.require_neutral(postnorm=(True, None), shared_intermediate_size=(0, None))
     width = keys.integer("head_dim", fields.attention(keys).head_width)
     share = keys.integer("rotary_dim", width) / width
     rope = rope_keys.partial(keys, 1_000_000.0, keys.number("partial_rotary_factor", share))
@@ -47,11 +49,7 @@ def _read_minimax(keys: Keys, name: str) -> ModelConfig:
     for number, kind in enumerate(kinds):
         mixer = full if kind == _FULL else _lightning(full, number, len(kinds))
         layers.append(LayerSpec(mixer, ffn, factors=(_factors(keys, _FACTORS[kind]), to_ffn)))
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "minimax", eps=1e-5),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.repeated(layers),
-    )
+    return {**fields.llama_fields(keys, rope, eps=1e-5), "pattern": fields.repeated(layers)}
 
 
 def _lightning(full: Attention, layer: int, num_layers: int) -> LinearAttention:
@@ -71,18 +69,16 @@ def _layer_types(keys: Keys) -> list[str]:
     return fields.layer_types(keys, _FACTORS) or alternating
 
 
-def _read_minimax_m2(keys: Keys, name: str) -> ModelConfig:
+def _read_minimax_m2(keys: Keys) -> ModelFields:
     """Reads MiniMax-M2, which has OLMo 2's norms of queries and keys, positions in a share of each
     head, and DeepSeek-V3's choice of experts.
     """
     keys.require_neutral(
-        {
-            "use_qk_norm": (True, None),
-            "qk_norm_type": ("per_layer", None),
-            "use_routing_bias": (True, None),
-            "scoring_func": ("sigmoid", None),
-            "shared_intermediate_size": (0, None),
-        }
+        use_qk_norm=(True, None),
+        qk_norm_type=("per_layer", None),
+        use_routing_bias=(True, None),
+        scoring_func=("sigmoid", None),
+        shared_intermediate_size=(0, None),
     )
     width = keys.integer("head_dim", 128)
     rotary = keys.integer("rotary_dim", width)
@@ -92,7 +88,7 @@ def _read_minimax_m2(keys: Keys, name: str) -> ModelConfig:
     router = Router("sigmoid", has_offsets=True)
     ffn_width = keys.integer("intermediate_size", 1536)
     experts = mixtures.experts(keys, "num_local_experts", 256, 8, ffn_width, router)
-    return mixtures.model(keys, name, "minimax_m2", rope, [attention], experts)
+    return fields.model(keys, rope, attention, experts)
 
 
 def _write_minimax(config: ModelConfig) -> dict[str, object]:
@@ -159,18 +155,29 @@ def _lightning_names(module: str) -> Table:
     }
 
 
+def _split_heads(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> parts.Parts:
+    """Splits a matrix of queries, keys and values, in which each head's rows are adjacent."""
+    for kind in layer.mixer.parts:
+        if isinstance(kind, LinearAttention):
+            name = tensors["linear_attention/in"][0]
+            N, M = kind.num_heads, kind.key_width
+            stored = N * (2 * M + kind.value_width), width
+            rows_NX = np.arange(stored[0]).reshape(N, -1)
+            rows = {"q": rows_NX[:, :M], "k": rows_NX[:, M : 2 * M], "v": rows_NX[:, 2 * M :]}
+            yield from parts.gathered(f"{prefix}.{name.removesuffix('.q')}", stored, rows)
+
+
 FAMILIES = (
     Family(
         name="minimax",
         architecture="MiniMaxForCausalLM",
-        model_type="minimax",
         read=_read_minimax,
         reads=("num_local_experts",),
         write=_write_minimax,
         mixers=(Attention, LinearAttention),
         feed_forwards=(Experts,),
         tensors={**mixtral.TENSORS, **_lightning_names("self_attn")},
-        splits=(parts.linear_attention,),
+        splits=(_split_heads,),
         derived=tuple(
             f".self_attn.{part}"
             for part in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
@@ -179,7 +186,6 @@ FAMILIES = (
     Family(
         name="minimax_m2",
         architecture="MiniMaxM2ForCausalLM",
-        model_type="minimax_m2",
         read=_read_minimax_m2,
         reads=("num_local_experts",),
         write=_write_minimax_m2,

@@ -3,7 +3,7 @@
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, Table
+from inference.families.family import Family, Gguf, ModelFields, Table
 from inference.families.shared import (
     fields,
     gguf_mixtures,
@@ -13,14 +13,14 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 
-def _read_mixtral(keys: Keys, name: str) -> ModelConfig:
+def _read_mixtral(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys, 1_000_000.0)
     attention = fields.attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
     experts = mixtures.experts(keys, "num_local_experts", 8, 2, keys.integer("intermediate_size"))
-    return mixtures.model(keys, name, "mixtral", rope, [attention], experts, eps=1e-5)
+    return fields.model(keys, rope, attention, experts, eps=1e-5)
 
 
 def write(config: ModelConfig) -> dict[str, object]:
@@ -45,7 +45,6 @@ FAMILIES = (
     Family(
         name="mixtral",
         architecture="MixtralForCausalLM",
-        model_type="mixtral",
         read=_read_mixtral,
         reads=("num_local_experts",),
         write=write,

@@ -15,7 +15,7 @@ from configs.kinds.feed_forward import Plain
 from configs.kinds.kind import MOST_MATRICES, FeedForward, Mixer
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     fields,
     gguf_mixtures,
@@ -26,7 +26,7 @@ from inference.families.shared import (
     state_space,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import LAYER_EPSILON, GgufKeys
 
 _LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}
 _OLDER = {"mamba": "linear_attention", "attention": "full_attention"}
@@ -40,26 +40,24 @@ _ALIASES = {
 }
 
 
-def _read_nemotron(keys: Keys, name: str) -> ModelConfig:
+def _read_nemotron(keys: Keys) -> ModelFields:
     aliased = {key: keys.raw[alias] for alias, key in _ALIASES.items() if alias in keys.raw}
     keys = keys.updated(aliased)
-    keys.require_neutral({
-        "mamba_hidden_act": ("silu", None),
-        "sliding_window": (None,),
-        "tie_word_embeddings": (False, None),
-    })  # fmt: skip
+    keys.require_neutral(
+        mamba_hidden_act=("silu", None),
+        sliding_window=(None,),
+        tie_word_embeddings=(False, None),
+    )
     kinds = _kinds(keys)
     layers = {kind: LayerSpec(*_PARTS[kind](keys)) for kind in dict.fromkeys(kinds)}
-    return ModelConfig(
-        name=name,
-        family="nemotron_h",
-        vocab_size=keys.integer("vocab_size", 131_072),
-        width=keys.integer("hidden_size", 4096),
-        num_layers=len(kinds),
-        max_context=keys.integer("max_position_embeddings", 4096),
-        pattern=fields.repeated([layers[kind] for kind in kinds]),
-        norm_eps=keys.number("layer_norm_epsilon", 1e-5),
-    )
+    return {
+        "vocab_size": keys.integer("vocab_size", 131_072),
+        "width": keys.integer("hidden_size", 4096),
+        "num_layers": len(kinds),
+        "max_context": keys.integer("max_position_embeddings", 4096),
+        "pattern": fields.repeated([layers[kind] for kind in kinds]),
+        "norm_eps": keys.number("layer_norm_epsilon", 1e-5),
+    }
 
 
 def _kinds(keys: Keys) -> list[str]:
@@ -112,7 +110,7 @@ def _state(keys: Keys) -> tuple[Mixer, None]:
 
 def _attention(keys: Keys) -> tuple[Mixer, None]:
     heads, width = keys.integer("num_attention_heads", 32), keys.integer("head_dim", 128)
-    keys.require_neutral({"attention_head_dim": (width, None)})  # of older files
+    keys.require_neutral(attention_head_dim=(width, None))  # of older files
     if keys.boolean("attention_bias", False):
         logging.log_first_n(
             logging.WARNING,
@@ -288,17 +286,14 @@ _GGUF: Table = {
 # llama.cpp has another name for the family with experts.
 _READER = GgufReader(
     _gguf_nemotron,
-    (
-        *(*gguf_states.MAMBA2, *gguf_mixtures.ROUTED, "expert_shared_count", "moe_latent_size"),
-        "attention.layer_norm_epsilon",
-    ),
+    (*gguf_states.MAMBA2, *gguf_mixtures.ROUTED, "expert_shared_count", "moe_latent_size"),
     free_widths=("rope.dimension_count",),
+    epsilon=LAYER_EPSILON,
 )
 FAMILIES = (
     Family(
         name="nemotron_h",
         architecture="NemotronHForCausalLM",
-        model_type="nemotron_h",
         read=_read_nemotron,
         reads=("attention_bias", "auto_map", "mlp_bias"),
         write=_write_nemotron,
@@ -316,7 +311,7 @@ FAMILIES = (
             writer=GgufWriter(
                 "nemotron_h",
                 # newer llama.cpp loads no file without
-                lambda config: {"attention.layer_norm_epsilon": config.norm_eps},
+                lambda config: {LAYER_EPSILON: config.norm_eps},
                 experts_architecture="nemotron_h_moe",
                 has_states=True,
             ),

@@ -9,7 +9,7 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     export_fields,
     fields,
@@ -20,21 +20,18 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import YARN, GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import YARN, GgufKeys
+
+_POST_NORMED: ModelFields = {"pre_norms": False, "post_norms": True}
 
 
-def _read_olmo2(keys: Keys, name: str) -> ModelConfig:
+def _read_olmo2(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "olmo2", eps=1e-5),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(fields.attention(keys, rope=rope, qk_norm="all"), fields.gated(keys)),),
-        pre_norms=False,
-        post_norms=True,
-    )
+    attention = fields.attention(keys, rope=rope, qk_norm="all")
+    return {**fields.model(keys, rope, attention, eps=1e-5), **_POST_NORMED}
 
 
-def _read_olmo3(keys: Keys, name: str) -> ModelConfig:
+def _read_olmo3(keys: Keys) -> ModelFields:
     theta = keys.number("rope_theta", 500_000.0)
     far, close = (rope_keys.scaled(keys, stated, theta) for stated in rope_keys.by_kind(keys))
     full = fields.attention(keys, rope=far, qk_norm="all")
@@ -42,32 +39,25 @@ def _read_olmo3(keys: Keys, name: str) -> ModelConfig:
     sliding = dataclasses.replace(full, rope=close, window=window)
     repeated = fields.types((True, True, True, False))
     mixers = fields.by_type(keys, full, sliding, repeated)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "olmo3", eps=1e-5),
-        max_context=rope_keys.max_context(keys, far),
-        pattern=fields.pattern(mixers, fields.gated(keys)),
-        pre_norms=False,
-        post_norms=True,
-    )
+    return {**fields.model(keys, far, mixers, eps=1e-5), **_POST_NORMED}
 
 
-def _read_olmoe(keys: Keys, name: str) -> ModelConfig:
+def _read_olmoe(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
     limit = keys.optional_number("clip_qkv")
     attention = fields.attention(keys, rope=rope, qk_norm="all", input_limit=limit)
     width, router = keys.integer("intermediate_size", 2048), mixtures.softmax_router(keys, False)
     experts = mixtures.experts(keys, "num_experts", 64, 8, width, router)
-    return mixtures.model(keys, name, "olmoe", rope, [attention], experts, eps=1e-5)
+    return fields.model(keys, rope, attention, experts, eps=1e-5)
 
 
-def _read_flex_olmo(keys: Keys, name: str) -> ModelConfig:
+def _read_flex_olmo(keys: Keys) -> ModelFields:
     """Reads FlexOlmo, which has OLMo 2's layers and OLMoE's mixture."""
     rope = rope_keys.read(keys, 500_000.0)
     attention = fields.attention(keys, rope=rope, qk_norm="all")
     width, router = keys.integer("intermediate_size", 11_008), mixtures.softmax_router(keys, False)
     experts = mixtures.experts(keys, "num_experts", 7, 5, width, router)
-    model = mixtures.model(keys, name, "flex_olmo", rope, [attention], experts)
-    return dataclasses.replace(model, pre_norms=False, post_norms=True)
+    return {**fields.model(keys, rope, attention, experts), **_POST_NORMED}
 
 
 def _write_olmo3(config: ModelConfig) -> dict[str, object]:
@@ -107,7 +97,7 @@ _WINDOW = "attention.sliding_window"
 def _gguf_olmo2(keys: GgufKeys) -> ModelFields:
     """Reads OLMo 2 and, with windows, OLMo 3, which scales no positions in layers with them."""
     distant = keys.layer(keys.rope(has_yarn=True), qk_norm="all")
-    olmo2: ModelFields = {"pattern": (distant,), "pre_norms": False, "post_norms": True}
+    olmo2: ModelFields = {"pattern": (distant,), **_POST_NORMED}
     if not keys.has(_WINDOW):
         return olmo2
     slides = keys.booleans(f"{_WINDOW}_pattern", keys.num_layers) or (True, True, True, False)
@@ -128,7 +118,6 @@ FAMILIES = (
     Family(
         name="olmo2",
         architecture="Olmo2ForCausalLM",
-        model_type="olmo2",
         read=_read_olmo2,
         reads=("attention_bias",),
         write=export_fields.llama_fields,
@@ -141,7 +130,6 @@ FAMILIES = (
     Family(
         name="olmo3",
         architecture="Olmo3ForCausalLM",
-        model_type="olmo3",
         read=_read_olmo3,
         reads=("attention_bias",),
         write=_write_olmo3,
@@ -151,7 +139,6 @@ FAMILIES = (
     Family(
         name="olmoe",
         architecture="OlmoeForCausalLM",
-        model_type="olmoe",
         read=_read_olmoe,
         reads=("attention_bias",),
         write=_write_olmoe,
@@ -164,7 +151,6 @@ FAMILIES = (
     Family(
         name="flex_olmo",
         architecture="FlexOlmoForCausalLM",
-        model_type="flex_olmo",
         read=_read_flex_olmo,
         reads=("attention_bias", "num_local_experts"),
         write=_write_flex_olmo,

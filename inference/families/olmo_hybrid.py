@@ -7,13 +7,13 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family
+from inference.families.family import Family, ModelFields
 from inference.families.shared import delta_net, fields, hf_names, mixtures, parts, rope_keys
 from inference.families.shared.config_keys import Keys
 
 
-def _read_olmo_hybrid(keys: Keys, name: str) -> ModelConfig:
-    keys.require_neutral({"linear_use_gate": (True, None)})
+def _read_olmo_hybrid(keys: Keys) -> ModelFields:
+    keys.require_neutral(linear_use_gate=(True, None))
     attention = fields.attention(keys, rope=_rope(keys), qk_norm="all")
     heads = keys.integer("linear_num_key_heads", attention.num_heads)
     three_quarters = max(3 * keys.integer("hidden_size") // (4 * heads), 1)
@@ -32,11 +32,10 @@ def _read_olmo_hybrid(keys: Keys, name: str) -> ModelConfig:
         keys, linear, attention, lambda layer: layer % 4 == 3 or layer == last < 3
     )
     ffn = fields.gated(keys)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "olmo_hybrid"),
-        max_context=rope_keys.max_context(keys, attention.rope or Rope()),
-        pattern=fields.repeated([LayerSpec(mixer, ffn, mixer == attention) for mixer in mixers]),
-    )
+    return {
+        **fields.llama_fields(keys, attention.rope or Rope()),
+        "pattern": fields.repeated([LayerSpec(mixer, ffn, mixer == attention) for mixer in mixers]),
+    }
 
 
 def _rope(keys: Keys) -> Rope | None:
@@ -52,7 +51,7 @@ def _write_olmo_hybrid(config: ModelConfig) -> dict[str, object]:
     if attention.rope is None:
         raw |= {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": None}}
     ffn = config.layers[0].ffn
-    assert isinstance(ffn, Gated), "config_export has seen to it"
+    assert isinstance(ffn, Gated), "config_export checks the kinds"
     return raw | delta_net.linear_keys(config) | {
         "attention_bias": "out" in attention.biases,
         "intermediate_size": ffn.width,
@@ -64,7 +63,6 @@ FAMILIES = (
     Family(
         name="olmo_hybrid",
         architecture="OlmoHybridForCausalLM",
-        model_type="olmo_hybrid",
         read=_read_olmo_hybrid,
         reads=("attention_bias",),
         write=_write_olmo_hybrid,
@@ -77,6 +75,7 @@ FAMILIES = (
             "ffn_norm": ("feedforward_layer_norm.weight",),
         },
         splits=(parts.delta_net,),
+        recut=parts.separate_taps,
         also={
             "input_layernorm.weight": "attention_layer_norm.weight",
             "post_attention_layernorm.weight": "feedforward_layer_norm.weight",

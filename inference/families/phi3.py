@@ -3,21 +3,17 @@
 import dataclasses
 
 from configs.kinds.rope import LongRope, Rope
-from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, Table
+from configs.model import ModelConfig
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
 from inference.families.shared import export_fields, fields, gguf_names, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 
-def _read_phi3(keys: Keys, name: str) -> ModelConfig:
+def _read_phi3(keys: Keys) -> ModelFields:
     rope = _rope(keys.with_defaults({"original_max_position_embeddings": 4096}))
     attention = fields.attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "phi3", eps=1e-5),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=(LayerSpec(attention, fields.gated(keys)),),
-    )
+    return fields.model(keys, rope, attention, eps=1e-5)
 
 
 def _rope(keys: Keys) -> Rope:
@@ -78,7 +74,6 @@ FAMILIES = (
     Family(
         name="phi3",
         architecture="Phi3ForCausalLM",
-        model_type="phi3",
         read=_read_phi3,
         reads=("auto_map",),
         write=_write_phi3,

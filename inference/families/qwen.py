@@ -1,28 +1,22 @@
 """Qwen2 (Qwen Team 2024, arXiv 2407.10671) and Qwen3 (2025, arXiv 2505.09388)."""
 
 from configs.model import ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import export_fields, fields, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 
-def _read_qwen2(keys: Keys, name: str) -> ModelConfig:
+def _read_qwen2(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "qwen2"),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.upper_windows(keys, fields.attention(keys, rope=rope, biases=("qkv",))),
-    )
+    attention = fields.attention(keys, rope=rope, biases=("qkv",))
+    return fields.model(keys, rope, fields.upper_windows(keys, attention))
 
 
-def _read_qwen3(keys: Keys, name: str) -> ModelConfig:
+def _read_qwen3(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, "qwen3"),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.upper_windows(keys, fields.attention(keys, 128, rope=rope, qk_norm="head")),
-    )
+    attention = fields.attention(keys, 128, rope=rope, qk_norm="head")
+    return fields.model(keys, rope, fields.upper_windows(keys, attention))
 
 
 def write(config: ModelConfig) -> dict[str, object]:
@@ -43,7 +37,6 @@ FAMILIES = (
     Family(
         name="qwen2",
         architecture="Qwen2ForCausalLM",
-        model_type="qwen2",
         read=_read_qwen2,
         write=write,
         tensors=hf_names.LLAMA,
@@ -52,7 +45,6 @@ FAMILIES = (
     Family(
         name="qwen3",
         architecture="Qwen3ForCausalLM",
-        model_type="qwen3",
         read=_read_qwen3,
         reads=("attention_bias",),
         write=write,

@@ -12,34 +12,32 @@ from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.families import qwen_moe
-from inference.families.family import Family, Table
+from inference.families.family import Family, ModelFields, Table
 from inference.families.shared import delta_net, fields, hf_names, mixtures, parts, rope_keys
 from inference.families.shared.config_keys import Keys
 
 
-def _read_qwen3_next(keys: Keys, name: str) -> ModelConfig:
+def _read_qwen3_next(keys: Keys) -> ModelFields:
     keys = keys.with_defaults({"num_key_value_heads": 2, "intermediate_size": 5632})
     experts = mixtures.experts(
         keys, "num_experts", 512, 10, keys.integer("moe_intermediate_size", 512),
         mixtures.softmax_router(keys, True), has_shared_gate=True,
         shared_width=keys.integer("shared_expert_intermediate_size", 512),
     )  # fmt: skip
-    return _read(keys, name, "qwen3_next", qwen_moe.some_dense(keys, experts))
+    return _read(keys, qwen_moe.some_dense(keys, experts))
 
 
-def _read_qwen3_5(keys: Keys, name: str) -> ModelConfig:
+def _read_qwen3_5(keys: Keys) -> ModelFields:
     """Reads the text part of Qwen3.5, where the sections of positions are equal."""
     keys = keys.with_defaults({"num_key_value_heads": 4, "intermediate_size": 12288})
-    return _read(keys, name, "qwen3_5", fields.gated(keys))
+    return _read(keys, fields.gated(keys))
 
 
-def _read(
-    keys: Keys, name: str, family: str, ffns: FeedForward | Sequence[FeedForward]
-) -> ModelConfig:
-    keys.require_neutral({
-        "attn_output_gate": (True, None),  # by a sigmoid
-        "output_gate_type": ("swish", "silu", None),  # of the other layers
-    })  # fmt: skip
+def _read(keys: Keys, ffns: FeedForward | Sequence[FeedForward]) -> ModelFields:
+    keys.require_neutral(
+        attn_output_gate=(True, None),  # by a sigmoid
+        output_gate_type=("swish", "silu", None),  # of the other layers
+    )
     rope = rope_keys.partial(keys, 10_000.0, keys.number("partial_rotary_factor", 0.25))
     attention = fields.attention(keys, 256, rope=rope, qk_norm="head", has_output_gate=True)
     mixer = DeltaNet(
@@ -51,12 +49,7 @@ def _read(
     )
     interval = keys.integer("full_attention_interval", 4, limit=MOST_LAYERS)
     mixers = delta_net.by_type(keys, mixer, attention, lambda layer: (layer + 1) % interval == 0)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, family),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.pattern(mixers, ffns),
-        norm_offset=1.0,
-    )
+    return {**fields.model(keys, rope, mixers, ffns), "norm_offset": 1.0}
 
 
 def _write_qwen3_next(config: ModelConfig) -> dict[str, object]:
@@ -68,13 +61,12 @@ def _write_qwen3_next(config: ModelConfig) -> dict[str, object]:
 
 def _write_qwen3_5(config: ModelConfig) -> dict[str, object]:
     ffn = config.layers[0].ffn
-    assert isinstance(ffn, Gated), "config_export has seen to it"
+    assert isinstance(ffn, Gated), "config_export checks the kinds"
     raw = mixtures.with_heads(config) | _mixer_keys(config)
     return raw | {"intermediate_size": ffn.width, "attn_output_gate": True}
 
 
 def _mixer_keys(config: ModelConfig) -> dict[str, object]:
-    """Returns the keys of layers of both kinds."""
     attention = mixtures.attention(config)
     return delta_net.linear_keys(config) | {
         "attention_bias": "out" in attention.biases,
@@ -93,7 +85,6 @@ def _fused_tensors(module: str) -> Table:
 
 
 def _tensors(module: str) -> Table:
-    """Returns Qwen3.5's names of gated DeltaNet."""
     return {
         "delta_net/in": tuple(f"{module}.in_proj_qkv.weight.{part}" for part in "vqk"),
         "delta_net/gates": tuple(f"{module}.in_proj_{part}.weight" for part in "zba"),
@@ -109,7 +100,6 @@ FAMILIES = (
     Family(
         name="qwen3_next",
         architecture="Qwen3NextForCausalLM",
-        model_type="qwen3_next",
         read=_read_qwen3_next,
         reads=("attention_bias",),
         write=_write_qwen3_next,

@@ -9,7 +9,7 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, Table
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -20,10 +20,10 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.shared.gguf_keys import GgufKeys
 
 
-def _read_qwen2_moe(keys: Keys, name: str) -> ModelConfig:
+def _read_qwen2_moe(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
     biases = ("qkv",) if keys.boolean("qkv_bias", True) else ()
     full = fields.attention(keys, rope=rope, biases=biases)
@@ -36,17 +36,17 @@ def _read_qwen2_moe(keys: Keys, name: str) -> ModelConfig:
         mixtures.softmax_router(keys, False), has_shared_gate=True,
         shared_width=keys.integer("shared_expert_intermediate_size", 5632),
     )  # fmt: skip
-    return mixtures.model(keys, name, "qwen2_moe", rope, mixers, some_dense(keys, experts))
+    return fields.model(keys, rope, mixers, some_dense(keys, experts))
 
 
-def _read_qwen3_moe(keys: Keys, name: str) -> ModelConfig:
+def _read_qwen3_moe(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
     window = fields.used_window(keys)
     attention = fields.attention(keys, rope=rope, qk_norm="head", window=window)
     width = keys.integer("moe_intermediate_size", 768)
     count = "num_experts" if keys.raw.get("num_local_experts") is None else "num_local_experts"
     experts = mixtures.experts(keys, count, 128, 8, width, mixtures.softmax_router(keys, False))
-    return mixtures.model(keys, name, "qwen3_moe", rope, [attention], some_dense(keys, experts))
+    return fields.model(keys, rope, attention, some_dense(keys, experts))
 
 
 def some_dense(keys: Keys, experts: Experts) -> FeedForward | list[FeedForward]:
@@ -111,10 +111,7 @@ def _gguf_qwen3_moe(keys: GgufKeys) -> ModelFields:
 
 SHARED_EXPERT: Table = {
     **hf_names.EXPERTS,
-    "ffn/shared/gate_up": (
-        "mlp.shared_expert.gate_proj.weight",
-        "mlp.shared_expert.up_proj.weight",
-    ),
+    "ffn/shared/gate_up": tuple(f"mlp.shared_expert.{p}_proj.weight" for p in ("gate", "up")),
     "ffn/shared/down": ("mlp.shared_expert.down_proj.weight",),
     "ffn/shared_gate": ("mlp.shared_expert_gate.weight",),
 }
@@ -122,7 +119,6 @@ FAMILIES = (
     Family(
         name="qwen2_moe",
         architecture="Qwen2MoeForCausalLM",
-        model_type="qwen2_moe",
         read=_read_qwen2_moe,
         write=_write_qwen2_moe,
         feed_forwards=(Gated, Experts),
@@ -135,7 +131,6 @@ FAMILIES = (
     Family(
         name="qwen3_moe",
         architecture="Qwen3MoeForCausalLM",
-        model_type="qwen3_moe",
         read=_read_qwen3_moe,
         reads=("attention_bias", "num_local_experts"),
         write=_write_qwen3_moe,

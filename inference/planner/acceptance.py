@@ -51,7 +51,7 @@ class Curve:
     """1 - a = miss x size^-slope: larger drafts are refused less often.
 
     Attributes:
-        miss, slope: of the law above.
+        miss, slope: of the formula above.
         error: root mean square of the acceptances around it.
     """
 

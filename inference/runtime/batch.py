@@ -24,13 +24,14 @@ _ADMISSIONS = 8  # rows of one call of `step.admit`; more take several calls
 class Batch:
     """Inputs of a step. Y rows of both rectangles, T packed tokens."""
 
-    tokens_T: Array  # i32[T], -1: the slot's last token
+    # i32[T]; -1: in a row's first column the slot's newest token, behind it the proposer's draft
+    tokens_T: Array
     slot_Y: Array  # i32[Y], the last slot is the sink
     query_start_Y: Array  # i32[Y], first token's offset from the slot's committed length
     query_length_Y: Array  # i32[Y], valid tokens
     emits_Y: Array  # bool[Y], the row ends with a sampled token
     tables: tuple[Array, ...]  # i32[Y, P] a page group
-    targets_T: Array  # i32[chunks, tokens] next tokens to score; [0, 0] where nothing is scored
+    targets_YW: Array  # i32[chunks, tokens] next tokens to score; [0, 0] where nothing is scored
     # None without the feature of `engine.requests`: prompt_budgets, grammars, embeddings.
     num_dropped_Y: Array | None = None  # i32[Y] `Rectangle`'s
     mask_QX: Array | None = None  # u32[Q, ceil(V / 32)] grammars'
@@ -103,7 +104,7 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
     tables = [
         np.zeros((shape.num_rows, columns), np.int32) for _ in config.cached_model.page_groups
     ]
-    targets = np.zeros(chunk_YW.shape if shape.scored else (0, 0), np.int32)
+    targets_YW = np.zeros(chunk_YW.shape if shape.scored else (0, 0), np.int32)
     finished = Status.FINISHED
     for r, row in (*enumerate(schedule.decode), *enumerate(schedule.prefill, rows)):
         sequence = row.sequence
@@ -119,7 +120,7 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
                 chunk_YW[r - rows, : row.length] = sequence.tokens[fed]
                 if sequence.scores:
                     fed = slice(row.start + 1, row.start + 1 + row.length)
-                    targets[r - rows, : row.length] = sequence.tokens[fed]
+                    targets_YW[r - rows, : row.length] = sequence.tokens[fed]
             for table, pages in zip(tables, sequence.pages, strict=False):  # no snapshots'
                 table[r, : len(pages)] = pages
         except BaseException as error:
@@ -136,7 +137,7 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
         mask_QX = np.full((shape.num_logits, words), 2**32 - 1, np.uint32)
     is_pooled_YW = _pooled(shape, schedule) if config.engine.requests.embeddings else None
     return Batch(
-        tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets, dropped_Y, mask_QX,
+        tokens_T, slot_Y, start_Y, length_Y, emits_Y, expanded, targets_YW, dropped_Y, mask_QX,
         is_pooled_YW,
     )  # fmt: skip
 

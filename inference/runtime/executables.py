@@ -23,7 +23,7 @@ from inference.runtime.serialization.loaded import LoadedExecutable
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape
 from layers.backends import backends
-from layers.kernels.device import target_device
+from layers.backends.backend import Backend
 from layers.kernels.linear import api as linear
 from layers.kernels.linear import packed
 from layers.kv_cache import Cache
@@ -45,6 +45,7 @@ class Executables:
         self,
         config: Config,
         attention: str,
+        backend: Backend,
         params: Params,
         cache: Cache,
         slots: step.SlotState,
@@ -55,7 +56,7 @@ class Executables:
         are donated. On a mesh cache and slots are a chip's own. `files` saves compilations.
         """
         self._config, self._attention, self._mesh = config, attention, mesh
-        self._backend = backends.of(target_device(), config.engine.kernels.linear)
+        self._backend = backend
         state = meshes.spread(mesh, abstract((cache, slots)), (EVERY_CHIP, EACH_GROUP))
         self._arguments = abstract(params), *state
         self._files = files

@@ -47,15 +47,15 @@ def for_this_device(config: Config) -> tuple[Config, str]:
             `engine.kernels` names an implementation that cannot run.
     """
     device = target_device()
-    has_library = "ffi_cpu" in backends.products(device)
-    if config.engine.deterministic and not backends.of(device).is_deterministic:
+    backend = backends.of(device)
+    if config.engine.deterministic and not backend.is_deterministic:
         raise InputError(
             "engine.deterministic holds on XLA's cpu backend, it is not measured on "
             f"{device.platform}"
         )
     config = config.for_platform(device.platform)
     kernels = config.engine.kernels
-    if has_library and {kernels.linear, kernels.attention} != {"reference"}:
+    if backend.has_native_kernels and {kernels.linear, kernels.attention} != {"reference"}:
         cpu_kernels.load()
     config = config.with_engine(linear=linear.choose(config))
     attention = api.choose(config)
@@ -74,7 +74,7 @@ def _log(config: Config, attention: api.Choice) -> None:
     is_slow = attention.name == "reference" and config.engine.kernels.attention is None
     why = "".join(f"; {name} {reason}" for name, reason in attention.passed_over.items())
     # Where the CPU's library is not there, a line of its own has said why.
-    warns = is_slow and "ffi_cpu" not in backends.products(device)
+    warns = is_slow and not backends.of(device).has_native_kernels
     level = logging.WARNING if warns else logging.INFO
     logging.log(
         level, "on %s: attention by %s, products by %s%s", device.kind, attention.name,
@@ -139,10 +139,10 @@ class ModelRunner:
         cache = kv_cache.abstract(*self._cache_arguments)
         files = self._executable_files(executables)
         self._executables = Executables(
-            self.config, self._attention, values, cache, slots, self._mesh, files
+            self.config, self._attention, self._backend, values, cache, slots, self._mesh, files
         )
         self._executables.prepare(expected)
-        self._observer = PromptObserver(self.config, self._attention)
+        self._observer = PromptObserver(self.config, self._attention, self._backend)
         self._is_warm = self._sealed = False
         self.before_admit: Callable[[StepSchedule], None] = lambda schedule: None
         self.num_late_compiles = 0

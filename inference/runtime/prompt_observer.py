@@ -16,23 +16,22 @@ from inference.runtime.batch import device_pages
 from layers import decoder
 from layers.backends import backends
 from layers.backends.backend import Backend
-from layers.kernels.device import target_device
 from layers.kernels.linear import packed
 from layers.kv_cache import Cache
 from layers.params import Params
 from layers.ragged import Ragged, Rectangle
-from layers.sparse.snap import Observed
+from layers.sparse.snap import ObservedPages
 
 
 class PromptObserver:
     """Runs `observe` for one engine, on one chip: a program beside those of its steps."""
 
-    def __init__(self, config: Config, attention: str):
+    def __init__(self, config: Config, attention: str, backend: Backend):
         """`attention`: the implementation that the cache is laid out for."""
         self._config = config
         self._run = functools.partial(
             observe, model=config.chip_model, deterministic=config.engine.deterministic,
-            attention=attention, backend=backends.of(target_device(), config.engine.kernels.linear),
+            attention=attention, backend=backend,
             is_exact=config.engine.kernels.activations == "exact",
         )  # fmt: skip
         self.is_compiled = False
@@ -103,7 +102,7 @@ def observe(
         paged = cache[layer].as_paged
         assert paged is not None
         num_tokens = tables[groups[0]].size * paged.page_tokens
-        leaves[layer] = Observed(paged.pages, jnp.zeros(num_tokens, jnp.float32))
+        leaves[layer] = ObservedPages(paged.pages, jnp.zeros(num_tokens, jnp.float32))
     with backends.use(backend), packed.exact(is_exact):
         x_TD = decoder.embedded(params, model, tokens_W, ragged)
         passed = decoder.layers(
@@ -111,5 +110,5 @@ def observe(
             deterministic=deterministic, attention=attention,
         )  # fmt: skip
     assert passed.cache is not None
-    weights = [leaf.weight_S for leaf in passed.cache if isinstance(leaf, Observed)]
+    weights = [leaf.weight_S for leaf in passed.cache if isinstance(leaf, ObservedPages)]
     return functools.reduce(jnp.add, weights)

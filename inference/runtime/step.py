@@ -40,7 +40,9 @@ _ONE_ORDER = ("ffi_cpu", "ffi_cpu")  # products and attention whose sums have on
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SlotState:
-    """Device state of the running sequences; row B is the sink of padding."""
+    """Device state of the running sequences; row B is the sink of padding. The step adds the tokens
+    that it keeps to a slot's committed length; on the host `Scheduler.commit` does so later.
+    """
 
     num_tokens: jax.Array  # i32[B+1] committed length; positions and random streams derive from it
     last_token: jax.Array  # i32[B+1] newest token, not in the cache yet
@@ -140,6 +142,7 @@ def step(
     slot_T = jnp.pad(_per_token(batch.slot_Y, shape), (0, ragged.num_fillers))
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
+    # From here on T and Q include the fillers of `deterministic`; outputs leave them out.
     num_own = config.chip_model.num_layers  # the others are a proposer's
     hidden_TD, features, own_cache, visits = decoder.layers(
         params, config.chip_model, decoder.embedded(params, config.chip_model, tokens_T, ragged),
@@ -168,6 +171,7 @@ def step(
         ids_Q, num_accepted_R, path_RW = _verify(config, shape, ids_Q, law, batch, drafts, ragged)
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
         top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.requests.top_logprobs)
+    # A decode row feeds its newest token and its drafts, and keeps as many of these as it emits.
     num_accepted_Y = jnp.pad(num_accepted_R, (0, shape.prefill[0]))
     num_emitted_Y = jnp.where(batch.emits_Y, 1 + num_accepted_Y, 0).astype(jnp.int32)
     by_row = functools.partial(_rows_of_logits, shape=shape, path_RW=path_RW)
@@ -182,7 +186,7 @@ def step(
         top_ids=by_row(top_Qn[1]),
         top_logprobs=by_row(top_Qn[0]),
         **prompt_results.score(
-            logits, shape, hidden_TD, batch.targets_T, config.engine.requests.top_logprobs
+            logits, shape, hidden_TD, batch.targets_YW, config.engine.requests.top_logprobs
         ),
         pooled=prompt_results.pool(shape, hidden_TD, batch.is_pooled_YW),
     )
@@ -270,8 +274,8 @@ def view(
     drafts: Drafts | None = None,
     num_fillers: int = 0,
 ) -> Ragged:
-    """The rectangles of a batch; positions follow from the slots' committed lengths. Decode rows
-    are chains, unless `drafts` are trees.
+    """The rectangles of a batch; positions follow from the slots' committed lengths. Drafts of
+    a row are a chain, unless `drafts` are trees.
     """
     rectangles, first = [], 0
     for (rows, width), is_chained in ((shape.decode, False), (shape.prefill, True)):
@@ -353,7 +357,7 @@ def _verify(
     is_used_Rk = ragged.rectangles[0].valid_YW[:, 1:] & (drafts.tokens_Rk >= 0)
     parent_RN = jnp.where(is_used_Rk, follows_Rk, -1)
     parent_RN = jnp.pad(parent_RN, ((0, 0), (1, 0)), constant_values=-1).astype(jnp.int32)
-    max_length = 1 + drafts.levels if is_tree else width
+    max_length = 1 + drafts.levels if is_tree else width  # W in `path_RW`; elsewhere a row's nodes
     if rule == "coupled":
         accepted = trees.coupled(ids_RW, token_RW, parent_RN, max_length)
         return ids_Q, accepted.num_emitted_R - 1, accepted.path_RW

@@ -388,8 +388,8 @@ def blame(sequence: Sequence, error: BaseException) -> SequenceFault:
 
 
 def cache_key(cache: CacheConfig, id: int, salt: str | None = None) -> Hashable | None:
-    """`Sequence.cache_key` of a request: all of one salt share prefixes, or, without a prefix
-    cache, each finds its own pages on the host again.
+    """`Prefix.key` of a request: those of one salt share prefixes. Without a prefix cache a request
+    finds only its own pages again, on the host.
     """
     if cache.prefix_cache:
         return "shared" if salt is None else ("salted", salt)

@@ -14,34 +14,32 @@ from prometheus_client.registry import Collector
 from inference.server.client.engine_client import EngineClient, State
 from inference.server.frames import ITERATION_TOKENS, Heartbeat
 
-# Counter of the heartbeat, name of the metric, description, further labels.
-_Row = tuple[str, str, str, Mapping[str, str]]
-_COUNTERS: tuple[_Row, ...] = (
-    ("prompt_tokens", "vllm:prompt_tokens", "Tokens of prompts that were started.", {}),
-    ("cached_tokens", "vllm:prompt_tokens_cached", "Those of them that were cached.", {}),
-    ("generated_tokens", "vllm:generation_tokens", "Tokens generated.", {}),
-    ("prompt_tokens", "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache.", {}),
-    ("cached_tokens", "vllm:prefix_cache_hits", "Tokens found in the prefix cache.", {}),
-    ("preemptions", "vllm:num_preemptions", "Sequences that gave up their pages.", {}),
-    ("draft_rounds", "vllm:spec_decode_num_drafts", "Times that drafts were verified.", {}),
-    ("drafts", "vllm:spec_decode_num_draft_tokens", "Drafts that were verified.", {}),
-    ("accepted_drafts", "vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted.", {}),
-    ("steps", "ridgeline:steps", "Steps of the engine.", {}),
-    ("late_compiles", "ridgeline:late_compiles", "Compilations after warm-up.", {}),
-    ("compile_seconds", "ridgeline:compile_seconds", "Seconds of steps spent compiling.", {}),
-    ("host_seconds", "ridgeline:host_seconds", "Seconds of the host's work for steps.", {}),
+# Counter of the heartbeat, name of the metric, description.
+_COUNTERS = (
+    ("prompt_tokens", "vllm:prompt_tokens", "Tokens of prompts that were started."),
+    ("cached_tokens", "vllm:prompt_tokens_cached", "Those of them that were cached."),
+    ("generated_tokens", "vllm:generation_tokens", "Tokens generated."),
+    ("prompt_tokens", "vllm:prefix_cache_queries", "Tokens looked up in the prefix cache."),
+    ("cached_tokens", "vllm:prefix_cache_hits", "Tokens found in the prefix cache."),
+    ("preemptions", "vllm:num_preemptions", "Sequences that gave up their pages."),
+    ("draft_rounds", "vllm:spec_decode_num_drafts", "Times that drafts were verified."),
+    ("drafts", "vllm:spec_decode_num_draft_tokens", "Drafts that were verified."),
+    ("accepted_drafts", "vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted."),
+    ("steps", "ridgeline:steps", "Steps of the engine."),
+    ("late_compiles", "ridgeline:late_compiles", "Compilations after warm-up."),
+    ("compile_seconds", "ridgeline:compile_seconds", "Seconds of steps spent compiling."),
+    ("host_seconds", "ridgeline:host_seconds", "Seconds of the host's work for steps."),
 )
-_TIMED, _TOOK = "Steps that were timed.", "Seconds that steps took."
-_SHOULD = "Seconds that the same steps should have taken, where the machine is calibrated."
-_MOVED = "Bytes that they had to move."
-_STEPS: tuple[_Row, ...] = (
-    ("decode_steps", "ridgeline:timed_steps", _TIMED, {"kind": "decode"}),
-    ("prefill_steps", "ridgeline:timed_steps", _TIMED, {"kind": "prefill"}),
-    ("decode_step_seconds", "ridgeline:step_seconds", _TOOK, {"kind": "decode"}),
-    ("prefill_step_seconds", "ridgeline:step_seconds", _TOOK, {"kind": "prefill"}),
-    ("predicted_decode_step_seconds", "ridgeline:predicted_step_seconds", _SHOULD,
-     {"kind": "decode"}),
-    ("decode_step_bytes", "ridgeline:step_bytes", _MOVED, {"kind": "decode"}),
+# Counters of decoding and prefill steps, by a label `kind`.
+_STEPS = (
+    ("ridgeline:timed_steps", "Steps that were timed.",
+     {"decode": "decode_steps", "prefill": "prefill_steps"}),
+    ("ridgeline:step_seconds", "Seconds that steps took.",
+     {"decode": "decode_step_seconds", "prefill": "prefill_step_seconds"}),
+    ("ridgeline:predicted_step_seconds",
+     "Seconds that the same steps should have taken, where the machine is calibrated.",
+     {"decode": "predicted_decode_step_seconds"}),
+    ("ridgeline:step_bytes", "Bytes that they had to move.", {"decode": "decode_step_bytes"}),
 )  # fmt: skip
 
 
@@ -107,15 +105,15 @@ class EngineCollector(Collector):
         return gauge
 
     def _counters(self, counters: Mapping[str, float]) -> Iterator[Metric]:
-        for key, name, about, labels in _COUNTERS:
-            yield self._counter(name, about, [(labels, counters.get(key, 0))])
-        for name in dict.fromkeys(name for _, name, _, _ in _STEPS):
-            rows = [row for row in _STEPS if row[1] == name]
+        for key, name, about in _COUNTERS:
+            yield self._counter(name, about, [({}, counters.get(key, 0))])
+        for name, about, kinds in _STEPS:
             if counters.get("decode_steps"):  # steps ran: an absent counter is unknown, not 0
-                rows = [row for row in rows if row[0] in counters]
-            if rows:
-                values = [(labels, counters.get(key, 0)) for key, _, _, labels in rows]
-                yield self._counter(name, rows[0][2], values)
+                kinds = {kind: key for kind, key in kinds.items() if key in counters}
+            if kinds:
+                yield self._counter(
+                    name, about, [({"kind": k}, counters.get(key, 0)) for k, key in kinds.items()]
+                )
 
     def _iterations(self, heartbeat: Heartbeat) -> Metric:
         name, about = "vllm:iteration_tokens_total", "Tokens that a step computed."

@@ -1,4 +1,4 @@
-"""Logs failures of the server itself, one line each, with the request's id."""
+"""Failures as clients get them; those of the server itself are logged with the request's id."""
 
 import logging
 import traceback
@@ -11,6 +11,15 @@ request_id: ContextVar[str] = ContextVar("request_id", default="")  # of this co
 _MAX_CHARS = 500
 
 _log = logging.getLogger(__name__)
+
+
+def as_api_error(error: Exception) -> ApiError:
+    """The error that a client gets for an exception; logs one of status 500."""
+    answer = error
+    if not isinstance(answer, ApiError):
+        answer = ApiError(500, "the server failed", code="internal_error")
+    log_failure(error, answer)
+    return answer
 
 
 def log_failure(error: BaseException, answer: ApiError) -> None:

@@ -2,6 +2,7 @@
 work. No label holds a client's data.
 """
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,34 +31,46 @@ _SOME = (1, 2, 5, 10, 20)
 
 
 class Metrics:
-    """Counts requests, and collects the engine's metrics with them."""
+    """Counts requests, and collects the engine's metrics with them.
+
+    Attributes:
+        rejected: counts a request without room; takes one of `REJECTIONS`.
+        corrupted: counts an answer that the model could not generate.
+        disconnected, stalled: count a client that left, or was disconnected as it did not read.
+        stream_failed: counts a stream that ended with an error.
+        ignored: counts fields that the server ignores; `by`: how many.
+    """
 
     def __init__(self, client: EngineClient, model_name: Callable[[], str]):
         disable_created_metrics()  # they would add a line to each metric
         self._model_name = model_name
         self._registry = CollectorRegistry()
-        self._plain: list[Counter | Histogram] = []  # without labels except the model's name
+        # With labels after the model's name that are known in advance: a counter that appears with
+        # its first event has no rate.
+        self._known: list[tuple[Counter | Histogram, tuple[str, ...]]] = []
         self._registry.register(EngineCollector(client, model_name))
         ProcessCollector(registry=self._registry)
-        self._success = self._counter(
-            "vllm:request_success", "Answers that ended.", "finished_reason"
+        self._ended = self._counter(
+            "vllm:request_success", "Answers that ended.", finished_reason=REASONS
         )
-        self._corrupted = self._counter(
+        self.corrupted = self._counter(
             "vllm:corrupted_requests", "Answers that the model could not go on with: NaN, say."
         )
-        self._rejected = self._counter(
-            "vllm:admission_rejections", "Requests that were refused for lack of room.", "reason"
+        self.rejected = self._counter(
+            "vllm:admission_rejections",
+            "Requests that were refused for lack of room.",
+            reason=REJECTIONS,
         )
-        self._disconnects = self._counter(
+        self.disconnected = self._counter(
             "ridgeline:client_disconnects", "Clients that left before the end of their answer."
         )
-        self._stalls = self._counter(
+        self.stalled = self._counter(
             "ridgeline:stream_stalls", "Clients that were disconnected since they did not read."
         )
-        self._stream_errors = self._counter(
+        self.stream_failed = self._counter(
             "ridgeline:stream_errors", "Streams that ended with an error."
         )
-        self._ignored = self._counter(
+        self.ignored = self._counter(
             "ridgeline:ignored_params", "Fields of requests that nobody reads."
         )
         self._responses = Counter(
@@ -103,12 +116,8 @@ class Metrics:
     def text(self) -> bytes:
         """All metrics in Prometheus's text format."""
         if name := self._model_name():
-            for reason in REASONS:  # a counter that appears with its first event has no rate
-                self._success.labels(name, reason)
-            for reason in REJECTIONS:
-                self._rejected.labels(name, reason)
-            for metric in self._plain:
-                metric.labels(name)
+            for metric, labels in self._known:
+                metric.labels(name, *labels)
         return generate_latest(self._registry)
 
     def answered(self, handler: str, method: str, status: int) -> None:
@@ -119,37 +128,12 @@ class Metrics:
         """The value of a metric without labels except the model's name; 0 before its first."""
         return self._registry.get_sample_value(name, {"model_name": self._model_name()}) or 0.0
 
-    def rejected(self, reason: str) -> None:
-        """Counts a request without room; `reason`: one of `REJECTIONS`."""
-        self._rejected.labels(self._model_name(), reason).inc()
-
-    def corrupted(self) -> None:
-        """Counts an answer that the model could not generate."""
-        self._corrupted.labels(self._model_name()).inc()
-
-    def disconnected(self) -> None:
-        """Counts a client that left."""
-        self._disconnects.labels(self._model_name()).inc()
-
-    def stalled(self) -> None:
-        """Counts a client that was disconnected because it did not read."""
-        self._stalls.labels(self._model_name()).inc()
-
-    def stream_failed(self) -> None:
-        """Counts a stream that ended with an error."""
-        self._stream_errors.labels(self._model_name()).inc()
-
-    def ignored(self, num_fields: int) -> None:
-        """Counts fields that the server ignores."""
-        self._ignored.labels(self._model_name()).inc(num_fields)
-
     def count_prompt(self, num_prompt_tokens: int, params: SamplingParams | None = None) -> None:
         """Observes a prompt that was sent to the engine, and its parameters."""
-        name = self._model_name()
-        self._prompt.labels(name).observe(num_prompt_tokens)
+        self._prompt().observe(num_prompt_tokens)
         if params is not None:
-            self._n.labels(name).observe(params.n)
-            self._max_tokens.labels(name).observe(params.max_new_tokens)
+            self._n().observe(params.n)
+            self._max_tokens().observe(params.max_new_tokens)
 
     @contextmanager
     def watching(self, num_answers: int, prepared_s: float = 0.0) -> Iterator[list["Watch"]]:
@@ -165,19 +149,27 @@ class Metrics:
         finally:
             for watch in watches:
                 if not watch.has_ended:
-                    self._success.labels(self._model_name(), reason).inc()
+                    self._ended(reason)
 
-    def _counter(self, name: str, about: str, *labels: str) -> Counter:
-        counter = Counter(name, about, ("model_name", *labels), registry=self._registry)
-        self._plain += () if labels else (counter,)
-        return counter
+    def _counter(self, name: str, about: str, **values: tuple[str, ...]) -> Callable[..., None]:
+        """Adds a counter with further labels and their values; returns what counts."""
+        counter = Counter(name, about, ("model_name", *values), registry=self._registry)
+        self._known += [(counter, labels) for labels in itertools.product(*values.values())]
 
-    def _histogram(self, name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
+        def count(*labels: str, by: int = 1) -> None:
+            counter.labels(self._model_name(), *labels).inc(by)
+
+        return count
+
+    def _histogram(
+        self, name: str, about: str, buckets: tuple[float, ...]
+    ) -> Callable[[], Histogram]:
+        """Adds a histogram; returns it with the model's name at the time of the call."""
         histogram = Histogram(
             name, about, ("model_name",), registry=self._registry, buckets=buckets
         )
-        self._plain.append(histogram)
-        return histogram
+        self._known.append((histogram, ()))
+        return lambda: histogram.labels(self._model_name())
 
 
 class Watch:
@@ -190,9 +182,8 @@ class Watch:
 
     def __init__(self, metrics: Metrics, prepared_s: float = 0.0):
         """`prepared_s`: since the request came; the prompt was encoded meanwhile."""
-        name = metrics._model_name()
-        self._metrics, self._name = metrics, name
-        self._gap, self._first = metrics._gap.labels(name), metrics._first.labels(name)
+        self._metrics = metrics
+        self._gap, self._first = metrics._gap(), metrics._first()
         self._prepared_s = prepared_s
         self._started = time.perf_counter() - prepared_s
         self._last = 0.0
@@ -215,17 +206,17 @@ class Watch:
     def end(self, reason: str, num_preemptions: int = 0) -> None:
         """Observes the end of the answer."""
         self.has_ended = True
-        metrics, name = self._metrics, self._name
-        metrics._whole.labels(name).observe(time.perf_counter() - self._started)
-        metrics._answer.labels(name).observe(self._num_tokens)
-        metrics._preemptions.labels(name).observe(num_preemptions)
-        metrics._success.labels(name, reason).inc()
+        metrics = self._metrics
+        metrics._whole().observe(time.perf_counter() - self._started)
+        metrics._answer().observe(self._num_tokens)
+        metrics._preemptions().observe(num_preemptions)
+        metrics._ended(reason)
         if self.first_s is None or self.queued_s is None:
             return
         decode_s = self._last - self.first_s
-        metrics._queue.labels(name).observe(self.queued_s)
-        metrics._prefill.labels(name).observe(self.first_s - self._prepared_s - self.queued_s)
-        metrics._decode.labels(name).observe(decode_s)
-        metrics._inference.labels(name).observe(self._last - self._prepared_s - self.queued_s)
+        metrics._queue().observe(self.queued_s)
+        metrics._prefill().observe(self.first_s - self._prepared_s - self.queued_s)
+        metrics._decode().observe(decode_s)
+        metrics._inference().observe(self._last - self._prepared_s - self.queued_s)
         if self._num_tokens > 1:
-            metrics._mean_gap.labels(name).observe(decode_s / (self._num_tokens - 1))
+            metrics._mean_gap().observe(decode_s / (self._num_tokens - 1))

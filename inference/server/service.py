@@ -5,11 +5,11 @@ import logging
 import time
 
 from inference.server.client.engine_client import EngineClient, State
-from inference.server.client.generation import Deadline
 from inference.server.client.launch import Launcher
 from inference.server.frames import Loaded
 from inference.server.metrics import Metrics
-from inference.server.protocol.errors import ApiError, unavailable
+from inference.server.protocol.caller import Caller
+from inference.server.protocol.errors import ApiError, invalid, unavailable
 from inference.server.text_processor import TextProcessor
 from inference.text.tool_calls import formats
 from inference.text.tool_calls.formats import Format
@@ -132,36 +132,29 @@ class Service:
             raise unavailable("the engine does not answer")
 
     def check_room(
-        self,
-        num_prompts: int,
-        num_each: int = 1,
-        deadline: Deadline | None = None,
-        name: str = "",
-        priority: int = 0,
+        self, caller: Caller, num_prompts: int = 1, num_each: int = 1, priority: int = 0
     ) -> None:
-        """Checks that the queue has room for a request, and that it would start in time.
+        """Checks that requests are served, that the queue has room for this one, and that it would
+        start in time.
 
         Args:
             num_prompts, num_each: prompts, and sequences of each.
-            deadline: of the answers.
-            name: of the client's key.
             priority: among the client's requests; the lower value goes first.
 
         Raises:
             ApiError: 400, the request is too large for the queue; 429, the client has its share;
-                503, the queue is full or the wait too long.
+                503, the server is not ready, the queue is full or the wait too long.
         """
+        self.check_ready()
         client, num_slots = self.client, self.facts.num_slots
         max_sequences = num_slots * (1 + QUEUED_PER_SEQ)
         num_sequences = num_prompts * num_each
         if num_sequences > max_sequences:
             detail = f", each with {num_each} sequences (n, or best_of)" if num_each > 1 else ""
-            raise ApiError(
-                400,
-                f"prompt holds {num_prompts} prompts{detail}, and this server takes at most "
-                f"{max_sequences} sequences in one request",
+            raise invalid(
                 "prompt",
-                "invalid_value",
+                f"holds {num_prompts} prompts{detail}, and this server takes at most "
+                f"{max_sequences} sequences in one request",
             )
         num_left = max_sequences - client.num_sequences - num_sequences
         if num_left < 0:
@@ -169,18 +162,17 @@ class Service:
             raise unavailable("too many requests wait for the engine", client.end_s(-num_left))
         # A client has its share if it has as many sequences as there are places left: half of all
         # places if it is alone (Choudhury and Hahne 1998, dynamic thresholds).
-        num_held = client.num_held(name)
+        num_held = client.num_held(caller.name)
         if self.num_keys > 1 and num_held > num_left:
             self.metrics.rejected("key_share")
             why = f"{num_held} sequences of this key run or wait, which is its share: wait for them"
             retry_s = client.end_s(num_held - num_left)
             raise ApiError(429, why, code="rate_limit_exceeded", retry_s=retry_s)
-        wait_s = client.expected_wait_s(1, name, priority)
-        begins = f"the request would begin in {wait_s:.0f} s"
-        if deadline is not None and wait_s > deadline.left_s:
+        wait_s = client.expected_wait_s(1, caller.name, priority)
+        begins, left_s = f"the request would begin in {wait_s:.0f} s", caller.deadline.left_s
+        if wait_s > left_s:
             self.metrics.rejected("deadline")
-            why = f"{begins}, and its deadline is in {deadline.left_s:.0f} s"
-            raise unavailable(why, wait_s - deadline.left_s)
+            raise unavailable(f"{begins}, and its deadline is in {left_s:.0f} s", wait_s - left_s)
         if wait_s > self.limits.queue_s:
             self.metrics.rejected("queue_time")
             why = f"{begins}, and here none waits longer than {self.limits.queue_s:g} s"

@@ -12,7 +12,7 @@ import msgspec
 from configs.errors import InputError
 from inference.server.frames import TextFacts
 from inference.server.protocol import structure
-from inference.server.protocol.errors import ApiError, unavailable
+from inference.server.protocol.errors import ApiError, invalid, missing, unavailable
 from inference.server.protocol.fields import ChatMessage, Sampling
 from inference.server.protocol.tools import OfferedTools
 from inference.server.workers.jobs import (
@@ -146,12 +146,12 @@ class TextProcessor:
         if offer is not None and offer.is_required:
             if grammar_text is not None:
                 why = f"and {param} exclude each other, where a tool has to be called"
-                raise ApiError(400, f"tool_choice {why}", "tool_choice", "invalid_value")
+                raise invalid("tool_choice", why)
             param = "tool_choice"
         elif grammar_text is None:
             return None
         if not accepts:
-            raise ApiError(400, f"{param} is not supported by this server", param, "unsupported")
+            raise invalid(param, "is not supported by this server", "unsupported")
         if offer is not None and param != "bad_words":  # which calls may hold no more than texts
             return await self._compile_calls(offer, format, grammar_text, param)
         assert grammar_text is not None
@@ -260,16 +260,13 @@ def _num_chars(value: object) -> int:
 
 def _plain(message: ChatMessage, index: int) -> dict[str, object]:
     """A message in the form that chat templates read."""
-    content = message.content
+    content, where = message.content, f"messages[{index}].content"
     if isinstance(content, list):
-        for part in content:
-            if part.type != "text" or part.text is None:
-                where = f"messages[{index}].content"
-                raise ApiError(400, f"{where}: parts of type text alone", where, "unsupported")
+        if any(part.type != "text" or part.text is None for part in content):
+            raise invalid(where, "has parts of type text alone", "unsupported")
         content = "\n".join(part.text or "" for part in content)
     if content is None and not message.tool_calls:
-        where = f"messages[{index}].content"
-        raise ApiError(400, f"{where} is required", where, "missing_required_parameter")
+        raise missing(where)
     plain: dict[str, object] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": content or "",

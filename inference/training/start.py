@@ -15,7 +15,7 @@ from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.model import ModelConfig
 from configs.recipes.training import Recipe
-from inference.checkpoints import hf_tokenizer, text_files
+from inference.checkpoints import text_files, tokenizer_files
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
 from inference.text.tokenizer import Tokenizer
@@ -57,7 +57,7 @@ def vocabulary(checkpoint: Checkpoint | None, texts: Sequence[str], vocab_size: 
     """
     if checkpoint is None:
         folder = bpe.directory(texts, vocab_size)
-        tokenizer = hf_tokenizer.load_tokenizer(folder, vocab_size)
+        tokenizer = tokenizer_files.load_tokenizer(folder, vocab_size)
         assert tokenizer.eos_id is not None
         return Vocabulary(tokenizer, text_files.read(folder), (tokenizer.eos_id,))
     tokenizer = checkpoint.load_tokenizer()

@@ -1,7 +1,8 @@
 """What the target of a program offers: kernels, and what XLA's compiler for it is good at."""
 
-from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, Protocol, TypeVar
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 import jax
 
@@ -25,13 +26,15 @@ class RowKernels(Protocol):
     zeros: Kernel
 
 
+@dataclasses.dataclass(frozen=True)
 class Backend:
     """XLA alone, on an accelerator. A back end overrides what it offers beyond that.
 
     Attributes:
-        linear: implementations of products, of `engine.kernels.linear`.
+        linear: implementation of products, of `engine.kernels.linear`.
         attention: implementations of attention, best first, where none was measured.
         compiler_options: XLA's, for a step.
+        has_native_kernels: those of the native library (`kernels/cpu/`) run, once it is loaded.
         is_deterministic: `engine.deterministic` was measured.
         keeps_executables: files of executables are loaded before a step is traced.
         has_free_views: a reshape or a bitcast of an array is no copy.
@@ -45,22 +48,21 @@ class Backend:
         least_rows: of a product or a lookup.
     """
 
-    name: ClassVar[str] = "xla"
-    linear: ClassVar[str] = "reference"
-    attention: ClassVar[tuple[str, ...]] = ()
-    compiler_options: ClassVar[Mapping[str, Any]] = {}
-    is_deterministic: ClassVar[bool] = False
-    keeps_executables: ClassVar[bool] = False
-    has_free_views: ClassVar[bool] = True
-    has_wide_reductions: ClassVar[bool] = True
-    multiplies_all_types: ClassVar[bool] = True
-    sums_by_product: ClassVar[bool] = False
-    scans_by_token: ClassVar[bool] = False
-    looks_up_in_products: ClassVar[bool] = False
-    copies_in_blocks: ClassVar[bool] = False
-    skips_zero_rows: ClassVar[bool] = False
-    least_rows: ClassVar[int] = 1
-    __slots__ = ()
+    linear: str = "reference"
+    attention: tuple[str, ...] = ()
+    compiler_options: tuple[tuple[str, object], ...] = ()
+    has_native_kernels: bool = False
+    is_deterministic: bool = False
+    keeps_executables: bool = False
+    has_free_views: bool = True
+    has_wide_reductions: bool = True
+    multiplies_all_types: bool = True
+    sums_by_product: bool = False
+    scans_by_token: bool = False
+    looks_up_in_products: bool = False
+    copies_in_blocks: bool = False
+    skips_zero_rows: bool = False
+    least_rows: int = 1
 
     def runs_on(self, device: Device) -> bool:
         return True

@@ -9,6 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 import jax
 
+from configs.errors import InputError
 from layers.backends.backend import Backend, RowKernels
 from layers.backends.cpu import Cpu, XlaCpu
 from layers.backends.gpu import Gpu, Hopper
@@ -24,14 +25,17 @@ _chosen = jax.make_user_context(default_value=None)  # a part of the keys of jit
 
 
 def of(device: Device, linear: str | None = None) -> Backend:
-    """A device's back end for `engine.kernels.linear`; its first for None or products it lacks."""
+    """A device's back end for `engine.kernels.linear`; its first for None.
+
+    Raises:
+        InputError: no back end of the device has these products.
+    """
     able = [backend for backend in ALL if backend.runs_on(device)]
-    return next((backend for backend in able if backend.linear == linear), able[0])
-
-
-def products(device: Device) -> tuple[str, ...]:
-    """Names of `engine.kernels.linear` that back ends of a device multiply by."""
-    return tuple(backend.linear for backend in ALL if backend.runs_on(device))
+    for backend in able:
+        if linear in (None, backend.linear):
+            return backend
+    names = ", ".join(dict.fromkeys(backend.linear for backend in able))
+    raise InputError(f"engine.kernels.linear={linear}: not for {device.kind}; valid: {names}")
 
 
 def use(backend: Backend | None) -> AbstractContextManager[None]:
@@ -53,12 +57,16 @@ def kernel_or(
     derivative of the reference; else the reference, which is the kernel's oracle.
     """
 
+    @functools.cache
+    def differentiable(backend: Backend) -> Callable[_Arrays, _Out]:
+        assert backend.rows is not None
+        function = jax.custom_jvp(functools.partial(kernel, backend.rows))
+        function.defjvp(lambda primals, tangents: jax.jvp(reference, primals, tangents))
+        return function
+
     def run(*arrays: _Arrays.args, **keywords: _Arrays.kwargs) -> _Out:
-        rows = current().rows
-        if rows is None:
-            return reference(*arrays, **keywords)
-        differentiable = jax.custom_jvp(functools.partial(kernel, rows))
-        differentiable.defjvp(lambda primals, tangents: jax.jvp(reference, primals, tangents))
-        return differentiable(*arrays, **keywords)
+        backend = current()
+        function = reference if backend.rows is None else differentiable(backend)
+        return function(*arrays, **keywords)
 
     return run

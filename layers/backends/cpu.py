@@ -4,6 +4,7 @@ By XLA's CPU backend a row's bits depend on the order of sums, which it picks by
 whole array; a branch is cheap, and views are free.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -17,22 +18,22 @@ from layers.kernels.linear import packed
 from layers.kernels.recurrence import ffi_cpu
 
 
+@dataclasses.dataclass(frozen=True)
 class XlaCpu(Backend):
     """XLA's CPU backend."""
 
-    name = "xla_cpu"
-    attention = ("ffi_cpu",)
-    is_deterministic = True
-    keeps_executables = True  # JAX's cache of them needs the traced step to find one
-    has_wide_reductions = False
-    multiplies_all_types = False
-    sums_by_product = True
-    scans_by_token = True
-    copies_in_blocks = True
+    attention: tuple[str, ...] = ("ffi_cpu",)
+    has_native_kernels: bool = True
+    is_deterministic: bool = True
+    keeps_executables: bool = True  # JAX's cache of them needs the traced step to find one
+    has_wide_reductions: bool = False
+    multiplies_all_types: bool = False
+    sums_by_product: bool = True
+    scans_by_token: bool = True
+    copies_in_blocks: bool = True
     # It converts the whole weight to float32 for a single bfloat16 row, and takes one row that is
     # looked up for a slice, and copies all sequences' states before it writes one.
-    least_rows = 2
-    __slots__ = ()
+    least_rows: int = 2
 
     def runs_on(self, device: Device) -> bool:
         return device.platform == "cpu"
@@ -54,13 +55,12 @@ class XlaCpu(Backend):
         return jnp.dot(x_TX, identity, precision=jax.lax.Precision.HIGHEST)
 
 
+@dataclasses.dataclass(frozen=True)
 class Cpu(XlaCpu):
     """The native library's kernels, and XLA for the rest."""
 
-    name = "cpu"
-    linear = "ffi_cpu"
-    skips_zero_rows = True
-    __slots__ = ()
+    linear: str = "ffi_cpu"
+    skips_zero_rows: bool = True
 
     @property
     def rows(self) -> RowKernels:

@@ -1,7 +1,6 @@
 """GPUs by XLA, and Hopper's with kernels of Mosaic, which is slow to load."""
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -12,26 +11,23 @@ from layers.kernels.linear import grouped
 from layers.kernels.linear.low_bit import Quantized
 
 
+@dataclasses.dataclass(frozen=True)
 class Gpu(Backend):
     """XLA's GPU backend."""
 
-    name = "xla_gpu"
-    attention = ("pallas_gpu",)
+    attention: tuple[str, ...] = ("pallas_gpu",)
     # XLA would merge two products of the same rows into one, and copy their matrices together in
     # every step: a seventh of Mamba-2 2.7B's step with one row on an H200.
-    compiler_options: ClassVar[Mapping[str, Any]] = {"xla_gpu_dot_merger_threshold_mb": 0}
-    looks_up_in_products = True
-    __slots__ = ()
+    compiler_options: tuple[tuple[str, object], ...] = (("xla_gpu_dot_merger_threshold_mb", 0),)
+    looks_up_in_products: bool = True
 
     def runs_on(self, device: Device) -> bool:
         return device.platform == "gpu"
 
 
+@dataclasses.dataclass(frozen=True)
 class Hopper(Gpu):
     """NVIDIA's H100, H200, H800 and H20."""
-
-    name = "hopper"
-    __slots__ = ()
 
     def runs_on(self, device: Device) -> bool:
         return device.is_hopper

@@ -1,5 +1,7 @@
 """TPUs, with kernels of Mosaic, which is slow to load."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 
@@ -9,13 +11,12 @@ from layers.kernels.linear import grouped
 from layers.kernels.linear.low_bit import Quantized
 
 
+@dataclasses.dataclass(frozen=True)
 class Tpu(Backend):
     """Google's TPUs."""
 
-    name = "tpu"
-    attention = ("pallas_tpu", "jax_tpu")
-    has_free_views = False  # arrays are tiled by shape and type
-    __slots__ = ()
+    attention: tuple[str, ...] = ("pallas_tpu", "jax_tpu")
+    has_free_views: bool = False  # arrays are tiled by shape and type
 
     def runs_on(self, device: Device) -> bool:
         return device.platform == "tpu"

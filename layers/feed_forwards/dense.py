@@ -9,7 +9,6 @@ import jax.numpy as jnp
 from configs.kinds.feed_forward import Gated, Plain
 from configs.model import ModelConfig
 from layers.backends import backends
-from layers.backends.backend import RowKernels
 from layers.linear import add_bias, linear
 from layers.params import Params
 from layers.registry import StepContext
@@ -55,10 +54,7 @@ def gate(activation: str, dtype: str) -> Callable[[jax.Array], jax.Array]:
         gate_TF, up_TF = jnp.split(gate_up_TX, 2, axis=-1)
         return (ACTIVATIONS[activation](gate_TF) * up_TF).astype(dtype)
 
-    def kernel(rows: RowKernels, gate_up_TX: jax.Array) -> jax.Array:
-        return rows.gate(gate_up_TX, activation, dtype)
-
-    return backends.kernel_or(reference, kernel)
+    return backends.kernel_or(reference, lambda rows, x_TX: rows.gate(x_TX, activation, dtype))
 
 
 def plain(

@@ -69,7 +69,7 @@ def apply(
 
 def _tokens_of_all(x_TD: jax.Array, weights_TJ: jax.Array, ids_TJ: jax.Array) -> _Routed:
     """The tokens of all chips that divide the experts, in two exchanges."""
-    if collectives.num_expert_chips() == 1:
+    if collectives.num_chips(collectives.EXPERTS) == 1:
         return _Routed(x_TD, weights_TJ, ids_TJ)
     bits_TJ = jax.lax.bitcast_convert_type(weights_TJ, jnp.int32)
     both_TJ = collectives.tokens_of_all(jnp.concatenate([bits_TJ, ids_TJ], axis=1))
@@ -83,7 +83,7 @@ def _mixed(
 ) -> jax.Array:
     """Sums the local experts' results of each token, float32 [T, D]; on a mesh a part of it."""
     x_TD, weights_TJ, ids_TJ = routed
-    local_TJ = ids_TJ - collectives.expert_chip() * kind.num_held
+    local_TJ = ids_TJ - collectives.chip(collectives.EXPERTS) * kind.num_held
     local_TJ = jnp.where((local_TJ >= 0) & (local_TJ < kind.num_held), local_TJ, kind.num_held)
     sizes_E, order_X = _visits(local_TJ, kind.num_held), jnp.argsort(local_TJ.ravel(), stable=True)
     x_XD = x_TD[order_X // kind.top_k]

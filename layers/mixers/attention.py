@@ -150,8 +150,7 @@ def attend(
     Raises:
         ValueError: there are no keys.
     """
-    ragged = context.ragged
-    spec = context.spec
+    ragged, spec = context.ragged, context.spec
     options = Options(
         spec.window, score_cap, sinks_N, context.deterministic, spec.chunked, spec.first_tokens,
         dtype,
@@ -164,8 +163,9 @@ def attend(
         queries, keys, values = map(ragged.split, (q_TNH, dense.k_TKH, dense.v_TKH))
         rows = zip(queries, keys, values, ragged.rectangles, strict=True)
         return ragged.pack([reference.attend_dense(*row, options) for row in rows]), dense
-    chosen, page_format, outs = api.implementation(context.attention), context.page_format, []
+    chosen, page_format = api.implementation(context.attention), context.page_format
     assert page_format is not None
+    arguments, outs = (context.group, page_format, options), []
     if k_TKH is not None and v_TKH is not None and not paged.is_read_only:
         row_TX = packed_row(k_TKH, v_TKH, page_format.values_in_keys)
         row_TX = page_rows.as_stored(row_TX, page_format)
@@ -174,7 +174,7 @@ def attend(
             parts = zip(ragged.split(q_TNH), ragged.split(row_TX), ragged.rectangles, strict=True)
             for q_YWNH, row_YWX, rectangle in parts:
                 out_YWNH, pages = chosen.append_and_attend(
-                    q_YWNH, row_YWX, pages, rectangle, context.group, page_format, options
+                    q_YWNH, row_YWX, pages, rectangle, *arguments
                 )
                 outs.append(out_YWNH)
             return ragged.pack(outs), paged.with_pages(pages)
@@ -183,23 +183,10 @@ def attend(
         assert isinstance(paged, Indexed)
         paged = quest.summarized(paged, ragged, context.group, page_format)
         for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
-            outs.append(
-                quest.attend(
-                    chosen,
-                    q_YWNH,
-                    paged,
-                    rectangle,
-                    context.group,
-                    page_format,
-                    options,
-                    token_budget,
-                )  # fmt: skip
-            )
+            outs.append(quest.attend(chosen, q_YWNH, paged, rectangle, *arguments, token_budget))
         return ragged.pack(outs), paged
     for q_YWNH, rectangle in zip(ragged.split(q_TNH), ragged.rectangles, strict=True):
-        out_YWNH, paged = paged.attend(
-            chosen.attend_pages, q_YWNH, rectangle, context.group, page_format, options
-        )
+        out_YWNH, paged = paged.attend(chosen.attend_pages, q_YWNH, rectangle, *arguments)
         outs.append(out_YWNH)
     return ragged.pack(outs), paged
 

@@ -29,15 +29,7 @@ from layers.params import Params
 from layers.ragged import Rectangle
 from layers.registry import Leaf, StepContext
 from layers.rope import rotate
-from layers.sparse.chosen import (
-    as_single_entries,
-    best,
-    each_query,
-    in_steady_tiles,
-    longest,
-    num_visible,
-    single_entries,
-)
+from layers.sparse import chosen
 
 # Blocks that are scored at once: a trip of the loop takes as long as scores of few queries.
 _MOST_BLOCKS, _MOST_PRODUCTS = 8, 1 << 22
@@ -130,13 +122,13 @@ def _attend(
         return attend_pages(q_YWNH, leaf.pages, rectangle, group, page_format, options)
 
     def read_best() -> jax.Array:
-        count_Y = jnp.max(num_visible(rectangle), axis=1)
+        count_Y = jnp.max(chosen.num_visible(rectangle), axis=1)
         scores_YWS = scores(q_YWIX, weights_YWI, leaf.index, table_YP, count_Y, context)
         visible_YWS = _visible(jnp.arange(scores_YWS.shape[2], dtype=jnp.int32), rectangle)
-        position_YWJ, count_YW = best(scores_YWS, visible_YWS, top_k)
-        table_YWJ = single_entries(table_YP, position_YWJ, page_tokens)
-        rows = each_query(rectangle, table_YWJ, count_YW)
-        pages_of_one = jax.tree.map(as_single_entries, leaf.pages)
+        position_YWJ, count_YW = chosen.best(scores_YWS, visible_YWS, top_k)
+        table_YWJ = chosen.single_entries(table_YP, position_YWJ, page_tokens)
+        rows = chosen.each_query(rectangle, table_YWJ, count_YW)
+        pages_of_one = jax.tree.map(chosen.as_single_entries, leaf.pages)
         q_Q1NH = q_YWNH.reshape(-1, 1, *q_YWNH.shape[2:])
         out_Q1NX = attend_pages(q_Q1NH, pages_of_one, rows, 0, page_format, options)
         return out_Q1NX.reshape(*q_YWNH.shape[:3], -1)
@@ -144,7 +136,9 @@ def _attend(
     if table_YP.shape[1] * page_tokens <= top_k:
         return read_all()
     # The same bits, where no query sees more than it may read: there is nothing to choose.
-    return backends.current().where_needed(lambda: longest(rectangle) > top_k, read_best, read_all)
+    return backends.current().where_needed(
+        lambda: chosen.longest(rectangle) > top_k, read_best, read_all
+    )
 
 
 def _visible(position: jax.Array, rectangle: Rectangle) -> jax.Array:
@@ -176,7 +170,7 @@ def chosen_dense(
 
     heads = jnp.moveaxis(q_YWIX, 2, 0), jnp.moveaxis(weights_YWI, 2, 0)
     scores_YWS, _ = jax.lax.scan(add, jnp.zeros((Y, W, S), jnp.float32), heads)
-    index_YWJ, _ = best(scores_YWS, visible_YWS, top_k)
+    index_YWJ, _ = chosen.best(scores_YWS, visible_YWS, top_k)
     y, w = jnp.arange(Y)[:, None, None], jnp.arange(W)[None, :, None]
     return jnp.zeros((Y, W, S), bool).at[y, w, index_YWJ].set(True, mode="drop")
 
@@ -229,7 +223,7 @@ def _scores(
             )
             return reference.dot(weights_QUI, products_QIS, 1)[:, 0].reshape(Y, -1, block_tokens)
 
-        block_YWS = in_steady_tiles(score, deterministic, q_YWIX, weights_YWI)
+        block_YWS = chosen.in_steady_tiles(score, deterministic, q_YWIX, weights_YWI)
         return jax.lax.dynamic_update_slice_in_dim(scores_YWS, block_YWS, j * block_tokens, axis=2)
 
     stop = (jnp.max(count_Y) + block_tokens - 1) // block_tokens

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.model import ModelConfig
+from layers.backends import backends
 from layers.kernels.recurrence import api as fused
 from layers.kv_cache import Recurrent, with_states
 from layers.linear import add_bias, linear
@@ -49,11 +50,12 @@ def apply_mamba(
         step_TX, B_TM, C_TM = _chosen(params, config, kind, fed_TX)
         step_TX = jnp.where(ragged.valid_T[:, None], step_TX, 0)  # a token that changes nothing
     A_MX = -jnp.exp(params["decay"]).T
+    kernel = backends.current().scan
     scan = Recurrence(
         A_MX.shape,
         lambda x_YWX, dt_YWX, *more: diagonal.recurrent(x_YWX, dt_YWX, A_MX, *more),
         lambda x_YWX, dt_YWX, *more: diagonal.chunked(x_YWX, dt_YWX, A_MX, *more),
-        lambda x_YWX, dt_YWX, *more: fused.scan(x_YWX, dt_YWX, A_MX, *more),
+        kernel and (lambda x_YWX, dt_YWX, *more: kernel(x_YWX, dt_YWX, A_MX, *more)),
     )
     sequences, outs = zip(*map(ragged.split, (fed_TX, step_TX, B_TM, C_TM)), strict=True), []
     with jax.named_scope("recur"):

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from layers.kernels.recurrence import api, reference
+from layers.backends import backends
+from layers.kernels.recurrence import reference
 from layers.ragged import Rectangle
 from layers.recurrence import convolution
 
@@ -67,7 +68,8 @@ def recur(
         return recurrence.chunked(*inputs, before_Y, None, MOST_CHUNK)[0], None
     if not rectangle.is_chained:
         updated = None
-        if recurrence.in_place is not None and not is_sequential:
+        fits = width <= states.shape[1]
+        if recurrence.in_place is not None and fits and not is_sequential:
             updated = recurrence.in_place(*inputs, states, rectangle)
         return updated or reference.update(recurrence.recurrent, inputs, states, rectangle)
     before_Y, follows_Y = reference.before(states, rectangle), _follows(rectangle)
@@ -103,11 +105,11 @@ def convolve(
     Returns:
         Float32 [Y, W, X], and the tails with this step's.
     """
-    if tails is not None and not rectangle.is_chained:
-        convolved = api.convolve(x_YWX, taps_Xw, bias_X, tails, rectangle)
-        if convolved is not None:
-            return convolved
     rows, width, X = x_YWX.shape
+    if tails is not None and not rectangle.is_chained and width <= tails.shape[1]:
+        kernel = backends.current().convolve
+        if kernel is not None:
+            return kernel(x_YWX, taps_Xw, bias_X, tails, rectangle)
     num_before = taps_Xw.shape[1] - 1
     if tails is None:
         before_YwX = jnp.zeros((rows, num_before, X))

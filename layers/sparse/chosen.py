@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from configs.cache import BLOCK_TOKENS
 from configs.settings.shapes import MIN_DETERMINISTIC_ROWS
 from layers.backends import backends
-from layers.backends.backend import RowKernels
 from layers.kernels.attention.mask import mask_bounds
 from layers.ragged import Rectangle
 
@@ -36,14 +35,15 @@ def best(
     of equals the first, i32 [..., most]; and how many they are, i32 [...]. What is behind them is
     an index past the end.
     """
+    return _best_of(max_chosen)(scores_YWX, open_YWX)
+
+
+@functools.cache  # one function for all layers
+def _best_of(max_chosen: int) -> Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     reference = functools.partial(_best, max_chosen=max_chosen)
-
-    def kernel(
-        rows: RowKernels, scores_YWX: jax.Array, open_YWX: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        return rows.choose(scores_YWX, open_YWX, max_chosen=max_chosen)
-
-    return backends.kernel_or(reference, kernel)(scores_YWX, open_YWX)
+    return backends.kernel_or(
+        reference, lambda rows, scores_YWX, open_YWX: rows.choose(scores_YWX, open_YWX, max_chosen)
+    )
 
 
 def _best(

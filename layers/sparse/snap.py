@@ -27,7 +27,7 @@ _MASKED = -1e30
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class Observed(Paged):
+class ObservedPages(Paged):
     """Token-major pages of a sequence, which attention only reads; `weight_S` (float32, S = table
     entries x page tokens) sums each token's softmax weights over the queries and heads of layers.
     """
@@ -76,14 +76,9 @@ def _weights(
     def scores(j: jax.Array) -> jax.Array:
         ids_P = jax.lax.dynamic_slice_in_dim(table_P, j * block_pages, block_pages)
         stored_SX = pages.at[ids_P].get(mode="promise_in_bounds").reshape(BLOCK_TOKENS, -1)
-        if page_format.is_quantized:
-            row_SX = page_rows.dequantize(stored_SX, page_format, q_1WNH.dtype)
-        else:
-            row_SX = page_rows.decode(stored_SX)
+        row_SX = page_rows.numbers(stored_SX, page_format, q_1WNH.dtype)
         k_KSH = row_SX[:, page_format.keys].reshape(BLOCK_TOKENS, K, H).swapaxes(0, 1)
-        scores_KUS = dot(q_KUH, k_KSH, 2)
-        if options.score_cap is not None:
-            scores_KUS = soft_cap(scores_KUS, options.score_cap)
+        scores_KUS = soft_cap(dot(q_KUH, k_KSH, 2), options.score_cap)
         kv_position_S = j * BLOCK_TOKENS + jnp.arange(BLOCK_TOKENS, dtype=jnp.int32)
         return jnp.where(visible(kv_position_S, last_U1), scores_KUS, _MASKED)
 

@@ -23,8 +23,8 @@ SPECULATE = flags.DEFINE_string(
     "without a name those that scripts.train has made for the model), or 'mtp' (the layer that "
     "predicts a second token in the model's own checkpoint). 'ngram,k=4': four at a time; "
     "without k up to four, as many as pay. 'eagle,tree=16': sixteen as a tree, several for each "
-    "place. Answers stay the same; with 'ngram,rejection' their law does, with 'medusa,typical' "
-    "neither: more is kept than is exact. `plan`: "
+    "place. Answers stay the same; with 'ngram,rejection' their distribution does, with "
+    "'medusa,typical' neither: more is kept than is exact. `plan`: "
     "k,acceptance,cost of a draft in steps; or auto, or auto,greedy.",
 )
 _MTP = "mtp"  # the target's own layer, a proposer of EAGLE's kind

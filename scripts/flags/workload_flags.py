@@ -29,7 +29,7 @@ _PREFIX_TOKENS = flags.DEFINE_integer("prefix_tokens", None, "Tokens that some p
 _PREFIX_SHARE = flags.DEFINE_float("prefix_share", None, "Share of the prompts that begin so.")
 _PREFIXES = flags.DEFINE_integer("prefixes", None, "Different ones of --prefix_tokens, in turn.")
 _BURSTINESS = flags.DEFINE_float(
-    "burstiness", None, "poisson: shape of a gamma law; below 1 requests come in bursts."
+    "burstiness", None, "poisson: shape of a gamma distribution; below 1 makes bursts."
 )
 _SLO_TTFT_S = flags.DEFINE_float("slo_ttft_s", None, "Goodput: seconds to the first token.")
 _SLO_ITL_S = flags.DEFINE_float("slo_itl_s", None, "Goodput: seconds between tokens (p99).")

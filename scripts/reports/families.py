@@ -23,8 +23,8 @@ from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Rope
 from configs.model import ModelConfig
-from inference.checkpoints import opened
 from inference.checkpoints.gguf.pretokenizers import SPLITS
+from inference.checkpoints.hf import config_json
 from inference.families import families
 from inference.planner import weights
 from scripts.reports.pages.markdown import fill, table
@@ -38,7 +38,7 @@ PAGE = ROOT / "docs" / "families.md"
 def page() -> str:
     """Returns the page, with its tables written anew."""
     folders = {path.parent.name: path.parent for path in sorted(GOLDEN.glob("*/expected.npz"))}
-    configs = {name: opened.read_directory_config(folder) for name, folder in folders.items()}
+    configs = {name: config_json.read_model(folder) for name, folder in folders.items()}
     names = []
     for family in families.ALL.values():
         tiny = [config for config in configs.values() if config.family == family.name]

@@ -30,6 +30,7 @@ from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import decoder, kv_cache, page_rows
 from layers.kernels.attention import api
 from layers.kernels.linear import api as linear
+from layers.kv_cache import Paged
 from layers.mixers import attention
 from layers.ragged import Ragged, Rectangle
 from layers.registry import StepContext
@@ -130,9 +131,10 @@ def compiled_attention(device: Any, name: str, case: Attention) -> tuple[Any, An
     q, kv = (tensor(rows * width, heads, H, dtype=case.dtype) for heads in (N, K))
     sinks_N = tensor(N, dtype="float32") if case.has_sinks else None
 
-    def attend(q: Any, k: Any, v: Any, pages: Any, ragged: Any, sinks_N: Any) -> Any:
+    def attend(q: Any, k: Any, v: Any, pages: Any, ragged: Any, sinks_N: Any) -> tuple[Any, Any]:
         context = StepContext(ragged, None, spec, 0, True, False, name, page_format)
-        return attention.attend(q, k, v, pages, context, case.cap, sinks_N)
+        out, leaf = attention.attend(q, k, v, Paged(pages), context, case.cap, sinks_N)
+        return out, leaf.pages
 
     return compiled(attend, device, (q, kv, kv, pages, ragged, sinks_N), (3,)), pages
 

@@ -11,8 +11,8 @@ from configs.mesh import Mesh
 from inference.benchmark.kernels import baselines, timing
 from inference.benchmark.kernels.attention_case import Arrays
 from inference.planner.calibration import on_device
+from layers.backends.gpu import Hopper
 from layers.kernels import tuning
-from layers.kernels.linear import low_bit_product
 from tests.aot import low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
@@ -256,7 +256,7 @@ def test_prefill_expands_a_matrix_once(format, most):
 
 
 def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
-    monkeypatch.setattr(low_bit_product, "_kernel", lambda *_: None)
+    monkeypatch.setattr(Hopper, "low_bit_product", lambda *_: None)
     with pytest.raises(AssertionError, match="int4 is expanded"):
         low_bit.check_product(programs.device("h200"), "int4", 24, low_bit.MATRICES["qkv"])
 

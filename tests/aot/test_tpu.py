@@ -11,8 +11,8 @@ from configs.engine import Config, EngineConfig
 from configs.hardware import targets
 from configs.mesh import Mesh
 from inference.planner.compiled.report import AbsentEngine
+from layers.backends.tpu import Tpu
 from layers.kernels.attention import tpu
-from layers.kernels.linear import low_bit_product
 from tests.aot import low_bit, programs, recurrence
 
 pytestmark = pytest.mark.aot
@@ -221,7 +221,7 @@ def test_prefill_expands_a_matrix_once(topology, format, most):
 
 
 def test_a_product_that_expands_its_weights_is_found_out(monkeypatch):
-    monkeypatch.setattr(low_bit_product, "_kernel", lambda *_: None)
+    monkeypatch.setattr(Tpu, "low_bit_product", lambda *_: None)
     with pytest.raises(AssertionError, match="int4 is expanded"):
         low_bit.check_product(programs.device("v5e:2x2"), "int4", 24, low_bit.MATRICES["qkv"])
 

@@ -9,7 +9,6 @@ from tests.device.test_attention import SEEDS, check
 from tests.layers import paged_case
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", batches.CASES)
 def test_every_batch_fits_the_pool(case):
     page_tokens = batches.CASES[case].page_tokens
@@ -23,7 +22,6 @@ def test_every_batch_fits_the_pool(case):
     ).sum()
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", ["odd group, cap", "a tree", "a canvas"])
 def test_the_reference_passes(case):
     check("reference", case, SEEDS[-1:])

@@ -101,7 +101,6 @@ def _assert_same(found, expected, aborts):
             np.testing.assert_allclose(a, b, atol=1e-4)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "model, mesh",
     [

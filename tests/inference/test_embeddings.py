@@ -74,7 +74,6 @@ def assert_close(found, wanted, bound=1e-5):
         np.testing.assert_allclose(a, b, atol=bound, rtol=bound)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("pooling", POOLINGS)
 @pytest.mark.parametrize("name", [
     "llama", "windows", "states", pytest.param("bfloat16", marks=pytest.mark.long),

@@ -98,7 +98,6 @@ def test_rounded_activations_are_said(caplog):
 _FORMATS = "int8", "w8a8", "fp8", "int4_g32", "int3_asym_g32", "mxfp4", "llm_int8"
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", [
     pytest.param(name, marks=pytest.mark.long if name == "fp8" else ()) for name in _FORMATS
 ])  # fmt: skip
@@ -111,7 +110,6 @@ def test_answers_depend_on_no_neighbour_chunk_or_cached_prefix(format):
         assert one.token_ids == other.token_ids and one.logprobs == other.logprobs
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _FORMATS)
 def test_scores_are_those_of_the_numbers_that_are_stored(format):
     """Up to what rounding activations to eight bits costs, whatever the weights have."""
@@ -156,7 +154,6 @@ def test_speculation_is_exact_whoever_has_few_bits(few):
     assert 0 < made.scheduler.counters.num_accepted < made.scheduler.counters.num_drafts
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "format", ["int4_g32", "int8", pytest.param("fp8", marks=pytest.mark.long), "llm_int8"]
 )

@@ -137,7 +137,7 @@ def test_token_ids(tmp_path, every_flip_is_found):
 
 
 def test_a_tokenizer_of_a_gguf_file(tmp_path, exported, monkeypatch, every_flip_is_found):
-    header = resolve.resolve(str(exported)).open(None).contents().header
+    header = resolve.resolve(str(exported)).open(None).header
     before = os.umask(0o002)
     try:
         gguf_tokenizer.load_tokenizer(header, 320)

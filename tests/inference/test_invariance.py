@@ -109,7 +109,6 @@ CASES += [
 ]
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("model, count, name", CASES)
 def test_no_bit_changes(model, count, name):
     expected = alone(model, count)
@@ -131,7 +130,6 @@ def test_no_bit_changes(model, count, name):
         assert counters.num_cached_tokens == 0
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("model", ["llama", "gemma"])
 def test_a_second_round_is_read_from_the_cache(model):
     count = 16

@@ -95,7 +95,6 @@ def _run(name, mesh):
     return engine.generate(prompts, params), engine.score(fakes.prompts([60, 33], 131, seed=3))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name, mesh", _QUICK + _LONG, ids=lambda it: str(it).replace(",", " "))
 def test_tokens_and_scores_are_those_of_one_chip(name, mesh):
     (expected, scores), (found, other) = _run(name, Mesh()), _run(name, mesh)
@@ -152,7 +151,6 @@ def _disturbed(mesh, preemption, name="uneven"):
     return answers, groups[4].sequences[0].results.prompt_logprobs
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name, preemption", [
     ("uneven", "recompute"), ("uneven", "swap"),
     pytest.param("deepseek", "recompute", marks=pytest.mark.long),

@@ -33,8 +33,6 @@ from layers import decoder, kv_cache
 from layers.ragged import contiguous
 from tests import compiling, fakes
 
-pytestmark = pytest.mark.parts(3)
-
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
 _GREEDY = [n for n in _NAMES if "greedy_tokens" in np.load(_GOLDEN / n / "expected.npz").files]

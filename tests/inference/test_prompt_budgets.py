@@ -223,7 +223,6 @@ CASES = [("llama", name) for name in DISTURBANCES] + [("gemma", "swap")]
 CASES += [pytest.param("every cache", "swap", marks=pytest.mark.long)]
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("model, name", CASES)
 def test_no_bit_changes(model, name):
     expected = alone(model)

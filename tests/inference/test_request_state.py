@@ -359,7 +359,6 @@ def test_nothing_is_told_behind_a_stop_string(size, stop, min_tokens, num_tokens
     assert (completion.token_ids, completion.text) == (told, shown)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "more",
     [

@@ -96,7 +96,6 @@ def test_the_continuation_is_not_trivial():
         assert fakes.continuation(changed, 3) != fakes.continuation([1, 2, 3, *tokens], 3)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("build", [make, plain, functools.partial(plain, page_tokens=1)])
 def test_admission_and_chunks(build):
     assert_plain(build(), fakes.prompts(LENGTHS), 12)
@@ -336,7 +335,6 @@ def test_a_held_step_that_serves_no_request_is_dropped(monkeypatch):
     assert len(engine.records) == 2
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(("num_drafts", "readiness"), [(2, 1.0), (2, 0.5), (0, 0.4)])
 def test_everything_at_once(num_drafts, readiness, monkeypatch):
     """Random requests, forks, aborts, drafts, preemption and rebuilds, also while a step

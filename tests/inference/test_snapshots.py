@@ -93,7 +93,6 @@ def test_evicted_states_come_back_from_the_host():
     assert engine.scheduler.counters.num_restored_pages > 0
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("model, mesh", [
     pytest.param(model, mesh, id=f"{name}-{mesh}", marks=pytest.mark.long if is_long else ())
     for model, name, mesh, is_long in (

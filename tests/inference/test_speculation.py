@@ -184,7 +184,6 @@ def disturbing(engine, name):
     return disturb
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("model, proposer, num_drafts, count, name", CASES)
 def test_no_bit_changes(model, proposer, num_drafts, count, name, monkeypatch):
     monkeypatch.setattr(adaptive, "_PATIENCE", 1)  # drafts do not pay here, and are to be tried
@@ -237,7 +236,6 @@ def test_a_request_may_go_without():
 BRIEF = ("itself", "eagle, fused")
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=pytest.mark.quick_code if name in BRIEF else pytest.mark.long)
     for name in DRAFTS
@@ -275,7 +273,6 @@ TREES = {
 }
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("model, kind, count, name", [
     pytest.param("gemma", "eagle", 14, "preempted, chunked", marks=pytest.mark.quick_code),
     *(
@@ -401,7 +398,6 @@ def test_a_tree_on_what_cannot_branch_is_refused():
             Config(MODELS[name], branching, draft=heads_of("llama", Eagle))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("changes, expected", [
     ({"draft": None}, "engine.drafts.proposer=draft: goes with a draft model"),
     ({"draft": fakes.llama(vocab_size=130)}, "a vocabulary of 130 tokens, tiny-llama one of 131"),

@@ -1,4 +1,4 @@
-"""Acceptance by rejection through the whole engine: answers follow the model's own law."""
+"""Acceptance by rejection through the whole engine: answers follow the model's own distribution."""
 
 import dataclasses
 import functools
@@ -107,7 +107,6 @@ def counted(proposer, name, samples):
     return found
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("samples, proposer, name", [
     pytest.param(1024, "ngram", "prefix hit", marks=pytest.mark.quick_code),
     *(pytest.param(MANY, proposer, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])

@@ -56,7 +56,6 @@ def alone(name, is_deterministic):
     return [each(completion) for completion in found]
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name, case", [
     pytest.param(name, case, marks=[pytest.mark.long] if name == "delta" else [])
     for name in MODELS for case in CASES

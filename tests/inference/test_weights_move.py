@@ -73,7 +73,6 @@ def _device_bytes():
     )
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("mesh", _CHIPS, ids=str)
 @pytest.mark.parametrize("keeps_pages", [False, True])
 def test_an_engine_sleeps_and_goes_on(mesh, keeps_pages):
@@ -128,7 +127,6 @@ def test_weights_that_sleep_dropped_are_given_to_wake(monkeypatch):
     assert (before.params_versions, after.params_versions) == ((0,), (1,))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("mesh", _CHIPS, ids=str)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_weights_change_under_load(mesh, overlap):

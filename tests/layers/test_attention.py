@@ -101,7 +101,6 @@ def test_windows_and_page_sizes(path, window, page_tokens):
 _SIGHTS = [Sight(24, first_tokens=5), Sight(40, first_tokens=140), Sight(96, chunked=True)]
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("path", _PATHS)
 @pytest.mark.parametrize("sight", _SIGHTS)
 def test_first_tokens_and_chunks(sight, path):
@@ -175,7 +174,6 @@ def test_large_scores_do_not_overflow():
 _LAYOUTS = ((9, 3), 64), ((4, 1), 256), ((8, 8), 32), ((14, 2), 80), ((6, 2), 24), ((16, 16), 96)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code(False)
 @pytest.mark.parametrize(("heads", "head_width", "dtype"), [
     pytest.param(*layout, dtype, marks=() if n % 2 == bit else pytest.mark.long)

@@ -110,7 +110,6 @@ def test_every_position_is_what_the_module_of_transformers_computes(name):
     np.testing.assert_allclose(found, expected, atol=1e-4)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("chunk", [1, 7, 48])
 @pytest.mark.parametrize("name", _CASES)
 def test_and_so_it_is_over_pages(name, chunk):
@@ -176,7 +175,6 @@ def test_what_chooses_all_reads_all_bit_for_bit():
         assert (found[0] == expected[0]).all() == (top_k >= 37)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("index", [0, 2])
 def test_bits_depend_on_no_chunk(index):
     own = _small()
@@ -231,7 +229,6 @@ def test_a_short_neighbour_has_nobody_read_more():
     np.testing.assert_array_equal(near.first_YW, [[117], [9]])
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("length", [3, 4, 11, 40])
 def test_gradients_are_finite(length):
     own = fakes.compressed()

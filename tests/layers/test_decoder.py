@@ -90,7 +90,6 @@ def _rectangle(rows: list[tuple[int, int, int]], width: int, num_groups: int) ->
     return Rectangle(slots, position, valid, (table,) * num_groups)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "config",
     [_LLAMA, _GEMMA, _SHARED, _QUIRKS, _AFTER],

@@ -92,7 +92,6 @@ def by_hand(p, kind: DeltaNet, x_TD: np.ndarray, eps: float) -> np.ndarray:
     return np.array(outs)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name", KINDS)
 def test_a_layer_by_hand(name):
     kind = KINDS[name]
@@ -137,7 +136,6 @@ def continued(config: ModelConfig, own) -> list[list[int]]:
     return found
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("name", [name for name in KINDS if "shar" in name])
 def test_the_engine_beside_the_same_model_without_a_cache(name):

@@ -197,7 +197,6 @@ def test_bits_do_not_depend_on_neighbours(dtype):
     np.testing.assert_array_equal(run(x_TD)[order], run(x_TD[order]))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("rows, groups", [(1, 8), (7, 3), (200, 5), (64, 64)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_rows_in_groups_meet_their_matrices(rows, groups, dtype):

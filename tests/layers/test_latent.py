@@ -62,7 +62,6 @@ def paged(own, weights, tokens, chunk, page_tokens=4):
     return np.concatenate(found)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name", [*_KINDS, *_OWNERS])
 def test_absorbed_and_expanded_give_the_same(name):
     """Without a cache keys and values are projected out; over pages queries are projected in."""

@@ -135,7 +135,6 @@ def all_pairs(p, kind: LinearAttention, x_TD):
     return out_of(p, kind, x_TD, read)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("reference", [token_by_token, all_pairs])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_layer_by_hand(name, reference):

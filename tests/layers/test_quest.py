@@ -39,7 +39,6 @@ def told(request):
         yield {"attention": request.param}
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("budget", [48, 160])
 def test_all_pages_are_plain_attention_bit_for_bit(told, budget):
     """Beside a row that has more pages than it may read, too."""

@@ -7,7 +7,6 @@ import pytest
 from layers.reduce import log_sum_exp, row_sum, sums_before
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("width", [10, 64, 576, 1536, 49152])
 def test_bits_do_not_depend_on_the_number_of_rows(width):
     x = np.random.default_rng(0).standard_normal((96, width)).astype(np.float32)

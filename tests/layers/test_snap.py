@@ -11,7 +11,7 @@ from layers import page_rows
 from layers.kernels.attention import api
 from layers.kernels.attention.contract import Options
 from layers.ragged import Ragged, Rectangle
-from layers.sparse.snap import Observed
+from layers.sparse.snap import ObservedPages
 from tests import compiling
 from tests.layers import native
 
@@ -75,7 +75,6 @@ class Case:
         )  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "stored, is_latent, cap, has_sinks",
     [
@@ -87,7 +86,7 @@ def test_weights_are_those_of_the_softmax(stored, is_latent, cap, has_sinks):
     case = Case(stored, is_latent)
     sinks_N = np.array([0.5, -1.0, 2.0, 0.0]) if has_sinks else None
     options = Options(score_cap=cap, sinks_N=None if sinks_N is None else jnp.asarray(sinks_N))
-    leaf = Observed(case.pages, jnp.ones(COLUMNS * PAGE))  # of an earlier layer
+    leaf = ObservedPages(case.pages, jnp.ones(COLUMNS * PAGE))  # of an earlier layer
     arguments = case.rectangle(case.table_P), 0, case.format, options
     attend_pages = api.implementation("reference").attend_pages
 
@@ -107,7 +106,7 @@ def test_weights_are_those_of_the_softmax(stored, is_latent, cap, has_sinks):
 def test_a_window_observes_nothing():
     case, weight_S = Case(), jnp.zeros(COLUMNS * PAGE)
     attend_pages = api.implementation("reference").attend_pages
-    _, leaf = Observed(case.pages, weight_S).attend(
+    _, leaf = ObservedPages(case.pages, weight_S).attend(
         attend_pages, jnp.asarray(case.q_WNH)[None], case.rectangle(case.table_P), 0, case.format,
         Options(window=20),
     )  # fmt: skip

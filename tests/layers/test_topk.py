@@ -33,7 +33,6 @@ def test_argmax_equals_numpys(vocab):
         assert (ids >= 0).all() and (ids < vocab).all()
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("vocab,n", [(40, 40), (131, 5), (300, 72), (49_152, 64)])
 def test_top_n_equals_top_k_with_ties(vocab, n):
     rng = np.random.default_rng(n)

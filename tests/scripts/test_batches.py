@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from inference.checkpoints import hf_tokenizer
+from inference.checkpoints import tokenizer_files
 from inference.files.resumable_results import ResumableResults
 from scripts import common, generate
 from scripts.reports import batch_progress
@@ -119,7 +119,7 @@ def encoded(monkeypatch, capfd, tmp_path):
         texts = []
 
         def stop(requests, ids, *model):
-            decode = hf_tokenizer.load_tokenizer(apps.TINY, 320).decode
+            decode = tokenizer_files.load_tokenizer(apps.TINY, 320).decode
             texts.extend(decode(tokens, skip_special=False) for tokens in ids)
             common.fail("far enough")
 

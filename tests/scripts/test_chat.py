@@ -15,7 +15,7 @@ from collections import deque
 import pytest
 
 from configs.engine import EngineConfig
-from inference.checkpoints import hf_tokenizer
+from inference.checkpoints import tokenizer_files
 from inference.outputs import RequestOutput
 from inference.scheduling.step_schedule import Counters
 from scripts import chat, common
@@ -33,7 +33,7 @@ _SETTINGS = (
 
 @pytest.fixture(scope="module")
 def tiny():
-    return hf_tokenizer.load_tokenizer(apps.TINY, 320)
+    return tokenizer_files.load_tokenizer(apps.TINY, 320)
 
 
 # The program, with an engine that says what it is told to say.

@@ -35,7 +35,6 @@ def blocks(page: str) -> list[str]:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parts(2)
 @pytest.mark.parametrize(
     "page", [pytest.param("generate", marks=pytest.mark.long), "chat", "evaluate"]
 )

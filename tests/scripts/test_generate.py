@@ -291,7 +291,6 @@ def test_a_device_without_room_to_be_measured_costs_no_answer(run, monkeypatch):
     assert "tok/s" in run("--prompt=A", "--max_new_tokens=2").err
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("way", ["--json", "--output", "plain", "--naive"])
 def test_non_finite_logits_fail_after_the_results_are_written(run, monkeypatch, tmp_path, way):
     monkeypatch.setattr(common, "load_engine", _load_poisoned)

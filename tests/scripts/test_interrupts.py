@@ -36,7 +36,6 @@ sys.meta_path.insert(0, Watched)
 """
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "app, module, name",
     [("plan", "absl.flags", "SIGTERM"), ("bench", "jax", "SIGINT"),

@@ -22,10 +22,9 @@ from configs.kinds.rope import Llama3, LongRope, Proportional
 from configs.model import ModelConfig
 from inference.checkpoints.gguf import (
     gguf_digests,
+    gguf_fused,
     gguf_parts,
     gguf_scan,
-    gguf_stacks,
-    gguf_state_parts,
 )
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.names import NameMap
@@ -93,7 +92,7 @@ def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> Ten
     formats = {name: BLOCKS[kind] for name, kind in kinds.items() if kind in BLOCKS}
     label = str(header.path)
     source = TensorSource(label, shapes, read, dtype, read_blocks=read_blocks, formats=formats)
-    return gguf_stacks.with_latents(source, config)
+    return gguf_fused.with_latents(source, config)
 
 
 def formats(header: Header, config: ModelConfig, name_map: NameMap) -> dict[str, tuple[str, ...]]:
@@ -119,7 +118,7 @@ def formats(header: Header, config: ModelConfig, name_map: NameMap) -> dict[str,
 
 def _stored_as(header: Header, name: str, info: ParamInfo) -> str:
     """The format of a tensor that a parameter is made of."""
-    joint = gguf_stacks.joint_name(name)
+    joint = gguf_fused.joint_name(name)
     stored = name if name in header.tensors else joint
     kind = _kind(header, stored)
     if kind in _DENSE:
@@ -195,10 +194,10 @@ def _read_rows(
         first, last = start // head * head, -(-stop // head) * head
         rows = _read(header, name, first, min(last, header.tensors[name].shape[0]), dtype)
         return _in_halves(header, config, name, rows)[start - first : stop - first]
-    if gguf_state_parts.is_rates(name):
+    if gguf_fused.is_rates(name):
         rates = _read(header, name, start, stop, np.float32)
-        return gguf_state_parts.logarithms(str(header.path), name, rates)
-    if gguf_state_parts.is_exact(name):
+        return gguf_fused.logarithms(str(header.path), name, rates)
+    if gguf_fused.is_exact(name):
         return _read(header, name, start, stop, np.float32)
     if config.norm_offset and name.endswith("norm.weight"):
         values = _read(header, name, start, stop, np.float32) - np.float32(config.norm_offset)
@@ -264,7 +263,7 @@ def _read_columns(
     import gguf
 
     entry = header.tensors[name]
-    if is_interleaved(config, name) or gguf_state_parts.is_rates(name):
+    if is_interleaved(config, name) or gguf_fused.is_rates(name):
         return _read_rows(header, config, dtype, name, start, stop)[:, columns]
     kind = gguf.GGMLQuantizationType(entry.ggml_type)
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]

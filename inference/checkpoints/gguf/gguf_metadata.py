@@ -11,14 +11,14 @@ from configs.model import ModelConfig
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header
 from inference.families import families
-from inference.families.family import GgufReader
-from inference.families.shared.gguf_keys import GgufKeys, ModelFields
+from inference.families.family import GgufReader, ModelFields
+from inference.families.shared.gguf_keys import RMS_EPSILON, GgufKeys
 
 # Every reader understands these, or they say nothing about the mathematics. Others are refused.
 _KNOWN_KEYS = {
     "block_count", "context_length", "embedding_length", "feed_forward_length", "vocab_size",
     "attention.head_count", "attention.head_count_kv", "attention.key_length",
-    "attention.value_length", "attention.layer_norm_rms_epsilon",
+    "attention.value_length", RMS_EPSILON,
     "rope.freq_base", "rope.dimension_count", "rope.scaling.type",
     "rope.scaling.factor", "rope.scaling.original_context_length", "rope.scaling.finetuned",
 }  # fmt: skip
@@ -53,7 +53,7 @@ def _build(header: Header) -> ModelConfig:
         {tensor: entry.shape for tensor, entry in header.tensors.items()},
         functools.partial(gguf_file.read_numbers, header),
     )
-    keys.refuse_unknown(_KNOWN_KEYS.union(reader.reads))
+    keys.refuse_unknown(_KNOWN_KEYS.union(reader.reads, [reader.epsilon]))
     title = header.metadata.get("general.name")
     title = title if isinstance(title, str) else header.path.stem
     fields: ModelFields = {"name": title, "family": family, **_widths(keys, reader)}
@@ -68,14 +68,11 @@ def _widths(keys: GgufKeys, reader: GgufReader) -> ModelFields:
     embedding = keys.shapes.get("token_embd.weight")
     if embedding is None:
         raise InputError("tensor 'token_embd.weight' is missing")
-    epsilon = "attention.layer_norm_rms_epsilon"
-    if not keys.has(epsilon) and "attention.layer_norm_epsilon" in reader.reads:
-        epsilon = "attention.layer_norm_epsilon"
     return {
         "vocab_size": embedding[0],
         "width": keys.integer("embedding_length"),
         "num_layers": keys.num_layers,
         "max_context": keys.integer("context_length"),
-        "norm_eps": keys.number(epsilon),
+        "norm_eps": keys.number(RMS_EPSILON if keys.has(RMS_EPSILON) else reader.epsilon),
         "tied": "output.weight" not in keys.shapes,
     }

@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
-from inference.checkpoints import converted, hf_tokenizer, mapped
+from inference.checkpoints import converted, mapped, tokenizer_files
 from inference.checkpoints import text_files as names
 from inference.checkpoints.gguf import gguf_file
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
@@ -93,7 +93,15 @@ def _load(header: Header) -> tokenizers.Tokenizer:
             header.path, _PRE, pre_tokenizer(header), header.metadata.get("general.architecture"),
         )  # fmt: skip
     path = converted.place(header.path, *header.fingerprints) / f"tokenizer-{_FORMAT}.json"
-    return _cached(path) or _rebuild(header, path)
+    if (backend := _cached(path)) is not None:
+        return backend
+    backend = panics.guard(lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer")
+    try:
+        with atomic.open_file(path, is_kept=True) as file:
+            file.write(digests.sealed(backend.to_str()))
+    except OSError as error:
+        logging.warning("the tokenizer is not cached: %s: %s", path, error.strerror)
+    return backend
 
 
 def _special_tokens(header: Header, backend: tokenizers.Tokenizer) -> dict[str, str]:
@@ -116,20 +124,10 @@ def _cached(path: Path) -> tokenizers.Tokenizer | None:
         return None
     try:
         sealed = mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES)
-        return hf_tokenizer.parse_backend(digests.opened(sealed.encode(), str(path)), path)
+        return tokenizer_files.parse_backend(digests.opened(sealed.encode(), str(path)), path)
     except InputError as error:
         logging.warning("%s; the tokenizer is built again", error)
         return None
-
-
-def _rebuild(header: Header, path: Path) -> tokenizers.Tokenizer:
-    backend = panics.guard(lambda: _build(header), f"{header.path}: cannot rebuild the tokenizer")
-    try:
-        with atomic.open_file(path, is_kept=True) as file:
-            file.write(digests.sealed(backend.to_str()))
-    except OSError as error:
-        logging.warning("the tokenizer is not cached: %s: %s", path, error.strerror)
-    return backend
 
 
 def _special_ids(header: Header) -> dict[str, int]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference.checkpoints.hf import hf_directory
+from inference.checkpoints.hf import config_json
 from inference.families import families
 
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -37,13 +37,13 @@ def of_model(config: ModelConfig, ids: Mapping[str, object] | None = None) -> di
             raise InputError(f"{config.name}: a layer of {kinds} has no place in a config.json")
     raw = {
         "architectures": [family.architecture],
-        "model_type": family.model_type,
+        "model_type": family.model_type or family.name,
         **family.write(config),
         "tie_word_embeddings": config.tied,
         "use_cache": True,
         **{name: (ids or {}).get(name) for name in _TOKEN_IDS},
     }
-    read_back = hf_directory.parse_config(raw, Path(config.name))
+    read_back = config_json.parse(raw, Path(config.name))
     for field in dataclasses.fields(ModelConfig):
         name = "layers" if field.name == "pattern" else field.name
         if name not in ("name", "dtype") and getattr(config, name) != getattr(read_back, name):

@@ -1,7 +1,17 @@
-"""`config.json` as a `ModelConfig`."""
+"""`config.json` of a Hugging Face directory: the model, and how its tensors are stored."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
 
 from configs.errors import InputError, shown
-from configs.model import ModelConfig
+from configs.heads import Eagle
+from configs.model import MOST_LAYERS, ModelConfig
+from inference.checkpoints import mapped, names, text_files
+from inference.checkpoints.hf import hub, mxfp4
+from inference.checkpoints.hf.quantized import schemes, tensors
+from inference.checkpoints.hf.quantized.schemes import Quantization
 from inference.families import families
 from inference.families.shared.config_keys import Keys
 
@@ -27,27 +37,123 @@ _OF_THE_WHOLE = (
     *("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "bos_token_id"),
     *("quantization_config", "compression_config", "auto_map"),
 )
+QUANTIZATION = "quantization_config", "compression_config"  # keys; the second is older
 
 
-def build(keys: Keys, name: str) -> ModelConfig:
-    """Returns the model that a configuration describes.
+@dataclasses.dataclass(frozen=True)
+class Storage:
+    """What `config.json` says of the tensors, and not of the model.
+
+    Attributes:
+        is_packed: experts are stored as MXFP4.
+        num_predicting: layers behind the last one, which predict a second token.
+        quantization: how weights are stored in few bits; None: they are not, or as MXFP4.
+    """
+
+    is_packed: bool
+    num_predicting: int
+    quantization: Quantization | None = None
+
+    @property
+    def codes_at(self) -> tuple[str, ...]:
+        if self.quantization is not None:
+            return ("",)
+        return mxfp4.ENDINGS if self.is_packed else ()
+
+
+def read(path: Path) -> dict[str, object]:
+    """Returns a `config.json`, or of a model that reads images and sounds too what describes its
+    text; raises an `InputError` if the file is unsound.
+    """
+    raw = mapped.read_json(path)
+    with _naming(path):
+        return text_part(raw)
+
+
+def read_model(directory: Path) -> ModelConfig:
+    """Returns the model of a Hugging Face directory.
+
+    Raises:
+        InputError: as `parse`, or its weights are quantized in a way that is not served.
+    """
+    raw = read(directory / text_files.CONFIG)
+    for name in hub.QUANTIZED:  # weights of few bits that `config.json` says nothing of
+        if without_storage(raw) == raw and (directory / name).exists():
+            raise InputError(
+                f"{directory / name}: weights quantized like this are not served; use a repository "
+                "whose config.json has a quantization_config, the unquantized one, or a .gguf file"
+            )
+    stored = storage(raw, directory)
+    return with_formats(parse(without_storage(raw), directory), stored, raw, directory)
+
+
+def with_formats(
+    config: ModelConfig, stored: Storage, raw: dict[str, object], directory: Path
+) -> ModelConfig:
+    """Returns the model with the formats of its weights; raises an `InputError`."""
+    with _naming(directory / text_files.CONFIG):
+        if stored.is_packed:
+            formats = tensors.packed_experts(config, Keys(raw))
+        elif stored.quantization is not None:
+            formats = tensors.formats(config, stored.quantization, names.huggingface(config))
+        else:
+            return config
+        return dataclasses.replace(config, formats=tuple(formats.items()))
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Puts a file's path before errors."""
+    try:
+        yield
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from None
+
+
+def parse(raw: dict[str, object], directory: Path) -> ModelConfig:
+    """Returns the model that a directory's `config.json` describes, but for its formats.
 
     Raises:
         InputError: an unknown architecture, or a key that is unsound or changes the model in a way
             that is not supported.
     """
-    architecture = _architecture(keys.raw)
-    family = families.of_architecture(architecture)
-    if family is None:
-        valid = ", ".join(
-            family.architecture.removesuffix(_SUFFIX) for family in families.ALL.values()
+    with _naming(directory / text_files.CONFIG):
+        keys, architecture = Keys(raw), _architecture(raw)
+        family = families.of_architecture(architecture)
+        if family is None:
+            valid = (family.architecture.removesuffix(_SUFFIX) for family in families.ALL.values())
+            raise InputError(
+                f"architecture {shown(architecture)} is not supported; valid, with {_SUFFIX} "
+                f"behind most of them: {', '.join(valid)}"
+            )
+        keys.require_neutral(family.reads, **_NEUTRAL)
+        return family.model(keys, directory.resolve().name)
+
+
+def parse_predicting(raw: dict[str, object], directory: Path) -> Eagle:
+    """The layer that predicts a second token, as heads for the model that a directory's
+    `config.json` describes: it is of the kind that one more layer of the model would be.
+
+    Raises:
+        InputError: as `parse`, or there is no such layer, or more than one.
+    """
+    raw = without_storage(raw)
+    config, count = parse(raw, directory), storage(raw, directory).num_predicting
+    family = families.of(config)
+    if family.predicting is None or count != 1:
+        predicting = " or ".join(
+            family.name for family in families.ALL.values() if family.predicting is not None
         )
         raise InputError(
-            f"architecture {shown(architecture)} is not supported; valid, with {_SUFFIX} behind "
-            f"most of them: {valid}"
+            f"{directory / 'config.json'}: {config.family} with num_nextn_predict_layers={count}; "
+            f"what drafts is one layer that predicts a second token, of {predicting}"
         )
-    keys.require_neutral(_NEUTRAL, except_for=family.reads)
-    return family.read(keys, name)
+    listed = ((key, raw.get(key)) for key in family.listed)
+    longer = {key: [*kinds, kinds[-1]] for key, kinds in listed if isinstance(kinds, list)}
+    more = parse(raw | {"num_hidden_layers": config.num_layers + 1} | longer, directory)
+    target = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
+    target |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
+    return Eagle(**target | {"tied": False}, shares_head=True, skips_first=True)
 
 
 def text_part(raw: dict[str, object]) -> dict[str, object]:
@@ -65,14 +171,34 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
     if text is None:
         raise InputError(f"architecture {architecture} has a text_config, which is missing")
     shared = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
-    names = {"architectures": [family.architecture], "model_type": family.model_type}
+    names = {"architectures": [family.architecture], "model_type": family.model_type or family.name}
     return text.raw | shared | names
 
 
-def reads(raw: dict[str, object], key: str) -> bool:
-    """Returns whether the architecture understands a key that is refused elsewhere."""
+def storage(raw: dict[str, object], directory: Path) -> Storage:
+    """How a directory stores its tensors; raises an `InputError` if a key is unsound."""
+    described = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
+    is_mxfp4 = isinstance(described, dict) and described.get("quant_method") == "mxfp4"
     family = families.of_architecture(_architecture(raw))
-    return family is not None and key in family.reads
+    is_packed = is_mxfp4 and family is not None and family.packs_experts
+    with _naming(directory / text_files.CONFIG):
+        extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
+        quantization = None if described is None or is_packed else schemes.read(described)
+    return Storage(is_packed, extra, quantization)
+
+
+def without_storage(raw: dict[str, object]) -> dict[str, object]:
+    """A `config.json` without what is said of how weights are stored."""
+    return {key: value for key, value in raw.items() if key not in QUANTIZATION}
+
+
+def as_copied(raw: dict[str, object], config: ModelConfig) -> dict[str, object]:
+    """A `config.json` for copies of its model: nothing is packed, layers that predict a second
+    token and rows that no token has stay behind.
+    """
+    rows_key = families.of(config).rows_key
+    read = {"num_nextn_predict_layers": 0} | ({rows_key: config.vocab_size} if rows_key else {})
+    return without_storage(raw) | {key: value for key, value in read.items() if key in raw}
 
 
 def _architecture(raw: dict[str, object]) -> object:

@@ -1,6 +1,7 @@
-"""A Hugging Face directory: `config.json` as a `ModelConfig`, and the tensors that count."""
+"""A Hugging Face directory as a checkpoint: the tensors that count, by the names of a model."""
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -9,119 +10,121 @@ import numpy as np
 from configs.errors import InputError
 from configs.heads import Eagle
 from configs.kinds.params import leaves
-from configs.model import MOST_LAYERS, ModelConfig
-from inference.checkpoints import mapped, names
-from inference.checkpoints.hf import config_json, mxfp4
-from inference.checkpoints.hf.quantized import schemes
-from inference.checkpoints.hf.quantized.schemes import Quantization
+from configs.model import ModelConfig
+from inference.checkpoints import defaults, load, manifest, names, safetensors_file, text_files
+from inference.checkpoints.checkpoint import StoredDirectory
+from inference.checkpoints.hf import config_json, split_tensors
+from inference.checkpoints.hf.config_json import Storage
+from inference.checkpoints.hf.quantized import tensors as few_bits
+from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
 from inference.families import families
-from inference.families.shared.config_keys import Keys
+from layers import params
 
-_DERIVED = ("rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
+_DERIVED = "rotary_emb.inv_freq"
 _HEAD = "lm_head.weight"
-QUANTIZATION = "quantization_config", "compression_config"  # keys; the second is older
 
 
-@dataclasses.dataclass(frozen=True)
-class Storage:
-    """What `config.json` says of the tensors, and not of the model.
-
-    Attributes:
-        is_packed: experts are stored as MXFP4.
-        num_predicting: layers behind the last one, which predict a second token.
-        quantization: how weights are stored in few bits; None: they are not, or as MXFP4.
-    """
-
-    is_packed: bool
-    num_predicting: int
-    quantization: Quantization | None = None
-
-    @property
-    def codes_at(self) -> tuple[str, ...]:
-        """See `safetensors_file.open_directory`."""
-        if self.quantization is not None:
-            return ("",)
-        return mxfp4.ENDINGS if self.is_packed else ()
-
-
-def read_config(path: Path) -> dict[str, object]:
-    """A `config.json`; of a model that reads images and sounds too, what describes its text.
+def read_model(path: Path) -> ModelConfig:
+    """As `config_json.read_model`, where the weights are there and may have their say.
 
     Raises:
-        InputError: the file is unsound.
+        InputError: as there, or the weights are unsound.
     """
-    raw = mapped.read_json(path)
-    try:
-        return config_json.text_part(raw)
-    except InputError as error:
-        raise InputError(f"{path}: {error}") from None
+    config = config_json.read_model(path)
+    if config.tied and safetensors_file.is_in(path):
+        raw = config_json.read(path / text_files.CONFIG)
+        storage = config_json.storage(raw, path)
+        if has_other_head(_stored(path, storage), config):
+            untied = dataclasses.replace(config, tied=False, formats=())
+            return config_json.with_formats(untied, storage, raw, path)
+    return config
 
 
-def parse_config(raw: dict[str, object], directory: Path) -> ModelConfig:
-    """The model that a directory's `config.json` describes.
+class HfDirectory(StoredDirectory):
+    """A Hugging Face directory."""
 
-    Raises:
-        InputError: the architecture is another, or a key is unsound or changes the model in a way
-            that is not supported.
-    """
-    try:
-        return config_json.build(Keys(raw), directory.resolve().name)
-    except ValueError as error:
-        raise InputError(f"{directory / 'config.json'}: {error}") from None
+    @classmethod
+    def open(cls, path: Path, config: ModelConfig) -> "HfDirectory":
+        """Opens a directory; one that we wrote is compared with its manifest.
 
+        Raises:
+            InputError: a file is missing, damaged or unsound.
+        """
+        if (path / manifest.NAME).exists():
+            listed = manifest.read(path, (".json", ".jinja", ".safetensors"))
+            listed.verify(listed.digests)
+        raw = config_json.read(path / text_files.CONFIG)
+        storage = config_json.storage(raw, path)
+        source = safetensors_file.open_directory(path, storage.codes_at)
+        _warn_of_others(path, source, config)
+        if storage.quantization is not None:
+            few_bits.warn(source, storage.quantization)
+            source = few_bits.dequantized(source, storage.quantization)
+        source = tensors(source, config, storage.num_predicting)
+        name_map = names.huggingface(config)
+        if storage.quantization is not None and storage.quantization.method == "gptq":
+            source = few_bits.without_empty_biases(source, config, name_map)
+        source = split_tensors.split(source, config, storage.is_packed)
+        if storage.is_packed or storage.quantization is not None:
+            few_bits.check(source, config, name_map)
+        return cls._of(path, config, source, name_map, raw)
 
-def parse_predicting(raw: dict[str, object], directory: Path) -> Eagle:
-    """The layer that predicts a second token, as heads for the model that a directory's
-    `config.json` describes: it is of the kind that one more layer of the model would be.
+    @classmethod
+    def open_predicting(cls, path: Path, config: Eagle) -> "HfDirectory":
+        """Opens the layer of a directory that predicts a second token.
 
-    Raises:
-        InputError: as `parse_config`, or there is no such layer, or more than one.
-    """
-    config, count = parse_config(raw, directory), storage(raw, directory).num_predicting
-    if families.of(config).predicting is None or count != 1:
-        predicting = " or ".join(
-            family.name for family in families.ALL.values() if family.predicting is not None
+        Args:
+            config: of the heads that it is, as `config_json.parse_predicting` has it.
+
+        Raises:
+            InputError: as `open`, or a tensor of the layer is missing or has no place.
+        """
+        raw = config_json.read(path / text_files.CONFIG)
+        storage, target = config_json.storage(raw, path), read_model(path)
+        source = predicting_tensors(_stored(path, storage), target)
+        source = split_tensors.split(source, config, storage.is_packed, target.num_layers)
+        name_map = names.predicting(config, target.num_layers)
+        load.check(params.flatten(config.parameters()), source, name_map)
+        return cls._of(path, config, source, name_map, raw)
+
+    @classmethod
+    def _of(
+        cls,
+        path: Path,
+        config: ModelConfig,
+        source: TensorSource,
+        name_map: NameMap,
+        raw: dict[str, object],
+    ) -> "HfDirectory":
+        load.check_parts(config, source, name_map)
+        return cls(
+            config=config,
+            eos_ids=defaults.read_eos_ids(path, config.vocab_size),
+            path=path,
+            source=source,
+            name_map=name_map,
+            raw_config=config_json.as_copied(raw, config),
         )
-        raise InputError(
-            f"{directory / 'config.json'}: {config.family} with num_nextn_predict_layers={count}; "
-            f"what drafts is one layer that predicts a second token, of {predicting}"
+
+
+def _warn_of_others(path: Path, source: TensorSource, config: ModelConfig) -> None:
+    family = families.of(config)
+    if unread := [name for name in source.shapes if names.is_other(family, name)]:
+        logging.warning(
+            "%s: images and sounds are not served: %d tensors for them, from %s on, are left out",
+            path,
+            len(unread),
+            unread[0],
         )
-    listed = raw.get("mlp_layer_types")
-    longer = {"mlp_layer_types": [*listed, listed[-1]]} if isinstance(listed, list) else {}
-    more = parse_config(raw | {"num_hidden_layers": config.num_layers + 1} | longer, directory)
-    target = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
-    target |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
-    return Eagle(**target | {"tied": False}, shares_head=True, skips_first=True)
 
 
-def storage(raw: dict[str, object], directory: Path) -> Storage:
-    """How a directory stores its tensors; raises an `InputError` if a key is unsound."""
-    described = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
-    is_packed = described is not None and config_json.reads(raw, "quantization_config")
-    is_packed = (
-        is_packed and isinstance(described, dict) and described.get("quant_method") == "mxfp4"
-    )
-    try:
-        extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
-        quantization = None if described is None or is_packed else schemes.read(described)
-    except InputError as error:
-        raise InputError(f"{directory / 'config.json'}: {error}") from None
-    return Storage(is_packed, extra, quantization)
-
-
-def without_storage(raw: dict[str, object]) -> dict[str, object]:
-    """A `config.json` without what is said of how weights are stored."""
-    return {key: value for key, value in raw.items() if key not in QUANTIZATION}
-
-
-def as_copied(raw: dict[str, object], config: ModelConfig) -> dict[str, object]:
-    """A `config.json` for copies of its model: nothing is packed, layers that predict a second
-    token and rows that no token has stay behind.
-    """
-    rows_key = families.of(config).rows_key
-    read = {"num_nextn_predict_layers": 0} | ({rows_key: config.vocab_size} if rows_key else {})
-    return without_storage(raw) | {key: value for key, value in read.items() if key in raw}
+def _stored(path: Path, storage: Storage) -> TensorSource:
+    """A directory's tensors, those of few bits as the matrices that they stand for."""
+    source = safetensors_file.open_directory(path, storage.codes_at)
+    if storage.quantization is None:
+        return source
+    return few_bits.dequantized(source, storage.quantization)
 
 
 def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> TensorSource:
@@ -142,12 +145,13 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
             f"{source.label}: tie_word_embeddings is true, but {_HEAD} is not the embedding; name "
             "this directory as the model: it is then read as untied"
         )
-    layers = families.of(config).layers
+    family = families.of(config)
+    unread = names.unread(config, family.tensors, family.layers)
     stored = {
         name: tensor
-        for name, tensor in _stored(source, config).items()
-        if not names.is_behind(config, name, layers, num_predicting)
-        and not names.is_unread(config, name)
+        for name, tensor in _whole_names(source, config).items()
+        if not names.is_behind(config, name, family.layers, num_predicting)
+        and not name.startswith(unread)
     }
     if config.tied and _HEAD in stored:
         stored.setdefault(_embedding(config), stored.pop(_HEAD))
@@ -161,18 +165,21 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
     Raises:
         InputError: there are none, or its embedding or head is not the model's.
     """
-    stored = _stored(source, config)
-    layers, embedding = families.of(config).layers, _embedding(config)
-    layer = {name: stored[name] for name in stored if names.is_behind(config, name, layers, 1)}
-    prefix = f"{layers}.{config.num_layers}"
+    stored, family = _whole_names(source, config), families.of(config)
+    layer = {n: stored[n] for n in stored if names.is_behind(config, n, family.layers, 1)}
+    prefix = f"{family.layers}.{config.num_layers}"
     if not layer:
         raise InputError(
             f"{source.label}: there is no tensor of {prefix}, the layer that is announced to "
             "predict a second token"
         )
-    head = embedding if config.tied else _HEAD
-    shared = (("embed_tokens", embedding), ("shared_head.head", head))
-    for name, whole in ((f"{prefix}.{part}.weight", whole) for part, whole in shared):
+    assert family.predicting is not None
+    embedding = _embedding(config)
+    for path, whole in (
+        ("embed/table", embedding),
+        ("head/table", embedding if config.tied else _HEAD),
+    ):
+        name = f"{prefix}.{family.predicting[path][0]}"
         if name in layer and not _is_same(source, layer.pop(name), stored.get(whole, whole)):
             raise InputError(
                 f"{source.label}: {name} is not {whole}, which a layer that predicts a second "
@@ -194,7 +201,7 @@ def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
     """Whether a configuration ties what is stored twice with different values: transformers then
     leaves the two apart.
     """
-    stored, embedding = _stored(source, config), _embedding(config)
+    stored, embedding = _whole_names(source, config), _embedding(config)
     if not config.tied or not {_HEAD, embedding} <= stored.keys():
         return False
     return not _is_same(source, stored[_HEAD], stored[embedding])
@@ -228,12 +235,12 @@ def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
     )
 
 
-def _stored(source: TensorSource, config: ModelConfig) -> dict[str, str]:
+def _whole_names(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     """The names of a whole model, and those the source has instead."""
     family = families.of(config)
     base = family.layers.split(".")[0]
     is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
-    derived = (*_DERIVED, *family.derived)
+    derived = (_DERIVED, *family.derived)
     stored = {}
     for name in source.shapes:
         if name.endswith(derived) or names.is_other(family, name):

@@ -5,17 +5,105 @@ layer is fed.
 
 import dataclasses
 import itertools
-from collections.abc import Iterator
 
 import numpy as np
 
 from configs.errors import InputError, shown
-from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.model import ModelConfig
-from inference.checkpoints.hf.tensor_parts import PackedPart, StoredPart, check_shape
+from inference.checkpoints.hf import mxfp4
 from inference.checkpoints.tensor_source import TensorSource
 from inference.families import families
-from inference.families.shared.parts import Part, Whole
+from inference.families.shared.parts import Part, Parts
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredPart:
+    """A part of a tensor of numbers."""
+
+    part: Part
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return (self.part.tensor,)
+
+    def check(self, source: TensorSource) -> str:
+        """Returns the type of its numbers."""
+        return source.dtypes.get(self.part.tensor, source.dtype)
+
+    def read(self, source: TensorSource, start: int, stop: int) -> np.ndarray:
+        """Returns some of its rows."""
+        part = self.part
+        if isinstance(part.rows, slice):
+            rows = source.read(part.tensor, part.rows.start, part.rows.stop)
+        else:
+            rows = source.read(part.tensor, 0, part.stored[0])[part.rows]
+        values = rows if part.columns is None else rows[..., part.columns]
+        if part.transposed:
+            return values.reshape(part.shape[::-1]).T[start:stop]
+        return values.reshape(part.shape)[start:stop]
+
+    def write(self, whole: np.ndarray, values: np.ndarray) -> None:
+        """Writes its values into the tensor: the inverse of `read`."""
+        target = whole[self.part.rows]
+        columns = slice(None) if self.part.columns is None else self.part.columns
+        values = values.T if self.part.transposed else values
+        target[..., columns] = values.reshape(target[..., columns].shape)
+        whole[self.part.rows] = target  # of an array's rows it is a copy
+
+
+@dataclasses.dataclass(frozen=True)
+class PackedPart(StoredPart):
+    """A part of a stack that is stored as MXFP4: the last axis of `part`, of which some are taken,
+    comes first there, and the one before it is in blocks.
+    """
+
+    @property
+    def tensors(self) -> tuple[str, ...]:
+        return tuple(f"{self.part.tensor}{ending}" for ending in mxfp4.ENDINGS)
+
+    def check(self, source: TensorSource) -> str:
+        """Checks blocks and scales, which are other tensors; raises an `InputError`."""
+        stack, width, rows = self.part.stored
+        if width % mxfp4.BLOCK:
+            raise InputError(
+                f"{source.label}: {shown(self.part.tensor)}: mxfp4 stores rows in blocks of "
+                f"{mxfp4.BLOCK}, which do not divide {width}"
+            )
+        shape = stack, rows, width // mxfp4.BLOCK
+        for name, expected in zip(self.tensors, ((*shape, mxfp4.BLOCK // 2), shape), strict=True):
+            _check_shape(source, name, expected)
+            if source.dtypes[name] != "uint8":
+                raise InputError(
+                    f"{source.label}: {shown(name)} is {source.dtypes[name]}; expected uint8"
+                )
+        return "bfloat16"
+
+    def read(self, source: TensorSource, start: int, stop: int) -> np.ndarray:
+        """Returns some of its rows; no others are dequantized.
+
+        Raises:
+            InputError: a scale is beyond what bfloat16 holds.
+        """
+        return mxfp4.dequantize(*self._stored(source, start, stop))
+
+    def blocks(self, source: TensorSource) -> np.ndarray:
+        """All of it in blocks of ours: uint8 [rows, bytes]; raises as `read`."""
+        return mxfp4.repacked(*self._stored(source, 0, self.part.shape[0]))
+
+    def _stored(self, source: TensorSource, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        rows = slice(None) if self.part.columns is None else self.part.columns
+        matrix = self.part.rows
+        assert isinstance(matrix, slice)
+        blocks, scales = (
+            source.read(name, matrix.start, matrix.stop)[0, rows][start:stop]
+            for name in self.tensors
+        )
+        if (scales > mxfp4.MOST).any():
+            raise InputError(
+                f"{source.label}: {shown(self.tensors[1])} holds a scale of {scales.max()}; "
+                f"numbers of scales above {mxfp4.MOST} have no place in bfloat16"
+            )
+        return blocks, scales
 
 
 def split(
@@ -31,14 +119,13 @@ def split(
         InputError: such a tensor is missing, or has another shape or type; or there is one of a
             part's own name.
     """
-    source = _with_aligned_taps(source, config, first)
+    source = _recut(source, config, first)
     parts: dict[str, StoredPart] = {}
-    for tensor, stored, make in _wholes(config, first):
-        can_be_packed = is_packed and len(stored) == 3 and tensor not in source.shapes
+    for name, part in _parts(config, first):
+        can_be_packed = is_packed and len(part.stored) == 3 and part.tensor not in source.shapes
         if not can_be_packed:
-            check_shape(source, tensor, stored)
-        kind = PackedPart if can_be_packed else StoredPart
-        parts |= {name: kind(part) for name, part in make().items()}
+            _check_shape(source, part.tensor, part.stored)
+        parts[name] = PackedPart(part) if can_be_packed else StoredPart(part)
     if not parts:
         return source
     if taken := sorted(parts.keys() & source.shapes.keys()):
@@ -73,10 +160,10 @@ def split(
 
 def parts_of(config: ModelConfig) -> dict[str, Part]:
     """All parts, by the names that stand for them."""
-    return {name: part for _, _, make in _wholes(config) for name, part in make().items()}
+    return dict(_parts(config))
 
 
-def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
+def _parts(config: ModelConfig, first: int = 0) -> Parts:
     family = families.of(config)
     for index, layer in enumerate(config.layers, first):
         for split_layer in family.splits:
@@ -84,42 +171,41 @@ def _wholes(config: ModelConfig, first: int = 0) -> Iterator[Whole]:
             yield from split_layer(prefix, layer, config.width, family.tensors)
 
 
-def _with_aligned_taps(source: TensorSource, config: ModelConfig, first: int) -> TensorSource:
-    """Returns the source with the taps of queries, of keys and of values each in the tensor of that
-    name. transformers fuses the three, and saves thirds of all channels under these names.
-    """
-    joined: dict[str, tuple[list[str], int]] = {}  # each tensor: all three, and its first row there
+def _recut(source: TensorSource, config: ModelConfig, first: int) -> TensorSource:
+    """Returns the source with the rows of tensors cut as the model's are (`Family.recut`)."""
+    family = families.of(config)
+    if family.recut is None:
+        return source
+    joined: dict[str, tuple[list[str], int]] = {}  # tensors of a run, and a tensor's first row
     shapes = dict(source.shapes)
     for index, layer in enumerate(config.layers, first):
-        for kind in (mixer for mixer in layer.mixer.parts if isinstance(mixer, DeltaNet)):
-            family = families.of(config)
-            stored = family.tensors["delta_net/conv"]
-            whole = [
-                f"{family.layers}.{index}.{name.rpartition('.')[0]}"
-                for name in (*stored[1:], stored[0])
-            ]
-            values, keys, _ = kind.channels
-            taps = {source.shapes.get(name, (0,))[1:] for name in whole}
-            rows = [source.shapes.get(name, (0,))[0] for name in whole]
-            expected = [keys, keys, values]
-            if (
-                len(set(whole)) < 3
-                or len(taps) > 1
-                or rows == expected
-                or sum(rows) != sum(expected)
-            ):
+        for rows in family.recut(f"{family.layers}.{index}", layer, family.tensors):
+            run, expected = list(rows), list(rows.values())
+            stored = [source.shapes.get(name, (0,)) for name in run]
+            counts = [shape[0] for shape in stored]
+            is_alike = len({shape[1:] for shape in stored}) == 1
+            if not is_alike or counts == expected or sum(counts) != sum(expected):
                 continue
             starts = itertools.accumulate(expected, initial=0)
-            joined |= {name: (whole, start) for name, start in zip(whole, starts, strict=False)}
-            shapes |= {
-                name: (n, *shapes[name][1:]) for name, n in zip(whole, expected, strict=True)
-            }
+            joined |= {name: (run, start) for name, start in zip(run, starts, strict=False)}
+            shapes |= {name: (count, *shapes[name][1:]) for name, count in rows.items()}
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         if name not in joined:
             return source.read(name, start, stop, columns)
-        whole, offset = joined[name]
-        rows = [source.read(part, 0, source.shapes[part][0], columns) for part in whole]
+        run, offset = joined[name]
+        rows = [source.read(part, 0, source.shapes[part][0], columns) for part in run]
         return np.concatenate(rows)[offset + start : offset + stop]
 
     return dataclasses.replace(source, shapes=shapes, read=read) if joined else source
+
+
+def _check_shape(source: TensorSource, name: str, expected: tuple[int, ...]) -> None:
+    """Raises an `InputError` if a tensor is missing or has another shape."""
+    if name not in source.shapes:
+        raise InputError(f"{source.label}: tensor {shown(name)} is missing")
+    if source.shapes[name] != expected:
+        raise InputError(
+            f"{source.label}: {shown(name)} is {list(source.shapes[name])}; "
+            f"expected {list(expected)}"
+        )

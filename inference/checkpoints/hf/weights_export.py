@@ -19,7 +19,6 @@ from configs.precision import FORMATS
 from inference.checkpoints import names, safetensors_file
 from inference.checkpoints.hf import split_tensors
 from inference.checkpoints.hf.quantized import export
-from inference.checkpoints.hf.tensor_parts import StoredPart
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import Stored
 from inference.families.shared.parts import Part
@@ -150,7 +149,9 @@ def _joined(group: list[_Parameter], parts: dict[str, Part]) -> _Piece:
             values, start = parameter.values(), 0
             for name in parameter.stored.names:
                 stop = start + parts[name].shape[0]
-                StoredPart(parts[name]).write(wholes[parts[name].tensor], values[start:stop])
+                split_tensors.StoredPart(parts[name]).write(
+                    wholes[parts[name].tensor], values[start:stop]
+                )
                 start = stop
         yield from wholes.values()
 
@@ -192,7 +193,6 @@ def _packed(
 
 
 def _shapes(parameter: _Parameter) -> dict[str, tuple[int, ...]]:
-    """Of the tensors that a parameter is in."""
     info, stored = parameter.info, parameter.stored
     if len(stored.names) == 1:
         return {stored.names[0]: info.shape[::-1] if stored.transposed else info.shape}

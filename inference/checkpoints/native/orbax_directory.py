@@ -27,7 +27,8 @@ from configs.errors import InputError
 from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
 from configs.recipes.few_bits import LLM_INT8
-from inference.checkpoints import manifest, mapped, text_files
+from inference.checkpoints import defaults, manifest, mapped, names, text_files
+from inference.checkpoints.checkpoint import StoredDirectory
 from inference.checkpoints.manifest import Manifest
 from inference.checkpoints.native import blocks, config_file
 from inference.checkpoints.tensor_source import TensorSource
@@ -52,6 +53,27 @@ class _Array(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     file: str
+
+
+class NativeDirectory(StoredDirectory):
+    """A directory in our native format."""
+
+    @classmethod
+    def open(cls, path: Path, config: ModelConfig, raw: dict[str, object]) -> "NativeDirectory":
+        """Opens a directory, given what `read_config` returns.
+
+        Raises:
+            InputError: a file is missing, damaged or unsound.
+        """
+        huggingface = raw.get("huggingface")
+        return cls(
+            config=config,
+            eos_ids=defaults.read_eos_ids(path, config.vocab_size),
+            path=path,
+            source=open_tensors(path, config),
+            name_map=names.identity,
+            raw_config=huggingface if isinstance(huggingface, dict) else None,
+        )
 
 
 def is_ours(directory: Path) -> bool:

@@ -19,7 +19,6 @@ class Keys:
     label: str = ""
 
     def updated(self, values: Mapping[str, object]) -> "Keys":
-        """Returns the object with these values."""
         return Keys(self.raw | dict(values), self.label)
 
     def with_defaults(self, defaults: Mapping[str, object]) -> "Keys":
@@ -27,9 +26,9 @@ class Keys:
         return Keys(dict(defaults) | self.raw, self.label)
 
     def require_neutral(
-        self, neutral: Mapping[str, tuple[object, ...]], except_for: Iterable[str] = ()
+        self, except_for: Iterable[str] = (), /, **neutral: tuple[object, ...]
     ) -> None:
-        """Raises InputError for the first key with a value that would change the model."""
+        """Raises InputError for the first key whose value is not one that changes nothing."""
         for key, values in neutral.items():
             if key not in except_for and self.raw.get(key) not in values:
                 valid = ", ".join(repr(value) for value in values if value is not None)
@@ -106,7 +105,6 @@ class Keys:
         return tuple(Keys({key: item}, self.label).number(key) for item in value)
 
     def nested(self, key: str) -> "Keys | None":
-        """Returns the object at a key, or None."""
         value = self.raw.get(key)
         if value is None:
             return None

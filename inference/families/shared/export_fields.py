@@ -7,18 +7,23 @@ from configs.model import LayerSpec, ModelConfig
 from inference.families.shared import fields
 
 _SCALINGS = {Linear: "linear", Dynamic: "dynamic", Llama3: "llama3", Yarn: "yarn"}
+# Fields with the names of their keys.
+_STATED: dict[type[Scaling], tuple[str, ...]] = {
+    Llama3: ("low_freq_factor", "high_freq_factor"),
+    Yarn: ("beta_fast", "beta_slow", "truncate"),
+}
 
 
 def attention(layer: LayerSpec) -> Attention:
     """Returns the attention of a layer, in families that have no other mixer."""
-    assert isinstance(layer.mixer, Attention), "config_export has seen to it"
+    assert isinstance(layer.mixer, Attention), "config_export checks the kinds"
     return layer.mixer
 
 
 def first(config: ModelConfig) -> tuple[Attention, Gated | Plain]:
     """Returns the parts of the first layer, for keys that all layers share."""
     ffn = config.layers[0].ffn
-    assert isinstance(ffn, Gated | Plain), "config_export has seen to it"
+    assert isinstance(ffn, Gated | Plain), "config_export checks the kinds"
     return attention(config.layers[0]), ffn
 
 
@@ -86,19 +91,9 @@ def rope_scaling(scaling: Scaling | None) -> dict[str, object] | None:
         factor = {"factor": scaling.factor} if scaling.factor != 1 else {}
         return {"rope_type": "proportional", "partial_rotary_factor": scaling.share} | factor
     raw: dict[str, object] = {"rope_type": _SCALINGS[type(scaling)], "factor": scaling.factor}
-    if isinstance(scaling, Llama3):
-        raw |= {
-            "low_freq_factor": scaling.low_freq_factor,
-            "high_freq_factor": scaling.high_freq_factor,
-        }
-    if isinstance(scaling, Yarn):
-        raw |= {
-            "beta_fast": scaling.beta_fast,
-            "beta_slow": scaling.beta_slow,
-            "truncate": scaling.truncate,
-        }
-        if scaling.attention_factor is not None:
-            raw |= {"attention_factor": scaling.attention_factor}
+    raw |= {key: getattr(scaling, key) for key in _STATED.get(type(scaling), ())}
+    if isinstance(scaling, Yarn) and scaling.attention_factor is not None:
+        raw |= {"attention_factor": scaling.attention_factor}
     if isinstance(scaling, Llama3 | Yarn):
         raw |= {"original_max_position_embeddings": scaling.original_context}
     return raw

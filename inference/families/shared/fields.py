@@ -2,31 +2,78 @@
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward, Mixer
+from configs.kinds.layer_inputs import LayerInputs
+from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec
+from inference.families.shared import rope_keys
 from inference.families.shared.config_keys import Keys
 
 Pattern = tuple[LayerSpec, ...]
 
 
+class ModelFields(TypedDict, total=False):
+    """Fields of a `ModelConfig`."""
+
+    name: str
+    family: str
+    vocab_size: int
+    width: int
+    num_layers: int
+    max_context: int
+    pattern: tuple[LayerSpec, ...]
+    norm_eps: float
+    norm: str
+    norm_offset: float
+    pre_norms: bool
+    post_norms: bool
+    logit_cap: float | None
+    embedding_scale: float
+    residual_scale: float
+    logit_scale: float
+    learned_positions: int
+    layer_inputs: LayerInputs | None
+    has_layer_scales: bool
+    tied: bool
+
+
 def llama_fields(
-    keys: Keys, name: str, family: str, tied: bool = False, eps: float = 1e-6
-) -> dict[str, Any]:
-    """Returns the fields that Llama's relatives share, by the defaults of transformers."""
+    keys: Keys, rope: Rope | None = None, tied: bool = False, eps: float = 1e-6
+) -> ModelFields:
+    """Returns the fields that Llama's relatives share, by the defaults of transformers.
+
+    Args:
+        rope: may stretch the context; None: the caller reads the context.
+    """
+    context: ModelFields = (
+        {} if rope is None else {"max_context": rope_keys.max_context(keys, rope)}
+    )
     return {
-        "name": name,
-        "family": family,
+        **context,
         "vocab_size": keys.integer("vocab_size"),
         "width": keys.integer("hidden_size"),
         "num_layers": num_layers(keys),
         "norm_eps": keys.number("rms_norm_eps", eps),
         "tied": keys.boolean("tie_word_embeddings", tied),
     }
+
+
+def model(
+    keys: Keys,
+    rope: Rope,
+    mixers: Mixer | Sequence[Mixer],
+    ffns: FeedForward | Sequence[FeedForward] | None = None,
+    tied: bool = False,
+    eps: float = 1e-6,
+) -> ModelFields:
+    """Returns `llama_fields` with the pattern of these layers; `ffns` None: `gated` ones."""
+    layers = pattern(mixers, gated(keys) if ffns is None else ffns)
+    return {**llama_fields(keys, rope, tied, eps), "pattern": layers}
 
 
 def attention(keys: Keys, head_width: int | None = None, **fields: Any) -> Attention:
@@ -59,12 +106,12 @@ def activation(keys: Keys) -> str:
     return keys.choice("hidden_act", {"silu": "silu"}, "silu")
 
 
-def upper_windows(keys: Keys, full: Attention) -> Pattern:
-    """Returns the pattern by Qwen's rule: layers from `max_window_layers` on have a window."""
+def upper_windows(keys: Keys, full: Attention) -> list[Attention]:
+    """Returns the mixers by Qwen's rule: layers from `max_window_layers` on have a window."""
     first = keys.whole("max_window_layers", 28, limit=MOST_LAYERS)
     repeated = types(layer >= first for layer in range(num_layers(keys)))
     sliding = dataclasses.replace(full, window=used_window(keys))
-    return pattern(by_type(keys, full, sliding, repeated), gated(keys))
+    return by_type(keys, full, sliding, repeated)
 
 
 def used_window(keys: Keys) -> int | None:
@@ -118,10 +165,15 @@ def layer_types(keys: Keys, valid: Iterable[str]) -> list[str] | None:
     return None if listed is None else kinds
 
 
-def pattern(mixers: Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]) -> Pattern:
-    """Returns the pattern that repeats. One feed-forward is that of all layers."""
-    per_layer = [ffns] * len(mixers) if isinstance(ffns, FeedForward) else ffns
-    return repeated(list(map(LayerSpec, mixers, per_layer)))
+def pattern(
+    mixers: Mixer | Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]
+) -> Pattern:
+    """Returns the pattern that repeats. One mixer, or one feed-forward, is that of all layers."""
+    if isinstance(mixers, Mixer):
+        mixers = [mixers] * (1 if isinstance(ffns, FeedForward) else len(ffns))
+    if isinstance(ffns, FeedForward):
+        ffns = [ffns] * len(mixers)
+    return repeated(list(map(LayerSpec, mixers, ffns)))
 
 
 def repeated(layers: Sequence[LayerSpec]) -> Pattern:

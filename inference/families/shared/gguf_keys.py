@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -11,40 +11,15 @@ from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import MOST_WIDTH
-from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Linear, Rope, Yarn
 from configs.model import MOST_LAYERS, LayerSpec
 
+RMS_EPSILON, LAYER_EPSILON = "attention.layer_norm_rms_epsilon", "attention.layer_norm_epsilon"
 # Keys of YaRN, in addition to the factor and the context that it stretches.
 YARN = tuple(
     f"rope.scaling.{key}"
     for key in ("attn_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 )
-
-
-class ModelFields(TypedDict, total=False):
-    """Fields of a `ModelConfig`."""
-
-    name: str
-    family: str
-    vocab_size: int
-    width: int
-    num_layers: int
-    max_context: int
-    pattern: tuple[LayerSpec, ...]
-    norm_eps: float
-    norm: str
-    norm_offset: float
-    pre_norms: bool
-    post_norms: bool
-    logit_cap: float | None
-    embedding_scale: float
-    residual_scale: float
-    logit_scale: float
-    learned_positions: int
-    layer_inputs: LayerInputs | None
-    has_layer_scales: bool
-    tied: bool
 
 
 def _no_numbers(name: str) -> np.ndarray:
@@ -72,11 +47,9 @@ class GgufKeys:
                 raise InputError(f"metadata {shown(key)} is not supported")
 
     def has(self, key: str) -> bool:
-        """Returns whether the file states the key."""
         return f"{self.architecture}.{key}" in self.metadata
 
     def has_tensor(self, name: str) -> bool:
-        """Returns whether the file holds the tensor."""
         return name in self.shapes
 
     def get(self, key: str, kinds: tuple[type, ...], default: Any) -> Any:
@@ -181,11 +154,12 @@ class GgufKeys:
     def ffn_width(self) -> int:
         return self.integer("feed_forward_length")
 
-    def rope(
-        self, key: str = "rope.freq_base", default: float = 10_000.0, has_yarn: bool = False
-    ) -> Rope:
+    def rope(self, default: float = 10_000.0, has_yarn: bool = False) -> Rope:
         """Returns the positions, which may be scaled linearly or, with `has_yarn`, by YaRN."""
-        theta, scaling = self.number(key, default), self.text("rope.scaling.type", "linear")
+        theta, scaling = (
+            self.number("rope.freq_base", default),
+            self.text("rope.scaling.type", "linear"),
+        )
         valid = ("none", "linear", "yarn") if has_yarn else ("none", "linear")
         if scaling not in valid:
             raise InputError(

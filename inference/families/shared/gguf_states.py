@@ -31,7 +31,6 @@ def attention(keys: GgufKeys, layer: int, kv_heads: int, **fields: Any) -> Atten
 
 
 def _biases(keys: GgufKeys, layer: int, tensors: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the parts whose tensors have biases."""
     return tuple(
         part for part, name in tensors.items() if keys.has_tensor(f"blk.{layer}.{name}.bias")
     )

@@ -44,10 +44,7 @@ SPARSE_BLOCK: Table = {
 SHARED_EXPERTS: Table = {
     **EXPERTS,
     "ffn/router_offsets": ("mlp.gate.e_score_correction_bias",),
-    "ffn/shared/gate_up": (
-        "mlp.shared_experts.gate_proj.weight",
-        "mlp.shared_experts.up_proj.weight",
-    ),
+    "ffn/shared/gate_up": tuple(f"mlp.shared_experts.{p}_proj.weight" for p in ("gate", "up")),
     "ffn/shared/down": ("mlp.shared_experts.down_proj.weight",),
 }
 LATENT: Table = {
@@ -70,8 +67,10 @@ INDEXED: Table = {
     ),
     "mixer/indexer/k_norm/weight": ("self_attn.indexer.k_norm.weight",),
 }
-# A layer that predicts a second token, without what every layer has.
+# A layer that predicts a second token, without what every layer has; tables repeat the model's.
 PREDICTING: Table = {
+    "embed/table": ("embed_tokens.weight",),
+    "head/table": ("shared_head.head.weight",),
     "final_norm": ("shared_head.norm.weight",),
     "input": ("eh_proj.weight",),
     "state_norm": ("hnorm.weight",),

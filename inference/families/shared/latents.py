@@ -9,15 +9,16 @@ from configs.kinds.kind import FeedForward
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Yarn
 from configs.model import ModelConfig
-from inference.families.shared import export_fields, mixtures, rope_keys
+from inference.families.shared import export_fields, fields, mixtures, rope_keys
 from inference.families.shared.config_keys import Keys
+from inference.families.shared.fields import ModelFields
 
 
 def model(
-    keys: Keys, name: str, family: str, experts: Experts, is_neighbours: bool, first_dense: int,
+    keys: Keys, experts: Experts, is_neighbours: bool, first_dense: int,
     ffns: Sequence[FeedForward] | None = None, indexer: Indexer | None = None,
-) -> ModelConfig:  # fmt: skip
-    """Returns a model of latent attention.
+) -> ModelFields:  # fmt: skip
+    """Returns the fields of a model of latent attention.
 
     Args:
         experts: the mixture of layers behind the `first_dense` ones.
@@ -48,7 +49,7 @@ def model(
         has_bias=keys.boolean("attention_bias", False),
     )
     ffns = ffns or mixtures.after_dense(keys, experts, first_dense)
-    return mixtures.model(keys, name, family, rope, [latent], ffns)
+    return fields.model(keys, rope, latent, ffns)
 
 
 def indexer(keys: Keys, num_heads: int, is_neighbours: bool) -> Indexer:
@@ -61,14 +62,12 @@ def indexer(keys: Keys, num_heads: int, is_neighbours: bool) -> Indexer:
     )
 
 
-def indexed_model(
-    keys: Keys, name: str, family: str, indexer: Indexer, num_groups: int, top_groups: int
-) -> ModelConfig:
-    """Returns a model of latent attention over chosen tokens, with DeepSeek-V3's mixture."""
+def indexed_model(keys: Keys, indexer: Indexer, num_groups: int, top_groups: int) -> ModelFields:
+    """Returns the fields of latent attention over chosen tokens, with DeepSeek-V3's mixture."""
     router = mixtures.offset_router(keys, 2.5, num_groups, top_groups)
     experts = mixtures.sharing_experts(keys, 256, 8, router, width=2048)
     return model(
-        keys, name, family, experts, is_neighbours=True, first_dense=3,
+        keys, experts, is_neighbours=True, first_dense=3,
         ffns=mixtures.by_mlp_types(keys, experts), indexer=indexer,
     )  # fmt: skip
 
@@ -80,7 +79,12 @@ def written(config: ModelConfig) -> dict[str, object]:
     if isinstance(latent.rope.scaling, Yarn):
         scaling = export_fields.rope_scaling(latent.rope.scaling) or {}
         raw["rope_scaling"] = scaling | _scales(latent, latent.rope.scaling)
-    return raw | {
+    return raw | heads(latent) | {"moe_layer_freq": 1}
+
+
+def heads(latent: Latent) -> dict[str, object]:
+    """Returns the keys of latent attention's heads."""
+    return {
         "num_attention_heads": latent.num_heads,
         "num_key_value_heads": latent.num_heads,
         "kv_lora_rank": latent.rank,
@@ -89,7 +93,6 @@ def written(config: ModelConfig) -> dict[str, object]:
         "qk_rope_head_dim": latent.rope_width,
         "v_head_dim": latent.value_width,
         "attention_bias": latent.has_bias,
-        "moe_layer_freq": 1,
     }
 
 

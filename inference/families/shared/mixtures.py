@@ -1,38 +1,19 @@
 """Reads and writes experts as the `config.json` of many families has them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
-from configs.kinds.kind import FeedForward, Mixer
+from configs.kinds.kind import FeedForward
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
-from inference.families.shared import export_fields, fields, rope_keys
+from inference.families.shared import export_fields, fields
 from inference.families.shared.config_keys import Keys
 
 _PLAIN = Router()
-
-
-def model(
-    keys: Keys,
-    name: str,
-    family: str,
-    rope: Rope,
-    mixers: Sequence[Mixer],
-    ffns: FeedForward | Sequence[FeedForward],
-    eps: float = 1e-6,
-) -> ModelConfig:
-    """Returns a model; one mixer is that of all layers, and so is one feed-forward."""
-    if len(mixers) == 1 and not isinstance(ffns, FeedForward):
-        mixers = [*mixers] * len(ffns)
-    return ModelConfig(
-        **fields.llama_fields(keys, name, family, eps=eps),
-        max_context=rope_keys.max_context(keys, rope),
-        pattern=fields.pattern(mixers, ffns),
-    )
 
 
 def experts(

@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
-from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
@@ -39,54 +37,33 @@ class Part:
     transposed: bool = False
 
 
-# A tensor, its shape, and a function that returns its parts.
-Whole = tuple[str, tuple[int, ...], Callable[[], dict[str, Part]]]
-# (prefix of a layer's names, layer, width D of the model, the family's names) -> its fused tensors
-Split = Callable[[str, LayerSpec, int, Table], Iterator[Whole]]
+Parts = Iterator[tuple[str, Part]]  # by the names that stand for them
+# (prefix of a layer's names, layer, width D of the model, the family's names) -> its parts
+Split = Callable[[str, LayerSpec, int, Table], Parts]
 
 
-def mamba(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits the taps of Mamba's convolution."""
+def conv_taps(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Parts:
+    """Splits the taps of Mamba's or LFM2's convolution."""
     for kind in layer.mixer.parts:
-        if isinstance(kind, Mamba):
-            taps = tensors["mamba/conv"][0].removesuffix(".taps")
-            yield _taps(f"{prefix}.{taps}", kind.channels, kind.conv_width)
+        if isinstance(kind, Mamba | ShortConv):
+            taps = tensors[f"{kind.name}/conv"][0].removesuffix(".taps")
+            yield from _taps(f"{prefix}.{taps}", kind.channels, kind.conv_width)
 
 
-def mamba2(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
+def mamba2(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Parts:
     """Splits Mamba-2's matrix of gate, convolved channels and steps, and its taps."""
     for kind in layer.mixer.parts:
         if isinstance(kind, Mamba2):
             module = f"{prefix}.{tensors['mamba2/out'][0].removesuffix('.out_proj.weight')}"
             inner, maps, _ = kind.channels
             sizes = {"z": inner, "x": inner, "B": maps, "C": maps, "dt": kind.num_heads}
-            yield _rows(f"{module}.in_proj.weight", sizes, (width,))
+            yield from _rows(f"{module}.in_proj.weight", sizes, (width,))
             if "in" in kind.biases:
-                yield _rows(f"{module}.in_proj.bias", sizes, ())
-            yield _taps(f"{module}.conv1d.weight", sum(kind.channels), kind.conv_width)
+                yield from _rows(f"{module}.in_proj.bias", sizes, ())
+            yield from _taps(f"{module}.conv1d.weight", sum(kind.channels), kind.conv_width)
 
 
-def short_conv(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits the taps of LFM2's convolutions."""
-    for kind in layer.mixer.parts:
-        if isinstance(kind, ShortConv):
-            taps = tensors["short_conv/conv"][0].removesuffix(".taps")
-            yield _taps(f"{prefix}.{taps}", kind.channels, kind.conv_width)
-
-
-def linear_attention(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
-    """Splits a matrix of queries, keys and values, in which each head's rows are adjacent."""
-    for kind in layer.mixer.parts:
-        if isinstance(kind, LinearAttention):
-            name = tensors["linear_attention/in"][0]
-            N, M = kind.num_heads, kind.key_width
-            stored = N * (2 * M + kind.value_width), width
-            rows_NX = np.arange(stored[0]).reshape(N, -1)
-            rows = {"q": rows_NX[:, :M], "k": rows_NX[:, M : 2 * M], "v": rows_NX[:, 2 * M :]}
-            yield _gathered(f"{prefix}.{name.removesuffix('.q')}", stored, rows)
-
-
-def delta_net(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
+def delta_net(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Parts:
     """Splits fused tensors of layers with the delta rule, and the taps. Where a tensor has gates in
     addition to convolved channels, the rows of each key head are adjacent.
     """
@@ -95,7 +72,7 @@ def delta_net(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iter
             yield from _delta_net(prefix, kind, width, tensors)
 
 
-def _delta_net(prefix: str, kind: DeltaNet, width: int, tensors: Table) -> Iterator[Whole]:
+def _delta_net(prefix: str, kind: DeltaNet, width: int, tensors: Table) -> Parts:
     values, keys, _ = kind.channels
     heads = {"b": kind.num_heads, "a": kind.num_heads}
     sizes = {"q": keys, "k": keys, "v": values, "z": values} | heads
@@ -110,110 +87,66 @@ def _delta_net(prefix: str, kind: DeltaNet, width: int, tensors: Table) -> Itera
         part_sizes = {part: rows for part, rows in sizes.items() if part in parts}
         is_by_head = not parts <= {"q", "k", "v"}
         groups = kind.num_key_heads if is_by_head else 1
-        yield _grouped_rows(f"{prefix}.{tensor}", part_sizes, row_shape, groups)
+        yield from _grouped_rows(f"{prefix}.{tensor}", part_sizes, row_shape, groups)
     tensor, _, part = tensors["delta_net/rate"][0].rpartition(".")
     if part == "heads":  # stored so as to meet [tokens, heads, elements]
         name, stored = f"{prefix}.{tensor}", (1, 1, kind.num_heads, 1)
-        rates = Part(name, stored, (kind.num_heads,), slice(0, 1))
-        yield name, stored, lambda: {f"{name}.heads": rates}
+        yield f"{name}.heads", Part(name, stored, (kind.num_heads,), slice(0, 1))
 
 
-def latent_heads(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Iterator[Whole]:
+def separate_taps(prefix: str, layer: LayerSpec, tensors: Table) -> Iterator[dict[str, int]]:
+    """Yields the taps of queries, keys and values, each with its rows: transformers fuses the
+    three, and saves thirds of all channels under these names.
+    """
+    for kind in layer.mixer.parts:
+        if isinstance(kind, DeltaNet):
+            values, keys, _ = kind.channels
+            v, q, k = (f"{prefix}.{name.rpartition('.')[0]}" for name in tensors["delta_net/conv"])
+            yield {q: keys, k: keys, v: values}
+
+
+def latent_heads(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Parts:
     """Splits the projection from latent vectors: a head's rows are its keys', then its values'."""
     kind = layer.mixer
     if not isinstance(kind, Latent):
         return
     H, V, C = kind.nope_width, kind.value_width, kind.rank
     name = f"{prefix}.self_attn.kv_b_proj"
-    tensor, stored, num_heads = f"{name}.weight", (kind.num_heads * (H + V), C), kind.num_heads
-
-    def parts() -> dict[str, Part]:
-        heads = {}
-        for head in range(num_heads):
-            first = head * (H + V)
-            keys, values = slice(first, first + H), slice(first + H, first + H + V)
-            heads[f"{name}.{head}.key"] = Part(tensor, stored, (C, H), keys, transposed=True)
-            heads[f"{name}.{head}.value"] = Part(tensor, stored, (V, C), values)
-        return heads
-
-    yield tensor, stored, parts
+    tensor, stored = f"{name}.weight", (kind.num_heads * (H + V), C)
+    for head in range(kind.num_heads):
+        first = head * (H + V)
+        keys, values = slice(first, first + H), slice(first + H, first + H + V)
+        yield f"{name}.{head}.key", Part(tensor, stored, (C, H), keys, transposed=True)
+        yield f"{name}.{head}.value", Part(tensor, stored, (V, C), values)
 
 
-def alternating_experts(
-    prefix: str, layer: LayerSpec, width: int, tensors: Table
-) -> Iterator[Whole]:
-    """Splits matrices [experts, in, out] of all experts, in which gates and ups alternate."""
-    if not isinstance(layer.ffn, Experts):
-        return
-    E, D, F, name = layer.ffn.num_experts, width, layer.ffn.width, f"{prefix}.mlp.experts"
-    gate_up, down, bias = f"{name}.gate_up_proj", f"{name}.down_proj", f"{name}.gate_up_proj_bias"
-
-    def halves() -> dict[str, Part]:
-        return {
-            f"{gate_up}.{expert}.{half}": Part(
-                gate_up, (E, D, 2 * F), (F, D), slice(expert, expert + 1),
-                slice(first, None, 2), transposed=True,
-            )
-            for expert in range(E) for first, half in enumerate(("gate", "up"))
-        }  # fmt: skip
-
-    def downs() -> dict[str, Part]:
-        return {
-            f"{down}.{expert}": Part(
-                down, (E, F, D), (D, F), slice(expert, expert + 1), transposed=True
-            )
-            for expert in range(E)
-        }
-
-    def ordered() -> dict[str, Part]:
-        order = np.arange(2 * F).reshape(F, 2).T.ravel()
-        return {f"{bias}.ordered": Part(bias, (E, 2 * F), (2 * E, F), slice(0, E), order)}
-
-    yield gate_up, (E, D, 2 * F), halves
-    yield down, (E, F, D), downs
-    yield bias, (E, 2 * F), ordered
-
-
-def _rows(tensor: str, sizes: Mapping[str, int], row_shape: tuple[int, ...]) -> Whole:
+def _rows(tensor: str, sizes: Mapping[str, int], row_shape: tuple[int, ...]) -> Parts:
     """Splits consecutive parts of so many rows each."""
-    stored = sum(sizes.values()), *row_shape
-
-    def parts() -> dict[str, Part]:
-        by_name, first = {}, 0
-        for part, rows in sizes.items():
-            span = slice(first, first + rows)
-            by_name[f"{tensor}.{part}"] = Part(tensor, stored, (rows, *row_shape), span)
-            first += rows
-        return by_name
-
-    return tensor, stored, parts
+    stored, first = (sum(sizes.values()), *row_shape), 0
+    for part, rows in sizes.items():
+        span = slice(first, first := first + rows)
+        yield f"{tensor}.{part}", Part(tensor, stored, (rows, *row_shape), span)
 
 
 def _grouped_rows(
     tensor: str, sizes: Mapping[str, int], row_shape: tuple[int, ...], num_groups: int
-) -> Whole:
+) -> Parts:
     """Splits parts of so many rows each, which are consecutive within each of the groups."""
     stored = sum(sizes.values()), *row_shape
     rows_GX = np.arange(stored[0]).reshape(num_groups, -1)
     ends = np.cumsum([count // num_groups for count in sizes.values()])[:-1]
     rows = dict(zip(sizes, np.split(rows_GX, ends, axis=1), strict=True))
-    return _gathered(tensor, stored, rows)
+    return gathered(tensor, stored, rows)
 
 
-def _gathered(tensor: str, stored: tuple[int, ...], rows: Mapping[str, np.ndarray]) -> Whole:
+def gathered(tensor: str, stored: tuple[int, ...], rows: Mapping[str, np.ndarray]) -> Parts:
     """Splits parts of the rows with these numbers."""
-
-    def parts() -> dict[str, Part]:
-        return {
-            f"{tensor}.{part}": Part(tensor, stored, (numbers.size, stored[-1]), numbers.ravel())
-            for part, numbers in rows.items()
-        }
-
-    return tensor, stored, parts
+    for part, numbers in rows.items():
+        shape = numbers.size, stored[-1]
+        yield f"{tensor}.{part}", Part(tensor, stored, shape, numbers.ravel())
 
 
-def _taps(tensor: str, channels: int, width: int) -> Whole:
+def _taps(tensor: str, channels: int, width: int) -> Parts:
     """Reshapes the taps [channels, 1, taps] of a convolution of each channel alone."""
     stored = channels, 1, width
-    part = Part(tensor, stored, (channels, width), slice(0, channels))
-    return tensor, stored, lambda: {f"{tensor}.taps": part}
+    yield f"{tensor}.taps", Part(tensor, stored, (channels, width), slice(0, channels))

@@ -57,7 +57,7 @@ def scaled(keys: Keys, stated: Keys | None, theta: float) -> Rope:
     if stated is None:
         _check_whole(keys, "default")
         return Rope(theta)
-    stated.require_neutral(dict.fromkeys(_LAYERS, (None,)))
+    stated.require_neutral(**dict.fromkeys(_LAYERS, (None,)))
     theta = stated.number("rope_theta", theta)
     key = "type" if stated.raw.get("rope_type") is None else "rope_type"
     kind = stated.choice(key, _KINDS, "default")

@@ -90,11 +90,6 @@ def limits_as_json(mixer: Mamba2) -> list[object]:
     return [{"__float__": "Infinity"} if limit is None else limit for limit in mixer.step_limits]
 
 
-def attends(config: ModelConfig) -> list[int]:
-    """Returns the numbers of the layers with attention."""
-    return [n for n, layer in enumerate(config.layers) if isinstance(layer.mixer, Attention)]
-
-
 def attention(config: ModelConfig) -> Attention:
     """Returns the first attention, or a placeholder where no layer attends."""
     return next(iter(config.mixers(Attention)), Attention(1, 1, config.width, rope=None))

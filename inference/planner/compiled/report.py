@@ -23,6 +23,8 @@ from inference.runtime.serialization.files import ExecutableFiles
 from inference.scheduling.step_schedule import ShardSchedule
 from inference.scheduling.step_shapes import StepShape, enumerate_shapes
 from layers import kv_cache
+from layers.backends import backends
+from layers.kernels.device import target_device
 from sharding import mesh as meshes
 from sharding import topologies
 
@@ -87,8 +89,9 @@ class AbsentEngine:
             self._slot_bytes = _num_bytes(slots)
             if self._mesh is None:
                 values, cache, slots = map(self._abstract, (values, cache, slots))
+            backend = backends.of(target_device(), self.config.engine.kernels.linear)
             self._executables = Executables(
-                self.config, self.attention, values, cache, slots, self._mesh
+                self.config, self.attention, backend, values, cache, slots, self._mesh
             )
 
     @property

@@ -105,7 +105,8 @@ def _sampling(
         part = -(-config.vocab_size // chips)
         exchanges[gathered(2 * min(top_logprobs, part))] += 1
     if not greedy:
-        exchanges[summed(1)] += 2  # the largest logit, and that of the drawn token
+        # The largest logit, that of the drawn token, and the mass that epsilon cuts a share of.
+        exchanges[summed(1)] += 3
         exchanges[summed(_DIGIT_SUMS)] += 2 * _DIGIT_PASSES - 1  # of top-k, and of top-p:
         exchanges[summed(_DIGIT_SUMS + 1)] += 1  # its first pass brings the whole mass, too
         exchanges[gathered(2)] += 1  # the best noisy value and its id

@@ -29,6 +29,8 @@ from inference.server.frames import (
     Refused,
     Stop,
 )
+from inference.server.protocol import sampling
+from inference.server.protocol.errors import ApiError, unavailable
 
 _RESTARTS, _WITHIN_S = 5, 600.0
 _FIRST_PAUSE_S = 0.05  # before a restart; doubled for each further one
@@ -36,6 +38,9 @@ _KILLED = (0, -signal.SIGKILL, -signal.SIGTERM)  # 0: no engine has ended yet
 _END_S = 10.0  # for the process to end by itself
 _LOOKS = 4  # within the silence after which an engine counts as dead
 _AHEAD = 4  # the engine gets one request more for each 4 slots
+
+_LOST = "the engine ended, and with it the request: send it again"
+_FAILED = "the engine failed at this request, more than once: it is not tried any further"
 
 _log = logging.getLogger(__name__)
 
@@ -50,20 +55,8 @@ class State(enum.StrEnum):
     ENDED = "ended"
 
 
-class EngineLost(Exception):
-    """There is no engine."""
-
-
 class EngineFailed(RuntimeError):
     """The engine cannot be started, or ended too often."""
-
-
-class RequestRefused(Exception):
-    """The engine does not serve a request; the message says why."""
-
-
-class RequestFailed(Exception):
-    """Engines failed while they had the request, the last one while it had no other."""
 
 
 class EngineClient:
@@ -174,7 +167,7 @@ class EngineClient:
         finally:
             self._enter(State.ENDED)
             for request in [*self._sent, *self._waiting]:
-                self._fail(request, EngineLost())
+                self._fail(request, unavailable(_LOST))
             await self._launcher.end(0)
 
     def _note_end(self, status: int) -> None:
@@ -191,7 +184,7 @@ class EngineClient:
         else:
             suspect.num_blamed += 1
             if status not in _KILLED or suspect.num_blamed > 1:
-                self._fail(suspect, RequestFailed())
+                self._fail(suspect, ApiError(500, _FAILED, code="engine_error", may_retry=False))
                 for _ in range(min(suspect.num_blamed + self._is_unexplained, len(self._ends))):
                     self._explained.append(self._ends.pop())
                 self._is_unexplained = False
@@ -220,10 +213,10 @@ class EngineClient:
         restarted engine gets the last one's unfinished requests before it.
 
         Raises:
-            EngineLost: there is no engine now.
+            ApiError: 503, there is no engine now.
         """
         if self.facts is None or self._writer is None:
-            raise EngineLost
+            raise unavailable(_LOST)
         request = PendingRequest(
             inbox, tokens, params, num_top_logprobs, self.facts.accepts_seeds, client
         )
@@ -351,7 +344,7 @@ class EngineClient:
             self._going_on = asyncio.create_task(self._go_on())
         elif isinstance(message, Refused) and (request := self._open.get(message.id)):
             self.abort(request)  # all its answers
-            request.fail(RequestRefused(message.reason))
+            request.fail(sampling.invalid(message.reason))
 
     def _pass_on(self, output: RequestOutput) -> None:
         request = self._open.get(output.id)

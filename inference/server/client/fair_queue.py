@@ -18,7 +18,7 @@ _PROMPT_WEIGHT, _ANSWER_WEIGHT = 1, 2
 
 
 class FairQueue:
-    """Requests that wait, by client and in the order of their arrival."""
+    """Requests that wait, by client (the name of an API key) and in the order of their arrival."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, list[PendingRequest]] = {}  # of each client, the first to go first

@@ -1,55 +1,13 @@
 """The engine requests of one HTTP request, and their outputs in the order in which they come."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server.client.engine_client import EngineClient
 from inference.server.client.pending_request import PendingRequest
-
-
-class DeadlinePassed(Exception):
-    """The answer took longer than its limit; the message is that limit in seconds."""
-
-
-class Deadline:
-    """The time by which an HTTP request has to be answered.
-
-    Attributes:
-        at: the deadline, by the event loop's clock.
-        started: when the request came, by the same clock.
-    """
-
-    def __init__(self, limit_s: float):
-        """`limit_s`: seconds from now."""
-        self._limit_s = limit_s
-        self.started = asyncio.get_running_loop().time()
-        self.at = self.started + limit_s
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds since the request came."""
-        return asyncio.get_running_loop().time() - self.started
-
-    @property
-    def left_s(self) -> float:
-        """Seconds until the deadline."""
-        return self.at - asyncio.get_running_loop().time()
-
-    def passed(self) -> DeadlinePassed:
-        """The error of an answer that missed the deadline."""
-        return DeadlinePassed(f"{self._limit_s:g}")
-
-    @asynccontextmanager
-    async def enforce(self) -> AsyncIterator[None]:
-        """Ends the block at the deadline with `DeadlinePassed`."""
-        try:
-            async with asyncio.timeout_at(self.at):
-                yield
-        except TimeoutError:
-            raise self.passed() from None
+from inference.server.protocol.caller import Caller
 
 
 class Generation:
@@ -59,20 +17,18 @@ class Generation:
     The requests' `max_tokens` bound the outputs that wait here.
     """
 
-    def __init__(self, client: EngineClient, deadline: Deadline, name: str = ""):
-        """`deadline`: of the last output; `name`: of the client's key."""
+    def __init__(self, client: EngineClient, caller: Caller):
+        """`caller`: has the deadline of the last output."""
         self._client = client
-        self._name = name
-        self._deadline = deadline
+        self._caller = caller
         self._queue: asyncio.Queue[tuple[int, RequestOutput | Exception]] = asyncio.Queue()
         self._requests: list[PendingRequest] = []
         self._num_due = 0  # answers that have not ended
 
     def __enter__(self) -> "Generation":
         """Starts the deadline's timer."""
-        late = -1, self._deadline.passed()
-        loop = asyncio.get_running_loop()
-        self._timer = loop.call_at(self._deadline.at, self._queue.put_nowait, late)
+        deadline, loop = self._caller.deadline, asyncio.get_running_loop()
+        self._timer = loop.call_at(deadline.at, self._queue.put_nowait, (-1, deadline.passed()))
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -96,15 +52,16 @@ class Generation:
         """Adds a request for one prompt; `key` comes back with its outputs.
 
         Raises:
-            DeadlinePassed: the engine does not take the request in time.
-            EngineLost: there is no engine now.
+            ApiError: there is no engine now, or it does not take the request in time.
         """
 
         def inbox(output: RequestOutput | Exception) -> None:
             self._queue.put_nowait((key, output))
 
-        async with self._deadline.enforce():
-            request = await self._client.add(inbox, tokens, params, num_top_logprobs, self._name)
+        async with self._caller.deadline.enforce():
+            request = await self._client.add(
+                inbox, tokens, params, num_top_logprobs, self._caller.name
+            )
         self._requests.append(request)
         self._num_due += params.n
 
@@ -112,9 +69,7 @@ class Generation:
         """Waits for the next output; returns it with the key of its prompt.
 
         Raises:
-            DeadlinePassed: the output comes too late.
-            EngineLost: the engine has ended.
-            RequestRefused: the engine does not serve one of the requests.
+            ApiError: the output comes too late, the engine has ended, or does not serve a request.
         """
         key, output = await self._queue.get()
         if isinstance(output, Exception):

@@ -7,11 +7,12 @@ from typing import NamedTuple
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.server import traces
-from inference.server.client.engine_client import EngineLost, RequestFailed, RequestRefused
-from inference.server.client.generation import Deadline, DeadlinePassed, Generation
-from inference.server.failures import log_failure
+from inference.server.client.generation import Generation
+from inference.server.failures import as_api_error
 from inference.server.protocol import logprobs, sampling
-from inference.server.protocol.errors import ApiError, unavailable
+from inference.server.protocol.caller import Caller
+from inference.server.protocol.errors import ApiError
+from inference.server.protocol.fields import Sampling
 from inference.server.protocol.logprobs import Token
 from inference.server.protocol.responses import PromptTokensDetails, Usage
 from inference.server.service import Service
@@ -63,23 +64,17 @@ class Answers:
     def __init__(
         self,
         service: Service,
+        request: Sampling,
         prompts: Sequence[EncodedPrompt],
-        num_top_logprobs: int | None,
-        shows_stop: bool,
-        deadline: Deadline,
-        name: str = "",
+        caller: Caller,
     ):
-        """`num_top_logprobs` as `Add` takes it; `shows_stop`: a stop string is part of the text;
-        `name`: of the client's key.
-        """
         self.prompts = prompts
         num_prompt = sum(len(prompt.tokens) for prompt in prompts)
         self.usage = Usage(num_prompt, 0, num_prompt, PromptTokensDetails())
         self._service = service
-        self._num_top_logprobs = num_top_logprobs
-        self._shows_stop = shows_stop
-        self._num_each = prompts[0].params.n
-        self._deadline, self._name = deadline, name
+        self._num_top_logprobs = sampling.num_top_logprobs(request)
+        self._shows_stop = bool(request.include_stop_str_in_output)
+        self._caller = caller
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields pieces of all answers; closing the generator aborts the requests.
@@ -87,28 +82,25 @@ class Answers:
         Raises:
             ApiError: the engine rejects a request, or could not finish.
         """
-        service, num_answers_each = self._service, self._num_each
-        self._check_room(self.prompts[0].params.num_running)
-        num_answers, trace = len(self.prompts) * num_answers_each, traces.current()
-        trace.begin(service.model_name, self.prompts[0].params, self.usage)
+        service, params, trace = self._service, self.prompts[0].params, traces.current()
+        self._check_room(params.num_running)
+        trace.begin(service.model_name, params, self.usage)
+        num_answers, spent_s = len(self.prompts) * params.n, self._caller.deadline.spent_s
         with (
-            service.metrics.watching(num_answers, self._deadline.spent_s) as watches,
-            Generation(service.client, self._deadline, self._name) as generation,
+            service.metrics.watching(num_answers, spent_s) as watches,
+            Generation(service.client, self._caller) as generation,
         ):
-            try:
-                for key, (tokens, params) in enumerate(self.prompts):
-                    await generation.add(key, tokens, params, self._num_top_logprobs)
-                    service.metrics.count_prompt(len(tokens), params)
-                while generation.is_open:
-                    key, output = await generation.next()
-                    piece = self._piece(key * num_answers_each + output.index, output)
-                    watches[piece.index].note(len(piece.token_ids), output.queued_s)
-                    trace.note(piece.finish_reason, output.queued_s)
-                    if piece.finish_reason is not None:
-                        watches[piece.index].end(piece.finish_reason, output.num_preemptions)
-                    yield piece
-            except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
-                raise as_api_error(error) from None
+            for key, prompt in enumerate(self.prompts):
+                await generation.add(key, *prompt, self._num_top_logprobs)
+                service.metrics.count_prompt(len(prompt.tokens), prompt.params)
+            while generation.is_open:
+                key, output = await generation.next()
+                piece = self._piece(key * params.n + output.index, output)
+                watches[piece.index].note(len(piece.token_ids), output.queued_s)
+                trace.note(piece.finish_reason, output.queued_s)
+                if piece.finish_reason is not None:
+                    watches[piece.index].end(piece.finish_reason, output.num_preemptions)
+                yield piece
 
     async def scores(self, num_top_logprobs: int) -> list[list[Token]]:
         """Scores each prompt's tokens, with `num_top_logprobs` alternatives; the first has none.
@@ -116,33 +108,29 @@ class Answers:
         Raises:
             ApiError: as `pieces`.
         """
-        scored = [_unscored(prompt.tokens) for prompt in self.prompts]
-        service = self._service
+        scored: list[list[Token]] = [
+            [(id, None, ((), ())) for id in prompt.tokens] for prompt in self.prompts
+        ]
         self._check_room(1)
-        with Generation(service.client, self._deadline, self._name) as generation:
-            try:
-                for key, prompt in enumerate(self.prompts):
-                    if len(prompt.tokens) > 1:
-                        salt = prompt.params.cache_salt
-                        params = SamplingParams(max_new_tokens=0, cache_salt=salt)
-                        await generation.add(key, prompt.tokens, params, num_top_logprobs)
-                while generation.is_open:
-                    key, output = await generation.next()
-                    self._check_generated(output)
-                    scored_tokens = self.prompts[key].tokens[1:]
-                    if output.finish_reason is not None:
-                        scored[key][1:] = logprobs.tokens(
-                            scored_tokens, output.logprobs, output.top_logprobs
-                        )
-            except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
-                raise as_api_error(error) from None
+        with Generation(self._service.client, self._caller) as generation:
+            for key, prompt in enumerate(self.prompts):
+                if len(prompt.tokens) > 1:
+                    salt = prompt.params.cache_salt
+                    params = SamplingParams(max_new_tokens=0, cache_salt=salt)
+                    await generation.add(key, prompt.tokens, params, num_top_logprobs)
+            while generation.is_open:
+                key, output = await generation.next()
+                self._check_generated(output)
+                if output.finish_reason is not None:
+                    scored[key][1:] = logprobs.tokens(
+                        self.prompts[key].tokens[1:], output.logprobs, output.top_logprobs
+                    )
         return scored
 
     def _check_room(self, num_each: int) -> None:
         """Raises an `ApiError` unless there is room for `num_each` sequences of each prompt."""
-        self._service.check_ready()
         priority = self.prompts[0].params.priority
-        self._service.check_room(len(self.prompts), num_each, self._deadline, self._name, priority)
+        self._service.check_room(self._caller, len(self.prompts), num_each, priority)
 
     def _piece(self, index: int, output: RequestOutput) -> Piece:
         self._check_generated(output)
@@ -175,31 +163,8 @@ class Answers:
             raise ApiError(500, why, code="model_error", may_retry=False)
 
 
-def as_api_error(error: Exception) -> ApiError:
-    """The error that a client gets for an exception of the server's."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, RequestRefused):
-        return sampling.invalid(str(error))
-    if isinstance(error, DeadlinePassed):
-        why = f"the answer was not finished within {error} s"
-        return ApiError(408, why, code="timeout", may_retry=False)
-    if isinstance(error, RequestFailed):
-        why = "the engine failed at this request, more than once: it is not tried any further"
-        return ApiError(500, why, code="engine_error", may_retry=False)
-    if isinstance(error, EngineLost):
-        return unavailable("the engine ended, and with it the request: send it again")
-    return ApiError(500, "the server failed", code="internal_error")
-
-
 def stream_failed(service: Service, error: Exception) -> ApiError:
     """Counts and logs a stream that ends with an error; returns the client's error."""
-    failure = as_api_error(error)
-    log_failure(error, failure)
     service.metrics.stream_failed()
     traces.current().failed("stream_error")
-    return failure
-
-
-def _unscored(tokens: Sequence[int]) -> list[Token]:
-    return [(id, None, ((), ())) for id in tokens]
+    return as_api_error(error)

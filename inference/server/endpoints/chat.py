@@ -6,7 +6,6 @@ from contextlib import aclosing
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from inference.server.client.generation import Deadline
 from inference.server.endpoints import messages
 from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece
 from inference.server.endpoints.envelope import AnswerHeader, whole
@@ -38,9 +37,7 @@ class Chat:
         self._service = service
         self._request = request
         self._caller = caller
-        self.deadline = Deadline(caller.limit_s)
-        kinds = "chat.completion", "chat.completion.chunk"
-        self._header = AnswerHeader.new(service, "chatcmpl", kinds[0], request, kinds[1])
+        self._header = AnswerHeader(service, request, "chatcmpl", "chat.completion", ".chunk")
 
     async def prepare(self) -> None:
         """Reads the fields and encodes the conversation; an `ApiError` names a wrong field."""
@@ -62,11 +59,7 @@ class Chat:
         thinks = grammar is None and parser.opens_thought(end)  # a grammar permits no thought
         self._readers = [MessageReader(*how, thinks) for _ in range(request.n or 1)]
         prompt = EncodedPrompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
-        stop = bool(request.include_stop_str_in_output)
-        num_top_logprobs = sampling.num_top_logprobs(request)
-        self._answers = Answers(
-            service, [prompt], num_top_logprobs, stop, self.deadline, self._caller.name
-        )
+        self._answers = Answers(service, request, [prompt], self._caller)
 
     async def answer(self) -> Response:
         """Returns the whole answer; an `ApiError` says that the engine cannot."""
@@ -78,10 +71,8 @@ class Chat:
         if self._request.prompt_logprobs is not None:
             (scores,) = await self._answers.scores(self._request.prompt_logprobs)
             prompt_logprobs = logprobs.prompt_shape(self._service.texts.tokenizer, scores)
-        async for piece in self._answers.pieces():
-            self._answers.count(piece)
+        async for piece, news in self.news():
             choice = choices[piece.index]
-            news = self._readers[piece.index].read(piece)
             messages.add(choice.message, news)
             if choice.logprobs and (chat_logprobs := self.logprobs_of(piece)):
                 choice.logprobs.content += chat_logprobs.content

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from starlette.responses import Response
 
-from inference.server.client.generation import Deadline
 from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece
 from inference.server.endpoints.envelope import AnswerHeader, whole
 from inference.server.protocol import logprobs, parse, sampling
@@ -38,8 +37,7 @@ class Completions:
         self._service = service
         self._request = request
         self._caller = caller
-        self.deadline = Deadline(caller.limit_s)
-        self._header = AnswerHeader.new(service, "cmpl", "text_completion", request)
+        self._header = AnswerHeader(service, request, "cmpl", "text_completion")
         self._shapes: dict[int, CompletionShape] = {}
 
     async def prepare(self) -> None:
@@ -65,10 +63,7 @@ class Completions:
             )
             is_whole = isinstance(input, str) and len(truncated) == len(tokens)
             self._echoes.append(await self._echo(truncated, str(input) if is_whole else None))
-        stop = bool(request.include_stop_str_in_output)
-        self._answers = Answers(
-            service, prompts, request.logprobs, stop, self.deadline, self._caller.name
-        )
+        self._answers = Answers(service, request, prompts, self._caller)
 
     async def answer(self) -> Response:
         """Returns the whole answer; an `ApiError` says that the engine cannot."""

@@ -9,9 +9,7 @@ from starlette.responses import Response
 from configs.errors import InputError
 from inference.request import SamplingParams
 from inference.server import traces
-from inference.server.client.engine_client import EngineLost, RequestFailed, RequestRefused
-from inference.server.client.generation import Deadline, DeadlinePassed, Generation
-from inference.server.endpoints.answers import as_api_error
+from inference.server.client.generation import Generation
 from inference.server.endpoints.envelope import whole
 from inference.server.protocol import parse, sampling
 from inference.server.protocol.caller import Caller
@@ -36,9 +34,7 @@ async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller
     Raises:
         ApiError: a field is wrong, or the engine cannot answer.
     """
-    service.check_ready()
-    deadline = Deadline(caller.limit_s)
-    service.check_room(1, 1, deadline, caller.name, request.priority or 0)
+    service.check_room(caller, priority=request.priority or 0)
     parse.check_model(request.model, service.model_name)
     facts = service.facts
     if facts.pooling is None:
@@ -46,12 +42,12 @@ async def embeddings(service: Service, request: EmbeddingRequest, caller: Caller
     if (request.dimensions or 0) > facts.embedding_width:
         raise invalid("dimensions", f"is at most {facts.embedding_width} for this model")
     inputs = parse.prompts(request.input, "input", MAX_INPUTS)
-    async with deadline.enforce():
+    async with caller.deadline.enforce():
         prompts = [
             await _tokens(service, request, index, input) for index, input in enumerate(inputs)
         ]
     params = _params(request, facts.pooling, caller.name)
-    vectors = await _vectors(service, prompts, params, deadline, caller.name)
+    vectors = await _vectors(service, prompts, params, caller)
     num_tokens = sum(map(len, prompts))
     data: Any = await _encoded(vectors, request)
     return whole(Embeddings(data, service.model_name, EmbeddingUsage(num_tokens, num_tokens)))
@@ -103,37 +99,30 @@ def _params(request: EmbeddingRequest, pooling: str, client: str) -> SamplingPar
 
 
 async def _vectors(
-    service: Service,
-    prompts: list[list[int]],
-    params: SamplingParams,
-    deadline: Deadline,
-    name: str,
+    service: Service, prompts: list[list[int]], params: SamplingParams, caller: Caller
 ) -> list[bytes]:
     """Embeds prompts, no more at a time than there are slots, so that other requests get some."""
     num_running = min(len(prompts), service.facts.num_slots)
-    service.check_room(num_running, 1, deadline, name, params.priority)
+    service.check_room(caller, num_running, priority=params.priority)
     num_tokens = sum(map(len, prompts))
     traces.current().begin(service.model_name, params, Usage(num_tokens, 0, num_tokens))
     vectors, queue = [b""] * len(prompts), enumerate(prompts)
-    with Generation(service.client, deadline, name) as generation:
+    with Generation(service.client, caller) as generation:
 
         async def ask() -> None:
             if (prompt := next(queue, None)) is not None:
                 await generation.add(*prompt, params)
                 service.metrics.count_prompt(len(prompt[1]))
 
-        try:
-            for _ in range(num_running):
+        for _ in range(num_running):
+            await ask()
+        while generation.is_open:
+            key, output = await generation.next()
+            if output.finish_reason == "error":
+                service.metrics.corrupted()
+                why = "the model gave no finite numbers"
+                raise ApiError(500, why, code="model_error", may_retry=False)
+            if output.finish_reason is not None:
+                vectors[key] = output.embedding
                 await ask()
-            while generation.is_open:
-                key, output = await generation.next()
-                if output.finish_reason == "error":
-                    service.metrics.corrupted()
-                    why = "the model gave no finite numbers"
-                    raise ApiError(500, why, code="model_error", may_retry=False)
-                if output.finish_reason is not None:
-                    vectors[key] = output.embedding
-                    await ask()
-        except (EngineLost, RequestFailed, RequestRefused, DeadlinePassed) as error:
-            raise as_api_error(error) from None
     return vectors

@@ -46,9 +46,8 @@ async def _answer(
     service: Service, endpoint: Completions | Chat | Respond, request: _Request, caller: Caller
 ) -> Response:
     """Answers a request; rejects it before any work if there is no room for one sequence."""
-    service.check_ready()
-    service.check_room(1, 1, endpoint.deadline, caller.name, request.priority or 0)
-    async with endpoint.deadline.enforce():
+    service.check_room(caller, priority=request.priority or 0)
+    async with caller.deadline.enforce():
         await endpoint.prepare()
     if not request.stream:
         return await endpoint.answer()

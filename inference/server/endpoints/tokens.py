@@ -2,7 +2,6 @@
 
 from starlette.responses import JSONResponse, Response
 
-from inference.server.client.generation import Deadline
 from inference.server.endpoints.envelope import whole
 from inference.server.protocol import logprobs, parse, tools
 from inference.server.protocol.caller import Caller
@@ -17,11 +16,10 @@ async def tokenize(service: Service, request: TokenizeRequest, caller: Caller) -
     """Encode a text or a conversation as token ids.
 
     Raises:
-        ApiError: a field is wrong.
-        DeadlinePassed: it takes too long.
+        ApiError: a field is wrong, or it takes too long.
     """
     parse.check_model(request.model, service.model_name)
-    async with Deadline(caller.limit_s).enforce():
+    async with caller.deadline.enforce():
         tokens = await _tokens(service.texts, request)
     spelled = None
     if request.return_token_strs:
@@ -45,12 +43,11 @@ async def detokenize(service: Service, request: DetokenizeRequest, caller: Calle
     """Decode token ids to a text.
 
     Raises:
-        ApiError: a field is wrong.
-        DeadlinePassed: it takes too long.
+        ApiError: a field is wrong, or it takes too long.
     """
     parse.check_model(request.model, service.model_name)
     tokens = parse.check_ids(request.tokens, service.facts.vocab_size, "tokens")
-    async with Deadline(caller.limit_s).enforce():
+    async with caller.deadline.enforce():
         return whole(Detokenized(await service.texts.decode(tokens)))
 
 

@@ -39,7 +39,7 @@ class _Open:
 
 
 class EngineLoop:
-    """Serves one connection, in the thread that calls `run`."""
+    """Serves one connection, in the thread that calls `run`; its client is the HTTP process."""
 
     def __init__(self, engine: Served, channel: Channel):
         self._engine = engine

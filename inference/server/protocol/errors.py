@@ -3,6 +3,7 @@
 import math
 
 import msgspec
+from starlette.responses import Response
 
 
 class ErrorFacts(msgspec.Struct):
@@ -82,10 +83,26 @@ class ApiError(Exception):
         kind = _TYPES.get(self.status, "invalid_request_error")
         return msgspec.json.encode(ErrorBody(ErrorFacts(self.message, kind, self.param, self.code)))
 
+    def response(self) -> Response:
+        """The whole answer."""
+        return Response(self.body(), self.status, self.headers, "application/json")
+
+    def renamed(self, param: str) -> "ApiError":
+        """The same error of a field that has another name in the client's request."""
+        message = self.message
+        if self.param and message.startswith(self.param):
+            message = param + message[len(self.param) :]
+        return ApiError(self.status, message, param, self.code, self.may_retry, self.retry_s)
+
 
 def invalid(param: str, why: str, code: str = "invalid_value") -> ApiError:
     """A 400 for a wrong field; its message is the field's name and `why`."""
     return ApiError(400, f"{param} {why}", param, code)
+
+
+def missing(param: str) -> ApiError:
+    """A 400 for a field that the request has to have."""
+    return invalid(param, "is required", "missing_required_parameter")
 
 
 def unavailable(why: str, retry_s: float | None = None) -> ApiError:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import TypeVar
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -11,6 +12,7 @@ DONE = b"data: [DONE]\n\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 Events = AsyncGenerator[bytes, None]
+Result = TypeVar("Result")
 
 
 async def primed(events: Events) -> Events:
@@ -62,20 +64,15 @@ class EventStream(Response):
             self._sent_at = time.monotonic()
             await send({"type": "http.response.body", "body": data, "more_body": True})
 
-        pump = asyncio.create_task(self._pump(put))
-        watchers = [asyncio.create_task(self._keep(put)), asyncio.create_task(gone(receive))]
         try:
-            await asyncio.wait([pump, *watchers], return_when=asyncio.FIRST_COMPLETED)
-            if not pump.done():
-                self._on_leave()
+            pump = await unless_gone(receive, self._pump(put), self._keep(put))
         finally:
-            for task in (pump, *watchers):
-                task.cancel()
-            await asyncio.gather(pump, *watchers, return_exceptions=True)
             await self._events.aclose()
-        if not pump.cancelled():
-            pump.result()
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        if pump is None:
+            self._on_leave()
+            return
+        pump.result()
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _pump(self, put: Callable) -> None:
         try:
@@ -91,7 +88,26 @@ class EventStream(Response):
                 await put(_KEEP_ALIVE)
 
 
-async def gone(receive: Receive) -> None:
-    """Returns when the client has disconnected; the request's body has been read before."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
+async def unless_gone(
+    receive: Receive, work: Awaitable[Result], *others: Awaitable[None]
+) -> "asyncio.Future[Result] | None":
+    """Runs work beside others until it ends or the client disconnects, and ends all of them.
+
+    Returns:
+        The ended task of the work; None if the client left first. The request's body has been
+        read before.
+    """
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    working = asyncio.ensure_future(work)
+    tasks = [working, *map(asyncio.ensure_future, (*others, gone()))]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return working if working.done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -7,7 +7,7 @@ import msgspec
 
 from configs.errors import shown
 from inference.server.protocol.dialects.translate import renamed, translate
-from inference.server.protocol.errors import ApiError, invalid
+from inference.server.protocol.errors import ApiError, invalid, missing
 from inference.server.protocol.fields import MAX_PROMPTS
 
 Body = TypeVar("Body", bound=msgspec.Struct)
@@ -84,12 +84,7 @@ def prompts(value: Any, param: str = "prompt", limit: int = MAX_PROMPTS) -> list
 def check_ids(ids: list[int], vocab_size: int, param: str) -> list[int]:
     """Returns the ids; raises an `ApiError` (400) if one is not in the vocabulary."""
     if max(ids, default=0) >= vocab_size:
-        raise ApiError(
-            400,
-            f"{param} holds token ids below {vocab_size}, not {max(ids)}",
-            param,
-            "invalid_value",
-        )
+        raise invalid(param, f"holds token ids below {vocab_size}, not {max(ids)}")
     return ids
 
 
@@ -116,9 +111,8 @@ def _invalid(error: msgspec.ValidationError) -> ApiError:
     match = _PLACE.fullmatch(str(error))
     assert match is not None  # it matches anything
     what, where = match["what"], match["where"] or None
-    if missing := _MISSING.fullmatch(what):
-        where = f"{where}.{missing[1]}" if where else missing[1]
-        return ApiError(400, f"{where} is required", where, "missing_required_parameter")
+    if absent := _MISSING.fullmatch(what):
+        return missing(f"{where}.{absent[1]}" if where else absent[1])
     where = where and where.replace("[...]", "")  # a value of a mapping
     what = _WORD.sub(lambda word: _WORDS.get(word[1] or word[2], word[0]), what)
     message = f"{where}: {what[0].lower()}{what[1:]}" if where else what

@@ -55,8 +55,7 @@ def limit(
         )
     max_tokens = min(max_tokens, room)
     if params.min_tokens > max_tokens:
-        message = f"min_tokens is at most max_tokens, {max_tokens} here"
-        raise ApiError(400, message, "min_tokens", "invalid_value")
+        raise errors.invalid("min_tokens", f"is at most max_tokens, {max_tokens} here")
     if not max_tokens:  # one score does for every answer
         return dataclasses.replace(params, max_new_tokens=0, n=1, best_of=None)
     try:
@@ -96,7 +95,7 @@ def invalid(message: str) -> ApiError:
     param = WIRE_NAMES.get(name, name)
     if param not in CompletionRequest.__struct_fields__:
         return ApiError(400, message, None, "invalid_value")
-    return ApiError(400, f"{param} {why}", param, "invalid_value")
+    return errors.invalid(param, why)
 
 
 def salt(client: str, salt: str | None) -> str | None:
@@ -135,10 +134,9 @@ def _explicit_tokens(request: Sampling) -> int | None:
 
 def _biases(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
     for name in biases:
-        is_id = name.isascii() and name.isdigit() and len(name) < 11 and int(name) < vocab_size
-        if not is_id:
-            message = f"logit_bias: its keys are token ids below {vocab_size}, as text"
-            raise ApiError(400, message, "logit_bias", "invalid_value")
+        is_number = name.isascii() and name.isdigit() and len(name) < 11
+        if not is_number or int(name) >= vocab_size:
+            raise errors.invalid("logit_bias", f"has token ids below {vocab_size} as names")
     return {int(name): bias for name, bias in biases.items()}
 
 
@@ -148,30 +146,29 @@ def _check(request: Sampling, facts: Loaded) -> None:
     def refuse(param: str, why: str) -> None:
         raise errors.invalid(param, why)
 
+    def check_at_most(param: str, value: int | None, most: int) -> None:
+        if (value or 0) > most:
+            refuse(param, f"is at most {most} on this server")
+
     if request.stream_options is not None and not request.stream:
         refuse("stream_options", "goes with stream=true")
     if request.prompt_logprobs is not None and request.stream:
         refuse("prompt_logprobs", "cannot be streamed")
-    if (request.prompt_logprobs or 0) > facts.max_top_logprobs:
-        refuse("prompt_logprobs", f"is at most {facts.max_top_logprobs} on this server")
+    check_at_most("prompt_logprobs", request.prompt_logprobs, facts.max_top_logprobs)
     for param in ("stop_token_ids", "allowed_token_ids"):
         if any(id >= facts.vocab_size for id in getattr(request, param) or ()):
             refuse(param, f"holds token ids below {facts.vocab_size}")
     if request.seed is not None and not facts.accepts_seeds:
         refuse("seed", "is not supported by a server whose drafts are accepted by rejection")
-    if (request.n or 1) > facts.max_seqs:
-        refuse("n", f"is at most {facts.max_seqs} on this server")
+    check_at_most("n", request.n or 1, facts.max_seqs)
     if isinstance(request, CompletionRequest):
         if request.suffix:
             refuse("suffix", "is not supported by this server")
         if request.best_of is not None and request.stream:
             refuse("best_of", "cannot be streamed")
-        if request.best_of is not None and request.best_of > facts.max_seqs:
-            refuse("best_of", f"is at most {facts.max_seqs} on this server")
-    elif isinstance(request, ChatRequest) and not request.logprobs:
-        tops = request.top_logprobs
-        if tops is not None:
+        check_at_most("best_of", request.best_of, facts.max_seqs)
+        check_at_most("logprobs", request.logprobs, facts.max_top_logprobs)
+    elif isinstance(request, ChatRequest):
+        if request.top_logprobs is not None and not request.logprobs:
             refuse("top_logprobs", "goes with logprobs=true")
-    if (num_top_logprobs(request) or 0) > facts.max_top_logprobs:
-        param = "logprobs" if isinstance(request, CompletionRequest) else "top_logprobs"
-        refuse(param, f"is at most {facts.max_top_logprobs} on this server")
+        check_at_most("top_logprobs", request.top_logprobs, facts.max_top_logprobs)

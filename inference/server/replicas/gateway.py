@@ -10,14 +10,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
-from inference.server.client.generation import Deadline
-from inference.server.endpoints.answers import as_api_error
 from inference.server.endpoints.responses.bodies import Completed, Cut, Failed
-from inference.server.failures import log_failure, request_id
+from inference.server.failures import as_api_error, log_failure, request_id
 from inference.server.protocol import caller
-from inference.server.protocol.caller import Caller
+from inference.server.protocol.caller import Caller, Deadline
 from inference.server.protocol.errors import ApiError, unavailable
-from inference.server.protocol.event_stream import DONE, gone
+from inference.server.protocol.event_stream import DONE, unless_gone
 from inference.server.replicas import affinity
 from inference.server.replicas.forwarded import (
     HttpRequest,
@@ -78,10 +76,7 @@ class Gateway:
         except ReplicaLost:
             raise  # in the middle of an answer: closes the connection, so that the client notices
         except Exception as error:
-            failure = as_api_error(error)
-            log_failure(error, failure)
-            answer = Response(failure.body(), failure.status, failure.headers, "application/json")
-            await answer(scope, receive, send)
+            await as_api_error(error).response()(scope, receive, send)
 
     async def _health(self) -> Response:
         """Health of the gateway; Ray checks the replicas."""
@@ -103,16 +98,9 @@ class Gateway:
         request = await self._read(scope, receive)
         timeout = Headers(scope=scope).get(caller.TIMEOUT)
         client = Caller.of(request.client, timeout, self._limits.request_s)
-        relay = asyncio.ensure_future(self._relay(replicas, request, send, client.limit_s))
-        leaving = asyncio.ensure_future(gone(receive))
-        try:
-            await asyncio.wait([relay, leaving], return_when=asyncio.FIRST_COMPLETED)
-            if relay.done():
-                relay.result()
-        finally:
-            for task in (relay, leaving):
-                task.cancel()
-            await asyncio.gather(relay, leaving, return_exceptions=True)
+        relaying = self._relay(replicas, request, send, client.deadline)
+        if (relay := await unless_gone(receive, relaying)) is not None:
+            relay.result()
 
     def _served_by(self) -> Replicas:
         if self.is_draining:
@@ -135,18 +123,17 @@ class Gateway:
         )  # fmt: skip
 
     async def _relay(
-        self, replicas: Replicas, request: HttpRequest, send: Send, limit_s: float
+        self, replicas: Replicas, request: HttpRequest, send: Send, deadline: Deadline
     ) -> None:
-        """Sends a replica's answer to the client; `limit_s`: seconds until its end.
+        """Sends a replica's answer to the client.
 
         Raises:
             ApiError: no replica answers, and nothing was sent.
         """
         refused: HttpStart | None = None
-        deadline = Deadline(limit_s)
         for _ in range(_TRIES):
             if deadline.left_s <= 0:
-                raise as_api_error(deadline.passed())
+                raise deadline.passed()
             answer = _Answer(send)
             try:
                 async with (
@@ -168,7 +155,7 @@ class Gateway:
                     return
             except TimeoutError:
                 if answer.has_begun:
-                    await answer.break_off(as_api_error(deadline.passed()))
+                    await answer.break_off(deadline.passed())
                     return
                 raise unavailable("no replica took the request in time") from None
             except ReplicaLost as error:
@@ -182,9 +169,7 @@ class Gateway:
             except Exception as error:
                 if not answer.has_begun:
                     raise
-                failure = as_api_error(error)
-                log_failure(error, failure)
-                await answer.break_off(failure)
+                await answer.break_off(as_api_error(error))
                 return
         if refused is None:
             why = f"{_TRIES} replicas ended while they had this request: it is not tried again"

@@ -14,29 +14,26 @@ from prometheus_client.registry import Collector
 
 
 class GatewayMetrics:
-    """Counts events of the gateway, and merges the metrics of replicas."""
+    """Counts events of the gateway, and merges the metrics of replicas.
+
+    Attributes:
+        retried: counts a request that another replica gets.
+        lost: counts an answer that ended with its replica.
+    """
 
     def __init__(self) -> None:
         disable_created_metrics()
         self._registry = CollectorRegistry()
-        self._retried = Counter(
+        self.retried = Counter(
             "ridgeline:replica_retries",
             "Requests whose replica ended before it told anything: another has them.",
             registry=self._registry,
-        )
-        self._lost = Counter(
+        ).inc
+        self.lost = Counter(
             "ridgeline:replica_lost_streams",
             "Streams that ended with an error because their replica did.",
             registry=self._registry,
-        )
-
-    def retried(self) -> None:
-        """Counts a request that another replica gets."""
-        self._retried.inc()
-
-    def lost(self) -> None:
-        """Counts an answer that ended with its replica."""
-        self._lost.inc()
+        ).inc
 
     def text(self, texts: Mapping[str, str]) -> bytes:
         """All metrics in Prometheus's text format; `texts`: id of a replica -> its metrics."""

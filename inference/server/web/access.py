@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.errors import InputError
@@ -152,8 +152,7 @@ class Access:
         try:
             scope[CLIENT] = self._check(scope, headers)
         except ApiError as error:
-            answer = Response(error.body(), error.status, error.headers, "application/json")
-            await answer(scope, receive, send_with_id)
+            await error.response()(scope, receive, send_with_id)
             return
         self._num_open += 1
         try:

@@ -1,6 +1,5 @@
 """The HTTP application: routes, and errors as JSON."""
 
-import asyncio
 from collections.abc import Awaitable
 
 from starlette.applications import Starlette
@@ -10,13 +9,12 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from inference.server.endpoints.answers import as_api_error
-from inference.server.failures import log_failure
+from inference.server.failures import as_api_error
 from inference.server.protocol import caller, parse
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.dialects.translate import renamed
 from inference.server.protocol.errors import ApiError
-from inference.server.protocol.event_stream import gone
+from inference.server.protocol.event_stream import unless_gone
 from inference.server.service import Limits, Service
 from inference.server.web import body, page_files
 from inference.server.web.access import CLIENT, NO_PROXY, Access, Keys, Site
@@ -73,26 +71,21 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
     timeout = request.headers.get(caller.TIMEOUT)
     client = Caller.of(request.scope[CLIENT], timeout, limits.request_s)
     parsed = parse.parse(data, operation.body)
-    working = asyncio.ensure_future(operation.work(service, parsed.request, client))
-    leaving = asyncio.ensure_future(gone(request.receive))
+    work = operation.work(service, parsed.request, client)
+    working = await unless_gone(request.receive, work)
+    if working is None:
+        service.metrics.disconnected()
+        return Response(status_code=499)
     try:
-        await asyncio.wait([working, leaving], return_when=asyncio.FIRST_COMPLETED)
-        if not working.done():
-            service.metrics.disconnected()
-            return Response(status_code=499)
         response = working.result()
     except ApiError as error:
         raise renamed(error, parsed.names) from None
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
     if client.relaxed:
         response.headers["x-relaxed-schema"] = ", ".join(sorted(client.relaxed))
     if parsed.ignored:
         names = [parse.as_header(name) for name in parsed.ignored[:_MAX_NAMED]]
         response.headers["x-ignored-params"] = ", ".join(names)
-        service.metrics.ignored(len(parsed.ignored))
+        service.metrics.ignored(by=len(parsed.ignored))
     return response
 
 
@@ -101,9 +94,7 @@ async def _answered(work: Awaitable[Response]) -> Response:
     try:
         return await work
     except Exception as error:
-        failure = as_api_error(error)
-        log_failure(error, failure)
-        return Response(failure.body(), failure.status, failure.headers, "application/json")
+        return as_api_error(error).response()
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:

@@ -15,7 +15,7 @@ from layers.kernels.device import target_device
 
 
 def implementation(name: str) -> Implementation:
-    """The implementation of a name of `configs.engine.ATTENTIONS`."""
+    """The implementation of a name of `configs.settings.kernels.ATTENTIONS`."""
     if name == "pallas_gpu":
         from layers.kernels.attention import gpu  # Mosaic is slow to load
 

@@ -32,15 +32,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from configs.cache import PageFormat
 from layers import page_rows
 from layers.kernels import tuning
-from layers.kernels.attention import gpu_latent, gpu_prefill, hopper
-from layers.kernels.attention.contract import (
-    CHOICE,
-    FIRST_TOKENS,
-    PLAIN,
-    Demand,
-    Options,
-    uneven_limit,
-)
+from layers.kernels.attention import contract, gpu_latent, gpu_prefill, hopper
+from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.hopper import LOG2_E, ROWS, SHARED_BYTES
 from layers.kernels.attention.mask import MaskBounds, mask_bounds
 from layers.kernels.attention.tiles import Tiling, visible_pages
@@ -64,18 +57,18 @@ def limit(demand: Demand, device: Device) -> str | None:
     if demand.deterministic:
         return "has not been measured to be deterministic"
     if demand.has_first_tokens:
-        return FIRST_TOKENS
+        return contract.FIRST_TOKENS
     if page_format.is_quantized:
         return f"reads no {dtype} caches: leave model.cache_format out"
     if demand.has_choice:
-        return CHOICE
+        return contract.CHOICE
     if dtype not in _DTYPES:
         return f"reads pages of {' or '.join(_DTYPES)}, not {dtype}: set model.dtype=bfloat16"
     if page_tokens not in _PAGE_TOKENS:
         return f"reads pages of 64 or 128 tokens, not {page_tokens}: set engine.cache.page_tokens"
     if page_format.values_in_keys:
         return gpu_latent.limit(demand.num_heads, page_format, page_tokens)
-    if (reason := uneven_limit(page_format)) is not None:
+    if (reason := contract.uneven_limit(page_format)) is not None:
         return reason
     if H not in _HEAD_WIDTHS:
         return f"has heads of 64, 128 or 256, not {H}"
@@ -300,11 +293,7 @@ def _attend_splits(
         grid=(Z, K, X),
         grid_names=("row", "head", "split"),
         kernel_name="paged_attention",
-        # The approximate tanh is off by up to 2^-11, which a soft cap would multiply.
-        compiler_params=plgpu.CompilerParams(
-            approx_math=score_cap is None,
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,  # jax 0.10's default is another
-        ),
+        compiler_params=hopper.compiler_params(score_cap),
         interpret=interpret,
     )(q_ZKUH, pages, table_ZP, jnp.stack(bounds_ZU, axis=1), start_ZX, stop_ZX)
     return values_ZKXUH, stats_ZKX2U[0] if stats_ZKX2U else None

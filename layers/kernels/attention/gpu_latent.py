@@ -177,11 +177,7 @@ def attend_splits(
         num_threads=_READERS + 1,
         thread_name="warpgroup",
         kernel_name="paged_latent_attention",
-        # The approximate tanh is off by up to 2^-11, which a soft cap would multiply.
-        compiler_params=plgpu.CompilerParams(
-            approx_math=score_cap is None,
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,  # jax 0.10's default is another
-        ),
+        compiler_params=hopper.compiler_params(score_cap),
         interpret=interpret,
     )(q_ZKUH, pages, table_ZP, jnp.stack(bounds_ZU, axis=1), start_ZX, stop_ZX)
     return values_ZKXUC, stats_ZKX2U[0] if stats_ZKX2U else None

@@ -156,8 +156,7 @@ def _attend_tiles(
 
             def soften(j, maximum_U, mass_U, scores_US):
                 """Largest score and mass so far, what earlier sums decay by, and weights."""
-                if score_cap is not None:
-                    scores_US = soft_cap(scores_US, score_cap)
+                scores_US = soft_cap(scores_US, score_cap)
                 is_clear = (clear <= j) & (j < unclear)
                 scores_US = lax.cond(is_clear, lambda x, j: x, masked, scores_US, j)
                 release(keys_read, j)
@@ -265,10 +264,6 @@ def _attend_tiles(
         num_threads=_READERS + 1,
         thread_name="warpgroup",
         kernel_name="paged_attention_of_prompts",
-        # The approximate tanh is off by up to 2^-11, which a soft cap would multiply.
-        compiler_params=plgpu.CompilerParams(
-            approx_math=score_cap is None,
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,  # jax 0.10's default is another
-        ),
+        compiler_params=hopper.compiler_params(score_cap),
         interpret=interpret,
     )(q, pages, table_YP, jnp.stack(bounds_ZU, axis=1), ranges_Z4)

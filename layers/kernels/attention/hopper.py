@@ -59,6 +59,14 @@ def operand_layout(
     return plgpu.TilingTransform((8, 128 // dtype.itemsize)), plgpu.SwizzleTransform(128)
 
 
+def compiler_params(score_cap: float | None) -> plgpu.CompilerParams:
+    """An approximate tanh is off by up to 2^-11, which a soft cap would multiply."""
+    return plgpu.CompilerParams(
+        approx_math=score_cap is None,
+        lowering_semantics=plgpu.LoweringSemantics.Warpgroup,  # jax 0.10's default is another
+    )
+
+
 def visible_keys(shape: tuple[int, ...], kv_position: jax.Array, bounds: MaskBounds) -> jax.Array:
     """The mask bool[U, S] of keys from a KV position on. `bounds` are i32[U] each."""
     kv_position_US = kv_position + lax.broadcasted_iota(jnp.int32, shape, 1)
@@ -72,7 +80,7 @@ def weigh(
 ) -> tuple[Sums, jax.Array]:  # fmt: skip
     """New sums, and weights of keys from a KV position on, of f32[U, S] scores; i32[U] bounds."""
     shape = scores_US.shape
-    scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
+    scores_US = soft_cap(scores_US, score_cap)
     visible_US = visible_keys(shape, kv_position, bounds)
     scores_US = jnp.where(visible_US, scores_US * LOG2_E, MASKED)
     maximum_U = jnp.maximum(sums.maximum_U, scores_US.max(1))

@@ -71,7 +71,7 @@ def attend_masked(
     K = k_YSKH.shape[2]
     q_YWKGH = q_YWNH.reshape(Y, W, K, N // K, H)
     scores = jnp.einsum("YWKGH,YSKH->YKGWS", q_YWKGH, k_YSKH, preferred_element_type=jnp.float32)
-    scores = _capped(scores, options.score_cap)
+    scores = soft_cap(scores, options.score_cap)
     scores = jnp.where(mask_YWS[:, None, None], scores, _MASKED)
     if options.sinks_N is not None:
         sinks = jnp.broadcast_to(options.sinks_N.reshape(K, -1, 1, 1), (*scores.shape[:-1], 1))
@@ -127,21 +127,11 @@ def attend_stretches(
         last_Y = jnp.max(jnp.where(valid_YW, stretch.bounds.last_YW, -1), axis=1)
         bounds = jax.tree.map(lambda x_YW: jnp.pad(x_YW, padding, mode="edge"), stretch.bounds)
         oldest = jnp.int32(0) if bounds.first_YW is None else jnp.min(bounds.first_YW)
-
         read = functools.partial(
             _read_block, stretch._replace(bounds=bounds), page_format, q_YWNH.dtype
         )
-        block = functools.partial(_folded_block, fold, read)
-        carry = _in_blocks(block, carry, oldest // BLOCK_TOKENS, last_Y, counts, head)
+        carry = _in_blocks(fold, read, carry, oldest // BLOCK_TOKENS, last_Y, counts, head)
     return finish(carry)[:, :W]
-
-
-def _folded_block(
-    fold: Callable[..., T], read: Callable[..., tuple[jax.Array, ...]], count: int, j: jax.Array,
-    carry: T,
-) -> T:  # fmt: skip
-    """The softmax of the first `count` rows after the j-th block of keys."""
-    return fold(carry, *read(count, j))
 
 
 def _read_block(
@@ -158,30 +148,36 @@ def _read_block(
 
 
 def _in_blocks(
-    block: Callable[..., T],
+    fold: Callable[..., T],
+    read: Callable[..., tuple[jax.Array, ...]],
     carry: T,
     start: jax.Array,
     last_Y: jax.Array,
     counts: tuple[int, ...],
     head: int,
 ) -> T:
-    """The softmax after all blocks of a stretch, each folded in by `block(rows, j, carry)`.
+    """The softmax after all blocks of a stretch, each folded in.
 
     Args:
+        read: (rows, j) -> of the j-th block for the first rows what `fold` takes.
         start: the first block of the windows.
         last_Y: i32[Y], the last key that any query of a row sees.
         counts: rows of the first blocks, of later ones, and so on.
         head: blocks of the first tokens, which every row sees beside its window.
     """
     ended = []
+
+    def block(count: int, j: jax.Array, carry: T) -> T:
+        return fold(carry, *read(count, j))
+
     if head:
         carry = jax.lax.fori_loop(0, head, functools.partial(block, counts[0]), carry)
         start = jnp.maximum(start, head)
     for count, next_count in zip(counts, (*counts[1:], 0), strict=True):
         stop = jnp.max(last_Y[next_count:count]) // BLOCK_TOKENS + 1
         carry = jax.lax.fori_loop(start, stop, functools.partial(block, count), carry)
-        carry, finished = _split(carry, next_count)
-        ended.append(finished)
+        folded, carry = carry, jax.tree.map(lambda x: x[:next_count], carry)  # noqa: B023
+        ended.append(jax.tree.map(lambda x: x[next_count:], folded))  # noqa: B023
         start = jnp.maximum(start, stop)
     return jax.tree.map(lambda *parts: jnp.concatenate(parts), *ended[::-1])
 
@@ -198,10 +194,6 @@ def _counts(num_rows: int) -> tuple[int, ...]:
     if num_rows < _DIVIDED_ROWS:
         return (num_rows,)
     return num_rows, -(-num_rows // 2), -(-num_rows // 4)
-
-
-def _split(carry: T, count: int) -> tuple[T, T]:
-    return jax.tree.map(lambda x: x[:count], carry), jax.tree.map(lambda x: x[count:], carry)
 
 
 def _tiling(
@@ -222,10 +214,6 @@ def _tiling(
 def _mask(kv_position: jax.Array, bounds: MaskBounds) -> jax.Array:
     """Which keys each query sees, [Y, W, S], of keys at KV positions [S] or [Y, 1, S]."""
     return visible(kv_position, *jax.tree.map(lambda x_YW: x_YW[:, :, None], bounds))
-
-
-def _capped(scores: jax.Array, cap: float | None) -> jax.Array:
-    return scores if cap is None else soft_cap(scores, cap)
 
 
 def _keys_values(
@@ -307,7 +295,7 @@ def _block_diagonal(  # noqa: ANN202
     def fold(carry, k_YSX, v_YSX, mask_YWS):  # noqa: ANN001, ANN202
         mask_YUS = _padded(jnp.repeat(mask_YWS, N, axis=1), rows)
         scores_YUS = dot(q_YUX[: len(k_YSX)], k_YSX, 2)
-        return _accumulate(carry, _capped(scores_YUS, cap), mask_YUS, v_YSX)
+        return _accumulate(carry, soft_cap(scores_YUS, cap), mask_YUS, v_YSX)
 
     def finish(carry):  # noqa: ANN001, ANN202
         _, mass_YU1, values_YUX = carry
@@ -343,7 +331,7 @@ def _per_head(  # noqa: ANN202
 
         def fold_tile(tiled):  # noqa: ANN001, ANN202
             carry, q_ZUH, mask_ZUS = tiled
-            return _accumulate(carry, _capped(dot(q_ZUH, k_ZSH, 2), cap), mask_ZUS, v_ZSH)
+            return _accumulate(carry, soft_cap(dot(q_ZUH, k_ZSH, 2), cap), mask_ZUS, v_ZSH)
 
         tiles = carry, q_XZUH, mask_XZUS
         if num_tiles == 1:

@@ -33,14 +33,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from configs.cache import PageFormat
 from layers import page_rows
-from layers.kernels.attention.contract import (
-    CHOICE,
-    FIRST_TOKENS,
-    PLAIN,
-    Demand,
-    Options,
-    uneven_limit,
-)
+from layers.kernels.attention import contract
+from layers.kernels.attention.contract import PLAIN, Demand, Options
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.tiles import Tiling, visible_pages
 from layers.kernels.device import Device
@@ -70,11 +64,11 @@ def limit(demand: Demand, device: Device) -> str | None:
     if demand.deterministic:
         return "has not been measured to be deterministic"
     if demand.has_first_tokens:
-        return FIRST_TOKENS
+        return contract.FIRST_TOKENS
     if page_format.dtype == "int4":
         return "reads caches of int8 and fp8, not of int4: set model.cache_format"
     if demand.has_choice:
-        return CHOICE
+        return contract.CHOICE
     if page_format.dtype not in _DTYPES:
         return (
             f"reads pages of bfloat16 or float32, not {page_format.dtype}: set model.dtype=bfloat16"
@@ -87,7 +81,7 @@ def limit(demand: Demand, device: Device) -> str | None:
         if page_format.value_width % _WHOLE_LANES:
             return f"has latents of a multiple of {_WHOLE_LANES}, not {page_format.value_width}"
         return table_limit(demand)
-    if (reason := uneven_limit(page_format)) is not None:
+    if (reason := contract.uneven_limit(page_format)) is not None:
         return reason
     if page_format.key_width % _LANES:
         return f"has heads of a multiple of {_LANES}, not {page_format.key_width}"
@@ -170,17 +164,15 @@ def _attend(
     width = min(W, max(1, _TILE_BYTES // token_bytes)) if is_chain else W
     # Without rows of padding, queries and output are used as they lie.
     tiling = Tiling(width, G, G if width == 1 else -(-width * G // _ROWS) * _ROWS)
-    valid_ZW, kv_position_ZW = (
-        tiling.split(rectangle.valid_YW),
-        tiling.split(rectangle.kv_position_YW),
-    )
+    valid_ZW = tiling.split(rectangle.valid_YW)
+    kv_position_ZW = tiling.split(rectangle.kv_position_YW)
     bounds = mask_bounds(rectangle, options.window, options.chunked)
     bounds = jax.tree.map(tiling.split, bounds)
     Z = valid_ZW.shape[0]
     table_ZP = jnp.repeat(rectangle.tables[group], Z // Y, axis=0)
     kv_position_Z, count_Z = kv_position_ZW[:, 0], valid_ZW.sum(1, dtype=jnp.int32)
     start_Z, stop_Z = visible_pages(bounds, valid_ZW, page_tokens)
-    new: jax.Array | tuple[jax.Array, ...] = ()
+    new: _New = ()
     waits_Z = jnp.zeros_like(count_Z)
     if row_YWX is not None:
         row_YWX = _padded(row_YWX.reshape(Y, W, -1), pages.shape[2])
@@ -251,18 +243,21 @@ class _Rows(NamedTuple):
     waits: jax.Array  # [Z]: whether it reads what an earlier row appends
 
 
+# Of a token a row a tuple of its parts [Z, K, H], perhaps none; of more [Z, S, X].
+_New = jax.Array | tuple[jax.Array, ...]
+_Ref = pl.MemoryRef | pltpu.SemaphoreType
+
+
 class _Memory(NamedTuple):
     """What outlives a row (the ring and its cursor), and the sums of a row's softmax."""
 
-    ring: pl.MemoryRef | pltpu.SemaphoreType  # [stages, S, X]
-    arrived: pl.MemoryRef | pltpu.SemaphoreType  # semaphore a stage
-    stored: pl.MemoryRef | pltpu.SemaphoreType  # semaphore
-    cursor: (
-        pl.MemoryRef | pltpu.SemaphoreType
-    )  # i32[4]: row and column of the next block to fetch; blocks fetched, blocks used
-    maximum: pl.MemoryRef | pltpu.SemaphoreType  # f32[K, U, 1]
-    mass: pl.MemoryRef | pltpu.SemaphoreType  # f32[K, U, 1]
-    values: pl.MemoryRef | pltpu.SemaphoreType  # f32[K, U, C]
+    ring: _Ref  # [stages, S, X]
+    arrived: _Ref  # semaphore a stage
+    stored: _Ref  # semaphore
+    cursor: _Ref  # i32[4]: row and column of the next block to fetch; blocks fetched, blocks used
+    maximum: _Ref  # f32[K, U, 1]
+    mass: _Ref  # f32[K, U, 1]
+    values: _Ref  # f32[K, U, C]
 
 
 def _attend_tiles(
@@ -270,10 +265,7 @@ def _attend_tiles(
     q_ZKUH: jax.Array,
     bounds: MaskBounds,  # i32[Z, U] each
     sinks_KU: jax.Array,
-    new: jax.Array
-    | tuple[
-        jax.Array, ...
-    ],  # of a token a row a tuple of its parts [Z, K, H], perhaps none; of more [Z, S, X]
+    new: _New,
     pages: jax.Array,
     page_format: PageFormat,
     score_cap: float | None,
@@ -397,8 +389,7 @@ def _attend_tiles(
 
         def fold(head, stage, mask_US, scales_SX):
             k_SH, v_SH = keys_values(head, stage, scales_SX)
-            scores_US = _dot(q_ref[0, head], k_SH, 1)
-            scores_US = scores_US if score_cap is None else soft_cap(scores_US, score_cap)
+            scores_US = soft_cap(_dot(q_ref[0, head], k_SH, 1), score_cap)
             scores_US = jnp.where(mask_US, scores_US, _MASKED)
             old_U1 = memory.maximum[head]
             maximum_U1 = jnp.maximum(old_U1, scores_US.max(1, keepdims=True))
@@ -428,14 +419,12 @@ def _attend_tiles(
             copies(b, column, stage, lambda copy: copy.wait())
             if appends:
                 append(kv_position, stage)
-            kv_position_US = kv_position + lax.broadcasted_iota(
-                jnp.int32, (num_rows, block_tokens), 1
-            )
+            nth_US = lax.broadcasted_iota(jnp.int32, (num_rows, block_tokens), 1)
+            kv_position_US = kv_position + nth_US
             bounds_UX = bounds_ref[0]
             fields_U1 = [bounds_UX[:, f : f + 1] for f in range(bounds_UX.shape[1])]
-            mask_US = visible(
-                kv_position_US, *jax.tree.unflatten(jax.tree.structure(bounds), fields_U1)
-            )
+            bounds_U1 = jax.tree.unflatten(jax.tree.structure(bounds), fields_U1)
+            mask_US = visible(kv_position_US, *bounds_U1)
             scales_SX = None
             if page_format.is_quantized:
                 first = page_format.element_bytes // _WHOLE_LANES * _WHOLE_LANES

@@ -34,7 +34,7 @@ def choose(config: Config) -> str:
     """
     device, name = target_device(), config.engine.kernels.linear
     reason = None
-    if "ffi_cpu" not in backends.products(device):
+    if not backends.of(device).has_native_kernels:
         reason = f"runs on CPUs, not on {device.platform}"
     elif not library.is_loaded():
         reason = "needs the native library, which is not there"
@@ -152,13 +152,10 @@ def pack_params(
 
     def place_leaf(path: str, leaf: Leaf) -> Leaf:
         _check_goes(config, path, leaf)
-        if mesh is None:
-            return leaf if _is_made(leaf) else place(path, declared[path], cast("Array", leaf))
-        if _lies_on(mesh, leaf.data if _is_made(leaf) else leaf):
+        array = leaf.data if _is_made(leaf) else leaf
+        if _is_made(leaf) if mesh is None else _lies_on(mesh, array):
             return leaf
-        if _is_made(leaf):
-            raise InputError(f"{path} is packed for one chip: a mesh takes plain parameters")
-        return place(path, declared[path], cast("Array", leaf))
+        return place(path, declared[path], _plain(path, leaf))
 
     pairs = zip(declared, leaves, strict=True)
     return parameters.unflatten(infos, {path: place_leaf(path, leaf) for path, leaf in pairs})
@@ -170,13 +167,12 @@ def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None =
     packed for other chips or products.
     """
     infos, place = config.model.parameters(), placement(config, mesh)
-    leaves = parameters.flatten(params, _is_made)
-    declared = parameters.flatten(infos)
+    leaves, declared = parameters.flatten(params, _is_made), parameters.flatten(infos)
     _check_same(declared, leaves)
     for path, leaf in leaves.items():
         _check_goes(config, path, leaf)
-        if _is_made(leaf) and mesh is not None:
-            raise InputError(f"{path} is packed for one chip: a mesh takes plain parameters")
+        if mesh is not None:
+            _plain(path, leaf)
 
     def copied(path: str, leaf: Leaf) -> Leaf:
         if _is_made(leaf):
@@ -186,31 +182,28 @@ def copy_params(config: Config, params: Params, mesh: jax.sharding.Mesh | None =
     return parameters.unflatten(infos, {path: copied(path, leaves[path]) for path in declared})
 
 
+def _plain(path: str, leaf: Leaf) -> Array:
+    """A leaf as parameters are declared, for a mesh; raises InputError if it is made already."""
+    if _is_made(leaf):
+        raise InputError(f"{path} is packed for one chip: a mesh takes plain parameters")
+    return cast("Array", leaf)
+
+
 def _check_same(declared: dict[str, ParamInfo], leaves: dict[str, Leaf]) -> None:
     """Compares names, shapes and formats; raises InputError with the first that differs."""
     platform = target_device().platform
-    expected = {path: (info.shape, info.format) for path, info in declared.items()}
-    expected_on_device = {
-        path: (i.shape, device_format(i, platform)) for path, i in declared.items()
-    }
-    actual = {path: (_shape(leaf), _format(leaf)) for path, leaf in leaves.items()}
-    for path in [*expected, *actual]:
-        if actual.get(path) not in (expected.get(path), expected_on_device.get(path)) and not (
-            path in expected and path in actual and _can_be_rounded(declared[path], *actual[path])
-        ):
-            expected_text, actual_text = (
-                f"{side[path][1]} {list(side[path][0])}" if path in side else "absent"
-                for side in (expected, actual)
-            )
-            raise InputError(
-                f"not parameters of this model: {path} is {actual_text}, not {expected_text}"
-            )
-
-
-def _can_be_rounded(info: ParamInfo, shape: tuple[int, ...], format: str) -> bool:
-    """Whether a leaf has numbers of a parameter whose format has few bits."""
-    is_number = format in ("float32", "bfloat16")
-    return is_number and FORMATS[info.format].is_quantized and shape == info.shape
+    for path in [*declared, *leaves]:
+        info, leaf, expected, actual = declared.get(path), leaves.get(path), "absent", "absent"
+        if leaf is not None:
+            actual = f"{_format(leaf)} {[*_shape(leaf)]}"
+        if info is not None:
+            expected = f"{info.format} {[*info.shape]}"
+            formats = [info.format, device_format(info, platform)]
+            if FORMATS[info.format].is_quantized:
+                formats += ["float32", "bfloat16"]  # which can be rounded
+            if actual in [f"{format} {[*info.shape]}" for format in formats]:
+                continue
+        raise InputError(f"not parameters of this model: {path} is {actual}, not {expected}")
 
 
 def _is_quantized(info: ParamInfo, config: Config) -> bool:
@@ -244,7 +237,7 @@ def _shape(leaf: object) -> tuple[int, ...]:
 
 
 def _format(leaf: object) -> str:
-    return leaf.format if isinstance(leaf, Quantized) else packed.format_of(leaf)
+    return leaf.format if _is_made(leaf) else str(getattr(leaf, "dtype", type(leaf).__name__))
 
 
 def _lies_on(mesh: jax.sharding.Mesh, leaf: object) -> bool:

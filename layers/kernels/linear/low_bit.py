@@ -60,6 +60,21 @@ def planes(format: str) -> tuple[int, ...]:
     return {3: (2, 1), 4: (4,), 8: (8,)}[FORMATS[format].bits]
 
 
+def sum_of_planes(
+    product: Callable[[jax.Array, int, int], jax.Array], x_BWD: jax.Array, w: Quantized, tile: int
+) -> jax.Array:
+    """Products with all planes, float32 [B, W, F], by `product(x_BWD, bits, shift)` with one, for
+    activations of w's type in a multiple of `tile` rows.
+    """
+    W, shift, y_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
+    x_BWD = jnp.pad(x_BWD.astype(w.dtype), ((0, 0), (0, -W % tile), (0, 0)))
+    for bits in planes(w.format):
+        plane_BWF = product(x_BWD, bits, shift)
+        y_BWF += plane_BWF if shift == 0 else plane_BWF * (1 << shift)
+        shift += bits
+    return y_BWF[:, :W]
+
+
 def middle(format: str) -> float:
     """What is stored for 0 where a format is symmetric."""
     is_signed = FORMATS[format].bits == 8 or format == "mxfp4"

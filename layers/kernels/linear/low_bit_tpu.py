@@ -49,14 +49,11 @@ def products(
     x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array, interpret: bool = False
 ) -> jax.Array:
     """`low_bit_product.products`, of rows that `can_multiply` allows."""
-    dtype = jnp.dtype(w.dtype)
-    W, shift, y_BWF = x_BWD.shape[1], 0, jnp.zeros((), jnp.float32)
-    x_BWD = jnp.pad(x_BWD.astype(dtype), ((0, 0), (0, -W % _ROWS), (0, 0)))
-    for bits in low_bit.planes(w.format):
-        plane_BWF = _plane(x_BWD, w, matrix_B, bits, shift, interpret)
-        y_BWF += plane_BWF if shift == 0 else plane_BWF * (1 << shift)
-        shift += bits
-    return y_BWF[:, :W]
+
+    def product(x_BWD: jax.Array, bits: int, shift: int) -> jax.Array:
+        return _plane(x_BWD, w, matrix_B, bits, shift, interpret)
+
+    return low_bit.sum_of_planes(product, x_BWD, w, _ROWS)
 
 
 def _plane(

@@ -65,11 +65,6 @@ def is_packed(node: object) -> TypeGuard[Packed]:
     return isinstance(node, Packed)
 
 
-def format_of(leaf: object) -> str:
-    """The format of a leaf of the parameters."""
-    return leaf.format if is_packed(leaf) else str(getattr(leaf, "dtype", type(leaf).__name__))
-
-
 def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
     """Packs float32 or bfloat16 [F, D] (or a stack, [E, F, D]) by the native library; raises
     ValueError for another dtype or rank.
@@ -80,20 +75,15 @@ def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
     return _filled(abstract(rows_FD.shape, str(rows_FD.dtype)), rows_FD, library.pack)
 
 
-def pack_blocks(blocks_FX: np.ndarray, format: str, width: int) -> Packed:
-    """Packs a matrix [F, width] (or a stack, [E, F, width]) of blocks in one of `BLOCKS`, uint8
-    [F, bytes of `width` numbers] or [E, F, bytes]; `width` is whole blocks.
+def pack_rows(rows_XX: Values, format: str, shape: tuple[int, ...]) -> Packed:
+    """Packs a matrix, or a stack, of a shape [F, D] or [E, F, D] from blocks in one of `BLOCKS`.
+
+    Args:
+        rows_XX: uint8 [rows of all matrices, bytes of D numbers], whole blocks; what gives slices
+            of them, as they never exist as a whole.
 
     Raises:
         ValueError: the blocks are not these.
-    """
-    shape = *blocks_FX.shape[:-1], width
-    return pack_rows(blocks_FX.reshape(-1, blocks_FX.shape[-1]), format, shape)
-
-
-def pack_rows(rows_XX: Values, format: str, shape: tuple[int, ...]) -> Packed:
-    """Packs as `pack_blocks`, from slices of the rows of all matrices, uint8 [rows, bytes], which
-    never exist as a whole; `shape` is [F, D] or [E, F, D]. Raises ValueError for other blocks.
     """
     packed, (*_, F, D) = abstract(shape, format), shape
     data = aligned(packed.data.shape, packed.data.dtype)

@@ -63,38 +63,3 @@ def update_linear(
 ) -> tuple[jax.Array, jax.Array] | None:
     """`update` without beta: the linear recurrence alone."""
     return update(q_YWKM, k_YWKM, v_YWNH, log_decay, None, states, rectangle)
-
-
-def scan(
-    x_YWX: jax.Array,
-    dt_YWX: jax.Array,
-    A_MX: jax.Array,
-    B_YWM: jax.Array,
-    C_YWM: jax.Array,
-    states: jax.Array,
-    rectangle: Rectangle,
-) -> tuple[jax.Array, jax.Array] | None:
-    """Selective scan (`layers/recurrence/diagonal.py`) of float32 inputs and states
-    [slots + 1, 1 + k, M, X], with rows and results as `update` has them; only a CPU has a kernel.
-    """
-    kernel = backends.current().scan
-    if kernel is None or x_YWX.shape[1] > states.shape[1]:
-        return None
-    return kernel(x_YWX, dt_YWX, A_MX, B_YWM, C_YWM, states, rectangle)
-
-
-def convolve(
-    x_YWX: jax.Array,
-    taps_Xw: jax.Array,
-    bias_X: jax.Array | None,
-    tails: jax.Array,
-    rectangle: Rectangle,
-) -> tuple[jax.Array, jax.Array] | None:
-    """Causal convolution (`layers/recurrence/convolution.py`, bit for bit) of float32 inputs and
-    tails [slots + 1, 1 + k, w - 1, X], with rows and results as `update` has them; only a CPU has a
-    kernel.
-    """
-    kernel = backends.current().convolve
-    if kernel is None or x_YWX.shape[1] > tails.shape[1]:
-        return None
-    return kernel(x_YWX, taps_Xw, bias_X, tails, rectangle)

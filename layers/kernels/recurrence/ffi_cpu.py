@@ -18,7 +18,7 @@ def update(
     states: jax.Array,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array]:
-    """`api.Update`, of decays [Y, W, N] or (of channels of keys) [Y, W, N, M]; padding gives 0."""
+    """`api.update`, of decays [Y, W, N] or (of channels of keys) [Y, W, N, M]; padding gives 0."""
     beta_YWN = jnp.zeros(0) if beta_YWN is None else beta_YWN
     inputs = q_YWKM, k_YWKM, v_YWNH, decay, beta_YWN
     return _call(library.UPDATE, v_YWNH.shape, inputs, states, rectangle)
@@ -33,7 +33,9 @@ def scan(
     states: jax.Array,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array]:
-    """`api.scan`; outputs of padding are 0."""
+    """Selective scan (`layers/recurrence/diagonal.py`) of float32 inputs and states
+    [slots + 1, 1 + k, M, X], with rows and results as `api.update` has them; padding gives 0.
+    """
     inputs = x_YWX, dt_YWX, A_MX, B_YWM, C_YWM
     return _call(library.SCAN, x_YWX.shape, inputs, states, rectangle)
 
@@ -45,7 +47,10 @@ def convolve(
     tails: jax.Array,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array]:
-    """`api.convolve`; outputs of padding are 0."""
+    """Causal convolution (`layers/recurrence/convolution.py`, bit for bit) of float32 inputs and
+    tails [slots + 1, 1 + k, w - 1, X], with rows and results as `api.update` has them; padding
+    gives 0.
+    """
     bias_X = jnp.zeros(0) if bias_X is None else bias_X.astype(jnp.float32)
     return _call(library.CONVOLVE, x_YWX.shape, (x_YWX, taps_Xw, bias_X), tails, rectangle)
 

@@ -39,7 +39,7 @@ def update(
     rectangle: Rectangle,
     interpret: object = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """`api.Update`, of what `can_update` allows; `interpret` takes `InterpretGPUParams`."""
+    """`api.update`, of what `can_update` allows; `interpret` takes `InterpretGPUParams`."""
     (Y, W, N, H), (K, M) = v_YWNH.shape, k_YWKM.shape[2:]
     num_states, columns = states.shape[1], _block_columns((M, H))
     of_heads = [decay_YWN] if beta_YWN is None else [decay_YWN, beta_YWN]

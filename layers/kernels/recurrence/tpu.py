@@ -41,7 +41,7 @@ def update(
     rectangle: Rectangle,
     interpret: bool | pltpu.InterpretParams = False,
 ) -> tuple[jax.Array, jax.Array]:
-    """`api.Update`, of what `can_update` allows."""
+    """`api.update`, of what `can_update` allows."""
     (Y, W, N, H), (K, M) = v_YWNH.shape, k_YWKM.shape[2:]
     sink, num_states = states.shape[0] - 1, states.shape[1]
     is_of_values = _across((M, H)) == 1

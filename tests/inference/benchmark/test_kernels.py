@@ -49,7 +49,6 @@ def changed(change, **fields) -> Kernel:
     return REFERENCE._replace(attend=attend, **fields)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "case", [CASE, Case(2, 128, 128, 4, 2, 64, is_shuffled=False), Case(2, 7, 150, 9, 3, 10, 16)]
 )

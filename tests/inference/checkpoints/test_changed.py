@@ -15,7 +15,7 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.latent import Latent
 from inference.checkpoints import convert, mapped, resolve
-from inference.checkpoints.hf import config_export, hf_directory
+from inference.checkpoints.hf import config_export, config_json
 from inference.families import nemotron
 from inference.families.shared import rope_keys
 from layers import decoder
@@ -30,7 +30,7 @@ LLAMA = "llama-mqa-float32"
 
 def parse(checkpoint: str, **changes):
     raw = mapped.read_json(GOLDEN / checkpoint / "config.json") | changes
-    return hf_directory.parse_config(raw, Path("/models") / checkpoint)
+    return config_json.parse(raw, Path("/models") / checkpoint)
 
 
 def changed(folder: Path, checkpoint: str, config: dict, tensors: dict) -> Path:
@@ -59,7 +59,6 @@ def logits(folder: Path, checkpoint: str) -> np.ndarray:
     return np.asarray(forward(loaded, tokens))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_are_transformers(case, tmp_path):
     checkpoint, config = CASES[case]["checkpoint"], CASES[case]["config"]
@@ -71,7 +70,7 @@ def test_logits_are_transformers(case, tmp_path):
     assert worst <= 1e-4, worst
     model = resolve.resolve(str(folder)).config
     raw = json.loads(json.dumps(config_export.of_model(model)))  # and is exported as such
-    assert hf_directory.parse_config(raw, Path(model.name)).layers == model.layers
+    assert config_json.parse(raw, Path(model.name)).layers == model.layers
 
 
 def test_the_changes_are_in_the_model():

@@ -23,9 +23,9 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Rope, Yarn
 from configs.model import LayerSpec
-from inference.checkpoints import convert, manifest, new_directory, opened, resolve
+from inference.checkpoints import convert, manifest, new_directory, resolve
 from inference.checkpoints.checkpoint import NewCheckpoint
-from inference.checkpoints.hf import config_export
+from inference.checkpoints.hf import config_export, config_json, hf_directory
 from inference.checkpoints.native import config_file, orbax_directory
 from layers import decoder, params, quantized
 
@@ -71,7 +71,7 @@ def test_a_configuration_is_written_for_every_family(case):
     """What a checkpoint that brings none of transformers' own is exported with."""
     config = resolve.resolve(str(GOLDEN / case)).config
     raw = json.loads(json.dumps(config_export.of_model(config)))
-    found = config_export.hf_directory.parse_config(raw, Path(config.name))
+    found = config_json.parse(raw, Path(config.name))
     assert found.layers == config.layers
     text = json.dumps(config_file.to_json(config))
     assert config_file.from_json(json.loads(text), "config.json") == config
@@ -105,7 +105,6 @@ def test_transformers_reads_the_exports_of_every_family(tmp_path):
     assert worst.keys() == set(cases) and max(worst.values()) <= 1e-4, worst
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", CASES)
 def test_there_and_back_is_bit_identical(case, tmp_path):
     native = run(GOLDEN / case, tmp_path / "native", "orbax")
@@ -566,7 +565,7 @@ def test_what_would_not_come_back_is_refused(tmp_path, monkeypatch):
 
         return dataclasses.replace(source, read=read)
 
-    monkeypatch.setattr(opened.hf_directory, "tensors", turned)
+    monkeypatch.setattr(hf_directory, "tensors", turned)
     with pytest.raises(InputError, match="mixer/qkv would not come back as written: llama cannot"):
         run(TINY, tmp_path / "back", "hf")
     assert not list(tmp_path.iterdir())

@@ -15,7 +15,7 @@ from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from inference.checkpoints import mapped, resolve
-from inference.checkpoints.hf import hf_directory
+from inference.checkpoints.hf import config_json
 from inference.quantize import rotation
 from layers import decoder, params
 
@@ -27,7 +27,7 @@ OLMO, KIMI = "olmo_hybrid-mha-rope", "kimi_linear-experts-groups"
 def parse(checkpoint: str, **changes):
     """The model of a tiny checkpoint with some keys changed; None drops one."""
     raw = mapped.read_json(GOLDEN / checkpoint / "config.json") | changes
-    return hf_directory.parse_config(raw, Path("/models") / checkpoint)
+    return config_json.parse(raw, Path("/models") / checkpoint)
 
 
 def load(folder: Path) -> dict[str, np.ndarray]:

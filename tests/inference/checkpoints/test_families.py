@@ -10,8 +10,8 @@ import pytest
 from configs import presets
 from configs.errors import InputError
 from configs.kinds.rope import Dynamic, Linear, LongRope, Rope, Yarn
-from inference.checkpoints import mapped, names, opened
-from inference.checkpoints.hf import config_export, hf_directory
+from inference.checkpoints import mapped, names
+from inference.checkpoints.hf import config_export, config_json
 from inference.families import families
 from layers import decoder, params
 
@@ -231,7 +231,7 @@ PUBLISHED = {
 
 def parse(name: str, **changes):
     """The published configuration with some keys changed."""
-    return hf_directory.parse_config(PUBLISHED[name] | changes, Path("/models") / name)
+    return config_json.parse(PUBLISHED[name] | changes, Path("/models") / name)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -276,10 +276,10 @@ def test_windows_in_every_spelling():
 
 
 def test_gemma3_stores_a_cap_of_scores_that_transformers_never_applies():
-    gemma3 = opened.read_directory_config(GOLDEN / "gemma3-mqa")
+    gemma3 = config_json.read_model(GOLDEN / "gemma3-mqa")
     raw = mapped.read_json(GOLDEN / "gemma3-mqa" / "config.json")
     capped = raw | {"attn_logit_softcapping": 50.0}
-    assert hf_directory.parse_config(capped, GOLDEN / "gemma3-mqa") == gemma3
+    assert config_json.parse(capped, GOLDEN / "gemma3-mqa") == gemma3
 
 
 def test_biases_are_read():
@@ -450,7 +450,7 @@ def test_what_is_not_served_is_named(case):
 def relative(checkpoint: str, **changes):
     """The model of a tiny checkpoint with some keys changed; None drops one."""
     raw = mapped.read_json(GOLDEN / checkpoint / "config.json") | changes
-    return hf_directory.parse_config(raw, Path("/models") / checkpoint)
+    return config_json.parse(raw, Path("/models") / checkpoint)
 
 
 def test_relatives_in_every_spelling():
@@ -537,7 +537,7 @@ CHECKPOINTS = sorted(
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS)
 def test_names_in_gguf_are_those_the_library_gives(checkpoint):
     """What `gguf` makes of each name in a Hugging Face checkpoint."""
-    config = opened.read_directory_config(GOLDEN / checkpoint)
+    config = config_json.read_model(GOLDEN / checkpoint)
     family = LLAMA_CPP.get(config.family, config.family)
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[family]
     library = gguf.get_tensor_name_map(architecture, config.num_layers)

@@ -17,9 +17,9 @@ from configs import presets
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.model import ModelConfig
-from inference.checkpoints import convert, names, opened, resolve
+from inference.checkpoints import convert, names, resolve
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
-from inference.checkpoints.hf import config_export, config_json, hf_directory
+from inference.checkpoints.hf import config_export, config_json
 from layers import decoder, params
 from tests.inference.checkpoints import test_gguf as tiny
 from tests.inference.checkpoints import test_gguf_types as types
@@ -87,7 +87,7 @@ def whole(text: dict[str, Any]) -> dict[str, Any]:
 
 def parse(name: str, **changes: Any) -> ModelConfig:
     raw = config_json.text_part(whole(PUBLISHED[name] | changes))
-    return hf_directory.parse_config(raw, Path("/models") / name)
+    return config_json.parse(raw, Path("/models") / name)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -222,7 +222,7 @@ def own_cache(tmp_path, monkeypatch):
 
 
 def configuration(directory: Path) -> ModelConfig:
-    config = opened.read_directory_config(directory)
+    config = config_json.read_model(directory)
     return dataclasses.replace(config, name="tiny", dtype="bfloat16", pattern=config.layers)
 
 

@@ -325,7 +325,6 @@ def test_blocks_that_predict_a_second_token_are_not_read(tmp_path):
     assert_original(path, CONFIGS["glm4moe"])
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("case", CONFIGS)
 def test_a_gguf_and_what_is_made_of_it_give_the_same_logits(case, tmp_path, monkeypatch):
@@ -417,7 +416,6 @@ def test_a_part_of_blocks_is_not_kept(tmp_path):
         tiny.load(path)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("case", ["mixtral", "deepseek2", "gpt-oss"])
 def test_a_file_runs_in_its_own_blocks(case, tmp_path, monkeypatch):

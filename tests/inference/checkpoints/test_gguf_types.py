@@ -218,7 +218,6 @@ def test_another_part_than_the_first_says_which_to_open(tmp_path):
 # --- the same weights by another way --------------------------------------------------------------
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("family", tiny.CONFIGS)
 def test_a_gguf_and_what_is_made_of_it_give_the_same_logits(family, tmp_path, monkeypatch):

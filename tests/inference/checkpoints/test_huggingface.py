@@ -14,8 +14,8 @@ from safetensors.numpy import load_file, save_file
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.rope import Linear, Llama3, Rope
-from inference.checkpoints import defaults, mapped, names, opened, resolve, safetensors_file
-from inference.checkpoints.hf import hf_directory
+from inference.checkpoints import defaults, mapped, names, resolve, safetensors_file
+from inference.checkpoints.hf import config_json, hf_directory
 from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -47,7 +47,7 @@ LLAMA3_ROPE = {
 
 def parse(**changes):
     base = GEMMA3 if changes.pop("gemma", False) else LLAMA
-    return hf_directory.parse_config(base | changes, Path("/models/tiny"))
+    return config_json.parse(base | changes, Path("/models/tiny"))
 
 
 def test_llama_defaults_and_spellings():
@@ -344,9 +344,9 @@ def test_a_head_is_tied_where_it_is_the_embedding(single):
     found, _ = load(single)
     np.testing.assert_array_equal(found["head/table"], values[head])
     np.testing.assert_array_equal(found["embed/table"], values[embedding])
-    config_only = opened.read_directory_config(single)  # a hub's, before its weights are there
+    config_only = config_json.read_model(single)  # a hub's, before its weights are there
     with pytest.raises(InputError, match="lm_head.weight is not the embedding; name this"):
-        opened.HfDirectory.open(single, config_only)
+        hf_directory.HfDirectory.open(single, config_only)
     for change in (lambda t: t.update({head: t[embedding].copy()}), lambda t: t.pop(embedding)):
         rewrite(single, change)
         found, _ = load(single)

@@ -16,7 +16,7 @@ from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.rope import Rope
 from inference.checkpoints import resolve
-from inference.checkpoints.hf import config_export, hf_directory
+from inference.checkpoints.hf import config_export, config_json
 from layers import decoder
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -45,7 +45,7 @@ def parse(case: str, **changes):
     """
     raw = json.loads((GOLDEN / case / "config.json").read_text()) | changes
     raw = {key: value for key, value in raw.items() if value is not ...}
-    return hf_directory.parse_config(raw, Path("/models/tiny"))
+    return config_json.parse(raw, Path("/models/tiny"))
 
 
 BAD = {
@@ -100,7 +100,7 @@ def test_what_is_not_supported_is_named(case):
 
 def test_the_preset_is_what_was_published():
     preset = presets.get("granite4-h-small").config
-    assert hf_directory.parse_config(PUBLISHED, Path("/models/granite4-h-small")) == preset
+    assert config_json.parse(PUBLISHED, Path("/models/granite4-h-small")) == preset
     raw = config_export.of_model(preset)
     both = raw.keys() & PUBLISHED.keys()
     assert len(both) > 25 and {key: raw[key] for key in both} == {k: PUBLISHED[k] for k in both}
@@ -116,11 +116,11 @@ def test_bamba_in_other_spellings():
     config = parse(BAMBA, rope_parameters=whole)
     assert config.mixers(Attention)[0].rope == Rope(5e4)
     raw = config_export.of_model(config)
-    assert hf_directory.parse_config(raw, Path("/models/tiny")).layers == config.layers
+    assert config_json.parse(raw, Path("/models/tiny")).layers == config.layers
     nowhere = parse(BAMBA, attn_layer_indices=None)
     assert {type(layer.mixer) for layer in nowhere.layers} == {Mamba2}
     raw = config_export.of_model(nowhere)
-    assert hf_directory.parse_config(raw, Path("/models/tiny")).layers == nowhere.layers
+    assert config_json.parse(raw, Path("/models/tiny")).layers == nowhere.layers
 
 
 def test_granite_in_other_spellings():

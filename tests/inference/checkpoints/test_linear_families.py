@@ -14,7 +14,7 @@ from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Rope
 from inference.checkpoints import mapped, resolve
-from inference.checkpoints.hf import config_export, hf_directory
+from inference.checkpoints.hf import config_export, config_json
 from inference.planner import weights
 from layers import decoder, params
 
@@ -45,7 +45,7 @@ MINIMAX_01 = {
 
 def parse(raw: dict, **changes):
     """A model by its keys, some of them changed."""
-    return hf_directory.parse_config(raw | changes, Path("/models/tiny"))
+    return config_json.parse(raw | changes, Path("/models/tiny"))
 
 
 def tiny(checkpoint: str, **changes):

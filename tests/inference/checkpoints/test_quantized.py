@@ -12,7 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from configs.errors import InputError
-from inference.checkpoints import convert, opened, resolve, safetensors_file
+from inference.checkpoints import convert, resolve, safetensors_file
+from inference.checkpoints.hf import config_json
 from inference.checkpoints.hf.quantized import words
 from inference.checkpoints.hf.quantized.schemes import Scheme
 from layers import decoder, params, quantized
@@ -81,7 +82,7 @@ def assert_logits(config, loaded, case: str) -> None:
 
 @pytest.mark.parametrize("case", FORMATS)
 def test_formats_follow_from_the_configuration(case):
-    config = opened.read_directory_config(GOLDEN / case)
+    config = config_json.read_model(GOLDEN / case)
     kinds = {name for _, own in config.formats for name in own} - {"int3"}
     assert kinds == ({FORMATS[case]} if FORMATS[case] else set())
     assert len(config.formats) == (8 if FORMATS[case] else 0)  # of two layers' matrices

@@ -13,7 +13,7 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.recurrent.selective import Mamba
 from inference.checkpoints import mapped, resolve
-from inference.checkpoints.hf import config_export, hf_directory
+from inference.checkpoints.hf import config_export, config_json
 from layers import decoder
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -46,7 +46,7 @@ JAMBA_52B = {
 def parse(raw: dict, **changes):
     """A model by its keys, some of them changed; None drops one."""
     own = {key: value for key, value in (raw | changes).items() if value is not None}
-    return hf_directory.parse_config(own, Path("/models/tiny"))
+    return config_json.parse(own, Path("/models/tiny"))
 
 
 def tiny(checkpoint: str, **changes):
@@ -72,7 +72,7 @@ def test_what_files_leave_out():
     bare = parse({"architectures": ["JambaForCausalLM"]})
     published = parse(JAMBA_52B)
     assert (bare.layers, bare.vocab_size) == (published.layers, published.vocab_size)
-    every = hf_directory.parse_config(JAMBA_52B | {"num_key_value_heads": None}, Path("/models/m"))
+    every = config_json.parse(JAMBA_52B | {"num_key_value_heads": None}, Path("/models/m"))
     assert every.mixers(Attention)[0].num_kv_heads == 32
 
 

@@ -15,6 +15,8 @@ from inference.runtime import model_runner, step
 from inference.runtime.executables import Executables
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
+from layers.backends import backends
+from layers.kernels.device import target_device
 from layers.kernels.linear import api as linear
 from sharding import mesh as meshes
 from tests import fakes
@@ -264,10 +266,10 @@ def _program(config, shape):
     values = linear.abstract(config, decoder.param_infos(config.model), mesh)
     cache = kv_cache.abstract(*model_runner.cache_arguments(config, attention))
     slots = jax.eval_shape(lambda: step.init_slots(config))
-    return Executables(config, attention, values, cache, slots, mesh).step(shape).as_text()
+    backend = backends.of(target_device(), config.engine.kernels.linear)
+    return Executables(config, attention, backend, values, cache, slots, mesh).step(shape).as_text()
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name, mesh", _CASES, ids=lambda it: str(it).replace(",", " "))
 def test_a_decode_step_exchanges_what_the_planner_says(name, mesh):
     """In kinds, numbers and bytes: nothing along `data`; along `model` a sum of the embedding, one

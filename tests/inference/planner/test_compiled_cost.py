@@ -258,7 +258,6 @@ _CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("name, shape", _CASES)
 def test_a_step_is_what_the_compiler_says(name, shape):

@@ -45,7 +45,6 @@ _MODELS = {
 }  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize(
     "name, shape",

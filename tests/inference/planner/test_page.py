@@ -427,7 +427,6 @@ def test_the_address_holds_the_state(tmp_path):
     assert step_s == pytest.approx(figures(followed["state"])["step_s"], rel=1e-6)
 
 
-@pytest.mark.parts(3)
 @needs_browser
 @pytest.mark.parametrize(
     "settings",

@@ -91,7 +91,6 @@ def of_layer(values, index):
 LONG = {"gemma", "gemma4", "deepseek-v32", "compressed"}  # many layers to compile
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in MODELS]
 )

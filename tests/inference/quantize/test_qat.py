@@ -20,7 +20,6 @@ from tests.inference.quantize import models
 pytestmark = pytest.mark.quick_code
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", OURS)
 def test_numbers_are_those_that_are_stored(format):
     rng = np.random.default_rng(0)

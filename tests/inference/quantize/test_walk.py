@@ -57,7 +57,6 @@ def arrays(folder):
     }
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "make, method", [(models.llama, "awq"), (models.mixture, "gptq"), (models.latent, "gptq")]
 )

@@ -132,7 +132,6 @@ _TPU = Implementation(
 )  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("kernel", [_HOPPER, _TPU], ids=["pallas_gpu", "pallas_tpu"])
 def test_the_step_with_a_kernel_gives_the_reference_tokens(kernel, monkeypatch):
     """Interpreted: decode rows with padding, prefill chunks, a window and a soft cap."""

@@ -12,6 +12,7 @@ from inference.engine import Engine
 from inference.runtime.executables import Executables
 from inference.runtime.model_runner import for_this_device
 from inference.scheduling import step_shapes
+from layers.backends import backends
 from tests import fakes
 from tests.inference.test_interrupts import Interrupts
 
@@ -50,7 +51,7 @@ def test_what_fails_ahead_fails_where_it_is_asked_for_and_is_tried_again(monkeyp
 
     config = Config(fakes.llama(), EngineConfig(max_seqs=1))
     shape, *_ = step_shapes.expected(config.engine, [1], 1)
-    executables = Executables(config, "reference", {}, (), {})
+    executables = Executables(config, "reference", backends.XLA_CPU, {}, (), {})
     monkeypatch.setattr(Executables, "_lower_step", fail)
     executables.prepare([shape])
     with pytest.raises(RuntimeError, match="no memory"):
@@ -66,7 +67,7 @@ def executables(monkeypatch):
     lowered = types.SimpleNamespace(compile=lambda: "compiled")
     monkeypatch.setattr(Executables, "_lower_admit", lambda *args: lowered)
     config = Config(fakes.llama(), EngineConfig(max_seqs=1))
-    return Executables(config, "reference", {}, (), {})
+    return Executables(config, "reference", backends.XLA_CPU, {}, (), {})
 
 
 def test_an_interrupt_before_a_compilation_lets_nobody_wait_for_it(executables, monkeypatch):

@@ -72,7 +72,6 @@ def test_the_host_decides_which_steps_are_greedy(monkeypatch):
     assert set(used) == {(True, True), (False, False)}
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("platform", accelerators.KINDS)
 def test_a_step_as_accelerators_get_it(platform, monkeypatch):
     fakes.forget_programs()

@@ -270,7 +270,6 @@ _DAMAGES = {
 }
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("damage", _DAMAGES)
 def test_damaged_files_are_not_used(copied, compiled, damage, caplog):
     for path in copied.glob("decode2x1-*"):

@@ -109,7 +109,6 @@ BITWISE = [
 ]
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("model", [
     "llama float32", "quirks float32", "jamba float32",
     *(pytest.param(model, marks=pytest.mark.long)
@@ -119,7 +118,6 @@ def test_chunks_change_no_bit(model):
     assert together(model, "whole", True) == together(model, "chunks", True)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("model, chunks", BITWISE)
 def test_neighbours_change_no_bit(model, chunks):
     engine, expected = make(model, chunks, True), together(model, chunks, True)

@@ -44,7 +44,6 @@ def test_a_leaf_of_several_arrays_goes_to_the_host_and_comes_back():
         )
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("model", [
     fakes.delta(), fakes.compressed(cache_format="int8"), fakes.every_cache(cache_format="int8"),
 ], ids=lambda model: model.name)  # fmt: skip

@@ -1,4 +1,4 @@
-"""Filters against a numpy reading of transformers' processors, draws against their exact law."""
+"""Filters against transformers' processors in numpy, draws against their exact distribution."""
 
 import dataclasses
 import functools
@@ -443,7 +443,6 @@ LAWS = [
 ]
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("request_", LAWS)
 def test_samples_follow_the_law(request_):
     x = peaked(np.random.default_rng(5), 1, 131, 1.5)
@@ -503,7 +502,6 @@ def test_a_row_depends_on_itself_only():
     np.testing.assert_array_equal(permuted[np.argsort(order)][:rows], together)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code(False)
 @pytest.mark.parametrize("vocab, top_k", [(300, 0), (300, 50)])
 def test_an_edge_of_the_nucleus_does_not_move_with_the_rows(vocab, top_k):

@@ -2,14 +2,17 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from inference.request import FIELDS, SamplingParams
 from inference.sampling import parameters, sampler
+from inference.scheduling.sequence import Sequence
 from layers import topk
 from tests import accelerators, compiling
-from tests.inference.sampling.test_sampling import Request, fill, peaked
+from tests.inference.sampling.test_sampling import ROWS, Request, fill, peaked, tile
 
 pytestmark = pytest.mark.quick_code
 _CONTROL_FLOW = {"cond", "while", "scan"}
@@ -98,3 +101,31 @@ def test_a_greedy_row_of_neutral_parameters_is_the_argmax():
     x = peaked(np.random.default_rng(1), 5, 131)
     state = parameters.init(5, 131)
     np.testing.assert_array_equal(sample_there(x, state, np.zeros(5, np.int32)), x.argmax(-1))
+
+
+@pytest.mark.parametrize("draw", [sample, sample_there])
+def test_a_greedy_request_draws_the_argmax(draw):
+    """Steps of greedy requests leave the sampler out. Here each field stands at its bounds, where
+    one that can change a greedy token does: the best token occurs often, and ends the text.
+    """
+    x = peaked(np.random.default_rng(2), 1, 300, 1.0)
+    best, requests = int(x.argmax()), []
+    for name, field in FIELDS.items():
+        if field.dtype:
+            low = 1e-6 if field.kind.is_open else field.kind.low
+            requests += [
+                (name, SamplingParams(**{name: bound})) for bound in (low, field.kind.high)
+            ]
+    rows = [
+        parameters.request_row(Sequence(0, params, [1, 2], 2, frozenset({best}), seed=7), 300)
+        for _, params in [*requests, *[("", SamplingParams())] * (ROWS - len(requests))]
+    ]
+    counts = np.zeros((ROWS, 2, 300), np.uint16)
+    counts[:, :, best] = 3
+    arguments = fill(tile(x, ROWS), [Request()] * ROWS, counts)
+    stacked = jax.tree.map(lambda *values: jnp.asarray(np.stack(values)), *rows)
+    ids = np.asarray(draw(arguments[0], stacked, *arguments[2:]))
+    changed = {request for request, token in zip(requests, ids, strict=False) if token != best}
+    assert not [name for name, params in changed if params.is_greedy]
+    penalties = {"repetition_penalty", "presence_penalty", "frequency_penalty"}
+    assert {name for name, _ in changed} >= penalties | {"temperature", "min_tokens"}

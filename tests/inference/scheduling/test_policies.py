@@ -368,7 +368,6 @@ def test_a_full_page_is_kept_once_though_computed_twice():
     assert first.pages[0][:2] == second.pages[0][:2]
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("preemption", ["recompute", "swap"])
 @pytest.mark.parametrize("prefix_cache", [True, False])
 @pytest.mark.parametrize("lengths", ["known", "guessed"])

@@ -178,7 +178,6 @@ class Run:
         return self.counts + sum((d.counts for d in self.devices), collections.Counter())
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_each_sequence_starts_with_the_state_of_its_tokens(name):
     """Shared, forked, preempted, aborted, offloaded, evicted, and lost."""

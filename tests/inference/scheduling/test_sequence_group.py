@@ -95,7 +95,6 @@ def alone():
     return [each(c)[0] for c in make().generate([PROMPT] * 8, params)]
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("settings", [{}, {"prefix_cache": False}, {"overlap": False}])
 def test_each_answer_is_that_of_a_request_with_its_seed(settings, alone):
     engine = make(**settings)

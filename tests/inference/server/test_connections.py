@@ -314,7 +314,6 @@ def test_requests_beyond_the_limit_are_refused_in_the_same_shape():
         wait_until(lambda: server.post("/v1/completions", prompt="a").status_code == 200, 10)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("path, asked", [
     ("/v1/completions", {"prompt": "ab", "echo": True, "logprobs": 1}),
     ("/v1/completions", {"prompt": "ab", "prompt_logprobs": 1}),

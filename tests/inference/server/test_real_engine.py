@@ -73,7 +73,6 @@ def golden():
         return dict(file)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("nth", range(4))
 @pytest.mark.parametrize("as_ids", [False, True])
 def test_greedy_texts_are_those_of_transformers(served, golden, nth, as_ids):

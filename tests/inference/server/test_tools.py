@@ -157,7 +157,6 @@ def test_a_call_is_streamed_as_it_is_written(server, engine, format):
 SCHEMAS = {"weather": CITY, "map": REFERRING, "now": {"maxProperties": 0}}
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("streams", [False, True])
 @pytest.mark.parametrize("choice, most, names", [
     *(({"type": "function", "function": {"name": name}}, 1, [name]) for name in SCHEMAS),

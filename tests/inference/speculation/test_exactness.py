@@ -34,7 +34,6 @@ def p_value_of(name, asked, samples, pair=None, seed=0, run_pass=chain, **more) 
     return tiny_pairs.p_value(counts, cells)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "run_pass, name, asked",
     [

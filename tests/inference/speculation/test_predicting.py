@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from inference.checkpoints import convert, resolve
-from inference.checkpoints.hf import hf_directory
+from inference.checkpoints.hf import config_json
 from inference.engine import Engine
 from inference.runtime.model_runner import cache_arguments
 from inference.speculation import proposers
@@ -137,8 +137,8 @@ def test_layers_that_are_listed_are_one_more():
     """The layer is of the kind of the last one that is listed."""
     folder = GOLDEN / "glm4_moe_lite-mha-listed"
     raw = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
-    found = hf_directory.parse_predicting(raw, folder)
-    assert found.layers == hf_directory.parse_config(raw, folder).layers[-1:]
+    found = config_json.parse_predicting(raw, folder)
+    assert found.layers == config_json.parse(raw, folder).layers[-1:]
 
 
 PREFIX = "model.layers.3."

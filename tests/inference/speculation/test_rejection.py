@@ -1,4 +1,4 @@
-"""The rule row by row; that the law is the target's is shown in `test_exactness.py`."""
+"""The rule row by row; that the distribution is the target's is shown in `test_exactness.py`."""
 
 import functools
 
@@ -13,7 +13,7 @@ from inference.sampling import gumbel, sampler
 from inference.sampling.gumbel import Purpose
 from inference.speculation.acceptance import rejection
 from tests import accelerators, compiling
-from tests.inference.sampling.test_law import ASKED
+from tests.inference.sampling.test_distribution import ASKED
 from tests.inference.sampling.test_sampling import fill, peaked, softmax_rows
 
 pytestmark = pytest.mark.quick_code

@@ -182,7 +182,6 @@ def explode(bomb: str) -> Explosion:
     return Explosion(*map(float, ran.stdout.split()))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_bombs_are_ended(bomb):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from configs.errors import InputError
-from inference.checkpoints import hf_tokenizer
+from inference.checkpoints import tokenizer_files
 from inference.text.conversation import Conversation
 
 TINY = Path(__file__).parents[2] / "golden" / "llama-tokenizer"
@@ -15,7 +15,7 @@ TINY = Path(__file__).parents[2] / "golden" / "llama-tokenizer"
 
 @pytest.fixture(scope="module")
 def tiny():
-    return hf_tokenizer.load_tokenizer(TINY, 320)
+    return tokenizer_files.load_tokenizer(TINY, 320)
 
 
 def test_it_grows_by_what_is_said(tiny):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from configs.errors import InputError
-from inference.checkpoints import hf_tokenizer, resolve
+from inference.checkpoints import resolve, tokenizer_files
 from inference.text import quoting
 from inference.text.tokenizer import Tokenizer
 
@@ -19,7 +19,7 @@ TINY = Path(__file__).parents[2] / "golden" / "llama-tokenizer"
 
 
 def tiny() -> Tokenizer:
-    return hf_tokenizer.load_tokenizer(TINY, 320)
+    return tokenizer_files.load_tokenizer(TINY, 320)
 
 
 def sentencepiece(prepend: bool) -> Tokenizer:

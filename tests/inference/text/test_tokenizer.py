@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from configs.errors import InputError
-from inference.checkpoints import hf_tokenizer, resolve
+from inference.checkpoints import resolve, tokenizer_files
 from inference.checkpoints.gguf import gguf_file, gguf_tokenizer
 from inference.engine import Engine
 from inference.request import SamplingParams
@@ -77,7 +77,7 @@ def test_smollm2_chat_template():
 
 def test_hugging_face_directory():
     expected = np.load(GOLDEN / "expected.npz")
-    tiny = hf_tokenizer.load_tokenizer(GOLDEN, 320)
+    tiny = tokenizer_files.load_tokenizer(GOLDEN, 320)
     for i, text in enumerate(expected["texts"].tolist()):
         assert tiny.encode(text) == expected[f"ids_{i}"].tolist()
         assert tiny.decode(tiny.encode(text)) == text
@@ -97,19 +97,19 @@ def test_templates_by_name_and_in_a_file(tmp_path):
     named = [{"name": "tool", "template": "T"}, {"name": "default", "template": "D"}]
     config = directory / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": named, "bos_token": {"content": "<|begin|>"}}))
-    read = hf_tokenizer.load_tokenizer(directory, 320)
+    read = tokenizer_files.load_tokenizer(directory, 320)
     assert read.chat_text([]) == "D" and read.bos_id == 0
     assert read.templates == {"tool": "T"} and read.chat_text([], tools=[{}]) == "D"
     (directory / "chat_template.jinja").write_text("J{{ bos_token }}")
-    assert hf_tokenizer.load_tokenizer(directory, 320).chat_text([]) == "J<|begin|>"
+    assert tokenizer_files.load_tokenizer(directory, 320).chat_text([]) == "J<|begin|>"
     more = directory / "additional_chat_templates"
     more.mkdir()
     (more / "tool_use.jinja").write_text("U{{ tools | length }}")
-    read = hf_tokenizer.load_tokenizer(directory, 320)
+    read = tokenizer_files.load_tokenizer(directory, 320)
     assert read.chat_text([]) == "J<|begin|>" and read.chat_text([], tools=[{}, {}]) == "U2"
     (directory / "chat_template.jinja").unlink()
     with pytest.raises(InputError, match="no chat template but tool_use"):
-        hf_tokenizer.load_tokenizer(directory, 320).chat_text([])
+        tokenizer_files.load_tokenizer(directory, 320).chat_text([])
 
 
 @pytest.mark.parametrize("template", [5, [{"name": "default", "template": 5}], [{"template": "x"}]])
@@ -117,7 +117,7 @@ def test_a_template_that_is_no_text_is_refused(template, tmp_path):
     directory = copy_golden(tmp_path)
     (directory / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     with pytest.raises(InputError, match="chat_template must be a string|no name of a chat"):
-        hf_tokenizer.load_tokenizer(directory, 320)
+        tokenizer_files.load_tokenizer(directory, 320)
 
 
 def test_further_templates_have_names(tmp_path):
@@ -125,10 +125,10 @@ def test_further_templates_have_names(tmp_path):
     (directory / "additional_chat_templates").mkdir()
     (directory / "additional_chat_templates" / "tool_use.jinja").write_text("T")
     (directory / "chat_template.jinja").write_text("D")
-    read = hf_tokenizer.load_tokenizer(directory, 320)
+    read = tokenizer_files.load_tokenizer(directory, 320)
     assert read.template == "D" and read.templates == {"tool_use": "T"}
     (directory / "chat_template.jinja").unlink()
-    read = hf_tokenizer.load_tokenizer(directory, 320)  # files win over the configuration
+    read = tokenizer_files.load_tokenizer(directory, 320)  # files win over the configuration
     assert read.template is None and read.templates == {"tool_use": "T"}
 
 
@@ -136,7 +136,8 @@ def test_tokens_that_only_the_configuration_knows_are_added(tmp_path):
     """As transformers 5 does: by id, after what tokenizer.json has; then those with a name."""
     directory = copy_golden(tmp_path)
     count = json.loads((directory / "tokenizer.json").read_text())["model"]["vocab"].__len__()
-    size = max(hf_tokenizer.load_backend(directory / "tokenizer.json").get_vocab_size(), count)
+    backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+    size = max(backend.get_vocab_size(), count)
     added = {
         str(size): {"content": "<|one|>", "special": True, "normalized": False},
         str(size + 1): {"content": "two words", "special": False, "rstrip": True},
@@ -146,7 +147,7 @@ def test_tokens_that_only_the_configuration_knows_are_added(tmp_path):
         json.dumps({"added_tokens_decoder": added, "bos_token": "<|one|>", "pad_token": "<|pad|>"})
     )
     (directory / "special_tokens_map.json").write_text('{"bos_token": "<|begin|>"}')
-    read = hf_tokenizer.load_tokenizer(directory, size + 3)
+    read = tokenizer_files.load_tokenizer(directory, size + 3)
     ids = read.encode("a<|one|> two words  b<|pad|>", add_special=False)
     assert {size, size + 1, size + 2} <= set(ids) and read.bos_id == size
     assert read.decode([size]) == "" and read.decode([size + 1]) == "two words"
@@ -158,7 +159,7 @@ def test_the_map_of_special_tokens_rules_where_nothing_is_listed(tmp_path):
     (directory / "special_tokens_map.json").write_text(
         '{"bos_token": {"content": "<|begin|>", "lstrip": false}}'
     )
-    read = hf_tokenizer.load_tokenizer(directory, 320)
+    read = tokenizer_files.load_tokenizer(directory, 320)
     assert read.special_tokens["bos_token"] == "<|begin|>" and read.bos_id == 0
 
 
@@ -175,7 +176,7 @@ def test_a_panic_leaves_no_trace_on_stderr(how, tmp_path, capfd):
         value["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAA"}
     (directory / "tokenizer.json").write_text(json.dumps(value))
     with pytest.raises(InputError, match="not a valid tokenizer"):
-        hf_tokenizer.load_tokenizer(directory, 320)
+        tokenizer_files.load_tokenizer(directory, 320)
     assert capfd.readouterr().err == ""
 
 
@@ -183,18 +184,18 @@ def test_without_a_template_there_is_no_guess(tmp_path):
     directory = copy_golden(tmp_path)
     (directory / "tokenizer_config.json").unlink()
     with pytest.raises(InputError, match="no chat template"):
-        hf_tokenizer.load_tokenizer(directory, 320).chat_text([])
+        tokenizer_files.load_tokenizer(directory, 320).chat_text([])
 
 
 def test_a_token_without_an_embedding_is_refused():
     with pytest.raises(InputError, match="outside the model's vocabulary of 300"):
-        small = hf_tokenizer.load_tokenizer(GOLDEN, 300)
+        small = tokenizer_files.load_tokenizer(GOLDEN, 300)
         small.encode(" ".join(np.load(GOLDEN / "expected.npz")["texts"].tolist()))
 
 
 def test_lone_surrogates_are_refused():
     with pytest.raises(InputError, match="not valid Unicode"):
-        hf_tokenizer.load_tokenizer(GOLDEN, 320).encode("\ud800")
+        tokenizer_files.load_tokenizer(GOLDEN, 320).encode("\ud800")
 
 
 GOLDEN_JSON = (GOLDEN / "tokenizer.json").read_text()
@@ -214,13 +215,13 @@ def test_bad_tokenizer_json_is_one_line(case, tmp_path):
     directory = copy_golden(tmp_path)
     (directory / "tokenizer.json").write_text(BAD_JSON[case])
     with pytest.raises(InputError, match="tokenizer") as caught:
-        hf_tokenizer.load_tokenizer(directory, 320)
+        tokenizer_files.load_tokenizer(directory, 320)
     assert "\n" not in str(caught.value)
 
 
 def test_missing_tokenizer_json_is_named(tmp_path):
     with pytest.raises(InputError, match=r"tokenizer\.json is missing"):
-        hf_tokenizer.load_tokenizer(tmp_path, 320)
+        tokenizer_files.load_tokenizer(tmp_path, 320)
 
 
 @pytest.mark.quick_code

@@ -144,7 +144,6 @@ def _unsound(place: Path) -> str:
     return "cannot read .*00000004: "
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("damage", [_cut, _changed, _missing, _unsound])
 def test_a_damaged_step_is_said_beside_the_last_good_one(straight, damage, tmp_path):
     folder = StepFolder(tmp_path / "run", {})

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from configs.errors import InputError
-from inference.checkpoints import hf_tokenizer
+from inference.checkpoints import tokenizer_files
 from inference.training import own_samples
 from tests.scripts import apps
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.quick_code
 
 
 def test_a_chat_model_is_given_the_opening_of_a_users_turn():
-    tokenizer = hf_tokenizer.load_tokenizer(apps.TINY, 32000)
+    tokenizer = tokenizer_files.load_tokenizer(apps.TINY, 32000)
     start = own_samples.opening(tokenizer)
     asked = tokenizer.chat_text([{"role": "user", "content": "Hello"}])
     assert start and asked.startswith(tokenizer.decode(start, skip_special=False))
@@ -21,7 +21,7 @@ def test_a_chat_model_is_given_the_opening_of_a_users_turn():
 
 
 def test_without_any_first_token_text_is_asked_for(monkeypatch):
-    tokenizer = hf_tokenizer.load_tokenizer(apps.TINY, 32000)
+    tokenizer = tokenizer_files.load_tokenizer(apps.TINY, 32000)
     monkeypatch.setattr(tokenizer, "encode", lambda *args, **named: [])
     tokenizer.template = tokenizer.eos_id = None
     with pytest.raises(InputError, match="no token that a text begins with: give --text"):

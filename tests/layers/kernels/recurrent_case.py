@@ -68,7 +68,7 @@ def loop(q, k, v, decay, beta, states, rectangle):
 
 
 def check(update, sizes, counts, num_drafts, has_beta, seed=0, decays_of_keys=False):
-    """An update (`api.Update`) gives what the loop gives, and changes no other state."""
+    """An update (`api.update`) gives what the loop gives, and changes no other state."""
     rectangle = rows(num_drafts, counts, seed)
     drawn = inputs(rectangle, sizes, has_beta, seed, decays_of_keys)
     expected, states = loop(*drawn, rectangle)

@@ -121,7 +121,6 @@ def _each(cases, later):
     ]  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name, case", _each(_CASES, ("drafts", "window of one")))
 def test_ragged_lengths(name, case):
     heads, page_tokens, width, head_width, dtype, window = _CASES[case]
@@ -161,7 +160,6 @@ def test_first_tokens_and_chunks(instruction_set, sight, masks):  # noqa: F811
             _check("ffi_cpu", paged_case.Case(lengths, (4, 2), 16, width, **masks), sight)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", _FORMATS)
 @pytest.mark.parametrize("width", [1, 4, 20])
 def test_page_formats_beside_keys_and_values_of_one_width(case, width):
@@ -175,7 +173,6 @@ def test_page_formats_beside_keys_and_values_of_one_width(case, width):
     drawn.check(compiling.jit(attend)(*drawn.arguments))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", _FORMATS)
 def test_page_formats_on_every_instruction_set(instruction_set, case):  # noqa: F811
     for width in (1, 4, 20):
@@ -211,7 +208,6 @@ def _check_latents(name, case, lengths, seed, **sizes):
 _LATER = "drafts", "tiles of tokens"  # one token has as many heads, and others several tokens
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name, case", [
     pytest.param(
         name, case,
@@ -223,7 +219,6 @@ def test_latents(name, case):
     _check_latents(name, _LATENTS[case], (0, 65, 172), 0)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name", _LATENT_KERNELS)
 def test_latents_of_deepseek_v3(name):
     """128 heads, a latent vector of 512 and a rotary key of 64."""
@@ -231,7 +226,6 @@ def test_latents_of_deepseek_v3(name):
     _check_latents(name, case, (0, 200), 0, twice=True)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("sizes", [{"num_splits": 3}, {"num_stages": 1}, {"num_stages": 5}])
 def test_latents_are_split_and_come_ahead(sizes):
     """Among the splits empty ones; of stages one, and more than there are pages."""
@@ -293,7 +287,6 @@ def _check_drawn(name, case, seed):
     _check(name, drawn, window, cap, sinks_N, **options)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "name, case", _each(_DRAWN, ("one token", "drafts", "a tree, window", "a canvas"))
 )
@@ -339,7 +332,6 @@ def test_the_result_is_rounded_to_the_next_products_type(
     np.testing.assert_array_equal(rounded, exact.astype(jnp.bfloat16))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(("heads", "widths"), [((6, 2), {}), ((70, 1), _INSIDE)])
 def test_a_token_has_the_same_bits_in_any_rectangle(
@@ -415,7 +407,6 @@ _PROMPTS = {  # lengths, (N, K), page tokens, query tokens, dtype, head width; w
 }
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("case", [
     pytest.param(case, marks=pytest.mark.long if case in ("several tiles", "window") else ())
     for case in _PROMPTS

@@ -31,6 +31,12 @@ _FORMATS = (
 _ROWS = 1, 2, 3, 5, 8, 9, 11, 12, 16, 17, 31, 33, 40
 
 
+def _packed(blocks_FX: np.ndarray, format: str, width: int) -> packed.Packed:
+    """A matrix, or a stack, of blocks [.., F, bytes of a row]."""
+    shape = *blocks_FX.shape[:-1], width
+    return packed.pack_rows(blocks_FX.reshape(-1, blocks_FX.shape[-1]), format, shape)
+
+
 def _drawn(format, F, D, seed=0):
     """Random blocks, whose scales have any size (of GGUF's both signs, float16's smallest too), and
     their numbers.
@@ -70,7 +76,7 @@ def test_a_token_that_is_not_finite_is_nowhere_a_number():
     """As it is beside XLA's products, and no other token knows."""
     need()
     x_TD = np.random.default_rng(0).standard_normal((5, 256)).astype(np.float32)
-    w = packed.pack_blocks(_drawn("w8a8_fp8", 40, 256)[0], "w8a8_fp8", 256)
+    w = _packed(_drawn("w8a8_fp8", 40, 256)[0], "w8a8_fp8", 256)
     expected = np.asarray(jax.jit(linear)(x_TD, w))
     x_TD[1, 9], x_TD[3, 200] = np.nan, np.inf
     found = np.asarray(jax.jit(linear)(x_TD, w))
@@ -84,7 +90,7 @@ def test_exact_products_leave_activations_as_they_are(format):
     need()
     blocks_FX, numbers_FD = _drawn(format, 40, 256)
     x_TD = np.random.default_rng(1).standard_normal((6, 256)).astype(np.float32)
-    w, stack = (packed.pack_blocks(own, format, 256) for own in (
+    w, stack = (_packed(own, format, 256) for own in (
         blocks_FX, np.stack([blocks_FX, blocks_FX, blocks_FX[::-1]])))  # fmt: skip
     sizes_E = jnp.array([2, 0, 3], jnp.int32)
     exact_TF = x_TD.astype(np.float64) @ numbers_FD.T
@@ -102,13 +108,12 @@ def test_every_block_format_is_tested():
     assert set(_ALL) == set(packed.BLOCKS)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _ALL)
 def test_rows_are_the_librarys_numbers(format):
     need()
     for F, D in (37, 256), (16, 512), (3, 1280):
         blocks, numbers = _drawn(format, F, D)
-        matrix = packed.pack_blocks(blocks, format, D)
+        matrix = _packed(blocks, format, D)
         found = jax.jit(packed.rows)(matrix, jnp.arange(F))
         np.testing.assert_array_equal(found, numbers)
         assert matrix.data.nbytes >= FORMATS[format].bytes_for(F * D, D)
@@ -118,7 +123,7 @@ def _check(format, T, F, D):
     blocks, numbers = _drawn(format, F, D, seed=T)
     x_TD = np.random.default_rng(T).standard_normal((T, D)).astype(np.float32)
     x_TD[:, 32:64] = 0
-    found = jax.jit(linear)(x_TD, packed.pack_blocks(blocks, format, D))
+    found = jax.jit(linear)(x_TD, _packed(blocks, format, D))
     # A number between two int8 may go either way: it is as good as what it is rounded to.
     rounded_TD = _rounded(x_TD, format).astype(np.float64)
     exact = rounded_TD @ numbers.astype(np.float64).T
@@ -129,7 +134,6 @@ def _check(format, T, F, D):
     assert np.median(error) < 1e-6 and error.max() < 1e-3
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _ALL)
 def test_products_are_exact_up_to_their_sums(instruction_set, format):  # noqa: F811
     for T, F, D in (1, 40, 512), (7, 16, 256), (12, 100, 256), (33, 31, 768), (2, 5, 256):
@@ -144,11 +148,10 @@ def test_500_random_products(instruction_set):  # noqa: F811
         _check(str(rng.choice(_ALL)), T, F, blocks * 256)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _FORMATS)
 def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noqa: F811
     blocks, _ = _drawn(format, 100, 256)
-    w = packed.pack_blocks(blocks, format, 256)
+    w = _packed(blocks, format, 256)
     x_TD = np.random.default_rng(0).standard_normal((40, 256)).astype(np.float32)
     whole = np.asarray(jax.jit(linear)(x_TD, w))
     for rows in _ROWS:
@@ -159,19 +162,18 @@ def test_a_row_has_the_same_bits_in_any_company(instruction_set, format):  # noq
     np.testing.assert_array_equal(found, np.where(is_used_T1, whole, 0))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", _FORMATS)
 def test_groups_of_rows_have_the_bits_of_their_products(instruction_set, format):  # noqa: F811
     """Of a stack of matrices, of which none needs to be whole strips."""
     drawn = [_drawn(format, 37, 256, seed)[0] for seed in range(4)]
-    w = packed.pack_blocks(np.stack(drawn), format, 256)
+    w = _packed(np.stack(drawn), format, 256)
     x_XD = np.random.default_rng(0).standard_normal((40, 256)).astype(np.float32)
     for sizes in ((1, 0, 1, 0), (17, 0, 3, 12), (0, 40, 0, 0)):
         sizes_E = np.array(sizes, np.int32)
         found = np.asarray(jax.jit(packed.grouped_product)(x_XD, w, sizes_E))
         start = 0
         for blocks, size in zip(drawn, sizes, strict=True):
-            own = packed.pack_blocks(blocks, format, 256)
+            own = _packed(blocks, format, 256)
             rows = slice(start, start + size)
             np.testing.assert_array_equal(found[rows], jax.jit(linear)(x_XD[rows], own))
             start = rows.stop
@@ -181,7 +183,7 @@ def test_groups_of_rows_have_the_bits_of_their_products(instruction_set, format)
 @pytest.mark.parametrize("format", _FORMATS)
 def test_what_is_not_finite_makes_its_row_nan_and_no_other(instruction_set, format):  # noqa: F811
     blocks, _ = _drawn(format, 32, 256)
-    w = packed.pack_blocks(blocks, format, 256)
+    w = _packed(blocks, format, 256)
     for bad in (np.nan, np.inf, -np.inf):
         for rows in (1, 16):
             x_TD = -np.ones((rows, 256), np.float32)
@@ -194,7 +196,7 @@ def test_what_is_not_finite_makes_its_row_nan_and_no_other(instruction_set, form
 def test_bfloat16_activations_are_what_they_are_in_float32():
     need()
     blocks, _ = _drawn("q8_0", 32, 256)
-    w = packed.pack_blocks(blocks, "q8_0", 256)
+    w = _packed(blocks, "q8_0", 256)
     x_TD = np.random.default_rng(0).standard_normal((5, 256)).astype(jnp.bfloat16)
     found, wide = jax.jit(linear)(x_TD, w), jax.jit(linear)(x_TD.astype(np.float32), w)
     np.testing.assert_array_equal(found, wide)
@@ -206,7 +208,7 @@ def test_a_row_that_is_one_block_has_any_size(format):
     need()
     values_FD = np.random.default_rng(0).standard_normal((37, 41)).astype(np.float32)
     blocks = quantized.quantize(format, values_FD)
-    w = packed.pack_blocks(blocks, format, 41)
+    w = _packed(blocks, format, 41)
     numbers = quantized.dequantize(format, blocks, 41)
     np.testing.assert_array_equal(jax.jit(packed.rows)(w, jnp.arange(37)), numbers)
     found = jax.jit(linear)(np.eye(41, dtype=np.float32), w)
@@ -217,10 +219,10 @@ def test_a_row_that_is_one_block_has_any_size(format):
 def test_no_rows_and_wrong_blocks(format):
     need()
     blocks, _ = _drawn(format, 5, 256)
-    w = packed.pack_blocks(blocks, format, 256)
+    w = _packed(blocks, format, 256)
     assert jax.jit(linear)(jnp.zeros((0, 256)), w).shape == (0, 5)
     beyond = jax.jit(packed.rows)(w, jnp.array([-7, 0, 4, 1 << 30]))
     np.testing.assert_array_equal(beyond[::3], beyond[1:3])
     for wrong, width in ((blocks, 512), (blocks[:, :-1], 256), (blocks.view(np.int8), 256)):
         with pytest.raises(ValueError, match="blocks|bytes"):
-            packed.pack_blocks(wrong, format, width)
+            _packed(wrong, format, width)

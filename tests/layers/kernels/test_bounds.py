@@ -89,7 +89,6 @@ def test_bounds_exceed_the_scores_of_every_key(instruction_set, dtype):  # noqa:
         assert not (scores > bounds + 1e-4).any()
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("heads", _HEADS)
 def test_a_bound_has_the_same_bits_in_any_company(instruction_set, heads, dtype):  # noqa: F811
@@ -110,7 +109,6 @@ def test_a_bound_has_the_same_bits_in_any_company(instruction_set, heads, dtype)
     np.testing.assert_array_equal(case.found(table_YP=moved_YP)[1:, ..., 1:], whole[1:, ..., :-1])
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("value", [np.nan, -np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_is_as_in_xlas_products(instruction_set, dtype, value):  # noqa: F811

@@ -55,7 +55,6 @@ def test_rows_are_the_blocks_numbers_and_bytes_those_of_the_format(format):
     chex.assert_trees_all_equal_shapes_and_dtypes(declared, w)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("format", WEIGHT_ONLY)
 def test_products_in_float32(format):
@@ -106,7 +105,6 @@ def test_products_with_rounded_activations(format):
     np.testing.assert_array_equal(np.delete(broken, 5, 0), np.delete(found, 5, 0))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format, dtype", [
     ("fp8", "bfloat16"), ("w8a8", "float32"), ("int4", "float32"), ("int4_asym_g32", "bfloat16"),
 ])  # fmt: skip
@@ -120,7 +118,6 @@ def test_a_row_has_the_same_bits_in_any_company(format, dtype):
         np.testing.assert_array_equal(jax.jit(linear)(x_TD[some], w), whole[some])
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", ["fp8", "w8a8", "w8a8_fp8", "int4_asym_g32", "int3", "mxfp4"])
 def test_a_matrix_is_never_expanded_whole(format):
     F, D = 4096, 1024
@@ -135,7 +132,6 @@ def test_a_matrix_is_never_expanded_whole(format):
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 2.5 * F * D  # a matrix of bytes
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     "format, deterministic", [("w8a8", False), ("int4_asym_g64", False), ("int3_g32", True)]
 )
@@ -272,7 +268,6 @@ def test_weights_are_replaced_by_blocks_and_by_what_another_engine_has():
         api.abstract(dataclasses.replace(config, model=wrong), decoder.param_infos(wrong))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("format", quantized.OURS)
 def test_random_weights_are_drawn_as_they_lie(format):

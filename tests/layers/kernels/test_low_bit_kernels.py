@@ -65,7 +65,6 @@ def test_a_tpu_expands_a_matrix_as_xla_would(format, F, D):
     np.testing.assert_array_equal(found, jnp.asarray(numbers, jnp.bfloat16))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.quick_code
 @pytest.mark.parametrize("case", _GPU_CASES, ids=str)
 def test_a_gpus_kernel_is_exact_up_to_its_sums(case):
@@ -105,7 +104,6 @@ def test_what_kernels_leave_to_xla():
         assert not low_bit_gpu.can_multiply(rows, w)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("format", ["fp8", "w8a8", "w8a8_fp8", "int4_asym_g64", "int3"])
 def test_xlas_products_on_accelerators_are_those_of_a_cpu(format):
     w, _ = drawn(format, 2, 40, 384)

@@ -52,7 +52,6 @@ def test_a_reader_finds_the_nearest_multiples_of_the_stored_scale(name, spec):
     np.testing.assert_allclose(found_TX, expected_TX, rtol=1e-6)  # no element rounds otherwise
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name", _FORMATS)
 def test_a_token_is_stored_whatever_is_beside_it(name):
     page_format = _SPECS["uneven"].page_format(name)
@@ -131,7 +130,6 @@ _LONG = [
 ]  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     ("name", "case"), [*((name, case) for case, name in _QUICK.items()), *_LONG]
 )
@@ -142,7 +140,6 @@ def test_attention_over_quantized_pages(name, case):
         drawn.check(attend(*drawn.arguments), window)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     ("name", "case"), [*((name, case) for case, name in _QUICK.items()), *_LONG]
 )
@@ -173,7 +170,6 @@ def test_500_random_batches_on_every_instruction_set(instruction_set, case, name
         drawn.check(attend(*drawn.arguments), window)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("name", ["int8", "int4"])
 @pytest.mark.parametrize(
     ("attend", "dtype", "at"),
@@ -210,7 +206,6 @@ _TPU_CASES = {  # as `_CASES`; heads begin at half a tile of lanes
 }  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(
     ("name", "case"),
     [

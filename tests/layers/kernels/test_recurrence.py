@@ -39,7 +39,6 @@ _CASES = {
 }
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("num_drafts, counts", [
     (0, [1, 1, 0, 1, 0]), (2, [3, 0, 1, 2, 0]), pytest.param(0, [0], marks=pytest.mark.long),
 ])  # fmt: skip
@@ -56,7 +55,6 @@ def test_a_tpus_kernel_equals_a_loop_in_float64(case, has_beta, num_drafts, coun
     assert not interpret_pallas_call.races.races_found
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("num_drafts, counts", [(0, [1, 1, 0, 1, 0]), (2, [3, 0, 1, 2, 0])])
 @pytest.mark.parametrize("sizes, has_beta", [
     ((6, 3, 64, 32), False), ((3, 3, 64, 64), True),

@@ -84,7 +84,6 @@ def test_bfloat16_is_rounded_as_numpy_does(instruction_set):  # noqa: F811
     assert np.isnan(np.asarray(rows.gate(nan, "silu", "bfloat16")).astype(np.float32)).all()
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("vocab", [1, 40, 128, 131, 8192, 8200, 49_152, 70_001])
 def test_a_summary_of_logits_equals_xlas(instruction_set, vocab):  # noqa: F811
     x = 9 * _drawn(vocab, 9, vocab)
@@ -110,7 +109,6 @@ def test_a_summary_says_what_is_not_finite(instruction_set):  # noqa: F811
     assert ((found.best_Q >= 0) & (found.best_Q < 20_000)).all()
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("most", [1, 7, 64, 300])
 @pytest.mark.parametrize("size", [300, 1032, 17_000])
 def test_a_choice_is_xlas(instruction_set, size, most):  # noqa: F811
@@ -174,7 +172,6 @@ def _by_xla(made, angles, norms, place, pages, *, shape, dtype, scale, eps, offs
     return (q * scale).astype(dtype), pages.at[place].set(page_rows.encode(row, pages))
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("has_norms", [False, True])
 @pytest.mark.parametrize("width, pairs", [(64, 32), (10, 5), (80, 16), (32, 0)])

@@ -94,7 +94,6 @@ _APPENDED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(("kind", "rows", "window"), _APPENDED)
 def test_appended_tokens_are_where_xla_writes_them_and_are_seen(kind, rows, window, monkeypatch):
     """In blocks of a page, and in a ring that is full most of the time."""
@@ -160,7 +159,6 @@ def _interleaved(pages: np.ndarray, num_kv_heads: int) -> np.ndarray:
     return halves.swapaxes(2, 3).reshape(*pages.shape[:2], 2 * num_kv_heads, -1)
 
 
-@pytest.mark.parts(3)
 @pytest.mark.parametrize(("rows", "cap"), [*((rows, None) for rows in _ROWS), ("drafts", 2.0)])
 def test_jax_kernel_is_told_of_valid_tokens_only(rows, cap, monkeypatch):
     monkeypatch.setattr(kernel, "ragged_paged_attention", _stand_in)

@@ -13,40 +13,40 @@ from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.rope import Linear
 from configs.model import ModelConfig
 from inference.families import families
-from inference.families.family import Gguf, GgufWriter
+from inference.families.family import GgufWriter
 from inference.families.shared import gguf_states
+from inference.families.shared.gguf_keys import LAYER_EPSILON, RMS_EPSILON
 from inference.families.shared.gguf_states import Metadata
 
 
 def of_model(config: ModelConfig) -> Metadata:
     """Returns the metadata of a model; raises an `InputError` if llama.cpp lacks it."""
-    writer = _gguf(config).writer
-    if writer is None:
-        valid = ", ".join(
-            family.name for family in families.ALL.values() if family.gguf and family.gguf.writer
-        )
-        raise InputError(
-            f"{config.name}: the family {config.family} is not written as .gguf; valid: {valid}"
-        )
+    writer = writer_of(config)
     base = _state_metadata if writer.has_states else _attention_metadata
-    architecture = writer.architecture
-    if writer.experts_architecture and any(
-        isinstance(layer.ffn, Experts) for layer in config.layers
-    ):
-        architecture = writer.experts_architecture
+    has_experts = any(isinstance(layer.ffn, Experts) for layer in config.layers)
+    architecture = (has_experts and writer.experts_architecture) or writer.architecture
     metadata = base(config) | writer.metadata(config)
     general = {"general.architecture": architecture, "general.name": config.name}
     return general | {f"{architecture}.{key}": value for key, value in metadata.items()}
 
 
-def _gguf(config: ModelConfig) -> Gguf:
-    family = families.ALL.get(config.family)
-    return (family and family.gguf) or Gguf()
+def writer_of(config: ModelConfig) -> GgufWriter:
+    """Returns how files of a model are written; raises an `InputError` if they are not."""
+    writers = {
+        name: family.gguf.writer
+        for name, family in families.ALL.items()
+        if family.gguf and family.gguf.writer
+    }
+    if config.family not in writers:
+        raise InputError(
+            f"{config.name}: the family {config.family} is not written as .gguf; valid: "
+            f"{', '.join(writers)}"
+        )
+    return writers[config.family]
 
 
 def _state_metadata(config: ModelConfig) -> Metadata:
-    epsilon = {"attention.layer_norm_rms_epsilon": config.norm_eps}
-    return epsilon | _sizes(config) | gguf_states.metadata(config)
+    return {RMS_EPSILON: config.norm_eps} | _sizes(config) | gguf_states.metadata(config)
 
 
 def _attention_metadata(config: ModelConfig) -> Metadata:
@@ -56,7 +56,6 @@ def _attention_metadata(config: ModelConfig) -> Metadata:
             raise InputError(f"{config.name}: a layer of {kinds} is not written as .gguf")
     attention, ffn = config.mixers(Attention)[0], config.layers[0].ffn
     assert isinstance(ffn, Gated | Plain)
-    epsilon = "layer_norm_epsilon" if config.norm == "layer" else "layer_norm_rms_epsilon"
     return {
         **_sizes(config),
         "feed_forward_length": ffn.width,
@@ -64,7 +63,7 @@ def _attention_metadata(config: ModelConfig) -> Metadata:
         "attention.head_count_kv": attention.num_kv_heads,
         "attention.key_length": attention.head_width,
         "attention.value_length": attention.head_width,
-        f"attention.{epsilon}": config.norm_eps,
+        LAYER_EPSILON if config.norm == "layer" else RMS_EPSILON: config.norm_eps,
         **_rope(config),
     }
 
@@ -83,20 +82,10 @@ def renamed(config: ModelConfig) -> ModelConfig:
     weights take up.
 
     Raises:
-        InputError: a factor cannot be in the weights.
+        InputError: its family is not written, or a factor cannot be in the weights.
     """
-    gguf = _gguf(config)
-    config = _writer(config).fold(config)
-    return dataclasses.replace(config, family=gguf.written_as or config.family)
-
-
-def factors(config: ModelConfig) -> dict[str, float]:
-    """Returns factors that a file has in its weights and biases, by the endings of tensor names."""
-    return _writer(config).factors(config)
-
-
-def _writer(config: ModelConfig) -> GgufWriter:
-    return _gguf(config).writer or GgufWriter("")
+    writer = writer_of(config)
+    return dataclasses.replace(writer.fold(config), family=writer.read_as or config.family)
 
 
 def check(config: ModelConfig, read_back: ModelConfig) -> None:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from configs.errors import InputError, shown
-from inference.checkpoints.checkpoint import Checkpoint, Contents
+from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.gguf import gguf_tokenizer
 from inference.checkpoints.gguf.export.export_metadata import Metadata
+from inference.checkpoints.gguf.gguf_checkpoint import GgufFile
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
 from inference.checkpoints.gguf.pretokenizers import GPT2, SPLITS
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
@@ -26,15 +27,15 @@ _SAMPLES = (
 )  # fmt: skip
 
 
-def metadata(checkpoint: Checkpoint, contents: Contents) -> Metadata:
+def metadata(checkpoint: Checkpoint) -> Metadata:
     """What a file says of a checkpoint's tokenizer: of a `.gguf` file as it was, of others tokens,
     merges, types and templates; nothing where there is none.
 
     Raises:
         InputError: it cannot be expressed.
     """
-    if contents.header is not None:
-        return _copied(contents.header)
+    if isinstance(checkpoint, GgufFile):
+        return _copied(checkpoint.header)
     with contextlib.suppress(MissingTokenizer):
         return _of_tokenizer(checkpoint.load_tokenizer(), checkpoint)
     logging.warning("%s has no tokenizer: nor has the file", checkpoint.config.name)

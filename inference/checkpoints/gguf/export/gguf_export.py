@@ -23,8 +23,9 @@ from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load, names, new_directory
 from inference.checkpoints.checkpoint import Checkpoint, Contents
-from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_metadata, gguf_state_parts
+from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_fused, gguf_metadata
 from inference.checkpoints.gguf.export import export_metadata, export_tokenizer
+from inference.checkpoints.gguf.gguf_checkpoint import GgufFile
 from inference.checkpoints.load import Progress, StoredParameter
 from inference.families.shared import gguf_names
 from inference.families.shared.gguf_states import Metadata
@@ -75,15 +76,15 @@ def write(
     model = export_metadata.renamed(dataclasses.replace(checkpoint.config, formats=()))
     metadata = export_metadata.of_model(model)
     contents = checkpoint.contents()
-    if contents.exact is not None:
-        contents = dataclasses.replace(contents, source=contents.exact())
+    if isinstance(checkpoint, GgufFile):
+        contents = dataclasses.replace(contents, source=checkpoint.tensors("float32"))
     formats = _formats(checkpoint, contents, model, dtype)
     config = dataclasses.replace(model, dtype="float32", formats=tuple(formats.items()))
     declared = params.flatten(config.parameters())
     load.check(declared, contents.source, contents.name_map)
-    metadata |= export_tokenizer.metadata(checkpoint, contents)
+    metadata |= export_tokenizer.metadata(checkpoint)
     with new_directory.create_file(output) as path:
-        factors = export_metadata.factors(checkpoint.config)
+        factors = export_metadata.writer_of(checkpoint.config).factors(checkpoint.config)
         weights = _fused(config, list(_tensors(config, declared, contents, dtype, factors)))
         tensors = [*_divisors(config), *weights]  # first: `gguf_digests`
         digests = _write(path, metadata, tensors, progress)
@@ -135,11 +136,13 @@ def _tensors(
         rows = info.stacked if len(stored.names) > 1 else (info.in_rows[0],)
         if len(rows) != len(stored.names):
             raise InputError(f"{path} {list(info.shape)} cannot be cut into {list(stored.names)}")
-        parameter = StoredParameter(contents.source, contents.name_map(path), _as_read(info))
+        is_blocks = FORMATS[info.format].is_quantized
+        read = info if is_blocks else dataclasses.replace(info, format="float32")
+        parameter = StoredParameter(contents.source, contents.name_map(path), read)
         start = 0
         for name, count in zip(stored.names, rows, strict=True):
             shape = (count, *info.in_rows[1:]) if len(rows) > 1 else info.shape
-            is_kept = FORMATS[info.format].is_quantized or dtype is None
+            is_kept = is_blocks or dtype is None
             format = info.format if is_kept else str(dtype)
             factor = next((f for end, f in factors.items() if f".{name}".endswith(end)), 1.0)
             if FORMATS[format].is_quantized and is_kept and factor != 1:
@@ -170,8 +173,8 @@ def _tensors(
 def _fused(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
     """What llama.cpp has in one tensor, or in another shape, as it has it."""
     by_name = {tensor.name: tensor for tensor in tensors}
-    stacks = gguf_state_parts.expert_stacks(config)
-    for name, fused in (gguf_state_parts.fused_tensors(config) | stacks).items():
+    stacks = gguf_fused.expert_stacks(config)
+    for name, fused in (gguf_fused.fused_tensors(config) | stacks).items():
         parts = [by_name.pop(part) for part in fused.parts]
         formats = sorted({part.format for part in parts})
         if len(formats) > 1:
@@ -191,11 +194,6 @@ def _fused(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
     return list(by_name.values())
 
 
-def _as_read(info: ParamInfo) -> ParamInfo:
-    is_kept = FORMATS[info.format].is_quantized
-    return info if is_kept else dataclasses.replace(info, format="float32")
-
-
 def _bytes(config: ModelConfig, name: str, format: str, values: np.ndarray) -> np.ndarray:
     """Rows, or blocks of rows, as the file has them."""
     if gguf_file.is_interleaved(config, name):
@@ -203,8 +201,8 @@ def _bytes(config: ModelConfig, name: str, format: str, values: np.ndarray) -> n
         values = values.reshape(-1, 2, head // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values)
-    if gguf_state_parts.is_rates(name):
-        values = gguf_state_parts.rates(values)
+    if gguf_fused.is_rates(name):
+        values = gguf_fused.rates(values)
     if config.norm_offset and name.endswith("norm.weight"):
         values = values + np.float32(config.norm_offset)
     import gguf

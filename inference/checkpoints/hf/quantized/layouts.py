@@ -93,7 +93,6 @@ class Module:
     def read(
         self, ending: str, rows: slice | None = None, columns: slice | None = None
     ) -> np.ndarray:
-        """A tensor, or some of its rows or columns."""
         name = f"{self.name}.{ending}"
         first, last, _ = (rows or slice(None)).indices(self.source.shapes[name][0])
         return self.source.read(name, first, last, columns or slice(None))

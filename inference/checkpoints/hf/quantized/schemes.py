@@ -116,14 +116,12 @@ def read(value: object) -> Quantization:
 
 def _compressed_tensors(keys: Keys) -> Find:
     keys.require_neutral(
-        {
-            "kv_cache_scheme": _EMPTY,
-            "transform_config": _EMPTY,
-            "quantization_status": (None, "compressed"),
-        }
+        kv_cache_scheme=_EMPTY,
+        transform_config=_EMPTY,
+        quantization_status=(None, "compressed"),
     )
     if sparsity := keys.nested("sparsity_config"):
-        sparsity.require_neutral({"format": (None, "dense")})
+        sparsity.require_neutral(format=(None, "dense"))
     default = keys.raw.get("format")
     groups = keys.nested("config_groups")
     if groups is None or not groups.raw:
@@ -162,8 +160,8 @@ def _compressed_scheme(group: Keys, format: object) -> Scheme:
     weights, layout = group.nested("weights"), _FORMATS[format]
     if weights is None:
         raise InputError(f"{group.label}weights is missing")
-    group.require_neutral({"output_activations": (None,)})
-    weights.require_neutral({"dynamic": (None, False)})
+    group.require_neutral(output_activations=(None,))
+    weights.require_neutral(dynamic=(None, False))
     is_float = weights.choice("type", {"int": "", "float": "float"}, "int") == "float"
     bits = weights.integer("num_bits", 8)
     served = {("packed", False): (3, 4, 8), ("plain", False): (8,), ("plain", True): (8,)}
@@ -201,13 +199,11 @@ def _activations(group: Keys, is_float: bool, strategy: str) -> str | None:
     if activations is None:
         return None
     activations.require_neutral(
-        {
-            "dynamic": (True,),
-            "strategy": ("token", "group") if strategy == "block" else ("token",),
-            "symmetric": (True, None),
-            "num_bits": (8, None),
-            "type": ("float",) if is_float else ("int", None),
-        }
+        dynamic=(True,),
+        strategy=("token", "group") if strategy == "block" else ("token",),
+        symmetric=(True, None),
+        num_bits=(8, None),
+        type=("float",) if is_float else ("int", None),
     )
     return str(activations.raw["strategy"])
 
@@ -258,7 +254,7 @@ def _group(keys: Keys) -> int | None:
 
 def _fp8(keys: Keys) -> Find:
     keys.choice("fmt", {"e4m3": "e4m3", "float8_e4m3fn": "e4m3"}, "e4m3")
-    keys.require_neutral({"activation_scheme": ("dynamic", None)})
+    keys.require_neutral(activation_scheme=("dynamic", None))
     has_blocks = keys.raw.get("weight_block_size") is not None
     rows, columns = _block(keys, "weight_block_size") if has_blocks else (None, None)
     activations = "group" if has_blocks else "token"

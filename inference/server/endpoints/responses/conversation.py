@@ -12,7 +12,7 @@ from inference.server.endpoints.responses.fields import (
     Mode,
     ResponsesRequest,
 )
-from inference.server.protocol.errors import ApiError, invalid
+from inference.server.protocol.errors import ApiError, invalid, missing
 from inference.server.protocol.fields import (
     ChatMessage,
     ChatRequest,
@@ -71,10 +71,7 @@ def renamed(error: ApiError) -> ApiError:
     field = next(
         (re.sub(old, new, param, count=1) for old, new in _NAMES if re.match(old, param)), param
     )
-    message = error.message
-    if message.startswith(param):
-        message = field + message[len(param) :]
-    return ApiError(error.status, message, field, error.code, error.may_retry)
+    return error.renamed(field)
 
 
 def _check(request: ResponsesRequest) -> None:
@@ -126,9 +123,7 @@ def _call(item: InputItem, where: str) -> EarlierCall:
 def _required(item: InputItem, name: str, where: str) -> Any:
     value = getattr(item, name)
     if value is None:
-        raise ApiError(
-            400, f"{where}.{name} is required", f"{where}.{name}", "missing_required_parameter"
-        )
+        raise missing(f"{where}.{name}")
     return value
 
 
@@ -150,7 +145,7 @@ def _format(request: ResponsesRequest) -> ResponseFormat | None:
     if format is None or format.type != "json_schema":
         return None if format is None else ResponseFormat(format.type)
     if format.schema is None:
-        raise invalid("text.format.schema", "is required", "missing_required_parameter")
+        raise missing("text.format.schema")
     return ResponseFormat("json_schema", JsonSchema(format.schema, format.name, format.description))
 
 
@@ -168,10 +163,9 @@ def _choice(choice: Mode | ChosenTool | None) -> Mode | ToolChoice | None:
         return choice
     if choice.type == "function":
         if choice.name is None:
-            raise invalid("tool_choice.name", "is required", "missing_required_parameter")
+            raise missing("tool_choice.name")
         return ToolChoice("function", NamedFunction(choice.name))
     if choice.tools is None or choice.mode is None:
-        name = "tool_choice.tools" if choice.tools is None else "tool_choice.mode"
-        raise invalid(name, "is required", "missing_required_parameter")
+        raise missing("tool_choice.tools" if choice.tools is None else "tool_choice.mode")
     tools = [NamedTool("function", NamedFunction(tool.name)) for tool in choice.tools]
     return ToolChoice("allowed_tools", None, AllowedTools(choice.mode, tools))

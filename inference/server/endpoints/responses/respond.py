@@ -9,7 +9,6 @@ from contextlib import aclosing
 import msgspec
 from starlette.responses import Response
 
-from inference.server.client.generation import Deadline
 from inference.server.endpoints.answers import Piece, stream_failed
 from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.envelope import whole
@@ -46,10 +45,6 @@ class Respond:
             1.0 if request.top_p is None else request.top_p,
             bodies.Reasoning(request.reasoning.effort if request.reasoning else None), request.user,
         )  # fmt: skip
-
-    @property
-    def deadline(self) -> Deadline:
-        return self._chat.deadline
 
     async def prepare(self) -> None:
         """Encodes the conversation; an `ApiError` names a wrong field."""

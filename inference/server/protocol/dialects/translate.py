@@ -2,52 +2,43 @@
 
 import re
 from collections.abc import Collection
-from typing import NamedTuple
 
 from inference.server.protocol.dialects.table import ROWS, Fate, Row
 from inference.server.protocol.errors import ApiError, invalid
 
 
-class Translated(NamedTuple):
-    """A translated body.
-
-    Attributes:
-        body: declared fields only.
-        ignored: names of fields without effect.
-        names: declared field -> field that the client sent instead.
-    """
-
-    body: dict[str, object]
-    ignored: list[str]
-    names: dict[str, str]
-
-
-def translate(body: dict[str, object], declared: Collection[str]) -> Translated:
+def translate(
+    body: dict[str, object], declared: Collection[str]
+) -> tuple[dict[str, object], list[str], dict[str, str]]:
     """Translates undeclared fields by the table of other servers' fields.
+
+    Returns:
+        The body with declared fields only, and what `Parsed` calls `ignored` and `names`.
 
     Raises:
         ApiError: 400, a field would change the answer, and is not supported.
     """
-    translated = Translated({name: body[name] for name in body if name in declared}, [], {})
+    translated = {name: body[name] for name in body if name in declared}
+    ignored: list[str] = []
+    names: dict[str, str] = {}
     for name in sorted(body.keys() - set(declared)):
         row = ROWS.get(name)
         if row is not None and body[name] in row.neutral:
             continue
         target, part = ("", "") if row is None else _target(row, declared)
         if row is None or row.fate is Fate.IGNORED or target and target not in declared:
-            translated.ignored.append(name)
+            ignored.append(name)
         elif row.fate is Fate.REFUSED:
             raise invalid(name, f"is not supported by this server: {row.why}", "unsupported")
         else:
-            if translated.body.get(target) is not None:
-                other = translated.names.get(target, target)
-                raise invalid(name, f"and {other} exclude each other")
+            if translated.get(target) is not None:
+                raise invalid(name, f"and {names.get(target, target)} exclude each other")
             value = body[name]
             if isinstance(value, int | float):
                 value = row.values.get(value, value)
-            translated.body[target] = {part: value} if part else value
-            translated.names[target] = name
-    return translated
+            translated[target] = {part: value} if part else value
+            names[target] = name
+    return translated, ignored, names
 
 
 def _target(row: Row, declared: Collection[str]) -> tuple[str, str]:
@@ -65,9 +56,4 @@ def renamed(error: ApiError, names: dict[str, str]) -> ApiError:
     """The same error, with the name of the field that the client sent."""
     target = re.match(r"\w*", error.param or "")
     name = names.get(target[0]) if target else None
-    if name is None or error.param is None:
-        return error
-    message = error.message
-    if message.startswith(error.param):
-        message = name + message[len(error.param) :]
-    return ApiError(error.status, message, name, error.code, error.may_retry, error.retry_s)
+    return error if name is None else error.renamed(name)

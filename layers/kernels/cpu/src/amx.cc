@@ -38,9 +38,9 @@ void configure(int first, int second) {
 
 // Weights come from memory, and tile loads do not look ahead far enough on their own: the tile that
 // is due in a while, which after a strip's end is one of the next `strips`.
-inline void prefetch(const char* w, int64_t left, int strips, int64_t strip_bytes) {
+inline void prefetch(const char* w, int64_t remaining, int strips, int64_t strip_bytes) {
   constexpr int64_t kAhead = 2 << 10;
-  const char* from = w + kAhead + (left <= kAhead ? (strips - 1) * strip_bytes : 0);
+  const char* from = w + kAhead + (remaining <= kAhead ? (strips - 1) * strip_bytes : 0);
   UNROLL for (int line = 0; line < 16; line++)
     _mm_prefetch(from + 64 * line, _MM_HINT_T0);
 }

@@ -23,32 +23,32 @@ constexpr float kNoScore = -1e30f;  // the largest score of a row that sees noth
 // Which keys [start, start + 64) a token sees, as bits.
 inline uint64_t visible(const Attention& a, int64_t token, int64_t start) {
   auto up_to = [](int64_t n) { return n <= 0 ? 0 : n >= kBlock ? ~0ull : (1ull << n) - 1; };
-  uint64_t seen = up_to(a.last[token] - start + 1);
+  uint64_t visible_keys = up_to(a.last[token] - start + 1);
   if (a.first) {
     uint64_t live = ~up_to(a.first[token] - start) | up_to(a.first_tokens - start);
     if (a.tree_start) live |= ~up_to(a.tree_start[token] - start);  // whose bits have said it
-    seen &= live;
+    visible_keys &= live;
   }
   if (a.tree_start) {
     const int64_t shift = a.tree_start[token] - start;  // of the row's own tokens in the block
     const uint64_t bits = (uint32_t)a.tree_bits[token];
     if (shift < kBlock) {
-      const uint64_t own = shift >= 0 ? bits << shift : -shift < 32 ? bits >> -shift : 0;
-      seen &= up_to(shift) | own;
+      const uint64_t tree_keys = shift >= 0 ? bits << shift : -shift < 32 ? bits >> -shift : 0;
+      visible_keys &= up_to(shift) | tree_keys;
     }
   }
-  return seen;
+  return visible_keys;
 }
 
 // Caps and masks a row's scores of a block; sixteen of which the largest is the row's.
-inline Vector mask(float* scores, uint64_t seen, float cap) {
-  const bool changes = cap > 0 || ~seen;
+inline Vector mask(float* scores, uint64_t visible_keys, float cap) {
+  const bool changes = cap > 0 || ~visible_keys;
   Vector highest = Vector::splat(kNoScore);
   UNROLL for (int i = 0; i < kBlock; i += kLanes) {
     Vector score = Vector::load(scores + i);
     if (changes) {
       if (cap > 0) score = soft_cap(score, cap);
-      score = select((uint32_t)(seen >> i) & 0xffff, score, -__builtin_inff());
+      score = select((uint32_t)(visible_keys >> i) & 0xffff, score, -__builtin_inff());
       score.store(scores + i);
     }
     highest = maximum(score, highest);
@@ -102,7 +102,7 @@ class Attender {
     out_ = carver.take<float>(rows * shape_.out_stride);
     top_ = carver.take<float>(rows);
     mass_ = carver.take<float>(rows);
-    seen_ = carver.take<uint64_t>(shape_.rows);
+    visible_keys_ = carver.take<uint64_t>(shape_.rows);
     has_sums_ = carver.take<bool>(shape_.heads * near_groups_);
     num_bytes_ = carver.taken();
   }
@@ -139,17 +139,17 @@ class Attender {
 
   void fold_block(int64_t start, const BlockRows& rows, const BlockRows& next) {
     block_.start_block(rows.data());
-    uint64_t* seen = seen_;
+    uint64_t* visible_keys = visible_keys_;
     for (int64_t t = 0; t < shape_.tokens; t++) {
       const uint64_t keys = visible(a_, shape_.first_token + t, start);
-      for (int64_t query = 0; query < shape_.queries; query++) *seen++ = keys;
+      for (int64_t query = 0; query < shape_.queries; query++) *visible_keys++ = keys;
     }
     for (int64_t head = 0; head < shape_.heads; head++) {
-      const int64_t own = item_.first_head + head;
+      const int64_t kv_head = item_.first_head + head;
       const bool is_last = head + 1 == shape_.heads;
-      block_.pack(HeadPlaces(shape_, rows.data(), own),
+      block_.pack(HeadPlaces(shape_, rows.data(), kv_head),
                   HeadPlaces(shape_, is_last ? next.data() : rows.data(),
-                             is_last ? item_.first_head : own + 1));
+                             is_last ? item_.first_head : kv_head + 1));
       for (int64_t first = 0; first < shape_.rows; first += kNearRows)
         fold_rows(head, first, least(kNearRows, shape_.rows - first));
     }
@@ -158,25 +158,25 @@ class Attender {
   // Folds a block into rows [first, first + count) of a head. A row's sums wait for each other, so
   // rows go through each stage together.
   void fold_rows(int64_t head, int64_t first, int64_t count) {
-    const uint64_t* const seen = seen_ + first;
+    const uint64_t* const visible_keys = visible_keys_ + first;
     uint64_t by_any = 0;
-    for (int64_t r = 0; r < count; r++) by_any |= seen[r];
+    for (int64_t r = 0; r < count; r++) by_any |= visible_keys[r];
     if (!by_any) return;
     const int64_t row = head * row_stride_ + first;
     bool& has_sums = has_sums_[head * near_groups_ + first / kNearRows];
     block_.score(head, first, count, scores_);
     for (int64_t r = 0; r < count; r += kLanes)
-      weigh(row, r, least(kLanes, count - r), seen + r, has_sums);
+      weigh(row, r, least(kLanes, count - r), visible_keys + r, has_sums);
     block_.add_values(scores_, count, has_sums, out_ + row * shape_.out_stride);
     has_sums = true;
   }
 
   // Turns the scores of up to sixteen rows, `row + r` and the next, into weights, and scales what
   // was summed of them.
-  void weigh(int64_t row, int64_t r, int64_t count, const uint64_t* seen, bool has_sums) {
+  void weigh(int64_t row, int64_t r, int64_t count, const uint64_t* visible_keys, bool has_sums) {
     float* const scores = scores_ + r * kBlock;
     for (int64_t i = 0; i < count; i++)
-      mask(scores + i * kBlock, seen[i], a_.score_cap).store(sixteens_[i]);
+      mask(scores + i * kBlock, visible_keys[i], a_.score_cap).store(sixteens_[i]);
     float *const tops = top_ + row + r, *const masses = mass_ + row + r;
     const Vector before = Vector::load(tops);
     const Vector top = maximum(reduce_rows(sixteens_, count, kLarger), before);
@@ -245,7 +245,7 @@ class Attender {
   Block block_;
   size_t num_bytes_;
   float *scores_, *out_, *top_, *mass_;
-  uint64_t* seen_;  // keys of the block that a row sees
+  uint64_t* visible_keys_;  // keys of the block that a row sees
   bool* has_sums_;  // whether rows that go through together have sums in out_
   float sixteens_[kLanes][kLanes] = {};  // of sixteen rows, parts of their maxima or sums
 };
@@ -256,25 +256,26 @@ template <class Arithmetic, class Integers = void>
 void attend(const Attention& a, const AttentionItem& item) {
   static thread_local Scratch scratch;
   [[maybe_unused]] typename Arithmetic::Session session;
-  AttentionItem own = item;
+  AttentionItem trimmed = item;
   const int64_t first_token = item.y * a.num_tokens, group = a.num_heads / a.kv_heads;
   const int64_t row_bytes = a.value_width * a.out_bytes();
-  while (own.stop_token > own.first_token && !a.valid[first_token + own.stop_token - 1]) {
-    const int64_t token = first_token + --own.stop_token;
+  while (trimmed.stop_token > trimmed.first_token &&
+         !a.valid[first_token + trimmed.stop_token - 1]) {
+    const int64_t token = first_token + --trimmed.stop_token;
     for (int64_t head = item.first_head; head < item.stop_head; head++) {
       const int64_t query_head = head * group + item.first_query;
       memset((char*)a.out + (token * a.num_heads + query_head) * row_bytes, 0,
              (item.stop_query - item.first_query) * row_bytes);
     }
   }
-  if (own.stop_token <= own.first_token) return;
+  if (trimmed.stop_token <= trimmed.first_token) return;
 #if defined(__AVX512VNNI__)
   const bool is_integer = a.stored == Stored::kInt8 || a.stored == Stored::kInt4;
   if constexpr (!std::is_void_v<Integers>)
     if (is_integer && a.bytes(a.row_width()) >= kLeastIntegerBytes)
-      return Attender<IntegerBlock<Integers>>(a, own, scratch).run();
+      return Attender<IntegerBlock<Integers>>(a, trimmed, scratch).run();
 #endif
-  Attender<NumberBlock<Arithmetic>>(a, own, scratch).run();
+  Attender<NumberBlock<Arithmetic>>(a, trimmed, scratch).run();
 }
 
 }  // namespace

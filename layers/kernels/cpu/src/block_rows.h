@@ -13,8 +13,8 @@ using BlockRows = std::array<const char*, kBlock>;
 inline BlockRows block_rows(const ridgeline::Paged& p, int64_t row_bytes, int64_t table,
                             int64_t start, int64_t end) {
   auto page_of = [&](int64_t column) {
-    const int64_t named = p.table[table * p.table_columns + column], last = p.num_pages - 1;
-    const int64_t page = named < 0 ? 0 : named < last ? named : last;
+    const int64_t table_page = p.table[table * p.table_columns + column], last = p.num_pages - 1;
+    const int64_t page = table_page < 0 ? 0 : table_page < last ? table_page : last;
     return (const char*)p.pages + page * p.page_tokens * row_bytes;
   };
   int64_t column = start / p.page_tokens, token = start % p.page_tokens;

@@ -220,9 +220,9 @@ Scales whole_scale(const Place& p) {
 }
 
 Scales scale_and_zero(const Place& p) {
-  Scales found = whole_scale(p);
-  found.z = p.super[64 + p.feature];
-  return found;
+  Scales scales = whole_scale(p);
+  scales.z = p.super[64 + p.feature];
+  return scales;
 }
 
 Scales power_of_two(const Place& p) {

@@ -39,8 +39,9 @@ void bound_pages(const Bounds& b, int64_t y, int64_t first, int64_t stop) {
   constexpr int64_t kElementBytes = is_float32 ? 4 : 2, kLineBytes = 64;
   const int64_t row = b.kv_heads * b.width, head_bytes = b.width * kElementBytes;
   auto page_at = [&](int64_t column) {
-    const int64_t named = b.table[y * b.columns + (column < stop ? column : stop - 1)];
-    const int64_t last = b.num_pages - 1, page = named < 0 ? 0 : named < last ? named : last;
+    const int64_t table_page = b.table[y * b.columns + (column < stop ? column : stop - 1)];
+    const int64_t last = b.num_pages - 1;
+    const int64_t page = table_page < 0 ? 0 : table_page < last ? table_page : last;
     return (const char*)b.extremes + page * 2 * row * kElementBytes;
   };
   for (int64_t column = first; column < stop; column += kTogether) {
@@ -59,7 +60,7 @@ void bound_pages(const Bounds& b, int64_t y, int64_t first, int64_t stop) {
       for (int64_t token = y * b.num_tokens; token < (y + 1) * b.num_tokens; token++) {
         const float* const sums = b.sums_of(token, head);
         Vector total[kTogether];
-        for (Vector& own : total) own = Vector::splat(0);
+        for (Vector& page_total : total) page_total = Vector::splat(0);
         by_sixteen(b.width, [&](int64_t i, int size) {
           const Vector positive = Vector::load(sums + i);
           const Vector negative = Vector::load(sums + b.padded_width() + i);

@@ -127,14 +127,15 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   const int64_t parts = result.gate ? 2 : 1;  // of a matrix, F features each
   const bool is_float = x.element_type() == ffi::DataType::F32;
   const int64_t depth = padded(D, kDepth), strips = padded(F, kStrip) / kStrip;
-  const Format found = find_format(format, depth);
-  if (!found.multiplier || (!is_float && x.element_type() != ffi::DataType::BF16) ||
+  const Format weight_format = find_format(format, depth);
+  if (!weight_format.multiplier || (!is_float && x.element_type() != ffi::DataType::BF16) ||
       (!result.is_float32() && (!result.gate || y.element_type() != ffi::DataType::BF16)))
     return ffi::Error::InvalidArgument("a product of Ridgeline: x, w or y of another type");
-  const Multiplier& kernels = *found.multiplier;
+  const Multiplier& kernels = *weight_format.multiplier;
   const RowKernels& row_kernels = *chosen().rows;
   const Activations type = kernels.activations;
-  const int64_t strip_bytes = found.strip_bytes, matrices = given_sizes ? given_sizes->size() : 1;
+  const int64_t strip_bytes = weight_format.strip_bytes;
+  const int64_t matrices = given_sizes ? given_sizes->size() : 1;
   if ((int64_t)w.size_bytes() != matrices * parts * strips * strip_bytes ||
       y.dimensions()[0] != T || (result.gate && F % kStrip))
     return ffi::Error::InvalidArgument("a product of Ridgeline: shapes do not go together");
@@ -186,18 +187,18 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
 
   static thread_local Scratch scratch;
   const char* rows = (const char*)x.untyped_data() + order[0] * D * (is_float ? 4 : 2);
-  const auto given = is_float ? Activations::kFloat32 : Activations::kBfloat16;
-  const bool is_ready = type == given && depth == D && !padding && are_adjacent;
-  const int64_t own_bytes = bytes_of_rows(type, places, depth + padding);
-  char* own = is_ready ? nullptr : (char*)scratch.reserve(own_bytes);
-  if (own) rows = own;
+  const auto input_type = is_float ? Activations::kFloat32 : Activations::kBfloat16;
+  const bool is_ready = type == input_type && depth == D && !padding && are_adjacent;
+  const int64_t copy_bytes = bytes_of_rows(type, places, depth + padding);
+  char* copies = is_ready ? nullptr : (char*)scratch.reserve(copy_bytes);
+  if (copies) rows = copies;
   auto work = [&](int phase, int64_t piece) {
     if (phase == 0) {
       const Group& g = group_of(groups, &Group::first_put, piece);
       const int64_t start = (piece - g.first_put) * kPutRows;
       for (int64_t t = start; t < g.num_rows && t < start + kPutRows; t++)
         kernels.put((const char*)x.untyped_data() + order[g.row + t] * D * (is_float ? 4 : 2),
-                    is_float, D, depth, own + bytes_of_rows(type, g.place + t, padding),
+                    is_float, D, depth, copies + bytes_of_rows(type, g.place + t, padding),
                     g.place + t);
       return;
     }
@@ -210,7 +211,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     p.x_padding = padding;
     p.num_rows = g.num_rows - block < g.block ? g.num_rows - block : g.block;
     p.accumulates = false;
-    p.shift = found.shift;
+    p.shift = weight_format.shift;
     p.num_strips = std::min(strips - first, g.together);
     auto strips_of = [&](int64_t part) {
       const int64_t strip = (g.matrix * parts + part) * strips + first;
@@ -218,14 +219,14 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     };
     const int64_t width = std::min(F - first * kStrip, p.num_strips * kStrip);
     const int64_t bytes = width * result.element_bytes();
-    const int64_t* const own_rows = order.data() + g.row + block;
-    auto out = [&](int64_t t) { return result.at(own_rows[t], first * kStrip); };
+    const int64_t* const block_order = order.data() + g.row + block;
+    auto out = [&](int64_t t) { return result.at(block_order[t], first * kStrip); };
     if (g.matrix < 0) {
       for (int64_t t = 0; t < p.num_rows; t++) memset(out(t), 0, bytes);
       return;
     }
     p.strips = strips_of(0);
-    const bool is_whole = own_rows[p.num_rows - 1] - own_rows[0] == p.num_rows - 1;
+    const bool is_whole = block_order[p.num_rows - 1] - block_order[0] == p.num_rows - 1;
     if (!result.gate && is_whole && width == p.num_strips * kStrip) {
       p.y = (float*)out(0);
       p.y_stride = F;
@@ -235,21 +236,21 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
     // Rows of y lie apart, the last strip is wider than y, or gates and what they multiply meet.
     static thread_local Scratch wide;
     p.y_stride = (parts * p.num_strips + 1) * kStrip;  // or rows would share few sets of the cache
-    float* const made = p.y = (float*)wide.reserve(p.num_rows * p.y_stride * sizeof(float));
+    float* const wide_rows = p.y = (float*)wide.reserve(p.num_rows * p.y_stride * sizeof(float));
     kernels.multiply(p);
     if (!result.gate) {
-      for (int64_t t = 0; t < p.num_rows; t++) memcpy(out(t), made + t * p.y_stride, bytes);
+      for (int64_t t = 0; t < p.num_rows; t++) memcpy(out(t), wide_rows + t * p.y_stride, bytes);
       return;
     }
     p.strips = strips_of(1);
     p.y += width;
     kernels.multiply(p);
     for (int64_t t = 0; t < p.num_rows; t++) {
-      const float* const gates = made + t * p.y_stride;
+      const float* const gates = wide_rows + t * p.y_stride;
       row_kernels.gate({gates, width, *result.gate, result.is_float32(), out(t)}, 0);
     }
   };
-  parallel(pool, {own ? puts : 0, pieces}, work);
+  parallel(pool, {copies ? puts : 0, pieces}, work);
   scratch.trim();
   return ffi::Error::Success();
 }
@@ -271,30 +272,31 @@ ffi::Error gated(ffi::ThreadPool pool, std::string_view format, int32_t activati
 ffi::Error grouped(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer x,
                    ffi::AnyBuffer w, ffi::BufferR1<ffi::S32> sizes,
                    ffi::Result<ffi::AnyBuffer> y) {
-  std::vector<int64_t> own(sizes.typed_data(), sizes.typed_data() + sizes.element_count());
-  int64_t left = y->dimensions().size() == 2 ? y->dimensions()[0] : 0;
-  for (int64_t& size : own) {
-    size = size < 0 ? 0 : size < left ? size : left;
-    left -= size;
+  std::vector<int64_t> clipped_sizes(sizes.typed_data(),
+                                     sizes.typed_data() + sizes.element_count());
+  int64_t remaining = y->dimensions().size() == 2 ? y->dimensions()[0] : 0;
+  for (int64_t& size : clipped_sizes) {
+    size = size < 0 ? 0 : size < remaining ? size : remaining;
+    remaining -= size;
   }
-  return multiply(pool, format, x, w, &own, {*y});
+  return multiply(pool, format, x, w, &clipped_sizes, {*y});
 }
 
 // Some rows of a matrix in strips of blocks: float32 [T, D].
 ffi::Error lookup(std::string_view format, ffi::BufferR1<ffi::S32> ids, ffi::AnyBuffer w,
                   ffi::Result<ffi::BufferR2<ffi::F32>> out) {
   const int64_t T = out->dimensions()[0], D = out->dimensions()[1];
-  const BlockFormat* found = find_block_format(format);
-  if (!found) return ffi::Error::InvalidArgument("ridgeline_lookup: w is not in blocks");
+  const BlockFormat* block_format = find_block_format(format);
+  if (!block_format) return ffi::Error::InvalidArgument("ridgeline_lookup: w is not in blocks");
   if (T * D == 0) return ffi::Error::Success();
-  const int64_t strip_bytes = found->layout.strip_bytes(padded(D, kDepth));
+  const int64_t strip_bytes = block_format->layout.strip_bytes(padded(D, kDepth));
   const int64_t bytes = w.size_bytes();
   if ((int64_t)ids.element_count() != T || !bytes || bytes % strip_bytes)
     return ffi::Error::InvalidArgument("ridgeline_lookup: shapes do not go together");
   const int64_t count = bytes / strip_bytes * kStrip;
   for (int64_t t = 0; t < T; t++) {
     const int64_t id = ids.typed_data()[t], row = id < 0 ? 0 : id < count ? id : count - 1;
-    read_row(*found, (const uint8_t*)w.untyped_data(), D, row, out->typed_data() + t * D);
+    read_row(*block_format, (const uint8_t*)w.untyped_data(), D, row, out->typed_data() + t * D);
   }
   return ffi::Error::Success();
 }
@@ -490,13 +492,13 @@ ffi::Error scores(ffi::ThreadPool pool, std::string_view format, ffi::AnyBuffer 
 ffi::Error bounds(ffi::ThreadPool pool, int64_t kv_heads, ffi::AnyBuffer q, ffi::AnyBuffer extremes,
                   ffi::BufferR2<ffi::S32> table, ffi::BufferR1<ffi::S32> counts,
                   ffi::Result<ffi::BufferR4<ffi::F32>> out) {
-  const auto shape = q.dimensions(), given = extremes.dimensions();
+  const auto shape = q.dimensions(), extremes_shape = extremes.dimensions();
   Bounds b;
   b.is_float32 = q.element_type() == ffi::DataType::F32;
   if ((!b.is_float32 && q.element_type() != ffi::DataType::BF16) ||
       extremes.element_type() != (b.is_float32 ? ffi::DataType::F32 : ffi::DataType::U16))
     return ffi::Error::InvalidArgument("ridgeline_bounds: q or extremes of another type");
-  if (shape.size() != 4 || given.size() != 3)
+  if (shape.size() != 4 || extremes_shape.size() != 3)
     return ffi::Error::InvalidArgument("ridgeline_bounds: q or extremes of another rank");
   if (q.element_count() == 0 || out->element_count() == 0) return ffi::Error::Success();
   const int64_t Y = shape[0];
@@ -504,11 +506,11 @@ ffi::Error bounds(ffi::ThreadPool pool, int64_t kv_heads, ffi::AnyBuffer q, ffi:
   b.num_heads = shape[2];
   b.kv_heads = kv_heads;
   b.width = shape[3];
-  b.num_pages = given[0];
+  b.num_pages = extremes_shape[0];
   b.columns = table.dimensions()[1];
   const int64_t tokens = Y * b.num_tokens;
-  if (kv_heads <= 0 || b.num_heads % kv_heads || !b.num_pages || given[1] != 2 ||
-      given[2] != kv_heads * b.width || table.dimensions()[0] != Y ||
+  if (kv_heads <= 0 || b.num_heads % kv_heads || !b.num_pages || extremes_shape[1] != 2 ||
+      extremes_shape[2] != kv_heads * b.width || table.dimensions()[0] != Y ||
       (int64_t)counts.element_count() != Y ||
       (int64_t)out->element_count() != tokens * kv_heads * b.columns)
     return ffi::Error::InvalidArgument("ridgeline_bounds: shapes do not go together");

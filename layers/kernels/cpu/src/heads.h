@@ -8,12 +8,13 @@ namespace {
 
 // `chosen` where v is a number, rounded to what is stored; else `other`.
 inline Vector where_finite(const Vector& v, bool is_float32, const Vector& chosen, float other) {
-  const float most = is_float32 ? FLT_MAX : 0x1.fefffep127f;  // the next one is rounded to infinity
+  // The next one is rounded to infinity.
+  const float largest = is_float32 ? FLT_MAX : 0x1.fefffep127f;
   const Floats instead = Floats{} + other;
   Vector out;
   UNROLL for (int i = 0; i < kRegisters; i++) {
     const Floats size = (Floats)((Ints)v.part[i] & INT32_MAX);
-    out.part[i] = size <= most ? chosen.part[i] : instead;
+    out.part[i] = size <= largest ? chosen.part[i] : instead;
   }
   return out;
 }
@@ -50,9 +51,9 @@ inline void rotated(const ridgeline::Heads& h, int64_t token, const float* x, co
     put(i, count, first * c - second * s);
     put(h.pairs + i, count, second * c + first * s);
   });
-  const int64_t rest = 2 * h.pairs;
-  by_sixteen(h.width - rest, [&](int64_t i, int count) {
-    put(rest + i, count, load_upto(x + rest + i, count, 0));
+  const int64_t unrotated = 2 * h.pairs;
+  by_sixteen(h.width - unrotated, [&](int64_t i, int count) {
+    put(unrotated + i, count, load_upto(x + unrotated + i, count, 0));
   });
 }
 
@@ -78,13 +79,13 @@ void append(const ridgeline::Heads& h, int64_t token) {
     const float* const key = queries + (h.num_heads + head) * h.width;
     const float* const value = key + h.kv_heads * h.width;
     rotated(h, token, key, h.key_norm, [&](int64_t i, int count, const Vector& v) {
-      const Vector own = load_upto(value + i, count, 0);
-      store_elements(where_finite(own, h.is_float32, v, __builtin_nanf("")),
+      const Vector values = load_upto(value + i, count, 0);
+      store_elements(where_finite(values, h.is_float32, v, __builtin_nanf("")),
                      row + head * head_bytes, h.is_float32, i, count);
     });
     by_sixteen(h.width, [&](int64_t i, int count) {
-      const Vector own = load_upto(value + i, count, 0);
-      store_elements(where_finite(own, h.is_float32, own, 0),
+      const Vector values = load_upto(value + i, count, 0);
+      store_elements(where_finite(values, h.is_float32, values, 0),
                      row + (h.kv_heads + head) * head_bytes, h.is_float32, i, count);
     });
   }

@@ -106,8 +106,8 @@ inline uint32_t put_digits(const float* numbers, int64_t size, int64_t depth, fl
                            int8_t* digits) {
   constexpr int64_t kMost = 127 * 256 + 127;
   const int64_t fitting = INT32_MAX / (128 * size);
-  const float top = *scale, most = (float)(fitting < kMost ? fitting : kMost);
-  const Vector inverse = Vector::splat(top > 1e-30f ? most / top : 0);
+  const float top = *scale, largest_integer = (float)(fitting < kMost ? fitting : kMost);
+  const Vector inverse = Vector::splat(top > 1e-30f ? largest_integer / top : 0);
   Ints total = {};
   UNROLL for (int64_t i = 0; i < depth; i += kLanes) {
     const Vector x = Vector::load(numbers + i) * inverse;
@@ -117,7 +117,7 @@ inline uint32_t put_digits(const float* numbers, int64_t size, int64_t depth, fl
     _mm_storeu_si128((__m128i*)(digits + depth + i), _mm512_cvtepi32_epi8(integers));
     total += (Ints)integers;
   }
-  *scale = top / most;
+  *scale = top / largest_integer;
   return (uint32_t)_mm512_reduce_add_epi32((__m512i)total);
 }
 
@@ -184,11 +184,11 @@ void pack_bytes_of_keys(Place keys, Place next, Groups groups, uint8_t* out) {
       for (; byte + kChunk <= size; byte += kChunk, to += kChunk * kLanes)
         turn_keys<stored>(keys.rows + first, keys.at + g * size + byte, to);
       if (stored == Stored::kInt4 || byte == size) continue;
-      char rest[kLanes][kChunk] = {};
+      char tails[kLanes][kChunk] = {};
       const char* rows[kLanes];
       for (int s = 0; s < kLanes; s++) {
-        memcpy(rest[s], keys[first + s] + g * size + byte, size - byte);
-        rows[s] = rest[s];
+        memcpy(tails[s], keys[first + s] + g * size + byte, size - byte);
+        rows[s] = tails[s];
       }
       uint8_t turned[kChunk * kLanes];
       turn_keys<Stored::kInt8>(rows, 0, turned);
@@ -220,9 +220,9 @@ void pack_bytes_of_values(Place values, Place next, int64_t width, uint8_t* out)
     int64_t byte = 0;
     for (; byte + kLanes <= bytes; byte += kLanes) put(a + byte, b + byte, c + byte, d + byte);
     if (byte == bytes) continue;
-    char rest[4][kLanes] = {};
-    for (int i = 0; i < 4; i++) memcpy(rest[i], values[s + i] + byte, bytes - byte);
-    put(rest[0], rest[1], rest[2], rest[3]);
+    char tails[4][kLanes] = {};
+    for (int i = 0; i < 4; i++) memcpy(tails[i], values[s + i] + byte, bytes - byte);
+    put(tails[0], tails[1], tails[2], tails[3]);
   }
 }
 
@@ -275,7 +275,7 @@ class IntegerBlock {
   void put_query(int64_t head, int64_t row, const void* query) {
     int64_t g = 0;
     s_.each_group([&](int64_t first, int64_t size, int64_t depth, int64_t before) {
-      const KeyGroup own = key_group(head, g++, before, depth);
+      const KeyGroup group = key_group(head, g++, before, depth);
       put<InFloat32<Bfloat16>>((const uint16_t*)query + first, false, size, depth, numbers_, 0);
       float top = 0, sign = 0;  // NaN where something is not finite
       for (int64_t i = 0; i < size; i++) {
@@ -283,11 +283,11 @@ class IntegerBlock {
         top = magnitude > top ? magnitude : top;
         sign += magnitude * 0;
       }
-      own.scales[row] = top;
+      group.scales[row] = top;
       const uint32_t total =
-          put_digits(numbers_, size, depth, own.scales + row, own.q + row * 2 * depth);
-      own.excess[row] = (int32_t)(total * excess_of(s_.a.stored));
-      own.scales[row] += sign;
+          put_digits(numbers_, size, depth, group.scales + row, group.q + row * 2 * depth);
+      group.excess[row] = (int32_t)(total * excess_of(s_.a.stored));
+      group.scales[row] += sign;
     });
   }
 
@@ -295,22 +295,22 @@ class IntegerBlock {
     turn_scales(rows, row_bytes_, s_.a.num_scales(), scales_);
   }
 
-  void pack(const HeadPlaces& own, const HeadPlaces& next) {
+  void pack(const HeadPlaces& current, const HeadPlaces& next) {
     auto pack_as = [&](auto stored) {
       constexpr Stored kStored = decltype(stored)::value;
-      pack_bytes_of_keys<kStored>(own.keys, next.keys, s_.latent, keys_);
-      pack_bytes_of_keys<kStored>(own.keyed, next.keyed, s_.keyed,
+      pack_bytes_of_keys<kStored>(current.keys, next.keys, s_.latent, keys_);
+      pack_bytes_of_keys<kStored>(current.keyed, next.keyed, s_.keyed,
                                   keys_ + kBlock * s_.latent.count * s_.latent.depth());
-      pack_bytes_of_values<kStored>(own.values, next.values, s_.a.value_width, values_);
+      pack_bytes_of_values<kStored>(current.values, next.values, s_.a.value_width, values_);
     };
     if (s_.a.stored == Stored::kInt4)
       pack_as(std::integral_constant<Stored, Stored::kInt4>());
     else
       pack_as(std::integral_constant<Stored, Stored::kInt8>());
-    if (next.keys.rows != own.keys.rows)
+    if (next.keys.rows != current.keys.rows)
       for (int s = 0; s < kBlock; s++) __builtin_prefetch(next.key_scales[s], 0, 3);
-    key_scales_ = scales_ + (own.key_scales.at - scales_at_) / 2 * kBlock;
-    value_scales_ = scales_ + (own.value_scales.at - scales_at_) / 2 * kBlock;
+    key_scales_ = scales_ + (current.key_scales.at - scales_at_) / 2 * kBlock;
+    value_scales_ = scales_ + (current.value_scales.at - scales_at_) / 2 * kBlock;
   }
 
   void score(int64_t head, int64_t first, int64_t count, float* scores) {

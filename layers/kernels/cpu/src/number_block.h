@@ -99,21 +99,22 @@ class NumberBlock {
   void start_block(const char* const*) {}
 
   // A head's keys and values as strips; those of the next are fetched meanwhile.
-  void pack(const HeadPlaces& own, const HeadPlaces& next) {
+  void pack(const HeadPlaces& current, const HeadPlaces& next) {
     auto pack_as = [&](auto stored) {
       constexpr Stored kStored = decltype(stored)::value;
-      pack_keys<kStored>(own.keys, next.keys, s_.latent, keys_);
-      pack_keys<kStored>(own.keyed, next.keyed, s_.keyed,
+      pack_keys<kStored>(current.keys, next.keys, s_.latent, keys_);
+      pack_keys<kStored>(current.keyed, next.keyed, s_.keyed,
                          keys_ + kBlock * s_.latent.count * s_.latent.depth());
-      pack_values<kStored>(own.values, next.values, s_.a.value_width, values_);
-      read_scales(own.key_scales, next.key_scales, s_.latent.count + s_.keyed.count, key_scales_);
-      read_scales(own.value_scales, next.value_scales, s_.valued.count, value_scales_);
+      pack_values<kStored>(current.values, next.values, s_.a.value_width, values_);
+      read_scales(current.key_scales, next.key_scales, s_.latent.count + s_.keyed.count,
+                  key_scales_);
+      read_scales(current.value_scales, next.value_scales, s_.valued.count, value_scales_);
     };
     switch (s_.a.stored) {
       case Stored::kPlain:
-        pack_keys(own.keys, next.keys, s_.a.key_width / kWordElements, depth_ / kWordElements,
+        pack_keys(current.keys, next.keys, s_.a.key_width / kWordElements, depth_ / kWordElements,
                   (uint32_t*)keys_);
-        return pack_values(own.values, next.values, s_.a.value_width, values_);
+        return pack_values(current.values, next.values, s_.a.value_width, values_);
       case Stored::kInt8:
         return pack_as(std::integral_constant<Stored, Stored::kInt8>());
       case Stored::kFp8:

@@ -59,12 +59,12 @@ void parallel(Pool& pool, std::initializer_list<int64_t> pieces, const Work& wor
   auto job = std::make_shared<Job>();
   job->work = &work;
   assert(pieces.size() <= kMostPhases);
-  int64_t most = 0;
+  int64_t most_pieces = 0;
   for (int64_t count : pieces) {
     job->pieces[job->phases++] = count;
-    most = count > most ? count : most;
+    most_pieces = count > most_pieces ? count : most_pieces;
   }
-  const int64_t threads = pool.num_threads() < most ? pool.num_threads() : most;
+  const int64_t threads = pool.num_threads() < most_pieces ? pool.num_threads() : most_pieces;
   for (int64_t i = 1; i < threads; i++) pool.Schedule([job] { job->help(); });
   job->call();
 }

@@ -75,7 +75,7 @@ TARGET(WIDE ",avx512bf16") void avx512bf16_bfloat16(State& state) {
 }
 
 struct alignas(64) Tiles {
-  uint8_t palette = 1, rest[15] = {};
+  uint8_t palette = 1, reserved[15] = {};
   uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };

@@ -73,9 +73,9 @@ struct FloatTiles {
   // of them.
   static constexpr int strips(int rows) {
     const int free = kAccumulators - (kAccumulators <= 6 && Format::kStep > 1);
-    const int most = free / rows, even = rows <= 2 ? 8 : rows <= 4 ? 4 : 2;
+    const int fitting = free / rows, even = rows <= 2 ? 8 : rows <= 4 ? 4 : 2;
     int strips = 1;
-    while (2 * strips <= most && 2 * strips <= even) strips *= 2;
+    while (2 * strips <= fitting && 2 * strips <= even) strips *= 2;
     return strips;
   }
 
@@ -131,9 +131,9 @@ void put(const void* row, bool is_float32, int64_t size, int64_t depth, void* ou
   for (; k + kLanes <= size; k += kLanes) Arithmetic::put(load(k), x + k);
   if (k < size) {
     const int64_t bytes = is_float32 ? 4 : 2;
-    alignas(64) char rest[kLanes * 4] = {};
-    memcpy(rest, (const char*)row + k * bytes, (size - k) * bytes);
-    Arithmetic::put(is_float32 ? Vector::load((const float*)rest) : widen((const uint16_t*)rest),
+    alignas(64) char tail[kLanes * 4] = {};
+    memcpy(tail, (const char*)row + k * bytes, (size - k) * bytes);
+    Arithmetic::put(is_float32 ? Vector::load((const float*)tail) : widen((const uint16_t*)tail),
                     x + k);
     k += kLanes;
   }

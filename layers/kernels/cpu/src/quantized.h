@@ -77,19 +77,19 @@ void pack_keys(Place keys, Place next, Groups groups, Element* out) {
     int64_t row = 0;
     for (int64_t byte = 0; byte < bytes; byte += kRegisterBytes) {
       Words square[kRegisterLanes];
-      const int64_t left = bytes - byte;
+      const int64_t remaining = bytes - byte;
       UNROLL for (int s = 0; s < kRegisterLanes; s++) {
         const char* from = keys[first + s] + byte;
         __builtin_prefetch(next[first + s] + byte, 0, 2);
-        if (left >= kRegisterBytes) {
+        if (remaining >= kRegisterBytes) {
           memcpy(&square[s], from, kRegisterBytes);  // at any address, as scales take two bytes
         } else {
           square[s] = Words{};
-          memcpy(&square[s], from, left);
+          memcpy(&square[s], from, remaining);
         }
       }
       transpose(square);
-      for (int k = 0; k < kRegisterLanes && 4 * k < left; k++) {
+      for (int k = 0; k < kRegisterLanes && 4 * k < remaining; k++) {
         put_bytes<stored>(square[k], column + row * kLanes);
         if (kHalves) put_bytes<stored, true>(square[k], column + (row + rows) * kLanes);
         row += 4;
@@ -126,10 +126,10 @@ void pack_values(Place values, Place next, int64_t width, Element* out) {
       put(a + byte, b + byte, to);
     }
     if (byte == bytes) continue;
-    char rest[2][kLanes] = {};
-    memcpy(rest[0], a + byte, bytes - byte);
-    memcpy(rest[1], b + byte, bytes - byte);
-    put(rest[0], rest[1], to);
+    char tails[2][kLanes] = {};
+    memcpy(tails[0], a + byte, bytes - byte);
+    memcpy(tails[1], b + byte, bytes - byte);
+    put(tails[0], tails[1], to);
   }
 }
 

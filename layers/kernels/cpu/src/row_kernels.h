@@ -37,8 +37,8 @@ struct Mass {
 struct Choice {
   const float* scores;     // [rows, size]
   const uint8_t* is_open;  // [rows, size]
-  int64_t size, most;
-  int32_t* index;   // [rows, most], `size` behind the last
+  int64_t size, max_chosen;
+  int32_t* index;   // [rows, max_chosen], `size` behind the last
   int32_t* counts;  // [rows]
 };
 

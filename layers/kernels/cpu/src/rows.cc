@@ -118,11 +118,11 @@ ffi::Error summarize(ffi::ThreadPool pool, ffi::BufferR2<ffi::F32> x,
     int64_t group = 0;
     for (int64_t i = 1; i < groups; i++)
       if (tops[i] > tops[group]) group = i;
-    int64_t found = group * kGroup;
-    const int64_t stop = found + kGroup < size ? found + kGroup : size;
-    for (int64_t i = found + 1; i < stop; i++)
-      if (entries[i] > entries[found]) found = i;
-    best->typed_data()[piece] = (int32_t)found;
+    int64_t largest = group * kGroup;
+    const int64_t stop = largest + kGroup < size ? largest + kGroup : size;
+    for (int64_t i = largest + 1; i < stop; i++)
+      if (entries[i] > entries[largest]) largest = i;
+    best->typed_data()[piece] = (int32_t)largest;
     total->typed_data()[piece] = kernels.log_sum_exp(masses + piece * chunks, chunks);
   };
   parallel(pool, {rows * chunks, rows}, work);
@@ -137,8 +137,8 @@ ffi::Error choose(ffi::ThreadPool pool, Floats scores, ffi::Buffer<ffi::PRED> op
   if (!rows || !index->element_count()) return ffi::Error::Success();
   Choice c;
   c.size = total / rows;
-  c.most = (int64_t)index->element_count() / rows;
-  if (c.size * rows != total || c.most * rows != (int64_t)index->element_count() ||
+  c.max_chosen = (int64_t)index->element_count() / rows;
+  if (c.size * rows != total || c.max_chosen * rows != (int64_t)index->element_count() ||
       (int64_t)open.element_count() != total)
     return ffi::Error::InvalidArgument("ridgeline_choose: shapes do not go together");
   c.scores = scores.typed_data();

@@ -23,12 +23,12 @@ inline void store_some(const Vector& v, int64_t count, float* p) {
   memcpy(p, lanes, count * sizeof(float));
 }
 
-// Calls each(first, count) for sixteen at a time, and for what is left.
-template <class Each>
-inline void by_sixteen(int64_t size, const Each& each) {
+// Calls work(first, count) for sixteen at a time, and for what is left.
+template <class Work>
+inline void by_sixteen(int64_t size, const Work& work) {
   int64_t i = 0;
-  for (; i + kLanes <= size; i += kLanes) each(i, kLanes);
-  if (i < size) each(i, (int)(size - i));
+  for (; i + kLanes <= size; i += kLanes) work(i, kLanes);
+  if (i < size) work(i, (int)(size - i));
 }
 
 inline Vector load_upto(const float* p, int count, float other) {
@@ -70,12 +70,12 @@ bool is_zero(const void* row, bool is_float32, int64_t size) {
     return all == 0;
   };
   const char* bytes = (const char*)row;
-  int64_t left = size * (is_float32 ? 4 : 2);
-  for (; left >= kAtOnce; left -= kAtOnce, bytes += kAtOnce)
+  int64_t remaining = size * (is_float32 ? 4 : 2);
+  for (; remaining >= kAtOnce; remaining -= kAtOnce, bytes += kAtOnce)
     if (!are_zero(bytes)) return false;
-  char rest[kAtOnce] = {};
-  memcpy(rest, bytes, left);
-  return are_zero(rest);
+  char tail[kAtOnce] = {};
+  memcpy(tail, bytes, remaining);
+  return are_zero(tail);
 }
 
 // The sum over a row of of(sixteen entries), in four interleaved parts.
@@ -89,13 +89,13 @@ inline float sum_of(const float* x, int64_t size, const Of& of) {
     for (int part = 0; part < kParts; part++)
       sums[part] = sums[part] + of(Vector::load(x + i + part * kLanes));
   for (; i + kLanes <= size; i += kLanes) sums[0] = sums[0] + of(Vector::load(x + i));
-  float rest = 0;
+  float tail_sum = 0;
   if (i < size) {  // lanes without an entry add nothing, whatever `of` makes of them
     float lanes[kLanes] = {};
     store_some(of(load_some(x + i, size - i, 0)), size - i, lanes);
-    rest = sum(Vector::load(lanes));
+    tail_sum = sum(Vector::load(lanes));
   }
-  return sum((sums[0] + sums[1]) + (sums[2] + sums[3])) + rest;
+  return sum((sums[0] + sums[1]) + (sums[2] + sums[3])) + tail_sum;
 }
 
 void norm(const ridgeline::Norm& n, int64_t row) {
@@ -192,12 +192,12 @@ ridgeline::Mass summarize(const float* x, int64_t size, float* maxima) {
   float top = kNothing;
   for (int64_t group = 0; group * ridgeline::kGroup < size; group++) {
     const float* entries = x + group * ridgeline::kGroup;
-    const int64_t left = size - group * ridgeline::kGroup;
-    Vector most = Vector::splat(kNothing);
-    by_sixteen(left < ridgeline::kGroup ? left : ridgeline::kGroup, [&](int64_t i, int count) {
-      most = maximum(most, load_upto(entries + i, count, kNothing));
+    const int64_t behind = size - group * ridgeline::kGroup;
+    Vector tops = Vector::splat(kNothing);
+    by_sixteen(behind < ridgeline::kGroup ? behind : ridgeline::kGroup, [&](int64_t i, int count) {
+      tops = maximum(tops, load_upto(entries + i, count, kNothing));
     });
-    maxima[group] = largest(most);
+    maxima[group] = largest(tops);
     top = maxima[group] > top ? maxima[group] : top;
   }
   const Vector zero = Vector::splat(finite_or_0(top));
@@ -229,24 +229,24 @@ void choose(const ridgeline::Choice& c, int64_t row) {
     keys[i] = !is_open[i] ? INT32_MIN : key > INT32_MIN ? key : INT32_MIN + 1;
     count += is_open[i] != 0;
   }
-  count = count < c.most ? count : c.most;
+  count = count < c.max_chosen ? count : c.max_chosen;
   auto not_below = [&](int32_t key) {
-    int32_t found = 0;
-    for (int64_t i = 0; i < c.size; i++) found += keys[i] >= key;
-    return (int64_t)found;
+    int32_t reaching = 0;
+    for (int64_t i = 0; i < c.size; i++) reaching += keys[i] >= key;
+    return (int64_t)reaching;
   };
   uint32_t least = 0;  // its sign turned, so that bits count upwards
-  int64_t found = c.size;
-  for (uint32_t bit = 1u << 31; bit && found > count; bit >>= 1) {
+  int64_t not_below_least = c.size;
+  for (uint32_t bit = 1u << 31; bit && not_below_least > count; bit >>= 1) {
     const int64_t above = not_below((int32_t)((least | bit) ^ 1u << 31));
     if (above < count) continue;
     least |= bit;
-    found = above;
+    not_below_least = above;
   }
   const int32_t key = (int32_t)(least ^ 1u << 31);
   int64_t equals = count;  // that are chosen
   for (int64_t i = 0; i < c.size; i++) equals -= keys[i] > key;
-  int32_t* const index = c.index + row * c.most;
+  int32_t* const index = c.index + row * c.max_chosen;
   int64_t taken = 0;
   for (int64_t i = 0; taken < count; i++) {
     const bool is_equal = keys[i] == key && equals > 0;
@@ -254,7 +254,7 @@ void choose(const ridgeline::Choice& c, int64_t row) {
     taken += keys[i] > key || is_equal;
     equals -= is_equal;
   }
-  for (; taken < c.most; taken++) index[taken] = (int32_t)c.size;
+  for (; taken < c.max_chosen; taken++) index[taken] = (int32_t)c.size;
   c.counts[row] = (int32_t)count;
 }
 

@@ -23,8 +23,8 @@ class Scratch {
 
   // Gives back what is too much to keep.
   void trim() {
-    constexpr size_t kKept = 64 << 20;
-    if (size_ <= kKept) return;
+    constexpr size_t kRetainedBytes = 64 << 20;
+    if (size_ <= kRetainedBytes) return;
     free(memory_);
     memory_ = nullptr;
     size_ = 0;
@@ -41,9 +41,9 @@ class Carver {
   explicit Carver(void* memory) : start_((uintptr_t)memory), next_(start_) {}
   template <class T>
   T* take(int64_t count) {
-    const uintptr_t found = next_;
+    const uintptr_t array = next_;
     next_ += (count * sizeof(T) + 63) / 64 * 64;
-    return (T*)found;
+    return (T*)array;
   }
   size_t taken() const { return next_ - start_; }
 

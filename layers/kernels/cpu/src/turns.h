@@ -24,9 +24,9 @@ inline void relax() {
 
 // Waits until is_over() or for so long without giving the processor away; whether it is over.
 template <class Condition>
-bool spin(Clock::duration most, const Condition& is_over) {
+bool spin(Clock::duration limit, const Condition& is_over) {
   constexpr int kBetweenLooks = 16;  // at the clock
-  const auto stop = Clock::now() + most;
+  const auto stop = Clock::now() + limit;
   do {
     for (int i = 0; i < kBetweenLooks; i++, relax())
       if (is_over()) return true;
@@ -41,11 +41,11 @@ inline int current_cpu() { return sched_getcpu(); }
 // Moves this thread to another processor that it may use, whatever runs there. It may use the same
 // ones afterwards; where the system forbids the move, it stays.
 inline void leave_cpu(int cpu) {
-  cpu_set_t allowed, others;
+  cpu_set_t allowed, other_cpus;
   if (cpu < 0 || cpu >= CPU_SETSIZE || sched_getaffinity(0, sizeof(allowed), &allowed)) return;
-  others = allowed;
-  CPU_CLR(cpu, &others);
-  if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof(others), &others))
+  other_cpus = allowed;
+  CPU_CLR(cpu, &other_cpus);
+  if (CPU_COUNT(&other_cpus) && !sched_setaffinity(0, sizeof(other_cpus), &other_cpus))
     sched_setaffinity(0, sizeof(allowed), &allowed);
 }
 

@@ -270,13 +270,13 @@ inline void narrow(const Vector& a, const Vector& b, uint16_t* p) {
 inline Vector widen(const uint16_t* p) {
   Vector v;
   UNROLL for (int i = 0; i < kRegisters; i++) {
-    const uint16_t* const own = p + i * kRegisterLanes;
+    const uint16_t* const halves = p + i * kRegisterLanes;
 #if defined(__AVX512F__)  // one operation, of which GCC's conversion makes four
-    const Words words = (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)own));
+    const Words words = (Words)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)halves));
 #elif defined(__AVX2__)
-    const Words words = (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)own));
+    const Words words = (Words)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)halves));
 #else
-    const Words words = __builtin_convertvector(*(const LooseHalves*)own, Words);
+    const Words words = __builtin_convertvector(*(const LooseHalves*)halves, Words);
 #endif
     v.part[i] = (Floats)(words << 16);
   }

@@ -1,4 +1,4 @@
-"""How far one model's laws of the next token are from another's, over the same windows."""
+"""How far one model's distributions of the next token are from another's, over the same windows."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -27,8 +27,8 @@ class Distance(NamedTuple):
     """Between two models, over tokens.
 
     Attributes:
-        kl: mean Kullback-Leibler divergence KL(other || own), nats: what is lost where the law in
-            question stands for the other one.
+        kl: mean Kullback-Leibler divergence KL(other || own), nats: what is lost where the model
+            in question stands for the other one.
         agreement: share of tokens for which both find the same likeliest successor.
         tokens: for how many there was a successor.
     """
@@ -51,7 +51,7 @@ def distance(
         windows: token ids; each window is read by itself, and its last token predicts nothing.
     """
     width = -(-max(map(len, windows)) // _ROWS) * _ROWS
-    divergence, same, tokens = 0.0, 0, 0
+    total, same, tokens = 0.0, 0, 0
     for nth, window in enumerate(windows):
         padded_W = np.zeros(width, np.int32)  # behind the window, where nothing of it looks
         padded_W[: len(window)] = window
@@ -59,12 +59,12 @@ def distance(
             model.params, other.params, padded_W, config=model.config, other=other.config
         )
         count = len(window) - 1
-        divergence += float(np.asarray(kl_W[:count], np.float64).sum())
+        total += float(np.asarray(kl_W[:count], np.float64).sum())
         same += int(np.asarray(is_same_W[:count]).sum())
         tokens += count
         if progress:
-            progress(nth + 1, len(windows), "comparing laws")
-    return Distance(divergence / tokens, same / tokens, tokens)
+            progress(nth + 1, len(windows), "comparing distributions")
+    return Distance(total / tokens, same / tokens, tokens)
 
 
 @functools.partial(jax.jit, static_argnames=("config", "other"))
@@ -76,7 +76,7 @@ def _compared(
     config: ModelConfig,
     other: ModelConfig,
 ) -> tuple[jax.Array, jax.Array]:
-    """Divergence of each token's law, and whether its likeliest successors are the same."""
+    """Divergence after each token, and whether the likeliest successors are the same."""
     rows = contiguous(1, len(tokens_W))
     hidden = []
     for weights, model in ((params, config), (other_params, other)):

@@ -1,5 +1,5 @@
-"""The law that rejection weighs drafts by: transformers' processors in numpy, and no other token
-than the sampler draws.
+"""The distribution that rejection weighs drafts by: transformers' processors in numpy, and no other
+token than the sampler draws.
 """
 
 import dataclasses
@@ -24,8 +24,8 @@ from tests.inference.sampling.test_sampling import (
 
 pytestmark = pytest.mark.quick_code
 
-law = compiling.jit(sampler.distribution)
-law_there = compiling.jit(accelerators.written_for("cuda", sampler.distribution))
+distribution = compiling.jit(sampler.distribution)
+distribution_there = compiling.jit(accelerators.written_for("cuda", sampler.distribution))
 
 ASKED = [
     Request(), Request(0.7), Request(20.0, 0, 0.9), Request(3.0, 50, 0.95),
@@ -41,7 +41,9 @@ ASKED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("program, vocab", [(law, 300), (law, 8), (law_there, 300)])
+@pytest.mark.parametrize(
+    "program, vocab", [(distribution, 300), (distribution, 8), (distribution_there, 300)]
+)
 def test_it_is_that_of_the_filters_in_their_order(program, vocab):
     rng = np.random.default_rng(vocab)
     requests = [
@@ -63,13 +65,13 @@ def test_it_is_that_of_the_filters_in_their_order(program, vocab):
 
 @pytest.mark.parametrize("is_there", [False, True])
 def test_the_likeliest_drafts_are_its_own(is_there):
-    """None that the request's filters leave out, and as sure as the law says."""
+    """None that the request's filters leave out, and as sure as the distribution says."""
     best = functools.partial(sampler.best, n=5, is_drawn=False)
     program = compiling.jit(accelerators.written_for("cuda", best) if is_there else best)
     requests = [r for r in ASKED if not (r.bias or r.grammar_ids or r.allowed_token_ids)]
     arguments = fill(peaked(np.random.default_rng(4), len(requests), 8, 2.0), requests)
     ids, sure = (np.asarray(x)[: len(requests)] for x in program(*arguments[:4]))
-    own = np.asarray(law(*arguments))[: len(requests)]
+    own = np.asarray(distribution(*arguments))[: len(requests)]
     expected = -np.sort(-own, axis=1)[:, :5]
     np.testing.assert_array_equal(ids >= 0, expected > 0)
     np.testing.assert_allclose(np.exp(sure), expected, rtol=1e-4)
@@ -81,7 +83,7 @@ def test_the_likeliest_drafts_are_its_own(is_there):
 def test_greedy_rows_have_one_token():
     x = peaked(np.random.default_rng(1), 3, 300)
     asked = [Request(0.0), Request(0.0, 9, 0.5, 0.1), Request(0.0, bias=((5, 99.0),))]
-    for program in (law, law_there):
+    for program in (distribution, distribution_there):
         found = np.asarray(program(*fill(x, asked)))[:3]
         np.testing.assert_array_equal(found.argmax(-1), draw_filled(x, asked))
         assert ((found == 1).sum(-1) == 1).all() and ((found == 0).sum(-1) == 299).all()
@@ -91,7 +93,7 @@ def test_rows_without_any_token_end():
     x = np.zeros((3, 300), np.float32)
     none = Request(allowed_token_ids=(4,), grammar_ids=(5,))
     requests = [Request(), dataclasses.replace(none, stop_token_ids=(9, 3)), none]
-    for program in (law, law_there):
+    for program in (distribution, distribution_there):
         found = np.asarray(program(*fill(x, requests)))[:3]
         np.testing.assert_array_equal(found[1:].argmax(-1), [9, 0])
         assert np.isfinite(found).all() and (found[1:].max(-1) == 1).all()
@@ -101,6 +103,7 @@ def test_rows_without_any_token_end():
 def test_a_row_depends_on_itself_only():
     x = peaked(np.random.default_rng(2), len(ASKED), 300)
     arguments = fill(x, ASKED)
-    together, order = np.asarray(law(*arguments)), np.random.default_rng(3).permutation(ROWS)
-    permuted = np.asarray(law(*jax.tree.map(lambda leaf: leaf[order], arguments)))
+    order = np.random.default_rng(3).permutation(ROWS)
+    together = np.asarray(distribution(*arguments))
+    permuted = np.asarray(distribution(*jax.tree.map(lambda leaf: leaf[order], arguments)))
     np.testing.assert_array_equal(permuted[np.argsort(order)], together)

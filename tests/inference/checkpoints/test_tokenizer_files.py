@@ -11,7 +11,7 @@ import pytest
 import tokenizers
 
 from configs.errors import InputError
-from inference.checkpoints import hf_tokenizer
+from inference.checkpoints import tokenizer_files
 from inference.checkpoints.gguf import pretokenizers
 from inference.text import panics
 
@@ -31,7 +31,7 @@ def copy_with(folder: Path, changes: dict[str, dict]) -> Path:
 @pytest.mark.parametrize("case", SPECIAL["cases"])
 def test_special_tokens_are_those_of_transformers(case, tmp_path):
     expected = SPECIAL["cases"][case]
-    read = hf_tokenizer.load_tokenizer(copy_with(tmp_path, expected["changes"]), 400)
+    read = tokenizer_files.load_tokenizer(copy_with(tmp_path, expected["changes"]), 400)
     ids = [read.encode(text) for text in SPECIAL["texts"]]
     assert ids == expected["ids"]
     assert [read.decode(tokens) for tokens in ids] == expected["decoded"]
@@ -41,7 +41,7 @@ def test_special_tokens_are_those_of_transformers(case, tmp_path):
 def test_named_tokens_are_special_in_conversations_too(tmp_path):
     """In a tokenizer.json without them: the template's are tokens, the user's are text."""
     made = copy_with(tmp_path, {"tokenizer.json": {"added_tokens": []}})
-    read = hf_tokenizer.load_tokenizer(made, 400)
+    read = tokenizer_files.load_tokenizer(made, 400)
     read.template = "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}"
     ids = read.apply_chat_template([{"role": "user", "content": "<|begin|><|end_of_text|>"}])
     assert (ids[0], ids[-1]) == (read.bos_id, read.eos_id)
@@ -50,7 +50,7 @@ def test_named_tokens_are_special_in_conversations_too(tmp_path):
 
 def test_a_raw_prompt_is_split_where_the_checkpoint_says_so(tmp_path):
     made = copy_with(tmp_path, {"tokenizer_config.json": {"split_special_tokens": True}})
-    read = hf_tokenizer.load_tokenizer(made, 400)
+    read = tokenizer_files.load_tokenizer(made, 400)
     assert read.encode("<|end_of_text|>", add_special=False) != [read.eos_id]
     read.template = "{{ messages[0].content }}{{ eos_token }}"
     for content in ("a", "<|end_of_text|>"):
@@ -71,7 +71,7 @@ def test_thousands_of_listed_tokens_cost_one_pass(tmp_path):
         },
     )
     start = time.process_time()
-    read = hf_tokenizer.load_tokenizer(made, 7_000)
+    read = tokenizer_files.load_tokenizer(made, 7_000)
     assert time.process_time() - start < 1
     assert read.encode("<unused6411>", add_special=False) == [320 + 6411]
 
@@ -88,7 +88,7 @@ def test_thousands_of_listed_tokens_cost_one_pass(tmp_path):
 )
 def test_what_is_no_token_is_named(changes, expected, tmp_path):
     with pytest.raises(InputError, match=expected) as caught:
-        hf_tokenizer.load_tokenizer(copy_with(tmp_path, changes), 400)
+        tokenizer_files.load_tokenizer(copy_with(tmp_path, changes), 400)
     assert "\n" not in str(caught.value)
 
 
@@ -97,7 +97,7 @@ def panicking(tmp_path):
     """A tokenizer that panics on some texts only."""
     pattern = {"type": "Split", "pattern": {"Regex": "(?:a|a)+$"}, "behavior": "Isolated"}
     made = copy_with(tmp_path, {"tokenizer.json": {"pre_tokenizer": pattern | {"invert": False}}})
-    return hf_tokenizer.load_tokenizer(made, 320)
+    return tokenizer_files.load_tokenizer(made, 320)
 
 
 def test_a_panic_while_encoding_is_one_line(panicking, capfd):
@@ -108,7 +108,7 @@ def test_a_panic_while_encoding_is_one_line(panicking, capfd):
 
 @pytest.mark.parametrize("made", ["llama-tokenizer", "sentencepiece-tokenizer"])
 def test_an_encoding_leaves_the_stderr_of_the_process_alone(made, monkeypatch):
-    read = hf_tokenizer.load_tokenizer(GOLDEN / made, 4_096)
+    read = tokenizer_files.load_tokenizer(GOLDEN / made, 4_096)
     monkeypatch.setattr(panics, "_CapturedStderr", None)
     assert read.encode("A text with 12 digits.")
 

@@ -1,4 +1,4 @@
-"""The tokenizer of a Hugging Face directory: `tokenizer.json`, and what the files beside it add."""
+"""The tokenizer of a directory: `tokenizer.json`, and what the files beside it add."""
 
 import re
 from collections.abc import Mapping
@@ -34,16 +34,11 @@ def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
         raise MissingTokenizer(f"{path} is missing (save it from the fast tokenizer)")
     config_path = directory / text_files.TOKENIZER_CONFIG
     config = _read(config_path)
-    backend = load_backend(path)
+    backend = parse_backend(mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES), path)
     special_tokens = panics.guard(lambda: _add_tokens(backend, directory, config), str(config_path))
     backend.encode_special_tokens = config.get("split_special_tokens") is True
     templates = _templates(directory, config)
     return Tokenizer(backend, vocab_size, special_tokens, templates.pop("default", None), templates)
-
-
-def load_backend(path: Path) -> tokenizers.Tokenizer:
-    """Loads a `tokenizer.json`; raises an `InputError` if it is unsound."""
-    return parse_backend(mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES), path)
 
 
 def parse_backend(text: str, path: Path) -> tokenizers.Tokenizer:

@@ -1,0 +1,203 @@
+"""Tensors of `.gguf` files as those that our parameters are made of.
+
+llama.cpp stores the gates of all experts in one tensor and what they meet in another; ours lie side
+by side, expert by expert. It keeps what a Mamba-2 layer projects in one tensor, and gives vectors
+of each head, or of each group of them, a second axis. Matrices of a stack, rows, and so their
+blocks, follow one another: each part is an entry of its own here, in the same bytes.
+"""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from configs.errors import InputError, shown
+from configs.kinds.experts import Experts
+from configs.kinds.latent import Latent
+from configs.kinds.recurrent.mamba import Mamba2
+from configs.model import ModelConfig
+from inference.checkpoints import names
+from inference.checkpoints.gguf.gguf_scan import Header, TensorEntry
+from inference.checkpoints.tensor_source import TensorSource
+from inference.families import families
+from inference.families.shared.gguf_keys import GgufKeys
+
+_STACK = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|up)_exps)\.(weight|bias)")
+_SHARED_GATE = ".ffn_gate_inp_shexp.weight"
+_RATES = ".ssm_a"
+# What is used in float32 however the others are rounded: decays are exponents of exponents.
+_EXACT = (_RATES, ".ssm_d", ".ssm_dt.bias")
+
+
+class FusedTensor(NamedTuple):
+    """A tensor of a file: its shape, and the names of its parts with their rows, in order."""
+
+    shape: tuple[int, ...]
+    parts: Mapping[str, tuple[int, ...]]
+
+
+def fused_tensors(config: ModelConfig) -> dict[str, FusedTensor]:
+    """Tensors that a file has in another shape than their parts have here, by name."""
+    return {
+        name: fused for number in range(config.num_layers) for name, fused in _of(config, number)
+    }
+
+
+def _of(config: ModelConfig, number: int) -> Iterator[tuple[str, FusedTensor]]:
+    prefix, D = f"blk.{number}", config.width
+    for kind in config.layers[number].mixer.parts:
+        if not isinstance(kind, Mamba2):
+            continue
+        inner, maps, _ = kind.channels
+        rows = {"z": inner, "x": inner, "B": maps, "C": maps, "dt": kind.num_heads}
+        for name, row_shape in ((f"{prefix}.ssm_in.weight", (D,)), (f"{prefix}.ssm_in.bias", ())):
+            parts = {f"{name}.{part}": (count, *row_shape) for part, count in rows.items()}
+            if row_shape or "in" in kind.biases:
+                yield name, FusedTensor((sum(rows.values()), *row_shape), parts)
+        for name in ("ssm_a", "ssm_d"):
+            tensor = f"{prefix}.{name}"
+            yield tensor, FusedTensor((kind.num_heads, 1), {tensor: (kind.num_heads,)})
+        if kind.norm_width != 0:
+            tensor, groups = f"{prefix}.ssm_norm.weight", kind.num_groups
+            yield tensor, FusedTensor((groups, inner // groups), {tensor: (inner,)})
+
+
+def expert_stacks(config: ModelConfig) -> dict[str, FusedTensor]:
+    """Tensors of all experts' gates, or of what they meet, by name, an expert a part."""
+    stacks = {}
+    for number, layer in enumerate(config.layers):
+        if not isinstance(layer.ffn, Experts):
+            continue
+        count, width = layer.ffn.num_experts, layer.ffn.width
+        depth = layer.ffn.latent_width or config.width
+        for half in ("gate", "up") if layer.ffn.is_gated else ("up",):
+            name = f"blk.{number}.ffn_{half}_exps"
+            parts = {f"{name}.{n}.weight": (width, depth) for n in range(count)}
+            stacks[f"{name}.weight"] = FusedTensor((count, width, depth), parts)
+    return stacks
+
+
+def split(header: Header, config: ModelConfig) -> Header:
+    """The header with an entry for each expert and each part of what is fused, without blocks
+    behind the model's last layer, which predict a second token, and without keys and values of
+    layers that read earlier ones'.
+
+    Raises:
+        InputError: a stack has another number of matrices than the model has experts.
+    """
+    return dataclasses.replace(header, tensors=dict(_entries(header, config)))
+
+
+def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorEntry]]:
+    keys = GgufKeys(str(header.metadata["general.architecture"]), header.metadata)
+    behind = keys.num_layers - config.num_layers
+    experts = {n: layer.ffn for n, layer in enumerate(config.layers)}
+    fused = fused_tensors(config)
+    unread = names.unread(config, families.gguf(config).tensors, "blk")
+    for name, entry in header.tensors.items():
+        stack = _STACK.fullmatch(name)
+        ffn = experts.get(int(stack[1])) if stack else None
+        if stack and isinstance(ffn, Experts):
+            if entry.shape[0] != ffn.num_experts:
+                raise InputError(
+                    f"{header.path}: tensor {shown(name)} is {list(entry.shape)}; expected "
+                    f"{ffn.num_experts} experts"
+                )
+            shape = entry.shape[1:] if len(entry.shape) > 2 else (1, *entry.shape[1:])
+            prefix, ending = f"blk.{stack[1]}.{stack[2]}", stack[3]
+            parts = {f"{prefix}.{number}.{ending}": shape for number in range(ffn.num_experts)}
+            yield from _parts(str(header.path), name, entry, FusedTensor(entry.shape, parts))
+        elif name in fused:
+            yield from _parts(str(header.path), name, entry, fused[name])
+        elif name.endswith(_SHARED_GATE) and len(entry.shape) == 1:
+            yield name, dataclasses.replace(entry, shape=(1, *entry.shape))
+        elif not name.startswith(unread) and not names.is_behind(config, name, "blk", behind):
+            yield name, entry
+
+
+def _parts(
+    label: str, name: str, entry: TensorEntry, fused: FusedTensor
+) -> Iterator[tuple[str, TensorEntry]]:
+    """The parts of a tensor.
+
+    Raises:
+        InputError: it has another shape; axes of one element may be left out.
+    """
+    if [size for size in entry.shape if size > 1] != [size for size in fused.shape if size > 1]:
+        raise InputError(
+            f"{label}: {shown(name)} is {list(entry.shape)}; expected {list(fused.shape)}"
+        )
+    position = entry.position
+    for part, shape in fused.parts.items():
+        size = entry.num_bytes * math.prod(shape) // math.prod(fused.shape)
+        yield part, dataclasses.replace(entry, shape=shape, position=position, num_bytes=size)
+        position += size
+
+
+def joint_name(name: str) -> str:
+    """The tensor of older files that holds both ways between keys, values and latents of a head."""
+    return re.sub(r"\.attn_[kv]_b\.weight$", ".attn_kv_b.weight", name)
+
+
+def with_latents(source: TensorSource, config: ModelConfig) -> TensorSource:
+    """The source with those of newer files in place of the tensors that hold both.
+
+    Raises:
+        InputError: such a tensor has another shape.
+    """
+    apart: dict[str, tuple[int, ...]] = {}
+    for index, layer in enumerate(config.layers):
+        joint, kind = f"blk.{index}.attn_kv_b.weight", layer.mixer
+        if not isinstance(kind, Latent) or joint not in source.shapes:
+            continue
+        shape = kind.num_heads * (kind.nope_width + kind.value_width), kind.rank
+        if source.shapes[joint] != shape:
+            raise InputError(
+                f"{source.label}: {shown(joint)} is {list(source.shapes[joint])}; "
+                f"expected {list(shape)}"
+            )
+        apart[f"blk.{index}.attn_k_b.weight"] = kind.num_heads, kind.rank, kind.nope_width
+        apart[f"blk.{index}.attn_v_b.weight"] = kind.num_heads, kind.value_width, kind.rank
+    if not apart:
+        return source
+    joined = {joint_name(name) for name in apart}
+    shapes = {name: shape for name, shape in source.shapes.items() if name not in joined} | apart
+
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        if name not in apart:
+            return source.read(name, start, stop, columns)
+        is_keys, joint = name.endswith("k_b.weight"), joint_name(name)
+        num_heads, out, inner = apart[name]
+        head_rows = source.shapes[joint][0] // num_heads
+        rows = source.read(joint, start * head_rows, stop * head_rows).reshape(
+            stop - start, head_rows, -1
+        )
+        return rows[:, :inner].swapaxes(1, 2) if is_keys else rows[:, head_rows - out :]
+
+    return dataclasses.replace(source, shapes=shapes, read=read)
+
+
+def is_exact(name: str) -> bool:
+    """Whether a tensor's numbers stay as they are stored when others are rounded."""
+    return name.endswith(_EXACT)
+
+
+def is_rates(name: str) -> bool:
+    """Whether a tensor holds what states decay by, of which our parameters are the logarithms."""
+    return name.endswith(_RATES)
+
+
+def logarithms(label: str, name: str, rates: np.ndarray) -> np.ndarray:
+    """x of rates -exp(x); raises an `InputError` if a rate is positive or no number."""
+    if not (rates <= 0).all():
+        raise InputError(f"{label}: {shown(name)} holds a rate that lets a state grow")
+    with np.errstate(divide="ignore"):
+        return np.log(-rates.astype(np.float64)).astype(np.float32)
+
+
+def rates(logarithms: np.ndarray) -> np.ndarray:
+    """The inverse of `logarithms`."""
+    return (-np.exp(logarithms.astype(np.float64))).astype(np.float32)
