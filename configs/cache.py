@@ -438,10 +438,8 @@ def share_out(
     `max_seqs` of these do; where not even one of these fits, its needs are the proportions.
 
     Args:
-        num_bytes: of all pages.
         page_bytes: of a page of each group.
         expected, longest: `peak_pages` of a sequence of either length.
-        max_seqs: sequences that run at the same time.
     """
     groups = range(len(page_bytes))
     sequence_bytes = sum(map(math.prod, zip(longest, page_bytes, strict=True)))

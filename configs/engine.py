@@ -109,11 +109,8 @@ class EngineConfig(Section):
         Raises:
             InputError: a name is unknown, or the settings are not valid together.
         """
-        places, groups, changes = (
-            paths(EngineConfig),
-            dict[str, dict[str, object]](),
-            dict[str, object](),
-        )
+        places, changes = paths(EngineConfig), dict[str, object]()
+        groups: dict[str, dict[str, object]] = {}
         for name, value in settings.items():
             if name not in places:
                 raise InputError(f"unknown setting {name!r}; valid: {', '.join(places)}")
@@ -301,6 +298,10 @@ class Config:
         groups = zip(self.peak_pages(self.max_context), self._page_bytes, strict=True)
         paged = sum((1 + num_seqs * peak) * size for peak, size in groups)
         return paged + self.state_bytes(1 + num_seqs)
+
+    def with_room(self, num_seqs: int) -> "Config":
+        """Returns the configuration whose cache holds so many sequences at their longest."""
+        return self.with_engine(cache_bytes=max(1, self.full_bytes(num_seqs)))
 
     @property
     def most_seqs(self) -> int:

@@ -189,8 +189,6 @@ def check_draft(
     """Whether a model may draft for another.
 
     Args:
-        draft: it; None: no model drafts.
-        target: the other.
         proposer: `engine.drafts.proposer`.
         levels: the most drafts that follow each other.
         max_context: the longest sequence.

@@ -66,8 +66,7 @@ class Mesh:
                 f"{sorted(config.divided)} and the cached heads {sorted(set(config.cached_heads))} "
                 f"of {config.name}; valid: {_ranges(valid)}"
             )
-        mixtures = {layer.ffn.experts for layer in config.pattern if layer.ffn}
-        experts = {mixture[0] for mixture in mixtures if mixture}
+        experts = {num_experts for num_experts, _ in config.experts}
         if self.expert > 1 and not experts:
             raise InputError(f"mesh expert={self.expert}: {config.name} has no experts to divide")
         shared = math.gcd(*experts)

@@ -221,8 +221,13 @@ class ModelConfig:
     @functools.cached_property
     def mixtures(self) -> tuple[int, int] | None:
         """How many of its layers are mixtures, and the most experts that one has; None: none is."""
-        sizes = [layer.ffn.experts[0] for layer in self.layers if layer.ffn and layer.ffn.experts]
+        sizes = [num_experts for num_experts, _ in self.experts]
         return (len(sizes), max(sizes)) if sizes else None
+
+    @functools.cached_property
+    def experts(self) -> list[tuple[int, int]]:
+        """(experts, those that a token visits) of each layer that is a mixture."""
+        return [layer.ffn.experts for layer in self.layers if layer.ffn and layer.ffn.experts]
 
     @property
     def divided(self) -> set[int]:

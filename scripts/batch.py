@@ -7,7 +7,6 @@
 from scripts import interrupts  # noqa: F401
 
 # isort: split
-import importlib.util
 import json
 from collections.abc import Sequence
 
@@ -16,7 +15,7 @@ from absl import flags
 from configs.errors import InputError
 from inference.files import resumable_results, user_files
 from inference.files.resumable_results import ResumableResults
-from scripts import common
+from scripts import common, failures
 from scripts.flags import output_flag, shared_flags
 from scripts.flags.requests import input_flags, remote_flags, serving_flags
 
@@ -39,14 +38,10 @@ _READ = {"batch --url": (*_OWN, "url", "api_key_file"), "batch": (*_OWN, *_ENGIN
 
 def main(_: Sequence[str]) -> None:
     common.check_flags("batch" if _URL.value is None else "batch --url", _READ)
-    for name in ("httptools", "msgspec", "starlette", "uvloop"):
-        if importlib.util.find_spec(name) is None:
-            raise InputError("batch needs more packages: pip install '.[serve]'")
+    failures.check_packages("batch", "serve", "httptools", "msgspec", "starlette", "uvloop")
     if _INPUT.value is None or _OUTPUT.value is None:
         raise InputError("give --input and --output")
-    at_a_time = shared_flags.whole_numbers(_CONCURRENCY) if _CONCURRENCY.present else []
-    if len(at_a_time) > 1:
-        raise InputError("--concurrency is one number here")
+    concurrency = shared_flags.whole_number(_CONCURRENCY) if _CONCURRENCY.present else None
     label = f"--output={_OUTPUT.value}"
     target = resumable_results.check_target(label, _OUTPUT.value, _INPUT.value)
     from inference.batches import lines, records
@@ -58,9 +53,7 @@ def main(_: Sequence[str]) -> None:
     ids = {line.custom_id for line in valid_lines}
     earlier = [] if _OVERWRITE.value else records.read(target)
     results = {record["custom_id"]: record for record in earlier if records.is_final(record)}
-    saved = ResumableResults(target, {"kind": "batch"}, ids, _OVERWRITE.value)
-    finished = False
-    try:
+    with ResumableResults(target, {"kind": "batch"}, ids, _OVERWRITE.value) as saved:
         results |= saved.results
         todo = [
             line for line in valid_lines if not records.is_final(results.get(line.custom_id, {}))
@@ -68,9 +61,8 @@ def main(_: Sequence[str]) -> None:
         if num_done := len(valid_lines) - len(todo):
             common.say(f"{num_done} of {len(valid_lines)} results are there already")
         if todo:
-            url, concurrency = _URL.value, at_a_time[0] if at_a_time else None
-            engine = _engine_flags() if url is None else []
-            batch_servers.answer(todo, url, engine, concurrency, saved)
+            engine = _engine_flags() if _URL.value is None else []
+            batch_servers.answer(todo, _URL.value, engine, concurrency, saved)
             results |= saved.results
         other_records = [record for name, record in results.items() if name not in ids]
         output_records = [
@@ -82,11 +74,6 @@ def main(_: Sequence[str]) -> None:
             for record in [*other_records, *output_records]
         )
         user_files.write({target: text.encode()})
-        finished = True
-    except KeyboardInterrupt:
-        raise saved.interrupted(len(valid_lines)) from None
-    finally:
-        saved.close(finished)
     failed = sum(record["error"] is not None for record in output_records)
     refused = sum(
         record["error"] is None and not records.is_good(record) for record in output_records

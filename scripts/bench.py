@@ -140,12 +140,12 @@ def _run_engine() -> None:
 def _run_url() -> None:
     from scripts.modes import bench_url
 
-    sizes = shared_flags.whole_numbers(_CONCURRENCY) if _CONCURRENCY.present else []
+    concurrency = shared_flags.whole_number(_CONCURRENCY) if _CONCURRENCY.present else None
     model = flags.FLAGS["model"]
     assert _URL.value is not None
     options = bench_url.BenchOptions(
         _URL.value, model.value if model.present else None, _ENDPOINT.value, _DATASET.value,
-        _DATASET_PATH.value, _AS_TEXT.value, _VOCAB_SIZE.value, sizes, _GOODPUT.value,
+        _DATASET_PATH.value, _AS_TEXT.value, _VOCAB_SIZE.value, concurrency, _GOODPUT.value,
     )  # fmt: skip
     bench_url.run(options)
 

@@ -135,9 +135,9 @@ def _config(target: Target) -> Config:
     """
     sizes: dict[str, object] = {}
     if _BATCH.present:
-        sizes["max_seqs"] = _single(_BATCH)
+        sizes["max_seqs"] = shared_flags.whole_number(_BATCH)
     if _CONTEXT.present:
-        sizes["max_context"] = _single(_CONTEXT)
+        sizes["max_context"] = shared_flags.whole_number(_CONTEXT)
     _, config = common.named_config({"max_seqs": _SEQUENCES} | sizes, sizes)
     mesh = _mesh(config.mesh, target)
     config = dataclasses.replace(config, mesh=mesh, prefill=TOGETHER)  # others run the same program
@@ -147,16 +147,8 @@ def _config(target: Target) -> Config:
     if config.engine.max_context is None:
         config = config.with_engine(max_context=min(_TOKENS, config.model.max_context))
     if config.engine.cache.cache_bytes == CacheConfig.cache_bytes:
-        needed = max(1, config.full_bytes(config.engine.max_seqs))
-        config = config.with_engine(cache_bytes=needed)
+        config = config.with_room(config.engine.max_seqs)
     return config
-
-
-def _single(flag: flags.FlagHolder[str]) -> int:
-    numbers = shared_flags.whole_numbers(flag)
-    if len(numbers) > 1:
-        raise InputError(f"--{flag.name} is one number here, not {flag.value[:80]!r}")
-    return numbers[0]
 
 
 if __name__ == "__main__":

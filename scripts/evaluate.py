@@ -42,7 +42,8 @@ def main(_: Sequence[str]) -> None:
         raise InputError(f"--window is at least 2 tokens, not {_WINDOW.value}")
     if _MAX_TOKENS.value is not None and _MAX_TOKENS.value < 2:
         raise InputError(f"--max_tokens is at least 2, not {_MAX_TOKENS.value}")
-    text = _read_text()
+    path = _TEXT.value
+    text = perplexity.default_text() if path is None else user_files.read_text(path, _MAX_BYTES)
     resolved, config = common.resolve_config({"max_seqs": 8})
     if _WINDOW.value > config.max_context:
         raise InputError(
@@ -121,12 +122,6 @@ def _compared(
     with common.bars() as progress:
         distance = divergence.distance(near, far, windows, progress)
     return {"kl": distance.kl, "agreement": distance.agreement}
-
-
-def _read_text() -> str:
-    if _TEXT.value is None:
-        return perplexity.default_text()
-    return user_files.read_text(_TEXT.value, _MAX_BYTES)
 
 
 if __name__ == "__main__":

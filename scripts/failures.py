@@ -3,6 +3,7 @@ are the cause.
 """
 
 import errno
+import importlib.util
 import resource
 import traceback
 
@@ -42,6 +43,12 @@ def check_limits() -> None:
             f"this process may have {limit >> 20} MiB of addresses (ulimit -v), and JAX alone "
             f"takes {_LEAST_ADDRESSES >> 20} MiB: raise the limit"
         )
+
+
+def check_packages(reader: str, extras: str, *names: str) -> None:
+    """Raises InputError if one of the packages that some extras install is missing."""
+    if any(importlib.util.find_spec(name) is None for name in names):
+        raise InputError(f"{reader} needs more packages: pip install '.[{extras}]'")
 
 
 def line(error: Exception) -> str:

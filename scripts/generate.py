@@ -228,17 +228,10 @@ def _resumable(
         "weights": resumable_results.digest([provenance.identity(common.model_name()), eos_ids]),
         "configuration": resumable_results.digest([dataclasses.asdict(config.model), *decisive]),
     }
-    saved = ResumableResults(target, identity, keys, _OVERWRITE.value)
-    finished = False
-    try:
+    with ResumableResults(target, identity, keys, _OVERWRITE.value) as saved:
         if saved.results:
             common.say(f"{len(saved.results)} of {len(keys)} results are in {saved.path} already")
         yield saved
-        finished = True
-    except KeyboardInterrupt:
-        raise saved.interrupted(len(keys)) from None
-    finally:
-        saved.close(finished)
 
 
 def _run(

@@ -9,7 +9,6 @@ from scripts import interrupts  # noqa: F401
 
 # isort: split
 import dataclasses
-import json
 import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -73,7 +72,7 @@ def main(_: Sequence[str]) -> None:
     if _TUNE.value:
         result["tuning"] = f"as it was: {reason}" if reason else tune.entry(result["rows"])
     if json_lines_flag.is_json():
-        print(json.dumps(result), flush=True)
+        common.print_plain(result)
     else:
         print("\n".join(kernel_text.table(result)))
     if _TUNE.value and reason is None:  # last, so that what was measured is printed in any case

@@ -5,7 +5,6 @@ from scripts import interrupts  # noqa: F401
 # isort: split
 import dataclasses
 import functools
-import importlib.util
 import re
 import socket
 import sys
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from absl import flags
 
 from configs.errors import InputError
-from scripts import common
+from scripts import common, failures
 from scripts.flags.host_flags import HOSTS
 from scripts.flags.requests import http_flags, serving_flags
 
@@ -128,8 +127,7 @@ def _run(serve: Any) -> None:
 
 def check_flags() -> None:
     """Raises InputError if the flags cannot be served with."""
-    if importlib.util.find_spec("starlette") is None:
-        raise InputError("serve needs more packages: pip install '.[serve]'")
+    failures.check_packages("serve", "serve", "starlette")
     if common.JSON.value:
         raise InputError("serve answers over HTTP, and prints no JSON")
     if HOSTS.value > 1:

@@ -5,7 +5,6 @@ from scripts import interrupts  # noqa: F401
 # isort: split
 import asyncio
 import contextlib
-import importlib.util
 import socket
 import sys
 import threading
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from absl import flags
 
 from configs.errors import InputError
-from scripts import common, serve
+from scripts import common, failures, serve
 from scripts.flags.requests import replicas_flag
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ def main(argv: Sequence[str]) -> None:
         serve.main(argv)
         return
     serve.check_flags()
-    if importlib.util.find_spec("ray") is None:
-        raise InputError("serve_ray needs more packages: pip install '.[serve,ray]'")
+    failures.check_packages("serve_ray", "serve,ray", "ray")
     least = 2 if replicas_flag.REPLICAS.value is None else replicas_flag.REPLICAS.value
     max_replicas = least if _MAX_REPLICAS.value is None else _MAX_REPLICAS.value
     if not 1 <= least <= max_replicas:

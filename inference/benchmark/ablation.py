@@ -60,9 +60,7 @@ def ablations(
     page, and at least the longest of them.
 
     Args:
-        model: to be served.
         base: what the ablations leave alone: chunks beside decoding rows, rows, precision.
-        requests: to be served.
     """
     page = Config(model, base).page_tokens
     context = max(-(-request.num_tokens // BLOCK_TOKENS) for request in requests) * BLOCK_TOKENS
@@ -150,8 +148,6 @@ def run(
     """Runs one ablation after another, each only once it was predicted.
 
     Args:
-        chosen: in order.
-        predict: gives an ablation's figures.
         measure: gives the figures of ablations that run by turns, or of one.
     """
     done: dict[str | None, AblationResult] = {}

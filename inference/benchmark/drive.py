@@ -9,6 +9,7 @@ from typing import Protocol
 
 from inference.benchmark.requests import TimedRequest
 from inference.outputs import RequestOutput
+from inference.planner.simulate import VirtualClock
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.step_schedule import StepRecord
@@ -18,20 +19,11 @@ _POLL_S = 1e-3  # sleep while the engine waits for a fuller batch
 GREEDY = SamplingParams(ignore_eos=True)
 
 
-class Clock(Protocol):
-    """A clock that can be slept on."""
-
-    def now(self) -> float:
-        """Seconds since a fixed moment."""
-
-    def sleep(self, seconds: float) -> None:
-        """Returns that many seconds later."""
-
-
 class WallClock:
     """The machine's clock."""
 
     def now(self) -> float:
+        """Seconds since a fixed moment."""
         return time.perf_counter()
 
     def sleep(self, seconds: float) -> None:
@@ -142,7 +134,7 @@ class Run:
 def drive(
     server: Server,
     requests: Iterable[TimedRequest],
-    clock: Clock,
+    clock: WallClock | VirtualClock,
     concurrency: int | None = None,
     params: SamplingParams = GREEDY,
     on_progress: Callable[[int], None] = lambda num_done: None,
@@ -152,9 +144,7 @@ def drive(
     Args:
         server: idle; refuses a request by an InputError.
         requests: in the order of arrival.
-        clock: the server's.
         concurrency: at most so many at a time; a further one then arrives as another ends.
-        params: how to sample.
         on_progress: called with the number of requests that have ended.
     """
     due, open_ = deque(requests), dict[int, RequestRecord]()

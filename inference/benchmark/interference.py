@@ -73,7 +73,6 @@ class Interference:
         so as if alone, and the prompt waits for its pages.
 
         Args:
-            vocab_size: of the model.
             serve: the run that one engine is expected to have.
             transfer_s: seconds that the prompt's pages take.
         """
@@ -91,7 +90,6 @@ class Interference:
         """Figures of each way to run prompts, beside the undisturbed.
 
         Args:
-            vocab_size: of the model.
             serve: (way, requests) -> runs on the engine that `engine` describes.
             ways: such as `CHUNKED`.
         """

@@ -88,8 +88,6 @@ def run(
     back to back.
 
     Args:
-        runner: whose cache is written to.
-        shape: of the step.
         prepared: what `arrays` made for it.
         steps: at most as many as `arrays` made room for.
         advances: whether each continues the one before, a token further; else all are the same.
@@ -185,8 +183,7 @@ def sizes(config: Config, rows: int, context: int) -> Config:
         prefix_cache=False,
         chunked_prefill=False, prefill_chunks=(max(config.engine.shapes.prefill_chunks),),
     )  # fmt: skip
-    needed = Config(config.model, engine).full_bytes(rows)
-    return Config(config.model, engine.replace(cache_bytes=needed))
+    return Config(config.model, engine).with_room(rows)
 
 
 def prefill_sizes(config: Config, rows: int, tokens: int) -> Config:
@@ -204,8 +201,7 @@ def prefill_sizes(config: Config, rows: int, tokens: int) -> Config:
         max_seqs=rows, decode_rows=(rows,), max_context=tokens + 1, overcommit=True,
         prefix_cache=False, chunked_prefill=False, chunk_tokens=tokens, prefill_chunks=(rows,),
     )  # fmt: skip
-    needed = Config(config.model, engine).full_bytes(rows)
-    return Config(config.model, engine.replace(cache_bytes=needed))
+    return Config(config.model, engine).with_room(rows)
 
 
 def needed_bytes(config: Config) -> float:
@@ -221,7 +217,6 @@ def decode(
     Args:
         engine: configured by `sizes`.
         context: tokens of each sequence, halfway through the steps.
-        hardware: at its measured rates.
         repeats: medians are reported.
         with_engine: measure the same in the engine.
     """
@@ -249,7 +244,6 @@ def prefill(engine: Engine, hardware: HardwareSpec, repeats: int) -> PrefillStep
 
     Args:
         engine: configured by `prefill_sizes`.
-        hardware: at its measured rates.
         repeats: medians are reported.
     """
     model, settings = engine.config.model, engine.config.engine

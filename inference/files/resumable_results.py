@@ -50,7 +50,8 @@ def keys(requests: Iterable[object]) -> list[str]:
 
 
 class ResumableResults:
-    """The results of a run, as they are added, on disk.
+    """The results of a run, as they are added, on disk; a context that closes the file and says
+    where an interrupted run goes on.
 
     Attributes:
         path: the file; deleted once the target is written, or if there are no results.
@@ -70,7 +71,7 @@ class ResumableResults:
         """
         self.path = _partial(target)
         self.results: dict[str, dict[str, object]] = {}
-        self._overwrites = overwrite
+        self._num_requested, self._overwrites = len(requested), overwrite
         try:
             flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
             self._file = os.fdopen(os.open(self.path, flags, 0o666), "r+b", buffering=0)
@@ -142,14 +143,21 @@ class ResumableResults:
         with contextlib.suppress(OSError):  # a file system that cannot
             os.fsync(self._file.fileno())
 
-    def interrupted(self, num_requests: int) -> InputError:
-        """What to say of a run that was cut off: how far it came, and how it goes on."""
+    def __enter__(self) -> "ResumableResults":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close(finished=kind is None)
+        if kind is KeyboardInterrupt:
+            raise self._interrupted() from None
+
+    def _interrupted(self) -> InputError:
         if not self.results:
             return InputError("interrupted before the first result")
         command = "the same command without --overwrite" if self._overwrites else "the same command"
         return InputError(
-            f"interrupted: {len(self.results)} of {num_requests} results are in {self.path}; "
-            f"{command} goes on from there"
+            f"interrupted: {len(self.results)} of {self._num_requested} results are in "
+            f"{self.path}; {command} goes on from there"
         )
 
     def close(self, finished: bool) -> None:

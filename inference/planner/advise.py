@@ -80,13 +80,8 @@ class Choice:
     @property
     def name(self) -> str:
         """As short as it can be said."""
-        deployment, drafts = self.deployment, self.deployment.speculation
-        formats = deployment.formats
-        proposed = f", drafts={drafts.drafts}" if drafts else ""
-        return (
-            f"{formats.weights.name} weights, {formats.cache.name} cache, "
-            f"{deployment.replicas} x {deployment.mesh}{proposed}"
-        )
+        drafts = self.deployment.speculation
+        return f"{self.deployment}{f', drafts={drafts.drafts}' if drafts else ''}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +118,6 @@ def advise(
     Args:
         deployment: model and chips; its precision, mesh, replicas and speculation are what is
             asked for.
-        workload: what for.
         num_chips: all of which are used.
         fixed: formats that are given; None tries those that the chip computes with.
 
@@ -147,12 +141,10 @@ def advise(
     if not choices:
         raise InputError(f"nothing fits: {excluded[0]}" if excluded else "no mesh divides so")
     ranked = sorted(choices.items(), key=lambda item: -item[1].score)
-    weights = (fixed or Precision.of(deployment.config)).weights.name
-    cache = (fixed or Precision.of(deployment.config)).cache.name
-    plain = [choice for key, choice in ranked if key[:2] == (weights, cache) and not key[3]]
-    explained = (
-        _with_parts(key, choice, choices, workload, (weights, cache)) for key, choice in ranked
-    )
+    usual = fixed or Precision.of(deployment.config)
+    names = usual.weights.name, usual.cache.name
+    plain = [choice for key, choice in ranked if key[:2] == names and not key[3]]
+    explained = (_with_parts(key, choice, choices, workload, names) for key, choice in ranked)
     advice = Advice(tuple(explained), plain[0] if plain else None, tuple(excluded))
     return _with_kinds(advice, workload)
 
@@ -206,15 +198,10 @@ def _candidates(
 
 
 def _why_not(candidate: Deployment, workload: Workload) -> str:
-    length = workload.context + workload.new_tokens
-    weights_gb, cache_gb = (
-        candidate.chip_weight_bytes / 1e9,
-        candidate.chip_cache_bytes(length) / 1e9,
-    )
+    cache_bytes = candidate.chip_cache_bytes(workload.context + workload.new_tokens)
     return (
-        f"{candidate.formats.weights.name} weights, {candidate.formats.cache.name} cache, "
-        f"{candidate.replicas} x {candidate.mesh}: {weights_gb:.1f} GB of weights and "
-        f"{cache_gb:.2f} GB a sequence on each chip of "
+        f"{candidate}: {candidate.chip_weight_bytes / 1e9:.1f} GB of weights and "
+        f"{cache_bytes / 1e9:.2f} GB a sequence on each chip of "
         f"{candidate.hardware.memory_bytes / 1e9:.0f} GB"
     )
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
-from inference.planner import cost, report
+from inference.planner import report
 from inference.planner.calibration import store
 from inference.planner.cost import Rows, Work
 
@@ -20,7 +20,6 @@ def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Call
     than that step.
 
     Args:
-        config: model and engine.
         hardware: the machine; None is the calibrated one, or else a nominal one.
     """
     if config.engine.cache.preemption != "auto":
@@ -36,8 +35,7 @@ def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Call
     @functools.cache
     def is_cheaper(num_tokens: int) -> bool:
         work = Work(chunk, (Rows(1, chunk, max(chunk, num_tokens)),), 1)
-        recompute_s = report.seconds(model, cost.step_operations(model, work), machine)
-        return copy_s < recompute_s * page / chunk
+        return copy_s < report.work_seconds(model, work, machine) * page / chunk
 
     return is_cheaper
 
@@ -53,10 +51,7 @@ def snapshot_tokens(config: Config, hardware: HardwareSpec | None = None) -> int
     """Tokens between two snapshots, whole pages: the engine's `snapshot_tokens`, or as many as take
     as long to compute in full steps as a snapshot takes to be made and read, and no fewer than
     a step computes, since a snapshot ends it. 0: the model has no states, or nothing holds any.
-
-    Args:
-        config: model and engine.
-        hardware: the machine; None is the calibrated one, or else a nominal one.
+    Arguments as of `offload_policy`.
     """
     if config.num_snapshots < 2:
         return 0
@@ -66,7 +61,6 @@ def snapshot_tokens(config: Config, hardware: HardwareSpec | None = None) -> int
     machine = hardware or store.calibration(model) or NOMINAL
     copies_s = 4 * model.state_bytes / machine.read_bandwidth  # read and written, there and back
     step = shapes.chunk_tokens * max(shapes.prefill_chunks)
-    work = Work(step, (Rows(1, step, step),), 1)
-    step_s = report.seconds(model, cost.step_operations(model, work), machine)
-    num_tokens = max(step, step * copies_s / step_s)
+    work = Work.prefill(1, step)
+    num_tokens = max(step, step * copies_s / report.work_seconds(model, work, machine))
     return int(-(-num_tokens // page) * page)

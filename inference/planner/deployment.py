@@ -106,6 +106,11 @@ class Deployment:
         if self.mesh.model * self.mesh.expert > 1 and not self.hardware.link_bandwidth:
             raise InputError(f"{self.hardware.name} has no links: its mesh is one chip")
 
+    def __str__(self) -> str:
+        """Formats, replicas and mesh: 'int4 weights, fp8 cache, 2 x model=4'."""
+        weights_name, cache_name = self.formats.weights.name, self.formats.cache.name
+        return f"{weights_name} weights, {cache_name} cache, {self.replicas} x {self.mesh}"
+
     @functools.cached_property
     def formats(self) -> Precision:
         return self.precision or Precision.of(self.config)

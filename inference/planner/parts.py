@@ -3,6 +3,7 @@
 import dataclasses
 
 from inference.planner import cost, roofline, weights
+from inference.planner.cost import Work
 from inference.planner.deployment import Deployment
 from inference.planner.roofline import Exchange, StepTime
 
@@ -68,13 +69,12 @@ def explain(deployment: Deployment, batch: int, context: int) -> Explanation:
     """The parts of one point, always in the exact accounting."""
     config, formats = deployment.config, deployment.formats
     exact = dataclasses.replace(deployment, accounting="exact")
-    works = exact.decode_work(batch, context), exact.prefill_work(1, context)
-    times = exact.decode_time(batch, context), exact.prefill_time(1, context)
     steps = (
-        Step(
-            _parts(exact, cost.step_operations(config, work, formats)), exact.exchanges(work), time
+        Step(_parts(exact, work), exact.exchanges(work), time)
+        for work, time in (
+            (exact.decode_work(batch, context), exact.decode_time(batch, context)),
+            (exact.prefill_work(1, context), exact.prefill_time(1, context)),
         )
-        for work, time in zip(works, times, strict=True)
     )
     return Explanation(
         batch, context, weights.num_parameters(config), weights.num_active_parameters(config),
@@ -84,9 +84,9 @@ def explain(deployment: Deployment, batch: int, context: int) -> Explanation:
     )  # fmt: skip
 
 
-def _parts(deployment: Deployment, operations: tuple[cost.Operation, ...]) -> tuple[Part, ...]:
+def _parts(deployment: Deployment, work: Work) -> tuple[Part, ...]:
     parts = []
-    for operation in operations:
+    for operation in cost.step_operations(deployment.config, work, deployment.formats):
         done = roofline.per_chip(operation, deployment.mesh)
         alone = deployment.step_time((operation,))
         compute = roofline.compute_type(operation, deployment.formats, deployment.hardware)

@@ -1,13 +1,9 @@
 """Predicted beside measured: what the steps that ran had to cost."""
 
-import dataclasses
-import functools
-import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
-from configs.kinds import params
 from configs.model import ModelConfig
 from inference.planner import cost, roofline
 from inference.planner.cost import Operation, Precision, Rows, Work
@@ -25,69 +21,6 @@ def operations(config: Config, record: StepRecord) -> tuple[Operation, ...]:
     return cost.step_operations(config.model, Work.of_step(config, config.model, record))
 
 
-@dataclasses.dataclass(frozen=True)
-class Shares:
-    """What a load reached of the rates that the device showed in the same run.
-
-    Attributes:
-        read_bandwidth: bytes a second.
-        decode_bandwidth_share: of it, by the median decode step; None where none ran.
-        best_product_rate: FLOPs a second of the fastest product with weights.
-        prefill_rate_share: of it, by whole prompts: the FLOPs of all they compute, without padding,
-            over all their time.
-        batch_rate_share: of it, by the median decode step of the most requests; None where none
-            ran.
-    """
-
-    read_bandwidth: float
-    decode_bandwidth_share: float | None
-    best_product_rate: float
-    prefill_rate_share: float
-    batch_rate_share: float | None
-
-
-def shares(
-    config: Config,
-    decoded: Iterable[StepRecord],
-    batched: Iterable[StepRecord],
-    prompt_tokens: int,
-    prefill_tok_s: float,
-    rates: tuple[float, float],
-) -> Shares:
-    """Shares of a device's rates (`lookup.rates_now`) that steps and prompts of so many tokens,
-    prefilled at so many tokens a second, reached.
-
-    Args:
-        config: of the engine.
-        decoded, batched: steps of the fewest requests at a time and of the most.
-        prompt_tokens, prefill_tok_s: of prompts alone.
-        rates: bytes and FLOPs a second.
-    """
-    bandwidth, rate = rates
-    steps = [total.bytes / seconds for total, seconds in _decoding(config, decoded)]
-    batches = [total.flops / seconds for total, seconds in _decoding(config, batched)]
-    prompt = cost.step_operations(config.model, Work.prefill(1, prompt_tokens))
-    flops_s = cost.total(prompt).flops * prefill_tok_s / prompt_tokens
-    share = statistics.median(steps) / bandwidth if steps else None
-    batch_share = statistics.median(batches) / rate if batches else None
-    return Shares(bandwidth, share, rate, flops_s / rate, batch_share)
-
-
-def _decoding(config: Config, records: Iterable[StepRecord]) -> Iterator[tuple[cost.Cost, float]]:
-    """What steps that only decode had to do, and their seconds; those with the most requests."""
-    steps = [record for record in records if not record.shape.prefill[0]]
-    max_rows = max((len(record.rows) for record in steps), default=0)
-    for record in steps:
-        if len(record.rows) == max_rows:
-            yield cost.total(operations(config, record)), record.seconds
-
-
-def product_formats(model: ModelConfig) -> tuple[str, ...]:
-    """Formats of the matrices that tokens are multiplied with."""
-    infos = (info for _, info in params.leaves(model.parameters()))
-    return tuple(dict.fromkeys(info.format for info in infos if info.is_matrix))
-
-
 def seconds(model: ModelConfig, step: Iterable[Operation], hardware: HardwareSpec) -> float:
     """Predicted time of a step on one chip, in the model's own precision."""
     return roofline.step_time(step, hardware, Precision.of(model)).total_s
@@ -98,7 +31,7 @@ def naive_seconds(
 ) -> float:
     """Predicted time without a cache: each token runs all before it, padded to blocks."""
     lengths = (-(-(num_prompt + n) // block) * block for n in range(num_new))
-    return sum(_step_seconds(config, hardware, length, length, 1) for length in lengths)
+    return sum(work_seconds(config, Work.prefill(1, length), hardware) for length in lengths)
 
 
 def cached_seconds(config: Config, hardware: HardwareSpec, num_prompt: int, num_new: int) -> float:
@@ -106,16 +39,13 @@ def cached_seconds(config: Config, hardware: HardwareSpec, num_prompt: int, num_
     chunk, rows = config.engine.shapes.chunk_tokens, 2
     if step_shapes.leaves_padding_out(config, config.model):
         chunk = rows = 1
-    seconds = functools.partial(_step_seconds, config.model, hardware)
-    prefill = seconds(-(-num_prompt // chunk) * chunk, num_prompt, 1, num_prompt)
-    return prefill + sum(seconds(rows, num_prompt + n, rows, 1) for n in range(1, num_new))
+    padded = -(-num_prompt // chunk) * chunk
+    prefill = Work(padded, (Rows(1, num_prompt, num_prompt),), 1)
+    decoding = (Work(rows, (Rows(1, 1, num_prompt + n),), rows) for n in range(1, num_new))
+    decode_s = sum(work_seconds(config.model, work, hardware) for work in decoding)
+    return work_seconds(config.model, prefill, hardware) + decode_s
 
 
-def _step_seconds(
-    config: ModelConfig, hardware: HardwareSpec, num_tokens: int, context: int, num_logits: int,
-    queries: int | None = None,
-) -> float:  # fmt: skip
-    """A step of one sequence that feeds its last `queries` tokens: all of them, if None."""
-    row = Rows(1, context if queries is None else queries, context)
-    step = cost.step_operations(config, Work(num_tokens, (row,), num_logits))
-    return seconds(config, step, hardware)
+def work_seconds(model: ModelConfig, work: Work, hardware: HardwareSpec) -> float:
+    """The same of a step that does this work."""
+    return seconds(model, cost.step_operations(model, work), hardware)

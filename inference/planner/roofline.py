@@ -76,7 +76,6 @@ def step_time(
 
     Args:
         operations: of one step on one data-parallel group.
-        hardware: a chip.
         precision: says in which type products run.
         mesh: chips that divide the operations.
         collective_s: seconds of exchange that hides behind nothing.

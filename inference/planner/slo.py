@@ -181,8 +181,6 @@ def answers(
 
     Args:
         deployment: its mesh and replicas are what is asked for.
-        targets: of each request.
-        context, new_tokens: of each request.
         rate: requests a second that all replicas together take.
 
     Raises:
@@ -225,7 +223,7 @@ def meshes(deployment: Deployment, max_chips: int = _MAX_CHIPS) -> list[Mesh]:
     """
     config, candidates = deployment.config, []
     max_chips = min(max_chips, int(deployment.hardware.linked_chips))
-    shared = [layer.ffn.experts[0] for layer in config.pattern if layer.ffn and layer.ffn.experts]
+    shared = {num_experts for num_experts, _ in config.experts}
     widest = min(config.divided, default=1)
     for expert in [n for n in range(1, max_chips + 1) if all(count % n == 0 for count in shared)]:
         if expert > 1 and not shared:

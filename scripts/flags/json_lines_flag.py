@@ -1,6 +1,5 @@
 """JSON while a benchmark runs, so that what it has found survives an early end."""
 
-import json
 from collections.abc import Mapping
 
 from absl import flags
@@ -20,4 +19,4 @@ def is_json() -> bool:
 def print_line(result: Mapping[str, object]) -> None:
     """Prints what was found by now, where --json_lines asks for it."""
     if JSON_LINES.value:
-        print(json.dumps(result, ensure_ascii=False), flush=True)
+        common.print_plain(result)

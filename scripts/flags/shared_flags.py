@@ -30,6 +30,14 @@ def whole_numbers(flag: flags.FlagHolder[str]) -> list[int]:
     return [int(number) for number in numbers]
 
 
+def whole_number(flag: flags.FlagHolder[str]) -> int:
+    """A flag's only number; raises InputError if there are more, or as `whole_numbers`."""
+    numbers = whole_numbers(flag)
+    if len(numbers) > 1:
+        raise InputError(f"--{flag.name} is one number here, not {flag.value[:80]!r}")
+    return numbers[0]
+
+
 def chosen(flag: flags.FlagHolder[list[str] | None], names: Collection[str]) -> list[str]:
     """The names that a flag lists, in their order (default: all); raises InputError for another."""
     for name in flag.value or ():

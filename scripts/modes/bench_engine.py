@@ -23,7 +23,7 @@ from inference.planner.calibration import measure as machine_rates
 from inference.request import SamplingParams
 from scripts import common
 from scripts.flags import file_flags, json_lines_flag, workload_flags
-from scripts.reports import bench_text
+from scripts.reports import bench_text, rate_shares
 from scripts.reports.plots import bench_plot
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ def run_closed(sizes: list[int], prefill_tokens: int, beside: str | None, option
     runs = measure.measure(bench.engine, prefill, options.repeats)
     prefill_tok_s = 4 * length / statistics.median(run.seconds for run in runs)
     model = bench.engine.config.model
-    formats = report.product_formats(model)
+    formats = rate_shares.product_formats(model)
     rates, peaks = lookup.rates_now(formats), machine_rates.peaks()
     result = bench.result([rows[size] for size in sizes]) | {
         "sampled": sampled,
@@ -159,7 +159,7 @@ def run_closed(sizes: list[int], prefill_tokens: int, beside: str | None, option
         "peaks": peaks,
         "product_peak": machine_rates.product_peak(formats[0], peaks),
         **dataclasses.asdict(
-            report.shares(bench.engine.config, decoded, batched, length, prefill_tok_s, rates)
+            rate_shares.shares(bench.engine.config, decoded, batched, length, prefill_tok_s, rates)
         ),
     }
     if json_lines_flag.is_json():

@@ -1,13 +1,12 @@
 """`bench --url`: a server of OpenAI's interface, measured as a client sees it."""
 
 import dataclasses
-import importlib.util
 import random
 from typing import Any
 
 from configs.errors import InputError
 from configs.workload import Workload
-from scripts import common, interrupts
+from scripts import common, failures, interrupts
 from scripts.flags import seed_flag, workload_flags
 from scripts.flags.requests import key_flag
 
@@ -19,7 +18,7 @@ class BenchOptions:
     Attributes:
         model: as the server names it; None: the first that it lists.
         endpoint: path of completions or of chats.
-        concurrency: requests at a time, of a closed workload; empty: all.
+        concurrency: requests at a time, of a closed workload; None: all.
         goodput: limits of a good answer, or None.
     """
 
@@ -30,14 +29,12 @@ class BenchOptions:
     dataset_path: str | None
     as_text: bool
     vocab_size: int
-    concurrency: list[int]
+    concurrency: int | None
     goodput: str | None
 
 
 def run(options: BenchOptions) -> None:
-    for name in ("httptools", "msgspec", "uvloop"):
-        if importlib.util.find_spec(name) is None:
-            raise InputError("--url needs more packages: pip install '.[serve]'")
+    failures.check_packages("--url", "serve", "httptools", "msgspec", "uvloop")
     from inference.http_client import until
 
     workload = _workload(options)
@@ -79,9 +76,7 @@ async def _run(options: BenchOptions, workload: Workload) -> None:
 
 def _workload(options: BenchOptions) -> Workload:
     """Without --seed a new one each time, since a server may have cached an earlier run's."""
-    if len(options.concurrency) > 1:
-        raise InputError("--url measures one --concurrency at a time: give one number")
-    if options.concurrency and workload_flags.is_open():
+    if options.concurrency is not None and workload_flags.is_open():
         raise InputError("--concurrency goes with --workload=closed")
     if (options.dataset in ("sharegpt", "custom")) != (options.dataset_path is not None):
         raise InputError("--dataset_path goes with --dataset=sharegpt or custom, which need it")
@@ -91,8 +86,8 @@ def _workload(options: BenchOptions) -> Workload:
     workload = workload_flags.read(None, **defaults)
     if workload.kind == "trace" and options.dataset != "random":
         raise InputError("a trace has its own prompts: leave --dataset out")
-    size = options.concurrency[0] if options.concurrency else workload.num_requests
     if workload.kind == "closed":
+        size = options.concurrency or workload.num_requests
         workload = dataclasses.replace(workload, concurrency=size)
     if seed_flag.SEED.value is None:
         workload = dataclasses.replace(workload, seed=random.SystemRandom().randrange(1 << 32))

@@ -104,7 +104,7 @@ def show_step(step: Step, exchange: Exchange | None) -> None:
         f"{step.code_bytes:,}, outputs {step.output_bytes:,}: {step.total_bytes:,}"
     )
     parts = ", ".join(f"{part} {count}" for part, count in program.launches.items())
-    print(f"  launches: {program.num_launches} ({parts})")
+    print(f"  launches: {sum(program.launches.values())} ({parts})")
     print(
         f"  host: {program.num_conditionals} conditionals, {program.num_loops} loops, "
         f"{program.num_outputs} outputs to copy"

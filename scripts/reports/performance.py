@@ -33,7 +33,7 @@ from inference.runtime import compilation_cache
 from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
 from inference.scheduling.step_shapes import StepShape
-from scripts.reports import step_trace
+from scripts.reports import rate_shares, step_trace
 from scripts.reports.pages.markdown import bullets, fill, prose, table
 from scripts.reports.pages.results import COLORS
 from scripts.reports.plots import figures
@@ -136,7 +136,7 @@ class Turn:
         traced = [stepper.traced(step) for step in shown]
         loads = [_serve(engine, count, _PROMPT, _NEW) for count in _SHOWN]
         prompts = _serve(engine, 4, _LONG_PROMPT, 1)
-        rates = lookup.rates_now(report.product_formats(engine.config.model))
+        rates = lookup.rates_now(rate_shares.product_formats(engine.config.model))
         return cls(plain, traced, loads, prompts, rates, [stepper.seconds(s) for s in curve])
 
 
@@ -176,14 +176,14 @@ def _medians(runs: Sequence[Sequence[float]]) -> list[float]:
     return [statistics.median(point) for point in zip(*runs, strict=True)]
 
 
-def _shares(config: Config, turns: Sequence[Turn]) -> report.Shares:
+def _shares(config: Config, turns: Sequence[Turn]) -> rate_shares.Shares:
     """Returns the shares of the best rates of all turns that the turns' loads reached together."""
     bandwidth, rate = (max(rates) for rates in zip(*(turn.rates for turn in turns), strict=True))
     decoded, batched = (
         [record for turn in turns for record in turn.loads[at].records] for at in (0, -1)
     )
     seconds = statistics.median(turn.prompts.seconds for turn in turns)
-    return report.shares(
+    return rate_shares.shares(
         config, decoded, batched, _LONG_PROMPT, 4 * _LONG_PROMPT / seconds, (bandwidth, rate)
     )
 
@@ -211,14 +211,14 @@ def _serve(engine: Engine, count: int, length: int, num_new: int) -> drive.Run:
     return measure.measure(engine, load, 1, count)[0]
 
 
-def _rates(engine: Engine, hardware: HardwareSpec, shares: report.Shares) -> list[str]:
+def _rates(engine: Engine, hardware: HardwareSpec, shares: rate_shares.Shares) -> list[str]:
     config = engine.config
     constants = [f"overhead {1e3 * hardware.overhead_s:.1f} ms"]
     constants += [f"{name} {getattr(hardware, name):.2f}" for name in calibrate.CONSTANTS[1:]]
     return [
         *prose(
             f"Measured {datetime.date.today()}, {local_machine.name()}: {config.model.name},",
-            f"weights in {', '.join(report.product_formats(config.model))}, products by",
+            f"weights in {', '.join(rate_shares.product_formats(config.model))}, products by",
             f"{config.engine.kernels.linear}. Memory is read at",
             f"{shares.read_bandwidth / 1e9:.1f} GB/s, the best product (512 rows) computes",
             f"{shares.best_product_rate / 1e9:,.0f} GFLOP/s.",
@@ -235,9 +235,9 @@ def _rates(engine: Engine, hardware: HardwareSpec, shares: report.Shares) -> lis
     ]
 
 
-def _peak(engine: Engine, shares: report.Shares) -> str:
+def _peak(engine: Engine, shares: rate_shares.Shares) -> str:
     """Says what the processor's multiply-adds reach, where a library can measure them."""
-    format = report.product_formats(engine.config.model)[0]
+    format = rate_shares.product_formats(engine.config.model)[0]
     peak = machine_rates.product_peak(format, machine_rates.peaks())
     if peak is None:
         return ""
@@ -248,7 +248,7 @@ def _peak(engine: Engine, shares: report.Shares) -> str:
 
 
 def _parts(
-    shown: Sequence[Step], turns: Sequence[Turn], hardware: HardwareSpec, shares: report.Shares
+    shown: Sequence[Step], turns: Sequence[Turn], hardware: HardwareSpec, shares: rate_shares.Shares
 ) -> list[str]:
     """Formats the table of parts, a column a step."""
     names = [_requests(count) for count in _SHOWN] + [f"prompt of {shown[-1].point.context}"]

@@ -80,7 +80,7 @@ def test_prompts_of_a_file_and_of_a_trace(run, server, monkeypatch, capfd, tmp_p
 
 
 REFUSED = {
-    "a list of sizes": (["--concurrency=1,8"], "one --concurrency at a time"),
+    "a list of sizes": (["--concurrency=1,8"], "--concurrency is one number here"),
     "open and closed": (["--workload=poisson", "--rate=1", "--concurrency=2"], "workload=closed"),
     "no file": (["--dataset=sharegpt"], "--dataset_path goes with"),
     "a file for nothing": (["--dataset_path=x"], "--dataset_path goes with"),

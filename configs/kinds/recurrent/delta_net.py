@@ -142,8 +142,7 @@ class DeltaNet(Mixer, name="delta_net"):
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
         """The products, and the state: decayed, read at the key, added to and read at the query for
-        each token; in float32 it is read once a step and written once, and once more for each
-        draft.
+        each token.
         """
         elements, channels = stored.elements_per_sequence, sum(self.channels)
         per_token = 7 * self.inner_width * self.key_width + 2 * self.conv_width * channels

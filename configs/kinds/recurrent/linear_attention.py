@@ -88,9 +88,7 @@ class LinearAttention(Mixer, name="linear_attention"):
         return int(self.has_gated_norm)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
-        """The products, and the state: added to, read and (where it does) decayed for each token;
-        in float32 it is read once a step and written once, and once more for each draft.
-        """
+        """The products, and the state: added to, read and (if it does) decayed for each token."""
         elements = stored.elements_per_sequence
         per_token = (4 if self.decay is None else 6) * elements
         moved = self.num_heads * 2 * (self.key_width + self.value_width)

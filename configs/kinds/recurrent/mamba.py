@@ -138,9 +138,7 @@ class Mamba2(Mixer, name="mamba2"):
         return int(self.norm_width in (None, self.inner_width))
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
-        """The products, and the state: decayed, added to and read for each token; in float32 it is
-        read once a step and written once, and once more for each draft.
-        """
+        """The products, and the state: decayed, added to and read for each token."""
         elements, channels = stored.elements_per_sequence, sum(self.channels)
         per_token = 6 * self.inner_width * self.state_width + 2 * self.conv_width * channels
         moved = channels + self.inner_width

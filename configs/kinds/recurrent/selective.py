@@ -93,9 +93,7 @@ class Mamba(Mixer, name="mamba"):
         return sum(self.chosen)
 
     def operations(self, model: Widths, stored: CacheSpec) -> tuple[Operation, ...]:
-        """The products, and the state: decayed, added to and read for each token; in float32 it is
-        read once a step and written once, and once more for each draft.
-        """
+        """The products, and the state: decayed, added to and read for each token."""
         elements, X = stored.elements_per_sequence, self.channels
         per_token = 6 * X * self.state_width + 2 * self.conv_width * X
         moved = 3 * X + 2 * self.state_width  # inputs, steps and outputs; B and C

@@ -75,13 +75,9 @@ def measure(
 
     Args:
         chosen: in order; those for which no time is left say so.
-        kernels: compared on each.
-        hardware: the device's measured rates.
         repeats: medians are reported.
         budget_s: after which no kernel is begun.
-        seed: of the random numbers.
         tunes: also try all candidate sizes of our kernels.
-        progress: called with (done, total, label).
     """
     seeds = np.random.default_rng(seed)
     deadline = time.monotonic() + budget_s

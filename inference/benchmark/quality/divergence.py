@@ -47,10 +47,8 @@ def distance(
     """How far a model is from another, which it stands for.
 
     Args:
-        model: the model in question.
         other: of the same vocabulary.
         windows: token ids; each window is read by itself, and its last token predicts nothing.
-        progress: called with windows done and in all.
     """
     width = -(-max(map(len, windows)) // _ROWS) * _ROWS
     total, same, tokens = 0.0, 0, 0

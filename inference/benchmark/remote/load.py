@@ -97,9 +97,7 @@ async def send(
     """Sends every request and waits for all answers.
 
     Args:
-        connections: to the server.
         requests: in the order of arrival.
-        model: as the server names it.
         endpoint: one of the two.
         concurrency: at most so many at a time; the next one then arrives as another ends. None:
             each when it is due.

@@ -1,6 +1,7 @@
 """What a server is asked: prompts that are drawn, or read from a file, and when each is sent."""
 
 import dataclasses
+import itertools
 import json
 import random
 from collections.abc import Awaitable, Callable, Sequence
@@ -167,13 +168,10 @@ def at_times_of(
     where there are fewer. Tokens to generate are the workload's where a prompt has none.
     """
     times = requests.generate(workload, 1 << 16, 2 * MOST_TOKENS)
-    timed_requests = []
-    for n, timed in enumerate(times):
-        prompt, num_new = pairs[n % len(pairs)]
-        timed_requests.append(
-            RemoteRequest(timed.arrival_s, prompt, num_new or timed.num_new_tokens)
-        )
-    return timed_requests
+    return [
+        RemoteRequest(timed.arrival_s, prompt, num_new or timed.num_new_tokens)
+        for timed, (prompt, num_new) in zip(times, itertools.cycle(pairs), strict=False)
+    ]
 
 
 def _words(tokens: Sequence[int]) -> str:

@@ -54,11 +54,9 @@ class Goodput:
 def figures(sent: Sent, goodput: Goodput | None = None) -> dict[str, object]:
     """Every figure; times in milliseconds where the name says so, else in seconds."""
     answered = [stream for stream in sent.streams if stream.is_ok]
-    num_input = sum(
-        request.num_prompt_tokens if stream.num_prompt_tokens is None else stream.num_prompt_tokens
-        for request, stream in zip(sent.requests, sent.streams, strict=True)
-        if stream.is_ok
-    )
+    per_request = _per_request(sent)
+    input_lens = zip(per_request["input_lens"], sent.streams, strict=True)
+    num_input = sum(length for length, stream in input_lens if stream.is_ok)
     num_output = sum(stream.num_tokens for stream in answered)
     seconds = max(sent.seconds, 1e-9)
     good = None if goodput is None else sum(map(goodput.is_met, answered)) / seconds
@@ -72,7 +70,7 @@ def figures(sent: Sent, goodput: Goodput | None = None) -> dict[str, object]:
         "request_goodput": good,
         "output_throughput": num_output / seconds,
         "total_token_throughput": (num_input + num_output) / seconds,
-        **_per_request(sent),
+        **per_request,
         **_peaks(answered),
         "rtfx": 0.0,  # of audio
         **_latencies(answered),

@@ -44,11 +44,6 @@ def predict(sample: Sample, hardware: HardwareSpec) -> float:
     return roofline.step_time(sample.operations, hardware, sample.precision).total_s
 
 
-def error(sample: Sample, hardware: HardwareSpec) -> float:
-    """Error of the prediction, a share of the measured time."""
-    return abs(predict(sample, hardware) / sample.seconds - 1)
-
-
 def fit(hardware: HardwareSpec, samples: Sequence[Sample]) -> HardwareSpec:
     """The hardware with the constants that predict the samples' times best.
 

@@ -39,7 +39,6 @@ def seconds(
     Args:
         step: (carry, *arguments) -> carry; its work must depend on the carry.
         carry: arrays, which are donated.
-        arguments: arrays.
         expected_s: of one run, which says how many fill a call.
         repeats: at least 1.
         call_s: seconds that a call should take.

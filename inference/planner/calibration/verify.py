@@ -74,8 +74,7 @@ def engine_config(model: ModelConfig) -> Config:
         max_seqs=max(_ROWS), max_context=min(MAX_CONTEXT, model.max_context),
         chunk_tokens=CHUNK_TOKENS,
     )  # fmt: skip
-    needed = Config(model, engine).full_bytes(max(_ROWS))
-    return Config(model, engine.replace(cache_bytes=needed))
+    return Config(model, engine).with_room(max(_ROWS))
 
 
 def points(model: ModelConfig) -> list[Point]:
@@ -165,12 +164,8 @@ def verify(
     its least. None where steps are too slow to calibrate.
 
     Args:
-        model: whose steps the runner has.
-        runner: runs them.
+        runner: has the model's steps.
         rounds: at least 1.
-        seed: of the orders.
-        clock: seconds.
-        progress: told of (done, total, label).
     """
     rng, order = random.Random(seed), points(model)
     least = dict.fromkeys(order, math.inf)

@@ -59,8 +59,6 @@ def predict(config: Config, target: Target, shapes: tuple[StepShape, ...]) -> Pr
 
     Args:
         config: for the target's platform (`Config.for_platform`).
-        target: says how much memory there is.
-        shapes: of the steps.
     """
     weight_bytes = weights.weight_bytes(config.chip_model)
     for _, info in params.leaves(config.chip_model.parameters()):

@@ -134,10 +134,6 @@ class CompiledProgram:
     num_loops: int
     num_outputs: int
 
-    @property
-    def num_launches(self) -> int:
-        return sum(self.launches.values())
-
 
 def read(text: str) -> CompiledProgram:
     """Counts the instructions of an executable's text."""

@@ -59,13 +59,10 @@ def describe(deployment: Deployment, context: int, new_tokens: int) -> Mixture |
     """
     plain = dataclasses.replace(deployment, speculation=None)
     config, middle = plain.config, context + new_tokens // 2
-    expert_counts = [
-        layer.ffn.experts for layer in config.layers if layer.ffn and layer.ffn.experts
-    ]
     max_batch = plain.largest_batch(context, new_tokens)
-    if not expert_counts or not max_batch:
+    if not config.experts or not max_batch:
         return None
-    num_experts, top_k = max(expert_counts)
+    num_experts, top_k = max(config.experts)
     last = _bound_until(plain, middle, max_batch)
     waits = _seconds(plain, min(last + 1, max_batch), middle)
     return Mixture(
@@ -80,12 +77,8 @@ def _expert_reads(deployment: Deployment, batch: int, context: int) -> ExpertRea
     operations = deployment.decode_operations(batch, context)
     on_chip = [roofline.per_chip(operation, deployment.mesh) for operation in operations]
     read = sum(operation.weight_bytes for operation in on_chip if operation.by_expert)
-    expert_counts = [
-        layer.ffn.experts for layer in deployment.config.layers if layer.ffn and layer.ffn.experts
-    ]
-    visited = cost.num_visited(
-        *max(expert_counts), deployment.decode_work(batch, context).num_tokens
-    )
+    num_tokens = deployment.decode_work(batch, context).num_tokens
+    visited = cost.num_visited(*max(deployment.config.experts), num_tokens)
     return ExpertReads(
         batch, visited, read, read / sum(operation.bytes for operation in on_chip),
         deployment.decode_time(batch, context).total_s,
@@ -95,10 +88,9 @@ def _expert_reads(deployment: Deployment, batch: int, context: int) -> ExpertRea
 def _seconds(deployment: Deployment, batch: int, context: int) -> dict[str, float]:
     """Parts of a decode step that grow with the batch, but for reading experts."""
     time = deployment.decode_time(batch, context)
-    operations = deployment.decode_operations(batch, context)
     read = [
         dataclasses.replace(operation, weight_bytes=0.0, activation_bytes=0.0)
-        for operation in operations
+        for operation in deployment.decode_operations(batch, context)
     ]
     cached = deployment.step_time(read).memory_s
     return {"cache": cached, "arithmetic": time.compute_s, "exchange": time.collective_s}
@@ -110,10 +102,9 @@ def _bound_until(deployment: Deployment, context: int, max_batch: int) -> int:
     """
 
     def is_bound(batch: int) -> bool:
-        operations = deployment.decode_operations(batch, context)
         read = [
             dataclasses.replace(operation, cache_bytes=0.0, activation_bytes=0.0)
-            for operation in operations
+            for operation in deployment.decode_operations(batch, context)
             if operation.by_expert
         ]
         experts_s = deployment.step_time(read).memory_s

@@ -134,7 +134,6 @@ def describe(config: ModelConfig) -> dict[str, object]:
 
 
 def _coefficients(config: ModelConfig) -> dict[str, object]:
-    mixtures = {layer.ffn.experts for layer in config.layers if layer.ffn and layer.ffn.experts}
     two = Mesh(model=2, expert=2)
     return {
         "operations": [
@@ -170,7 +169,7 @@ def _coefficients(config: ModelConfig) -> dict[str, object]:
             for collective in collectives.of_step(config, two)
             if collective.place != "sample"
         ],
-        "num_experts": sorted({experts for experts, _ in mixtures}),
+        "num_experts": sorted({num_experts for num_experts, _ in config.experts}),
     }
 
 

@@ -51,29 +51,27 @@ def of_step(
     """Everything that the chips of one data-parallel group exchange in a step.
 
     Args:
-        config: the whole model.
-        mesh: how it is divided.
         greedy: no row is drawn; drawing is counted as accelerators do it, without branches.
         top_logprobs: alternatives that are reported for each sampled token.
         stored: format of the tokens that travel to experts; '' is the model's dtype.
     """
     exchanges: Counter[Collective] = Counter()
+
+    def add_sum(place: str, elements: int) -> None:
+        """Adds an all-reduce of so many elements a token."""
+        exchanges[Collective(place, "model", "all-reduce", 1, _WORD * elements)] += 1
+
     if mesh.model > 1:
-        sums = Collective("embed", "model", "all-reduce", 1, _WORD * config.width)
         inputs = config.num_layers * config.layer_inputs.width if config.layer_inputs else 0
-        looked_up = config.width + inputs  # rows of both tables travel together
-        exchanges[dataclasses.replace(sums, token_bytes=_WORD * looked_up)] += 1
+        add_sum("embed", config.width + inputs)  # rows of both tables travel together
         for layer in config.layers:
-            if norms := layer.mixer.num_divided_norms:  # their sums travel together
-                exchanges[Collective("mixer", "model", "all-reduce", 1, _WORD * norms)] += 1
-            if chosen := layer.mixer.num_chosen:
-                exchanges[Collective("mixer", "model", "all-reduce", 1, _WORD * chosen)] += 1
-            if layer.mixer.num_sums:  # compilers join them
-                token_bytes = layer.mixer.num_sums * sums.token_bytes
-                exchanges[dataclasses.replace(sums, place="mixer", token_bytes=token_bytes)] += 1
+            # The sums of norms travel together, and compilers join those of outputs.
+            mixer, num_sums = layer.mixer, layer.mixer.num_sums
+            for elements in (mixer.num_divided_norms, mixer.num_chosen, num_sums * config.width):
+                if elements:
+                    add_sum("mixer", elements)
             if layer.ffn is not None:
-                token_bytes = layer.ffn.num_sums * sums.token_bytes
-                exchanges[dataclasses.replace(sums, place="ffn", token_bytes=token_bytes)] += 1
+                add_sum("ffn", layer.ffn.num_sums * config.width)
         exchanges.update(_sampling(config, mesh.model, greedy, top_logprobs))
     if mesh.expert > 1:
         format = FORMATS[stored or config.dtype]

@@ -59,19 +59,14 @@ def compare(
     chips with sequences of its own runs a prompt.
     """
     middle, prompts = context + new_tokens // 2, deployment.mesh.num_groups
-    steps = {
-        f"decode, batch {batch:,}": (
-            deployment.decode_work(batch, middle),
-            deployment.decode_time(batch, middle),
-        ),
-        f"prefill, {prompts} x {context:,} tokens": (
-            deployment.prefill_work(prompts, context),
-            deployment.prefill_time(prompts, context),
-        ),
-    }
+    decode = deployment.decode_work(batch, middle), deployment.decode_time(batch, middle)
+    prefill = deployment.prefill_work(prompts, context), deployment.prefill_time(prompts, context)
     return tuple(
         Comparison(name, deployment.mesh, time.total_s, *forms(deployment, work))
-        for name, (work, time) in steps.items()
+        for name, (work, time) in (
+            (f"decode, batch {batch:,}", decode),
+            (f"prefill, {prompts} x {context:,} tokens", prefill),
+        )
     )
 
 

@@ -19,7 +19,7 @@ from inference.scheduling.step_schedule import StepRecord
 from inference.scheduling.step_shapes import StepShape
 from layers import kv_cache
 from layers.kernels.cpu import library
-from scripts.reports import decode_report
+from scripts.reports import decode_report, rate_shares
 from tests import fakes
 
 CONFIG = Config(fakes.llama())
@@ -33,13 +33,13 @@ def test_shares_of_measured_rates():
     flops = cost.total(cost.step_operations(CONFIG.model, Work.prefill(1, 30))).flops
     rates = 8 * num_bytes, 20 * flops
     batch = StepRecord(DECODE, ((1, 50),) * 2, 0.5, 0.0)
-    found = report.shares(CONFIG, [*records, prompt], [*records, batch], 30, 300.0, rates)
+    found = rate_shares.shares(CONFIG, [*records, prompt], [*records, batch], 30, 300.0, rates)
     done = cost.total(report.operations(CONFIG, batch)).flops
     assert found.batch_rate_share == pytest.approx(done / 0.5 / rates[1])
     assert found.decode_bandwidth_share == pytest.approx(0.5)
     assert found.prefill_rate_share == pytest.approx(0.5)  # ten prompts a second
     assert (found.read_bandwidth, found.best_product_rate) == rates
-    none = report.shares(CONFIG, [prompt], [prompt], 30, 300.0, (1.0, 1.0))
+    none = rate_shares.shares(CONFIG, [prompt], [prompt], 30, 300.0, (1.0, 1.0))
     assert none.decode_bandwidth_share is none.batch_rate_share is None
 
 
@@ -60,10 +60,10 @@ def test_the_cpus_own_products_leave_padding_out(linear):
 
 def test_formats_of_products():
     model = presets.get("smollm2-135m").config  # whose rows are whole blocks
-    assert report.product_formats(model) == (model.dtype,)
+    assert rate_shares.product_formats(model) == (model.dtype,)
     paths = ["/".join(path) for path, info in params.leaves(model.parameters()) if info.is_matrix]
     mixed = dataclasses.replace(model, formats=tuple((path, ("q8_0",)) for path in paths[:-1]))
-    assert {*report.product_formats(mixed)} == {"q8_0", model.dtype}
+    assert {*rate_shares.product_formats(mixed)} == {"q8_0", model.dtype}
 
 
 def test_the_best_product_is_the_fastest_of_all(monkeypatch):
