@@ -237,6 +237,7 @@ class ModelRunner:
 
     @property
     def cache_bytes(self) -> int:
+        """Of all chips."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.cache))
 
     def compiled(self, shape: StepShape) -> Executable:

@@ -5,7 +5,7 @@ they outlive their sequences.
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +36,12 @@ _MOST_READS = 4  # in flight; each keeps PAGES pages on the device
 _ROWS = 8  # snapshots that one call makes; more take several calls
 
 
-# Pages that the device reads: their group; its arrays, [shards x chips x pages, layers, ...] each;
-# and where they belong in the host's memory, of each data shard int32 [pages].
-_PendingRead = tuple[int, list[Any], list[np.ndarray]]
+class _PendingRead(NamedTuple):
+    """Pages that the device reads, and where they belong in the host's memory."""
+
+    group: int
+    arrays: list[Any]  # [shards x chips x pages, layers, ...] each
+    host_pages: list[np.ndarray]  # of each data shard, int32 [pages]
 
 
 class PageSwapper:
@@ -88,7 +91,7 @@ class PageSwapper:
         for the host are stored later, at the latest before a restore. Raises JaxRuntimeError if the
         device failed, perhaps in a read of an earlier call.
         """
-        while self._reads and all(array.is_ready() for array in self._reads[0][1]):
+        while self._reads and all(array.is_ready() for array in self._reads[0].arrays):
             self._store_oldest()
         due = [deque(shard) for shard in transfers]
         while kinds := [shard[0].kind for shard in due if shard]:
@@ -178,7 +181,7 @@ class PageSwapper:
             arrays = jax.tree.leaves(executable(cache, pages.ravel()))
             for array in arrays:
                 array.copy_to_host_async()
-            self._reads.append((group, arrays, host_pages))
+            self._reads.append(_PendingRead(group, arrays, host_pages))
             if len(self._reads) > _MOST_READS:
                 self._store_oldest()
             return cache

@@ -78,9 +78,7 @@ class ExecutableFiles:
             results = _results(arguments, header["layout"])
             executable = LoadedExecutable(data, self._devices, arguments, results)
             if self.is_cache:
-                with contextlib.suppress(
-                    OSError
-                ):  # a reader without the right to write evicts nothing
+                with contextlib.suppress(OSError):  # one that may only read evicts nothing
                     os.utime(path)
             return executable
         except FileNotFoundError:
