@@ -14,18 +14,16 @@ class DeviceMemory:
     def __init__(self, runner: ModelRunner, worker: PrefillWorker | None):
         """`runner` decodes, `worker` prefills for it, if that is not the same."""
         self._runner, self._worker = runner, worker
-        # On the host while all is free: of the runner, of the worker.
-        self._copies: tuple[Copies, Copies | None] | None = None
+        self._runners = [part for part in (runner, worker and worker.model_runner) if part]
+        self._copies: list[Copies] | None = None  # of each runner, on the host while all is free
 
     @property
     def is_free(self) -> bool:
         return self._copies is not None
 
     def empty_pages(self) -> None:
-        """Starts with empty pages and slots."""
-        self._runner.reset()
-        if self._worker:
-            self._worker.model_runner.reset()
+        for runner in self._runners:
+            runner.reset()
 
     def set_params(self, params: Params) -> None:
         """Other weights, packed for the runner; all devices get them, or none."""
@@ -38,18 +36,15 @@ class DeviceMemory:
         """Frees all of it, or, where what is kept finds no room in the host's memory, nothing;
         weights are kept once.
         """
-        copies = self._runner.copies(keeps_weights, keeps_pages)
-        worker_copies = (
-            self._worker.model_runner.copies(False, keeps_pages) if self._worker else None
-        )
-        self._copies = copies, worker_copies
+        self._copies = [
+            runner.copies(keeps_weights and runner is self._runner, keeps_pages)
+            for runner in self._runners
+        ]
         self._free()
 
     def restore(self, params: Params | None) -> bool:
-        """Ends `free`, with empty pages where none were kept; whatever fails, all of it stays free.
-
-        Args:
-            params: packed weights; None: those that were kept.
+        """Ends `free` with packed `params` (None: the kept ones), and the kept pages or empty ones;
+        whatever fails, all of it stays free.
 
         Returns:
             Whether pages were kept.
@@ -58,15 +53,14 @@ class DeviceMemory:
             InputError: no weights were.
         """
         assert self._copies is not None
-        copies, worker_copies = self._copies
-        weights, state = copies
+        weights, state = self._copies[0]
         if params is None and not weights.keys() - {"draft"}:
             raise InputError("no weights were kept: give wake some, as update_params takes them")
         try:
-            self._runner.restore(copies, params)
-            if self._worker and worker_copies:
+            self._runner.restore(self._copies[0], params)
+            if self._worker:
                 sent = self._worker.params_of(self._runner.params)
-                self._worker.model_runner.restore(worker_copies, sent)
+                self._worker.model_runner.restore(self._copies[1], sent)
         except BaseException:
             self._free()
             raise
@@ -74,6 +68,5 @@ class DeviceMemory:
         return state is not None
 
     def _free(self) -> None:
-        self._runner.free()
-        if self._worker:
-            self._worker.model_runner.free()
+        for runner in self._runners:
+            runner.free()

@@ -32,10 +32,10 @@ from inference.request_batch import Prompt, RequestBatch
 from inference.request_state import RequestState
 from inference.runtime.model_runner import ModelRunner, for_this_device
 from inference.runtime.steps_in_flight import StepsInFlight
+from inference.scheduling.adaptive_drafts import AdaptiveDrafts
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import FinishReason, Sequence, SequenceFault
 from inference.scheduling.step_shapes import StepShape
-from inference.speculation.adaptive import AdaptiveDrafts
 from inference.text.end_tokens import EndTokens
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 from layers.params import Params
@@ -95,7 +95,7 @@ class Engine:
     def is_compiling(self) -> bool:
         """Whether a step is being compiled; any thread may ask."""
         runners = [part.model_runner for part in (self, self._prefill) if part]
-        return any(runner.is_compiling for runner in runners)
+        return any(runner.executables.is_compiling for runner in runners)
 
     @classmethod
     def from_model(
@@ -343,7 +343,6 @@ class Engine:
             raise InputError("the engine sleeps: wake() it first")
 
     def _finish_steps(self) -> None:
-        """Commits all steps in flight."""
         try:
             if self._prefill:
                 self._end(self._prefill.finish_steps())
@@ -459,7 +458,6 @@ class Engine:
         return request
 
     def is_open(self, request: RequestState) -> bool:
-        """Whether outputs of a request are to come."""
         return request.group.id in self._requests
 
     def _process(self, is_due: bool) -> None:

@@ -44,7 +44,6 @@ class Switch:
     """True or false."""
 
     def read(self, name: str, value: Any) -> bool:
-        """Returns the value as a bool."""
         value = _plain(value)
         if not isinstance(value, bool):
             raise InputError(f"{name} is true or false, not {shown(value)}")
@@ -58,7 +57,6 @@ class Text:
     max_length: int | None = None
 
     def read(self, name: str, value: object) -> str:
-        """Returns the text itself."""
         if not isinstance(value, str) or not value:
             raise InputError(f"{name} is a text of at least one character, not {shown(value)}")
         return value
@@ -71,7 +69,6 @@ class Choice:
     choices: tuple[str, ...]
 
     def read(self, name: str, value: object) -> str:
-        """Returns the choice itself."""
         if value not in self.choices:
             raise InputError(f"{name} is one of {', '.join(self.choices)}, not {shown(value)}")
         return str(value)
@@ -85,7 +82,6 @@ class Texts:
     max_length: int | None = None
 
     def read(self, name: str, value: object) -> tuple[str, ...]:
-        """Returns the texts as a tuple."""
         try:
             texts = _items(value)
             if not all(isinstance(text, str) and text for text in texts):
@@ -108,7 +104,6 @@ class TokenIds:
     max_items: int | None = None
 
     def read(self, name: str, value: object) -> tuple[int, ...]:
-        """Returns the ids as Python's integers."""
         try:
             ids = _items(value)
             if any(isinstance(id, bool) for id in ids):
@@ -126,7 +121,6 @@ class Biases:
     max_items: int | None = None
 
     def read(self, name: str, value: Any) -> tuple[tuple[int, float], ...]:
-        """Returns pairs of token id and number."""
         try:
             pairs = [*(value.items() if hasattr(value, "items") else value)]
             pairs = [(id, bias) for id, bias in pairs]

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import hashlib
-from typing import Any
 
 import jax
 
@@ -28,11 +27,11 @@ def follow(engine: Engine) -> None:
             case "add_request":
                 tokens, params, output = arguments
                 with refused:
-                    engine.add_request(tokens, _params(params), output)
+                    engine.add_request(tokens, SamplingParams(**params), output)
             case "fork":
                 id, params = arguments
                 with refused:
-                    engine.fork(id, _params(params))
+                    engine.fork(id, SamplingParams(**params))
             case "abort":
                 engine.abort(*arguments)
             case "step":
@@ -44,10 +43,8 @@ def follow(engine: Engine) -> None:
 
 
 def prepared(config: Config) -> Config:
-    """A configuration as several hosts can run it: pages are computed again rather than offloaded.
-
-    Raises:
-        InputError: it asks for what one host alone can do.
+    """A configuration as several hosts can run it: pages are computed again rather than offloaded;
+    raises InputError if it asks for what one host alone can do.
     """
     if hosts.current().count == 1:
         return config
@@ -84,11 +81,3 @@ def _texts(checkpoint: Checkpoint) -> str:
     for name, data in sorted(checkpoint.contents().read_files().items()):
         digest.update(f"{name} {len(data)}\n".encode() + data)
     return digest.hexdigest()[:16]
-
-
-def _params(fields: dict[str, object]) -> SamplingParams:
-    return SamplingParams(**{name: _tuples(value) for name, value in fields.items()})
-
-
-def _tuples(value: object) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value

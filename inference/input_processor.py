@@ -44,10 +44,8 @@ class InputProcessor:
         self._seeds = np.random.default_rng(config.engine.seed)
 
     def encode(self, prompt: str | Tokens[int]) -> list[int]:
-        """Token ids of a prompt.
-
-        Raises:
-            InputError: it is neither a text nor ids, or a text that no tokenizer is there to read.
+        """Token ids of a prompt; raises InputError if it is neither a text nor ids, or a text that
+        no tokenizer is there to read.
         """
         if not isinstance(prompt, str):
             try:
@@ -66,19 +64,15 @@ class InputProcessor:
             raise InputError("a single token has no score: at least two tokens are needed")
         if len(tokens) > limit - (params.max_new_tokens > 0):
             raise InputError(f"the prompt has {len(tokens)} tokens, the context holds {limit}")
-        listed = [
-            *params.stop_token_ids,
-            *params.banned_token_ids,
-            *(params.allowed_token_ids or ()),
-        ]
-        for token in (*tokens, *listed, *(token for token, _ in params.logit_bias)):
+        biased, allowed = (token for token, _ in params.logit_bias), params.allowed_token_ids
+        listed = *params.stop_token_ids, *params.banned_token_ids, *(allowed or ()), *biased
+        for token in (*tokens, *listed):
             if not 0 <= token < vocab:
                 raise InputError(f"token id {shown(token)} is not in the vocabulary of {vocab}")
-        allowed = range(vocab) if params.allowed_token_ids is None else params.allowed_token_ids
         banned = set(params.banned_token_ids)
         if params.min_tokens:
             banned |= {*params.stop_token_ids, *(() if params.ignore_eos else self._eos_ids)}
-        if all(token in banned for token in allowed):
+        if all(token in banned for token in (range(vocab) if allowed is None else allowed)):
             raise InputError("every token is banned: allow one (min_tokens bans all end tokens)")
         if len(params.logit_bias) > MAX_BIASES:
             raise InputError(f"at most {MAX_BIASES} logit biases, not {len(params.logit_bias)}")
@@ -187,7 +181,6 @@ class InputProcessor:
     def _sequence(
         self, tokens: list[int], num_prompt_tokens: int, params: SamplingParams
     ) -> Sequence:
-        """A new sequence, with an id and a seed of its own."""
         self._check(tokens, params)
         self._next_id += 1
         seed = params.seed

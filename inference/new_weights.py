@@ -63,17 +63,12 @@ def reader(
     draft: Checkpoint | None = None,
 ) -> Callable[[], Params]:
     """Returns a function that reads a checkpoint's parameters in the layout of the engine's
-    products.
-
-    Args:
-        config: of an engine, with the formats that `weight_formats.choose` chose.
-
-    Raises:
-        InputError: heads were trained for another model.
+    products, in the formats that `weight_formats.choose` chose; raises InputError if heads were
+    trained for another model.
     """
-    if draft is not None and isinstance(config.draft, Heads):
-        provenance.check_target(config.draft, checkpoint)
     if draft is not None:
+        if isinstance(config.draft, Heads):
+            provenance.check_target(config.draft, checkpoint)
         read, drafting = reader(config, checkpoint, progress), reader(config.for_draft(), draft)
         return lambda: read() | {"draft": drafting()}
     infos, mesh = decoder.param_infos(config.model), meshes.of(config.mesh)
@@ -96,9 +91,8 @@ def find(
     Checks their names and shapes and, of a checkpoint, that its model computes what the engine's
     does.
 
-    The engine's model may be a checkpoint's with fields changed by the user, who wants them changed
-    for the next checkpoint as well. So each field of this one is either what the engine's first
-    checkpoint said, or what the engine runs. A tree says nothing, and is taken as it is.
+    The user may have changed fields of the engine's model. So each field of a checkpoint is either
+    what the engine's first checkpoint said, or what the engine runs. A tree is taken as it is.
 
     Args:
         source: a tree of the engine's parameters on whatever devices, of its dtypes; what
@@ -117,9 +111,10 @@ def find(
         place = linear.placement(config, meshes.of(config.mesh))
         return functools.partial(load.load_params, infos, tensors, names.identity, progress, place)
     resolved = resolve.resolve(str(source))
-    read_infos = params.flatten(decoder.param_infos(resolved.config))
-    shapes = {path: info.shape for path, info in read_infos.items()}
-    engine_shapes = {path: info.shape for path, info in params.flatten(infos).items()}
+    shapes, engine_shapes = (
+        {path: info.shape for path, info in params.flatten(declared_infos).items()}
+        for declared_infos in (decoder.param_infos(resolved.config), infos)
+    )
     if shapes != engine_shapes or resolved.config.family != config.model.family:
         raise InputError(f"{shown(str(source))} is another model than {config.model.name}")
     _check_function(str(source), resolved.config, config.model, declared)

@@ -21,7 +21,7 @@ class OpenRequests:
     """Requests by the ids of their sequences.
 
     Attributes:
-        unread: outputs that nobody has read, of requests that no call waits for.
+        unread: outputs of requests that no call waits for, until `take_outputs`.
     """
 
     def __init__(self, scheduler: Scheduler, tokenizer: Tokenizer | None):
@@ -75,16 +75,14 @@ class OpenRequests:
         return self._note(request)
 
     def remove(self, request: RequestState) -> None:
-        unended = {id: other for id, other in self._requests.items() if other is not request}
-        self._requests = unended
+        self._requests = {id: r for id, r in self._requests.items() if r is not request}
 
     def take_outputs(self) -> list[RequestOutput]:
-        """What nobody has read, by one call that no interrupt divides."""
+        """Unread outputs, taken by one call that no interrupt divides."""
         pops = itertools.repeat((), len(self.unread))
         return list(itertools.starmap(self.unread.popleft, pops))
 
     def process(self) -> None:
-        """Makes the outputs of what was committed."""
         commits = self._scheduler.commits
         while commits:
             commit = commits[0]

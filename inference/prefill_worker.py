@@ -35,10 +35,10 @@ def divide(
     Raises:
         InputError: as `sharding.mesh.for_prefill`: before weights are read.
     """
-    if not config.prefill.chips:
-        return tuple(expected), ()
-    meshes.for_prefill(config)
     expected = tuple(expected)
+    if not config.prefill.chips:
+        return expected, ()
+    meshes.for_prefill(config)
     decoding = tuple(shape for shape in expected if shape.decode[0])
     return decoding, tuple(shape for shape in expected if shape not in decoding)
 
@@ -65,7 +65,7 @@ class PrefillWorker:
         self.model_runner = ModelRunner(config, params, expected, self._mesh)
         self._overlaps = config.engine.scheduling.overlap
         self._steps = StepsInFlight(self.scheduler, self.model_runner)
-        self._led: dict[Sequence, Sequence] = {}  # leader -> who waits for it
+        self._led: dict[Sequence, Sequence] = {}  # leader -> the sequence that waits for it
         lanes = config.engine.cache.latent_lanes or 1
         page_bytes = config.cached_model.page_bytes(config.page_tokens, lanes)
         self._page_bytes = [config.mesh.num_chips * size for size in page_bytes]

@@ -1,4 +1,4 @@
-"""Requests that one call makes of an engine, and whoever makes it waits for."""
+"""Requests of one call to an engine, which the caller waits for."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -80,10 +80,8 @@ class RequestBatch:
                 yield self._unread.popleft()
 
     def read(self) -> list[Sequence]:
-        """The sequences of prompts that are only read, once all are, in the order of the prompts.
-
-        Raises:
-            InputError: the model gave non-finite logits for one.
+        """The sequences of prompts that are only read, once all are, in the order of the prompts;
+        raises InputError if the model gave non-finite logits for one.
         """
         for _ in self.outputs():
             pass

@@ -90,7 +90,7 @@ class RequestState:
         return detokenizer.push(sequence.tokens[start:num_tokens])
 
     def _outputs(self, commit: Commit) -> list[RequestOutput]:
-        """What a commit brings to who asked."""
+        """Outputs of a commit, or of the request's failure."""
         sequence = commit.sequence
         try:
             text = self._new_text(commit)
@@ -107,16 +107,17 @@ class RequestState:
             return self.group.fail(self._output(commit, ""))
 
     def _output(self, commit: Commit, text: str) -> RequestOutput:
-        """What is new of one sequence."""
         sequence, logprobs, tops = commit.sequence, commit.logprobs, commit.top_logprobs
         if sequence.scores:
             logprobs, tops = sequence.results.prompt_logprobs, sequence.results.prompt_top_logprobs
-        reason = sequence.finish_reason
+        reason, embedding = sequence.finish_reason, b""
+        if sequence.pools and reason is FinishReason.LENGTH:
+            embedding = sequence.embedding.astype("<f4").tobytes()
         return RequestOutput(
             sequence.id, commit.tokens, text, reason and reason.value, 0,
             sequence.history.params_versions,
             logprobs, tops, self._stopped_by(sequence, commit.tokens),
-            sequence.prefix.num_hit_tokens or 0, sequence.queued_s, _embedding(sequence),
+            sequence.prefix.num_hit_tokens or 0, sequence.queued_s, embedding,
             sequence.history.num_preemptions, sequence.failure,
         )  # fmt: skip
 
@@ -131,7 +132,7 @@ class RequestState:
 
     def _new_text(self, commit: Commit) -> str:
         """Text of new tokens, as far as it is certain. A stop string ends the sequence with the
-        token that completes it: of those behind it, drafts that were accepted, nothing is told.
+        token that completes it: drafts accepted behind it are dropped.
         """
         sequence = commit.sequence
         if self._fault is not None:
@@ -164,9 +165,3 @@ class RequestState:
 def _without_end(sequence: Sequence, tokens: list[int]) -> list[int]:
     """New tokens but for one that ends the sequence, which is no text."""
     return tokens[:-1] if tokens and sequence.is_end(tokens[-1]) else tokens
-
-
-def _embedding(sequence: Sequence) -> bytes:
-    """The vector of a prompt, as `RequestOutput` has it."""
-    is_there = sequence.pools and sequence.finish_reason is FinishReason.LENGTH
-    return sequence.embedding.astype("<f4").tobytes() if is_there else b""

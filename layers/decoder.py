@@ -42,7 +42,7 @@ from layers.mixers import (
 from layers.params import Params
 from layers.ragged import Ragged
 from layers.recurrence.sums import rounded
-from layers.registry import Leaf, StepContext, Visits
+from layers.registry import Leaf, RoutedTokens, StepContext
 from layers.weights import Weight
 from sharding import collectives
 
@@ -62,15 +62,15 @@ registry.register(Plain, dense.plain)
 registry.register(Experts, experts.apply)
 
 
-class Passed(NamedTuple):
+class LayersOutput(NamedTuple):
     """Results of `layers`: normalized hidden states and the residual streams of `features`, float32
-    [T, D], the cache, and visits of each mixture, [L, E], if any.
+    [T, D], the cache, and the tokens routed to the experts of each mixture, [L, E], if any.
     """
 
     hidden_TD: jax.Array
     streams: tuple[jax.Array, ...]
     cache: Any
-    visits: Visits | None
+    routed: RoutedTokens | None
 
 
 def param_infos(config: ModelConfig) -> Declared:
@@ -93,23 +93,21 @@ def forward(
     deterministic: bool = False,
     attention: str = "reference",
 ) -> tuple[jax.Array, Any]:
-    """Runs packed tokens through the model.
+    """Runs packed tokens through the model: normalized hidden states, float32 [T, D], and the
+    updated cache.
 
     Args:
         tokens_T: i32[T] token ids.
         cache: leaves of `kv_cache.abstract`, or None: the rows of a rectangle see only each other.
         deterministic: a token's bits depend on its own history only.
         attention: the implementation that the cache is laid out for (`api.choose`).
-
-    Returns:
-        Normalized hidden states, float32 [T, D], and the updated cache.
     """
     x_TD = embedded(params, config, tokens_T, ragged)
-    passed = layers(
+    output = layers(
         params, config, x_TD, ragged, cache, tokens_T=tokens_T, deterministic=deterministic,
         attention=attention,
     )  # fmt: skip
-    return passed.hidden_TD, passed.cache
+    return output.hidden_TD, output.cache
 
 
 def embedded(params: Params, config: ModelConfig, tokens_T: jax.Array, ragged: Ragged) -> jax.Array:
@@ -134,7 +132,7 @@ def layers(
     features: tuple[int, ...] = (),
     deterministic: bool = False,
     attention: str = "reference",
-) -> Passed:
+) -> LayersOutput:
     """Runs what `embedded` returns through the layers and the last norm; else as `forward`.
 
     Args:
@@ -147,24 +145,24 @@ def layers(
     }
     inputs_LTP = inputs_of_layers(params, config, tokens_T, x_TD)
     leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
-    streams, visits = {}, []
+    streams, routed = {}, []
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
         with jax.named_scope(f"layer_{index}"):
-            x_TD, leaves[home], own_visits = _block_once(
+            x_TD, leaves[home], layer_routed = _block_once(
                 weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
                 None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer,
                 spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
                 is_owner=owner is None, deterministic=deterministic, attention=attention,
             )  # fmt: skip
         streams[index + 1] = x_TD
-        visits += [] if own_visits is None else [own_visits]
-    return Passed(
+        routed += [] if layer_routed is None else [layer_routed]
+    return LayersOutput(
         norm.apply(x_TD, params["final_norm"], config),
         tuple(streams[number] for number in features),
         None if cache is None else tuple(leaves),
-        jax.tree.map(_side_by_side, *visits) if visits else None,
+        jax.tree.map(_side_by_side, *routed) if routed else None,
     )
 
 
@@ -177,17 +175,14 @@ def layer(
     leaf: Leaf = None,
     input_TP: jax.Array | None = None,
 ) -> tuple[jax.Array, Leaf]:
-    """Runs one layer without pages, for a caller that goes layer by layer. Its products are traced
-    in the caller's own trace, so that `layers.kernels.linear.observed` leaves may note their
-    inputs.
+    """Runs one layer without pages, for a caller that goes layer by layer: the residual stream
+    behind it, and the leaf for sharers. Its products are traced in the caller's own trace, so that
+    `layers.kernels.linear.observed` leaves may note their inputs.
 
     Args:
         x_TD: the residual stream, float32 [T, D].
         leaf: that of the layer whose cache this one shares; None where it shares none.
         input_TP: the layer's input of each token (`inputs_of_layers`).
-
-    Returns:
-        The residual stream behind it, and the leaf for sharers.
     """
     kinds, owner = config.layers[index], config.cache_specs[index].owner
     turns = kinds.mixer.rotation
@@ -223,8 +218,8 @@ def _block(
     is_owner: bool,
     deterministic: bool,
     attention: str,
-) -> tuple[jax.Array, Leaf, Visits | None]:
-    """One layer around the residual stream: mixer, then feed-forward; with its visits."""
+) -> tuple[jax.Array, Leaf, RoutedTokens | None]:
+    """One layer around the residual stream: mixer, then feed-forward; with its routed tokens."""
     page_format = spec.page_format(config.cache_dtype)
     ragged = ragged if spec.window is None else ragged.undropped
     context = StepContext(
@@ -237,12 +232,12 @@ def _block(
     if is_behind:
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
     to_mixer, to_ffn = layer.factors or (None, None)
-    x_TD, visits = _added(config, x_TD, hidden_TD, out_TD, to_mixer), None
+    x_TD, routed = _added(config, x_TD, hidden_TD, out_TD, to_mixer), None
     if layer.ffn is not None:
         with jax.named_scope("ffn"):
             hidden_TD = _normed(weights, config, "ffn", layer.ffn, x_TD) if is_before else x_TD
             feed = registry.apply_feed_forward(layer.ffn)
-            out_TD, visits = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
+            out_TD, routed = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
         if is_behind:
             out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
         x_TD = _added(config, x_TD, hidden_TD, out_TD, to_ffn)
@@ -253,7 +248,7 @@ def _block(
             x_TD += layer_inputs.apply(input_params, config, config.layer_inputs, x_TD, input_TP)
     if config.has_layer_scales:
         x_TD *= weights["scale"].astype(jnp.float32)
-    return x_TD, leaf, visits
+    return x_TD, leaf, routed
 
 
 _block_once = jax.jit(  # traced once for all layers of a kind: tracing is most of a warm start

@@ -335,9 +335,6 @@ def _index(
 
 def init(*args: Any) -> Cache:
     """An empty cache; arguments as `abstract`. With kernels of rows it takes memory as it fills."""
-    return jax.tree.map(_zeros, abstract(*args))
-
-
-def _zeros(leaf: jax.ShapeDtypeStruct) -> jax.Array:
     rows = backends.current().rows
-    return jnp.zeros(leaf.shape, leaf.dtype) if rows is None else rows.zeros(leaf)
+    zeros = rows.zeros if rows is not None else lambda leaf: jnp.zeros(leaf.shape, leaf.dtype)
+    return jax.tree.map(zeros, abstract(*args))

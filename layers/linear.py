@@ -1,12 +1,14 @@
 """The one projection. Every precision is a leaf type behind it (`layers/weights.py`)."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from layers import weights
 from layers.weights import Weight
+from sharding import collectives
 
 
 def linear(x_TD: jax.Array, w_FD: Weight) -> jax.Array:
@@ -34,6 +36,15 @@ def look_up(table_VD: Weight, ids_T: jax.Array) -> jax.Array:
 def add_bias(y_TF: jax.Array, params: Mapping[str, jax.Array], name: str) -> jax.Array:
     """y + params[name], float32 [T, F], where a layer declares that bias."""
     return y_TF + params[name].astype(jnp.float32) if name in params else y_TF
+
+
+def project_out(x_TX: jax.Array, params: Mapping[str, Any], dtype: str) -> jax.Array:
+    """A mixer's last product, summed over the chips that divide it, with a bias where the layer
+    declares one: float32 [T, D].
+    """
+    with jax.named_scope("out"):
+        out_TD = collectives.total(linear(x_TX.astype(dtype), params["out"]))
+        return add_bias(out_TD, params, "out_bias")
 
 
 def soft_cap(x: jax.Array, cap: float | None) -> jax.Array:

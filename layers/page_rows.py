@@ -43,9 +43,8 @@ def encode(x: jax.Array, pages: jax.Array) -> jax.Array:
 
 def decode(stored: jax.Array) -> jax.Array:
     """Stored elements as numbers."""
-    return (
-        jax.lax.bitcast_convert_type(stored, jnp.bfloat16) if stored.dtype == jnp.uint16 else stored
-    )
+    is_half = stored.dtype == jnp.uint16
+    return jax.lax.bitcast_convert_type(stored, jnp.bfloat16) if is_half else stored
 
 
 def quantize(row_TX: jax.Array, page_format: PageFormat) -> jax.Array:

@@ -136,11 +136,8 @@ def scales(
     format: str, values_FD: np.ndarray, clip: float | np.ndarray = 1.0
 ) -> tuple[np.ndarray, np.ndarray | None]:
     """Scales (and zero points) that span each group's numbers, from the least to the largest (of a
-    symmetric format, as far below 0 as above): [F, G].
-
-    Args:
-        format: one of `OURS`.
-        clip: covered share of the span, of all groups or [F, G]; what lies beyond is clipped.
+    symmetric format, as far below 0 as above): [F, G]. `clip` is the covered share of the span, of
+    all groups or [F, G]; what lies beyond is clipped.
     """
     info = _checked(format)
     F, D = values_FD.shape

@@ -79,6 +79,13 @@ class Ragged:
         return self.pack([r.position_YW for r in self.rectangles])
 
     @property
+    def slot_T(self) -> jax.Array:
+        """i32[T]: slot of each packed token; fillers have slot 0."""
+        return self.pack(
+            [jnp.broadcast_to(r.slot_Y[:, None], r.valid_YW.shape) for r in self.rectangles]
+        )
+
+    @property
     def valid_T(self) -> jax.Array:
         """bool[T]: False for padding."""
         return self.pack([r.valid_YW for r in self.rectangles])

@@ -49,7 +49,7 @@ class StepContext:
 ApplyMixer = Callable[..., tuple[jax.Array, Leaf]]
 
 
-class Visits(NamedTuple):
+class RoutedTokens(NamedTuple):
     """Tokens routed to each expert, in one mixture [E] or in all of a model's [L, E]: their i32
     number, and the float32 mean over valid tokens of the router's scores, which sum to 1.
     """
@@ -58,8 +58,8 @@ class Visits(NamedTuple):
     share: jax.Array
 
 
-# (params, config, kind, x_TD, context) -> (float32 [T, D], its visits: None of what is no mixture)
-ApplyFeedForward = Callable[..., tuple[jax.Array, Visits | None]]
+# (params, config, kind, x_TD, context) -> (float32 [T, D], routed tokens: None without experts)
+ApplyFeedForward = Callable[..., tuple[jax.Array, RoutedTokens | None]]
 
 _MIXERS: dict[type[Mixer], ApplyMixer] = {}
 _FEED_FORWARDS: dict[type[FeedForward], ApplyFeedForward] = {}

@@ -26,21 +26,21 @@ def inverse_frequencies(rope: Rope, head_width: int, max_context: int | None = N
         ramp = (turns - scaling.low_freq_factor) / (
             scaling.high_freq_factor - scaling.low_freq_factor
         )
-        keep = np.clip(ramp, 0.0, 1.0)
-        frequencies = keep * frequencies + (1 - keep) * frequencies / scaling.factor
+        unchanged = np.clip(ramp, 0.0, 1.0)
     elif isinstance(scaling, Yarn):
-        keep = _yarn_kept(scaling, rope.theta, width)
-        frequencies = keep * frequencies + (1 - keep) * frequencies / scaling.factor
+        unchanged = _yarn_unchanged(scaling, rope.theta, width)
     elif isinstance(scaling, LongRope):
         is_long = max_context is not None and max_context > scaling.original_context
         frequencies /= np.array(scaling.long if is_long else scaling.short)
     elif isinstance(scaling, Proportional):
         turning = np.arange(len(frequencies)) < int(scaling.share * width // 2)
         frequencies = np.where(turning, frequencies / scaling.factor, 0.0)
+    if isinstance(scaling, Llama3 | Yarn):
+        frequencies = unchanged * frequencies + (1 - unchanged) * frequencies / scaling.factor
     return frequencies.astype(np.float32)
 
 
-def _yarn_kept(scaling: Yarn, theta: float, width: int) -> np.ndarray:
+def _yarn_unchanged(scaling: Yarn, theta: float, width: int) -> np.ndarray:
     """Share of each pair's frequency that stays (Peng et al. 2023, section 3.2), float64 [X]."""
 
     def pair_of(turns: float) -> float:

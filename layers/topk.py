@@ -143,12 +143,8 @@ def mass_key(key_QV: jax.Array, weight_QV: jax.Array, mass_Q: jax.Array) -> jax.
 
     The search sets bits from the highest: 32 passes over the row on a CPU, 8 without a loop on an
     accelerator. Weights of 1 give the key of the mass_Q-th largest. Chips of a mesh each hold a
-    part of the rows.
-
-    Args:
-        key_QV: u32, from `ordered_key`.
-        weight_QV: f32, not negative.
-        mass_Q: f32 in (0, the row's sum of weights].
+    part of the rows. `key_QV` is u32, from `ordered_key`; `weight_QV` f32, not negative; `mass_Q`
+    f32 in (0, the row's sum of weights].
     """
     none_Q = jnp.zeros(key_QV.shape[0], jnp.uint32)
     if backends.current().has_wide_reductions:

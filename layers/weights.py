@@ -57,8 +57,7 @@ class Operations:
 
 def of(weight: Weight) -> Operations:
     """The operations of a leaf."""
-    operations: Operations = _OPERATIONS.get(type(weight), _OfArray)(weight)
-    return operations
+    return _OPERATIONS.get(type(weight), _OfArray)(weight)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -350,9 +350,9 @@ def compile_progress(
                 due_s = now + _COMPILE_SILENCE_S
             elif now >= due_s:
                 due_s = now + _COMPILE_EVERY_S
-                runner = engine.model_runner
-                count = num_steps or runner.num_requested
-                say(f"compiling {min(len(runner.shapes) + 1, count)} of {count} steps")
+                executables = engine.model_runner.executables
+                count = num_steps or executables.num_requested
+                say(f"compiling {min(len(executables.shapes) + 1, count)} of {count} steps")
 
     if shown:
         threading.Thread(target=watch, daemon=True).start()

@@ -26,7 +26,7 @@ from scripts.modes import train_heads, training_steps
 if TYPE_CHECKING:
     from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.resolve import Resolved
-    from inference.training.subject import Subject
+    from inference.training.start import Subject
 
 _TASK = flags.DEFINE_enum(
     "task",
@@ -88,7 +88,6 @@ def _language_model(resolved: "Resolved | None", checkpoint: "Checkpoint | None"
 
     meshes.provide(recipe.mesh, recipe.mesh.num_chips)
     from inference.training import losses, start, texts, token_file
-    from inference.training.subject import Subject
 
     documents = texts.of_file(_TEXT.value) if _TEXT.value else texts.standard_library()
     vocabulary = start.vocabulary(checkpoint, documents, recipe.model.vocab_size)
@@ -96,7 +95,7 @@ def _language_model(resolved: "Resolved | None", checkpoint: "Checkpoint | None"
         tokens, digest = token_file.of_texts(documents, vocabulary, progress)
     if _TASK.value == "draft":
         checkpoint = None
-    return Subject(
+    return start.Subject(
         recipe, vocabulary, tokens, digest, checkpoint, losses.next_token(recipe.model),
         lambda progress: (start.masters(recipe, checkpoint, progress), None),
     )  # fmt: skip

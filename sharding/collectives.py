@@ -21,14 +21,12 @@ def chip(axis: str = _AXIS) -> jax.Array | int:
 
 def total(x: Tree) -> Tree:
     """The sums of all chips' arrays, on each of them."""
-    sums: Tree = jax.lax.psum(x, _AXIS) if num_chips() > 1 else x
-    return sums
+    return jax.lax.psum(x, _AXIS) if num_chips() > 1 else x
 
 
 def maximum(x: jax.Array) -> jax.Array:
     """The largest of all chips' entries, on each of them."""
-    maxima: jax.Array = jax.lax.pmax(x, _AXIS) if num_chips() > 1 else x
-    return maxima
+    return jax.lax.pmax(x, _AXIS) if num_chips() > 1 else x
 
 
 def gather(x: jax.Array) -> jax.Array:

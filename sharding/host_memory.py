@@ -33,11 +33,8 @@ def restore(tree: T) -> T:
 
 
 def _offload(array: jax.Array) -> HostArray:
-    parts: dict[_Index, np.ndarray] = {}
-    for shard in array.addressable_shards:
-        key = _key(shard.index)
-        if key not in parts:
-            parts[key] = np.array(shard.data)
+    shards = {_key(shard.index): shard for shard in array.addressable_shards}
+    parts = {key: np.array(shard.data) for key, shard in shards.items()}
     return HostArray(array.shape, array.sharding, parts)
 
 

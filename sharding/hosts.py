@@ -9,7 +9,6 @@ Both come in one order, so each host runs the same steps. A host from which noth
 """
 
 import contextlib
-import dataclasses
 import json
 import os
 import queue
@@ -60,10 +59,8 @@ class Hosts:
             self._send({"order": order, "arguments": arguments})
 
     def orders(self) -> Iterator[tuple[str, list[Any]]]:
-        """What host 0 tells, until it ends.
-
-        Raises:
-            RuntimeError: something else comes: the hosts are out of step.
+        """What host 0 tells, until it ends. Raises RuntimeError if something else comes: the hosts
+        are out of step.
         """
         while True:
             message = self._inbox.get()
@@ -78,18 +75,15 @@ class Hosts:
         if self.index == 0:
             self._send({"value": value})
             return value
-        taken: T = self._take("value")
-        return taken
+        return self._take("value")
 
     def now(self) -> float:
         """Host 0's `time.perf_counter()`."""
         return self.broadcast(time.perf_counter())
 
     def compare(self, facts: Mapping[str, str]) -> None:
-        """Checks at the start that all hosts mean the same.
-
-        Raises:
-            InputError: they do not; on every host, in the same words.
+        """Checks at the start that all hosts mean the same. Raises InputError if they do not; on
+        every host, in the same words.
         """
         if self.count == 1:
             return
@@ -182,13 +176,11 @@ class Hosts:
             os._exit(1)
 
 
-@dataclasses.dataclass
 class _Link:
     """A connection to another host."""
 
-    connection: socket.socket
-
-    def __post_init__(self) -> None:
+    def __init__(self, connection: socket.socket):
+        self.connection = connection
         self.connection.settimeout(HEARTBEAT_TIMEOUT_S)
         self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.lines = self.connection.makefile("rb")
@@ -221,14 +213,8 @@ def current() -> Hosts:
 
 def start(coordinator: str, count: int, index: int) -> None:
     """Finds the other hosts, and has JAX bring their devices together; before JAX looks for any.
-
-    Args:
-        coordinator: 'address:port' of host 0, which takes this port and the next one.
-        count: of hosts.
-        index: of this one.
-
-    Raises:
-        InputError: these are no such numbers, or the others do not come.
+    Host 0 takes the port of `coordinator`, its 'address:port', and the next one. Raises InputError
+    if `count` and `index` are no such numbers, or the others do not come.
     """
     global _current
     address, port = _checked(coordinator, count, index)
@@ -288,10 +274,8 @@ def _accept(address: str, port: int, count: int) -> dict[int, _Link]:
                 connection.close()
                 continue
             problem = None
-            if hello.get("count") != count:
-                problem = (
-                    f"host {hello.get('index')} expects {hello.get('count')} hosts, not {count}"
-                )
+            if hello["count"] != count:
+                problem = f"host {hello['index']} expects {hello['count']} hosts, not {count}"
             elif hello["index"] in (0, *links):
                 problem = f"host {hello['index']} is there twice"
             with contextlib.suppress(OSError):

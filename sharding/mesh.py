@@ -30,10 +30,8 @@ _MOST_VIRTUAL_CHIPS = 256  # threads of a CPU
 
 def provide(mesh: Mesh, num_chips: int) -> None:
     """Has a CPU stand for so many chips, those of a mesh among them, if that is not beyond reason,
-    or for this host's part of them; before JAX looks for devices.
-
-    Raises:
-        InputError: hosts would have different numbers of them.
+    or for this host's part of them; before JAX looks for devices. Raises InputError if hosts would
+    have different numbers of them.
     """
     count = hosts.current().count
     if num_chips % count:
@@ -45,10 +43,8 @@ def provide(mesh: Mesh, num_chips: int) -> None:
 
 
 def of(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh | None:
-    """JAX's mesh, of the first of these devices (None: JAX's own); None for one chip.
-
-    Raises:
-        InputError: there are fewer.
+    """JAX's mesh, of the first of these devices (None: JAX's own); None for one chip. Raises
+    InputError if there are fewer.
     """
     devices = jax.devices() if devices is None else devices
     if mesh.num_chips > len(devices):
@@ -62,10 +58,8 @@ def of(mesh: Mesh, devices: Sequence[jax.Device] | None = None) -> jax.sharding.
 
 
 def for_prefill(config: Config) -> jax.sharding.Mesh:
-    """The chips that compute prompts for others, of JAX's own; a mesh even of one.
-
-    Raises:
-        InputError: there are fewer, or several hosts, which would not see steps end alike.
+    """The chips that compute prompts for others, of JAX's own; a mesh even of one. Raises
+    InputError if there are fewer, or several hosts, which would not see steps end alike.
     """
     if jax.process_count() > 1:
         raise InputError("prefill.chips goes with one host: leave it out, or the other hosts")
@@ -121,10 +115,9 @@ def over(
     """The function on each chip, with that chip's parts of arrays; without a mesh, itself."""
     if mesh is None:
         return function
-    mapped: Callable[..., T] = jax.shard_map(
+    return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-    return mapped
 
 
 def moved(tree: T, mesh: jax.sharding.Mesh | None, specs: object) -> T:

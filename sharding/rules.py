@@ -41,9 +41,7 @@ RULES: Mapping[str, str | None] = {
 
 def mesh_axes(path: str, info: ParamInfo) -> tuple[str, ...]:
     """The mesh axes that divide a parameter, in the order of its own; none: each chip holds all.
-
-    Raises:
-        InputError: an axis that no rule names, or two that the same chips would divide.
+    Raises InputError for an axis that no rule names, or two that the same chips would divide.
     """
     names = [name for name in info.logical_axes if name is not None]
     if unknown := [name for name in names if name not in RULES]:
@@ -67,11 +65,10 @@ def layout(path: str, info: ParamInfo, mesh: Mesh) -> NamedSharding:
     rule names is cut where that gives equal parts; otherwise each chip holds all of it.
     """
     mesh_axes(path, info)  # refuses contradictions
-    names = (RULES[name] if name else None for name in info.logical_axes)
-    sizes = zip(names, info.shape, strict=True)
-    return NamedSharding(
-        mesh, PartitionSpec(*(n if n and size % mesh.shape[n] == 0 else None for n, size in sizes))
-    )
+    axes = (RULES[name] if name else None for name in info.logical_axes)
+    sizes = zip(axes, info.shape, strict=True)
+    cuts = (axis if axis and size % mesh.shape[axis] == 0 else None for axis, size in sizes)
+    return NamedSharding(mesh, PartitionSpec(*cuts))
 
 
 def part(
@@ -87,12 +84,9 @@ def part(
     each matrix its rows of each stacked one, or its columns; zeros stand for what is missing.
 
     Args:
-        config: the whole model.
-        path: of the parameter, 'layers/0/mixer/qkv'.
-        info: its declaration in the whole model.
+        config, info: the whole model, and the parameter's declaration in it.
         values: all of it, an array or what reads slices of rows (a stack's, of all its matrices),
             or of all rows' columns; rows may be bytes of blocks.
-        mesh: the chips.
         group, chip: the chip's place among those along `data` and `expert`, and along `model`.
     """
     axes = mesh_axes(path, info)

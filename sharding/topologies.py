@@ -28,21 +28,15 @@ _TPU_ENVIRONMENT = {
 
 def prepare(target: Target) -> None:
     """Sets what the compiler of an absent target reads from its environment, before JAX looks for
-    devices; no accelerator that is there is touched.
-
-    Raises:
-        InputError: the compiler is not installed.
+    devices; no accelerator that is there is touched. Raises InputError without that compiler.
     """
     if target.is_here:
         return
-    modules, extra = {
-        "gpu": (("jax_cuda13_plugin", "jax_cuda12_plugin"), "gpu"),
-        "tpu": (("libtpu",), "tpu"),
-    }[target.platform]
-    if not any(importlib.util.find_spec(module) for module in modules):
+    modules = {"gpu": ("jax_cuda13_plugin", "jax_cuda12_plugin"), "tpu": ("libtpu",)}
+    if not any(importlib.util.find_spec(module) for module in modules[target.platform]):
         raise InputError(
             f"--target={target.name} needs a compiler that is not installed: "
-            f"pip install '.[{extra}]'"
+            f"pip install '.[{target.platform}]'"
         )
     jax.config.update("jax_platforms", "cpu")
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -52,11 +46,8 @@ def prepare(target: Target) -> None:
 
 @functools.cache
 def devices(target: Target) -> tuple[jax.Device, ...]:
-    """All devices of a target, in the compiler's order; of this machine, all that
-    JAX has.
-
-    Raises:
-        InputError: the compiler knows no such topology.
+    """All devices of a target, in the compiler's order; of this machine, all that JAX has. Raises
+    InputError if the compiler knows no such topology.
     """
     if target.is_here:
         return tuple(jax.devices("cpu"))

@@ -470,19 +470,19 @@ def engine(
         params = fake_params(model) if is_fake else real_params(model)
     made = engines.Engine(config, params, **arguments)
     same = EngineConfig.of(**{k: v for k, v in settings.items() if k not in _SCHEDULING})
-    own = made.model_runner._executables
+    own = made.model_runner.executables
     if not draws:
         own._lower_step = _without_draws(own._lower_step)
     own_shapes = config.num_snapshots, draws, compiling.is_quick()
     key = Config(model, same, mesh, prefill, draft), *own_shapes
-    made.model_runner._executables = _executables.setdefault(key, own)
+    made.model_runner.executables = _executables.setdefault(key, own)
     if shapes != "all" and made.config.engine.scheduling.chunked_prefill:
         riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
         made.scheduler.shapes = riding[-1:] if shapes == "one" else riding
     if made._prefill is not None:
         runner, scheduler = made._prefill.model_runner, made._prefill.scheduler
-        shared = _executables.setdefault(("prefill", *key), runner._executables)
-        runner._executables = shared
+        shared = _executables.setdefault(("prefill", *key), runner.executables)
+        runner.executables = shared
         scheduler.shapes = scheduler.shapes[-1:] if shapes == "one" else scheduler.shapes
     return made
 

@@ -24,7 +24,7 @@ from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import names, resolve
 from inference.engine import Engine
 from inference.families import families
-from inference.families.family import Family
+from inference.families.family import Family, ModelFields
 from inference.families.shared.config_keys import Keys
 from inference.planner import cost, weights
 from inference.planner.cost import Work
@@ -143,19 +143,17 @@ registry.register(Maxout, apply_maxout)
 # --- its checkpoints ------------------------------------------------------------------------------
 
 
-def build(keys: Keys, name: str) -> ModelConfig:
+def build(keys: Keys) -> ModelFields:
     """Every other layer keeps a state, the others attend."""
     attention = Attention(num_heads=4, num_kv_heads=2, head_width=8)
     ffn = Maxout(keys.integer("intermediate_size"))
-    return ModelConfig(
-        name=name,
-        family="newcomer",
-        vocab_size=keys.integer("vocab_size"),
-        width=keys.integer("hidden_size"),
-        num_layers=keys.integer("num_hidden_layers"),
-        max_context=keys.integer("max_position_embeddings"),
-        pattern=(LayerSpec(MinGru(keys.integer("state_size")), ffn), LayerSpec(attention, ffn)),
-    )
+    return {
+        "vocab_size": keys.integer("vocab_size"),
+        "width": keys.integer("hidden_size"),
+        "num_layers": keys.integer("num_hidden_layers"),
+        "max_context": keys.integer("max_position_embeddings"),
+        "pattern": (LayerSpec(MinGru(keys.integer("state_size")), ffn), LayerSpec(attention, ffn)),
+    }
 
 
 NAMES = {
@@ -170,6 +168,14 @@ NAMES = {
     "ffn/up": ("mlp.one.weight", "mlp.other.weight"),
     "ffn/down": ("mlp.down.weight",),
 }
+FAMILY = Family(
+    name="newcomer",
+    architecture="NewcomerForCausalLM",
+    read=build,
+    write=lambda config: {},
+    mixers=(MinGru, Attention),
+    tensors=NAMES,
+)
 
 # --- and everything runs them ---------------------------------------------------------------------
 
@@ -182,22 +188,13 @@ _KEYS = {
 
 @pytest.fixture(autouse=True)
 def _family(monkeypatch):
-    family = Family(
-        name="newcomer",
-        architecture="NewcomerForCausalLM",
-        model_type="newcomer",
-        read=build,
-        write=lambda config: {},
-        mixers=(MinGru, Attention),
-        tensors=NAMES,
-    )
-    monkeypatch.setitem(families.ALL, "newcomer", family)
+    monkeypatch.setitem(families.ALL, "newcomer", FAMILY)
 
 
 @pytest.fixture(scope="module")
 def values():
     """Of the tiny model, under our own paths."""
-    config = build(Keys(_KEYS), "tiny")
+    config = FAMILY.model(Keys(_KEYS), "tiny")
     config = dataclasses.replace(config, dtype="float32")
     return config, parameters.init(config.parameters(), seed=1)
 

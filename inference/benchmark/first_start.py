@@ -87,7 +87,9 @@ def prepared(runner: ModelRunner) -> dict[Point, tuple[StepShape, tuple[np.ndarr
     context adds. Where padding is free, chunks have the fewest rows beside them, of padding.
     """
     is_free = runner.config.engine.shapes.free_padding
-    plain = (s for s in runner.shapes if s.decode[1] == 1 and not (s.scored or s.greedy))
+    plain = (
+        s for s in runner.executables.shapes if s.decode[1] == 1 and not (s.scored or s.greedy)
+    )
     shapes = sorted(plain, key=lambda s: s.num_tokens)
     decode = [shape for shape in shapes if not shape.prefill[0]]
     chunked = [shape for shape in shapes if shape.prefill[0] and (is_free or not shape.decode[0])]

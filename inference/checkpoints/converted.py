@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from configs.errors import InputError
-from configs.kinds.params import Declared, ParamInfo
+from configs.kinds.params import Declared
 from inference.checkpoints import load, mapped, names, safetensors_file
 from inference.checkpoints.load import Progress
 from inference.checkpoints.names import NameMap
@@ -49,7 +49,9 @@ def open_or_convert(
         OSError: the cache cannot be written.
     """
     declared = params.flatten(infos)
-    metadata = {"format": _FORMAT, "declaration": _digest(declared)}
+    described = [(name, list(info.shape), info.format) for name, info in declared.items()]
+    digest = hashlib.sha256(json.dumps(described).encode()).hexdigest()
+    metadata = {"format": _FORMAT, "declaration": digest}
     if path.exists():
         try:
             _check_kept(path)
@@ -92,8 +94,3 @@ def _check_kept(path: Path) -> None:
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
     mapped.check_digest(path)
-
-
-def _digest(declared: dict[str, ParamInfo]) -> str:
-    described = [(path, list(info.shape), info.format) for path, info in declared.items()]
-    return hashlib.sha256(json.dumps(described).encode()).hexdigest()

@@ -30,10 +30,7 @@ _CODES = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64,
           "F8_E4M3": ml_dtypes.float8_e4m3fn}  # fmt: skip
 _MAX_TENSORS = 1 << 15
 _HOLDS = {"float16": "float32"}
-_DTYPE_NAMES = {
-    "bfloat16": "BF16", "float32": "F32", "uint16": "U16", "uint8": "U8", "int8": "I8",
-    "int32": "I32", "int64": "I64", "float8_e4m3fn": "F8_E4M3",
-}  # fmt: skip
+_DTYPE_NAMES = {np.dtype(t).name: name for name, t in (_FLOATS | _INTEGERS | _CODES).items()}
 _CODE_NAMES = {np.dtype(code).name for code in _CODES.values()}
 
 
@@ -108,7 +105,13 @@ def _header(
     data = mapped.map_file(path)
     start = 8 + int.from_bytes(data[:8], "little")
     if start <= len(data):  # else it is no such file, as the library says
-        _check_size(data[8 : min(start, 9 + mapped.MAX_JSON_BYTES)], path)
+        beginning = data[8 : min(start, 9 + mapped.MAX_JSON_BYTES)]
+        num_tensors = beginning.count(b"data_offsets")  # before their names are read
+        if len(beginning) > mapped.MAX_JSON_BYTES or num_tensors > _MAX_TENSORS:
+            raise InputError(
+                f"{path}: its header has more than {mapped.MAX_JSON_BYTES} bytes or names more "
+                f"than {_MAX_TENSORS} tensors"
+            )
     try:
         # The library proves the header sound: lengths, offsets, overlaps, holes.
         with safetensors.safe_open(path, framework="np"):
@@ -127,15 +130,6 @@ def _header(
         position = start + entry["data_offsets"][0]
         tensors[name] = (tuple(entry["shape"]), np.dtype(valid[entry["dtype"]]), position)
     return data, tensors, metadata
-
-
-def _check_size(header: bytes, path: Path) -> None:
-    """Refuses more tensors than any model has, before their names are read."""
-    if len(header) > mapped.MAX_JSON_BYTES or header.count(b"data_offsets") > _MAX_TENSORS:
-        raise InputError(
-            f"{path}: its header has more than {mapped.MAX_JSON_BYTES} bytes or names more than "
-            f"{_MAX_TENSORS} tensors"
-        )
 
 
 def _read(

@@ -1,6 +1,6 @@
 """All families of checkpoints, each registered with a line here."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from configs.errors import InputError
 from configs.model import ModelConfig
@@ -92,8 +92,7 @@ def gguf(config: ModelConfig) -> Gguf:
     return record
 
 
-def gguf_readers() -> Iterator[tuple[str, str, GgufReader]]:
-    """Yields (architecture of llama.cpp, family, reader)."""
-    for family in ALL.values():
-        for architecture, reader in family.gguf.readers.items() if family.gguf else ():
-            yield architecture, family.name, reader
+def gguf_readers() -> dict[str, tuple[str, GgufReader]]:
+    """Returns the family and its reader by llama.cpp's architecture."""
+    families = ((family.name, family.gguf) for family in ALL.values() if family.gguf)
+    return {name: (family, r) for family, gguf in families for name, r in gguf.readers.items()}

@@ -89,10 +89,8 @@ def _write_glm4_moe_lite(config: ModelConfig) -> dict[str, object]:
 
 def _gguf_glm4_moe(keys: GgufKeys) -> ModelFields:
     """Reads GLM-4.5 and 4.6, except their last blocks, which predict a second token."""
-    width = keys.head_width
-    share = keys.integer("rope.dimension_count", width) / width
     attention = keys.attention(
-        dataclasses.replace(keys.rope(), share=share),
+        dataclasses.replace(keys.rope(), share=keys.rotary_share),
         qk_norm="head" if keys.has_tensor("blk.0.attn_q_norm.weight") else None,
         biases=("qkv",) if keys.has_tensor("blk.0.attn_q.bias") else (),
     )

@@ -74,16 +74,7 @@ def _mixers(keys: Keys) -> list[Mixer]:
             f"num_key_value_heads is num_attention_heads={count}, all of which read one latent "
             f"vector, not {shown(keys.raw['num_key_value_heads'])}"
         )
-    latent = Latent(
-        num_heads=count,
-        rank=keys.integer("kv_lora_rank", 512),
-        rope_width=keys.integer("qk_rope_head_dim", 64),
-        nope_width=keys.integer("qk_nope_head_dim", 128),
-        value_width=keys.integer("v_head_dim", 128),
-        query_rank=keys.optional_integer("q_lora_rank"),
-        rope=None,
-        has_bias=keys.boolean("attention_bias", False),
-    )
+    latent = latents.attention(keys, count, None, rope=None)
     full = _full_layers(keys, stated)
     return delta_net.by_type(keys, linear, latent, lambda layer: layer in full)
 

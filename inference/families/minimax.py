@@ -138,9 +138,7 @@ def _write_minimax_m2(config: ModelConfig) -> dict[str, object]:
 
 
 def _gguf_minimax_m2(keys: GgufKeys) -> ModelFields:
-    width = keys.head_width
-    share = keys.integer("rope.dimension_count", width) / width
-    rope = dataclasses.replace(keys.rope(), share=share)
+    rope = dataclasses.replace(keys.rope(), share=keys.rotary_share)
     router = gguf_mixtures.read_router(keys, is_normalized=True, scores="sigmoid")
     experts = gguf_mixtures.read_experts(keys, dataclasses.replace(router, group_best=1))
     return {"pattern": (LayerSpec(keys.attention(rope, qk_norm="all"), experts),)}

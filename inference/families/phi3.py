@@ -45,9 +45,7 @@ _WINDOW = "attention.sliding_window"
 
 
 def _gguf_phi3(keys: GgufKeys) -> ModelFields:
-    rope, head_width = keys.rope(), keys.head_width
-    share = keys.integer("rope.dimension_count", head_width) / head_width
-    window = keys.whole(_WINDOW) or None
+    rope, window = keys.rope(), keys.whole(_WINDOW) or None
     scaling = None
     if gguf_names.LONG_FACTORS in keys.shapes and gguf_names.SHORT_FACTORS in keys.shapes:
         scaling = LongRope(
@@ -56,7 +54,7 @@ def _gguf_phi3(keys: GgufKeys) -> ModelFields:
             keys.integer("rope.scaling.original_context_length"),
             keys.number("rope.scaling.attn_factor", 1.0),
         )
-    rope = Rope(rope.theta, scaling or rope.scaling, share)
+    rope = Rope(rope.theta, scaling or rope.scaling, keys.rotary_share)
     return {"pattern": (keys.layer(rope, window=window),)}
 
 

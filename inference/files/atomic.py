@@ -15,15 +15,15 @@ def open_file(path: Path, is_kept: bool = False) -> Iterator[BinaryIO]:
     """Opens a new file to write, which appears under its name only when complete.
 
     Args:
-        is_kept: later starts map or run it: nobody else may write to it, or to its directory where
-            that is new (`ownership`).
+        is_kept: later starts map or run it: no other user may write to it, or to its directory
+            where that is new (`ownership`).
 
     Raises:
         OSError: it cannot be written; whatever had the name before is untouched.
     """
     mode = 0o755 if is_kept else 0o777
     path.parent.mkdir(mode, parents=True, exist_ok=True)
-    # Not `tempfile`, whose files nobody else may read.
+    # Not `tempfile`, whose files no other user may read.
     temporary = path.with_name(f".{path.name[:40]}.{uuid.uuid4().hex[:12]}")
     descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, mode & 0o666)
     try:

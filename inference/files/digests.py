@@ -58,19 +58,20 @@ def seal(file: BinaryIO) -> None:
     """Writes the digest of a file that was written with `EMPTY` in its place."""
     file.flush()
     with mmap.mmap(file.fileno(), 0) as data:
-        digits = place(data)
-        assert digits is not None
-        data[digits] = of(data, digits).encode()
+        _fill(data)
 
 
 def sealed(text: str) -> bytes:
     """A text below a line that holds its digest: what `opened` reads."""
     data = bytearray(f"{FIELD} {EMPTY}\n{text}".encode())
-    view = memoryview(data)
-    digits = place(view)
-    assert digits is not None
-    view[digits] = of(view, digits).encode()
+    _fill(memoryview(data))
     return bytes(data)
+
+
+def _fill(data: "memoryview | mmap.mmap") -> None:
+    digits = place(data)
+    assert digits is not None
+    data[digits] = of(data, digits).encode()
 
 
 def opened(data: bytes, label: str) -> str:

@@ -15,13 +15,18 @@ from configs.errors import InputError, reason
 from inference.files import atomic, cache_directory, digests
 
 
+def cpu_info() -> list[str]:
+    """Lines of "name: value" of each core; empty where the system is not Linux."""
+    try:
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+
+
 def processor() -> str:
     """The processor's model, as far as the system names it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:  # not Linux
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    lines = (line for line in cpu_info() if line.startswith("model name"))
+    names = (line.partition(":")[2].strip() for line in lines)
     return next(names, "") or platform.processor() or platform.machine()
 
 

@@ -21,7 +21,7 @@ from inference.files import user_files
 
 try:
     import fcntl
-except ImportError:  # not a POSIX system: two runs of one output are not told apart
+except ImportError:  # not a POSIX system: two runs of one output do not exclude each other
     fcntl = None  # type: ignore[assignment]
 
 
@@ -63,7 +63,6 @@ class ResumableResults:
         """Resumes the results of an earlier run of the same identity.
 
         Args:
-            target: the file that results are for.
             identity: digests of what defines the run, by the name that an error gives them.
             requested: keys of the requests; results of other requests are dropped.
 

@@ -46,7 +46,6 @@ class Address:
 
     @property
     def name(self) -> str:
-        """As the header Host has it."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{host}:{self.port}"
 

@@ -52,17 +52,9 @@ class Connections:
         """Returns the answer to a GET; raises Unanswered if there is none."""
         return await self.send(self._request("GET", path, ""))
 
-    async def post(self, path: str, body: bytes, on_body: OnBody | None = None) -> Answer:
-        """Returns the answer to posted JSON.
-
-        Args:
-            path: from /v1 on.
-            on_body: takes the body of the answer as it comes, where its status is 200.
-
-        Raises:
-            Unanswered: there is none, it ended before its end, or nothing came for 15 minutes.
-        """
-        return await self.send(self.posted(path, body), on_body)
+    async def post(self, path: str, body: bytes) -> Answer:
+        """Returns the answer to JSON that is posted to a path, from /v1 on; raises as `send`."""
+        return await self.send(self.posted(path, body))
 
     def posted(self, path: str, body: bytes) -> bytes:
         """A request that posts JSON, for `send`."""
@@ -70,7 +62,14 @@ class Connections:
         return self._request("POST", path, more) + body
 
     async def send(self, request: bytes, on_body: OnBody | None = None) -> Answer:
-        """Sends a request; else as `post`."""
+        """Sends a request and returns its answer.
+
+        Args:
+            on_body: takes the body of the answer as it comes, where its status is 200.
+
+        Raises:
+            Unanswered: there is none, it ended before its end, or nothing came for 15 minutes.
+        """
         while True:
             connection, is_new = await self._connection()
             try:

@@ -16,7 +16,6 @@ class PagePool:
 
     @property
     def num_free_pages(self) -> tuple[int, ...]:
-        """Free pages of each group."""
         return tuple(map(len, self._free_pages))
 
     @property
@@ -55,10 +54,8 @@ class PagePool:
                     self._free_pages[group].append(page)
 
     def check_integrity(self, holders: Iterable[Sequence[Sequence[int]]]) -> None:
-        """Compares reference counts and free lists with every holder's page lists (one a group).
-
-        Raises:
-            RuntimeError: a page is leaked, free while referenced, or counted wrongly.
+        """Compares reference counts and free lists with every holder's page lists (one a group);
+        raises RuntimeError if a page is leaked, free while referenced, or counted wrongly.
         """
         holders = list(holders)
         for group, references in enumerate(self._references):

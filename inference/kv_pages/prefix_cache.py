@@ -31,6 +31,11 @@ class Transfer:
     host_page: int
     to_host: bool
 
+    @property
+    def kind(self) -> tuple[int, bool]:
+        """What transfers of one call have in common."""
+        return self.group, self.to_host
+
 
 @dataclasses.dataclass(frozen=True)
 class Match:
@@ -66,9 +71,7 @@ class PrefixCache:
         """Starts empty.
 
         Args:
-            pool: the device's pages.
             specs: what each page group caches.
-            page_tokens: tokens a page.
             host_pool: host pages, in the same groups; None where nothing is offloaded.
             should_offload: whether restoring a page that ends after `num_tokens` tokens is cheaper
                 than computing it again.
@@ -80,12 +83,9 @@ class PrefixCache:
         self._should_offload = should_offload
         self._tree = RadixTree(pool, self._host_pool, self._specs)
         self._transfers: list[Transfer] = []
-        self.num_offloaded_pages = 0  # copied to the host so far
-        self.num_restored_pages = 0  # copied back so far
 
     @property
     def num_nodes(self) -> int:
-        """Full pages of tokens in the tree."""
         return self._tree.num_nodes
 
     @property
@@ -121,7 +121,6 @@ class PrefixCache:
         nothing.
 
         Args:
-            tokens: the sequence's.
             key: what else must be equal, such as the version of the weights.
             limit: the most tokens to match; None leaves one to be fed.
         """
@@ -229,14 +228,6 @@ class PrefixCache:
         if root := self._tree.roots.children.get(key):
             self._tree.remove_subtree(root)
 
-    def clear(self) -> None:
-        """Removes everything, transfers not yet taken included: the device lost its cache, and a
-        copy on the host is of no use without the pages before it.
-        """
-        for key in list(self._tree.roots.children):
-            self.drop(key)
-        self._transfers.clear()
-
     def take_transfers(self) -> tuple[Transfer, ...]:
         """The copies to make since the last call, in this order and before the next step writes."""
         transfers, self._transfers = tuple(self._transfers), []
@@ -291,13 +282,10 @@ class PrefixCache:
         self._transfers.append(Transfer(group, page, host_page, to_host=True))
         self._tree.remove_page(node, group)
         self._tree.set_host_page(node, group, host_page)
-        self.num_offloaded_pages += 1
 
     def _restore(self, node: Node, group: int) -> None:
-        """Copies a page back from the host, for a sequence."""
         [page] = self.allocate(group, 1)
         self._transfers.append(Transfer(group, page, node.host_pages[group], to_host=False))
         self._tree.remove_page(node, group)
         self._tree.set_page(node, group, page)
         self._tree.share(group, page)
-        self.num_restored_pages += 1

@@ -143,7 +143,6 @@ class RadixTree:
             self.prune(node)
 
     def remove_subtree(self, node: Node) -> None:
-        """Removes a node and all below it."""
         nodes = list(self._walk(node))
         for below in nodes:
             for group in range(len(self._specs)):
@@ -163,11 +162,7 @@ class RadixTree:
         self, holders: Iterable[Sequence[Sequence[int]]], has_gaps: bool = False
     ) -> None:
         """Compares nodes, pools and orders of use with each other and with the page lists (one a
-        group) of all running sequences.
-
-        Args:
-            holders: those lists.
-            has_gaps: a sequence may use a page and not those before it.
+        group) of all running sequences, which may have `has_gaps`: a page and not those before it.
 
         Raises:
             RuntimeError: they contradict each other.

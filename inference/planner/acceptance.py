@@ -9,7 +9,7 @@ from inference.planner.speculation import Speculation
 
 
 @dataclasses.dataclass(frozen=True)
-class Observed:
+class AcceptanceRate:
     """One acceptance that was measured.
 
     Attributes:
@@ -28,16 +28,16 @@ class Observed:
 # Leviathan et al. 2023 (arXiv 2211.17192), table 3, without its n-grams; parameters as section 4
 # names them: T5 77M, 250M, 800M of 11B; LaMDA 100M, 2B, 8B of 137B; a GPT-like 6M of 97M.
 OBSERVED = (
-    Observed("T5-XXL, translation", "T5-small", 77e6 / 11e9, 0.75, 0.62),
-    Observed("T5-XXL, translation", "T5-base", 250e6 / 11e9, 0.80, 0.68),
-    Observed("T5-XXL, translation", "T5-large", 800e6 / 11e9, 0.82, 0.71),
-    Observed("T5-XXL, summaries", "T5-small", 77e6 / 11e9, 0.65, 0.53),
-    Observed("T5-XXL, summaries", "T5-base", 250e6 / 11e9, 0.73, 0.55),
-    Observed("T5-XXL, summaries", "T5-large", 800e6 / 11e9, 0.74, 0.56),
-    Observed("LaMDA", "LaMDA 100M", 100e6 / 137e9, 0.61, 0.57),
-    Observed("LaMDA", "LaMDA 2B", 2e9 / 137e9, 0.71, 0.71),
-    Observed("LaMDA", "LaMDA 8B", 8e9 / 137e9, 0.75, 0.74),
-    Observed("GPT-like 97M", "GPT-like 6M", 6e6 / 97e6, 0.88, 0.89),
+    AcceptanceRate("T5-XXL, translation", "T5-small", 77e6 / 11e9, 0.75, 0.62),
+    AcceptanceRate("T5-XXL, translation", "T5-base", 250e6 / 11e9, 0.80, 0.68),
+    AcceptanceRate("T5-XXL, translation", "T5-large", 800e6 / 11e9, 0.82, 0.71),
+    AcceptanceRate("T5-XXL, summaries", "T5-small", 77e6 / 11e9, 0.65, 0.53),
+    AcceptanceRate("T5-XXL, summaries", "T5-base", 250e6 / 11e9, 0.73, 0.55),
+    AcceptanceRate("T5-XXL, summaries", "T5-large", 800e6 / 11e9, 0.74, 0.56),
+    AcceptanceRate("LaMDA", "LaMDA 100M", 100e6 / 137e9, 0.61, 0.57),
+    AcceptanceRate("LaMDA", "LaMDA 2B", 2e9 / 137e9, 0.71, 0.71),
+    AcceptanceRate("LaMDA", "LaMDA 8B", 8e9 / 137e9, 0.75, 0.74),
+    AcceptanceRate("GPT-like 97M", "GPT-like 6M", 6e6 / 97e6, 0.88, 0.89),
 )
 
 # Sizes the curve is asked for: from the least observed to the most, a quarter of a decade apart.

@@ -19,17 +19,8 @@ from inference.quantize.walk import Walk
 def write(
     checkpoint: Checkpoint, walk: Walk, parts: Parts, output: Path, progress: Progress | None
 ) -> None:
-    """Writes what a walk has finished in our native format.
-
-    Args:
-        checkpoint: where the walk began.
-        walk: a finished one.
-        parts: what it has finished.
-        output: a directory that does not exist yet.
-        progress: called as parameters are written.
-
-    Raises:
-        InputError: as `convert.convert`.
+    """Writes the parts of a finished walk through a checkpoint into a new directory, in our native
+    format; raises InputError as `convert.convert`.
     """
     _trim()
     declared = {"/".join(path): info for path, info in leaves(walk.config.parameters())}

@@ -23,10 +23,16 @@ from inference.quantize.input_statistics import InputStatistics
 
 Values = dict[str, np.ndarray]  # float32, of a layer, by their paths in it
 
+_NORMED_READERS = {
+    "mixer": "qkv qk q q_down kv_down kv pooled indexer/k indexer/weights",
+    "ffn": "gate_up up router latent_down experts/gate_up experts/up shared/gate_up shared/up "
+    "shared_gate",
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Fold:
-    """Elements that one or several parameters make, and matrices read.
+    """Elements that parameters make, and matrices read.
 
     Attributes:
         shape: of the factors: [n], or [E, n] of a stack whose matrices have their own.
@@ -64,13 +70,9 @@ class Fold:
     def apply(
         self, values: Values, inputs: dict[str, InputStatistics], factors: np.ndarray, dtype: str
     ) -> None:
-        """Multiplies what is read by factors, and divides what makes it.
-
-        Args:
-            values: of the layer; changed.
-            inputs: what was seen of its matrices' inputs; changed.
-            factors: above 0, of the elements.
-            dtype: of norms as they are stored. The factors are those that a rounded norm is apart.
+        """Multiplies a layer's matrices that read the elements by factors above 0, and divides what
+        makes the elements: changes `values`, and the statistics of `inputs`. Norms are rounded to
+        the `dtype` that they are stored in; factors then follow from the rounded norm.
         """
         if self.norm is not None:
             factors = self._divide_norm(values, factors, dtype)
@@ -119,35 +121,11 @@ def of_layer(config: ModelConfig, index: int) -> list[Fold]:
 
 def normed_readers(part: str, declared: Collection[str]) -> list[str]:
     """Matrices that read what the norm before a part of a layer makes, and nothing else does."""
-    readers: dict[str, tuple[str, ...]] = {
-        "mixer": (
-            "qkv",
-            "qk",
-            "q",
-            "q_down",
-            "kv_down",
-            "kv",
-            "pooled",
-            "indexer/k",
-            "indexer/weights",
-        ),
-        "ffn": (
-            "gate_up",
-            "up",
-            "router",
-            "latent_down",
-            "experts/gate_up",
-            "experts/up",
-            "shared/gate_up",
-            "shared/up",
-            "shared_gate",
-        ),
-    }
-    names = readers[part]
+    names = _NORMED_READERS[part].split()
     if "ffn/latent_down" in declared:  # experts read what it makes
-        names = tuple(name for name in names if not name.startswith("experts/"))
+        names = [name for name in names if not name.startswith("experts/")]
     if part == "mixer" and "mixer/q_down" not in declared:
-        names = (*names, "indexer/q")
+        names.append("indexer/q")
     return [path for path in (f"{part}/{name}" for name in names) if path in declared]
 
 

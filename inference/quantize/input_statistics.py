@@ -26,7 +26,6 @@ class InputStatistics:
     products_DD: np.ndarray | None
 
     def of(self, nth: int) -> "InputStatistics":
-        """Those of one matrix of a stack."""
         whole = None if self.products_DD is None else self.products_DD[nth]
         return InputStatistics(
             self.count[nth], self.sum_D[nth], self.largest_D[nth], self.rows_RD[nth], whole
@@ -46,21 +45,15 @@ class InputStatistics:
         )
 
 
-BatchStatistics = dict[
-    str, jax.Array
-]  # the fields of `InputStatistics`, of one batch, on the device
+# The fields of `InputStatistics`, of one batch, on the device.
+BatchStatistics = dict[str, jax.Array]
 
 
 def of_batch(
     x_XD: jax.Array, sizes_E: jax.Array | None, num_rows: int, has_products: bool
 ) -> BatchStatistics:
-    """What is kept of a batch of inputs.
-
-    Args:
-        x_XD: the inputs, of a stack sorted by matrix.
-        sizes_E: of a stack, i32: how many each matrix has.
-        num_rows: R, how many are kept as they are.
-        has_products: whether x x^T is summed.
+    """Statistics of a batch of inputs, of which `num_rows` are kept as they are; of a stack
+    `sizes_E` (i32) are the inputs of each matrix, one matrix behind the other.
     """
     x_XD = x_XD.astype(jnp.float32)
     if sizes_E is None:
@@ -73,9 +66,8 @@ def of_batch(
         is_own_X = (nth_X >= first) & (nth_X < first + size)
         return _of_rows(x_XD, is_own_X, first, num_rows, has_products)
 
-    statistics: BatchStatistics = jax.lax.map(
-        of_group, (first_E, sizes_E)
-    )  # one at a time: D x D each
+    # One at a time: D x D each.
+    statistics: BatchStatistics = jax.lax.map(of_group, (first_E, sizes_E))
     return statistics
 
 

@@ -25,15 +25,9 @@ def balanced(
     folds: Sequence[Fold],
     dtype: str,
 ) -> None:
-    """Moves factors between a layer's matrices, as a method does that has some.
-
-    Args:
-        method: says how large they are.
-        values: of the layer; changed.
-        inputs: what was seen of its matrices' inputs; changed.
-        formats: of matrices in few bits, by path.
-        folds: where they may move.
-        dtype: of norms as they are stored.
+    """Moves a method's factors between a layer's matrices along its folds: changes its values, and
+    the statistics of its matrices' inputs. `formats` are those of matrices in few bits, by path;
+    `dtype` is that of norms as they are stored.
     """
     for fold in folds if method.factors else ():
         read_inputs = {path: inputs[path] for path in fold.readers if path in inputs}

@@ -17,11 +17,8 @@ _FIGURES = "figures"
 
 
 class Parts:
-    """A folder of finished parts: safetensors, whole or not there.
-
-    Args:
-        folder: made now.
-        record: what the run is, plain JSON values; another run's parts are refused.
+    """A folder of finished parts, made now: safetensors, whole or not there. `record` is what the
+    run is, plain JSON values.
 
     Raises:
         InputError: it is something else or another run's, or cannot be written.
@@ -48,11 +45,7 @@ class Parts:
     def write(
         self, name: str, arrays: Mapping[str, np.ndarray], figures: Mapping[str, float]
     ) -> None:
-        """Keeps a part's arrays, by path, and what is told of them.
-
-        Raises:
-            InputError: it cannot be written.
-        """
+        """Keeps a part's arrays and figures, by path; raises InputError if it cannot be written."""
         tensors = {path: (array.shape, array.dtype.name) for path, array in arrays.items()}
         try:
             with atomic.open_file(self._place(name)) as file:
@@ -65,11 +58,7 @@ class Parts:
             raise InputError(f"cannot write {self._place(name)}: {reason(error)}") from None
 
     def read(self, name: str) -> dict[str, np.ndarray]:
-        """A part's arrays, mapped.
-
-        Raises:
-            InputError: the file is damaged.
-        """
+        """A part's arrays, mapped; raises InputError if the file is damaged."""
         place = self._place(name)
         try:
             mapped.check_digest(place)
@@ -78,14 +67,9 @@ class Parts:
         return safetensors_file.map_arrays(place)
 
     def figures(self, name: str) -> dict[str, float]:
-        """What is told of a part.
-
-        Raises:
-            InputError: the file is unsound.
-        """
-        figures: dict[str, float] = json.loads(
-            safetensors_file.read_metadata(self._place(name))[_FIGURES]
-        )
+        """A part's figures, by path; raises InputError if the file is unsound."""
+        metadata = safetensors_file.read_metadata(self._place(name))
+        figures: dict[str, float] = json.loads(metadata[_FIGURES])
         return figures
 
     def remove(self) -> None:

@@ -49,11 +49,7 @@ METHODS = {
 
 
 def method(name: str) -> Method:
-    """One of `METHODS`.
-
-    Raises:
-        InputError: there is none of that name.
-    """
+    """One of `METHODS`; raises InputError if there is none of that name."""
     if name not in METHODS:
         raise InputError(f"no method {name!r}; valid: {', '.join(METHODS)}")
     return METHODS[name]

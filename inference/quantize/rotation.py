@@ -14,20 +14,15 @@ from configs.errors import InputError
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from inference.quantize import folds
+from inference.quantize.folds import Values
 
 _WRITERS = "mixer/out", "ffn/down", "ffn/experts/down", "ffn/shared/down"
 _TABLES = "embed/table", "positions/table", "head/table"
 FINAL_NORM = "final_norm"
 
-Values = dict[str, np.ndarray]
-
 
 def untied(config: ModelConfig) -> ModelConfig:
-    """The model that a rotated one is.
-
-    Raises:
-        InputError: its residual stream cannot be turned.
-    """
+    """The model that a rotated one is; raises InputError if it cannot be rotated."""
     if config.norm != "rms":
         raise InputError(f"--rotate goes with RMS norms, and {config.name} has layer norms")
     if any(config.norms_of(layer) != (True, False) for layer in config.pattern):
@@ -65,12 +60,7 @@ def orthogonal(width: int, seed: int = 0) -> np.ndarray:
 
 
 class Rotation:
-    """One of a model.
-
-    Args:
-        config: of the model.
-        final_norm_D: the weights of its last norm.
-    """
+    """One of a model, whose last norm has the weights `final_norm_D`."""
 
     def __init__(self, config: ModelConfig, final_norm_D: np.ndarray):
         self._config, self._turn_DD = config, orthogonal(config.width)

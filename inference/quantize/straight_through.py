@@ -15,11 +15,8 @@ from layers.quantized import E2M1, LEAST_SCALE
 
 
 def student(config: ModelConfig, formats: Mapping[str, str]) -> Callable[[Params], Params]:
-    """Parameters as a model with these formats computes with them, of float32 masters.
-
-    Args:
-        config: the model, in float32 without formats.
-        formats: of parameters in few bits, by path.
+    """Parameters as a model with these formats, by path, computes with them, of float32 masters;
+    `config` is in float32 without formats.
     """
     infos = decoder.param_infos(config)
 

@@ -2,13 +2,14 @@
 
 import collections
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 import jax
 import numpy as np
 
 from configs.model import ModelConfig
 from inference.quantize import input_statistics
+from inference.quantize.folds import Values
 from inference.quantize.input_statistics import BatchStatistics, InputStatistics
 from layers import decoder, params, ragged
 from layers.kernels.linear.observed import Observed
@@ -18,20 +19,17 @@ from layers.registry import Leaf
 _TOKENS = 2048  # that run through a layer together, about
 _ROWS = 256  # inputs of a matrix that are kept as they are, about
 
-LayerValues = Mapping[str, np.ndarray]  # float32 values of a layer, by their paths in it
-
 
 class Stream:
-    """Windows on their way through a model, in float32.
+    """Windows on their way through a model, in float32 without formats.
 
     Args:
-        config: the model, in float32 without formats.
-        embedding: what tokens are embedded with, the tables by path; of those that tokens look rows
-            up in, the rows of `ids`.
-        tokens_YW: the windows, as indices of `ids`.
+        embedding: the tables that tokens are embedded with, by path; of those that tokens look rows
+            up in, the rows of the windows' distinct ids.
+        tokens_YW: the windows, as indices of these ids.
     """
 
-    def __init__(self, config: ModelConfig, embedding: LayerValues, tokens_YW: np.ndarray):
+    def __init__(self, config: ModelConfig, embedding: Values, tokens_YW: np.ndarray):
         self._config = config
         declared = config.parameters()
         self._layers = config.declared_layers
@@ -49,26 +47,19 @@ class Stream:
         self._kinds: dict[object, int] = {}  # the first layer of each kind, whose program is used
         owners = [spec.owner for spec in config.cache_specs]
         self._reads = collections.Counter(owner for owner in owners if owner is not None)
-        self._for_sharers: dict[
-            int, list[Leaf]
-        ] = {}  # by owner, what it has left for layers to come
+        self._for_sharers: dict[int, list[Leaf]] = {}  # by owner, for layers to come
 
     def observe(
-        self, index: int, values: LayerValues, paths: Collection[str], has_products: bool
+        self, index: int, values: Values, paths: Collection[str], has_products: bool
     ) -> dict[str, InputStatistics]:
-        """What a layer's matrices read, by path.
-
-        Args:
-            index: the layer.
-            values: of it, as they were before they get few bits.
-            paths: of the matrices.
-            has_products: whether x x^T is summed.
+        """What a layer's matrices of these paths read, by path; `values` are the layer's, before
+        they get few bits, and `has_products` asks for sums of x x^T.
         """
         statistics: dict[str, InputStatistics] = {}
         num_rows = -(-_ROWS // len(self._x))
         weights = self._weights(index, values)
         for nth, shape in enumerate(self._shapes):
-            noted = _observed(
+            noted = _observe_layer(
                 weights, *self._inputs_of(index, nth), config=self._config, index=self._kind(index),
                 shape=shape, paths=frozenset(paths), num_rows=num_rows, has_products=has_products,
             )  # fmt: skip
@@ -76,11 +67,10 @@ class Stream:
                 statistics[path] = input_statistics.merged(statistics.get(path), batch)
         return statistics
 
-    def advance(self, index: int, values: LayerValues) -> None:
-        """Runs the windows through a layer with such values."""
+    def advance(self, index: int, values: Values) -> None:
         weights, for_sharers = self._weights(index, values), []
         for nth, shape in enumerate(self._shapes):
-            x_TD, leaf = _passed(
+            x_TD, leaf = _run_layer(
                 weights, *self._inputs_of(index, nth), config=self._config, index=self._kind(index),
                 shape=shape,
             )  # fmt: skip
@@ -94,7 +84,7 @@ class Stream:
             if not self._reads[owner]:
                 del self._for_sharers[owner]
 
-    def _weights(self, index: int, values: LayerValues) -> Params:
+    def _weights(self, index: int, values: Values) -> Params:
         return jax.device_put(params.unflatten(self._layers[index], dict(values)))
 
     def _inputs_of(self, index: int, nth: int) -> tuple[np.ndarray, Leaf, np.ndarray | None]:
@@ -121,7 +111,7 @@ _STATIC = "config", "index", "shape"
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
-def _passed(
+def _run_layer(
     weights: Params, x_TD: jax.Array, leaf: Leaf, input_TP: jax.Array | None,
     *, config: ModelConfig, index: int, shape: tuple[int, int],
 ) -> tuple[jax.Array, Leaf]:  # fmt: skip
@@ -130,7 +120,7 @@ def _passed(
 
 
 @functools.partial(jax.jit, static_argnames=(*_STATIC, "paths", "num_rows", "has_products"))
-def _observed(
+def _observe_layer(
     weights: Params, x_TD: jax.Array, leaf: Leaf, input_TP: jax.Array | None,
     *, config: ModelConfig, index: int, shape: tuple[int, int], paths: frozenset[str],
     num_rows: int, has_products: bool,

@@ -21,10 +21,11 @@ from inference.checkpoints.names import Stored
 from inference.checkpoints.native import blocks
 from inference.quantize import folds, layer, rotation
 from inference.quantize import plan as plans
+from inference.quantize.folds import Values
 from inference.quantize.parts import Parts
 from inference.quantize.plan import Plan
 from inference.quantize.rotation import Rotation
-from inference.quantize.stream import LayerValues, Stream
+from inference.quantize.stream import Stream
 from layers import quantized
 
 OUTSIDE_LAYERS = "rest"  # the part of all that belongs to no layer
@@ -34,13 +35,8 @@ _LAST = "head/table", "final_norm"
 
 
 class Walk:
-    """A walk through a model.
-
-    Args:
-        contents: of its checkpoint.
-        config: the model; its `dtype` is that of what stays as it is.
-        plan: what becomes of it.
-        parts: what is finished.
+    """A walk through a checkpoint's model, whose `dtype` is that of parameters which stay as they
+    are; what is finished goes to `parts`.
     """
 
     def __init__(self, contents: Contents, config: ModelConfig, plan: Plan, parts: Parts):
@@ -59,14 +55,8 @@ class Walk:
         return [OUTSIDE_LAYERS, *(f"layer-{index:04d}" for index in range(self.config.num_layers))]
 
     def run(self, tokens_YW: np.ndarray | None, progress: Progress | None = None) -> None:
-        """Finishes all parts.
-
-        Args:
-            tokens_YW: the windows that the model reads, ids; None: it reads nothing.
-            progress: called with layers done and in all.
-
-        Raises:
-            InputError: a number is not finite, or a part cannot be written.
+        """Finishes all parts; the model reads windows of ids `tokens_YW`, if any; raises InputError
+        if a number is not finite, or a part cannot be written.
         """
         if not self._parts.has(OUTSIDE_LAYERS):
             paths = [path for path in self._infos if not path.startswith("layers/")]
@@ -106,7 +96,7 @@ class Walk:
         rounded, errors = layer.rounded(method, values, inputs, formats, infos)
         return {prefix + path: array for path, array in rounded.items()}, errors
 
-    def numbers(self, index: int) -> LayerValues:
+    def numbers(self, index: int) -> Values:
         """What a finished layer's arrays stand for, float32, by their paths in it."""
         prefix, arrays = f"layers/{index}/", self._parts.read(self.names[1 + index])
         numbers = {}
@@ -127,7 +117,7 @@ class Walk:
         info = dataclasses.replace(self._infos[path], format=self._plan.formats[path])
         return blocks.numbers(info, array)
 
-    def _embedding(self, ids: np.ndarray) -> LayerValues:
+    def _embedding(self, ids: np.ndarray) -> Values:
         """What tokens are embedded with, the rows of these ids."""
         numbers = {}
         for path, array in self._parts.read(OUTSIDE_LAYERS).items():

@@ -99,18 +99,14 @@ def is_whole(path: Path) -> bool:
 
 
 def _remove_damaged(folder: Path, program: str) -> int:
-    """Removes the damaged entries, or, where they cannot be told, all of a program; how many."""
-    entries = list(folder.glob(ENTRIES))
-    removed = [path for path in entries if not _can_be_whole(path)]
+    """Removes the damaged entries, or, where none is found, all of a program; how many."""
+    entries, removed = list(folder.glob(ENTRIES)), []
+    for path in entries:
+        with contextlib.suppress(OSError):  # one that cannot be read may be whole
+            if not is_whole(path):
+                removed.append(path)
     removed = removed or [path for path in entries if path.name.startswith(f"{program}-")]
     for path in removed:
         with contextlib.suppress(OSError):  # another process may do the same
             path.unlink()
     return len(removed)
-
-
-def _can_be_whole(path: Path) -> bool:
-    try:
-        return is_whole(path)
-    except OSError:
-        return True

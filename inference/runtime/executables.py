@@ -108,7 +108,7 @@ class Executables:
 
     def _once(self, key: StepShape | None, lower: Callable[[], Lowered]) -> Executable:
         compiling: Future[Executable] = Future()
-        try:  # an interrupt may come at any line, and nobody may wait for what nobody compiles
+        try:  # an interrupt may come at any line, and no thread may wait for ever
             future = self._compilations.setdefault(key, compiling)  # one thread alone finds its own
             if future is compiling:
                 executable: Executable | None = self._load(key)

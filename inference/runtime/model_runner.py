@@ -136,12 +136,12 @@ class ModelRunner:
         self._mesh = mesh or meshes.of(self.config.mesh)
         values = abstract_params(self.config, self._mesh) if callable(params) else self.pack(params)
         slots = step.init_slots(self.config)
-        cache = kv_cache.abstract(*self._cache_arguments)
+        cache = kv_cache.abstract(*cache_arguments(self.config, self._attention))
         files = self._executable_files(executables)
-        self._executables = Executables(
+        self.executables = Executables(
             self.config, self._attention, self._backend, values, cache, slots, self._mesh, files
         )
-        self._executables.prepare(expected)
+        self.executables.prepare(expected)
         self._observer = PromptObserver(self.config, self._attention, self._backend)
         self._is_warm = self._sealed = False
         self.before_admit: Callable[[StepSchedule], None] = lambda schedule: None
@@ -175,7 +175,7 @@ class ModelRunner:
         """Empties cache and slots: at the start, and after a failed step has lost them."""
         self._swapper.forget_reads()
         self.cache: Cache = ()  # frees what there is: two may not fit
-        arguments = self._cache_arguments
+        arguments = cache_arguments(self.config, self._attention)
         with backends.use(self._backend):
             if self._mesh is None:
                 self.cache = kv_cache.init(*arguments)
@@ -227,10 +227,6 @@ class ModelRunner:
             self.cache, self.slots = host_memory.restore(state)
 
     @property
-    def _cache_arguments(self) -> kv_cache.Arguments:
-        return cache_arguments(self.config, self._attention)
-
-    @property
     def implementations(self) -> str:
         """Of products and of attention, and formats of weights: what its steps' times hold for."""
         engine, layer_formats = self.config.engine, dict(self.config.model.formats).values()
@@ -241,35 +237,21 @@ class ModelRunner:
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes of pages and recurrent states, of all chips."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self.cache))
-
-    @property
-    def shapes(self) -> tuple[StepShape, ...]:
-        return self._executables.shapes
 
     def compiled(self, shape: StepShape) -> Executable:
         """The executable of a shape, compiled at first use; raises RuntimeError if warm-up sealed
         it out.
         """
-        is_new = not self._executables.has(shape)
+        is_new = not self.executables.has(shape)
         if is_new and self._sealed:
             raise RuntimeError(f"{shape} was not compiled at warm-up")
-        executable = self._executables.step(shape)
+        executable = self.executables.step(shape)
         self.num_late_compiles += is_new and self._is_warm
         return executable
 
-    @property
-    def num_requested(self) -> int:
-        return self._executables.num_requested
-
-    @property
-    def is_compiling(self) -> bool:
-        """Whether a step is being compiled; any thread may ask."""
-        return self._executables.is_compiling
-
     def is_ready(self, schedule: StepSchedule) -> bool:
-        has = self._executables.has
+        has = self.executables.has
         can_run = has(schedule.shape) and (has(None) or not schedule.has_admissions)
         can_run &= self._snapshots.is_ready or not any(schedule.snapshots)
         return can_run and self._swapper.is_ready(schedule.transfers)
@@ -277,7 +259,7 @@ class ModelRunner:
     def prepare(self, schedule: StepSchedule) -> None:
         self.compiled(schedule.shape)
         if schedule.has_admissions:
-            self._executables.admit()
+            self.executables.admit()
         self._swapper.prepare(schedule.transfers)
         if any(schedule.snapshots):
             self._snapshots.prepare()
@@ -298,7 +280,7 @@ class ModelRunner:
             return StepSchedule(shape, (ShardSchedule(),) * self.config.mesh.num_groups)
 
         with ThreadPoolExecutor(2) as pool:
-            admit = pool.submit(self._executables.admit)
+            admit = pool.submit(self.executables.admit)
             for schedule in pool.map(compile_one, sorted(shapes, key=_first_needed)):
                 self.wait(self.launch(schedule, batches.build(schedule, self.config)))
                 progress()
@@ -310,24 +292,20 @@ class ModelRunner:
         self._is_warm, self._sealed = True, seals
 
     def admit(self, admissions: tuple[Admissions, ...]) -> None:
-        """Writes the slots of sequences that start, fork or resume."""
         for arrays in admissions:
-            self.cache, self.slots = self._executables.admit()(
+            self.cache, self.slots = self.executables.admit()(
                 self.cache, self.slots, meshes.to_global(self._mesh, EACH_GROUP, arrays)
             )
 
     def compile_page_copies(self) -> None:
-        self._swapper.compile_copies()
+        self._swapper.compile_copies(range(len(self.config.num_host_pages)))
 
     def receive(
         self, sender: "ModelRunner", pages: Iterable[tuple[int, int, int]], shard: int
     ) -> None:
-        """Queues copies of another runner's pages into those of a data shard, from device to
-        device, after the steps that both have launched.
-
-        Args:
-            sender: on as many chips as divide the model here, of the same model and page size.
-            pages: (group, from, to) each.
+        """Queues copies of another runner's pages, (group, from, to) each, into those of a data
+        shard, from device to device, after the steps that both have launched. The sender has the
+        same model and page size, on as many chips as divide the model here.
         """
         for group, same in itertools.groupby(sorted(pages), lambda page: page[0]):
             remaining = list(same)

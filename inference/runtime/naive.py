@@ -15,6 +15,7 @@ from jax.stages import Compiled
 
 from configs.cache import BLOCK_TOKENS
 from configs.model import ModelConfig
+from inference.runtime.executables import abstract
 from inference.sampling import parameters, sampler
 from inference.sampling.parameters import SlotSampling
 from inference.scheduling.sequence import Sequence
@@ -35,13 +36,13 @@ def decode(
     returns each token's seconds, without compilation.
     """
     sampling = _one_row(parameters.request_row(sequence, config.vocab_size))
-    shapes = _shapes(params)
+    leaves, tree = jax.tree.flatten(abstract(params))
     seconds: list[float] = []
     while sequence.num_output_tokens < sequence.params.max_new_tokens:
         length = len(sequence.tokens)
         padded = np.zeros(-(-length // BLOCK) * BLOCK, np.int32)
         padded[:length] = sequence.tokens
-        executable = _compiled(config, len(padded), *shapes)
+        executable = _compiled(config, len(padded), tuple(leaves), tree)
         start = time.perf_counter()
         token, logprob = jax.device_get(executable(params, padded, np.int32(length), sampling))
         seconds.append(time.perf_counter() - start)
@@ -73,11 +74,6 @@ def _compiled(
     arguments = (np.zeros(num_tokens, np.int32), np.int32(1), sampling)
     params = jax.tree.unflatten(tree, leaves)
     return jax.jit(next_token).lower(params, *arguments).compile()
-
-
-def _shapes(params: Params) -> tuple[tuple[jax.ShapeDtypeStruct, ...], object]:
-    leaves, tree = jax.tree.flatten(params)
-    return tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves), tree
 
 
 def _one_row(row: SlotSampling) -> SlotSampling:

@@ -105,10 +105,10 @@ def observe(
         leaves[layer] = ObservedPages(paged.pages, jnp.zeros(num_tokens, jnp.float32))
     with backends.use(backend), packed.exact(is_exact):
         x_TD = decoder.embedded(params, model, tokens_W, ragged)
-        passed = decoder.layers(
+        output = decoder.layers(
             params, model, x_TD, ragged, tuple(leaves), tokens_T=tokens_W,
             deterministic=deterministic, attention=attention,
         )  # fmt: skip
-    assert passed.cache is not None
-    weights = [leaf.weight_S for leaf in passed.cache if isinstance(leaf, ObservedPages)]
+    assert output.cache is not None
+    weights = [leaf.weight_S for leaf in output.cache if isinstance(leaf, ObservedPages)]
     return functools.reduce(jnp.add, weights)

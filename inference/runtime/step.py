@@ -9,7 +9,6 @@ is static; it is all that differs between the programs of an engine.
 
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -49,7 +48,7 @@ class SlotState:
     sampling: SlotSampling  # per-request parameters, written at admission
     counts: jax.Array  # u16[B+1, 2, V] in prompt and output; [1, 1, 1] without penalties
     proposer: State = None
-    # u32[L, E] tokens that visited each expert of each mixture, modulo 2^32; None without mixtures
+    # u32[L, E] tokens routed to each expert of each mixture, modulo 2^32; None without mixtures
     expert_visits: jax.Array | None = None
 
 
@@ -58,14 +57,14 @@ def init_slots(config: Config) -> SlotState:
     rows, vocab = config.engine.max_seqs + 1, config.model.vocab_size
     counts = (rows, 2, vocab) if config.engine.requests.penalties else (1, 1, 1)
     put = functools.partial(jax.device_put, may_alias=False)
-    proposer, visits = proposers.of(config), config.model.mixtures
+    proposer, mixtures = proposers.of(config), config.model.mixtures
     return SlotState(
         num_tokens=put(np.zeros(rows, np.int32)),
         last_token=put(np.zeros(rows, np.int32)),
         sampling=put(parameters.init(rows, vocab)),
         counts=put(np.zeros(counts, np.uint16)),
         proposer=None if proposer is None else put(proposer.init()),
-        expert_visits=None if visits is None else put(np.zeros(visits, np.uint32)),
+        expert_visits=None if mixtures is None else put(np.zeros(mixtures, np.uint32)),
     )
 
 
@@ -125,8 +124,7 @@ def step(
     Args:
         cache, slots: leaves of `kv_cache.abstract`, and slots, donated.
         batch: arrays of `shape`.
-        config, shape: static.
-        attention: the implementation that the cache is laid out for (`api.choose`), static.
+        attention: the implementation that the cache is laid out for (`api.choose`).
 
     Returns:
         The cache with the step's tokens, the slots after it, and its outputs.
@@ -137,14 +135,15 @@ def step(
         with jax.named_scope("propose"):
             proposal_inputs = _proposal_inputs(config, shape, slots, batch)
             cache, drafts = proposer.propose(params, cache, slots.proposer, proposal_inputs)
+    if drafts is not None:
         batch = _with_drafts(shape, batch, drafts)
     ragged = view(shape, slots, batch, drafts, fill(shape.num_tokens))
-    slot_T = jnp.pad(_per_token(batch.slot_Y, shape), (0, ragged.num_fillers))
+    slot_T = ragged.slot_T
     tokens_T = jnp.pad(batch.tokens_T, (0, ragged.num_fillers))
     tokens_T = jnp.where(tokens_T < 0, slots.last_token[slot_T], tokens_T)
     # From here on T and Q include the fillers of `deterministic`; outputs leave them out.
     num_own = config.chip_model.num_layers  # the others are a proposer's
-    hidden_TD, features, own_cache, visits = decoder.layers(
+    hidden_TD, features, own_cache, routed = decoder.layers(
         params, config.chip_model, decoder.embedded(params, config.chip_model, tokens_T, ragged),
         ragged, cache[:num_own], tokens_T=tokens_T, features=proposer.features if proposer else (),
         deterministic=config.engine.deterministic, attention=attention,
@@ -167,13 +166,17 @@ def step(
             mask_QX = jnp.pad(mask_QX, filled, constant_values=sampler.ALL)
         if not shape.greedy:
             ids_Q = sampler.sample(logits_QV, summary, sampling_Q, position_Q, counts, mask_QX)
-        law = _Law(logits_QV, sampling_Q, position_Q, counts, mask_QX)
-        ids_Q, num_accepted_R, path_RW = _verify(config, shape, ids_Q, law, batch, drafts, ragged)
+        samples = logits_QV, sampling_Q, position_Q, counts, mask_QX
+        ids_Q, num_accepted_R, path_RW = _verify(
+            config, shape, ids_Q, samples, batch, drafts, ragged
+        )
         logprob_Q, finite_Q = sampler.log_probs(logits_QV, summary, ids_Q)
         top_Qn = sampler.top_log_probs(logits_QV, summary, config.engine.requests.top_logprobs)
     # A decode row feeds its newest token and its drafts, and keeps as many of these as it emits.
     num_accepted_Y = jnp.pad(num_accepted_R, (0, shape.prefill[0]))
     num_emitted_Y = jnp.where(batch.emits_Y, 1 + num_accepted_Y, 0).astype(jnp.int32)
+    is_decode_Y = jnp.arange(shape.num_rows) < rows
+    num_kept_Y = jnp.where(is_decode_Y, num_emitted_Y, batch.query_length_Y)
     by_row = functools.partial(_rows_of_logits, shape=shape, path_RW=path_RW)
     finite_YW = by_row(finite_Q)
     used_YW = jnp.arange(finite_YW.shape[1]) < jnp.maximum(num_emitted_Y, 1)[:, None]
@@ -190,9 +193,9 @@ def step(
         ),
         pooled=prompt_results.pool(shape, hidden_TD, batch.is_pooled_YW),
     )
-    slots = _advance(slots, shape, batch, output, fed)
-    if visits is not None and slots.expert_visits is not None:
-        total_LE = slots.expert_visits + visits.num_tokens.astype(jnp.uint32)
+    slots = _advance(slots, rows, batch, output, num_kept_Y, fed)
+    if routed is not None and slots.expert_visits is not None:
+        total_LE = slots.expert_visits + routed.num_tokens.astype(jnp.uint32)
         slots = dataclasses.replace(slots, expert_visits=total_LE)
     if path_RW is not None:
         with jax.named_scope("keep"):
@@ -203,7 +206,7 @@ def step(
             features = tuple(map(path.along, features))
     if proposer is not None:
         after = SampledStep(
-            ragged, tokens_T, hidden_TD, features, _num_kept(shape, batch, output), batch.slot_Y,
+            ragged, tokens_T, hidden_TD, features, num_kept_Y, batch.slot_Y,
             slots.num_tokens[batch.slot_Y], output.tokens, output.num_emitted,
         )  # fmt: skip
         with jax.named_scope("propose"):
@@ -215,8 +218,6 @@ def step(
 def _with_drafts(shape: StepShape, batch: Batch, drafts: Drafts) -> Batch:
     """The batch with the device's drafts, up to each row's limit; a tree's nodes stay in place."""
     rows, width = shape.decode
-    if rows == 0 or width == 1:
-        return batch
     own_Rk = batch.tokens_T[: rows * width].reshape(rows, width)[:, 1:]
     draft_Rk = jnp.where(own_Rk < 0, drafts.tokens_Rk, own_Rk)
     is_chain = drafts.parent_Rk is None
@@ -237,7 +238,7 @@ def _proposal_inputs(
     rectangles = view(shape, slots, batch).rectangles
     slot_R = batch.slot_Y[:rows]
     return DraftInputs(
-        decode=rectangles[0] if rows else None,
+        decode=rectangles[0] if rows and width > 1 else None,
         token_R=slots.last_token[slot_R],
         sampling=jax.tree.map(lambda x: x[slot_R], slots.sampling),
         counts=None if slots.counts.size == 1 else slots.counts[slot_R],
@@ -288,20 +289,16 @@ def view(
             position_YW = jnp.where(valid_YW, position_YW, newest)
             tables = tuple(table[part] for table in batch.tables)
             dropped_Y = None if batch.num_dropped_Y is None else batch.num_dropped_Y[part]
-            slot_Y, optional = batch.slot_Y[part], {"num_dropped_Y": dropped_Y}
             rectangles.append(
-                Rectangle(slot_Y, position_YW, valid_YW, tables, is_chained=is_chained, **optional)
-            )
+                Rectangle(
+                    batch.slot_Y[part], position_YW, valid_YW, tables, num_dropped_Y=dropped_Y,
+                    is_chained=is_chained,
+                )
+            )  # fmt: skip
         first += rows
     if drafts is not None and drafts.parent_Rk is not None:
         rectangles[0] = draft_tree.branching(rectangles[0], drafts.parent_Rk, drafts.levels)
     return Ragged(tuple(rectangles), num_fillers)
-
-
-def _per_token(x_Y: jax.Array, shape: StepShape) -> jax.Array:
-    """Row values repeated for each packed token: [Y] -> [T]."""
-    (rows, width), (_, tokens) = shape.decode, shape.prefill
-    return jnp.concatenate([jnp.repeat(x_Y[:rows], width), jnp.repeat(x_Y[rows:], tokens)])
 
 
 def _last_of_chunks(shape: StepShape, batch: Batch) -> jax.Array:
@@ -322,27 +319,17 @@ def _rows_of_logits(x_Q: jax.Array, shape: StepShape, path_RW: jax.Array | None)
     return jnp.concatenate([decode, jnp.pad(chunks, padding)])
 
 
-class _Law(NamedTuple):
-    """What `sampler.distribution` takes, a row for each row of logits."""
-
-    logits_QV: jax.Array
-    sampling: SlotSampling
-    position_Q: jax.Array
-    counts: jax.Array | None
-    mask_QX: jax.Array | None
-
-
 def _verify(
     config: Config,
     shape: StepShape,
     ids_Q: jax.Array,
-    law: _Law,
+    samples: tuple[jax.Array, SlotSampling, jax.Array, jax.Array | None, jax.Array | None],
     batch: Batch,
     drafts: Drafts | None,
     ragged: Ragged,
 ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
     """The ids that stand, i32[Q], how many drafts each decode row accepts, i32[R], and of trees the
-    accepted paths; `ids_Q` are plain decoding's, drawn from `law`.
+    accepted paths; `ids_Q` are plain decoding's, `samples` what `sampler.distribution` takes.
     """
     rows, width = shape.decode
     num_decode = rows * width
@@ -351,7 +338,7 @@ def _verify(
     num_drafts_R = jnp.maximum(batch.query_length_Y[:rows] - 1, 0)
     rule = "coupled" if shape.greedy else config.engine.drafts.acceptance
     is_tree = drafts is not None and drafts.parent_Rk is not None
-    if drafts is None or rows == 0 or width == 1 or (rule == "coupled" and not is_tree):
+    if drafts is None or (rule == "coupled" and not is_tree):
         return ids_Q, coupled.num_accepted(ids_RW, token_RW[:, 1:], num_drafts_R), None
     follows_Rk = jnp.arange(width - 1) if drafts.parent_Rk is None else drafts.parent_Rk
     is_used_Rk = ragged.rectangles[0].valid_YW[:, 1:] & (drafts.tokens_Rk >= 0)
@@ -361,17 +348,17 @@ def _verify(
     if rule == "coupled":
         accepted = trees.coupled(ids_RW, token_RW, parent_RN, max_length)
         return ids_Q, accepted.num_emitted_R - 1, accepted.path_RW
-    verified = jax.tree.map(lambda x: x[:num_decode], law)
-    law_RWV = sampler.distribution(*verified).reshape(rows, width, -1)
-    first = slice(0, num_decode, width)
-    seed_R2, position_R = verified.sampling.seed[first], verified.position_Q[first]
+    verified = jax.tree.map(lambda x: x[:num_decode], samples)
+    prob_RWV = sampler.distribution(*verified).reshape(rows, width, -1)
+    _, sampling_Q, position_Q, *_ = verified
+    seed_R2, position_R = sampling_Q.seed[::width], position_Q[::width]
     if rule == "rejection" and not is_tree:
         ids_RW, num_emitted_R = rejection.verify(
-            law_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.prob_RkV
+            prob_RWV, seed_R2, position_R, token_RW[:, 1:], num_drafts_R, drafts.prob_RkV
         )
         return ids_Q.at[:num_decode].set(ids_RW.ravel()), num_emitted_R - 1, None
     accept = trees.typical if rule == "typical" else trees.by_rejection
-    accepted = accept(law_RWV, seed_R2, position_R, token_RW, parent_RN, max_length)
+    accepted = accept(prob_RWV, seed_R2, position_R, token_RW, parent_RN, max_length)
     node_RW = jnp.where(accepted.path_RW >= 0, accepted.path_RW, width)
     ids_RW = ids_RW.at[jnp.arange(rows)[:, None], node_RW].set(accepted.tokens_RW, mode="drop")
     path_RW = accepted.path_RW if is_tree else None
@@ -432,14 +419,16 @@ def _counts_seen(
 
 def _advance(
     slots: SlotState,
-    shape: StepShape,
+    rows: int,
     batch: Batch,
     output: StepOutput[jax.Array],
+    num_kept_Y: jax.Array,
     fed: jax.Array | None,
 ) -> SlotState:
-    """Slots after the step: lengths, newest tokens, counts of accepted drafts."""
-    rows, width = shape.decode[0], output.tokens.shape[1]
-    fed_Y = _num_kept(shape, batch, output)
+    """Slots after the step: lengths, newest tokens, counts of accepted drafts; `num_kept_Y` of the
+    tokens fed stay.
+    """
+    width = output.tokens.shape[1]
     newest_Y = jnp.take_along_axis(
         output.tokens, jnp.maximum(output.num_emitted - 1, 0)[:, None], axis=1
     )[:, 0]
@@ -453,13 +442,7 @@ def _advance(
         )
     return dataclasses.replace(
         slots,
-        num_tokens=slots.num_tokens.at[batch.slot_Y].add(fed_Y).at[sink].set(0),
+        num_tokens=slots.num_tokens.at[batch.slot_Y].add(num_kept_Y).at[sink].set(0),
         last_token=slots.last_token.at[emitting_Y].set(newest_Y),
         counts=counts,
     )
-
-
-def _num_kept(shape: StepShape, batch: Batch, output: StepOutput[jax.Array]) -> jax.Array:
-    """i32[Y], how many of a row's fed tokens stay in its sequence: without rejected drafts."""
-    is_decode_Y = jnp.arange(shape.num_rows) < shape.decode[0]
-    return jnp.where(is_decode_Y, output.num_emitted, batch.query_length_Y)

@@ -2,10 +2,9 @@
 they outlive their sequences.
 """
 
-import dataclasses
 import functools
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -37,19 +36,9 @@ _MOST_READS = 4  # in flight; each keeps PAGES pages on the device
 _ROWS = 8  # snapshots that one call makes; more take several calls
 
 
-@dataclasses.dataclass(frozen=True)
-class _PendingRead:
-    """Pages of a group that the device reads, and where they belong in the host's memory.
-
-    Attributes:
-        group: of `cached_groups`.
-        arrays: of the leaves' dtypes, [shards x chips x pages, layers, ...] each.
-        host_pages: of each data shard, int32 [pages].
-    """
-
-    group: int
-    arrays: tuple[Any, ...]
-    host_pages: tuple[np.ndarray, ...]
+# Pages that the device reads: their group; its arrays, [shards x chips x pages, layers, ...] each;
+# and where they belong in the host's memory, of each data shard int32 [pages].
+_PendingRead = tuple[int, list[Any], list[np.ndarray]]
 
 
 class PageSwapper:
@@ -84,16 +73,14 @@ class PageSwapper:
         self._reads: deque[_PendingRead] = deque()  # that are not stored yet, oldest first
 
     def warm_up(self) -> None:
-        for group, num_pages in enumerate(self._config.num_host_pages):
-            if num_pages > 1:
-                self._executable(group, to_host=True)
-                self._executable(group, to_host=False)
+        num_pages = self._config.num_host_pages
+        self.compile_copies(group for group, n in enumerate(num_pages) if n > 1)
 
     def is_ready(self, transfers: Transfers) -> bool:
-        return all(_kind(transfer) in self._compiled for shard in transfers for transfer in shard)
+        return all(transfer.kind in self._compiled for shard in transfers for transfer in shard)
 
     def prepare(self, transfers: Transfers) -> None:
-        for kind in {_kind(transfer) for shard in transfers for transfer in shard}:
+        for kind in {transfer.kind for shard in transfers for transfer in shard}:
             self._executable(*kind)
 
     def transfer(self, cache: Cache, transfers: Transfers) -> Cache:
@@ -101,19 +88,12 @@ class PageSwapper:
         for the host are stored later, at the latest before a restore. Raises JaxRuntimeError if the
         device failed, perhaps in a read of an earlier call.
         """
-        while self._reads and all(array.is_ready() for array in self._reads[0].arrays):
+        while self._reads and all(array.is_ready() for array in self._reads[0][1]):
             self._store_oldest()
         due = [deque(shard) for shard in transfers]
-        while kinds := [_kind(shard[0]) for shard in due if shard]:
+        while kinds := [shard[0].kind for shard in due if shard]:
             kind = kinds[0]
-            taken = [
-                [
-                    shard.popleft()
-                    for _ in range(PAGES)
-                    if shard and _kind(shard[0]) == kind
-                ]
-                for shard in due
-            ]  # fmt: skip
+            taken = [[s.popleft() for _ in range(PAGES) if s and s[0].kind == kind] for s in due]
             cache = self._copy(cache, *kind, taken)
         return cache
 
@@ -154,11 +134,11 @@ class PageSwapper:
         self._zeros.clear()
 
     def _store_oldest(self) -> None:
-        read = self._reads[0]
-        shards = len(read.host_pages)
-        for leaf, array in zip(jax.tree.leaves(self._stored[read.group]), read.arrays, strict=True):
+        group, arrays, host_pages = self._reads[0]
+        shards = len(host_pages)
+        for leaf, array in zip(jax.tree.leaves(self._stored[group]), arrays, strict=True):
             pages = np.asarray(array).reshape(shards, self._chips // shards, -1, *leaf.shape[3:])
-            for shard, host_X in enumerate(read.host_pages):
+            for shard, host_X in enumerate(host_pages):
                 leaf[shard][:, host_X] = pages[shard][:, : len(host_X)]
         self._reads.popleft()  # last: after an interrupt it is stored again
 
@@ -175,8 +155,8 @@ class PageSwapper:
             )
         return self._zeros[group]
 
-    def compile_copies(self) -> None:
-        for group in range(len(self._stored)):
+    def compile_copies(self, groups: Iterable[int]) -> None:
+        for group in groups:
             self._executable(group, to_host=True)
             self._executable(group, to_host=False)
 
@@ -198,7 +178,7 @@ class PageSwapper:
             arrays = jax.tree.leaves(executable(cache, pages.ravel()))
             for array in arrays:
                 array.copy_to_host_async()
-            self._reads.append(_PendingRead(group, tuple(arrays), tuple(host_pages)))
+            self._reads.append((group, arrays, host_pages))
             if len(self._reads) > _MOST_READS:
                 self._store_oldest()
             return cache
@@ -214,17 +194,11 @@ class PageSwapper:
 
     def _executable(self, group: int, to_host: bool) -> Compiled:
         if (group, to_host) not in self._compiled:
-            own_group, parts_a_page = (
-                self._config.cached_groups[group],
-                num_device_pages(self._config, group),
-            )
-            page_X = jax.ShapeDtypeStruct((PAGES * parts_a_page,), jnp.int32)
-            leaves = jax.tree.map(
-                lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._cache
-            )
-            in_specs, parts = [EVERY_CHIP, EACH_GROUP], [leaves, page_X]
+            num_pages = PAGES * num_device_pages(self._config, group)
+            page_X = jax.ShapeDtypeStruct((num_pages,), jnp.int32)
+            in_specs, parts = [EVERY_CHIP, EACH_GROUP], [abstract(self._cache), page_X]
             copy: Callable[..., PageCopies] = functools.partial(
-                _read if to_host else _write, group=own_group
+                _read if to_host else _write, group=self._config.cached_groups[group]
             )
             if not to_host:
                 parts.append(
@@ -239,10 +213,6 @@ class PageSwapper:
             arguments = meshes.spread(self._mesh, parts, in_specs)
             self._compiled[group, to_host] = jitted.lower(*arguments).compile()
         return self._compiled[group, to_host]
-
-
-def _kind(transfer: Transfer) -> tuple[int, bool]:
-    return transfer.group, transfer.to_host
 
 
 def _alike(cache: Cache, group: PageGroup) -> list[list[int]]:
@@ -308,15 +278,15 @@ class StateSnapshots:
         assert self._compiled is not None
         for first in range(0, max(map(len, snapshots)), _ROWS):
             rows = [self._rows(shard[first : first + _ROWS]) for shard in snapshots]
-            arrays = [np.concatenate(parts) for parts in zip(*rows, strict=True)]
+            arrays = np.concatenate(rows, axis=1)
             global_arrays = (meshes.to_global(self._mesh, EACH_GROUP, array) for array in arrays)
             cache = self._compiled(cache, *global_arrays)
         return cache
 
-    def _rows(self, snapshots: tuple[Snapshot, ...]) -> tuple[np.ndarray, ...]:
-        """Slots, lengths and numbers, padded with sinks."""
+    def _rows(self, snapshots: tuple[Snapshot, ...]) -> np.ndarray:
+        """Slots, lengths and numbers, padded with sinks: int32 [3, `_ROWS`]."""
         rows_3A = np.zeros((3, _ROWS), np.int32)
         rows_3A[0] = self._config.engine.max_seqs
         for row, snapshot in enumerate(snapshots):
             rows_3A[:, row] = snapshot.slot, snapshot.num_tokens, snapshot.number
-        return tuple(rows_3A)
+        return rows_3A

@@ -20,28 +20,24 @@ def score(
     targets_YW: Array,
     num_top: int,
 ) -> dict[str, jax.Array]:
-    """Log-probabilities of the targets of every prefill token, a chunk of logits at a time.
+    """Log-probabilities of the targets of every prefill token and of `num_top` alternatives, a
+    chunk of logits at a time, as fields of `StepOutput`.
 
     Args:
         logits: float32 [Q, V] of hidden states [Q, D].
-        shape: of the step.
-        hidden_TD: its final hidden states.
-        targets_YW: the token behind each of its prefill tokens, i32[chunks, tokens].
-        num_top: alternatives of each target.
-
-    Returns:
-        Fields of `StepOutput`.
+        targets_YW: the token behind each prefill token, i32[chunks, tokens].
     """
     if not shape.scored:
         none = jnp.zeros((0, 0, num_top))
         targets = jnp.zeros((0, 0)), none.astype(jnp.int32), none
     else:
 
-        def score_chunk(rows: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
-            logits_QV = logits(rows[0])
+        def score_chunk(chunk: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+            hidden_QD, targets_Q = chunk
+            logits_QV = logits(hidden_QD)
             summary = topk.summarize(logits_QV)
             values, ids = sampler.top_log_probs(logits_QV, summary, num_top)
-            return sampler.log_probs(logits_QV, summary, rows[1])[0], ids, values
+            return sampler.log_probs(logits_QV, summary, targets_Q)[0], ids, values
 
         targets = jax.lax.map(score_chunk, (_of_chunks(shape, hidden_TD), targets_YW))
     return dict(

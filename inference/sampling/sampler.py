@@ -122,12 +122,10 @@ def distribution(
     best_logit_Q = at(edited_QV, summary.best_Q)
     is_certain_Q1 = ((sampling.temperature == 0) | (best_logit_Q == -jnp.inf))[:, None]
     best_Q1 = _or_end(summary.best_Q, best_logit_Q, sampling)[:, None]
-    scaled_QV = _scale(edited_QV, sampling)
-    if backends.current().has_wide_reductions:
-        floor_Q = _whole_floor(scaled_QV, sampling)
-    else:
-        floor_Q = _floor(edited_QV, summary.maxima_QG, sampling)
-    weight_QV = jnp.exp(_keep(scaled_QV, floor_Q) - _scale(best_logit_Q[:, None], sampling))
+    floor_Q = _floor(edited_QV, summary.maxima_QG, sampling)
+    weight_QV = jnp.exp(
+        _keep(_scale(edited_QV, sampling), floor_Q) - _scale(best_logit_Q[:, None], sampling)
+    )
     drawn_QV = weight_QV / collectives.total(row_sum(weight_QV))
     return jnp.where(is_certain_Q1, ids_of(logits_QV) == best_Q1, drawn_QV)
 
@@ -144,8 +142,6 @@ def best(
     candidates.
 
     Args:
-        logits_QV, sampling, position_Q, counts: as `sample`.
-        n: at most the number of candidates.
         is_drawn: with the noise of `sample`; else the likeliest of those it may draw.
 
     Returns:
@@ -156,11 +152,7 @@ def best(
     num = min(_CANDIDATES, logits_QV.shape[1])
     values_QJ, ids_QJ = topk.top_n(edited_QV, maxima_QG, num)
     scaled_QJ = _scale(values_QJ, sampling)
-    if backends.current().has_wide_reductions:
-        floor_Q = _whole_floor(_scale(edited_QV, sampling), sampling)
-    else:
-        floor_Q = _floor(edited_QV, maxima_QG, sampling)
-    drawn_QJ = _keep(scaled_QJ, floor_Q)
+    drawn_QJ = _keep(scaled_QJ, _floor(edited_QV, maxima_QG, sampling))
     if is_drawn:
         drawn_QJ += gumbel.gumbel(gumbel.row_keys(sampling.seed, position_Q), ids_QJ)
     scaled_QJ = jnp.where((sampling.temperature == 0)[:, None], scaled_QJ, drawn_QJ)
@@ -186,7 +178,9 @@ def ids_of(x_QV: jax.Array) -> jax.Array:
 
 
 def _floor(logits_QV: jax.Array, maxima_QG: jax.Array | None, sampling: SlotSampling) -> jax.Array:
-    """Threshold of all filters on a CPU, f32[Q], of logits / temperature."""
+    """Threshold of all filters, f32[Q], of logits / temperature."""
+    if backends.current().has_wide_reductions:
+        return _whole_floor(_scale(logits_QV, sampling), sampling)
     padded_QV = topk.pad_to_groups(logits_QV)
     values_QJ, _ = topk.top_n(logits_QV, maxima_QG, _CANDIDATES)
     floor_Q, is_open_Q = _candidate_floor(padded_QV, values_QJ, sampling)
@@ -241,8 +235,6 @@ def _draw_whole(logits_QV: jax.Array, sampling: SlotSampling, position_Q: jax.Ar
     is_greedy_Q1 = (sampling.temperature == 0)[:, None]
     score_QV = jnp.where(is_greedy_Q1, scaled_QV, score_QV)
     best_Q = jnp.argmax(score_QV, axis=-1)
-    if collectives.num_chips() == 1:
-        return best_Q.astype(jnp.int32)
     best_score_Q = jnp.take_along_axis(score_QV, best_Q[:, None], axis=-1)[:, 0]
     return topk.best_of_chips(best_score_Q, (ids_1V[0, 0] + best_Q).astype(jnp.int32))
 
@@ -343,12 +335,7 @@ def _keep(scaled_QJ: jax.Array, floor_Q: jax.Array) -> jax.Array:
 def _candidate_floor(
     logits_QV: jax.Array, values_QJ: jax.Array, sampling: SlotSampling
 ) -> tuple[jax.Array, jax.Array]:
-    """Threshold of all filters from the best candidates.
-
-    Args:
-        logits_QV: f32[Q, V].
-        values_QJ: the J largest of each row, in falling order.
-        sampling: parameters of the rows.
+    """Threshold of all filters from the best candidates: `values_QJ`, in falling order.
 
     Returns:
         f32[Q], in units of logits / temperature, and bool[Q]: the row is open, that is, tokens that

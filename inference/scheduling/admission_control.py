@@ -37,11 +37,6 @@ class AdmissionControl:
         """Whether a waiting sequence and those that run find pages until they end, as far as the
         lengths of earlier ones tell. One that was preempted repeatedly starts only where even the
         longest outputs fit, and so is not preempted again.
-
-        Args:
-            candidate: what is to start.
-            match: its cached prefix.
-            running: by rank.
         """
         if not running:
             return True
@@ -123,12 +118,7 @@ def peak_pages(
     A prompt is taken to be in the cache whole from this step on. Two things are not counted: a
     sequence whose prompt takes k more steps ends k steps later (with `remaining` raised by k the
     peak is a bound again), and a group with a window holds pages for all tokens of a prompt that
-    are fed at once.
-
-    Args:
-        demands: the sequences.
-        windows: a group, the `sliding` window of its `CacheSpec`.
-        page_tokens: tokens a page holds.
+    are fed at once. `windows` are the `sliding` ones of each group's `CacheSpec`.
     """
     if not demands:
         return (0,) * len(windows)

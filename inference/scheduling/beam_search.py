@@ -60,12 +60,8 @@ class BeamSearch(SequenceGroup):
     """
 
     def __init__(self, first: Sequence, text_of: Callable[[Sequence], str]):
-        """Starts with `first`, a sequence that ends with the prompt; the ids that follow its own
-        are the other beams'.
-
-        Args:
-            first: in the scheduler.
-            text_of: the text that a finished sequence has generated.
+        """Starts with `first`, a sequence in the scheduler that ends with the prompt; the ids that
+        follow its own are the other beams'. `text_of` returns a finished sequence's text.
         """
         super().__init__([first], range(first.id, first.id + first.params.beam_width))
         self._text_of = text_of

@@ -21,7 +21,7 @@ class DataShard:
         running: sequences that have a slot, by rank.
         free_slots: those without a sequence.
         admissions: what the step that is scheduled next writes, in this order.
-        admission_control: says who may start.
+        admission_control: says which sequences may start.
     """
 
     def __init__(
@@ -103,7 +103,6 @@ class DataShard:
             self.admissions.append(Admission(sequence, sequence.slot, sequence.slot))
 
     def stop(self, sequence: Sequence) -> None:
-        """Frees slot and pages of a running sequence."""
         assert sequence.slot is not None
         self.pages.free(sequence)
         self.free_slots.append(sequence.slot)
@@ -125,7 +124,6 @@ class DataShard:
         return (*self.pages.prompt_usage(self.running), *itertools.chain.from_iterable(groups))
 
     def check_integrity(self) -> None:
-        """Raises RuntimeError where slots or pages do not add up."""
         self.pages.check_integrity(self.running)
         slots = [s.slot for s in self.running if s.slot is not None]
         if sorted([*slots, *self.free_slots]) != list(range(self._config.engine.max_seqs)):

@@ -20,7 +20,6 @@ class PageManager:
         """Starts with all pages free.
 
         Args:
-            config: model and engine.
             should_offload: whether copying a page that ends after so many tokens back from the host
                 is cheaper than computing it again.
             snapshot_tokens: as `engine.cache.snapshot_tokens`, whole pages; 0: no such distance.
@@ -169,9 +168,9 @@ class PageManager:
 
     def shorten(self, sequence: Sequence, dropped: Iterable[int]) -> None:
         """Gives up these of a running sequence's pages, in groups without a window, and closes the
-        gaps: what comes next is cached so many pages earlier. Nobody else may find that by its
-        tokens, since they were not all seen, so no more of its pages are cached; those that are
-        stay so, and are evictable where nothing else uses them. Nothing of it is in flight.
+        gaps: what comes next is cached so many pages earlier. It did not see all of the tokens
+        before it, so no more of its pages are cached; those that are stay so, and are evictable
+        where nothing else uses them. Nothing of it is in flight.
         """
         gone = set(dropped)
         num_shared = sequence.prefix.num_cached_tokens // self._page
@@ -325,7 +324,6 @@ class PageManager:
         sequence.prefix.num_passed_snapshots = max(sequence.prefix.num_passed_snapshots, dead.stop)
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
-        """Raises RuntimeError where pages are leaked or counted wrongly."""
         running = list(running)
         holders = [*(s.pages for s in running), self._copy_sources]
         self.prefix_cache.check_integrity(

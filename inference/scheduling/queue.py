@@ -24,11 +24,9 @@ class WaitingQueue:
         return iter(self._sequences)
 
     def add(self, sequence: Sequence) -> None:
-        """Inserts a sequence by its rank."""
         bisect.insort(self._sequences, sequence, key=rank)
 
     def remove(self, sequence: Sequence) -> None:
-        """Removes a sequence that does not start."""
         self._sequences.remove(sequence)
 
     def next(self, num_cached_tokens: Callable[[Sequence], int]) -> Sequence | None:

@@ -28,6 +28,7 @@ from configs.engine import Config
 from configs.errors import InputError
 from inference.kv_pages import prompt_pages
 from inference.kv_pages.prefix_cache import Match
+from inference.scheduling.adaptive_drafts import AdaptiveDrafts
 from inference.scheduling.admission_control import LengthStatistics
 from inference.scheduling.batch_policy import WholeBatches
 from inference.scheduling.data_shard import DataShard
@@ -37,7 +38,6 @@ from inference.scheduling.step_output import Commit, StepOutput, StepResults
 from inference.scheduling.step_schedule import (
     Counters,
     Decisions,
-    DraftPolicy,
     ShardBuilder,
     StepSchedule,
     shape_of,
@@ -68,7 +68,7 @@ class Scheduler:
         snapshot_tokens: int = 0,
     ):
         """`should_offload`, `snapshot_tokens`: as `PageManager` takes them."""
-        self.draft_policy: DraftPolicy | None = None
+        self.draft_policy: AdaptiveDrafts | None = None
         self._config = config
         self._engine = config.engine
         self.shapes = enumerate_shapes(config.engine)
@@ -98,11 +98,7 @@ class Scheduler:
         return list(heapq.merge(*(shard.running for shard in self.shards), key=rank))
 
     def add(self, sequence: Sequence) -> None:
-        """Queues a sequence.
-
-        Raises:
-            InputError: it could not finish even alone.
-        """
+        """Queues a sequence; raises InputError if it could not finish even alone."""
         self._check_fits(sequence)
         self.waiting.add(sequence)
         self._is_refused = False
@@ -145,7 +141,9 @@ class Scheduler:
         """
         sequence.history.num_preemptions += 1
         self.counters.num_preemptions += 1
-        self._suspend(sequence)
+        self._stop(sequence)
+        sequence.suspend()
+        self.waiting.add(sequence)
 
     def finish(self, sequence: Sequence, reason: FinishReason) -> None:
         """Ends a sequence in whatever state it is and frees its slot and pages.
@@ -236,10 +234,9 @@ class Scheduler:
         if not any(builder.decode or builder.prefill for builder in builders):
             self._make_room()
             return None
-        for shard in self.shards:
-            for admission in shard.admissions:
-                if admission.sequence.history.started_s is None:
-                    admission.sequence.history.started_s = now
+        for admission in itertools.chain.from_iterable(shard.admissions for shard in self.shards):
+            if admission.sequence.history.started_s is None:
+                admission.sequence.history.started_s = now
         return self._finish_schedule(builders)
 
     @property
@@ -247,7 +244,8 @@ class Scheduler:
         """Sequences whose prompt is computed as far as it takes to choose the pages that stay."""
         if not self._engine.requests.prompt_budgets:
             return []
-        return [sequence for sequence in self.running if sequence.chooses_pages]
+        whole = (sequence for sequence in self.running if sequence.is_whole)
+        return [s for s in whole if s.num_computed_tokens == s.num_prompt_tokens - 1]
 
     def shorten(self, sequence: Sequence, weight_S: np.ndarray) -> None:
         """Gives up pages of a prompt, by the attention of its end, as `prompt_pages.choose` takes
@@ -264,13 +262,9 @@ class Scheduler:
         self._is_refused = False
 
     def commit(self, schedule: StepSchedule, output: StepOutput[np.ndarray]) -> list[Commit]:
-        """Takes a step's results into its sequences; returns the commits of those that have new
-        tokens or candidates or have ended, which are among `commits`, too. What is wrong with one
-        of them ends it.
-
-        Args:
-            schedule: the step, the oldest one that is not committed.
-            output: what the device returned.
+        """Takes the output of the oldest step that is not committed into its sequences; returns the
+        commits of those that have new tokens or candidates or have ended, which are among
+        `commits`, too. What is wrong with one of them ends it.
 
         Raises:
             SequenceFault: slots and pages may be left half changed.
@@ -320,12 +314,6 @@ class Scheduler:
         self.shards[sequence.shard].stop(sequence)
         self._is_refused = False
 
-    def _suspend(self, sequence: Sequence) -> None:
-        """Makes a running sequence wait."""
-        self._stop(sequence)
-        sequence.suspend()
-        self.waiting.add(sequence)
-
     def _check_fits(self, sequence: Sequence) -> None:
         """Limits a new sequence to context and pages; raises InputError where it cannot finish."""
         longest, usable = self._config.max_context, self._num_usable_pages
@@ -357,13 +345,10 @@ class Scheduler:
         free = [index for index, shard in enumerate(self.shards) if shard.free_slots]
         if not self.waiting or not free or is_same:
             return None
-        matches: dict[tuple[int, int], Match] = {}
 
+        @functools.cache
         def match(sequence: Sequence, index: int) -> Match:
-            key = sequence.id, index
-            if key not in matches:
-                matches[key] = self.shards[index].pages.match_prefix(sequence)
-            return matches[key]
+            return self.shards[index].pages.match_prefix(sequence)
 
         def num_cached_tokens(sequence: Sequence) -> int:
             return max(match(sequence, index).num_tokens for index in free)
@@ -390,7 +375,6 @@ class Scheduler:
         return None
 
     def _start(self, sequence: Sequence, index: int, match: Match) -> None:
-        """Gives a waiting sequence a slot of a shard."""
         self.waiting.pop(sequence)
         if sequence.prefix.num_hit_tokens is None:  # finding its own pages again is no cache hit
             self.counters.num_prompt_tokens += len(sequence.tokens)
@@ -428,7 +412,6 @@ class Scheduler:
     def _schedule_sequences(
         self, running: list[Sequence], builders: list[ShardBuilder], may_start: bool
     ) -> None:
-        """Schedules what fits of the running sequences, then of those that can start."""
         is_chunked = self._engine.scheduling.chunked_prefill
         for sequence in running:  # by rank: one that is preempted has no chunk yet
             if is_chunked or sequence.is_prefilling:
@@ -455,7 +438,7 @@ class Scheduler:
                 self.preempt(victim)
                 if victim is sequence:
                     return
-            builder.add(sequence, sequence.slot, num_tokens)
+            builder.add(sequence, num_tokens)
             if snapshot := shard.pages.snapshot(sequence):
                 builder.keep(sequence, snapshot)
         except BaseException as error:

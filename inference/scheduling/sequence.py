@@ -296,11 +296,6 @@ class Sequence:
         return self.num_prompt_tokens - 1 - OBSERVED_TOKENS
 
     @property
-    def chooses_pages(self) -> bool:
-        """Whether its prompt is computed as far as that takes."""
-        return self.is_whole and self.num_computed_tokens == self.num_prompt_tokens - 1
-
-    @property
     def sender(self) -> "Sequence | None":
         """The leader on other chips, once it has pages to send: all of the prompt but its last
         token is in them.
@@ -320,13 +315,7 @@ class Sequence:
         """Tokens that may still be sampled, whatever is accepted of those in flight."""
         return self.max_length - len(self.tokens) - self.in_flight.num_tokens
 
-    @property
-    def num_free_positions(self) -> int:
-        """Positions of the cache that steps in flight leave, whatever they accept."""
-        return self.max_positions - self.num_scheduled_tokens
-
     def note_params(self, version: int) -> None:
-        """Adds weights that computed some of it."""
         if version not in self.history.params_versions:
             self.history.params_versions += (version,)
 
@@ -362,7 +351,6 @@ class Sequence:
             self.grammar.start_over(self.output_tokens)
 
     def is_end(self, token: int) -> bool:
-        """Whether a generated token ends the sequence."""
         return token in self.eos_ids or token in self.params.stop_token_ids
 
 

@@ -56,12 +56,8 @@ class SequenceGroup(ABC):
 
     @abstractmethod
     def start_over(self, sequence: Sequence, text: str) -> None:
-        """An interrupt may have left half of what a commit means: what is known again is what was
-        before.
-
-        Args:
-            sequence: that was committed.
-            text: that it had before.
+        """Restores the state before a sequence's commit, when it had this text: an interrupt may
+        have left half of what the commit means.
         """
 
     @abstractmethod

@@ -45,7 +45,7 @@ class Commit:
         tokens, logprobs, top_logprobs: new ones, the latter empty in an engine without them.
         candidates: of a beam.
         reason: why the sequence ends with them, if it does.
-        outputs: made of it for who asked; None: not yet.
+        outputs: what the request returns of it; None: not made yet.
     """
 
     sequence: Sequence
@@ -58,17 +58,7 @@ class Commit:
     outputs: list[RequestOutput] | None = None
 
     def write(self) -> None:
-        """Writes results into the sequence, for the first time."""
-        sequence = self.sequence
-        if self.tokens:
-            sequence.results.logprobs += self.logprobs
-            sequence.results.top_logprobs += self.top_logprobs
-            sequence.tokens += self.tokens
-        elif self.candidates is not None:
-            sequence.candidates = self.candidates
-
-    def _rewrite(self) -> None:
-        """Writes them, whatever of them the sequence has."""
+        """Writes results into the sequence, whatever of them it has."""
         sequence = self.sequence
         first = self.start - sequence.num_prompt_tokens
         sequence.results.logprobs[first:] = self.logprobs
@@ -82,7 +72,7 @@ class Commit:
         self.tokens, self.logprobs, self.top_logprobs = (
             self.tokens[:num_tokens], self.logprobs[:num_tokens], self.top_logprobs[:num_tokens],
         )  # fmt: skip
-        self._rewrite()
+        self.write()
 
     def restore(self) -> None:
         """Writes results, and that the sequence has ended, after an interrupt; a beam whose search
@@ -90,7 +80,7 @@ class Commit:
         """
         sequence = self.sequence
         if self.candidates is None or len(sequence.tokens) == self.start:
-            self._rewrite()
+            self.write()
         if self.reason is not None:
             sequence.status, sequence.finish_reason = Status.FINISHED, self.reason
 

@@ -3,7 +3,6 @@
 import collections
 import dataclasses
 from collections.abc import Sequence as Items
-from typing import Protocol
 
 from configs.engine import EngineConfig
 from inference.kv_pages.prefix_cache import Transfer
@@ -33,11 +32,6 @@ class ScheduledChunk:
     num_dropped: int = 0
 
     @property
-    def num_context_tokens(self) -> int:
-        """Tokens in the cache with its last."""
-        return self.start + self.length - self.num_dropped
-
-    @property
     def most_emitted(self) -> int:
         """Tokens that the row samples at most."""
         return self.emits + self.most_accepted
@@ -52,8 +46,8 @@ class ScheduledChunk:
 class Admission:
     """What is written into a slot: its sequence starts; or it is forked from the one in `source`,
     with pages to copy as (group, from, to); or, from its own slot, continues with another token.
-    Where other chips have computed its prompt, `sender` is who did, and what it sends is likewise
-    (group, from, to). `snapshot` holds the states that it starts with, 0: none does.
+    Where other chips have computed its prompt, `sender` is the leader there, and what it sends is
+    likewise (group, from, to). `snapshot` holds the states that it starts with, 0: none does.
     """
 
     sequence: Sequence
@@ -106,8 +100,9 @@ class StepSchedule:
 
     @property
     def row_sizes(self) -> tuple[tuple[int, int], ...]:
-        """(query tokens, context tokens) of each chunk."""
-        return tuple((chunk.length, chunk.num_context_tokens) for _, chunk in self.rows)
+        """(query tokens, tokens in the cache with its last) of each chunk."""
+        chunks = (chunk for _, chunk in self.rows)
+        return tuple((c.length, c.start + c.length - c.num_dropped) for c in chunks)
 
     @property
     def awaits_tokens(self) -> bool:
@@ -132,25 +127,6 @@ class StepSchedule:
     def transfers(self) -> tuple[tuple[Transfer, ...], ...]:
         """Of each shard, in their order."""
         return tuple(shard.transfers for shard in self.shards)
-
-
-class DraftPolicy(Protocol):
-    """How many drafts sequences have verified, step by step."""
-
-    def choose(self, decoding: Items[Sequence], num_rows: int, is_alone: bool) -> int:
-        """The most drafts of a sequence in the next step, where these decode.
-
-        Args:
-            decoding: of all data shards.
-            num_rows: of the step's decode rectangle, at least.
-            is_alone: no prompt is in the step.
-        """
-
-    def verified(self, sequence: Sequence, num_verified: int, num_accepted: int) -> None:
-        """Takes what became of a sequence's drafts, of which so many could be accepted."""
-
-    def took(self, shape: StepShape, seconds: float) -> None:
-        """Takes the time of a step."""
 
 
 class ShardBuilder:
@@ -202,17 +178,16 @@ class ShardBuilder:
         max_drafts = self._most_drafts
         num_drafts = max_drafts if sequence.speculates else min(len(sequence.drafts), max_drafts)
         if remaining > 1 and self._drafts.has_tree:  # whole to the end, which the host cuts off
-            return 1 + min(num_drafts, sequence.num_free_positions - 1)
+            num_positions = sequence.max_positions - sequence.num_scheduled_tokens
+            return 1 + min(num_drafts, num_positions - 1)
         return 1 + min(num_drafts, remaining - 1)
 
-    def add(self, sequence: Sequence, slot: int, num_tokens: int) -> None:
-        """Adds a sequence's next tokens, for which it has pages."""
+    def add(self, sequence: Sequence, num_tokens: int) -> None:
+        """Adds the next tokens of a sequence that has a slot and pages for them."""
         if not sequence.is_prefilling:
             num_drafts = num_tokens - 1
             most_accepted = min(num_drafts, self._drafts.levels)
-            self.decode.append(
-                _chunk(sequence, slot, 0, num_tokens, True, num_drafts, most_accepted)
-            )
+            self.decode.append(_chunk(sequence, 0, num_tokens, True, num_drafts, most_accepted))
             return
         size = self._chunk_tokens
         is_last = num_tokens == sequence.num_pending_tokens
@@ -220,7 +195,7 @@ class ShardBuilder:
         for at in range(0, num_tokens, size):
             emits = is_last and at + size >= num_tokens
             length = min(size, num_tokens - at)
-            self.prefill.append(_chunk(sequence, slot, at, length, emits))
+            self.prefill.append(_chunk(sequence, at, length, emits))
 
     def keep(self, sequence: Sequence, snapshot: int) -> None:
         """Adds the snapshot to make of a sequence's states, once the step has run."""
@@ -230,7 +205,7 @@ class ShardBuilder:
     def schedule(
         self, admissions: tuple[Admission, ...], transfers: tuple[Transfer, ...]
     ) -> ShardSchedule:
-        # As plain attention wants it.
+        # Longest context first, as plain attention wants it.
         decode = sorted(self.decode, key=lambda chunk: chunk.num_dropped - chunk.start)
         return ShardSchedule(
             tuple(decode), tuple(self.prefill), admissions, transfers, tuple(self.snapshots)
@@ -253,7 +228,6 @@ def shape_of(
 
 def _chunk(
     sequence: Sequence,
-    slot: int,
     offset: int,
     length: int,
     emits: bool,
@@ -261,10 +235,10 @@ def _chunk(
     most_accepted: int = 0,
 ) -> ScheduledChunk:
     """A sequence's next tokens, counted as scheduled."""
-    start = sequence.num_scheduled_tokens
+    assert sequence.slot is not None
     chunk = ScheduledChunk(
-        sequence, slot, start, offset, length, emits, num_drafts, most_accepted,
-        sequence.budget.num_dropped_tokens,
+        sequence, sequence.slot, sequence.num_scheduled_tokens, offset, length, emits, num_drafts,
+        most_accepted, sequence.budget.num_dropped_tokens,
     )  # fmt: skip
     sequence.num_scheduled_tokens += chunk.most_kept
     in_flight = sequence.in_flight

@@ -33,7 +33,7 @@ class StepShape:
 
     @property
     def num_rows(self) -> int:
-        """R: rows of both rectangles."""
+        """Y: rows of both rectangles."""
         return self.decode[0] + self.prefill[0]
 
     @property
@@ -53,16 +53,6 @@ class StepShape:
         parts = [f"decode {rows} x {width}"] * bool(rows)
         parts += [f"prefill {chunks} x {tokens}"] * bool(chunks)
         return " and ".join(parts) + ", scored" * self.scored + ", greedy" * self.greedy
-
-    def covers(
-        self, rows: int, chunks: int, scored: bool, greedy: bool = False, width: int = 1
-    ) -> bool:
-        """Whether a step with these needs fits; `greedy` says that all its requests are, and
-        `width` is 1 + the most drafts of a row.
-        """
-        has_room = self.decode[0] >= rows and self.prefill[0] >= chunks
-        is_wide = not rows or self.decode[1] >= width
-        return has_room and is_wide and self.scored >= scored and greedy >= self.greedy
 
 
 def enumerate_shapes(engine: EngineConfig) -> tuple[StepShape, ...]:
@@ -144,8 +134,18 @@ def choose(
     greedy: bool = False,
     width: int = 1,
 ) -> StepShape:
-    """The cheapest shape that covers a step's needs, as `StepShape.covers` takes them."""
-    return next(shape for shape in shapes if shape.covers(rows, chunks, scored, greedy, width))
+    """The first shape, which is the cheapest, that a step with these needs fits into; `greedy` says
+    that all its requests are, and `width` is 1 + the most drafts of a row.
+    """
+    return next(
+        shape
+        for shape in shapes
+        if shape.decode[0] >= rows
+        and shape.prefill[0] >= chunks
+        and (not rows or shape.decode[1] >= width)
+        and shape.scored >= scored
+        and shape.greedy <= greedy
+    )
 
 
 def expected(
@@ -165,13 +165,9 @@ def expected(
     num_chunks = min(num_chunks, max(sizes.prefill_chunks))
     num_rows = min(-(-num_seqs // num_shards), engine.max_seqs)
     widths = _widths(engine) if engine.drafts.proposer else [1]
-    return (
-        choose(shapes, 0, num_chunks, False, greedy),
-        *(
-            choose(shapes, num_rows, 0, False, greedy, width)
-            for width in (widths if engine.drafts.adapt_drafts else widths[-1:])
-        ),
-    )
+    widths = widths if engine.drafts.adapt_drafts else widths[-1:]
+    decoding = (choose(shapes, num_rows, 0, False, greedy, width) for width in widths)
+    return choose(shapes, 0, num_chunks, False, greedy), *decoding
 
 
 def _widths(engine: EngineConfig) -> list[int]:

@@ -57,14 +57,20 @@ class EngineCollector(Collector):
         """Current metrics: counters from 0 on, NaN for unknown gauges."""
         heartbeat, client = self._client.heartbeat, self._client
         yield from self._gauges(heartbeat)
-        yield self._waiting(heartbeat)
         yield from self._counters(heartbeat.counters)
         yield self._iterations(heartbeat)
-        yield self._positions(heartbeat.accepted_per_position or [0])
-        yield self._counter(
+        yield self._metric(
+            CounterMetricFamily,
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Drafts that were accepted, by their position.",
+            {str(n): count for n, count in enumerate(heartbeat.accepted_per_position or [0])},
+            "position",
+        )
+        yield self._metric(
+            CounterMetricFamily,
             "ridgeline:engine_restarts",
             "Times the engine ended and was started again.",
-            [({}, client.num_restarts)],
+            client.num_restarts,
         )
         if client.facts is not None and client.facts.cache:
             labels = client.facts.cache | {"engine": "0"}
@@ -90,30 +96,25 @@ class EngineCollector(Collector):
             ("ridgeline:engine_ready", "Whether the engine serves; 1 if so.", is_ready),
         ]  # fmt: skip
         for name, about, value in gauges:
-            gauge = GaugeMetricFamily(name, about, labels=("model_name",))
-            gauge.add_metric((self._model_name(),), math.nan if value is None else value)
-            yield gauge
-
-    def _waiting(self, heartbeat: Heartbeat) -> Metric:
-        """Some wait for others of their request, not for room."""
-        name, about = "vllm:num_requests_waiting_by_reason", "Sequences that wait, and for what."
-        gauge = GaugeMetricFamily(name, about, labels=("model_name", "reason"))
-        deferred = heartbeat.num_deferred
-        reasons = {"capacity": heartbeat.num_waiting - deferred, "deferred": deferred}
-        for reason, count in reasons.items():
-            gauge.add_metric((self._model_name(), reason), count)
-        return gauge
+            yield self._metric(GaugeMetricFamily, name, about, math.nan if value is None else value)
+        deferred = heartbeat.num_deferred  # they wait for others of their request, not for room
+        yield self._metric(
+            GaugeMetricFamily,
+            "vllm:num_requests_waiting_by_reason",
+            "Sequences that wait, and for what.",
+            {"capacity": heartbeat.num_waiting - deferred, "deferred": deferred},
+            "reason",
+        )
 
     def _counters(self, counters: Mapping[str, float]) -> Iterator[Metric]:
         for key, name, about in _COUNTERS:
-            yield self._counter(name, about, [({}, counters.get(key, 0))])
+            yield self._metric(CounterMetricFamily, name, about, counters.get(key, 0))
         for name, about, kinds in _STEPS:
             if counters.get("decode_steps"):  # steps ran: an absent counter is unknown, not 0
                 kinds = {kind: key for kind, key in kinds.items() if key in counters}
             if kinds:
-                yield self._counter(
-                    name, about, [({"kind": k}, counters.get(key, 0)) for k, key in kinds.items()]
-                )
+                values = {kind: counters.get(key, 0) for kind, key in kinds.items()}
+                yield self._metric(CounterMetricFamily, name, about, values, "kind")
 
     def _iterations(self, heartbeat: Heartbeat) -> Metric:
         name, about = "vllm:iteration_tokens_total", "Tokens that a step computed."
@@ -127,17 +128,20 @@ class EngineCollector(Collector):
         histogram.add_metric((self._model_name(),), buckets, num_tokens)
         return histogram
 
-    def _positions(self, accepted: list[int]) -> Metric:
-        name = "vllm:spec_decode_num_accepted_tokens_per_pos"
-        values = [({"position": str(n)}, float(count)) for n, count in enumerate(accepted)]
-        return self._counter(name, "Drafts that were accepted, by their position.", values)
-
-    def _counter(
-        self, name: str, about: str, values: Iterable[tuple[Mapping[str, str], float]]
+    def _metric(
+        self,
+        kind: type[CounterMetricFamily] | type[GaugeMetricFamily],
+        name: str,
+        about: str,
+        values: float | Mapping[str, float],
+        label: str = "",
     ) -> Metric:
-        """A counter with a value for each set of labels."""
-        rows = list(values)
-        counter = CounterMetricFamily(name, about, labels=("model_name", *rows[0][0]))
-        for labels, value in rows:
-            counter.add_metric((self._model_name(), *labels.values()), value)
-        return counter
+        """A metric with one value, or with one for each value of a label."""
+        if not isinstance(values, Mapping):
+            family = kind(name, about, labels=("model_name",))
+            family.add_metric((self._model_name(),), values)
+            return family
+        family = kind(name, about, labels=("model_name", label))
+        for label_value, value in values.items():
+            family.add_metric((self._model_name(), label_value), value)
+        return family

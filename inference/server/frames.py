@@ -5,7 +5,7 @@ Both sides decode into declared types only: anything else is an error.
 
 import json
 import struct
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -74,14 +74,12 @@ class TextFacts(msgspec.Struct):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> "TextFacts":
-        """A tokenizer as data."""
         return cls(
             json.dumps(tokenizer.to_json(), ensure_ascii=False), tokenizer.vocab_size,
             tokenizer.special_tokens, tokenizer.template, tokenizer.templates,
         )  # fmt: skip
 
     def tokenizer(self) -> Tokenizer:
-        """Builds the tokenizer."""
         import tokenizers  # which takes a while
 
         return Tokenizer(
@@ -211,8 +209,6 @@ FromEngine = Loaded | Ready | Outputs | Refused | Heartbeat | Compiling
 _ENCODER = msgspec.msgpack.Encoder()
 TO_ENGINE: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 FROM_ENGINE: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
-
-Frame = TypeVar("Frame", ToEngine, FromEngine)
 
 
 def encode(message: Message) -> bytes:

@@ -28,6 +28,22 @@ _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 120
 _GAPS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1, 2.5, 5, 10)
 _TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 2e4, 5e4, 1e5)
 _SOME = (1, 2, 5, 10, 20)
+# What `Metrics.observe` observes: name of the metric, description, buckets.
+_HISTOGRAMS = {
+    "first": ("vllm:time_to_first_token_seconds", "From a request to its first token.", _SECONDS),
+    "gap": ("vllm:inter_token_latency_seconds", "Between two tokens of an answer.", _GAPS),
+    "mean_gap": ("vllm:request_time_per_output_token_seconds", "Its mean over an answer.", _GAPS),
+    "whole": ("vllm:e2e_request_latency_seconds", "From a request to its end.", _SECONDS),
+    "queue": ("vllm:request_queue_time_seconds", "Until it was scheduled first.", _SECONDS),
+    "prefill": ("vllm:request_prefill_time_seconds", "From then to its first token.", _SECONDS),
+    "decode": ("vllm:request_decode_time_seconds", "From its first token to its last.", _SECONDS),
+    "inference": ("vllm:request_inference_time_seconds", "Both of these.", _SECONDS),
+    "prompt": ("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS),
+    "answer": ("vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS),
+    "max_tokens": ("vllm:request_params_max_tokens", "Tokens that an answer may have.", _TOKENS),
+    "n": ("vllm:request_params_n", "Answers asked for.", _SOME),
+    "preemptions": ("vllm:request_num_preemptions", "Times that it gave up its pages.", _SOME),
+}
 
 
 class Metrics:
@@ -77,44 +93,15 @@ class Metrics:
             "http_requests", "Requests that were answered.", ("handler", "method", "status"),
             registry=self._registry,
         )  # fmt: skip
-        self._first = self._histogram(
-            "vllm:time_to_first_token_seconds", "From a request to its first token.", _SECONDS
-        )
-        self._gap = self._histogram(
-            "vllm:inter_token_latency_seconds", "Between two tokens of an answer.", _GAPS
-        )
-        self._mean_gap = self._histogram(
-            "vllm:request_time_per_output_token_seconds", "The same, the mean of an answer.", _GAPS
-        )
-        self._whole = self._histogram(
-            "vllm:e2e_request_latency_seconds", "From a request to its end.", _SECONDS
-        )
-        self._queue = self._histogram(
-            "vllm:request_queue_time_seconds", "Until its first tokens were scheduled.", _SECONDS
-        )
-        self._prefill = self._histogram(
-            "vllm:request_prefill_time_seconds", "From then to its first token.", _SECONDS
-        )
-        self._decode = self._histogram(
-            "vllm:request_decode_time_seconds", "From its first token to its last.", _SECONDS
-        )
-        self._inference = self._histogram(
-            "vllm:request_inference_time_seconds", "Both of these.", _SECONDS
-        )
-        self._prompt = self._histogram("vllm:request_prompt_tokens", "Tokens of a prompt.", _TOKENS)
-        self._answer = self._histogram(
-            "vllm:request_generation_tokens", "Tokens of an answer.", _TOKENS
-        )
-        self._max_tokens = self._histogram(
-            "vllm:request_params_max_tokens", "Tokens that an answer may have.", _TOKENS
-        )
-        self._n = self._histogram("vllm:request_params_n", "Answers asked for.", _SOME)
-        self._preemptions = self._histogram(
-            "vllm:request_num_preemptions", "Times that an answer gave up its pages.", _SOME
-        )
+        self._histograms = {
+            name: Histogram(
+                metric, about, ("model_name",), registry=self._registry, buckets=buckets
+            )
+            for name, (metric, about, buckets) in _HISTOGRAMS.items()
+        }
+        self._known += [(histogram, ()) for histogram in self._histograms.values()]
 
     def text(self) -> bytes:
-        """All metrics in Prometheus's text format."""
         if name := self._model_name():
             for metric, labels in self._known:
                 metric.labels(name, *labels)
@@ -128,12 +115,16 @@ class Metrics:
         """The value of a metric without labels except the model's name; 0 before its first."""
         return self._registry.get_sample_value(name, {"model_name": self._model_name()}) or 0.0
 
+    def observe(self, measure: str, value: float) -> None:
+        """Adds a value to the histogram of a measure in `_HISTOGRAMS`."""
+        self._histograms[measure].labels(self._model_name()).observe(value)
+
     def count_prompt(self, num_prompt_tokens: int, params: SamplingParams | None = None) -> None:
         """Observes a prompt that was sent to the engine, and its parameters."""
-        self._prompt().observe(num_prompt_tokens)
+        self.observe("prompt", num_prompt_tokens)
         if params is not None:
-            self._n().observe(params.n)
-            self._max_tokens().observe(params.max_new_tokens)
+            self.observe("n", params.n)
+            self.observe("max_tokens", params.max_new_tokens)
 
     @contextmanager
     def watching(self, num_answers: int, prepared_s: float = 0.0) -> Iterator[list["Watch"]]:
@@ -161,16 +152,6 @@ class Metrics:
 
         return count
 
-    def _histogram(
-        self, name: str, about: str, buckets: tuple[float, ...]
-    ) -> Callable[[], Histogram]:
-        """Adds a histogram; returns it with the model's name at the time of the call."""
-        histogram = Histogram(
-            name, about, ("model_name",), registry=self._registry, buckets=buckets
-        )
-        self._known.append((histogram, ()))
-        return lambda: histogram.labels(self._model_name())
-
 
 class Watch:
     """Measures when the tokens of one answer come.
@@ -183,7 +164,6 @@ class Watch:
     def __init__(self, metrics: Metrics, prepared_s: float = 0.0):
         """`prepared_s`: since the request came; the prompt was encoded meanwhile."""
         self._metrics = metrics
-        self._gap, self._first = metrics._gap(), metrics._first()
         self._prepared_s = prepared_s
         self._started = time.perf_counter() - prepared_s
         self._last = 0.0
@@ -197,26 +177,25 @@ class Watch:
         now = time.perf_counter() - self._started
         if self.first_s is None:
             self.first_s, self.queued_s = now, min(queued_s, now - self._prepared_s)
-            self._first.observe(now)
+            self._metrics.observe("first", now)
         elif num_tokens:
-            self._gap.observe((now - self._last) / num_tokens)
+            self._metrics.observe("gap", (now - self._last) / num_tokens)
         self._last = now
         self._num_tokens += num_tokens
 
     def end(self, reason: str, num_preemptions: int = 0) -> None:
-        """Observes the end of the answer."""
         self.has_ended = True
         metrics = self._metrics
-        metrics._whole().observe(time.perf_counter() - self._started)
-        metrics._answer().observe(self._num_tokens)
-        metrics._preemptions().observe(num_preemptions)
+        metrics.observe("whole", time.perf_counter() - self._started)
+        metrics.observe("answer", self._num_tokens)
+        metrics.observe("preemptions", num_preemptions)
         metrics._ended(reason)
         if self.first_s is None or self.queued_s is None:
             return
         decode_s = self._last - self.first_s
-        metrics._queue().observe(self.queued_s)
-        metrics._prefill().observe(self.first_s - self._prepared_s - self.queued_s)
-        metrics._decode().observe(decode_s)
-        metrics._inference().observe(self._last - self._prepared_s - self.queued_s)
+        metrics.observe("queue", self.queued_s)
+        metrics.observe("prefill", self.first_s - self._prepared_s - self.queued_s)
+        metrics.observe("decode", decode_s)
+        metrics.observe("inference", self._last - self._prepared_s - self.queued_s)
         if self._num_tokens > 1:
-            metrics._mean_gap().observe(decode_s / (self._num_tokens - 1))
+            metrics.observe("mean_gap", decode_s / (self._num_tokens - 1))

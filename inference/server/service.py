@@ -119,7 +119,6 @@ class Service:
 
     @property
     def heartbeat_age_s(self) -> float:
-        """Seconds since the engine's latest message."""
         return time.monotonic() - self.client.heard_at
 
     def check_ready(self) -> None:
@@ -193,6 +192,5 @@ class Service:
                 )
 
     def close(self) -> None:
-        """Ends the text workers."""
         if self._texts is not None:
             self._texts.close()

@@ -3,8 +3,7 @@
 import asyncio
 import collections
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -30,9 +29,8 @@ from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls import constrain, formats
 from inference.text.tool_calls.formats import Format
 
-_CHARS_A_TOKEN = (
-    16  # a prompt with more characters for each token of the context is rejected unread
-)
+# A prompt with more characters for each token of the context is rejected unread.
+_CHARS_A_TOKEN = 16
 _INLINE_CHARS, _INLINE_IDS = 1024, 1024  # encoded in less time than a worker takes to reply
 _CALL_CHARS = 64  # so many characters take as long as the call itself
 _MAX_COMPILED = 256  # grammars remembered as valid
@@ -99,11 +97,11 @@ class TextProcessor:
     async def encode_chat(
         self,
         messages: Sequence[ChatMessage],
-        add_generation_prompt: bool = True,
-        tools: Sequence[dict[str, object]] | None = None,
-        variables: Mapping[str, object] = MappingProxyType({}),
-        continues: bool = False,
-        documents: Sequence[dict[str, str]] | None = None,
+        add_generation_prompt: bool,
+        tools: list[dict[str, object]] | None,
+        variables: dict[str, Any],
+        continues: bool,
+        documents: list[dict[str, str]] | None = None,
     ) -> list[int]:
         """Token ids of a conversation.
 
@@ -117,12 +115,9 @@ class TextProcessor:
                 too long.
         """
         plain = [_plain(message, index) for index, message in enumerate(messages)]
-        document_list = list(documents or ()) or None
-        whole = [plain, tools, dict(variables), document_list]
-        self._check_length(_num_chars(whole), "messages")
-        tool_list = None if tools is None else list(tools)
+        self._check_length(_num_chars([plain, tools, variables, documents]), "messages")
         job = EncodeChat(
-            plain, add_generation_prompt, tool_list, dict(variables), continues, document_list
+            plain, add_generation_prompt, tools, variables, continues, documents or None
         )
         return await self._ask(job, "messages")
 
@@ -163,11 +158,9 @@ class TextProcessor:
         """A grammar of calls, or of calls and texts of the grammar `other`, which `param` has. If
         it is invalid, compiles its parts one by one to name the invalid one in the error.
         """
-        how = format, offer.schemas, offer.is_parallel
-
-        def write() -> str:
-            return constrain.of_calls(*how) if other is None else constrain.of_calls_or(*how, other)
-
+        write = functools.partial(
+            constrain.of_calls, format, offer.schemas, offer.is_parallel, other
+        )
         try:
             return await self._compile(write, "tools")
         except ApiError as error:
@@ -210,7 +203,6 @@ class TextProcessor:
         return text
 
     def close(self) -> None:
-        """Ends the workers."""
         if self._pool is not None:
             self._pool.close()
 

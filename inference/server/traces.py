@@ -82,7 +82,6 @@ class Traces:
         return cls(BatchSpanProcessor(OTLPSpanExporter(endpoint=target, timeout=_EXPORT_S)))
 
     def has_span(self, handler: str) -> bool:
-        """Whether requests to a path have a span."""
         return handler in _OPERATIONS
 
     @contextmanager
@@ -130,7 +129,6 @@ class Traces:
             trace.end()
 
     def close(self) -> None:
-        """Sends the remaining spans."""
         self._provider.force_flush(int(1000 * _EXPORT_S))
         self._provider.shutdown()
 
@@ -168,7 +166,6 @@ class _Spanned(Trace):
         self.error = kind
 
     def end(self) -> None:
-        """Ends the span."""
         if self._reasons:
             self._span.set_attribute("gen_ai.response.finish_reasons", self._reasons)
         if self._usage is not None:

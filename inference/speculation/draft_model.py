@@ -7,7 +7,6 @@ over.
 """
 
 import jax
-import jax.numpy as jnp
 
 from configs.model import ModelConfig
 from inference.speculation import drafting
@@ -19,8 +18,8 @@ from layers.params import Params
 from layers.ragged import Ragged, Rectangle
 
 
-class DraftModel:
-    """A `Proposer` that keeps nothing in the slots."""
+class DraftModelProposer:
+    """Keeps nothing in the slots."""
 
     features: tuple[int, ...] = ()
 
@@ -43,13 +42,14 @@ class DraftModel:
 
     def propose(
         self, params: Params, cache: Cache, state: tuple[()], inputs: DraftInputs
-    ) -> tuple[Cache, Drafts]:
+    ) -> tuple[Cache, Drafts | None]:
         """As `Proposer` says; the last draft is fed as well, since the next step may follow it."""
         weights, draft_cache = params["draft"], self._pages.of(cache)
         if inputs.prompts is not None:
             _, draft_cache = self._forward(weights, draft_cache, inputs.prompt_YW, inputs.prompts)
-        drafts = Drafts(jnp.zeros((0, 0), jnp.int32))
-        if inputs.decode is not None and (width := inputs.decode.position_YW.shape[1]) > 1:
+        drafts = None
+        if inputs.decode is not None:
+            width = inputs.decode.position_YW.shape[1]
 
             def feed(
                 draft_cache: Cache, token_R: jax.Array, column: Rectangle

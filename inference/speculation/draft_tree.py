@@ -57,7 +57,6 @@ class DraftTree:
         return Drafts(token_Rk, parent_Rk=parent_Rk, levels=self.levels)
 
     def level(self, depth: int) -> tuple[int, ...]:
-        """The nodes of a depth."""
         return tuple(n for n, node_depth in enumerate(self.depth) if node_depth == depth)
 
     def num_ranks(self, depth: int) -> int:

@@ -30,10 +30,7 @@ def one_by_one(
     Args:
         feed: a run of the model that drafts; the logits are those of the token after.
         carry: what its first run takes.
-        inputs: the step.
-        decode: its rows.
         num_runs: k, or more, to feed drafts without drawing after them.
-        vocab_size: V.
 
     Returns:
         What the last run returned, and k drafts.
@@ -93,14 +90,8 @@ def ranked(
         is_some_Rn = values_Rn > -jnp.inf
         share_Rn = values_Rn - summary.total_Q[:, None]
         return jnp.where(is_some_Rn, ids_Rn, -1), jnp.where(is_some_Rn, share_Rn, -jnp.inf)
-    return sampler.best(
-        logits_RV,
-        inputs.sampling,
-        position_R,
-        inputs.counts,
-        n,
-        is_drawn=inputs.acceptance == "coupled",
-    )
+    is_drawn = inputs.acceptance == "coupled"
+    return sampler.best(logits_RV, inputs.sampling, position_R, inputs.counts, n, is_drawn)
 
 
 def _column(rectangle: Rectangle, nth: jax.Array | int) -> Rectangle:

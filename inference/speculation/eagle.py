@@ -27,8 +27,8 @@ from layers.params import Params
 from layers.ragged import Ragged, Rectangle
 
 
-class Eagle(HiddenStates):
-    """A `Proposer` that keeps, of each slot, the state before its newest token, f32[B+1, D]."""
+class EagleProposer(HiddenStates):
+    """Drafts with layers that go on from the target's states."""
 
     def __init__(
         self,
@@ -49,10 +49,9 @@ class Eagle(HiddenStates):
 
     def propose(
         self, params: Params, cache: Cache, state: jax.Array, inputs: DraftInputs
-    ) -> tuple[Cache, Drafts]:
-        decode = inputs.decode
-        if decode is None or (width := decode.position_YW.shape[1]) == 1:
-            return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
+    ) -> tuple[Cache, Drafts | None]:
+        if (decode := inputs.decode) is None:
+            return cache, None
 
         def feed(
             carry: tuple[Cache, jax.Array], token_R: jax.Array, column: Rectangle
@@ -62,6 +61,7 @@ class Eagle(HiddenStates):
             hidden_RD, draft_cache = self.layers(params, draft_cache, token_R, state_RD, ragged)
             return (draft_cache, hidden_RD), self.logits(params, hidden_RD)
 
+        width = decode.position_YW.shape[1]
         if tree := draft_tree.of(self._drafts, width):
             return self._tree(params, cache, state, inputs, tree)
         if self._drafts.tree_levels:
@@ -142,10 +142,10 @@ class Eagle(HiddenStates):
         """Its layers over tokens and the states before them: f32[T, D], and its pages."""
         embedded_TD = decoder.embedded(params, self._target, tokens_T, ragged)
         x_TD = inputs(params["draft"], self.heads, embedded_TD, state_TD, ragged.position_T)
-        passed = decoder.layers(
+        output = decoder.layers(
             params["draft"], self.heads, x_TD, ragged, cache, attention=self._attention
         )
-        return passed.hidden_TD, passed.cache
+        return output.hidden_TD, output.cache
 
     def logits(self, params: Params, hidden_QD: jax.Array) -> jax.Array:
         """Of its own output table or the target's: f32[Q, V]."""
@@ -163,7 +163,12 @@ class _Growth:
     """
 
     def __init__(
-        self, eagle: Eagle, params: Params, cache: Cache, state: jax.Array, inputs: DraftInputs
+        self,
+        eagle: EagleProposer,
+        params: Params,
+        cache: Cache,
+        state: jax.Array,
+        inputs: DraftInputs,
     ):
         assert inputs.decode is not None
         self._eagle, self._params, self._inputs, self._decode = eagle, params, inputs, inputs.decode

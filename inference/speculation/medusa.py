@@ -18,8 +18,8 @@ from layers.ragged import Rectangle
 from layers.weights import Weight
 
 
-class Medusa(HiddenStates):
-    """A `Proposer` that keeps the hidden state before each slot's newest token, f32[B+1, D]."""
+class MedusaProposer(HiddenStates):
+    """Drafts with heads."""
 
     features: tuple[int, ...] = ()
 
@@ -29,18 +29,18 @@ class Medusa(HiddenStates):
 
     def propose(
         self, params: Params, cache: Cache, state: jax.Array, inputs: DraftInputs
-    ) -> tuple[Cache, Drafts]:
-        decode = inputs.decode
-        if decode is None or (width := decode.position_YW.shape[1]) == 1:
-            return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
-        hidden_RD, drawn = state[decode.slot_Y], []
+    ) -> tuple[Cache, Drafts | None]:
+        if (decode := inputs.decode) is None:
+            return cache, None
+        hidden_RD, width = state[decode.slot_Y], decode.position_YW.shape[1]
         if tree := draft_tree.of(self._drafts, width):
             return cache, self._tree(params, inputs, tree, decode, hidden_RD)
-        for nth in range(width - 1):
-            logits_RV = drafting.logits(
-                params["draft"], self._heads, block(params["draft"]["blocks"][nth], hidden_RD)
+        drawn = [
+            drafting.draw(
+                self._logits(params, nth, hidden_RD), inputs, decode.position_YW[:, nth] + 1
             )
-            drawn.append(drafting.draw(logits_RV, inputs, decode.position_YW[:, nth] + 1))
+            for nth in range(width - 1)
+        ]
         tokens_Rk = jnp.stack([token_R for token_R, _ in drawn], 1)
         distributions = [prob_RV for _, prob_RV in drawn if prob_RV is not None]
         return cache, Drafts(tokens_Rk, jnp.stack(distributions, 1) if distributions else None)
@@ -56,14 +56,17 @@ class Medusa(HiddenStates):
         """Each depth's head says the same behind all nodes."""
         token_Rk = jnp.zeros((len(hidden_RD), tree.num_nodes - 1), jnp.int32)
         for depth in range(1, 1 + tree.levels):
-            logits_RV = drafting.logits(
-                params["draft"], self._heads, block(params["draft"]["blocks"][depth - 1], hidden_RD)
-            )
+            logits_RV = self._logits(params, depth - 1, hidden_RD)
             position_R = decode.position_YW[:, 0] + depth
             best_Rn, _ = drafting.ranked(logits_RV, inputs, position_R, tree.num_ranks(depth))
             drafts = np.array(tree.level(depth)) - 1
             token_Rk = token_Rk.at[:, drafts].set(best_Rn[:, np.array(tree.rank)[drafts]])
         return tree.drafts(token_Rk)
+
+    def _logits(self, params: Params, nth: int, hidden_RD: jax.Array) -> jax.Array:
+        """Of the n-th head, from 0 on: f32[R, V]."""
+        weights = params["draft"]
+        return drafting.logits(weights, self._heads, block(weights["blocks"][nth], hidden_RD))
 
     def observe(
         self, params: Params, cache: Cache, state: jax.Array, step: SampledStep

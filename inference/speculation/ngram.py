@@ -15,8 +15,8 @@ _LONGEST = 4  # tokens of the suffix that are compared
 _SHORTEST = 2  # fewer are an accident too often
 
 
-class NGram:
-    """A `Proposer` whose state is each slot's tokens by position, i32[B+1, S]."""
+class NGramProposer:
+    """Its state is each slot's tokens by position, i32[B+1, S]."""
 
     features: tuple[int, ...] = ()
 
@@ -33,9 +33,9 @@ class NGram:
 
     def propose(
         self, params: Params, cache: Cache, state: jax.Array, inputs: DraftInputs
-    ) -> tuple[Cache, Drafts]:
+    ) -> tuple[Cache, Drafts | None]:
         if inputs.decode is None:
-            return cache, Drafts(jnp.zeros((0, 0), jnp.int32))
+            return cache, None
         newest_R = inputs.decode.position_YW[:, 0]
         num_drafts = inputs.decode.position_YW.shape[1] - 1
         return cache, Drafts(continuation(state[inputs.decode.slot_Y], newest_R, num_drafts))

@@ -25,7 +25,8 @@ S = TypeVar("S", bound=State)
 class DraftInputs:
     """A step before its model runs."""
 
-    decode: Rectangle | None  # [R, 1 + k], valid where a draft may be verified; None: no such rows
+    # [R, 1 + k], k >= 1, valid where a draft may be verified; None: no row verifies any
+    decode: Rectangle | None
     token_R: jax.Array  # i32[R], the newest token, which stands first in each row
     sampling: SlotSampling  # [R, ...]
     counts: jax.Array | None  # u16[R, 2, V], the newest token and drafts not among them
@@ -44,7 +45,7 @@ class DraftInputs:
 class Drafts:
     """What was proposed for the decode rows."""
 
-    tokens_Rk: jax.Array  # i32[R, k], -1 where there are none; k may be 0
+    tokens_Rk: jax.Array  # i32[R, k], -1 where there are none
     # f32[R, k, V] of a chain; None: what came before alone decided on them
     prob_RkV: jax.Array | None = None
     # i32[R, k] of a tree: the node that each follows, 0 the newest token, n the n-th draft, and no
@@ -87,8 +88,8 @@ class Proposer(Protocol[S]):
 
     def propose(
         self, params: Params, cache: Cache, state: S, inputs: DraftInputs
-    ) -> tuple[Cache, Drafts]:
-        """The cache with what the proposer keeps there, and its drafts."""
+    ) -> tuple[Cache, Drafts | None]:
+        """The cache with what the proposer keeps there, and drafts for `inputs.decode`, if any."""
 
     def observe(self, params: Params, cache: Cache, state: S, step: SampledStep) -> tuple[Cache, S]:
         """Cache and state after a step."""

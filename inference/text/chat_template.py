@@ -85,7 +85,7 @@ def _normalized(message: Message) -> dict[str, object]:
     return {"thinking": reasoning, **fields, "reasoning_content": reasoning}
 
 
-class _Worker:
+class _TemplateProcess:
     """The process that renders templates, started when needed and again after it has ended."""
 
     def __init__(self) -> None:
@@ -152,5 +152,5 @@ def _cause(status: int, scale: int) -> str:
     return f"failed: it ended its process (status {status})"
 
 
-_WORKER = _Worker()
+_WORKER = _TemplateProcess()
 atexit.register(_WORKER.stop)

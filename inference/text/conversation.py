@@ -50,7 +50,6 @@ class Conversation:
         self.num_tokens = self._num_tokens_before
 
     def reset(self) -> None:
-        """Removes all messages but the system's."""
         self.messages = self._system()
         self.num_tokens = 0
 

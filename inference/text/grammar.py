@@ -83,9 +83,7 @@ def of_choices(choices: Iterable[str]) -> str:
     """One of some texts; raises InputError if they are too long, or one is empty."""
     import llguidance
 
-    texts = list(choices)
-    if not texts or not all(texts):
-        raise InputError("choices are texts, each of at least one character")
+    texts = _filled("choices", choices)
     quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in texts)
     _check_length("the list of choices", quoted)
     # As one lexeme: of rules, llguidance follows no more than 2000 side by side.
@@ -130,10 +128,7 @@ def without(words: Iterable[str]) -> str:
     """
     import llguidance
 
-    literals = list(words)
-    if not literals or not all(literals):
-        raise InputError("the words are texts, each of at least one character")
-    listed = "|".join(map(_literal, literals))
+    listed = "|".join(map(_literal, _filled("the words", words)))
     _check_length("the list of words", listed)
     return llguidance.LLMatcher.grammar_from_lark(
         f"start: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({listed})(?s:.*)/"
@@ -198,6 +193,13 @@ def _check_rules(text: str) -> None:
     num_rules = len(_RULE.findall(text))
     if num_rules > _MAX_RULES:
         raise InputError(f"the grammar has at most {_MAX_RULES} rules, not {num_rules}")
+
+
+def _filled(what: str, texts: Iterable[str]) -> list[str]:
+    listed = list(texts)
+    if not listed or not all(listed):
+        raise InputError(f"{what} are texts, each of at least one character")
+    return listed
 
 
 def _literal(text: str) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from configs.errors import InputError
 from inference.checkpoints import manifest, text_files
-from inference.files import atomic, cache_directory
+from inference.files import cache_directory, user_files
 
 END = "<|endoftext|>"
 
@@ -18,11 +18,8 @@ _BYTES = 256
 
 def directory(texts: Sequence[str], vocab_size: int) -> Path:
     """The directory of a tokenizer trained on texts, kept in the cache: `tokenizer.json` and
-    `tokenizer_config.json`. Its first token ends a document.
-
-    Args:
-        texts: equal ones give equal tokens.
-        vocab_size: at most so many tokens; fewer where the texts are short.
+    `tokenizer_config.json`. Its first token ends a document. Equal texts give equal tokens, fewer
+    than `vocab_size` where they are short.
 
     Raises:
         InputError: the vocabulary has no room for the bytes, or the cache cannot be written.
@@ -41,13 +38,8 @@ def directory(texts: Sequence[str], vocab_size: int) -> Path:
             text_files.TOKENIZER_CONFIG: (json.dumps(config) + "\n").encode(),
             text_files.TOKENIZER: _trained(texts, vocab_size).encode(),
         }
-        contents[manifest.NAME] = manifest.of_contents(contents)  # last
-        for name, content in contents.items():
-            try:
-                with atomic.open_file(folder / name) as file:
-                    file.write(content)
-            except OSError as error:
-                raise InputError(f"cannot write {folder / name}: {error.strerror}") from None
+        for files in (contents, {manifest.NAME: manifest.of_contents(contents)}):  # that one last
+            user_files.write({folder / name: content for name, content in files.items()})
     return folder
 
 
@@ -67,11 +59,9 @@ def _trained(texts: Sequence[str], vocab_size: int) -> str:
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[END],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(texts, trainer)
     text: str = backend.to_str()

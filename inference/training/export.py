@@ -23,36 +23,20 @@ def write(
     output: Path,
     progress: Progress | None = None,
 ) -> None:
-    """Writes parameters and what belongs to them in our native format.
-
-    Args:
-        masters: float32, on whatever devices.
-        config: the model; its type is that of the weights.
-        eos_ids: ids that end a sequence.
-        files: the tokenizer's, by name.
-        output: a directory that does not exist yet.
-        progress: called as parameters are written.
-
-    Raises:
-        InputError: as `convert.convert`.
+    """Writes float32 parameters on whatever devices, in `config.dtype`, and the tokenizer's `files`
+    into a new directory, in our native format; raises InputError as `convert.convert`.
     """
     source = tensors(masters, config.name)
-
     contents = Contents(source, names.identity, lambda: dict(files))
     checkpoint = NewCheckpoint(config=config, eos_ids=eos_ids, new_contents=contents)
     convert.convert(checkpoint, output, "orbax", config.dtype, progress=progress)
 
 
 def tensors(masters: Params, label: str) -> TensorSource:
-    """Parameters as a checkpoint's tensors, under our own paths.
-
-    Args:
-        masters: float32, on whatever devices.
-        label: of them, for messages.
+    """Float32 parameters on whatever devices as a checkpoint's tensors, under our own paths; errors
+    call them `label`.
     """
-    leaves: dict[str, np.ndarray] = {
-        path: np.asarray(leaf) for path, leaf in params.flatten(jax.device_get(masters)).items()
-    }
+    leaves: dict[str, np.ndarray] = params.flatten(jax.device_get(masters))
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         rows = leaves[name][start:stop]

@@ -19,7 +19,6 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from configs.errors import InputError
 from configs.recipes.training import TrainingConfig
-from inference.training import optimizer
 from inference.training.step_folder import StepFolder
 from layers.params import Params
 from sharding import mesh as meshes
@@ -66,8 +65,6 @@ def train(
     Args:
         loss_fn: what is made small, differentiated by its first argument.
         params: float32 arrays; overwritten.
-        data: batches by step.
-        config: steps and optimizer.
         frozen: a pytree that the loss needs and nothing trains, such as the model whose heads are.
         folder: of checkpoints; if it has one, training goes on from there.
         observe: called with the losses of all steps so far, after each and where some are done at
@@ -82,7 +79,7 @@ def train(
         state = folder.restore(state)
     done = saved = int(state.step)
     losses = np.array(state.losses)
-    put = functools.partial(_put, data, config, _batch_sharding(params))
+    put = functools.partial(_put, data, config, _sharding(params, None, *meshes.EACH_GROUP))
     batch = put(done)
     if done:
         observe(losses[:done])
@@ -112,7 +109,7 @@ def _compiled_update(
     loss_fn: Loss, config: TrainingConfig, *arrays: object
 ) -> Callable[..., tuple[TrainState, jax.Array]]:
     """A step for such a state, frozen tree and batch: the next state, and the loss."""
-    transform, gradients = optimizer.of(config), jax.value_and_grad(loss_fn)
+    transform, gradients = _transform(config), jax.value_and_grad(loss_fn)
 
     def update(state: TrainState, frozen: object, batch: object) -> tuple[TrainState, jax.Array]:
         def add(total: Sum, part: object) -> tuple[Sum, None]:
@@ -122,12 +119,9 @@ def _compiled_update(
         total, _ = jax.lax.scan(add, zeros, batch)
         loss, slopes = jax.tree.map(lambda x: x / config.accumulate, total)
         changes, moments = transform.update(slopes, state.optimizer, state.params)
-        return TrainState(
-            optax.apply_updates(state.params, changes),
-            moments,
-            state.step + 1,
-            state.losses.at[state.step].set(loss),
-        ), loss
+        params = optax.apply_updates(state.params, changes)
+        losses = state.losses.at[state.step].set(loss)
+        return TrainState(params, moments, state.step + 1, losses), loss
 
     same = jax.tree.map(lambda x: x.sharding, arrays[0]), None
     jitted = jax.jit(update, donate_argnums=0, out_shardings=same)
@@ -135,12 +129,29 @@ def _compiled_update(
     return compiled
 
 
+def _transform(config: TrainingConfig) -> optax.GradientTransformation:
+    """Clipping by the global norm (Pascanu et al. 2013, arXiv 1211.5063), then AdamW; only matrices
+    decay.
+    """
+    schedule = optax.warmup_cosine_decay_schedule(
+        init_value=0.0,
+        peak_value=config.learning_rate,
+        warmup_steps=config.warmup_steps,
+        decay_steps=config.steps,
+        end_value=config.learning_rate * config.last_learning_rate,
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip_norm),
+        optax.adamw(
+            schedule, config.beta1, config.beta2, weight_decay=config.weight_decay,
+            mask=functools.partial(jax.tree.map, lambda leaf: leaf.ndim > 1),
+        ),
+    )  # fmt: skip
+
+
 def init(params: Params, config: TrainingConfig) -> TrainState:
     """The state before the first step; moments lie as their parameters do."""
-    transform = optimizer.of(config)
-    sharding = jax.tree.leaves(params)[0].sharding
-    if isinstance(sharding, NamedSharding):
-        sharding = NamedSharding(sharding.mesh, PartitionSpec())
+    transform, sharding = _transform(config), _sharding(params)
     shapes = jax.eval_shape(transform.init, params)
     shardings = optax.tree_map_params(
         transform,
@@ -154,11 +165,11 @@ def init(params: Params, config: TrainingConfig) -> TrainState:
     return TrainState(params, moments, step, losses)
 
 
-def _batch_sharding(params: Params) -> NamedSharding | SingleDeviceSharding:
-    """How the parts of a batch lie: their rows are divided over the groups of a mesh."""
+def _sharding(params: Params, *axes: object) -> NamedSharding | SingleDeviceSharding:
+    """The device of parameters, or their mesh with an array divided over these axes."""
     sharding = jax.tree.leaves(params)[0].sharding
     if isinstance(sharding, NamedSharding):
-        return NamedSharding(sharding.mesh, PartitionSpec(None, *meshes.EACH_GROUP))
+        return NamedSharding(sharding.mesh, PartitionSpec(*axes))
     return sharding
 
 

@@ -19,18 +19,18 @@ from layers import decoder, params, ragged
 from layers.linear import linear
 from layers.params import Params
 from layers.ragged import Ragged
-from layers.registry import Visits
+from layers.registry import RoutedTokens
 
 _BLOCK_ROWS = 2048  # whose logits are held at a time, 32 MiB of a vocabulary of 4,096
 _PASSES = 3  # of an EAGLE head
 _DECAY = 0.8  # of the weight of each later draft
-_BALANCE = 0.01  # of uneven visits beside the cross-entropy
+_BALANCE = 0.01  # of uneven routing in addition to the cross-entropy
 _REGRESSION = 10.0  # weight of the distance between states; it has some hundredths of their spread
 
 
 def next_token(config: ModelConfig) -> Loss:
     """The mean cross-entropy, in nats, of each token given those before it in its window; of
-    mixtures with `_BALANCE` times how unevenly their experts are visited (`unevenness`).
+    mixtures with `_BALANCE` times how unevenly tokens are routed to their experts (`unevenness`).
 
     Parameters are float32 masters; the decoder that serves computes with them in their declared
     formats. A batch is {"tokens": i32[Y, W + 1]}.
@@ -45,23 +45,20 @@ def next_token(config: ModelConfig) -> Loss:
         rows = ragged.contiguous(*inputs_YW.shape)
         tokens_T = inputs_YW.reshape(-1)
         x_TD = decoder.embedded(values, config, tokens_T, rows)
-        passed = decoder.layers(values, config, x_TD, rows, tokens_T=tokens_T)
-        hidden_YWD = passed.hidden_TD.reshape(*inputs_YW.shape, -1)
+        output = decoder.layers(values, config, x_TD, rows, tokens_T=tokens_T)
+        hidden_YWD = output.hidden_TD.reshape(*inputs_YW.shape, -1)
         lost = cross_entropy(
             functools.partial(decoder.logits, values, config), hidden_YWD, targets_YW
         )
-        return lost if passed.visits is None else lost + _BALANCE * unevenness(passed.visits)
+        return lost if output.routed is None else lost + _BALANCE * unevenness(output.routed)
 
     return loss
 
 
 def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
-    """The mean divergence, in nats, of a student's laws of the next token from those of the model
-    that it is made of (Hinton et al. 2015, arXiv 1503.02531), whose parameters are frozen.
-
-    Args:
-        config: of both.
-        student: makes the student's parameters of float32 masters. A batch is that of `next_token`.
+    """The mean divergence, in nats, of a student's distributions of the next token from those of
+    the model that it is made of (Hinton et al. 2015, arXiv 1503.02531), whose weights are frozen.
+    `student` makes its parameters of float32 masters. A batch is that of `next_token`.
     """
 
     def loss(masters: Params, frozen: Params, batch: dict[str, jax.Array]) -> jax.Array:
@@ -80,19 +77,19 @@ def distilled(config: ModelConfig, student: Callable[[Params], Params]) -> Loss:
     return loss
 
 
-def unevenness(visits: Visits) -> jax.Array:
-    """E times the sum over experts of the share of visits and the mean score of each, less 1: 0
-    where all are visited alike (Fedus et al. 2021, arXiv 2101.03961, equation 4). Without it a few
+def unevenness(routed: RoutedTokens) -> jax.Array:
+    """E times the sum over experts of the share of tokens and the mean score of each, less 1: 0
+    where all get equally many (Fedus et al. 2021, arXiv 2101.03961, equation 4). Without it a few
     experts get most tokens, and so learn the most, and get more.
     """
-    visited_LE = visits.num_tokens / visits.num_tokens.sum(1, keepdims=True)
-    return (visited_LE.shape[1] * (visited_LE * visits.share).sum(1) - 1).mean()
+    share_LE = routed.num_tokens / routed.num_tokens.sum(1, keepdims=True)
+    return (share_LE.shape[1] * (share_LE * routed.share).sum(1) - 1).mean()
 
 
 def eagle(target: ModelConfig, head_config: heads.Eagle) -> Loss:
-    """What EAGLE heads are trained on: `_PASSES` times the target's law of the next token, first
-    given its states, then those of the pass before, as drafting meets them (EAGLE-3's training-time
-    test, Li et al. 2025, arXiv 2503.01840; here a pass attends to its own entries alone).
+    """What EAGLE heads are trained on: `_PASSES` times the target's distribution of the next token,
+    first given its states, then those of the pass before, as drafting meets them (EAGLE-3's
+    training-time test, Li et al. 2025, arXiv 2503.01840; here a pass attends to its own entries).
 
     Heads without fused features also learn the target's next state (Li et al. 2024, arXiv
     2401.15077). Frozen are the target's parameters; a batch is that of `next_token`.
@@ -109,13 +106,8 @@ def eagle(target: ModelConfig, head_config: heads.Eagle) -> Loss:
         for nth in range(_PASSES):
             state_YWD = state_TD.reshape(*inputs_YW.shape, -1)
             before_YWD = jnp.pad(state_YWD[:, :-1], ((0, 0), (1, 0), (0, 0)))
-            x_TD = eagle_heads.inputs(
-                masters,
-                head_config,
-                embedded_TD,
-                before_YWD.reshape(state_TD.shape),
-                rows.position_T,
-            )
+            before_TD = before_YWD.reshape(state_TD.shape)
+            x_TD = eagle_heads.inputs(masters, head_config, embedded_TD, before_TD, rows.position_T)
             state_TD = decoder.layers(masters, head_config, x_TD, rows).hidden_TD
             states_YWD = state_TD.reshape(*inputs_YW.shape, -1)[:, nth:]
             lost = _unlike(masters, head_config, states_YWD, frozen, target, target_YWD[:, nth:])
@@ -128,9 +120,9 @@ def eagle(target: ModelConfig, head_config: heads.Eagle) -> Loss:
 
 
 def medusa(target: ModelConfig, head_config: heads.Medusa) -> Loss:
-    """What Medusa heads are trained on: the n-th, from 0, predicts the target's law of the token
-    n + 2 positions behind its state (Cai et al. 2024, arXiv 2401.10774). Frozen are the target's
-    parameters; a batch is that of `next_token`.
+    """What Medusa heads are trained on: the n-th, from 0, predicts the target's distribution of the
+    token n + 2 positions behind its state (Cai et al. 2024, arXiv 2401.10774). Frozen are the
+    target's parameters; a batch is that of `next_token`.
     """
 
     def loss(masters: Params, frozen: Params, batch: dict[str, jax.Array]) -> jax.Array:
@@ -140,14 +132,9 @@ def medusa(target: ModelConfig, head_config: heads.Medusa) -> Loss:
         total, target_YWD = jnp.float32(0), hidden_TD.reshape(*inputs_YW.shape, -1)
         for nth, weight in enumerate(masters["blocks"]):
             states_YWD = medusa_heads.block(weight, hidden_TD).reshape(*inputs_YW.shape, -1)
-            total += _DECAY**nth * _unlike(
-                masters,
-                head_config,
-                states_YWD[:, : -1 - nth],
-                frozen,
-                target,
-                target_YWD[:, 1 + nth :],
-            )
+            before_YWD, after_YWD = states_YWD[:, : -1 - nth], target_YWD[:, 1 + nth :]
+            lost = _unlike(masters, head_config, before_YWD, frozen, target, after_YWD)
+            total += _DECAY**nth * lost
         return total
 
     return loss
@@ -161,8 +148,8 @@ def _unlike(
     target: ModelConfig,
     target_YWD: jax.Array,
 ) -> jax.Array:
-    """Mean cross-entropy of a head's law and the target's, among the tokens that are proposed: what
-    the target might have said teaches more than what it said.
+    """Mean cross-entropy of a head's distribution and the target's, among the tokens that are
+    proposed: what the target might have said teaches more than what it said.
     """
     name = "embed" if target.tied else "head"
     rows = np.array(head_config.proposed_ids or range(head_config.vocab_size))

@@ -1,8 +1,8 @@
-"""What a language model starts training with: its tokenizer, and parameters where they lie."""
+"""What a model starts training with: its tokenizer, and parameters where they lie."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -25,6 +25,9 @@ from layers.params import Params
 from sharding import mesh as meshes
 from sharding import rules
 
+if TYPE_CHECKING:
+    from inference.training.loop import Loss  # brings optax
+
 _STEPS = 1e-3, 1e-1  # the least and the largest step, of Mamba and what goes by its parametrization
 _MOST_RATE = 16  # of the decay of a head; the least is 1
 
@@ -46,6 +49,27 @@ class Vocabulary(NamedTuple):
     def identity(self) -> bytes:
         """Its files, for digests."""
         return self.files[text_files.TOKENIZER]
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+    """What is trained, whatever the task: a recipe with all that it needs.
+
+    Attributes:
+        tokens: ids that it is trained on, one text behind the other.
+        text: a digest that names them.
+        starts_from: the checkpoint that training goes on from, if any.
+        loss: what is made small.
+        start: (progress) -> parameters, and what the loss needs beside them.
+    """
+
+    recipe: Recipe
+    vocabulary: Vocabulary
+    tokens: np.ndarray
+    text: str
+    starts_from: Checkpoint | None
+    loss: "Loss"
+    start: Callable[[Progress | None], tuple[Params, Params | None]]
 
 
 def vocabulary(checkpoint: Checkpoint | None, texts: Sequence[str], vocab_size: int) -> Vocabulary:
@@ -72,10 +96,8 @@ def vocabulary(checkpoint: Checkpoint | None, texts: Sequence[str], vocab_size: 
 def masters(
     recipe: Recipe, checkpoint: Checkpoint | None = None, progress: Progress | None = None
 ) -> Params:
-    """Float32 parameters on the chips of the recipe's mesh: a checkpoint's, or random ones.
-
-    Raises:
-        InputError: there are not as many chips, or the checkpoint has other parameters.
+    """Float32 parameters on the chips of the recipe's mesh: a checkpoint's, or random ones; raises
+    InputError if there are not as many chips, or the checkpoint has other parameters.
     """
     mesh = meshes.of(recipe.mesh)
     infos = jax.tree.map(

@@ -32,11 +32,8 @@ State = TypeVar("State")
 
 
 class StepFolder:
-    """The checkpoints of one run, the newest `_NUM_KEPT` of which are kept.
-
-    Args:
-        path: the directory, made at the first save.
-        record: what the run is, plain JSON values; another run's checkpoints are refused.
+    """The checkpoints of one run, the newest `_NUM_KEPT` of which are kept, in a directory that is
+    made at the first save. `record` is what the run is, plain JSON values.
 
     Raises:
         InputError: it is something else, or another run's.
@@ -150,10 +147,8 @@ def has_digests(place: Path) -> bool:
 
 
 def check(place: Path) -> None:
-    """Compares the files of a step with their digests, if it has them.
-
-    Raises:
-        InputError: one is not what was written.
+    """Compares the files of a step with their digests, if it has them; raises InputError if one is
+    not what was written.
     """
     if not has_digests(place):
         return
@@ -172,10 +167,8 @@ def check(place: Path) -> None:
 
 
 def _read(place: Path, like: State) -> State:
-    """A step, laid out as `like` is.
-
-    Raises:
-        InputError: its files are not those that were written, or it cannot be read.
+    """A step, laid out as `like` is; raises InputError if its files are not those that were
+    written, or it cannot be read.
     """
     check(place)
     import orbax.checkpoint as ocp  # 0.2 to 1 s

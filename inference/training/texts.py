@@ -23,10 +23,8 @@ _LEFT_OUT = {
 
 
 def of_file(name: str) -> list[str]:
-    """The text of a file, one document.
-
-    Raises:
-        InputError: it cannot be read, or there is no text in it.
+    """The text of a file, one document; raises InputError if it cannot be read, or there is no text
+    in it.
     """
     text = user_files.read_text(name, _MAX_BYTES)
     if not text.strip():

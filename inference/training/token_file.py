@@ -24,11 +24,6 @@ def of_texts(
     """The token ids of documents one after the other, each followed by the tokenizer's end token if
     it has one: mapped, uint16 or (of a larger vocabulary) int32.
 
-    Args:
-        texts: the documents.
-        vocabulary: what encodes them.
-        progress: called with characters done and in all.
-
     Returns:
         The ids, and a digest that names texts and tokenizer.
 
@@ -37,21 +32,13 @@ def of_texts(
     """
     digest = _digest(texts, vocabulary.identity)
     tokenizer = vocabulary.tokenizer
-    return cached(
-        digest, lambda: _encoded(texts, tokenizer, progress), tokenizer.vocab_size
-    ), digest
+    tokens = cached(digest, lambda: _encoded(texts, tokenizer, progress), tokenizer.vocab_size)
+    return tokens, digest
 
 
 def cached(digest: str, make: Callable[[], np.ndarray], vocab_size: int) -> np.ndarray:
-    """Token ids as `of_texts` returns them, made if the cache does not hold them.
-
-    Args:
-        digest: names them.
-        make: returns them.
-        vocab_size: of their vocabulary.
-
-    Raises:
-        InputError: the cache cannot be written.
+    """Token ids as `of_texts` returns them, made if the cache holds none of that digest; raises
+    InputError if it cannot be written.
     """
     path = cache_directory.path() / "tokens" / f"{digest[:32]}.safetensors"
     if path.exists():

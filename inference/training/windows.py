@@ -8,13 +8,8 @@ from configs.errors import InputError
 
 
 class Windows:
-    """`loop.Data`: windows of W + 1 tokens, of which all but the first are predicted.
-
-    Args:
-        tokens: ids [tokens], mapped or not.
-        window: W.
-        batch: windows a step.
-        seed: of the order.
+    """`loop.Data`: `batch` windows a step, in an order that follows from `seed`. Each has W + 1
+    tokens (W is `window`), of which all but the first are predicted.
 
     Raises:
         InputError: there is no whole window.

@@ -46,6 +46,8 @@ class Backend:
         copies_in_blocks: what a product copies or expands of matrices, it does a block at a time.
         skips_zero_rows: products leave out rows of zeros.
         least_rows: of a product or a lookup.
+        rows: kernels of rows; None: XLA computes them.
+        scan, convolve: kernels of states (`kernels/recurrence/ffi_cpu.py`); None: by XLA.
     """
 
     linear: str = "reference"
@@ -63,14 +65,12 @@ class Backend:
     copies_in_blocks: bool = False
     skips_zero_rows: bool = False
     least_rows: int = 1
+    rows: RowKernels | None = None
+    scan: StateKernel | None = None
+    convolve: StateKernel | None = None
 
     def runs_on(self, device: Device) -> bool:
         return True
-
-    @property
-    def rows(self) -> RowKernels | None:
-        """Kernels of rows; None: XLA computes them."""
-        return None
 
     def low_bit_product(self, num_rows: int, w: Quantized) -> Kernel | None:
         """The kernel of `low_bit_product.products` for blocks of so many rows; None: XLA's."""
@@ -96,14 +96,6 @@ class Backend:
         """`kernels.recurrence.api.update` for states [M, H] by a kernel; None: by XLA."""
         return None
 
-    @property
-    def scan(self) -> StateKernel | None:
-        return None
-
-    @property
-    def convolve(self) -> StateKernel | None:
-        return None
-
     def where_needed(
         self,
         is_needed: Callable[[], jax.Array],
@@ -126,5 +118,4 @@ class Backend:
 
     def computed_once(self, x_TX: jax.Array) -> jax.Array:
         """The same float32, which XLA does not compute again in every place that reads it."""
-        once: jax.Array = jax.lax.optimization_barrier(x_TX)
-        return once
+        return jax.lax.optimization_barrier(x_TX)

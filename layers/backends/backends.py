@@ -25,10 +25,8 @@ _chosen = jax.make_user_context(default_value=None)  # a part of the keys of jit
 
 
 def of(device: Device, linear: str | None = None) -> Backend:
-    """A device's back end for `engine.kernels.linear`; its first for None.
-
-    Raises:
-        InputError: no back end of the device has these products.
+    """A device's back end for `engine.kernels.linear`; its first for None. Raises InputError if
+    none of them has these products.
     """
     able = [backend for backend in ALL if backend.runs_on(device)]
     for backend in able:
@@ -40,8 +38,7 @@ def of(device: Device, linear: str | None = None) -> Backend:
 
 def use(backend: Backend | None) -> AbstractContextManager[None]:
     """A context: programs that are traced in it ask this back end; None: their device's."""
-    context: AbstractContextManager[None] = _chosen(backend)
-    return context
+    return _chosen(backend)
 
 
 def current() -> Backend:

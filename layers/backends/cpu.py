@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from layers.backends.backend import Backend, RowKernels, StateKernel
-from layers.kernels.cpu import rows
+from layers.kernels.cpu import rows as row_kernels
 from layers.kernels.device import Device
 from layers.kernels.linear import packed
 from layers.kernels.recurrence import ffi_cpu
@@ -61,10 +61,9 @@ class Cpu(XlaCpu):
 
     linear: str = "ffi_cpu"
     skips_zero_rows: bool = True
-
-    @property
-    def rows(self) -> RowKernels:
-        return rows
+    rows: RowKernels | None = row_kernels
+    scan: StateKernel | None = ffi_cpu.scan
+    convolve: StateKernel | None = ffi_cpu.convolve
 
     def gated_product(
         self, x_TD: jax.Array, w: Any, activation: str, dtype: str
@@ -76,11 +75,3 @@ class Cpu(XlaCpu):
         self, num_heads: int, num_keys: int, state: tuple[int, int], decays_of_keys: bool
     ) -> StateKernel:
         return ffi_cpu.update
-
-    @property
-    def scan(self) -> StateKernel:
-        return ffi_cpu.scan
-
-    @property
-    def convolve(self) -> StateKernel:
-        return ffi_cpu.convolve

@@ -1,5 +1,5 @@
 """A mixture of experts: tokens are sorted by the experts that they visit, each expert multiplies
-its own, and a token's results are summed by weight. No token is dropped; padding visits nobody.
+its own, and a token's results are summed by weight. No token is dropped; padding is routed to none.
 """
 
 import functools
@@ -14,7 +14,7 @@ from layers import norm
 from layers.feed_forwards import dense, routing
 from layers.linear import add_bias, grouped_linear, linear
 from layers.params import Params
-from layers.registry import StepContext, Visits
+from layers.registry import RoutedTokens, StepContext
 from layers.stacks import group_of_rows
 from sharding import collectives
 
@@ -27,9 +27,10 @@ class _Routed(NamedTuple):
 
 def apply(
     params: Params, config: ModelConfig, kind: Experts, x_TD: jax.Array, context: StepContext
-) -> tuple[jax.Array, Visits]:
+) -> tuple[jax.Array, RoutedTokens]:
     """The weighted sum of each token's experts, and of the shared one, float32 [T, D]; and the
-    visits. Chips that divide the experts exchange all tokens, and each gets its own sums.
+    tokens routed to each expert. Chips that divide the experts exchange all tokens, and each gets
+    its own sums.
     """
     with jax.named_scope("router"):
         routed_TD = x_TD
@@ -39,7 +40,9 @@ def apply(
         weights_TJ, ids_TJ, scores_TE = routing.route(params, kind.router, kind.top_k, routed_TD)
         valid_T1 = context.ragged.valid_T[:, None]
         ids_TJ = jnp.where(valid_T1, ids_TJ, kind.num_experts)
-        visits = Visits(_visits(ids_TJ, kind.num_experts), _mean_share(scores_TE, valid_T1))
+        shares_TE = scores_TE / scores_TE.sum(1, keepdims=True)
+        share_E = jnp.where(valid_T1, shares_TE, 0).sum(0) / jnp.maximum(valid_T1.sum(), 1)
+        routed = RoutedTokens(_counts(ids_TJ, kind.num_experts), share_E)
     with jax.named_scope("experts"):
         normed_TD = norm.apply(x_TD, params["experts_norm"], config) if kind.has_norms else x_TD
         if kind.latent_width:
@@ -52,7 +55,7 @@ def apply(
         if kind.latent_width:  # a chip's part of each sum, as of what experts alone add
             out_TD = linear(out_TD.astype(config.dtype), params["latent_up"])
     if not kind.shared_width:
-        return add_bias(collectives.total(out_TD), params, "latent_up_bias"), visits
+        return add_bias(collectives.total(out_TD), params, "latent_up_bias"), routed
     with jax.named_scope("shared"):
         normed_TD = norm.apply(x_TD, params["shared_norm"], config) if kind.has_norms else x_TD
         feed = dense.up_and_down if kind.is_gated else dense.up_alone_and_down
@@ -61,10 +64,10 @@ def apply(
             shared_TD *= jax.nn.sigmoid(linear(normed_TD, params["shared_gate"]))
     if not kind.has_norms:
         out_TD = add_bias(collectives.total(out_TD + shared_TD), params, "latent_up_bias")
-        return add_bias(out_TD, params["shared"], "down_bias"), visits
+        return add_bias(out_TD, params["shared"], "down_bias"), routed
     out_TD, shared_TD = collectives.total(jnp.stack([out_TD, shared_TD]))
     shared_TD = norm.apply(shared_TD, params["shared_post_norm"], config)
-    return norm.apply(out_TD, params["experts_post_norm"], config) + shared_TD, visits
+    return norm.apply(out_TD, params["experts_post_norm"], config) + shared_TD, routed
 
 
 def _tokens_of_all(x_TD: jax.Array, weights_TJ: jax.Array, ids_TJ: jax.Array) -> _Routed:
@@ -85,7 +88,7 @@ def _mixed(
     x_TD, weights_TJ, ids_TJ = routed
     local_TJ = ids_TJ - collectives.chip(collectives.EXPERTS) * kind.num_held
     local_TJ = jnp.where((local_TJ >= 0) & (local_TJ < kind.num_held), local_TJ, kind.num_held)
-    sizes_E, order_X = _visits(local_TJ, kind.num_held), jnp.argsort(local_TJ.ravel(), stable=True)
+    sizes_E, order_X = _counts(local_TJ, kind.num_held), jnp.argsort(local_TJ.ravel(), stable=True)
     x_XD = x_TD[order_X // kind.top_k]
     up = "gate_up" if kind.is_gated else "up"
     gate_up_XF = grouped_linear(x_XD, params[up], sizes_E, deterministic)
@@ -106,12 +109,7 @@ def _first_chips(bias_ED: jax.Array) -> jax.Array:
     return bias_ED if collectives.num_chips() == 1 else bias_ED * (collectives.chip() == 0)
 
 
-def _mean_share(scores_TE: jax.Array, valid_T1: jax.Array) -> jax.Array:
-    shares_TE = scores_TE / scores_TE.sum(1, keepdims=True)
-    return jnp.where(valid_T1, shares_TE, 0).sum(0) / jnp.maximum(valid_T1.sum(), 1)
-
-
-def _visits(ids_TJ: jax.Array, num_experts: int) -> jax.Array:
+def _counts(ids_TJ: jax.Array, num_experts: int) -> jax.Array:
     return (ids_TJ.ravel()[:, None] == jnp.arange(num_experts)).sum(0, dtype=jnp.int32)
 
 

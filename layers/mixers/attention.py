@@ -13,12 +13,11 @@ from layers.backends.backend import RowKernels
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.kv_cache import Dense, Indexed, Paged
-from layers.linear import add_bias, linear
+from layers.linear import add_bias, linear, project_out
 from layers.params import Params
 from layers.registry import Leaf, StepContext
 from layers.rope import rotate
 from layers.sparse import quest
-from sharding import collectives
 
 
 def apply(
@@ -43,11 +42,9 @@ def apply(
             q_TNH, k_TKH, v_TKH, leaf, context, kind.score_cap, params.get("sinks"),
             kind.token_budget, config.dtype if gate_TNH is None else "float32",
         )  # fmt: skip
-    with jax.named_scope("out"):
-        if gate_TNH is not None:
-            out_TNH *= jax.nn.sigmoid(gate_TNH)
-        out_TD = linear(out_TNH.reshape(T, N * H).astype(config.dtype), params["out"])
-        return add_bias(collectives.total(out_TD), params, "out_bias"), leaf
+    if gate_TNH is not None:
+        out_TNH *= jax.nn.sigmoid(gate_TNH)
+    return project_out(out_TNH.reshape(T, N * H), params, config.dtype), leaf
 
 
 def _heads(
@@ -133,6 +130,8 @@ def attend(
     dtype: str = "float32",
 ) -> tuple[jax.Array, Leaf]:
     """Writes this step's keys and values and attends over all: one call, which a kernel may fuse.
+    Returns [T, N, H] of float32 or of `dtype`, which the caller rounds to, and the leaf with this
+    step's keys and values. Raises ValueError if there are no keys.
 
     Args:
         q_TNH: scaled and rotated queries.
@@ -142,13 +141,6 @@ def attend(
             values: rows attend among themselves.
         sinks_N: a learned logit a query head, as in `contract.Options`.
         token_budget: as `Attention.token_budget`, over pages; without a cache all is read.
-
-    Returns:
-        [T, N, H] of float32 or of `dtype`, which the caller rounds to, and the leaf with this
-        step's keys and values.
-
-    Raises:
-        ValueError: there are no keys.
     """
     ragged, spec = context.ragged, context.spec
     options = Options(

@@ -23,14 +23,13 @@ from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.reference import Stretch
 from layers.kv_cache import Indexed, Pooled
-from layers.linear import each_linear, linear
+from layers.linear import each_linear, linear, project_out
 from layers.mixers import indexer
 from layers.params import Params
 from layers.ragged import Rectangle
 from layers.registry import Leaf, StepContext
 from layers.sparse import chosen, pooling
 from layers.sparse.pooling import turned
-from sharding import collectives
 
 
 class Projected(NamedTuple):
@@ -63,24 +62,20 @@ def apply(
         pool = functools.partial(pooling.one_by_one, pool)
     rows = zip(*map(ragged.split, projected), strict=True)
     if leaf is None:
-        with jax.named_scope("attend"):
-            outs = [
-                _attend_dense(Projected(*row), rectangle, pool, kind, options)
-                for row, rectangle in zip(rows, ragged.rectangles, strict=True)
-            ]
+        attend = functools.partial(_attend_dense, pool=pool, kind=kind, options=options)
     else:
         with jax.named_scope("pool"):
             leaf = _written(projected, leaf, pool, config, kind, context)
-        with jax.named_scope("attend"):
-            outs = [
-                _attend(Projected(*row), rectangle, leaf, kind, options, context)
-                for row, rectangle in zip(rows, ragged.rectangles, strict=True)
-            ]
+        attend = functools.partial(_attend, leaf=leaf, kind=kind, options=options, context=context)
+    with jax.named_scope("attend"):
+        outs = [
+            attend(Projected(*row), rectangle)
+            for row, rectangle in zip(rows, ragged.rectangles, strict=True)
+        ]
     with jax.named_scope("out"):
         out_TNH = _turned_back(ragged.pack(outs), kind, context).astype(config.dtype)
         out_TGX = each_linear(out_TNH.reshape(T, kind.groups, -1), params["group_out"])
-        out_TD = linear(out_TGX.reshape(T, -1).astype(config.dtype), params["out"])
-        return collectives.total(out_TD), leaf
+    return project_out(out_TGX.reshape(T, -1), params, config.dtype), leaf
 
 
 def _project(

@@ -10,13 +10,12 @@ from configs.model import ModelConfig
 from layers import norm
 from layers.kernels.recurrence import api as fused
 from layers.kv_cache import Recurrent, with_states
-from layers.linear import linear
+from layers.linear import linear, project_out
 from layers.params import Params
 from layers.recurrence import delta, rows
 from layers.recurrence.rows import Recurrence
 from layers.reduce import row_sum
 from layers.registry import StepContext
-from sharding import collectives
 
 _LENGTH_EPS = 1e-6  # beside the square of a query's or a key's length
 _GATES = {"silu": jax.nn.silu, "sigmoid": jax.nn.sigmoid}
@@ -60,9 +59,7 @@ def apply(
         eps = config.norm_eps if kind.norm_eps is None else kind.norm_eps
         out_TNH = norm.rms_norm(out_TNH, params["out_norm"], eps)
         out_TX = out_TNH.reshape(len(x_TD), N * H) * _GATES[kind.gate](gates["gate"])
-    with jax.named_scope("out"):
-        out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
-    return out_TD, with_states(leaf, tails, states)
+    return project_out(out_TX, params, config.dtype), with_states(leaf, tails, states)
 
 
 def _gates(

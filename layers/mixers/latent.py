@@ -16,14 +16,13 @@ from configs.kinds.latent import Latent
 from configs.model import ModelConfig
 from layers import norm, weights
 from layers.kv_cache import Dense
-from layers.linear import add_bias, each_linear, linear
+from layers.linear import add_bias, each_linear, linear, project_out
 from layers.mixers import indexer
 from layers.mixers.attention import attend
 from layers.params import Params
 from layers.registry import Leaf, StepContext
 from layers.rope import rotate
 from layers.weights import Weight
-from sharding import collectives
 
 
 def apply(
@@ -71,9 +70,7 @@ def apply(
             out_TNC, leaf = mix(q_TNX, k_T1X, latent_T1C, leaf, context)
         with jax.named_scope("expand"):
             out_TNX = each_linear(out_TNC.astype(config.dtype), params["v_up"])
-    with jax.named_scope("out"):
-        out_TD = linear(out_TNX.reshape(T, -1).astype(config.dtype), params["out"])
-        return add_bias(collectives.total(out_TD), params, "out_bias"), leaf
+    return project_out(out_TNX.reshape(T, -1), params, config.dtype), leaf
 
 
 def _queries_from(

@@ -9,7 +9,7 @@ from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.model import ModelConfig
 from layers.kernels.recurrence import api as fused
 from layers.kv_cache import Recurrent, with_states
-from layers.linear import linear
+from layers.linear import linear, project_out
 from layers.params import Params
 from layers.recurrence import linear as linear_attention
 from layers.recurrence import rows
@@ -63,9 +63,7 @@ def apply(
     out_TX = out_TNH.reshape(-1, N * H)
     if kind.has_gated_norm:
         out_TX = _normed(out_TX, params["out_norm"]) * jax.nn.sigmoid(linear(x_TD, params["gate"]))
-    with jax.named_scope("out"):
-        out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
-    return out_TD, with_states(leaf, states)
+    return project_out(out_TX, params, config.dtype), with_states(leaf, states)
 
 
 def mapped(x_TNM: jax.Array, feature_map: str) -> jax.Array:

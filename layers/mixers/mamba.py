@@ -11,7 +11,7 @@ from configs.model import ModelConfig
 from layers.backends import backends
 from layers.kernels.recurrence import api as fused
 from layers.kv_cache import Recurrent, with_states
-from layers.linear import add_bias, linear
+from layers.linear import add_bias, linear, project_out
 from layers.norm import gated_norm, rms_norm
 from layers.params import Params
 from layers.recurrence import diagonal, rows
@@ -64,9 +64,7 @@ def apply_mamba(
             outs.append(out_YWX)
     y_TX = ragged.pack(outs) + rounded(params["skip"] * fed_TX)
     y_TX *= jax.nn.silu(gate_TX)
-    with jax.named_scope("out"):
-        out_TD = collectives.total(linear(y_TX.astype(config.dtype), params["out"]))
-    return add_bias(out_TD, params, "out_bias"), with_states(leaf, tails, states)
+    return project_out(y_TX, params, config.dtype), with_states(leaf, tails, states)
 
 
 def _chosen(
@@ -139,9 +137,7 @@ def apply_mamba2(
         )
     else:
         y_TI *= jax.nn.silu(gate_TI)
-    with jax.named_scope("out"):
-        out_TD = collectives.total(linear(y_TI.astype(config.dtype), params["out"]))
-    return add_bias(out_TD, params, "out_bias"), with_states(leaf, tails, states)
+    return project_out(y_TI, params, config.dtype), with_states(leaf, tails, states)
 
 
 def _spread(scales: Sequence[float], sizes: Sequence[int]) -> jax.Array:

@@ -9,7 +9,7 @@ import numpy as np
 from configs.kinds.recurrent.s4 import S4
 from configs.model import ModelConfig
 from layers.kv_cache import Recurrent, with_states
-from layers.linear import add_bias, linear
+from layers.linear import project_out
 from layers.params import Params
 from layers.recurrence import rows, s4d
 from layers.recurrence.rows import Recurrence
@@ -54,9 +54,7 @@ def apply(
             )
             outs.append(out_YWX)
     out_TX = jax.nn.gelu(ragged.pack(outs) + rounded(params["skip"] * x_TX), approximate=False)
-    with jax.named_scope("out"):
-        out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
-        value_TD, gate_TD = jnp.split(add_bias(out_TD, params, "out_bias"), 2, axis=1)
+    value_TD, gate_TD = jnp.split(project_out(out_TX, params, config.dtype), 2, axis=1)
     return rounded(value_TD * jax.nn.sigmoid(gate_TD)), with_states(leaf, states)
 
 

@@ -6,11 +6,10 @@ import jax.numpy as jnp
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import ModelConfig
 from layers.kv_cache import Recurrent, with_states
-from layers.linear import add_bias, linear
+from layers.linear import add_bias, linear, project_out
 from layers.params import Params
 from layers.recurrence import rows
 from layers.registry import StepContext
-from sharding import collectives
 
 
 def apply(
@@ -33,6 +32,4 @@ def apply(
             out_YWX, tails = rows.convolve(x_YWX, taps_Xw, bias_X, tails, rectangle)
             outs.append(out_YWX)
     out_TX = behind_TX * ragged.pack(outs)
-    with jax.named_scope("out"):
-        out_TD = collectives.total(linear(out_TX.astype(config.dtype), params["out"]))
-    return add_bias(out_TD, params, "out_bias"), with_states(leaf, tails)
+    return project_out(out_TX, params, config.dtype), with_states(leaf, tails)

@@ -13,11 +13,8 @@ def causal(
     x_YWX: jax.Array, taps_Xw: jax.Array, bias_X: jax.Array | None, tail: jax.Array
 ) -> jax.Array:
     """Weighted sums of inputs up to each token, float32 [Y, W, X]; a token's bits depend on neither
-    Y, W nor where a row was split.
-
-    Args:
-        taps_Xw: the last is the newest input's.
-        tail: float32 [Y, w - 1, X], the inputs before the row.
+    Y, W nor where a row was split. The last of `taps_Xw` is the newest input's; `tail`, float32 [Y,
+    w - 1, X], are the inputs before the row.
     """
     inputs, num_tokens = _with_tail(x_YWX, tail), x_YWX.shape[1]
     out_YWX = jnp.zeros_like(x_YWX) if bias_X is None else bias_X

@@ -22,13 +22,9 @@ def recurrent(
     beta_YWN: jax.Array,
     before_YNMH: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Token by token; on a CPU a token's bits depend on neither Y, W nor where a row was split.
-
-    Args:
-        log_decay: <= 0, [Y, W, N] or [Y, W, N, M].
-
-    Returns:
-        Outputs float32 [Y, W, N, H] and the states after every token, float32 [Y, W, N, M, H].
+    """Token by token: outputs float32 [Y, W, N, H] and the states after each, [Y, W, N, M, H]. On a
+    CPU a token's bits depend on neither Y, W nor where a row was split. `log_decay` is <= 0,
+    [Y, W, N] or [Y, W, N, M].
     """
 
     def step(state_YNMH: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -53,14 +49,9 @@ def chunked(
     chunk: int = 64,
 ) -> tuple[jax.Array, jax.Array]:
     """Chunk by chunk (C = ceil(W / chunk)), in parallel within (Yang et al. 2024, arXiv
-    2406.06484): a triangular system gives what each token of a chunk writes.
-
-    Args:
-        log_decay: <= 0, [Y, W, N] or [Y, W, N, M].
-        resumes: of a single row (else InputError), as `order.by_chunk` has it.
-
-    Returns:
-        Outputs float32 [Y, W, N, H] and the states after every chunk, float32 [Y, C, N, M, H].
+    2406.06484): a triangular system gives what each token of a chunk writes. Outputs float32
+    [Y, W, N, H] and the states after every chunk, [Y, C, N, M, H]; `log_decay` as for `recurrent`,
+    `resumes` (of a single row, else InputError) as for `order.by_chunk`.
     """
     num_tokens, width = v_YWNH.shape[1], v_YWNH.shape[3]
 
@@ -77,7 +68,8 @@ def chunked(
     pairs = _pairs if log_decay.ndim == 3 else _pairs_by_channel
     system_YCNTS = pairs(beta_YCNT1 * k_YCNTM, k_YCNTM, running_YCNTX)
     right_YCNTX = jnp.concatenate([v_YCNTH, k_YCNTM * from_start_YCNTX], axis=-1) * beta_YCNT1
-    solved_YCNTX = product("YCNTS,YCNSX->YCNTX", _inverse(system_YCNTS), right_YCNTX)
+    inverse_YCNTS = _inverse(_one_batch(system_YCNTS)).reshape(system_YCNTS.shape)
+    solved_YCNTX = product("YCNTS,YCNSX->YCNTX", inverse_YCNTS, right_YCNTX)
     value_YCNTH, removed_YCNTM = solved_YCNTX[..., :width], solved_YCNTX[..., width:]
 
     def step(
@@ -144,23 +136,19 @@ def _pairs_by_halves(a_ZTM: jax.Array, k_ZTM: jax.Array, running_ZTM: jax.Array)
     return _triangle(within, across)
 
 
-def _inverse(x_YCNTS: jax.Array) -> jax.Array:
+def _inverse(x_ZTS: jax.Array) -> jax.Array:
     """Inverts matrices whose diagonal counts as 1, and what is above it as 0; by halves, as every
     device is fast at products, and LAPACK's threads wait for each other.
     """
-    return _inverse_by_halves(_one_batch(x_YCNTS)).reshape(x_YCNTS.shape)
-
-
-def _inverse_by_halves(x_ZTS: jax.Array) -> jax.Array:
     size = x_ZTS.shape[1]
     if size == 1:
         return jnp.ones_like(x_ZTS)
     if size % 2:
         x_ZTS = jnp.pad(x_ZTS, [(0, 0), (0, 1), (0, 1)])
-        return _inverse_by_halves(x_ZTS)[:, :size, :size]
+        return _inverse(x_ZTS)[:, :size, :size]
     half = size // 2
     both = jnp.concatenate([x_ZTS[:, :half, :half], x_ZTS[:, half:, half:]])
-    within = _inverse_by_halves(both)
+    within = _inverse(both)
     first, second = jnp.split(within, 2)
     across = product("ZTS,ZSX->ZTX", second, product("ZTS,ZSX->ZTX", x_ZTS[:, half:, :half], first))
     return _triangle(within, -across)

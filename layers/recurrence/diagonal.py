@@ -23,11 +23,8 @@ def recurrent(
     C_YWM: jax.Array,
     before_YMX: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Token by token; on a CPU a token's bits depend on neither Y, W nor where a row was split.
-    `dt_YWX` is >= 0, `A_MX` < 0.
-
-    Returns:
-        Outputs float32 [Y, W, X] and the states after every token, float32 [Y, W, M, X].
+    """Token by token: outputs float32 [Y, W, X] and the states after each, [Y, W, M, X]. On a CPU a
+    token's bits depend on neither Y, W nor where a row was split. `dt_YWX` is >= 0, `A_MX` < 0.
     """
 
     def step(state_YMX: jax.Array, token: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -50,18 +47,12 @@ def chunked(
     resumes: order.Resumes | None = None,
     chunk: int = 64,
 ) -> tuple[jax.Array, jax.Array]:
-    """Chunk by chunk (C = ceil(W / chunk)); only one chunk's states exist at a time, with gradients
-    too.
+    """Chunk by chunk (C = ceil(W / chunk)): outputs float32 [Y, W, X] and the states after every
+    chunk, [Y, C, M, X]. Only one chunk's states exist at a time, with gradients too.
 
     Every channel decays by itself, so a chunk is no product: a CPU goes through it token by token,
-    other devices by an associative scan, with several times the work in fewer steps.
-
-    Args:
-        dt_YWX, A_MX: >= 0, and < 0.
-        resumes: of a single row (else InputError), as `order.by_chunk` has it.
-
-    Returns:
-        Outputs float32 [Y, W, X] and the states after every chunk, float32 [Y, C, M, X].
+    other devices by an associative scan, with several times the work in fewer steps. `resumes` (of
+    a single row, else InputError) as for `order.by_chunk`.
     """
     num_tokens = x_YWX.shape[1]
 

@@ -23,16 +23,9 @@ def recurrent(
     log_decay_YWN: jax.Array | None,
     before_YNMH: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-    """Token by token; on a CPU a token's bits depend on neither Y, W nor where a row was split.
-
-    Args:
-        log_decay_YWN: g <= 0; None is no decay.
-
-    Returns:
-        Outputs float32 [Y, W, N, H] and the states after every token, float32 [Y, W, N, M, H].
-
-    Raises:
-        InputError: N is no multiple of K.
+    """Token by token: outputs float32 [Y, W, N, H] and the states after each, [Y, W, N, M, H]. On a
+    CPU a token's bits depend on neither Y, W nor where a row was split. `log_decay_YWN` is <= 0, or
+    None for no decay. Raises InputError if N is no multiple of K.
     """
     shared = _heads_per_key(k_YWKM, v_YWNH.shape[2])
 
@@ -57,17 +50,10 @@ def chunked(
     resumes: order.Resumes | None = None,
     chunk: int = 64,
 ) -> tuple[jax.Array, jax.Array]:
-    """Chunk by chunk (C = ceil(W / chunk)), in parallel within: the state-space duality of Mamba-2.
-
-    Args:
-        log_decay_YWN: g <= 0; None is no decay.
-        resumes: of a single row (else InputError), as `order.by_chunk` has it.
-
-    Returns:
-        Outputs float32 [Y, W, N, H] and the states after every chunk, float32 [Y, C, N, M, H].
-
-    Raises:
-        InputError: N is no multiple of K.
+    """Chunk by chunk (C = ceil(W / chunk)), in parallel within, the state-space duality of Mamba-2:
+    outputs float32 [Y, W, N, H] and the states after every chunk, [Y, C, N, M, H]. `log_decay_YWN`
+    as for `recurrent`, `resumes` as for `order.by_chunk`. Raises InputError if N is no multiple of
+    K, or there are several rows to resume in.
     """
     num_rows, num_tokens, num_heads, width = v_YWNH.shape
     shared = _heads_per_key(k_YWKM, num_heads)

@@ -20,13 +20,11 @@ Resumes = tuple[jax.Array, jax.Array]  # is_new bool [C], states [C, ...]
 def by_token(
     step: Step[jax.Array], before: jax.Array, tokens: object
 ) -> tuple[jax.Array, jax.Array]:
-    """Feeds tokens [Y, W, ...] one by one into states [Y, ...].
+    """Feeds tokens [Y, W, ...] one by one into states [Y, ...]: the outputs [Y, W, ...], and the
+    states after every token [Y, W, ...].
 
     Inputs and outputs are rounded: else a program with a loop and one without would place a factor
     on different sides of a product.
-
-    Returns:
-        The outputs [Y, W, ...] and the states after every token [Y, W, ...].
     """
     num_tokens = jax.tree.leaves(tokens)[0].shape[1]
 
@@ -52,16 +50,9 @@ def by_token(
 def by_chunk(
     step: Step[Out], before: jax.Array, chunks: object, resumes: Resumes | None
 ) -> tuple[Out, jax.Array]:
-    """Feeds chunks [Y, C, ...] one by one into states [Y, ...].
-
-    Args:
-        resumes: bool [C] and float32 [C, ...]: a single row's chunks that begin with another state.
-
-    Returns:
-        The other results of `step` [Y, C, ...], and the states after every chunk.
-
-    Raises:
-        InputError: there are several rows to resume in.
+    """Feeds chunks [Y, C, ...] one by one into states [Y, ...]: the other results of `step`
+    [Y, C, ...], and the states after every chunk. `resumes`, bool [C] and float32 [C, ...], are a
+    single row's chunks that begin with another state; raises InputError if there are several rows.
     """
     if resumes is not None and len(before) != 1:
         raise InputError(f"resumes are for a single row, not for {len(before)}")

@@ -49,16 +49,14 @@ def recur(
     rectangle: Rectangle,
     is_sequential: bool,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Feeds a rectangle's tokens to a recurrence.
+    """Feeds a rectangle's tokens to a recurrence: the outputs [Y, W, ...], and the states with this
+    step's.
 
     Args:
         inputs: of each token, [Y, W, ...]; those of padding leave a state as it is.
         states: float32 [slots + 1, 1 + k, ...], of all sequences; None: rows begin at zero.
         is_sequential: prompts go token by token too, so that bits do not depend on how they were
             cut.
-
-    Returns:
-        The outputs [Y, W, ...], and the states with this step's.
     """
     rows, width = rectangle.position_YW.shape
     if states is None:
@@ -95,24 +93,20 @@ def convolve(
     tails: jax.Array | None,
     rectangle: Rectangle,
 ) -> tuple[jax.Array, jax.Array | None]:
-    """Computes a causal convolution of each channel, whose state is its newest w - 1 inputs.
+    """A causal convolution of each channel, whose state is its newest w - 1 inputs: float32 [Y, W,
+    X], and the tails with this step's.
 
     Args:
-        x_YWX: float32.
         taps_Xw: w taps a channel, the newest token's last.
         tails: float32 [slots + 1, 1 + k, w - 1, X]; None: rows begin at zero.
-
-    Returns:
-        Float32 [Y, W, X], and the tails with this step's.
     """
     rows, width, X = x_YWX.shape
     if tails is not None and not rectangle.is_chained and width <= tails.shape[1]:
         kernel = backends.current().convolve
         if kernel is not None:
             return kernel(x_YWX, taps_Xw, bias_X, tails, rectangle)
-    num_before = taps_Xw.shape[1] - 1
     if tails is None:
-        before_YwX = jnp.zeros((rows, num_before, X))
+        before_YwX = jnp.zeros((rows, taps_Xw.shape[1] - 1, X))
     else:
         before_YwX = reference.before(tails, rectangle)
     if rectangle.is_chained:

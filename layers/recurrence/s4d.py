@@ -25,13 +25,9 @@ def recurrent(
     before_Y2MX: jax.Array,
     is_valid_YW: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
-    """Token by token; on a CPU a token's bits depend on neither Y, W nor where a row was split.
-
-    Args:
-        is_valid_YW: False where a token is padding, which leaves the state as it was.
-
-    Returns:
-        Outputs float32 [Y, W, X] and the states after every token, float32 [Y, W, 2, M, X].
+    """Token by token: outputs float32 [Y, W, X] and the states after each, [Y, W, 2, M, X]. On a
+    CPU a token's bits depend on neither Y, W nor where a row was split. Tokens of padding, where
+    `is_valid_YW` is False, leave the state as it was.
     """
     a_MX, C_MX = jnp.exp(log_a_MX), 2 * C_MX
     ones_YM = jnp.ones((len(x_YWX), len(a_MX)))
@@ -64,15 +60,9 @@ def chunked(
     chunk: int = 64,
 ) -> tuple[jax.Array, jax.Array]:
     """Chunk by chunk (C = ceil(W / chunk)), a product with powers of a within; a CPU, to which
-    powers cost more than tokens, goes through a chunk as `recurrent`.
-
-    Args:
-        is_valid_YW: False where a token is padding, which leaves the state as it was; behind
-            padding its chunk has no further tokens.
-        resumes: of a single row (else InputError), as `order.by_chunk` has it.
-
-    Returns:
-        Outputs float32 [Y, W, X] and the states after every chunk, float32 [Y, C, 2, M, X].
+    powers cost more than tokens, goes through a chunk as `recurrent`. Outputs float32 [Y, W, X] and
+    the states after every chunk, [Y, C, 2, M, X]. Behind padding a chunk has no further tokens.
+    `resumes` (of a single row, else InputError) as for `order.by_chunk`.
     """
     num_tokens = x_YWX.shape[1]
     size = min(chunk, num_tokens)

@@ -94,12 +94,9 @@ def written(
     kind: Compressed,
     context: StepContext,
 ) -> list[jax.Array]:
-    """Pages of entries with those whose last token is in a rectangle.
-
-    Args:
-        pages: of attention's entries, and of the indexer's: [P, page tokens / stride, width].
-        pooled_rows: what tokens keep for entries, pages [P, page tokens, Z], with this step's.
-        pool: `pooled`, told its layer.
+    """Pages of entries with those whose last token is in a rectangle: `pages` are of attention's
+    entries, and of the indexer's, [P, page tokens / stride, width]; `pooled_rows` what tokens keep
+    for entries, [P, page tokens, Z], with this step's; `pool` is `pooled` of the layer.
     """
     m, L, dtype = kind.stride, kind.pooled_tokens, config.cache_dtype
     own_part, beside = context.spec.parts

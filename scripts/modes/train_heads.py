@@ -19,7 +19,7 @@ from scripts import common
 if TYPE_CHECKING:
     from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.load import Progress
-    from inference.training.subject import Subject
+    from inference.training.start import Subject
 
 TASKS = tuple(recipes.TRAINING)
 _SEQUENCES = 32  # that a model writes at the same time
@@ -31,7 +31,6 @@ def subject(task: str, checkpoint: "Checkpoint", text: str | None) -> "Subject":
     from inference.checkpoints import provenance
     from inference.training import losses, own_samples, start, texts, token_file
     from inference.training.loop import Loss
-    from inference.training.subject import Subject
     from layers.params import Params
 
     makes: dict[str, tuple[Callable[..., Heads], Callable[..., Loss]]] = {
@@ -75,7 +74,7 @@ def subject(task: str, checkpoint: "Checkpoint", text: str | None) -> "Subject":
         rows = np.array(head_config.proposed_ids or range(target.vocab_size))
         return values | {"head": {"table": table[rows]}}, frozen
 
-    return Subject(recipe, vocabulary, tokens, name, None, loss(target, head_config), begin)
+    return start.Subject(recipe, vocabulary, tokens, name, None, loss(target, head_config), begin)
 
 
 def _recipe(recipe: Recipe, target: ModelConfig) -> Recipe:

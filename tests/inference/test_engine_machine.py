@@ -57,7 +57,7 @@ class Tokenizer(Bytes):
 
 
 class TwoDrafts:
-    """A `DraftPolicy`."""
+    """In place of `AdaptiveDrafts`."""
 
     def choose(self, decoding, num_rows, is_alone):
         return 2

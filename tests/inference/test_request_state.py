@@ -76,7 +76,7 @@ class PanicException(BaseException):
 STAGES = {
     "start": (DataShard, "start", lambda self, sequence, match: sequence),
     "allocate": (PageManager, "allocate", lambda self, sequence, num_tokens: sequence),
-    "schedule": (ShardBuilder, "add", lambda self, sequence, slot, num_tokens: sequence),
+    "schedule": (ShardBuilder, "add", lambda self, sequence, num_tokens: sequence),
     "build": (parameters, "request_row", lambda sequence, vocab_size: sequence),
     "commit": (StepResults, "commit", lambda self, row, chunk: chunk.sequence),
     "cache": (PageManager, "cache", lambda self, sequence: sequence),

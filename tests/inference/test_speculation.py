@@ -18,7 +18,8 @@ from configs.recipes import heads
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.request import SamplingParams
-from inference.speculation import adaptive, draft_tree
+from inference.scheduling import adaptive_drafts
+from inference.speculation import draft_tree
 from layers import decoder
 from layers.backends.backend import Backend
 from layers.backends.cpu import XlaCpu
@@ -186,7 +187,7 @@ def disturbing(engine, name):
 
 @pytest.mark.parametrize("model, proposer, num_drafts, count, name", CASES)
 def test_no_bit_changes(model, proposer, num_drafts, count, name, monkeypatch):
-    monkeypatch.setattr(adaptive, "_PATIENCE", 1)  # drafts do not pay here, and are to be tried
+    monkeypatch.setattr(adaptive_drafts, "_PATIENCE", 1)  # drafts do not pay, but are tried
     settings = {"num_drafts": num_drafts} | DISTURBANCES[name]
     if proposer == "ngram":
         engine = make(model, proposer=proposer, **settings)
@@ -284,7 +285,7 @@ TREES = {
 ])  # fmt: skip
 def test_a_tree_changes_no_token(model, kind, count, name, monkeypatch):
     """Branches are accepted, not only the first; what is cached after them is found again."""
-    monkeypatch.setattr(adaptive, "_PATIENCE", 1)  # trees do not pay here, and are to be tried
+    monkeypatch.setattr(adaptive_drafts, "_PATIENCE", 1)  # trees do not pay, but are tried
     own = (
         MTP if kind == "mtp" else
         heads_of(model, Medusa, num_heads=3) if kind == "medusa" else

@@ -155,14 +155,15 @@ def test_a_failure_in_detail(run):
 
 def test_a_long_compilation_says_how_far_it_is(monkeypatch, capsys):
     """Again and again, and nothing where none is long."""
-    runner = types.SimpleNamespace(shapes=["a", "b"], num_requested=3)
+    executables = types.SimpleNamespace(shapes=["a", "b"], num_requested=3)
+    runner = types.SimpleNamespace(executables=executables)
     engine = types.SimpleNamespace(is_compiling=True, model_runner=runner)
     lines: list[str] = []
     has_said = threading.Event()
 
     def say(line):
         lines.append(line)
-        runner.shapes.append("c")
+        executables.shapes.append("c")
         if len(lines) == 2:
             has_said.set()
 

@@ -81,8 +81,8 @@ def _compared(
     hidden = []
     for weights, model in ((params, config), (other_params, other)):
         x_TD = decoder.embedded(weights, model, tokens_W, rows)
-        passed = decoder.layers(weights, model, x_TD, rows, tokens_T=tokens_W)
-        hidden.append(passed.hidden_TD.reshape(-1, _ROWS, model.width))
+        output = decoder.layers(weights, model, x_TD, rows, tokens_T=tokens_W)
+        hidden.append(output.hidden_TD.reshape(-1, _ROWS, model.width))
 
     def compare(parts: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         logprobs_QV = jax.nn.log_softmax(decoder.logits(params, config, parts[0]))

@@ -6,7 +6,7 @@ import logging
 
 from configs.kinds.params import Declared
 from configs.model import ModelConfig
-from inference.checkpoints import converted, defaults, load, names, packed_file
+from inference.checkpoints import converted, end_tokens, load, names, packed_file
 from inference.checkpoints.checkpoint import Checkpoint, Contents
 from inference.checkpoints.gguf import gguf_file, gguf_fused
 from inference.checkpoints.gguf.gguf_scan import Header
@@ -42,7 +42,7 @@ class GgufFile(Checkpoint):
         header = gguf_fused.split(header, config)
         keys = (f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
         ids = [header.metadata[key] for key in keys if key in header.metadata]
-        eos_ids = defaults.check_ids(ids, config.vocab_size, str(header.path))
+        eos_ids = end_tokens.check_ids(ids, config.vocab_size, str(header.path))
         return cls(config=config, eos_ids=eos_ids, header=header)
 
     def contents(self) -> Contents:

@@ -39,9 +39,7 @@ def read_config(header: Header) -> ModelConfig:
 
 def _build(header: Header) -> ModelConfig:
     name = header.metadata.get("general.architecture")
-    readers = {
-        architecture: (family, read) for architecture, family, read in families.gguf_readers()
-    }
+    readers = families.gguf_readers()
     if not isinstance(name, str) or name not in readers:
         raise InputError(
             f"architecture {shown(name)} is not supported; valid: {', '.join(readers)}"

@@ -248,8 +248,9 @@ def _add_tokens(backend: tokenizers.Tokenizer, header: Header, tokens: list[str]
         raise InputError(
             f"tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens"
         )
-    strips = _strips_blanks(header)
-    added = []
+    # Control tokens take the blanks after them: by the model's name, as in llama.cpp.
+    model = str(header.metadata.get("general.name", "")).lower()
+    strips, added = "phi-3" in model or "phi3" in model, []
     for index in np.flatnonzero(np.isin(kinds, (_UNKNOWN, _CONTROL, _USER_DEFINED))):
         # A token spelled otherwise in the vocabulary (Gemma's runs of spaces) is found by merging.
         if backend.token_to_id(tokens[index]) == index:
@@ -259,12 +260,6 @@ def _add_tokens(backend: tokenizers.Tokenizer, header: Header, tokens: list[str]
                 AddedToken(tokens[index], normalized=False, special=bool(special), rstrip=rstrip)
             )
     backend.add_tokens(added)
-
-
-def _strips_blanks(header: Header) -> bool:
-    """Whether control tokens take the blanks after them: by the model's name, as in llama.cpp."""
-    name = str(header.metadata.get("general.name", "")).lower()
-    return "phi-3" in name or "phi3" in name
 
 
 def _add_template(

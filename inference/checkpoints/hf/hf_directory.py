@@ -11,7 +11,7 @@ from configs.errors import InputError
 from configs.heads import Eagle
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
-from inference.checkpoints import defaults, load, manifest, names, safetensors_file, text_files
+from inference.checkpoints import end_tokens, load, manifest, names, safetensors_file, text_files
 from inference.checkpoints.checkpoint import StoredDirectory
 from inference.checkpoints.hf import config_json, split_tensors
 from inference.checkpoints.hf.config_json import Storage
@@ -57,7 +57,13 @@ class HfDirectory(StoredDirectory):
         raw = config_json.read(path / text_files.CONFIG)
         storage = config_json.storage(raw, path)
         source = safetensors_file.open_directory(path, storage.codes_at)
-        _warn_of_others(path, source, config)
+        family = families.of(config)
+        if unserved := [name for name in source.shapes if names.is_other(family, name)]:
+            logging.warning(
+                "%s: images and sounds are not served: %d tensors for them, from %s on, are left "
+                "out",
+                *(path, len(unserved), unserved[0]),
+            )
         if storage.quantization is not None:
             few_bits.warn(source, storage.quantization)
             source = few_bits.dequantized(source, storage.quantization)
@@ -100,22 +106,11 @@ class HfDirectory(StoredDirectory):
         load.check_parts(config, source, name_map)
         return cls(
             config=config,
-            eos_ids=defaults.read_eos_ids(path, config.vocab_size),
+            eos_ids=end_tokens.read_eos_ids(path, config.vocab_size),
             path=path,
             source=source,
             name_map=name_map,
             raw_config=config_json.as_copied(raw, config),
-        )
-
-
-def _warn_of_others(path: Path, source: TensorSource, config: ModelConfig) -> None:
-    family = families.of(config)
-    if unread := [name for name in source.shapes if names.is_other(family, name)]:
-        logging.warning(
-            "%s: images and sounds are not served: %d tensors for them, from %s on, are left out",
-            path,
-            len(unread),
-            unread[0],
         )
 
 

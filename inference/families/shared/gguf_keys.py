@@ -154,6 +154,11 @@ class GgufKeys:
     def ffn_width(self) -> int:
         return self.integer("feed_forward_length")
 
+    @property
+    def rotary_share(self) -> float:
+        """Returns the share of each head that rotates."""
+        return self.integer("rope.dimension_count", self.head_width) / self.head_width
+
     def rope(self, default: float = 10_000.0, has_yarn: bool = False) -> Rope:
         """Returns the positions, which may be scaled linearly or, with `has_yarn`, by YaRN."""
         theta, scaling = (

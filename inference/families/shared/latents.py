@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from configs.kinds.experts import Experts
 from configs.kinds.kind import FeedForward
@@ -36,20 +37,24 @@ def model(
         if factor > 1:
             sharper += 0.1 * stated.number("mscale_all_dim") * math.log(factor)
         scale = (nope + rotary) ** -0.5 * sharper**2
-    latent = Latent(
-        num_heads=keys.integer("num_attention_heads"),
-        rank=keys.integer("kv_lora_rank", 512),
-        rope_width=rotary,
-        nope_width=nope,
-        value_width=keys.integer("v_head_dim", 128),
-        query_rank=keys.optional_integer("q_lora_rank", 1536),
-        rope=rope,
-        scale=scale,
-        indexer=indexer,
-        has_bias=keys.boolean("attention_bias", False),
-    )
+    num_heads = keys.integer("num_attention_heads")
+    latent = attention(keys, num_heads, 1536, rope=rope, scale=scale, indexer=indexer)
     ffns = ffns or mixtures.after_dense(keys, experts, first_dense)
     return fields.model(keys, rope, latent, ffns)
+
+
+def attention(keys: Keys, num_heads: int, query_rank: int | None, **fields: Any) -> Latent:
+    """Returns latent attention; `query_rank` where the file states none."""
+    return Latent(
+        num_heads=num_heads,
+        rank=keys.integer("kv_lora_rank", 512),
+        rope_width=keys.integer("qk_rope_head_dim", 64),
+        nope_width=keys.integer("qk_nope_head_dim", 128),
+        value_width=keys.integer("v_head_dim", 128),
+        query_rank=keys.optional_integer("q_lora_rank", query_rank),
+        has_bias=keys.boolean("attention_bias", False),
+        **fields,
+    )
 
 
 def indexer(keys: Keys, num_heads: int, is_neighbours: bool) -> Indexer:

@@ -12,6 +12,7 @@ import numpy as np
 from configs.precision import FORMATS
 from inference.quantize.folds import Fold, Values
 from inference.quantize.input_statistics import InputStatistics
+from inference.quantize.methods import rtn
 from layers import quantized
 from layers.quantized import Groups
 
@@ -46,15 +47,11 @@ def _error(
 ) -> float:
     """Of the results of a matrix, or of all of a stack, rounded with such factors."""
     assert statistics.products_DD is not None
-    stack = value if value.ndim > 2 else value[None]
-    products = statistics.products_DD if value.ndim > 2 else statistics.products_DD[None]
-    columns_of = (
-        columns if columns.ndim > 1 else np.broadcast_to(columns, (len(stack), *columns.shape))
-    )
-    total = 0.0
-    for matrix_FD, products_DD, scale_D in zip(stack, products, columns_of, strict=True):
-        larger_FD = matrix_FD * scale_D
-        groups = quantized.rounded(format, larger_FD, *quantized.scales(format, larger_FD))
+    is_stack, products_EDD, total = value.ndim > 2, statistics.products_DD, 0.0
+    value_EFD, products_EDD = (x if is_stack else x[None] for x in (value, products_EDD))
+    scale_ED = np.broadcast_to(columns, (len(value_EFD), columns.shape[-1]))
+    for matrix_FD, products_DD, scale_D in zip(value_EFD, products_EDD, scale_ED, strict=True):
+        groups = rtn.groups(format, matrix_FD * scale_D)
         lost_FD = quantized.numbers(format, groups) / scale_D - matrix_FD
         total += float(np.vdot(lost_FD @ products_DD.astype(np.float32), lost_FD))
     return total
@@ -65,9 +62,8 @@ def groups(format: str, values_FD: np.ndarray, statistics: InputStatistics) -> G
     assert statistics.products_DD is not None
     products_DD, (F, D) = statistics.products_DD.astype(np.float32), values_FD.shape
     step = max(_ELEMENTS // (D * len(_SHARES)), 1)
-    shares = [
-        _shares(format, values_FD[start : start + step], products_DD) for start in range(0, F, step)
-    ]
+    blocks = (values_FD[start : start + step] for start in range(0, F, step))
+    shares = [_shares(format, block_FD, products_DD) for block_FD in blocks]
     scales = quantized.scales(format, values_FD, np.concatenate(shares))
     return quantized.rounded(format, values_FD, *scales)
 
@@ -80,9 +76,7 @@ def _shares(format: str, values_FD: np.ndarray, products_DD: np.ndarray) -> np.n
         quantized.rounded(format, values_FD, *quantized.scales(format, values_FD, float(share)))
         for share in _SHARES
     ]
-    lost_SFD = np.stack(
-        [quantized.numbers(format, candidate) - values_FD for candidate in candidates]
-    )
+    lost_SFD = np.stack([quantized.numbers(format, groups) - values_FD for groups in candidates])
     chosen_FG, residual_FD, row_F = np.zeros((F, D // size), int), lost_SFD[0].copy(), np.arange(F)
     for _ in range(_PASSES):
         for group in range(D // size):

@@ -26,7 +26,7 @@ from inference.files import atomic, ownership
 from inference.runtime.packed_output import PackedOutput
 from inference.runtime.serialization import key as keys
 from inference.runtime.serialization.key import Key
-from inference.runtime.serialization.loaded import LoadedExecutable, Signature
+from inference.runtime.serialization.loaded import LoadedExecutable
 from sharding import mesh as meshes
 
 _MAGIC = b"RIDGELINE-EXE 1\n"
@@ -75,10 +75,12 @@ class ExecutableFiles:
             header, data = _read(path)
             if header["key"] != key:
                 raise ValueError("it is of another program")
-            signature = Signature(arguments, _results(arguments, header["layout"]))
-            executable = LoadedExecutable(data, self._devices, signature)
+            results = _results(arguments, header["layout"])
+            executable = LoadedExecutable(data, self._devices, arguments, results)
             if self.is_cache:
-                with contextlib.suppress(OSError):  # whoever may only read it removes nothing
+                with contextlib.suppress(
+                    OSError
+                ):  # a reader without the right to write evicts nothing
                     os.utime(path)
             return executable
         except FileNotFoundError:

@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 
 from configs.engine import Config, EngineConfig
 from configs.settings import section
+from inference.files import local_machine
 
 _COMPILERS = {
     "cpu": (),
@@ -65,12 +66,11 @@ def of_engine(
 def of_program(engine: Key, name: str, arguments: Sequence[object]) -> Key:
     """The key of one program, from `of_engine`'s; shapes end with cache, slots and batch."""
     *weights, cache, slots, batch = map(_described, arguments)
-    shapes = {"weights' shapes": repr(weights), "cache's shapes": cache, "slots' shapes": slots}
-    return (
-        engine
-        | {"program": name, "batch's shapes": digest(batch)}
-        | {part: digest(shape) for part, shape in shapes.items()}
-    )
+    shapes = {
+        "batch's shapes": batch, "weights' shapes": repr(weights), "cache's shapes": cache,
+        "slots' shapes": slots,
+    }  # fmt: skip
+    return engine | {"program": name} | {part: digest(shape) for part, shape in shapes.items()}
 
 
 def digest(text: str | bytes) -> str:
@@ -102,8 +102,7 @@ def _packages(platform: str) -> str:
     names = ["jax", "jaxlib", *_COMPILERS.get(platform, ())]
     if platform == "gpu":
         installed = {
-            str(distribution.metadata["Name"])
-            for distribution in importlib.metadata.distributions()
+            str(package.metadata["Name"]) for package in importlib.metadata.distributions()
         }
         names += sorted(name for name in installed if name.startswith("nvidia-"))
     return ", ".join(filter(None, map(_version, names)))
@@ -145,13 +144,7 @@ def sources() -> str:
 @functools.cache
 def _this_processor() -> str:
     """Instruction sets, and how many threads XLA divides work among."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = ("flags", "Features", "model name", "CPU part")
+    names, lines = ("flags", "Features", "model name", "CPU part"), local_machine.cpu_info()
     features = sorted({line for line in lines if line.split("\t")[0].strip(" :") in names})
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return (
-        f"{cores} cores {digest(' '.join([platform.machine(), platform.processor(), *features]))}"
-    )
+    described = digest(" ".join([platform.machine(), platform.processor(), *features]))
+    return f"{local_machine.num_cores()} cores {described}"

@@ -1,6 +1,5 @@
 """An executable that was compiled by another process, called as if JAX had compiled it here."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,26 +10,26 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 from jaxlib import xla_client
 
 
-@dataclasses.dataclass(frozen=True)
-class Signature:
-    """A program's arguments and results: pytrees of `jax.ShapeDtypeStruct`, sharded on a mesh."""
-
-    arguments: tuple[object, ...]
-    results: tuple[object, ...]
-
-
 class LoadedExecutable:
     """A program on its devices."""
 
-    def __init__(self, data: bytes, devices: Sequence[jax.Device], signature: Signature):
-        """Loads the runtime's serialized bytes; raises JaxRuntimeError if it cannot read them."""
+    def __init__(
+        self,
+        data: bytes,
+        devices: Sequence[jax.Device],
+        arguments: tuple[object, ...],
+        results: tuple[object, ...],
+    ):
+        """Loads the runtime's serialized bytes; raises JaxRuntimeError if it cannot read them.
+        Arguments and results are pytrees of `jax.ShapeDtypeStruct`, sharded on a mesh.
+        """
         client: Any = devices[0].client
         on: object = xla_client.DeviceList(tuple(devices))
         self._executable: Any = client.deserialize_executable(data, on)
         structure: object
-        self._expected, structure = jax.tree.flatten(signature.arguments)
+        self._expected, structure = jax.tree.flatten(arguments)
         self._structure = structure
-        returned, self._result_structure = jax.tree.flatten(signature.results)
+        returned, self._result_structure = jax.tree.flatten(results)
         self._device = devices[0]
         self._wrappers = [
             pxla.global_aval_to_result_handler(  # jaxlib's own takes other arguments by version
@@ -78,10 +77,8 @@ class LoadedExecutable:
             if (leaf.shape, leaf.dtype) != (expected.shape, expected.dtype):
                 raise TypeError(f"compiled for {expected}, not {leaf.dtype}{leaf.shape}")
             place = self._place(expected)
-            lies = not isinstance(leaf, jax.Array) or leaf.sharding.is_equivalent_to(
-                place, leaf.ndim
-            )
-            if not lies:
+            is_array = isinstance(leaf, jax.Array)
+            if is_array and not leaf.sharding.is_equivalent_to(place, leaf.ndim):
                 raise TypeError(f"compiled for {expected} on {place}, not on {leaf.sharding}")
 
 

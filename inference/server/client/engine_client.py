@@ -114,11 +114,9 @@ class EngineClient:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences that run or wait."""
         return self._num_of_client.total()
 
     def num_held(self, client: str) -> int:
-        """Sequences of one client that run or wait."""
         return self._num_of_client[client]
 
     def expected_wait_s(self, num_sequences: int, client: str = "", priority: int = 0) -> float:
@@ -234,7 +232,6 @@ class EngineClient:
         return request
 
     def abort(self, request: PendingRequest) -> None:
-        """Ends a request, unless it has ended."""
         request.has_news.set()
         if self._writer is not None:
             for id in request.ids:

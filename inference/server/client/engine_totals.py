@@ -20,7 +20,6 @@ class EngineTotals:
         self._before = Heartbeat()  # counts of the engines that ended
 
     def take(self, heartbeat: Heartbeat) -> None:
-        """Takes a heartbeat of the running engine."""
         before = self._before
         counters = dict(before.counters)
         for name, count in heartbeat.counters.items():

@@ -8,6 +8,7 @@ back starts at the least counter of the waiting clients, so idle time is not sav
 
 import bisect
 import itertools
+import operator
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from inference.server.client.pending_request import PendingRequest
 
 _PROMPT_WEIGHT, _ANSWER_WEIGHT = 1, 2
+_PRIORITY = operator.attrgetter("priority")
 
 
 class FairQueue:
@@ -41,15 +43,13 @@ class FairQueue:
         return max((now - request.since for request in self), default=0.0)
 
     def add(self, request: PendingRequest) -> None:
-        """Queues a request."""
         if request.client not in self._waiting:
             least = min((self._served[name] for name in self._waiting), default=self._least)
             self._waiting[request.client] = []
             self._served[request.client] = max(self._served[request.client], least)
-        bisect.insort(self._waiting[request.client], request, key=_rank)
+        bisect.insort(self._waiting[request.client], request, key=_PRIORITY)
 
     def pop(self) -> PendingRequest:
-        """Removes the next request."""
         client = min(self._waiting, key=self._served.__getitem__)
         self._least = self._served[client]
         request = self._waiting[client][0]
@@ -58,7 +58,6 @@ class FairQueue:
         return request
 
     def discard(self, request: PendingRequest) -> None:
-        """Removes a request that waits."""
         queue = self._waiting[request.client]
         queue.remove(request)
         if not queue:
@@ -71,10 +70,6 @@ class FairQueue:
     def num_ahead(self, client: str, priority: int) -> int:
         """Requests that would go before a new one, if all take equally long."""
         queue = self._waiting.get(client, [])
-        num_of_client = bisect.bisect_right(queue, priority, key=_rank)
+        num_of_client = bisect.bisect_right(queue, priority, key=_PRIORITY)
         other_lengths = (len(queued) for name, queued in self._waiting.items() if name != client)
         return num_of_client + sum(min(num, num_of_client + 1) for num in other_lengths)
-
-
-def _rank(request: PendingRequest) -> int:
-    return request.priority

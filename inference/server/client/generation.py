@@ -26,20 +26,17 @@ class Generation:
         self._num_due = 0  # answers that have not ended
 
     def __enter__(self) -> "Generation":
-        """Starts the deadline's timer."""
         deadline, loop = self._caller.deadline, asyncio.get_running_loop()
         self._timer = loop.call_at(deadline.at, self._queue.put_nowait, (-1, deadline.passed()))
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Aborts unfinished requests."""
         self._timer.cancel()
         for request in self._requests:
             self._client.abort(request)
 
     @property
     def is_open(self) -> bool:
-        """Whether more outputs will come."""
         return self._num_due > 0
 
     async def add(

@@ -63,7 +63,6 @@ class PendingRequest:
 
     @property
     def num_answers(self) -> int:
-        """Number of answers that have not ended."""
         return self._is_done.count(False)
 
     @property
@@ -107,7 +106,6 @@ class PendingRequest:
         return len(tokens) / self._max_tokens
 
     def fail(self, error: Exception) -> None:
-        """Ends the request with an error."""
         self.has_news.set()
         self._inbox(error)
 

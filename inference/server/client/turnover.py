@@ -1,5 +1,6 @@
 """Estimates how long a request would wait for a slot, from the progress of running sequences."""
 
+import operator
 import time
 from collections.abc import Callable
 
@@ -15,12 +16,11 @@ class Turnover:
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic):
-        """`clock`: seconds."""
         self._clock = clock
         self._since: float | None = None
-        # In the latest seconds in which all slots were taken, and (`_new`) since the last look:
-        # sequences done, those of them that stream their tokens, and the shares streamed.
-        self._seconds = self._done = self._streamed_done = self._emitted = 0.0
+        # The latest seconds in which all slots were taken; in these, and (`_new`) since the last
+        # look: sequences done, those of them that stream their tokens, and the shares streamed.
+        self._sums: tuple[float, ...] = (0.0, 0.0, 0.0, 0.0)
         self._new = (0.0, 0.0, 0.0)
 
     def add(self, num_done: float, num_emitted: float | None = None) -> None:
@@ -38,28 +38,22 @@ class Turnover:
         """
         now = self._clock()
         if self._since is not None:
-            done, streamed_done, emitted = self._new
-            self._seconds += now - self._since
-            self._done += done
-            self._streamed_done += streamed_done
-            self._emitted += emitted
-            by_time = _WINDOW_S / max(self._seconds, 1e-9)
-            weight = min(1.0, max(by_time, _WINDOW_DONE / max(self._done, 1e-9)))
-            self._seconds, self._done = weight * self._seconds, weight * self._done
-            self._streamed_done, self._emitted = (
-                weight * self._streamed_done,
-                weight * self._emitted,
-            )
+            sums = list(map(operator.add, self._sums, (now - self._since, *self._new)))
+            by_time = _WINDOW_S / max(sums[0], 1e-9)
+            weight = min(1.0, max(by_time, _WINDOW_DONE / max(sums[1], 1e-9)))
+            self._sums = tuple(weight * total for total in sums)
         self._new = (0.0, 0.0, 0.0)
         self._since = now if is_full else None
 
     def remaining(self, progress: float) -> float:
         """Remaining share of an average sequence that emitted `progress` of its `max_tokens`."""
-        return max(0.0, 1 - progress * self._streamed_done / max(self._emitted, 1e-9))
+        _, _, streamed_done, emitted = self._sums
+        return max(0.0, 1 - progress * streamed_done / max(emitted, 1e-9))
 
     def wait_s(self, num_ahead: float) -> float:
         """Seconds until `num_ahead` sequences are done; 0 where nothing is known."""
-        if num_ahead <= 0 or self._done < _MIN_DONE:
+        seconds, done, *_ = self._sums
+        if num_ahead <= 0 or done < _MIN_DONE:
             return 0.0
         silent = 0.0 if self._since is None else self._clock() - self._since
-        return num_ahead * (self._seconds + silent) / self._done
+        return num_ahead * (seconds + silent) / done

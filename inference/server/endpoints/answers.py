@@ -15,7 +15,11 @@ from inference.server.protocol.errors import ApiError
 from inference.server.protocol.fields import Sampling
 from inference.server.protocol.logprobs import Token
 from inference.server.protocol.responses import PromptTokensDetails, Usage
+from inference.server.protocol.tools import OfferedTools
 from inference.server.service import Service
+from inference.text.grammar import relaxed
+from inference.text.tool_calls import formats
+from inference.text.tool_calls.formats import Format
 
 
 class EncodedPrompt(NamedTuple):
@@ -51,6 +55,20 @@ class Piece:
     def is_visible(self) -> bool:
         """Whether a stream has an event for it."""
         return bool(self.text or self.tokens or self.finish_reason)
+
+
+async def read_params(
+    service: Service,
+    request: Sampling,
+    caller: Caller,
+    offer: OfferedTools | None = None,
+    format: Format = formats.JSON,
+) -> SamplingParams:
+    """Reads how to sample, with a grammar that compiles; an `ApiError` names a wrong field."""
+    facts = service.facts
+    grammar = await service.texts.read_structure(request, facts.accepts_grammars, offer, format)
+    caller.relaxed.update(relaxed(grammar or ""))
+    return sampling.read(request, facts, grammar, caller.name)
 
 
 class Answers:

@@ -7,7 +7,7 @@ from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
 from inference.server.endpoints import messages
-from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece
+from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece, read_params
 from inference.server.endpoints.envelope import AnswerHeader, whole
 from inference.server.endpoints.messages import MessageReader, News
 from inference.server.protocol import logprobs, parse, sampling, tools
@@ -24,7 +24,6 @@ from inference.server.protocol.responses import (
     Usage,
 )
 from inference.server.service import Service
-from inference.text.grammar import relaxed
 from inference.text.tool_calls import parser
 
 _TAG_TOKENS = 16  # a tag and the blanks after it have at most so many tokens
@@ -43,22 +42,20 @@ class Chat:
         """Reads the fields and encodes the conversation; an `ApiError` names a wrong field."""
         request, service = self._request, self._service
         parse.check_model(request.model, service.model_name)
-        self._offer, accepts = tools.read(request), service.facts.accepts_grammars
+        self._offer = tools.read(request)
         how = self._offer, service.tool_format
-        grammar = await service.texts.read_structure(request, accepts, *how)
-        self._caller.relaxed.update(relaxed(grammar or ""))
-        params = sampling.read(request, service.facts, grammar, self._caller.name)
+        params = await read_params(service, request, self._caller, *how)
         begins, continues = tools.check_turn(request)
         offered = None if self._offer is None else self._offer.tools
         variables = tools.variables(request, service.texts.tokenizer.template_for(offered) or "")
         tokens = await service.texts.encode_chat(
             request.messages, begins, offered, variables, continues, request.documents
         )
-        tokens = sampling.truncate(request, tokens, service.facts)
-        end = service.texts.tokenizer.decode(tokens[-_TAG_TOKENS:])
-        thinks = grammar is None and parser.opens_thought(end)  # a grammar permits no thought
+        prompt = EncodedPrompt(*sampling.fit(request, params, tokens, service.facts))
+        end = service.texts.tokenizer.decode(prompt.tokens[-_TAG_TOKENS:])
+        # A grammar permits no thought.
+        thinks = params.grammar is None and parser.opens_thought(end)
         self._readers = [MessageReader(*how, thinks) for _ in range(request.n or 1)]
-        prompt = EncodedPrompt(tokens, sampling.limit(request, params, len(tokens), service.facts))
         self._answers = Answers(service, request, [prompt], self._caller)
 
     async def answer(self) -> Response:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from starlette.responses import Response
 
-from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece
+from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece, read_params
 from inference.server.endpoints.envelope import AnswerHeader, whole
 from inference.server.protocol import logprobs, parse, sampling
 from inference.server.protocol.caller import Caller
@@ -15,7 +15,6 @@ from inference.server.protocol.fields import CompletionRequest
 from inference.server.protocol.logprobs import CompletionShape
 from inference.server.protocol.responses import CompletionChoice
 from inference.server.service import Service
-from inference.text.grammar import relaxed
 
 
 class _Echo(NamedTuple):
@@ -38,7 +37,6 @@ class Completions:
         self._request = request
         self._caller = caller
         self._header = AnswerHeader(service, request, "cmpl", "text_completion")
-        self._shapes: dict[int, CompletionShape] = {}
 
     async def prepare(self) -> None:
         """Reads the fields and encodes the prompts; an `ApiError` names a wrong field."""
@@ -46,9 +44,7 @@ class Completions:
         facts = service.facts
         parse.check_model(request.model, service.model_name)
         inputs = parse.prompts(request.prompt)
-        grammar = await service.texts.read_structure(request, facts.accepts_grammars)
-        self._caller.relaxed.update(relaxed(grammar or ""))
-        params = sampling.read(request, facts, grammar, self._caller.name)
+        params = await read_params(service, request, self._caller)
         prompts = []
         self._echoes: list[_Echo] = []
         add_special = request.add_special_tokens is not False
@@ -57,13 +53,19 @@ class Completions:
                 tokens = await service.texts.encode(input, "prompt", add_special)
             else:
                 tokens = parse.check_ids(input, facts.vocab_size, "prompt")
-            truncated = sampling.truncate(request, tokens, facts)
-            prompts.append(
-                EncodedPrompt(truncated, sampling.limit(request, params, len(truncated), facts))
-            )
-            is_whole = isinstance(input, str) and len(truncated) == len(tokens)
-            self._echoes.append(await self._echo(truncated, str(input) if is_whole else None))
+            prompt = EncodedPrompt(*sampling.fit(request, params, tokens, facts))
+            prompts.append(prompt)
+            is_whole = isinstance(input, str) and len(prompt.tokens) == len(tokens)
+            self._echoes.append(await self._echo(prompt.tokens, str(input) if is_whole else None))
         self._answers = Answers(service, request, prompts, self._caller)
+        if request.logprobs is not None:
+            skips_special = request.skip_special_tokens is not False
+            as_ids = bool(request.return_tokens_as_token_ids)
+            self._shapes = [
+                CompletionShape(service.texts.tokenizer, skips_special, as_ids, echo.num_spelled)
+                for echo in self._echoes
+                for _ in range(self._num_each)
+            ]
 
     async def answer(self) -> Response:
         """Returns the whole answer; an `ApiError` says that the engine cannot."""
@@ -84,8 +86,8 @@ class Completions:
                 choice.token_ids += piece.token_ids
             choice.finish_reason, choice.stop_reason = piece.finish_reason, piece.stop_reason
         if self._request.logprobs is not None:
-            for choice in choices:
-                choice.logprobs = self._shape(choice.index).of(tokens[choice.index])
+            for choice, shape, answer_tokens in zip(choices, self._shapes, tokens, strict=True):
+                choice.logprobs = shape.of(answer_tokens)
         return whole(self._header.answer(choices, self._answers.usage))
 
     async def events(self) -> Events:
@@ -106,7 +108,7 @@ class Completions:
             piece.index, piece.text, None, piece.finish_reason, piece.stop_reason
         )
         if self._request.logprobs is not None:
-            choice.logprobs = self._shape(piece.index).of(piece.tokens)
+            choice.logprobs = self._shapes[piece.index].of(piece.tokens)
         if self._request.return_token_ids:
             choice.token_ids = list(piece.token_ids)
         return choice
@@ -144,14 +146,6 @@ class Completions:
 
     def _prompt_of(self, index: int) -> EncodedPrompt:
         return self._answers.prompts[index // self._num_each]
-
-    def _shape(self, index: int) -> CompletionShape:
-        if index not in self._shapes:
-            request, num_spelled = self._request, self._echoes[index // self._num_each].num_spelled
-            how = request.skip_special_tokens is not False, bool(request.return_tokens_as_token_ids)
-            tokenizer = self._service.texts.tokenizer
-            self._shapes[index] = CompletionShape(tokenizer, *how, num_spelled)
-        return self._shapes[index]
 
     async def _echo(self, tokens: list[int], sent: str | None) -> _Echo:
         """The echo of a prompt's tokens; `sent`: the client's text that they encode, if any."""

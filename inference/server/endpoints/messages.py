@@ -28,7 +28,6 @@ class MessageReader:
         self._has_calls = False
 
     def read(self, piece: Piece) -> News:
-        """Reads the next piece."""
         if self._parser is None:
             return News(piece.text, [], piece.finish_reason)
         parts = self._parser.push(piece.text)

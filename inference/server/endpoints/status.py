@@ -7,7 +7,7 @@ from inference.server import version as program
 from inference.server.client.engine_client import State
 from inference.server.endpoints.envelope import whole
 from inference.server.protocol import parse
-from inference.server.protocol.responses import Model, Models
+from inference.server.protocol.responses import Models, ServedModel
 from inference.server.service import Service
 
 
@@ -63,5 +63,5 @@ async def show_metrics(service: Service) -> Response:
     return Response(service.metrics.text(), media_type=metrics.CONTENT_TYPE)
 
 
-def _model(service: Service) -> Model:
-    return Model(service.model_name, service.started, service.facts.max_context)
+def _model(service: Service) -> ServedModel:
+    return ServedModel(service.model_name, service.started, service.facts.max_context)

@@ -47,7 +47,6 @@ class Channel:
                 return messages
 
     def close(self) -> None:
-        """Closes this end."""
         self._connection.close()
 
     def _read(self) -> None:

@@ -75,7 +75,7 @@ class ServedEngine:
 
     def warm_up(self) -> None:
         self._warm_up()
-        self._steps.prepare(self._engine.model_runner.shapes)
+        self._steps.prepare(self._engine.model_runner.executables.shapes)
 
     def prepare(self, params: SamplingParams) -> None:
         self._engine.input_processor.prepare(params)

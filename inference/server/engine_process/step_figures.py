@@ -34,7 +34,6 @@ class StepFigures:
         self._last: StepRecord | None = None
 
     def prepare(self, shapes: Sequence[StepShape]) -> None:
-        """Prepares the table for steps of these shapes."""
         if self._table is not None:
             self._table.prepare(shapes)
 

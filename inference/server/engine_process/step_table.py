@@ -51,7 +51,6 @@ class StepTable:
                     self._row(shape, queries)
 
     def needs(self, records: Sequence[StepRecord]) -> Needs:
-        """The needs of all these decoding steps together."""
         step_costs = np.zeros((len(records), _COLUMNS))
         rows: dict[tuple[int, int], tuple[StepShape, list[int], list[int]]] = {}
         for at, record in enumerate(records):
@@ -113,7 +112,6 @@ class StepTable:
 
 
 def _between(knots: np.ndarray, values: np.ndarray, contexts: np.ndarray) -> np.ndarray:
-    """Interpolates values linearly between knots."""
     right = np.clip(np.searchsorted(knots, contexts), 1, len(knots) - 1)
     start, stop = knots[right - 1], knots[right]
     share = ((contexts - start) / (stop - start))[:, None]

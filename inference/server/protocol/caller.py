@@ -28,12 +28,10 @@ class Deadline:
 
     @property
     def spent_s(self) -> float:
-        """Seconds since the request came."""
         return asyncio.get_running_loop().time() - self.started
 
     @property
     def left_s(self) -> float:
-        """Seconds until the deadline."""
         return self.at - asyncio.get_running_loop().time()
 
     def passed(self) -> ApiError:

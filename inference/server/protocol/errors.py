@@ -1,5 +1,6 @@
 """Errors as clients get them, in OpenAI's shape."""
 
+import dataclasses
 import math
 
 import msgspec
@@ -35,6 +36,7 @@ RETRY_S = 1
 _MAX_RETRY_S = 600
 
 
+@dataclasses.dataclass(eq=False)
 class ApiError(Exception):
     """An error that a client gets.
 
@@ -47,22 +49,15 @@ class ApiError(Exception):
         retry_s: seconds after which there may be room; None: unknown.
     """
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        param: str | None = None,
-        code: str | None = None,
-        may_retry: bool = True,
-        retry_s: float | None = None,
-    ):
-        super().__init__(message)
-        self.status = status
-        self.message = message
-        self.param = param
-        self.code = code
-        self.may_retry = may_retry
-        self.retry_s = retry_s
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    may_retry: bool = True
+    retry_s: float | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def headers(self) -> dict[str, str]:
@@ -79,12 +74,10 @@ class ApiError(Exception):
         return headers if self.may_retry else headers | {"x-should-retry": "false"}
 
     def body(self) -> bytes:
-        """The answer's body, JSON."""
         kind = _TYPES.get(self.status, "invalid_request_error")
         return msgspec.json.encode(ErrorBody(ErrorFacts(self.message, kind, self.param, self.code)))
 
     def response(self) -> Response:
-        """The whole answer."""
         return Response(self.body(), self.status, self.headers, "application/json")
 
     def renamed(self, param: str) -> "ApiError":
@@ -92,7 +85,7 @@ class ApiError(Exception):
         message = self.message
         if self.param and message.startswith(self.param):
             message = param + message[len(self.param) :]
-        return ApiError(self.status, message, param, self.code, self.may_retry, self.retry_s)
+        return dataclasses.replace(self, message=message, param=param)
 
 
 def invalid(param: str, why: str, code: str = "invalid_value") -> ApiError:

@@ -57,29 +57,6 @@ def _wire_type(kind: field_kinds.Kind) -> Any:
     raise TypeError(kind)
 
 
-def _declared(body: str, base: type[Struct] = Struct) -> type[Struct]:
-    """Returns a struct with the request fields that a body has and its base lacks."""
-    fields = [
-        (WIRE_NAMES[name], _wire_type(field.wire_kind or field.kind) | None, None)
-        for name, field in FIELDS.items()
-        if body in field.bodies and WIRE_NAMES[name] not in base.__struct_fields__
-    ]
-    return msgspec.defstruct(f"_{body}", fields, bases=(base,), kw_only=True)
-
-
-if TYPE_CHECKING:  # a checker sees any name among the declared fields
-
-    class _Declared(Struct):
-        def __getattr__(self, name: str) -> Any: ...
-
-    ChatFields = _Declared
-    ResponsesFields = _Declared
-    EmbeddingFields = _Declared
-else:
-    ChatFields, ResponsesFields = _declared("chat"), _declared("responses")
-    EmbeddingFields = _declared("embeddings")
-
-
 class StreamOptions(Struct):
     """Options of a stream.
 
@@ -130,31 +107,58 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     disable_fallback: bool | None = None
 
 
-class Sampling(ChatFields, kw_only=True):
-    """Fields of completions and chats, named as OpenAI's, or else vLLM's. null is the default.
-
-    The fields from `user` on have no effect on the answer.
+class Common(Struct, kw_only=True):
+    """Fields of completions, chats and responses, named as OpenAI's, or else vLLM's. null is the
+    default. The fields from `user` on have no effect on the answer.
     """
 
     model: Short | None = None
     include_stop_str_in_output: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    return_token_ids: bool | None = None
-    return_tokens_as_token_ids: bool | None = None
     truncate_prompt_tokens: TruncatedTokens | None = None
     truncation_side: Side | None = None
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     bad_words: BadWords | None = None
 
     user: Short | None = None
-    metadata: dict[str, Short] | None = None
     store: bool | None = None
     service_tier: Short | None = None
     safety_identifier: Short | None = None
     prompt_cache_key: Short | None = None
+
+
+def _declared(body: str, base: type[Struct]) -> type[Struct]:
+    """Returns a struct with the request fields that a body has and its base lacks."""
+    fields = [
+        (WIRE_NAMES[name], _wire_type(field.wire_kind or field.kind) | None, None)
+        for name, field in FIELDS.items()
+        if body in field.bodies and WIRE_NAMES[name] not in base.__struct_fields__
+    ]
+    return msgspec.defstruct(f"_{body}", fields, bases=(base,), kw_only=True)
+
+
+if TYPE_CHECKING:  # a checker sees any name among the declared fields
+
+    class _Declared(Common):
+        def __getattr__(self, name: str) -> Any: ...
+
+    ChatFields = _Declared
+    ResponsesFields = _Declared
+    EmbeddingFields = _Declared
+else:
+    ChatFields, ResponsesFields = _declared("chat", Common), _declared("responses", Common)
+    EmbeddingFields = _declared("embeddings", Struct)
+
+
+class Sampling(ChatFields, kw_only=True):
+    """Fields of completions and chats; `metadata` has no effect on the answer."""
+
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    response_format: ResponseFormat | None = None
+    metadata: dict[str, Short] | None = None
 
 
 if TYPE_CHECKING:

@@ -57,7 +57,6 @@ class CompletionShape:
         self._offset = 0
 
     def of(self, tokens: Sequence[Token]) -> CompletionLogprobs:
-        """Log-probabilities of the next tokens."""
         logprobs = CompletionLogprobs([], [], [], [])
         for id, logprob, (ids, values) in tokens:
             name = self._name(id)

@@ -170,7 +170,7 @@ class AnswerBody(Struct):
     obfuscation: str | UnsetType = UNSET  # of chunks, with `include_obfuscation`
 
 
-class Completion(AnswerBody):
+class TextCompletion(AnswerBody):
     """A completion, or a chunk of one."""
 
     choices: list[CompletionChoice]
@@ -188,7 +188,7 @@ class ChatChunk(AnswerBody):
     choices: list[ChatDelta]
 
 
-class Model(Struct):
+class ServedModel(Struct):
     """The served model."""
 
     id: str
@@ -201,7 +201,7 @@ class Model(Struct):
 class Models(Struct):
     """The list of served models."""
 
-    data: list[Model]
+    data: list[ServedModel]
     object: str = "list"
 
 

@@ -17,7 +17,7 @@ _ANY_LENGTH = 2**31 - 1
 def read(
     request: Sampling, facts: Loaded, grammar: str | None = None, client: str = ""
 ) -> SamplingParams:
-    """Returns how to sample, with any number of new tokens (`limit` sets it) and the grammar that
+    """Returns how to sample, with any number of new tokens (`fit` limits it) and the grammar that
     `structure.read` wrote. Each client shares cached prefixes with itself alone.
 
     Raises:
@@ -33,22 +33,31 @@ def read(
         raise invalid(str(error)) from None
 
 
-def limit(
-    request: Sampling, params: SamplingParams, num_tokens: int, facts: Loaded
-) -> SamplingParams:
-    """Returns the parameters with a limit of new tokens for a prompt of `num_tokens`: the request's
-    own, at most what the context has room for.
+def fit(
+    request: Sampling, params: SamplingParams, tokens: list[int], facts: Loaded
+) -> tuple[list[int], SamplingParams]:
+    """Cuts a prompt to `truncate_prompt_tokens` (-1 leaves room in the context for `max_tokens`, or
+    for one token where those fill it), and limits the new tokens to what the context has room for.
 
     Raises:
         ApiError: 400, the context does not hold the prompt; says how many tokens each has.
     """
-    room = facts.max_context - num_tokens
-    max_tokens = _requested_tokens(request, room)
-    where = "messages" if isinstance(request, ChatRequest) else "prompt"
+    is_chat, max_tokens = isinstance(request, ChatRequest), request.max_tokens
+    if is_chat and request.max_completion_tokens is not None:
+        max_tokens = request.max_completion_tokens
+    reserved = max_tokens if max_tokens and max_tokens < facts.max_context else 1
+    tokens = cut(
+        tokens, request.truncate_prompt_tokens, facts.max_context - reserved,
+        request.truncation_side or "left",
+    )  # fmt: skip
+    room = facts.max_context - len(tokens)
+    if max_tokens is None:
+        max_tokens = max(1, room if is_chat else min(_DEFAULT_COMPLETION_TOKENS, room))
     if room < (max_tokens > 0):
+        where = "messages" if is_chat else "prompt"
         raise ApiError(
             400,
-            f"{where}: the context of this model is {facts.max_context} tokens, and {num_tokens} "
+            f"{where}: the context of this model is {facts.max_context} tokens, and {len(tokens)} "
             "are given: at least one must be left to generate",
             where,
             "context_length_exceeded",
@@ -57,20 +66,11 @@ def limit(
     if params.min_tokens > max_tokens:
         raise errors.invalid("min_tokens", f"is at most max_tokens, {max_tokens} here")
     if not max_tokens:  # one score does for every answer
-        return dataclasses.replace(params, max_new_tokens=0, n=1, best_of=None)
+        return tokens, dataclasses.replace(params, max_new_tokens=0, n=1, best_of=None)
     try:
-        return dataclasses.replace(params, max_new_tokens=max_tokens)
+        return tokens, dataclasses.replace(params, max_new_tokens=max_tokens)
     except InputError as error:
         raise invalid(str(error)) from None
-
-
-def truncate(request: Sampling, tokens: list[int], facts: Loaded) -> list[int]:
-    """Cuts a prompt to `truncate_prompt_tokens`; -1 leaves room in the context for `max_tokens`, or
-    for one token where those fill it.
-    """
-    max_tokens = _explicit_tokens(request) or 1
-    room = facts.max_context - (max_tokens if max_tokens < facts.max_context else 1)
-    return cut(tokens, request.truncate_prompt_tokens, room, request.truncation_side or "left")
 
 
 def cut(tokens: list[int], limit: int | None, room: int, side: Side) -> list[int]:
@@ -114,22 +114,6 @@ def _value(request: Sampling, name: str, vocab_size: int) -> Any:
     if name == "stop" and isinstance(value, str):
         return [value]
     return max(value, 0) if name == "top_k" else value
-
-
-def _requested_tokens(request: Sampling, room: int) -> int:
-    """New tokens at most; where the request has no limit, at least one."""
-    if (max_tokens := _explicit_tokens(request)) is not None:
-        return max_tokens
-    return max(
-        1, room if isinstance(request, ChatRequest) else min(_DEFAULT_COMPLETION_TOKENS, room)
-    )
-
-
-def _explicit_tokens(request: Sampling) -> int | None:
-    """New tokens at most, by the request."""
-    if isinstance(request, ChatRequest) and request.max_completion_tokens is not None:
-        return request.max_completion_tokens
-    return request.max_tokens
 
 
 def _biases(biases: dict[str, float], vocab_size: int) -> dict[int, float]:

@@ -1,6 +1,7 @@
 """Converts a request's fields on the form of the answer to a grammar."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from configs.errors import InputError
@@ -8,7 +9,14 @@ from inference.server.protocol.errors import invalid
 from inference.server.protocol.fields import Sampling
 from inference.text import grammar
 
+_Form = tuple[str, Callable[[Any], str], Any]  # a field, what writes its grammar, from its value
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_WRITERS: dict[str, Callable[[Any], str]] = {
+    "json": grammar.of_json_schema,
+    "regex": grammar.of_regex,
+    "choice": grammar.of_choices,
+    "grammar": grammar.of_lark,
+}
 
 
 def read(request: Sampling) -> tuple[str | None, str]:
@@ -23,22 +31,14 @@ def read(request: Sampling) -> tuple[str | None, str]:
         raise invalid(forms[1][0], f"and {forms[0][0]} exclude each other")
     if not forms:
         return None, ""
-    ((name, kind, value),) = forms
+    ((name, write, value),) = forms
     try:
-        if kind == "regex":
-            return grammar.of_regex(value), name
-        if kind == "choice":
-            return grammar.of_choices(value), name
-        if kind == "grammar":
-            return grammar.of_lark(value), name
-        if kind == "words":
-            return grammar.without(value), name
-        return grammar.of_json_schema(value), name
+        return write(value), name
     except InputError as error:
         raise invalid(name, str(error)) from None
 
 
-def _response_format(request: Sampling) -> tuple[str, str, Any] | None:
+def _response_format(request: Sampling) -> _Form | None:
     format, name = request.response_format, "response_format"
     if format is None:
         return None
@@ -57,29 +57,27 @@ def _response_format(request: Sampling) -> tuple[str, str, Any] | None:
     if not schemas:
         if format.type == "json_schema":
             raise invalid(f"{name}.json_schema", "is required")
-        return name, "json", _ANY_OBJECT
+        return name, grammar.of_json_schema, _ANY_OBJECT
     ((place, schema),) = schemas.items()
     if not isinstance(schema, dict):
         raise invalid(f"{name}.{place}", "is an object")
-    return name, "json", schema
+    return name, grammar.of_json_schema, schema
 
 
-def _structured_outputs(request: Sampling) -> tuple[str, str, Any] | None:
+def _structured_outputs(request: Sampling) -> _Form | None:
     outputs, name = request.structured_outputs, "structured_outputs"
     if outputs is None:
         return None
     values: dict[str, Any] = {
-        kind: value
-        for kind in ("json", "regex", "choice", "grammar")
-        if (value := getattr(outputs, kind)) is not None
+        kind: value for kind in _WRITERS if (value := getattr(outputs, kind)) is not None
     }
-    if outputs.json_object:
-        values["object"] = _ANY_OBJECT
-    if len(values) != 1:
+    if len(values) + bool(outputs.json_object) != 1:
         raise invalid(name, "is one of json, regex, choice, grammar and json_object=true")
     for part in ("disable_any_whitespace", "disable_additional_properties"):
         if getattr(outputs, part):
             raise invalid(f"{name}.{part}", "is not supported by this server", "unsupported")
+    if outputs.json_object:
+        return name, grammar.of_json_schema, _ANY_OBJECT
     ((kind, value),) = values.items()
     if isinstance(value, str) and kind == "json":
         try:
@@ -88,8 +86,8 @@ def _structured_outputs(request: Sampling) -> tuple[str, str, Any] | None:
             value = None
         if not isinstance(value, dict):
             raise invalid(f"{name}.json", "is a JSON schema")
-    return name, kind, value
+    return name, _WRITERS[kind], value
 
 
-def _bad_words(request: Sampling) -> tuple[str, str, Any] | None:
-    return ("bad_words", "words", request.bad_words) if request.bad_words else None
+def _bad_words(request: Sampling) -> _Form | None:
+    return ("bad_words", grammar.without, request.bad_words) if request.bad_words else None

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Struct
 
 MAX_TOOLS, MAX_VARIABLES = 64, 16
-_Name = Annotated[str, Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z", max_length=64)]
+FunctionName = Annotated[str, Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z", max_length=64)]
 _Variable = Annotated[str, Meta(pattern=r"\A[a-zA-Z][a-zA-Z0-9_]*\Z", max_length=64)]
 
 
@@ -14,7 +14,7 @@ class Function(Struct):
     schema, others need not.
     """
 
-    name: _Name
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -30,7 +30,7 @@ class Tool(Struct):
 class NamedFunction(Struct):
     """A function by its name."""
 
-    name: _Name
+    name: FunctionName
 
 
 class NamedTool(Struct):

@@ -11,7 +11,7 @@ _MAX_PREFIXES = 1 << 16  # remembered
 _SLACK = 4  # a preferred replica may have so many requests more than the idlest
 
 
-class _Prompt(msgspec.Struct):
+class _PromptFields(msgspec.Struct):
     """The fields of a body that contain the prompt, as raw JSON."""
 
     prompt: msgspec.Raw = msgspec.Raw()
@@ -19,7 +19,7 @@ class _Prompt(msgspec.Struct):
     input: msgspec.Raw = msgspec.Raw()
 
 
-_DECODER = msgspec.json.Decoder(_Prompt)
+_DECODER = msgspec.json.Decoder(_PromptFields)
 
 
 def prefixes(body: bytes, client: str) -> list[bytes]:
@@ -58,7 +58,6 @@ class Affinity:
         return None
 
     def note(self, digests: Sequence[bytes], replica: str) -> None:
-        """Remembers that a replica got a prompt."""
         for digest in digests:
             self._owners[digest] = replica
             self._owners.move_to_end(digest)

@@ -1,10 +1,10 @@
 """Requests and answers between a gateway and its replicas."""
 
 import dataclasses
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
-Headers = tuple[tuple[bytes, bytes], ...]
+from inference.server.web.asgi_client import Headers, Parts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,23 +25,6 @@ class HttpRequest:
     client: str = ""
     prefixes: Sequence[bytes] = ()
     avoid: frozenset[str] = frozenset()
-
-
-@dataclasses.dataclass(frozen=True)
-class HttpStart:
-    """The head of an answer, with the first bytes of its body (a stream's first event).
-
-    Attributes:
-        replica: id of the replica that answers.
-    """
-
-    replica: str
-    status: int
-    headers: Headers
-    body: bytes
-
-
-Parts = AsyncGenerator[HttpStart | bytes, None]  # an `HttpStart`, then bytes of the body
 
 
 class ReplicaLost(Exception):

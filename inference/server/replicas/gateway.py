@@ -17,16 +17,12 @@ from inference.server.protocol.caller import Caller, Deadline
 from inference.server.protocol.errors import ApiError, unavailable
 from inference.server.protocol.event_stream import DONE, unless_gone
 from inference.server.replicas import affinity
-from inference.server.replicas.forwarded import (
-    HttpRequest,
-    HttpStart,
-    ReplicaLost,
-    Replicas,
-)
+from inference.server.replicas.forwarded import HttpRequest, ReplicaLost, Replicas
 from inference.server.replicas.merged_metrics import GatewayMetrics
 from inference.server.service import Limits
 from inference.server.web import body
 from inference.server.web.access import CLIENT, REQUEST_ID
+from inference.server.web.asgi_client import HttpStart
 
 _TRIES = 3  # replicas that may be lost with a request: it may be the cause
 _GRACE_S = 1.0  # for a replica to report the missed deadline itself
@@ -134,7 +130,7 @@ class Gateway:
         for _ in range(_TRIES):
             if deadline.left_s <= 0:
                 raise deadline.passed()
-            answer = _Answer(send)
+            answer = _SentAnswer(send)
             try:
                 async with (
                     asyncio.timeout_at(deadline.at + _GRACE_S),
@@ -174,7 +170,7 @@ class Gateway:
         if refused is None:
             why = f"{_TRIES} replicas ended while they had this request: it is not tried again"
             raise ApiError(500, why, code="replica_lost", may_retry=False)
-        answer = _Answer(send)
+        answer = _SentAnswer(send)
         await answer.begin(refused)
         await answer.end()
 
@@ -185,7 +181,7 @@ def _until(deadline: Deadline, request: HttpRequest) -> HttpRequest:
     return dataclasses.replace(request, headers=(*request.headers, timeout))
 
 
-class _Answer:
+class _SentAnswer:
     """The part of an answer that the client has got."""
 
     def __init__(self, send: Send):
@@ -195,7 +191,6 @@ class _Answer:
 
     @property
     def has_begun(self) -> bool:
-        """Whether anything was sent."""
         return self._headers is not None
 
     @property
@@ -215,7 +210,6 @@ class _Answer:
         await self.go_on(start.body)
 
     async def go_on(self, part: bytes) -> None:
-        """Sends a part of the body."""
         self._num_bytes += len(part)
         self._last = part
         await self._send({"type": "http.response.body", "body": part, "more_body": True})
@@ -233,5 +227,4 @@ class _Answer:
         await self.end()
 
     async def end(self) -> None:
-        """Ends the answer."""
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -13,7 +13,7 @@ from ray.serve.schema import LoggingConfig
 from starlette.types import ASGIApp
 
 from configs.errors import InputError
-from inference.server.replicas.forwarded import HttpRequest, Parts
+from inference.server.replicas.forwarded import HttpRequest
 from inference.server.replicas.gateway import Gateway
 from inference.server.replicas.ray_replicas import RayReplicas
 from inference.server.replicas.ray_router import PrefixRouter
@@ -23,6 +23,7 @@ from inference.server.service import QUEUED_PER_SEQ, Limits
 from inference.server.web import access
 from inference.server.web.access import Keys
 from inference.server.web.app import guarded
+from inference.server.web.asgi_client import Parts
 
 _CHECK_S, _CHECK_TIMEOUT_S = 2.0, 10.0
 _STARTS = 3  # attempts to start a replica until its deployment has failed
@@ -40,7 +41,6 @@ class ModelReplica:
         await self._replica.start()
 
     async def answer(self, request: HttpRequest) -> Parts:
-        """See `Replica`."""
         async for part in self._replica.answer(request):
             yield part
 
@@ -49,7 +49,6 @@ class ModelReplica:
         self._replica.check()
 
     async def metrics(self) -> tuple[str, str]:
-        """See `Replica`."""
         return self._replica.metrics()
 
     async def __del__(self) -> None:

@@ -8,7 +8,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from inference.server.replicas.forwarded import HttpRequest, Parts, ReplicaLost
+from inference.server.replicas.forwarded import HttpRequest, ReplicaLost
+from inference.server.web.asgi_client import Parts
 
 _METRICS_S = 5.0
 
@@ -40,7 +41,6 @@ class RayReplicas:
                 response.cancel()
 
     async def num_ready(self) -> int:
-        """Number of replicas that serve requests, according to Ray's controller."""
         with suppress(RayError, RayServeException):
             status = await asyncio.to_thread(serve.status)
             app = status.applications.get(self._handle.app_name)
@@ -49,7 +49,6 @@ class RayReplicas:
         return 0
 
     async def metrics(self) -> dict[str, str]:
-        """Id -> metrics as text, of the replicas that answer in time."""
         with suppress(RayError, RayServeException, TimeoutError):
             # Ray's public `results_async` returns nothing at all if one replica is late.
             replies = self._handle.broadcast("metrics")._fetch_replica_results_async()

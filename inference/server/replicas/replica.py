@@ -2,18 +2,16 @@
 
 import asyncio
 import os
-from contextlib import aclosing
 from pathlib import Path
-
-from starlette.types import Message
 
 from inference.server.client.start import start
 from inference.server.failures import request_id
-from inference.server.replicas.forwarded import HttpRequest, HttpStart, Parts
+from inference.server.replicas.forwarded import HttpRequest
 from inference.server.service import Service
 from inference.server.web import asgi_client
 from inference.server.web.access import REQUEST_ID
 from inference.server.web.app import routed
+from inference.server.web.asgi_client import Parts
 from inference.server.web.observed import RequestObserver
 
 
@@ -34,25 +32,13 @@ class Replica:
         """Starts the engine and waits until it is ready; raises `EngineFailed`."""
         self._engine = await start(self._service.client)
 
-    async def answer(self, request: HttpRequest) -> Parts:
+    def answer(self, request: HttpRequest) -> Parts:
         """Yields the answer to a request; closing the generator aborts the request."""
         request_id.set(dict(request.headers).get(REQUEST_ID.encode(), b"").decode("latin-1"))
-        generator = asgi_client.messages(
+        return asgi_client.answer(
             self._app, request.method, request.path, request.headers, request.body, request.query,
-            request.client,
+            request.client, self._id,
         )  # fmt: skip
-        head: Message | None = None
-        async with aclosing(generator) as messages:
-            async for message in messages:
-                if message["type"] == "http.response.start":
-                    head = message
-                    continue
-                body = message.get("body", b"")
-                if head is not None:
-                    yield HttpStart(self._id, head["status"], tuple(head["headers"]), body)
-                    head = None
-                elif body:
-                    yield body
 
     def check(self) -> None:
         """Raises `Unhealthy` unless the engine is alive or being restarted."""
@@ -60,11 +46,9 @@ class Replica:
             raise Unhealthy(f"the engine is {self._service.client.state.value}, and not heard of")
 
     def metrics(self) -> tuple[str, str]:
-        """The replica's id, and its metrics as text."""
         return self._id, self._service.metrics.text().decode()
 
     async def close(self) -> None:
-        """Ends the engine and the service."""
         self._service.is_draining = True
         await self._service.client.stop()
         if self._engine is not None:

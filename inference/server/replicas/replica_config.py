@@ -69,11 +69,9 @@ class ReplicaConfig:
 
     @property
     def limits(self) -> Limits:
-        """Limits of requests, for replicas and their gateway."""
         return Limits(request_s=self.request_timeout, queue_s=self.max_queue_s)
 
     def service(self) -> Service:
-        """The service of one replica, not started."""
         launcher = Subprocess(self.command)
         service = Service(
             launcher, self.limits, self.served_model_name, self.tool_call_parser, warms_up=True

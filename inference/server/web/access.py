@@ -74,14 +74,12 @@ class Site:
     root_path: str = ""
 
     def has(self, host: str) -> bool:
-        """Whether a name is one of `hosts`."""
         return any(
             host == name or (name.startswith("*.") and host.endswith(name[1:]))
             for name in self.hosts
         )
 
     def admits(self, origin: str) -> bool:
-        """Whether pages of an origin may send requests."""
         return origin in self.origins or "*" in self.origins
 
     def around(self, app: ASGIApp) -> ASGIApp:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 from collections.abc import AsyncGenerator, Iterable
 
 from starlette.types import ASGIApp, Message
@@ -11,7 +12,27 @@ from inference.server.web.access import CLIENT
 _LEAVE_S = 1.0  # for the application to end by itself after a disconnect
 
 
-async def messages(
+Headers = tuple[tuple[bytes, bytes], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class HttpStart:
+    """The head of an answer, with the first bytes of its body (a stream's first event).
+
+    Attributes:
+        replica: id of the replica that answers; "" without replicas.
+    """
+
+    replica: str
+    status: int
+    headers: Headers
+    body: bytes
+
+
+Parts = AsyncGenerator[HttpStart | bytes, None]  # an `HttpStart`, then bytes of the body
+
+
+async def answer(
     app: ASGIApp,
     method: str,
     path: str,
@@ -19,12 +40,13 @@ async def messages(
     body: bytes,
     query: bytes = b"",
     client: str = "",
-) -> AsyncGenerator[Message, None]:
-    """Yields the messages of an answer as they come; closing the generator disconnects.
+    replica: str = "",
+) -> Parts:
+    """Yields the parts of an answer as they come; closing the generator disconnects.
 
     `client`: name of the client's key.
     """
-    parts: asyncio.Queue[Message | None] = asyncio.Queue()  # `max_tokens` bounds its length
+    messages: asyncio.Queue[Message | None] = asyncio.Queue()  # `max_tokens` bounds its length
     has_left = asyncio.Event()
     request_messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
     scope = {
@@ -40,16 +62,24 @@ async def messages(
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
-        parts.put_nowait(message)
+        messages.put_nowait(message)
 
-    async def answer() -> None:
+    async def run() -> None:
         await app(scope, receive, send)
 
-    answering = asyncio.create_task(answer())
-    answering.add_done_callback(lambda _: parts.put_nowait(None))
+    answering = asyncio.create_task(run())
+    answering.add_done_callback(lambda _: messages.put_nowait(None))
+    head: Message | None = None
     try:
-        while (message := await parts.get()) is not None:
-            yield message
+        while (message := await messages.get()) is not None:
+            part = message.get("body", b"")
+            if message["type"] == "http.response.start":
+                head = message
+            elif head is not None:
+                yield HttpStart(replica, head["status"], tuple(head["headers"]), part)
+                head = None
+            elif part:
+                yield part
         answering.result()
     finally:
         has_left.set()

@@ -23,7 +23,7 @@ _DROPPED = 16  # times the largest body: read and dropped after the last answere
 _log = logging.getLogger(__name__)
 
 
-class _Refused(Exception):
+class _RejectedRequest(Exception):
     """Stops the parser: nothing after this request is served."""
 
     def __init__(self, error: ApiError):
@@ -59,12 +59,10 @@ class GuardedProtocol(HttpToolsProtocol):
         self._dropped_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Starts the timer of the first head."""
         super().connection_made(transport)
         self._await_head()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Cancels the timers."""
         self._cancel_head_timer()
         self._cancel_stall_timer()
         super().connection_lost(error)
@@ -86,7 +84,6 @@ class GuardedProtocol(HttpToolsProtocol):
             self._within_head_s(self.transport.close)
 
     def on_message_begin(self) -> None:
-        """Starts the timer of a request's head."""
         super().on_message_begin()
         self._in_head = True
         self._await_head()
@@ -99,21 +96,19 @@ class GuardedProtocol(HttpToolsProtocol):
             self._trailer_bytes += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
-        """Checks a whole head and starts its request."""
         if self.parser.get_method() == b"CONNECT":
-            raise _Refused(ApiError(405, "this server is no proxy"))
+            raise _RejectedRequest(ApiError(405, "this server is no proxy"))
         if self.parser.should_upgrade():
             return  # it is parsed once more
         self._cancel_head_timer()
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self._limits.head_bytes:
-            raise _Refused(_LARGE_HEAD)
+            raise _RejectedRequest(_LARGE_HEAD)
         self._in_head, self._head_bytes, self._trailer_bytes = False, 0, 0
         super().on_headers_complete()
         self.cycle.transport = _AnswerTransport(self)  # type: ignore[assignment]
 
     def on_body(self, body: bytes) -> None:
-        """Takes a part of a body."""
         self._head_bytes = 0
         super().on_body(body)
 
@@ -140,13 +135,11 @@ class GuardedProtocol(HttpToolsProtocol):
         self._within_head_s(self.transport.close)
 
     def pause_writing(self) -> None:
-        """Starts the timer of a client that does not read."""
         super().pause_writing()
         loop = asyncio.get_running_loop()
         self._stall_timer = loop.call_later(self._limits.stall_s, self._disconnect)
 
     def resume_writing(self) -> None:
-        """Cancels the timer of a client that reads again."""
         self._cancel_stall_timer()
         super().resume_writing()
 
@@ -196,7 +189,7 @@ class GuardedProtocol(HttpToolsProtocol):
                     self._parse_without_upgrade()
         except httptools.HttpParserError as error:
             why = error.__context__
-            self._refuse(why.error if isinstance(why, _Refused) else _NO_HTTP)
+            self._refuse(why.error if isinstance(why, _RejectedRequest) else _NO_HTTP)
 
     def _parse_without_upgrade(self) -> None:
         """Parses the head of a request again, without its request for another protocol."""
@@ -222,7 +215,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self._is_closing or self.transport.is_closing() or self._refusal is not None:
             return
         if error.status != 408:  # browsers keep unused connections open: no fault
-            _log.warning("%s: %d, %s", _peer(self.client), error.status, error.message)
+            peer = "a client" if self.client is None else "{}:{}".format(*self.client)
+            _log.warning("%s: %d, %s", peer, error.status, error.message)
         self._cancel_head_timer()
         self._refusal = error
         if not self._is_in_between:
@@ -249,9 +243,4 @@ class _AnswerTransport:
         self.is_closing = connection.transport.is_closing
 
     def close(self) -> None:
-        """Closes the connection after its last answer."""
         self._connection.close_gently()
-
-
-def _peer(client: tuple[str, int] | None) -> str:
-    return "a client" if client is None else f"{client[0]}:{client[1]}"

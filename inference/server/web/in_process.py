@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
-from starlette.types import ASGIApp, Message
+from starlette.types import ASGIApp
 
 from inference.http_client.connections import Answer, Unanswered
 from inference.server.client.start import start
@@ -35,20 +35,16 @@ class InProcess:
             b"content-type": b"application/json",
             b"content-length": str(len(body)).encode(),
         }
-        start: Message = {}
-        parts: list[bytes] = []
-        generator = asgi_client.messages(self._app, "POST", path, headers.items(), body)
-        async with contextlib.aclosing(generator) as messages:
-            async for message in messages:
-                if message["type"] == "http.response.start":
-                    start = message
-                else:
-                    parts.append(message.get("body", b""))
-        if not start:
-            raise Unanswered("the application has no answer")
-        response_headers = {name.decode("latin-1").lower(): value.decode("latin-1")
-                 for name, value in start["headers"]}  # fmt: skip
-        return Answer(start["status"], response_headers, b"".join(parts))
+        generator = asgi_client.answer(self._app, "POST", path, headers.items(), body)
+        async with contextlib.aclosing(generator) as parts:
+            start = await anext(parts, None)
+            if not isinstance(start, asgi_client.HttpStart):
+                raise Unanswered("the application has no answer")
+            rest = [part async for part in parts if isinstance(part, bytes)]
+        response_headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start.headers
+        }
+        return Answer(start.status, response_headers, b"".join([start.body, *rest]))
 
 
 @contextlib.asynccontextmanager

@@ -28,7 +28,6 @@ class RequestObserver:
         self._templates = {path.partition("{")[0]: path for path in templates}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request (ASGI)."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -48,7 +48,7 @@ async def openapi(service: Service) -> Response:
 
 OPERATIONS = (
     Operation("/v1/models", status.models, None, responses.Models),
-    Operation("/v1/models/{id:path}", status.model, None, responses.Model),
+    Operation("/v1/models/{id:path}", status.model, None, responses.ServedModel),
     Operation("/health", status.health),
     Operation("/ready", status.ready),
     Operation("/load", status.load),
@@ -68,8 +68,8 @@ OPERATIONS = (
         bodies.AnyEvent, {"input": "Why is the sky blue?", "max_output_tokens": 64},
     ),
     Operation(
-        "/v1/completions", generate.completions, fields.CompletionRequest, responses.Completion,
-        responses.Completion, {"prompt": "Once upon a time", "max_tokens": 32},
+        "/v1/completions", generate.completions, fields.CompletionRequest, responses.TextCompletion,
+        responses.TextCompletion, {"prompt": "Once upon a time", "max_tokens": 32},
     ),
     Operation(
         "/v1/embeddings", embeddings, EmbeddingRequest, Embeddings,

@@ -85,11 +85,6 @@ def limit_bytes(num_bytes: int) -> int:
     return _BASE_BYTES + num_bytes // _MB * _MB_BYTES
 
 
-def too_long(seconds: float) -> JobFailed:
-    """The error of a job that was ended after `seconds`."""
-    return JobFailed(f"it takes more than {seconds:g} s to process")
-
-
 def too_large(num_bytes: int) -> JobFailed:
     """The error of a job that needed more memory than `num_bytes`."""
     return JobFailed(f"it takes more than {num_bytes // _MB} MB of memory to process", is_last=True)

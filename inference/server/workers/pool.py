@@ -11,7 +11,7 @@ from pathlib import Path
 from inference.server import frames
 from inference.server.frames import ConnectionClosed, TextFacts
 from inference.server.workers import entry, jobs
-from inference.server.workers.jobs import FromWorker, Job, JobFailed, Load
+from inference.server.workers.jobs import Encode, FromWorker, Job, JobFailed, Load
 
 _COMMAND = [sys.executable, "-m", entry.__name__]
 _ROOT = Path(entry.__file__).parents[3]  # where Python finds the module
@@ -36,44 +36,35 @@ class Pool:
         self._free: asyncio.LifoQueue[_WorkerProcess] = asyncio.LifoQueue()
         for worker in reversed(self._workers):
             self._free.put_nowait(worker)
-        self._running: set[asyncio.Task[FromWorker | None]] = set()
+        self._running: set[asyncio.Task[FromWorker]] = set()
 
     async def start(self) -> None:
         """Starts one worker in advance; if that fails, the first job tries again."""
-        worker = await self._free.get()
         with contextlib.suppress(WorkerLost):
-            await self._run(worker, None)
+            await self.ask(Encode("", add_special=False))
 
     async def ask(self, job: Job) -> FromWorker:
         """Returns the result of a job; raises `WorkerLost` if a sound job has none."""
         worker = await self._free.get()
-        # The caller may be cancelled; the worker is busy until the job is done.
-        reply = await asyncio.shield(self._run(worker, job))
-        assert reply is not None
-        return reply
 
-    def _run(self, worker: "_WorkerProcess", job: Job | None) -> "asyncio.Task[FromWorker | None]":
-        async def run() -> FromWorker | None:
+        async def run() -> FromWorker:
             try:
-                if job is not None:
-                    return await worker.ask(job)
-                await worker.start()
-                return None
+                return await worker.ask(job)
             finally:
                 self._free.put_nowait(worker)
 
         task = asyncio.create_task(run())
         self._running.add(task)
         task.add_done_callback(self._ended)
-        return task
+        # The caller may be cancelled; the worker is busy until the job is done.
+        return await asyncio.shield(task)
 
-    def _ended(self, task: "asyncio.Task[FromWorker | None]") -> None:
+    def _ended(self, task: "asyncio.Task[FromWorker]") -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # the caller may have been cancelled: marks it as retrieved
 
     def close(self) -> None:
-        """Ends the workers."""
         for task in self._running:
             task.cancel()
         for worker in self._workers:
@@ -105,7 +96,7 @@ class _WorkerProcess:
             except (asyncio.IncompleteReadError, OSError, ConnectionClosed):
                 status = await self._end()
                 if status == -signal.SIGPROF:
-                    return jobs.too_long(limit_s)
+                    return JobFailed(f"it takes more than {limit_s:g} s to process")
                 if status < 0 and status not in _KILLED:  # it crashed for lack of memory
                     return jobs.too_large(jobs.limit_bytes(size))
             else:
@@ -158,7 +149,6 @@ class _WorkerProcess:
             self.kill()
 
     def kill(self) -> None:
-        """Kills the process, if there is one."""
         process, self._process = self._process, None
         connection, self._connection = self._connection, None
         if connection is not None:

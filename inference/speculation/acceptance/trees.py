@@ -136,10 +136,7 @@ def typical(
     """Goes on where the target finds a child likely enough, and takes the longest branch of such
     nodes, of equals the first: with q its distribution, q(d) > min(0.09, 0.3 exp(-H(q))) (Cai et
     al. 2024, arXiv 2401.10774, section 2.3). It is not the target's distribution, except
-    at temperature 0.
-
-    Args:
-        prob_RNV, seed_R2, position_R, token_RN, parent_RN, width: as `by_rejection`.
+    at temperature 0. Arguments are those of `by_rejection`.
     """
     rows, nodes, _ = prob_RNV.shape
     nth_1N = jnp.arange(nodes)[None]

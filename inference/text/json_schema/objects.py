@@ -132,11 +132,8 @@ def _count(place: str, result: Rewritten) -> None:
     schema = result.schema
     low, high = schema.get("minProperties", 0), schema.get("maxProperties", math.inf)
     for name, bound in (("minProperties", low), ("maxProperties", high)):
-        if (
-            isinstance(bound, bool)
-            or not (isinstance(bound, int) or bound == math.inf)
-            or bound < 0
-        ):
+        is_count = type(bound) is int and bound >= 0
+        if not (is_count or bound is math.inf):
             raise InputError(f"{place}{name}={shown(bound)}: is a number of properties")
     required = schema.get("required", [])
     properties = schema.get("properties", {})
@@ -152,19 +149,16 @@ def _count(place: str, result: Rewritten) -> None:
     if not optional or (low <= num_required and high == math.inf):
         return
     sizes = range(len(optional) + 1)
+    # Without an upper bound, each object that has enough properties is one of those with the least.
+    is_least = not is_open and high >= len(optional) + num_required
     if not is_open:
-        del schema["minProperties" if "minProperties" in schema else "maxProperties"]
-        schema.pop("maxProperties", None)
+        schema.pop("minProperties", None), schema.pop("maxProperties", None)
         least = max(0, low - num_required)
-        if high >= len(optional) + num_required:  # each that has enough is one of those with least
-            sizes = range(least, least + 1)
-        else:
-            sizes = range(least, int(high) - num_required + 1)
+        sizes = range(least, (least if is_least else int(high) - num_required) + 1)
     choices = itertools.accumulate(math.comb(len(optional), size) for size in sizes)
     if any(num > _MAX_CHOICES for num in choices):
         name = "minProperties" if low > num_required else "maxProperties"
         raise InputError(f"{place}{name}: is not supported beside {len(optional)} optional ones")
-    is_least = not is_open and high >= len(optional) + num_required
     options: list[Schema] = []
     for size in sizes:
         for chosen in itertools.combinations(optional, size):

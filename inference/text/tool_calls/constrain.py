@@ -13,30 +13,23 @@ _MORE = f"{{0,{MAX_CALLS - 1}}}"
 Schemas = Mapping[str, dict[str, object]]  # of the arguments, by names of functions
 
 
-def of_calls(format: Format, schemas: Schemas, is_parallel: bool) -> str:
+def of_calls(format: Format, schemas: Schemas, is_parallel: bool, other: str | None = None) -> str:
     """One call of one of these functions, or several if `is_parallel`, with arguments that obey
-    their JSON schemas. Raises InputError if the schemas are too long together.
+    their JSON schemas; or a text of the grammar `other`. Raises InputError if the schemas are too
+    long together.
     """
-    _check_length(schemas)
-    return _lark(format, schemas, is_parallel, "start")
-
-
-def of_calls_or(format: Format, schemas: Schemas, is_parallel: bool, answer: str) -> str:
-    """The same, or a text of another grammar."""
-    _check_length(schemas)
-    other = grammar.schema_of(answer)
-    if format.brackets and other is not None:
-        return _json_or(format, schemas, is_parallel, other)
-    return grammar.either(_lark(format, schemas, is_parallel, "calls"), "calls", answer)
-
-
-def _check_length(schemas: Schemas) -> None:
     num_chars = sum(len(json.dumps(schema)) for schema in schemas.values())
     if num_chars > grammar.MAX_CHARS:
         raise InputError(
             f"the schemas of functions have at most {grammar.MAX_CHARS} characters together, not "
             f"{num_chars}"
         )
+    if other is None:
+        return _lark(format, schemas, is_parallel, "start")
+    schema = grammar.schema_of(other)
+    if format.brackets and schema is not None:
+        return _json_or(format, schemas, is_parallel, schema)
+    return grammar.either(_lark(format, schemas, is_parallel, "calls"), "calls", other)
 
 
 def _lark(format: Format, schemas: Schemas, is_parallel: bool, first: str) -> str:

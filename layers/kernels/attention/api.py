@@ -55,10 +55,8 @@ class Choice(NamedTuple):
 def choose(config: Config) -> Choice:
     """Chooses the implementation that `engine.kernels.attention` names. None is the first able to
     run of those that a committed measurement on such a device ranks above the reference, or without
-    a measurement of the back end's; else the reference.
-
-    Raises:
-        InputError: the named implementation cannot do what the model and the engine require.
+    a measurement of the back end's; else the reference. Raises InputError if the named one cannot
+    do what the model and the engine require.
     """
     model, device, requested = config.chip_model, target_device(), config.engine.kernels.attention
     read = {

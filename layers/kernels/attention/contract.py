@@ -70,35 +70,44 @@ PLAIN = Options()
 
 
 class Limit(Protocol):
-    """`limit` of an implementation."""
+    """Why an implementation cannot do this and what would work, a phrase after its name; None if it
+    can.
+    """
 
-    def __call__(self, demand: Demand, device: Device) -> str | None:
-        """Why it cannot do this and what would work, a phrase after its name; None if it can."""
+    def __call__(self, demand: Demand, device: Device) -> str | None: ...
 
 
 class Layout(Protocol):
-    """`layout` of an implementation."""
+    """Shape and type of a layer's pages, [pages, page tokens, ...]; rows may be padded."""
 
     def __call__(
         self, num_pages: int, page_tokens: int, page_format: PageFormat
-    ) -> jax.ShapeDtypeStruct:
-        """Shape and type of a layer's pages, [pages, page tokens, ...]; rows may be padded."""
+    ) -> jax.ShapeDtypeStruct: ...
 
 
 class Write(Protocol):
-    """`write` of an implementation."""
+    """Returns the pages with this step's keys and values, in place where `pages` is donated;
+    padding goes to page 0. `row_TX` is a packed row a token, [T, 2 K, H] where keys and values are
+    of one width, or uint8 [T, X] where it is quantized.
+    """
 
     def __call__(
         self, pages: jax.Array, row_TX: jax.Array, ragged: Ragged, group: int
-    ) -> jax.Array:
-        """The pages with this step's keys and values, in place where `pages` is donated; padding
-        goes to page 0. `row_TX` is a packed row a token, [T, 2 K, H] where keys and values are of
-        one width, or uint8 [T, X] where it is quantized.
-        """
+    ) -> jax.Array: ...
 
 
 class AttendPages(Protocol):
-    """`attend_pages` of an implementation."""
+    """Returns attention of a rectangle over its sequences' pages: [Y, W, N, value width] of float32
+    or of `options.dtype`, arbitrary where a token is not valid.
+
+    Args:
+        q_YWNH: scaled queries, in the model's precision, which keys and values are brought to.
+        pages: with this step's tokens.
+        rectangle: positions, validity, bounds (`mask.mask_bounds`) and page tables, [Y, P]; P
+            page tokens are a multiple of 128. Where queries choose pages, [Y, K, P]: a table of
+            each KV head.
+        group: index of the pages' table.
+    """
 
     def __call__(
         self,
@@ -108,22 +117,20 @@ class AttendPages(Protocol):
         group: int,
         page_format: PageFormat,
         options: Options = PLAIN,
-    ) -> jax.Array:
-        """Attention of a rectangle over its sequences' pages: [Y, W, N, value width] of float32 or
-        of `options.dtype`, arbitrary where a token is not valid.
-
-        Args:
-            q_YWNH: scaled queries, in the model's precision, which keys and values are brought to.
-            pages: with this step's tokens.
-            rectangle: positions, validity, bounds (`mask.mask_bounds`) and page tables, [Y, P]; P
-                page tokens are a multiple of 128. Where queries choose pages, [Y, K, P]: a table of
-                each KV head.
-            group: index of the pages' table.
-        """
+    ) -> jax.Array: ...
 
 
 class PageBounds(Protocol):
-    """`page_bounds` of an implementation."""
+    """Returns what the scores of a page's keys do not exceed, summed over the query heads of each
+    KV head: float32 [Y, W, K, P], arbitrary from a row's page `count_Y` on; NaN where elements of
+    the KV head's keys or of its queries are.
+
+    Args:
+        q_YWNH: scaled queries, in the model's precision.
+        extremes: the smallest and the largest of each of the keys' elements, [pages, 2, K H]
+            (`kv_cache.Indexed`).
+        count_Y: pages of each row to look at, i32[Y].
+    """
 
     def __call__(
         self,
@@ -133,21 +140,20 @@ class PageBounds(Protocol):
         count_Y: jax.Array,
         page_format: PageFormat,
         options: Options = PLAIN,
-    ) -> jax.Array:
-        """What the scores of a page's keys do not exceed, summed over the query heads of each KV
-        head: float32 [Y, W, K, P], arbitrary from a row's page `count_Y` on; NaN where elements of
-        the KV head's keys or of its queries are.
-
-        Args:
-            q_YWNH: scaled queries, in the model's precision.
-            extremes: the smallest and the largest of each of the keys' elements, [pages, 2, K H]
-                (`kv_cache.Indexed`).
-            count_Y: pages of each row to look at, i32[Y].
-        """
+    ) -> jax.Array: ...
 
 
 class IndexScores(Protocol):
-    """`index_scores` of an implementation."""
+    """Returns what an indexer's heads score the keys in pages of a table, the sum over heads of
+    weight x relu(q.k): float32 [Y, W, S], S = P page tokens, arbitrary from a row's key `count_Y`
+    on.
+
+    Args:
+        q_YWIX: queries, in the model's precision.
+        weights_YWI: float32.
+        pages: of keys, [pages, page tokens, stored width].
+        count_Y: keys of each row to look at, i32[Y].
+    """
 
     def __call__(
         self,
@@ -158,20 +164,13 @@ class IndexScores(Protocol):
         count_Y: jax.Array,
         index_format: PageFormat,
         options: Options = PLAIN,
-    ) -> jax.Array:
-        """What an indexer's heads score the keys in pages of a table, the sum over heads of weight
-        x relu(q.k): float32 [Y, W, S], S = P page tokens, arbitrary from a row's key `count_Y` on.
-
-        Args:
-            q_YWIX: queries, in the model's precision.
-            weights_YWI: float32.
-            pages: of keys, [pages, page tokens, stored width].
-            count_Y: keys of each row to look at, i32[Y].
-        """
+    ) -> jax.Array: ...
 
 
 class AppendAndAttend(Protocol):
-    """An implementation's `write` and `attend_pages` of a rectangle in one kernel."""
+    """`Write` and `AttendPages` of a rectangle in one kernel: the attention, and the pages with the
+    valid tokens' rows.
+    """
 
     def __call__(
         self,
@@ -182,8 +181,7 @@ class AppendAndAttend(Protocol):
         group: int,
         page_format: PageFormat,
         options: Options = PLAIN,
-    ) -> tuple[jax.Array, jax.Array]:
-        """Returns the attention and the pages with the valid tokens' rows."""
+    ) -> tuple[jax.Array, jax.Array]: ...
 
 
 class Implementation(NamedTuple):

@@ -28,10 +28,8 @@ def mask_bounds(
     rectangle: Rectangle, window: int | None, chunked: bool = False, first_tokens: int = 0
 ) -> MaskBounds:
     """The mask of a rectangle as data. A window counts positions, from the query's own back, over a
-    cache without dropped tokens; `chunked` and `first_tokens` are `CacheSpec`'s.
-
-    Raises:
-        ValueError: a row of a tree is longer than `tree_bits_YW` has bits.
+    cache without dropped tokens; `chunked` and `first_tokens` are `CacheSpec`'s. Raises ValueError
+    if a row of a tree is longer than `tree_bits_YW` has bits.
     """
     position_YW, ancestors_YW = rectangle.position_YW, rectangle.ancestors_YW
     first_YW = head_YW = None

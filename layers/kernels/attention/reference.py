@@ -159,7 +159,7 @@ def _in_blocks(
     """The softmax after all blocks of a stretch, each folded in.
 
     Args:
-        read: (rows, j) -> of the j-th block for the first rows what `fold` takes.
+        read: (rows, j) -> what `fold` takes of the j-th block, for the first rows.
         start: the first block of the windows.
         last_Y: i32[Y], the last key that any query of a row sees.
         counts: rows of the first blocks, of later ones, and so on.

@@ -27,16 +27,14 @@ _FLAGS = (
     "-ffp-contract=fast", "-Wno-psabi",
 )  # fmt: skip
 _LINK_FLAGS = ("-shared", "-static-libstdc++", "-static-libgcc")  # another's may be loaded already
-_EXPORTS = (
-    "{ global: ridgeline_*; local: *; };\n"  # not the C++ library, which others could replace
-)
+# Not the C++ library, which others could replace.
+_EXPORTS = "{ global: ridgeline_*; local: *; };\n"
 _WIDE = "-mprefer-vector-width=512"
 _AMX = "-mamx-tile", "-mamx-int8"
 _FAST = "-O3"  # unless the compiler's command, or a file, names another level
 _QUICK = "-O1"  # of what only calls: a first start waits for its compilation
-Units = dict[
-    str, tuple[str | None, tuple[str, ...]]
-]  # file -> an architecture level, and further flags
+# File -> an architecture level, and further flags.
+Units = dict[str, tuple[str | None, tuple[str, ...]]]
 _X86: Units = {
     "dispatch.cc": ("x86-64", ()),
     "ffi.cc": ("x86-64", (_QUICK,)),
@@ -109,11 +107,8 @@ def check(folder: Path) -> None:
 
 def build(folder: Path) -> Path:
     """Compiles the library into a folder, where it appears whole or not at all. A folder that is
-    created is its owner's alone; one that is there keeps its permissions.
-
-    Raises:
-        BuildError: there is no compiler, or none can compile it; what they said is kept in the
-            folder.
+    created is its owner's alone; one that is there keeps its permissions. Raises BuildError if
+    there is no compiler, or none can compile it; their messages stay in the folder.
     """
     units = _UNITS.get((sys.platform, platform.machine()))
     if units is None:

@@ -19,15 +19,12 @@ def call(
     in_place: Mapping[int, int] = types.MappingProxyType({}),
     **attributes: object,
 ) -> Any:
-    """Calls a function of the library, once for each under `vmap`.
+    """Calls a function of the library, once for each under `vmap`, with its attributes. Raises
+    InputError where it is differentiated.
 
     Args:
         out: shape and dtype of the result, or a tuple of several.
         in_place: results that are made in arguments, by numbers of these.
-        attributes: further ones of the function.
-
-    Raises:
-        InputError: it is differentiated.
     """
     aliases = tuple(sorted(in_place.items()))
     return _function(target, out, aliases, tuple(sorted(attributes.items())))(*arrays)

@@ -48,11 +48,9 @@ def is_loaded() -> bool:
 
 
 def load(path: Path) -> Trials:
-    """Loads the library, tries all instruction sets and takes the first that is usable.
-
-    Raises:
-        OSError: it is not the library of these kernels, another one was loaded before, or this
-            processor lacks what all its kernels need.
+    """Loads the library, tries all instruction sets and takes the first that is usable. Raises
+    OSError if it is not the library of these kernels, another one was loaded before, or this
+    processor lacks what all its kernels need.
     """
     global _library
     library = ctypes.CDLL(str(path))
@@ -102,8 +100,7 @@ def product_seconds(instruction_set: str) -> float:
     cache, by one of `INSTRUCTION_SETS`; negative where it is not usable.
     """
     assert _library is not None
-    seconds: float = _library.ridgeline_try(instruction_set.encode())
-    return seconds
+    return _library.ridgeline_try(instruction_set.encode())
 
 
 def peak(instruction_set: str, type: str, seconds: float) -> float:
@@ -113,8 +110,7 @@ def peak(instruction_set: str, type: str, seconds: float) -> float:
     assert _library is not None
     if product_seconds(instruction_set) < 0:
         return 0.0
-    rate: float = _library.ridgeline_peak(instruction_set.encode(), type.encode(), seconds)
-    return rate
+    return _library.ridgeline_peak(instruction_set.encode(), type.encode(), seconds)
 
 
 def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:
@@ -132,10 +128,8 @@ def pack(rows_FD: np.ndarray, strips: np.ndarray) -> None:
 
 def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) -> None:
     """Lays a matrix [F, D] of blocks in `configs.precision.FORMATS`, uint8 [F, bytes of D numbers],
-    out in strips, uint8 [strips, bytes of a strip]; both C-contiguous.
-
-    Raises:
-        ValueError: the format has no blocks, or the arrays are not these.
+    out in strips, uint8 [strips, bytes of a strip]; both C-contiguous. Raises ValueError if the
+    format has no blocks, or the arrays are not these.
     """
     assert _library is not None
     info = FORMATS.get(format)

@@ -22,10 +22,9 @@ def norm(
     dtype = jnp.promote_types(weight.dtype, bias.dtype)
     arrays = x, weight.astype(dtype), bias.astype(dtype)
     out = jax.ShapeDtypeStruct(x.shape, jnp.float32)
-    normed: jax.Array = calls.call(
+    return calls.call(
         library.NORM, out, *arrays, epsilon=np.float32(eps), offset=np.float32(offset)
     )
-    return normed
 
 
 def gate(gate_up_TX: jax.Array, activation: str, dtype: str) -> jax.Array:
@@ -35,8 +34,7 @@ def gate(gate_up_TX: jax.Array, activation: str, dtype: str) -> jax.Array:
     T, X = gate_up_TX.shape
     out = jax.ShapeDtypeStruct((T, X // 2), jnp.dtype(dtype))
     code = np.int32(GATES[activation])
-    gated: jax.Array = calls.call(library.GATE, out, gate_up_TX, activation=code)
-    return gated
+    return calls.call(library.GATE, out, gate_up_TX, activation=code)
 
 
 def summarize(x_QV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -49,8 +47,7 @@ def summarize(x_QV: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         jax.ShapeDtypeStruct((Q,), jnp.int32),
         jax.ShapeDtypeStruct((Q,), jnp.float32),
     )
-    maxima_QG, best_Q, total_Q = calls.call(library.SUMMARIZE, outs, x_QV)
-    return maxima_QG, best_Q, total_Q
+    return calls.call(library.SUMMARIZE, outs, x_QV)
 
 
 def append(
@@ -84,12 +81,11 @@ def append(
     norms = (jnp.zeros(0), jnp.zeros(0)) if norms is None else norms
     queries = jax.ShapeDtypeStruct((qkv_TX.shape[0], N, H), jnp.dtype(dtype))
     outs = queries, jax.ShapeDtypeStruct(pages.shape, pages.dtype)
-    q_TNH, pages = calls.call(
+    return calls.call(
         library.APPEND, outs, qkv_TX, *angles, *norms, *place, pages, in_place={7: 1},
         kv_heads=np.int64(K), epsilon=np.float32(eps), offset=np.float32(offset),
         scale=np.float32(scale),
     )  # fmt: skip
-    return q_TNH, pages
 
 
 def choose(
@@ -104,11 +100,9 @@ def choose(
         jax.ShapeDtypeStruct((*shape, max_chosen), jnp.int32),
         jax.ShapeDtypeStruct(shape, jnp.int32),
     )
-    index_YWJ, count_YW = calls.call(library.CHOOSE, outs, scores_YWX, open_YWX)
-    return index_YWJ, count_YW
+    return calls.call(library.CHOOSE, outs, scores_YWX, open_YWX)
 
 
 def zeros(out: jax.ShapeDtypeStruct) -> jax.Array:
     """Zeros, which take memory only where they are written to."""
-    y: jax.Array = calls.call(library.ZEROS, out)
-    return y
+    return calls.call(library.ZEROS, out)

@@ -48,10 +48,8 @@ def placement(
 ) -> Callable[[str, ParamInfo, Values], Leaf]:
     """What makes a leaf of a parameter's values (or blocks), as the chosen implementation reads it:
     (path, info, values) -> leaf, over the chips of a mesh; where these belong to several processes,
-    each reads its own chips' parts of the values only.
-
-    Raises (when it is called):
-        InputError: blocks of a format that the chosen implementation has no products for.
+    each reads its own chips' parts of the values only. That raises InputError for blocks of a
+    format that the chosen implementation has no products for.
     """
 
     def convert(info: ParamInfo, values: Values) -> Leaf:

@@ -30,8 +30,7 @@ def grouped_product(
         return _by_xla(x_XD, w_EFD, sizes_E)
     differentiable = jax.custom_jvp(lambda *arrays: _zero_behind(kernel(*arrays), *arrays))
     differentiable.defjvp(lambda primals, tangents: jax.jvp(_by_xla, primals, tangents))
-    result: jax.Array = differentiable(x_XD, w_EFD, sizes_E)
-    return result
+    return differentiable(x_XD, w_EFD, sizes_E)
 
 
 def _by_xla(x_XD: jax.Array, w_EFD: jax.Array, sizes_E: jax.Array) -> jax.Array:
@@ -67,11 +66,10 @@ def on_tpu(
     rows = min(_TPU_TILE[0], -(-X // 16) * 16)
     tiling = rows, min(_TPU_TILE[1], D), min(_TPU_TILE[2], F)
     x_XD = jnp.pad(x_XD, ((0, -X % rows), (0, 0)))
-    y_XF: jax.Array = gmm(
+    return gmm(
         x_XD, w_EFD if by_rows else w_EFD.swapaxes(1, 2), sizes_E, jnp.float32, tiling,
         transpose_rhs=by_rows, interpret=interpret,
     )  # fmt: skip
-    return y_XF
 
 
 def _tiled_size(rows: int, columns: int) -> int:

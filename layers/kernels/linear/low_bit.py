@@ -83,10 +83,8 @@ def middle(format: str) -> float:
 
 def of_blocks(blocks_FX: np.ndarray, format: str, width: int, dtype: str) -> Quantized:
     """Converts blocks uint8 [F, bytes of a row] of a matrix [F, width] (or a stack, [E, F, ...]),
-    as `layers.quantized` packs them; `format` and `dtype` are as in `Quantized`.
-
-    Raises:
-        ValueError: the blocks are not these.
+    as `layers.quantized` packs them; `format` and `dtype` are as in `Quantized`. Raises ValueError
+    for other blocks.
     """
     info, shape = FORMATS[format], (*blocks_FX.shape[:-1], width)
     if format not in quantized.OURS or blocks_FX.dtype != np.uint8:
@@ -243,11 +241,9 @@ def of_e2m1(code: jax.Array) -> jax.Array:
 
 
 def rounded_tokens(x_TD: jax.Array, dtype: jax.typing.DTypeLike) -> tuple[jax.Array, jax.Array]:
-    """Rounds each token's numbers to `dtype`, int8 or float8_e4m3fn, by a scale of its own.
-
-    Returns:
-        (q_TD of that type, scale_T1 float32): q times scale is about x, and NaN where any number of
-        a token is not finite: it has no integer, and a maximum may miss it.
+    """Rounds each token's numbers to `dtype`, int8 or float8_e4m3fn, by a scale of its own: q_TD of
+    that type, and scale_T1, float32. q times scale is about x, and NaN where any number of a token
+    is not finite: it has no integer, and a maximum may miss it.
     """
     x_TD = x_TD.astype(jnp.float32)
     is_int = dtype == jnp.int8

@@ -169,8 +169,7 @@ def _plane(
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
     )(x_BWD, lax.bitcast_convert_type(w.data, jnp.int8), *weights, matrix_B)
-    y_BWF: jax.Array = partial_XBFW.sum(0).swapaxes(1, 2)
-    return y_BWF
+    return partial_XBFW.sum(0).swapaxes(1, 2)
 
 
 def _numbers(
@@ -205,7 +204,4 @@ def _product(number_FK: jax.Array, x_smem, interpret: object) -> jax.Array:
         plgpu.wgmma(sum_ref, number_FK, x_smem.transpose((1, 0)))
         return sum_ref[...]
 
-    product_FW: jax.Array = pl.run_scoped(
-        product, plgpu.ACC((_FEATURES, x_smem.shape[0]), jnp.float32)
-    )
-    return product_FW
+    return pl.run_scoped(product, plgpu.ACC((_FEATURES, x_smem.shape[0]), jnp.float32))

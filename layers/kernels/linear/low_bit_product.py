@@ -9,7 +9,6 @@ own.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -34,17 +33,14 @@ def product(x_TD: jax.Array, w: Quantized) -> jax.Array:
         raise ValueError(f"{x_TD.shape} does not go with a matrix of {w.shape}")
     if kernel := backends.current().low_bit_product(x_TD.shape[0], w):
         stack = dataclasses.replace(jax.tree.map(lambda a: a[None], w), shape=(1, *w.shape))
-        y_TF: jax.Array = kernel(x_TD[None], stack, jnp.zeros(1, jnp.int32))[0]
-        return y_TF
+        return kernel(x_TD[None], stack, jnp.zeros(1, jnp.int32))[0]
     return _by_xla(x_TD, w)
 
 
 def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
     """Blocks of rows, each with one matrix of a stack [E, F, D]: float32 [B, W, F]; `matrix_B`
-    (i32) of E is none, and that block arbitrary.
-
-    Raises:
-        ValueError: x has other columns than w, or w is no stack.
+    (i32) of E is none, and that block arbitrary. Raises ValueError if x has other columns than w,
+    or w is no stack.
     """
     if x_BWD.ndim != 3 or len(w.shape) != 3 or x_BWD.shape[2] != w.shape[2]:
         raise ValueError(f"{x_BWD.shape} does not go with a stack of {w.shape}")
@@ -70,17 +66,14 @@ def products(x_BWD: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
 def _by_xla(x_TD: jax.Array, w: Quantized) -> jax.Array:
     """`product`; a CPU expands blocks of rows, other devices what XLA does not expand itself."""
     T, (F, D) = len(x_TD), w.shape
-    multiply = functools.partial(_times_rounded if _rounds(w) else _times, dtype=w.dtype)
+    is_rounded = FORMATS[w.format].activations is not None
+    multiply = _times_rounded if is_rounded else _times
     if not backends.current().copies_in_blocks:
         return multiply(x_TD, w)
     x_TD = jnp.pad(x_TD, ((0, max(0, _LEAST_ROWS - T)), (0, 0)))
     block_rows = max(_BLOCK_ROWS, _BLOCK_BYTES // (4 * D))
     y_TF = multiply(x_TD, w) if block_rows >= F else _by_blocks(x_TD, w, block_rows, multiply)
     return y_TF[:T]
-
-
-def _rounds(w: Quantized) -> bool:
-    return FORMATS[w.format].activations is not None
 
 
 def _by_blocks(
@@ -103,18 +96,15 @@ def _by_blocks(
     return lax.fori_loop(0, -(-F // block_rows), add_block, jnp.zeros((len(x_TD), F), jnp.float32))
 
 
-def _times(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
+def _times(x_TD: jax.Array, w: Quantized) -> jax.Array:
+    x_TD = x_TD.astype(w.dtype)
     if FORMATS[w.format].bits == 8:
-        return _dot(x_TD.astype(dtype), low_bit.elements(w).astype(dtype)) * w.scale
-    return _dot(x_TD.astype(dtype), _expanded(w))
-
-
-def _expanded(w: Quantized) -> jax.Array:
+        return _dot(x_TD, low_bit.elements(w).astype(w.dtype)) * w.scale
     matrix_FD = backends.current().expanded(w)
-    return low_bit.numbers(w).astype(w.dtype) if matrix_FD is None else matrix_FD
+    return _dot(x_TD, low_bit.numbers(w).astype(w.dtype) if matrix_FD is None else matrix_FD)
 
 
-def _times_rounded(x_TD: jax.Array, w: Quantized, dtype: str) -> jax.Array:
+def _times_rounded(x_TD: jax.Array, w: Quantized) -> jax.Array:
     """Activations of the weights' eight bits."""
     q_FD = low_bit.elements(w)
     q_TD, scale_T1 = low_bit.rounded_tokens(x_TD, q_FD.dtype)

@@ -9,7 +9,6 @@ A stack [E, F, D], of a mixture's experts, has an axis E before these.
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TypeGuard, cast
 
@@ -51,8 +50,7 @@ def exact(chosen: bool) -> AbstractContextManager[None]:
     or round them to int8 (the default). Exact ones are three products with int8 (`_in_parts`),
     which sum to float32's.
     """
-    context: AbstractContextManager[None] = _exact(chosen)
-    return context
+    return _exact(chosen)
 
 
 def rounds(format: str) -> bool:
@@ -72,18 +70,18 @@ def pack(matrix_FD: jax.Array | np.ndarray) -> Packed:
     rows_FD = np.ascontiguousarray(matrix_FD)
     if str(rows_FD.dtype) not in ("float32", "bfloat16") or rows_FD.ndim not in (2, 3):
         raise ValueError(f"{rows_FD.dtype} {rows_FD.shape} is no matrix of float32 or bfloat16")
-    return _filled(abstract(rows_FD.shape, str(rows_FD.dtype)), rows_FD, library.pack)
+    packed = abstract(rows_FD.shape, str(rows_FD.dtype))
+    data = aligned(packed.data.shape, packed.data.dtype)
+    pairs = zip(rows_FD, data, strict=True) if rows_FD.ndim == 3 else [(rows_FD, data)]
+    for matrix, strips in pairs:
+        library.pack(matrix, strips)
+    return dataclasses.replace(packed, data=jax.device_put(data))
 
 
 def pack_rows(rows_XX: Values, format: str, shape: tuple[int, ...]) -> Packed:
-    """Packs a matrix, or a stack, of a shape [F, D] or [E, F, D] from blocks in one of `BLOCKS`.
-
-    Args:
-        rows_XX: uint8 [rows of all matrices, bytes of D numbers], whole blocks; what gives slices
-            of them, as they never exist as a whole.
-
-    Raises:
-        ValueError: the blocks are not these.
+    """Packs a matrix [F, D], or a stack [E, F, D], from blocks in one of `BLOCKS`: uint8 [rows of
+    all matrices, bytes of D numbers], or what gives slices of them, as they never exist as a whole.
+    Raises ValueError for other blocks.
     """
     packed, (*_, F, D) = abstract(shape, format), shape
     data = aligned(packed.data.shape, packed.data.dtype)
@@ -93,17 +91,6 @@ def pack_rows(rows_XX: Values, format: str, shape: tuple[int, ...]) -> Packed:
             some = rows_XX[nth * F + start : nth * F + min(start + step, F)]
             part = strips[start // STRIP : -(-min(start + step, F) // STRIP)]
             library.pack_blocks(format, np.ascontiguousarray(some), D, part)
-    return dataclasses.replace(packed, data=jax.device_put(data))
-
-
-def _filled(
-    packed: Packed, rows: np.ndarray, fill: Callable[[np.ndarray, np.ndarray], None]
-) -> Packed:
-    """What packing makes of a matrix's rows, or matrix by matrix of a stack's."""
-    data = aligned(packed.data.shape, packed.data.dtype)
-    pairs = zip(rows, data, strict=True) if len(packed.shape) == 3 else ((rows, data),)
-    for matrix, strips in pairs:
-        fill(matrix, strips)
     return dataclasses.replace(packed, data=jax.device_put(data))
 
 
@@ -126,10 +113,8 @@ def product(x_TD: jax.Array, w: Packed) -> jax.Array:
     numbers by a scale, or is not (`exact`); beside `w8a8` and `w8a8_fp8` to int8 and e4m3, a token
     by a scale; beside `fp8` it stays. Under `shard_map` F is that of the strips that are here, some
     of the matrix's: columns of padding are among them unless F is a multiple of 16 times the
-    devices. Rows of x that are zeros cost nothing, and give zeros whatever is in w.
-
-    Raises:
-        ValueError: x has other columns than w, or w is a stack.
+    devices. Rows of x that are zeros cost nothing, and give zeros whatever is in w. Raises
+    ValueError if x has other columns than w, or w is a stack.
     """
     if x_TD.ndim != 2 or len(w.shape) != 2 or x_TD.shape[1] != w.shape[1]:
         raise ValueError(f"{x_TD.shape} does not go with a packed matrix of {w.shape}")
@@ -164,17 +149,11 @@ def gated_product(x_TD: jax.Array, w: Packed, activation: str, dtype: str) -> ja
 
 def grouped_product(x_XD: jax.Array, w: Packed, sizes_E: jax.Array) -> jax.Array:
     """x w[e]^T of rows that are sorted by their matrix e of a stack, float32 [X, F], as
-    `jax.lax.ragged_dot` has it; only matrices with rows are read, and a row's bits are those that
-    `product` gives it. Under `shard_map` E and F are those that are here.
-
-    Args:
-        x_XD: float32 or bfloat16.
-        w: a stack [E, F, D].
-        sizes_E: i32, rows of each matrix. Rows behind them are 0; what is negative, or more than
-            the rows that are left, is cut.
-
-    Raises:
-        ValueError: x has other columns than w, sizes_E is not of w's matrices, or w is no stack.
+    `jax.lax.ragged_dot` has it, for x of float32 or bfloat16; only matrices with rows are read, and
+    a row's bits are those that `product` gives it. `sizes_E` (i32) counts the rows of each matrix;
+    rows behind them are 0, and a size that is negative, or more than the rows that are left, is
+    cut. Under `shard_map` E and F are those that are here. Raises ValueError for x of other columns
+    than w, sizes_E not of w's matrices, or w that is no stack.
     """
     if len(w.shape) != 3 or x_XD.ndim != 2 or x_XD.shape[1] != w.shape[2]:
         raise ValueError(f"{x_XD.shape} does not go with a packed stack of {w.shape}")
@@ -221,11 +200,9 @@ def rounded_to_fp8(x_TD: jax.Array) -> jax.Array:
 
 
 def rows(w: Packed, ids_T: jax.Array) -> jax.Array:
-    """Some rows of the matrix, float32 [T, D], for integers [T], clipped to its rows.
-
-    Raises:
-        ValueError: w is a stack, or some of its strips are elsewhere (`shard_map`), so ids do not
-            count them.
+    """Some rows of the matrix, float32 [T, D], for integers [T], clipped to its rows. Raises
+    ValueError for a stack, or if some of its strips are elsewhere (`shard_map`), so that ids do not
+    count them.
     """
     if len(w.shape) != 2:
         raise ValueError(f"rows are looked up in a matrix, not in a stack of {w.shape}")

@@ -31,7 +31,8 @@ def update(
 ) -> tuple[jax.Array, jax.Array] | None:
     """Linear recurrence (`layers/recurrence/linear.py`), or with beta the gated delta rule
     (`delta.py`), of rows that follow none of the others: the state before each is read once, and
-    that after each valid token is written in place.
+    that after each valid token is written in place. Returns outputs float32 [Y, W, N, H], arbitrary
+    for padding, and the states; None: no kernel takes these.
 
     Args:
         q_YWKM, k_YWKM, v_YWNH: float32; N is a multiple of K.
@@ -40,10 +41,6 @@ def update(
         beta_YWN: None: a key's value is added to that of the state, which it else replaces.
         states: float32 [slots + 1, 1 + k, N, M, H], donated.
         rectangle: rows of consecutive tokens; valid ones come first.
-
-    Returns:
-        Outputs float32 [Y, W, N, H], arbitrary for padding, and the states; None: no kernel takes
-        these.
     """
     if log_decay is None:
         log_decay = jnp.zeros(v_YWNH.shape[:3])

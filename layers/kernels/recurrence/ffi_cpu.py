@@ -66,6 +66,4 @@ def _call(
     valid_Y = rectangle.valid_YW.sum(1, dtype=jnp.int32)
     arrays = *inputs, rectangle.slot_Y, rectangle.position_YW[:, 0], valid_Y
     outs = tuple(jax.ShapeDtypeStruct(x, jnp.float32) for x in (shape, states.shape))
-    in_place = {len(arrays): 1}
-    out, states = calls.call(target, outs, *arrays, states, in_place=in_place)
-    return out, states
+    return calls.call(target, outs, *arrays, states, in_place={len(arrays): 1})

@@ -105,7 +105,7 @@ _PATCHES = {
     "inference.text.grammar": _grammars,
     "inference.scheduling.step_output": _commits,
     "inference.sampling.parameters": _inputs,
-    "inference.speculation.adaptive": _proposers,
+    "inference.scheduling.adaptive_drafts": _proposers,
     "inference.text.detokenizer": _detokenizers,
 }
 

@@ -53,7 +53,7 @@ def test_the_first_answer_calibrates_and_later_ones_find_that(engine, said, monk
     assert found is not None and found.is_calibrated and found.rates == {"float32": 1e11}
     assert len(said) == 1 and "timing steps" in said[0]
     assert {bool(point.rows) for point in points} == {True, False}
-    assert {point.shape for point in points} <= {*engine.model_runner.shapes}
+    assert {point.shape for point in points} <= {*engine.model_runner.executables.shapes}
     assert len({point.context for point in points}) > 1
     assert first_start.calibration(engine, say=said.append) == found == store.calibration(MODEL)
     assert len(said) == 1

@@ -14,7 +14,7 @@ from safetensors.numpy import load_file, save_file
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.rope import Linear, Llama3, Rope
-from inference.checkpoints import defaults, mapped, names, resolve, safetensors_file
+from inference.checkpoints import end_tokens, mapped, names, resolve, safetensors_file
 from inference.checkpoints.hf import config_json, hf_directory
 from layers import decoder, params
 
@@ -147,25 +147,25 @@ def test_end_tokens(tmp_path):
     path, other = tmp_path / "generation_config.json", tmp_path / "config.json"
     path.write_text('{"eos_token_id": [1, 2, 1], "temperature": 0.6}')
     other.write_text('{"eos_token_id": 7}')
-    assert defaults.read_eos_ids(tmp_path, 32) == (1, 2, 7)
+    assert end_tokens.read_eos_ids(tmp_path, 32) == (1, 2, 7)
     for bad in ("32", '"x"', "[1, [2]]", "true", "[1, 2.5]", '{"a": 1}'):
         path.write_text(f'{{"eos_token_id": {bad}}}')
         with pytest.raises(InputError, match="generation_config.json: eos_token_id") as caught:
-            defaults.read_eos_ids(tmp_path, 32)
+            end_tokens.read_eos_ids(tmp_path, 32)
         assert "\n" not in str(caught.value)
     path.write_text('{"eos_token_id": [1, 2, 3, 4, 5, 6, 7, 8, 1]}')
-    assert defaults.read_eos_ids(tmp_path, 32) == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert end_tokens.read_eos_ids(tmp_path, 32) == (1, 2, 3, 4, 5, 6, 7, 8)
     path.write_text('{"eos_token_id": [1, 2, 3, 4, 5, 6, 7, 8, 9]}')
     with pytest.raises(InputError, match="9 eos_token_ids; at most 8"):
-        defaults.read_eos_ids(tmp_path, 32)
+        end_tokens.read_eos_ids(tmp_path, 32)
     for text in ("{}", '{"eos_token_id": null}'):
         path.write_text(text)
-        assert defaults.read_eos_ids(tmp_path, 32) == (7,)
+        assert end_tokens.read_eos_ids(tmp_path, 32) == (7,)
     path.unlink()
-    assert defaults.read_eos_ids(tmp_path, 32) == (7,)
+    assert end_tokens.read_eos_ids(tmp_path, 32) == (7,)
     other.write_text('{"eos_token_id": 99}')
     with pytest.raises(InputError, match=r"/config.json: eos_token_id 99"):
-        defaults.read_eos_ids(tmp_path, 32)
+        end_tokens.read_eos_ids(tmp_path, 32)
 
 
 def test_many_keys_are_compared_in_time():

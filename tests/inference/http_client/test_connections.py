@@ -67,7 +67,7 @@ def test_a_body_comes_in_pieces():
         async with server([chunked, until_the_end]) as (connections, _):
             for _ in range(2):
                 parts: list[bytes] = []
-                answer = await connections.post("/x", b"", parts.append)
+                answer = await connections.send(connections.posted("/x", b""), parts.append)
                 assert b"".join(parts) == b"onetwo" and answer.body == b"" and len(parts) > 1
 
     asyncio.run(run())
@@ -79,7 +79,7 @@ def test_an_error_is_not_taken_for_a_stream():
     async def run():
         async with server([refused]) as (connections, _):
             parts: list[bytes] = []
-            answer = await connections.post("/x", b"", parts.append)
+            answer = await connections.send(connections.posted("/x", b""), parts.append)
             assert (answer.status, answer.body, parts) == (404, b"none", [])
 
     asyncio.run(run())

@@ -211,19 +211,6 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache.drop(1)
         assert self.cache.match_prefix([0] * 20, 1).num_tokens == 0
 
-    @precondition(lambda self: self.cache.num_nodes > 12)
-    @rule(clears_first=st.booleans())
-    def lose_the_cache(self, clears_first):
-        if clears_first:
-            self.cache.clear()
-        for user in list(self.runs):
-            self.leave(user)
-        while self.short:
-            self.short.pop().end()
-        self.cache.clear()
-        self.device.clear()
-        assert self.cache.num_nodes == 0
-
     @invariant()
     def references_add_up(self):
         users = *self.runs, *self.short

@@ -88,7 +88,7 @@ def test_a_prompt_comes_back_from_the_host_for_all_its_answers(length):
         params = dataclasses.replace(fakes.greedy(6), n=n)
         (found,) = engine.generate([first], params)
         tokens += [found.token_ids, *(other.token_ids for other in found.others)]
-        assert engine.scheduler.shards[0].pages.prefix_cache.num_restored_pages
+        assert engine.scheduler.counters.num_restored_pages
     assert tokens[0] == tokens[1] == tokens[2]
 
 

@@ -108,7 +108,7 @@ def test_whole_pages_move_in_any_layout(monkeypatch):
         samples = SamplingParams(max_new_tokens=6, n=3, temperature=1.5, seed=1)
         prompt = fakes.prompts((21,), model.vocab_size)
         answers = engine.generate(prompt, samples)[0]
-        assert engine.scheduler.shards[0].pages.prefix_cache.num_restored_pages
+        assert engine.scheduler.counters.num_restored_pages
         return [tokens, [answer.token_ids for answer in (answers, *answers.others)]]
 
     expected = run()

@@ -39,9 +39,9 @@ def test_steps_are_compiled_before_parameters_are_read(monkeypatch):
     monkeypatch.setattr(Executables, "step", tell)
     with fakes.no_draws():
         made = Engine(Config(model, engine), read, expected=expected)
-        assert {*made.model_runner.shapes} == {*expected}
+        assert {*made.model_runner.executables.shapes} == {*expected}
         (answer,) = made.generate([list(range(3, 12))], fakes.greedy(4))
-    assert {*made.model_runner.shapes} == {*expected} and made.compile_s < 1
+    assert {*made.model_runner.executables.shapes} == {*expected} and made.compile_s < 1
     assert len(answer.token_ids) == 4
 
 

@@ -62,7 +62,7 @@ def answers(folder=None, config=CONFIG):
         engine.generate([prompt], params)[0]
         for prompt, params in ((range(3, 12), fakes.greedy(6)), (range(5, 90, 2), DRAWN))
     ]
-    futures = engine.model_runner._executables._compilations.values()
+    futures = engine.model_runner.executables._compilations.values()
     loaded = [isinstance(future.result(), LoadedExecutable) for future in futures]
     return [(each.token_ids, each.logprobs) for each in found], sum(loaded), len(loaded)
 
@@ -303,7 +303,7 @@ def test_what_the_runtime_refuses_is_compiled(copied, compiled, caplog, monkeypa
 def test_other_arguments_are_refused(folder):
     engine = Engine(CONFIG, fakes.real_params(CONFIG.model), executables=folder)
     runner = engine.model_runner
-    admit, admissions = runner._executables.admit(), batch.build_admissions((), CONFIG)
+    admit, admissions = runner.executables.admit(), batch.build_admissions((), CONFIG)
     with pytest.raises(TypeError, match="compiled for arguments"):
         admit(runner.cache, runner.slots)
     with pytest.raises(TypeError, match="compiled for"):
@@ -313,7 +313,7 @@ def test_other_arguments_are_refused(folder):
 def test_arguments_on_other_devices_are_refused(folder):
     engine = Engine(CONFIG, fakes.real_params(CONFIG.model), executables=folder)
     runner = engine.model_runner
-    admit, admissions = runner._executables.admit(), batch.build_admissions((), CONFIG)
+    admit, admissions = runner.executables.admit(), batch.build_admissions((), CONFIG)
     elsewhere = jax.device_put(runner.slots, jax.devices()[1])
     with pytest.raises(TypeError, match="not on "):
         admit(runner.cache, elsewhere, admissions)

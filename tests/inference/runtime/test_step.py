@@ -302,7 +302,7 @@ def sealed(warm, monkeypatch):
 @pytest.mark.quick_code
 def test_a_step_that_is_traced_again_is_an_error(sealed):
     with pytest.raises(AssertionError, match="'step' is traced > 0 times"):
-        sealed.model_runner._executables._lower_step(StepShape((3, 1), (0, 16)))
+        sealed.model_runner.executables._lower_step(StepShape((3, 1), (0, 16)))
 
 
 @pytest.mark.quick_code
@@ -374,7 +374,7 @@ def test_admission_is_in_place_too():
     engine = fakes.engine(fakes.fake_model(), max_seqs=4, num_drafts=2, penalties=True)
     runner = engine.model_runner
     state = num_bytes(runner.cache) + num_bytes(runner.slots)
-    for program in (runner._executables.admit(), runner.compiled(engine.scheduler.shapes[0])):
+    for program in (runner.executables.admit(), runner.compiled(engine.scheduler.shapes[0])):
         assert program.memory_analysis().alias_size_in_bytes == state
 
 

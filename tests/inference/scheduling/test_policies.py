@@ -289,7 +289,7 @@ def test_one_that_found_no_room_is_looked_at_again_though_none_leaves():
 
 
 class Watching:
-    """A `DraftPolicy` that takes notes."""
+    """In place of `AdaptiveDrafts`; takes notes."""
 
     def __init__(self, most):
         self.most, self.choices, self.outcomes = most, [], []

@@ -146,8 +146,8 @@ def test_the_description_is_of_what_is_there(server):
 
 
 @pytest.mark.parametrize("path, asked, whole, event", [
-    ("/v1/completions", {"prompt": "a", "logprobs": 2, "echo": True}, responses.Completion,
-     responses.Completion),
+    ("/v1/completions", {"prompt": "a", "logprobs": 2, "echo": True}, responses.TextCompletion,
+     responses.TextCompletion),
     ("/v1/chat/completions", {"messages": ASKED, "logprobs": True, "top_logprobs": 1, "n": 2},
      responses.ChatCompletion, responses.ChatChunk),
     ("/v1/completions", {"prompt": "", "echo": True}, ErrorBody, ErrorBody),

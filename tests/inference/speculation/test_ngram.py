@@ -54,5 +54,5 @@ def test_what_a_step_emitted_is_known_by_its_position():
     )
     expected = np.full((4, 12), -1)
     expected[1, 6:10], expected[0, 3:5], expected[2, 11] = (3, 7, 8, 9), (5, 6), 2
-    _, history = ngram.NGram(1, 1).observe({}, None, state, fed)
+    _, history = ngram.NGramProposer(1, 1).observe({}, None, state, fed)
     np.testing.assert_array_equal(history, expected)

@@ -19,7 +19,7 @@ from layers import decoder, ragged
 from layers import params as decoder_params
 from layers.backends import backends
 from layers.kernels.cpu import library
-from layers.registry import Visits
+from layers.registry import RoutedTokens
 from tests import compiling, fakes
 
 pytestmark = pytest.mark.quick_code
@@ -110,10 +110,10 @@ def test_uneven_visits_cost_something():
     """Nothing where all experts are visited alike, E - 1 where one has all; its slope turns tokens
     away from what is visited most.
     """
-    even = Visits(jnp.full((2, 4), 6), jnp.full((2, 4), 0.25))
-    one = Visits(jnp.asarray([[24, 0, 0, 0]]), jnp.asarray([[1.0, 0, 0, 0]]))
+    even = RoutedTokens(jnp.full((2, 4), 6), jnp.full((2, 4), 0.25))
+    one = RoutedTokens(jnp.asarray([[24, 0, 0, 0]]), jnp.asarray([[1.0, 0, 0, 0]]))
     assert losses.unevenness(even) == 0 and losses.unevenness(one) == 3
-    uneven = Visits(jnp.asarray([[12, 6, 6, 0]]), jnp.full((1, 4), 0.25))
+    uneven = RoutedTokens(jnp.asarray([[12, 6, 6, 0]]), jnp.full((1, 4), 0.25))
     slope = jax.grad(lambda share: losses.unevenness(uneven._replace(share=share)))(uneven.share)
     assert (jnp.argsort(slope[0])[jnp.array([0, 3])] == jnp.array([3, 0])).all()
 
@@ -130,4 +130,4 @@ def test_a_mixture_is_trained_with_even_visits():
         passed.hidden_TD.reshape(2, 16, -1), tokens[:, 1:],
     )  # fmt: skip
     found = losses.next_token(model)(values, None, {"tokens": tokens})
-    np.testing.assert_allclose(found, own + 0.01 * losses.unevenness(passed.visits), rtol=1e-6)
+    np.testing.assert_allclose(found, own + 0.01 * losses.unevenness(passed.routed), rtol=1e-6)

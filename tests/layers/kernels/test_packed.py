@@ -78,7 +78,7 @@ def test_a_gated_product_has_the_bits_of_its_two_steps(instruction_set, activati
 def test_products_are_gated_where_gates_are_whole_strips(instruction_set):  # noqa: F811
     assert not packed.multiplies_gated(_drawn(0, 64, 32))
     assert not packed.multiplies_gated(packed.pack(_drawn(0, 48, 32)))
-    blocks = packed.pack_blocks(np.zeros((64, 34), np.uint8), "q8_0", 32)
+    blocks = packed.pack_rows(np.zeros((64, 34), np.uint8), "q8_0", (64, 32))
     assert packed.multiplies_gated(blocks)
     with packed.exact(True):
         assert not packed.multiplies_gated(blocks)

@@ -37,7 +37,7 @@ def _packed(seed, F, D, format):
         return packed.pack(_drawn(seed, F, D, dtype=format))
     size = int(FORMATS[format].bytes_for(D, D))
     blocks = np.random.default_rng(seed).integers(0, 60, (F, size), np.uint8)  # finite scales
-    return packed.pack_blocks(blocks, format, D)
+    return packed.pack_rows(blocks, format, (F, D))
 
 
 def _attention(dtype="float32"):

@@ -35,7 +35,12 @@ def metadata(checkpoint: Checkpoint) -> Metadata:
         InputError: it cannot be expressed.
     """
     if isinstance(checkpoint, GgufFile):
-        return _copied(checkpoint.header)
+        header = checkpoint.header
+        return {
+            key: header.strings(key) if isinstance(value, StringArray) else value
+            for key, value in header.metadata.items()
+            if key.startswith(_PREFIX)
+        }
     with contextlib.suppress(MissingTokenizer):
         return _of_tokenizer(checkpoint.load_tokenizer(), checkpoint)
     logging.warning("%s has no tokenizer: nor has the file", checkpoint.config.name)
@@ -55,14 +60,6 @@ def compare(header: Header, checkpoint: Checkpoint) -> None:
                 f"the tokenizer cannot be expressed in a .gguf file: {shown(text)} would be cut in "
                 "another way"
             )
-
-
-def _copied(header: Header) -> Metadata:
-    return {
-        key: header.strings(key) if isinstance(value, StringArray) else value
-        for key, value in header.metadata.items()
-        if key.startswith(_PREFIX)
-    }
 
 
 def _of_tokenizer(tokenizer: Tokenizer, checkpoint: Checkpoint) -> Metadata:

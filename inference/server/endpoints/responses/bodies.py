@@ -124,16 +124,30 @@ class Event(Struct, tag_field="type", kw_only=True):
     sequence_number: int = 0
 
 
-class Created(Event, tag="response.created"):
+class ResponseEvent(Event):
+    """An event of the whole response."""
+
+    response: ResponseBody
+
+
+class Created(ResponseEvent, tag="response.created"):
     """The first event."""
 
-    response: ResponseBody
 
-
-class InProgress(Event, tag="response.in_progress"):
+class InProgress(ResponseEvent, tag="response.in_progress"):
     """The answer begins."""
 
-    response: ResponseBody
+
+class Completed(ResponseEvent, tag="response.completed"):
+    """The last event: the whole answer."""
+
+
+class Cut(ResponseEvent, tag="response.incomplete"):
+    """The last event of an answer that `max_output_tokens` cut off."""
+
+
+class Failed(ResponseEvent, tag="response.failed"):
+    """The last event of an answer that failed, with the error."""
 
 
 class ItemAdded(Event, tag="response.output_item.added"):
@@ -143,42 +157,11 @@ class ItemAdded(Event, tag="response.output_item.added"):
     item: Item
 
 
-class PartAdded(Event, tag="response.content_part.added"):
-    """The text of a message begins."""
+class ItemDone(Event, tag="response.output_item.done"):
+    """The whole item."""
 
-    item_id: str
     output_index: int
-    part: OutputText
-    content_index: int = 0
-
-
-class TextDelta(Event, tag="response.output_text.delta"):
-    """New text of a message."""
-
-    item_id: str
-    output_index: int
-    delta: str
-    logprobs: list[ChatToken]
-    content_index: int = 0
-
-
-class TextDone(Event, tag="response.output_text.done"):
-    """The whole text of a message."""
-
-    item_id: str
-    output_index: int
-    text: str
-    logprobs: list[ChatToken]
-    content_index: int = 0
-
-
-class PartDone(Event, tag="response.content_part.done"):
-    """The whole text as a part of its message."""
-
-    item_id: str
-    output_index: int
-    part: OutputText
-    content_index: int = 0
+    item: Item
 
 
 class ArgumentsDelta(Event, tag="response.function_call_arguments.delta"):
@@ -198,29 +181,38 @@ class ArgumentsDone(Event, tag="response.function_call_arguments.done"):
     arguments: str
 
 
-class ItemDone(Event, tag="response.output_item.done"):
-    """The whole item."""
+class TextEvent(Event, kw_only=True):
+    """An event of the text of a message, its only content."""
 
+    item_id: str
     output_index: int
-    item: Item
+    content_index: int = 0
 
 
-class Completed(Event, tag="response.completed"):
-    """The last event: the whole answer."""
+class PartAdded(TextEvent, tag="response.content_part.added"):
+    """The text of a message begins."""
 
-    response: ResponseBody
-
-
-class Cut(Event, tag="response.incomplete"):
-    """The last event of an answer that `max_output_tokens` cut off."""
-
-    response: ResponseBody
+    part: OutputText
 
 
-class Failed(Event, tag="response.failed"):
-    """The last event of an answer that failed, with the error."""
+class TextDelta(TextEvent, tag="response.output_text.delta"):
+    """New text of a message."""
 
-    response: ResponseBody
+    delta: str
+    logprobs: list[ChatToken]
+
+
+class TextDone(TextEvent, tag="response.output_text.done"):
+    """The whole text of a message."""
+
+    text: str
+    logprobs: list[ChatToken]
+
+
+class PartDone(TextEvent, tag="response.content_part.done"):
+    """The whole text as a part of its message."""
+
+    part: OutputText
 
 
 AnyEvent = (

@@ -31,6 +31,12 @@ from inference.server.protocol.tool_fields import (
     ToolChoice,
 )
 
+_UNSUPPORTED = {
+    "previous_response_id": "nothing is stored here; send all items as input",
+    "conversation": "nothing is stored here; send all items as input",
+    "background": "nothing is stored here; leave it out, or stream",
+    "prompt": "this server keeps no templates",
+}
 _TEXTS = ("input_text", "output_text", "text")  # types of parts
 # Fields of a chat completion -> their names in a response, the longer names first.
 _NAMES = (
@@ -75,15 +81,9 @@ def renamed(error: ApiError) -> ApiError:
 
 
 def _check(request: ResponsesRequest) -> None:
-    for name in ("previous_response_id", "conversation"):
+    for name, why in _UNSUPPORTED.items():
         if getattr(request, name):
-            why = "is not supported: nothing is stored here; send all items as input"
-            raise invalid(name, why, "unsupported")
-    if request.background:
-        why = "is not supported: nothing is stored here; leave it out, or stream"
-        raise invalid("background", why, "unsupported")
-    if request.prompt:
-        raise invalid("prompt", "is not supported: this server keeps no templates", "unsupported")
+            raise invalid(name, f"is not supported: {why}", "unsupported")
     if request.truncation == "auto":
         why = "is disabled here: what does not fit into the context is an error"
         raise invalid("truncation", why, "unsupported")

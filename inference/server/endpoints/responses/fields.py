@@ -7,19 +7,14 @@ from msgspec import Meta, Struct
 from inference.server.protocol.fields import (
     MAX_MESSAGES,
     MAX_TOP_LOGPROBS,
-    BadWords,
     Effort,
     NewTokens,
     ResponsesFields,
     Short,
-    Side,
-    StructuredOutputs,
-    TruncatedTokens,
 )
-from inference.server.protocol.tool_fields import MAX_TOOLS, Variables
+from inference.server.protocol.tool_fields import MAX_TOOLS, FunctionName, Variables
 
 _MAX_LABELS = 16
-_Name = Annotated[str, Meta(pattern=r"\A[a-zA-Z0-9_-]{1,64}\Z", max_length=64)]
 Mode = Literal["none", "auto", "required"]
 LOGPROBS = "message.output_text.logprobs"
 
@@ -72,7 +67,7 @@ class FunctionTool(Struct, omit_defaults=True):
     """A function that the model may call."""
 
     type: Literal["function"]
-    name: _Name
+    name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
@@ -82,14 +77,14 @@ class AllowedFunction(Struct):
     """A function by its name."""
 
     type: Literal["function"]
-    name: _Name
+    name: FunctionName
 
 
 class ChosenTool(Struct, omit_defaults=True):
     """The function that has to be called, or (`allowed_tools`) those that the model may call."""
 
     type: Literal["function", "allowed_tools"]
-    name: _Name | None = None
+    name: FunctionName | None = None
     mode: Literal["auto", "required"] | None = None
     tools: Annotated[list[AllowedFunction], Meta(min_length=1, max_length=MAX_TOOLS)] | None = None
 
@@ -117,7 +112,6 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
     """
 
     input: str | Annotated[list[InputItem], Meta(min_length=1, max_length=MAX_MESSAGES)]
-    model: Short | None = None
     instructions: str | None = None
     max_output_tokens: NewTokens | None = None
     text: TextConfig | None = None
@@ -126,25 +120,13 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
     parallel_tool_calls: bool | None = None
     include: Annotated[list[Short], Meta(max_length=_MAX_LABELS)] | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    stream: bool | None = None
     reasoning: ReasoningConfig | None = None
-
-    bad_words: BadWords | None = None
-    truncate_prompt_tokens: TruncatedTokens | None = None
-    truncation_side: Side | None = None
-    include_stop_str_in_output: bool | None = None
-    structured_outputs: StructuredOutputs | None = None
     chat_template_kwargs: Variables | None = None
 
     metadata: (
         Annotated[dict[Annotated[str, Meta(max_length=64)], Short], Meta(max_length=_MAX_LABELS)]
         | None
     ) = None
-    store: bool | None = None
-    user: Short | None = None
-    safety_identifier: Short | None = None
-    prompt_cache_key: Short | None = None
-    service_tier: Short | None = None
     truncation: Literal["auto", "disabled"] | None = None
 
     background: Any = None
@@ -155,8 +137,6 @@ class ResponsesRequest(ResponsesFields, kw_only=True):
 
 # Fields with the meaning that they have in a chat completion.
 SAME = (
-    *ResponsesFields.__struct_fields__,
-    *("model", "stream", "bad_words", "truncate_prompt_tokens", "truncation_side"),
-    *("include_stop_str_in_output", "structured_outputs", "chat_template_kwargs"),
-    *("parallel_tool_calls", "top_logprobs"),
-)
+    *ResponsesFields.__struct_fields__, "chat_template_kwargs", "parallel_tool_calls",
+    "top_logprobs",
+)  # fmt: skip

@@ -24,7 +24,7 @@ class Fate(enum.StrEnum):
     REFUSED = "refused"
 
 
-class Row(NamedTuple):
+class ForeignField(NamedTuple):
     """The effect of some fields.
 
     Attributes:
@@ -44,18 +44,18 @@ class Row(NamedTuple):
     values: Mapping[object, object] = MappingProxyType({})
 
 
-def _obeyed(names: str, becomes: str, neutral: tuple[object, ...] = _NOTHING) -> Row:
-    return Row(tuple(names.split()), Fate.OBEYED, "", becomes, neutral)
+def _obeyed(names: str, becomes: str, neutral: tuple[object, ...] = _NOTHING) -> ForeignField:
+    return ForeignField(tuple(names.split()), Fate.OBEYED, "", becomes, neutral)
 
 
-def _ignored(names: str, why: str) -> Row:
-    return Row(tuple(names.split()), Fate.IGNORED, why)
+def _ignored(names: str, why: str) -> ForeignField:
+    return ForeignField(tuple(names.split()), Fate.IGNORED, why)
 
 
 def _refused(
     names: str, why: str, *defaults: object, neutral: tuple[object, ...] = _NOTHING
-) -> Row:
-    return Row(tuple(names.split()), Fate.REFUSED, why, "", (*neutral, *defaults))
+) -> ForeignField:
+    return ForeignField(tuple(names.split()), Fate.REFUSED, why, "", (*neutral, *defaults))
 
 
 _NO_ADAPTERS = "no adapters are loaded"
@@ -73,7 +73,7 @@ TABLE = (
     _obeyed("guided_choice", "structured_outputs.choice", _UNSET),
     _obeyed("guided_grammar grammar ebnf", "structured_outputs.grammar", _UNSET),
     _obeyed("repeat_penalty", "repetition_penalty"),
-    Row(("n_predict",), Fate.OBEYED, "", "max_tokens", (None,), {-1: MAX_INT}),
+    ForeignField(("n_predict",), Fate.OBEYED, "", "max_tokens", (None,), {-1: MAX_INT}),
     _obeyed("max_completion_tokens max_output_tokens", "max_tokens", (None,)),
     _obeyed("max_tokens", "max_output_tokens", (None,)),
     _obeyed("response_format", "text.format", (None, {"type": "text"})),

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Collection
 
-from inference.server.protocol.dialects.table import ROWS, Fate, Row
+from inference.server.protocol.dialects.table import ROWS, Fate, ForeignField
 from inference.server.protocol.errors import ApiError, invalid
 
 
@@ -41,7 +41,7 @@ def translate(
     return translated, ignored, names
 
 
-def _target(row: Row, declared: Collection[str]) -> tuple[str, str]:
+def _target(row: ForeignField, declared: Collection[str]) -> tuple[str, str]:
     """The field, and the part of it, that a row becomes; if the field is not declared, the one that
     its own row becomes.
     """

@@ -10,12 +10,13 @@ from contextlib import aclosing
 import httpx2
 
 from inference.server.client.launch import Thread
-from inference.server.replicas.forwarded import HttpRequest, Parts, ReplicaLost
+from inference.server.replicas.forwarded import HttpRequest, ReplicaLost
 from inference.server.replicas.gateway import Gateway
 from inference.server.replicas.replica import Replica
 from inference.server.service import Limits, Service
 from inference.server.web import serving
 from inference.server.web.app import guarded
+from inference.server.web.asgi_client import Parts
 from inference.server.web.serving import DrainingServer
 from tests.inference.server.running import wait_until
 

@@ -84,7 +84,7 @@ def test_there_are_not_too_many_calls(grammars, name):
 ])  # fmt: skip
 def test_calls_or_something_else(grammars, name, other, text):
     format = FORMATS[name]
-    source = constrain.of_calls_or(format, SCHEMAS, True, other)
+    source = constrain.of_calls(format, SCHEMAS, True, other)
     for asked, num_calls in (("".join(WRITTEN[name]).replace("KEY", format.key), 2), (text, 0)):
         state = grammars.start(source)
         follow(state, asked)
@@ -98,7 +98,7 @@ def test_calls_or_something_else(grammars, name, other, text):
 @pytest.mark.parametrize("is_parallel", [False, True])
 def test_calls_or_an_object_and_nothing_else(grammars, name, is_parallel):
     format = FORMATS[name]
-    source = constrain.of_calls_or(format, SCHEMAS, is_parallel, grammar.of_json_schema(QUESTION))
+    source = constrain.of_calls(format, SCHEMAS, is_parallel, grammar.of_json_schema(QUESTION))
     first, more = (text.replace("KEY", format.key) for text in WRITTEN[name])
     wrongs = ['{"q": 10}', '{"q": 1}; {"name"', first.replace("7", "700"),
               first.replace('"f"', '"h"')]  # fmt: skip
@@ -112,7 +112,7 @@ def test_calls_or_an_object_and_nothing_else(grammars, name, is_parallel):
 def test_an_object_beside_too_many_calls(grammars, name):
     format = FORMATS[name]
     first, more = (text.replace("KEY", format.key).rstrip("]") for text in WRITTEN[name])
-    source = constrain.of_calls_or(format, SCHEMAS, True, grammar.of_json_schema(QUESTION))
+    source = constrain.of_calls(format, SCHEMAS, True, grammar.of_json_schema(QUESTION))
     state = grammars.start(source)
     follow(state, first + more * (constrain.MAX_CALLS - 1))
     with pytest.raises(AssertionError):
@@ -124,9 +124,9 @@ def test_schemas_are_not_too_long_together():
     answer = grammar.of_json_schema(QUESTION)
     for format in FORMATS.values():
         assert constrain.of_calls(format, {"a": each, "b": each}, True)
-        for write in (constrain.of_calls, lambda *how: constrain.of_calls_or(*how, answer)):
+        for other in (None, answer):
             with pytest.raises(InputError, match="at most 65536 characters together, not 65"):
-                write(format, {"a": each, "b": each, "c": each}, True)
+                constrain.of_calls(format, {"a": each, "b": each, "c": each}, True, other)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -5,10 +5,10 @@ import pytest
 
 from configs.engine import EngineConfig
 from inference.request import SamplingParams
+from inference.scheduling.adaptive_drafts import AdaptiveDrafts
 from inference.scheduling.sequence import Sequence
 from inference.scheduling.step_shapes import StepShape, choose, enumerate_shapes
 from inference.speculation import draft_tree
-from inference.speculation.adaptive import AdaptiveDrafts
 
 pytestmark = pytest.mark.quick_code
 
@@ -33,7 +33,7 @@ def run(count, acceptance, cost, steps=4000, seed=0, engine=ENGINE, skip=0):
         if step == skip:
             seconds, tokens = 0.0, 0
         k = policy.choose(sequences, count, True)
-        shape = next(s for s in policy._shapes if s.covers(count, 0, False, width=1 + k))
+        shape = choose(policy._shapes, count, 0, False, width=1 + k)
         for sequence in sequences if k else ():
             num_drafts = min(k, engine.drafts.levels)
             accepted = int(np.cumprod(rng.random(num_drafts) < acceptance).sum())
@@ -91,7 +91,7 @@ def test_what_changes_is_noticed():
         for _ in range(400):
             k = policy.choose(sequences, 1, True)
             policy.verified(sequences[0], k, min(k, acceptance))
-            shape = next(s for s in policy._shapes if s.covers(1, 0, False, width=1 + k))
+            shape = choose(policy._shapes, 1, 0, False, width=1 + k)
             policy.took(shape, 1.0 + 0.1 * k)
             chosen.append(k)
         assert np.mean(np.array(chosen[200:]) == expected) > 0.9

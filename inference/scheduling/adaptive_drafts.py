@@ -19,12 +19,12 @@ _BONUS = _ONE // 2  # that a first draft is accepted, before anything is known
 _SHIFT = 3  # a rate remembers some 8 drafts of a sequence,
 _ALL_SHIFT = 6  # or 64 of all
 _PATIENCE = 256  # steps of which trials lose one; times that vary make it some more
-_TIMES = 8  # that a shape is asked for before it has a time
+_TIMES = 8  # that a shape is asked for before it has a time: rows may join or leave each time
 _NANOSECONDS = 1_000_000_000
 
 
 class AdaptiveDrafts:
-    """A `DraftPolicy`.
+    """How many drafts sequences have verified, step by step.
 
     Attributes:
         acceptance: of all sequences, how often the n-th draft, from 0 on, was accepted where it was
@@ -47,7 +47,14 @@ class AdaptiveDrafts:
         self._num_steps = 0
 
     def choose(self, decoding: Items[Sequence], num_rows: int, is_alone: bool) -> int:
-        """As `DraftPolicy` says. Beside prompts a draft adds the time that it adds elsewhere."""
+        """The most drafts of a sequence in the next step, where these decode. With prompts in the
+        step a draft is taken to add the time that it adds without.
+
+        Args:
+            decoding: of all data shards.
+            num_rows: of the step's decode rectangle, at least.
+            is_alone: no prompt is in the step.
+        """
         drafting = [sequence for sequence in decoding if sequence.speculates]
         if not drafting:
             return 0
@@ -62,9 +69,7 @@ class AdaptiveDrafts:
                 figures[width] = self._cost[shape], len(decoding) * _ONE + gained
             elif is_alone:
                 self._num_timed[shape] += 1
-                if (
-                    self._num_timed[shape] <= _TIMES
-                ):  # other rows join or leave it whenever it is asked
+                if self._num_timed[shape] <= _TIMES:
                     return self._take(width)
         if not figures:
             return self._widths[-1] - 1
@@ -74,10 +79,8 @@ class AdaptiveDrafts:
         time, tokens = figures[best]
         for width, (width_time, width_tokens) in figures.items():
             age = self._num_steps - self._last_taken[width]
-            bonus = (
-                width_tokens + len(decoding) * self._max_tokens[width] * _ONE * age // self._pace
-            )
-            if width != best and width_time * tokens < bonus * time:
+            bonus = len(decoding) * self._max_tokens[width] * _ONE * age // self._pace
+            if width != best and width_time * tokens < (width_tokens + bonus) * time:
                 return self._take(width)
         return self._take(best)
 
@@ -86,7 +89,9 @@ class AdaptiveDrafts:
         return width - 1
 
     def verified(self, sequence: Sequence, num_verified: int, num_accepted: int) -> None:
-        """As `DraftPolicy` says; those that its proposer did not have are among them."""
+        """Takes how many of a sequence's drafts were accepted, those that its proposer did not have
+        among the verified.
+        """
         sequence_rates = self._rates.get(sequence.id, [])
         for rates, shift in ((sequence_rates, _SHIFT), (self.acceptance, _ALL_SHIFT)):
             for n in range(min(num_verified, len(rates))):
