@@ -151,7 +151,6 @@ class CacheSpec:
         beside: what else the layer keeps, in pages of a group of its own: the newest tokens one by
             one, and what their entry will be made of.
         owner: index of the earlier layer whose cache this layer reads (cross-layer attention).
-        shard_axis: logical axis the elements are split over, None for replicated.
     """
 
     kv_heads: int = 0
@@ -162,7 +161,6 @@ class CacheSpec:
     states: tuple[tuple[int, ...], ...] = ()
     window: int | None = None
     owner: int | None = None
-    shard_axis: str | None = None
     chunked: bool = False
     first_tokens: int = 0
     has_extremes: bool = False
@@ -345,10 +343,8 @@ def keys_values(
     first_tokens: int = 0,
 ) -> CacheSpec:
     """Paged keys and values: MHA, GQA and MQA differ only in K; a window forgets."""
-    return CacheSpec(
-        num_kv_heads, head_width, head_width, window=window, shard_axis="kv_heads",
-        chunked=chunked, first_tokens=first_tokens,
-    )  # fmt: skip
+    widths = num_kv_heads, head_width, head_width
+    return CacheSpec(*widths, window=window, chunked=chunked, first_tokens=first_tokens)
 
 
 def latent(rank: int, rope_width: int) -> CacheSpec:

@@ -31,10 +31,6 @@ class Fixed:
         _check_range("fixed", self.tokens, self.tokens)
 
     @property
-    def most(self) -> int:
-        return self.tokens
-
-    @property
     def mean(self) -> float:
         return self.tokens
 
@@ -51,10 +47,6 @@ class Uniform:
 
     def __post_init__(self) -> None:
         _check_range("uniform", self.low, self.high)
-
-    @property
-    def most(self) -> int:
-        return self.high
 
     @property
     def mean(self) -> float:

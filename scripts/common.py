@@ -154,10 +154,6 @@ def fail(message: str) -> None:
     sys.exit(1)
 
 
-def serves() -> bool:
-    return HOST.value == 0
-
-
 def _end_hosts(why: str | None = None) -> None:
     if hosts := sys.modules.get("sharding.hosts"):
         hosts.current().end(why)

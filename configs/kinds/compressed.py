@@ -36,6 +36,7 @@ class Compressed(Mixer, name="compressed"):
     """
 
     divided = ("groups",)
+    cached_products = ("kv", "pooled")
 
     num_heads: int
     head_width: int
@@ -165,14 +166,7 @@ class Compressed(Mixer, name="compressed"):
             moves=(Move("cache", moved, entries.scaled_elements, "cache"),
                    Move("activations", ((2 * N * H, operations.TOKENS),), H, "rest")),
         )  # fmt: skip
-        names = "compressed.kv", "compressed.pooled"
-        products = [
-            dataclasses.replace(product, kv_rows=product.all_rows)
-            if product.name in names
-            else product
-            for product in super().operations(model, stored)
-        ]
-        return (*products, attend)
+        return (*super().operations(model, stored), attend)
 
     def per_chip(self, chips: int) -> "Compressed":
         """See `Kind`: heads are divided, and each chip holds all that they read."""

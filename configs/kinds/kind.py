@@ -112,9 +112,11 @@ class Mixer(Kind):
 
     Attributes:
         cached_heads: name of the field that counts the heads that a cache is divided by.
+        cached_products: names of the matrices that make nothing but the cache.
     """
 
     cached_heads: ClassVar[str | None] = None
+    cached_products: ClassVar[tuple[str, ...]] = ()
     kinds: "ClassVar[dict[str, type[Kind]]]" = {}
 
     @property
@@ -145,7 +147,8 @@ class Mixer(Kind):
             model: the widths.
             stored: what the layer reads: its own cache, or its owner's.
         """
-        return operations.products(self.name, model, self.parameters(model))
+        declared = self.parameters(model)
+        return operations.products(self.name, model, declared, cached=self.cached_products)
 
     def can_divide(self, chips: int) -> bool:
         """See `Kind`: more chips than the cache has parts hold equal numbers of copies."""

@@ -74,6 +74,7 @@ class Latent(Mixer, name="latent"):
     """
 
     divided = ("num_heads",)
+    cached_products = ("kv_down",)
 
     num_heads: int
     rank: int
@@ -183,13 +184,7 @@ class Latent(Mixer, name="latent"):
             moves=(Move("cache", moved, stored.scaled_elements, "cache"),
                    Move("activations", ((N * (2 * C + R), operations.TOKENS),), C + R, "rest")),
         )  # fmt: skip
-        products = [
-            dataclasses.replace(product, kv_rows=product.all_rows)  # all that it makes is cached
-            if product.name == "latent.kv_down"
-            else product
-            for product in super().operations(model, stored)
-        ]
-        return (*products, attend)
+        return (*super().operations(model, stored), attend)
 
     def can_divide(self, chips: int) -> bool:
         return chips <= self.num_heads

@@ -21,6 +21,7 @@ or a sum over the step's sequences, of which each feeds `queries` tokens and the
 """
 
 import dataclasses
+from collections.abc import Collection
 
 from configs.kinds.params import Declaration, Declared, ParamInfo, Widths, leaves
 
@@ -103,7 +104,9 @@ def recurrence(
     )  # fmt: skip
 
 
-def products(part: str, model: Widths, declared: Declared, top_k: int = 1) -> tuple[Operation, ...]:
+def products(
+    part: str, model: Widths, declared: Declared, top_k: int = 1, cached: Collection[str] = ()
+) -> tuple[Operation, ...]:
     """The products of tokens with each matrix of a layer kind.
 
     Args:
@@ -111,6 +114,7 @@ def products(part: str, model: Widths, declared: Declared, top_k: int = 1) -> tu
         model: the widths.
         declared: the kind's parameters.
         top_k: of a mixture's experts, those that a token visits.
+        cached: names of the matrices that make nothing but the cache.
     """
     return tuple(
         _product(
@@ -118,13 +122,14 @@ def products(part: str, model: Widths, declared: Declared, top_k: int = 1) -> tu
             info,
             top_k,
             stored_as(info, model, "weights"),
+            path[-1] in cached,
         )  # fmt: skip
         for path, info in leaves(declared)
         if info.is_matrix
     )
 
 
-def _product(name: str, info: ParamInfo, top_k: int, format: str) -> Operation:
+def _product(name: str, info: ParamInfo, top_k: int, format: str, is_cached: bool) -> Operation:
     """Every token (of a mixture's matrices, `top_k` for each token) times one matrix."""
     experts, width = info.num_experts, info.shape[-1]
     rows = info.rows // (experts or 1)
@@ -136,8 +141,8 @@ def _product(name: str, info: ParamInfo, top_k: int, format: str) -> Operation:
         moves=(Move("weights", weights, width, format),
                Move("activations", ((visits * (rows + width), TOKENS),), width, "rest")),
         rows=((visits, TOKENS),), visited=visited, is_split=is_divided(info),
-        by_expert=experts is not None, cache_parts=max(1, info.kv_heads), kv_rows=info.kv_rows,
-        all_rows=rows,
+        by_expert=experts is not None, cache_parts=max(1, info.kv_heads),
+        kv_rows=rows if is_cached else info.kv_rows, all_rows=rows,
     )  # fmt: skip
 
 

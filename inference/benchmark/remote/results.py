@@ -58,6 +58,7 @@ def figures(sent: Sent, goodput: Goodput | None = None) -> dict[str, object]:
     input_lens = zip(per_request["input_lens"], sent.streams, strict=True)
     num_input = sum(length for length, stream in input_lens if stream.is_ok)
     num_output = sum(stream.num_tokens for stream in answered)
+    num_events = sum(len(stream.event_s) for stream in sent.streams)
     seconds = max(sent.seconds, 1e-9)
     good = None if goodput is None else sum(map(goodput.is_met, answered)) / seconds
     return {
@@ -76,7 +77,7 @@ def figures(sent: Sent, goodput: Goodput | None = None) -> dict[str, object]:
         **_latencies(answered),
         "failures": failures(sent.streams),
         "cached_tokens": sum(stream.num_cached_tokens for stream in answered),
-        "client_cpu_us_per_event": 1e6 * sent.client_cpu_s / max(1, _num_events(sent)),
+        "client_cpu_us_per_event": 1e6 * sent.client_cpu_s / max(1, num_events),
     }
 
 
@@ -160,7 +161,3 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     low = math.floor(at)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (at - low) * (ordered[high] - ordered[low])
-
-
-def _num_events(sent: Sent) -> int:
-    return sum(len(stream.event_s) for stream in sent.streams)

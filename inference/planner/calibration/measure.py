@@ -72,7 +72,7 @@ def few_bits_rates(formats: Iterable[str]) -> dict[str, float]:
     return {FORMATS[format].measured: matmul_rate(format) for format in formats}
 
 
-def best_matmul_rate(formats: Iterable[str], repeats: int = 5) -> float:
+def best_matmul_rate(formats: Iterable[str]) -> float:
     """The same of the fastest product there is with weights in one of these formats: XLA's, and
     that of packed weights where this process has the library.
     """
@@ -82,16 +82,16 @@ def best_matmul_rate(formats: Iterable[str], repeats: int = 5) -> float:
 
     ways = (False, True) if library.is_loaded() else (False,)
     return max(
-        _product_rate(_matrix(format, packs), repeats)
+        _product_rate(_matrix(format, packs))
         for format in formats
         for packs in ways
         if packs or format not in packed.BLOCKS or format in OURS
     )
 
 
-def peaks(seconds: float = 0.01, repeats: int = 3) -> dict[str, float]:
+def peaks() -> dict[str, float]:
     """FLOPs a second (of int8: operations) that all cores together reach at most, the best of
-    several times so many seconds, by loops of multiply-adds on registers: those of each instruction
+    three times 10 ms, by loops of multiply-adds on registers: those of each instruction
     set and type ('avx512 float32') that this processor has. Without the library none are known.
     """
     from layers.kernels.cpu import library
@@ -103,9 +103,9 @@ def peaks(seconds: float = 0.01, repeats: int = 3) -> dict[str, float]:
     with ThreadPoolExecutor(cores) as pool:
         for name in library.INSTRUCTION_SETS:
             for dtype in ("float32", "bfloat16", "int8"):
-                once = functools.partial(library.peak, name, dtype, seconds)
+                once = functools.partial(library.peak, name, dtype, 0.01)
                 if once():
-                    every = ([pool.submit(once) for _ in range(cores)] for _ in range(repeats))
+                    every = ([pool.submit(once) for _ in range(cores)] for _ in range(3))
                     rates = (sum(future.result() for future in futures) for futures in every)
                     peaks[f"{name} {dtype}"] = max(rates)
     return peaks
@@ -144,7 +144,7 @@ def _matrix(format: str, packs: bool) -> object:
     return packed.pack(matrix) if packs else matrix
 
 
-def _product_rate(w: object, repeats: int) -> float:
+def _product_rate(w: object, repeats: int = 5) -> float:
     import jax
     import jax.numpy as jnp
 

@@ -69,7 +69,7 @@ def test_formats_of_products():
 def test_the_best_product_is_the_fastest_of_all(monkeypatch):
     rates = {("bfloat16", False): 3.0, ("bfloat16", True): 5.0, ("q4_0", True): 4.0}
     monkeypatch.setattr(measure, "_matrix", lambda format, packs: (format, packs))
-    monkeypatch.setattr(measure, "_product_rate", lambda w, repeats: rates[w])
+    monkeypatch.setattr(measure, "_product_rate", lambda w, repeats=5: rates[w])
     monkeypatch.setattr(measure, "read_bandwidth", lambda: 7.0)
     monkeypatch.setattr(library, "is_loaded", lambda: True)
     assert lookup.rates_now(["q4_0", "bfloat16"]) == (7.0, 5.0)
