@@ -67,7 +67,8 @@ def test_pages_are_of_the_size_that_suits_the_device(platform, tokens, monkeypat
     """In the engine's arrays, and in what its scheduler counts."""
     monkeypatch.setattr(model_runner, "target_device", lambda: Device(platform, "a chip", 1))
     model = fakes.llama(max_context=512)
-    engine = Engine(Config(model, EngineConfig(max_seqs=2)), fakes.real_params(model))
+    settings = EngineConfig.of(max_seqs=2, linear="reference")
+    engine = Engine(Config(model, settings), fakes.real_params(model))
     assert engine.config.engine.cache.page_tokens == tokens
     assert {leaf.pages.shape[1] for leaf in engine.model_runner.cache} == {tokens}
     sequence = Sequence(0, SamplingParams(), [1] * 300, 300)
