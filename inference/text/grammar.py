@@ -312,19 +312,8 @@ class Grammars:
             if grammar in self._cached:
                 self._cached.move_to_end(grammar)
                 return self._cached[grammar]
-        limits = self._llguidance.LLParserLimits(**_LIMITS)
-        matcher = panics.guard(
-            lambda: self._llguidance.LLMatcher(
-                self._tokenizer, grammar, log_level=0, limits=limits
-            ),
-            "the grammar cannot be compiled", holds_stderr=False,
-        )  # fmt: skip
-        if matcher.is_error():
-            raise InputError(f"the grammar cannot be compiled: {_reason(matcher.get_error())}")
-        failure = panics.guard(
-            lambda: self._begin(matcher.deep_copy()), "the grammar cannot be compiled",
-            holds_stderr=False,
-        )  # fmt: skip
+        message = "the grammar cannot be compiled"
+        matcher, failure = panics.guard(lambda: self._compile(grammar), message, holds_stderr=False)
         if failure:
             raise InputError(f"the grammar {failure}")
         with self._lock:
@@ -335,14 +324,19 @@ class Grammars:
                 self._kept_bytes -= _num_bytes(self._cached.popitem(last=False)[0])
         return matcher
 
-    def _begin(self, matcher: "llguidance.LLMatcher") -> str:
-        """Begins a text as the grammar permits; returns why there is none, or "". A grammar that
+    def _compile(self, grammar: str) -> tuple["llguidance.LLMatcher", str]:
+        """Compiles a grammar and begins a text; returns why there is none, or "". A grammar that
         costs too much often fails at its first token, as llguidance looks ahead from there.
         """
+        limits = self._llguidance.LLParserLimits(**_LIMITS)
+        compiled = self._llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=limits)
+        if compiled.is_error():
+            return compiled, f"cannot be compiled: {_reason(compiled.get_error())}"
+        matcher = compiled.deep_copy()
         first = _first(matcher.compute_bitmask(), self._eos_ids)
         if not matcher.is_error() and first is not None and matcher.consume_token(first):
-            _first(matcher.compute_bitmask(), ())
-        return _failure(matcher) if matcher.is_error() else ""
+            matcher.compute_bitmask()
+        return compiled, _failure(matcher) if matcher.is_error() else ""
 
 
 def _first(mask: bytes, eos_ids: Sequence[int]) -> int | None:

@@ -67,15 +67,12 @@ class Quoter:
         differ by more than the marks.
         """
         if marked.replace(mark, "") != rendered:
+            match = self._pattern.search(rendered)
             raise InputError(
                 "a message holds a control token of the model, and the chat template reads it: "
-                f"leave {self._first(rendered)} out"
+                f"leave {repr(match[0]) if match else 'it'} out"
             )
         return self._pattern.findall(marked) != self._pattern.findall(rendered)
-
-    def _first(self, rendered: str) -> str:
-        match = self._pattern.search(rendered)
-        return repr(match[0]) if match else "it"
 
     def encode(self, marked: str, mark: str, encode: Callable[..., list[int]]) -> list[int]:
         """Token ids of a marked rendering: `encode(backend, text)` gives those of plain text."""

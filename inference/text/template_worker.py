@@ -173,7 +173,7 @@ def _environment() -> jinja2.Environment:
     environment.filters["tojson"] = _tojson
     environment.globals |= {
         "raise_exception": _raise_exception,
-        "strftime_now": _strftime_now,
+        "strftime_now": lambda pattern: datetime.datetime.now().strftime(pattern),
         "namespace": _Namespace,
         "dict": _Dict(),
     }
@@ -195,10 +195,6 @@ def _tojson(
 
 def _raise_exception(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().strftime(pattern)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Keywords of numbers, whose values the compiler reads as float64."""
 
-import math
 from decimal import Decimal
 from typing import Any
 
@@ -58,7 +57,8 @@ def check(value: float, where: str) -> None:
                 "2^53 use an integer that is one"
             )
         return
-    if not (abs(value) < 10**_MAX_DIGITS and _num_decimals(value) <= _MAX_DECIMALS):
+    is_short = abs(value) < 10**_MAX_DIGITS
+    if not is_short or -int(_decimal(value).as_tuple().exponent) > _MAX_DECIMALS:
         raise InputError(
             f"{where}={value}: has at most {_MAX_DIGITS} digits before the point and "
             f"{_MAX_DECIMALS} behind it"
@@ -96,11 +96,6 @@ def _check_multiple(value: float, where: str) -> None:
             f"{where}={shown(value)}: has at most {_MAX_COEFFICIENT} units of its last decimal "
             "place, and is exact when float64 moves its point"
         )
-
-
-def _num_decimals(value: float) -> float:
-    exponent = _decimal(value).as_tuple().exponent if math.isfinite(value) else math.inf
-    return -exponent if isinstance(exponent, int) else math.inf
 
 
 def _decimal(value: float) -> Decimal:
