@@ -11,7 +11,7 @@ import msgspec
 from configs.errors import InputError
 from inference.server.frames import TextFacts
 from inference.server.protocol import structure
-from inference.server.protocol.errors import ApiError, invalid, missing, unavailable
+from inference.server.protocol.errors import ApiError, invalid, missing, unavailable, unusable
 from inference.server.protocol.fields import ChatMessage, Sampling
 from inference.server.protocol.tools import OfferedTools
 from inference.server.workers.jobs import (
@@ -92,7 +92,7 @@ class TextProcessor:
         try:
             return self.tokenizer.encode(text, add_special)
         except InputError as error:
-            raise _invalid(param, str(error)) from None
+            raise unusable(param, str(error)) from None
 
     async def encode_chat(
         self,
@@ -184,9 +184,9 @@ class TextProcessor:
         try:
             text = write()
         except InputError as error:
-            raise _invalid(param, str(error)) from None
+            raise unusable(param, str(error)) from None
         except RecursionError:
-            raise _invalid(param, "it is nested too deeply") from None
+            raise unusable(param, "it is nested too deeply") from None
         if text not in self._compiled:
             await self._ask(Compile(text), param)
         self._compiled[text] = None
@@ -212,28 +212,20 @@ class TextProcessor:
             reply = await self._pool.ask(job)
         except UnicodeEncodeError as error:
             why = f"the text is not valid Unicode: {error.reason}"
-            raise _invalid(param, why) from None
+            raise unusable(param, why) from None
         except RecursionError:
-            raise _invalid(param, "it is nested too deeply") from None
+            raise unusable(param, "it is nested too deeply") from None
         except WorkerLost:
             raise unavailable("the text could not be processed: send it again") from None
         if isinstance(reply, JobFailed):
-            raise _invalid(param, reply.reason)
+            raise unusable(param, reply.reason)
         return reply.value
 
     def _check_length(self, num_chars: int, param: str) -> None:
         if num_chars > self._max_chars:
-            raise ApiError(
-                400,
-                f"{param}: {num_chars} characters are more than {_CHARS_A_TOKEN} for each token "
-                f"of the context, {self._max_chars}",
-                param,
-                "context_length_exceeded",
-            )
-
-
-def _invalid(param: str, why: str) -> ApiError:
-    return ApiError(400, f"{param}: {why}", param, "invalid_value")
+            limit = f"{_CHARS_A_TOKEN} for each token of the context, {self._max_chars}"
+            why = f"{num_chars} characters are more than {limit}"
+            raise unusable(param, why, "context_length_exceeded")
 
 
 def _num_chars(value: object) -> int:

@@ -21,7 +21,7 @@ from inference.server.protocol.embeddings import (
     EmbeddingUsage,
     vector,
 )
-from inference.server.protocol.errors import ApiError, invalid
+from inference.server.protocol.errors import ApiError, invalid, unusable
 from inference.server.protocol.responses import Usage
 from inference.server.service import Service
 
@@ -77,13 +77,9 @@ async def _tokens(
     if not tokens:
         raise invalid("input", "is empty: at least one token is needed")
     if len(tokens) > facts.max_context:
-        raise ApiError(
-            400,
-            f"input: the context of this model is {facts.max_context} tokens, and input {index} "
-            f"has {len(tokens)}",
-            "input",
-            "context_length_exceeded",
-        )
+        context = f"the context of this model is {facts.max_context} tokens"
+        why = f"{context}, and input {index} has {len(tokens)}"
+        raise unusable("input", why, "context_length_exceeded")
     return tokens
 
 

@@ -93,6 +93,11 @@ def invalid(param: str, why: str, code: str = "invalid_value") -> ApiError:
     return ApiError(400, f"{param} {why}", param, code)
 
 
+def unusable(param: str, why: str, code: str = "invalid_value") -> ApiError:
+    """As `invalid`, where `why` is a sentence of its own."""
+    return ApiError(400, f"{param}: {why}", param, code)
+
+
 def missing(param: str) -> ApiError:
     """A 400 for a field that the request has to have."""
     return invalid(param, "is required", "missing_required_parameter")

@@ -54,14 +54,12 @@ def fit(
     if max_tokens is None:
         max_tokens = max(1, room if is_chat else min(_DEFAULT_COMPLETION_TOKENS, room))
     if room < (max_tokens > 0):
-        where = "messages" if is_chat else "prompt"
-        raise ApiError(
-            400,
-            f"{where}: the context of this model is {facts.max_context} tokens, and {len(tokens)} "
-            "are given: at least one must be left to generate",
-            where,
-            "context_length_exceeded",
+        why = (
+            f"the context of this model is {facts.max_context} tokens, and {len(tokens)} are "
+            "given: at least one must be left to generate"
         )
+        where = "messages" if is_chat else "prompt"
+        raise errors.unusable(where, why, "context_length_exceeded")
     max_tokens = min(max_tokens, room)
     if params.min_tokens > max_tokens:
         raise errors.invalid("min_tokens", f"is at most max_tokens, {max_tokens} here")
