@@ -4,11 +4,12 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Self
 
 from configs.kinds.params import Declared, leaves
 from configs.model import ModelConfig
 from configs.precision import FORMATS
-from inference.checkpoints import load, text_files
+from inference.checkpoints import end_tokens, load, text_files
 from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
@@ -128,6 +129,22 @@ class StoredDirectory(Checkpoint):
     source: TensorSource
     name_map: NameMap
     raw_config: dict[str, object] | None
+
+    @classmethod
+    def of(
+        cls,
+        path: Path,
+        config: ModelConfig,
+        source: TensorSource,
+        name_map: NameMap,
+        raw_config: dict[str, object] | None,
+    ) -> Self:
+        """Returns the directory with its end tokens; raises an `InputError` if they are unsound."""
+        eos_ids = end_tokens.read_eos_ids(path, config.vocab_size)
+        return cls(
+            config=config, eos_ids=eos_ids, path=path, source=source, name_map=name_map,
+            raw_config=raw_config,
+        )  # fmt: skip
 
     def contents(self) -> Contents:
         read_files = functools.partial(text_files.read, self.path)

@@ -11,12 +11,11 @@ from configs.errors import InputError
 from configs.heads import Eagle
 from configs.kinds.params import leaves
 from configs.model import ModelConfig
-from inference.checkpoints import end_tokens, load, manifest, names, safetensors_file, text_files
+from inference.checkpoints import load, manifest, names, safetensors_file, text_files
 from inference.checkpoints.checkpoint import StoredDirectory
 from inference.checkpoints.hf import config_json, split_tensors
 from inference.checkpoints.hf.config_json import Storage
 from inference.checkpoints.hf.quantized import tensors as few_bits
-from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
 from inference.families import families
 from layers import params
@@ -74,7 +73,8 @@ class HfDirectory(StoredDirectory):
         source = split_tensors.split(source, config, storage.is_packed)
         if storage.is_packed or storage.quantization is not None:
             few_bits.check(source, config, name_map)
-        return cls._of(path, config, source, name_map, raw)
+        load.check_parts(config, source, name_map)
+        return cls.of(path, config, source, name_map, config_json.as_copied(raw, config))
 
     @classmethod
     def open_predicting(cls, path: Path, config: Eagle) -> "HfDirectory":
@@ -92,26 +92,8 @@ class HfDirectory(StoredDirectory):
         source = split_tensors.split(source, config, storage.is_packed, target.num_layers)
         name_map = names.predicting(config, target.num_layers)
         load.check(params.flatten(config.parameters()), source, name_map)
-        return cls._of(path, config, source, name_map, raw)
-
-    @classmethod
-    def _of(
-        cls,
-        path: Path,
-        config: ModelConfig,
-        source: TensorSource,
-        name_map: NameMap,
-        raw: dict[str, object],
-    ) -> "HfDirectory":
         load.check_parts(config, source, name_map)
-        return cls(
-            config=config,
-            eos_ids=end_tokens.read_eos_ids(path, config.vocab_size),
-            path=path,
-            source=source,
-            name_map=name_map,
-            raw_config=config_json.as_copied(raw, config),
-        )
+        return cls.of(path, config, source, name_map, config_json.as_copied(raw, config))
 
 
 def _stored(path: Path, storage: Storage) -> TensorSource:

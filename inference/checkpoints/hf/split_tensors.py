@@ -121,7 +121,7 @@ def split(
     """
     source = _recut(source, config, first)
     parts: dict[str, StoredPart] = {}
-    for name, part in _parts(config, first):
+    for name, part in parts_of(config, first):
         can_be_packed = is_packed and len(part.stored) == 3 and part.tensor not in source.shapes
         if not can_be_packed:
             _check_shape(source, part.tensor, part.stored)
@@ -158,12 +158,8 @@ def split(
     )
 
 
-def parts_of(config: ModelConfig) -> dict[str, Part]:
-    """All parts, by the names that stand for them."""
-    return dict(_parts(config))
-
-
-def _parts(config: ModelConfig, first: int = 0) -> Parts:
+def parts_of(config: ModelConfig, first: int = 0) -> Parts:
+    """All parts, with the names that stand for them."""
     family = families.of(config)
     for index, layer in enumerate(config.layers, first):
         for split_layer in family.splits:

@@ -78,7 +78,10 @@ def write(
     shards = _shards(sizes, max_shard_bytes)
     blocks = (block for piece in pieces for block in piece.blocks())
     done, total = 0, sum(sizes.values())
-    files = [_file_name(index, len(shards)) for index in range(len(shards))]
+    numbers = range(1, len(shards) + 1)
+    files = [f"model-{number:05}-of-{len(shards):05}.safetensors" for number in numbers]
+    if len(shards) == 1:
+        files = [safetensors_file.SINGLE]
     for file_name, shard in zip(files, shards, strict=True):
         with (folder / file_name).open("wb") as file:
             safetensors_file.write_header(file, {name: tensors[name] for name in shard}, _METADATA)
@@ -108,7 +111,7 @@ def _format(info: ParamInfo, dtype: str, blocks: Callable[[], Iterable[np.ndarra
 
 def _pieces(config: ModelConfig, written: list[_Parameter]) -> Iterator[_Piece]:
     """Parameters in their order, those that share a tensor in one piece."""
-    parts = split_tensors.parts_of(config)
+    parts = dict(split_tensors.parts_of(config))
     for group in _sharing(written, parts):
         if FORMATS[group[0].format].is_quantized:
             first = parts.get(group[0].stored.names[0])
@@ -239,9 +242,3 @@ def _shards(sizes: dict[str, int], limit: int) -> list[list[str]]:
         shards[-1].append(name)
         used += size
     return shards
-
-
-def _file_name(index: int, count: int) -> str:
-    if count == 1:
-        return safetensors_file.SINGLE
-    return f"model-{index + 1:05}-of-{count:05}.safetensors"

@@ -27,7 +27,7 @@ from configs.errors import InputError
 from configs.kinds.params import ParamInfo, leaves
 from configs.model import ModelConfig
 from configs.recipes.few_bits import LLM_INT8
-from inference.checkpoints import end_tokens, manifest, mapped, names, text_files
+from inference.checkpoints import manifest, mapped, names, text_files
 from inference.checkpoints.checkpoint import StoredDirectory
 from inference.checkpoints.manifest import Manifest
 from inference.checkpoints.native import blocks, config_file
@@ -66,14 +66,8 @@ class NativeDirectory(StoredDirectory):
             InputError: a file is missing, damaged or unsound.
         """
         huggingface = raw.get("huggingface")
-        return cls(
-            config=config,
-            eos_ids=end_tokens.read_eos_ids(path, config.vocab_size),
-            path=path,
-            source=open_tensors(path, config),
-            name_map=names.identity,
-            raw_config=huggingface if isinstance(huggingface, dict) else None,
-        )
+        source_config = huggingface if isinstance(huggingface, dict) else None
+        return cls.of(path, config, open_tensors(path, config), names.identity, source_config)
 
 
 def is_ours(directory: Path) -> bool:
