@@ -4,7 +4,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from typing import Self
 
 from configs.kinds.params import Declared, leaves
 from configs.model import ModelConfig
@@ -119,16 +118,10 @@ class NewCheckpoint(Checkpoint):
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class StoredDirectory(Checkpoint):
-    """A directory of weights, and of the small files beside them.
-
-    Attributes:
-        raw_config: transformers' own configuration, where the directory has one.
-    """
+    """A directory of weights, and of the small files beside them."""
 
     path: Path
-    source: TensorSource
-    name_map: NameMap
-    raw_config: dict[str, object] | None
+    stored: Contents
 
     @classmethod
     def of(
@@ -138,17 +131,14 @@ class StoredDirectory(Checkpoint):
         source: TensorSource,
         name_map: NameMap,
         raw_config: dict[str, object] | None,
-    ) -> Self:
+    ) -> "StoredDirectory":
         """Returns the directory with its end tokens; raises an `InputError` if they are unsound."""
         eos_ids = end_tokens.read_eos_ids(path, config.vocab_size)
-        return cls(
-            config=config, eos_ids=eos_ids, path=path, source=source, name_map=name_map,
-            raw_config=raw_config,
-        )  # fmt: skip
+        stored = Contents(source, name_map, functools.partial(text_files.read, path), raw_config)
+        return cls(config=config, eos_ids=eos_ids, path=path, stored=stored)
 
     def contents(self) -> Contents:
-        read_files = functools.partial(text_files.read, self.path)
-        return Contents(self.source, self.name_map, read_files, self.raw_config)
+        return self.stored
 
     def build_tokenizer(self) -> Tokenizer:
         from inference.checkpoints import tokenizer_files  # loads `tokenizers`

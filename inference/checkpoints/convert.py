@@ -193,10 +193,10 @@ def _compare(
     try:
         if orbax_directory.is_ours(folder):
             config, raw = orbax_directory.read_config(folder)
-            written: Checkpoint = orbax_directory.NativeDirectory.open(folder, config, raw)
+            written = orbax_directory.open_directory(folder, config, raw)
         else:
             config = config_json.read_model(folder)
-            written = hf_directory.HfDirectory.open(folder, config)
+            written = hf_directory.open_directory(folder, config)
         contents = written.contents()
         load.check(declared, contents.source, contents.name_map)
         again: dict[str, str] = {}

@@ -245,12 +245,8 @@ def check_parts(config: ModelConfig, source: TensorSource, name_map: NameMap) ->
     for path, info in params.flatten(config.parameters()).items():
         tensors = name_map(path).names if info.stacked else ()
         for name, rows in zip(tensors, info.stacked, strict=True) if len(tensors) > 1 else ():
-            expected = (rows, *info.in_rows[1:])
-            shape = source.shapes.get(name, expected)
-            if shape != expected:
-                raise InputError(
-                    f"{source.label}: {shown(name)} is {list(shape)}; expected {list(expected)}"
-                )
+            if name in source.shapes:
+                source.check_shape(name, (rows, *info.in_rows[1:]))
 
 
 def rows_of(source: TensorSource, stored: Stored) -> Iterable[np.ndarray]:

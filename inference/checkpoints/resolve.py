@@ -16,10 +16,8 @@ from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
 from inference.checkpoints.gguf.gguf_checkpoint import GgufFile
 from inference.checkpoints.hf import config_json, hf_directory, hub
-from inference.checkpoints.hf.hf_directory import HfDirectory
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_directory
-from inference.checkpoints.native.orbax_directory import NativeDirectory
 from inference.checkpoints.new_directory import UNFINISHED
 
 
@@ -111,7 +109,7 @@ def _resolve_directory(path: Path) -> Resolved:
         raise InputError(f"{path}: what an interrupted conversion left; convert again")
     if orbax_directory.is_ours(path):
         config, raw = orbax_directory.read_config(path)
-        return Resolved(config, lambda progress: NativeDirectory.open(path, config, raw))
+        return Resolved(config, lambda progress: orbax_directory.open_directory(path, config, raw))
     return _of_directory(hf_directory.read_model(path), path, lambda: path)
 
 
@@ -121,9 +119,11 @@ def _of_directory(config: ModelConfig, described: Path, fetch: Callable[[], Path
     def predicting() -> Resolved:
         raw = config_json.read(described / text_files.CONFIG)
         heads = config_json.parse_predicting(raw, described)
-        return Resolved(heads, lambda progress: HfDirectory.open_predicting(fetch(), heads))
+        return Resolved(heads, lambda progress: hf_directory.open_predicting(fetch(), heads))
 
-    return Resolved(config, lambda progress: HfDirectory.open(fetch(), config), predicting)
+    return Resolved(
+        config, lambda progress: hf_directory.open_directory(fetch(), config), predicting
+    )
 
 
 def _refuse_planned(model: str, progress: Progress | None) -> Checkpoint:
@@ -139,7 +139,7 @@ def _open_preset(preset: Preset, progress: Progress | None) -> Checkpoint:
     path = sources.fetch(preset.weights, progress)
     if path.is_dir():
         stored = config_json.read_model(path)
-        checkpoint: Checkpoint = HfDirectory.open(path, preset.config)
+        checkpoint: Checkpoint = hf_directory.open_directory(path, preset.config)
     else:
         header = gguf_file.open_gguf(path)
         stored = gguf_metadata.read_config(header)

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from configs.errors import InputError, shown
+
 _BLOCK_ELEMENTS = 1 << 22
 
 
@@ -68,6 +70,14 @@ class TensorSource:
             return self.read(name, start, stop, columns)
 
         return dataclasses.replace(self, read=read)
+
+    def check_shape(self, name: str, expected: tuple[int, ...]) -> None:
+        """Raises an `InputError` if a tensor is missing or has another shape."""
+        if name not in self.shapes:
+            raise InputError(f"{self.label}: tensor {shown(name)} is missing")
+        if self.shapes[name] != expected:
+            actual = list(self.shapes[name])
+            raise InputError(f"{self.label}: {shown(name)} is {actual}; expected {list(expected)}")
 
     def widest(self, names: Iterable[str]) -> str:
         """The smallest type that holds every value of some tensors."""

@@ -154,11 +154,7 @@ def with_latents(source: TensorSource, config: ModelConfig) -> TensorSource:
         if not isinstance(kind, Latent) or joint not in source.shapes:
             continue
         shape = kind.num_heads * (kind.nope_width + kind.value_width), kind.rank
-        if source.shapes[joint] != shape:
-            raise InputError(
-                f"{source.label}: {shown(joint)} is {list(source.shapes[joint])}; "
-                f"expected {list(shape)}"
-            )
+        source.check_shape(joint, shape)
         apart[f"blk.{index}.attn_k_b.weight"] = kind.num_heads, kind.rank, kind.nope_width
         apart[f"blk.{index}.attn_v_b.weight"] = kind.num_heads, kind.value_width, kind.rank
     if not apart:

@@ -40,60 +40,55 @@ def read_model(path: Path) -> ModelConfig:
     return config
 
 
-class HfDirectory(StoredDirectory):
-    """A Hugging Face directory."""
+def open_directory(path: Path, config: ModelConfig) -> StoredDirectory:
+    """Opens a directory; one that we wrote is compared with its manifest.
 
-    @classmethod
-    def open(cls, path: Path, config: ModelConfig) -> "HfDirectory":
-        """Opens a directory; one that we wrote is compared with its manifest.
+    Raises:
+        InputError: a file is missing, damaged or unsound.
+    """
+    if (path / manifest.NAME).exists():
+        listed = manifest.read(path, (".json", ".jinja", ".safetensors"))
+        listed.verify(listed.digests)
+    raw = config_json.read(path / text_files.CONFIG)
+    storage = config_json.storage(raw, path)
+    source = safetensors_file.open_directory(path, storage.codes_at)
+    family = families.of(config)
+    if unserved := [name for name in source.shapes if names.is_other(family, name)]:
+        logging.warning(
+            "%s: images and sounds are not served: %d tensors for them, from %s on, are left out",
+            *(path, len(unserved), unserved[0]),
+        )
+    if storage.quantization is not None:
+        few_bits.warn(source, storage.quantization)
+        source = few_bits.dequantized(source, storage.quantization)
+    source = tensors(source, config, storage.num_predicting)
+    name_map = names.huggingface(config)
+    if storage.quantization is not None and storage.quantization.method == "gptq":
+        source = few_bits.without_empty_biases(source, config, name_map)
+    source = split_tensors.split(source, config, storage.is_packed)
+    if storage.is_packed or storage.quantization is not None:
+        few_bits.check(source, config, name_map)
+    load.check_parts(config, source, name_map)
+    return StoredDirectory.of(path, config, source, name_map, config_json.as_copied(raw, config))
 
-        Raises:
-            InputError: a file is missing, damaged or unsound.
-        """
-        if (path / manifest.NAME).exists():
-            listed = manifest.read(path, (".json", ".jinja", ".safetensors"))
-            listed.verify(listed.digests)
-        raw = config_json.read(path / text_files.CONFIG)
-        storage = config_json.storage(raw, path)
-        source = safetensors_file.open_directory(path, storage.codes_at)
-        family = families.of(config)
-        if unserved := [name for name in source.shapes if names.is_other(family, name)]:
-            logging.warning(
-                "%s: images and sounds are not served: %d tensors for them, from %s on, are left "
-                "out",
-                *(path, len(unserved), unserved[0]),
-            )
-        if storage.quantization is not None:
-            few_bits.warn(source, storage.quantization)
-            source = few_bits.dequantized(source, storage.quantization)
-        source = tensors(source, config, storage.num_predicting)
-        name_map = names.huggingface(config)
-        if storage.quantization is not None and storage.quantization.method == "gptq":
-            source = few_bits.without_empty_biases(source, config, name_map)
-        source = split_tensors.split(source, config, storage.is_packed)
-        if storage.is_packed or storage.quantization is not None:
-            few_bits.check(source, config, name_map)
-        load.check_parts(config, source, name_map)
-        return cls.of(path, config, source, name_map, config_json.as_copied(raw, config))
 
-    @classmethod
-    def open_predicting(cls, path: Path, config: Eagle) -> "HfDirectory":
-        """Opens the layer of a directory that predicts a second token.
+def open_predicting(path: Path, config: Eagle) -> StoredDirectory:
+    """Opens the layer of a directory that predicts a second token.
 
-        Args:
-            config: of the heads that it is, as `config_json.parse_predicting` has it.
+    Args:
+        config: of the heads that it is, as `config_json.parse_predicting` has it.
 
-        Raises:
-            InputError: as `open`, or a tensor of the layer is missing or has no place.
-        """
-        raw = config_json.read(path / text_files.CONFIG)
-        storage, target = config_json.storage(raw, path), read_model(path)
-        source = predicting_tensors(_stored(path, storage), target)
-        source = split_tensors.split(source, config, storage.is_packed, target.num_layers)
-        name_map = names.predicting(config, target.num_layers)
-        load.check(params.flatten(config.parameters()), source, name_map)
-        load.check_parts(config, source, name_map)
-        return cls.of(path, config, source, name_map, config_json.as_copied(raw, config))
+    Raises:
+        InputError: as `open_directory`, or a tensor of the layer is missing or has no place.
+    """
+    raw = config_json.read(path / text_files.CONFIG)
+    storage, target = config_json.storage(raw, path), read_model(path)
+    source = predicting_tensors(_stored(path, storage), target)
+    source = split_tensors.split(source, config, storage.is_packed, target.num_layers)
+    name_map = names.predicting(config, target.num_layers)
+    load.check(params.flatten(config.parameters()), source, name_map)
+    load.check_parts(config, source, name_map)
+    return StoredDirectory.of(path, config, source, name_map, config_json.as_copied(raw, config))
 
 
 def _stored(path: Path, storage: Storage) -> TensorSource:

@@ -71,7 +71,7 @@ class PackedPart(StoredPart):
             )
         shape = stack, rows, width // mxfp4.BLOCK
         for name, expected in zip(self.tensors, ((*shape, mxfp4.BLOCK // 2), shape), strict=True):
-            _check_shape(source, name, expected)
+            source.check_shape(name, expected)
             if source.dtypes[name] != "uint8":
                 raise InputError(
                     f"{source.label}: {shown(name)} is {source.dtypes[name]}; expected uint8"
@@ -124,7 +124,7 @@ def split(
     for name, part in parts_of(config, first):
         can_be_packed = is_packed and len(part.stored) == 3 and part.tensor not in source.shapes
         if not can_be_packed:
-            _check_shape(source, part.tensor, part.stored)
+            source.check_shape(part.tensor, part.stored)
         parts[name] = PackedPart(part) if can_be_packed else StoredPart(part)
     if not parts:
         return source
@@ -194,14 +194,3 @@ def _recut(source: TensorSource, config: ModelConfig, first: int) -> TensorSourc
         return np.concatenate(rows)[offset + start : offset + stop]
 
     return dataclasses.replace(source, shapes=shapes, read=read) if joined else source
-
-
-def _check_shape(source: TensorSource, name: str, expected: tuple[int, ...]) -> None:
-    """Raises an `InputError` if a tensor is missing or has another shape."""
-    if name not in source.shapes:
-        raise InputError(f"{source.label}: tensor {shown(name)} is missing")
-    if source.shapes[name] != expected:
-        raise InputError(
-            f"{source.label}: {shown(name)} is {list(source.shapes[name])}; "
-            f"expected {list(expected)}"
-        )

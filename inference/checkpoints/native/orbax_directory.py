@@ -55,19 +55,15 @@ class _Array(NamedTuple):
     file: str
 
 
-class NativeDirectory(StoredDirectory):
-    """A directory in our native format."""
+def open_directory(path: Path, config: ModelConfig, raw: dict[str, object]) -> StoredDirectory:
+    """Opens a directory, given what `read_config` returns.
 
-    @classmethod
-    def open(cls, path: Path, config: ModelConfig, raw: dict[str, object]) -> "NativeDirectory":
-        """Opens a directory, given what `read_config` returns.
-
-        Raises:
-            InputError: a file is missing, damaged or unsound.
-        """
-        huggingface = raw.get("huggingface")
-        source_config = huggingface if isinstance(huggingface, dict) else None
-        return cls.of(path, config, open_tensors(path, config), names.identity, source_config)
+    Raises:
+        InputError: a file is missing, damaged or unsound.
+    """
+    source, huggingface = open_tensors(path, config), raw.get("huggingface")
+    source_config = huggingface if isinstance(huggingface, dict) else None
+    return StoredDirectory.of(path, config, source, names.identity, source_config)
 
 
 def is_ours(directory: Path) -> bool:

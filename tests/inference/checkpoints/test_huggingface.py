@@ -346,7 +346,7 @@ def test_a_head_is_tied_where_it_is_the_embedding(single):
     np.testing.assert_array_equal(found["embed/table"], values[embedding])
     config_only = config_json.read_model(single)  # a hub's, before its weights are there
     with pytest.raises(InputError, match="lm_head.weight is not the embedding; name this"):
-        hf_directory.HfDirectory.open(single, config_only)
+        hf_directory.open_directory(single, config_only)
     for change in (lambda t: t.update({head: t[embedding].copy()}), lambda t: t.pop(embedding)):
         rewrite(single, change)
         found, _ = load(single)
