@@ -9,7 +9,6 @@ import numpy as np
 
 from configs.errors import InputError
 from configs.heads import Eagle
-from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from inference.checkpoints import load, manifest, names, safetensors_file, text_files
 from inference.checkpoints.checkpoint import StoredDirectory
@@ -230,9 +229,7 @@ def _respelled(config: ModelConfig, stored: Mapping[str, str]) -> dict[str, str]
     if not also:
         return dict(stored)
     name_map = names.huggingface(config)
-    expected = {
-        name for path, _ in leaves(config.parameters()) for name in name_map("/".join(path)).names
-    }
+    expected = {n for path in params.flatten(config.parameters()) for n in name_map(path).names}
 
     def spelled(name: str) -> str:
         spellings = (

@@ -11,16 +11,14 @@ _OTHER_TYPES = [kind for kind in TYPES if kind != "array"]
 _MAX_POSITION = 8  # of the item that `contains` is about
 
 
-def rewrite(
-    document: Document, schema: dict[str, object], resource: object, place: str
-) -> Rewritten:
+def rewrite(document: Document, result: Rewritten, resource: object, place: str) -> None:
     """Rewrites `uniqueItems`, `contains`, `unevaluatedItems` and the words of older drafts.
 
     Raises:
         InputError: one of them is not said in other words.
     """
-    schema = _modern(schema)
-    result = Rewritten(schema, [], set())
+    schema = result.schema
+    _modernize(schema)
     if (unevaluated := schema.pop("unevaluatedItems", True)) is not True and "items" not in schema:
         if schema.keys() & {"allOf", "anyOf", "oneOf", "$ref", "if", "contains"}:
             raise InputError(
@@ -32,18 +30,15 @@ def rewrite(
     if "contains" in schema:
         _place_item(place, result)
     schema.pop("minContains", None), schema.pop("maxContains", None)
-    return result
 
 
-def _modern(schema: dict[str, object]) -> dict[str, object]:
-    """Lists of `items` and `additionalItems` as draft 2020-12 names them."""
-    schema = dict(schema)
+def _modernize(schema: dict[str, object]) -> None:
+    """Names lists of `items` and `additionalItems` as draft 2020-12 does."""
     additional = schema.pop("additionalItems", None)
     if isinstance(schema.get("items"), list):
         schema["prefixItems"] = schema.pop("items")
         if additional is not None:
             schema["items"] = additional
-    return schema
 
 
 def _list_orders(document: Document, resource: object, place: str, result: Rewritten) -> None:

@@ -10,8 +10,8 @@ Schema = dict[str, Any] | bool
 
 
 class Rewritten(NamedTuple):
-    """A schema without some keywords; `extras` are schemas in the words of the original that have
-    to hold too, `relaxed` keywords that some invalid texts pass.
+    """A copy of a schema, from which keywords are removed; `extras` are schemas in the words of the
+    original that have to hold too, `relaxed` keywords that some invalid texts pass.
     """
 
     schema: dict[str, Any]

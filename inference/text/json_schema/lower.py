@@ -79,11 +79,10 @@ class _Lowering:
             raise InputError(f"the schema is {how}")
         if isinstance(schema.get("$id"), str):
             resource = schema
-        extras: list[Schema] = []
+        rewritten = Rewritten(dict(schema), [], self._relaxed)
         for rewrite in (objects.rewrite, arrays.rewrite, self._rewrite_logic):
-            schema, more, relaxed = rewrite(self._document, schema, resource, place)
-            extras += more
-            self._relaxed |= relaxed
+            rewrite(self._document, rewritten, resource, place)
+        schema, extras, _ = rewritten
         result, is_relaxed = numbers.lower(schema, place)
         if is_relaxed:
             self._relaxed |= {"minimum", "maximum"} & schema.keys()
@@ -124,10 +123,9 @@ class _Lowering:
         return f"#/$defs/{name}"
 
     def _rewrite_logic(
-        self, document: Document, schema: dict[str, Any], resource: Any, place: str
-    ) -> Rewritten:
-        schema = dict(schema)
-        result = Rewritten(schema, [], set())
+        self, document: Document, result: Rewritten, resource: object, place: str
+    ) -> None:
+        schema = result.schema
         if "oneOf" in schema:
             _check_type(schema["oneOf"], list, f"{place}oneOf")
             options, is_exact = self._exclusive(schema.pop("oneOf"), resource)
@@ -149,7 +147,6 @@ class _Lowering:
             unless = other_than(condition, f"{place}if")
             options = [{"allOf": [condition, then]}, {"allOf": [unless, otherwise]}]
             result.extras.append({"anyOf": options})
-        return result
 
     def _exclusive(self, options: list[Schema], resource: object) -> tuple[list[Schema], bool]:
         """Options of `anyOf` for those of `oneOf`, and whether they say the same."""

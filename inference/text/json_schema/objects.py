@@ -14,16 +14,13 @@ _CONDITIONAL = frozenset(("anyOf", "oneOf", "if", "dependentSchemas"))
 _OPEN = frozenset(("patternProperties", "additionalProperties", "unevaluatedProperties"))
 
 
-def rewrite(
-    document: Document, schema: dict[str, object], resource: object, place: str
-) -> Rewritten:
+def rewrite(document: Document, result: Rewritten, resource: object, place: str) -> None:
     """Rewrites keywords of names, of what depends on names, and of how many there are.
 
     Raises:
         InputError: one of them is not said in other words.
     """
-    schema = dict(schema)
-    result = Rewritten(schema, [], set())
+    schema = result.schema
     _depend(place, result)
     if "unevaluatedProperties" in schema:
         _close(document, resource, place, schema)
@@ -31,7 +28,6 @@ def rewrite(
         _restrict_names(document, resource, place, schema)
     if schema.keys() & {"minProperties", "maxProperties"}:
         _count(place, result)
-    return result
 
 
 def _depend(place: str, result: Rewritten) -> None:

@@ -12,6 +12,7 @@ from configs.kinds import params
 from configs.kinds.params import Formats, ParamInfo
 from configs.model import ModelConfig
 from configs.precision import FORMATS
+from inference.checkpoints import load
 from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.hf.quantized.layouts import LAYOUTS, Module, Values
 from inference.checkpoints.hf.quantized.schemes import Quantization, Scheme
@@ -170,13 +171,11 @@ def packed_experts(config: ModelConfig, keys: Keys) -> Formats:
 
 
 def _matrices(config: ModelConfig) -> Iterator[tuple[str, ParamInfo]]:
-    """Those whose type is the model's."""
-    plain = dataclasses.replace(config, dtype="bfloat16", formats=())
-    plain_formats = {"/".join(p): i.format for p, i in params.leaves(plain.parameters())}
+    typed = load.typed_paths(config)
     declared = dataclasses.replace(config, formats=()).parameters()
     for path, info in params.leaves(declared):
         name = "/".join(path)
-        if plain_formats[name] == "bfloat16" and (info.is_multiplied or name == "embed/table"):
+        if name in typed and (info.is_multiplied or name == "embed/table"):
             yield name, info
 
 
