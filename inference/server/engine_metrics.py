@@ -137,11 +137,9 @@ class EngineCollector(Collector):
         label: str = "",
     ) -> Metric:
         """A metric with one value, or with one for each value of a label."""
-        if not isinstance(values, Mapping):
-            family = kind(name, about, labels=("model_name",))
-            family.add_metric((self._model_name(),), values)
-            return family
-        family = kind(name, about, labels=("model_name", label))
-        for label_value, value in values.items():
-            family.add_metric((self._model_name(), label_value), value)
+        by_label = values if isinstance(values, Mapping) else {"": values}
+        family = kind(name, about, labels=("model_name", label) if label else ("model_name",))
+        for label_value, value in by_label.items():
+            model_name = self._model_name()
+            family.add_metric((model_name, label_value) if label else (model_name,), value)
         return family

@@ -15,9 +15,8 @@ _log = logging.getLogger(__name__)
 
 def as_api_error(error: Exception) -> ApiError:
     """The error that a client gets for an exception; logs one of status 500."""
-    answer = error
-    if not isinstance(answer, ApiError):
-        answer = ApiError(500, "the server failed", code="internal_error")
+    failed = ApiError(500, "the server failed", code="internal_error")
+    answer = error if isinstance(error, ApiError) else failed
     log_failure(error, answer)
     return answer
 

@@ -89,19 +89,15 @@ class _TemplateProcess:
     """The process that renders templates, started when needed and again after it has ended."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._owner = 0
-
-    def start(self) -> None:
-        with self._lock:
-            self._start()
 
     def ask(self, request: bytes) -> dict[str, Any]:
         scale = template_worker.limit_scale(len(request) + 1)
         reply: dict[str, Any] = {}
         with self._lock:
-            process = self._start()
+            process = self.start()
             assert process.stdin is not None and process.stdout is not None
             timer = threading.Timer(scale * _WALL_SECONDS, process.kill)
             timer.start()
@@ -117,21 +113,22 @@ class _TemplateProcess:
                     self.stop()
         return reply or {"error": _cause(process.returncode, scale)}
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = self._process
-        # A fork inherits the pipes and must not share them.
-        if process is not None and self._owner == os.getpid() and process.poll() is None:
-            return process
-        self._owner = os.getpid()
-        self._process = subprocess.Popen(
-            # -P: modules in the folder of this file do not hide those it imports.
-            [sys.executable, "-P", str(Path(template_worker.__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C at the terminal does not reach it
-        )
-        return self._process
+    def start(self) -> subprocess.Popen[bytes]:
+        with self._lock:
+            process = self._process
+            # A fork inherits the pipes and must not share them.
+            if process is not None and self._owner == os.getpid() and process.poll() is None:
+                return process
+            self._owner = os.getpid()
+            self._process = subprocess.Popen(
+                # -P: modules in the folder of this file do not hide those it imports.
+                [sys.executable, "-P", str(Path(template_worker.__file__))],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C at the terminal does not reach it
+            )
+            return self._process
 
     def stop(self) -> None:
         """Ends the worker, unless a parent of this process started it."""

@@ -124,6 +124,9 @@ def _parse(where: str, fields: dict[str, Any], params: SamplingParams) -> Prompt
         if not isinstance(fields["prompt"], str):
             raise InputError(f"{where}: 'prompt' is a text, not {type(fields['prompt']).__name__}")
         check_text(f"{where}: 'prompt'", fields["prompt"])
+        for name in ("tools", "documents", "template"):
+            if fields.get(name) is not None:
+                raise InputError(f"{where}: {name!r} goes with messages, not with a prompt")
     else:
         _check_messages(where, fields["messages"])
     return Prompt(
@@ -162,8 +165,6 @@ def _list(where: str, fields: dict[str, object], name: str) -> "list[Message] | 
         isinstance(value, list) and all(isinstance(item, dict) for item in value)
     ):
         raise InputError(f"{where}: {name!r} is a list of objects")
-    if value is not None and "messages" not in fields:
-        raise InputError(f"{where}: {name!r} goes with messages, not with a prompt")
     return value
 
 
@@ -171,8 +172,6 @@ def _template(where: str, fields: dict[str, object]) -> str | None:
     name = fields.get("template")
     if name is not None and not isinstance(name, str):
         raise InputError(f"{where}: 'template' is the name of a chat template, not {name!r:.60}")
-    if name is not None and "messages" not in fields:
-        raise InputError(f"{where}: 'template' goes with messages, not with a prompt")
     return name
 
 

@@ -68,9 +68,7 @@ def text_files(header: Header, config: ModelConfig, eos_ids: Sequence[int]) -> d
         **_special_tokens(header, backend),
     }
     generation = {"eos_token_id": list(eos_ids)} | {
-        name: ids[key]
-        for name, key in (("bos_token_id", "bos_token"), ("pad_token_id", "pad_token"))
-        if key in ids
+        f"{name}_id": ids[name] for name in ("bos_token", "pad_token") if name in ids
     }
     files = {
         "tokenizer.json": backend.to_str(),

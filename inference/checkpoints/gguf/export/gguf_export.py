@@ -119,11 +119,8 @@ def _formats(
     return by_path
 
 
-_KINDS = {
-    **{format: kind for kind, format in gguf_file.BLOCKS.items()},
-    "float32": "F32",
-    "bfloat16": "BF16",
-}
+_KINDS = {format: kind for kind, format in gguf_file.BLOCKS.items()}
+_KINDS |= {"float32": "F32", "bfloat16": "BF16"}
 
 
 def _tensors(
