@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable
 from pathlib import Path
 
+from configs.errors import InputError
 from configs.kinds.params import Declared, leaves
 from configs.model import ModelConfig
 from configs.precision import FORMATS
@@ -144,3 +145,14 @@ class StoredDirectory(Checkpoint):
         from inference.checkpoints import tokenizer_files  # loads `tokenizers`
 
         return tokenizer_files.load_tokenizer(self.path, self.config.vocab_size)
+
+
+def check_kept(config: ModelConfig, read_back: ModelConfig, file: str, *others: str) -> None:
+    """Raises an `InputError` with the first field, except `others`, that a written file changes."""
+    for field in dataclasses.fields(ModelConfig):
+        name = "layers" if field.name == "pattern" else field.name
+        if name not in others and getattr(config, name) != getattr(read_back, name):
+            raise InputError(
+                f"{config.name}: model.{field.name} has no place in {file} of the family "
+                f"{config.family}; --to=orbax keeps it"
+            )

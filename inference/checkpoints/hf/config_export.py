@@ -4,12 +4,12 @@ The spelling is that of transformers 4, which 5 reads too. What is written is re
 give the same model: a field that no family writes here is an error, never a loss.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
 from configs.errors import InputError
 from configs.model import ModelConfig
+from inference.checkpoints import checkpoint
 from inference.checkpoints.hf import config_json
 from inference.families import families
 
@@ -44,13 +44,7 @@ def of_model(config: ModelConfig, ids: Mapping[str, object] | None = None) -> di
         **{name: (ids or {}).get(name) for name in _TOKEN_IDS},
     }
     read_back = config_json.parse(raw, Path(config.name))
-    for field in dataclasses.fields(ModelConfig):
-        name = "layers" if field.name == "pattern" else field.name
-        if name not in ("name", "dtype") and getattr(config, name) != getattr(read_back, name):
-            raise InputError(
-                f"{config.name}: model.{field.name} has no place in a config.json of the family "
-                f"{config.family}; --to=orbax keeps it"
-            )
+    checkpoint.check_kept(config, read_back, "a config.json", "name", "dtype")
     return raw
 
 

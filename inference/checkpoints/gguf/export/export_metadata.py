@@ -88,18 +88,6 @@ def renamed(config: ModelConfig) -> ModelConfig:
     return dataclasses.replace(writer.fold(config), family=writer.read_as or config.family)
 
 
-def check(config: ModelConfig, read_back: ModelConfig) -> None:
-    """Raises an `InputError` with the first field that differs from what the file says."""
-    for field in dataclasses.fields(ModelConfig):
-        name = "layers" if field.name == "pattern" else field.name
-        is_same = getattr(config, name) == getattr(read_back, name)
-        if name not in ("name", "dtype", "formats") and not is_same:
-            raise InputError(
-                f"{config.name}: model.{field.name} has no place in a .gguf file of the family "
-                f"{config.family}; --to=orbax keeps it"
-            )
-
-
 def _rope(config: ModelConfig) -> Metadata:
     """Of the layers that see all tokens, where others have positions of their own."""
     mixers = sorted(config.mixers(Attention), key=lambda mixer: mixer.window is not None)

@@ -22,7 +22,7 @@ from configs.kinds.rope import Llama3
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load, names, new_directory
-from inference.checkpoints.checkpoint import Checkpoint, Contents
+from inference.checkpoints.checkpoint import Checkpoint, Contents, check_kept
 from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_fused, gguf_metadata
 from inference.checkpoints.gguf.export import export_metadata, export_tokenizer
 from inference.checkpoints.gguf.gguf_checkpoint import GgufFile
@@ -286,7 +286,7 @@ def _compare(
     """Reads the file as any script would."""
     header = gguf_file.open_gguf(path)
     config = gguf_metadata.read_config(header)
-    export_metadata.check(model, config)
+    check_kept(model, config, "a .gguf file", "name", "dtype", "formats")
     for name, entry in header.tensors.items():
         data = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
         if hashlib.sha256(data.data).hexdigest() != digests[name]:

@@ -307,11 +307,9 @@ def names(keys: Keys, key: str) -> tuple[str, ...]:
 def _listed(keys: Keys, key: str) -> tuple[str, ...]:
     """Names in lists of lists."""
     value = keys.raw.get(key)
-    value = [] if value is None else value
-    if not isinstance(value, list):
-        raise InputError(f"{keys.label}{key} must list names of modules, not {shown(value)}")
-    flat = [name for item in value for name in (item if isinstance(item, list) else [item])]
-    return tuple(f".{name}" for name in names(Keys({key: flat}, keys.label), key))
+    if isinstance(value, list):
+        value = [name for item in value for name in (item if isinstance(item, list) else [item])]
+    return tuple(f".{name}" for name in names(Keys({key: value}, keys.label), key))
 
 
 def _matcher(keys: Keys, key: str) -> Callable[[str, bool], bool]:
