@@ -419,6 +419,7 @@ class Scheduler:
         while may_start and (admitted := self._admit_next(builders)):
             if is_chunked or admitted.is_prefilling:
                 self._schedule_sequence(admitted, builders)
+            may_start = admitted.slot is not None  # else its drafts found no room, nor would others
         if not is_chunked and not any(builder.prefill for builder in builders):
             for sequence in self.running:  # by rank again, prompts of one token included
                 if not sequence.is_prefilling:

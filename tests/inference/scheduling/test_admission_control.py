@@ -8,7 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from configs.cache import CacheSpec
-from inference.scheduling.admission_control import Demand, LengthStatistics, peak_pages
+from inference.scheduling.admission_control import (
+    AdmissionControl,
+    Demand,
+    LengthStatistics,
+    peak_pages,
+)
 from inference.scheduling.scheduler import Scheduler
 from tests.inference.scheduling.test_scheduler import (
     CONTEXT,
@@ -16,6 +21,7 @@ from tests.inference.scheduling.test_scheduler import (
     config,
     fake_output,
     sequence,
+    steps_of,
     tree,
 )
 
@@ -234,3 +240,21 @@ def test_looking_ahead_is_cheap(num_demands, seconds):
         peak_pages(demands, (None, 512), 16)
         best = min(best, time.perf_counter() - start)
     assert best < 5 * seconds
+
+
+def test_one_whose_drafts_find_no_room_waits_for_a_later_step(monkeypatch):
+    """Within one step it would preempt itself and start again for ever."""
+    size = int(1.2 * 8 * (64 + 32))
+    scheduler = Scheduler(config(cache_bytes=size, proposer="ngram", num_drafts=8))
+    monkeypatch.setattr(AdmissionControl, "will_fit", lambda *_: True)  # as it may believe
+    for id, length in enumerate((40, 20)):
+        scheduler.add(sequence(id, [1] * length, max_new_tokens=20))
+    while scheduler.shards[0].pages.prefix_cache.num_available_pages[0] > 2:
+        scheduler.commit(schedule := scheduler.schedule(), fake_output(schedule))
+    young = sequence(2, [1], max_new_tokens=20)
+    young.speculates = True
+    scheduler.add(young)
+    assert scheduler.schedule() is not None
+    assert young.history.num_preemptions == 1
+    steps_of(scheduler)
+    assert young.num_output_tokens == 20
