@@ -92,7 +92,13 @@ def _looked_up_jvp(
 def flatten(tree: object, is_leaf: Callable[[object], bool] = is_info) -> dict[str, Any]:
     """{'layers/3/mixer/qkv': leaf} for a tree of parameters or of their declarations."""
     leaves, _ = jax.tree.flatten_with_path(tree, is_leaf=is_leaf)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
+    return {"/".join(map(_key_name, path)): leaf for path, leaf in leaves}
+
+
+def _key_name(key: object) -> str:
+    return str(
+        getattr(key, "key", getattr(key, "idx", key))
+    )  # attributes are ".data": files' names
 
 
 def unflatten(infos: Declared, leaves: Mapping[str, object]) -> Params:

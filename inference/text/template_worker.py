@@ -46,14 +46,14 @@ def main() -> None:
             reply = {"error": _reason(error, scale), "is_last": isinstance(error, MemoryError)}
         sys.stdout.buffer.write(json.dumps(reply).encode() + b"\n")
         sys.stdout.buffer.flush()
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        _limit(0)  # none while the next request, which may be large, is read
 
 
 def _limit(scale: int) -> None:
     signal.setitimer(signal.ITIMER_PROF, scale * SECONDS)  # its signal ends the process
     if resource is not None:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        num_bytes = scale * DATA_BYTES
+        num_bytes = scale * DATA_BYTES or hard
         soft = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
         with contextlib.suppress(OSError, ValueError):  # a system without this limit
             resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))

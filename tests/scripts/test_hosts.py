@@ -194,7 +194,7 @@ def test_parameters_arrive_as_they_were_sent():
     params = SamplingParams(
         stop=("a", "b"), allowed_token_ids=(1, 2), logit_bias=((3, 0.5),), seed=2**63
     )
-    assert follower._params(json.loads(json.dumps(dataclasses.asdict(params)))) == params
+    assert SamplingParams(**json.loads(json.dumps(dataclasses.asdict(params)))) == params
 
 
 @pytest.mark.parametrize("coordinator, count, index, expected", [

@@ -112,7 +112,8 @@ def test_the_points_tell_rows_contexts_and_prompts_apart():
     )  # fmt: skip
     runner = engine.model_runner
     shapes = [shape for shape in step_shapes.enumerate_shapes(runner.config.engine)]
-    fake = types.SimpleNamespace(config=runner.config, shapes=shapes)
+    executables = types.SimpleNamespace(shapes=shapes)
+    fake = types.SimpleNamespace(config=runner.config, executables=executables)
     found = [(point.rows, point.chunks, point.context) for point in first_start.prepared(fake)]
     chunk = runner.config.engine.shapes.chunk_tokens
     assert found == [
