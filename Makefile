@@ -64,7 +64,7 @@ small-model: .venv/.core  ## train the small model and its draft, for half an ho
 	.venv/bin/python -m scripts.train --task=lm
 	.venv/bin/python -m scripts.train --task=draft
 
-test: .venv/.test  ## the suite, on WORKERS=2 processes; of costly tests one part of four (PART=0)
+test: .venv/.test  ## the suite, on WORKERS=2 processes; of costly tests one part of six (PART=0)
 	.venv/bin/python -m pytest -n $(WORKERS) --dist=loadfile --part=$(PART)
 
 test-long: .venv/.test  ## only the tests that `make test` leaves out; on AArch64's instruction sets where qemu-user is installed
@@ -117,7 +117,7 @@ test-aarch64: .venv/.test  ## compile the CPU kernels for AArch64; skipped where
 		echo "test-aarch64: SKIPPED, ziglang cannot be installed here"; \
 	fi
 
-# With a part of the tests named, each environment runs another one of the four.
+# With a part of the tests named, each environment runs another one of the six.
 test-aot:  ## compile for H200 and TPUs without a device; skipped by name where that cannot be installed (PART=...)
 	@part=$(if $(filter command environment,$(origin PART)),$(PART)); for name in $(AOT); do \
 		if ! $(MAKE) .venv-aot-$$name/.ready; then \
@@ -126,7 +126,7 @@ test-aot:  ## compile for H200 and TPUs without a device; skipped by name where 
 		echo "test-aot: $$name"; \
 		.venv-aot-$$name/bin/python -m pytest -n $(WORKERS) -rP -m "aot and not long" \
 			$${part:+--part=$$part} tests/aot/test_$${name%-*}.py || exit 1; \
-		part=$${part:+$$(((part + 1) % 4))}; \
+		part=$${part:+$$(((part + 1) % 6))}; \
 	done
 
 device: $(if $(filter file,$(origin PYTHON)),.venv/.test)  ## what the accelerator at hand does, in 14 minutes (PYTHON=..., RESULTS=...)

@@ -42,13 +42,13 @@ _MANY_MAPS = 20_000
 
 # Seconds of each test that takes more than one, all its cases together.
 _COSTS = pathlib.Path(__file__).with_name("costs.json")
-_PARTS = 4
+_PARTS = 6
 
 
 def pytest_addoption(parser):
     parser.addoption(
         "--part", type=int, choices=range(_PARTS),
-        help="of the tests in costs.json only this part of four runs, the others are long",
+        help="of the tests in costs.json only this part of six runs, the others are long",
     )  # fmt: skip
     parser.addoption("--write-costs", action="store_true", help="write what ran into costs.json")
 
