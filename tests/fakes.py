@@ -470,12 +470,12 @@ def engine(
         params = fake_params(model) if is_fake else real_params(model)
     made = engines.Engine(config, params, **arguments)
     same = EngineConfig.of(**{k: v for k, v in settings.items() if k not in _SCHEDULING})
-    own = made.model_runner.executables
+    executables = made.model_runner.executables
     if not draws:
-        own._lower_step = _without_draws(own._lower_step)
+        executables._lower_step = _without_draws(executables._lower_step)
     own_shapes = config.num_snapshots, draws, compiling.is_quick()
     key = Config(model, same, mesh, prefill, draft), *own_shapes
-    made.model_runner.executables = _executables.setdefault(key, own)
+    made.model_runner.executables = _executables.setdefault(key, executables)
     if shapes != "all" and made.config.engine.scheduling.chunked_prefill:
         riding = tuple(shape for shape in made.scheduler.shapes if shape.decode[0])
         made.scheduler.shapes = riding[-1:] if shapes == "one" else riding

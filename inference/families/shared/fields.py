@@ -18,7 +18,9 @@ Pattern = tuple[LayerSpec, ...]
 
 
 class ModelFields(TypedDict, total=False):
-    """Fields of a `ModelConfig`."""
+    """Some fields of a `ModelConfig`, as readers of keys return them: their types are checked where
+    `Family.model` makes it.
+    """
 
     name: str
     family: str

@@ -40,11 +40,11 @@ class InProcess:
             start = await anext(parts, None)
             if not isinstance(start, asgi_client.HttpStart):
                 raise Unanswered("the application has no answer")
-            rest = [part async for part in parts if isinstance(part, bytes)]
+            chunks = [part async for part in parts if isinstance(part, bytes)]
         response_headers = {
             name.decode("latin-1").lower(): value.decode("latin-1") for name, value in start.headers
         }
-        return Answer(start.status, response_headers, b"".join([start.body, *rest]))
+        return Answer(start.status, response_headers, b"".join([start.body, *chunks]))
 
 
 @contextlib.asynccontextmanager

@@ -71,8 +71,8 @@ def test_a_configuration_is_written_for_every_family(case):
     """What a checkpoint that brings none of transformers' own is exported with."""
     config = resolve.resolve(str(GOLDEN / case)).config
     raw = json.loads(json.dumps(config_export.of_model(config)))
-    found = config_json.parse(raw, Path(config.name))
-    assert found.layers == config.layers
+    read_back = config_json.parse(raw, Path(config.name))
+    assert read_back.layers == config.layers
     text = json.dumps(config_file.to_json(config))
     assert config_file.from_json(json.loads(text), "config.json") == config
 

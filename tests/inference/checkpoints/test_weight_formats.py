@@ -243,13 +243,13 @@ def test_formats_that_no_parameter_can_have_are_refused(formats, expected):
 
 def test_chips_hold_copies_of_the_heads_of_a_mixed_stack():
     """Four chips, two key/value heads: the parts keep them as the whole stack does."""
-    held = []
+    chip_bytes = []
     for formats in (("q8_0",) * 3, ("q8_0", "q8_0", "float32")):
         mixed = dataclasses.replace(WIDE, formats=(("layers/0/mixer/qkv", formats),))
-        held.append(weights.chip_weight_bytes(mixed, cost.Precision.of(mixed), Mesh(model=4)))
+        chip_bytes.append(weights.chip_weight_bytes(mixed, cost.Precision.of(mixed), Mesh(model=4)))
     v_rows = 2 * 64 * 256 / 2  # of a chip, which has one of two heads
     bits = FORMATS["float32"].bits - 8.5
-    assert held[1] - held[0] == pytest.approx(v_rows * bits / 8)
+    assert chip_bytes[1] - chip_bytes[0] == pytest.approx(v_rows * bits / 8)
 
 
 @pytest.mark.long

@@ -286,6 +286,6 @@ def test_a_period_scales_to_the_whole_model():
         infos = leaves(whole.parameters())
         tables = sum(i.elements for path, i in infos if path[0] != "layers" and i.is_matrix)
         once = 2 * (tables + whole.width * (2 if whole.norm == "layer" else 1))
-        held = [weights.weight_bytes(m) - once for m in (whole, period)]
-        assert held[0] == pytest.approx(times * held[1])
+        weight_bytes = [weights.weight_bytes(m) - once for m in (whole, period)]
+        assert weight_bytes[0] == pytest.approx(times * weight_bytes[1])
         assert cost.cache_bytes(whole, 512) == times * cost.cache_bytes(period, 512)

@@ -110,8 +110,8 @@ def test_a_parameter_keeps_the_format_that_it_names():
     plain = dataclasses.replace(config, pattern=(LayerSpec(_HEADS, Plain(16)),))
     for weight in (own.weights, int4):
         precision = dataclasses.replace(own, weights=weight)
-        rest = weights.weight_bytes(plain, precision)
-        assert weights.weight_bytes(config, precision) == rest + exact
+        rest_bytes = weights.weight_bytes(plain, precision)
+        assert weights.weight_bytes(config, precision) == rest_bytes + exact
     moved = {
         of: sum(o.weight_bytes for o in cost.step_operations(of, Work.decode(1, 1)))
         for of in (config, plain)
@@ -301,19 +301,19 @@ def test_report_takes_medians_of_steps_that_only_decode():
         _Record(decode, ((1, 4), (1, 11)), 1e-3),
         _Record(decode, ((1, 5), (1, 12)), 2e-3),
     ]
-    found = decode_report.decode_steps(config, records, machine(1e6))
+    report = decode_report.decode_steps(config, records, machine(1e6))
     expected = step_cost(_TINY, 2, [(1, 4), (1, 11)], 2).bytes
-    assert found.step_bytes == expected
-    assert found.predicted_step_s == pytest.approx(expected / 1e6)
-    assert found.measured_step_s == 2e-3
-    assert found.bandwidth_share == pytest.approx(expected / 2e-3 / 1e6)
-    assert found.read_bandwidth == 1e6
+    assert report.step_bytes == expected
+    assert report.predicted_step_s == pytest.approx(expected / 1e6)
+    assert report.measured_step_s == 2e-3
+    assert report.bandwidth_share == pytest.approx(expected / 2e-3 / 1e6)
+    assert report.read_bandwidth == 1e6
 
 
 def test_report_without_decode_steps():
     only_prefill = _Record(StepShape((0, 1), (1, 64)), ((64, 64),), 1.0)
-    found = decode_report.decode_steps(Config(_TINY), [only_prefill], machine(5.0))
-    assert found == decode_report.DecodeReport(None, None, None, 5.0, None)
+    decode = decode_report.decode_steps(Config(_TINY), [only_prefill], machine(5.0))
+    assert decode == decode_report.DecodeReport(None, None, None, 5.0, None)
 
 
 def test_the_ladders_first_rung():

@@ -118,13 +118,13 @@ def test_all_reduces_by_hand():
     """
     work = Work.decode(16, 512)
     chip = dataclasses.replace(_H100, link_bandwidth=1e9, link_latency_s=1e-6)
-    found = Deployment(_LLAMA, chip, mesh=Mesh(model=4)).collective_seconds(work)
+    seconds = Deployment(_LLAMA, chip, mesh=Mesh(model=4)).collective_seconds(work)
     sampled = 1.5 * 16 * 4 / 1e9 + 6e-6 + 0.75 * 4 * 16 * 12 / 1e9 + 3e-6
-    assert found == pytest.approx(81 * (1.5 * 16 * 5120 * 4 / 1e9 + 6e-6) + sampled)
+    assert seconds == pytest.approx(81 * (1.5 * 16 * 5120 * 4 / 1e9 + 6e-6) + sampled)
     torus = dataclasses.replace(chip, link_axes=2)  # whose other axis the ring does not use
-    found = Deployment(_LLAMA, torus, mesh=Mesh(model=4)).collective_seconds(work)
+    seconds = Deployment(_LLAMA, torus, mesh=Mesh(model=4)).collective_seconds(work)
     sampled = 1.5 * 16 * 4 / 0.5e9 + 6e-6 + 0.75 * 4 * 16 * 12 / 0.5e9 + 3e-6
-    assert found == pytest.approx(81 * (1.5 * 16 * 5120 * 4 / 0.5e9 + 6e-6) + sampled)
+    assert seconds == pytest.approx(81 * (1.5 * 16 * 5120 * 4 / 0.5e9 + 6e-6) + sampled)
 
 
 def test_heads_and_columns_are_divided_and_key_value_heads_copied_beyond_their_number():
@@ -202,10 +202,10 @@ def test_data_parallel_groups_hold_the_weights_and_share_the_sequences():
 def test_biases_of_experts_are_divided_as_experts_are():
     config = _MODELS["gpt-oss-20b"]  # 24 layers, 32 experts, 2,880 columns
     placed = [Deployment(config, _H100, mesh=mesh) for mesh in (Mesh(expert=4), Mesh(1, 2, 4))]
-    held = [weights.weight_bytes(config.per_chip(n, 4)) for n in (1, 2)]
-    assert placed[0].chip_weight_bytes == held[0]
+    chip_bytes = [weights.weight_bytes(config.per_chip(n, 4)) for n in (1, 2)]
+    assert placed[0].chip_weight_bytes == chip_bytes[0]
     whole = 24 * ((64 + 2 * 8) * 64 * 2 + 64 * 4)  # biases and sinks of heads
-    assert placed[1].chip_weight_bytes == held[1] + whole / 2
+    assert placed[1].chip_weight_bytes == chip_bytes[1] + whole / 2
     biases = 2 * 24 * 32 * 2 * 2880, 2 * 24 * 32 * 2880
     work = [o for o in placed[0].decode_operations(16, 1) if o.name == "experts.vectors"]
     for mesh, chips in ((Mesh(), (1, 1)), (Mesh(expert=4), (4, 4)), (Mesh(1, 2, 4), (8, 4))):

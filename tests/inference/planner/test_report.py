@@ -33,12 +33,12 @@ def test_shares_of_measured_rates():
     flops = cost.total(cost.step_operations(CONFIG.model, Work.prefill(1, 30))).flops
     rates = 8 * num_bytes, 20 * flops
     batch = StepRecord(DECODE, ((1, 50),) * 2, 0.5, 0.0)
-    found = rate_shares.shares(CONFIG, [*records, prompt], [*records, batch], 30, 300.0, rates)
+    shares = rate_shares.shares(CONFIG, [*records, prompt], [*records, batch], 30, 300.0, rates)
     done = cost.total(report.operations(CONFIG, batch)).flops
-    assert found.batch_rate_share == pytest.approx(done / 0.5 / rates[1])
-    assert found.decode_bandwidth_share == pytest.approx(0.5)
-    assert found.prefill_rate_share == pytest.approx(0.5)  # ten prompts a second
-    assert (found.read_bandwidth, found.best_product_rate) == rates
+    assert shares.batch_rate_share == pytest.approx(done / 0.5 / rates[1])
+    assert shares.decode_bandwidth_share == pytest.approx(0.5)
+    assert shares.prefill_rate_share == pytest.approx(0.5)  # ten prompts a second
+    assert (shares.read_bandwidth, shares.best_product_rate) == rates
     none = rate_shares.shares(CONFIG, [prompt], [prompt], 30, 300.0, (1.0, 1.0))
     assert none.decode_bandwidth_share is none.batch_rate_share is None
 

@@ -159,10 +159,12 @@ def test_steps_that_are_too_slow_have_no_verdict():
 
 
 def test_plain_data_holds_every_figure(exact):
-    found = json.loads(json.dumps(verify_text.as_json([exact, exact])))
-    assert len(found["rows"]) == 2 * len(exact.results)
-    assert (found["median_error"], found["largest_error"]) == verify_text.errors(exact.results)
-    (held, _) = found["models"]
+    read_back = json.loads(json.dumps(verify_text.as_json([exact, exact])))
+    assert len(read_back["rows"]) == 2 * len(exact.results)
+    assert (read_back["median_error"], read_back["largest_error"]) == verify_text.errors(
+        exact.results
+    )
+    (held, _) = read_back["models"]
     assert held["predicted_weight_bytes"] == held["weight_bytes"] == exact.allocated_bytes[0]
     assert held["weights"] == "bfloat16" and len(held["hardware"]) == 3
 

@@ -71,11 +71,11 @@ def test_the_likeliest_drafts_are_its_own(is_there):
     requests = [r for r in ASKED if not (r.bias or r.grammar_ids or r.allowed_token_ids)]
     arguments = fill(peaked(np.random.default_rng(4), len(requests), 8, 2.0), requests)
     ids, sure = (np.asarray(x)[: len(requests)] for x in program(*arguments[:4]))
-    own = np.asarray(distribution(*arguments))[: len(requests)]
-    expected = -np.sort(-own, axis=1)[:, :5]
+    prob_QV = np.asarray(distribution(*arguments))[: len(requests)]
+    expected = -np.sort(-prob_QV, axis=1)[:, :5]
     np.testing.assert_array_equal(ids >= 0, expected > 0)
     np.testing.assert_allclose(np.exp(sure), expected, rtol=1e-4)
-    found = np.take_along_axis(own, np.maximum(ids, 0), axis=1)
+    found = np.take_along_axis(prob_QV, np.maximum(ids, 0), axis=1)
     np.testing.assert_array_equal(np.where(ids >= 0, found, 0), expected)
     assert (expected == 0).any()
 

@@ -78,8 +78,10 @@ def test_steps_are_counted_once_and_predicted_where_the_machine_is_calibrated():
     measured = sum(record.seconds for record in decoding)
     assert counters["decode_step_seconds"] == pytest.approx(measured)
     assert counters["predicted_decode_step_seconds"] == pytest.approx(measured)  # it ran as such
-    each = [decode_report.decode_steps(engine.config, [record], MACHINE) for record in decoding]
-    assert counters["decode_step_bytes"] == pytest.approx(sum(r.step_bytes for r in each), rel=1e-3)
+    reports = [decode_report.decode_steps(engine.config, [record], MACHINE) for record in decoding]
+    assert counters["decode_step_bytes"] == pytest.approx(
+        sum(r.step_bytes for r in reports), rel=1e-3
+    )
     assert figures.read_bandwidth == MACHINE.read_bandwidth
 
 

@@ -137,8 +137,8 @@ def test_layers_that_are_listed_are_one_more():
     """The layer is of the kind of the last one that is listed."""
     folder = GOLDEN / "glm4_moe_lite-mha-listed"
     raw = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
-    found = config_json.parse_predicting(raw, folder)
-    assert found.layers == config_json.parse(raw, folder).layers[-1:]
+    head = config_json.parse_predicting(raw, folder)
+    assert head.layers == config_json.parse(raw, folder).layers[-1:]
 
 
 PREFIX = "model.layers.3."

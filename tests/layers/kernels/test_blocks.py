@@ -90,7 +90,7 @@ def test_exact_products_leave_activations_as_they_are(format):
     need()
     blocks_FX, numbers_FD = _drawn(format, 40, 256)
     x_TD = np.random.default_rng(1).standard_normal((6, 256)).astype(np.float32)
-    w, stack = (_packed(own, format, 256) for own in (
+    w, stack = (_packed(values, format, 256) for values in (
         blocks_FX, np.stack([blocks_FX, blocks_FX, blocks_FX[::-1]])))  # fmt: skip
     sizes_E = jnp.array([2, 0, 3], jnp.int32)
     exact_TF = x_TD.astype(np.float64) @ numbers_FD.T
@@ -123,14 +123,14 @@ def _check(format, T, F, D):
     blocks, numbers = _drawn(format, F, D, seed=T)
     x_TD = np.random.default_rng(T).standard_normal((T, D)).astype(np.float32)
     x_TD[:, 32:64] = 0
-    found = jax.jit(linear)(x_TD, _packed(blocks, format, D))
+    y_TF = jax.jit(linear)(x_TD, _packed(blocks, format, D))
     # A number between two int8 may go either way: it is as good as what it is rounded to.
     rounded_TD = _rounded(x_TD, format).astype(np.float64)
     exact = rounded_TD @ numbers.astype(np.float64).T
     size = np.abs(rounded_TD) @ np.abs(numbers).T.astype(np.float64)
-    chex.assert_shape(found, (T, F))
-    chex.assert_type(found, jnp.float32)
-    error = np.abs(np.asarray(found, np.float64) - exact) / np.where(size == 0, 1, size)
+    chex.assert_shape(y_TF, (T, F))
+    chex.assert_type(y_TF, jnp.float32)
+    error = np.abs(np.asarray(y_TF, np.float64) - exact) / np.where(size == 0, 1, size)
     assert np.median(error) < 1e-6 and error.max() < 1e-3
 
 
@@ -173,9 +173,9 @@ def test_groups_of_rows_have_the_bits_of_their_products(instruction_set, format)
         found = np.asarray(jax.jit(packed.grouped_product)(x_XD, w, sizes_E))
         start = 0
         for blocks, size in zip(drawn, sizes, strict=True):
-            own = _packed(blocks, format, 256)
+            matrix = _packed(blocks, format, 256)
             rows = slice(start, start + size)
-            np.testing.assert_array_equal(found[rows], jax.jit(linear)(x_XD[rows], own))
+            np.testing.assert_array_equal(found[rows], jax.jit(linear)(x_XD[rows], matrix))
             start = rows.stop
         assert not found[start:].any()
 
