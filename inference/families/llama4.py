@@ -12,10 +12,22 @@ from configs.kinds.kind import FeedForward
 from configs.kinds.rope import Linear, Llama3, Rope
 from configs.kinds.temperature import Temperature
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, ModelFields, Table
-from inference.families.shared import export_fields, fields, hf_names, mixtures, parts, rope_keys
+from inference.families import llama
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.shared import (
+    export_fields,
+    fields,
+    gguf_mixtures,
+    gguf_names,
+    hf_names,
+    mixtures,
+    parts,
+    rope_keys,
+)
 from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
 
+_ROUTER = Router("sigmoid", is_normalized=False)
 _FULL, _CHUNKED = "full_attention", "chunked_attention"
 
 
@@ -73,9 +85,8 @@ def _ffns(keys: Keys, layers: int) -> list[FeedForward]:
     width = keys.integer("intermediate_size", 8192)
     dense = Gated(keys.integer("intermediate_size_mlp", 16_384), fields.activation(keys))
     experts = mixtures.experts(
-        keys, "num_local_experts", 16, 1, width, Router("sigmoid", is_normalized=False),
-        shared_width=width, weighs_inputs=True,
-    )  # fmt: skip
+        keys, "num_local_experts", 16, 1, width, _ROUTER, shared_width=width, weighs_inputs=True
+    )
     return [experts if layer in numbers else dense for layer in range(layers)]
 
 
@@ -101,6 +112,31 @@ def _write_llama4(config: ModelConfig) -> dict[str, object]:
         "num_local_experts": experts.num_experts,
         "num_experts_per_tok": experts.top_k,
     }
+
+
+_WINDOW, _STEP = "attention.sliding_window", "interleave_moe_layer_step"
+_PERIOD, _MOST = 4, 128  # layers; experts
+
+
+def _gguf_llama4(keys: GgufKeys) -> ModelFields:
+    """Reads Llama 4. llama.cpp has its chunks, its layers without RoPE and their temperature as
+    constants, and norms queries and keys of all but the model with the most experts.
+    """
+    if keys.has(_WINDOW) and not keys.whole(_WINDOW):
+        raise InputError(f"metadata {keys.architecture}.{_WINDOW}=0 is not supported: no chunks")
+    count, width = keys.integer("expert_count"), keys.integer("expert_feed_forward_length")
+    near = keys.attention(
+        dataclasses.replace(llama.gguf_rope(keys), neighbours=True), window=8192, chunked=True,
+        qk_norm=None if count == _MOST else "plain",
+    )  # fmt: skip
+    far = keys.attention(None, temperature=Temperature(0.1, 8192, offset=1))
+    experts = gguf_mixtures.read_experts(keys, _ROUTER, shared_width=width, weighs_inputs=True)
+    dense, step = Gated(keys.ffn_width), keys.integer(_STEP)
+    layers = [
+        LayerSpec(near if layer % _PERIOD else far, dense if layer % step else experts)
+        for layer in range(1, keys.num_layers + 1)
+    ]
+    return {"pattern": fields.repeated(layers)}
 
 
 def _split_experts(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> parts.Parts:
@@ -147,5 +183,14 @@ FAMILIES = (
         splits=(_split_experts,),
         wrapper="Llama4ForConditionalGeneration",
         ignored=("vision_model", "multi_modal_projector"),
+        gguf=Gguf(
+            gguf_names.EXPERTS,
+            readers={
+                "llama4": GgufReader(
+                    _gguf_llama4,
+                    (*gguf_mixtures.COUNTS, "expert_feed_forward_length", _WINDOW, _STEP),
+                )
+            },
+        ),
     ),
 )

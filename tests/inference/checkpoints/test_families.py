@@ -495,7 +495,7 @@ def test_every_family_of_llama_cpp_is_read():
 UNREAD = {
     "deepseek_v32", "flex_olmo", "glm_moe_dsa",
     "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_next",
-    "llama4", "mistral4", "mistral_large3",
+    "mistral4", "mistral_large3",
 }  # fmt: skip
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {

@@ -7,19 +7,26 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import gguf
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from configs import presets
 from configs.errors import InputError
+from configs.kinds.attention import Attention
+from configs.kinds.experts import Experts, Router
+from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Llama3, Rope, Yarn
 from configs.kinds.temperature import Temperature
-from configs.model import ModelConfig
+from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve
 from inference.checkpoints.hf import config_export, config_json
 from inference.planner import weights
 from layers import decoder, params
+from layers import rope as rope_math
+from tests.inference.checkpoints import test_gguf, test_gguf_mixtures
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 _YARN = {
@@ -232,3 +239,67 @@ def test_what_params_json_may_not_say(changes, cause, tmp_path):
     with pytest.raises(InputError, match=cause) as caught:
         resolve.resolve(str(_own_directory(tmp_path, **changes)))
     assert "params.json: " in str(caught.value) and "\n" not in str(caught.value)
+
+
+def _llama4(num_experts: int, rope: Rope) -> ModelConfig:
+    """As llama.cpp takes it, whose chunks, periods and temperature are constants."""
+    near = Attention(
+        4, 2, 8, dataclasses.replace(rope, neighbours=True), window=8192, chunked=True,
+        qk_norm="plain" if num_experts < 128 else None,
+    )  # fmt: skip
+    far = Attention(4, 2, 8, None, temperature=Temperature(0.1, 8192, offset=1))
+    router = Router("sigmoid", is_normalized=False)
+    experts = Experts(num_experts, 1, 12, router, shared_width=12, weighs_inputs=True)
+    kinds = zip((near, near, near, far) * 2, (Gated(20), experts) * 4, strict=True)
+    pattern = tuple(LayerSpec(*kind) for kind in kinds)[:4]
+    return ModelConfig("llama4", "llama4", 29, 32, 8, 256, pattern)
+
+
+def _llama4_file(path: Path, config: ModelConfig, **changes: int) -> tuple[Path, dict]:
+    experts, leaves = config.layers[1].ffn, test_gguf.random_params(config)
+    tensors, rope = test_gguf_mixtures.tensors_of(config, leaves), config.layers[0].mixer.rope
+    plain = rope_math.inverse_frequencies(Rope(rope.theta), 8)
+    if rope.scaling is not None:
+        tensors["rope_freqs.weight"] = plain / rope_math.inverse_frequencies(rope, 8)
+    numbers = {
+        "attention.head_count": 4, "attention.head_count_kv": 2, "attention.key_length": 8,
+        "attention.value_length": 8, "block_count": 8, "context_length": 256,
+        "embedding_length": 32, "expert_count": experts.num_experts,
+        "expert_feed_forward_length": 12, "expert_used_count": 1, "feed_forward_length": 20,
+        "interleave_moe_layer_step": 2, "rope.dimension_count": 8, "vocab_size": 29,
+    } | changes  # fmt: skip
+    writer = gguf.GGUFWriter(path, "llama4")
+    for key, number in numbers.items():
+        writer.add_uint32(f"llama4.{key}", number)
+    writer.add_float32("llama4.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_float32("llama4.rope.freq_base", rope.theta)
+    for name, tensor in tensors.items():
+        writer.add_tensor(name, tensor.astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path, leaves
+
+
+@pytest.mark.parametrize("case", [
+    (3, Rope(5e5, Llama3(16.0, 1.0, 1.0, 8192))),  # Scout's kind
+    (128, Rope(5e5)),  # Maverick's
+])  # fmt: skip
+def test_llama_cpps_llama4_is_read(case, tmp_path, monkeypatch):
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    config = _llama4(*case)
+    path, leaves = _llama4_file(tmp_path / "llama4.gguf", config)
+    resolved = resolve.resolve(str(path))
+    assert resolved.config.layers == config.layers
+    for name, values in test_gguf.load(path).items():
+        rounded = leaves[name].astype(ml_dtypes.bfloat16).astype(np.float32)
+        np.testing.assert_array_equal(np.asarray(values, np.float32), rounded, name)
+
+
+def test_llama_cpps_llama4_without_chunks_is_refused(tmp_path):
+    path, _ = _llama4_file(
+        tmp_path / "a.gguf", _llama4(3, Rope()), **{"attention.sliding_window": 0}
+    )
+    with pytest.raises(InputError, match="sliding_window=0 is not supported: no chunks"):
+        resolve.resolve(str(path))
