@@ -31,6 +31,8 @@ _INTEGERS: dict[str, type] = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8, "
 _CODES = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64, "BOOL": np.bool_,
           "F8_E4M3": ml_dtypes.float8_e4m3fn}  # fmt: skip
 _MAX_TENSORS = 1 << 15
+# A line a tensor: DeepSeek-V3's has 8.9 MB.
+_MAX_INDEX_BYTES = 32 << 20
 _HOLDS = {"float16": "float32"}
 _DTYPE_NAMES = {np.dtype(t).name: name for name, t in (_FLOATS | _INTEGERS | _CODES).items()}
 _CODE_NAMES = {np.dtype(code).name for code in _CODES.values()}
@@ -80,7 +82,9 @@ def open_file(path: Path, codes_at: tuple[str, ...] = ()) -> TensorSource:
     """
     data, tensors, _ = _header(path, codes_at=codes_at)
     shapes = {name: shape for name, (shape, _, _) in tensors.items()}
-    dtypes = {n: _HOLDS.get(dtype.name, dtype.name) for n, (_, dtype, _) in tensors.items()}
+    held = {dtype: dtype.name for _, dtype, _ in tensors.values()}  # their names are slow
+    held = {dtype: _HOLDS.get(name, name) for dtype, name in held.items()}
+    dtypes = {name: held[dtype] for name, (_, dtype, _) in tensors.items()}
     widest = max({"bfloat16", *dtypes.values()} - _CODE_NAMES)
     reader = functools.partial(_read, data, tensors)
     return TensorSource(str(path), shapes, reader, widest, dtypes=dtypes)
@@ -164,20 +168,21 @@ def read_index(directory: Path) -> dict[str, str]:
         InputError: the index is unsound, or names a file outside of this directory.
     """
     index = _weights_file(directory) or directory / INDEX
-    weight_map = mapped.read_json(index).get("weight_map")
+    weight_map = mapped.read_json(index, _MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index}: 'weight_map' must be an object of tensor name -> file name")
+    valid = {shard for shard in set(map(str, weight_map.values())) if _is_shard(shard)}
     for name, shard in weight_map.items():
-        if (
-            not isinstance(shard, str)
-            or Path(shard).name != shard
-            or not shard.endswith(".safetensors")
-        ):
+        if not isinstance(shard, str) or shard not in valid:
             raise InputError(
                 f"{index}: tensor {shown(name)} is in {shown(shard)}; "
                 "valid: a .safetensors file of this directory"
             )
     return weight_map
+
+
+def _is_shard(name: str) -> bool:
+    return Path(name).name == name and name.endswith(".safetensors")
 
 
 def _open_sharded(index: Path, codes_at: tuple[str, ...]) -> TensorSource:

@@ -1,8 +1,9 @@
 """All families of checkpoints, each registered with a line here."""
 
+import difflib
 from collections.abc import Iterable
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from inference.families import (
     bamba,
@@ -23,6 +24,7 @@ from inference.families import (
     llama4,
     mamba,
     minimax,
+    missing,
     mistral,
     mistral4,
     mixtral,
@@ -64,6 +66,7 @@ _MODULES = (
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5, mistral, mistral4, llama4),
 )
+_LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 
 
@@ -78,6 +81,18 @@ def of(config: ModelConfig) -> Family:
 def of_architecture(name: object) -> Family | None:
     """Returns the family with this name in "architectures" of `config.json`, or None."""
     return next((family for family in ALL.values() if family.architecture == name), None)
+
+
+def unknown(architecture: object) -> str:
+    """Returns the message for an architecture that no family has."""
+    problem = f"architecture {shown(architecture)} is not supported"
+    name = str(architecture)[:_LONGEST_NAME]
+    if part := missing.PARTS.get(name):
+        return f"{problem}; the part that it needs first is not here: {part}"
+    known = [name for f in ALL.values() for name in (f.architecture, f.wrapper) if name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    closest = f"the nearest names: {', '.join(near)}; " if near else ""
+    return f"{problem}; {closest}docs/families.md lists all that are"
 
 
 def of_wrapper(name: object) -> tuple[Family, ...]:

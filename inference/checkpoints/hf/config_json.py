@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import InputError, shown
+from configs.errors import InputError
 from configs.heads import Eagle
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints import mapped, names, text_files
@@ -31,7 +31,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "mamba_ssm_cache_dtype": ("float32", None),
 }
 
-_SUFFIX = "ForCausalLM"  # of nearly every architecture
 # Keys of a model of images or sounds too that say something of its text.
 _OF_THE_WHOLE = (
     *("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "bos_token_id"),
@@ -127,11 +126,7 @@ def parse(raw: dict[str, object], directory: Path) -> ModelConfig:
         keys, architecture = Keys(raw), _architecture(raw)
         family = families.of_architecture(architecture)
         if family is None:
-            valid = (family.architecture.removesuffix(_SUFFIX) for family in families.ALL.values())
-            raise InputError(
-                f"architecture {shown(architecture)} is not supported; valid, with {_SUFFIX} "
-                f"behind most of them: {', '.join(valid)}"
-            )
+            raise InputError(families.unknown(architecture))
         keys.require_neutral(family.reads, **_NEUTRAL)
         return family.model(keys, directory.resolve().name)
 
