@@ -21,9 +21,12 @@ from inference.families import (
     kimi,
     lfm2,
     llama,
+    llama4,
     mamba,
     minimax,
     missing,
+    mistral,
+    mistral4,
     mixtral,
     nemotron,
     olmo,
@@ -61,7 +64,7 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
 _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
-    *(nemotron, lfm2, ernie4_5),
+    *(nemotron, lfm2, ernie4_5, mistral, mistral4, llama4),
 )
 _LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
@@ -92,11 +95,9 @@ def unknown(architecture: object) -> str:
     return f"{problem}; {closest}docs/families.md lists all that are"
 
 
-def of_wrapper(name: object) -> Family | None:
-    """Returns the family that reads the text part of this architecture, or None."""
-    return next(
-        (family for family in ALL.values() if name is not None and family.wrapper == name), None
-    )
+def of_wrapper(name: object) -> tuple[Family, ...]:
+    """Returns the families that may be the text part of this architecture, the default first."""
+    return tuple(f for f in ALL.values() if name is not None and f.wrapper == name)
 
 
 def gguf(config: ModelConfig) -> Gguf:
