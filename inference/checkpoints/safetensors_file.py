@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -27,7 +27,7 @@ _FLOATS: dict[str, type] = {
 }
 _INTEGERS: dict[str, type] = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8, "I32": np.int32}
 _CODES = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64,
-          "F8_E4M3": ml_dtypes.float8_e4m3fn}  # fmt: skip
+          "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E8M0": ml_dtypes.float8_e8m0fnu}  # fmt: skip
 _MAX_TENSORS = 1 << 15
 _HOLDS = {"float16": "float32"}
 _DTYPE_NAMES = {np.dtype(t).name: name for name, t in (_FLOATS | _INTEGERS | _CODES).items()}
@@ -37,6 +37,13 @@ _CODE_NAMES = {np.dtype(code).name for code in _CODES.values()}
 def is_in(directory: Path) -> bool:
     """Whether a directory holds weights that can be opened."""
     return (directory / INDEX).exists() or (directory / SINGLE).exists()
+
+
+def names_in(directory: Path) -> Iterable[str]:
+    """Names of a directory's tensors; raises an `InputError` as `open_directory`."""
+    if (directory / INDEX).exists():
+        return read_index(directory)
+    return open_file(directory / SINGLE, ("",)).shapes
 
 
 def open_directory(directory: Path, codes_at: tuple[str, ...] = ()) -> TensorSource:
