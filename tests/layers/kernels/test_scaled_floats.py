@@ -73,6 +73,20 @@ def test_products_have_the_bits_of_those_with_the_numbers(format, instruction_se
 
 
 @pytest.mark.parametrize("format", PUBLISHED)
+def test_rows_beside_bfloat16_have_their_bits_among_any_others(format, instruction_set):  # noqa: F811
+    """The matrix unit takes many rows, and a few are summed in its order."""
+    blocks, numbers = drawn(format, 150, width := WIDTHS[format][1])
+    w = packed.pack_rows(blocks, format, numbers.shape)
+    rows = np.random.default_rng(0).standard_normal((35, width)).astype(ml_dtypes.bfloat16)
+    y_TF = np.asarray(jax.jit(linear)(rows, w))
+    exact = rows.astype(float) @ numbers.T
+    size = np.abs(rows.astype(float)) @ np.abs(numbers).T
+    assert (np.abs(y_TF - exact) <= 1e-6 * size).all()
+    for count in (1, 2, 3, 4, 5, 17):
+        np.testing.assert_array_equal(jax.jit(linear)(rows[:count], w), y_TF[:count])
+
+
+@pytest.mark.parametrize("format", PUBLISHED)
 def test_experts_have_the_bits_of_their_own_products(format):
     need()
     blocks, numbers = zip(*(drawn(format, 48, 256, seed) for seed in range(3)), strict=True)

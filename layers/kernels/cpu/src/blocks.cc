@@ -311,9 +311,11 @@ const BlockFormat kFormats[] = {
     {"q4_k", kQ4_K, &Blocks::q4_k, 0, shared_scale_and_minimum, read_q4_k, 256, 144},
     {"q6_k", kQ6_K, &Blocks::q6_k, 32, scales_of_halves, read_q6_k, 256, 210},
     {"fp8_block", kFp8Block, &Blocks::fp8_block, 0, scale_of_strip, read_fp8_block, 128, 132, 0,
-     true},
-    {"mxfp8", kMxfp8, &Blocks::mxfp8, 0, whole_power_of_two, read_mxfp8, 32, 33},
-    {"nvfp4", kNvfp4, &Blocks::nvfp4, 0, scales_of_row_and_halves, read_nvfp4, 16, 9, 4},
+     true, &HalfBlocks::fp8_block},
+    {"mxfp8", kMxfp8, &Blocks::mxfp8, 0, whole_power_of_two, read_mxfp8, 32, 33, 0, false,
+     &HalfBlocks::mxfp8},
+    {"nvfp4", kNvfp4, &Blocks::nvfp4, 0, scales_of_row_and_halves, read_nvfp4, 16, 9, 4, false,
+     &HalfBlocks::nvfp4},
 };
 
 // Whether the scales fit in: those of a strip are one.

@@ -73,6 +73,7 @@ struct BlockFormat {
   int64_t elements, bytes;                                  // of a block; 0: the row is one
   int64_t head = 0;                                         // bytes of a row before its blocks
   bool is_cut = false;                                      // the last block may be shorter
+  Multiplier HalfBlocks::* half = nullptr;                  // beside activations of bfloat16
 
   // Bytes of a row of so many numbers; -1: it is no whole blocks.
   int64_t row_bytes(int64_t width) const {

@@ -177,6 +177,11 @@ struct Blocks {
   Multiplier fp8_block, mxfp8, nvfp4;
 };
 
+// Weights in blocks beside activations of bfloat16, where these are not widened.
+struct HalfBlocks {
+  Multiplier fp8_block, mxfp8, nvfp4;
+};
+
 struct InstructionSet {
   const char* name;
   const Dense *float32, *bfloat16;
@@ -184,6 +189,7 @@ struct InstructionSet {
   const StateKernels* states;
   const BoundKernels* bounds;
   const Blocks* blocks;
+  const HalfBlocks* half_blocks = nullptr;
 };
 
 extern const Dense kFloat32Avx2, kFloat32Avx512, kFloat32Neon;
@@ -193,6 +199,7 @@ extern const RowKernels kRowsAvx2, kRowsAvx512, kRowsNeon;
 extern const StateKernels kStatesAvx2, kStatesAvx512, kStatesNeon;
 extern const BoundKernels kBoundsAvx2, kBoundsAvx512, kBoundsNeon;
 extern const Blocks kBlocksAvx2, kBlocksVnni, kBlocksAmx;
+extern const HalfBlocks kHalfBlocksAmx;
 extern const Blocks kBlocksNeon, kBlocksDotprod, kBlocksI8mm;
 
 }  // namespace ridgeline
