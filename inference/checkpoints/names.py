@@ -99,7 +99,7 @@ def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
         count: such layers that the checkpoint announces.
     """
     family = families.of(config)
-    if family.predictor is not None and name.startswith(f"{family.predictor}."):
+    if family.predictor is not None and name.startswith(family.predictor):
         return True
     number = name.removeprefix(f"{layers}.").partition(".")[0]
     has_number = name.startswith(f"{layers}.") and number.isdecimal()

@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from configs.errors import InputError
 from configs.model import ModelConfig
 from inference.families import (
+    bailing,
     bamba,
     deepseek,
     dots1,
     ernie4_5,
+    exaone_moe,
     falcon_h1,
     gemma,
     gemma4,
@@ -16,11 +18,13 @@ from inference.families import (
     gpt2,
     gpt_oss,
     granite,
+    hunyuan_moe,
     jamba,
     kimi,
     lfm2,
     llama,
     mamba,
+    mellum,
     minimax,
     mixtral,
     nemotron,
@@ -30,6 +34,7 @@ from inference.families import (
     qwen,
     qwen_linear,
     qwen_moe,
+    solar,
 )
 from inference.families.family import Family, Gguf, GgufReader
 
@@ -42,7 +47,7 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
         readers = family.gguf.readers if family.gguf else ()
         for kind, name in (
             ("name", family.name),
-            ("architecture", family.architecture),
+            *(("architecture", name) for name in (family.architecture, *family.spellings)),
             *(("architecture of llama.cpp", reader) for reader in readers),
         ):
             if (kind, name) in taken:
@@ -59,7 +64,7 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
 _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
-    *(nemotron, lfm2, ernie4_5),
+    *(nemotron, lfm2, ernie4_5, bailing, solar, hunyuan_moe, exaone_moe, mellum),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 
@@ -74,7 +79,10 @@ def of(config: ModelConfig) -> Family:
 
 def of_architecture(name: object) -> Family | None:
     """Returns the family with this name in "architectures" of `config.json`, or None."""
-    return next((family for family in ALL.values() if family.architecture == name), None)
+    return next(
+        (family for family in ALL.values() if name in (family.architecture, *family.spellings)),
+        None,
+    )
 
 
 def of_wrapper(name: object) -> Family | None:

@@ -99,6 +99,16 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "dots1": (transformers.Dots1Config, _COMMON),
     "flex_olmo": (transformers.FlexOlmoConfig, _COMMON | {"intermediate_size": 12}),
     "glm4_moe_lite": (transformers.Glm4MoeLiteConfig, _COMMON),
+    "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, _COMMON),
+    "granitemoe": (transformers.GraniteMoeConfig, _COMMON | {"intermediate_size": 12}),
+    "granitemoeshared": (transformers.GraniteMoeSharedConfig, _COMMON | {"intermediate_size": 12}),
+    "bailing_moe_v2": (transformers.SarvamMoEConfig, _COMMON),  # the same, by another name
+    "solar_open": (
+        transformers.SolarOpenConfig, {k: v for k, v in _COMMON.items() if k != "intermediate_size"}
+    ),
+    "hy_v3": (transformers.HYV3Config, _COMMON),
+    "exaone_moe": (transformers.ExaoneMoeConfig, _COMMON | {"sliding_window": 24}),
+    "mellum": (transformers.MellumConfig, _COMMON | {"sliding_window": 24}),
     "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 12}),
     "gpt_oss": (
         transformers.GptOssConfig, _COMMON | {"sliding_window": 24, "intermediate_size": 12}
@@ -113,6 +123,7 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "jamba": (transformers.JambaConfig, _HYBRID),
     "qwen3_next": (transformers.Qwen3NextConfig, _HYBRID),
     "lfm2": (transformers.Lfm2Config, _HYBRID),
+    "lfm2_moe": (transformers.Lfm2MoeConfig, _HYBRID),
     "minimax": (transformers.MiniMaxConfig, _HYBRID | {"intermediate_size": 12}),
     "bamba": (transformers.BambaConfig, _HYBRID),
     "falcon_h1": (transformers.FalconH1Config, _HYBRID),

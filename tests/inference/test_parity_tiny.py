@@ -32,6 +32,7 @@ from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.ragged import contiguous
 from tests import compiling, fakes
+from tests.inference import mixture_relatives
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
@@ -206,7 +207,8 @@ def _family(name: str) -> str:
 
 
 # Whose experts are chosen as those of another family, behind attention of another.
-_RELATED = "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *_RELATED_STATES
+_MIXTURES = "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *mixture_relatives.FAMILIES
+_RELATED = *_MIXTURES, *_RELATED_STATES
 _LIKE_OTHERS = [name for name in _GREEDY if _family(name) in _RELATED]
 # Whose parts no other has; of all families logits over pages say more than their texts do.
 _LLAMAS = "mistral", "qwen2", "qwen3", "smollm3"
@@ -290,7 +292,7 @@ _ONE_LESS = [tuple(1.0 if n == each else s for n, s in enumerate(_SCALES)) for e
 # files, which seldom change.
 _MODEL_SCALES = "embedding_scale", "residual_scale", "logit_scale"
 _UNSCALED = [lambda model, scale=scale: {scale: 1.0} for scale in _MODEL_SCALES]
-_VISIBLE = {
+_VISIBLE = mixture_relatives.VISIBLE | {
     "bamba-mqa-groups-bias-limit": (
         _with(step_limits=(0.0, None)),
         _with(norm_width=None),
@@ -518,6 +520,7 @@ _OTHER_HEADS = (
     "mistral-mqa-tied", "mixtral-mqa-window-all", "olmo2-gqa-tied-float32", "olmo2-mqa-bias",
     "olmo3-mha-tied-float32", "olmoe-mha-float32", "qwen2-mha-untied-float32",
     "qwen3-mha-untied-float32", "qwen3_moe-mqa-bias-window", "smollm3-mqa-untied-bias",
+    *(name for name in _OTHERS if _family(name) in mixture_relatives.FAMILIES),
 )  # fmt: skip
 
 
