@@ -143,6 +143,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 _RELATIVES = {
     *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),
 }
+_TWO_LAYOUTS = "olmo3", "hunyuan_v1_dense"  # whose heads are those of Llama
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
 
@@ -163,7 +164,8 @@ def test_every_layout_is_there():
     mixtures = {m.family for m in models if m.mixtures}
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
-    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha")}
+    layouts |= {"gpt2": ("mha",)}
+    layouts |= dict.fromkeys(_TWO_LAYOUTS, ("gqa", "mha"))
     layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
@@ -315,6 +317,7 @@ _VISIBLE = {
         _with(norms_first=False),
     ),
     "ernie4_5-gqa-neighbors": (_with(rope=Rope(5e5)),),
+    "hunyuan_v1_dense-gqa-alpha": (_with(rotates_first=False), _with(rope=Rope())),
     "granite-gqa-scales": (*_UNSCALED, _with(scale=None)),
     "granitemoehybrid-mqa-rope-experts": (
         *(*_UNSCALED, _with(scale=None), _with(rope=None), _with(step_limits=(0.0, None))),
