@@ -32,6 +32,7 @@ class Attention(Mixer, name="attention"):
         window: tokens that a query sees, itself included; None sees all.
         qk_norm: RMS norm before RoPE of each query and key head ('head') or of all queries and all
             keys of a token at once ('all'); None: there is none.
+        rotates_first: whether queries and keys rotate before their norm instead (Hunyuan).
         has_value_norm: whether each value head is divided by its root mean square (Gemma 4).
         has_values: whether values have a projection of their own; else they are the keys before
             their norm and RoPE (Gemma 4).
@@ -82,6 +83,7 @@ class Attention(Mixer, name="attention"):
     token_budget: int | None = None
     has_output_gate: bool = False
     input_limit: float | None = None
+    rotates_first: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "num_kv_heads", "head_width", "token_budget")
@@ -91,6 +93,8 @@ class Attention(Mixer, name="attention"):
                 "own cache: leave window and owner out"
             )
         check_choice(self, "qk_norm", (None, "head", "all"))
+        if self.rotates_first and (self.qk_norm is None or self.rope is None):
+            raise InputError("attention rotates_first goes with a qk_norm and a rope")
         check_multiple(self, "num_heads", "num_kv_heads")
         check_biases(self, self.biases, "qkv", "out")
         check_positive(self, "attention ", "score_cap", "input_limit", "key_scale")

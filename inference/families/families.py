@@ -18,6 +18,7 @@ from inference.families import (
     gpt2,
     gpt_oss,
     granite,
+    hunyuan,
     hunyuan_moe,
     jamba,
     kimi,
@@ -64,7 +65,7 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
 _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
-    *(nemotron, lfm2, ernie4_5, bailing, solar, hunyuan_moe, exaone_moe, mellum),
+    *(nemotron, lfm2, ernie4_5, hunyuan, bailing, solar, hunyuan_moe, exaone_moe, mellum),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 

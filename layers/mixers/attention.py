@@ -87,6 +87,7 @@ def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepCon
         and not (kind.has_value_norm or kind.has_output_gate or kind.qk_norm == "all")
         and kind.input_limit is None
         and kind.key_scale == 1
+        and not kind.rotates_first
         and not (kind.rope is not None and kind.rope.neighbours)
     )
 
@@ -190,15 +191,21 @@ def _rotated(
     kind: Attention,
     context: StepContext,
 ) -> jax.Array:
-    """Heads after norm (of each, or of all at once), limit and RoPE, if any: float32 [T, N, H]."""
+    """Heads after norm (of each, or of all at once), limit and RoPE, if any; with `rotates_first`
+    after RoPE, norm and limit: float32 [T, N, H].
+    """
+    angles = None if kind.rope is None else context.angles
+    neighbours = kind.rope is not None and kind.rope.neighbours
+    if kind.rotates_first and angles is not None:
+        x_TNH = rotate(x_TNH, *angles, neighbours)
     if weight is not None:
         parts_TXX = x_TNH.reshape(x_TNH.shape[0], -1, weight.shape[0])
         is_divided = kind.qk_norm == "all"
         x_TNH = norm.apply(parts_TXX, weight, config, is_divided).reshape(x_TNH.shape)
     x_TNH = _clipped(x_TNH, kind)
-    if context.angles is None or kind.rope is None:
+    if kind.rotates_first or angles is None:
         return x_TNH
-    return rotate(x_TNH, *context.angles, kind.rope.neighbours)
+    return rotate(x_TNH, *angles, neighbours)
 
 
 def _clipped(x_TNH: jax.Array, kind: Attention) -> jax.Array:

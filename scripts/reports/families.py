@@ -89,6 +89,7 @@ def _parts(config: ModelConfig) -> list[str]:
             "head": "norm of each query and key head",
             "all": "norm of all queries and keys",
         }[attention.qk_norm],
+        ("RoPE before that norm" if attention.rotates_first else ""),
         (f"biases ({', '.join(biases)})" if biases else ""),
         ("plain feed-forward" if any(isinstance(ffn, Plain) for ffn in ffns) else ""),
         ("learned positions" if config.learned_positions else ""),

@@ -80,6 +80,7 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     }),
     "mistral": (transformers.MistralConfig, _COMMON),
     "ernie4_5": (transformers.Ernie4_5Config, _COMMON),
+    "hunyuan_v1_dense": (transformers.HunYuanDenseV1Config, _COMMON),
     "granite": (transformers.GraniteConfig, _COMMON),
     "qwen2": (transformers.Qwen2Config, _COMMON),
     "qwen3": (transformers.Qwen3Config, _COMMON),
