@@ -100,6 +100,8 @@ def _parts(config: ModelConfig) -> list[str]:
         ("soft cap of scores" if attention.score_cap else ""),
         ("sinks" if attention.has_sinks else ""),
         ("output gates" if attention.has_output_gate else ""),
+        ("gates of heads" if attention.head_gate else ""),
+        ("narrow values" if attention.value_width else ""),
         ("soft cap of logits" if config.logit_cap else ""),
         ("scaled embedding" if config.embedding_scale != 1 else ""),
         ("root mean square of values" if attention.has_value_norm else ""),
