@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from configs.errors import InputError
 from configs.model import ModelConfig
 from inference.families import (
+    afmoe,
     bailing,
     bamba,
     deepseek,
@@ -22,10 +23,12 @@ from inference.families import (
     hunyuan_moe,
     jamba,
     kimi,
+    laguna,
     lfm2,
     llama,
     mamba,
     mellum,
+    mimo,
     minimax,
     mixtral,
     nemotron,
@@ -66,6 +69,7 @@ _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5, hunyuan, bailing, solar, hunyuan_moe, exaone_moe, mellum),
+    *(afmoe, laguna, mimo),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 

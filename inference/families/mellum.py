@@ -2,7 +2,6 @@
 
 import dataclasses
 
-from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
@@ -11,14 +10,14 @@ from inference.families.family import Family, ModelFields
 from inference.families.shared import export_fields, fields, hf_names, mixtures, rope_keys
 from inference.families.shared.config_keys import Keys
 
-_THETAS = {"full_attention": 500_000.0, "sliding_attention": 10_000.0}
+_ROPES = {"full_attention": Rope(500_000.0), "sliding_attention": Rope(10_000.0)}
 
 
 def _read_mellum(keys: Keys) -> ModelFields:
     distant, near = rope_keys.by_kind(keys)
-    far = rope_keys.scaled(keys, distant, _THETAS["full_attention"])
+    far = rope_keys.scaled(keys, distant, _ROPES["full_attention"].theta)
     full = fields.attention(keys, 128, rope=far, qk_norm="head")
-    close = rope_keys.scaled(keys, near, _THETAS["sliding_attention"])
+    close = rope_keys.scaled(keys, near, _ROPES["sliding_attention"].theta)
     window = keys.optional_integer("sliding_window", 1024)
     sliding = dataclasses.replace(full, rope=close, window=window)
     mixers = fields.by_type(keys, full, sliding, ["full_attention"])
@@ -31,17 +30,10 @@ def _read_mellum(keys: Keys) -> ModelFields:
 
 def _write_mellum(config: ModelConfig) -> dict[str, object]:
     experts, dense = mixtures.mixture(config), mixtures.dense_layers(config)
-    ropes = {
-        f"{kind}_attention": next(
-            (m.rope for m in config.mixers(Attention) if (m.window is None) == (kind == "full")),
-            None,
-        )
-        for kind in ("full", "sliding")
-    }
     raw = mixtures.with_heads(config) | export_fields.layer_types(config)
     del raw["rope_theta"], raw["rope_scaling"]
     return raw | {
-        "rope_parameters": {kind: _rope(rope, _THETAS[kind]) for kind, rope in ropes.items()},
+        "rope_parameters": export_fields.ropes_by_kind(config, **_ROPES),
         "attention_bias": "out" in mixtures.attention(config).biases,
         "intermediate_size": dense[min(dense)].width if dense else experts.width,
         "moe_intermediate_size": experts.width,
@@ -50,13 +42,6 @@ def _write_mellum(config: ModelConfig) -> dict[str, object]:
         "norm_topk_prob": experts.router.is_normalized,
         "mlp_layer_types": mixtures.mlp_types(config),
     }
-
-
-def _rope(rope: Rope | None, default: float) -> dict[str, object]:
-    """Returns the object that describes the positions of a kind of layer; None: there is none."""
-    rope = rope or Rope(default)
-    scaling = export_fields.rope_scaling(rope.scaling) or {"rope_type": "default"}
-    return {"rope_theta": rope.theta} | scaling
 
 
 FAMILIES = (

@@ -7,6 +7,7 @@ Prompt 0 is longer than two windows and three pages of 16 tokens.
 from typing import Any
 
 import tiny_dense
+import tiny_gated_heads
 import tiny_mixtures
 import tiny_newer_mixtures
 import tiny_tokenizer
@@ -316,6 +317,7 @@ CASES = (
     ),
     *tiny_mixtures.CASES,
     *tiny_newer_mixtures.CASES,
+    *tiny_gated_heads.CASES,
     *tiny_dense.CASES,
     # The positions of layers without a window are stretched.
     Case(

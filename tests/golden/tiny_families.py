@@ -107,8 +107,12 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "solar_open": (
         transformers.SolarOpenConfig, {k: v for k, v in _COMMON.items() if k != "intermediate_size"}
     ),
+    "hunyuan_v1_moe": (transformers.HunYuanMoEV1Config, _COMMON | {"intermediate_size": 12}),
     "hy_v3": (transformers.HYV3Config, _COMMON),
     "exaone_moe": (transformers.ExaoneMoeConfig, _COMMON | {"sliding_window": 24}),
+    "afmoe": (transformers.AfmoeConfig, _COMMON | {"sliding_window": 24}),
+    "laguna": (transformers.LagunaConfig, _COMMON | {"sliding_window": 24}),
+    "mimo_v2_flash": (transformers.MiMoV2FlashConfig, _COMMON | {"sliding_window": 24}),
     "mellum": (transformers.MellumConfig, _COMMON | {"sliding_window": 24}),
     "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 12}),
     "gpt_oss": (

@@ -227,6 +227,28 @@ CASES = (
         seed=442,
         dtype=torch.float32,
     ),
+    # The base is stretched once; lists of one number for each layer, as published.
+    Case(
+        "hunyuan_v1_moe-gqa-alpha",
+        widths(40, 2, 4, 2, 10)
+        | UNTIED
+        | {
+            "num_experts": 6,
+            "moe_topk": [3, 2],
+            **rope("dynamic", 1e4, factor=1.0, alpha=50.0),
+        },
+        seed=455,
+        rewrites={"moe_intermediate_size": [12, 12], "num_shared_expert": [1, 1]},
+        greedy=True,
+    ),
+    Case(
+        "hunyuan_v1_moe-mqa-tied-float32",
+        widths(36, 2, 3, 1, 8)
+        | TIED
+        | {"num_experts": 5, "moe_topk": 2, **rope("default", 1e4)},
+        seed=456,
+        dtype=torch.float32,
+    ),
     Case(
         "hy_v3-gqa-dense",
         widths(40, 3, 4, 2, 12)

@@ -12,7 +12,7 @@ from inference.families.shared.fields import ModelFields
 # Each has the attention and the experts of others, in another combination.
 FAMILIES = (
     "lfm2_moe", "ernie4_5_moe", "granitemoe", "granitemoeshared", "bailing_moe_v2", "solar_open",
-    "hy_v3", "exaone_moe", "mellum",
+    "hy_v3", "exaone_moe", "mellum", "hunyuan_v1_moe", "afmoe", "laguna", "mimo_v2_flash",
 )  # fmt: skip
 
 Change = Callable[[ModelConfig], ModelFields]
@@ -74,8 +74,20 @@ VISIBLE = {
     "solar_open-gqa-yarn": (_with(rope=Rope()), _routed(scale=1.0)),
     "solar_open-mqa-bias-tied-float32": (_NO_GROUPS, _routed(is_normalized=True)),
     "hy_v3-gqa-dense": (_routed(scale=1.0),),
+    "hunyuan_v1_moe-gqa-alpha": (_with(rotates_first=False), _with(rope=Rope())),
     "exaone_moe-gqa-window": (_distant(rope=Rope()), _with(window=None)),
     "exaone_moe-mqa-groups-tied-float32": (_NO_GROUPS,),
     "mellum-gqa-window-yarn": (_distant(rope=Rope()), _with(window=None), _with(rope=Rope())),
+    "afmoe-gqa-window-scaled": (
+        *_SCALES[:1], _with(head_gate="softplus"), _with(head_gate=None, gates_elements=False),
+        _distant(rope=Rope()), _with(window=None), _routed(scale=1.0),
+    ),
+    "laguna-gqa-heads-yarn": (
+        _with(head_gate="sigmoid"), _distant(rope=Rope()), _with(rope=Rope()),
+        _with(window=None), _routed(scale=1.0),
+    ),
+    "mimo_v2_flash-gqa-sinks": (
+        _with(value_scale=1.0), _with(window=None), _with(window=25), _with(rope=Rope()),
+    ),
     "mellum-mqa-bias-dense-tied-float32": (_routed(is_normalized=True),),
 }  # fmt: skip

@@ -85,6 +85,21 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         "rope_theta": 1000000, "routed_scaling_factor": 1.0, "topk_group": 1,
         "use_qk_norm": False, "vocab_size": 196608,
     }),
+    "Hunyuan-A13B": (80.39, _QUARTER | {
+        "architectures": ["HunYuanMoEV1ForCausalLM"], "attention_bias": False,
+        "attention_head_dim": 128, "hidden_size": 4096, "intermediate_size": 3072,
+        "auto_map": {"AutoConfig": "configuration_hunyuan.HunYuanConfig"},
+        "max_position_embeddings": 32768, "mlp_bias": False, "moe_intermediate_size": [3072] * 32,
+        "moe_layer_num_skipped": 0, "moe_topk": [8] * 32, "num_attention_heads": 32,
+        "num_experts": 64, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "num_shared_expert": [1] * 32, "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "type": "dynamic",
+        },
+        "rope_theta": 10000.0, "routed_scaling_factor": 1.0, "tie_word_embeddings": True,
+        "use_cla": False, "use_mixed_mlp_moe": True, "use_qk_norm": True, "vocab_size": 128167,
+    }),
     "K-EXAONE-236B-A23B": (236.6, _QUARTER | {
         "architectures": ["ExaoneMoEForCausalLM"], "first_last_k_dense_replace": 1,
         "head_dim": 128, "hidden_size": 6144, "intermediate_size": 18432,
@@ -96,6 +111,34 @@ PUBLISHED: dict[str, tuple[float, dict[str, Any]]] = {
         "rope_theta": 1000000, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid",
         "sliding_window": 128, "sliding_window_pattern": "LLLG", "topk_group": 1,
         "topk_method": "noaux_tc", "vocab_size": 153600, "num_nextn_predict_layers": 1,
+    }),
+    "Trinity-Nano": (6.12, _QUARTER | {
+        "architectures": ["AfmoeForCausalLM"], "global_attn_every_n_layers": 4, "head_dim": 128,
+        "auto_map": {"AutoConfig": "configuration_afmoe.AfmoeConfig"}, "hidden_size": 1024,
+        "intermediate_size": 3072, "layer_types": _LAYERS * 14, "max_position_embeddings": 131072,
+        "moe_intermediate_size": 256, "mup_enabled": True, "n_group": 1,
+        "num_attention_heads": 8, "num_dense_layers": 2, "num_expert_groups": 1,
+        "num_experts": 128, "num_experts_per_tok": 8, "num_hidden_layers": 56,
+        "num_key_value_heads": 2, "num_limited_groups": 1, "num_shared_experts": 1,
+        "rms_norm_eps": 1e-05, "rope_scaling": None, "rope_theta": 10000, "route_norm": True,
+        "route_scale": 2.826, "score_func": "sigmoid", "sliding_window": 2048, "topk_group": 1,
+        "vocab_size": 200192,
+    }),
+    "MiMo-V2-Flash": (309.0, {
+        "architectures": ["MiMoV2FlashForCausalLM"], "add_full_attention_sink_bias": False,
+        "add_swa_attention_sink_bias": True, "attention_bias": False,
+        "attention_value_scale": 0.707, "head_dim": 192, "hidden_act": "silu",
+        "hidden_size": 4096, "intermediate_size": 16384, "layernorm_epsilon": 1e-05,
+        "hybrid_layer_pattern": [int(n != 0 and (n + 1) % 6 != 0) for n in range(48)],
+        "max_position_embeddings": 262144, "moe_intermediate_size": 2048,
+        "moe_layer_freq": [0] + [1] * 47, "n_group": 1, "n_routed_experts": 256,
+        "n_shared_experts": None, "norm_topk_prob": True, "num_attention_heads": 64,
+        "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4,
+        "partial_rotary_factor": 0.334, "rope_theta": 5000000, "routed_scaling_factor": None,
+        "scoring_func": "sigmoid", "sliding_window": 128, "sliding_window_size": 128,
+        "swa_head_dim": 192, "swa_num_attention_heads": 64, "swa_num_key_value_heads": 8,
+        "swa_rope_theta": 10000, "swa_v_head_dim": 128, "tie_word_embeddings": False,
+        "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 152576,
     }),
     "Mellum2-12B-A2.5B": (12.1, _QUARTER | {
         "architectures": ["MellumForCausalLM"], "attention_bias": False, "head_dim": 128,
@@ -152,6 +195,28 @@ BAD = {
         "solar_open-gqa-yarn", {"first_k_dense_replace": 1}, "first_k_dense_replace=1 is not"
     ),
     "another scale": ("hy_v3-gqa-dense", {"route_norm": False}, "route_norm=False is not support"),
+    "a width": (
+        "hunyuan_v1_moe-gqa-alpha", {"moe_intermediate_size": [12, 14]},
+        r"moe_intermediate_size=.12, 14. is not supported; valid: 12",
+    ),
+    "gates": ("laguna-gqa-heads-yarn", {"gating": "per-token"}, "gating='per-token' is not supp"),
+    "a cap": (
+        "laguna-gqa-heads-yarn", {"moe_router_logit_softcapping": 30.0},
+        "moe_router_logit_softcapping=30.0 is not supported; valid: 0",
+    ),
+    "heads": (
+        "laguna-gqa-heads-yarn", {"num_attention_heads_per_layer": [4, 6, "6"]},
+        "num_attention_heads_per_layer must be an integer",
+    ),
+    "layers": (
+        "mimo_v2_flash-gqa-sinks", {"moe_layer_freq": [0, 1, 2, 1]}, "moe_layer_freq lists 0 or 1"
+    ),
+    "sinks": (
+        "mimo_v2_flash-gqa-sinks", {"add_full_attention_sink_bias": True},
+        "add_full_attention_sink_bias=True is not supported; valid: False",
+    ),
+    "unnormed": ("afmoe-gqa-window-scaled", {"route_norm": False}, "route_norm=False is not supp"),
+    "shared caches": ("hunyuan_v1_moe-gqa-alpha", {"use_cla": True}, "use_cla=True is not"),
     "experts": (
         "granitemoe-gqa-scales", {"num_experts_per_tok": 9},
         "num_experts_per_tok=9 is more than num_local_experts=5",
@@ -177,6 +242,13 @@ def test_layers_with_windows_in_other_spellings():
     assert parse(EXAONE, is_moe_layer=None, first_k_dense_replace=1).layers == listed
     nowhere = parse(EXAONE, sliding_window=None, layer_types=None)
     assert {layer.mixer.rope for layer in nowhere.layers} == {listed[0].mixer.rope}
+
+
+def test_heads_without_keys_are_named():
+    """Layers with a window have twice the KV heads of others, in transformers."""
+    config = parse("mimo_v2_flash-gqa-sinks", swa_num_key_value_heads=1)
+    with pytest.raises(InputError, match="with a window have 1 KV heads, .* twice the 1 of the o"):
+        config_export.of_model(config)
 
 
 def test_layers_of_experts_without_keys_are_named():
@@ -207,6 +279,13 @@ FILES: dict[str, tuple[str, dict[str, Any]]] = {
         "expert_gating_func": 2, "expert_group_count": 3, "expert_group_used_count": 2,
         "rope.dimension_count": 8, "rope.scaling.type": "none",
     }),
+    "hunyuan_v1_moe-mqa-tied-float32": ("hunyuan-moe", {
+        "expert_shared_count": 1, "expert_shared_feed_forward_length": 12, "rope.freq_base": 1e4,
+    }),
+    "afmoe-gqa-window-scaled": ("afmoe", {
+        "leading_dense_block_count": 1, "expert_shared_count": 1, "expert_weights_scale": 1.5,
+        "expert_weights_norm": True, "attention.sliding_window": 24, "rope.freq_base": 1e4,
+    }),
     EXAONE: ("exaone-moe", {
         "leading_dense_block_count": 1, "expert_shared_count": 1, "expert_weights_scale": 2.5,
         "expert_weights_norm": True, "expert_gating_func": 2, "attention.sliding_window": 24,
@@ -221,6 +300,8 @@ def _tensors(config: ModelConfig, leaves: dict[str, np.ndarray]) -> dict[str, np
     tensors = mixtures.tensors_of(config, leaves)
     for layer, spec in enumerate(config.layers):
         attention = spec.mixer
+        if attention.head_gate is not None:
+            tensors[f"blk.{layer}.attn_gate.weight"] = leaves[f"layers/{layer}/mixer/gate"]
         query, key = (f"blk.{layer}.attn_{part}.weight" for part in "qk")
         if config.family in _INTERLEAVED:
             for name in (query, key):
