@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from configs.kinds.attention import Attention
 from configs.model import ModelConfig
-from layers import norm, page_rows
+from layers import norm, page_rows, temperature
 from layers.backends import backends
 from layers.backends.backend import RowKernels
 from layers.kernels.attention import api, reference
@@ -39,6 +39,7 @@ def apply(
             q_TNH, leaf = _appended(rows, params, config, kind, x_TD, paged, context)
         else:
             q_TNH, k_TKH, v_TKH, gate_TNH = _heads(params, config, kind, x_TD, context)
+        q_TNH = temperature.scaled(q_TNH, kind.temperature, context.ragged.position_T)
     with jax.named_scope("attend"):
         out_TNH, leaf = attend(
             q_TNH, k_TKH, v_TKH, leaf, context, kind.score_cap, params.get("sinks"),
@@ -101,7 +102,7 @@ def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepCon
         and context.page_format is not None
         and context.page_format.dtype == config.dtype
         and kind.has_values
-        and not (kind.has_value_norm or kind.has_output_gate or kind.qk_norm == "all")
+        and not (kind.has_value_norm or kind.has_output_gate or kind.qk_norm in ("all", "plain"))
         and kind.input_limit is None
         and kind.key_scale == kind.value_scale == 1
         and kind.value_width is None
@@ -216,7 +217,9 @@ def _rotated(
     neighbours = kind.rope is not None and kind.rope.neighbours
     if kind.rotates_first and angles is not None:
         x_TNH = rotate(x_TNH, *angles, neighbours)
-    if weight is not None:
+    if kind.qk_norm == "plain":
+        x_TNH = norm.rms_norm(x_TNH, jnp.ones(kind.head_width), config.norm_eps)
+    elif weight is not None:
         parts_TXX = x_TNH.reshape(x_TNH.shape[0], -1, weight.shape[0])
         is_divided = kind.qk_norm == "all"
         x_TNH = norm.apply(parts_TXX, weight, config, is_divided).reshape(x_TNH.shape)

@@ -8,6 +8,7 @@ from typing import Any
 
 import tiny_dense
 import tiny_gated_heads
+import tiny_mistral
 import tiny_mixtures
 import tiny_newer_mixtures
 import tiny_tokenizer
@@ -315,6 +316,7 @@ CASES = (
         seed=83,
         stepwise=30,
     ),
+    *tiny_mistral.CASES,
     *tiny_mixtures.CASES,
     *tiny_newer_mixtures.CASES,
     *tiny_gated_heads.CASES,

@@ -126,7 +126,7 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
     }
     if config.tied and _HEAD in stored:
         stored.setdefault(_embedding(config), stored.pop(_HEAD))
-    return _without_unread_rows(_renamed(source, stored), config)
+    return _without_unread_rows(renamed(source, stored), config)
 
 
 def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
@@ -156,7 +156,7 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
                 f"{source.label}: {name} is not {whole}, which a layer that predicts a second "
                 "token shares"
             )
-    return _renamed(source, layer)
+    return renamed(source, layer)
 
 
 def _without_unread_rows(source: TensorSource, config: ModelConfig) -> TensorSource:
@@ -185,7 +185,7 @@ def _is_same(source: TensorSource, *pair: str) -> bool:
     return all(np.array_equal(first, second) for first, second in blocks)
 
 
-def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
+def renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
     """Some of its tensors, by the names that they are to have."""
     shapes = {name: source.shapes[tensor] for name, tensor in stored.items()}
 
@@ -210,17 +210,24 @@ def _whole_names(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     """The names of a whole model, and those the source has instead."""
     family = families.of(config)
     base = family.layers.split(".")[0]
-    is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
+    wrapped = (f"{base}.", "language_model.") if family.wrapper else f"{base}."
+    is_bare = not any(name.startswith(wrapped) for name in source.shapes)
     derived = (_DERIVED, *family.derived)
     stored = {}
     for name in source.shapes:
         if name.endswith(derived) or names.is_other(family, name):
             continue
         whole_name = f"{base}.{name}" if is_bare and name != _HEAD else name
-        if family.inside is not None and name.startswith(f"{family.inside}."):
-            whole_name = f"{base}.{name.removeprefix(f'{family.inside}.')}"
-        stored[whole_name] = name
+        stored[_alone(whole_name) if family.wrapper else whole_name] = name
     return _respelled(config, stored)
+
+
+def _alone(name: str) -> str:
+    """The name of a tensor of the text of a model that reads images and sounds too, as if it stood
+    alone: published files wrap the text with its head, transformers 5 what is below the head.
+    """
+    inside = name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.") if inside == name else f"model.{inside}"
 
 
 def _respelled(config: ModelConfig, stored: Mapping[str, str]) -> dict[str, str]:
