@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,7 +29,7 @@ _FLOATS: dict[str, type] = {
 }
 _INTEGERS: dict[str, type] = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8, "I32": np.int32}
 _CODES = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64, "BOOL": np.bool_,
-          "F8_E4M3": ml_dtypes.float8_e4m3fn}  # fmt: skip
+          "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E8M0": ml_dtypes.float8_e8m0fnu}  # fmt: skip
 _MAX_TENSORS = 1 << 15
 # A line a tensor: DeepSeek-V3's has 8.9 MB.
 _MAX_INDEX_BYTES = 32 << 20
@@ -47,6 +47,14 @@ def _weights_file(directory: Path) -> Path | None:
     """Returns the file that holds weights, or lists those that do."""
     paths = (directory / name for name in (INDEX, SINGLE, _OWN_INDEX, _OWN_SINGLE))
     return next((path for path in paths if path.exists()), None)
+
+
+def names_in(directory: Path) -> Iterable[str]:
+    """Names of a directory's tensors; raises an `InputError` as `open_directory`."""
+    path = _weights_file(directory)
+    if path is not None and path.name in (INDEX, _OWN_INDEX):
+        return read_index(directory)
+    return open_file(path or directory / SINGLE, ("",)).shapes
 
 
 def open_directory(directory: Path, codes_at: tuple[str, ...] = ()) -> TensorSource:

@@ -25,8 +25,9 @@ from configs.kinds.rope import Rope
 from configs.model import ModelConfig
 from inference.checkpoints.gguf.pretokenizers import SPLITS
 from inference.checkpoints.hf import config_json
-from inference.families import families
+from inference.families import families, missing
 from inference.planner import weights
+from scripts.reports import most_tried
 from scripts.reports.pages.markdown import fill, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +58,8 @@ def page() -> str:
     blocks = {
         "families": table(("family", "architecture", "in addition to Llama", "presets"), names),
         "pre-tokenizers": [", ".join(f"`{name}`" for name in SPLITS) + "."],
+        "most tried": table(most_tried.COLUMNS, most_tried.rows(GOLDEN / "published")),
+        "missing": table(("architecture", "part that is not here"), sorted(missing.PARTS.items())),
         "checkpoints": table(header, rows),
     }
     return fill(PAGE.read_text("utf-8"), blocks)
