@@ -119,6 +119,9 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "granitemoehybrid": (transformers.GraniteMoeHybridConfig, _HYBRID | {"intermediate_size": 12}),
     "nemotron_h": (transformers.NemotronHConfig, _HYBRID),
     "qwen3_5": (transformers.Qwen3_5TextConfig, _HYBRID),
+    "qwen3_5_moe": (transformers.Qwen3_5MoeTextConfig, {
+        key: value for key, value in _HYBRID.items() if key != "intermediate_size"
+    }),
     "olmo_hybrid": (transformers.OlmoHybridConfig, _HYBRID),
     "kimi_linear": (transformers.KimiLinearConfig, _HYBRID),
 }  # fmt: skip

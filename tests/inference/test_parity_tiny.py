@@ -193,7 +193,7 @@ def _uncached_logits(name: str, model: ModelConfig) -> list[np.ndarray]:
 
 
 # Families with states that are those of another one; their second cases are long, too.
-_RELATED_STATES = "bamba", "falcon_mamba", "granitemoehybrid", "qwen3_5"
+_RELATED_STATES = "bamba", "falcon_mamba", "granitemoehybrid", "qwen3_5", "qwen3_5_moe"
 
 
 def _briefly(names, brief):
@@ -421,6 +421,7 @@ _VISIBLE = {
         _each_of(DeltaNet, num_key_heads=4, key_width=3),  # whose neighbours share no key
         _each_of(Attention, rope=Rope()),
     ),
+    "qwen3_5_moe-gqa-stacked": (_routed(is_normalized=False),),
     "qwen3_moe-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
     "gemma2-gqa-tied": (
         _each_layer(lambda s: {"score_cap": None}),

@@ -494,7 +494,7 @@ def test_every_family_of_llama_cpp_is_read():
 # Families that llama.cpp does not have, or not with all that a file has to say.
 UNREAD = {
     "deepseek_v32", "flex_olmo", "glm_moe_dsa",
-    "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_next",
+    "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next",
 }  # fmt: skip
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {
