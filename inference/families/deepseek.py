@@ -129,7 +129,7 @@ def _gguf_scaled(keys: GgufKeys, rope: Rope, key_width: int) -> tuple[Rope, floa
     return dataclasses.replace(rope, scaling=yarn), key_width**-0.5 * sharper**2
 
 
-_READS = ("attention_bias", "auto_map")
+_READS = ("attention_bias",)
 FAMILIES = (
     Family(
         name="deepseek_v2",

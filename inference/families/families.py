@@ -42,7 +42,7 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
         readers = family.gguf.readers if family.gguf else ()
         for kind, name in (
             ("name", family.name),
-            ("architecture", family.architecture),
+            *(("architecture", name) for name in (family.architecture, *family.aliases)),
             *(("architecture of llama.cpp", reader) for reader in readers),
         ):
             if (kind, name) in taken:
@@ -74,7 +74,8 @@ def of(config: ModelConfig) -> Family:
 
 def of_architecture(name: object) -> Family | None:
     """Returns the family with this name in "architectures" of `config.json`, or None."""
-    return next((family for family in ALL.values() if family.architecture == name), None)
+    named = (family for family in ALL.values() if name in (family.architecture, *family.aliases))
+    return next(named, None)
 
 
 def of_wrapper(name: object) -> Family | None:

@@ -81,6 +81,7 @@ class Family:
     Attributes:
         name: ours, which `ModelConfig.family` has; golden checkpoints begin with it.
         architecture: transformers' class, the only one of "architectures" in `config.json`.
+        aliases: other names there, of the same tensors; `read` knows their keys.
         model_type: as `config.json` has it; None: `name`.
         read: keys of a `config.json` -> the fields of `ModelConfig`, except its name and family.
         write: returns those keys, except the ones that all families share.
@@ -112,6 +113,7 @@ class Family:
 
     name: str
     architecture: str
+    aliases: tuple[str, ...] = ()
     model_type: str | None = None
     read: Callable[[Keys], ModelFields]
     write: Callable[[ModelConfig], dict[str, object]]

@@ -107,7 +107,6 @@ BAD_CONFIG = {
     "attention bias": ({"attention_bias": "qkv"}, "attention_bias must be true or false"),
     "partial rotation": ({"partial_rotary_factor": -0.5}, "partial_rotary_factor must be positive"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config="),
-    "code": ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map="),
     "soft cap": ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
     "bidirectional": ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "activation": ({"hidden_act": "relu"}, "hidden_act='relu' is not supported; valid: silu"),
