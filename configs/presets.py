@@ -57,6 +57,8 @@ NAMES = {
         granite.GRANITE4_H_SMALL,
         qwen.QWEN36_35B_A3B,
         minimax.MINIMAX_M2,
+        gemma.GEMMA3_4B,
+        gemma.GEMMA4_12B,
     )
 }
 

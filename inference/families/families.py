@@ -78,11 +78,9 @@ def of_architecture(name: object) -> Family | None:
     return next(named, None)
 
 
-def of_wrapper(name: object) -> Family | None:
-    """Returns the family that reads the text part of this architecture, or None."""
-    return next(
-        (family for family in ALL.values() if name is not None and family.wrapper == name), None
-    )
+def of_wrapper(name: object) -> tuple[Family, ...]:
+    """Returns the families that may be the text part of this architecture, the default first."""
+    return tuple(f for f in ALL.values() if name is not None and f.wrapper == name)
 
 
 def gguf(config: ModelConfig) -> Gguf:

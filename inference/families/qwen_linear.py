@@ -147,7 +147,6 @@ FAMILIES = (
         splits=(parts.delta_net,),
         predictor="mtp",
         wrapper="Qwen3_5ForConditionalGeneration",
-        inside="model.language_model",
         ignored=("model.visual",),
     ),
     Family(
@@ -164,7 +163,6 @@ FAMILIES = (
         stacks=_STACKS,
         predictor="mtp",
         wrapper="Qwen3_5MoeForConditionalGeneration",
-        inside="model.language_model",
         ignored=("model.visual",),
     ),
 )

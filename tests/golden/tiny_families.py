@@ -78,6 +78,9 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "gemma4": (transformers.Gemma4TextConfig, _OWN_TOKENS | {
         "pad_token_id": None, "sliding_window": 24, "vocab_size_per_layer_input": VOCAB_SIZE,
     }),
+    "gemma4_unified": (transformers.Gemma4UnifiedTextConfig, _OWN_TOKENS | {
+        "pad_token_id": None, "sliding_window": 24,
+    }),
     "mistral": (transformers.MistralConfig, _COMMON),
     "ernie4_5": (transformers.Ernie4_5Config, _COMMON),
     "granite": (transformers.GraniteConfig, _COMMON),

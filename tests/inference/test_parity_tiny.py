@@ -142,6 +142,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
 _RELATIVES = {
     *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),
+    "gemma4_unified",
 }
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
@@ -165,6 +166,7 @@ def test_every_layout_is_there():
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
     layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha")}
     layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
+    layouts |= {"gemma4_unified": ("mha", "mqa")}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
         (f, tied) for f in supported for tied in (True, False) if not (tied and f in _UNTIED)

@@ -164,14 +164,19 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
         InputError: it describes no text.
     """
     architecture = _architecture(raw)
-    family = families.of_wrapper(architecture)
-    if family is None:
+    by_type = {
+        family.model_type or family.name: family for family in families.of_wrapper(architecture)
+    }
+    if not by_type:
         return raw
     text = Keys(raw).nested("text_config")
     if text is None:
         raise InputError(f"architecture {architecture} has a text_config, which is missing")
     shared = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
-    names = {"architectures": [family.architecture], "model_type": family.model_type or family.name}
+    model_type = next(iter(by_type))
+    if len(by_type) > 1:
+        model_type = text.choice("model_type", {name: name for name in by_type}, model_type)
+    names = {"architectures": [by_type[model_type].architecture], "model_type": model_type}
     return text.raw | shared | names
 
 

@@ -210,17 +210,24 @@ def _whole_names(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     """The names of a whole model, and those the source has instead."""
     family = families.of(config)
     base = family.layers.split(".")[0]
-    is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
+    wrapped = (f"{base}.", "language_model.") if family.wrapper else f"{base}."
+    is_bare = not any(name.startswith(wrapped) for name in source.shapes)
     derived = (_DERIVED, *family.derived)
     stored = {}
     for name in source.shapes:
         if name.endswith(derived) or names.is_other(family, name):
             continue
         whole_name = f"{base}.{name}" if is_bare and name != _HEAD else name
-        if family.inside is not None and name.startswith(f"{family.inside}."):
-            whole_name = f"{base}.{name.removeprefix(f'{family.inside}.')}"
-        stored[whole_name] = name
+        stored[_alone(whole_name) if family.wrapper else whole_name] = name
     return _respelled(config, stored)
+
+
+def _alone(name: str) -> str:
+    """The name of a tensor of the text of a model that reads images and sounds too, as if it stood
+    alone: published files wrap the text with its head, transformers 5 what is below the head.
+    """
+    inside = name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.") if inside == name else f"model.{inside}"
 
 
 def _respelled(config: ModelConfig, stored: Mapping[str, str]) -> dict[str, str]:

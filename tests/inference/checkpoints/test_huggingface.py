@@ -32,6 +32,7 @@ LLAMA = {
 GEMMA3 = LLAMA | {
     "architectures": ["Gemma3ForCausalLM"],
     "num_hidden_layers": 7,
+    "num_key_value_heads": 3,
     "head_dim": 8,
     "sliding_window": 16,
     "query_pre_attn_scalar": 8,
