@@ -5,6 +5,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -19,7 +20,7 @@ from inference.planner import weights
 from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-GEMMA3 = "gemma3-gqa-linear-rope"
+GEMMA3, KIMI = "gemma3-gqa-linear-rope", "deepseek_v3-mha-groups-yarn"
 # The keys of published files that say something of their text.
 PUBLISHED: dict[str, dict[str, Any]] = {
     "gemma3-4b": {
@@ -58,6 +59,46 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         },
         "vision_config": {"mm_embed_dim": 3840},
     },
+}  # fmt: skip
+
+# Kimi K2.5; its experts are in int4, which is said in its text_config.
+KIMI_K25: dict[str, Any] = {
+    "architectures": ["KimiK25ForConditionalGeneration"], "auto_map": {"AutoConfig": "x.y"},
+    "model_type": "kimi_k25", "tie_word_embeddings": False, "text_config": {
+        "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False,
+        "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekV3Config"}, "ep_size": 1,
+        "first_k_dense_replace": 1, "hidden_act": "silu", "hidden_size": 7168,
+        "intermediate_size": 18432, "is_encoder_decoder": False, "kv_lora_rank": 512,
+        "max_position_embeddings": 262144, "model_type": "kimi_k2", "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 384, "n_shared_experts": 1,
+        "norm_topk_prob": True, "num_attention_heads": 64, "num_experts_per_tok": 8,
+        "num_hidden_layers": 61, "num_key_value_heads": 64, "num_nextn_predict_layers": 0,
+        "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "quantization_config": {
+            "config_groups": {"group_0": {
+                "input_activations": None, "output_activations": None, "targets": ["Linear"],
+                "weights": {
+                    "actorder": None, "block_structure": None, "dynamic": False,
+                    "group_size": 32, "num_bits": 4, "observer": "minmax", "observer_kwargs": {},
+                    "strategy": "group", "symmetric": True, "type": "int",
+                },
+            }},
+            "format": "pack-quantized",
+            "ignore": [
+                "lm_head", "re:.*self_attn.*", "re:.*shared_experts.*",
+                "re:.*mlp\\.(gate|up|gate_up|down)_proj.*",
+            ],
+            "kv_cache_scheme": None, "quant_method": "compressed-tensors",
+            "quantization_status": "compressed",
+        },
+        "rms_norm_eps": 1e-05, "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 64.0, "mscale": 1.0,
+            "mscale_all_dim": 1.0, "original_max_position_embeddings": 4096, "type": "yarn",
+        },
+        "rope_theta": 50000.0, "routed_scaling_factor": 2.827, "scoring_func": "sigmoid",
+        "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 128, "vocab_size": 163840,
+    },
+    "vision_config": {"mm_projector_type": "patchmerger", "vt_num_hidden_layers": 27},
 }  # fmt: skip
 
 
@@ -108,6 +149,10 @@ LAYOUTS = {
         "gemma3-mqa", "Gemma3ForConditionalGeneration", NEWER,
         "model.vision_tower.vision_model.head.weight",
     ),
+    "kimi k2.5": (
+        KIMI, "KimiK25ForConditionalGeneration", OLDER,
+        "mm_projector.proj.0.weight", "vision_tower.patch_embed.proj.weight",
+    ),
     "gemma 4 12B": (
         "gemma4_unified-mha-mqa", "Gemma4UnifiedForConditionalGeneration", NEWER,
         "model.vision_embedder.patch_dense.weight", "model.embed_audio.embedding_projection.weight",
@@ -135,6 +180,38 @@ def test_what_has_no_place_is_named(case, tmp_path):
     folder = whole(tmp_path / "whole", checkpoint, architecture, prefixes, odd)
     with pytest.raises(InputError, match="no place for: '?model.layers.0.self_attn.odd.weight"):
         load(folder)
+
+
+def test_kimi_k25_is_read_with_its_experts_in_int4(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(KIMI_K25))
+    config = config_json.read_model(tmp_path)
+    assert config.family == "deepseek_v3" and config.num_layers == 61 and not config.tied
+    formats = {path.partition("/ffn/")[2]: kinds for path, kinds in config.formats}
+    assert formats == {"experts/gate_up": ("int4_g32",), "experts/down": ("int4_g32",)}
+    assert len(config.formats) == 2 * 60  # all layers but the first
+    assert weights.num_parameters(config) == pytest.approx(1.0265e12, rel=1e-3)
+
+
+def test_the_text_of_a_whole_in_few_bits_is_read(tmp_path):
+    """Matrices in FP8, by the names that they have in the whole."""
+    folder = whole(tmp_path / "whole", KIMI, "KimiK25ForConditionalGeneration", OLDER)
+    raw = mapped.read_json(folder / "config.json")
+    raw["text_config"]["quantization_config"] = {
+        "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8",
+        "weight_block_size": [128, 128],
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(raw))
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if "_proj" in name]:
+        tensors[name] = (tensors[name].astype(np.float32) / 2).astype(ml_dtypes.float8_e4m3fn)
+        tensors[f"{name}_scale_inv"] = np.full((1, 1), 2.0, np.float32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    found, expected = load(folder), load(GOLDEN / KIMI)
+    assert found.keys() == expected.keys()
+    halves = (expected["layers/0/ffn/down"].astype(np.float32) / 2).astype(ml_dtypes.float8_e4m3fn)
+    np.testing.assert_array_equal(found["layers/0/ffn/down"], 2 * halves.astype(np.float32))
+    for path, value in found.items():
+        np.testing.assert_allclose(value, expected[path].astype(value.dtype), rtol=0.07, atol=2e-3)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
