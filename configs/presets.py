@@ -59,6 +59,7 @@ NAMES = {
         minimax.MINIMAX_M2,
         gemma.GEMMA3_4B,
         gemma.GEMMA4_12B,
+        mistral.MINISTRAL3_8B,
     )
 }
 

@@ -1,8 +1,9 @@
 """All families of checkpoints, each registered with a line here."""
 
+import difflib
 from collections.abc import Iterable
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from inference.families import (
     bamba,
@@ -20,8 +21,12 @@ from inference.families import (
     kimi,
     lfm2,
     llama,
+    llama4,
     mamba,
     minimax,
+    missing,
+    mistral,
+    mistral4,
     mixtral,
     nemotron,
     olmo,
@@ -59,8 +64,9 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
 _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
-    *(nemotron, lfm2, ernie4_5),
+    *(nemotron, lfm2, ernie4_5, mistral, mistral4, llama4),
 )
+_LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 
 
@@ -76,6 +82,18 @@ def of_architecture(name: object) -> Family | None:
     """Returns the family with this name in "architectures" of `config.json`, or None."""
     named = (family for family in ALL.values() if name in (family.architecture, *family.aliases))
     return next(named, None)
+
+
+def unknown(architecture: object) -> str:
+    """Returns the message for an architecture that no family has."""
+    problem = f"architecture {shown(architecture)} is not supported"
+    name = str(architecture)[:_LONGEST_NAME]
+    if part := missing.PARTS.get(name):
+        return f"{problem}; the part that it needs first is not here: {part}"
+    known = [name for f in ALL.values() for name in (f.architecture, *f.aliases, f.wrapper) if name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    closest = f"the nearest names: {', '.join(near)}; " if near else ""
+    return f"{problem}; {closest}docs/families.md lists all that are"
 
 
 def of_wrapper(name: object) -> tuple[Family, ...]:

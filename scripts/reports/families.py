@@ -71,7 +71,10 @@ def _parts(config: ModelConfig) -> list[str]:
     attention = next(iter(mixers), Attention(1, 1, 2))
     reading = [part for layer in layers for part in layer.mixer.parts if hasattr(part, "rope")]
     ropes = [part.rope for part in reading]
-    windows = [getattr(part, "window", None) is not None for part in reading]
+    chunks = [getattr(part, "chunked", False) for part in reading]
+    pairs = zip(reading, chunks, strict=True)
+    windows = [getattr(part, "window", None) is not None and not chunk for part, chunk in pairs]
+    temperatures = [getattr(part, "temperature", None) for part in reading]
     has_ffn_bias = any(isinstance(ffn, Gated | Plain) and ffn.has_bias for ffn in ffns)
     biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
     parts = [
@@ -88,12 +91,15 @@ def _parts(config: ModelConfig) -> list[str]:
             None: "",
             "head": "norm of each query and key head",
             "all": "norm of all queries and keys",
+            "plain": "root mean square of queries and keys",
         }[attention.qk_norm],
         (f"biases ({', '.join(biases)})" if biases else ""),
         ("plain feed-forward" if any(isinstance(ffn, Plain) for ffn in ffns) else ""),
         ("learned positions" if config.learned_positions else ""),
         ("windows in some layers" if any(windows) and not all(windows) else ""),
         ("windows in all layers" if windows and all(windows) else ""),
+        ("attention in chunks" if any(chunks) else ""),
+        ("queries that grow with their position" if any(temperatures) else ""),
         ("layers without RoPE" if None in ropes and any(ropes) else ""),
         ("no positions" if mixers and not any(ropes) and not config.learned_positions else ""),
         ("soft cap of scores" if attention.score_cap else ""),
@@ -186,6 +192,7 @@ def _experts(config: ModelConfig) -> list[str]:
         ("norms of experts and router" if mixture.has_norms else ""),
         ("plain experts" if not mixture.is_gated else ""),
         ("experts behind a latent" if mixture.latent_width else ""),
+        ("experts whose inputs are weighed" if mixture.weighs_inputs else ""),
     ]
 
 

@@ -32,6 +32,7 @@ from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.ragged import contiguous
 from tests import compiling, fakes
+from tests.inference import mistral_relatives
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
@@ -143,6 +144,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 _RELATIVES = {
     *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),
     "gemma4_unified",
+    "mistral_large3",
 }
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
@@ -164,7 +166,7 @@ def test_every_layout_is_there():
     mixtures = {m.family for m in models if m.mixtures}
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
-    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha")}
+    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "ministral3": ("mqa", "gqa")}
     layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
     layouts |= {"gemma4_unified": ("mha", "mqa")}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
@@ -292,7 +294,7 @@ _ONE_LESS = [tuple(1.0 if n == each else s for n, s in enumerate(_SCALES)) for e
 # files, which seldom change.
 _MODEL_SCALES = "embedding_scale", "residual_scale", "logit_scale"
 _UNSCALED = [lambda model, scale=scale: {scale: 1.0} for scale in _MODEL_SCALES]
-_VISIBLE = {
+_VISIBLE = mistral_relatives.VISIBLE | {
     "bamba-mqa-groups-bias-limit": (
         _with(step_limits=(0.0, None)),
         _with(norm_width=None),

@@ -86,4 +86,5 @@ SPLITS = {
     "deepseek-r1-qwen": Split((_by_digits(_ONE),)),
     "tekken": Split((_by_case(_ONE),), whole_words=True, adds_bos=True),
     "gpt-4o": Split((_by_case(_THREE, f"{_CONTRACTIONS}?"),)),
+    "llama4": Split((_by_case(_THREE, f"{_CONTRACTIONS}?"),)),
 }

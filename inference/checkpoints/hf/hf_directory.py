@@ -126,7 +126,7 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
     }
     if config.tied and _HEAD in stored:
         stored.setdefault(_embedding(config), stored.pop(_HEAD))
-    return _without_unread_rows(_renamed(source, stored), config)
+    return _without_unread_rows(renamed(source, stored), config)
 
 
 def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
@@ -156,7 +156,7 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
                 f"{source.label}: {name} is not {whole}, which a layer that predicts a second "
                 "token shares"
             )
-    return _renamed(source, layer)
+    return renamed(source, layer)
 
 
 def _without_unread_rows(source: TensorSource, config: ModelConfig) -> TensorSource:
@@ -185,7 +185,7 @@ def _is_same(source: TensorSource, *pair: str) -> bool:
     return all(np.array_equal(first, second) for first, second in blocks)
 
 
-def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
+def renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
     """Some of its tensors, by the names that they are to have."""
     shapes = {name: source.shapes[tensor] for name, tensor in stored.items()}
 

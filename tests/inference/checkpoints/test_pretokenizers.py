@@ -35,7 +35,7 @@ GPT4O = (
 PUBLISHED = {
     "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2, "llama-bpe": LLAMA3, "llama3": LLAMA3,
     "llama-v3": LLAMA3, "falcon3": LLAMA3, "dbrx": LLAMA3, "smaug-bpe": LLAMA3, "tekken": TEKKEN,
-    "gpt-4o": GPT4O,
+    "gpt-4o": GPT4O, "llama4": GPT4O,
 }  # fmt: skip
 # And as it approximates them, which is the same for text without accents.
 CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
