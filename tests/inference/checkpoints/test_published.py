@@ -68,7 +68,6 @@ WAITING: dict[str, str] = {
     "Qwen/Qwen3.5-122B-A10B": "the family",
     "Qwen/Qwen3.5-35B-A3B": "the family",
     "Qwen/Qwen3.5-397B-A17B": "the family",
-    "tencent/Youtu-LLM-2B": "the family",
     "zai-org/GLM-4-9B-0414": "the family",
     "zai-org/glm-4-9b-chat-hf": "the family",
 }
