@@ -26,7 +26,7 @@ from inference.checkpoints.hf import config_export, config_json
 from inference.planner import weights
 from layers import decoder, params
 from layers import rope as rope_math
-from tests.inference.checkpoints import test_gguf, test_gguf_mixtures
+from tests.inference.checkpoints import published, test_gguf, test_gguf_mixtures
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 _YARN = {
@@ -174,6 +174,37 @@ def test_the_text_of_a_model_that_reads_images(name, architecture, prefix, tmp_p
     assert "images and sounds are not served: 1 tensors for them" in caplog.text
     assert text_weights.keys() == expected.keys()
     assert all(np.array_equal(text_weights[path], expected[path]) for path in expected)
+
+
+def test_fp8_with_a_scale_a_tensor_as_devstral_is_published(tmp_path):
+    """Codes keep the names of the whole, and are kept as they are."""
+
+    def encode(module: str, matrix: np.ndarray):
+        if ".layers." not in module:
+            return None
+        scale = np.asarray(np.abs(matrix).max() / 448, ml_dtypes.bfloat16)
+        codes = (matrix / np.float32(scale)).clip(-448, 448).astype(published.E4M3)
+        numbers = codes.astype(np.float32) * np.float32(scale)
+        return {"weight": codes, "weight_scale_inv": scale, "activation_scale": scale}, numbers
+
+    text = json.loads((GOLDEN / "ministral3-gqa-yarn" / "config.json").read_text())
+    del text["architectures"]
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    tensors = {
+        f"language_model.{name}": tensor.astype(np.float32)
+        for name, tensor in load_file(GOLDEN / "ministral3-gqa-yarn" / "model.safetensors").items()
+    }
+    stored, plain = published.write(
+        tmp_path, whole, tensors, encode, quant_method="fp8", activation_scheme="static",
+        weight_block_size=None, dequantize=False,
+        modules_to_not_convert=["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+    )  # fmt: skip
+    checkpoint = resolve.resolve(str(stored)).open(None)
+    assert set(dict(checkpoint.config.formats).values()) == {("fp8",)}
+    source, expected = checkpoint.contents().source, resolve.resolve(str(plain)).open(None)
+    for name, shape in expected.contents().source.shapes.items():
+        numbers = expected.contents().source.read(name, 0, shape[0])
+        np.testing.assert_array_equal(source.read(name, 0, shape[0]), numbers, name)
 
 
 OWN = GOLDEN / "mistral_large3-mha-own-names"
