@@ -254,6 +254,32 @@ def test_a_directory_with_params_json_alone(tmp_path):
     assert all(np.array_equal(own_weights[path], expected[path]) for path in expected)
 
 
+def test_fp8_in_mistrals_own_files(tmp_path):
+    """Experts, feed-forwards and the way out are kept as they are."""
+    directory, tensors, numbers = _own_directory(
+        tmp_path, quantization={"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"}
+    ), {}, {}  # fmt: skip
+    for name, matrix in load_file(OWN / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if matrix.ndim != 2 or module.endswith((".gate", "output", "tok_embeddings")):
+            tensors[name] = matrix
+            continue
+        matrix = matrix.astype(np.float32)
+        scale = np.asarray(np.abs(matrix).max() / 448, ml_dtypes.bfloat16)
+        tensors[name] = (matrix / np.float32(scale)).clip(-448, 448).astype(published.E4M3)
+        tensors |= {f"{module}.qscale_weight": scale, f"{module}.qscale_act": scale}
+        numbers[name] = tensors[name].astype(np.float32) * np.float32(scale)
+    save_file(tensors, directory / "consolidated.safetensors")
+    checkpoint = resolve.resolve(str(directory)).open(None)
+    formats = dict(checkpoint.config.formats)
+    assert set(formats.values()) == {("fp8",)}
+    assert formats.keys() >= {"layers/1/ffn/experts/gate_up", "layers/1/mixer/out"}
+    source = checkpoint.contents().source
+    for name in (name for name in numbers if "wkv_b" not in name):
+        np.testing.assert_array_equal(source.read(name, 0, len(numbers[name])), numbers[name], name)
+    assert _loaded(directory).keys() == _loaded(OWN).keys()
+
+
 def test_scores_are_not_scaled_without_apply_scale(tmp_path):
     stated = _own_params(config_json.read_model(OWN))["yarn"] | {"apply_scale": False}
     latent = resolve.resolve(str(_own_directory(tmp_path, yarn=stated))).config.layers[0].mixer
@@ -262,7 +288,7 @@ def test_scores_are_not_scaled_without_apply_scale(tmp_path):
 
 @pytest.mark.parametrize(("changes", "cause"), [
     ({"moe": None}, "of params.json alone Mistral Large 3 is read"),
-    ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "quantization is not supported in params"),
+    ({"quantization": {"qformat_weight": "nvfp4"}}, "qformat_weight='nvfp4' is not .*: fp8_e4m3"),
     ({"sliding_window": 9}, "sliding_window=9 is not supported; leave it out"),
     ({"llama_4_scaling": {"beta": 0.1, "original_max_position_embeddings": 9}}, "=9 differs from"),
 ])  # fmt: skip
