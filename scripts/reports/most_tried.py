@@ -118,7 +118,10 @@ def _cells(tried: _Tried, configs: dict[str, dict[str, object]]) -> list[str]:
         cells.append("" if repository is None else _cell(repository, is_read))
     architecture, pretokenizer = tried.gguf
     has_reader = architecture in families.gguf_readers()
-    is_read = has_reader and pretokenizer in SPLITS
+    is_read = has_reader and pretokenizer in (
+        *SPLITS,
+        "gemma4",
+    )  # the latter has a model of its own
     return [*cells, "read" if is_read else "not read: " + ("tokens" if has_reader else "family")]
 
 

@@ -32,7 +32,6 @@ PUBLISHED = {
 # What is not read yet, and what it waits for. A repository that is read has no line here, nor has
 # one whose architecture is in `missing.PARTS`.
 WAITING: dict[str, str] = {
-    "mistralai/Devstral-Small-2-24B-Instruct-2512": "FP8 with static scales of activations",
     "nvidia/Gemma-4-26B-A4B-NVFP4": "NVFP4 of modelopt",
     "nvidia/MiniMax-M2.7-NVFP4": "NVFP4 of modelopt",
     "nvidia/Qwen3.6-27B-NVFP4": "NVFP4 of modelopt",
