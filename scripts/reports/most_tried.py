@@ -136,7 +136,8 @@ def _is_read(raw: dict[str, object]) -> bool:
         raw = config_json.text_part(raw)
         storage = config_json.storage(raw, path)
         config = config_json.parse(config_json.without_storage(raw), path)
-        config_json.with_formats(config, storage, raw, path)
+        config = config_json.with_formats(config, storage, raw, path)
     except InputError:
         return False
-    return True
+    kinds = {kind for _, kinds in config.formats for kind in kinds}
+    return raw.get("expert_dtype") != "fp4" or "mxfp4" in kinds  # experts apart from the others
