@@ -6,8 +6,11 @@ Prompt 0 is longer than two windows and three pages of 16 tokens.
 
 from typing import Any
 
+import tiny_dense
+import tiny_gated_heads
 import tiny_mistral
 import tiny_mixtures
+import tiny_newer_mixtures
 import tiny_tokenizer
 import torch
 from tiny_families import TIED, UNTIED, Case, layers, rope, widths
@@ -315,6 +318,9 @@ CASES = (
     ),
     *tiny_mistral.CASES,
     *tiny_mixtures.CASES,
+    *tiny_newer_mixtures.CASES,
+    *tiny_gated_heads.CASES,
+    *tiny_dense.CASES,
     # The positions of layers without a window are stretched.
     Case(
         "olmo3-gqa-yarn",

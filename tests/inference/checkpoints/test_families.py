@@ -505,6 +505,7 @@ LLAMA_CPP = {
     "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "glm4_moe_lite": "deepseek2",
     "minimax_m2": "minimax-m2", "falcon_h1": "falcon-h1", "falcon_mamba": "mamba",
     "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h_moe",
+    "hunyuan_v1_dense": "hunyuan-dense",
 }  # fmt: skip
 # How its converter renames and stacks tensors before it asks for their names.
 MERGED = (
