@@ -226,6 +226,25 @@ PUBLISHED = {
         "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False,
         "vocab_size": 100278,
     },
+    # But for `quantization_config` (FP8 by blocks of 128 x 128).
+    "minimax-m2": {
+        "architectures": ["MiniMaxM2ForCausalLM"], "attention_dropout": 0.0,
+        "attn_type_list": [1] * 62, "auto_map": {
+            "AutoConfig": "configuration_minimax_m2.MiniMaxM2Config",
+            "AutoModelForCausalLM": "modeling_minimax_m2.MiniMaxM2ForCausalLM",
+        },
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
+        "intermediate_size": 1536, "layernorm_full_attention_beta": 1.0,
+        "layernorm_linear_attention_beta": 1.0, "layernorm_mlp_beta": 1.0,
+        "max_position_embeddings": 196608, "mlp_intermediate_size": 8192,
+        "mtp_transformer_layers": 1, "num_attention_heads": 48, "num_experts_per_tok": 8,
+        "num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256,
+        "num_mtp_modules": 3, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06,
+        "rope_theta": 5000000, "rotary_dim": 64, "router_jitter_noise": 0.0,
+        "scoring_func": "sigmoid", "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid",
+        "sliding_window": None, "tie_word_embeddings": False, "use_mtp": True,
+        "use_qk_norm": True, "use_routing_bias": True, "vocab_size": 200064,
+    },
 }  # fmt: skip
 
 
@@ -476,6 +495,7 @@ def test_relatives_in_every_spelling():
         ("deepseek_v32-mha-yarn", {"index_topk": 0}, "index_topk must be an integer from 1"),
         ("deepseek_v32-mha-yarn", {"index_head_dim": 6}, "head_width=6 is at least rope_width=8"),
         ("minimax_m2-gqa-partial", {"qk_norm_type": "per_head"}, "qk_norm_type='per_head' is not"),
+        ("minimax_m2-gqa-partial", {"attn_type_list": [1, 0]}, "attn_type_list with a layer"),
         ("minimax_m2-gqa-partial", {"use_routing_bias": False}, "use_routing_bias=False is not"),
     ],
 )
@@ -494,11 +514,12 @@ def test_every_family_of_llama_cpp_is_read():
 # Families that llama.cpp does not have, or not with all that a file has to say.
 UNREAD = {
     "deepseek_v32", "flex_olmo", "glm_moe_dsa",
-    "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_next",
+    "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next",
     "mistral4", "mistral_large3",
 }  # fmt: skip
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {
+    "gemma4_unified": "gemma4",
     "mistral": "llama", "ministral3": "mistral3", "mixtral": "llama", "olmo3": "olmo2",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
