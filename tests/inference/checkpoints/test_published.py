@@ -80,7 +80,8 @@ UNREAD = [
 
 def test_enough_is_covered():
     assert WAITING.keys() <= PUBLISHED.keys()
-    assert len(PUBLISHED) >= 90 and len(architectures(PUBLISHED)) >= 45
+    read_now = PUBLISHED.keys() - set(UNREAD)
+    assert len(read_now) >= 90 and len(architectures(read_now)) >= 45
 
 
 @pytest.mark.parametrize("repository", [name for name in PUBLISHED if name not in UNREAD])
