@@ -44,6 +44,7 @@ from inference.families import (
     qwen_linear,
     qwen_moe,
     solar,
+    youtu,
 )
 from inference.families.family import Family, Gguf, GgufReader
 
@@ -74,7 +75,7 @@ _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
-    *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo),
+    *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo, youtu),
 )
 _LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)

@@ -123,6 +123,7 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "afmoe": (transformers.AfmoeConfig, _COMMON | {"sliding_window": 24}),
     "laguna": (transformers.LagunaConfig, _COMMON | {"sliding_window": 24}),
     "mimo_v2_flash": (transformers.MiMoV2FlashConfig, _COMMON | {"sliding_window": 24}),
+    "youtu": (transformers.YoutuConfig, _COMMON),
     "mellum": (transformers.MellumConfig, _COMMON | {"sliding_window": 24}),
     "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 12}),
     "gpt_oss": (

@@ -164,7 +164,7 @@ def test_every_layout_is_there():
     mixtures = {m.family for m in models if m.mixtures}
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
-    layouts |= {"gpt2": ("mha",), "ministral3": ("mqa", "gqa")}
+    layouts |= {"gpt2": ("mha",), "ministral3": ("mqa", "gqa"), "youtu": ()}
     layouts |= dict.fromkeys(_TWO_LAYOUTS, ("gqa", "mha"))
     layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
     layouts |= {"gemma4_unified": ("mha", "mqa")}

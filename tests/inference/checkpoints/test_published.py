@@ -58,7 +58,6 @@ WAITING: dict[str, str] = {
     "swiss-ai/Apertus-8B-Instruct-2509": "the family",
     "XiaomiMiMo/MiMo-7B-Base": "the family",
     "Qwen/Qwen3-VL-30B-A3B-Instruct": "the family",
-    "tencent/Youtu-LLM-2B": "the family",
     "zai-org/GLM-4-9B-0414": "the family",
     "zai-org/glm-4-9b-chat-hf": "the family",
 }
@@ -81,7 +80,8 @@ UNREAD = [
 
 def test_enough_is_covered():
     assert WAITING.keys() <= PUBLISHED.keys()
-    assert len(PUBLISHED) >= 90 and len(architectures(PUBLISHED)) >= 45
+    read_now = PUBLISHED.keys() - set(UNREAD)
+    assert len(read_now) >= 90 and len(architectures(read_now)) >= 45
 
 
 @pytest.mark.parametrize("repository", [name for name in PUBLISHED if name not in UNREAD])
