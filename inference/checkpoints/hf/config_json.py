@@ -5,17 +5,18 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import InputError, shown
+from configs.errors import InputError
 from configs.heads import Eagle
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints import mapped, names, text_files
-from inference.checkpoints.hf import hub, mxfp4
+from inference.checkpoints.hf import hub, mxfp4, params_json
 from inference.checkpoints.hf.quantized import methods, modelopt, tensors
 from inference.checkpoints.hf.quantized.schemes import Quantization
 from inference.families import families
 from inference.families.shared.config_keys import Keys
 
-# Keys that change the mathematics, and the values under which they do not.
+# Keys that change the mathematics, and the values under which they do not. All others are ignored
+# unless a family reads them; so is `auto_map`, code for a transformers that lacks the family.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
@@ -26,16 +27,14 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "rope_interleaved": (False, None),
     "num_local_experts": (None, 0),
     "is_encoder_decoder": (False, None),
-    "auto_map": (None,),
     "mamba_ssm_dtype": ("float32", None),  # of states, which nothing here rounds
     "mamba_ssm_cache_dtype": ("float32", None),
 }
 
-_SUFFIX = "ForCausalLM"  # of nearly every architecture
 # Keys of a model of images or sounds too that say something of its text.
 _OF_THE_WHOLE = (
     *("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "bos_token_id"),
-    *("quantization_config", "compression_config", "auto_map"),
+    *("quantization_config", "compression_config"),
 )
 QUANTIZATION = "quantization_config", "compression_config"  # keys; the second is older
 
@@ -63,8 +62,14 @@ class Storage:
 
 def read(path: Path) -> dict[str, object]:
     """Returns a `config.json`, or of a model that reads images and sounds too what describes its
-    text; raises an `InputError` if the file is unsound.
+    text; where there is none, what a `params.json` says. Raises an `InputError` if the file is
+    unsound.
     """
+    params = path.with_name(params_json.NAME)
+    if not path.exists() and params.exists():
+        raw = mapped.read_json(params)
+        with _naming(params):
+            return params_json.described(Keys(raw))
     raw = mapped.read_json(path)
     with _naming(path):
         return text_part(raw)
@@ -121,11 +126,7 @@ def parse(raw: dict[str, object], directory: Path) -> ModelConfig:
         keys, architecture = Keys(raw), _architecture(raw)
         family = families.of_architecture(architecture)
         if family is None:
-            valid = (family.architecture.removesuffix(_SUFFIX) for family in families.ALL.values())
-            raise InputError(
-                f"architecture {shown(architecture)} is not supported; valid, with {_SUFFIX} "
-                f"behind most of them: {', '.join(valid)}"
-            )
+            raise InputError(families.unknown(architecture))
         keys.require_neutral(family.reads, **_NEUTRAL)
         return family.model(keys, directory.resolve().name)
 
@@ -164,8 +165,10 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
         InputError: it describes no text.
     """
     architecture = _architecture(raw)
-    family = families.of_wrapper(architecture)
-    if family is None:
+    by_type = {
+        family.model_type or family.name: family for family in families.of_wrapper(architecture)
+    }
+    if not by_type:
         return raw
     text = Keys(raw).nested("text_config")
     if text is None:
@@ -174,7 +177,10 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
         if None not in (raw.get(key), text.raw.get(key)) and raw[key] != text.raw[key]:
             raise InputError(f"{key} and text_config: {key} differ; both must agree")
     shared = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
-    names = {"architectures": [family.architecture], "model_type": family.model_type or family.name}
+    model_type = next(iter(by_type))
+    if len(by_type) > 1:
+        model_type = text.choice("model_type", {name: name for name in by_type}, model_type)
+    names = {"architectures": [by_type[model_type].architecture], "model_type": model_type}
     return text.raw | shared | names
 
 

@@ -34,7 +34,7 @@ def read_model(path: Path) -> ModelConfig:
         return config
     raw = config_json.read(path / text_files.CONFIG)
     storage = config_json.storage(raw, path)
-    if config.tied and has_other_head(_stored(path, storage), config):
+    if config.tied and _stores_head(path) and has_other_head(_stored(path, storage), config):
         config = dataclasses.replace(config, tied=False, formats=())
     elif storage.quantization is None:
         return config
@@ -42,6 +42,12 @@ def read_model(path: Path) -> ModelConfig:
         modules = _stored_modules(safetensors_file.names_in(path), config)
         storage = dataclasses.replace(storage, quantization=storage.quantization.of(modules))
     return config_json.with_formats(config, storage, raw, path)
+
+
+def _stores_head(path: Path) -> bool:
+    """Whether a directory may have a head of its own: an index says so without its shards."""
+    head = _HEAD.removesuffix("weight")  # in few bits it has tensors of other names
+    return any(head in name for name in safetensors_file.names_in(path))
 
 
 def _stored_modules(names: Iterable[str], config: ModelConfig) -> dict[str, tuple[str, set[str]]]:
@@ -140,7 +146,7 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
     }
     if config.tied and _HEAD in stored:
         stored.setdefault(_embedding(config), stored.pop(_HEAD))
-    return _without_unread_rows(_renamed(source, stored), config)
+    return _without_unread_rows(renamed(source, stored), config)
 
 
 def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
@@ -170,7 +176,7 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
                 f"{source.label}: {name} is not {whole}, which a layer that predicts a second "
                 "token shares"
             )
-    return _renamed(source, layer)
+    return renamed(source, layer)
 
 
 def _without_unread_rows(source: TensorSource, config: ModelConfig) -> TensorSource:
@@ -199,7 +205,7 @@ def _is_same(source: TensorSource, *pair: str) -> bool:
     return all(np.array_equal(first, second) for first, second in blocks)
 
 
-def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
+def renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
     """Some of its tensors, by the names that they are to have."""
     shapes = {name: source.shapes[tensor] for name, tensor in stored.items()}
 
@@ -224,17 +230,24 @@ def _whole_names(stored_names: Iterable[str], config: ModelConfig) -> dict[str, 
     """The names of a whole model, and those that are there instead."""
     family, stored_names = families.of(config), list(stored_names)
     base = family.layers.split(".")[0]
-    is_bare = not any(name.startswith(f"{base}.") for name in stored_names)
+    wrapped = (f"{base}.", "language_model.") if family.wrapper else f"{base}."
+    is_bare = not any(name.startswith(wrapped) for name in stored_names)
     derived = (_DERIVED, *family.derived)
     stored = {}
     for name in stored_names:
         if name.endswith(derived) or names.is_other(family, name):
             continue
         whole_name = f"{base}.{name}" if is_bare and name != _HEAD else name
-        if family.inside is not None and name.startswith(f"{family.inside}."):
-            whole_name = f"{base}.{name.removeprefix(f'{family.inside}.')}"
-        stored[whole_name] = name
+        stored[_alone(whole_name) if family.wrapper else whole_name] = name
     return _respelled(config, stored)
+
+
+def _alone(name: str) -> str:
+    """The name of a tensor of the text of a model that reads images and sounds too, as if it stood
+    alone: published files wrap the text with its head, transformers 5 what is below the head.
+    """
+    inside = name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.") if inside == name else f"model.{inside}"
 
 
 def _respelled(config: ModelConfig, stored: Mapping[str, str]) -> dict[str, str]:
