@@ -42,6 +42,7 @@ class ModelFields(TypedDict, total=False):
     layer_inputs: LayerInputs | None
     has_layer_scales: bool
     tied: bool
+    has_head_bias: bool
 
 
 def llama_fields(
