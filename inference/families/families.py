@@ -6,6 +6,7 @@ from configs.errors import InputError
 from configs.model import ModelConfig
 from inference.families import (
     bamba,
+    cohere,
     deepseek,
     dots1,
     ernie4_5,
@@ -60,6 +61,7 @@ _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5),
+    *(cohere,),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 

@@ -80,6 +80,8 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     }),
     "mistral": (transformers.MistralConfig, _COMMON),
     "ernie4_5": (transformers.Ernie4_5Config, _COMMON),
+    "cohere": (transformers.CohereConfig, _COMMON),
+    "cohere2": (transformers.Cohere2Config, _COMMON | {"sliding_window": 24}),
     "granite": (transformers.GraniteConfig, _COMMON),
     "qwen2": (transformers.Qwen2Config, _COMMON),
     "qwen3": (transformers.Qwen3Config, _COMMON),

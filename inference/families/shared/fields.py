@@ -66,6 +66,14 @@ def llama_fields(
     }
 
 
+def layer_normed(
+    keys: Keys, rope: Rope, tied: bool = False, key: str = "layer_norm_eps"
+) -> ModelFields:
+    """Returns `llama_fields` of a model with layer norms, whose epsilon has this key."""
+    eps = keys.number(key, 1e-5)
+    return {**llama_fields(keys, rope, tied), "norm": "layer", "norm_eps": eps}
+
+
 def model(
     keys: Keys,
     rope: Rope,
@@ -169,14 +177,17 @@ def layer_types(keys: Keys, valid: Iterable[str]) -> list[str] | None:
 
 
 def pattern(
-    mixers: Mixer | Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]
+    mixers: Mixer | Sequence[Mixer],
+    ffns: FeedForward | Sequence[FeedForward | None],
+    parallel_norms: int = 0,
 ) -> Pattern:
     """Returns the pattern that repeats. One mixer, or one feed-forward, is that of all layers."""
     if isinstance(mixers, Mixer):
         mixers = [mixers] * (1 if isinstance(ffns, FeedForward) else len(ffns))
     if isinstance(ffns, FeedForward):
         ffns = [ffns] * len(mixers)
-    return repeated(list(map(LayerSpec, mixers, ffns)))
+    pairs = zip(mixers, ffns, strict=True)
+    return repeated([LayerSpec(*pair, parallel_norms=parallel_norms) for pair in pairs])
 
 
 def repeated(layers: Sequence[LayerSpec]) -> Pattern:
