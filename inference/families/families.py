@@ -27,6 +27,7 @@ from inference.families import (
     nemotron,
     olmo,
     olmo_hybrid,
+    phi,
     phi3,
     qwen,
     qwen_linear,
@@ -61,7 +62,7 @@ _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5),
-    *(cohere,),
+    *(cohere, phi),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 

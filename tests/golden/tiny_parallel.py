@@ -54,4 +54,20 @@ CASES = (
         seed=1004,
         dtype=torch.float32,
     ),
+    Case(
+        "phi-mha-untied",
+        widths(48, 2, 4, 4) | UNTIED | rope("default", 1e4, partial_rotary_factor=0.5),
+        seed=1005,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "phi-mqa-tied-whole-float32",
+        widths(36, 2, 3, 1)
+        | TIED
+        | rope("default", 500.0, partial_rotary_factor=1.0)
+        | {"hidden_act": "gelu"},
+        seed=1006,
+        dtype=torch.float32,
+    ),
 )

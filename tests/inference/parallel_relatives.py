@@ -9,9 +9,12 @@ from inference.families.shared.fields import ModelFields
 LAYOUTS = {
     "cohere": ("gqa", "mha"),
     "cohere2": ("gqa", "mha"),
+    "phi": ("mha", "mqa"),
 }
 # The checkpoints whose parts others have; pages of all are those of Llama.
-OTHERS = ("cohere-mha-untied-bias-float32", "cohere2-mha-untied-float32")
+OTHERS = (
+    "cohere-mha-untied-bias-float32", "cohere2-mha-untied-float32", "phi-mqa-tied-whole-float32",
+)  # fmt: skip
 
 
 def _with(**changes):
@@ -30,4 +33,9 @@ VISIBLE = {
         lambda model: {"logit_scale": 0.0625},
     ),
     "cohere2-gqa-window-tied": (_with(window=None), _with(rope=Rope(5e4))),
+    "phi-mha-untied": (
+        _with(rope=Rope()),
+        _with(activation="silu"),
+        lambda model: {"has_head_bias": False},
+    ),
 }

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
-from configs.kinds.feed_forward import Gated
+from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import FeedForward, Mixer
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Rope
@@ -115,6 +115,25 @@ def gated(keys: Keys) -> Gated:
 def activation(keys: Keys) -> str:
     """Returns the activation, which is SiLU in all of Llama's relatives."""
     return keys.choice("hidden_act", {"silu": "silu"}, "silu")
+
+
+_PLAIN = {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "silu": "silu", "relu2": "relu2",
+}  # fmt: skip
+
+
+def plain(
+    keys: Keys, activation: str, has_bias: bool, key: str = "hidden_act", width: int | None = None
+) -> Plain:
+    """Returns a plain feed-forward.
+
+    Args:
+        activation: where the file states none under `key`.
+        width: where the file states none.
+    """
+    width = keys.integer("intermediate_size", width)
+    return Plain(width, keys.choice(key, _PLAIN, activation), has_bias)
 
 
 def upper_windows(keys: Keys, full: Attention) -> list[Attention]:

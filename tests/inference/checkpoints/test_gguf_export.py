@@ -29,7 +29,7 @@ CASES = (
     "qwen2-gqa-tied", "qwen3-gqa-tied", "qwen3-mha-untied-float32", "gemma2-gqa-tied",
     "gemma3-gqa-linear-rope", "gemma3-mqa", "smollm3-gqa-tied", "olmo2-mha-untied",
     "gpt2-mha-tied-bare", "ernie4_5-gqa-neighbors", "granite-gqa-scales",
-    "cohere-gqa-norms-tied", "cohere2-mha-untied-float32",
+    "cohere-gqa-norms-tied", "cohere2-mha-untied-float32", "phi-mha-untied",
 )  # fmt: skip
 
 

@@ -32,6 +32,13 @@ PUBLISHED = {
         "use_embedding_sharing": True, "use_gated_activation": True, "use_parallel_block": True,
         "use_parallel_embedding": True, "vocab_size": 256000,
     }, 8.028),
+    "phi-2": ({
+        "architectures": ["PhiForCausalLM"], "hidden_act": "gelu_new", "hidden_size": 2560,
+        "intermediate_size": 10240, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048,
+        "num_attention_heads": 32, "num_hidden_layers": 32, "num_key_value_heads": 32,
+        "partial_rotary_factor": 0.4, "qk_layernorm": False, "rope_scaling": None,
+        "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 51200,
+    }, 2.7797),
 }  # fmt: skip
 
 
@@ -74,6 +81,12 @@ def test_the_context_of_command_r():
             "position_embedding_type='rope_neox' is not supported",
         ),
         ("cohere-gqa-norms-tied", {"logit_scale": 0}, "logit_scale must be positive"),
+        ("phi-mha-untied", {"qk_layernorm": True}, "qk_layernorm=True is not supported"),
+        (
+            "phi-mha-untied",
+            {"hidden_act": "relu"},
+            "hidden_act='relu' is not supported; valid: gelu",
+        ),
     ],
 )
 def test_what_is_refused(checkpoint, changes, message):
