@@ -26,7 +26,7 @@ _FLOATS: dict[str, type] = {
     "F64": np.float64,
 }
 _INTEGERS: dict[str, type] = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8, "I32": np.int32}
-_CODES = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64,
+_CODES = {"BOOL": np.bool_, "U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64,
           "F8_E4M3": ml_dtypes.float8_e4m3fn}  # fmt: skip
 _MAX_TENSORS = 1 << 15
 _HOLDS = {"float16": "float32"}

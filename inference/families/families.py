@@ -15,6 +15,7 @@ from inference.families import (
     gemma4,
     glm4_moe,
     gpt2,
+    gpt_neox,
     gpt_oss,
     granite,
     jamba,
@@ -62,7 +63,7 @@ _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5),
-    *(cohere, phi),
+    *(cohere, phi, gpt_neox),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 

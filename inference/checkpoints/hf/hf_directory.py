@@ -20,7 +20,6 @@ from inference.families import families
 from layers import params
 
 _DERIVED = "rotary_emb.inv_freq"
-_HEAD = "lm_head.weight"
 
 
 def read_model(path: Path) -> ModelConfig:
@@ -113,8 +112,8 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
     """
     if has_other_head(source, config):
         raise InputError(
-            f"{source.label}: tie_word_embeddings is true, but {_HEAD} is not the embedding; name "
-            "this directory as the model: it is then read as untied"
+            f"{source.label}: tie_word_embeddings is true, but {_head(config)} is not the "
+            "embedding; name this directory as the model: it is then read as untied"
         )
     family = families.of(config)
     unread = names.unread(config, family.tensors, family.layers)
@@ -124,8 +123,8 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
         if not names.is_behind(config, name, family.layers, num_predicting)
         and not name.startswith(unread)
     }
-    if config.tied and _HEAD in stored:
-        stored.setdefault(_embedding(config), stored.pop(_HEAD))
+    if config.tied and _head(config) in stored:
+        stored.setdefault(_embedding(config), stored.pop(_head(config)))
     return _without_unread_rows(_renamed(source, stored), config)
 
 
@@ -148,7 +147,7 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
     embedding = _embedding(config)
     for path, whole in (
         ("embed/table", embedding),
-        ("head/table", embedding if config.tied else _HEAD),
+        ("head/table", embedding if config.tied else _head(config)),
     ):
         name = f"{prefix}.{family.predicting[path][0]}"
         if name in layer and not _is_same(source, layer.pop(name), stored.get(whole, whole)):
@@ -172,10 +171,10 @@ def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
     """Whether a configuration ties what is stored twice with different values: transformers then
     leaves the two apart.
     """
-    stored, embedding = _whole_names(source, config), _embedding(config)
-    if not config.tied or not {_HEAD, embedding} <= stored.keys():
+    stored, embedding, head = _whole_names(source, config), _embedding(config), _head(config)
+    if not config.tied or not {head, embedding} <= stored.keys():
         return False
-    return not _is_same(source, stored[_HEAD], stored[embedding])
+    return not _is_same(source, stored[head], stored[embedding])
 
 
 def _is_same(source: TensorSource, *pair: str) -> bool:
@@ -216,7 +215,7 @@ def _whole_names(source: TensorSource, config: ModelConfig) -> dict[str, str]:
     for name in source.shapes:
         if name.endswith(derived) or names.is_other(family, name):
             continue
-        whole_name = f"{base}.{name}" if is_bare and name != _HEAD else name
+        whole_name = f"{base}.{name}" if is_bare and name != _head(config) else name
         if family.inside is not None and name.startswith(f"{family.inside}."):
             whole_name = f"{base}.{name.removeprefix(f'{family.inside}.')}"
         stored[whole_name] = name
@@ -245,3 +244,7 @@ def _respelled(config: ModelConfig, stored: Mapping[str, str]) -> dict[str, str]
 
 def _embedding(config: ModelConfig) -> str:
     return names.huggingface(config)("embed/table").names[0]
+
+
+def _head(config: ModelConfig) -> str:
+    return names.huggingface(config)("head/table").names[0]

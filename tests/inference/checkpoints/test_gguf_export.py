@@ -30,6 +30,7 @@ CASES = (
     "gemma3-gqa-linear-rope", "gemma3-mqa", "smollm3-gqa-tied", "olmo2-mha-untied",
     "gpt2-mha-tied-bare", "ernie4_5-gqa-neighbors", "granite-gqa-scales",
     "cohere-gqa-norms-tied", "cohere2-mha-untied-float32", "phi-mha-untied",
+    "gpt_neox-mha-untied",
 )  # fmt: skip
 
 

@@ -39,6 +39,20 @@ PUBLISHED = {
         "partial_rotary_factor": 0.4, "qk_layernorm": False, "rope_scaling": None,
         "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 51200,
     }, 2.7797),
+    "pythia-1.4b": ({
+        "architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu", "hidden_size": 2048,
+        "intermediate_size": 8192, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048,
+        "num_attention_heads": 16, "num_hidden_layers": 24, "rotary_emb_base": 10000,
+        "rotary_pct": 0.25, "tie_word_embeddings": False, "use_parallel_residual": True,
+        "vocab_size": 50304,
+    }, 1.4146),
+    "gpt-neox-20b": ({
+        "architectures": ["GPTNeoXForCausalLM"], "attention_probs_dropout_prob": 0,
+        "hidden_act": "gelu_fast", "hidden_size": 6144, "intermediate_size": 24576,
+        "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "num_attention_heads": 64,
+        "num_hidden_layers": 44, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+        "tie_word_embeddings": False, "vocab_size": 50432,
+    }, 20.555),
 }  # fmt: skip
 
 
