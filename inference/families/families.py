@@ -33,6 +33,8 @@ from inference.families import (
     qwen,
     qwen_linear,
     qwen_moe,
+    stablelm,
+    starcoder2,
 )
 from inference.families.family import Family, Gguf, GgufReader
 
@@ -63,7 +65,7 @@ _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5),
-    *(cohere, phi, gpt_neox),
+    *(cohere, phi, gpt_neox, stablelm, starcoder2),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 

@@ -88,6 +88,8 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "smollm3": (transformers.SmolLM3Config, _COMMON),
     "gemma2": (transformers.Gemma2Config, _COMMON | {"sliding_window": 24}),
     "gpt_neox": (transformers.GPTNeoXConfig, _COMMON),
+    "stablelm": (transformers.StableLmConfig, _COMMON),
+    "starcoder2": (transformers.Starcoder2Config, _COMMON),
     "phi": (transformers.PhiConfig, _COMMON),
     "phi3": (transformers.Phi3Config, _COMMON),
     "olmo2": (transformers.Olmo2Config, _COMMON),

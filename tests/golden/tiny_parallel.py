@@ -106,4 +106,36 @@ CASES = (
         seed=1008,
         dtype=torch.float32,
     ),
+    Case(
+        "stablelm-gqa-parallel-norms",
+        widths(48, 2, 4, 2)
+        | UNTIED
+        | rope("default", 1e4, partial_rotary_factor=0.5)
+        | {"qk_layernorm": True, "use_parallel_residual": True},
+        seed=1009,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "stablelm-mha-bias-tied-float32",
+        widths(36, 2, 3, 3)
+        | TIED
+        | rope("default", 500.0, partial_rotary_factor=1.0)
+        | {"use_qkv_bias": True},
+        seed=1010,
+        dtype=torch.float32,
+    ),
+    Case(
+        "starcoder2-gqa-window-tied",
+        widths(40, 2, 4, 2) | TIED | rope("default", 1e5) | {"sliding_window": 24},
+        seed=1011,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "starcoder2-mqa-untied-no-bias-float32",
+        widths(36, 2, 3, 1) | UNTIED | rope("default", 500.0) | {"use_bias": False},
+        seed=1012,
+        dtype=torch.float32,
+    ),
 )

@@ -13,11 +13,14 @@ LAYOUTS = {
     "cohere2": ("gqa", "mha"),
     "phi": ("mha", "mqa"),
     "gpt_neox": ("mha",),
+    "stablelm": ("gqa", "mha"),
+    "starcoder2": ("gqa", "mqa"),
 }
 # The checkpoints whose parts others have; pages of all are those of Llama.
 OTHERS = (
     "cohere-mha-untied-bias-float32", "cohere2-mha-untied-float32", "phi-mqa-tied-whole-float32",
-    "gpt_neox-mha-in-turn-tied-float32",
+    "gpt_neox-mha-in-turn-tied-float32", "stablelm-mha-bias-tied-float32",
+    "starcoder2-mqa-untied-no-bias-float32",
 )  # fmt: skip
 
 
@@ -49,6 +52,8 @@ VISIBLE = {
     "cohere2-gqa-window-tied": (_with(window=None), _with(rope=Rope(5e4))),
     "gpt_neox-mha-untied": (_with(rope=Rope()), _with(activation="silu"), _parallel(0)),
     "gpt_neox-mha-in-turn-tied-float32": (_parallel(2),),
+    "stablelm-gqa-parallel-norms": (_with(rope=Rope()), _with(qk_norm=None)),
+    "starcoder2-gqa-window-tied": (_with(window=None), _with(activation="silu")),
     "phi-mha-untied": (
         _with(rope=Rope()),
         _with(activation="silu"),
