@@ -50,6 +50,8 @@ def write(
         _write_checkpoint(case, directory)
         expected, error = _expected(case, directory)
         np.savez_compressed(directory / "expected.npz", **expected)
+        if case.rewritten is not None:
+            case.rewritten(directory)
         spread = expected["logits_0"].std()
         print(f"{case.name}: logits' deviation {spread:.2f}, float32 error {error:.1e}", flush=True)
         if error > MAX_ROUNDING_ERROR:
@@ -101,7 +103,9 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
             values *= _STREAM_STD
         parameter.data = torch.from_numpy(values.astype(np.float32))
     for name, buffer in sorted(model.named_buffers()):
-        if name.endswith("e_score_correction_bias"):  # decides between experts of equal scores
+        if name.endswith(
+            ("e_score_correction_bias", "expert_bias")
+        ):  # decides between experts of equal scores
             values = _MATRIX_STD * generator.standard_normal(buffer.shape)
             buffer.copy_(torch.from_numpy(values.astype(np.float32)))
         if name.endswith("layer_scalar"):

@@ -13,6 +13,7 @@ from configs.cache import keys_values
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.rope import Rope
+from configs.kinds.temperature import Temperature
 from configs.model import LayerSpec, ModelConfig
 from inference.benchmark.kernels import attention_case
 from layers import rope
@@ -311,12 +312,24 @@ def test_a_bad_value_in_a_freed_page_reaches_nobody(bad, num_tokens):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(("qk_norm", "has_gate"), [(None, 0), ("head", 0), ("head", 1)])
-def test_apply_is_project_rotate_attend_project(qk_norm, has_gate):
+@pytest.mark.parametrize(
+    ("qk_norm", "has_gate", "rotates_first", "temperature"),
+    [
+        (None, 0, False, None), ("head", 0, False, None), ("head", 1, False, None),
+        ("head", 0, True, None), ("all", 0, True, None), ("plain", 0, False, None),
+        (None, 0, False, Temperature(0.7, 3)), ("plain", 1, False, Temperature(0.7, 4, offset=1)),
+    ],
+)  # fmt: skip
+def test_apply_is_project_rotate_attend_project(qk_norm, has_gate, rotates_first, temperature):
     """The layer once more in numpy."""
     config = dataclasses.replace(_CONFIG, norm_offset=1.0)
-    kind = dataclasses.replace(_KIND, qk_norm=qk_norm, scale=0.3, has_output_gate=bool(has_gate))
+    kind = dataclasses.replace(
+        _KIND, qk_norm=qk_norm, scale=0.3, has_output_gate=bool(has_gate), temperature=temperature,
+        rotates_first=rotates_first,
+    )  # fmt: skip
     params = init(kind.parameters(config), 5)
+    for name in ("q_norm", "k_norm") if qk_norm in ("head", "all") else ():
+        params[name] = params[name] + 0.3 * _random(*params[name].shape, seed=3)
     x_TD, ragged = np.asarray(_random(9, 12)), contiguous(1, 9)
     angles = rope.angles(_ROPE, kind.head_width, ragged.position_T)
     context = StepContext(ragged, angles, keys_values(2, 6), 0, True, False)
@@ -327,15 +340,25 @@ def test_apply_is_project_rotate_attend_project(qk_norm, has_gate):
     assert params["qkv"].shape == ((X + 2 * K) * H, 12) and params["out"].shape == (12, N * H)
     heads = (np.asarray(x_TD, np.float64) @ np.asarray(params["qkv"]).T).reshape(9, X + 2 * K, H)
 
+    def normed(x_TNH: np.ndarray, name: str) -> np.ndarray:
+        if not qk_norm:
+            return x_TNH
+        factor = 1 + np.asarray(params.get(name, np.zeros(H)))
+        x_TXX = x_TNH.reshape(9, -1, len(factor))
+        x_TXX = x_TXX / np.sqrt((x_TXX**2).mean(-1, keepdims=True) + config.norm_eps)
+        return (x_TXX * factor).reshape(x_TNH.shape)
+
     def rotated(x_TNH: np.ndarray, name: str) -> np.ndarray:
-        if qk_norm:
-            x_TNH = x_TNH / np.sqrt((x_TNH**2).mean(-1, keepdims=True) + config.norm_eps)
-            x_TNH = x_TNH * (1 + np.asarray(params[name]))
+        x_TNH = x_TNH if rotates_first else normed(x_TNH, name)
         angle = np.arange(9)[:, None, None] * 10_000.0 ** (-np.arange(0, H, 2) / H)
         z = (x_TNH[..., :3] + 1j * x_TNH[..., 3:]) * np.exp(1j * angle)
-        return np.concatenate([z.real, z.imag], -1)
+        x_TNH = np.concatenate([z.real, z.imag], -1)
+        return normed(x_TNH, name) if rotates_first else x_TNH
 
     q = rotated(heads[:, : X : 1 + has_gate], "q_norm") * 0.3
+    if temperature is not None:
+        turns = (np.arange(9) + temperature.offset) // temperature.length
+        q *= 1 + 0.7 * np.log(1 + turns)[:, None, None]
     k, v = rotated(heads[:, X : X + K], "k_norm"), heads[:, X + K :]
     seen = functools.partial(paged_case.seen, window=None, num_keys=9)
     out = np.array([attention_case.exact(q[t], k, v, seen(t))[0] for t in range(9)])
