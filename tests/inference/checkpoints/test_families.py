@@ -496,6 +496,7 @@ UNREAD = {
     "deepseek_v32", "flex_olmo", "glm_moe_dsa",
     "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_next",
     "mistral4", "mistral_large3",
+    "solar_open", "hy_v3", "mellum", "laguna", "mimo_v2_flash", "youtu",
 }  # fmt: skip
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {
@@ -505,11 +506,13 @@ LLAMA_CPP = {
     "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "glm4_moe_lite": "deepseek2",
     "minimax_m2": "minimax-m2", "falcon_h1": "falcon-h1", "falcon_mamba": "mamba",
     "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h_moe",
-    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe", "lfm2_moe": "lfm2moe",
+    "ernie4_5_moe": "ernie4_5-moe", "granitemoeshared": "granitemoe", "exaone_moe": "exaone-moe",
+    "bailing_moe_v2": "bailingmoe2",
 }  # fmt: skip
 # How its converter renames and stacks tensors before it asks for their names.
 MERGED = (
-    (r"block_sparse_moe\.experts\.\d+\.", "mlp.experts."),
+    (r"(?:block_sparse_moe|feed_forward)\.experts\.\d+\.", "mlp.experts."),
     (r"\.experts\.w1\.", ".experts.gate_proj."),
     (r"\.experts\.w3\.", ".experts.up_proj."),
     (r"\.experts\.w2\.", ".experts.down_proj."),
@@ -519,7 +522,8 @@ MERGED = (
     (r"\.experts\.down_proj_bias", ".experts.down_proj.bias"),
     (r"kv_b_proj\.\d+\.key", "k_b_proj.weight"),
     (r"kv_b_proj\.\d+\.value", "v_b_proj.weight"),
-    (r"e_score_correction_bias", "e_score_correction.bias"),
+    (r"e_score_correction_bias(?:\.experts)?", "e_score_correction.bias"),
+    (r"\.expert_bias$", ".expert_bias.bias"),
     (r"\.sinks", ".sinks.weight"),
     (r"\.experts\.(\w+_proj)$", r".experts.\1.weight"),
     (r"layer_scalar", "layer_scalar.weight"),
@@ -545,11 +549,12 @@ def test_names_in_gguf_are_those_the_library_gives(checkpoint):
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[family]
     library = gguf.get_tensor_name_map(architecture, config.num_layers)
     for path in params.flatten(decoder.param_infos(config)):
-        if path == "head/table" and family == "gemma2":
+        if path == "head/table" and family in ("gemma2", "lfm2moe"):
             continue  # always tied there
         if family in ("qwen2moe", "qwen3moe") and path.endswith(("/ffn/gate_up", "/ffn/down")):
             continue  # no layer is dense there
-        if family == "granitehybrid" and path.endswith(("gate_up", "ffn/down", "shared/down")):
+        is_granite = family in ("granitehybrid", "granitemoe")
+        if is_granite and path.endswith(("gate_up", "ffn/down", "shared/down", "experts/down")):
             continue  # its converter names what it cuts there itself (`test_gguf_states.py`)
         own = OWN_NAMES.get(path.split("/", 2)[-1])
         if own is not None:
