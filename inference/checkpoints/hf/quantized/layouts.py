@@ -19,7 +19,11 @@ from inference.checkpoints.tensor_source import TensorSource
 from layers import quantized
 from layers.quantized import Groups
 
-_OF_ACTIVATIONS = "input_scale", "activation_scale"  # constants, where these are rounded by one
+_OF_ACTIVATIONS = (
+    "input_scale",
+    "activation_scale",
+    "qscale_act",
+)  # constants, where these are rounded by one
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the next of eight columns is
 
 
@@ -234,7 +238,8 @@ def _plain_values(module: Module, start: int, stop: int, scales: str = "weight_s
 
 
 def _fp8_scales(module: Module) -> str:
-    return "weight_scale" if module.has("weight_scale") else "weight_scale_inv"
+    names = "weight_scale", "qscale_weight"  # the second of Mistral's own files
+    return next((name for name in names if module.has(name)), "weight_scale_inv")
 
 
 def _gptq_shape(module: Module) -> tuple[int, int]:
@@ -324,7 +329,7 @@ LAYOUTS: Mapping[str, Layout] = {
         _plain_values,
     ),
     "fp8": Layout(
-        ("weight", "weight_scale_inv", "weight_scale", *_OF_ACTIVATIONS),
+        ("weight", "weight_scale_inv", "weight_scale", "qscale_weight", *_OF_ACTIVATIONS),
         lambda module: _plain_shape(module, _fp8_scales(module)),
         lambda module, start, stop: _plain_values(module, start, stop, _fp8_scales(module)),
     ),

@@ -13,7 +13,7 @@ from configs.precision import FORMATS, GROUPS
 from inference.families.shared.config_keys import Keys
 
 # Endings of tensors that only modules in few bits have.
-MARKS = "weight_packed", "qweight", "weight_scale", "weight_scale_inv"
+MARKS = "weight_packed", "qweight", "weight_scale", "weight_scale_inv", "qscale_weight"
 METHODS = ("compressed-tensors", "awq", "gptq", "fp8")
 
 _MAX_PATTERN, _MAX_REPEATS = 200, 4  # of a regular expression, which a file must not hang us with
