@@ -33,7 +33,11 @@ def read_model(path: Path) -> ModelConfig:
         return config
     raw = config_json.read(path / text_files.CONFIG)
     storage = config_json.storage(raw, path)
-    if config.tied and _stores_head(path) and has_other_head(_stored(path, storage), config):
+    if (
+        config.tied
+        and _stores_head(path, config)
+        and has_other_head(_stored(path, storage), config)
+    ):
         config = dataclasses.replace(config, tied=False, formats=())
     elif storage.quantization is None:
         return config
@@ -43,9 +47,9 @@ def read_model(path: Path) -> ModelConfig:
     return config_json.with_formats(config, storage, raw, path)
 
 
-def _stores_head(path: Path) -> bool:
+def _stores_head(path: Path, config: ModelConfig) -> bool:
     """Whether a directory may have a head of its own: an index says so without its shards."""
-    head = _HEAD.removesuffix("weight")  # in few bits it has tensors of other names
+    head = _head(config).removesuffix("weight")  # in few bits it has tensors of other names
     return any(head in name for name in safetensors_file.names_in(path))
 
 
