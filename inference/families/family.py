@@ -63,6 +63,8 @@ class Gguf:
     Attributes:
         tensors: as `Family.tensors`, by llama.cpp's names.
         is_interleaved: rotary pairs of queries and keys are stored as neighbors.
+        has_heads_in_turns: of the value heads of layers with the delta rule the first of each key
+            head come first, then the second ones.
         readers: by architecture. One architecture may serve several families; then the reader
             stands with the oldest of them.
         writer: None: files of this family are not written.
@@ -70,6 +72,7 @@ class Gguf:
 
     tensors: Table = dataclasses.field(default_factory=lambda: gguf_names.LLAMA)
     is_interleaved: bool = False
+    has_heads_in_turns: bool = False
     readers: Mapping[str, GgufReader] = dataclasses.field(default_factory=dict)
     writer: GgufWriter | None = None
 

@@ -3,19 +3,32 @@ mixture, without layers that predict a second token: gated DeltaNet, and attenti
 gate. Qwen3.6 has the names of Qwen3.5.
 """
 
+import dataclasses
 from collections.abc import Sequence
 
+from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
-from configs.kinds.kind import FeedForward
+from configs.kinds.kind import FeedForward, Mixer
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.families import qwen_moe
-from inference.families.family import Family, ModelFields, Table
-from inference.families.shared import delta_net, fields, hf_names, mixtures, parts, rope_keys
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.shared import (
+    delta_net,
+    fields,
+    gguf_mixtures,
+    gguf_names,
+    gguf_states,
+    hf_names,
+    mixtures,
+    parts,
+    rope_keys,
+)
 from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
 
 
 def _read_qwen3_next(keys: Keys) -> ModelFields:
@@ -116,6 +129,61 @@ def _tensors(module: str) -> Table:
     }
 
 
+def _gguf(keys: GgufKeys) -> ModelFields:
+    """Reads any of the architectures, except their last blocks, which predict a second token. Which
+    tensors a layer has says of what kind it is.
+    """
+    extra = keys.whole("nextn_predict_layers", limit=keys.num_layers - 1)
+    layers = range(keys.num_layers - extra)
+    mixers = [_gguf_mixer(keys, number) for number in layers]
+    ffns = [_gguf_ffn(keys, number) for number in layers]
+    return {
+        "num_layers": len(layers),
+        "pattern": fields.pattern(mixers, ffns),
+        "norm_offset": 1.0,
+    }
+
+
+def _gguf_mixer(keys: GgufKeys, number: int) -> Mixer:
+    if keys.has_tensor(f"blk.{number}.attn_q.weight"):
+        return gguf_states.attention(
+            keys, number, keys.integer("attention.head_count_kv"), qk_norm="head",
+            rope=dataclasses.replace(keys.rope(), share=keys.rotary_share), has_output_gate=True,
+        )  # fmt: skip
+    heads, inner = keys.integer("ssm.time_step_rank"), keys.integer("ssm.inner_size")
+    if inner % heads:
+        raise InputError(
+            f"metadata {keys.architecture}.ssm.inner_size={inner} is no multiple of "
+            f"ssm.time_step_rank={heads}"
+        )
+    return DeltaNet(
+        heads,
+        keys.integer("ssm.group_count"),
+        keys.integer("ssm.state_size"),
+        inner // heads,
+        keys.integer("ssm.conv_kernel"),
+    )
+
+
+def _gguf_ffn(keys: GgufKeys, number: int) -> FeedForward:
+    if not keys.has_tensor(f"blk.{number}.ffn_gate_inp.weight"):
+        return Gated(keys.ffn_width)
+    return gguf_mixtures.read_experts(
+        keys, gguf_mixtures.read_router(keys, is_normalized=True), has_shared_gate=True,
+        shared_width=keys.integer("expert_shared_feed_forward_length"),
+    )  # fmt: skip
+
+
+def _gguf_reader(*reads: str) -> GgufReader:
+    return GgufReader(_gguf, (*_GGUF_KEYS, *reads), free_widths=("rope.dimension_count",))
+
+
+# The last two change nothing: positions of texts are equal in all sections.
+_GGUF_KEYS = (
+    "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size",
+    "nextn_predict_layers", "full_attention_interval", "rope.dimension_sections",
+)  # fmt: skip
+_BETAS_DECAYS = tuple(f"{gguf_names.BETAS_DECAYS}.{part}" for part in "ba")
 # Published in bfloat16 the experts of a layer are one tensor, in FP8 each has its own.
 _STACKS: Table = {
     "mlp.experts.gate_up_proj": tuple(f"mlp.experts.{{}}.{p}_proj.weight" for p in ("gate", "up")),
@@ -133,6 +201,13 @@ FAMILIES = (
         tensors={**qwen_moe.SHARED_EXPERT, **_fused_tensors("linear_attn")},
         splits=(parts.delta_net,),
         predictor="mtp",
+        gguf=Gguf(
+            {
+                **gguf_names.DELTA_NET,
+                "delta_net/gates": ("attn_gate.weight", *_BETAS_DECAYS),
+            },
+            readers={"qwen3next": _gguf_reader(*gguf_mixtures.ROUTED)},
+        ),
     ),
     Family(
         name="qwen3_5",
@@ -148,6 +223,9 @@ FAMILIES = (
         predictor="mtp",
         wrapper="Qwen3_5ForConditionalGeneration",
         ignored=("model.visual",),
+        gguf=Gguf(
+            gguf_names.DELTA_NET, has_heads_in_turns=True, readers={"qwen35": _gguf_reader()}
+        ),
     ),
     Family(
         name="qwen3_5_moe",
@@ -164,5 +242,10 @@ FAMILIES = (
         predictor="mtp",
         wrapper="Qwen3_5MoeForConditionalGeneration",
         ignored=("model.visual",),
+        gguf=Gguf(
+            gguf_names.DELTA_NET,
+            has_heads_in_turns=True,
+            readers={"qwen35moe": _gguf_reader(*gguf_mixtures.ROUTED)},
+        ),
     ),
 )

@@ -13,6 +13,7 @@ COLUMNS = ("model", "bfloat16", "FP8", "4 bits", "GGUF, Q4_K_M")
 _BLOCK_FP8 = {
     "quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128],
 }  # fmt: skip
+_MERGES_OF_CHARACTERS = "gemma4"  # a model of tokens, which `gguf_tokenizer` reads, and no cut
 _NVFP4 = {"quant_method": "modelopt", "quant_algo": "NVFP4", "ignore": []}
 
 
@@ -118,10 +119,7 @@ def _cells(tried: _Tried, configs: dict[str, dict[str, object]]) -> list[str]:
         cells.append("" if repository is None else _cell(repository, is_read))
     architecture, pretokenizer = tried.gguf
     has_reader = architecture in families.gguf_readers()
-    is_read = has_reader and pretokenizer in (
-        *SPLITS,
-        "gemma4",
-    )  # the latter has a model of its own
+    is_read = has_reader and pretokenizer in (*SPLITS, _MERGES_OF_CHARACTERS)
     return [*cells, "read" if is_read else "not read: " + ("tokens" if has_reader else "family")]
 
 

@@ -8,7 +8,6 @@ The package `gguf` is imported where it is used: no other engine needs it.
 """
 
 import functools
-import math
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from configs.model import ModelConfig
 from inference.checkpoints.gguf import (
     gguf_digests,
     gguf_fused,
+    gguf_heads,
     gguf_parts,
     gguf_scan,
 )
@@ -30,7 +30,12 @@ from inference.checkpoints.gguf.gguf_scan import Header
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
 from inference.families import families
-from inference.families.shared.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
+from inference.families.shared.gguf_names import (
+    LONG_FACTORS,
+    ROPE_FACTORS,
+    SHORT_FACTORS,
+    STATE_NORM,
+)
 
 # Types that are kept as they are, and the format that holds their numbers.
 _DENSE = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
@@ -63,8 +68,8 @@ def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> Ten
     """The file's tensors, in transformers' conventions, rounded to `dtype`.
 
     llama.cpp interleaves the rotary pairs of some families' queries and keys, stores Gemma's norm
-    weights with the 1 already added, and of decays of states the rates, not their logarithms; all
-    of it is undone here.
+    weights with the 1 already added, of decays of states the rates, not their logarithms, and
+    Qwen3.5's value heads in another order (`gguf_heads`); all of it is undone here.
 
     Raises:
         InputError: a tensor's type cannot be dequantized; reading it, the data of a file that we
@@ -88,7 +93,7 @@ def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> Ten
         check()
         return _read_blocks(header, config, name)
 
-    kinds = {name: _kind(header, name) for name in shapes}
+    kinds = {name: _kind(header, name) for name in shapes if not _cuts_blocks(header, config, name)}
     formats = {name: BLOCKS[kind] for name, kind in kinds.items() if kind in BLOCKS}
     label = str(header.path)
     source = TensorSource(label, shapes, read, dtype, read_blocks=read_blocks, formats=formats)
@@ -97,7 +102,8 @@ def tensors(header: Header, config: ModelConfig, dtype: str = "bfloat16") -> Ten
 
 def formats(header: Header, config: ModelConfig, name_map: NameMap) -> dict[str, tuple[str, ...]]:
     """How parameters can be kept with the file's own numbers, by path: a format, or one of each
-    part of a stack. Numbers of float16 are kept in float32.
+    part of a stack. Numbers of float16 are kept in float32, and in bfloat16 those of blocks that
+    would have to be cut.
 
     Raises:
         InputError: a tensor has a type that no kernel multiplies as it is, or the matrices of a
@@ -105,7 +111,7 @@ def formats(header: Header, config: ModelConfig, name_map: NameMap) -> dict[str,
     """
     by_path = {}
     for path, info in params.leaves(config.parameters()):
-        stored = [_stored_as(header, name, info) for name in name_map("/".join(path)).names]
+        stored = [_stored_as(header, config, name, info) for name in name_map("/".join(path)).names]
         is_stack = len(info.shape) > 2
         if is_stack and len(set(stored)) > 1:
             raise InputError(
@@ -116,13 +122,15 @@ def formats(header: Header, config: ModelConfig, name_map: NameMap) -> dict[str,
     return by_path
 
 
-def _stored_as(header: Header, name: str, info: ParamInfo) -> str:
+def _stored_as(header: Header, config: ModelConfig, name: str, info: ParamInfo) -> str:
     """The format of a tensor that a parameter is made of."""
     joint = gguf_fused.joint_name(name)
     stored = name if name in header.tensors else joint
     kind = _kind(header, stored)
     if kind in _DENSE:
         return _DENSE[kind]
+    if _cuts_blocks(header, config, stored):
+        return "bfloat16"
     if stored != name:
         cause = "is of several parameters, of which no kernel multiplies a part"
     elif info.is_matrix and kind not in BLOCKS:
@@ -140,6 +148,18 @@ def _kind(header: Header, name: str) -> str:
     import gguf
 
     return gguf.GGMLQuantizationType(header.tensors[name].ggml_type).name
+
+
+def _block_size(header: Header, name: str) -> tuple[int, int]:
+    """Elements and bytes of a block of a tensor."""
+    import gguf
+
+    return gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(header.tensors[name].ggml_type)]
+
+
+def _cuts_blocks(header: Header, config: ModelConfig, name: str) -> bool:
+    """Whether no order of a tensor's blocks is the order of our columns."""
+    return gguf_heads.cuts_blocks(config, name, _block_size(header, name)[0])
 
 
 def _in_configuration(config: ModelConfig) -> set[str]:
@@ -195,14 +215,28 @@ def _read_rows(
         rows = _read(header, name, first, min(last, header.tensors[name].shape[0]), dtype)
         return _in_halves(header, config, name, rows)[start - first : stop - first]
     if gguf_fused.is_rates(name):
-        rates = _read(header, name, start, stop, np.float32)
+        rates = _in_order(header, config, name, start, stop, np.float32)
         return gguf_fused.logarithms(str(header.path), name, rates)
     if gguf_fused.is_exact(name):
-        return _read(header, name, start, stop, np.float32)
-    if config.norm_offset and name.endswith("norm.weight"):
+        return _in_order(header, config, name, start, stop, np.float32)
+    if config.norm_offset and name.endswith("norm.weight") and not name.endswith(STATE_NORM):
         values = _read(header, name, start, stop, np.float32) - np.float32(config.norm_offset)
         return values.astype(dtype)
-    return _read(header, name, start, stop, dtype)
+    return _in_order(header, config, name, start, stop, dtype)
+
+
+def _in_order(
+    header: Header, config: ModelConfig, name: str, start: int, stop: int, dtype: DTypeLike
+) -> np.ndarray:
+    """Rows of a tensor whose heads may have another order in the file, which is read in runs."""
+    order, columns = gguf_heads.rows(config, name), gguf_heads.columns(config, name)
+    if order is None:
+        rows = _read(header, name, start, stop, dtype)
+    else:
+        order = order[start:stop]
+        runs = np.split(order, np.flatnonzero(np.diff(order) != 1) + 1)
+        rows = np.concatenate([_read(header, name, r[0], r[-1] + 1, dtype) for r in runs])
+    return rows if columns is None else rows[:, columns]
 
 
 def is_interleaved(config: ModelConfig, name: str) -> bool:
@@ -222,11 +256,16 @@ def _in_halves(header: Header, config: ModelConfig, name: str, rows: np.ndarray)
 
 def _read_blocks(header: Header, config: ModelConfig, name: str) -> np.ndarray:
     """A whole tensor in the blocks of its format: uint8 [rows, bytes]."""
-    entry = header.tensors[name]
+    entry, (size, num_bytes) = header.tensors[name], _block_size(header, name)
     flat = np.frombuffer(entry.data, np.uint8, entry.num_bytes, entry.position)
-    count = math.prod(entry.shape[:-1])
-    rows = flat.reshape(count, -1)
-    return _in_halves(header, config, name, rows) if is_interleaved(config, name) else rows
+    rows = flat.reshape(-1, entry.shape[-1] // size * num_bytes)
+    if is_interleaved(config, name):
+        return _in_halves(header, config, name, rows)
+    order, columns = gguf_heads.rows(config, name), gguf_heads.columns(config, name)
+    if columns is not None:
+        blocks = rows.reshape(len(rows), -1, num_bytes)
+        return blocks[:, columns[::size] // size].reshape(rows.shape)
+    return rows if order is None else rows[order]
 
 
 def _read(header: Header, name: str, start: int, stop: int, dtype: DTypeLike) -> np.ndarray:
@@ -263,7 +302,9 @@ def _read_columns(
     import gguf
 
     entry = header.tensors[name]
-    if is_interleaved(config, name) or gguf_fused.is_rates(name):
+    orders = gguf_heads.rows(config, name), gguf_heads.columns(config, name)
+    is_moved = any(order is not None for order in orders)
+    if is_moved or is_interleaved(config, name) or gguf_fused.is_rates(name):
         return _read_rows(header, config, dtype, name, start, stop)[:, columns]
     kind = gguf.GGMLQuantizationType(entry.ggml_type)
     size, num_bytes = gguf.GGML_QUANT_SIZES[kind]

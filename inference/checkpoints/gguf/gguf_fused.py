@@ -18,6 +18,7 @@ from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
+from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.recurrent.mamba import Mamba2
 from configs.model import ModelConfig
 from inference.checkpoints import names
@@ -25,6 +26,7 @@ from inference.checkpoints.gguf.gguf_scan import Header, TensorEntry
 from inference.checkpoints.tensor_source import TensorSource
 from inference.families import families
 from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_names import BETAS_DECAYS
 
 _STACK = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|up)_exps)\.(weight|bias)")
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
@@ -34,10 +36,17 @@ _EXACT = (_RATES, ".ssm_d", ".ssm_dt.bias")
 
 
 class FusedTensor(NamedTuple):
-    """A tensor of a file: its shape, and the names of its parts with their rows, in order."""
+    """A tensor of a file.
+
+    Attributes:
+        parts: shapes by names, in order.
+        is_woven: rows of the parts take turns (`gguf_heads.rows`), and the entry of each part has
+            the bytes of all.
+    """
 
     shape: tuple[int, ...]
     parts: Mapping[str, tuple[int, ...]]
+    is_woven: bool = False
 
 
 def fused_tensors(config: ModelConfig) -> dict[str, FusedTensor]:
@@ -54,6 +63,8 @@ def _of(config: ModelConfig, number: int) -> Iterator[tuple[str, FusedTensor]]:
             for part, heads in (("q", kind.num_heads), ("k", kind.num_kv_heads)):
                 tensor, H = f"{prefix}.attn_{part}_norm.weight", kind.head_width
                 yield tensor, FusedTensor((heads, H), {tensor: (heads * H,)})
+        if isinstance(kind, DeltaNet):
+            yield from _of_delta_rule(kind, prefix, D)
         if not isinstance(kind, Mamba2):
             continue
         inner, maps, _ = kind.channels
@@ -68,6 +79,17 @@ def _of(config: ModelConfig, number: int) -> Iterator[tuple[str, FusedTensor]]:
         if kind.norm_width != 0:
             tensor, groups = f"{prefix}.ssm_norm.weight", kind.num_groups
             yield tensor, FusedTensor((groups, inner // groups), {tensor: (inner,)})
+
+
+def _of_delta_rule(kind: DeltaNet, prefix: str, D: int) -> Iterator[tuple[str, FusedTensor]]:
+    values, keys, _ = kind.channels
+    for name, row in (("attn_qkv.weight", D), ("ssm_conv1d.weight", kind.conv_width)):
+        tensor, rows = f"{prefix}.{name}", {"q": keys, "k": keys, "v": values}
+        parts = {f"{tensor}.{part}": (count, row) for part, count in rows.items()}
+        yield tensor, FusedTensor((2 * keys + values, row), parts)
+    tensor, heads = f"{prefix}.{BETAS_DECAYS}", kind.num_heads
+    parts = {f"{tensor}.{part}": (heads, D) for part in "ba"}
+    yield tensor, FusedTensor((2 * heads, D), parts, is_woven=True)
 
 
 def expert_stacks(config: ModelConfig) -> dict[str, FusedTensor]:
@@ -98,13 +120,16 @@ def split(header: Header, config: ModelConfig) -> Header:
 
 def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorEntry]]:
     keys = GgufKeys(str(header.metadata["general.architecture"]), header.metadata)
-    behind = keys.num_layers - config.num_layers
+    behind = range(config.num_layers, keys.num_layers)
     experts = {n: layer.ffn for n, layer in enumerate(config.layers)}
     fused = fused_tensors(config)
     unread = names.unread(config, families.gguf(config).tensors, "blk")
+    unread += tuple(f"blk.{number}." for number in behind)
     for name, entry in header.tensors.items():
         stack = _STACK.fullmatch(name)
         ffn = experts.get(int(stack[1])) if stack else None
+        if name.startswith(unread):
+            continue
         if stack and isinstance(ffn, Experts):
             if entry.shape[0] != ffn.num_experts:
                 raise InputError(
@@ -119,7 +144,7 @@ def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorE
             yield from _parts(str(header.path), name, entry, fused[name])
         elif name.endswith(_SHARED_GATE) and len(entry.shape) == 1:
             yield name, dataclasses.replace(entry, shape=(1, *entry.shape))
-        elif not name.startswith(unread) and not names.is_behind(config, name, "blk", behind):
+        else:
             yield name, entry
 
 
@@ -135,6 +160,9 @@ def _parts(
         raise InputError(
             f"{label}: {shown(name)} is {list(entry.shape)}; expected {list(fused.shape)}"
         )
+    if fused.is_woven:
+        yield from ((part, dataclasses.replace(entry, shape=s)) for part, s in fused.parts.items())
+        return
     position = entry.position
     for part, shape in fused.parts.items():
         size = entry.num_bytes * math.prod(shape) // math.prod(fused.shape)

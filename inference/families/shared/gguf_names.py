@@ -5,6 +5,9 @@ from inference.families.shared.hf_names import Table
 # Tensors that scale the frequencies of positions.
 ROPE_FACTORS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+# Betas and decays of the delta rule, of Qwen3-Next in one tensor.
+BETAS_DECAYS = "ssm_ba.weight"
+STATE_NORM = ".ssm_norm.weight"  # ends the name of a norm of what leaves states
 LLAMA: Table = {
     "embed/table": ("token_embd.weight",),
     "final_norm": ("output_norm.weight",),
@@ -80,3 +83,15 @@ _MAMBA2: Table = {
     "mamba2/out": ("ssm_out.weight",),
 }
 STATES: Table = {**EXPERTS, **_MAMBA, **_MAMBA2}
+# Gated DeltaNet's, whose convolved channels go by their parts; attention comes before feed-forwards
+# whose norm is named as one that follows.
+DELTA_NET: Table = {
+    **POST_NORMED,
+    "delta_net/in": tuple(f"attn_qkv.weight.{part}" for part in "vqk"),
+    "delta_net/gates": ("attn_gate.weight", "ssm_beta.weight", "ssm_alpha.weight"),
+    "delta_net/conv": tuple(f"ssm_conv1d.weight.{part}" for part in "vqk"),
+    "delta_net/rate": ("ssm_a",),
+    "delta_net/step_bias": ("ssm_dt.bias",),
+    "delta_net/out_norm": ("ssm_norm.weight",),
+    "delta_net/out": ("ssm_out.weight",),
+}

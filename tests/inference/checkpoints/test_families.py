@@ -505,7 +505,7 @@ def test_every_family_of_llama_cpp_is_read():
 # Families that llama.cpp does not have, or not with all that a file has to say.
 UNREAD = {
     "deepseek_v32", "flex_olmo", "glm_moe_dsa",
-    "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next",
+    "bamba", "kimi_linear", "minimax", "olmo_hybrid",
     "mistral4", "mistral_large3",
     "hy_v3", "laguna", "mellum", "mimo_v2_flash", "solar_open", "youtu",
 }  # fmt: skip
@@ -521,6 +521,7 @@ LLAMA_CPP = {
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
     "bailing_moe_v2": "bailingmoe2", "ernie4_5_moe": "ernie4_5-moe", "exaone_moe": "exaone-moe",
     "granitemoeshared": "granitemoe", "lfm2_moe": "lfm2moe",
+    "qwen3_next": "qwen3next", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe",
 }  # fmt: skip
 # How its converter renames and stacks tensors before it asks for their names.
 MERGED = (
@@ -539,7 +540,9 @@ MERGED = (
     (r"\.sinks", ".sinks.weight"),
     (r"\.experts\.(\w+_proj)$", r".experts.\1.weight"),
     (r"layer_scalar", "layer_scalar.weight"),
-    (r"(in_proj\.\w+|conv1?d?\.weight)\.(?:[zxBC]|dt|taps)$", r"\1"),
+    (r"in_proj_qkvz\.weight\.[vqk]$", "in_proj_qkv.weight"),
+    (r"in_proj_qkvz\.weight\.z$", "in_proj_z.weight"),
+    (r"(in_proj\.\w+|in_proj_\w+\.weight|conv1?d?\.weight)\.(?:[zxBCvqkba]|dt|taps)$", r"\1"),
     (r"\.dt_bias", ".dt_proj.bias"),
     (r"feed_forward\.experts\.", "mlp.experts."),
     (r"backbone\.(layers\.\d+)\.mixer\.experts\.", r"model.\1.mlp.experts."),
@@ -563,7 +566,9 @@ def test_names_in_gguf_are_those_the_library_gives(checkpoint):
     for path in params.flatten(decoder.param_infos(config)):
         if path == "head/table" and family in ("gemma2", "lfm2moe"):
             continue  # always tied there
-        if family in ("qwen2moe", "qwen3moe") and path.endswith(("/ffn/gate_up", "/ffn/down")):
+        if family in ("qwen2moe", "qwen3moe", "qwen3next") and path.endswith(
+            ("/ffn/gate_up", "/ffn/down")
+        ):
             continue  # no layer is dense there
         if family in ("granitehybrid", "granitemoe") and path.endswith(
             ("gate_up", "ffn/down", "shared/down")
@@ -583,5 +588,5 @@ def test_names_in_gguf_are_those_the_library_gives(checkpoint):
             stored = [re.sub(pattern, merged, name) for name in stored]
         found = [library.get_name(name, try_suffixes=(".weight", ".bias")) for name in stored]
         ours = [re.sub(r"_exps\.\d+\.", "_exps.", name) for name in names.gguf(config)(path).names]
-        ours = [re.sub(r"(ssm_in\.\w+)\.\w+$", r"\1", name) for name in ours]
+        ours = [re.sub(r"((?:ssm_\w+|attn_qkv)\.\w+)\.\w+$", r"\1", name) for name in ours]
         assert list(dict.fromkeys(found)) == list(dict.fromkeys(ours))
