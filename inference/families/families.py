@@ -5,10 +5,12 @@ from collections.abc import Iterable
 from configs.errors import InputError
 from configs.model import ModelConfig
 from inference.families import (
+    arcee,
     bamba,
     deepseek,
     dots1,
     ernie4_5,
+    exaone4,
     falcon_h1,
     gemma,
     gemma4,
@@ -31,6 +33,7 @@ from inference.families import (
     qwen,
     qwen_linear,
     qwen_moe,
+    seed_oss,
 )
 from inference.families.family import Family, Gguf, GgufReader
 
@@ -60,7 +63,7 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
 _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
-    *(nemotron, lfm2, ernie4_5, hunyuan),
+    *(nemotron, lfm2, ernie4_5, hunyuan, seed_oss, exaone4, arcee),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 

@@ -4,10 +4,7 @@ Face 2025).
 
 import dataclasses
 
-import numpy as np
-
 from configs.errors import InputError
-from configs.kinds.rope import Llama3, Rope
 from configs.model import ModelConfig
 from inference.families import mixtral, qwen
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
@@ -15,13 +12,12 @@ from inference.families.shared import (
     export_fields,
     fields,
     gguf_mixtures,
-    gguf_names,
+    gguf_rope,
     hf_names,
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
-from layers import rope as rope_math
 
 
 def _read_llama(keys: Keys) -> ModelFields:
@@ -70,27 +66,7 @@ def _write_smollm3(config: ModelConfig) -> dict[str, object]:
 def _gguf_llama(keys: GgufKeys) -> ModelFields:
     if keys.whole("expert_count"):  # llama.cpp has no other name for Mixtral
         return mixtral.gguf_experts(keys)
-    return {"pattern": (keys.layer(_gguf_llama_rope(keys)),)}
-
-
-def _gguf_llama_rope(keys: GgufKeys) -> Rope:
-    rope = keys.rope()
-    shape = keys.shapes.get(gguf_names.ROPE_FACTORS)
-    if shape is None:
-        return rope
-    # Llama 3.1 and later store the divisor of each frequency instead of the rule that made it.
-    plain = rope_math.inverse_frequencies(rope, keys.head_width)
-    if shape != plain.shape:
-        raise InputError(
-            f"{gguf_names.ROPE_FACTORS!r} is {list(shape)}; expected {list(plain.shape)}"
-        )
-    divisors = keys.read_numbers(gguf_names.ROPE_FACTORS)
-    context = keys.integer("rope.scaling.original_context_length", Llama3(1.0).original_context)
-    candidate = Rope(rope.theta, Llama3(float(divisors.max()), original_context=context))
-    expected = plain / rope_math.inverse_frequencies(candidate, keys.head_width)
-    if not np.allclose(divisors, expected, rtol=1e-3):
-        raise InputError(f"{gguf_names.ROPE_FACTORS!r} does not follow the llama3 rule")
-    return candidate
+    return {"pattern": (keys.layer(gguf_rope.llama3(keys)),)}
 
 
 def _gguf_smollm3(keys: GgufKeys) -> ModelFields:

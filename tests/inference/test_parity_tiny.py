@@ -32,6 +32,7 @@ from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.ragged import contiguous
 from tests import compiling, fakes
+from tests.inference import dense_relatives
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
@@ -143,7 +144,6 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 _RELATIVES = {
     *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),
 }
-_TWO_LAYOUTS = "olmo3", "hunyuan_v1_dense"  # whose heads are those of Llama
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
 
@@ -165,7 +165,7 @@ def test_every_layout_is_there():
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
     layouts |= {"gpt2": ("mha",)}
-    layouts |= dict.fromkeys(_TWO_LAYOUTS, ("gqa", "mha"))
+    layouts |= dict.fromkeys(("olmo3", *dense_relatives.FAMILIES), ("gqa", "mha"))
     layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
@@ -211,7 +211,7 @@ def _family(name: str) -> str:
 _RELATED = "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *_RELATED_STATES
 _LIKE_OTHERS = [name for name in _GREEDY if _family(name) in _RELATED]
 # Whose parts no other has; of all families logits over pages say more than their texts do.
-_LLAMAS = "mistral", "qwen2", "qwen3", "smollm3"
+_LLAMAS = *("mistral", "qwen2", "qwen3", "smollm3"), *dense_relatives.FAMILIES
 _OWN = [n for n in _GREEDY if n not in _LIKE_OTHERS and _family(n) not in _LLAMAS]
 # What is told from others by its norms, its factors or where its layers lie, not by what they keep:
 # its decode steps and its sums over pages are those of others.
@@ -292,7 +292,7 @@ _ONE_LESS = [tuple(1.0 if n == each else s for n, s in enumerate(_SCALES)) for e
 # files, which seldom change.
 _MODEL_SCALES = "embedding_scale", "residual_scale", "logit_scale"
 _UNSCALED = [lambda model, scale=scale: {scale: 1.0} for scale in _MODEL_SCALES]
-_VISIBLE = {
+_VISIBLE = dense_relatives.VISIBLE | {
     "bamba-mqa-groups-bias-limit": (
         _with(step_limits=(0.0, None)),
         _with(norm_width=None),
@@ -317,7 +317,6 @@ _VISIBLE = {
         _with(norms_first=False),
     ),
     "ernie4_5-gqa-neighbors": (_with(rope=Rope(5e5)),),
-    "hunyuan_v1_dense-gqa-alpha": (_with(rotates_first=False), _with(rope=Rope())),
     "granite-gqa-scales": (*_UNSCALED, _with(scale=None)),
     "granitemoehybrid-mqa-rope-experts": (
         *(*_UNSCALED, _with(scale=None), _with(rope=None), _with(step_limits=(0.0, None))),
@@ -521,6 +520,7 @@ _OTHER_HEADS = (
     "mistral-mqa-tied", "mixtral-mqa-window-all", "olmo2-gqa-tied-float32", "olmo2-mqa-bias",
     "olmo3-mha-tied-float32", "olmoe-mha-float32", "qwen2-mha-untied-float32",
     "qwen3-mha-untied-float32", "qwen3_moe-mqa-bias-window", "smollm3-mqa-untied-bias",
+    *(name for name in _OTHERS if _family(name) in dense_relatives.FAMILIES),
 )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
-from configs.kinds.feed_forward import Gated
+from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import FeedForward, Mixer
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Rope
@@ -101,6 +101,14 @@ def gated(keys: Keys) -> Gated:
     """Returns the feed-forward of all of Llama's relatives; `mlp_bias` means all projections."""
     width, has_bias = keys.integer("intermediate_size"), keys.boolean("mlp_bias", False)
     return Gated(width, activation(keys), has_bias)
+
+
+def plain(keys: Keys, activations: dict[str, str]) -> Plain:
+    """Returns a feed-forward without a gate, whose activation is the first one where no other is
+    stated; `mlp_bias` means both projections.
+    """
+    activation = keys.choice("hidden_act", activations, next(iter(activations)))
+    return Plain(keys.integer("intermediate_size"), activation, keys.boolean("mlp_bias", False))
 
 
 def activation(keys: Keys) -> str:

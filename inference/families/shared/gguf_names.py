@@ -20,6 +20,7 @@ LLAMA: Table = {
     "ffn/down": ("ffn_down.weight",),
     "ffn_post_norm": ("post_ffw_norm.weight",),
 }
+PLAIN: Table = {**LLAMA, "ffn/up": ("ffn_up.weight",)}
 EXPERTS: Table = {
     **LLAMA,
     "ffn/router": ("ffn_gate_inp.weight",),

@@ -26,6 +26,45 @@ PUBLISHED = {
         "rope_theta": 10000.0, "tie_word_embeddings": True, "use_cla": False, "use_qk_norm": True,
         "vocab_size": 128167,
     }, 7.505),
+    "seed-oss-36b": ({
+        "architectures": ["SeedOssForCausalLM"], "attention_bias": True,
+        "attention_out_bias": False, "head_dim": 128, "hidden_act": "silu", "hidden_size": 5120,
+        "intermediate_size": 27648, "max_position_embeddings": 524288, "mlp_bias": False,
+        "num_attention_heads": 80, "num_hidden_layers": 64, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06, "rope_scaling": {"rope_type": "default"}, "rope_theta": 10000000.0,
+        "tie_word_embeddings": False, "vocab_size": 155136,
+    }, 36.15),
+    "exaone4-32b": ({
+        "architectures": ["Exaone4ForCausalLM"], "head_dim": 128, "hidden_act": "silu",
+        "hidden_size": 5120, "intermediate_size": 27392, "max_position_embeddings": 131072,
+        "num_attention_heads": 40, "num_hidden_layers": 64, "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "factor": 16.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3",
+        },
+        "rope_theta": 1000000, "sliding_window": 4096, "sliding_window_pattern": "LLLG",
+        "tie_word_embeddings": False, "vocab_size": 102400,
+    }, 32.00),
+    "exaone4-1.2b": ({
+        "architectures": ["Exaone4ForCausalLM"], "head_dim": 64, "hidden_act": "silu",
+        "hidden_size": 2048, "intermediate_size": 4096, "layer_types": ["full_attention"] * 30,
+        "max_position_embeddings": 65536, "num_attention_heads": 32, "num_hidden_layers": 30,
+        "num_key_value_heads": 8, "rms_norm_eps": 1e-05, "rope_theta": 1000000,
+        "sliding_window": None, "sliding_window_pattern": None, "tie_word_embeddings": True,
+        "vocab_size": 102400,
+    }, 1.279),
+    "afm-4.5b": ({
+        "architectures": ["ArceeForCausalLM"], "attention_bias": False, "head_dim": 128,
+        "hidden_act": "relu2", "hidden_size": 2560, "intermediate_size": 18432,
+        "max_position_embeddings": 65536, "mlp_bias": False, "num_attention_heads": 20,
+        "num_hidden_layers": 36, "num_key_value_heads": 4, "rms_norm_eps": 1e-05,
+        "rope_scaling": {
+            "beta_fast": 32.0, "beta_slow": 1.0, "factor": 20.0, "mscale": 1.0,
+            "original_max_position_embeddings": 4096, "rope_type": "yarn", "type": "yarn",
+        },
+        "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 128004,
+    }, 4.62),
 }  # fmt: skip
 
 
@@ -51,7 +90,26 @@ def test_a_base_is_stretched_once():
     assert tiny("hunyuan_v1_dense-gqa-alpha").layers[0].mixer.rope == Rope(320_000.0)
 
 
+def test_windows_by_letters_and_by_a_period():
+    def windows(**changes):
+        model = tiny("exaone4-gqa-window", layer_types=None, num_hidden_layers=5, **changes)
+        return [layer.mixer.window for layer in model.layers]
+
+    assert windows() == windows(sliding_window_pattern=3) == [24, 24, None, 24, 24]
+    assert windows(sliding_window_pattern=None) == [24, 24, 24, None, 24]
+    assert windows(sliding_window=None) == [None] * 5
+    larger = parse(PUBLISHED["exaone4-32b"][0]).layers
+    assert [layer.mixer.rope is None for layer in larger] == [False, False, False, True] * 16
+    assert all(layer.mixer.rope for layer in parse(PUBLISHED["exaone4-1.2b"][0]).layers)
+
+
 REFUSED = {
+    "letters": (
+        "exaone4-gqa-window",
+        {"layer_types": None, "sliding_window_pattern": "LXG"},
+        "sliding_window_pattern has letters L and G, or is a period, not 'LXG'",
+    ),
+    "activation": ("arcee-gqa-yarn", {"hidden_act": "silu"}, "hidden_act='silu' is not supported"),
     "cross-layer attention": ("hunyuan_v1_dense-gqa-alpha", {"use_cla": True}, "use_cla=True is"),
     "kind of alpha": (
         "hunyuan_v1_dense-gqa-alpha",
