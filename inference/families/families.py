@@ -14,11 +14,14 @@ from inference.families import (
     falcon_h1,
     gemma,
     gemma4,
+    glm4,
     glm4_moe,
     gpt2,
     gpt_oss,
     granite,
+    helium,
     hunyuan,
+    internlm,
     jamba,
     kimi,
     lfm2,
@@ -64,6 +67,7 @@ _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5, hunyuan, seed_oss, exaone4, arcee),
+    *(glm4, helium, internlm),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 

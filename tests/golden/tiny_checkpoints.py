@@ -49,6 +49,8 @@ def write(
         directory = root / case.name
         _write_checkpoint(case, directory)
         expected, error = _expected(case, directory)
+        if case.remote is not None:
+            _store_otherwise(directory, *case.remote)
         np.savez_compressed(directory / "expected.npz", **expected)
         spread = expected["logits_0"].std()
         print(f"{case.name}: logits' deviation {spread:.2f}, float32 error {error:.1e}", flush=True)
@@ -79,6 +81,18 @@ def _write_checkpoint(case: Case, directory: pathlib.Path) -> None:
     if case.published is not None:
         path = directory / "model.safetensors"
         save_file(case.published(load_file(path)), path, metadata={"format": "pt"})
+
+
+def _store_otherwise(
+    directory: pathlib.Path, keys: dict, rewritten: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """The same model with other keys (None removes one) and tensors."""
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | keys
+    config = {key: value for key, value in config.items() if value is not None}
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    path = directory / "model.safetensors"
+    save_file(rewritten(load_file(path)), path, metadata={"format": "pt"})
 
 
 def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator) -> None:
@@ -113,7 +127,7 @@ def _stores_offset(case: Case, name: str) -> bool:
     """Whether a norm's factor is stored as w - 1."""
     if case.family in ("qwen3_next", "qwen3_5"):
         return ".linear_attn.norm" not in name
-    return case.family in ("gemma2", "gemma3")
+    return case.family in ("gemma", "gemma2", "gemma3", "nemotron")
 
 
 def _version_4(config: dict) -> dict:
@@ -128,7 +142,7 @@ def _version_4(config: dict) -> dict:
     elif (config.get("head_dim") or 0) * config["num_attention_heads"] == config["hidden_size"]:
         del config["head_dim"]
     config["rope_theta"] = rope.pop("rope_theta")
-    if config["model_type"] in ("phi3", "qwen3_next"):
+    if config["model_type"] in ("phi3", "qwen3_next", "glm", "glm4", "nemotron"):
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         rope.pop("original_max_position_embeddings", None)
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope

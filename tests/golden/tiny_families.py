@@ -23,6 +23,8 @@ class Case:
         bare: tensors are named without the base model's prefix, and masks are stored with them,
             as in the first checkpoints of GPT-2.
         published: what the writers of published files make of the tensors, where that differs.
+        remote: keys and tensors in which code that transformers has not stores the same model,
+            written once the logits are computed.
         stepwise: logits are those of decoding token by token, after a prompt of so many tokens.
         greedy: greedy continuations of ten prompts are stored too.
         beams: beam searches of three prompts are stored too.
@@ -36,6 +38,7 @@ class Case:
     rewrites: dict = dataclasses.field(default_factory=dict)
     bare: bool = False
     published: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+    remote: tuple[dict, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] | None = None
     max_shard_size: str = "5GB"
     tokenizer: bool = False
     stepwise: int | None = None
@@ -84,6 +87,13 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "seed_oss": (transformers.SeedOssConfig, _COMMON),
     "exaone4": (transformers.Exaone4Config, _COMMON),
     "arcee": (transformers.ArceeConfig, _COMMON),
+    "glm": (transformers.GlmConfig, _COMMON | {"eos_token_id": 2}),
+    "glm4": (transformers.Glm4Config, _COMMON | {"eos_token_id": 2}),
+    "gemma": (transformers.GemmaConfig, _COMMON),
+    "mimo": (transformers.Qwen2Config, _COMMON),
+    "helium": (transformers.HeliumConfig, _COMMON),
+    "internlm2": (transformers.LlamaConfig, _COMMON),
+    "internlm3": (transformers.InternLM3Config, _COMMON),
     "granite": (transformers.GraniteConfig, _COMMON),
     "qwen2": (transformers.Qwen2Config, _COMMON),
     "qwen3": (transformers.Qwen3Config, _COMMON),

@@ -92,7 +92,9 @@ def test_nothing_is_left_to_the_defaults_of_transformers(case):
 )
 def test_transformers_reads_the_exports_of_every_family(tmp_path):
     """With a config.json of our own making, as for a checkpoint that brings none."""
-    cases = [case for case in CASES if "dynamic" not in case]  # whose logits are token by token
+    # Logits token by token, and what transformers has no code of.
+    others = ("dynamic", "internlm2-", "mimo-")
+    cases = [case for case in CASES if not any(name in case for name in others)]
     for case in cases:
         checkpoint = resolve.resolve(str(GOLDEN / case)).open(None)
         contents = dataclasses.replace(checkpoint.contents(), raw_config=None)
@@ -119,6 +121,8 @@ def test_there_and_back_is_bit_identical(case, tmp_path):
     if case.startswith("minimax-"):  # decays, which its configuration says
         ends = "slope_rate", "_decay"
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(ends)}
+    if case == "mimo-gqa-predicting":  # a layer that predicts a second token stays behind
+        tensors = {name: tensor for name, tensor in tensors.items() if ".mtp_" not in name}
     if case not in SAVED_OTHERWISE:
         assert_equal(stored(back), tensors)
     first, second, third = (resolve.resolve(str(d)) for d in (GOLDEN / case, native, back))
