@@ -14,13 +14,12 @@ from inference.families.shared import (
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import YARN, GgufKeys
 
-_ACTIVATION = {"relu2": "relu2"}
-
 
 def _read_arcee(keys: Keys) -> ModelFields:
     rope = rope_keys.read(keys)
-    attention = fields.attention(keys, rope=rope)
-    return fields.model(keys, rope, attention, fields.plain(keys, _ACTIVATION), eps=1e-5)
+    keys.choice("hidden_act", {"relu2": "relu2"}, "relu2")
+    ffn = fields.plain(keys, "relu2", keys.boolean("mlp_bias", False))
+    return fields.model(keys, rope, fields.attention(keys, rope=rope), ffn, eps=1e-5)
 
 
 def _write_arcee(config: ModelConfig) -> dict[str, object]:

@@ -7,6 +7,7 @@ from configs.model import ModelConfig
 from inference.families import (
     arcee,
     bamba,
+    cohere,
     deepseek,
     dots1,
     ernie4_5,
@@ -32,6 +33,7 @@ from inference.families import (
     nemotron,
     olmo,
     olmo_hybrid,
+    phi,
     phi3,
     qwen,
     qwen_linear,
@@ -67,7 +69,7 @@ _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5, hunyuan, seed_oss, exaone4, arcee),
-    *(glm4, helium, internlm),
+    *(glm4, helium, internlm, cohere, phi),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 

@@ -10,7 +10,6 @@ from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Mode
 from inference.families.shared import export_fields, fields, gguf_names, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
-from inference.families.shared.gguf_rope import rotated_elements
 
 
 def _read_glm(keys: Keys) -> ModelFields:
@@ -62,7 +61,7 @@ FAMILIES = (
         gguf=Gguf(
             _GGUF,
             readers={"glm4": GgufReader(_gguf_glm4, free_widths=_ROTATED)},
-            writer=GgufWriter("glm4", rotated_elements),
+            writer=GgufWriter("glm4"),
         ),
     ),
     Family(
@@ -75,7 +74,7 @@ FAMILIES = (
         gguf=Gguf(
             _GGUF,
             readers={"chatglm": GgufReader(_gguf_glm, free_widths=_ROTATED)},
-            writer=GgufWriter("chatglm", rotated_elements),
+            writer=GgufWriter("chatglm"),
         ),
     ),
 )

@@ -84,7 +84,7 @@ def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepCon
         and context.page_format is not None
         and context.page_format.dtype == config.dtype
         and kind.has_values
-        and not (kind.has_value_norm or kind.has_output_gate or kind.qk_norm == "all")
+        and not (kind.has_value_norm or kind.has_output_gate or kind.qk_norm in ("all", "each"))
         and kind.input_limit is None
         and kind.key_scale == 1
         and not kind.rotates_first
@@ -198,7 +198,11 @@ def _rotated(
     neighbours = kind.rope is not None and kind.rope.neighbours
     if kind.rotates_first and angles is not None:
         x_TNH = rotate(x_TNH, *angles, neighbours)
-    if weight is not None:
+    if weight is not None and kind.qk_norm == "each":
+        H = kind.head_width
+        unweighted_TNH = norm.layer_norm(x_TNH, jnp.ones(H), jnp.zeros(H), config.norm_eps)
+        x_TNH = unweighted_TNH * weight.astype(jnp.float32).reshape(-1, H)
+    elif weight is not None:
         parts_TXX = x_TNH.reshape(x_TNH.shape[0], -1, weight.shape[0])
         is_divided = kind.qk_norm == "all"
         x_TNH = norm.apply(parts_TXX, weight, config, is_divided).reshape(x_TNH.shape)

@@ -24,7 +24,15 @@ _STILL = LayerSpec(Attention(4, 2, 6, rope=None), Gated(20))
 _NORMED = LayerSpec(Attention(4, 2, 6, qk_norm="head"), Gated(20))
 _RECURRENT = LayerSpec(Mamba2(2, 4, 4), None)
 _BAD_MODELS = {
-    "norm": ({"norm": "batch"}, "model.norm is 'rms' or 'layer', not 'batch'"),
+    "norm": ({"norm": "batch"}, "model.norm is 'rms' or 'layer' or 'layer_unbiased', not 'batch'"),
+    "parallel parts": (
+        {
+            "pattern": (dataclasses.replace(_LAYER, parallel_norms=1),),
+            "pre_norms": False,
+            "post_norms": True,
+        },
+        "parallel_norms go with model.pre_norms that a mixer reads",
+    ),
     "no norms": ({"pre_norms": False}, "pre_norms, model.post_norms or both"),
     "offset": ({"norm": "layer", "norm_offset": 1.0}, "norm='layer' goes with no norm_offset"),
     "head norms": ({"norm": "layer", "pattern": (_NORMED,)}, "qk_norm='head' goes with model.norm"),
@@ -76,7 +84,10 @@ _BAD_MODELS = {
     "both": ({"learned_positions": 64}, "learned positions go with layers without rope"),
 }
 _BAD_KINDS = {
-    "qk norm": (lambda: Attention(4, 2, 6, qk_norm="none"), "None or 'head' or 'all', not 'none'"),
+    "qk norm": (
+        lambda: Attention(4, 2, 6, qk_norm="none"),
+        "None or 'head' or 'all' or 'each', not 'none'",
+    ),
     "rotates": (lambda: Attention(4, 2, 6, rotates_first=True), "goes with a qk_norm and a rope"),
     "heads": (lambda: Attention(3, 2, 6), "num_heads=3 is not a multiple of num_kv_heads=2"),
     "no heads": (lambda: Attention(0, 2, 6), "attention num_heads is at least 1, not 0"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import tiny_dense
 import tiny_mixtures
+import tiny_parallel
 import tiny_tokenizer
 import torch
 from tiny_families import TIED, UNTIED, Case, layers, rope, widths
@@ -315,6 +316,7 @@ CASES = (
     ),
     *tiny_mixtures.CASES,
     *tiny_dense.CASES,
+    *tiny_parallel.CASES,
     # The positions of layers without a window are stretched.
     Case(
         "olmo3-gqa-yarn",

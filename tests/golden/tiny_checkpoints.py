@@ -142,7 +142,8 @@ def _version_4(config: dict) -> dict:
     elif (config.get("head_dim") or 0) * config["num_attention_heads"] == config["hidden_size"]:
         del config["head_dim"]
     config["rope_theta"] = rope.pop("rope_theta")
-    if config["model_type"] in ("phi3", "qwen3_next", "glm", "glm4", "nemotron"):
+    shares = "phi", "phi3", "qwen3_next", "stablelm", "glm", "glm4", "nemotron"
+    if config["model_type"] in shares:
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         rope.pop("original_max_position_embeddings", None)
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope

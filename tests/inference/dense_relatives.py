@@ -1,14 +1,25 @@
-"""Dense relatives of Llama among the tiny checkpoints: what each would be without its quirk."""
+"""Dense relatives of Llama among the tiny checkpoints: layouts of heads, and what each
+would be without its quirk.
+"""
 
 from configs.kinds.rope import Rope
 from configs.model import ModelConfig
 from inference.families.shared.fields import ModelFields
 
-# Each has a GQA and an MHA checkpoint, and keeps what Llama keeps.
-FAMILIES = (
-    *("hunyuan_v1_dense", "seed_oss", "exaone4", "arcee", "glm4", "glm", "gemma", "mimo", "helium"),
-    *("internlm2", "internlm3"),
+LAYOUTS = dict.fromkeys(
+    (
+        *("hunyuan_v1_dense", "seed_oss", "exaone4", "arcee", "glm4", "glm", "gemma", "mimo"),
+        *("helium", "internlm2", "internlm3"),
+    ),
+    ("gqa", "mha"),
 )
+# The checkpoints whose parts others have; pages of all are those of Llama.
+OTHERS = (
+    "hunyuan_v1_dense-mha-bias-tied-float32", "seed_oss-mha-out-bias-tied-float32",
+    "exaone4-mha-tied-float32", "arcee-mha-bias-tied-float32", "glm4-mha-bias-tied-float32",
+    "glm-mha-tied-float32", "gemma-mha-bias-untied-float32", "mimo-mha-tied-float32",
+    "helium-mha-tied-float32", "internlm2-mha-tied-float32", "internlm3-mha-bias-tied-float32",
+)  # fmt: skip
 
 
 def _with(**changes):

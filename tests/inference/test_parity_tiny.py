@@ -32,7 +32,7 @@ from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.ragged import contiguous
 from tests import compiling, fakes
-from tests.inference import dense_relatives
+from tests.inference import relatives
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
@@ -164,9 +164,9 @@ def test_every_layout_is_there():
     mixtures = {m.family for m in models if m.mixtures}
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
-    layouts |= {"gpt2": ("mha",)}
-    layouts |= dict.fromkeys(("olmo3", *dense_relatives.FAMILIES), ("gqa", "mha"))
+    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha")}
     layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
+    layouts |= relatives.LAYOUTS
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
         (f, tied) for f in supported for tied in (True, False) if not (tied and f in _UNTIED)
@@ -211,16 +211,9 @@ def _family(name: str) -> str:
 _RELATED = "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *_RELATED_STATES
 _LIKE_OTHERS = [name for name in _GREEDY if _family(name) in _RELATED]
 # Whose parts no other has; of all families logits over pages say more than their texts do.
-_LLAMAS = *("mistral", "qwen2", "qwen3", "smollm3"), *dense_relatives.FAMILIES
+_LLAMAS = "mistral", "qwen2", "qwen3", "smollm3", *relatives.LAYOUTS
 _OWN = [n for n in _GREEDY if n not in _LIKE_OTHERS and _family(n) not in _LLAMAS]
-# What is told from others by its norms, its factors or where its layers lie, not by what they keep:
-# its decode steps and its sums over pages are those of others.
-_NO_CACHE_OF_THEIR_OWN = (
-    "deepseek_v3-mha-groups-yarn", "gemma3-gqa-linear-rope", "gemma4-mha-mqa-experts-float32",
-    "glm4_moe-gqa-norm-bias", "gpt2-mha-tied-bare", "olmo2-mha-untied", "olmo3-gqa-yarn",
-    "phi3-mha-window",
-)  # fmt: skip
-_CACHES = sorted({*_OWN} - {*_NO_CACHE_OF_THEIR_OWN})
+_CACHES = sorted({*_OWN} - {*relatives.NO_CACHE_OF_THEIR_OWN})
 # Whose layers another one has among others, which chips divide alike.
 _ALONE = "mamba-bias-tied", "mamba2-groups-bias-limit", "olmo_hybrid-mha-rope"
 # One of each, and each stretch of positions; all are read from pages.
@@ -292,7 +285,7 @@ _ONE_LESS = [tuple(1.0 if n == each else s for n, s in enumerate(_SCALES)) for e
 # files, which seldom change.
 _MODEL_SCALES = "embedding_scale", "residual_scale", "logit_scale"
 _UNSCALED = [lambda model, scale=scale: {scale: 1.0} for scale in _MODEL_SCALES]
-_VISIBLE = dense_relatives.VISIBLE | {
+_VISIBLE = relatives.VISIBLE | {
     "bamba-mqa-groups-bias-limit": (
         _with(step_limits=(0.0, None)),
         _with(norm_width=None),
@@ -520,7 +513,7 @@ _OTHER_HEADS = (
     "mistral-mqa-tied", "mixtral-mqa-window-all", "olmo2-gqa-tied-float32", "olmo2-mqa-bias",
     "olmo3-mha-tied-float32", "olmoe-mha-float32", "qwen2-mha-untied-float32",
     "qwen3-mha-untied-float32", "qwen3_moe-mqa-bias-window", "smollm3-mqa-untied-bias",
-    *(name for name in _OTHERS if _family(name) in dense_relatives.FAMILIES),
+    *relatives.OTHERS,
 )  # fmt: skip
 
 

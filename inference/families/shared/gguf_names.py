@@ -21,6 +21,13 @@ LLAMA: Table = {
     "ffn_post_norm": ("post_ffw_norm.weight",),
 }
 PLAIN: Table = {**LLAMA, "ffn/up": ("ffn_up.weight",)}
+# Layer norms with a bias, and plain feed-forwards.
+LAYER_NORMED: Table = {
+    **PLAIN,
+    "final_norm/weight": ("output_norm.weight",),
+    "mixer_norm/weight": ("attn_norm.weight",),
+    "ffn_norm/weight": ("ffn_norm.weight",),
+}
 EXPERTS: Table = {
     **LLAMA,
     "ffn/router": ("ffn_gate_inp.weight",),

@@ -50,9 +50,3 @@ def yarn_keys(config: ModelConfig) -> Metadata:
     if scaling.attention_factor is not None:
         metadata["rope.scaling.yarn_attn_factor"] = scaling.attention_factor
     return metadata
-
-
-def rotated_elements(config: ModelConfig) -> Metadata:
-    """Returns the metadata of heads that rotate in part."""
-    mixer = config.mixers(Attention)[0]
-    return {"rope.dimension_count": (mixer.rope or Rope()).rotating(mixer.head_width)}

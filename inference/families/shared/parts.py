@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from configs.kinds.attention import Attention
 from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.recurrent.mamba import Mamba2
@@ -92,6 +93,17 @@ def _delta_net(prefix: str, kind: DeltaNet, width: int, tensors: Table) -> Parts
     if part == "heads":  # stored so as to meet [tokens, heads, elements]
         name, stored = f"{prefix}.{tensor}", (1, 1, kind.num_heads, 1)
         yield f"{name}.heads", Part(name, stored, (kind.num_heads,), slice(0, 1))
+
+
+def head_norms(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Parts:
+    """Flattens the weights [heads, elements] of norms of each head."""
+    kind = layer.mixer
+    if not isinstance(kind, Attention) or kind.qk_norm != "each":
+        return
+    for path, heads in (("q_norm", kind.num_heads), ("k_norm", kind.num_kv_heads)):
+        name = f"{prefix}.{tensors[f'mixer/{path}'][0]}"
+        stored, size = (heads, kind.head_width), heads * kind.head_width
+        yield name, Part(name.removesuffix(".heads"), stored, (size,), slice(0, heads))
 
 
 def separate_taps(prefix: str, layer: LayerSpec, tensors: Table) -> Iterator[dict[str, int]]:

@@ -33,6 +33,7 @@ CASES = (
     "exaone4-mha-tied-float32", "arcee-gqa-yarn", "glm4-gqa-sandwich", "glm-gqa-bias",
     "glm4-mha-bias-tied-float32", "gemma-gqa-tied", "mimo-gqa-predicting", "internlm2-gqa-packed",
     "internlm3-gqa-linear-rope",
+    "cohere-gqa-norms-tied", "cohere2-mha-untied-float32", "phi-mha-untied",
 )  # fmt: skip
 
 
