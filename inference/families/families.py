@@ -31,6 +31,7 @@ from inference.families import (
     minimax,
     mixtral,
     nemotron,
+    nemotron_dense,
     olmo,
     olmo_hybrid,
     phi,
@@ -69,7 +70,7 @@ _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5, hunyuan, seed_oss, exaone4, arcee),
-    *(glm4, helium, internlm, cohere, phi),
+    *(glm4, helium, internlm, nemotron_dense, cohere, phi),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 

@@ -229,4 +229,34 @@ CASES = (
         dtype=torch.float32,
         rewrites={"architectures": ["InternLM3ForCausalLM"]},
     ),
+    # Norms without weights; a limit that bites.
+    Case(
+        "olmo-gqa-limit",
+        widths(40, 2, 4, 2) | UNTIED | {"clip_qkv": 1.5} | rope("default", 1e5),
+        seed=711,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "olmo-mha-bias-tied-float32",
+        widths(36, 2, 3, 3) | TIED | {"attention_bias": True},
+        seed=712,
+        dtype=torch.float32,
+    ),
+    Case(
+        "nemotron-gqa-partial",
+        widths(40, 2, 4, 2, 12) | UNTIED,
+        seed=721,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "nemotron-mha-bias-tied-float32",
+        widths(30, 2, 3, 3, 8)
+        | TIED
+        | {"attention_bias": True, "mlp_bias": True}
+        | rope("default", 1e5, partial_rotary_factor=0.25),
+        seed=722,
+        dtype=torch.float32,
+    ),
 )  # fmt: skip

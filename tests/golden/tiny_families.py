@@ -87,6 +87,8 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "seed_oss": (transformers.SeedOssConfig, _COMMON),
     "exaone4": (transformers.Exaone4Config, _COMMON),
     "arcee": (transformers.ArceeConfig, _COMMON),
+    "olmo": (transformers.OlmoConfig, _COMMON),
+    "nemotron": (transformers.NemotronConfig, _COMMON),
     "glm": (transformers.GlmConfig, _COMMON | {"eos_token_id": 2}),
     "glm4": (transformers.Glm4Config, _COMMON | {"eos_token_id": 2}),
     "gemma": (transformers.GemmaConfig, _COMMON),

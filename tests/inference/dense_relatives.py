@@ -9,7 +9,7 @@ from inference.families.shared.fields import ModelFields
 LAYOUTS = dict.fromkeys(
     (
         *("hunyuan_v1_dense", "seed_oss", "exaone4", "arcee", "glm4", "glm", "gemma", "mimo"),
-        *("helium", "internlm2", "internlm3"),
+        *("helium", "internlm2", "internlm3", "olmo", "nemotron"),
     ),
     ("gqa", "mha"),
 )
@@ -19,6 +19,7 @@ OTHERS = (
     "exaone4-mha-tied-float32", "arcee-mha-bias-tied-float32", "glm4-mha-bias-tied-float32",
     "glm-mha-tied-float32", "gemma-mha-bias-untied-float32", "mimo-mha-tied-float32",
     "helium-mha-tied-float32", "internlm2-mha-tied-float32", "internlm3-mha-bias-tied-float32",
+    "olmo-mha-bias-tied-float32", "nemotron-mha-bias-tied-float32",
 )  # fmt: skip
 
 
@@ -37,6 +38,12 @@ VISIBLE = {
     "gemma-gqa-tied": (
         lambda model: {"norm_offset": 0.0},
         lambda model: {"embedding_scale": 1.0},
+        _with(activation="silu"),
+    ),
+    "olmo-gqa-limit": (_with(input_limit=None),),
+    "nemotron-gqa-partial": (
+        lambda model: {"norm_offset": 0.0},
+        _with(rope=Rope()),
         _with(activation="silu"),
     ),
     "helium-gqa-neighbors": (_with(rope=Rope(1e5)),),

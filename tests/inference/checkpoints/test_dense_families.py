@@ -126,6 +126,21 @@ PUBLISHED = {
         "rope_scaling": {"factor": 1.0, "type": "dynamic"}, "rope_theta": 1000000,
         "tie_word_embeddings": False, "vocab_size": 92544,
     }, 7.738),
+    "olmo-7b-0424": ({
+        "architectures": ["OlmoForCausalLM"], "attention_bias": False, "clip_qkv": 8.0,
+        "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 11008,
+        "max_position_embeddings": 4096, "num_attention_heads": 32, "num_hidden_layers": 32,
+        "num_key_value_heads": 32, "rope_scaling": None, "rope_theta": 10000.0,
+        "tie_word_embeddings": False, "vocab_size": 50304,
+    }, 6.888),
+    "minitron-4b": ({
+        "architectures": ["NemotronForCausalLM"], "attention_bias": False, "head_dim": 128,
+        "hidden_act": "relu2", "hidden_size": 3072, "intermediate_size": 9216,
+        "max_position_embeddings": 4096, "mlp_bias": False, "norm_eps": 1e-05,
+        "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.5, "rope_theta": 10000, "tie_word_embeddings": False,
+        "vocab_size": 256000,
+    }, 4.191),
     "internlm3-8b": ({
         "architectures": ["InternLM3ForCausalLM"],
         "auto_map": {"AutoConfig": "configuration_internlm3.InternLM3Config"}, "bias": False,

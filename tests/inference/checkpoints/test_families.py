@@ -504,6 +504,7 @@ LLAMA_CPP = {
     "minimax_m2": "minimax-m2", "falcon_h1": "falcon-h1", "falcon_mamba": "mamba",
     "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h_moe",
     "hunyuan_v1_dense": "hunyuan-dense", "glm": "chatglm", "mimo": "qwen2", "internlm3": "llama",
+    "cohere": "command-r", "phi": "phi2",
 }  # fmt: skip
 # How its converter renames and stacks tensors before it asks for their names.
 MERGED = (
@@ -524,6 +525,7 @@ MERGED = (
     (r"(in_proj\.\w+|conv1?d?\.weight)\.(?:[zxBC]|dt|taps)$", r"\1"),
     (r"\.dt_bias", ".dt_proj.bias"),
     (r"feed_forward\.experts\.", "mlp.experts."),
+    (r"\.heads$", ""),
     (r"attention\.wqkv\.(weight|bias)\.([qkv])", r"self_attn.\2_proj.\1"),
     (r"backbone\.(layers\.\d+)\.mixer\.experts\.", r"model.\1.mlp.experts."),
 )
@@ -544,7 +546,7 @@ def test_names_in_gguf_are_those_the_library_gives(checkpoint):
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[family]
     library = gguf.get_tensor_name_map(architecture, config.num_layers)
     for path in params.flatten(decoder.param_infos(config)):
-        if path == "head/table" and family in ("gemma", "gemma2"):
+        if path == "head/table" and family in ("cohere2", "command-r", "gemma", "gemma2"):
             continue  # always tied there
         if family in ("qwen2moe", "qwen3moe") and path.endswith(("/ffn/gate_up", "/ffn/down")):
             continue  # no layer is dense there

@@ -32,7 +32,7 @@ CASES = (
     "hunyuan_v1_dense-gqa-alpha", "seed_oss-gqa-qkv-bias", "exaone4-gqa-window",
     "exaone4-mha-tied-float32", "arcee-gqa-yarn", "glm4-gqa-sandwich", "glm-gqa-bias",
     "glm4-mha-bias-tied-float32", "gemma-gqa-tied", "mimo-gqa-predicting", "internlm2-gqa-packed",
-    "internlm3-gqa-linear-rope",
+    "internlm3-gqa-linear-rope", "olmo-gqa-limit", "nemotron-gqa-partial",
     "cohere-gqa-norms-tied", "cohere2-mha-untied-float32", "phi-mha-untied",
 )  # fmt: skip
 
