@@ -129,6 +129,7 @@ def layers(
     cache: Cache | None = None,
     *,
     tokens_T: jax.Array | None = None,
+    mixed_TX: jax.Array | None = None,
     features: tuple[int, ...] = (),
     deterministic: bool = False,
     attention: str = "reference",
@@ -137,6 +138,7 @@ def layers(
 
     Args:
         tokens_T: i32[T] token ids, which `ModelConfig.layer_inputs` reads.
+        mixed_TX: what the first layer's mixer reads in place of the normalized stream.
         features: numbers of layers, from 1 on, behind which the residual stream is returned too.
     """
     angles = {
@@ -152,7 +154,8 @@ def layers(
         with jax.named_scope(f"layer_{index}"):
             x_TD, leaves[home], layer_routed = _block_once(
                 weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
-                None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer,
+                None if inputs_LTP is None else inputs_LTP[index],
+                None if index else mixed_TX, config=config, layer=layer,
                 spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
                 is_owner=owner is None, deterministic=deterministic, attention=attention,
             )  # fmt: skip
@@ -188,7 +191,7 @@ def layer(
     turns = kinds.mixer.rotation
     x_TD, leaf, _ = _block(
         weights, x_TD, leaf, ragged,
-        turns and rope.angles(*turns, ragged.position_T, config.max_context), input_TP,
+        turns and rope.angles(*turns, ragged.position_T, config.max_context), input_TP, None,
         config=config, layer=kinds, spec=config.cache_specs[index if owner is None else owner],
         groups=(0,), is_owner=owner is None, deterministic=False, attention="reference",
     )  # fmt: skip
@@ -210,6 +213,7 @@ def _block(
     ragged: Ragged,
     angles: tuple[jax.Array, jax.Array] | None,
     input_TP: jax.Array | None,
+    mixed_TX: jax.Array | None,
     *,
     config: ModelConfig,
     layer: LayerSpec,
@@ -228,7 +232,9 @@ def _block(
         ragged, angles, spec, groups[0], is_owner, deterministic, attention, page_format, groups[-1]
     )
     is_before, is_behind = config.norms_of(layer)
-    hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD) if is_before else x_TD
+    hidden_TD = mixed_TX
+    if hidden_TD is None:
+        hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD) if is_before else x_TD
     mix = registry.apply_mixer(layer.mixer)
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
     if is_behind:

@@ -9,6 +9,7 @@ from configs.kinds.kind import MOST_MATRICES, Mixer, check_rotated, check_sizes
 from configs.kinds.operations import Amount, Move, Operation
 from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
+from configs.kinds.temperature import Temperature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Latent(Mixer, name="latent"):
         scale: factor on q.k; None means (nope_width + rope_width) ** -0.5.
         norm_eps: of the norms of the latent vectors, and of the indexer's keys.
         indexer: chooses the tokens that attention reads; None: it reads all.
+        temperature: of queries by their position, not of the indexer's; None: they do not grow.
         has_bias: whether the ways down to latent vectors, and the way out, add one.
         owner: the earlier layer whose latent vectors are read (cross-layer attention, Brandon et
             al. 2024, arXiv 2405.12981); None: the layer has its own. Ways between latent vectors
@@ -88,6 +90,7 @@ class Latent(Mixer, name="latent"):
     indexer: Indexer | None = None
     owner: int | None = None
     has_bias: bool = False
+    temperature: Temperature | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", most=MOST_MATRICES)

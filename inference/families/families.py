@@ -1,17 +1,21 @@
 """All families of checkpoints, each registered with a line here."""
 
+import difflib
 from collections.abc import Iterable
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from inference.families import (
+    afmoe,
     arcee,
+    bailing,
     bamba,
     cohere,
     deepseek,
     dots1,
     ernie4_5,
     exaone4,
+    exaone_moe,
     falcon_h1,
     gemma,
     gemma4,
@@ -22,13 +26,21 @@ from inference.families import (
     granite,
     helium,
     hunyuan,
+    hunyuan_moe,
     internlm,
     jamba,
     kimi,
+    laguna,
     lfm2,
     llama,
+    llama4,
     mamba,
+    mellum,
+    mimo,
     minimax,
+    missing,
+    mistral,
+    mistral4,
     mixtral,
     nemotron,
     nemotron_dense,
@@ -40,6 +52,7 @@ from inference.families import (
     qwen_linear,
     qwen_moe,
     seed_oss,
+    solar,
 )
 from inference.families.family import Family, Gguf, GgufReader
 
@@ -52,7 +65,7 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
         readers = family.gguf.readers if family.gguf else ()
         for kind, name in (
             ("name", family.name),
-            ("architecture", family.architecture),
+            *(("architecture", name) for name in (family.architecture, *family.spellings)),
             *(("architecture of llama.cpp", reader) for reader in readers),
         ):
             if (kind, name) in taken:
@@ -69,9 +82,11 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
 _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
-    *(nemotron, lfm2, ernie4_5, hunyuan, seed_oss, exaone4, arcee),
-    *(glm4, helium, internlm, nemotron_dense, cohere, phi),
+    *(nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
+    *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo),
+    *(seed_oss, exaone4, arcee, glm4, helium, internlm, nemotron_dense, cohere, phi),
 )
+_LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 
 
@@ -85,14 +100,29 @@ def of(config: ModelConfig) -> Family:
 
 def of_architecture(name: object) -> Family | None:
     """Returns the family with this name in "architectures" of `config.json`, or None."""
-    return next((family for family in ALL.values() if family.architecture == name), None)
-
-
-def of_wrapper(name: object) -> Family | None:
-    """Returns the family that reads the text part of this architecture, or None."""
     return next(
-        (family for family in ALL.values() if name is not None and family.wrapper == name), None
+        (family for family in ALL.values() if name in (family.architecture, *family.spellings)),
+        None,
     )
+
+
+def unknown(architecture: object) -> str:
+    """Returns the message for an architecture that no family has."""
+    problem = f"architecture {shown(architecture)} is not supported"
+    name = str(architecture)[:_LONGEST_NAME]
+    if part := missing.PARTS.get(name):
+        return f"{problem}; the part that it needs first is not here: {part}"
+    known = [
+        name for f in ALL.values() for name in (f.architecture, *f.spellings, f.wrapper) if name
+    ]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    closest = f"the nearest names: {', '.join(near)}; " if near else ""
+    return f"{problem}; {closest}docs/families.md lists all that are"
+
+
+def of_wrapper(name: object) -> tuple[Family, ...]:
+    """Returns the families that may be the text part of this architecture, the default first."""
+    return tuple(f for f in ALL.values() if name is not None and f.wrapper == name)
 
 
 def gguf(config: ModelConfig) -> Gguf:

@@ -81,6 +81,7 @@ class Family:
     Attributes:
         name: ours, which `ModelConfig.family` has; golden checkpoints begin with it.
         architecture: transformers' class, the only one of "architectures" in `config.json`.
+        spellings: names that published files have instead of it.
         model_type: as `config.json` has it; None: `name`.
         read: keys of a `config.json` -> the fields of `ModelConfig`, except its name and family.
         write: returns those keys, except the ones that all families share.
@@ -97,9 +98,10 @@ class Family:
         predicting: as `tensors`, of layers behind the last one that predict a second token; None:
             there are no such layers.
         listed: keys with a kind for each layer, to which such a layer adds one more.
-        predictor: prefix of such layers that have no number of the model's; they are not read.
-        wrapper: architecture of a model of images or sounds too, of which this is the text.
-        inside: prefix of the text's tensors in the wrapper.
+        predictor: how tensors of such layers begin that have no number of the model's; they are
+            not read.
+        wrapper: architecture of a model of images or sounds too, of which this is the text: of the
+            families that may be, the one whose `model_type` its "text_config" has.
         ignored: prefixes of tensors that are not read.
         also: other endings of names, and those that they stand for where the model has none of
             that name.
@@ -110,6 +112,7 @@ class Family:
 
     name: str
     architecture: str
+    spellings: tuple[str, ...] = ()
     model_type: str | None = None
     read: Callable[[Keys], ModelFields]
     write: Callable[[ModelConfig], dict[str, object]]
@@ -126,7 +129,6 @@ class Family:
     listed: tuple[str, ...] = ()
     predictor: str | None = None
     wrapper: str | None = None
-    inside: str | None = None
     ignored: tuple[str, ...] = ()
     also: Mapping[str, str] = dataclasses.field(default_factory=dict)
     derived: tuple[str, ...] = ()

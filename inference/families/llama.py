@@ -6,7 +6,7 @@ import dataclasses
 
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference.families import mixtral, qwen
+from inference.families import mistral, mixtral, qwen
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     export_fields,
@@ -94,6 +94,8 @@ FAMILIES = (
         read=_read_mistral,
         write=_write_mistral,
         tensors=hf_names.LLAMA,
+        wrapper=mistral.WRAPPER,
+        ignored=mistral.IMAGES,
         gguf=Gguf(writer=GgufWriter("llama", read_as="llama")),  # where a window has no place
     ),
     Family(

@@ -25,8 +25,9 @@ from configs.kinds.rope import Rope
 from configs.model import ModelConfig
 from inference.checkpoints.gguf.pretokenizers import SPLITS
 from inference.checkpoints.hf import config_json
-from inference.families import families
+from inference.families import families, missing
 from inference.planner import weights
+from scripts.reports import most_tried
 from scripts.reports.pages.markdown import fill, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -57,6 +58,8 @@ def page() -> str:
     blocks = {
         "families": table(("family", "architecture", "in addition to Llama", "presets"), names),
         "pre-tokenizers": [", ".join(f"`{name}`" for name in SPLITS) + "."],
+        "most tried": table(most_tried.COLUMNS, most_tried.rows(GOLDEN / "published")),
+        "missing": table(("architecture", "part that is not here"), sorted(missing.PARTS.items())),
         "checkpoints": table(header, rows),
     }
     return fill(PAGE.read_text("utf-8"), blocks)
@@ -71,7 +74,10 @@ def _parts(config: ModelConfig) -> list[str]:
     attention = next(iter(mixers), Attention(1, 1, 2))
     reading = [part for layer in layers for part in layer.mixer.parts if hasattr(part, "rope")]
     ropes = [part.rope for part in reading]
-    windows = [getattr(part, "window", None) is not None for part in reading]
+    chunks = [getattr(part, "chunked", False) for part in reading]
+    pairs = zip(reading, chunks, strict=True)
+    windows = [getattr(part, "window", None) is not None and not chunk for part, chunk in pairs]
+    temperatures = [getattr(part, "temperature", None) for part in reading]
     has_ffn_bias = any(isinstance(ffn, Gated | Plain) and ffn.has_bias for ffn in ffns)
     biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
     biases += ("head",) if config.has_head_bias else ()
@@ -100,6 +106,7 @@ def _parts(config: ModelConfig) -> list[str]:
             "head": "norm of each query and key head",
             "all": "norm of all queries and keys",
             "each": "layer norm of each query and key head by weights that no other head has",
+            "plain": "root mean square of queries and keys",
         }[attention.qk_norm],
         ("RoPE before that norm" if attention.rotates_first else ""),
         (f"biases ({', '.join(biases)})" if biases else ""),
@@ -107,11 +114,15 @@ def _parts(config: ModelConfig) -> list[str]:
         ("learned positions" if config.learned_positions else ""),
         ("windows in some layers" if any(windows) and not all(windows) else ""),
         ("windows in all layers" if windows and all(windows) else ""),
+        ("attention in chunks" if any(chunks) else ""),
+        ("queries that grow with their position" if any(temperatures) else ""),
         ("layers without RoPE" if None in ropes and any(ropes) else ""),
         ("no positions" if mixers and not any(ropes) and not config.learned_positions else ""),
         ("soft cap of scores" if attention.score_cap else ""),
         ("sinks" if attention.has_sinks else ""),
         ("output gates" if attention.has_output_gate else ""),
+        ("gates of heads" if attention.head_gate else ""),
+        ("narrow values" if attention.value_width else ""),
         ("soft cap of logits" if config.logit_cap else ""),
         ("scaled embedding" if config.embedding_scale != 1 else ""),
         ("root mean square of values" if attention.has_value_norm else ""),
@@ -199,6 +210,7 @@ def _experts(config: ModelConfig) -> list[str]:
         ("norms of experts and router" if mixture.has_norms else ""),
         ("plain experts" if not mixture.is_gated else ""),
         ("experts behind a latent" if mixture.latent_width else ""),
+        ("experts whose inputs are weighed" if mixture.weighs_inputs else ""),
     ]
 
 

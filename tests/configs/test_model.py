@@ -17,6 +17,7 @@ from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
+from configs.kinds.temperature import Temperature
 from configs.model import LayerSpec, ModelConfig
 
 _LAYER = LayerSpec(Attention(4, 2, 6), Gated(20))
@@ -88,10 +89,9 @@ _BAD_MODELS = {
     "both": ({"learned_positions": 64}, "learned positions go with layers without rope"),
 }
 _BAD_KINDS = {
-    "qk norm": (
-        lambda: Attention(4, 2, 6, qk_norm="none"),
-        "None or 'head' or 'all' or 'each', not 'none'",
-    ),
+    "qk norm": (lambda: Attention(4, 2, 6, qk_norm="none"), "or 'plain' or 'each', not 'none'"),
+    "temperature": (lambda: Temperature(0.1, 0), "temperature length is at least 1, not 0"),
+    "cold": (lambda: Temperature(-0.1, 8), "temperature scale is a finite number above 0"),
     "rotates": (lambda: Attention(4, 2, 6, rotates_first=True), "goes with a qk_norm and a rope"),
     "heads": (lambda: Attention(3, 2, 6), "num_heads=3 is not a multiple of num_kv_heads=2"),
     "no heads": (lambda: Attention(0, 2, 6), "attention num_heads is at least 1, not 0"),
@@ -169,7 +169,7 @@ _BAD_KINDS = {
 }
 _BAD_ROPES = {
     "linear": (lambda: Linear(0.0), "rope factor is a finite number above 0, not 0.0"),
-    "llama3": (lambda: Llama3(8.0, 4.0, 1.0), "low_freq_factor=4.0 is below high_freq_factor=1.0"),
+    "llama3": (lambda: Llama3(8.0, 4.0, 1.0), "low_freq_factor=4.0 is at most high_freq_fac"),
     "dynamic": (lambda: Dynamic(0.5, 64), "at least 1 for dynamic scaling, not 0.5"),
     "yarn": (lambda: Yarn(4.0, 64, attention_factor=-1.0), "attention_factor is a finite number"),
     "lengths": (lambda: LongRope((1.0,), (1.0, 2.0), 64), "1 short and 2 long factors"),

@@ -7,7 +7,10 @@ Prompt 0 is longer than two windows and three pages of 16 tokens.
 from typing import Any
 
 import tiny_dense
+import tiny_gated_heads
+import tiny_mistral
 import tiny_mixtures
+import tiny_newer_mixtures
 import tiny_parallel
 import tiny_tokenizer
 import torch
@@ -314,7 +317,10 @@ CASES = (
         seed=83,
         stepwise=30,
     ),
+    *tiny_mistral.CASES,
     *tiny_mixtures.CASES,
+    *tiny_newer_mixtures.CASES,
+    *tiny_gated_heads.CASES,
     *tiny_dense.CASES,
     *tiny_parallel.CASES,
     # The positions of layers without a window are stretched.

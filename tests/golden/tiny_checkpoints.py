@@ -49,9 +49,9 @@ def write(
         directory = root / case.name
         _write_checkpoint(case, directory)
         expected, error = _expected(case, directory)
-        if case.remote is not None:
-            _store_otherwise(directory, *case.remote)
         np.savez_compressed(directory / "expected.npz", **expected)
+        if case.rewritten is not None:
+            case.rewritten(directory)
         spread = expected["logits_0"].std()
         print(f"{case.name}: logits' deviation {spread:.2f}, float32 error {error:.1e}", flush=True)
         if error > MAX_ROUNDING_ERROR:
@@ -83,18 +83,6 @@ def _write_checkpoint(case: Case, directory: pathlib.Path) -> None:
         save_file(case.published(load_file(path)), path, metadata={"format": "pt"})
 
 
-def _store_otherwise(
-    directory: pathlib.Path, keys: dict, rewritten: Callable[[dict[str, Any]], dict[str, Any]]
-) -> None:
-    """The same model with other keys (None removes one) and tensors."""
-    path = directory / "config.json"
-    config = json.loads(path.read_text()) | keys
-    config = {key: value for key, value in config.items() if value is not None}
-    path.write_text(json.dumps(config, indent=2) + "\n")
-    path = directory / "model.safetensors"
-    save_file(rewritten(load_file(path)), path, metadata={"format": "pt"})
-
-
 def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator) -> None:
     """Matrices from N(0, 0.2^2), biases wider; norm factors around 1, which some families
     store as w - 1; what governs a state by `tiny_recurrent.spread`.
@@ -115,7 +103,9 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
             values *= _STREAM_STD
         parameter.data = torch.from_numpy(values.astype(np.float32))
     for name, buffer in sorted(model.named_buffers()):
-        if name.endswith("e_score_correction_bias"):  # decides between experts of equal scores
+        if name.endswith(
+            ("e_score_correction_bias", "expert_bias")
+        ):  # decides between experts of equal scores
             values = _MATRIX_STD * generator.standard_normal(buffer.shape)
             buffer.copy_(torch.from_numpy(values.astype(np.float32)))
         if name.endswith("layer_scalar"):

@@ -1,9 +1,32 @@
 """Dense relatives of Llama, as `tiny_cases` has the other families."""
 
+import json
+import pathlib
 import re
+from collections.abc import Callable
 
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_families import TIED, UNTIED, Case, layers, rope, widths
+
+_Tensors = dict[str, torch.Tensor]
+
+
+def _stored_as(keys: dict, renamed: Callable[[_Tensors], _Tensors]) -> Callable:
+    """Writes a checkpoint once more as code that transformers has not stores the same model, with
+    other keys (None removes one) and tensors.
+    """
+
+    def rewritten(directory: pathlib.Path) -> None:
+        path = directory / "config.json"
+        config = json.loads(path.read_text()) | keys
+        config = {key: value for key, value in config.items() if value is not None}
+        path.write_text(json.dumps(config, indent=2) + "\n")
+        path = directory / "model.safetensors"
+        save_file(renamed(load_file(path)), path, metadata={"format": "pt"})
+
+    return rewritten
+
 
 # What InternLM2's code calls Llama's tensors.
 _INTERNLM2 = {
@@ -21,7 +44,7 @@ _INTERNLM2 = {
 def _internlm2(heads: int, kv_heads: int, head_width: int):
     """Packs queries, keys and values: each key head's queries, the key, the value."""
 
-    def rewritten(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def renamed(tensors: _Tensors) -> _Tensors:
         packed, others = {}, {}
         for name, tensor in tensors.items():
             match = re.fullmatch(r"(.*)\.self_attn\.([qkv])_proj\.(weight|bias)", name)
@@ -39,10 +62,10 @@ def _internlm2(heads: int, kv_heads: int, head_width: int):
             others[name] = whole.reshape(shape).contiguous()
         return others
 
-    return rewritten
+    return renamed
 
 
-def _with_mtp(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _with_mtp(tensors: _Tensors) -> _Tensors:
     """Adds a layer that predicts a second token."""
     extra = {"input_proj": (40, 80), "token_layernorm": (40,), "mlp.down_proj": (40, 28)}
     kind = next(iter(tensors.values())).dtype
@@ -165,7 +188,7 @@ CASES = (
         widths(40, 2, 4, 2) | UNTIED | rope("default", 6.4e5),
         seed=671,
         version_4_keys=True,
-        remote=(
+        rewritten=_stored_as(
             {
                 "architectures": ["MiMoForCausalLM"],
                 "model_type": "mimo",
@@ -183,7 +206,7 @@ CASES = (
         widths(36, 2, 3, 3) | TIED,
         seed=672,
         dtype=torch.float32,
-        remote=({"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}, dict),
+        rewritten=_stored_as({"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}, dict),
     ),
     Case(
         "helium-gqa-neighbors",
@@ -199,7 +222,7 @@ CASES = (
         widths(40, 2, 4, 2) | UNTIED | rope("default", 1e6) | {"attention_bias": True},
         seed=691,
         version_4_keys=True,
-        remote=(
+        rewritten=_stored_as(
             _internlm_keys(bias=True, attention_bias=None, mlp_bias=None,
                            auto_map={"AutoConfig": "configuration_internlm2.InternLM2Config"}),
             _internlm2(4, 2, 10),
@@ -211,7 +234,7 @@ CASES = (
         widths(36, 2, 3, 3) | TIED,
         seed=692,
         dtype=torch.float32,
-        remote=(_internlm_keys(bias=False), _internlm2(3, 3, 12)),
+        rewritten=_stored_as(_internlm_keys(bias=False), _internlm2(3, 3, 12)),
     ),
     Case(
         "internlm3-gqa-linear-rope",

@@ -3,6 +3,7 @@ that many of them share.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,8 +24,7 @@ class Case:
         bare: tensors are named without the base model's prefix, and masks are stored with them,
             as in the first checkpoints of GPT-2.
         published: what the writers of published files make of the tensors, where that differs.
-        remote: keys and tensors in which code that transformers has not stores the same model,
-            written once the logits are computed.
+        rewritten: turns what transformers has read into files that it does not read.
         stepwise: logits are those of decoding token by token, after a prompt of so many tokens.
         greedy: greedy continuations of ten prompts are stored too.
         beams: beam searches of three prompts are stored too.
@@ -38,7 +38,7 @@ class Case:
     rewrites: dict = dataclasses.field(default_factory=dict)
     bare: bool = False
     published: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
-    remote: tuple[dict, Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]] | None = None
+    rewritten: Callable[[pathlib.Path], None] | None = None
     max_shard_size: str = "5GB"
     tokenizer: bool = False
     stepwise: int | None = None
@@ -82,6 +82,10 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
         "pad_token_id": None, "sliding_window": 24, "vocab_size_per_layer_input": VOCAB_SIZE,
     }),
     "mistral": (transformers.MistralConfig, _COMMON),
+    "ministral3": (transformers.Ministral3Config, _COMMON),
+    "mistral4": (transformers.Mistral4Config, _COMMON),
+    "mistral_large3": (transformers.Mistral4Config, _COMMON),
+    "llama4": (transformers.Llama4TextConfig, _COMMON),
     "ernie4_5": (transformers.Ernie4_5Config, _COMMON),
     "hunyuan_v1_dense": (transformers.HunYuanDenseV1Config, _COMMON),
     "seed_oss": (transformers.SeedOssConfig, _COMMON),
@@ -118,6 +122,20 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "dots1": (transformers.Dots1Config, _COMMON),
     "flex_olmo": (transformers.FlexOlmoConfig, _COMMON | {"intermediate_size": 12}),
     "glm4_moe_lite": (transformers.Glm4MoeLiteConfig, _COMMON),
+    "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, _COMMON),
+    "granitemoe": (transformers.GraniteMoeConfig, _COMMON | {"intermediate_size": 12}),
+    "granitemoeshared": (transformers.GraniteMoeSharedConfig, _COMMON | {"intermediate_size": 12}),
+    "bailing_moe_v2": (transformers.SarvamMoEConfig, _COMMON),  # the same, by another name
+    "solar_open": (
+        transformers.SolarOpenConfig, {k: v for k, v in _COMMON.items() if k != "intermediate_size"}
+    ),
+    "hunyuan_v1_moe": (transformers.HunYuanMoEV1Config, _COMMON | {"intermediate_size": 12}),
+    "hy_v3": (transformers.HYV3Config, _COMMON),
+    "exaone_moe": (transformers.ExaoneMoeConfig, _COMMON | {"sliding_window": 24}),
+    "afmoe": (transformers.AfmoeConfig, _COMMON | {"sliding_window": 24}),
+    "laguna": (transformers.LagunaConfig, _COMMON | {"sliding_window": 24}),
+    "mimo_v2_flash": (transformers.MiMoV2FlashConfig, _COMMON | {"sliding_window": 24}),
+    "mellum": (transformers.MellumConfig, _COMMON | {"sliding_window": 24}),
     "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 12}),
     "gpt_oss": (
         transformers.GptOssConfig, _COMMON | {"sliding_window": 24, "intermediate_size": 12}
@@ -132,6 +150,7 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "jamba": (transformers.JambaConfig, _HYBRID),
     "qwen3_next": (transformers.Qwen3NextConfig, _HYBRID),
     "lfm2": (transformers.Lfm2Config, _HYBRID),
+    "lfm2_moe": (transformers.Lfm2MoeConfig, _HYBRID),
     "minimax": (transformers.MiniMaxConfig, _HYBRID | {"intermediate_size": 12}),
     "bamba": (transformers.BambaConfig, _HYBRID),
     "falcon_h1": (transformers.FalconH1Config, _HYBRID),
@@ -141,6 +160,11 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "olmo_hybrid": (transformers.OlmoHybridConfig, _HYBRID),
     "kimi_linear": (transformers.KimiLinearConfig, _HYBRID),
 }  # fmt: skip
+
+# The only one that no class of `auto` names.
+transformers.AutoModelForCausalLM.register(
+    transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True
+)
 
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 

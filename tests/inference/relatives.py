@@ -1,10 +1,20 @@
 """Families whose caches are those of others, among the tiny checkpoints."""
 
-from tests.inference import dense_relatives, parallel_relatives
+from tests.inference import (
+    dense_relatives,
+    mistral_relatives,
+    mixture_relatives,
+    parallel_relatives,
+)
 
-LAYOUTS = dense_relatives.LAYOUTS | parallel_relatives.LAYOUTS
+LAYOUTS = {"olmo3": ("gqa", "mha")} | dense_relatives.LAYOUTS | parallel_relatives.LAYOUTS
 OTHERS = dense_relatives.OTHERS + parallel_relatives.OTHERS
-VISIBLE = dense_relatives.VISIBLE | parallel_relatives.VISIBLE
+VISIBLE = (
+    dense_relatives.VISIBLE
+    | parallel_relatives.VISIBLE
+    | mistral_relatives.VISIBLE
+    | mixture_relatives.VISIBLE
+)
 # What is told from others by its norms, its factors or where its layers lie, not by what they keep:
 # its decode steps and its sums over pages are those of others.
 NO_CACHE_OF_THEIR_OWN = (

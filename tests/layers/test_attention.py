@@ -13,6 +13,7 @@ from configs.cache import keys_values
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.rope import Rope
+from configs.kinds.temperature import Temperature
 from configs.model import LayerSpec, ModelConfig
 from inference.benchmark.kernels import attention_case
 from layers import rope
@@ -312,18 +313,22 @@ def test_a_bad_value_in_a_freed_page_reaches_nobody(bad, num_tokens):
 
 
 @pytest.mark.parametrize(
-    ("qk_norm", "has_gate", "rotates_first"),
-    [(None, 0, False), ("head", 0, False), ("head", 1, False), ("head", 0, True), ("all", 0, True)],
-)
-def test_apply_is_project_rotate_attend_project(qk_norm, has_gate, rotates_first):
+    ("qk_norm", "has_gate", "rotates_first", "temperature"),
+    [
+        (None, 0, False, None), ("head", 0, False, None), ("head", 1, False, None),
+        ("head", 0, True, None), ("all", 0, True, None), ("plain", 0, False, None),
+        (None, 0, False, Temperature(0.7, 3)), ("plain", 1, False, Temperature(0.7, 4, offset=1)),
+    ],
+)  # fmt: skip
+def test_apply_is_project_rotate_attend_project(qk_norm, has_gate, rotates_first, temperature):
     """The layer once more in numpy."""
     config = dataclasses.replace(_CONFIG, norm_offset=1.0)
     kind = dataclasses.replace(
-        _KIND, qk_norm=qk_norm, scale=0.3, has_output_gate=bool(has_gate),
+        _KIND, qk_norm=qk_norm, scale=0.3, has_output_gate=bool(has_gate), temperature=temperature,
         rotates_first=rotates_first,
     )  # fmt: skip
     params = init(kind.parameters(config), 5)
-    for name in ("q_norm", "k_norm") if qk_norm else ():
+    for name in ("q_norm", "k_norm") if qk_norm in ("head", "all") else ():
         params[name] = params[name] + 0.3 * _random(*params[name].shape, seed=3)
     x_TD, ragged = np.asarray(_random(9, 12)), contiguous(1, 9)
     angles = rope.angles(_ROPE, kind.head_width, ragged.position_T)
@@ -338,9 +343,10 @@ def test_apply_is_project_rotate_attend_project(qk_norm, has_gate, rotates_first
     def normed(x_TNH: np.ndarray, name: str) -> np.ndarray:
         if not qk_norm:
             return x_TNH
-        x_TXX = x_TNH.reshape(9, -1, params[name].shape[0])
+        factor = 1 + np.asarray(params.get(name, np.zeros(H)))
+        x_TXX = x_TNH.reshape(9, -1, len(factor))
         x_TXX = x_TXX / np.sqrt((x_TXX**2).mean(-1, keepdims=True) + config.norm_eps)
-        return (x_TXX * (1 + np.asarray(params[name]))).reshape(x_TNH.shape)
+        return (x_TXX * factor).reshape(x_TNH.shape)
 
     def rotated(x_TNH: np.ndarray, name: str) -> np.ndarray:
         x_TNH = x_TNH if rotates_first else normed(x_TNH, name)
@@ -350,6 +356,9 @@ def test_apply_is_project_rotate_attend_project(qk_norm, has_gate, rotates_first
         return normed(x_TNH, name) if rotates_first else x_TNH
 
     q = rotated(heads[:, : X : 1 + has_gate], "q_norm") * 0.3
+    if temperature is not None:
+        turns = (np.arange(9) + temperature.offset) // temperature.length
+        q *= 1 + 0.7 * np.log(1 + turns)[:, None, None]
     k, v = rotated(heads[:, X : X + K], "k_norm"), heads[:, X + K :]
     seen = functools.partial(paged_case.seen, window=None, num_keys=9)
     out = np.array([attention_case.exact(q[t], k, v, seen(t))[0] for t in range(9)])

@@ -14,7 +14,10 @@ from layers import rope as rope_math
 
 def llama3(keys: GgufKeys) -> Rope:
     """Reads the positions, where Llama 3.1 and later store the divisor of each frequency instead of
-    the rule that made it; raises an `InputError` if divisors do not follow the rule.
+    the rule that made it: a ramp, or a step in Llama 4 Scout.
+
+    Raises:
+        InputError: the divisors do not follow the rule.
     """
     rope = keys.rope()
     shape = keys.shapes.get(gguf_names.ROPE_FACTORS)
@@ -27,11 +30,12 @@ def llama3(keys: GgufKeys) -> Rope:
         )
     divisors = keys.read_numbers(gguf_names.ROPE_FACTORS)
     context = keys.integer("rope.scaling.original_context_length", Llama3(1.0).original_context)
-    candidate = Rope(rope.theta, Llama3(float(divisors.max()), original_context=context))
-    expected = plain / rope_math.inverse_frequencies(candidate, keys.head_width)
-    if not np.allclose(divisors, expected, rtol=1e-3):
-        raise InputError(f"{gguf_names.ROPE_FACTORS!r} does not follow the llama3 rule")
-    return candidate
+    for high in (4.0, 1.0):
+        candidate = Rope(rope.theta, Llama3(float(divisors.max()), 1.0, high, context))
+        expected = plain / rope_math.inverse_frequencies(candidate, keys.head_width)
+        if np.allclose(divisors, expected, rtol=1e-3):
+            return candidate
+    raise InputError(f"{gguf_names.ROPE_FACTORS!r} does not follow the llama3 rule")
 
 
 def yarn_keys(config: ModelConfig) -> Metadata:

@@ -495,11 +495,13 @@ def test_every_family_of_llama_cpp_is_read():
 UNREAD = {
     "deepseek_v32", "flex_olmo", "glm_moe_dsa", "helium",
     "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_next",
+    "mistral4", "mistral_large3",
 }  # fmt: skip
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {
-    "mistral": "llama", "mixtral": "llama", "olmo3": "olmo2", "qwen2_moe": "qwen2moe",
-    "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2",
+    "mistral": "llama", "ministral3": "mistral3", "mixtral": "llama", "olmo3": "olmo2",
+    "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2",
+    "deepseek_v3": "deepseek2",
     "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "glm4_moe_lite": "deepseek2",
     "minimax_m2": "minimax-m2", "falcon_h1": "falcon-h1", "falcon_mamba": "mamba",
     "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h_moe",

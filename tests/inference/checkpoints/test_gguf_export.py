@@ -28,7 +28,7 @@ CASES = (
     "llama-gqa-tied-rope3", "llama-tokenizer", "llama-mha-sharded", "mistral-mqa-tied",
     "qwen2-gqa-tied", "qwen3-gqa-tied", "qwen3-mha-untied-float32", "gemma2-gqa-tied",
     "gemma3-gqa-linear-rope", "gemma3-mqa", "smollm3-gqa-tied", "olmo2-mha-untied",
-    "gpt2-mha-tied-bare", "ernie4_5-gqa-neighbors", "granite-gqa-scales",
+    "gpt2-mha-tied-bare", "ernie4_5-gqa-neighbors", "granite-gqa-scales", "ministral3-gqa-yarn",
     "hunyuan_v1_dense-gqa-alpha", "seed_oss-gqa-qkv-bias", "exaone4-gqa-window",
     "exaone4-mha-tied-float32", "arcee-gqa-yarn", "glm4-gqa-sandwich", "glm-gqa-bias",
     "glm4-mha-bias-tied-float32", "gemma-gqa-tied", "mimo-gqa-predicting", "internlm2-gqa-packed",

@@ -12,12 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.errors import InputError, shown
+from configs.precision import FORMATS
 from inference.checkpoints.hf.quantized import words
 from inference.checkpoints.hf.quantized.schemes import Scheme
 from inference.checkpoints.tensor_source import TensorSource
 from layers import quantized
 from layers.quantized import Groups
 
+_OF_ACTIVATIONS = "input_scale", "activation_scale"  # constants, where these are rounded by one
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the next of eight columns is
 
 
@@ -39,12 +41,11 @@ class Values:
         centred_FD = self.q_FD.astype(np.float32) - self.zero_FG.astype(np.float32)[:, of_D]
         return centred_FD * self.scale_FG[:, of_D]
 
-    def blocks(self, format: str, size: int | None) -> np.ndarray:
-        """Blocks of a format of ours that has groups of `size`; None: of rows."""
-        width, count = self.q_FD.shape[1], self.scale_FG.shape[1]
-        times = 1 if size is None else width // count // size
-        both = self.scale_FG, self.zero_FG
-        scale_FG, zero_FG = (np.repeat(x_FG, times, axis=1) for x_FG in both)
+    def blocks(self, format: str, repeats: int) -> np.ndarray:
+        """Blocks of a format of ours that has so many groups for each of these."""
+        width, size = self.q_FD.shape[1], FORMATS[format].block_in(self.q_FD.shape[1])
+        both, count = (self.scale_FG, self.zero_FG), -(-width // size)
+        scale_FG, zero_FG = (np.repeat(x_FG, repeats, axis=1)[:, :count] for x_FG in both)
         zeros = zero_FG.astype(np.uint8) if "_asym" in format else None
         return quantized.pack(format, Groups(self.q_FD, scale_FG, zeros))
 
@@ -74,7 +75,8 @@ class Module:
                 f"{self.source.label}: {shown(name)} is {list(shape)}; expected {expected} for "
                 f"{self.scheme.described}"
             )
-        is_number = stored in ("bfloat16", "float32", "float64")
+        powers = ("float8_e8m0fnu",) if self.scheme.is_float else ()
+        is_number = stored in ("bfloat16", "float32", "float64", *powers)
         if (dtype is None and not is_number) or dtype not in (None, stored):
             raise InputError(
                 f"{self.source.label}: {shown(name)} is {stored}; expected {dtype or 'numbers'}"
@@ -317,10 +319,12 @@ LAYOUTS: Mapping[str, Layout] = {
         _packed_values,
     ),
     "plain": Layout(
-        ("weight", "weight_scale", "weight_zero_point", "weight_g_idx"), _plain_shape, _plain_values
+        ("weight", "weight_scale", "weight_zero_point", "weight_g_idx", *_OF_ACTIVATIONS),
+        _plain_shape,
+        _plain_values,
     ),
     "fp8": Layout(
-        ("weight", "weight_scale_inv", "weight_scale"),
+        ("weight", "weight_scale_inv", "weight_scale", *_OF_ACTIVATIONS),
         lambda module: _plain_shape(module, _fp8_scales(module)),
         lambda module, start, stop: _plain_values(module, start, stop, _fp8_scales(module)),
     ),
