@@ -7,7 +7,6 @@ PARTS = {
     "DiffusionGemmaForBlockDiffusion": "text that is written in blocks, not from left to right",
     "KimiK3ForConditionalGeneration": "residuals that attend to the outputs of earlier layers",
     "LongcatFlashForCausalLM": "experts that return their input, and two mixers in one layer",
-    "OlmoForCausalLM": "a layer norm without weights",
     "PhiMoEForCausalLM": "routing that masks experts far below the best, and a bias of the head",
     "PhimoeForCausalLM": "routing that masks experts far below the best, and a bias of the head",
     "Qwen4ExpForConditionalGeneration": "queries that choose their keys in blocks",

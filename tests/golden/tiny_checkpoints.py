@@ -115,7 +115,7 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
 
 def _stores_offset(case: Case, name: str) -> bool:
     """Whether a norm's factor is stored as w - 1."""
-    if case.family in ("qwen3_next", "qwen3_5"):
+    if case.family in ("qwen3_next", "qwen3_5", "qwen3_5_moe"):
         return ".linear_attn.norm" not in name
     return case.family in ("gemma", "gemma2", "gemma3", "nemotron")
 
@@ -132,7 +132,7 @@ def _version_4(config: dict) -> dict:
     elif (config.get("head_dim") or 0) * config["num_attention_heads"] == config["hidden_size"]:
         del config["head_dim"]
     config["rope_theta"] = rope.pop("rope_theta")
-    shares = "phi", "phi3", "qwen3_next", "stablelm", "glm", "glm4", "nemotron"
+    shares = "phi", "phi3", "qwen3_next", "qwen3_5_moe_text", "stablelm", "glm", "glm4", "nemotron"
     if config["model_type"] in shares:
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         rope.pop("original_max_position_embeddings", None)

@@ -1,10 +1,8 @@
 """Each preset equals what its published `config.json` says; what is not served is named."""
 
 import dataclasses
-import re
 from pathlib import Path
 
-import gguf
 import pytest
 
 from configs import presets
@@ -12,8 +10,6 @@ from configs.errors import InputError
 from configs.kinds.rope import Dynamic, Linear, LongRope, Rope, Yarn
 from inference.checkpoints import mapped, names
 from inference.checkpoints.hf import config_export, config_json
-from inference.families import families
-from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -225,6 +221,25 @@ PUBLISHED = {
         },
         "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False,
         "vocab_size": 100278,
+    },
+    # But for `quantization_config` (FP8 by blocks of 128 x 128).
+    "minimax-m2": {
+        "architectures": ["MiniMaxM2ForCausalLM"], "attention_dropout": 0.0,
+        "attn_type_list": [1] * 62, "auto_map": {
+            "AutoConfig": "configuration_minimax_m2.MiniMaxM2Config",
+            "AutoModelForCausalLM": "modeling_minimax_m2.MiniMaxM2ForCausalLM",
+        },
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
+        "intermediate_size": 1536, "layernorm_full_attention_beta": 1.0,
+        "layernorm_linear_attention_beta": 1.0, "layernorm_mlp_beta": 1.0,
+        "max_position_embeddings": 196608, "mlp_intermediate_size": 8192,
+        "mtp_transformer_layers": 1, "num_attention_heads": 48, "num_experts_per_tok": 8,
+        "num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256,
+        "num_mtp_modules": 3, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06,
+        "rope_theta": 5000000, "rotary_dim": 64, "router_jitter_noise": 0.0,
+        "scoring_func": "sigmoid", "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid",
+        "sliding_window": None, "tie_word_embeddings": False, "use_mtp": True,
+        "use_qk_norm": True, "use_routing_bias": True, "vocab_size": 200064,
     },
 }  # fmt: skip
 
@@ -476,100 +491,13 @@ def test_relatives_in_every_spelling():
         ("deepseek_v32-mha-yarn", {"index_topk": 0}, "index_topk must be an integer from 1"),
         ("deepseek_v32-mha-yarn", {"index_head_dim": 6}, "head_width=6 is at least rope_width=8"),
         ("minimax_m2-gqa-partial", {"qk_norm_type": "per_head"}, "qk_norm_type='per_head' is not"),
+        ("minimax_m2-gqa-partial", {"attn_type_list": [1, 0]}, "attn_type_list with a layer"),
         ("minimax_m2-gqa-partial", {"use_routing_bias": False}, "use_routing_bias=False is not"),
     ],
 )
 def test_what_relatives_are_not_is_named(checkpoint, changes, cause):
     with pytest.raises(InputError, match=cause):
         relative(checkpoint, **changes)
-
-
-def test_every_family_of_llama_cpp_is_read():
-    in_gguf = {name for name, family in families.ALL.items() if family.gguf}
-    assert families.ALL.keys() - in_gguf == UNREAD
-    architectures = {LLAMA_CPP.get(name, name) for name in in_gguf} | {"nemotron_h"}
-    assert architectures == set(families.gguf_readers())
-
-
-# Families that llama.cpp does not have, or not with all that a file has to say.
-UNREAD = {
-    "deepseek_v32", "flex_olmo", "glm_moe_dsa", "helium",
-    "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_next",
-    "mistral4", "mistral_large3",
-}  # fmt: skip
-# What llama.cpp calls families that it has another name for.
-LLAMA_CPP = {
-    "mistral": "llama", "ministral3": "mistral3", "mixtral": "llama", "olmo3": "olmo2",
-    "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2",
-    "deepseek_v3": "deepseek2",
-    "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "glm4_moe_lite": "deepseek2",
-    "minimax_m2": "minimax-m2", "falcon_h1": "falcon-h1", "falcon_mamba": "mamba",
-    "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h_moe",
-    "hunyuan_v1_dense": "hunyuan-dense", "glm": "chatglm", "mimo": "qwen2", "internlm3": "llama",
-    "cohere": "command-r", "phi": "phi2",
-}  # fmt: skip
-# How its converter renames and stacks tensors before it asks for their names.
-MERGED = (
-    (r"block_sparse_moe\.experts\.\d+\.", "mlp.experts."),
-    (r"\.experts\.w1\.", ".experts.gate_proj."),
-    (r"\.experts\.w3\.", ".experts.up_proj."),
-    (r"\.experts\.w2\.", ".experts.down_proj."),
-    (r"\.experts\.\d+\.", ".experts."),
-    (r"\.experts\.gate_up_proj\.\d+\.(gate|up)", r".experts.\1_proj.weight"),
-    (r"\.experts\.down_proj\.\d+", ".experts.down_proj.weight"),
-    (r"\.experts\.down_proj_bias", ".experts.down_proj.bias"),
-    (r"kv_b_proj\.\d+\.key", "k_b_proj.weight"),
-    (r"kv_b_proj\.\d+\.value", "v_b_proj.weight"),
-    (r"e_score_correction_bias", "e_score_correction.bias"),
-    (r"\.sinks", ".sinks.weight"),
-    (r"\.experts\.(\w+_proj)$", r".experts.\1.weight"),
-    (r"layer_scalar", "layer_scalar.weight"),
-    (r"(in_proj\.\w+|conv1?d?\.weight)\.(?:[zxBC]|dt|taps)$", r"\1"),
-    (r"\.dt_bias", ".dt_proj.bias"),
-    (r"feed_forward\.experts\.", "mlp.experts."),
-    (r"\.heads$", ""),
-    (r"attention\.wqkv\.(weight|bias)\.([qkv])", r"self_attn.\2_proj.\1"),
-    (r"backbone\.(layers\.\d+)\.mixer\.experts\.", r"model.\1.mlp.experts."),
-)
-# Tensors that it names itself.
-OWN_NAMES = {"ffn/router_norm": "ffn_gate_inp.scale", "ffn/router_factors": "ffn_down_exps.scale"}
-CHECKPOINTS = sorted(
-    path.parent.name
-    for path in GOLDEN.glob("*/expected.npz")
-    if families.ALL[path.parent.name.split("-")[0]].gguf
-)
-
-
-@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
-def test_names_in_gguf_are_those_the_library_gives(checkpoint):
-    """What `gguf` makes of each name in a Hugging Face checkpoint."""
-    config = config_json.read_model(GOLDEN / checkpoint)
-    family = LLAMA_CPP.get(config.family, config.family)
-    architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[family]
-    library = gguf.get_tensor_name_map(architecture, config.num_layers)
-    for path in params.flatten(decoder.param_infos(config)):
-        if path == "head/table" and family in ("cohere2", "command-r", "gemma", "gemma2"):
-            continue  # always tied there
-        if family in ("qwen2moe", "qwen3moe") and path.endswith(("/ffn/gate_up", "/ffn/down")):
-            continue  # no layer is dense there
-        if family == "granitehybrid" and path.endswith(("gate_up", "ffn/down", "shared/down")):
-            continue  # its converter names what it cuts there itself (`test_gguf_states.py`)
-        own = OWN_NAMES.get(path.split("/", 2)[-1])
-        if own is not None:
-            assert names.gguf(config)(path).names == (f"blk.{path.split('/')[1]}.{own}",)
-            continue
-        stored = names.huggingface(config)(path).names
-        if stored[0].endswith("gate_up_proj_bias.ordered"):
-            stored = [
-                stored[0].replace("gate_up_proj_bias.ordered", f"{part}_proj.bias")
-                for part in ("gate", "up")
-            ]
-        for pattern, merged in MERGED:
-            stored = [re.sub(pattern, merged, name) for name in stored]
-        found = [library.get_name(name, try_suffixes=(".weight", ".bias")) for name in stored]
-        ours = [re.sub(r"_exps\.\d+\.", "_exps.", name) for name in names.gguf(config)(path).names]
-        ours = [re.sub(r"(ssm_in\.\w+)\.\w+$", r"\1", name) for name in ours]
-        assert list(dict.fromkeys(found)) == list(dict.fromkeys(ours))
 
 
 def test_biases_go_by_their_matrices_names():
