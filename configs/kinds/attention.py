@@ -137,7 +137,7 @@ class Attention(Mixer, name="attention"):
         """
         N, K, H, D = self.num_heads, self.num_kv_heads, self.head_width, model.width
         V = self.value_width or H
-        if self.qk_norm in ("head", "all", "plain") and model.norm != "rms":
+        if self.qk_norm not in (None, "each") and model.norm != "rms":
             raise InputError(f"attention qk_norm={self.qk_norm!r} goes with model.norm='rms'")
         inputs, rows, norms = "q", self.query_rows, {"q_norm": N * H}
         declare = functools.partial(ParamInfo)
@@ -160,7 +160,7 @@ class Attention(Mixer, name="attention"):
             declared["out_bias"] = ParamInfo((D,), model.dtype, ("embed",), "zeros")
         if self.has_sinks:
             declared["sinks"] = ParamInfo((N,), "float32", ("heads",), "zeros")
-        for name, width in norms.items() if self.qk_norm in ("head", "all", "each") else ():
+        for name, width in norms.items() if self.qk_norm not in (None, "plain") else ():
             axis = "kv_heads" if name == "k_norm" else "heads"
             if self.qk_norm == "each":
                 kv_heads = K if name == "k_norm" else 0

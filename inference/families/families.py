@@ -22,6 +22,7 @@ from inference.families import (
     glm4,
     glm4_moe,
     gpt2,
+    gpt_neox,
     gpt_oss,
     granite,
     helium,
@@ -53,6 +54,8 @@ from inference.families import (
     qwen_moe,
     seed_oss,
     solar,
+    stablelm,
+    starcoder2,
     youtu,
 )
 from inference.families.family import Family, Gguf, GgufReader
@@ -85,7 +88,8 @@ _MODULES = (
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
     *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo, youtu),
-    *(seed_oss, exaone4, arcee, glm4, helium, internlm, nemotron_dense, cohere, phi),
+    *(seed_oss, exaone4, arcee, glm4, helium, internlm, nemotron_dense),
+    *(cohere, phi, gpt_neox, stablelm, starcoder2),
 )
 _LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)

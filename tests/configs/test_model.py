@@ -89,7 +89,7 @@ _BAD_MODELS = {
     "both": ({"learned_positions": 64}, "learned positions go with layers without rope"),
 }
 _BAD_KINDS = {
-    "qk norm": (lambda: Attention(4, 2, 6, qk_norm="none"), "or 'plain' or 'each', not 'none'"),
+    "qk norm": (lambda: Attention(4, 2, 6, qk_norm="none"), "'plain' or 'each', not 'none'"),
     "temperature": (lambda: Temperature(0.1, 0), "temperature length is at least 1, not 0"),
     "cold": (lambda: Temperature(-0.1, 8), "temperature scale is a finite number above 0"),
     "rotates": (lambda: Attention(4, 2, 6, rotates_first=True), "goes with a qk_norm and a rope"),

@@ -8,7 +8,7 @@ import pytest
 from configs import presets
 from configs.errors import InputError
 from configs.kinds.rope import Dynamic, Linear, LongRope, Rope, Yarn
-from inference.checkpoints import mapped, names
+from inference.checkpoints import mapped
 from inference.checkpoints.hf import config_export, config_json
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -344,15 +344,6 @@ def test_longrope_by_its_names(kind):
     )
 
 
-def test_the_shortest_pattern_is_found_among_thousands_of_layers():
-    kinds = (["sliding_attention"] * 2 + ["full_attention"]) * 3333 + ["sliding_attention"]
-    found = parse("gemma2-2b", num_hidden_layers=10_000, layer_types=kinds, sliding_window=9)
-    assert [layer.mixer.window for layer in found.pattern] == [9, 9, None]
-    almost = ["full_attention"] * 9_999 + ["sliding_attention"]
-    found = parse("gemma2-2b", num_hidden_layers=10_000, layer_types=almost)
-    assert len(found.pattern) == 10_000
-
-
 BAD = {
     "scale": ("gpt2", {"scale_attn_weights": 1}, "scale_attn_weights must be true or false"),
     "odd heads": ("gpt2", {"n_head": 7}, "n_embd=768 is not a multiple of n_head=7"),
@@ -498,13 +489,3 @@ def test_relatives_in_every_spelling():
 def test_what_relatives_are_not_is_named(checkpoint, changes, cause):
     with pytest.raises(InputError, match=cause):
         relative(checkpoint, **changes)
-
-
-def test_biases_go_by_their_matrices_names():
-    found = names.huggingface(presets.get("qwen2.5-0.5b").config)("layers/3/mixer/qkv_bias")
-    assert found.names == tuple(f"model.layers.3.self_attn.{part}_proj.bias" for part in "qkv")
-    assert names.huggingface(presets.get("phi3-mini").config)("layers/0/ffn/gate_up").names == (
-        "model.layers.0.mlp.gate_up_proj.weight",
-    )
-    with pytest.raises(InputError, match="'layers/0/mixer/latent' has no counterpart"):
-        names.huggingface(presets.get("smollm2-135m").config)("layers/0/mixer/latent")

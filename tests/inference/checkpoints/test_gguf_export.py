@@ -34,6 +34,8 @@ CASES = (
     "glm4-mha-bias-tied-float32", "gemma-gqa-tied", "mimo-gqa-predicting", "internlm2-gqa-packed",
     "internlm3-gqa-linear-rope", "olmo-gqa-limit", "nemotron-gqa-partial",
     "cohere-gqa-norms-tied", "cohere2-mha-untied-float32", "phi-mha-untied",
+    "gpt_neox-mha-untied", "stablelm-gqa-parallel-norms", "stablelm-mha-bias-tied-float32",
+    "starcoder2-gqa-window-tied",
 )  # fmt: skip
 
 

@@ -41,9 +41,10 @@ LLAMA_CPP = {
     "bailing_moe_v2": "bailingmoe2", "ernie4_5_moe": "ernie4_5-moe", "exaone_moe": "exaone-moe",
     "granitemoeshared": "granitemoe", "lfm2_moe": "lfm2moe",
     "glm": "chatglm", "mimo": "qwen2", "internlm3": "llama", "cohere": "command-r", "phi": "phi2",
+    "gpt_neox": "gptneox",
 }  # fmt: skip
 # Where it takes the head for the embedding.
-TIED = "cohere2", "command-r", "gemma", "gemma2", "lfm2moe"
+TIED = "cohere2", "command-r", "gemma", "gemma2", "lfm2moe", "starcoder2"
 # How its converter renames and stacks tensors before it asks for their names.
 MERGED = (
     (r"block_sparse_moe\.experts\.\d+\.", "mlp.experts."),
@@ -65,6 +66,8 @@ MERGED = (
     (r"\.dt_bias", ".dt_proj.bias"),
     (r"feed_forward\.experts\.", "mlp.experts."),
     (r"\.heads$", ""),
+    (r"query_key_value\.(weight|bias)\.[qkv]", r"query_key_value.\1"),
+    (r"layernorm\.norms\.\d+\.", "layernorm."),
     (r"attention\.wqkv\.(weight|bias)\.([qkv])", r"self_attn.\2_proj.\1"),
     (r"backbone\.(layers\.\d+)\.mixer\.experts\.", r"model.\1.mlp.experts."),
 )

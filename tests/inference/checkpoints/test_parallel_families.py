@@ -39,6 +39,43 @@ PUBLISHED = {
         "partial_rotary_factor": 0.4, "qk_layernorm": False, "rope_scaling": None,
         "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 51200,
     }, 2.7797),
+    "pythia-1.4b": ({
+        "architectures": ["GPTNeoXForCausalLM"], "hidden_act": "gelu", "hidden_size": 2048,
+        "intermediate_size": 8192, "layer_norm_eps": 1e-05, "max_position_embeddings": 2048,
+        "num_attention_heads": 16, "num_hidden_layers": 24, "rotary_emb_base": 10000,
+        "rotary_pct": 0.25, "tie_word_embeddings": False, "use_parallel_residual": True,
+        "vocab_size": 50304,
+    }, 1.4146),
+    "gpt-neox-20b": ({
+        "architectures": ["GPTNeoXForCausalLM"], "attention_probs_dropout_prob": 0,
+        "hidden_act": "gelu_fast", "hidden_size": 6144, "intermediate_size": 24576,
+        "layer_norm_eps": 1e-05, "max_position_embeddings": 2048, "num_attention_heads": 64,
+        "num_hidden_layers": 44, "rotary_emb_base": 10000, "rotary_pct": 0.25,
+        "tie_word_embeddings": False, "vocab_size": 50432,
+    }, 20.555),
+    "stablelm-2-12b": ({
+        "architectures": ["StableLmForCausalLM"], "hidden_act": "silu", "hidden_size": 5120,
+        "intermediate_size": 13824, "layer_norm_eps": 1e-05, "max_position_embeddings": 4096,
+        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 8,
+        "partial_rotary_factor": 0.25, "qk_layernorm": True, "rope_theta": 10000,
+        "tie_word_embeddings": False, "use_parallel_residual": True, "use_qkv_bias": False,
+        "vocab_size": 100352,
+    }, 12.143),
+    "stablelm-2-1.6b": ({
+        "architectures": ["StableLmForCausalLM"], "hidden_act": "silu", "hidden_size": 2048,
+        "intermediate_size": 5632, "layer_norm_eps": 1e-05, "max_position_embeddings": 4096,
+        "num_attention_heads": 32, "num_hidden_layers": 24, "num_key_value_heads": 32,
+        "partial_rotary_factor": 0.25, "rope_theta": 10000, "tie_word_embeddings": False,
+        "use_qkv_bias": True, "vocab_size": 100352,
+    }, 1.6445),
+    "starcoder2-3b": ({
+        "architectures": ["Starcoder2ForCausalLM"], "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 3072, "intermediate_size": 12288, "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 16384, "mlp_type": "default", "norm_epsilon": 1e-05,
+        "norm_type": "layer_norm", "num_attention_heads": 24, "num_hidden_layers": 30,
+        "num_key_value_heads": 2, "rope_theta": 999999.4420358813, "sliding_window": 4096,
+        "use_bias": True, "vocab_size": 49152,
+    }, 3.0304),
 }  # fmt: skip
 
 

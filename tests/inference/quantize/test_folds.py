@@ -62,8 +62,8 @@ def side_by_side():
 
 MODELS = {
     "biased": biased, "layer-norms": layer_norms, "offsets": offsets,
-    "side by side": side_by_side, "shared": shared_values,
-    "mixture": models.mixture, "latent": models.latent, "gates": gated_heads,
+    "side by side": side_by_side, "gates": gated_heads, "shared": shared_values,
+    "mixture": models.mixture, "latent": models.latent,
     "tied": lambda: models.llama(tied=True, embedding_scale=8.0),
     "gpt-oss": fakes.gpt_oss, "gemma": fakes.gemma, "gemma4": fakes.gemma4,
     "deepseek-v32": fakes.deepseek_v32, "compressed": fakes.compressed,
