@@ -520,10 +520,13 @@ LLAMA_CPP = {
     "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h_moe",
     "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
     "bailing_moe_v2": "bailingmoe2", "ernie4_5_moe": "ernie4_5-moe", "exaone_moe": "exaone-moe",
-    "granitemoeshared": "granitemoe", "lfm2_moe": "lfm2moe",
+    "granitemoeshared": "granitemoe", "lfm2_moe": "lfm2moe", "cohere": "command-r",
+    "gpt_neox": "gptneox", "phi": "phi2",
 }  # fmt: skip
 # How its converter renames and stacks tensors before it asks for their names.
 MERGED = (
+    (r"layernorm\.norms\.\d+\.", "layernorm."),
+    (r"(_norm\.weight|query_key_value\.(?:weight|bias))\.(?:heads|[qkv])$", r"\1"),
     (r"block_sparse_moe\.experts\.\d+\.", "mlp.experts."),
     (r"\.experts\.\d+\.", ".experts."),
     (r"\.experts\.w1\.", ".experts.gate_proj."),
@@ -561,7 +564,7 @@ def test_names_in_gguf_are_those_the_library_gives(checkpoint):
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[family]
     library = gguf.get_tensor_name_map(architecture, config.num_layers)
     for path in params.flatten(decoder.param_infos(config)):
-        if path == "head/table" and family in ("gemma2", "lfm2moe"):
+        if path == "head/table" and family in ("gemma2", "lfm2moe", "command-r", "cohere2"):
             continue  # always tied there
         if family in ("qwen2moe", "qwen3moe") and path.endswith(("/ffn/gate_up", "/ffn/down")):
             continue  # no layer is dense there
