@@ -14,6 +14,7 @@ from inference.families import (
     dots1,
     ernie4_5,
     exaone_moe,
+    falcon,
     falcon_h1,
     gemma,
     gemma4,
@@ -80,7 +81,7 @@ _MODULES = (
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
     *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo),
-    *(cohere, phi, gpt_neox, stablelm, starcoder2),
+    *(cohere, phi, gpt_neox, stablelm, starcoder2, falcon),
 )
 _LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
