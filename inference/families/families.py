@@ -50,6 +50,7 @@ from inference.families import (
     solar,
     stablelm,
     starcoder2,
+    youtu,
 )
 from inference.families.family import Family, Gguf, GgufReader
 
@@ -80,7 +81,7 @@ _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
     *(nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
-    *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo),
+    *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo, youtu),
     *(cohere, phi, gpt_neox, stablelm, starcoder2, falcon),
 )
 _LONGEST_NAME = 80  # characters that are compared

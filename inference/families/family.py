@@ -95,6 +95,8 @@ class Family:
         splits: make the parts of tensors that fuse several of our parameters.
         packs_experts: stacks of experts may be stored as MXFP4.
         recut: names tensors, with their rows, that writers also cut at other rows.
+        stacks: tensors of a layer that hold the matrices of all experts, which other files have
+            apart: the names of an expert's, whose rows follow one another.
         predicting: as `tensors`, of layers behind the last one that predict a second token; None:
             there are no such layers.
         listed: keys with a kind for each layer, to which such a layer adds one more.
@@ -125,6 +127,7 @@ class Family:
     splits: tuple[Split, ...] = ()
     packs_experts: bool = False
     recut: Callable[[str, LayerSpec, Table], Iterator[Mapping[str, int]]] | None = None
+    stacks: Table = dataclasses.field(default_factory=dict)
     predicting: Table | None = None
     listed: tuple[str, ...] = ()
     predictor: str | None = None

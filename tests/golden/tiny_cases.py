@@ -127,6 +127,19 @@ CASES = (
         seed=501,
         greedy=True,
     ),
+    Case(
+        "gemma4_unified-mha-mqa",
+        widths(30, 4, 3, 3, 10)
+        | UNTIED
+        | {
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "layer_types": layers("sfsf"),
+            "final_logit_softcapping": 4.0,
+        },
+        seed=503,
+    ),
     # A window is stated and not used; the next one's upper layers have it, by the older rule.
     Case(
         "qwen2-gqa-tied",

@@ -81,6 +81,9 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "gemma4": (transformers.Gemma4TextConfig, _OWN_TOKENS | {
         "pad_token_id": None, "sliding_window": 24, "vocab_size_per_layer_input": VOCAB_SIZE,
     }),
+    "gemma4_unified": (transformers.Gemma4UnifiedTextConfig, _OWN_TOKENS | {
+        "pad_token_id": None, "sliding_window": 24,
+    }),
     "mistral": (transformers.MistralConfig, _COMMON),
     "ministral3": (transformers.Ministral3Config, _COMMON),
     "mistral4": (transformers.Mistral4Config, _COMMON),
@@ -129,6 +132,7 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "afmoe": (transformers.AfmoeConfig, _COMMON | {"sliding_window": 24}),
     "laguna": (transformers.LagunaConfig, _COMMON | {"sliding_window": 24}),
     "mimo_v2_flash": (transformers.MiMoV2FlashConfig, _COMMON | {"sliding_window": 24}),
+    "youtu": (transformers.YoutuConfig, _COMMON),
     "mellum": (transformers.MellumConfig, _COMMON | {"sliding_window": 24}),
     "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 12}),
     "gpt_oss": (
@@ -151,6 +155,9 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "granitemoehybrid": (transformers.GraniteMoeHybridConfig, _HYBRID | {"intermediate_size": 12}),
     "nemotron_h": (transformers.NemotronHConfig, _HYBRID),
     "qwen3_5": (transformers.Qwen3_5TextConfig, _HYBRID),
+    "qwen3_5_moe": (transformers.Qwen3_5MoeTextConfig, {
+        key: value for key, value in _HYBRID.items() if key != "intermediate_size"
+    }),
     "olmo_hybrid": (transformers.OlmoHybridConfig, _HYBRID),
     "kimi_linear": (transformers.KimiLinearConfig, _HYBRID),
 }  # fmt: skip

@@ -145,6 +145,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
 _RELATIVES = {
     *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),
+    "gemma4_unified",
     "mistral_large3",
 }
 _TWO_LAYOUTS = "olmo3", "hunyuan_v1_dense"  # whose heads are those of Llama
@@ -168,9 +169,10 @@ def test_every_layout_is_there():
     mixtures = {m.family for m in models if m.mixtures}
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
-    layouts |= {"gpt2": ("mha",), "ministral3": ("mqa", "gqa")}
+    layouts |= {"gpt2": ("mha",), "ministral3": ("mqa", "gqa"), "youtu": ()}
     layouts |= dict.fromkeys(_TWO_LAYOUTS, ("gqa", "mha"))
     layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
+    layouts |= {"gemma4_unified": ("mha", "mqa")}
     layouts |= parallel_relatives.LAYOUTS
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
@@ -200,7 +202,7 @@ def _uncached_logits(name: str, model: ModelConfig) -> list[np.ndarray]:
 
 
 # Families with states that are those of another one; their second cases are long, too.
-_RELATED_STATES = "bamba", "falcon_mamba", "granitemoehybrid", "qwen3_5"
+_RELATED_STATES = "bamba", "falcon_mamba", "granitemoehybrid", "qwen3_5", "qwen3_5_moe"
 
 
 def _briefly(names, brief):
@@ -389,6 +391,7 @@ _VISIBLE = (
             _each_of(DeltaNet, num_key_heads=4, key_width=3),  # whose neighbours share no key
             _each_of(Attention, rope=Rope()),
         ),
+        "qwen3_5_moe-gqa-stacked": (_routed(is_normalized=False),),
         "qwen3_moe-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
         "gemma2-gqa-tied": (
             _each_layer(lambda s: {"score_cap": None}),

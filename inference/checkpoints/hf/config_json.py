@@ -10,12 +10,13 @@ from configs.heads import Eagle
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints import mapped, names, text_files
 from inference.checkpoints.hf import hub, mxfp4, params_json
-from inference.checkpoints.hf.quantized import schemes, tensors
+from inference.checkpoints.hf.quantized import methods, modelopt, tensors
 from inference.checkpoints.hf.quantized.schemes import Quantization
 from inference.families import families
 from inference.families.shared.config_keys import Keys
 
-# Keys that change the mathematics, and the values under which they do not.
+# Keys that change the mathematics, and the values under which they do not. All others are ignored
+# unless a family reads them; so is `auto_map`, code for a transformers that lacks the family.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
@@ -26,7 +27,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "rope_interleaved": (False, None),
     "num_local_experts": (None, 0),
     "is_encoder_decoder": (False, None),
-    "auto_map": (None,),
     "mamba_ssm_dtype": ("float32", None),  # of states, which nothing here rounds
     "mamba_ssm_cache_dtype": ("float32", None),
 }
@@ -34,7 +34,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 # Keys of a model of images or sounds too that say something of its text.
 _OF_THE_WHOLE = (
     *("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "bos_token_id"),
-    *("quantization_config", "compression_config", "auto_map"),
+    *("quantization_config", "compression_config"),
 )
 QUANTIZATION = "quantization_config", "compression_config"  # keys; the second is older
 
@@ -85,7 +85,7 @@ def read_model(directory: Path) -> ModelConfig:
     """
     raw = read(directory / text_files.CONFIG)
     for name in hub.QUANTIZED:  # weights of few bits that `config.json` says nothing of
-        if without_storage(raw) == raw and (directory / name).exists():
+        if without_storage(raw) == raw and (directory / name).exists() and name != modelopt.FILE:
             raise InputError(
                 f"{directory / name}: weights quantized like this are not served; use a repository "
                 "whose config.json has a quantization_config, the unquantized one, or a .gguf file"
@@ -175,21 +175,33 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
     text = Keys(raw).nested("text_config")
     if text is None:
         raise InputError(f"architecture {architecture} has a text_config, which is missing")
+    for key in QUANTIZATION:
+        if None not in (raw.get(key), text.raw.get(key)) and raw[key] != text.raw[key]:
+            raise InputError(f"{key} and text_config: {key} differ; both must agree")
     shared = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
-    model_type = text.choice("model_type", {name: name for name in by_type}, next(iter(by_type)))
+    model_type = next(iter(by_type))
+    if len(by_type) > 1:
+        model_type = text.choice("model_type", {name: name for name in by_type}, model_type)
     names = {"architectures": [by_type[model_type].architecture], "model_type": model_type}
     return text.raw | shared | names
 
 
 def storage(raw: dict[str, object], directory: Path) -> Storage:
     """How a directory stores its tensors; raises an `InputError` if a key is unsound."""
-    described = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
+    stated = [raw[key] for key in QUANTIZATION if raw.get(key) is not None]
+    if any(other != stated[0] for other in stated[1:]):
+        raise InputError(
+            f"{directory / text_files.CONFIG}: {' and '.join(QUANTIZATION)} differ; weights are "
+            "described twice, so both must agree"
+        )
+    with _naming(directory / text_files.CONFIG):
+        described = modelopt.described(stated[0] if stated else None, directory)
     is_mxfp4 = isinstance(described, dict) and described.get("quant_method") == "mxfp4"
     family = families.of_architecture(_architecture(raw))
     is_packed = is_mxfp4 and family is not None and family.packs_experts
     with _naming(directory / text_files.CONFIG):
         extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
-        quantization = None if described is None or is_packed else schemes.read(described)
+        quantization = None if described is None or is_packed else methods.read(described)
     return Storage(is_packed, extra, quantization, () if family is None else family.derived)
 
 

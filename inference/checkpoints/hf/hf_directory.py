@@ -33,7 +33,11 @@ def read_model(path: Path) -> ModelConfig:
         return config
     raw = config_json.read(path / text_files.CONFIG)
     storage = config_json.storage(raw, path)
-    if config.tied and has_other_head(_stored(path, storage), config):
+    if (
+        config.tied
+        and _stores_head(path, config)
+        and has_other_head(_stored(path, storage), config)
+    ):
         config = dataclasses.replace(config, tied=False, formats=())
     elif storage.quantization is None:
         return config
@@ -41,6 +45,12 @@ def read_model(path: Path) -> ModelConfig:
         modules = _stored_modules(safetensors_file.names_in(path), config)
         storage = dataclasses.replace(storage, quantization=storage.quantization.of(modules))
     return config_json.with_formats(config, storage, raw, path)
+
+
+def _stores_head(path: Path, config: ModelConfig) -> bool:
+    """Whether a directory may have a head of its own: an index says so without its shards."""
+    head = _head(config).removesuffix("weight")  # in few bits it has tensors of other names
+    return any(head in name for name in safetensors_file.names_in(path))
 
 
 def _stored_modules(names: Iterable[str], config: ModelConfig) -> dict[str, tuple[str, set[str]]]:

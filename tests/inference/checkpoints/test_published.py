@@ -32,22 +32,12 @@ PUBLISHED = {
 # What is not read yet, and what it waits for. A repository that is read has no line here, nor has
 # one whose architecture is in `missing.PARTS`.
 WAITING: dict[str, str] = {
-    "nvidia/Gemma-4-26B-A4B-NVFP4": "NVFP4 of modelopt",
-    "nvidia/MiniMax-M2.7-NVFP4": "NVFP4 of modelopt",
-    "nvidia/Qwen3.6-27B-NVFP4": "NVFP4 of modelopt",
-    "nvidia/Qwen3.6-35B-A3B-NVFP4": "NVFP4 of modelopt",
     "zai-org/GLM-5.2": "an indexer that several layers share",
     "zai-org/GLM-5.3": "an indexer that several layers share",
-    "MiniMaxAI/MiniMax-M2.5": "keys of code that comes with a checkpoint (auto_map)",
-    "MiniMaxAI/MiniMax-M2.7": "keys of code that comes with a checkpoint (auto_map)",
     "deepseek-ai/DeepSeek-V4-Flash": "the family",
     "deepseek-ai/DeepSeek-V4-Pro": "the family",
     "google/gemma-2b": "the family",
-    "google/gemma-3-27b-it": "the family",
-    "google/gemma-4-12B-it": "the family",
     "google/gemma-7b": "the family",
-    "google/medgemma-27b-it": "the family",
-    "moonshotai/Kimi-K2.5": "the family",
     "nvidia/DeepSeek-V4-Flash-NVFP4": "the family",
     "ByteDance-Seed/Seed-OSS-36B-Instruct": "the family",
     "inclusionAI/Ling-lite-1.5": "the family",
@@ -57,10 +47,6 @@ WAITING: dict[str, str] = {
     "swiss-ai/Apertus-8B-Instruct-2509": "the family",
     "XiaomiMiMo/MiMo-7B-Base": "the family",
     "Qwen/Qwen3-VL-30B-A3B-Instruct": "the family",
-    "Qwen/Qwen3.5-122B-A10B": "the family",
-    "Qwen/Qwen3.5-35B-A3B": "the family",
-    "Qwen/Qwen3.5-397B-A17B": "the family",
-    "tencent/Youtu-LLM-2B": "the family",
     "zai-org/GLM-4-9B-0414": "the family",
     "zai-org/glm-4-9b-chat-hf": "the family",
 }
@@ -83,7 +69,8 @@ UNREAD = [
 
 def test_enough_is_covered():
     assert WAITING.keys() <= PUBLISHED.keys()
-    assert len(PUBLISHED) >= 90 and len(architectures(PUBLISHED)) >= 45
+    read_now = PUBLISHED.keys() - set(UNREAD)
+    assert len(read_now) >= 90 and len(architectures(read_now)) >= 45
 
 
 @pytest.mark.parametrize("repository", [name for name in PUBLISHED if name not in UNREAD])
