@@ -16,6 +16,7 @@ from inference.families import (
     ernie4_5,
     exaone4,
     exaone_moe,
+    falcon,
     falcon_h1,
     gemma,
     gemma4,
@@ -89,7 +90,7 @@ _MODULES = (
     *(nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
     *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo, youtu),
     *(seed_oss, exaone4, arcee, glm4, helium, internlm, nemotron_dense),
-    *(cohere, phi, gpt_neox, stablelm, starcoder2),
+    *(cohere, phi, gpt_neox, stablelm, starcoder2, falcon),
 )
 _LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)

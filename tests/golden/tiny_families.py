@@ -113,6 +113,9 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "gpt_neox": (transformers.GPTNeoXConfig, _COMMON),
     "stablelm": (transformers.StableLmConfig, _COMMON),
     "starcoder2": (transformers.Starcoder2Config, _COMMON),
+    "falcon": (transformers.FalconConfig, {
+        k: v for k, v in _COMMON.items() if k != "intermediate_size"
+    }),
     "phi": (transformers.PhiConfig, _COMMON),
     "phi3": (transformers.Phi3Config, _COMMON),
     "olmo2": (transformers.Olmo2Config, _COMMON),
