@@ -5,6 +5,7 @@ PARTS = {
     "AXK1ForCausalLM": "a norm behind mixtures and not behind dense layers",
     "BailingHybridForCausalLM": "gates of latent heads, and a bounded decay of KDA",
     "DiffusionGemmaForBlockDiffusion": "text that is written in blocks, not from left to right",
+    "Gemma3TextModel": "attention to later tokens",
     "KimiK3ForConditionalGeneration": "residuals that attend to the outputs of earlier layers",
     "LongcatFlashForCausalLM": "experts that return their input, and two mixers in one layer",
     "OlmoForCausalLM": "a layer norm without weights",

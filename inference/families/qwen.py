@@ -37,6 +37,7 @@ FAMILIES = (
     Family(
         name="qwen2",
         architecture="Qwen2ForCausalLM",
+        spellings=("Qwen2Model",),
         read=_read_qwen2,
         write=write,
         tensors=hf_names.LLAMA,
@@ -45,6 +46,7 @@ FAMILIES = (
     Family(
         name="qwen3",
         architecture="Qwen3ForCausalLM",
+        spellings=("Qwen3Model",),
         read=_read_qwen3,
         reads=("attention_bias",),
         write=write,
