@@ -29,12 +29,16 @@ class LayerSpec:
         is_post_normed: whether norms stand behind them alone, wherever the model's stand.
         factors: (alpha, beta) of the mixer and of the feed-forward f, where the residual stream
             goes on from the normed n that f reads: alpha n + beta f(n); (): it is x + f(n).
+        parallel_norms: 1 or 2 where both read the stream that enters the layer, x + mix(norm x) +
+            feed(norm x), by one norm or by two (GPT-J, Wang & Komatsuzaki 2021; PaLM, Chowdhery et
+            al. 2022, arXiv 2204.02311); 0: the feed-forward reads what the mixer added to.
     """
 
     mixer: Mixer
     ffn: FeedForward | None
     is_post_normed: bool = False
     factors: tuple[tuple[float, float], ...] = ()
+    parallel_norms: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.mixer, Mixer):
@@ -47,6 +51,10 @@ class LayerSpec:
             )
         if len(self.factors) not in (0, 2):
             raise InputError(f"a layer's factors are its mixer's and its ffn's, not {self.factors}")
+        if self.parallel_norms not in (0, 1, 2):
+            raise InputError(f"a layer's parallel_norms are 0, 1 or 2, not {self.parallel_norms}")
+        if self.parallel_norms and (self.factors or self.is_post_normed or self.ffn is None):
+            raise InputError("parallel_norms go with a ffn, no factors and no norms behind alone")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +68,7 @@ class ModelConfig:
         embedding_scale: factor on the embedded tokens (Gemma: D ** 0.5).
         residual_scale: factor on what each mixer and feed-forward adds to the residual stream.
         logit_scale: factor on the logits.
-        norm: 'rms', or 'layer' with a bias.
+        norm: 'rms', 'layer' with a bias, or 'layer_unbiased' without one.
         norm_offset: added to stored norm weights (Gemma stores w - 1).
         pre_norms, post_norms: of the input and of the output of mixer and feed-forward; both are a
             "sandwich".
@@ -70,6 +78,7 @@ class ModelConfig:
         has_layer_scales: whether each layer multiplies the residual stream that leaves it with a
             number of its own (Gemma 4).
         tied: the head is the embedding.
+        has_head_bias: whether logits add a bias, before their scale.
         dtype: of activations, and of weights and cache where nothing else is said; the residual
             stream, norms and softmax are float32.
         cache_format: of keys, values and latents in pages: 'int8', 'fp8' (e4m3) or 'int4'; None is
@@ -100,6 +109,7 @@ class ModelConfig:
     layer_inputs: LayerInputs | None = None
     has_layer_scales: bool = False
     tied: bool = False
+    has_head_bias: bool = False
     dtype: str = "bfloat16"
     cache_format: str | None = None
     formats: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -112,7 +122,7 @@ class ModelConfig:
             limit = {"num_layers": MOST_LAYERS, "max_context": MOST_CONTEXT}.get(name, MOST_WIDTH)
             if getattr(self, name) > limit:
                 raise InputError(f"model.{name} is at most {limit}")
-        for name, valid in (("dtype", ("float32", "bfloat16")), ("norm", ("rms", "layer"))):
+        for name, valid in (("dtype", ("float32", "bfloat16")), ("norm", params.NORMS)):
             if getattr(self, name) not in valid:
                 raise InputError(
                     f"model.{name} is {' or '.join(map(repr, valid))}, not {getattr(self, name)!r}"
@@ -129,12 +139,14 @@ class ModelConfig:
         """Refuses parts that contradict each other."""
         if not (self.pre_norms or self.post_norms):
             raise InputError("a model has model.pre_norms, model.post_norms or both")
-        if self.norm == "layer" and self.norm_offset:
-            raise InputError("model.norm='layer' goes with no norm_offset")
+        if self.norm != "rms" and self.norm_offset:
+            raise InputError(f"model.norm={self.norm!r} goes with no norm_offset")
         for layer in set(self.pattern):
             declared = self._layer_parameters(layer)
             if layer.factors and "mixer_norm" not in declared:
                 raise InputError("a layer with factors goes on from norms of what its parts read")
+            if layer.parallel_norms and not (self.pre_norms and "mixer_norm" in declared):
+                raise InputError("parallel_norms go with model.pre_norms that a mixer reads")
         if self.learned_positions:
             if self.max_context > self.learned_positions:
                 raise InputError(
@@ -307,8 +319,11 @@ class ModelConfig:
             declared["positions"] = {"table": positions}
         if self.layer_inputs is not None:
             declared["inputs"] = self.layer_inputs.of_tokens(self, self.vocab_size, self.num_layers)
-        if not self.tied:
-            declared["head"] = {"table": table}
+        head = {} if self.tied else {"table": table}
+        if self.has_head_bias:
+            head["table_bias"] = ParamInfo((self.vocab_size,), self.dtype, ("vocab",), "zeros")
+        if head:
+            declared["head"] = head
         return params.with_formats(declared, dict(self.formats)) if self.formats else declared
 
     @property
@@ -328,7 +343,8 @@ class ModelConfig:
             if kind is None:
                 continue
             declared[part] = dict(kind.parameters(self))
-            if is_before and not kind.norms_input:
+            is_shared = part == "ffn" and layer.parallel_norms == 1
+            if is_before and not kind.norms_input and not is_shared:
                 declared[f"{part}_norm"] = norm
             if is_behind:
                 declared[f"{part}_post_norm"] = norm

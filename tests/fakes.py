@@ -228,6 +228,23 @@ def quirks(dtype: str = "float32", **changes: Any) -> ModelConfig:
     return _changed(model, changes)
 
 
+def side_by_side(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """Feed-forwards beside attention, by one norm and by two; norms of each head by weights of its
+    own, none with a bias; a bias of the head.
+    """
+    rotating = Attention(
+        num_heads=4, num_kv_heads=2, head_width=8, rope=Rope(500.0, share=0.75, neighbours=True),
+        biases=("qkv", "out"), qk_norm="each",
+    )  # fmt: skip
+    local, ffn = dataclasses.replace(rotating, window=20), Plain(40, "gelu", has_bias=True)
+    model = dataclasses.replace(
+        llama(dtype), name="tiny-side-by-side", norm="layer_unbiased", has_head_bias=True,
+        pattern=(LayerSpec(rotating, ffn, parallel_norms=1),
+                 LayerSpec(local, Gated(40), parallel_norms=2)),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
 def deepseek(dtype: str = "float32", **changes: Any) -> ModelConfig:
     """DeepSeek-V3 in small: latent attention with compressed queries and stretched positions, a
     dense layer, then experts in groups with learned offsets, and a shared one.
