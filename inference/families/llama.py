@@ -78,6 +78,7 @@ FAMILIES = (
     Family(
         name="llama",
         architecture="LlamaForCausalLM",
+        spellings=("LlamaModel",),
         read=_read_llama,
         reads=_BIASED,
         write=export_fields.llama_fields,
@@ -91,6 +92,7 @@ FAMILIES = (
     Family(
         name="mistral",
         architecture="MistralForCausalLM",
+        spellings=("MistralModel",),
         read=_read_mistral,
         write=_write_mistral,
         tensors=hf_names.LLAMA,

@@ -6,6 +6,7 @@ PARTS = {
     "ApertusForCausalLM": "an activation with learned constants (xIELU)",
     "BailingHybridForCausalLM": "gates of latent heads, and a bounded decay of KDA",
     "DiffusionGemmaForBlockDiffusion": "text that is written in blocks, not from left to right",
+    "Gemma3TextModel": "attention to later tokens",
     "KimiK3ForConditionalGeneration": "residuals that attend to the outputs of earlier layers",
     "LongcatFlashForCausalLM": "experts that return their input, and two mixers in one layer",
     "PhiMoEForCausalLM": "routing that masks experts far below the best",

@@ -48,6 +48,7 @@ FAMILIES = (
     Family(
         name="qwen2",
         architecture="Qwen2ForCausalLM",
+        spellings=("Qwen2Model",),
         read=_read_qwen2,
         write=write,
         tensors=hf_names.LLAMA,
@@ -66,6 +67,7 @@ FAMILIES = (
     Family(
         name="qwen3",
         architecture="Qwen3ForCausalLM",
+        spellings=("Qwen3Model",),
         read=_read_qwen3,
         reads=("attention_bias",),
         write=write,
