@@ -68,8 +68,9 @@ class ModelConfig:
         embedding_scale: factor on the embedded tokens (Gemma: D ** 0.5).
         residual_scale: factor on what each mixer and feed-forward adds to the residual stream.
         logit_scale: factor on the logits.
-        norm: 'rms', 'layer' with a bias, or 'layer_unbiased' without one.
-        norm_offset: added to stored norm weights (Gemma stores w - 1).
+        norm: 'rms', 'layer' with a bias, 'layer_unbiased' without one, or 'layer_bare' without
+            weights, too (OLMo, Groeneveld et al. 2024, arXiv 2402.00838).
+        norm_offset: added to stored norm weights (Gemma and Nemotron store w - 1).
         pre_norms, post_norms: of the input and of the output of mixer and feed-forward; both are a
             "sandwich".
         logit_cap: soft limit c tanh(x / c) of the logits, behind their scale.
@@ -139,7 +140,7 @@ class ModelConfig:
         """Refuses parts that contradict each other."""
         if not (self.pre_norms or self.post_norms):
             raise InputError("a model has model.pre_norms, model.post_norms or both")
-        if self.norm != "rms" and self.norm_offset:
+        if self.norm not in ("rms", "layer") and self.norm_offset:
             raise InputError(f"model.norm={self.norm!r} goes with no norm_offset")
         for layer in set(self.pattern):
             declared = self._layer_parameters(layer)
@@ -311,7 +312,7 @@ class ModelConfig:
         declared: dict[str, Declaration] = {
             "embed": {"table": dataclasses.replace(table, is_table=not self.tied)},
             "layers": tuple(self._layer_parameters(layer) for layer in self.layers),
-            "final_norm": params.norm(self, self.width, "embed"),
+            **params.around_part(self, "final_norm"),
         }
         if self.learned_positions:
             shape = (self.learned_positions, self.width)
@@ -336,7 +337,6 @@ class ModelConfig:
         return (False, True) if layer.is_post_normed else (self.pre_norms, self.post_norms)
 
     def _layer_parameters(self, layer: LayerSpec) -> Declared:
-        norm = params.norm(self, self.width, "embed")
         declared: dict[str, Declaration] = {}
         is_before, is_behind = self.norms_of(layer)
         for part, kind in (("mixer", layer.mixer), ("ffn", layer.ffn)):
@@ -345,9 +345,9 @@ class ModelConfig:
             declared[part] = dict(kind.parameters(self))
             is_shared = part == "ffn" and layer.parallel_norms == 1
             if is_before and not kind.norms_input and not is_shared:
-                declared[f"{part}_norm"] = norm
+                declared |= params.around_part(self, f"{part}_norm")
             if is_behind:
-                declared[f"{part}_post_norm"] = norm
+                declared |= params.around_part(self, f"{part}_post_norm")
         if self.layer_inputs is not None:
             declared["inputs"] = self.layer_inputs.parameters(self)
         if self.has_layer_scales:

@@ -162,7 +162,7 @@ def layers(
         streams[index + 1] = x_TD
         routed += [] if layer_routed is None else [layer_routed]
     return LayersOutput(
-        norm.apply(x_TD, params["final_norm"], config),
+        norm.apply(x_TD, params.get("final_norm"), config),
         tuple(streams[number] for number in features),
         None if cache is None else tuple(leaves),
         jax.tree.map(_side_by_side, *routed) if routed else None,
@@ -238,7 +238,7 @@ def _block(
     mix = registry.apply_mixer(layer.mixer)
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
     if is_behind:
-        out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
+        out_TD = norm.apply(out_TD, weights.get("mixer_post_norm"), config)
     to_mixer, to_ffn = layer.factors or (None, None)
     entering_TD, routed = x_TD, None
     x_TD = _added(config, x_TD, hidden_TD, out_TD, to_mixer)
@@ -252,7 +252,7 @@ def _block(
             feed = registry.apply_feed_forward(layer.ffn)
             out_TD, routed = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
         if is_behind:
-            out_TD = norm.apply(out_TD, weights["ffn_post_norm"], config)
+            out_TD = norm.apply(out_TD, weights.get("ffn_post_norm"), config)
         x_TD = _added(config, x_TD, hidden_TD, out_TD, to_ffn)
     if input_TP is not None:
         assert config.layer_inputs is not None
@@ -275,7 +275,7 @@ def _normed(
 ) -> jax.Array:
     if kind.norms_input:
         return x_TD
-    return norm.apply(x_TD, weights[f"{part}_norm"], config)
+    return norm.apply(x_TD, weights.get(f"{part}_norm"), config)
 
 
 def _added(

@@ -14,14 +14,20 @@ from sharding import collectives
 
 def apply(
     x: jax.Array,
-    weights: jax.Array | Mapping[str, jax.Array],
+    weights: jax.Array | Mapping[str, jax.Array] | None,
     config: ModelConfig,
     is_divided: bool = False,
 ) -> jax.Array:
-    """The model's norm over the last axis, which a mesh may divide: float32 of x's shape."""
+    """The model's norm over the last axis, which a mesh may divide: float32 of x's shape.
+    `weights` None: the norm has none.
+    """
     with jax.named_scope("norm"):
+        if weights is None:
+            ones = jnp.ones(x.shape[-1])
+            return layer_norm(x, ones, jnp.zeros_like(ones), config.norm_eps)
         if isinstance(weights, Mapping):
-            return layer_norm(x, weights["weight"], weights["bias"], config.norm_eps)
+            weight, bias = weights["weight"], weights["bias"]
+            return layer_norm(x, weight, bias, config.norm_eps, config.norm_offset)
         if config.norm == "layer_unbiased":
             return layer_norm(x, weights, jnp.zeros_like(weights), config.norm_eps)
         if is_divided and collectives.num_chips() > 1:
@@ -38,9 +44,13 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -
     return _rms_norm(eps, offset)(x.astype(jnp.float32), weight)
 
 
-def layer_norm(x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float) -> jax.Array:
-    """LayerNorm (Ba et al. 2016, arXiv 1607.06450) over the last axis: float32 of x's shape."""
-    return _layer_norm(eps)(x.astype(jnp.float32), weight, bias)
+def layer_norm(
+    x: jax.Array, weight: jax.Array, bias: jax.Array, eps: float, offset: float = 0.0
+) -> jax.Array:
+    """LayerNorm (Ba et al. 2016, arXiv 1607.06450) over the last axis: float32 of x's shape.
+    `offset` is added to the stored weight (Nemotron stores w - 1).
+    """
+    return _layer_norm(eps, offset)(x.astype(jnp.float32), weight, bias)
 
 
 def gated_norm(
@@ -78,10 +88,15 @@ def _rms_norm(eps: float, offset: float) -> Callable[[jax.Array, jax.Array], jax
 
 
 @functools.cache
-def _layer_norm(eps: float) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
+def _layer_norm(
+    eps: float, offset: float
+) -> Callable[[jax.Array, jax.Array, jax.Array], jax.Array]:
     def reference(x: jax.Array, weight: jax.Array, bias: jax.Array) -> jax.Array:
         x = x - row_sum(x) / x.shape[-1]
         scale = jax.lax.rsqrt(row_sum(x * x) / x.shape[-1] + eps)
-        return x * scale * weight.astype(jnp.float32) + bias.astype(jnp.float32)
+        weight = weight.astype(jnp.float32)
+        return x * scale * (weight + offset if offset else weight) + bias.astype(jnp.float32)
 
-    return backends.kernel_or(reference, lambda rows, x, w, bias: rows.norm(x, w, bias, eps))
+    return backends.kernel_or(
+        reference, lambda rows, x, w, bias: rows.norm(x, w, bias, eps, offset)
+    )

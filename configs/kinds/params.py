@@ -7,12 +7,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+from configs.errors import InputError
 from configs.precision import OUTLIERS
 
 # Parameters by name, which may nest.
 Declared: TypeAlias = "Mapping[str, Declaration]"
 Declaration: TypeAlias = "ParamInfo | Declared | Sequence[Declaration]"
-NORMS = "rms", "layer", "layer_unbiased"  # of models
+NORMS = "rms", "layer", "layer_unbiased", "layer_bare"  # of models
 Formats = Mapping[str, tuple[str, ...]]  # path -> format, or one of each part of a stack
 
 
@@ -25,7 +26,7 @@ class Widths(Protocol):
 
     @property
     def norm(self) -> str:
-        """One of `NORMS`: 'layer' has a bias."""
+        """One of `NORMS`: 'layer' has a bias, 'layer_bare' has nothing to learn."""
 
     @property
     def norm_offset(self) -> float:
@@ -123,11 +124,21 @@ def device_format(info: ParamInfo, platform: str) -> str:
 def norm(model: Widths, width: int, axis: str | None) -> Declaration:
     """Declaration of the model's norm over [width], with a layer norm's bias beside its weight; at
     random it changes nothing: weight + offset = 1 for the offsets of 0 and 1 that families have.
+
+    Raises:
+        InputError: the model's norms have nothing to learn.
     """
+    if model.norm == "layer_bare":
+        raise InputError("norms without weights stand around mixers and feed-forwards alone")
     scale = ParamInfo((width,), model.dtype, (axis,), "zeros" if model.norm_offset else "ones")
     if model.norm != "layer":
         return scale
     return {"weight": scale, "bias": ParamInfo((width,), model.dtype, (axis,), "zeros")}
+
+
+def around_part(model: Widths, name: str) -> dict[str, Declaration]:
+    """Declaration by its name of a norm of the residual stream, if it has anything to learn."""
+    return {} if model.norm == "layer_bare" else {name: norm(model, model.width, "embed")}
 
 
 def leaves(

@@ -1,4 +1,6 @@
-"""Gemma 2 (Gemma Team 2024, arXiv 2408.00118) and Gemma 3 (2025, arXiv 2503.19786)."""
+"""Gemma (Gemma Team 2024, arXiv 2403.08295), Gemma 2 (2024, arXiv 2408.00118) and Gemma 3 (2025,
+arXiv 2503.19786).
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -13,6 +15,14 @@ from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
 _GELU_TANH = {"gelu_pytorch_tanh": "gelu_tanh", "gelu_new": "gelu_tanh"}
+
+
+def _read_gemma(keys: Keys) -> ModelFields:
+    """Reads the first Gemma, where the older key of the activation means this one, too."""
+    keys.choice("hidden_act", _GELU_TANH | {"gelu": "gelu_tanh"}, "gelu_pytorch_tanh")
+    rope = rope_keys.read(keys)
+    attention = fields.attention(keys, 256, rope=rope)
+    return {**_fields(keys, [attention]), "post_norms": False}
 
 
 def _read_gemma2(keys: Keys) -> ModelFields:
@@ -66,6 +76,12 @@ def _scale(keys: Keys) -> float | None:
     return None if scalar == keys.integer("head_dim", 256) else scalar**-0.5
 
 
+def _write_first(config: ModelConfig) -> dict[str, object]:
+    raw = export_fields.llama_fields(config) | {"hidden_act": "gelu_pytorch_tanh"}
+    del raw["mlp_bias"]
+    return raw
+
+
 def _write_gemma(config: ModelConfig) -> dict[str, object]:
     attention, _ = export_fields.first(config)
     raw = export_fields.llama_fields(config)
@@ -113,6 +129,10 @@ def _gguf_gemma(keys: GgufKeys, pattern: Sequence[Attention], layers_of_27b: int
     }
 
 
+def _gguf_first(keys: GgufKeys) -> ModelFields:
+    return {**_gguf_gemma(keys, (keys.attention(keys.rope()),), 0), "post_norms": False}
+
+
 def _gguf_gemma2(keys: GgufKeys) -> ModelFields:
     full = keys.attention(keys.rope(), score_cap=keys.number("attn_logit_softcapping", 50.0))
     local = dataclasses.replace(full, window=keys.integer(_WINDOW, 4096))
@@ -157,6 +177,15 @@ def _gguf_gemma3_keys(config: ModelConfig) -> Metadata:
 
 _CAPPED = ("attn_logit_softcapping", "final_logit_softcapping")
 FAMILIES = (
+    Family(
+        name="gemma",
+        architecture="GemmaForCausalLM",
+        read=_read_gemma,
+        reads=("attention_bias",),
+        write=_write_first,
+        tensors=hf_names.LLAMA,
+        gguf=Gguf(readers={"gemma": GgufReader(_gguf_first)}, writer=GgufWriter("gemma")),
+    ),
     Family(
         name="gemma2",
         architecture="Gemma2ForCausalLM",

@@ -4,10 +4,7 @@ Face 2025).
 
 import dataclasses
 
-import numpy as np
-
 from configs.errors import InputError
-from configs.kinds.rope import Llama3, Rope
 from configs.model import ModelConfig
 from inference.families import mistral, mixtral, qwen
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
@@ -15,13 +12,12 @@ from inference.families.shared import (
     export_fields,
     fields,
     gguf_mixtures,
-    gguf_names,
+    gguf_rope,
     hf_names,
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
-from layers import rope as rope_math
 
 
 def _read_llama(keys: Keys) -> ModelFields:
@@ -70,30 +66,7 @@ def _write_smollm3(config: ModelConfig) -> dict[str, object]:
 def _gguf_llama(keys: GgufKeys) -> ModelFields:
     if keys.whole("expert_count"):  # llama.cpp has no other name for Mixtral
         return mixtral.gguf_experts(keys)
-    return {"pattern": (keys.layer(gguf_rope(keys)),)}
-
-
-def gguf_rope(keys: GgufKeys) -> Rope:
-    """Returns the positions, scaled by the rule that gives the divisors in the file."""
-    rope = keys.rope()
-    shape = keys.shapes.get(gguf_names.ROPE_FACTORS)
-    if shape is None:
-        return rope
-    # Llama 3.1 and later store the divisor of each frequency instead of the rule that made it:
-    # a ramp, or a step in Llama 4 Scout.
-    plain = rope_math.inverse_frequencies(rope, keys.head_width)
-    if shape != plain.shape:
-        raise InputError(
-            f"{gguf_names.ROPE_FACTORS!r} is {list(shape)}; expected {list(plain.shape)}"
-        )
-    divisors = keys.read_numbers(gguf_names.ROPE_FACTORS)
-    context = keys.integer("rope.scaling.original_context_length", Llama3(1.0).original_context)
-    for high in (4.0, 1.0):
-        candidate = Rope(rope.theta, Llama3(float(divisors.max()), 1.0, high, context))
-        expected = plain / rope_math.inverse_frequencies(candidate, keys.head_width)
-        if np.allclose(divisors, expected, rtol=1e-3):
-            return candidate
-    raise InputError(f"{gguf_names.ROPE_FACTORS!r} does not follow the llama3 rule")
+    return {"pattern": (keys.layer(gguf_rope.llama3(keys)),)}
 
 
 def _gguf_smollm3(keys: GgufKeys) -> ModelFields:
@@ -105,6 +78,7 @@ FAMILIES = (
     Family(
         name="llama",
         architecture="LlamaForCausalLM",
+        spellings=("LlamaModel",),
         read=_read_llama,
         reads=_BIASED,
         write=export_fields.llama_fields,
@@ -118,6 +92,7 @@ FAMILIES = (
     Family(
         name="mistral",
         architecture="MistralForCausalLM",
+        spellings=("MistralModel",),
         read=_read_mistral,
         write=_write_mistral,
         tensors=hf_names.LLAMA,

@@ -12,13 +12,13 @@ from configs.kinds.kind import FeedForward
 from configs.kinds.rope import Linear, Llama3, Rope
 from configs.kinds.temperature import Temperature
 from configs.model import LayerSpec, ModelConfig
-from inference.families import llama
 from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
     gguf_mixtures,
     gguf_names,
+    gguf_rope,
     hf_names,
     mixtures,
     parts,
@@ -126,7 +126,7 @@ def _gguf_llama4(keys: GgufKeys) -> ModelFields:
         raise InputError(f"metadata {keys.architecture}.{_WINDOW}=0 is not supported: no chunks")
     count, width = keys.integer("expert_count"), keys.integer("expert_feed_forward_length")
     near = keys.attention(
-        dataclasses.replace(llama.gguf_rope(keys), neighbours=True), window=8192, chunked=True,
+        dataclasses.replace(gguf_rope.llama3(keys), neighbours=True), window=8192, chunked=True,
         qk_norm=None if count == _MOST else "plain",
     )  # fmt: skip
     far = keys.attention(None, temperature=Temperature(0.1, 8192, offset=1))

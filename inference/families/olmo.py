@@ -1,5 +1,5 @@
-"""OLMo 2 and 3 (Ai2 2024 and 2025), OLMoE (Muennighoff et al. 2024, arXiv 2409.02060) and FlexOlmo
-(Shi et al. 2025, arXiv 2507.07024).
+"""OLMo (Groeneveld et al. 2024, arXiv 2402.00838), OLMo 2 and 3 (Ai2 2024 and 2025), OLMoE
+(Muennighoff et al. 2024, arXiv 2409.02060) and FlexOlmo (Shi et al. 2025, arXiv 2507.07024).
 """
 
 import dataclasses
@@ -9,7 +9,7 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Metadata, ModelFields
 from inference.families.shared import (
     export_fields,
     fields,
@@ -20,9 +20,18 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import YARN, GgufKeys
+from inference.families.shared.gguf_keys import LAYER_EPSILON, YARN, GgufKeys
 
 _POST_NORMED: ModelFields = {"pre_norms": False, "post_norms": True}
+
+
+def _read_olmo(keys: Keys) -> ModelFields:
+    """Reads the first OLMo, whose norms have neither weights nor an epsilon of the file's."""
+    rope = rope_keys.read(keys)
+    limit = keys.optional_number("clip_qkv")
+    attention = fields.attention(keys, rope=rope, input_limit=limit)
+    model = fields.model(keys.updated({"rms_norm_eps": None}), rope, attention, eps=1e-5)
+    return {**model, "norm": "layer_bare"}
 
 
 def _read_olmo2(keys: Keys) -> ModelFields:
@@ -60,6 +69,13 @@ def _read_flex_olmo(keys: Keys) -> ModelFields:
     return {**fields.model(keys, rope, attention, experts), **_POST_NORMED}
 
 
+def _write_olmo(config: ModelConfig) -> dict[str, object]:
+    attention, _ = export_fields.first(config)
+    raw = export_fields.llama_fields(config)
+    del raw["rms_norm_eps"], raw["mlp_bias"]
+    return raw | {"clip_qkv": attention.input_limit}
+
+
 def _write_olmo3(config: ModelConfig) -> dict[str, object]:
     """Returns the keys, with both objects of positions: transformers 5 reads the base of layers
     without a window from the older one.
@@ -92,6 +108,17 @@ def _write_flex_olmo(config: ModelConfig) -> dict[str, object]:
 
 
 _WINDOW = "attention.sliding_window"
+_LIMIT = "attention.clamp_kqv"
+
+
+def _gguf_olmo(keys: GgufKeys) -> ModelFields:
+    limit = keys.number(_LIMIT) if keys.has(_LIMIT) else None
+    return {"pattern": (keys.layer(keys.rope(), input_limit=limit),), "norm": "layer_bare"}
+
+
+def _gguf_limit(config: ModelConfig) -> Metadata:
+    limit = config.mixers(Attention)[0].input_limit
+    return {} if limit is None else {_LIMIT: limit}
 
 
 def _gguf_olmo2(keys: GgufKeys) -> ModelFields:
@@ -115,6 +142,19 @@ def _gguf_olmoe(keys: GgufKeys) -> ModelFields:
 
 
 FAMILIES = (
+    Family(
+        name="olmo",
+        architecture="OlmoForCausalLM",
+        read=_read_olmo,
+        reads=("attention_bias",),
+        write=_write_olmo,
+        tensors=hf_names.LLAMA,
+        gguf=Gguf(
+            is_interleaved=True,
+            readers={"olmo": GgufReader(_gguf_olmo, (_LIMIT,), epsilon=LAYER_EPSILON)},
+            writer=GgufWriter("olmo", _gguf_limit),
+        ),
+    ),
     Family(
         name="olmo2",
         architecture="Olmo2ForCausalLM",

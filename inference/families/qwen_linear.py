@@ -200,7 +200,7 @@ FAMILIES = (
         feed_forwards=(Gated, Experts),
         tensors={**qwen_moe.SHARED_EXPERT, **_fused_tensors("linear_attn")},
         splits=(parts.delta_net,),
-        predictor="mtp",
+        predictor="mtp.",
         gguf=Gguf(
             {
                 **gguf_names.DELTA_NET,
@@ -220,7 +220,7 @@ FAMILIES = (
         feed_forwards=(Gated,),
         tensors={**hf_names.LLAMA, **_tensors("linear_attn")},
         splits=(parts.delta_net,),
-        predictor="mtp",
+        predictor="mtp.",
         wrapper="Qwen3_5ForConditionalGeneration",
         ignored=("model.visual",),
         gguf=Gguf(
@@ -239,7 +239,7 @@ FAMILIES = (
         tensors={**qwen_moe.SHARED_EXPERT, **_tensors("linear_attn")},
         splits=(parts.delta_net,),
         stacks=_STACKS,
-        predictor="mtp",
+        predictor="mtp.",
         wrapper="Qwen3_5MoeForConditionalGeneration",
         ignored=("model.visual",),
         gguf=Gguf(

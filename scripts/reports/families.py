@@ -87,9 +87,12 @@ def _parts(config: ModelConfig) -> list[str]:
         *_linear(config),
         *_latent(next(iter(config.mixers(Latent)), mixer)),
         *_experts(config),
-        {"rms": "", "layer": "layer norm", "layer_unbiased": "layer norm without a bias"}[
-            config.norm
-        ],
+        {
+            "rms": "",
+            "layer": "layer norm",
+            "layer_unbiased": "layer norm without a bias",
+            "layer_bare": "layer norm without weights",
+        }[config.norm],
         ("" if config.pre_norms else "norms after only"),
         ("norms before and after" if config.pre_norms and config.post_norms else ""),
         ("norms after in some layers" if any(layer.is_post_normed for layer in layers) else ""),

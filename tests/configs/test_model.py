@@ -25,7 +25,7 @@ _STILL = LayerSpec(Attention(4, 2, 6, rope=None), Gated(20))
 _NORMED = LayerSpec(Attention(4, 2, 6, qk_norm="head"), Gated(20))
 _RECURRENT = LayerSpec(Mamba2(2, 4, 4), None)
 _BAD_MODELS = {
-    "norm": ({"norm": "batch"}, "model.norm is 'rms' or 'layer' or 'layer_unbiased', not 'batch'"),
+    "norm": ({"norm": "batch"}, "'layer' or 'layer_unbiased' or 'layer_bare', not 'batch'"),
     "parallel parts": (
         {
             "pattern": (dataclasses.replace(_LAYER, parallel_norms=1),),
@@ -35,7 +35,11 @@ _BAD_MODELS = {
         "parallel_norms go with model.pre_norms that a mixer reads",
     ),
     "no norms": ({"pre_norms": False}, "pre_norms, model.post_norms or both"),
-    "offset": ({"norm": "layer", "norm_offset": 1.0}, "norm='layer' goes with no norm_offset"),
+    "offset": ({"norm": "layer_bare", "norm_offset": 1.0}, "'layer_bare' goes with no norm_offset"),
+    "bare": (
+        {"norm": "layer_bare", "layer_inputs": LayerInputs(4)},
+        "norms without weights stand around",
+    ),
     "head norms": ({"norm": "layer", "pattern": (_NORMED,)}, "qk_norm='head' goes with model.norm"),
     "logits": ({"logit_cap": float("inf")}, "model.logit_cap is a finite number"),
     "factors": (

@@ -117,7 +117,7 @@ def _stores_offset(case: Case, name: str) -> bool:
     """Whether a norm's factor is stored as w - 1."""
     if case.family in ("qwen3_next", "qwen3_5", "qwen3_5_moe"):
         return ".linear_attn.norm" not in name
-    return case.family in ("gemma2", "gemma3")
+    return case.family in ("gemma", "gemma2", "gemma3", "nemotron")
 
 
 def _version_4(config: dict) -> dict:
@@ -135,7 +135,8 @@ def _version_4(config: dict) -> dict:
         config["rotary_emb_base"] = rope["rope_theta"]
         config["rotary_pct"] = rope.pop("partial_rotary_factor")
     config["rope_theta"] = rope.pop("rope_theta")
-    if config["model_type"] in ("phi", "phi3", "qwen3_next", "qwen3_5_moe_text", "stablelm"):
+    shares = "phi", "phi3", "qwen3_next", "qwen3_5_moe_text", "stablelm", "glm", "glm4", "nemotron"
+    if config["model_type"] in shares:
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         rope.pop("original_max_position_embeddings", None)
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope

@@ -126,6 +126,36 @@ CASES = (
         dtype=torch.float32,
     ),
     Case(
+        "falcon-gqa-two-norms-untied",
+        _neox(48, 2, 4)
+        | UNTIED
+        | rope("default", 1e4)
+        | {"new_decoder_architecture": True, "num_kv_heads": 2, "ffn_hidden_size": 52},
+        seed=1013,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "falcon-mqa-tied-float32",
+        _neox(36, 2, 3) | TIED | rope("default", 500.0) | {"bias": True, "ffn_hidden_size": 40},
+        seed=1014,
+        dtype=torch.float32,
+    ),
+    Case(
+        "falcon-gqa-one-norm-tied-float32",
+        _neox(40, 2, 4)
+        | TIED
+        | rope("default", 500.0)
+        | {
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+            "ffn_hidden_size": 40,
+        },
+        seed=1015,
+        dtype=torch.float32,
+    ),
+    Case(
         "starcoder2-gqa-window-tied",
         widths(40, 2, 4, 2) | TIED | rope("default", 1e5) | {"sliding_window": 24},
         seed=1011,

@@ -12,12 +12,14 @@ LAYOUTS = {
     "gpt_neox": ("mha",),
     "stablelm": ("gqa", "mha"),
     "starcoder2": ("gqa", "mqa"),
+    "falcon": ("gqa", "mqa"),
 }
 # The checkpoints whose parts others have; pages of all are those of Llama.
 OTHERS = (
     "cohere-mha-untied-bias-float32", "cohere2-mha-untied-float32", "phi-mqa-tied-whole-float32",
     "gpt_neox-mha-in-turn-tied-float32", "stablelm-mha-bias-tied-float32",
-    "starcoder2-mqa-untied-no-bias-float32",
+    "starcoder2-mqa-untied-no-bias-float32", "falcon-mqa-tied-float32",
+    "falcon-gqa-one-norm-tied-float32",
 )  # fmt: skip
 VISIBLE = {
     "cohere-gqa-norms-tied": (
@@ -34,5 +36,6 @@ VISIBLE = {
     "gpt_neox-mha-untied": (with_fields(rope=Rope()), with_fields(activation="silu"), parallel(0)),
     "gpt_neox-mha-in-turn-tied-float32": (parallel(2),),
     "stablelm-gqa-parallel-norms": (with_fields(rope=Rope()), with_fields(qk_norm=None)),
+    "falcon-gqa-two-norms-untied": (with_fields(rope=Rope(500.0)), parallel(0)),
     "starcoder2-gqa-window-tied": (with_fields(window=None), with_fields(activation="silu")),
 }

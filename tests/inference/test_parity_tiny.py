@@ -28,7 +28,12 @@ from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.ragged import contiguous
 from tests import compiling, fakes
-from tests.inference import mistral_relatives, mixture_relatives, parallel_relatives
+from tests.inference import (
+    dense_relatives,
+    mistral_relatives,
+    mixture_relatives,
+    parallel_relatives,
+)
 from tests.inference.model_changes import each_layer as _each_layer
 from tests.inference.model_changes import each_mixture as _each_mixture
 from tests.inference.model_changes import each_of as _each_of
@@ -148,7 +153,7 @@ _RELATIVES = {
     "gemma4_unified",
     "mistral_large3",
 }
-_TWO_LAYOUTS = "olmo3", "hunyuan_v1_dense"  # whose heads are those of Llama
+_TWO_LAYOUTS = "olmo3", *dense_relatives.LAYOUTS  # whose heads are those of Llama
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
 
@@ -219,7 +224,14 @@ _MIXTURES = "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *mixture_relatives.FAM
 _RELATED = *_MIXTURES, *_RELATED_STATES
 _LIKE_OTHERS = [name for name in _GREEDY if _family(name) in _RELATED]
 # Whose parts no other has; of all families logits over pages say more than their texts do.
-_LLAMAS = *parallel_relatives.LAYOUTS, "mistral", "qwen2", "qwen3", "smollm3"
+_LLAMAS = (
+    *parallel_relatives.LAYOUTS,
+    *dense_relatives.LAYOUTS,
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "smollm3",
+)
 _OWN = [n for n in _GREEDY if n not in _LIKE_OTHERS and _family(n) not in _LLAMAS]
 # What is told from others by its norms, its factors or where its layers lie, not by what they keep:
 # its decode steps and its sums over pages are those of others.
@@ -259,6 +271,7 @@ _VISIBLE = (
     mistral_relatives.VISIBLE
     | mixture_relatives.VISIBLE
     | parallel_relatives.VISIBLE
+    | dense_relatives.VISIBLE
     | {
         "bamba-mqa-groups-bias-limit": (
             _with(step_limits=(0.0, None)),
@@ -284,7 +297,6 @@ _VISIBLE = (
             _with(norms_first=False),
         ),
         "ernie4_5-gqa-neighbors": (_with(rope=Rope(5e5)),),
-        "hunyuan_v1_dense-gqa-alpha": (_with(rotates_first=False), _with(rope=Rope())),
         "granite-gqa-scales": (*_UNSCALED, _with(scale=None)),
         "granitemoehybrid-mqa-rope-experts": (
             *(*_UNSCALED, _with(scale=None), _with(rope=None), _with(step_limits=(0.0, None))),
@@ -493,7 +505,7 @@ _OTHER_HEADS = (
     "olmo3-mha-tied-float32", "olmoe-mha-float32", "qwen2-mha-untied-float32",
     "qwen3-mha-untied-float32", "qwen3_moe-mqa-bias-window", "smollm3-mqa-untied-bias",
     *(name for name in _OTHERS if _family(name) in mixture_relatives.FAMILIES),
-    *parallel_relatives.OTHERS,
+    *parallel_relatives.OTHERS, *dense_relatives.OTHERS,
 )  # fmt: skip
 
 

@@ -3,7 +3,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from layers.norm import layer_norm, rms_norm
+from layers.decoder import param_infos
+from layers.norm import apply, layer_norm, rms_norm
+from layers.params import flatten
+from tests import fakes
 
 
 @pytest.mark.parametrize("offset", [0.0, 1.0])
@@ -38,3 +41,14 @@ def test_layer_norm_removes_the_mean_and_adds_a_bias():
     exact = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-2) * weight[0] + bias[0]
     arrays = (jnp.asarray(a, jnp.float32) for a in (x, weight[0], bias[0]))
     np.testing.assert_allclose(layer_norm(*arrays, 1e-2), exact, atol=1e-5)
+
+
+def test_layer_norm_without_weights_and_with_weights_less_one():
+    x, weight, bias = np.random.default_rng(3).standard_normal((3, 5, 36)) + 4
+    exact = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+    arrays = [jnp.asarray(a, jnp.float32) for a in (x, weight[0], bias[0])]
+    found = layer_norm(*arrays, 1e-5, offset=1.0)
+    np.testing.assert_allclose(found, exact * (1 + weight[0]) + bias[0], atol=2e-5)
+    config = fakes.llama(norm="layer_bare", norm_eps=1e-5)
+    assert not any("norm" in path for path in flatten(param_infos(config)))
+    np.testing.assert_allclose(apply(arrays[0], None, config), exact, atol=1e-5)

@@ -27,6 +27,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "rope_interleaved": (False, None),
     "num_local_experts": (None, 0),
     "is_encoder_decoder": (False, None),
+    "is_causal": (True, None),
     "mamba_ssm_dtype": ("float32", None),  # of states, which nothing here rounds
     "mamba_ssm_cache_dtype": ("float32", None),
 }
@@ -216,7 +217,16 @@ def as_copied(raw: dict[str, object], config: ModelConfig) -> dict[str, object]:
     """
     rows_key = families.of(config).rows_key
     read = {"num_nextn_predict_layers": 0} | ({rows_key: config.vocab_size} if rows_key else {})
+    if config.tied:  # what lacks a head may say otherwise
+        read["tie_word_embeddings"] = True
     return without_storage(raw) | {key: value for key, value in read.items() if key in raw}
+
+
+def is_headless(raw: dict[str, object]) -> bool:
+    """Returns whether a `config.json` is of a model that was saved without its head."""
+    name = _architecture(raw)
+    family = families.of_architecture(name)
+    return family is not None and name in family.spellings and str(name).endswith("Model")
 
 
 def _architecture(raw: dict[str, object]) -> object:

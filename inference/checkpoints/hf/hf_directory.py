@@ -20,6 +20,7 @@ from inference.families import families
 from layers import params
 
 _DERIVED = "rotary_emb.inv_freq"
+_EMBEDDER = "modules.json"  # of sentence-transformers
 
 
 def read_model(path: Path) -> ModelConfig:
@@ -28,7 +29,7 @@ def read_model(path: Path) -> ModelConfig:
     Raises:
         InputError: as there, or the weights are unsound.
     """
-    config = config_json.read_model(path)
+    config = _with_a_head(path, config_json.read_model(path))
     if not safetensors_file.is_in(path):
         return config
     raw = config_json.read(path / text_files.CONFIG)
@@ -60,6 +61,21 @@ def _stored_modules(names: Iterable[str], config: ModelConfig) -> dict[str, tupl
         name, _, ending = stored.rpartition(".")
         modules.setdefault(whole.rpartition(".")[0], (name, set()))[1].add(ending)
     return modules
+
+
+def _with_a_head(path: Path, config: ModelConfig) -> ModelConfig:
+    """Returns the model, tied where a directory for embeddings has no head of its own."""
+    if config.tied or not safetensors_file.is_in(path):
+        return config
+    is_headless = config_json.is_headless(config_json.read(path / text_files.CONFIG))
+    is_embedder = is_headless or (path / _EMBEDDER).exists()
+    if not is_embedder or _stores_head(path, config):
+        return config
+    logging.warning(
+        "%s: there is no %s: vectors of texts mean something, what continues them does not",
+        *(path, _head(config)),
+    )
+    return dataclasses.replace(config, tied=True, formats=())
 
 
 def open_directory(path: Path, config: ModelConfig) -> StoredDirectory:

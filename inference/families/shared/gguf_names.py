@@ -23,13 +23,13 @@ LLAMA: Table = {
     "ffn/down": ("ffn_down.weight",),
     "ffn_post_norm": ("post_ffw_norm.weight",),
 }
+PLAIN: Table = {**LLAMA, "ffn/up": ("ffn_up.weight",)}
 # Layer norms with a bias, and plain feed-forwards.
 LAYER_NORMED: Table = {
-    **LLAMA,
+    **PLAIN,
     "final_norm/weight": ("output_norm.weight",),
     "mixer_norm/weight": ("attn_norm.weight",),
     "ffn_norm/weight": ("ffn_norm.weight",),
-    "ffn/up": ("ffn_up.weight",),
 }
 EXPERTS: Table = {
     **LLAMA,

@@ -18,6 +18,8 @@ LLAMA: Table = {
     "ffn/gate_up": ("mlp.gate_proj.weight", "mlp.up_proj.weight"),
     "ffn/down": ("mlp.down_proj.weight",),
 }
+# A feed-forward without a gate.
+PLAIN: Table = {**LLAMA, "ffn/up": ("mlp.up_proj.weight",)}
 # Norms behind attention and feed-forward.
 POST_NORMED: Table = {
     **LLAMA,

@@ -95,9 +95,9 @@ def test_nothing_is_left_to_the_defaults_of_transformers(case):
 )
 def test_transformers_reads_the_exports_of_every_family(tmp_path):
     """With a config.json of our own making, as for a checkpoint that brings none."""
-    # Whose logits are token by token, and whose tensors have names of its makers' own.
-    left_out = "llama-mqa-dynamic", "mistral_large3-mha-own-names"
-    cases = [case for case in CASES if case not in left_out]
+    # Logits token by token, and what transformers has no code of.
+    others = "llama-mqa-dynamic", "mistral_large3-mha-own-names", "internlm2-", "mimo-"
+    cases = [case for case in CASES if not case.startswith(others)]
     for case in cases:
         checkpoint = resolve.resolve(str(GOLDEN / case)).open(None)
         contents = dataclasses.replace(checkpoint.contents(), raw_config=None)
@@ -124,6 +124,8 @@ def test_there_and_back_is_bit_identical(case, tmp_path):
     if case.startswith(("minimax-", "gpt_neox-")):  # decays or masks, which are derived
         ends = "slope_rate", "_decay", ".attention.bias", ".attention.masked_bias"
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(ends)}
+    if case == "mimo-gqa-predicting":  # a layer that predicts a second token stays behind
+        tensors = {name: tensor for name, tensor in tensors.items() if ".mtp_" not in name}
     if case not in SAVED_OTHERWISE:
         assert_equal(stored(back), tensors)
     first, second, third = (resolve.resolve(str(d)) for d in (GOLDEN / case, native, back))

@@ -10,6 +10,8 @@ import pytest
 
 from configs.errors import InputError
 from inference.checkpoints import mapped, resolve, safetensors_file, text_files
+from inference.checkpoints.hf.quantized import modelopt
+from inference.families.shared.config_keys import Keys
 from tests.inference.checkpoints.test_published import PUBLISHED
 
 CONFIG = PUBLISHED["meta-llama/Meta-Llama-3.1-405B"]["config"]
@@ -125,3 +127,13 @@ def test_an_index_of_more_than_eight_megabytes_is_read(tmp_path):
     path = tmp_path / safetensors_file.INDEX
     path.write_text(json.dumps({"weight_map": names}))
     assert path.stat().st_size > 9e6 and len(safetensors_file.read_index(tmp_path)) == 80_000
+
+
+def test_names_of_experts_are_no_patterns(monkeypatch):
+    """The list of Nemotron 3 Nano in NVFP4 names thousands of modules, for thousands of tensors."""
+    listed = [f"backbone.layers.1.mixer.experts.{number}.up_proj" for number in range(2_000)]
+    find = modelopt.modelopt(Keys({"quant_algo": "NVFP4", "ignore": [*listed, "lm_head*"]}))
+    compared = []
+    monkeypatch.setattr(modelopt.fnmatch, "fnmatchcase", lambda *pair: compared.append(pair))
+    assert find(listed[-1], False) is None and find(f"{listed[0]}s", False) is not None
+    assert {pattern for _, pattern in compared} == {"lm_head*"}

@@ -76,6 +76,18 @@ PUBLISHED = {
         "num_key_value_heads": 2, "rope_theta": 999999.4420358813, "sliding_window": 4096,
         "use_bias": True, "vocab_size": 49152,
     }, 3.0304),
+    "falcon-7b": ({
+        "alibi": False, "architectures": ["FalconForCausalLM"], "bias": False,
+        "hidden_size": 4544, "layer_norm_epsilon": 1e-05, "multi_query": True,
+        "new_decoder_architecture": False, "num_attention_heads": 71, "num_hidden_layers": 32,
+        "parallel_attn": True, "vocab_size": 65024,
+    }, 6.9217),
+    "falcon-40b": ({
+        "alibi": False, "architectures": ["FalconForCausalLM"], "bias": False,
+        "hidden_size": 8192, "layer_norm_epsilon": 1e-05, "new_decoder_architecture": True,
+        "num_attention_heads": 128, "num_hidden_layers": 60, "num_kv_heads": 8,
+        "parallel_attn": True, "vocab_size": 65024,
+    }, 41.303),
 }  # fmt: skip
 
 
@@ -118,6 +130,7 @@ def test_the_context_of_command_r():
             "position_embedding_type='rope_neox' is not supported",
         ),
         ("cohere-gqa-norms-tied", {"logit_scale": 0}, "logit_scale must be positive"),
+        ("falcon-mqa-tied-float32", {"alibi": True}, "alibi=True is not supported"),
         ("phi-mha-untied", {"qk_layernorm": True}, "qk_layernorm=True is not supported"),
         (
             "phi-mha-untied",

@@ -46,7 +46,7 @@ WAITING: dict[str, str] = {
     "LGAI-EXAONE/EXAONE-4.0-32B": "the family",
     "swiss-ai/Apertus-8B-Instruct-2509": "the family",
     "XiaomiMiMo/MiMo-7B-Base": "the family",
-    "Qwen/Qwen3-VL-30B-A3B-Instruct": "the family",
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": "a record: its text is a mixture of Qwen3",
     "zai-org/GLM-4-9B-0414": "the family",
     "zai-org/glm-4-9b-chat-hf": "the family",
 }

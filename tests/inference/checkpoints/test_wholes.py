@@ -1,5 +1,6 @@
 """The text of models that read images or sounds too, as their makers publish them."""
 
+import dataclasses
 import json
 import logging
 from pathlib import Path
@@ -132,8 +133,10 @@ def whole(
 
 
 def load(directory: Path) -> dict[str, np.ndarray]:
+    """The parameters of a directory, those of few bits as numbers."""
     found = resolve.resolve(str(directory))
-    loaded = found.open(None).load_params(decoder.param_infos(found.config), None)
+    declared = decoder.param_infos(dataclasses.replace(found.config, formats=()))
+    loaded = found.open(None).load_params(declared, None)
     return {path: np.asarray(leaf) for path, leaf in params.flatten(loaded).items()}
 
 

@@ -3,7 +3,7 @@ of all modules or of each, and by the type of the weights.
 """
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from configs.errors import InputError, shown
@@ -73,11 +73,11 @@ def modelopt(keys: Keys) -> Find:
             layers[name] = _scheme(layer, layer.raw.get("group_size"))
     else:
         default = _scheme(keys, group_size)
-    skipped = names(keys, "ignore") + names(keys, "exclude_modules")
+    is_skipped = _matcher(names(keys, "ignore") + names(keys, "exclude_modules"))
 
     def find(module: str, is_table: bool) -> Scheme | None:
         parents = _parents(module)
-        if is_table or any(_is_like(name, skipped) for name in parents):
+        if is_table or any(map(is_skipped, parents)):
             return None
         return next((layers[name] for name in parents if name in layers), default)
 
@@ -113,10 +113,10 @@ def quark(keys: Keys) -> Find:
         qscheme=("per_group", None), ch_axis=(-1, None),
     )  # fmt: skip
     scheme = Scheme("scaled", 4, 32, is_float=True, has_powers=True, activations="group")
-    skipped = names(keys, "exclude")
+    is_skipped = _matcher(names(keys, "exclude"))
 
     def find(module: str, is_table: bool) -> Scheme | None:
-        is_out = is_table or any(_is_like(name, skipped) for name in _parents(module))
+        is_out = is_table or any(map(is_skipped, _parents(module)))
         return None if is_out else scheme
 
     return find
@@ -128,5 +128,8 @@ def _parents(module: str) -> list[str]:
     return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
 
 
-def _is_like(module: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(module, pattern) for pattern in patterns)
+def _matcher(patterns: tuple[str, ...]) -> Callable[[str], bool]:
+    """Returns whether a name is like one of these: thousands are names of experts, no patterns."""
+    wild = [pattern for pattern in patterns if set("*?[") & set(pattern)]
+    exact = frozenset(patterns).difference(wild)
+    return lambda name: name in exact or any(fnmatch.fnmatchcase(name, pattern) for pattern in wild)
