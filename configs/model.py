@@ -12,7 +12,7 @@ from configs.errors import InputError, check_positive
 from configs.kinds import operations, params
 from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer, equal_shares
 from configs.kinds.layer_inputs import LayerInputs
-from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation
+from configs.kinds.operations import TOKENS, Amount, Move, Operation
 from configs.kinds.params import Declaration, Declared, ParamInfo
 from configs.precision import CACHE_FORMATS
 
@@ -157,6 +157,19 @@ class ModelConfig:
                 self.layers[layer].mixer.check_owner(self.cache_specs[spec.owner], owner)
             if spec.elements_per_token or spec.elements_per_sequence:
                 owners.append(layer)
+            self._check_choice(layer)
+
+    def _check_choice(self, layer: int) -> None:
+        mixer = self.layers[layer].mixer
+        owners = [part.choice_owner for part in mixer.parts if part.choice_owner is not None]
+        if owners and mixer.choice_owner is None:
+            raise InputError(f"layer {layer} has several mixers: none reads another layer's choice")
+        for owner in owners:
+            if not 0 <= owner < layer:
+                raise InputError(
+                    f"layer {layer} reads what layer {owner} chose, which is no earlier layer"
+                )
+            mixer.check_choice_owner(self.layers[owner].mixer)
 
     def _check_cache(self) -> None:
         format = self.cache_format
@@ -199,6 +212,12 @@ class ModelConfig:
     def layers(self) -> tuple[LayerSpec, ...]:
         return tuple(self.pattern[i % len(self.pattern)] for i in range(self.num_layers))
 
+    @functools.cached_property
+    def choice_owners(self) -> frozenset[int]:
+        """Layers whose queries' choice later layers read."""
+        owners = (layer.mixer.choice_owner for layer in self.layers)
+        return frozenset(owner for owner in owners if owner is not None)
+
     def shifted(self, first: int) -> tuple[LayerSpec, ...]:
         """Its layers as they stand behind `first` layers of another model, whose caches none of
         them reads.
@@ -208,6 +227,8 @@ class ModelConfig:
             mixer = layer.mixer
             if spec.owner is not None:
                 mixer = mixer.changed({"owner": spec.owner + first})
+            if mixer.choice_owner is not None:
+                mixer = mixer.changed({"index_owner": mixer.choice_owner + first})
             layers.append(dataclasses.replace(layer, mixer=mixer))
         return tuple(layers)
 
@@ -427,7 +448,8 @@ class ModelConfig:
             infos = self.parameters()["inputs"] if self.formats else {}
             counts.update(operations.in_formats(o, infos, self) for o in projection)
         ordered = sorted(counts.items(), key=lambda item: item[0].kind != "matrix")
-        return dict(ordered) | dict.fromkeys((self._head, self._embedding, *self._vectors), 1)
+        vectors = operations.vector_reads(self.vectors, self.width)
+        return dict(ordered) | dict.fromkeys((self._head, self._embedding, *vectors), 1)
 
     @property
     def head_rows(self) -> int:
@@ -436,14 +458,8 @@ class ModelConfig:
 
     @property
     def _head(self) -> Operation:
-        D, V, rows = self.width, self.vocab_size, self.head_rows
         format = self._table_format("embed" if self.tied else "head")
-        return Operation(
-            "head", "other", flops=((2 * rows * D, LOGITS),), rows=((1, LOGITS),),
-            moves=(Move("weights", ((rows * D, ()),), D, format),
-                   Move("activations", ((D, LOGITS),), D, "rest"),
-                   Move("activations", ((2 * V, LOGITS),), V, "float32")),  # written and read
-        )  # fmt: skip
+        return operations.head(self.width, self.vocab_size, self.head_rows, format)
 
     def _table_format(self, part: str) -> str:
         table = dict(self.formats).get(f"{part}/table", (self.dtype,))
@@ -466,18 +482,3 @@ class ModelConfig:
                 Move("activations", ((row, TOKENS),), row, "rest"),
             ]
         return Operation("embed", "other", moves=tuple(moves), is_split=False)
-
-    @property
-    def _vectors(self) -> tuple[Operation, ...]:
-        """Reads of what is no matrix, as chips divide it."""
-        moves = collections.defaultdict(list)
-        for (format, *divided), elements in self.vectors.items():
-            moves[tuple(divided)].append(Move("weights", ((elements, ()),), self.width, format))
-        return tuple(
-            Operation(
-                f"{'experts.' if by_expert else 'states.' if is_split else ''}vectors", "other",
-                moves=tuple(moved),
-                is_split=is_split, by_expert=by_expert,
-            )
-            for (is_split, by_expert), moved in moves.items()
-        )  # fmt: skip

@@ -42,7 +42,7 @@ from layers.mixers import (
 from layers.params import Params
 from layers.ragged import Ragged
 from layers.recurrence.sums import rounded
-from layers.registry import Leaf, RoutedTokens, StepContext
+from layers.registry import Chosen, Leaf, RoutedTokens, StepContext
 from layers.weights import Weight
 from sharding import collectives
 
@@ -146,16 +146,24 @@ def layers(
     inputs_LTP = inputs_of_layers(params, config, tokens_T, x_TD)
     leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
     streams, routed = {}, []
+    choices: dict[int, tuple[Any, ...]] = {}
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
+        leaf: Leaf | Chosen = leaves[home]
+        if layer.mixer.choice_owner is not None:
+            leaf = Chosen(leaves[home], choices[layer.mixer.choice_owner])
         with jax.named_scope(f"layer_{index}"):
-            x_TD, leaves[home], layer_routed = _block_once(
-                weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
+            x_TD, leaf, layer_routed = _block_once(
+                weights, x_TD, leaf, ragged, angles[layer.mixer.rotation],
                 None if inputs_LTP is None else inputs_LTP[index], config=config, layer=layer,
                 spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
-                is_owner=owner is None, deterministic=deterministic, attention=attention,
+                is_owner=owner is None, is_choice_owner=index in config.choice_owners,
+                deterministic=deterministic, attention=attention,
             )  # fmt: skip
+        if isinstance(leaf, Chosen):
+            leaf, choices[index] = leaf
+        leaves[home] = leaf
         streams[index + 1] = x_TD
         routed += [] if layer_routed is None else [layer_routed]
     return LayersOutput(
@@ -172,25 +180,28 @@ def layer(
     index: int,
     x_TD: jax.Array,
     ragged: Ragged,
-    leaf: Leaf = None,
+    leaf: Leaf | Chosen = None,
     input_TP: jax.Array | None = None,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Leaf | Chosen]:
     """Runs one layer without pages, for a caller that goes layer by layer: the residual stream
     behind it, and the leaf for sharers. Its products are traced in the caller's own trace, so that
     `layers.kernels.linear.observed` leaves may note their inputs.
 
     Args:
         x_TD: the residual stream, float32 [T, D].
-        leaf: that of the layer whose cache this one shares; None where it shares none.
+        leaf: that of the layer whose cache, or choice, this one shares; None where it shares none.
         input_TP: the layer's input of each token (`inputs_of_layers`).
     """
     kinds, owner = config.layers[index], config.cache_specs[index].owner
+    if isinstance(leaf, Chosen):
+        leaf = Chosen(None, leaf.choices)
     turns = kinds.mixer.rotation
     x_TD, leaf, _ = _block(
         weights, x_TD, leaf, ragged,
         turns and rope.angles(*turns, ragged.position_T, config.max_context), input_TP,
         config=config, layer=kinds, spec=config.cache_specs[index if owner is None else owner],
-        groups=(0,), is_owner=owner is None, deterministic=False, attention="reference",
+        groups=(0,), is_owner=owner is None, is_choice_owner=index in config.choice_owners,
+        deterministic=False, attention="reference",
     )  # fmt: skip
     return x_TD, leaf
 
@@ -206,7 +217,7 @@ def _side_by_side(*counts_E: jax.Array) -> jax.Array:
 def _block(
     weights: Params,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Leaf | Chosen,
     ragged: Ragged,
     angles: tuple[jax.Array, jax.Array] | None,
     input_TP: jax.Array | None,
@@ -216,15 +227,17 @@ def _block(
     spec: CacheSpec,
     groups: tuple[int, ...],
     is_owner: bool,
+    is_choice_owner: bool,
     deterministic: bool,
     attention: str,
-) -> tuple[jax.Array, Leaf, RoutedTokens | None]:
+) -> tuple[jax.Array, Leaf | Chosen, RoutedTokens | None]:
     """One layer around the residual stream: mixer, then feed-forward; with its routed tokens."""
     page_format = spec.page_format(config.cache_dtype)
     ragged = ragged if spec.window is None else ragged.undropped
     context = StepContext(
-        ragged, angles, spec, groups[0], is_owner, deterministic, attention, page_format, groups[-1]
-    )
+        ragged, angles, spec, groups[0], is_owner, deterministic, attention, page_format,
+        groups[-1], is_choice_owner,
+    )  # fmt: skip
     is_before, is_behind = config.norms_of(layer)
     hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD) if is_before else x_TD
     mix = registry.apply_mixer(layer.mixer)
@@ -253,7 +266,16 @@ def _block(
 
 _block_once = jax.jit(  # traced once for all layers of a kind: tracing is most of a warm start
     _block,
-    static_argnames=("config", "layer", "spec", "groups", "is_owner", "deterministic", "attention"),
+    static_argnames=(
+        "config",
+        "layer",
+        "spec",
+        "groups",
+        "is_owner",
+        "is_choice_owner",
+        "deterministic",
+        "attention",
+    ),
 )
 
 

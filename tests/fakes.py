@@ -253,6 +253,13 @@ def deepseek_v32(dtype: str = "float32", **changes: Any) -> ModelConfig:
     return dataclasses.replace(model.with_kinds(indexer=Indexer(3, 10, 24)), family="deepseek_v32")
 
 
+def shared_indexer(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """`deepseek_v32` whose last layer reads what the first one's indexer chose (GLM-5.2)."""
+    first, second, third = (model := deepseek_v32(dtype, **changes)).layers
+    third = dataclasses.replace(third, mixer=third.mixer.changed({"index_owner": 0}))
+    return dataclasses.replace(model, pattern=(first, second, third))
+
+
 def gpt_oss(dtype: str = "float32", **changes: Any) -> ModelConfig:
     """gpt-oss in small: sinks, every other layer with a window, biases, clamped experts."""
     full = Attention(

@@ -159,6 +159,7 @@ def _latent(mixer: Mixer) -> list[str]:
         "latent attention",
         ("latent queries" if mixer.query_rank else ""),
         ("an indexer that chooses tokens" if mixer.indexer else ""),
+        ("choices of earlier layers" if mixer.choice_owner is not None else ""),
         ("rotary pairs side by side" if mixer.rope and mixer.rope.neighbours else ""),
         ("no positions" if mixer.rope is None else ""),
         ("scores scaled for the context" if mixer.scale else ""),

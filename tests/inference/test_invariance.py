@@ -26,7 +26,7 @@ MODELS = {
     "compressed": fakes.compressed("bfloat16"),
     "compressed, int8": fakes.compressed("bfloat16", cache_format="int8"),
     "hybrid": fakes.hybrid("bfloat16"),
-    "indexer, fp8": fakes.deepseek_v32("bfloat16", cache_format="fp8"),
+    "indexer, fp8": fakes.shared_indexer("bfloat16", cache_format="fp8"),
 }
 SIZES = dict(
     max_seqs=32, decode_rows=(1, 32), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),

@@ -31,7 +31,7 @@ _MODELS = {
     "every cache": fakes.every_cache(),
     "uneven, int8": fakes.llama(cache_format="int8"),
     "deepseek, fp8": fakes.deepseek(cache_format="fp8"),
-    "indexer": fakes.deepseek_v32(),
+    "indexer": fakes.shared_indexer(),
     "pages": fakes.llama(token_budget=16),
     "compressed": fakes.compressed(),
     "delta": fakes.delta(),

@@ -141,7 +141,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
 _RELATIVES = {
-    *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),
+    *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "granite", "minimax_m2"),
 }
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
@@ -348,6 +348,9 @@ _VISIBLE = {
     ),
     "glm_moe_dsa-mha-listed": (
         _each_layer(lambda s: {"indexer": dataclasses.replace(s.indexer, neighbours=False)}),
+    ),
+    "glm_moe_dsa-mha-shared-tied-float32": (
+        _each_layer(lambda s: {"index_owner": s.index_owner and 0}),
     ),
     "dots1-gqa-window": (_each_layer(lambda s: {"window": None}), _routed(scale=1.0)),
     "minimax-gqa-factors": (

@@ -34,7 +34,7 @@ MODELS = {
     "gpt-oss": fakes.gpt_oss(),
     "every cache": fakes.every_cache(),
     "llama, int8": fakes.llama(cache_format="int8"),
-    "indexer": fakes.deepseek_v32(),
+    "indexer": fakes.shared_indexer(),
     "pages": fakes.llama(token_budget=24),
     "compressed": fakes.compressed(),
     "delta": fakes.delta(),

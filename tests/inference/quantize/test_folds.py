@@ -53,7 +53,7 @@ MODELS = {
     "shared": shared_values, "mixture": models.mixture, "latent": models.latent,
     "tied": lambda: models.llama(tied=True, embedding_scale=8.0),
     "gpt-oss": fakes.gpt_oss, "gemma": fakes.gemma, "gemma4": fakes.gemma4,
-    "deepseek-v32": fakes.deepseek_v32, "compressed": fakes.compressed,
+    "deepseek-v32": fakes.shared_indexer, "compressed": fakes.compressed,
 }  # fmt: skip
 
 
