@@ -90,6 +90,11 @@ class Eagle(Heads):
 
     def check_target(self, target: ModelConfig) -> None:
         super().check_target(target)
+        if self.features and target.hyper_connections:
+            raise InputError(
+                f"model.features of {target.name}: its layers leave several residual streams; a "
+                "head reads its last hidden state alone (features=())"
+            )
         if self.features and not 1 <= min(self.features) <= max(self.features) <= target.num_layers:
             raise InputError(
                 f"model.features are layers of {target.name}, from 1 to {target.num_layers}, not "

@@ -6,10 +6,10 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from configs import precision
 from configs.cache import DTYPE_BYTES, CacheSpec, PageGroup, page_groups
 from configs.errors import InputError, check_positive
 from configs.kinds import operations, params
+from configs.kinds.hyper_connections import HyperConnections
 from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer, equal_shares
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.operations import TOKENS, Amount, Move, Operation
@@ -67,6 +67,7 @@ class ModelConfig:
         logit_cap: soft limit c tanh(x / c) of the logits, behind their scale.
         learned_positions: rows of a table of positions added to the embedding; 0: there is none.
         layer_inputs: what each layer is told of a token beside the residual stream.
+        hyper_connections: several residual streams in place of one, if any.
         has_layer_scales: whether each layer multiplies the residual stream that leaves it with a
             number of its own (Gemma 4).
         tied: the head is the embedding.
@@ -98,6 +99,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     learned_positions: int = 0
     layer_inputs: LayerInputs | None = None
+    hyper_connections: HyperConnections | None = None
     has_layer_scales: bool = False
     tied: bool = False
     dtype: str = "bfloat16"
@@ -135,6 +137,10 @@ class ModelConfig:
             declared = self._layer_parameters(layer)
             if layer.factors and "mixer_norm" not in declared:
                 raise InputError("a layer with factors goes on from norms of what its parts read")
+            if self.hyper_connections and (layer.factors or self.layer_inputs):
+                raise InputError(
+                    "model.hyper_connections go with layers without factors, and no layer_inputs"
+                )
         if self.learned_positions:
             if self.max_context > self.learned_positions:
                 raise InputError(
@@ -191,22 +197,9 @@ class ModelConfig:
                 part.check(format)
 
     def _check_formats(self) -> None:
-        plain = dataclasses.replace(self, formats=()).parameters() if self.formats else {}
-        infos = {"/".join(path): info for path, info in params.leaves(plain)}
-        for path, formats in self.formats:
-            if path not in infos:
-                raise InputError(f"model.formats names {path!r}, which is no parameter")
-            info = infos[path]
-            if len(info.shape) > 2 and len(set(formats)) > 1:
-                raise InputError(f"model.formats names several formats for the matrices of {path}")
-            if len(formats) not in {1, len(info.stacked)}:
-                raise InputError(
-                    f"model.formats names {len(formats)} formats for the parts of {path}"
-                )
-            for format in map(precision.get, formats):
-                format.check_rows(info.shape[-1], path)
-            if "llm_int8" in formats and (len(info.shape) > 2 or len(set(formats)) > 1):
-                raise InputError(f"model.formats: {path} is no one matrix: w8a8, not llm_int8")
+        if self.formats:
+            declared = dataclasses.replace(self, formats=()).parameters()
+            params.check_formats(declared, dict(self.formats))
 
     @functools.cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -249,6 +242,11 @@ class ModelConfig:
     def experts(self) -> list[tuple[int, int]]:
         """(experts, those that a token visits) of each layer that is a mixture."""
         return [layer.ffn.experts for layer in self.layers if layer.ffn and layer.ffn.experts]
+
+    @functools.cached_property
+    def reads_tokens(self) -> bool:
+        """Whether ids of tokens choose experts in any layer."""
+        return any(layer.ffn is not None and layer.ffn.reads_tokens for layer in self.pattern)
 
     @property
     def divided(self) -> set[int]:
@@ -328,6 +326,8 @@ class ModelConfig:
             declared["positions"] = {"table": positions}
         if self.layer_inputs is not None:
             declared["inputs"] = self.layer_inputs.of_tokens(self, self.vocab_size, self.num_layers)
+        if self.hyper_connections is not None:
+            declared["hyper"] = self.hyper_connections.last(self)
         if not self.tied:
             declared["head"] = {"table": table}
         return params.with_formats(declared, dict(self.formats)) if self.formats else declared
@@ -353,6 +353,8 @@ class ModelConfig:
                 declared[f"{part}_norm"] = norm
             if is_behind:
                 declared[f"{part}_post_norm"] = norm
+            if self.hyper_connections is not None:
+                declared[f"{part}_hyper"] = self.hyper_connections.parameters(self)
         if self.layer_inputs is not None:
             declared["inputs"] = self.layer_inputs.parameters(self)
         if self.has_layer_scales:
@@ -440,6 +442,9 @@ class ModelConfig:
             parts = {"mixer": layer.mixer.operations(self, self.stored_by(index))}
             parts["ffn"] = layer.ffn.operations(self) if layer.ffn else ()
             parts["inputs"] = self.layer_inputs.operations(self) if self.layer_inputs else ()
+            if self.hyper_connections is not None:
+                around = self.hyper_connections.operations(self)
+                parts["hyper"] = around * (1 + (layer.ffn is not None))
             for part, of_part in parts.items():
                 infos = declared[index].get(part, {}) if declared else {}
                 counts.update(operations.in_formats(o, infos, self) for o in of_part)
@@ -447,6 +452,8 @@ class ModelConfig:
             projection = self.layer_inputs.projection(self, self.num_layers)
             infos = self.parameters()["inputs"] if self.formats else {}
             counts.update(operations.in_formats(o, infos, self) for o in projection)
+        if self.hyper_connections is not None:
+            counts.update(self.hyper_connections.last_operations(self))
         ordered = sorted(counts.items(), key=lambda item: item[0].kind != "matrix")
         vectors = operations.vector_reads(self.vectors, self.width)
         return dict(ordered) | dict.fromkeys((self._head, self._embedding, *vectors), 1)

@@ -43,6 +43,7 @@ class StepContext:
         attention: the chosen implementation of attention over pages (`api.choose`).
         page_format: of the leaf's pages, if it has any.
         group_beside: index of the page group of `CacheSpec.beside`.
+        tokens_T: i32[T] token ids, where a part of the layer reads them.
         is_choice_owner: later layers read what the layer's queries choose: the mixer returns
             `Chosen`.
     """
@@ -57,6 +58,7 @@ class StepContext:
     page_format: PageFormat | None = None
     group_beside: int = 0
     is_choice_owner: bool = False
+    tokens_T: jax.Array | None = None
 
 
 # (params, config, kind, x_TD, leaf, context) -> (float32 [T, D], leaf). The leaf is the cache's;

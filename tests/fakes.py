@@ -8,6 +8,7 @@ window, and a reader of an earlier layer's pages.
 import contextlib
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,6 +25,7 @@ from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.hyper_connections import HyperConnections
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.recurrent.delta_net import DeltaNet
@@ -369,6 +371,24 @@ def compressed(dtype: str = "float32", **changes: Any) -> ModelConfig:
     model = dataclasses.replace(
         llama(dtype), name="tiny-compressed", num_layers=3,
         pattern=tuple(LayerSpec(mixer, Gated(40)) for mixer in (sparse, own, heavy)),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
+def deepseek_v4(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """DeepSeek-V4 in small: a window, entries that queries choose among and all entries, over three
+    residual streams; experts by token id in the first two layers.
+    """
+    sparse, _, heavy = (model := compressed(dtype)).layers
+    near = sparse.mixer.changed({"stride": 0, "overlaps": False, "indexer": None})
+    hashed = Experts(
+        5, 2, 12, Router("sqrt_softplus", scale=1.5, table_rows=131), shared_width=12, limit=1.0
+    )
+    scored = dataclasses.replace(hashed, router=Router("sqrt_softplus", has_offsets=True))
+    layers = zip((near, sparse.mixer, heavy.mixer), (hashed, hashed, scored), strict=True)
+    model = dataclasses.replace(
+        model, name="tiny-v4", family="deepseek_v4", hyper_connections=HyperConnections(3, 4),
+        pattern=tuple(itertools.starmap(LayerSpec, layers)),
     )  # fmt: skip
     return _changed(model, changes)
 

@@ -218,6 +218,11 @@ class FeedForward(Kind):
         """Vectors of width D a token that chips along `model` sum."""
         return 1
 
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether it reads ids of tokens, beside what layers made of them."""
+        return False
+
     def met_width(self, model: Widths) -> int:
         """Elements of a token as experts meet it."""
         return model.width

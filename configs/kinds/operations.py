@@ -126,7 +126,7 @@ def products(
             path[-1] in cached,
         )  # fmt: skip
         for path, info in leaves(declared)
-        if info.is_matrix
+        if info.is_multiplied
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Collection
 import jax
 import numpy as np
 
+from configs.errors import InputError
 from configs.model import ModelConfig
 from inference.quantize import input_statistics
 from inference.quantize.folds import Values
@@ -30,6 +31,11 @@ class Stream:
     """
 
     def __init__(self, config: ModelConfig, embedding: Values, tokens_YW: np.ndarray):
+        if config.reads_tokens:
+            raise InputError(
+                f"{config.name} chooses experts by ids of tokens, for which nothing is calibrated "
+                "yet: quantize it by a method that reads no text"
+            )
         self._config = config
         declared = config.parameters()
         self._layers = config.declared_layers

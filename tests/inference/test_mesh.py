@@ -33,7 +33,7 @@ _MODELS = {
     "deepseek, fp8": fakes.deepseek(cache_format="fp8"),
     "indexer": fakes.shared_indexer(),
     "pages": fakes.llama(token_budget=16),
-    "compressed": fakes.compressed(),
+    "compressed": fakes.deepseek_v4(),
     "delta": fakes.delta(),
     "hybrid": fakes.hybrid(),
     "jamba": fakes.jamba(),

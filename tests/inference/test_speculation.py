@@ -36,7 +36,7 @@ MODELS = {
     "llama, int8": fakes.llama(cache_format="int8"),
     "indexer": fakes.shared_indexer(),
     "pages": fakes.llama(token_budget=24),
-    "compressed": fakes.compressed(),
+    "compressed": fakes.deepseek_v4(),
     "delta": fakes.delta(),
     "hybrid": fakes.hybrid(),
     "jamba": fakes.jamba(),
