@@ -7,6 +7,7 @@ from configs.model import ModelConfig
 from inference.families import (
     bamba,
     deepseek,
+    deepseek_v4,
     dots1,
     ernie4_5,
     falcon_h1,
@@ -58,7 +59,20 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
 # The most used ones first: messages list them in this order.
 _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
-    *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
+    *(
+        deepseek,
+        deepseek_v4,
+        glm4_moe,
+        dots1,
+        gpt_oss,
+        minimax,
+        kimi,
+        mamba,
+        jamba,
+        bamba,
+        falcon_h1,
+        granite,
+    ),
     *(nemotron, lfm2, ernie4_5),
 )
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)

@@ -12,6 +12,7 @@ import numpy as np
 from configs import presets
 from configs.kinds.attention import Attention
 from configs.kinds.combined import NoMixer, Parallel
+from configs.kinds.compressed import Compressed
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Mixer
@@ -79,6 +80,7 @@ def _parts(config: ModelConfig) -> list[str]:
         *_delta(config),
         *_linear(config),
         *_latent(next(iter(config.mixers(Latent)), mixer)),
+        *_compressed(config),
         *_experts(config),
         ("layer norm" if config.norm == "layer" else ""),
         ("" if config.pre_norms else "norms after only"),
@@ -166,6 +168,15 @@ def _latent(mixer: Mixer) -> list[str]:
     ]
 
 
+def _compressed(config: ModelConfig) -> list[str]:
+    mixers = config.mixers(Compressed)
+    return [
+        ("compressed attention" if mixers else ""),
+        ("an indexer that chooses entries" if any(mixer.indexer for mixer in mixers) else ""),
+        ("several residual streams" if config.hyper_connections else ""),
+    ]
+
+
 def _experts(config: ModelConfig) -> list[str]:
     ffns = [layer.ffn for layer in config.layers if layer.ffn]
     mixture = next((ffn for ffn in ffns if isinstance(ffn, Experts)), None)
@@ -179,6 +190,8 @@ def _experts(config: ModelConfig) -> list[str]:
         ("a gate of the shared expert" if mixture.has_shared_gate else ""),
         ("weights not normalized" if not router.is_normalized else ""),
         ("sigmoid scores" if router.scores == "sigmoid" else ""),
+        ("square roots of softplus as scores" if router.scores == "sqrt_softplus" else ""),
+        ("experts by token id" if config.reads_tokens else ""),
         ("offsets in the choice" if router.has_offsets else ""),
         ("groups of experts" if router.num_groups > 1 else ""),
         ("bias of the router" if router.has_bias else ""),
@@ -207,6 +220,9 @@ def _heads(mixer: Mixer) -> str:
         return f"{mixer.num_heads} of {mixer.key_width} x {mixer.value_width}"
     if isinstance(mixer, Latent):
         return f"{mixer.num_heads} of {mixer.nope_width} + {mixer.rope_width}"
+    if isinstance(mixer, Compressed):
+        entries = f", entries of {mixer.stride}" if mixer.stride else ""
+        return f"{mixer.num_heads}/1 of {mixer.head_width}{entries}"
     if isinstance(mixer, DeltaNet):
         sizes = f"{mixer.key_width} x {mixer.value_width}"
         return f"{mixer.num_heads}/{mixer.num_key_heads} of {sizes}"

@@ -48,17 +48,19 @@ class Storage:
         is_packed: experts are stored as MXFP4.
         num_predicting: layers behind the last one, which predict a second token.
         quantization: how weights are stored in few bits; None: they are not, or as MXFP4.
+        integers: as `Family` has them.
     """
 
     is_packed: bool
     num_predicting: int
     quantization: Quantization | None = None
+    integers: tuple[str, ...] = ()
 
     @property
     def codes_at(self) -> tuple[str, ...]:
         if self.quantization is not None:
             return ("",)
-        return mxfp4.ENDINGS if self.is_packed else ()
+        return (*(mxfp4.ENDINGS if self.is_packed else ()), *self.integers)
 
 
 def read(path: Path) -> dict[str, object]:
@@ -184,7 +186,7 @@ def storage(raw: dict[str, object], directory: Path) -> Storage:
     with _naming(directory / text_files.CONFIG):
         extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
         quantization = None if described is None or is_packed else schemes.read(described)
-    return Storage(is_packed, extra, quantization)
+    return Storage(is_packed, extra, quantization, () if family is None else family.integers)
 
 
 def without_storage(raw: dict[str, object]) -> dict[str, object]:

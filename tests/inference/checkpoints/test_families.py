@@ -155,6 +155,24 @@ PUBLISHED = {
         "v_head_dim": 128, "vocab_size": 102400,
     },
     # But for `quantization_config`: it is published in FP8, which is refused.
+    "deepseek-v4-flash": {
+        "architectures": ["DeepseekV4ForCausalLM"], "attention_bias": False, "expert_dtype": "fp4",
+        "hc_eps": 1e-06, "hc_mult": 4, "hc_sinkhorn_iters": 20, "head_dim": 512,
+        "hidden_act": "silu", "hidden_size": 4096, "index_head_dim": 128, "index_n_heads": 64,
+        "index_topk": 512, "max_position_embeddings": 1048576, "moe_intermediate_size": 2048,
+        "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_attention_heads": 64, "num_experts_per_tok": 6, "num_hidden_layers": 43,
+        "num_hash_layers": 3, "num_key_value_heads": 1, "num_nextn_predict_layers": 1,
+        "o_groups": 8, "o_lora_rank": 1024, "q_lora_rank": 1024, "qk_rope_head_dim": 64,
+        "rms_norm_eps": 1e-06, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus",
+        "sliding_window": 128, "swiglu_limit": 10.0, "tie_word_embeddings": False,
+        "topk_method": "noaux_tc", "vocab_size": 129280, "rope_theta": 10000,
+        "compress_rope_theta": 160000, "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+        "rope_scaling": {
+            "beta_fast": 32, "beta_slow": 1, "factor": 16, "type": "yarn",
+            "original_max_position_embeddings": 65536,
+        },
+    },
     "deepseek-v3": {
         "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False,
         "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekConfig"}, "ep_size": 1,
@@ -474,6 +492,11 @@ def test_relatives_in_every_spelling():
         ("glm_moe_dsa-mha-listed", {"indexer_types": ["shared", "full", "full"]}, "first layer is"),
         ("glm_moe_dsa-mha-listed", {"indexer_types": ["full", "part", "full"]}, "or 'shared' for"),
         ("glm_moe_dsa-mha-listed", {"indexer_types": ["full"]}, "one kind for each of 3 layers"),
+        ("deepseek_v4-published-tied-float32", {"compress_ratios": [4, 0, 5]}, "lists 5; valid"),
+        ("deepseek_v4-published-tied-float32", {"compress_ratios": [4]}, "for each of 3 layers"),
+        ("deepseek_v4-published-tied-float32", {"n_shared_experts": 2}, "n_shared_experts=2 is"),
+        ("deepseek_v4-sparse-heavy-windows", {"mlp_layer_types": ["dense"] * 4}, "'hash_moe' or"),
+        ("deepseek_v4-sparse-heavy-windows", {"layer_types": ["all"] * 4}, "layer_types lists"),
         ("deepseek_v32-mha-yarn", {"index_topk": 0}, "index_topk must be an integer from 1"),
         ("deepseek_v32-mha-yarn", {"index_head_dim": 6}, "head_width=6 is at least rope_width=8"),
         ("minimax_m2-gqa-partial", {"qk_norm_type": "per_head"}, "qk_norm_type='per_head' is not"),
@@ -494,7 +517,7 @@ def test_every_family_of_llama_cpp_is_read():
 
 # Families that llama.cpp does not have, or not with all that a file has to say.
 UNREAD = {
-    "deepseek_v32", "flex_olmo", "glm_moe_dsa",
+    "deepseek_v32", "deepseek_v4", "flex_olmo", "glm_moe_dsa",
     "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_next",
 }  # fmt: skip
 # What llama.cpp calls families that it has another name for.
