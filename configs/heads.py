@@ -4,9 +4,11 @@ with it, its embedding, is not among their parameters.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import cast
 
 from configs.errors import InputError
 from configs.kinds import operations
+from configs.kinds.attention import Attention
 from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, norm
 from configs.model import ModelConfig
@@ -88,17 +90,22 @@ class Eagle(Heads):
         if self.shares_head and self.proposed_ids:
             raise InputError("model.shares_head goes without proposed_ids: its rows are all tokens")
 
+    def features_of(self, target: ModelConfig) -> tuple[int, ...]:
+        """The target's layers whose outputs are fused."""
+        return self.features
+
     def check_target(self, target: ModelConfig) -> None:
         super().check_target(target)
-        if self.features and target.hyper_connections:
+        numbers = self.features_of(target)
+        if numbers and target.hyper_connections:
             raise InputError(
                 f"model.features of {target.name}: its layers leave several residual streams; a "
                 "head reads its last hidden state alone (features=())"
             )
-        if self.features and not 1 <= min(self.features) <= max(self.features) <= target.num_layers:
+        if numbers and not 1 <= min(numbers) <= max(numbers) <= target.num_layers:
             raise InputError(
                 f"model.features are layers of {target.name}, from 1 to {target.num_layers}, not "
-                f"{self.features}"
+                f"{numbers}"
             )
 
     def parameters(self) -> Declared:
@@ -126,6 +133,78 @@ class Eagle(Heads):
         if self.features:
             declared["fuse"] = ParamInfo((D, len(self.features) * D), self.dtype, square)
         return declared
+
+
+@dataclasses.dataclass(frozen=True)
+class Eagle3(Eagle):
+    """EAGLE-3 heads as they are published (Li et al. 2025, arXiv 2503.01840; the layouts of SGLang
+    and of speculators).
+
+    The first layer's mixer reads the normalized token and the normalized state side by side; the
+    residual stream is the state alone. A sequence's first token, before which there is no state,
+    has no entry.
+
+    Attributes:
+        features: as `Eagle`; (): of a target of L layers the 2nd, the L/2-th and the (L-3)-th.
+        has_normed_stream: whether the residual stream is the normalized state.
+        feature_norms: what is normalized before features are fused: 'all' at once, 'each', or None.
+        has_normed_state: whether the state that the next draft reads is normalized as for logits.
+        has_embedding: whether the heads have an embedding of their own, not the target's.
+    """
+
+    has_normed_stream: bool = False
+    feature_norms: str | None = None
+    has_normed_state: bool = False
+    has_embedding: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        mixers = {type(layer.mixer) for layer in self.pattern}
+        if self.shares_head or self.skips_first or mixers != {Attention}:
+            raise InputError("EAGLE-3 heads are layers of attention with a head of their own")
+        if self.feature_norms not in (None, "all", "each"):
+            raise InputError(
+                f"model.feature_norms={self.feature_norms!r}: must be None, 'all' or 'each'"
+            )
+
+    def features_of(self, target: ModelConfig) -> tuple[int, ...]:
+        return self.features or (2, target.num_layers // 2, target.num_layers - 3)
+
+    def parameters(self) -> Declared:
+        declared = dict(super().parameters())
+        first, *others = cast("tuple[Declared, ...]", declared["layers"])
+        mixer = {**cast(Declared, first["mixer"]), "qkv": self._qkv(2)}
+        named = {**first, "mixer": mixer}
+        del named["mixer_norm"]
+        declared["layers"] = (named, *others)
+        if self.feature_norms:
+            norms = tuple(norm(self, self.width, "embed") for _ in range(self._num_features))
+            whole = norm(self, self._num_features * self.width, "embed")
+            declared["feature_norms"] = norms if self.feature_norms == "each" else (whole,)
+        if self.has_embedding:
+            declared["embed"] = ModelConfig.parameters(self)["embed"]
+        return declared
+
+    @property
+    def _num_features(self) -> int:
+        return len(self.features) or 3
+
+    def _qkv(self, inputs: int) -> ParamInfo:
+        """The first layer's projection of so many inputs side by side."""
+        mixer = cast(Attention, self.layers[0].mixer)
+        info = cast(ParamInfo, mixer.parameters(self)["qkv"])
+        return dataclasses.replace(info, shape=(info.shape[0], inputs * self.width))
+
+    @property
+    def operations(self) -> Mapping[Operation, int]:
+        """As `Eagle` says; `eagle.qkv` is what the first layer makes of the token."""
+        (token,) = operations.products("eagle", self, {"qkv": self._qkv(1)})
+        return {token: 1} | dict(super().operations)
+
+    @property
+    def _joining(self) -> dict[str, ParamInfo]:
+        shape = self.width, self._num_features * self.width
+        return {"fuse": ParamInfo(shape, self.dtype, ("embed", None))}
 
 
 @dataclasses.dataclass(frozen=True)

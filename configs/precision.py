@@ -3,20 +3,23 @@
 Weights of few bits lie in blocks: a row is one block after another, each a group's scale and then
 its integers, so that a matrix is bytes, [F, bytes of a row]. Ours begin with the scale in float32
 and, where they are asymmetric, a zero point of a byte (`layers/quantized.py` packs and reads them);
-MXFP4's begin with a power of two (OCP Microscaling 1.0), and GGUF's are as in its files. A row that
-shares one scale is one block.
+MXFP4's and MXFP8's begin with a power of two (OCP Microscaling 1.0), NVFP4's with a scale in e4m3
+behind one of the whole row in float32, and GGUF's are as in its files. A row that shares one scale
+is one block. Of `fp8_block` (128 x 128 numbers share a scale, DeepSeek-V3, arXiv 2412.19437) each
+row of bytes has the scale of its block; in memory 16 rows have it once.
 
 `w8a8` and `w8a8_fp8` store what `int8` and `fp8` do, and round activations too, a scale a token, so
 their products run at the chip's int8 or fp8 rate where it has one. Other weights of few bits are
 expanded to bfloat16 for their products, within the kernels. A CPU's kernels multiply integers of up
-to eight bits as they are, with activations of eight bits, a scale for 32 of a token. A cache is
-expanded for attention whatever its format.
+to eight bits as they are, with activations of eight bits, a scale for 32 of a token, and floats of
+few bits in float32 (`IN_FLOAT32`). A cache is expanded for attention whatever its format.
 
 The scales of a quantized cache are bfloat16: each is of one token alone, never revised, and a
 quarter of four bits' bytes would be scales in float32.
 """
 
 import dataclasses
+import math
 
 from configs.errors import InputError
 
@@ -33,6 +36,9 @@ class Format:
         block: elements along a row that are stored together; None: those of a group.
         asymmetric: a group has a zero point.
         activations: format that a token's activations are rounded to; None: they stay.
+        rows: rows from the first on that share their scales in memory; the last group of a row may
+            then be shorter.
+        row_bits: of a scale that all groups of a row share.
     """
 
     name: str
@@ -43,6 +49,8 @@ class Format:
     block: int | None = None
     asymmetric: bool = False
     activations: str | None = None
+    rows: int = 1
+    row_bits: int = 0
 
     @property
     def is_quantized(self) -> bool:
@@ -62,7 +70,7 @@ class Format:
         Raises:
             InputError: naming `what` has them.
         """
-        if self.is_quantized and row % (block := self.block_in(row)):
+        if self.is_quantized and self.rows == 1 and row % (block := self.block_in(row)):
             raise InputError(
                 f"{what} has rows of {row}, not a multiple of {self.name}'s block of {block}"
             )
@@ -71,10 +79,20 @@ class Format:
         """Elements of a row of so many that are stored together."""
         return self.block or self.group or row
 
-    def bytes_for(self, elements: float, row: float) -> float:
-        """Bytes of `elements`, scales included, that lie in rows of `row` elements."""
+    def scales_of(self, elements: float, row: float) -> float:
+        """Scales in the rows of bytes of `elements` that lie in rows of `row` elements."""
         group = min(row, self.group or row)
-        return (elements * self.bits + elements / group * self.scale_bits) / 8
+        return elements / row * math.ceil(row / group) if self.rows > 1 else elements / group
+
+    def row_bytes(self, row: int) -> int:
+        """Bytes of a row of so many elements in blocks, as `layers/quantized.py` has them."""
+        scale_bits = self.scales_of(row, row) * self.scale_bits + self.row_bits
+        return round((row * self.bits + scale_bits) / 8)
+
+    def bytes_for(self, elements: float, row: float) -> float:
+        """Bytes in memory of `elements`, scales included, that lie in rows of `row` elements."""
+        scale_bits = self.scales_of(elements, row) * self.scale_bits / self.rows
+        return (elements * self.bits + scale_bits + elements / row * self.row_bits) / 8
 
 
 GROUPS = 128, 64, 32  # of integers; the first of them is what a format without a size has
@@ -107,6 +125,9 @@ FORMATS = {
         *_integers(4),
         *_integers(3),
         Format("mxfp4", 4, group=32, scale_bits=8),
+        Format("fp8_block", 8, group=128, scale_bits=32, rows=16),
+        Format("mxfp8", 8, group=32, scale_bits=8),
+        Format("nvfp4", 4, group=16, scale_bits=8, row_bits=32),
         Format("q8_0", 8, group=32, scale_bits=16, compute="int8"),
         Format("q5_0", 5, group=32, scale_bits=16, compute="int8"),
         Format("q4_0", 4, group=32, scale_bits=16, compute="int8"),
@@ -140,6 +161,10 @@ OURS = (
     *(format.name for bits in (4, 3) for format in _integers(bits)),
     "mxfp4",
 )
+# Weights of few bits that are kept as checkpoints have them: none are rounded to these.
+PUBLISHED = "fp8_block", "mxfp8", "nvfp4"
+ROW_FORMATS = *OURS, *PUBLISHED  # whose rows `layers/quantized.py` reads
+IN_FLOAT32 = "fp8", "w8a8_fp8", *PUBLISHED  # what a CPU's kernels multiply in float32
 # Of all weights of a model that is planned: `llm_int8` is three parameters for each.
 PLANNED = tuple(name for name in FORMATS if name not in ("int32", "llm_int8"))
 OUTLIERS = 32  # features that `llm_int8` keeps in bfloat16

@@ -5,6 +5,7 @@ import dataclasses
 from configs.errors import InputError
 from configs.mesh import Mesh
 from configs.model import ModelConfig
+from configs.settings.drafts import LOOKUPS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,8 +81,8 @@ def check_budgets(model: ModelConfig, proposer: str | None, num_chips: int) -> N
         f"no layer of {model.name} keeps all of a prompt": not any(
             spec.elements_per_token and spec.window is None for spec in specs
         ),
-        f"it goes with engine.drafts.proposer=ngram or none, not with {proposer}": (
-            proposer not in (None, "ngram")
+        f"it goes with engine.drafts.proposer=ngram, suffix or none, not with {proposer}": (
+            proposer not in (None, *LOOKUPS)
         ),
         f"it goes with one chip, not with {num_chips}": num_chips > 1,
     }

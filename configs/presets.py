@@ -55,6 +55,7 @@ NAMES = {
         gemma.GEMMA4_26B_A4B,
         gemma.GEMMA4_31B,
         granite.GRANITE4_H_SMALL,
+        mistral.MINISTRAL3_8B,
     )
 }
 

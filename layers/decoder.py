@@ -130,6 +130,7 @@ def layers(
     cache: Cache | None = None,
     *,
     tokens_T: jax.Array | None = None,
+    mixed_TX: jax.Array | None = None,
     features: tuple[int, ...] = (),
     deterministic: bool = False,
     attention: str = "reference",
@@ -138,6 +139,7 @@ def layers(
 
     Args:
         tokens_T: i32[T] token ids, which `ModelConfig.layer_inputs` and routers by token id read.
+        mixed_TX: what the first layer's mixer reads in place of the normalized stream.
         features: numbers of layers, from 1 on, behind which the residual stream is returned too.
     """
     angles = {
@@ -158,11 +160,11 @@ def layers(
         with jax.named_scope(f"layer_{index}"):
             x_TD, leaf, layer_routed = _block_once(
                 weights, x_TD, leaf, ragged, angles[layer.mixer.rotation],
-                None if inputs_LTP is None else inputs_LTP[index], ids_T, config=config,
-                layer=layer, spec=config.cache_specs[home],
-                groups=config.groups_of_layer.get(home, (0,)), is_owner=owner is None,
-                is_choice_owner=index in config.choice_owners, deterministic=deterministic,
-                attention=attention,
+                None if inputs_LTP is None else inputs_LTP[index],
+                None if index else mixed_TX, ids_T, config=config, layer=layer,
+                spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
+                is_owner=owner is None, is_choice_owner=index in config.choice_owners,
+                deterministic=deterministic, attention=attention,
             )  # fmt: skip
         if isinstance(leaf, Chosen):
             leaf, choices[index] = leaf
@@ -204,7 +206,7 @@ def layer(
     turns = kinds.mixer.rotation
     x_TD, leaf, _ = _block(
         weights, x_TD, leaf, ragged,
-        turns and rope.angles(*turns, ragged.position_T, config.max_context), input_TP, None,
+        turns and rope.angles(*turns, ragged.position_T, config.max_context), input_TP, None, None,
         config=config, layer=kinds, spec=config.cache_specs[index if owner is None else owner],
         groups=(0,), is_owner=owner is None, is_choice_owner=index in config.choice_owners,
         deterministic=False, attention="reference",
@@ -227,6 +229,7 @@ def _block(
     ragged: Ragged,
     angles: tuple[jax.Array, jax.Array] | None,
     input_TP: jax.Array | None,
+    mixed_TX: jax.Array | None,
     tokens_T: jax.Array | None,
     *,
     config: ModelConfig,
@@ -247,7 +250,9 @@ def _block(
     )  # fmt: skip
     is_before, is_behind = config.norms_of(layer)
     read_TD, connections = _read(weights, config, "mixer", x_TD)
-    hidden_TD = _normed(weights, config, "mixer", layer.mixer, read_TD) if is_before else read_TD
+    hidden_TD = read_TD if mixed_TX is None else mixed_TX
+    if is_before and mixed_TX is None:
+        hidden_TD = _normed(weights, config, "mixer", layer.mixer, read_TD)
     mix = registry.apply_mixer(layer.mixer)
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
     if is_behind:

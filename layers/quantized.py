@@ -11,7 +11,9 @@ groups has one. A group is
                 k + n / 8, ...; of eight: int8 (fp8: e4m3)
 
 and stands for scale * (integer - zero), where a symmetric format's zero is half of its integers'
-range, and int8's, whose integers have signs, 0. MXFP4 has e2m1 instead of integers.
+range, and int8's, whose integers have signs, 0. MXFP4 and NVFP4 have e2m1 instead of integers. Of
+NVFP4 the scale is an e4m3, and the row begins with a float32 that multiplies all of them. Of
+`fp8_block` the last group of a row may have fewer numbers.
 """
 
 import dataclasses
@@ -19,7 +21,7 @@ import dataclasses
 import ml_dtypes
 import numpy as np
 
-from configs.precision import FORMATS, LARGEST_FP8, OURS, Format
+from configs.precision import FORMATS, LARGEST_FP8, OURS, ROW_FORMATS, Format
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)  # and the same below 0, from 8 on
 _SCALE_BYTES = 4
@@ -37,11 +39,18 @@ class Groups:
             eight bits; float8_e4m3fn of fp8.
         scale_FG: float32.
         zero_FG: uint8 zero points, None where the format is symmetric.
+        row_F: float32, what multiplies all scales of a row, None where the format has none.
     """
 
     q_FD: np.ndarray
     scale_FG: np.ndarray
     zero_FG: np.ndarray | None = None
+    row_F: np.ndarray | None = None
+
+    @property
+    def factor_FG(self) -> np.ndarray:
+        """What a group's elements are multiplied with: float32."""
+        return self.scale_FG if self.row_F is None else self.scale_FG * self.row_F[:, None]
 
 
 def pack(format: str, groups: Groups) -> np.ndarray:
@@ -49,59 +58,88 @@ def pack(format: str, groups: Groups) -> np.ndarray:
     info = _checked(format)
     (F, D), G = groups.q_FD.shape, groups.scale_FG.shape[1]
     size = info.block_in(D)
-    if G * size != D or groups.scale_FG.shape[0] != F:
+    if _num_groups(info, D) != G or groups.scale_FG.shape[0] != F:
         raise ValueError(f"{groups.scale_FG.shape} scales do not go with {(F, D)} of {format}")
     if (groups.zero_FG is not None) != info.asymmetric:
         raise ValueError(f"{format} {'needs' if info.asymmetric else 'has no'} zero points")
+    if (groups.row_F is not None) != (info.row_bits > 0):
+        raise ValueError(f"{format} {'needs' if info.row_bits else 'has no'} scales of rows")
     parts = [_scale_bytes(format, groups.scale_FG)]
     if groups.zero_FG is not None:
         parts.append(groups.zero_FG.astype(np.uint8)[..., None])
-    parts.append(_packed(groups.q_FD.reshape(F, G, size), info.bits))
-    return np.concatenate(parts, axis=-1).reshape(F, -1)
+    q_FGX = _padded(groups.q_FD, G * size).reshape(F, G, size)
+    parts.append(_packed(q_FGX, info.bits))
+    blocks_FX = np.concatenate(parts, axis=-1).reshape(F, -1)
+    if groups.row_F is not None:
+        whole = np.ascontiguousarray(groups.row_F, np.float32).view(np.uint8)
+        blocks_FX = np.concatenate([whole.reshape(F, _SCALE_BYTES), blocks_FX], axis=1)
+    return blocks_FX[:, : info.row_bytes(D)]
 
 
 def unpack(format: str, blocks_FX: np.ndarray, width: int) -> Groups:
     """The inverse of `pack`; `width` is D. Raises ValueError if the bytes are not of such rows."""
     info = _checked(format)
     size, (F, num_bytes) = info.block_in(width), blocks_FX.shape
-    if width % size or num_bytes != info.bytes_for(width, width):
+    G = _num_groups(info, width)
+    if not G or num_bytes != info.row_bytes(width):
         raise ValueError(f"{num_bytes} bytes are not a row of {width} in {format}")
-    blocks = blocks_FX.reshape(F, width // size, -1)
-    if format == "mxfp4":
-        exponent_FG = blocks[..., 0].astype(np.int32) - 127
-        scale_FG, first = np.ldexp(np.float32(1), exponent_FG).astype(np.float32), 1
-    else:
-        scale_FG = np.ascontiguousarray(blocks[..., :_SCALE_BYTES]).view(np.float32)[..., 0]
-        first = _SCALE_BYTES
+    row_F, head = None, info.row_bits // 8
+    if head:
+        row_F = np.ascontiguousarray(blocks_FX[:, :head]).view(np.float32)[:, 0]
+    blocks = _padded(blocks_FX[:, head:], G * (info.row_bytes(size) - head)).reshape(F, G, -1)
+    scale_FG = _scales_of_bytes(format, blocks)
+    first = (info.scale_bits - 8 * info.asymmetric) // 8
     zero_FG = blocks[..., first] if info.asymmetric else None
-    q_FD = _unpacked(blocks[..., first + info.asymmetric :], info.bits).reshape(F, width)
+    q_FD = _unpacked(blocks[..., first + info.asymmetric :], info.bits).reshape(F, -1)[:, :width]
     if info.bits == 8:
-        q_FD = q_FD.view(_FLOAT8 if "fp8" in format else np.int8)
-    return Groups(q_FD, scale_FG, zero_FG)
+        q_FD = np.ascontiguousarray(q_FD).view(_FLOAT8 if "fp8" in format else np.int8)
+    return Groups(q_FD, scale_FG, zero_FG, row_F)
+
+
+def _num_groups(info: Format, width: int) -> int:
+    """Groups of a row; 0 where they do not divide it."""
+    size = info.block_in(width)
+    return -(-width // size) if info.rows > 1 or width % size == 0 else 0
+
+
+def _padded(values_FX: np.ndarray, width: int) -> np.ndarray:
+    """Rows with zeros behind them, up to so many."""
+    missing = width - values_FX.shape[1]
+    return np.pad(values_FX, [(0, 0), (0, missing)]) if missing else values_FX
 
 
 def numbers(format: str, groups: Groups) -> np.ndarray:
     """What groups stand for: float32 [F, D]."""
     info = _checked(format)
     (F, D), G = groups.q_FD.shape, groups.scale_FG.shape[1]
-    if format == "mxfp4":
+    if is_e2m1(format):
         value_FD = np.concatenate([E2M1, -E2M1])[groups.q_FD]
     else:
         value_FD = groups.q_FD.astype(np.float32)
-    value_FGX = value_FD.reshape(F, G, -1)
+    value_FGX = _padded(value_FD, G * info.block_in(D)).reshape(F, G, -1)
     if groups.zero_FG is not None:
         value_FGX = value_FGX - groups.zero_FG[..., None].astype(np.float32)
-    elif info.bits < 8 and format != "mxfp4":
+    elif info.bits < 8 and not is_e2m1(format):
         value_FGX = value_FGX - np.float32(1 << (info.bits - 1))
-    values_FGX: np.ndarray = value_FGX * groups.scale_FG[..., None]
-    return values_FGX.reshape(F, D)
+    values_FGX: np.ndarray = value_FGX * groups.factor_FG[..., None]
+    return values_FGX.reshape(F, -1)[:, :D]
+
+
+def is_e2m1(format: str) -> bool:
+    """Whether elements are e2m1's codes."""
+    return "fp4" in format
+
+
+def has_powers(format: str) -> bool:
+    """Whether scales are powers of two, stored in a byte."""
+    return format.startswith("mx")
 
 
 def dequantize(format: str, blocks_FX: np.ndarray, width: int) -> np.ndarray:
     """What blocks stand for, GGUF's too: float32 [F, width], or of a stack likewise."""
     shape = *blocks_FX.shape[:-1], width
     rows = np.ascontiguousarray(blocks_FX).reshape(-1, blocks_FX.shape[-1])
-    if format in OURS:
+    if format in ROW_FORMATS:
         return numbers(format, unpack(format, rows, width)).reshape(shape)
     import gguf
 
@@ -114,7 +152,7 @@ def rounded(
     format: str, values_FD: np.ndarray, scale_FG: np.ndarray, zero_FG: np.ndarray | None = None
 ) -> Groups:
     """Each number as the nearest one of the format, for such scales (and zero points)."""
-    info = _checked(format)
+    info = _checked(format, OURS)
     (F, D), G = values_FD.shape, scale_FG.shape[1]
     ratio_FGX = values_FD.reshape(F, G, -1).astype(np.float32) * inverse(scale_FG)[..., None]
     if "fp8" in format:
@@ -139,7 +177,7 @@ def scales(
     symmetric format, as far below 0 as above): [F, G]. `clip` is the covered share of the span, of
     all groups or [F, G]; what lies beyond is clipped.
     """
-    info = _checked(format)
+    info = _checked(format, OURS)
     F, D = values_FD.shape
     values_FGX = values_FD.reshape(F, D // info.block_in(D), -1).astype(np.float32)
     if info.asymmetric:
@@ -176,18 +214,34 @@ def quantize(format: str, values_FD: np.ndarray) -> np.ndarray:
     return np.concatenate(chunks).reshape(*values_FD.shape[:-1], -1)
 
 
-def _checked(format: str) -> Format:
-    if format not in OURS:
-        raise ValueError(f"{format!r} is none of {', '.join(OURS)}")
+def _checked(format: str, valid: tuple[str, ...] = ROW_FORMATS) -> Format:
+    if format not in valid:
+        raise ValueError(f"{format!r} is none of {', '.join(valid)}")
     return FORMATS[format]
 
 
+def stored_scales(format: str, scale_FG: np.ndarray) -> np.ndarray:
+    """Scales as blocks have them: exponents from -127 on or e4m3 as uint8, or float32."""
+    if has_powers(format):
+        return (np.frexp(scale_FG)[1] - 1 + 127).astype(np.uint8)
+    if FORMATS[format].scale_bits == 8:
+        return scale_FG.astype(_FLOAT8).view(np.uint8)
+    return np.ascontiguousarray(scale_FG, np.float32)
+
+
 def _scale_bytes(format: str, scale_FG: np.ndarray) -> np.ndarray:
-    if format == "mxfp4":
-        exponent_FG = np.frexp(scale_FG)[1] - 1 + 127
-        return exponent_FG.astype(np.uint8)[..., None]
-    whole = np.ascontiguousarray(scale_FG, np.float32)
-    return whole.view(np.uint8).reshape(*scale_FG.shape, _SCALE_BYTES)
+    stored = stored_scales(format, scale_FG)
+    return stored.view(np.uint8).reshape(*scale_FG.shape, -1)
+
+
+def _scales_of_bytes(format: str, blocks_FGX: np.ndarray) -> np.ndarray:
+    """Scales at the beginning of blocks: float32 [F, G]."""
+    if has_powers(format):
+        exponent_FG = blocks_FGX[..., 0].astype(np.int32) - 127
+        return np.ldexp(np.float32(1), exponent_FG).astype(np.float32)
+    if FORMATS[format].scale_bits == 8:
+        return np.ascontiguousarray(blocks_FGX[..., 0]).view(_FLOAT8).astype(np.float32)
+    return np.ascontiguousarray(blocks_FGX[..., :_SCALE_BYTES]).view(np.float32)[..., 0]
 
 
 def _packed(q_FGX: np.ndarray, bits: int) -> np.ndarray:

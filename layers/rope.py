@@ -23,9 +23,8 @@ def inverse_frequencies(rope: Rope, head_width: int, max_context: int | None = N
         frequencies /= scaling.factor
     elif isinstance(scaling, Llama3):
         turns = scaling.original_context * frequencies / (2 * math.pi)
-        ramp = (turns - scaling.low_freq_factor) / (
-            scaling.high_freq_factor - scaling.low_freq_factor
-        )
+        low, high = scaling.low_freq_factor, scaling.high_freq_factor
+        ramp = (turns - low) / (high - low) if low < high else np.where(turns >= low, 1.0, 0.0)
         unchanged = np.clip(ramp, 0.0, 1.0)
     elif isinstance(scaling, Yarn):
         unchanged = _yarn_unchanged(scaling, rope.theta, width)

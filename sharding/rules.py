@@ -157,11 +157,14 @@ def _of_matrix(
         if head:
             columns = np.concatenate([np.asarray(values[:, :head]), columns], axis=1)
         return np.pad(columns, [(0, 0), (0, missing)]) if missing else columns
-    rows, parts, first = info.stacked or (info.shape[0],), [], 0
+    rows, first = info.stacked or (info.shape[0],), 0
+    parts: list[np.ndarray] = []
     for index, count in enumerate(rows):
         is_kv = info.kv_heads and (index or not info.stacked)
         own_axis = "kv_heads" if is_kv else axis
         start, stop, missing = _range(config, path, own_axis, count, chips, chip)
+        ends = stop - start if missing else 0  # before zeros
+        _check_shared(path, info, (start, sum(map(len, parts)), ends), chips)
         if start == stop:
             like = np.asarray(values[:1])
             parts.append(np.zeros((missing, *like.shape[1:]), like.dtype))
@@ -173,8 +176,10 @@ def _of_matrix(
 
 
 def _head_bytes(info: ParamInfo) -> int:
-    """Bytes of a row's one scale, where it is one block."""
+    """Bytes of a scale of a whole row."""
     format = FORMATS[info.format]
+    if format.row_bits:
+        return format.row_bits // 8
     is_whole = format.is_quantized and format.block_in(info.shape[-1]) == info.shape[-1]
     return format.scale_bits // 8 if is_whole and format.group is None else 0
 
@@ -182,14 +187,24 @@ def _head_bytes(info: ParamInfo) -> int:
 def _check_whole(path: str, info: ParamInfo, start: int, stop: int, chips: int) -> None:
     """Refuses a chip's columns, bytes of blocks, that begin or end within a block."""
     format = FORMATS[info.format]
-    if not format.is_quantized or _head_bytes(info):
+    if not format.is_quantized or format.group is None:
         return
     block = format.block_in(info.shape[-1])
-    num_bytes = round(format.bytes_for(block, block))
-    if start % num_bytes or stop % num_bytes:
+    num_bytes, end = (format.row_bytes(n) - _head_bytes(info) for n in (block, info.shape[-1]))
+    if start % num_bytes or (stop % num_bytes and stop != end):
         raise InputError(
             f"{path}: mesh.model={chips} divides its rows of {info.shape[-1]} within blocks of "
             f"{block}, which {info.format} keeps together: fewer chips, or smaller groups"
+        )
+
+
+def _check_shared(path: str, info: ParamInfo, firsts: tuple[int, ...], chips: int) -> None:
+    """Refuses parts of a chip's rows that begin or end between rows that share scales."""
+    together = FORMATS[info.format].rows
+    if any(first % together for first in firsts):
+        raise InputError(
+            f"{path}: mesh.model={chips} divides its rows within {together} that share scales in "
+            f"{info.format}: fewer chips"
         )
 
 

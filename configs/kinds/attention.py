@@ -19,6 +19,7 @@ from configs.kinds.kind import (
 from configs.kinds.operations import Amount, Move, Operation
 from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
+from configs.kinds.temperature import Temperature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,8 +31,9 @@ class Attention(Mixer, name="attention"):
         num_heads, num_kv_heads, head_width: N, K and H of the axis key.
         rope: rotary positions of queries and keys; None: they do not rotate.
         window: tokens that a query sees, itself included; None sees all.
-        qk_norm: RMS norm before RoPE of each query and key head ('head') or of all queries and all
-            keys of a token at once ('all'); None: there is none.
+        qk_norm: RMS norm before RoPE of each query and key head ('head'), without a weight
+            ('plain': each is divided by its root mean square, which no rotation changes; Llama 4),
+            or of all queries and all keys of a token at once ('all'); None: there is none.
         has_value_norm: whether each value head is divided by its root mean square (Gemma 4).
         has_values: whether values have a projection of their own; else they are the keys before
             their norm and RoPE (Gemma 4).
@@ -39,6 +41,7 @@ class Attention(Mixer, name="attention"):
         scale: factor on q.k; None means head_width ** -0.5.
         key_scale: factor on keys, before they rotate (Falcon-H1).
         score_cap: soft limit c tanh(x / c) of the scores.
+        temperature: of queries by their position; None: they do not grow.
         input_limit: queries and keys after their norm, and values, are clipped to +-this; None:
             they are not (OLMoE's `clip_qkv`).
         token_budget: tokens that a query reads of each KV head, in whole pages: those whose keys'
@@ -82,6 +85,7 @@ class Attention(Mixer, name="attention"):
     token_budget: int | None = None
     has_output_gate: bool = False
     input_limit: float | None = None
+    temperature: Temperature | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", "num_kv_heads", "head_width", "token_budget")
@@ -90,7 +94,7 @@ class Attention(Mixer, name="attention"):
                 f"attention token_budget={self.token_budget} chooses among all tokens of a layer's "
                 "own cache: leave window and owner out"
             )
-        check_choice(self, "qk_norm", (None, "head", "all"))
+        check_choice(self, "qk_norm", (None, "head", "all", "plain"))
         check_multiple(self, "num_heads", "num_kv_heads")
         check_biases(self, self.biases, "qkv", "out")
         check_positive(self, "attention ", "score_cap", "input_limit", "key_scale")
@@ -123,7 +127,7 @@ class Attention(Mixer, name="attention"):
             declared["out_bias"] = ParamInfo((D,), model.dtype, ("embed",), "zeros")
         if self.has_sinks:
             declared["sinks"] = ParamInfo((N,), "float32", ("heads",), "zeros")
-        if self.qk_norm:
+        if self.qk_norm in ("head", "all"):
             for name, width in norms.items():
                 is_whole = self.qk_norm == "all"
                 axis = ("kv_heads" if name == "k_norm" else "heads") if is_whole else None

@@ -111,6 +111,8 @@ class Experts(FeedForward, name="experts"):
         up_offset: see `limit`.
         has_norms: whether the experts and the feed-forward beside them each stand between norms of
             their own, and all of them and the router read the residual stream (Gemma 4).
+        weighs_inputs: whether an expert reads a token times what the expert counts, and results are
+            added as they are (Llama 4, Meta 2025).
         held: experts whose weights a chip along `expert` holds; None: all.
     """
 
@@ -131,6 +133,7 @@ class Experts(FeedForward, name="experts"):
     is_gated: bool = True
     latent_width: int = 0
     shared_bias: bool = False
+    weighs_inputs: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_experts", most=MOST_MATRICES)

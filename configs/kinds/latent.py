@@ -9,6 +9,7 @@ from configs.kinds.kind import MOST_MATRICES, Mixer, check_rotated, check_sizes
 from configs.kinds.operations import Amount, Move, Operation
 from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 from configs.kinds.rope import Rope
+from configs.kinds.temperature import Temperature
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +70,7 @@ class Latent(Mixer, name="latent"):
         index_owner: the earlier layer whose choice the layer reads (IndexCache, arXiv 2603.12201;
             GLM-5.2): that one has `indexer`, and this one neither its parameters nor its keys.
             None: the layer chooses for itself.
+        temperature: of queries by their position, not of the indexer's; None: they do not grow.
         has_bias: whether the ways down to latent vectors, and the way out, add one.
         owner: the earlier layer whose latent vectors are read (cross-layer attention, Brandon et
             al. 2024, arXiv 2405.12981); None: the layer has its own. Ways between latent vectors
@@ -92,6 +94,7 @@ class Latent(Mixer, name="latent"):
     owner: int | None = None
     has_bias: bool = False
     index_owner: int | None = None
+    temperature: Temperature | None = None
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_heads", most=MOST_MATRICES)

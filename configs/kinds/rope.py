@@ -21,7 +21,8 @@ class Linear:
 @dataclasses.dataclass(frozen=True)
 class Llama3:
     """Llama 3.1 (Grattafiori et al. 2024, arXiv 2407.21783): low frequencies / factor, a smooth
-    ramp between `low_freq_factor` and `high_freq_factor` turns per `original_context`.
+    ramp between `low_freq_factor` and `high_freq_factor` turns per `original_context`, or a step
+    where these are equal (Llama 4 Scout).
     """
 
     factor: float
@@ -33,9 +34,9 @@ class Llama3:
         check_positive(
             self, "rope ", "factor", "low_freq_factor", "high_freq_factor", "original_context"
         )
-        if self.low_freq_factor >= self.high_freq_factor:
+        if self.low_freq_factor > self.high_freq_factor:
             raise InputError(
-                f"rope low_freq_factor={self.low_freq_factor} is below "
+                f"rope low_freq_factor={self.low_freq_factor} is at most "
                 f"high_freq_factor={self.high_freq_factor}"
             )
 

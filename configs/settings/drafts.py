@@ -8,7 +8,8 @@ from configs.heads import BRANCHING, MOST_TREE_DRAFTS
 from configs.settings.section import Section, setting
 from configs.settings.shapes import MOST_ROWS
 
-PROPOSERS = ("ngram", "draft", "medusa", "eagle")
+LOOKUPS = "ngram", "suffix"  # proposers that read tokens alone
+PROPOSERS = (*LOOKUPS, "draft", "medusa", "eagle")
 ACCEPTANCES = ("coupled", "rejection", "typical")
 
 

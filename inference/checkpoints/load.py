@@ -46,8 +46,8 @@ class StoredParameter:
         rows, *columns = self._info.in_rows
         if self._is_blocks:
             stored = [name for name in self._stored.names if self._has_blocks(name)]
-            counted = FORMATS[self._info.format].bytes_for(columns[0], columns[0])
-            columns = [self._blocks(stored[0]).shape[-1] if stored else int(counted)]
+            counted = FORMATS[self._info.format].row_bytes(columns[0])
+            columns = [self._blocks(stored[0]).shape[-1] if stored else counted]
         return rows, *columns
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:

@@ -29,13 +29,18 @@ def map_file(path: Path) -> mmap.mmap:
         InputError: it is missing, unreadable, empty or not a regular file, or stands for one
             (`check_stand_in`).
     """
-    return map_identified(path)[0]
+    return _map(path)[0]
 
 
 def map_identified(path: Path) -> tuple[mmap.mmap, str]:
     """`map_file`, and the `fingerprint` of the very file that is mapped: another one may take its
     name meanwhile.
     """
+    data, status = _map(path)
+    return data, fingerprint(path, status)
+
+
+def _map(path: Path) -> tuple[mmap.mmap, os.stat_result]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO must not block the open
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
@@ -48,7 +53,7 @@ def map_identified(path: Path) -> tuple[mmap.mmap, str]:
         if status.st_size == 0:
             raise InputError(f"{path}: the file is empty")
         check_stand_in(path, os.pread(descriptor, _BEGINNING_BYTES, 0))
-        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), fingerprint(path, status)
+        return mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), status
     finally:
         os.close(descriptor)
 
@@ -105,9 +110,9 @@ def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
             raise InputError(f"{path}: not UTF-8 text ({error.reason})") from None
 
 
-def read_json(path: Path) -> dict[str, object]:
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, object]:
     """The JSON object in a file; raises as `read_text`, or if the text is no object."""
-    return parse_json(read_text(path), str(path))
+    return parse_json(read_text(path, max_bytes), str(path))
 
 
 def parse_json(text: str | bytes, label: str) -> dict[str, Any]:

@@ -73,7 +73,8 @@ def gguf(config: ModelConfig) -> NameMap:
 
 def is_other(family: Family, name: str) -> bool:
     """Returns whether a tensor is of another part of the model that this one is a part of."""
-    return name.startswith(tuple(f"{prefix}." for prefix in family.ignored))
+    prefixes = family.ignored  # of most families there are none
+    return bool(prefixes) and name.startswith(tuple(f"{prefix}." for prefix in prefixes))
 
 
 def unread(config: ModelConfig, tensors: Table, layers: str) -> tuple[str, ...]:
@@ -101,10 +102,10 @@ def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
     family = families.of(config)
     if family.predictor is not None and name.startswith(f"{family.predictor}."):
         return True
-    number = name.removeprefix(f"{layers}.").partition(".")[0]
-    has_number = name.startswith(f"{layers}.") and number.isdecimal()
+    if family.predicting is None:
+        return False
     behind = range(config.num_layers, config.num_layers + count)
-    return family.predicting is not None and has_number and int(number) in behind
+    return name.startswith(tuple(f"{layers}.{number}." for number in behind))
 
 
 def identity(path: str) -> Stored:

@@ -4,7 +4,7 @@ import functools
 import json
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +17,8 @@ from inference.checkpoints.tensor_source import TensorSource
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
+# Of Mistral's own files, which other layouts' may lie beside.
+_OWN_INDEX, _OWN_SINGLE = "consolidated.safetensors.index.json", "consolidated.safetensors"
 ALIGNMENT = 64  # bytes: what begins so in memory JAX adopts on a CPU
 
 _FLOATS: dict[str, type] = {
@@ -26,9 +28,11 @@ _FLOATS: dict[str, type] = {
     "F64": np.float64,
 }
 _INTEGERS: dict[str, type] = {"U16": np.uint16, "U8": np.uint8, "I8": np.int8, "I32": np.int32}
-_CODES = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64,
-          "F8_E4M3": ml_dtypes.float8_e4m3fn}  # fmt: skip
+_CODES = {"U8": np.uint8, "I8": np.int8, "I32": np.int32, "I64": np.int64, "BOOL": np.bool_,
+          "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E8M0": ml_dtypes.float8_e8m0fnu}  # fmt: skip
 _MAX_TENSORS = 1 << 15
+# A line a tensor: DeepSeek-V3's has 8.9 MB.
+_MAX_INDEX_BYTES = 32 << 20
 _HOLDS = {"float16": "float32"}
 _DTYPE_NAMES = {np.dtype(t).name: name for name, t in (_FLOATS | _INTEGERS | _CODES).items()}
 _CODE_NAMES = {np.dtype(code).name for code in _CODES.values()}
@@ -36,7 +40,21 @@ _CODE_NAMES = {np.dtype(code).name for code in _CODES.values()}
 
 def is_in(directory: Path) -> bool:
     """Whether a directory holds weights that can be opened."""
-    return (directory / INDEX).exists() or (directory / SINGLE).exists()
+    return _weights_file(directory) is not None
+
+
+def _weights_file(directory: Path) -> Path | None:
+    """Returns the file that holds weights, or lists those that do."""
+    paths = (directory / name for name in (INDEX, SINGLE, _OWN_INDEX, _OWN_SINGLE))
+    return next((path for path in paths if path.exists()), None)
+
+
+def names_in(directory: Path) -> Iterable[str]:
+    """Names of a directory's tensors; raises an `InputError` as `open_directory`."""
+    path = _weights_file(directory)
+    if path is not None and path.name in (INDEX, _OWN_INDEX):
+        return read_index(directory)
+    return open_file(path or directory / SINGLE, ("",)).shapes
 
 
 def open_directory(directory: Path, codes_at: tuple[str, ...] = ()) -> TensorSource:
@@ -48,10 +66,11 @@ def open_directory(directory: Path, codes_at: tuple[str, ...] = ()) -> TensorSou
     Raises:
         InputError: no safetensors, an unsound file, or an index that disagrees with its shards.
     """
-    if (directory / INDEX).exists():
-        return _open_sharded(directory, codes_at)
-    if (directory / SINGLE).exists():
-        return open_file(directory / SINGLE, codes_at)
+    path = _weights_file(directory)
+    if path is not None and path.suffix == ".json":
+        return _open_sharded(path, codes_at)
+    if path is not None:
+        return open_file(path, codes_at)
     pickles = [
         p.name for p in directory.iterdir() if p.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl")
     ]
@@ -71,7 +90,9 @@ def open_file(path: Path, codes_at: tuple[str, ...] = ()) -> TensorSource:
     """
     data, tensors, _ = _header(path, codes_at=codes_at)
     shapes = {name: shape for name, (shape, _, _) in tensors.items()}
-    dtypes = {n: _HOLDS.get(dtype.name, dtype.name) for n, (_, dtype, _) in tensors.items()}
+    held = {dtype: dtype.name for _, dtype, _ in tensors.values()}  # their names are slow
+    held = {dtype: _HOLDS.get(name, name) for dtype, name in held.items()}
+    dtypes = {name: held[dtype] for name, (_, dtype, _) in tensors.items()}
     widest = max({"bfloat16", *dtypes.values()} - _CODE_NAMES)
     reader = functools.partial(_read, data, tensors)
     return TensorSource(str(path), shapes, reader, widest, dtypes=dtypes)
@@ -154,16 +175,13 @@ def read_index(directory: Path) -> dict[str, str]:
     Raises:
         InputError: the index is unsound, or names a file outside of this directory.
     """
-    index = directory / INDEX
-    weight_map = mapped.read_json(index).get("weight_map")
+    index = _weights_file(directory) or directory / INDEX
+    weight_map = mapped.read_json(index, _MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise InputError(f"{index}: 'weight_map' must be an object of tensor name -> file name")
+    valid = {shard for shard in set(map(str, weight_map.values())) if _is_shard(shard)}
     for name, shard in weight_map.items():
-        if (
-            not isinstance(shard, str)
-            or Path(shard).name != shard
-            or not shard.endswith(".safetensors")
-        ):
+        if not isinstance(shard, str) or shard not in valid:
             raise InputError(
                 f"{index}: tensor {shown(name)} is in {shown(shard)}; "
                 "valid: a .safetensors file of this directory"
@@ -171,8 +189,12 @@ def read_index(directory: Path) -> dict[str, str]:
     return weight_map
 
 
-def _open_sharded(directory: Path, codes_at: tuple[str, ...]) -> TensorSource:
-    index, weight_map = directory / INDEX, read_index(directory)
+def _is_shard(name: str) -> bool:
+    return Path(name).name == name and name.endswith(".safetensors")
+
+
+def _open_sharded(index: Path, codes_at: tuple[str, ...]) -> TensorSource:
+    directory, weight_map = index.parent, read_index(index.parent)
     files = sorted(set(weight_map.values()))
     shards = {shard: open_file(directory / shard, codes_at) for shard in files}
     for shard, source in shards.items():

@@ -37,7 +37,7 @@ def choose(config: Config, checkpoint: Checkpoint, linear: str | None) -> tuple[
     formats: Formats = dict.fromkeys(paths, (weights,))
     if weights == "file":
         formats = checkpoint.formats()
-        blocks = _blocks(formats) - {*precision.OURS, few_bits.LLM_INT8}
+        blocks = _blocks(formats) - {*precision.ROW_FORMATS, few_bits.LLM_INT8}
         if blocks and config.engine.kernels.linear != "ffi_cpu":
             stored = f"weights in {_listed(blocks)}"
             if linear is not None:

@@ -1,8 +1,9 @@
 """All families of checkpoints, each registered with a line here."""
 
+import difflib
 from collections.abc import Iterable
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from inference.families import (
     bamba,
@@ -21,8 +22,12 @@ from inference.families import (
     kimi,
     lfm2,
     llama,
+    llama4,
     mamba,
     minimax,
+    missing,
+    mistral,
+    mistral4,
     mixtral,
     nemotron,
     olmo,
@@ -59,22 +64,10 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
 # The most used ones first: messages list them in this order.
 _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
-    *(
-        deepseek,
-        deepseek_v4,
-        glm4_moe,
-        dots1,
-        gpt_oss,
-        minimax,
-        kimi,
-        mamba,
-        jamba,
-        bamba,
-        falcon_h1,
-        granite,
-    ),
-    *(nemotron, lfm2, ernie4_5),
+    *(deepseek, deepseek_v4, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba),
+    *(falcon_h1, granite, nemotron, lfm2, ernie4_5, mistral, mistral4, llama4),
 )
+_LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 
 
@@ -91,11 +84,21 @@ def of_architecture(name: object) -> Family | None:
     return next((family for family in ALL.values() if family.architecture == name), None)
 
 
-def of_wrapper(name: object) -> Family | None:
-    """Returns the family that reads the text part of this architecture, or None."""
-    return next(
-        (family for family in ALL.values() if name is not None and family.wrapper == name), None
-    )
+def unknown(architecture: object) -> str:
+    """Returns the message for an architecture that no family has."""
+    problem = f"architecture {shown(architecture)} is not supported"
+    name = str(architecture)[:_LONGEST_NAME]
+    if part := missing.PARTS.get(name):
+        return f"{problem}; the part that it needs first is not here: {part}"
+    known = [name for f in ALL.values() for name in (f.architecture, f.wrapper) if name]
+    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    closest = f"the nearest names: {', '.join(near)}; " if near else ""
+    return f"{problem}; {closest}docs/families.md lists all that are"
+
+
+def of_wrapper(name: object) -> tuple[Family, ...]:
+    """Returns the families that may be the text part of this architecture, the default first."""
+    return tuple(f for f in ALL.values() if name is not None and f.wrapper == name)
 
 
 def gguf(config: ModelConfig) -> Gguf:

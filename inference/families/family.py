@@ -98,8 +98,8 @@ class Family:
             there are no such layers.
         listed: keys with a kind for each layer, to which such a layer adds one more.
         predictor: prefix of such layers that have no number of the model's; they are not read.
-        wrapper: architecture of a model of images or sounds too, of which this is the text.
-        inside: prefix of the text's tensors in the wrapper.
+        wrapper: architecture of a model of images or sounds too, of which this is the text: of the
+            families that may be, the one whose `model_type` its "text_config" has.
         ignored: prefixes of tensors that are not read.
         also: other endings of names, and those that they stand for where the model has none of
             that name.
@@ -127,7 +127,6 @@ class Family:
     listed: tuple[str, ...] = ()
     predictor: str | None = None
     wrapper: str | None = None
-    inside: str | None = None
     ignored: tuple[str, ...] = ()
     also: Mapping[str, str] = dataclasses.field(default_factory=dict)
     derived: tuple[str, ...] = ()

@@ -322,7 +322,6 @@ FAMILIES = (
         feed_forwards=(Gated, Experts),
         tensors=_TENSORS,
         wrapper="Gemma4ForConditionalGeneration",
-        inside="model.language_model",
         ignored=tuple(
             f"model.{part}"
             for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")

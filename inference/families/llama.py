@@ -9,7 +9,7 @@ import numpy as np
 from configs.errors import InputError
 from configs.kinds.rope import Llama3, Rope
 from configs.model import ModelConfig
-from inference.families import mixtral, qwen
+from inference.families import mistral, mixtral, qwen
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     export_fields,
@@ -70,15 +70,17 @@ def _write_smollm3(config: ModelConfig) -> dict[str, object]:
 def _gguf_llama(keys: GgufKeys) -> ModelFields:
     if keys.whole("expert_count"):  # llama.cpp has no other name for Mixtral
         return mixtral.gguf_experts(keys)
-    return {"pattern": (keys.layer(_gguf_llama_rope(keys)),)}
+    return {"pattern": (keys.layer(gguf_rope(keys)),)}
 
 
-def _gguf_llama_rope(keys: GgufKeys) -> Rope:
+def gguf_rope(keys: GgufKeys) -> Rope:
+    """Returns the positions, scaled by the rule that gives the divisors in the file."""
     rope = keys.rope()
     shape = keys.shapes.get(gguf_names.ROPE_FACTORS)
     if shape is None:
         return rope
-    # Llama 3.1 and later store the divisor of each frequency instead of the rule that made it.
+    # Llama 3.1 and later store the divisor of each frequency instead of the rule that made it:
+    # a ramp, or a step in Llama 4 Scout.
     plain = rope_math.inverse_frequencies(rope, keys.head_width)
     if shape != plain.shape:
         raise InputError(
@@ -86,11 +88,12 @@ def _gguf_llama_rope(keys: GgufKeys) -> Rope:
         )
     divisors = keys.read_numbers(gguf_names.ROPE_FACTORS)
     context = keys.integer("rope.scaling.original_context_length", Llama3(1.0).original_context)
-    candidate = Rope(rope.theta, Llama3(float(divisors.max()), original_context=context))
-    expected = plain / rope_math.inverse_frequencies(candidate, keys.head_width)
-    if not np.allclose(divisors, expected, rtol=1e-3):
-        raise InputError(f"{gguf_names.ROPE_FACTORS!r} does not follow the llama3 rule")
-    return candidate
+    for high in (4.0, 1.0):
+        candidate = Rope(rope.theta, Llama3(float(divisors.max()), 1.0, high, context))
+        expected = plain / rope_math.inverse_frequencies(candidate, keys.head_width)
+        if np.allclose(divisors, expected, rtol=1e-3):
+            return candidate
+    raise InputError(f"{gguf_names.ROPE_FACTORS!r} does not follow the llama3 rule")
 
 
 def _gguf_smollm3(keys: GgufKeys) -> ModelFields:
@@ -118,6 +121,8 @@ FAMILIES = (
         read=_read_mistral,
         write=_write_mistral,
         tensors=hf_names.LLAMA,
+        wrapper=mistral.WRAPPER,
+        ignored=mistral.IMAGES,
         gguf=Gguf(writer=GgufWriter("llama", read_as="llama")),  # where a window has no place
     ),
     Family(

@@ -122,7 +122,6 @@ FAMILIES = (
         splits=(parts.delta_net,),
         predictor="mtp",
         wrapper="Qwen3_5ForConditionalGeneration",
-        inside="model.language_model",
         ignored=("model.visual",),
     ),
 )

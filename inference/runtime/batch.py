@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from configs.engine import Config
+from configs.settings.drafts import LOOKUPS
 from inference.sampling import parameters
 from inference.sampling.parameters import Array, SlotSampling
 from inference.scheduling.sequence import Status, blame
@@ -196,7 +197,7 @@ def build_admissions(admissions: tuple[Admission, ...], config: Config) -> Admis
     source_A, last_token_A = np.full(size, -1, np.int32), num_tokens_A.copy()
     snapshot_A = num_tokens_A.copy()
     copies = [np.zeros((2, size), np.int32) for _ in config.cached_model.page_groups]
-    has_history = config.engine.requests.penalties or config.engine.drafts.proposer == "ngram"
+    has_history = config.engine.requests.penalties or config.engine.drafts.proposer in LOOKUPS
     longest = config.max_context if has_history else 0
     history = np.zeros((size, longest), np.int32)
     rows = [parameters.neutral_row(vocab)] * size

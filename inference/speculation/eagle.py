@@ -8,6 +8,7 @@ starts behind cached pages lacks one state, and reads zeros: its first drafts ma
 """
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +46,7 @@ class EagleProposer(HiddenStates):
         super().__init__(max_seqs, draft.width)
         self.heads, self._target, self.pages = draft, target, pages
         self._drafts, self._attention = drafts, attention
-        self.features = draft.features
+        self.features = draft.features_of(target)
 
     def propose(
         self, params: Params, cache: Cache, state: jax.Array, inputs: DraftInputs
@@ -129,7 +130,7 @@ class EagleProposer(HiddenStates):
         self, params: Params, cache: Cache, state: jax.Array, step: SampledStep
     ) -> tuple[Cache, jax.Array]:
         """As `Proposer` says. Of the last layer only what is cached is needed."""
-        state_TD = fused(params["draft"], step.hidden_TD, step.features)
+        state_TD = fused(params["draft"], self.heads, step.hidden_TD, step.features)
         _, draft_cache = self.layers(
             params, self.pages.of(cache), step.tokens_T, self.before(state, step, state_TD),
             self.pages.view(step.ragged),
@@ -139,19 +140,30 @@ class EagleProposer(HiddenStates):
     def layers(
         self, params: Params, cache: Cache, tokens_T: jax.Array, state_TD: jax.Array, ragged: Ragged
     ) -> tuple[jax.Array, Cache]:
-        """Its layers over tokens and the states before them: f32[T, D], and its pages."""
-        embedded_TD = decoder.embedded(params, self._target, tokens_T, ragged)
-        x_TD = inputs(params["draft"], self.heads, embedded_TD, state_TD, ragged.position_T)
+        """Its layers over tokens and the states before them: the states behind, f32[T, D], and its
+        pages.
+        """
+        weights, config = params["draft"], self.heads
+        source = params, self._target
+        if isinstance(config, heads.Eagle3):
+            ragged, tokens_T, state_TD = _without_first(ragged, tokens_T, state_TD)
+            source = (weights, config) if config.has_embedding else source
+        embedded_TD = decoder.embedded(*source, tokens_T, ragged)
+        x_TD, mixed_TX = inputs(weights, config, embedded_TD, state_TD, ragged.position_T)
         output = decoder.layers(
-            params["draft"], self.heads, x_TD, ragged, cache, attention=self._attention
-        )
-        return output.hidden_TD, output.cache
+            weights, config, x_TD, ragged, cache, mixed_TX=mixed_TX, attention=self._attention,
+            features=(config.num_layers,),
+        )  # fmt: skip
+        return state_behind(config, output), output.cache
 
-    def logits(self, params: Params, hidden_QD: jax.Array) -> jax.Array:
+    def logits(self, params: Params, state_QD: jax.Array) -> jax.Array:
         """Of its own output table or the target's: f32[Q, V]."""
-        if self.heads.shares_head:
-            return decoder.logits(params, self._target, hidden_QD)
-        return drafting.logits(params["draft"], self.heads, hidden_QD)
+        weights, config = params["draft"], self.heads
+        if config.shares_head:
+            return decoder.logits(params, self._target, state_QD)
+        if isinstance(config, heads.Eagle3) and not config.has_normed_state:
+            state_QD = norm.apply(state_QD, weights["final_norm"], config)
+        return drafting.logits(weights, config, state_QD)
 
 
 class _Growth:
@@ -216,9 +228,22 @@ class _Growth:
         self._parent_Rk = jnp.concatenate([self._parent_Rk, parent_RP.astype(jnp.int32)], axis=1)
 
 
-def fused(weights: Params, hidden_TD: jax.Array, features: tuple[jax.Array, ...]) -> jax.Array:
+def fused(
+    weights: Params,
+    config: heads.Eagle,
+    hidden_TD: jax.Array,
+    features: tuple[jax.Array, ...],
+) -> jax.Array:
     """The target's states as the head reads them: f32[T, D]."""
-    return linear(jnp.concatenate(features, -1), weights["fuse"]) if features else hidden_TD
+    if not features:
+        return hidden_TD
+    norms = weights.get("feature_norms", ())
+    if len(norms) == len(features):
+        features = tuple(norm.apply(*pair, config) for pair in zip(features, norms, strict=True))
+    state_TX = jnp.concatenate(features, -1)
+    if len(norms) == 1:
+        state_TX = norm.apply(state_TX, norms[0], config)
+    return linear(state_TX, weights["fuse"])
 
 
 def inputs(
@@ -227,12 +252,49 @@ def inputs(
     embedded_TD: jax.Array,
     state_TD: jax.Array,
     position_T: jax.Array,
-) -> jax.Array:
-    """What the first layer reads of each token and of the state before it: f32[T, D]."""
+) -> tuple[jax.Array, jax.Array | None]:
+    """The residual stream of each token and of the state before it, f32[T, D], and what the first
+    layer's mixer reads, f32[T, 2 D]; None: the normalized stream.
+    """
     if config.skips_first:
         embedded_TD = jnp.where(position_T[:, None] > 0, embedded_TD, 0)
-    both = (
-        norm.apply(embedded_TD, weights["token_norm"], config),
-        norm.apply(state_TD, weights["state_norm"], config),
-    )
-    return linear(jnp.concatenate(both, -1), weights["input"])
+    token_TD = norm.apply(embedded_TD, weights["token_norm"], config)
+    normed_TD = norm.apply(state_TD, weights["state_norm"], config)
+    both_TX = jnp.concatenate([token_TD, normed_TD], -1)
+    if isinstance(config, heads.Eagle3):
+        return normed_TD if config.has_normed_stream else state_TD, both_TX
+    return linear(both_TX, weights["input"]), None
+
+
+def state_behind(config: heads.Eagle, output: decoder.LayersOutput) -> jax.Array:
+    """What the next draft reads, f32[T, D]: the stream of published heads, else its norm."""
+    is_stream = isinstance(config, heads.Eagle3) and not config.has_normed_state
+    return output.streams[0] if is_stream else output.hidden_TD
+
+
+def _without_first(
+    ragged: Ragged, tokens_T: jax.Array, state_TD: jax.Array
+) -> tuple[Ragged, jax.Array, jax.Array]:
+    """The step without first tokens of sequences: each other token one place earlier, as published
+    heads are trained. Rows stay chains.
+    """
+    rectangles, tokens, states = [], [], []
+    parts = zip(ragged.rectangles, ragged.split(tokens_T), ragged.split(state_TD), strict=True)
+    for rectangle, token_YW, state_YWD in parts:
+        width = token_YW.shape[1]
+        is_first_Y1 = rectangle.position_YW[:, :1] == 0
+        column_YW = jnp.minimum(jnp.arange(width) + is_first_Y1, width - 1)
+        along = functools.partial(jnp.take_along_axis, indices=column_YW, axis=1)
+        is_there_YW = jnp.arange(width) < width - is_first_Y1
+        rectangles.append(
+            dataclasses.replace(
+                rectangle,
+                position_YW=jnp.maximum(along(rectangle.position_YW) - 1, 0),
+                valid_YW=along(rectangle.valid_YW) & is_there_YW,
+                is_chained=False,
+            )
+        )
+        tokens.append(along(token_YW))
+        states.append(jnp.take_along_axis(state_YWD, column_YW[:, :, None], axis=1))
+    shifted = dataclasses.replace(ragged, rectangles=tuple(rectangles))
+    return shifted, shifted.pack(tokens), shifted.pack(states)

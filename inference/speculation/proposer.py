@@ -17,7 +17,7 @@ from layers.kv_cache import Cache
 from layers.params import Params
 from layers.ragged import Ragged, Rectangle
 
-State = jax.Array | tuple[()] | None  # arrays [B+1, ...]; None: there is no proposer
+State = jax.Array | tuple[jax.Array, ...] | None  # None: there is no proposer
 S = TypeVar("S", bound=State)
 
 
@@ -78,8 +78,8 @@ class Proposer(Protocol[S]):
     def features(self) -> tuple[int, ...]:
         """Numbers of the model's layers whose outputs it reads, from 1 on."""
 
-    def init(self) -> np.ndarray | tuple[()]:
-        """The state of empty slots: numpy arrays [B+1, ...]."""
+    def init(self) -> np.ndarray | tuple[np.ndarray, ...]:
+        """The state before any sequence: numpy arrays, [B+1, ...] where they belong to slots."""
 
     def admit(self, state: S, slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array) -> S:
         """State after sequences were given slots; `history_AS` holds their tokens by position, and

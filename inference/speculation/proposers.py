@@ -12,6 +12,7 @@ from inference.speculation.medusa import MedusaProposer
 from inference.speculation.ngram import NGramProposer
 from inference.speculation.own_pages import OwnPages
 from inference.speculation.proposer import Proposer, State
+from inference.speculation.suffix import SuffixProposer, SuffixState
 
 
 def of(config: Config, attention: str = "reference") -> Proposer[State] | None:
@@ -19,9 +20,11 @@ def of(config: Config, attention: str = "reference") -> Proposer[State] | None:
     of `attention` that the cache is laid out for.
     """
     settings, max_seqs, draft = config.engine.drafts, config.engine.max_seqs, config.draft
-    proposer: Proposer[jax.Array] | Proposer[tuple[()]] | None = None
+    proposer: Proposer[jax.Array] | Proposer[SuffixState] | Proposer[tuple[()]] | None = None
     if settings.proposer == "ngram":
         proposer = NGramProposer(max_seqs, config.max_context)
+    elif settings.proposer == "suffix":
+        proposer = SuffixProposer(max_seqs, config.max_context)
     elif isinstance(draft, heads.Medusa):
         proposer = MedusaProposer(draft, settings, max_seqs)
     elif draft is not None:

@@ -101,13 +101,15 @@ def eagle(target: ModelConfig, head_config: heads.Eagle) -> Loss:
         embedded_TD, hidden_TD, features = _target_states(
             frozen, target, inputs_YW, rows, head_config.features
         )
-        state_TD = eagle_heads.fused(masters, hidden_TD, features)
+        state_TD = eagle_heads.fused(masters, head_config, hidden_TD, features)
         total, target_YWD = jnp.float32(0), hidden_TD.reshape(*inputs_YW.shape, -1)
         for nth in range(_PASSES):
             state_YWD = state_TD.reshape(*inputs_YW.shape, -1)
             before_YWD = jnp.pad(state_YWD[:, :-1], ((0, 0), (1, 0), (0, 0)))
             before_TD = before_YWD.reshape(state_TD.shape)
-            x_TD = eagle_heads.inputs(masters, head_config, embedded_TD, before_TD, rows.position_T)
+            x_TD, _ = eagle_heads.inputs(
+                masters, head_config, embedded_TD, before_TD, rows.position_T
+            )
             state_TD = decoder.layers(masters, head_config, x_TD, rows).hidden_TD
             states_YWD = state_TD.reshape(*inputs_YW.shape, -1)[:, nth:]
             lost = _unlike(masters, head_config, states_YWD, frozen, target, target_YWD[:, nth:])

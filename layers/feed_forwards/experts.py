@@ -94,6 +94,9 @@ def _mixed(
     local_TJ = jnp.where((local_TJ >= 0) & (local_TJ < kind.num_held), local_TJ, kind.num_held)
     sizes_E, order_X = _counts(local_TJ, kind.num_held), jnp.argsort(local_TJ.ravel(), stable=True)
     x_XD = x_TD[order_X // kind.top_k]
+    if kind.weighs_inputs:
+        x_XD = (x_XD * weights_TJ.ravel()[order_X, None]).astype(x_XD.dtype)
+        weights_TJ = jnp.ones_like(weights_TJ)
     up = "gate_up" if kind.is_gated else "up"
     gate_up_XF = grouped_linear(x_XD, params[up], sizes_E, deterministic)
     ids_X = group_of_rows(sizes_E, len(x_XD))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from configs.kinds.attention import Attention
 from configs.model import ModelConfig
-from layers import norm, page_rows
+from layers import norm, page_rows, temperature
 from layers.backends import backends
 from layers.backends.backend import RowKernels
 from layers.kernels.attention import api, reference
@@ -37,6 +37,7 @@ def apply(
             q_TNH, leaf = _appended(rows, params, config, kind, x_TD, paged, context)
         else:
             q_TNH, k_TKH, v_TKH, gate_TNH = _heads(params, config, kind, x_TD, context)
+        q_TNH = temperature.scaled(q_TNH, kind.temperature, context.ragged.position_T)
     with jax.named_scope("attend"):
         out_TNH, leaf = attend(
             q_TNH, k_TKH, v_TKH, leaf, context, kind.score_cap, params.get("sinks"),
@@ -84,7 +85,7 @@ def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepCon
         and context.page_format is not None
         and context.page_format.dtype == config.dtype
         and kind.has_values
-        and not (kind.has_value_norm or kind.has_output_gate or kind.qk_norm == "all")
+        and not (kind.has_value_norm or kind.has_output_gate or kind.qk_norm in ("all", "plain"))
         and kind.input_limit is None
         and kind.key_scale == 1
         and not (kind.rope is not None and kind.rope.neighbours)
@@ -191,7 +192,9 @@ def _rotated(
     context: StepContext,
 ) -> jax.Array:
     """Heads after norm (of each, or of all at once), limit and RoPE, if any: float32 [T, N, H]."""
-    if weight is not None:
+    if kind.qk_norm == "plain":
+        x_TNH = norm.rms_norm(x_TNH, jnp.ones(kind.head_width), config.norm_eps)
+    elif weight is not None:
         parts_TXX = x_TNH.reshape(x_TNH.shape[0], -1, weight.shape[0])
         is_divided = kind.qk_norm == "all"
         x_TNH = norm.apply(parts_TXX, weight, config, is_divided).reshape(x_TNH.shape)

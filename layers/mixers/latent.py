@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
-from layers import norm, weights
+from layers import norm, temperature, weights
 from layers.kv_cache import Dense
 from layers.linear import add_bias, each_linear, linear, project_out
 from layers.mixers import indexer
@@ -41,6 +41,7 @@ def apply(
     with jax.named_scope("qkv"):
         down_TX, up = _queries_from(params, config, kind, x_TD)
         q_TNX = scale * linear(down_TX, up).reshape(T, kind.num_heads, -1)
+        q_TNX = temperature.scaled(q_TNX, kind.temperature, context.ragged.position_T)
         q_rope_TNR = _rotated(q_TNX[..., H:], kind, context)
         if context.is_owner:
             k_T1X, latent_T1C = _latents(params, config, kind, x_TD, context)

@@ -8,7 +8,7 @@ from absl import flags
 from configs.engine import Config
 from configs.errors import InputError
 from configs.heads import BRANCHING, MOST_TREE_DRAFTS, Medusa
-from configs.settings.drafts import ACCEPTANCES, PROPOSERS
+from configs.settings.drafts import ACCEPTANCES, LOOKUPS, PROPOSERS
 
 if TYPE_CHECKING:
     from inference.checkpoints.checkpoint import Checkpoint
@@ -19,6 +19,7 @@ SPECULATE = flags.DEFINE_string(
     "speculate",
     None,
     "Who proposes tokens that a step then verifies: 'ngram' (what followed before; also 'auto'), "
+    "'suffix' (what followed before in any request), "
     "'draft:MODEL' (a smaller model of the same tokenizer), 'medusa:DIR' or 'eagle:DIR' (heads; "
     "without a name those that scripts.train has made for the model), or 'mtp' (the layer that "
     "predicts a second token in the model's own checkpoint). 'ngram,k=4': four at a time; "
@@ -42,7 +43,7 @@ def apply(config: Config, model: str) -> Config:
     num_drafts = speculation.num_drafts or _NUM_DRAFTS
     draft: Any = None
     tree: dict[str, object] = {}
-    if speculation.name != "ngram":
+    if speculation.name not in LOOKUPS:
         draft_config = _resolved(config.model.name, model).config
         draft = dataclasses.replace(
             draft_config, dtype=config.model.dtype, cache_format=config.model.cache_format
@@ -100,10 +101,10 @@ def _parsed() -> _Speculation:
     name_and_model, *options = text.split(",")
     name, _, model = name_and_model.partition(":")
     name = "ngram" if name == "auto" else name
-    if name not in (*PROPOSERS, _MTP) or (model and name in ("ngram", _MTP)):
+    if name not in (*PROPOSERS, _MTP) or (model and name in (*LOOKUPS, _MTP)):
         raise InputError(
-            "--speculate is auto, ngram, draft:MODEL, medusa:DIR, eagle:DIR, mtp or none, not "
-            f"{text[:80]!r}"
+            "--speculate is auto, ngram, suffix, draft:MODEL, medusa:DIR, eagle:DIR, mtp or none, "
+            f"not {text[:80]!r}"
         )
     keys = ("k", "tree") if name in (*BRANCHING, _MTP) else ("k",)
     sizes: list[str] = []

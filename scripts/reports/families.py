@@ -26,8 +26,9 @@ from configs.kinds.rope import Rope
 from configs.model import ModelConfig
 from inference.checkpoints.gguf.pretokenizers import SPLITS
 from inference.checkpoints.hf import config_json
-from inference.families import families
+from inference.families import families, missing
 from inference.planner import weights
+from scripts.reports import most_tried
 from scripts.reports.pages.markdown import fill, table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +59,8 @@ def page() -> str:
     blocks = {
         "families": table(("family", "architecture", "in addition to Llama", "presets"), names),
         "pre-tokenizers": [", ".join(f"`{name}`" for name in SPLITS) + "."],
+        "most tried": table(most_tried.COLUMNS, most_tried.rows(GOLDEN / "published")),
+        "missing": table(("architecture", "part that is not here"), sorted(missing.PARTS.items())),
         "checkpoints": table(header, rows),
     }
     return fill(PAGE.read_text("utf-8"), blocks)
@@ -72,7 +75,10 @@ def _parts(config: ModelConfig) -> list[str]:
     attention = next(iter(mixers), Attention(1, 1, 2))
     reading = [part for layer in layers for part in layer.mixer.parts if hasattr(part, "rope")]
     ropes = [part.rope for part in reading]
-    windows = [getattr(part, "window", None) is not None for part in reading]
+    chunks = [getattr(part, "chunked", False) for part in reading]
+    pairs = zip(reading, chunks, strict=True)
+    windows = [getattr(part, "window", None) is not None and not chunk for part, chunk in pairs]
+    temperatures = [getattr(part, "temperature", None) for part in reading]
     has_ffn_bias = any(isinstance(ffn, Gated | Plain) and ffn.has_bias for ffn in ffns)
     biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
     parts = [
@@ -90,12 +96,15 @@ def _parts(config: ModelConfig) -> list[str]:
             None: "",
             "head": "norm of each query and key head",
             "all": "norm of all queries and keys",
+            "plain": "root mean square of queries and keys",
         }[attention.qk_norm],
         (f"biases ({', '.join(biases)})" if biases else ""),
         ("plain feed-forward" if any(isinstance(ffn, Plain) for ffn in ffns) else ""),
         ("learned positions" if config.learned_positions else ""),
         ("windows in some layers" if any(windows) and not all(windows) else ""),
         ("windows in all layers" if windows and all(windows) else ""),
+        ("attention in chunks" if any(chunks) else ""),
+        ("queries that grow with their position" if any(temperatures) else ""),
         ("layers without RoPE" if None in ropes and any(ropes) else ""),
         ("no positions" if mixers and not any(ropes) and not config.learned_positions else ""),
         ("soft cap of scores" if attention.score_cap else ""),
@@ -200,6 +209,7 @@ def _experts(config: ModelConfig) -> list[str]:
         ("norms of experts and router" if mixture.has_norms else ""),
         ("plain experts" if not mixture.is_gated else ""),
         ("experts behind a latent" if mixture.latent_width else ""),
+        ("experts whose inputs are weighed" if mixture.weighs_inputs else ""),
     ]
 
 

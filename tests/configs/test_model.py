@@ -17,6 +17,7 @@ from configs.kinds.recurrent.mamba import Mamba2
 from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.kinds.rope import Dynamic, Linear, Llama3, LongRope, Proportional, Rope, Yarn
+from configs.kinds.temperature import Temperature
 from configs.model import LayerSpec, ModelConfig
 
 _LAYER = LayerSpec(Attention(4, 2, 6), Gated(20))
@@ -76,7 +77,9 @@ _BAD_MODELS = {
     "both": ({"learned_positions": 64}, "learned positions go with layers without rope"),
 }
 _BAD_KINDS = {
-    "qk norm": (lambda: Attention(4, 2, 6, qk_norm="none"), "None or 'head' or 'all', not 'none'"),
+    "qk norm": (lambda: Attention(4, 2, 6, qk_norm="none"), "'all' or 'plain', not 'none'"),
+    "temperature": (lambda: Temperature(0.1, 0), "temperature length is at least 1, not 0"),
+    "cold": (lambda: Temperature(-0.1, 8), "temperature scale is a finite number above 0"),
     "heads": (lambda: Attention(3, 2, 6), "num_heads=3 is not a multiple of num_kv_heads=2"),
     "no heads": (lambda: Attention(0, 2, 6), "attention num_heads is at least 1, not 0"),
     "bias": (lambda: Attention(4, 2, 6, biases=("q",)), "names each of qkv, out at most once"),
@@ -90,7 +93,7 @@ _BAD_KINDS = {
     "shared gate": (lambda: Experts(4, 2, 8, has_shared_gate=True), "goes with a shared_width"),
     "norms": (lambda: Experts(4, 2, 8, has_norms=True), "has_norms goes with a shared_width"),
     "limit": (lambda: Experts(4, 2, 8, limit=-1.0), "experts limit is a finite number above 0"),
-    "scores": (lambda: Router("relu"), "router scores is 'softmax' or 'sigmoid', not 'relu'"),
+    "scores": (lambda: Router("relu"), "router scores is 'softmax' or 'sigmoid' or "),
     "top groups": (lambda: Router(top_groups=2), "top_groups is at most num_groups=1, not 2"),
     "groups": (lambda: Experts(4, 2, 8, Router(num_groups=3)), "num_groups=3 does not divide num"),
     "group best": (
@@ -153,7 +156,7 @@ _BAD_KINDS = {
 }
 _BAD_ROPES = {
     "linear": (lambda: Linear(0.0), "rope factor is a finite number above 0, not 0.0"),
-    "llama3": (lambda: Llama3(8.0, 4.0, 1.0), "low_freq_factor=4.0 is below high_freq_factor=1.0"),
+    "llama3": (lambda: Llama3(8.0, 4.0, 1.0), "low_freq_factor=4.0 is at most high_freq_fac"),
     "dynamic": (lambda: Dynamic(0.5, 64), "at least 1 for dynamic scaling, not 0.5"),
     "yarn": (lambda: Yarn(4.0, 64, attention_factor=-1.0), "attention_factor is a finite number"),
     "lengths": (lambda: LongRope((1.0,), (1.0, 2.0), 64), "1 short and 2 long factors"),

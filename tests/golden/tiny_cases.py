@@ -7,6 +7,7 @@ Prompt 0 is longer than two windows and three pages of 16 tokens.
 from typing import Any
 
 import tiny_hyper
+import tiny_mistral
 import tiny_mixtures
 import tiny_tokenizer
 import torch
@@ -313,6 +314,7 @@ CASES = (
         seed=83,
         stepwise=30,
     ),
+    *tiny_mistral.CASES,
     *tiny_mixtures.CASES,
     *tiny_hyper.CASES,
     # The positions of layers without a window are stretched.

@@ -51,6 +51,8 @@ def write(
         _write_checkpoint(case, directory)
         expected, error = _expected(case, directory)
         np.savez_compressed(directory / "expected.npz", **expected)
+        if case.rewritten is not None:
+            case.rewritten(directory)
         spread = expected["logits_0"].std()
         print(f"{case.name}: logits' deviation {spread:.2f}, float32 error {error:.1e}", flush=True)
         if error > MAX_ROUNDING_ERROR:

@@ -3,6 +3,7 @@ that many of them share.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ class Case:
         bare: tensors are named without the base model's prefix, and masks are stored with them,
             as in the first checkpoints of GPT-2.
         published: what the writers of published files make of the tensors, where that differs.
+        rewritten: turns what transformers has read into files that it does not read.
         stepwise: logits are those of decoding token by token, after a prompt of so many tokens.
         greedy: greedy continuations of ten prompts are stored too.
         beams: beam searches of three prompts are stored too.
@@ -36,6 +38,7 @@ class Case:
     rewrites: dict = dataclasses.field(default_factory=dict)
     bare: bool = False
     published: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]] | None = None
+    rewritten: Callable[[pathlib.Path], None] | None = None
     max_shard_size: str = "5GB"
     tokenizer: bool = False
     stepwise: int | None = None
@@ -79,6 +82,10 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
         "pad_token_id": None, "sliding_window": 24, "vocab_size_per_layer_input": VOCAB_SIZE,
     }),
     "mistral": (transformers.MistralConfig, _COMMON),
+    "ministral3": (transformers.Ministral3Config, _COMMON),
+    "mistral4": (transformers.Mistral4Config, _COMMON),
+    "mistral_large3": (transformers.Mistral4Config, _COMMON),
+    "llama4": (transformers.Llama4TextConfig, _COMMON),
     "ernie4_5": (transformers.Ernie4_5Config, _COMMON),
     "granite": (transformers.GraniteConfig, _COMMON),
     "qwen2": (transformers.Qwen2Config, _COMMON),
@@ -125,6 +132,11 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "olmo_hybrid": (transformers.OlmoHybridConfig, _HYBRID),
     "kimi_linear": (transformers.KimiLinearConfig, _HYBRID),
 }  # fmt: skip
+
+# The only one that no class of `auto` names.
+transformers.AutoModelForCausalLM.register(
+    transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True
+)
 
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
 

@@ -32,6 +32,7 @@ from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.ragged import contiguous
 from tests import compiling, fakes
+from tests.inference import hyper_relatives, mistral_relatives
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
@@ -142,6 +143,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
 _RELATIVES = {
     *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "granite", "minimax_m2"),
+    "mistral_large3",
 }
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
@@ -163,7 +165,7 @@ def test_every_layout_is_there():
     mixtures = {m.family for m in models if m.mixtures}
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
-    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha")}
+    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "ministral3": ("mqa", "gqa")}
     layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
@@ -290,185 +292,191 @@ _ONE_LESS = [tuple(1.0 if n == each else s for n, s in enumerate(_SCALES)) for e
 # files, which seldom change.
 _MODEL_SCALES = "embedding_scale", "residual_scale", "logit_scale"
 _UNSCALED = [lambda model, scale=scale: {scale: 1.0} for scale in _MODEL_SCALES]
-_VISIBLE = {
-    "bamba-mqa-groups-bias-limit": (
-        _with(step_limits=(0.0, None)),
-        _with(norm_width=None),
-        _with(rope=Rope()),
-    ),
-    "falcon_h1-gqa-multipliers-gate-norm": (
-        lambda m: {"embedding_scale": 1.0},
-        lambda m: {"logit_scale": 1.0},
-        _with(key_scale=1.0),
-        _with(in_scales=(1.0, 1.25)),
-        _with(in_scales=(1.2, 1.0)),
-        _with(out_scales=(1.0, 0.75)),
-        _with(out_scales=(0.9, 1.0)),
-        *(_with(part_scales=scales) for scales in _ONE_LESS),
-        _with(gate_scale=1.0),
-        _with(down_scale=1.0),
-        _with(norms_first=True),
-        _with(norm_width=None),
-    ),
-    "falcon_h1-mqa-norm-gate-limit": (
-        _with(step_limits=(0.0, None)),
-        _with(norms_first=False),
-    ),
-    "ernie4_5-gqa-neighbors": (_with(rope=Rope(5e5)),),
-    "granite-gqa-scales": (*_UNSCALED, _with(scale=None)),
-    "granitemoehybrid-mqa-rope-experts": (
-        *(*_UNSCALED, _with(scale=None), _with(rope=None), _with(step_limits=(0.0, None))),
-    ),
-    "nemotron_h-gqa-latent-experts": (
-        _with(activation="silu"),
-        _with(norm_width=None),
-        _with(rope=Rope()),
-        _routed(num_groups=1, top_groups=1, group_best=1),
-        _routed(scale=1.0),
-    ),
-    "nemotron_h-mha-bias-float32": (_routed(is_normalized=True), _routed(scores="softmax")),
-    "deepseek_v2-mha-groups-yarn": (
-        _each_layer(lambda s: {"scale": None}),
-        _each_layer(lambda s: {"rope": dataclasses.replace(s.rope, neighbours=False)}),
-        _routed(num_groups=1, top_groups=1),
-        _routed(scale=1.0),
-    ),
-    "deepseek_v3-mha-groups-yarn": (
-        _each_layer(lambda s: {"scale": None}),
-        _each_layer(lambda s: {"rope": dataclasses.replace(s.rope, neighbours=False)}),
-        _routed(num_groups=1, top_groups=1, group_best=1),
-        _routed(group_best=1),
-        _routed(is_normalized=False),
-        _routed(scores="softmax"),
-    ),
-    "deepseek_v3-mha-halves-float32": (_routed(is_normalized=True),),
-    "deepseek_v32-mha-yarn": (
-        _each_layer(lambda s: {"indexer": None}),
-        _each_layer(lambda s: {"indexer": dataclasses.replace(s.indexer, neighbours=True)}),
-    ),
-    "glm_moe_dsa-mha-listed": (
-        _each_layer(lambda s: {"indexer": dataclasses.replace(s.indexer, neighbours=False)}),
-    ),
-    "glm_moe_dsa-mha-shared-tied-float32": (
-        _each_layer(lambda s: {"index_owner": s.index_owner and 0}),
-    ),
-    "dots1-gqa-window": (_each_layer(lambda s: {"window": None}), _routed(scale=1.0)),
-    "minimax-gqa-factors": (
-        lambda m: {"norm_eps": 1e-5},
-        lambda m: {"pattern": tuple(dataclasses.replace(s, factors=()) for s in m.pattern)},
-        lambda m: {"pattern": tuple(_factors(s, 0, (1.0, 1.0)) for s in m.pattern)},
-        lambda m: {"pattern": tuple(_factors(s, 1, (1.0, 1.0)) for s in m.pattern)},
-        _each_of(LinearAttention, decay=None),
-        _each_of(LinearAttention, decay=1.0),
-        _each_of(LinearAttention, feature_map="elu"),
-        _each_of(Attention, rope=None),
-    ),
-    "minimax-mha-window-tied-float32": (_each_of(Attention, window=None),),
-    "minimax_m2-gqa-partial": (
-        _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
-        _routed(scores="softmax"),
-    ),
-    "glm4_moe-gqa-norm-bias": (
-        _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
-        _routed(scale=1.0),
-    ),
-    "glm4_moe-mqa-groups-float32": (_routed(num_groups=1, top_groups=1, group_best=1),),
-    "jamba-gqa-experts-bias": (
-        _each_of(Mamba, norms=None),
-        _each_of(Mamba, norms="plain"),
-        _routed(is_normalized=True),
-    ),
-    "jamba-mqa-dense-tied-float32": (_each_of(Attention, rope=Rope()),),
-    "falcon_mamba-bias-tied": (
-        _each_layer(lambda s: {"norms": None, "norm_eps": None}),
-        _each_layer(lambda s: {"norm_eps": None}),
-    ),
-    "lfm2-gqa-adjusted-bias-tied": (_each_of(Attention, rope=None),),
-    "gpt_oss-gqa-limit": (
-        _each_mixture(lambda e: {"limit": None}),
-        _each_mixture(lambda e: {"up_offset": 0.0}),
-        _each_mixture(lambda e: {"activation": "silu"}),
-        _each_layer(lambda s: {"window": None}),
-    ),
-    "kimi_linear-experts-groups": (
-        _each_of(DeltaNet, gate="silu"),
-        _each_of(Latent, rope=Rope()),
-        _routed(num_groups=1, top_groups=1, group_best=1),
-        _routed(scale=1.0),
-    ),
-    "olmo_hybrid-mha-rope": (
-        _each_of(DeltaNet, most_beta=1.0),
-        _each_of(DeltaNet, norm_eps=None),
-        _each_of(Attention, rope=None),
-    ),
-    "olmo_hybrid-gqa-nope-bias-tied-float32": (_each_of(Attention, rope=Rope()),),
-    "olmo3-gqa-yarn": (
-        _each_layer(lambda s: {"window": None}),
-        _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
-    ),
-    "olmoe-gqa-norm": (_routed(is_normalized=False),),
-    "qwen2_moe-gqa-window": (
-        _each_layer(lambda s: {"window": None}),
-        _each_mixture(lambda e: {"has_shared_gate": False}),
-    ),
-    "qwen2_moe-mha-dense-layers": (_routed(is_normalized=True),),
-    "qwen3_next-gqa-shared-experts": (
-        lambda m: {"norm_offset": 0.0},
-        _each_of(DeltaNet, gate="sigmoid"),
-        _each_of(DeltaNet, most_beta=2.0),
-        _each_of(Attention, rope=Rope()),
-        _each_mixture(lambda e: {"has_shared_gate": False}),
-    ),
-    "qwen3_next-mha-listed-tied-float32": (_routed(is_normalized=True),),
-    "qwen3_5-gqa-sections": (
-        _each_of(DeltaNet, num_key_heads=4, key_width=3),  # whose neighbours share no key
-        _each_of(Attention, rope=Rope()),
-    ),
-    "qwen3_moe-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
-    "gemma2-gqa-tied": (
-        _each_layer(lambda s: {"score_cap": None}),
-        lambda m: {"logit_cap": None},
-        _each_layer(lambda s: {"scale": None}),
-        _each_layer(lambda s: {"window": None}),
-    ),
-    "gemma3-gqa-linear-rope": (
-        _each_layer(lambda s: {"scale": None}),
-        _each_layer(lambda s: {"window": None}),
-        _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
-    ),
-    "gemma4-gqa-inputs-sharing": (
-        lambda m: {"layer_inputs": dataclasses.replace(m.layer_inputs, activation="silu")},
-        lambda m: {"has_layer_scales": False},
-        _each_layer(lambda s: {"has_value_norm": False}),
-        _each_layer(lambda s: {"owner": 0} if s.owner == 1 else {}),
-        _each_layer(lambda s: {"rope": Rope(s.rope.theta, share=0.25)} if s.rope.scaling else {}),
-    ),
-    "gemma4-mha-mqa-experts-float32": (
-        _routed(has_norm=False),
-        _routed(has_factors=False),
-        _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
-    ),
-    "llama-gqa-tied-rope3": (_each_layer(lambda s: {"rope": Rope(s.rope.theta)}),),
-    "llama-gqa-yarn-bias": (
-        _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
-        _rescaled(attention_factor=1.0),
-    ),
-    "llama-mha-tied-yarn-scales-float32": (_rescaled(truncate=True), _rescaled(beta_fast=32.0)),
-    "llama-mqa-dynamic": (_each_layer(lambda s: {"rope": Rope(s.rope.theta)}),),
-    "mistral-mha-window-float32": (_each_layer(lambda s: {"window": None}),),
-    "phi3-mha-window": (_each_layer(lambda s: {"window": None}),),
-    "phi3-gqa-longrope-partial": (
-        lambda m: {"max_context": 24},  # the original one: the short divisors
-        _each_layer(lambda s: {"rope": Rope(s.rope.theta, None, s.rope.share)}),
-    ),
-    "phi3-mqa-tied-longrope-within-float32": (lambda m: {"max_context": 256},),
-    "qwen2-mqa-window": (_each_layer(lambda s: {"window": None}),),
-    "qwen3-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
-    "smollm3-mha-window-float32": (
-        _each_layer(lambda s: {"window": None}),
-        _each_layer(lambda s: {"rope": Rope()}),
-    ),
-}
+_VISIBLE = (
+    mistral_relatives.VISIBLE
+    | hyper_relatives.VISIBLE
+    | {
+        "bamba-mqa-groups-bias-limit": (
+            _with(step_limits=(0.0, None)),
+            _with(norm_width=None),
+            _with(rope=Rope()),
+        ),
+        "falcon_h1-gqa-multipliers-gate-norm": (
+            lambda m: {"embedding_scale": 1.0},
+            lambda m: {"logit_scale": 1.0},
+            _with(key_scale=1.0),
+            _with(in_scales=(1.0, 1.25)),
+            _with(in_scales=(1.2, 1.0)),
+            _with(out_scales=(1.0, 0.75)),
+            _with(out_scales=(0.9, 1.0)),
+            *(_with(part_scales=scales) for scales in _ONE_LESS),
+            _with(gate_scale=1.0),
+            _with(down_scale=1.0),
+            _with(norms_first=True),
+            _with(norm_width=None),
+        ),
+        "falcon_h1-mqa-norm-gate-limit": (
+            _with(step_limits=(0.0, None)),
+            _with(norms_first=False),
+        ),
+        "ernie4_5-gqa-neighbors": (_with(rope=Rope(5e5)),),
+        "granite-gqa-scales": (*_UNSCALED, _with(scale=None)),
+        "granitemoehybrid-mqa-rope-experts": (
+            *(*_UNSCALED, _with(scale=None), _with(rope=None), _with(step_limits=(0.0, None))),
+        ),
+        "nemotron_h-gqa-latent-experts": (
+            _with(activation="silu"),
+            _with(norm_width=None),
+            _with(rope=Rope()),
+            _routed(num_groups=1, top_groups=1, group_best=1),
+            _routed(scale=1.0),
+        ),
+        "nemotron_h-mha-bias-float32": (_routed(is_normalized=True), _routed(scores="softmax")),
+        "deepseek_v2-mha-groups-yarn": (
+            _each_layer(lambda s: {"scale": None}),
+            _each_layer(lambda s: {"rope": dataclasses.replace(s.rope, neighbours=False)}),
+            _routed(num_groups=1, top_groups=1),
+            _routed(scale=1.0),
+        ),
+        "deepseek_v3-mha-groups-yarn": (
+            _each_layer(lambda s: {"scale": None}),
+            _each_layer(lambda s: {"rope": dataclasses.replace(s.rope, neighbours=False)}),
+            _routed(num_groups=1, top_groups=1, group_best=1),
+            _routed(group_best=1),
+            _routed(is_normalized=False),
+            _routed(scores="softmax"),
+        ),
+        "deepseek_v3-mha-halves-float32": (_routed(is_normalized=True),),
+        "deepseek_v32-mha-yarn": (
+            _each_layer(lambda s: {"indexer": None}),
+            _each_layer(lambda s: {"indexer": dataclasses.replace(s.indexer, neighbours=True)}),
+        ),
+        "glm_moe_dsa-mha-listed": (
+            _each_layer(lambda s: {"indexer": dataclasses.replace(s.indexer, neighbours=False)}),
+        ),
+        "glm_moe_dsa-mha-shared-tied-float32": (
+            _each_layer(lambda s: {"index_owner": s.index_owner and 0}),
+        ),
+        "dots1-gqa-window": (_each_layer(lambda s: {"window": None}), _routed(scale=1.0)),
+        "minimax-gqa-factors": (
+            lambda m: {"norm_eps": 1e-5},
+            lambda m: {"pattern": tuple(dataclasses.replace(s, factors=()) for s in m.pattern)},
+            lambda m: {"pattern": tuple(_factors(s, 0, (1.0, 1.0)) for s in m.pattern)},
+            lambda m: {"pattern": tuple(_factors(s, 1, (1.0, 1.0)) for s in m.pattern)},
+            _each_of(LinearAttention, decay=None),
+            _each_of(LinearAttention, decay=1.0),
+            _each_of(LinearAttention, feature_map="elu"),
+            _each_of(Attention, rope=None),
+        ),
+        "minimax-mha-window-tied-float32": (_each_of(Attention, window=None),),
+        "minimax_m2-gqa-partial": (
+            _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
+            _routed(scores="softmax"),
+        ),
+        "glm4_moe-gqa-norm-bias": (
+            _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
+            _routed(scale=1.0),
+        ),
+        "glm4_moe-mqa-groups-float32": (_routed(num_groups=1, top_groups=1, group_best=1),),
+        "jamba-gqa-experts-bias": (
+            _each_of(Mamba, norms=None),
+            _each_of(Mamba, norms="plain"),
+            _routed(is_normalized=True),
+        ),
+        "jamba-mqa-dense-tied-float32": (_each_of(Attention, rope=Rope()),),
+        "falcon_mamba-bias-tied": (
+            _each_layer(lambda s: {"norms": None, "norm_eps": None}),
+            _each_layer(lambda s: {"norm_eps": None}),
+        ),
+        "lfm2-gqa-adjusted-bias-tied": (_each_of(Attention, rope=None),),
+        "gpt_oss-gqa-limit": (
+            _each_mixture(lambda e: {"limit": None}),
+            _each_mixture(lambda e: {"up_offset": 0.0}),
+            _each_mixture(lambda e: {"activation": "silu"}),
+            _each_layer(lambda s: {"window": None}),
+        ),
+        "kimi_linear-experts-groups": (
+            _each_of(DeltaNet, gate="silu"),
+            _each_of(Latent, rope=Rope()),
+            _routed(num_groups=1, top_groups=1, group_best=1),
+            _routed(scale=1.0),
+        ),
+        "olmo_hybrid-mha-rope": (
+            _each_of(DeltaNet, most_beta=1.0),
+            _each_of(DeltaNet, norm_eps=None),
+            _each_of(Attention, rope=None),
+        ),
+        "olmo_hybrid-gqa-nope-bias-tied-float32": (_each_of(Attention, rope=Rope()),),
+        "olmo3-gqa-yarn": (
+            _each_layer(lambda s: {"window": None}),
+            _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
+        ),
+        "olmoe-gqa-norm": (_routed(is_normalized=False),),
+        "qwen2_moe-gqa-window": (
+            _each_layer(lambda s: {"window": None}),
+            _each_mixture(lambda e: {"has_shared_gate": False}),
+        ),
+        "qwen2_moe-mha-dense-layers": (_routed(is_normalized=True),),
+        "qwen3_next-gqa-shared-experts": (
+            lambda m: {"norm_offset": 0.0},
+            _each_of(DeltaNet, gate="sigmoid"),
+            _each_of(DeltaNet, most_beta=2.0),
+            _each_of(Attention, rope=Rope()),
+            _each_mixture(lambda e: {"has_shared_gate": False}),
+        ),
+        "qwen3_next-mha-listed-tied-float32": (_routed(is_normalized=True),),
+        "qwen3_5-gqa-sections": (
+            _each_of(DeltaNet, num_key_heads=4, key_width=3),  # whose neighbours share no key
+            _each_of(Attention, rope=Rope()),
+        ),
+        "qwen3_moe-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
+        "gemma2-gqa-tied": (
+            _each_layer(lambda s: {"score_cap": None}),
+            lambda m: {"logit_cap": None},
+            _each_layer(lambda s: {"scale": None}),
+            _each_layer(lambda s: {"window": None}),
+        ),
+        "gemma3-gqa-linear-rope": (
+            _each_layer(lambda s: {"scale": None}),
+            _each_layer(lambda s: {"window": None}),
+            _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
+        ),
+        "gemma4-gqa-inputs-sharing": (
+            lambda m: {"layer_inputs": dataclasses.replace(m.layer_inputs, activation="silu")},
+            lambda m: {"has_layer_scales": False},
+            _each_layer(lambda s: {"has_value_norm": False}),
+            _each_layer(lambda s: {"owner": 0} if s.owner == 1 else {}),
+            _each_layer(
+                lambda s: {"rope": Rope(s.rope.theta, share=0.25)} if s.rope.scaling else {}
+            ),
+        ),
+        "gemma4-mha-mqa-experts-float32": (
+            _routed(has_norm=False),
+            _routed(has_factors=False),
+            _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
+        ),
+        "llama-gqa-tied-rope3": (_each_layer(lambda s: {"rope": Rope(s.rope.theta)}),),
+        "llama-gqa-yarn-bias": (
+            _each_layer(lambda s: {"rope": Rope(s.rope.theta)}),
+            _rescaled(attention_factor=1.0),
+        ),
+        "llama-mha-tied-yarn-scales-float32": (_rescaled(truncate=True), _rescaled(beta_fast=32.0)),
+        "llama-mqa-dynamic": (_each_layer(lambda s: {"rope": Rope(s.rope.theta)}),),
+        "mistral-mha-window-float32": (_each_layer(lambda s: {"window": None}),),
+        "phi3-mha-window": (_each_layer(lambda s: {"window": None}),),
+        "phi3-gqa-longrope-partial": (
+            lambda m: {"max_context": 24},  # the original one: the short divisors
+            _each_layer(lambda s: {"rope": Rope(s.rope.theta, None, s.rope.share)}),
+        ),
+        "phi3-mqa-tied-longrope-within-float32": (lambda m: {"max_context": 256},),
+        "qwen2-mqa-window": (_each_layer(lambda s: {"window": None}),),
+        "qwen3-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
+        "smollm3-mha-window-float32": (
+            _each_layer(lambda s: {"window": None}),
+            _each_layer(lambda s: {"rope": Rope()}),
+        ),
+    }
+)
 
 
 # Of attention, of positions, of routers and of experts.

@@ -15,6 +15,7 @@ from configs.heads import Eagle, Medusa
 from configs.mesh import Mesh
 from configs.model import ModelConfig
 from configs.recipes import heads
+from configs.settings.drafts import LOOKUPS
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.request import SamplingParams
@@ -156,15 +157,17 @@ def drafting_by(name, **settings):
 # long cases look at the bits of these.
 CASES = [("llama", "ngram", 3, 28, "preempted, chunked")]
 CASES += [
-    pytest.param(model, "ngram", 3, count, name, marks=pytest.mark.quick_code)
-    for model, count, name in (
-        ("llama", 28, "adaptive"), ("pages", 10, "preempted, chunked"),
+    pytest.param(model, proposer, 3, count, name, marks=pytest.mark.quick_code)
+    for model, proposer, count, name in (
+        ("llama", "ngram", 28, "adaptive"), ("pages", "ngram", 10, "preempted, chunked"),
+        ("llama", "suffix", 28, "preempted, chunked"),
     )
 ]  # fmt: skip
 CASES += [
     pytest.param(model, proposer, k, 200, name, marks=[pytest.mark.long, pytest.mark.timeout(900)])
     for model, proposer in (
-        *((model, "ngram") for model in MODELS), *((own[0], name) for name, own in DRAFTS.items())
+        *((model, "ngram") for model in MODELS), ("gemma", "suffix"),
+        *((own[0], name) for name, own in DRAFTS.items()),
     )
     for k, name in (
         *((3, name) for name in DISTURBANCES),
@@ -189,7 +192,7 @@ def disturbing(engine, name):
 def test_no_bit_changes(model, proposer, num_drafts, count, name, monkeypatch):
     monkeypatch.setattr(adaptive_drafts, "_PATIENCE", 1)  # drafts do not pay, but are tried
     settings = {"num_drafts": num_drafts} | DISTURBANCES[name]
-    if proposer == "ngram":
+    if proposer in LOOKUPS:
         engine = make(model, proposer=proposer, **settings)
     else:
         engine = drafting_by(proposer, **settings)

@@ -13,6 +13,7 @@ from configs.cache import keys_values
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.rope import Rope
+from configs.kinds.temperature import Temperature
 from configs.model import LayerSpec, ModelConfig
 from inference.benchmark.kernels import attention_case
 from layers import rope
@@ -311,11 +312,19 @@ def test_a_bad_value_in_a_freed_page_reaches_nobody(bad, num_tokens):
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(("qk_norm", "has_gate"), [(None, 0), ("head", 0), ("head", 1)])
-def test_apply_is_project_rotate_attend_project(qk_norm, has_gate):
+@pytest.mark.parametrize(
+    ("qk_norm", "has_gate", "temperature"),
+    [
+        (None, 0, None), ("head", 0, None), ("head", 1, None), ("plain", 0, None),
+        (None, 0, Temperature(0.7, 3)), ("plain", 1, Temperature(0.7, 4, offset=1)),
+    ],
+)  # fmt: skip
+def test_apply_is_project_rotate_attend_project(qk_norm, has_gate, temperature):
     """The layer once more in numpy."""
     config = dataclasses.replace(_CONFIG, norm_offset=1.0)
-    kind = dataclasses.replace(_KIND, qk_norm=qk_norm, scale=0.3, has_output_gate=bool(has_gate))
+    kind = dataclasses.replace(
+        _KIND, qk_norm=qk_norm, scale=0.3, has_output_gate=bool(has_gate), temperature=temperature
+    )
     params = init(kind.parameters(config), 5)
     x_TD, ragged = np.asarray(_random(9, 12)), contiguous(1, 9)
     angles = rope.angles(_ROPE, kind.head_width, ragged.position_T)
@@ -330,12 +339,15 @@ def test_apply_is_project_rotate_attend_project(qk_norm, has_gate):
     def rotated(x_TNH: np.ndarray, name: str) -> np.ndarray:
         if qk_norm:
             x_TNH = x_TNH / np.sqrt((x_TNH**2).mean(-1, keepdims=True) + config.norm_eps)
-            x_TNH = x_TNH * (1 + np.asarray(params[name]))
+            x_TNH = x_TNH * (1 + np.asarray(params.get(name, 0)))
         angle = np.arange(9)[:, None, None] * 10_000.0 ** (-np.arange(0, H, 2) / H)
         z = (x_TNH[..., :3] + 1j * x_TNH[..., 3:]) * np.exp(1j * angle)
         return np.concatenate([z.real, z.imag], -1)
 
     q = rotated(heads[:, : X : 1 + has_gate], "q_norm") * 0.3
+    if temperature is not None:
+        turns = (np.arange(9) + temperature.offset) // temperature.length
+        q *= 1 + 0.7 * np.log(1 + turns)[:, None, None]
     k, v = rotated(heads[:, X : X + K], "k_norm"), heads[:, X + K :]
     seen = functools.partial(paged_case.seen, window=None, num_keys=9)
     out = np.array([attention_case.exact(q[t], k, v, seen(t))[0] for t in range(9)])

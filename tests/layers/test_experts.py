@@ -108,7 +108,9 @@ def by_hand(
             biases = (
                 (each["gate_up_bias"][e].ravel(), each["down_bias"][e]) if kind.has_bias else ()
             )
-            out_TD[t] += scale * through(each["gate_up"][e], each["down"][e], x, *biases)
+            before, behind = (scale, 1) if kind.weighs_inputs else (1, scale)
+            out = through(each["gate_up"][e], each["down"][e], before * x, *biases)
+            out_TD[t] += behind * out
         if kind.shared_width:
             gate = 1 / (1 + np.exp(-own["shared_gate"] @ x)) if kind.has_shared_gate else 1
             out_TD[t] += gate * through(own["shared"]["gate_up"], own["shared"]["down"], x)
@@ -165,6 +167,9 @@ def test_ids_of_tokens_choose_experts():
 
 _KINDS = {
     "one of five": Experts(5, 1, 10),
+    "weighed inputs": Experts(
+        5, 2, 10, Router("sigmoid", is_normalized=False), shared_width=6, weighs_inputs=True
+    ),
     "three of five": Experts(5, 3, 10),
     "all": Experts(3, 3, 10),
     "shared": Experts(5, 2, 10, shared_width=14, has_shared_gate=True),

@@ -12,6 +12,7 @@ from configs.errors import InputError
 from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Rope
+from configs.kinds.temperature import Temperature
 from configs.model import LayerSpec, ModelConfig
 from layers import decoder, kv_cache, params
 from layers.ragged import Ragged, Rectangle, contiguous
@@ -21,7 +22,9 @@ pytestmark = pytest.mark.quick_code
 
 _KINDS = {
     "queries at once": Latent(3, 10, 4, 6, 8),
-    "compressed queries": Latent(5, 18, 8, 10, 6, query_rank=14, scale=0.4),
+    "compressed queries": Latent(
+        5, 18, 8, 10, 6, query_rank=14, scale=0.4, temperature=Temperature(0.5, 8)
+    ),
     "halves": Latent(4, 12, 6, 8, 12, rope=Rope(500.0)),
     "no positions": Latent(4, 12, 6, 8, 12, query_rank=14, rope=None, has_bias=True),
     "chosen tokens": Latent(3, 10, 4, 6, 8, query_rank=14, indexer=Indexer(5, 6, 7)),

@@ -67,6 +67,14 @@ def test_llama3_scaling_has_three_branches():
     assert ((ratio > 1.01) & (ratio < 7.99)).any()
 
 
+def test_llama3_scaling_may_be_a_step():
+    """As of Llama 4 Scout: pairs turn once in the original context, or are stretched whole."""
+    plain = rope.inverse_frequencies(Rope(5e5), 128)
+    step = rope.inverse_frequencies(Rope(5e5, Llama3(16.0, 1.0, 1.0, 8192)), 128)
+    turns = 8192 * plain / (2 * math.pi)
+    np.testing.assert_allclose(step, np.where(turns >= 1, plain, plain / 16), rtol=1e-6)
+
+
 def test_rotation_is_multiplication_by_a_complex_number():
     generator, width = np.random.default_rng(0), 10
     x_TNH = generator.standard_normal((7, 3, width)).astype(np.float32)

@@ -258,7 +258,7 @@ def _break(model, how: str) -> str:
         return "pytorch_model.bin is a pickle, which can run code when loaded"
     if how == "architecture":
         _edit_config(model, architectures=["RwkvForCausalLM"])
-        return "'RwkvForCausalLM' is not supported; valid, with ForCausalLM behind "
+        return "'RwkvForCausalLM' is not supported; the part that it needs first is not here: "
     if how == "type in config":
         _edit_config(model, hidden_size="wide")
         return "hidden_size must be an integer"

@@ -53,7 +53,8 @@ def test_an_accelerator_is_measured_before_its_memory_is_taken(platform, expecte
 
 
 @pytest.mark.parametrize("asked, expected", [
-    ("ngram", (None, False, "coupled")), ("medusa,k=auto", (None, False, "coupled")),
+    ("ngram", (None, False, "coupled")), ("suffix,k=6", (6, False, "coupled")),
+    ("medusa,k=auto", (None, False, "coupled")),
     ("eagle,tree=16,typical", (16, True, "typical")), ("mtp,tree=8", (8, True, "coupled")),
     ("eagle:DIR,rejection,k=4", (4, False, "rejection")),
     *((f"eagle,{options}", None) for options in (

@@ -157,8 +157,12 @@ def _build(header: Header) -> tokenizers.Tokenizer:
         backend, adds_bos = _byte_level(header, tokens)
     elif kind == "llama":
         backend, adds_bos = _sentencepiece(header, tokens, special.get("unk_token")), True
+    elif kind == "gemma4":
+        backend, adds_bos = _merging(header, tokens, special.get("unk_token")), True
     else:
-        raise InputError(f"tokenizer model {shown(kind)} is not supported; valid: gpt2, llama")
+        raise InputError(
+            f"tokenizer model {shown(kind)} is not supported; valid: gpt2, llama, gemma4"
+        )
     _add_tokens(backend, header, tokens)
     _add_template(backend, header, special, adds_bos)
     return backend
@@ -209,16 +213,31 @@ def _sentencepiece(header: Header, tokens: list[str], unknown: str | None) -> to
     if len(ranks) != len(tokens):
         raise InputError(f"tokenizer.ggml.scores has {len(ranks)} entries for {len(tokens)} tokens")
     ids = _ids(tokens)
+    adds_prefix = bool(header.metadata.get("tokenizer.ggml.add_space_prefix", True))
+    return _of_characters(ids, _merges(ids, ranks.tolist()), unknown, adds_prefix)
+
+
+def _merging(header: Header, tokens: list[str], unknown: str | None) -> tokenizers.Tokenizer:
+    """Gemma 4's: SentencePiece's characters and bytes, with merges that are listed."""
+    merges = []
+    for merge in header.strings("tokenizer.ggml.merges"):
+        cut = merge.find(" ", 1)
+        merges.append((merge[:cut], merge[cut + 1 :]))
+    return _of_characters(_ids(tokens), merges, unknown, adds_prefix=False)
+
+
+def _of_characters(
+    ids: dict[str, int], merges: list[tuple[str, str]], unknown: str | None, adds_prefix: bool
+) -> tokenizers.Tokenizer:
+    """A vocabulary of characters, with bytes for those it lacks, and "▁" for spaces."""
     backend = tokenizers.Tokenizer(
-        models.BPE(
-            ids, _merges(ids, ranks.tolist()), unk_token=unknown, fuse_unk=True, byte_fallback=True
-        )
+        models.BPE(ids, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True)
     )
     replace_spaces = normalizers.Replace(" ", "▁")
     steps: list[decoders.Decoder] = [
         decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
     ]  # fmt: skip
-    if header.metadata.get("tokenizer.ggml.add_space_prefix", True):
+    if adds_prefix:
         backend.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), replace_spaces])
         steps.append(decoders.Strip(" ", 1, 0))
     else:

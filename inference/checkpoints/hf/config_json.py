@@ -5,11 +5,11 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from configs.errors import InputError, shown
+from configs.errors import InputError
 from configs.heads import Eagle
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints import mapped, names, text_files
-from inference.checkpoints.hf import hub, mxfp4
+from inference.checkpoints.hf import hub, mxfp4, params_json
 from inference.checkpoints.hf.quantized import schemes, tensors
 from inference.checkpoints.hf.quantized.schemes import Quantization
 from inference.families import families
@@ -31,7 +31,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "mamba_ssm_cache_dtype": ("float32", None),
 }
 
-_SUFFIX = "ForCausalLM"  # of nearly every architecture
 # Keys of a model of images or sounds too that say something of its text.
 _OF_THE_WHOLE = (
     *("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "bos_token_id"),
@@ -65,8 +64,14 @@ class Storage:
 
 def read(path: Path) -> dict[str, object]:
     """Returns a `config.json`, or of a model that reads images and sounds too what describes its
-    text; raises an `InputError` if the file is unsound.
+    text; where there is none, what a `params.json` says. Raises an `InputError` if the file is
+    unsound.
     """
+    params = path.with_name(params_json.NAME)
+    if not path.exists() and params.exists():
+        raw = mapped.read_json(params)
+        with _naming(params):
+            return params_json.described(Keys(raw))
     raw = mapped.read_json(path)
     with _naming(path):
         return text_part(raw)
@@ -123,11 +128,7 @@ def parse(raw: dict[str, object], directory: Path) -> ModelConfig:
         keys, architecture = Keys(raw), _architecture(raw)
         family = families.of_architecture(architecture)
         if family is None:
-            valid = (family.architecture.removesuffix(_SUFFIX) for family in families.ALL.values())
-            raise InputError(
-                f"architecture {shown(architecture)} is not supported; valid, with {_SUFFIX} "
-                f"behind most of them: {', '.join(valid)}"
-            )
+            raise InputError(families.unknown(architecture))
         keys.require_neutral(family.reads, **_NEUTRAL)
         return family.model(keys, directory.resolve().name)
 
@@ -166,14 +167,17 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
         InputError: it describes no text.
     """
     architecture = _architecture(raw)
-    family = families.of_wrapper(architecture)
-    if family is None:
+    by_type = {
+        family.model_type or family.name: family for family in families.of_wrapper(architecture)
+    }
+    if not by_type:
         return raw
     text = Keys(raw).nested("text_config")
     if text is None:
         raise InputError(f"architecture {architecture} has a text_config, which is missing")
     shared = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
-    names = {"architectures": [family.architecture], "model_type": family.model_type or family.name}
+    model_type = text.choice("model_type", {name: name for name in by_type}, next(iter(by_type)))
+    names = {"architectures": [by_type[model_type].architecture], "model_type": model_type}
     return text.raw | shared | names
 
 
@@ -185,6 +189,8 @@ def storage(raw: dict[str, object], directory: Path) -> Storage:
     is_packed = is_mxfp4 and family is not None and family.packs_experts
     with _naming(directory / text_files.CONFIG):
         extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
+        if isinstance(described, dict) and raw.get("expert_dtype") is not None:
+            described = {"expert_dtype": raw["expert_dtype"]} | described
         quantization = None if described is None or is_packed else schemes.read(described)
     return Storage(is_packed, extra, quantization, () if family is None else family.integers)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -30,13 +30,27 @@ def read_model(path: Path) -> ModelConfig:
         InputError: as there, or the weights are unsound.
     """
     config = config_json.read_model(path)
-    if config.tied and safetensors_file.is_in(path):
-        raw = config_json.read(path / text_files.CONFIG)
-        storage = config_json.storage(raw, path)
-        if has_other_head(_stored(path, storage), config):
-            untied = dataclasses.replace(config, tied=False, formats=())
-            return config_json.with_formats(untied, storage, raw, path)
-    return config
+    if not safetensors_file.is_in(path):
+        return config
+    raw = config_json.read(path / text_files.CONFIG)
+    storage = config_json.storage(raw, path)
+    if config.tied and has_other_head(_stored(path, storage), config):
+        config = dataclasses.replace(config, tied=False, formats=())
+    elif storage.quantization is None:
+        return config
+    if storage.quantization is not None:
+        modules = _stored_modules(_named_scales(list(safetensors_file.names_in(path))), config)
+        storage = dataclasses.replace(storage, quantization=storage.quantization.of(modules))
+    return config_json.with_formats(config, storage, raw, path)
+
+
+def _stored_modules(names: Iterable[str], config: ModelConfig) -> dict[str, tuple[str, set[str]]]:
+    """Modules of a whole model: the names that a directory has for them, and for their tensors."""
+    modules: dict[str, tuple[str, set[str]]] = {}
+    for whole, stored in _whole_names(names, config).items():
+        name, _, ending = stored.rpartition(".")
+        modules.setdefault(whole.rpartition(".")[0], (name, set()))[1].add(ending)
+    return modules
 
 
 def open_directory(path: Path, config: ModelConfig) -> StoredDirectory:
@@ -50,7 +64,7 @@ def open_directory(path: Path, config: ModelConfig) -> StoredDirectory:
         listed.verify(listed.digests)
     raw = config_json.read(path / text_files.CONFIG)
     storage = config_json.storage(raw, path)
-    source = safetensors_file.open_directory(path, storage.codes_at)
+    source = _source(path, storage)
     family = families.of(config)
     if unserved := [name for name in source.shapes if names.is_other(family, name)]:
         logging.warning(
@@ -90,9 +104,33 @@ def open_predicting(path: Path, config: Eagle) -> StoredDirectory:
     return StoredDirectory.of(path, config, source, name_map, config_json.as_copied(raw, config))
 
 
+def _named_scales(stored: Collection[str]) -> dict[str, str]:
+    """The names of a directory's tensors by those that they have here: DeepSeek-V4 calls scales
+    of weights `scale`.
+    """
+
+    def spelled(name: str) -> str:
+        module, _, ending = name.rpartition(".")
+        is_scale = ending == "scale" and f"{module}.weight" in stored
+        return f"{module}.weight_scale_inv" if is_scale else name
+
+    return {spelled(name): name for name in stored}
+
+
+def _source(path: Path, storage: Storage) -> TensorSource:
+    """A directory's tensors as they are stored, scales of FP8 by one name."""
+    source = safetensors_file.open_directory(path, storage.codes_at)
+    if storage.quantization is None or storage.quantization.method != "fp8":
+        return source
+    stored = _named_scales(source.shapes)
+    source = renamed(source, stored)
+    integers = {name: "float32" for name in stored if name.endswith(storage.integers)}
+    return dataclasses.replace(source, dtypes={**source.dtypes, **integers})
+
+
 def _stored(path: Path, storage: Storage) -> TensorSource:
     """A directory's tensors, those of few bits as the matrices that they stand for."""
-    source = safetensors_file.open_directory(path, storage.codes_at)
+    source = _source(path, storage)
     if storage.quantization is None:
         return source
     return few_bits.dequantized(source, storage.quantization)
@@ -120,13 +158,13 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
     unread = names.unread(config, family.tensors, family.layers)
     stored = {
         name: tensor
-        for name, tensor in _whole_names(source, config).items()
+        for name, tensor in _whole_names(source.shapes, config).items()
         if not names.is_behind(config, name, family.layers, num_predicting)
         and not name.startswith(unread)
     }
     if config.tied and _HEAD in stored:
         stored.setdefault(_embedding(config), stored.pop(_HEAD))
-    return _without_unread_rows(_renamed(source, stored), config)
+    return _without_unread_rows(renamed(source, stored), config)
 
 
 def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSource:
@@ -136,7 +174,7 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
     Raises:
         InputError: there are none, or its embedding or head is not the model's.
     """
-    stored, family = _whole_names(source, config), families.of(config)
+    stored, family = _whole_names(source.shapes, config), families.of(config)
     layer = {n: stored[n] for n in stored if names.is_behind(config, n, family.layers, 1)}
     prefix = f"{family.layers}.{config.num_layers}"
     if not layer:
@@ -156,7 +194,7 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
                 f"{source.label}: {name} is not {whole}, which a layer that predicts a second "
                 "token shares"
             )
-    return _renamed(source, layer)
+    return renamed(source, layer)
 
 
 def _without_unread_rows(source: TensorSource, config: ModelConfig) -> TensorSource:
@@ -172,7 +210,7 @@ def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
     """Whether a configuration ties what is stored twice with different values: transformers then
     leaves the two apart.
     """
-    stored, embedding = _whole_names(source, config), _embedding(config)
+    stored, embedding = _whole_names(source.shapes, config), _embedding(config)
     if not config.tied or not {_HEAD, embedding} <= stored.keys():
         return False
     return not _is_same(source, stored[_HEAD], stored[embedding])
@@ -185,7 +223,7 @@ def _is_same(source: TensorSource, *pair: str) -> bool:
     return all(np.array_equal(first, second) for first, second in blocks)
 
 
-def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
+def renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
     """Some of its tensors, by the names that they are to have."""
     shapes = {name: source.shapes[tensor] for name, tensor in stored.items()}
 
@@ -206,21 +244,28 @@ def _renamed(source: TensorSource, stored: dict[str, str]) -> TensorSource:
     )
 
 
-def _whole_names(source: TensorSource, config: ModelConfig) -> dict[str, str]:
-    """The names of a whole model, and those the source has instead."""
-    family = families.of(config)
+def _whole_names(stored_names: Iterable[str], config: ModelConfig) -> dict[str, str]:
+    """The names of a whole model, and those that are there instead."""
+    family, stored_names = families.of(config), list(stored_names)
     base = family.layers.split(".")[0]
-    is_bare = not any(name.startswith(f"{base}.") for name in source.shapes)
+    wrapped = (f"{base}.", "language_model.") if family.wrapper else f"{base}."
+    is_bare = not any(name.startswith(wrapped) for name in stored_names)
     derived = (_DERIVED, *family.derived)
     stored = {}
-    for name in source.shapes:
+    for name in stored_names:
         if name.endswith(derived) or names.is_other(family, name):
             continue
         whole_name = f"{base}.{name}" if is_bare and name != _HEAD else name
-        if family.inside is not None and name.startswith(f"{family.inside}."):
-            whole_name = f"{base}.{name.removeprefix(f'{family.inside}.')}"
-        stored[whole_name] = name
+        stored[_alone(whole_name) if family.wrapper else whole_name] = name
     return _respelled(config, stored)
+
+
+def _alone(name: str) -> str:
+    """The name of a tensor of the text of a model that reads images and sounds too, as if it stood
+    alone: published files wrap the text with its head, transformers 5 what is below the head.
+    """
+    inside = name.removeprefix("model.language_model.")
+    return name.removeprefix("language_model.") if inside == name else f"model.{inside}"
 
 
 def _respelled(config: ModelConfig, stored: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ def layout(info: ParamInfo) -> tuple[tuple[int, ...], str]:
     format, row = FORMATS[info.format], info.shape[-1]
     if not format.is_quantized:
         return info.shape, info.format
-    return (*info.shape[:-1], int(format.bytes_for(row, row))), "uint8"
+    return (*info.shape[:-1], format.row_bytes(row)), "uint8"
 
 
 def are_in(info: ParamInfo, shape: tuple[int, ...], dtype: str, label: str) -> bool:

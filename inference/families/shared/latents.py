@@ -9,6 +9,7 @@ from configs.kinds.experts import Experts
 from configs.kinds.kind import FeedForward
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Yarn
+from configs.kinds.temperature import Temperature
 from configs.model import ModelConfig
 from inference.families.shared import export_fields, fields, mixtures, rope_keys
 from inference.families.shared.config_keys import Keys
@@ -18,6 +19,7 @@ from inference.families.shared.fields import ModelFields
 def model(
     keys: Keys, experts: Experts, is_neighbours: bool, first_dense: int,
     ffns: Sequence[FeedForward] | None = None, indexer: Indexer | None = None,
+    temperature: Temperature | None = None,
 ) -> ModelFields:  # fmt: skip
     """Returns the fields of a model of latent attention.
 
@@ -27,6 +29,7 @@ def model(
         first_dense: where the file does not state it.
         ffns: of each layer; None: by `first_dense`.
         indexer: chooses the tokens; None: layers attend to all.
+        temperature: of queries.
     """
     rope = dataclasses.replace(rope_keys.read(keys), neighbours=is_neighbours)
     stated = rope_keys.described(keys) or Keys({})
@@ -38,7 +41,9 @@ def model(
             sharper += 0.1 * stated.number("mscale_all_dim") * math.log(factor)
         scale = (nope + rotary) ** -0.5 * sharper**2
     num_heads = keys.integer("num_attention_heads")
-    latent = attention(keys, num_heads, 1536, rope=rope, scale=scale, indexer=indexer)
+    latent = attention(
+        keys, num_heads, 1536, rope=rope, scale=scale, indexer=indexer, temperature=temperature
+    )
     ffns = ffns or mixtures.after_dense(keys, experts, first_dense)
     return fields.model(keys, rope, latent, ffns)
 

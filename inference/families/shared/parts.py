@@ -111,7 +111,7 @@ def latent_heads(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> P
     if not isinstance(kind, Latent):
         return
     H, V, C = kind.nope_width, kind.value_width, kind.rank
-    name = f"{prefix}.self_attn.kv_b_proj"
+    name = f"{prefix}.{tensors['mixer/k_up'][0].removesuffix('.{}.key')}"
     tensor, stored = f"{name}.weight", (kind.num_heads * (H + V), C)
     for head in range(kind.num_heads):
         first = head * (H + V)

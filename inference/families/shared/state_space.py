@@ -12,6 +12,8 @@ from configs.model import ModelConfig
 from inference.families.shared import export_fields
 from inference.families.shared.config_keys import Keys
 
+_LARGEST = 3.4028234663852886e38  # of float32
+
 # Where files state none: states bound no context. llama.cpp has the same default.
 MAX_CONTEXT = 1 << 20
 
@@ -30,8 +32,8 @@ def step_rank(keys: Keys, key: str, width: int) -> int:
 
 
 def step_limits(keys: Keys) -> tuple[float, float | None]:
-    """Returns the least and the largest step; transformers writes infinity as an object, because
-    JSON has none.
+    """Returns the least and the largest step. JSON has no infinity: transformers writes an object,
+    and others a number above all of float32.
     """
     raw = keys.raw.get("time_step_limit")
     if raw is None:
@@ -39,7 +41,7 @@ def step_limits(keys: Keys) -> tuple[float, float | None]:
     if not isinstance(raw, list) or len(raw) != 2:
         raise InputError(f"time_step_limit lists two numbers, not {shown(raw)}")
     least, largest = map(_number, raw)
-    return least, None if largest == math.inf else largest
+    return least, None if largest > _LARGEST else largest
 
 
 def _number(value: object) -> float:

@@ -76,7 +76,7 @@ def best_matmul_rate(formats: Iterable[str]) -> float:
     """The same of the fastest product there is with weights in one of these formats: XLA's, and
     that of packed weights where this process has the library.
     """
-    from configs.precision import OURS
+    from configs.precision import ROW_FORMATS
     from layers.kernels.cpu import library
     from layers.kernels.linear import packed
 
@@ -85,7 +85,7 @@ def best_matmul_rate(formats: Iterable[str]) -> float:
         _product_rate(_matrix(format, packs))
         for format in formats
         for packs in ways
-        if packs or format not in packed.BLOCKS or format in OURS
+        if packs or format not in packed.BLOCKS or format in ROW_FORMATS
     )
 
 
@@ -113,9 +113,9 @@ def peaks() -> dict[str, float]:
 
 def product_peak(format: str, peaks: Mapping[str, float]) -> float | None:
     """Of `peaks`, the highest that products with weights in a format can reach; None: unknown."""
-    from configs.precision import FORMATS
+    from configs.precision import FORMATS, IN_FLOAT32
 
-    is_few = FORMATS[format].is_quantized and "fp8" not in format  # fp8 is multiplied in float32
+    is_few = FORMATS[format].is_quantized and format not in IN_FLOAT32
     for dtype in ("int8" if is_few else format, "float32"):
         rates = [rate for name, rate in peaks.items() if name.split()[1] == dtype]
         if rates:
@@ -138,7 +138,7 @@ def _matrix(format: str, packs: bool) -> object:
         strips = packed.abstract((_WIDTH, _WIDTH), format)
         return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), strips)
     if format in packed.BLOCKS:
-        num_bytes = int(FORMATS[format].bytes_for(_WIDTH, _WIDTH))
+        num_bytes = FORMATS[format].row_bytes(_WIDTH)
         return low_bit.of_blocks(np.zeros((_WIDTH, num_bytes), np.uint8), format, _WIDTH, "float32")
     matrix = jnp.ones((_WIDTH, _WIDTH), format)
     return packed.pack(matrix) if packs else matrix

@@ -50,6 +50,7 @@ _X86: Units = {
         (_WIDE, "-mavx512vnni", "-mavx512bf16", "-mprfchw", *_AMX, "-mamx-bf16"),
     ),
     "amx_blocks.cc": ("x86-64-v4", (_WIDE, "-mavx512vnni", *_AMX)),
+    "amx_floats.cc": ("x86-64-v4", (_WIDE, "-mavx512vbmi")),
 }
 _ARM: Units = {
     **{n: (None, ()) for n in ("dispatch.cc", "ffi.cc", "rows.cc", "blocks.cc", "peaks.cc")},

@@ -12,7 +12,7 @@ import numpy as np
 from configs.errors import InputError
 from configs.precision import FORMATS
 
-LAYOUT = 5  # of packed weights and of the functions' arguments: part of every name that XLA keeps
+LAYOUT = 6  # of packed weights and of the functions' arguments: part of every name that XLA keeps
 STRIP, DEPTH = 16, 32  # features of a strip, what its depth is a multiple of (src/kernels.h)
 LINE = 64  # bytes: what strips of blocks are a multiple of (src/blocks.h)
 _NAMES = (
@@ -133,8 +133,9 @@ def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) 
     """
     assert _library is not None
     info = FORMATS.get(format)
-    if info is None or not info.is_quantized or D % info.block_in(D):
-        raise ValueError(f"{D} numbers are not whole blocks of {format}")
+    if info is None or not info.is_quantized:
+        raise ValueError(f"{format!r} has no blocks")
+    info.check_rows(D, "a matrix")
     F, size = blocks_FX.shape
     if strips.nbytes != -(-F // STRIP) * strip_bytes(format, D):
         raise ValueError(f"{F} rows do not fill {strips.nbytes} bytes")
@@ -143,7 +144,10 @@ def pack_blocks(format: str, blocks_FX: np.ndarray, D: int, strips: np.ndarray) 
     if blocks_FX.dtype != np.uint8 or not _library.ridgeline_pack_blocks(
         format.encode(), start, F, size, D, to
     ):
-        raise ValueError(f"{blocks_FX.dtype} {blocks_FX.shape} is not the blocks of {D} {format}")
+        shared = f", whose rows share scales in {info.rows}s" if info.rows > 1 else ""
+        raise ValueError(
+            f"{blocks_FX.dtype} {blocks_FX.shape} is not the blocks of {D} {format}{shared}"
+        )
 
 
 def strip_bytes(format: str, D: int) -> int:

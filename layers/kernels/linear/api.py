@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from configs.engine import Config
 from configs.errors import InputError
 from configs.kinds.params import Declared, ParamInfo, device_format
-from configs.precision import FORMATS
+from configs.precision import FORMATS, ROW_FORMATS
 from layers import params as parameters
 from layers import quantized
 from layers.backends import backends
@@ -208,10 +208,10 @@ def _is_quantized(info: ParamInfo, config: Config) -> bool:
     """Whether a parameter becomes a `Quantized`; raises InputError if no product has its format."""
     if info.format not in packed.BLOCKS or config.engine.kernels.linear == "ffi_cpu":
         return False
-    if info.format not in quantized.OURS:
+    if info.format not in ROW_FORMATS:
         raise InputError(
             f"engine.kernels.linear={config.engine.kernels.linear} multiplies no weights in "
-            f"{info.format}; valid: {', '.join(quantized.OURS)}"
+            f"{info.format}; valid: {', '.join(ROW_FORMATS)}"
         )
     return True
 

@@ -7,12 +7,12 @@ one of two, the lower ones, and one of one bit. 128 bytes of a row's plane are a
 they have bits for: byte k has the bits of elements k, k + 128, ... from its lowest on, and so has
 what is left of a row, by less than 128. So whoever takes bytes apart has elements side by side in
 the order of activations. Scales and zero points lie by groups, [G, F], as sums over a group need
-them. A stack [E, F, D], of a mixture's experts, has an axis E before these.
+them; where 16 rows share scales (`fp8_block`), once for these, [G, F / 16]. A stack [E, F, D], of a
+mixture's experts, has an axis E before these.
 """
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import cast
 
@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from configs.precision import FORMATS, LARGEST_FP8
+from configs.precision import FORMATS, LARGEST_FP8, ROW_FORMATS
 from layers import quantized
 
 LANES = 128  # bytes of a plane, whose bits are so far apart
@@ -31,7 +31,7 @@ _PACKED_ROWS = 1 << 10  # that are taken apart at once
 
 @functools.partial(
     jax.tree_util.register_dataclass,
-    data_fields=("data", "scale", "zero"),
+    data_fields=("data", "scale", "zero", "row"),
     meta_fields=("format", "shape", "dtype"),
 )
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +40,13 @@ class Quantized:
 
     Attributes:
         data: int8 [F, D], or uint8, [F, D] of fp8 and else [F, D bits / 8], planes of bits.
-        scale: float32 [G, F]; of mxfp4 the powers of two, from -127 on, in uint8.
+        scale: float32 [G, F], of fp8_block [G, ceil(F / 16)]; uint8 of mxfp4 and mxfp8, powers of
+            two from -127 on, and of nvfp4, e4m3.
         zero: uint8 [G, F] zero points; None: the format is symmetric.
-        format: one of `layers.quantized.OURS`.
+        format: one of `configs.precision.ROW_FORMATS`.
         shape: [F, D] or [E, F, D]; D is counted, whatever `data` has.
         dtype: of the product, 'float32' or 'bfloat16', unless the format rounds activations.
+        row: float32 [F] that multiplies all scales of a row; None: the format has none.
     """
 
     data: jax.Array
@@ -53,6 +55,7 @@ class Quantized:
     format: str
     shape: tuple[int, ...]
     dtype: str
+    row: jax.Array | None = None
 
 
 def planes(format: str) -> tuple[int, ...]:
@@ -77,7 +80,7 @@ def sum_of_planes(
 
 def middle(format: str) -> float:
     """What is stored for 0 where a format is symmetric."""
-    is_signed = FORMATS[format].bits == 8 or format == "mxfp4"
+    is_signed = FORMATS[format].bits == 8 or quantized.is_e2m1(format)
     return 0.0 if is_signed else float(1 << FORMATS[format].bits - 1)
 
 
@@ -87,27 +90,44 @@ def of_blocks(blocks_FX: np.ndarray, format: str, width: int, dtype: str) -> Qua
     for other blocks.
     """
     info, shape = FORMATS[format], (*blocks_FX.shape[:-1], width)
-    if format not in quantized.OURS or blocks_FX.dtype != np.uint8:
+    if format not in ROW_FORMATS or blocks_FX.dtype != np.uint8:
         raise ValueError(f"no blocks of {format} in {blocks_FX.dtype}")
-    size = info.block_in(width)
-    if width % size or blocks_FX.shape[-1] != round(info.bytes_for(width, width)):
-        raise ValueError(f"{blocks_FX.shape[-1]} bytes are not a row of {width} in {format}")
-    blocks = blocks_FX.reshape(*shape[:-1], width // size, -1)
-    first = info.scale_bits // 8 - info.asymmetric
-    scale = np.ascontiguousarray(blocks[..., :first])
-    scale = scale[..., 0] if format == "mxfp4" else scale.view(np.float32)[..., 0]
-    zero = _by_group(blocks[..., first]) if info.asymmetric else None
-    if info.bits == 8:
-        data = blocks[..., first:].reshape(shape).view(_dtype(format))
-    else:
-        flat, num_bytes = blocks_FX.reshape(-1, blocks_FX.shape[-1]), width * info.bits // 8
-        data = np.empty((len(flat), num_bytes), np.uint8)
-        for start in range(0, len(flat), _PACKED_ROWS):
-            some = slice(start, start + _PACKED_ROWS)
-            q_FD = quantized.unpack(format, flat[some], width).q_FD
-            data[some] = _in_planes(q_FD, planes(format))
-        data = data.reshape(*shape[:-1], num_bytes)
-    return Quantized(jax.device_put(data), _by_group(scale), zero, format, shape, dtype)
+    flat, stack = blocks_FX.reshape(-1, blocks_FX.shape[-1]), shape[:-1]
+    num_groups = -(-width // info.block_in(width))
+    data = np.empty((len(flat), width * info.bits // 8), _dtype(format))
+    scale = np.empty((len(flat), num_groups), _scale_dtype(format))
+    zero = np.empty((len(flat), num_groups), np.uint8) if info.asymmetric else None
+    row = np.empty(len(flat), np.float32) if info.row_bits else None
+    for start in range(0, len(flat), _PACKED_ROWS):
+        some = slice(start, start + _PACKED_ROWS)
+        groups = quantized.unpack(format, flat[some], width)
+        is_whole = info.bits == 8
+        data[some] = groups.q_FD.view(data.dtype) if is_whole else _in_planes(
+            groups.q_FD, planes(format)
+        )  # fmt: skip
+        scale[some] = quantized.stored_scales(format, groups.scale_FG)
+        if zero is not None and groups.zero_FG is not None:
+            zero[some] = groups.zero_FG
+        if row is not None and groups.row_F is not None:
+            row[some] = groups.row_F
+    scale = scale.reshape(*stack, num_groups)
+    return Quantized(
+        jax.device_put(data.reshape(*stack, -1)), _by_group(_shared(scale, info.rows)),
+        None if zero is None else _by_group(zero.reshape(*stack, num_groups)), format, shape, dtype,
+        None if row is None else jax.device_put(row.reshape(stack)),
+    )  # fmt: skip
+
+
+def _shared(scale_FG: np.ndarray, rows: int) -> np.ndarray:
+    """Scales of the first of so many rows each; raises ValueError where the others have others."""
+    first = scale_FG[..., ::rows, :]
+    if rows > 1 and not np.array_equal(_of_each(first, rows, scale_FG.shape[-2]), scale_FG):
+        raise ValueError(f"{rows} rows of a matrix that share scales have different ones")
+    return first
+
+
+def _of_each(scale_FG: np.ndarray, rows: int, count: int) -> np.ndarray:
+    return np.repeat(scale_FG, rows, axis=-2)[..., :count, :]
 
 
 def _in_planes(q_FD: np.ndarray, planes: tuple[int, ...]) -> np.ndarray:
@@ -138,23 +158,25 @@ def random(key: jax.Array, shape: tuple[int, ...], format: str, dtype: str) -> Q
     if _is_fp8(format):
         data &= 0xBF  # below 2, and no NaN
     size = shape[-1] ** -0.5 / (1 if _is_fp8(format) else middle)
-    power = 127 + round(math.log2(size))
-    scale = jnp.full_like(declared.scale, power if format == "mxfp4" else size)
+    of_row = None if declared.row is None else jnp.full_like(declared.row, size)
+    stored = np.float32(size if of_row is None else 1).reshape(1, 1)
+    scale = jnp.full_like(declared.scale, quantized.stored_scales(format, stored)[0, 0])
     return dataclasses.replace(
         declared, data=lax.bitcast_convert_type(data, declared.data.dtype), scale=scale,
-        zero=None if declared.zero is None else jnp.full_like(declared.zero, middle),
+        zero=None if declared.zero is None else jnp.full_like(declared.zero, middle), row=of_row,
     )  # fmt: skip
 
 
 def abstract(shape: tuple[int, ...], format: str, dtype: str) -> Quantized:
     """What `of_blocks` makes, without its values."""
     info, (*rows, D) = FORMATS[format], shape
-    groups = *rows[:-1], D // info.block_in(D), rows[-1]
+    groups = *rows[:-1], -(-D // info.block_in(D)), -(-rows[-1] // info.rows)
     tensor = cast("Callable[..., jax.Array]", jax.ShapeDtypeStruct)
     return Quantized(
         tensor((*rows, D * info.bits // 8), _dtype(format)),
-        tensor(groups, jnp.uint8 if format == "mxfp4" else jnp.float32),
+        tensor(groups, _scale_dtype(format)),
         tensor(groups, jnp.uint8) if info.asymmetric else None, format, shape, dtype,
+        tensor(tuple(rows), jnp.float32) if info.row_bits else None,
     )  # fmt: skip
 
 
@@ -166,6 +188,11 @@ def _dtype(format: str) -> type[np.integer]:
     return np.int8 if FORMATS[format].bits == 8 and not _is_fp8(format) else np.uint8
 
 
+def _scale_dtype(format: str) -> type[np.generic]:
+    is_byte = FORMATS[format].scale_bits == 8
+    return np.uint8 if is_byte else np.float32
+
+
 def rows(w: Quantized, ids_T: jax.Array) -> jax.Array:
     """Some rows of the matrix, float32 [T, D], for integers [T], clipped to its rows; ValueError
     for a stack.
@@ -174,12 +201,19 @@ def rows(w: Quantized, ids_T: jax.Array) -> jax.Array:
         raise ValueError(f"rows are looked up in a matrix, not in a stack of {w.shape}")
     ids_T = jnp.clip(ids_T, 0, w.shape[0] - 1)
     zero = None if w.zero is None else w.zero[:, ids_T]
-    selected = dataclasses.replace(w, data=w.data[ids_T], scale=w.scale[:, ids_T], zero=zero)
+    selected = dataclasses.replace(
+        w, data=w.data[ids_T], scale=of_rows(w)[:, ids_T], zero=zero,
+        row=None if w.row is None else w.row[ids_T],
+    )  # fmt: skip
     return numbers(selected).astype(jnp.float32)
 
 
 def numbers(w: Quantized) -> jax.Array:
     """Dequantizes a matrix (or rows), float32 [F, D], bit for bit as `quantized.dequantize`."""
+    if FORMATS[w.format].rows > 1:  # the last group may be shorter
+        size, D = FORMATS[w.format].block_in(w.shape[-1]), w.shape[-1]
+        scale_FD = jnp.repeat(scales(w).T, size, axis=1)[:, :D]
+        return elements(w).astype(jnp.float32) * scale_FD
     q_FGX = integers(w)
     if w.zero is not None:
         q_FGX -= w.zero.T[..., None].astype(jnp.float32)
@@ -187,16 +221,38 @@ def numbers(w: Quantized) -> jax.Array:
     return scaled_FGX.reshape(len(w.data), w.shape[-1])
 
 
+def of_rows(w: Quantized) -> jax.Array:
+    """Scales as they are stored, of each row: [.., G, F]."""
+    rows, num_rows = FORMATS[w.format].rows, w.data.shape[-2]
+    if rows == 1 or w.scale.shape[-1] == num_rows:
+        return w.scale
+    return jnp.repeat(w.scale, rows, axis=-1)[..., :num_rows]
+
+
 def scales(w: Quantized) -> jax.Array:
     """Of a matrix, or of a stack: float32 [.., G, F]."""
-    return as_float(w.scale, w.format == "mxfp4")
+    scale_GF = as_float(of_rows(w), w.format)
+    return scale_GF if w.row is None else scale_GF * w.row[..., None, :]
 
 
-def as_float(stored: jax.Array, is_power: bool) -> jax.Array:
-    """Scales or zero points, float32; `is_power`: of two, from -127 on."""
-    if not is_power:
+def as_float(stored: jax.Array, format: str) -> jax.Array:
+    """A format's scales, but for those of rows, as float32."""
+    if quantized.has_powers(format):
+        return lax.bitcast_convert_type(stored.astype(jnp.int32) << 23, jnp.float32)
+    if FORMATS[format].scale_bits > 8:
         return stored.astype(jnp.float32)
-    return lax.bitcast_convert_type(stored.astype(jnp.int32) << 23, jnp.float32)
+    # e4m3 without its sign: exponent and mantissa move into a float's, whose bias is 120 more.
+    # Without an exponent the mantissa counts 2^-9: as that of a number above 2^-6, less 2^-6.
+    bits, is_small = stored.astype(jnp.int32) << 20, stored.astype(jnp.int32) < 8
+    bits += jnp.where(is_small, 121, 120) << 23
+    return lax.bitcast_convert_type(bits, jnp.float32) - jnp.where(is_small, 2.0**-6, 0.0)
+
+
+def times_rows(y_BWF: jax.Array, w: Quantized, matrix_B: jax.Array) -> jax.Array:
+    """Products with a stack's integers and scales, times those of whole rows: [B, W, F]."""
+    if w.row is None:
+        return y_BWF
+    return y_BWF * w.row[jnp.minimum(matrix_B, len(w.row) - 1)][:, None]
 
 
 def integers(w: Quantized) -> jax.Array:
@@ -210,7 +266,7 @@ def integers(w: Quantized) -> jax.Array:
         number_FD |= _of_plane(w.data[:, start:stop], bits) << shift
         start, shift = stop, shift + bits
     number_FGX = number_FD.reshape(F, G, -1)
-    if w.format == "mxfp4":
+    if quantized.is_e2m1(w.format):
         return of_e2m1(number_FGX)
     return number_FGX.astype(jnp.float32) - (middle(w.format) if w.zero is None else 0)
 

@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from layers import quantized
 from layers.kernels.device import target_device
 from layers.kernels.linear import low_bit
 from layers.kernels.linear.low_bit import LANES, Quantized
@@ -54,7 +55,7 @@ def products(
     def product(x_BWD: jax.Array, bits: int, shift: int) -> jax.Array:
         return _plane(x_BWD, w, matrix_B, bits, shift, interpret)
 
-    return low_bit.sum_of_planes(product, x_BWD, w, _ROWS)
+    return low_bit.times_rows(low_bit.sum_of_planes(product, x_BWD, w, _ROWS), w, matrix_B)
 
 
 def _plane(
@@ -121,7 +122,7 @@ def _plane(
                     elif middle != bias:
                         number_FK -= jnp.asarray((middle - bias) * (1 << shifted), dtype)
                     group_FW = _product(number_FK, x_smem.at[stage, :, columns], interpret)
-                    scale_F = low_bit.as_float(scale_smem[stage, group], w.format == "mxfp4")
+                    scale_F = low_bit.as_float(scale_smem[stage, group], w.format)
                     scale_F *= 2.0**-shifted
                     sum_FW += group_FW * lax.broadcast_in_dim(scale_F, group_FW.shape, (0,))
             plgpu.commit_smem()  # every warp has read
@@ -178,7 +179,7 @@ def _numbers(
     """The bits from `shifted` on as multiples of 2^shifted, less the second number returned of
     them: where they are where they have a sign, they are taken as they are.
     """
-    if format == "mxfp4":
+    if quantized.is_e2m1(format):
         size = (byte_FL & (7 << shifted)).astype(dtype) * 2.0**-shifted
         sign = (byte_FL & _int8(8 << shifted)).astype(dtype) * (2.0**-shifted / 4)
         # 0 to 7 become twice 0, 0.5, 1, 1.5, 2, 3, 4 and 6.

@@ -80,7 +80,7 @@ def _by_blocks(
     x_TD: jax.Array, w: Quantized, block_rows: int, multiply: Callable[..., jax.Array]
 ) -> jax.Array:
     """Products with so many rows of the matrix at a time; the last are partly those before."""
-    F = w.shape[0]
+    F, scale_GF = w.shape[0], low_bit.of_rows(w)
 
     def add_block(n: jax.Array, y_TF: jax.Array) -> jax.Array:
         first = jnp.minimum(n * block_rows, F - block_rows)
@@ -89,8 +89,9 @@ def _by_blocks(
             return lambda array: lax.dynamic_slice_in_dim(array, first, block_rows, axis)
 
         block = dataclasses.replace(
-            w, data=some(0)(w.data), scale=some(1)(w.scale), zero=jax.tree.map(some(1), w.zero)
-        )
+            w, data=some(0)(w.data), scale=some(1)(scale_GF), zero=jax.tree.map(some(1), w.zero),
+            row=jax.tree.map(some(0), w.row),
+        )  # fmt: skip
         return lax.dynamic_update_slice_in_dim(y_TF, multiply(x_TD, block), first, 1)
 
     return lax.fori_loop(0, -(-F // block_rows), add_block, jnp.zeros((len(x_TD), F), jnp.float32))
@@ -98,7 +99,7 @@ def _by_blocks(
 
 def _times(x_TD: jax.Array, w: Quantized) -> jax.Array:
     x_TD = x_TD.astype(w.dtype)
-    if FORMATS[w.format].bits == 8:
+    if FORMATS[w.format].bits == 8 and FORMATS[w.format].group is None:
         return _dot(x_TD, low_bit.elements(w).astype(w.dtype)) * w.scale
     matrix_FD = backends.current().expanded(w)
     return _dot(x_TD, low_bit.numbers(w).astype(w.dtype) if matrix_FD is None else matrix_FD)

@@ -21,6 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from layers import quantized
 from layers.kernels.linear import low_bit
 from layers.kernels.linear.low_bit import LANES, Quantized
 
@@ -53,7 +54,7 @@ def products(
     def product(x_BWD: jax.Array, bits: int, shift: int) -> jax.Array:
         return _plane(x_BWD, w, matrix_B, bits, shift, interpret)
 
-    return low_bit.sum_of_planes(product, x_BWD, w, _ROWS)
+    return low_bit.times_rows(low_bit.sum_of_planes(product, x_BWD, w, _ROWS), w, matrix_B)
 
 
 def _plane(
@@ -95,8 +96,9 @@ def _plane(
         @pl.when(k == 0)
         def _():
             out_ref[...] = jnp.zeros(out_ref.shape, jnp.float32)
-            for stored_ref, weight_ref in zip(stored_refs, weight_refs, strict=True):
-                weight_ref[...] = low_bit.as_float(stored_ref[0], w.format == "mxfp4")
+            weight_refs[0][...] = low_bit.as_float(stored_refs[0][0], w.format)
+            for zero_ref, weight_ref in zip(stored_refs[1:], weight_refs[1:], strict=True):
+                weight_ref[...] = zero_ref[0].astype(jnp.float32)
 
         @pl.when(matrix_ref[b] < E)
         def _():
@@ -218,7 +220,7 @@ def _of_each_group(x_WK: jax.Array, groups: int) -> jax.Array:
 
 def _number(format: str) -> Callable[[jax.Array], jax.Array]:
     """What makes a code a number, float32."""
-    return low_bit.of_e2m1 if format == "mxfp4" else lambda code: code.astype(jnp.float32)
+    return low_bit.of_e2m1 if quantized.is_e2m1(format) else lambda code: code.astype(jnp.float32)
 
 
 def _dot(x_RK: jax.Array, w_FK: jax.Array) -> jax.Array:

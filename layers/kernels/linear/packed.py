@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from configs.precision import FORMATS
+from configs.precision import FORMATS, IN_FLOAT32
 from layers.kernels.cpu import calls, library
 from layers.kernels.cpu.library import DEPTH, STRIP
 from layers.kernels.cpu.rows import GATES
@@ -55,7 +55,7 @@ def exact(chosen: bool) -> AbstractContextManager[None]:
 
 def rounds(format: str) -> bool:
     """Whether products with blocks of a format round activations, and the format does not."""
-    return format in BLOCKS and format != "fp8" and FORMATS[format].activations is None
+    return format in BLOCKS and format not in IN_FLOAT32 and FORMATS[format].activations is None
 
 
 def is_packed(node: object) -> TypeGuard[Packed]:

@@ -92,7 +92,9 @@ def test_nothing_is_left_to_the_defaults_of_transformers(case):
 )
 def test_transformers_reads_the_exports_of_every_family(tmp_path):
     """With a config.json of our own making, as for a checkpoint that brings none."""
-    cases = [case for case in CASES if "dynamic" not in case]  # whose logits are token by token
+    # Whose logits are token by token, and whose tensors have names of its makers' own.
+    left_out = "llama-mqa-dynamic", "mistral_large3-mha-own-names"
+    cases = [case for case in CASES if case not in left_out]
     for case in cases:
         checkpoint = resolve.resolve(str(GOLDEN / case)).open(None)
         contents = dataclasses.replace(checkpoint.contents(), raw_config=None)

@@ -1,7 +1,9 @@
 """Cutting text by the names of llama.cpp, beside what the models' own tokenizer.json say."""
 
+import json
+
 import pytest
-from tokenizers import Regex, normalizers, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from inference.checkpoints.gguf import gguf_tokenizer
 from inference.checkpoints.gguf.pretokenizers import SPLITS
@@ -32,10 +34,17 @@ GPT4O = (
     r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 PUBLISHED = {
     "qwen2": QWEN2, "deepseek-r1-qwen": QWEN2, "llama-bpe": LLAMA3, "llama3": LLAMA3,
     "llama-v3": LLAMA3, "falcon3": LLAMA3, "dbrx": LLAMA3, "smaug-bpe": LLAMA3, "tekken": TEKKEN,
-    "gpt-4o": GPT4O,
+    "gpt-4o": GPT4O, "llama4": GPT4O, "kanana2": GPT4O, "minimax-m2": GPT4O, "qwen35": QWEN35,
+    "lfm2": LLAMA3, "pixtral": LLAMA3, "midm-2.0": LLAMA3, "falcon-h1": LLAMA3, "glm4": LLAMA3,
+    "chatglm-bpe": LLAMA3, "stablelm2": QWEN2, "hunyuan": QWEN2, "solar-open": QWEN2,
 }  # fmt: skip
 # And as it approximates them, which is the same for text without accents.
 CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -48,8 +57,37 @@ APPROXIMATED = {
         ("tekken", "", r"\p{N}"), ("gpt-4o", f"{CONTRACTIONS}?", r"\p{N}{1,3}"),
     )
 }  # fmt: skip
-GPT2 = {"gpt-2", "phi-2", "olmo"}
-DIGITS_FIRST = {"smollm", "starcoder", "refact"}
+GPT2 = {
+    *("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "exaone4", "granite-docling", "mellum"),
+    "gigachat",
+}
+DIGITS_FIRST = {
+    *("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
+}
+# Whose patterns stand in no other form here; how they cut is written down below.
+BY_HAND = {
+    "deepseek-v3": (
+        "Hello, World's 12345 日本語です <b>x</b>\n\n ok",
+        "Hello|,| World|'s| |123|45| |日本語です| <|b|>x|</|b|>\n\n| ok",
+    ),
+    "deepseek-llm": (
+        "Hello, World's 12345 日本語 ok \n a",
+        "Hello|,| World|'|s| |12345| |日本語| ok| |\n| a",
+    ),
+    "deepseek-coder": (
+        "Hello, World's 123 日本語 x_y",
+        "Hello|,| World|'|s| |1|2|3| |日本語| x|_|y",
+    ),
+    "kimi-k2": (
+        "HelloWorld's 12345日本語です XMLHttp!\n\n ok",
+        "Hello|World's| |123|45|日本語|です| XMLHttp|!\n\n| ok",
+    ),
+    "bailingmoe": ("It's 123 GO'LL \n\n x", "It|'s| |1|2|3| GO|'LL| \n\n| x"),
+    "seed-coder": ("It's 123 !!\n x", "It|'s| |1|2|3| !!|\n| x"),
+    "falcon": ("It's 12345 a`b ++c", "It|'|s| |123|45| a|`|b| |++|c"),
+}
+BY_HAND |= {name: BY_HAND["deepseek-v3"] for name in ("hunyuan-dense", "joyai-llm")}
+BY_HAND |= {"bailingmoe2": BY_HAND["bailingmoe"]}
 
 
 def cuts(pattern: str) -> pre_tokenizers.PreTokenizer:
@@ -69,7 +107,7 @@ def reference(name: str) -> pre_tokenizers.PreTokenizer:
     return cuts(PUBLISHED[name])
 
 
-@pytest.mark.parametrize("name", sorted(SPLITS.keys() - {"default"}))
+@pytest.mark.parametrize("name", sorted(SPLITS.keys() - {"default"} - BY_HAND.keys()))
 def test_text_is_cut_as_published(name, tmp_path, monkeypatch):
     monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
     backend = as_gguf(tmp_path / "a.gguf", BYTE_LEVEL, "gpt2", name)._backend
@@ -77,7 +115,41 @@ def test_text_is_cut_as_published(name, tmp_path, monkeypatch):
     for text in TEXTS:
         found = backend.pre_tokenizer.pre_tokenize_str(text)
         assert found == expected.pre_tokenize_str(text), repr(text)
-    assert (backend.normalizer is not None) == (name == "qwen2")
+    assert (backend.normalizer is not None) == (name in ("qwen2", "qwen35"))
+
+
+@pytest.mark.parametrize("name", BY_HAND)
+def test_text_is_cut_as_written_down(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    backend = as_gguf(tmp_path / "a.gguf", BYTE_LEVEL, "gpt2", name)._backend
+    text, expected = BY_HAND[name]
+    cuts = [text[start:stop] for _, (start, stop) in backend.pre_tokenizer.pre_tokenize_str(text)]
+    assert "|".join(cuts) == expected
+
+
+def test_gemma_4_merges_characters_as_its_tokenizer_does(tmp_path, monkeypatch):
+    """Its merges are in the file; spaces are "▁", and what has no token is bytes."""
+    monkeypatch.setenv("RIDGELINE_CACHE", str(tmp_path / "cache"))
+    texts = [text for text in TEXTS[:600] if "<0x" not in text]  # there tokens to be found
+    corpus = [f"{text}\n\n{CASES}" for text in texts[:300]]
+    expected = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    expected.normalizer = normalizers.Replace(" ", "▁")
+    special = ["<unk>", "<bos>", "<eos>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    expected.train_from_iterator(
+        corpus, trainers.BpeTrainer(vocab_size=900, special_tokens=special, limit_alphabet=300)
+    )
+    described = json.loads(expected.to_str())["model"]
+    tokens = sorted(described["vocab"], key=described["vocab"].get)
+    header = gguf_header(
+        tmp_path / "a.gguf", "gemma4", tokens, [2, 3, 3, *[6] * 256, *[1] * (len(tokens) - 259)],
+        token_merges=[" ".join(merge) for merge in described["merges"]], unk_token_id=0,
+        bos_token_id=1,
+    )  # fmt: skip
+    ours = gguf_tokenizer.load_tokenizer(header, len(tokens))
+    for text in texts:
+        ids = expected.encode(text, add_special_tokens=False).ids
+        assert ours.encode(text) == [1, *ids], repr(text)
+        assert ours._backend.decode(ids) == text.replace("▁", " ")
 
 
 @pytest.mark.parametrize("name", APPROXIMATED)

@@ -8,7 +8,7 @@ import pytest
 from configs.errors import InputError
 from configs.kinds.params import leaves
 from inference.checkpoints import mapped, names
-from inference.families import families
+from inference.families import families, missing
 from inference.families.shared.config_keys import Keys
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -59,3 +59,23 @@ def test_a_parameter_without_a_name_is_refused(monkeypatch):
 def test_what_is_taken_is_refused(other, cause):
     with pytest.raises(InputError, match=cause):
         families.registered((LLAMA, other))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "words"),
+    [
+        ("LlamaForCausalLm", "the nearest names: LlamaForCausalLM, "),
+        ("Qwen9ForConditionalGeneration", "the nearest names: Qwen3_5ForConditionalGeneration, "),
+        ("AfmoeForCausalLM", "the part that it needs first is not here: a gate on "),
+        ("x", "'x' is not supported; docs/families.md lists all that are"),
+        (None, "None is not supported; docs/families.md lists all that are"),
+    ],
+)
+def test_an_architecture_that_is_not_read_is_explained(architecture, words):
+    message = families.unknown(architecture)
+    assert words in message and "\n" not in message
+
+
+def test_an_architecture_that_is_read_lacks_no_part():
+    assert not [name for name in missing.PARTS if families.of_architecture(name)]
+    assert not [name for name in missing.PARTS if families.of_wrapper(name)]

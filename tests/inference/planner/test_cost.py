@@ -148,7 +148,8 @@ def test_a_parameter_keeps_the_format_that_it_names():
      ("gemma4-e4b", 7_463_013_418),
      ("gemma4-26b-a4b", 25_233_141_790),
      ("gemma4-31b", 30_697_345_340),
-     ("granite4-h-small", 32_207_337_984)],
+     ("granite4-h-small", 32_207_337_984),
+     ("ministral3-8b", 8_489_553_920)],
 )  # fmt: skip
 def test_parameters_of_every_preset(name, published):
     config = presets.get(name).config

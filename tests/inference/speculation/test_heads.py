@@ -74,14 +74,14 @@ def by_training(target, own, values, known):
         blocks = (medusa.block(weight, last) for weight in values["draft"]["blocks"])
         return [int(drafting.logits(values["draft"], own, x).argmax()) for x in blocks]
     _, hidden_TD, found = seen(target, values, TOKENS[:known], own.features)
-    states = np.asarray(eagle.fused(values["draft"], hidden_TD, found))
+    states = np.asarray(eagle.fused(values["draft"], own, hidden_TD, found))
     tokens, drafts = TOKENS[: known + 1], []
 
     @compiling.jit
     def draft(values, tokens_T, before_TD, at):
         rows = contiguous(1, len(tokens_T))
         x_TD = decoder.embedded(values, target, tokens_T, rows)
-        inputs_TD = eagle.inputs(values["draft"], own, x_TD, before_TD, rows.position_T)
+        inputs_TD, _ = eagle.inputs(values["draft"], own, x_TD, before_TD, rows.position_T)
         hidden_TD, _, _, _ = decoder.layers(values["draft"], own, inputs_TD, rows)
         last = hidden_TD[at][None]
         if own.shares_head:

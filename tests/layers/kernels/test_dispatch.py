@@ -27,6 +27,7 @@ const RowKernels kRowsAvx2 = {}, kRowsAvx512 = {};
 const StateKernels kStatesAvx2 = {}, kStatesAvx512 = {};
 const BoundKernels kBoundsAvx2 = {}, kBoundsAvx512 = {};
 const Blocks kBlocksAvx2 = {kFine}, kBlocksVnni = {kFine}, kBlocksAmx = {};
+const HalfBlocks kHalfBlocksAmx = {};
 }
 """
 

@@ -9,22 +9,26 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from configs.errors import InputError, shown
+from configs.precision import FORMATS
 from inference.checkpoints.hf.quantized import words
 from inference.checkpoints.hf.quantized.schemes import Scheme
 from inference.checkpoints.tensor_source import TensorSource
 from layers import quantized
 from layers.quantized import Groups
 
+_OF_ACTIVATIONS = "input_scale", "activation_scale"  # constants, where these are rounded by one
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the next of eight columns is
 
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """Some rows: integers as they are stored (uint8; int8 and e4m3 of eight bits), their groups'
-    scales and zero points, and each element's group, None where they follow one another.
+    """Some rows: integers as they are stored (uint8; int8 and e4m3 of eight bits; e2m1 of four),
+    their groups' scales and zero points, and each element's group, None where they follow one
+    another.
     """
 
     q_FD: np.ndarray
@@ -39,14 +43,14 @@ class Values:
         centred_FD = self.q_FD.astype(np.float32) - self.zero_FG.astype(np.float32)[:, of_D]
         return centred_FD * self.scale_FG[:, of_D]
 
-    def blocks(self, format: str, size: int | None) -> np.ndarray:
-        """Blocks of a format of ours that has groups of `size`; None: of rows."""
-        width, count = self.q_FD.shape[1], self.scale_FG.shape[1]
-        times = 1 if size is None else width // count // size
-        both = self.scale_FG, self.zero_FG
-        scale_FG, zero_FG = (np.repeat(x_FG, times, axis=1) for x_FG in both)
+    def blocks(self, format: str, repeats: int) -> np.ndarray:
+        """Blocks of a format of ours that has so many groups for each of these."""
+        width, size = self.q_FD.shape[1], FORMATS[format].block_in(self.q_FD.shape[1])
+        both, count = (self.scale_FG, self.zero_FG), -(-width // size)
+        scale_FG, zero_FG = (np.repeat(x_FG, repeats, axis=1)[:, :count] for x_FG in both)
         zeros = zero_FG.astype(np.uint8) if "_asym" in format else None
-        return quantized.pack(format, Groups(self.q_FD, scale_FG, zeros))
+        codes_FD = self.q_FD.view(np.uint8) if format == "mxfp4" else self.q_FD
+        return quantized.pack(format, Groups(codes_FD, scale_FG, zeros))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,7 +78,8 @@ class Module:
                 f"{self.source.label}: {shown(name)} is {list(shape)}; expected {expected} for "
                 f"{self.scheme.described}"
             )
-        is_number = stored in ("bfloat16", "float32", "float64")
+        powers = ("float8_e8m0fnu",) if self.scheme.is_float else ()
+        is_number = stored in ("bfloat16", "float32", "float64", *powers)
         if (dtype is None and not is_number) or dtype not in (None, stored):
             raise InputError(
                 f"{self.source.label}: {shown(name)} is {stored}; expected {dtype or 'numbers'}"
@@ -235,6 +240,24 @@ def _fp8_scales(module: Module) -> str:
     return "weight_scale" if module.has("weight_scale") else "weight_scale_inv"
 
 
+def _fp4_shape(module: Module) -> tuple[int, int]:
+    packed = module.shape("weight")
+    if len(packed) != 2:
+        raise InputError(f"{module.source.label}: {module.name}.weight is no matrix")
+    module.need("weight", packed, dtype="int8")
+    rows, width = packed[0], 2 * packed[1]
+    module.need("weight_scale_inv", (rows, module.groups(width)))
+    return rows, width
+
+
+def _fp4_values(module: Module, start: int, stop: int) -> Values:
+    both = np.asarray(module.read("weight", slice(start, stop))).view(np.uint8)
+    codes_FD = np.stack([both & 15, both >> 4], axis=-1).reshape(len(both), -1)
+    scale_FG = _scales(module, start, stop, "weight_scale_inv")
+    zero_FG = np.zeros(scale_FG.shape, np.int8)
+    return Values(codes_FD.view(ml_dtypes.float4_e2m1fn), scale_FG, zero_FG)
+
+
 def _gptq_shape(module: Module) -> tuple[int, int]:
     bits, packed = module.scheme.bits, module.shape("qweight")
     if len(packed) != 2 or packed[0] * words.WORD % bits:
@@ -317,13 +340,16 @@ LAYOUTS: Mapping[str, Layout] = {
         _packed_values,
     ),
     "plain": Layout(
-        ("weight", "weight_scale", "weight_zero_point", "weight_g_idx"), _plain_shape, _plain_values
+        ("weight", "weight_scale", "weight_zero_point", "weight_g_idx", *_OF_ACTIVATIONS),
+        _plain_shape,
+        _plain_values,
     ),
     "fp8": Layout(
-        ("weight", "weight_scale_inv", "weight_scale"),
+        ("weight", "weight_scale_inv", "weight_scale", *_OF_ACTIVATIONS),
         lambda module: _plain_shape(module, _fp8_scales(module)),
         lambda module, start, stop: _plain_values(module, start, stop, _fp8_scales(module)),
     ),
+    "mxfp4": Layout(("weight", "weight_scale_inv"), _fp4_shape, _fp4_values),
     "gptq": Layout(("qweight", "qzeros", "scales", "g_idx"), _gptq_shape, _gptq_values),
     "awq": Layout(("qweight", "qzeros", "scales"), _awq_shape, _awq_values),
 }

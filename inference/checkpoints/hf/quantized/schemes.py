@@ -6,16 +6,19 @@ is gpt-oss's (`split_tensors`).
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 
 from configs.errors import InputError, shown
-from configs.precision import GROUPS
+from configs.precision import FORMATS, GROUPS
 from inference.families.shared.config_keys import Keys
 
+# Endings of tensors that only modules in few bits have.
+MARKS = "weight_packed", "qweight", "weight_scale", "weight_scale_inv"
 METHODS = ("compressed-tensors", "awq", "gptq", "fp8")
 
 _MAX_PATTERN, _MAX_REPEATS = 200, 4  # of a regular expression, which a file must not hang us with
 _EMPTY: tuple[object, ...] = (None, {}, [], "")
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.\d+\.")  # in the name of a module
 
 
@@ -33,7 +36,7 @@ class Scheme:
         shares_rows: so many rows have the same scales, of which only one row's are stored; None:
             the whole tensor has one scale.
         activations: which of a token's activations are rounded to the same type with one scale:
-            'token', all of them, or 'group'; None: they stay.
+            'token', all of them, or 'group'; 'tensor': by a constant; None: they stay.
         zero_offset: added to zero points as they are stored.
     """
 
@@ -51,8 +54,12 @@ class Scheme:
         """Our format that holds the numbers of rows of so many elements; None: there is none, and
         they are dequantized.
         """
-        if self.has_order_in(row) or self.shares_rows not in (None, 1):
+        if self.has_order_in(row):
             return None
+        if self.layout == "mxfp4":
+            return "mxfp4"
+        if self.shares_rows not in (None, 1):
+            return "fp8_block" if self._has_our_blocks else None
         if self.bits == 8:
             if self.group not in (None, row) or not self.is_symmetric:
                 return None
@@ -66,6 +73,18 @@ class Scheme:
         suffix = "" if self.is_symmetric else "_asym"
         return f"int{self.bits}{suffix}{'' if size == GROUPS[0] else f'_g{size}'}"
 
+    @property
+    def _has_our_blocks(self) -> bool:
+        ours = FORMATS["fp8_block"]
+        assert self.shares_rows is not None and self.group is not None and ours.group is not None
+        is_even = self.shares_rows % ours.rows == 0 == self.group % ours.group
+        return is_even and self.is_float and self.is_symmetric
+
+    def repeats(self, row: int, format: str) -> int:
+        """Groups of one of our formats in each of its groups, in rows of so many elements."""
+        size = FORMATS[format].group
+        return 1 if size is None else (self.group or row) // size
+
     def split(self, row: int) -> int | None:
         """Elements of the groups of ours that hold those of a row of so many; None: none do."""
         group = self.group or row
@@ -77,7 +96,7 @@ class Scheme:
 
     @property
     def described(self) -> str:
-        kind = "fp8" if self.is_float else f"int{self.bits}"
+        kind = f"{'fp' if self.is_float else 'int'}{self.bits}"
         size = "rows" if self.group is None else f"groups of {self.group}"
         blocks = "" if self.shares_rows == 1 else f" x {self.shares_rows or 'all'} rows"
         zeros = "" if self.is_symmetric else " with zero points"
@@ -99,6 +118,23 @@ class Quantization:
 
     method: str
     find: Find
+
+    def of(self, modules: Mapping[str, tuple[str, Container[str]]]) -> "Quantization":
+        """The same for modules by other names: where what is said of them has the names that they
+        are stored by. Of `fp8`, which lists few of the modules that are stored as numbers, those
+        without scales are.
+
+        Args:
+            modules: their names, and for each the stored one and the endings of its tensors.
+        """
+
+        def find(module: str, is_table: bool) -> Scheme | None:
+            stored, endings = modules.get(module, (module, MARKS))
+            if self.method == "fp8" and not any(mark in endings for mark in MARKS):
+                return None
+            return self.find(stored, is_table)
+
+        return dataclasses.replace(self, find=find)
 
 
 def read(value: object) -> Quantization:
@@ -198,14 +234,19 @@ def _activations(group: Keys, is_float: bool, strategy: str) -> str | None:
     activations = group.nested("input_activations")
     if activations is None:
         return None
+    is_static = is_float and strategy != "block" and activations.raw.get("dynamic") is False
     activations.require_neutral(
-        dynamic=(True,),
-        strategy=("token", "group") if strategy == "block" else ("token",),
+        dynamic=(not is_static,),
+        strategy=("tensor", None)
+        if is_static
+        else ("token", "group")
+        if strategy == "block"
+        else ("token",),
         symmetric=(True, None),
         num_bits=(8, None),
         type=("float",) if is_float else ("int", None),
     )
-    return str(activations.raw["strategy"])
+    return str(activations.raw.get("strategy") or "tensor")
 
 
 def _block(keys: Keys, key: str) -> tuple[int, int]:
@@ -254,15 +295,27 @@ def _group(keys: Keys) -> int | None:
 
 def _fp8(keys: Keys) -> Find:
     keys.choice("fmt", {"e4m3": "e4m3", "float8_e4m3fn": "e4m3"}, "e4m3")
-    keys.require_neutral(activation_scheme=("dynamic", None))
+    keys.require_neutral(
+        scale_fmt=("ue8m0", "float", None), moe_quant_algo=(None,), quantized_layers=(None, {})
+    )
     has_blocks = keys.raw.get("weight_block_size") is not None
     rows, columns = _block(keys, "weight_block_size") if has_blocks else (None, None)
-    activations = "group" if has_blocks else "token"
+    scales = {"dynamic": "group" if has_blocks else "token", "static": "tensor"}
+    activations = keys.choice("activation_scheme", scales, "dynamic")
+    if has_blocks and activations == "tensor":
+        raise InputError(
+            f"{keys.label}activation_scheme='static': is described beside weight_block_size, whose "
+            "activations have a scale a group; valid: 'dynamic'"
+        )
     scheme = Scheme("fp8", 8, columns, is_float=True, shares_rows=rows, activations=activations)
     skipped = names(keys, "modules_to_not_convert") + names(keys, "ignored_layers")
+    has_fp4 = keys.choice("expert_dtype", {"fp4": "fp4", "fp8": "fp8"}, "fp8") == "fp4"
+    experts = Scheme("mxfp4", 4, 32, is_float=True) if has_fp4 else scheme
 
     def find(module: str, is_table: bool) -> Scheme | None:
-        return None if is_table or module == "lm_head" or _is_in(module, skipped) else scheme
+        if is_table or module == "lm_head" or _is_in(module, skipped):
+            return None
+        return experts if _EXPERT.search(module) else scheme
 
     return find
 

@@ -62,10 +62,10 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
 
     def read_blocks(name: str) -> np.ndarray:
         module, (rows, width) = modules[name], shapes[name]
-        size = module.scheme.split(width) if module.scheme.bits < 8 else None
+        repeats = module.scheme.repeats(width, formats[name])
         step = max(_BLOCK_ELEMENTS // width, 1)
         blocks = [
-            _values(module, start, min(start + step, rows)).blocks(formats[name], size)
+            _values(module, start, min(start + step, rows)).blocks(formats[name], repeats)
             for start in range(0, rows, step)
         ]
         return np.concatenate(blocks)
@@ -106,11 +106,10 @@ def _values(module: Module, start: int, stop: int) -> Values:
 
 def _modules(source: TensorSource, quantization: Quantization) -> Iterator[Module]:
     """Modules that are stored in few bits: known by a tensor that none other has."""
-    marks = ("weight_packed", "qweight", "weight_scale", "weight_scale_inv")
     yielded = set()
     for name in source.shapes:
         module, _, ending = name.rpartition(".")
-        if ending not in marks or module in yielded:
+        if ending not in schemes.MARKS or module in yielded:
             continue
         yielded.add(module)
         scheme = quantization.find(module, _is_table(module))
@@ -139,6 +138,8 @@ def formats(config: ModelConfig, quantization: Quantization, name_map: NameMap) 
         names = () if stored.transposed else stored.names
         row = info.shape[-1]
         kinds = [_format(quantization, name, row) or info.format for name in names]
+        if not _keeps_shared(info, len(names), set(kinds)):
+            kinds = [info.format if FORMATS[kind].rows > 1 else kind for kind in kinds]
         if not set(kinds) - {info.format}:
             continue
         if len(info.shape) > 2 and len(set(kinds)) > 1:
@@ -148,6 +149,21 @@ def formats(config: ModelConfig, quantization: Quantization, name_map: NameMap) 
             )
         by_path[path] = tuple(kinds if len(set(kinds)) > 1 else kinds[:1])
     return by_path
+
+
+def _keeps_shared(info: ParamInfo, count: int, kinds: set[str]) -> bool:
+    """Whether rows that share scales still do where so many tensors follow one another: each but
+    the last of a matrix has whole runs of them.
+    """
+    together = max(FORMATS[kind].rows for kind in kinds) if kinds else 1
+    if together == 1 or len(info.shape) == 2 and not info.stacked:
+        return True
+    if len(info.shape) == 2:
+        return all(rows % together == 0 for rows in info.stacked[:-1])
+    if count < info.shape[0]:  # one tensor holds the stack
+        return info.shape[1] % together == 0
+    parts = count // info.shape[0]
+    return parts == 1 or info.shape[1] // parts % together == 0
 
 
 def packed_experts(config: ModelConfig, keys: Keys) -> Formats:
@@ -214,7 +230,8 @@ def check(source: TensorSource, config: ModelConfig, name_map: NameMap) -> None:
             kinds = declared.get(path) or (config.dtype,)
             expected = kinds[part if len(kinds) == len(names) else 0]
             stored = source.formats.get(name, config.dtype)
-            if expected != stored:
+            is_expanded = FORMATS[stored].rows > 1 and expected == config.dtype
+            if expected != stored and not is_expanded:
                 raise InputError(
                     f"{source.label}: {shown(name)} is stored as {stored}; by its "
                     f"quantization_config it is {expected}"

@@ -4,8 +4,10 @@
 
 /** Bytes of `elements` that lie in rows of `row` elements, scales included. */
 function bytesFor(format, elements, row) {
-  const group = Math.min(row, format.group || row);
-  return (elements * format.bits + (elements / group) * format.scale_bits) / 8;
+  const group = Math.min(row, format.group || row),
+    scales = format.rows > 1 ? (elements / row) * Math.ceil(row / group) : elements / group,
+    scaleBits = (scales * format.scale_bits) / format.rows;
+  return (elements * format.bits + scaleBits + (elements / row) * format.row_bits) / 8;
 }
 
 /** A coefficient, which may depend on the number of key/value heads. */

@@ -186,5 +186,8 @@ constexpr Blocks kBlocksAmx = {
     tile_multiplier<Q4_1, &Blocks::q4_1>(),
     tile_multiplier<Q4_K, &Blocks::q4_k>(),
     tile_multiplier<Q6_K, &Blocks::q6_k>(),
+    scaled_multiplier<Fp8Block>(),
+    scaled_multiplier<Mxfp8>(),
+    scaled_multiplier<Nvfp4>(),
 };
 }

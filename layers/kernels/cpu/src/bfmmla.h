@@ -16,7 +16,8 @@ struct Bfmmla {
   static constexpr int64_t kDepth = 2048;
   static constexpr bool kFetchesNext = true;
 
-  static int64_t strip_bytes(int64_t depth) { return depth * kStrip * sizeof(Element); }
+  static constexpr int64_t kRowBytes = kStrip * sizeof(Element);
+  static int64_t strip_bytes(int64_t depth) { return depth * kRowBytes; }
   static constexpr int strips(int rows) { return rows == 1 ? 4 : rows == 2 ? 2 : 1; }
 
   template <int ROWS, int STRIPS>

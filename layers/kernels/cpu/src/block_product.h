@@ -7,6 +7,7 @@
 #include "blocks.h"
 #include "kernels.h"
 #include "product.h"
+#include "scaled_product.h"
 #include "vector.h"
 
 namespace {
@@ -458,7 +459,10 @@ constexpr ridgeline::Blocks blocks_of_int8() {
           block_multiplier<Q4_0>(),
           block_multiplier<Q4_1>(),
           block_multiplier<Q4_K>(),
-          block_multiplier<Q6_K>()};
+          block_multiplier<Q6_K>(),
+          scaled_multiplier<Fp8Block>(),
+          scaled_multiplier<Mxfp8>(),
+          scaled_multiplier<Nvfp4>()};
 }
 
 }  // namespace

@@ -36,7 +36,9 @@ struct Place {
 
   void put(int k, int q) const {
     const int quad = k / 4;
-    if (is_float) {
+    if (is_float && bits == 4) {
+      integers[k / 2 * kStrip + feature] |= (uint8_t)(q << k % 2 * 4);
+    } else if (is_float) {
       integers[k * kStrip + feature] = (uint8_t)q;
     } else if (bits == 8) {
       *byte(quad, k) = (uint8_t)q;
@@ -51,6 +53,7 @@ struct Place {
   }
   int get(int k) const {
     const int quad = k / 4;
+    if (is_float && bits == 4) return integers[k / 2 * kStrip + feature] >> k % 2 * 4 & 15;
     if (is_float) return integers[k * kStrip + feature];
     if (bits == 8) return (int8_t)*byte(quad, k);
     if (bits == 3)
@@ -148,6 +151,31 @@ void read_integers(const uint8_t* row, int64_t group, Group& g) {
   }
 }
 
+// Of which a row's last may be shorter.
+void read_fp8_block(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 4 * 132;
+  memcpy(&g.scale, block, 4);
+  memcpy(g.q, block + 4 + group % 4 * kDepth, kDepth);
+}
+
+void read_mxfp8(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group * 33;
+  g.s = block[0];
+  memcpy(g.q, block + 1, kDepth);
+}
+
+// Behind the row's scale.
+void read_nvfp4(const uint8_t* row, int64_t group, Group& g) {
+  memcpy(&g.scale, row, 4);
+  const uint8_t* block = row + 4 + group * 18;
+  g.s = block[0];
+  g.t = block[9];
+  for (int k = 0; k < kDepth; k++) {
+    const uint8_t* codes = block + k / 16 * 9 + 1;
+    g.q[k] = codes[k % 8] >> k / 8 % 2 * 4 & 15;
+  }
+}
+
 void read_q4_0(const uint8_t* row, int64_t group, Group& g) {
   const uint8_t* block = row + group * 18;
   g.d = half_at(block);
@@ -230,6 +258,24 @@ Scales power_of_two(const Place& p) {
   return {{d, d}};
 }
 
+Scales scale_of_strip(const Place& p) {
+  float d;
+  memcpy(&d, p.super, 4);
+  return {{d, d}};
+}
+
+Scales whole_power_of_two(const Place& p) {
+  const float d = std::ldexp(1.0f, p.scales[p.feature] - 127);
+  return {{d, d}};
+}
+
+// Half of them, as `of_e2m1` has twice the numbers.
+Scales scales_of_row_and_halves(const Place& p) {
+  const float d = whole_scale(p).d[0];
+  const uint8_t* s = p.scales + p.feature;
+  return {{of_fp8(s[0]) * d / 2, of_fp8(s[kStrip]) * d / 2}};
+}
+
 template <int BITS, int SIZE, bool has_zero>
 constexpr BlockFormat integers(std::string_view name, Multiplier Blocks::* multiplier) {
   constexpr BlockLayout kLayout = BITS == 4 ? has_zero ? kInt4Asym : kInt4
@@ -264,28 +310,46 @@ const BlockFormat kFormats[] = {
     {"q4_1", kQ4_1, &Blocks::q4_1, 0, scale_and_minimum, read_q4_1, 32, 20},
     {"q4_k", kQ4_K, &Blocks::q4_k, 0, shared_scale_and_minimum, read_q4_k, 256, 144},
     {"q6_k", kQ6_K, &Blocks::q6_k, 32, scales_of_halves, read_q6_k, 256, 210},
+    {"fp8_block", kFp8Block, &Blocks::fp8_block, 0, scale_of_strip, read_fp8_block, 128, 132, 0,
+     true, &HalfBlocks::fp8_block},
+    {"mxfp8", kMxfp8, &Blocks::mxfp8, 0, whole_power_of_two, read_mxfp8, 32, 33, 0, false,
+     &HalfBlocks::mxfp8},
+    {"nvfp4", kNvfp4, &Blocks::nvfp4, 0, scales_of_row_and_halves, read_nvfp4, 16, 9, 4, false,
+     &HalfBlocks::nvfp4},
 };
 
-void put_scales(const BlockFormat& format, const Place& place, const Group& g) {
+// Whether the scales fit in: those of a strip are one.
+bool put_scales(const BlockFormat& format, const Place& place, const Group& g) {
   const int feature = place.feature;
+  if (format.layout.super_bytes == 4) {
+    if (feature == 0) memcpy(place.super, &g.scale, 4);
+    return memcmp(place.super, &g.scale, 4) == 0;
+  }
   if (format.layout.group_bytes == 0) {
     memcpy(place.super + 4 * feature, &g.scale, 4);
     if (format.layout.super_bytes == 80) place.super[64 + feature] = g.t;
-    return;
+    return true;
   }
   if (format.layout.group_bytes == 16) {
     place.scales[feature] = g.s;
-    return;
+    return true;
+  }
+  if (format.layout.shift == kWholeRow) {  // and halves
+    memcpy(place.super + 4 * feature, &g.scale, 4);
+    place.scales[feature] = g.s;
+    place.scales[kStrip + feature] = g.t;
+    return true;
   }
   if (format.layout.shift == 0) {
     put_half(place.scales, feature, g.d);
     if (format.layout.group_bytes == 64) put_half(place.scales + 32, feature, g.e);
-    return;
+    return true;
   }
   put_half(place.super, feature, g.d);
   if (format.layout.super_bytes == 64) put_half(place.super + 32, feature, g.e);
   place.scales[feature] = g.s;
   place.scales[kStrip + feature] = g.t;
+  return true;
 }
 
 }  // namespace
@@ -300,15 +364,16 @@ void read_row(const BlockFormat& format, const uint8_t* strips, int64_t width, i
               float* out) {
   const int64_t depth = padded(width, kDepth);
   auto* strip = (uint8_t*)strips + row / kStrip * format.layout.strip_bytes(depth);
-  const bool is_e2m1 = format.layout.group_bytes == 16;
+  const bool is_e2m1 = format.layout.bits == 4 &&
+                       (format.layout.group_bytes == 16 || format.layout.is_float);
   for (int64_t first = 0; first < width; first += kDepth) {
     const Place place(format.layout, strip, depth, first / kDepth, (int)(row % kStrip));
     const Scales scales = format.scales(place);
     for (int k = 0; k < kDepth && first + k < width; k++) {
       const int q = place.get(k);
-      const float number = format.layout.is_float ? of_fp8(q)
-                           : is_e2m1              ? of_e2m1(q)
-                                                  : (float)(q - format.offset) - scales.z;
+      const float number = is_e2m1                  ? of_e2m1(q)
+                           : format.layout.is_float ? of_fp8(q)
+                                                    : (float)(q - format.offset) - scales.z;
       out[first + k] = scales.d[k / 16] * number + scales.m;
     }
   }
@@ -316,20 +381,17 @@ void read_row(const BlockFormat& format, const uint8_t* strips, int64_t width, i
 
 }  // namespace ridgeline
 
-// Rows [F, D] of a file's blocks as strips, for which `out` has room; whether the format is known
-// and `row_bytes` are those of D numbers, whole blocks.
+// Rows [F, D] of a file's blocks as strips, for which `out` has room; whether the format is known,
+// `row_bytes` are those of D numbers, whole blocks, and rows that share scales have the same.
 extern "C" __attribute__((visibility("default"))) bool ridgeline_pack_blocks(
     const char* name, const uint8_t* rows, int64_t F, int64_t row_bytes, int64_t D, uint8_t* out) {
   using namespace ridgeline;
   const BlockFormat* format = find_block_format(name);
   if (!format) return false;
-  const bool is_whole = format->elements == 0;  // a row is one block of any size
-  if (!is_whole && D % format->elements) return false;
-  if (row_bytes != (is_whole ? format->bytes + D : D / format->elements * format->bytes))
-    return false;
+  if (row_bytes != format->row_bytes(D)) return false;
   const int64_t depth = padded(D, kDepth), strip_bytes = format->layout.strip_bytes(depth);
   memset(out, 0, padded(F, kStrip) / kStrip * strip_bytes);
-  std::vector<uint8_t> wide(row_bytes + depth - D);  // a row with zeros behind it
+  std::vector<uint8_t> wide(row_bytes + 2 * kDepth);  // a row with zeros behind it
   for (int64_t f = 0; f < F; f++) {
     memcpy(wide.data(), rows + f * row_bytes, row_bytes);
     for (int64_t group = 0; group < depth / kDepth; group++) {
@@ -338,7 +400,7 @@ extern "C" __attribute__((visibility("default"))) bool ridgeline_pack_blocks(
       Group g;
       format->read(wide.data(), group, g);
       for (int k = 0; k < kDepth; k++) place.put(k, g.q[k]);
-      put_scales(*format, place, g);
+      if (!put_scales(*format, place, g)) return false;
     }
   }
   return true;

@@ -8,7 +8,8 @@
 // are 8 rows. Of five and six bits, 4 rows of lower halves are followed by those of the upper bits:
 // row j of two bits has depths 16 j to 16 j + 15, two bits for each fourth; that of one bit has one
 // for each fourth of all 32. Of three bits, two rows of the lower two are followed by one of the
-// upper bit.
+// upper bit. Floats are bytes by depth, [depth, 16], or of four bits two rows of depth a byte, the
+// first in the low half.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -21,7 +22,7 @@ namespace ridgeline {
 // strip's scales: those of a group, and those that 2^shift of them share, which come before them.
 struct BlockLayout {
   int bits, group_bytes, super_bytes, shift;
-  bool is_float = false;  // e4m3: bytes by depth, [depth, 16]
+  bool is_float = false;  // e4m3, or of four bits e2m1
 
   constexpr int64_t integer_bytes() const { return kDepth * kStrip * bits / 8; }
   constexpr int64_t super_offset(int64_t group) const {
@@ -51,6 +52,10 @@ constexpr BlockLayout kQ6_K{6, 32, 32, 3};  // shared d[16]; s[16] of the first 
 constexpr BlockLayout kMxfp4{4, 16, 0, 0};  // e[16]: 2^(e - 128) q, of twice the numbers that are
 // Ours, whose groups are larger: d[16] of float32, and zero points z[16] in bytes: d (q - z).
 constexpr BlockLayout kInt8{8, 0, 64, kWholeRow}, kFp8{8, 0, 64, kWholeRow, true};
+// As published: d of float32 of a strip's 128 of depth; e[16]: 2^(e - 127); shared d[16] of float32
+// of the whole row, s[16] in e4m3 of the first half, of the second: d s q.
+constexpr BlockLayout kFp8Block{8, 0, 4, 2, true}, kMxfp8{8, 16, 0, 0, true};
+constexpr BlockLayout kNvfp4{4, 32, 64, kWholeRow, true};
 constexpr BlockLayout kInt4{4, 0, 64, 2}, kInt4Asym{4, 0, 80, 2};
 constexpr BlockLayout kInt3{3, 0, 64, 2}, kInt3Asym{3, 0, 80, 2};
 
@@ -66,6 +71,17 @@ struct BlockFormat {
   Scales (*scales)(const Place&);
   void (*read)(const uint8_t* row, int64_t group, Group&);  // of a row of blocks
   int64_t elements, bytes;                                  // of a block; 0: the row is one
+  int64_t head = 0;                                         // bytes of a row before its blocks
+  bool is_cut = false;                                      // the last block may be shorter
+  Multiplier HalfBlocks::* half = nullptr;                  // beside activations of bfloat16
+
+  // Bytes of a row of so many numbers; -1: it is no whole blocks.
+  int64_t row_bytes(int64_t width) const {
+    if (elements == 0) return bytes + width;
+    const int64_t last = width % elements;
+    if (last && !is_cut) return -1;
+    return head + width / elements * bytes + (last ? bytes - elements + last : 0);
+  }
 };
 
 // The format of a name, or null.

@@ -65,7 +65,9 @@ bool supports(Level level) {
   const bool bf16 = vnni && has(Leaf(7, 1).a, {5});
   if (level == kAvx512Bf16) return bf16;
   // Tiles, and their products of bfloat16 and of int8; the conversion to bfloat16 is AVX-512's.
-  if (!bf16 || !has(states, {17, 18}) || !has(seven.d, {22, 24, 25})) return false;
+  // All such processors permute bytes, too (VBMI).
+  if (!bf16 || !has(states, {17, 18}) || !has(seven.d, {22, 24, 25}) || !has(seven.c, {1}))
+    return false;
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // arch_prctl(2)
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
@@ -75,7 +77,7 @@ struct {
   Level level;
 } const kSets[] = {
     {{"amx", &kFloat32Avx512, &kBfloat16Amx, &kRowsAvx512, &kStatesAvx512, &kBoundsAvx512,
-      &kBlocksAmx},
+      &kBlocksAmx, &kHalfBlocksAmx},
      kAmx},
     {{"avx512bf16", &kFloat32Avx512, &kBfloat16Pairs, &kRowsAvx512, &kStatesAvx512, &kBoundsAvx512,
       &kBlocksVnni},

@@ -14,7 +14,8 @@ struct Dpbf16 {
   static constexpr int64_t kDepth = 2048;
   static constexpr bool kFetchesNext = true;
 
-  static int64_t strip_bytes(int64_t depth) { return depth * kStrip * sizeof(Element); }
+  static constexpr int64_t kRowBytes = kStrip * sizeof(Element);
+  static int64_t strip_bytes(int64_t depth) { return depth * kRowBytes; }
   // Accumulators enough to hide the instruction's latency, few enough to leave registers for the
   // weights.
   static constexpr int strips(int rows) { return rows <= 2 ? 8 : rows <= 6 ? 4 : 2; }

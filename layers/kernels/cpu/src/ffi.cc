@@ -22,20 +22,22 @@ using Integers = ffi::Buffer<ffi::S32>;
 
 namespace {
 
-// A format of weights: what multiplies it, or null, and the bytes of a strip.
+// A format of weights: what multiplies it with activations, or null, and the bytes of a strip.
 struct Format {
   const Multiplier* multiplier;
   int64_t strip_bytes;
   int shift = 0;
 };
 
-Format find_format(std::string_view name, int64_t depth) {
+Format find_format(std::string_view name, int64_t depth, bool is_float32) {
   const int64_t elements = depth * kStrip;
   if (name == "float32") return {&chosen().float32->multiplier, elements * 4};
   if (name == "bfloat16") return {&chosen().bfloat16->multiplier, elements * 2};
   const BlockFormat* blocks = find_block_format(name);
   if (!blocks) return {nullptr, 0};
   const BlockLayout& layout = blocks->layout;
+  if (!is_float32 && chosen().half_blocks && blocks->half)
+    return {&(chosen().half_blocks->*blocks->half), layout.strip_bytes(depth), layout.shift};
   return {&(chosen().blocks->*blocks->multiplier), layout.strip_bytes(depth), layout.shift};
 }
 
@@ -127,7 +129,7 @@ ffi::Error multiply(ffi::ThreadPool& pool, std::string_view format, const ffi::A
   const int64_t parts = result.gate ? 2 : 1;  // of a matrix, F features each
   const bool is_float = x.element_type() == ffi::DataType::F32;
   const int64_t depth = padded(D, kDepth), strips = padded(F, kStrip) / kStrip;
-  const Format weight_format = find_format(format, depth);
+  const Format weight_format = find_format(format, depth, is_float);
   if (!weight_format.multiplier || (!is_float && x.element_type() != ffi::DataType::BF16) ||
       (!result.is_float32() && (!result.gate || y.element_type() != ffi::DataType::BF16)))
     return ffi::Error::InvalidArgument("a product of Ridgeline: x, w or y of another type");

@@ -174,6 +174,12 @@ struct Dense {
 struct Blocks {
   Multiplier int8, w8a8, fp8, int4, int4_asym, int3, int3_asym, mxfp4;
   Multiplier q8_0, q5_0, q4_0, q4_1, q4_k, q6_k;
+  Multiplier fp8_block, mxfp8, nvfp4;
+};
+
+// Weights in blocks beside activations of bfloat16, where these are not widened.
+struct HalfBlocks {
+  Multiplier fp8_block, mxfp8, nvfp4;
 };
 
 struct InstructionSet {
@@ -183,6 +189,7 @@ struct InstructionSet {
   const StateKernels* states;
   const BoundKernels* bounds;
   const Blocks* blocks;
+  const HalfBlocks* half_blocks = nullptr;
 };
 
 extern const Dense kFloat32Avx2, kFloat32Avx512, kFloat32Neon;
@@ -192,6 +199,7 @@ extern const RowKernels kRowsAvx2, kRowsAvx512, kRowsNeon;
 extern const StateKernels kStatesAvx2, kStatesAvx512, kStatesNeon;
 extern const BoundKernels kBoundsAvx2, kBoundsAvx512, kBoundsNeon;
 extern const Blocks kBlocksAvx2, kBlocksVnni, kBlocksAmx;
+extern const HalfBlocks kHalfBlocksAmx;
 extern const Blocks kBlocksNeon, kBlocksDotprod, kBlocksI8mm;
 
 }  // namespace ridgeline

@@ -57,6 +57,16 @@ struct Fp8 {
   }
 };
 
+// Strips of a tile of so many rows in float32: as many as there are registers for. Where these are
+// few, rows of depth that are taken apart, `step` at a time, cost some of them.
+constexpr int float_strips(int rows, int step) {
+  const int free = kAccumulators - (kAccumulators <= 6 && step > 1);
+  const int fitting = free / rows, even = rows <= 2 ? 8 : rows <= 4 ? 4 : 2;
+  int strips = 1;
+  while (2 * strips <= fitting && 2 * strips <= even) strips *= 2;
+  return strips;
+}
+
 // Tiles in float32 (tiles.h).
 template <class Format>
 struct FloatTiles {
@@ -65,19 +75,12 @@ struct FloatTiles {
   static constexpr int64_t kDepth = 2048;
   static constexpr bool kFetchesNext = false;  // it would delay the rows that tiles read
 
-  static int64_t strip_bytes(int64_t depth) {
-    return kStrip * (depth * sizeof(Element) + (Format::kHasScales ? sizeof(float) : 0));
-  }
+  static constexpr int64_t kRowBytes = kStrip * sizeof(Element);
 
-  // As many as there are registers for. Where these are few, pairs that are taken apart cost some
-  // of them.
-  static constexpr int strips(int rows) {
-    const int free = kAccumulators - (kAccumulators <= 6 && Format::kStep > 1);
-    const int fitting = free / rows, even = rows <= 2 ? 8 : rows <= 4 ? 4 : 2;
-    int strips = 1;
-    while (2 * strips <= fitting && 2 * strips <= even) strips *= 2;
-    return strips;
+  static int64_t strip_bytes(int64_t depth) {
+    return depth * kRowBytes + (Format::kHasScales ? kStrip * sizeof(float) : 0);
   }
+  static constexpr int strips(int rows) { return float_strips(rows, Format::kStep); }
 
   template <int ROWS, int STRIPS>
   static void tile(const Product& p, const Part& part) {

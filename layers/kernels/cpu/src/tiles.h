@@ -2,8 +2,8 @@
 // one accumulator that goes through the depth in order, so a row's bits do not depend on the rows
 // beside it.
 //
-// `Tiles` has the type of a weight (Element) and the bytes of a strip (strip_bytes(depth)); the
-// most rows of a single tile (kMostRows), and of each tile where there are more (kRows), the depth
+// `Tiles` has the type of a weight (Element), the bytes of a strip's row of depth (kRowBytes) and of
+// a strip (strip_bytes(depth)); the most rows of a single tile (kMostRows), and of each tile where there are more (kRows), the depth
 // that these go through at a time (kDepth), and whether all of them fetch what comes next
 // (kFetchesNext) or the first fetch their own weights; strips(rows) of a tile; and tile().
 #pragma once
@@ -96,7 +96,7 @@ struct Start {
   }
 
  private:
-  static constexpr int64_t kRowBytes = kStrip * sizeof(Element);
+  static constexpr int64_t kRowBytes = Tiles::kRowBytes;
 
   const char* weights_;
 };
@@ -139,7 +139,7 @@ void multiply_by_tiles(const Product& p) {
       int64_t next = is_deepest ? part.stop : part.strip;
       const int64_t end = is_deepest ? least(next + kStrips, p.num_strips) : part.stop;
       const char* const depth = (const char*)p.strips +
-          (is_deepest ? 0 : below * kStrip * (int64_t)sizeof(typename Tiles::Element));
+          (is_deepest ? 0 : below * Tiles::kRowBytes);
       for (int64_t g = 0; g < groups; g++, next += part.num_next) {
         part.row = p.num_rows * g / groups;
         part.next = depth + next * strip_bytes;

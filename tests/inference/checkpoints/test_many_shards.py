@@ -1,0 +1,110 @@
+"""A checkpoint of 810 GB in 1,137 shards is accepted or rejected by its headers alone."""
+
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from configs.errors import InputError
+from inference.checkpoints import mapped, resolve, safetensors_file, text_files
+from tests.inference.checkpoints.test_published import PUBLISHED
+
+CONFIG = PUBLISHED["meta-llama/Meta-Llama-3.1-405B"]["config"]
+WIDTH, INNER, ROWS = CONFIG["hidden_size"], CONFIG["intermediate_size"], CONFIG["vocab_size"]
+CACHED = WIDTH // CONFIG["num_attention_heads"] * CONFIG["num_key_value_heads"]
+LAYER = {
+    "self_attn.q_proj": (WIDTH, WIDTH), "self_attn.k_proj": (CACHED, WIDTH),
+    "self_attn.v_proj": (CACHED, WIDTH), "self_attn.o_proj": (WIDTH, WIDTH),
+    "mlp.gate_proj": (INNER, WIDTH), "mlp.up_proj": (INNER, WIDTH), "mlp.down_proj": (WIDTH, INNER),
+    "input_layernorm": (WIDTH,), "post_attention_layernorm": (WIDTH,),
+}  # fmt: skip
+TENSORS = {
+    "model.embed_tokens.weight": (ROWS, WIDTH),
+    "model.norm.weight": (WIDTH,),
+    "lm_head.weight": (ROWS, WIDTH),
+} | {
+    f"model.layers.{number}.{name}.weight": shape
+    for number in range(CONFIG["num_hidden_layers"])
+    for name, shape in LAYER.items()
+}
+
+
+class Counts(NamedTuple):
+    """Names of mapped files, and bytes that were copied out of them."""
+
+    files: list[str]
+    num_bytes: list[int]
+
+
+@pytest.fixture
+def counts(monkeypatch) -> Counts:
+    """Counts what is mapped and copied; files are read in no other way."""
+    read = Counts([], [])
+
+    class Counted(mmap.mmap):
+        def __getitem__(self, key):
+            part = super().__getitem__(key)
+            read.num_bytes.append(len(part))
+            return part
+
+    def map_counted(descriptor, *args, **options):
+        read.files.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return Counted(descriptor, *args, **options)
+
+    monkeypatch.setattr(mapped.mmap, "mmap", map_counted)
+    return read
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    """Writes the headers; the weights are holes in the files."""
+    folder = tmp_path_factory.mktemp("sparse")
+    (folder / text_files.CONFIG).write_text(json.dumps(CONFIG))
+    weight_map = {}
+    for number, (name, shape) in enumerate(TENSORS.items(), start=1):
+        weight_map[name] = f"model-{number:05}-of-{len(TENSORS):05}.safetensors"
+        with (folder / weight_map[name]).open("wb") as file:
+            num_bytes = safetensors_file.write_header(file, {name: (shape, "bfloat16")}, {})
+            file.truncate(file.tell() + num_bytes)
+    index = {"metadata": {}, "weight_map": weight_map}
+    (folder / safetensors_file.INDEX).write_text(json.dumps(index))
+    return folder
+
+
+def read_once(counts: Counts) -> bool:
+    """Whether each shard was mapped once, and little more than headers was copied."""
+    shards = [name for name in counts.files if name.endswith(".safetensors")]
+    assert len(shards) == len(set(shards)) == len(TENSORS) == 1137
+    return sum(counts.num_bytes) < 1 << 20
+
+
+def test_it_is_planned_without_its_shards(checkpoint, counts):
+    assert resolve.resolve(str(checkpoint)).config.num_layers == 126
+    assert {Path(name).name for name in counts.files} == {text_files.CONFIG}
+
+
+def test_it_is_accepted_by_its_headers(checkpoint, counts):
+    resolve.resolve(str(checkpoint)).open(None)
+    assert read_once(counts)
+
+
+def test_it_is_rejected_by_its_headers(checkpoint, counts, tmp_path):
+    for path in checkpoint.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    narrow = CONFIG | {"intermediate_size": INNER + 128}
+    (tmp_path / text_files.CONFIG).unlink()
+    (tmp_path / text_files.CONFIG).write_text(json.dumps(narrow))
+    with pytest.raises(InputError, match=r"expected \[53376, 16384\]"):
+        resolve.resolve(str(tmp_path)).open(None)
+    assert read_once(counts)
+
+
+def test_an_index_of_more_than_eight_megabytes_is_read(tmp_path):
+    """DeepSeek-V3's has 8.9 MB, because it lists each expert's scales."""
+    names = {f"model.layers.{n}.{'mlp.experts.' * 8}": "a.safetensors" for n in range(80_000)}
+    path = tmp_path / safetensors_file.INDEX
+    path.write_text(json.dumps({"weight_map": names}))
+    assert path.stat().st_size > 9e6 and len(safetensors_file.read_index(tmp_path)) == 80_000

@@ -1,0 +1,112 @@
+"""Published `config.json` files: each is read as a plan, and has the published parameters.
+
+A line of `tests/golden/published/OWNER.jsonl` is one repository:
+
+* `repository`: its name on the hub;
+* `parameters`: the numbers that its `.safetensors` files hold, as the hub counts them;
+* `apart`: of these, what is no part of the model that is served, by what it is. What reads images
+  was counted by transformers from the same file;
+* `counted`: the repository of the same shape that `parameters` was counted in, where the weights
+  of this one are packed, or the hub has no count;
+* `where`: the public file that quotes the configuration;
+* `config`: keys and values as published.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.errors import InputError
+from inference.checkpoints import resolve, text_files
+from inference.families import missing
+from inference.planner import weights
+
+FOLDER = Path(__file__).resolve().parents[2] / "golden" / "published"
+PUBLISHED = {
+    entry["repository"]: entry
+    for path in sorted(FOLDER.glob("*.jsonl"))
+    for entry in map(json.loads, path.read_text().splitlines())
+}
+
+# What is not read yet, and what it waits for. A repository that is read has no line here, nor has
+# one whose architecture is in `missing.PARTS`.
+WAITING: dict[str, str] = {
+    "mistralai/Devstral-Small-2-24B-Instruct-2512": "FP8 with static scales of activations",
+    "nvidia/Gemma-4-26B-A4B-NVFP4": "NVFP4 of modelopt",
+    "nvidia/MiniMax-M2.7-NVFP4": "NVFP4 of modelopt",
+    "nvidia/Qwen3.6-27B-NVFP4": "NVFP4 of modelopt",
+    "nvidia/Qwen3.6-35B-A3B-NVFP4": "NVFP4 of modelopt",
+    "MiniMaxAI/MiniMax-M2.5": "keys of code that comes with a checkpoint (auto_map)",
+    "MiniMaxAI/MiniMax-M2.7": "keys of code that comes with a checkpoint (auto_map)",
+    "google/gemma-2b": "the family",
+    "google/gemma-3-27b-it": "the family",
+    "google/gemma-4-12B-it": "the family",
+    "google/gemma-7b": "the family",
+    "google/medgemma-27b-it": "the family",
+    "ibm-granite/granite-3.1-1b-a400m-instruct": "the family",
+    "microsoft/phi-1": "the family",
+    "moonshotai/Kimi-K2.5": "the family",
+    "nvidia/DeepSeek-V4-Flash-NVFP4": "NVFP4 of modelopt",
+    "baidu/ERNIE-4.5-21B-A3B-PT": "the family",
+    "bigcode/starcoder2-7b": "the family",
+    "ByteDance-Seed/Seed-OSS-36B-Instruct": "the family",
+    "CohereForAI/c4ai-command-r-v01": "the family",
+    "CohereLabs/aya-23-8B": "the family",
+    "EleutherAI/gpt-neox-20b": "the family",
+    "inclusionAI/Ling-lite-1.5": "the family",
+    "internlm/internlm2-chat-7b": "the family",
+    "JetBrains/Mellum2-12B-A2.5B-Base": "the family",
+    "LGAI-EXAONE/EXAONE-4.0-1.2B": "the family",
+    "LGAI-EXAONE/EXAONE-4.0-32B": "the family",
+    "stabilityai/stablelm-2-zephyr-1_6b": "the family",
+    "stabilityai/stablelm-3b-4e1t": "the family",
+    "swiss-ai/Apertus-8B-Instruct-2509": "the family",
+    "upstage/Solar-Open-100B": "the family",
+    "XiaomiMiMo/MiMo-7B-Base": "the family",
+    "Qwen/Qwen3-VL-30B-A3B-Instruct": "the family",
+    "Qwen/Qwen3.5-122B-A10B": "the family",
+    "Qwen/Qwen3.5-35B-A3B": "the family",
+    "Qwen/Qwen3.5-397B-A17B": "the family",
+    "tencent/Hunyuan-A13B-Instruct": "the family",
+    "tencent/Hunyuan-MT-7B": "the family",
+    "tencent/Hy3-preview": "the family",
+    "tencent/Youtu-LLM-2B": "the family",
+    "zai-org/GLM-4-9B-0414": "the family",
+    "zai-org/glm-4-9b-chat-hf": "the family",
+}
+
+
+def read(repository: str, directory: Path):
+    """Resolves a directory with nothing but the configuration."""
+    (directory / text_files.CONFIG).write_text(json.dumps(PUBLISHED[repository]["config"]))
+    return resolve.resolve(str(directory)).config
+
+
+def architectures(repositories) -> set[str]:
+    return {PUBLISHED[name]["config"]["architectures"][0] for name in repositories}
+
+
+UNREAD = [
+    name for name in PUBLISHED if name in WAITING or architectures([name]) & missing.PARTS.keys()
+]
+
+
+def test_enough_is_covered():
+    assert WAITING.keys() <= PUBLISHED.keys()
+    assert len(PUBLISHED) >= 90 and len(architectures(PUBLISHED)) >= 45
+
+
+@pytest.mark.parametrize("repository", [name for name in PUBLISHED if name not in UNREAD])
+def test_parameters_are_the_published_ones(repository, tmp_path):
+    entry = PUBLISHED[repository]
+    served = entry["parameters"] - sum(entry.get("apart", {}).values())
+    assert weights.num_parameters(read(repository, tmp_path)) == pytest.approx(served, rel=1e-3)
+
+
+@pytest.mark.parametrize("repository", UNREAD)
+def test_what_is_not_read_is_refused_in_one_line(repository, tmp_path):
+    with pytest.raises(InputError) as caught:
+        read(repository, tmp_path)
+        pytest.fail(f"{repository} is read now: remove its line")
+    assert "\n" not in str(caught.value)
