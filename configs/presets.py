@@ -12,6 +12,7 @@ from configs.models import (
     hunyuan,
     llama,
     mamba,
+    minimax,
     mistral,
     olmo,
     phi,
@@ -55,6 +56,10 @@ NAMES = {
         gemma.GEMMA4_26B_A4B,
         gemma.GEMMA4_31B,
         granite.GRANITE4_H_SMALL,
+        qwen.QWEN36_35B_A3B,
+        minimax.MINIMAX_M2,
+        gemma.GEMMA3_4B,
+        gemma.GEMMA4_12B,
         mistral.MINISTRAL3_8B,
     )
 }

@@ -34,6 +34,7 @@ class Attention(Mixer, name="attention"):
         qk_norm: RMS norm before RoPE of each query and key head ('head'), without a weight
             ('plain': each is divided by its root mean square, which no rotation changes; Llama 4),
             or of all queries and all keys of a token at once ('all'); None: there is none.
+        rotates_first: whether queries and keys rotate before their norm instead (Hunyuan).
         has_value_norm: whether each value head is divided by its root mean square (Gemma 4).
         has_values: whether values have a projection of their own; else they are the keys before
             their norm and RoPE (Gemma 4).
@@ -53,6 +54,13 @@ class Attention(Mixer, name="attention"):
         has_output_gate: whether what a head returns is multiplied with the sigmoid of a gate, which
             the queries' projection makes behind the head's query (Qiu et al. 2025, arXiv
             2505.06708).
+        head_gate: 'sigmoid' or 'softplus' of what a projection of the token makes for each head,
+            which what the head returns is multiplied with (Qiu et al. 2025, arXiv 2505.06708);
+            None: there is none. A matrix of its own: `has_output_gate` has rows of the queries'.
+        gates_elements: whether it is a number for each element in place of one for the head.
+        value_width: elements of a value head, where it is narrower than a key head; zeros behind
+            them fill the cache (MiMo-V2-Flash, Xiaomi 2026, arXiv 2601.02780). None: `head_width`.
+        value_scale: factor on values, before they are cached (MiMo-V2-Flash).
         owner: the earlier layer whose keys and values are read (cross-layer attention, Brandon et
             al. 2024, arXiv 2405.12981), window included; None: the layer has its own.
         chunked, first_tokens: see `CacheSpec`. Keys keep the position that they have in the
@@ -85,42 +93,65 @@ class Attention(Mixer, name="attention"):
     token_budget: int | None = None
     has_output_gate: bool = False
     input_limit: float | None = None
+    rotates_first: bool = False
+    head_gate: str | None = None
+    gates_elements: bool = False
+    value_width: int | None = None
+    value_scale: float = 1.0
     temperature: Temperature | None = None
 
     def __post_init__(self) -> None:
-        check_sizes(self, "num_heads", "num_kv_heads", "head_width", "token_budget")
+        check_sizes(self, "num_heads", "num_kv_heads", "head_width", "token_budget", "value_width")
         if self.token_budget is not None and (self.window is not None or self.owner is not None):
             raise InputError(
                 f"attention token_budget={self.token_budget} chooses among all tokens of a layer's "
                 "own cache: leave window and owner out"
             )
         check_choice(self, "qk_norm", (None, "head", "all", "plain"))
+        if self.rotates_first and (self.qk_norm is None or self.rope is None):
+            raise InputError("attention rotates_first goes with a qk_norm and a rope")
+        check_choice(self, "head_gate", (None, "sigmoid", "softplus"))
+        if self.gates_elements and self.head_gate is None:
+            raise InputError("attention gates_elements goes with a head_gate")
+        if self.value_width is not None and not (
+            self.value_width < self.head_width and self.has_values and self.owner is None
+        ):
+            raise InputError(
+                f"attention value_width={self.value_width}: must be below head_width="
+                f"{self.head_width}, of a layer with values and no owner"
+            )
         check_multiple(self, "num_heads", "num_kv_heads")
         check_biases(self, self.biases, "qkv", "out")
-        check_positive(self, "attention ", "score_cap", "input_limit", "key_scale")
+        check_positive(self, "attention ", "score_cap", "input_limit", "key_scale", "value_scale")
         if self.rope is not None:
             self.rope.rotating(self.head_width)
 
     def parameters(self, model: Widths) -> Declared:
         """Fused projections [(N + 2K) H, D] in the order q, k, v, without v [(N + K) H, D] where
         values are keys, or only q [N H, D] where an earlier layer's keys and values are read; the
-        way out [D, N H]. With an output gate q is 2 N H rows, of each head its query and its gate.
+        way out [D, N H]. With an output gate q is 2 N H rows, of each head its query and its gate;
+        gates of heads are [N, D], or [N H, D] of their elements. Narrower values have V elements in
+        place of H.
         """
         N, K, H, D = self.num_heads, self.num_kv_heads, self.head_width, model.width
+        V = self.value_width or H
         if self.qk_norm and model.norm != "rms":
             raise InputError(f"attention qk_norm={self.qk_norm!r} goes with model.norm='rms'")
         inputs, rows, norms = "q", self.query_rows, {"q_norm": N * H}
         declare = functools.partial(ParamInfo)
         if self.owner is None:
-            inputs, num_heads = ("qkv", 2 * K) if self.has_values else ("qk", K)
-            rows += num_heads * H
-            stacked = (self.query_rows, *(K * H,) * (num_heads // K))
+            inputs, made = ("qkv", (K * H, K * V)) if self.has_values else ("qk", (K * H,))
+            rows += sum(made)
+            stacked = (self.query_rows, *made)
             declare = functools.partial(ParamInfo, stacked=stacked, kv_heads=K)
             norms["k_norm"] = K * H
         declared: dict[str, Declaration] = {
             inputs: declare((rows, D), model.dtype, ("heads", "embed")),
-            "out": ParamInfo((D, N * H), model.dtype, ("embed", "heads")),
+            "out": ParamInfo((D, N * V), model.dtype, ("embed", "heads")),
         }
+        if self.head_gate is not None:
+            gates = N * V if self.gates_elements else N
+            declared["gate"] = ParamInfo((gates, D), model.dtype, ("heads", "embed"))
         if "qkv" in self.biases:
             declared[f"{inputs}_bias"] = declare((rows,), model.dtype, ("heads",), "zeros")
         if "out" in self.biases:

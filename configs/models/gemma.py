@@ -1,9 +1,10 @@
 """Gemma 2 2B (Gemma Team 2024, arXiv 2408.00118): scores and logits within soft caps, every other
 layer sees a window. Gemma 3 270M (Gemma Team 2025, arXiv 2503.19786): norms of heads instead of
-caps, five windowed layers for each global one. Gemma 4 (Google DeepMind 2026): wider heads in
-global layers, of which a quarter turns; E2B and E4B with inputs of each layer and upper layers that
-read earlier ones' caches, 31B and 26B-A4B with values that are keys, the latter with experts beside
-its dense feed-forward. What reads images and sounds is not counted.
+caps, five windowed layers for each global one; 4B, whose global layers' positions are stretched.
+Gemma 4 (Google DeepMind 2026): wider heads in global layers, of which a quarter turns; E2B and E4B
+with inputs of each layer and upper layers that read earlier ones' caches, 12B, 31B and 26B-A4B with
+values that are keys, the last with experts beside its dense feed-forward. What reads images and
+sounds is not counted.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward
 from configs.kinds.layer_inputs import LayerInputs
-from configs.kinds.rope import Proportional, Rope
+from configs.kinds.rope import Linear, Proportional, Rope
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub, Preset, Wheel, Wheels
 
@@ -28,6 +29,12 @@ _GLOBAL_2 = Attention(8, 4, head_width=256, rope=Rope(theta=10_000.0), score_cap
 _GLOBAL_3 = Attention(4, 1, head_width=256, rope=Rope(theta=1_000_000.0), qk_norm="head")
 _LOCAL_2 = dataclasses.replace(_GLOBAL_2, window=4096)
 _LOCAL_3 = dataclasses.replace(_GLOBAL_3, window=512, rope=Rope(theta=10_000.0))
+
+_FFN_3_4B = Gated(width=10_240, activation="gelu_tanh")
+_GLOBAL_3_4B = Attention(
+    8, 4, head_width=256, rope=Rope(theta=1_000_000.0, scaling=Linear(8.0)), qk_norm="head"
+)
+_LOCAL_3_4B = dataclasses.replace(_GLOBAL_3_4B, window=1024, rope=Rope(theta=10_000.0))
 
 GEMMA2_2B = Preset(
     ModelConfig(
@@ -78,15 +85,33 @@ GEMMA3_270M = Preset(
         notice=_NOTICE,
     ),
 )
+GEMMA3_4B = Preset(
+    ModelConfig(
+        name="gemma3-4b",
+        family="gemma3",
+        vocab_size=262_208,
+        width=2560,
+        num_layers=34,
+        max_context=131_072,
+        pattern=(LayerSpec(_LOCAL_3_4B, _FFN_3_4B),) * 5 + (LayerSpec(_GLOBAL_3_4B, _FFN_3_4B),),
+        norm_eps=1e-6,
+        norm_offset=1.0,
+        post_norms=True,
+        embedding_scale=2560**0.5,
+        tied=True,
+    ),
+    Hub("google/gemma-3-4b-it", license="Gemma", notice=_NOTICE),
+)
 
 
 def _gemma4(
     size: str, width: int, num_layers: int, mixers: Sequence[Attention],
     ffns: Sequence[FeedForward], max_context: int, layer_inputs: LayerInputs | None = None,
+    family: str = "gemma4",
 ) -> Preset:  # fmt: skip
     config = ModelConfig(
         name=f"gemma4-{size.lower()}",
-        family="gemma4",
+        family=family,
         vocab_size=262_144,
         width=width,
         num_layers=num_layers,
@@ -127,6 +152,7 @@ def _gated_4(width: int) -> Gated:
 _LOCAL_E2B, _GLOBAL_E2B = _heads_4(8, 1, window=512)
 _LOCAL_E4B, _GLOBAL_E4B = _heads_4(8, 2, window=512)
 _LOCAL_26B, _GLOBAL_26B = _heads_4(16, 8, window=1024, num_global_kv_heads=2)
+_LOCAL_12B, _GLOBAL_12B = _heads_4(16, 8, window=1024, num_global_kv_heads=1)
 _LOCAL_31B, _GLOBAL_31B = _heads_4(32, 16, window=1024, num_global_kv_heads=4)
 _EXPERTS_26B = Experts(
     num_experts=128,
@@ -150,6 +176,10 @@ GEMMA4_E4B = _gemma4(
 GEMMA4_26B_A4B = _gemma4(
     "26B-A4B", 2816, 30, [_LOCAL_26B] * 5 + [_GLOBAL_26B], [_EXPERTS_26B] * 6,
     max_context=262_144,
+)  # fmt: skip
+GEMMA4_12B = _gemma4(
+    "12B", 3840, 48, [_LOCAL_12B] * 5 + [_GLOBAL_12B], [_gated_4(15_360)] * 6,
+    max_context=262_144, family="gemma4_unified",
 )  # fmt: skip
 GEMMA4_31B = _gemma4(
     "31B", 5376, 60, [_LOCAL_31B] * 5 + [_GLOBAL_31B], [_gated_4(21_504)] * 6,

@@ -17,6 +17,7 @@ _LAYERS = tuple(
             num_kv_heads=8,
             head_width=80,
             qk_norm="head",
+            rotates_first=True,
             owner=layer - 1 if layer % 2 else None,
         ),
         _EXPERTS,

@@ -1,12 +1,14 @@
 """Qwen2.5 0.5B (Qwen Team 2024, arXiv 2412.15115), with biases on queries, keys and values, and
 Qwen3 0.6B (Qwen Team 2025, arXiv 2505.09388), with a norm of each query and key head. Of either
 kind a mixture: Qwen1.5 MoE A2.7B (Qwen Team 2024, arXiv 2407.10671), with a feed-forward that all
-tokens visit, behind a gate of its own, and Qwen3 30B A3B.
+tokens visit, behind a gate of its own, and Qwen3 30B A3B. Qwen3.6 35B A3B (2026) has such a mixture
+in each layer, and gated DeltaNet (Yang et al. 2024, arXiv 2412.06464) in three of four layers.
 """
 
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
+from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from configs.weights import Hub, Preset
@@ -24,6 +26,16 @@ _SIXTY = Experts(
     shared_width=5632,
     has_shared_gate=True,
 )
+_GATED_GQA = Attention(
+    num_heads=16,
+    num_kv_heads=2,
+    head_width=256,
+    rope=Rope(theta=10_000_000.0, share=0.25),
+    qk_norm="head",
+    has_output_gate=True,
+)
+_DELTA_NET = DeltaNet(num_heads=32, num_key_heads=16, key_width=128, value_width=128)
+_MANY = Experts(num_experts=256, top_k=8, width=512, shared_width=512, has_shared_gate=True)
 
 QWEN25_0P5B = Preset(
     ModelConfig(
@@ -78,4 +90,18 @@ QWEN3_30B_A3B = Preset(
         norm_eps=1e-6,
     ),
     Hub("Qwen/Qwen3-30B-A3B", license="Apache-2.0"),
+)
+QWEN36_35B_A3B = Preset(
+    ModelConfig(
+        name="qwen3.6-35b-a3b",
+        family="qwen3_5_moe",
+        vocab_size=248_320,
+        width=2048,
+        num_layers=40,
+        max_context=262_144,
+        pattern=(*(LayerSpec(_DELTA_NET, _MANY),) * 3, LayerSpec(_GATED_GQA, _MANY)),
+        norm_eps=1e-6,
+        norm_offset=1.0,
+    ),
+    Hub("Qwen/Qwen3.6-35B-A3B", license="Apache-2.0"),
 )

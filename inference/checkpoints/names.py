@@ -100,7 +100,7 @@ def is_behind(config: ModelConfig, name: str, layers: str, count: int) -> bool:
         count: such layers that the checkpoint announces.
     """
     family = families.of(config)
-    if family.predictor is not None and name.startswith(f"{family.predictor}."):
+    if family.predictor is not None and name.startswith(family.predictor):
         return True
     if family.predicting is None:
         return False

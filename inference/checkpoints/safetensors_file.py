@@ -52,7 +52,7 @@ def _weights_file(directory: Path) -> Path | None:
 def names_in(directory: Path) -> Iterable[str]:
     """Names of a directory's tensors; raises an `InputError` as `open_directory`."""
     path = _weights_file(directory)
-    if path is not None and path.name in (INDEX, _OWN_INDEX):
+    if path is not None and path.suffix == ".json":
         return read_index(directory)
     return open_file(path or directory / SINGLE, ("",)).shapes
 

@@ -1,5 +1,6 @@
 """DeepSeek-V2 (DeepSeek-AI 2024, arXiv 2405.04434), V3 and R1 (2024, arXiv 2412.19437) and V3.2
-(2025), without the layers that predict a second token.
+(2025), without the layers that predict a second token. Kimi K2 (Moonshot AI 2025, arXiv 2507.20534)
+is a V3, and so is the text of Kimi K2.5 (2026).
 """
 
 import dataclasses
@@ -129,7 +130,7 @@ def _gguf_scaled(keys: GgufKeys, rope: Rope, key_width: int) -> tuple[Rope, floa
     return dataclasses.replace(rope, scaling=yarn), key_width**-0.5 * sharper**2
 
 
-_READS = ("attention_bias", "auto_map")
+_READS = ("attention_bias",)
 FAMILIES = (
     Family(
         name="deepseek_v2",
@@ -161,6 +162,12 @@ FAMILIES = (
         tensors=hf_names.LATENT,
         splits=(parts.latent_heads,),
         predicting=hf_names.PREDICTING,
+        wrapper="KimiK25ForConditionalGeneration",
+        ignored=tuple(
+            f"{prefix}{part}"
+            for prefix in ("", "model.")
+            for part in ("vision_tower", "mm_projector")
+        ),
         gguf=Gguf(gguf_names.LATENT),
     ),
     Family(

@@ -6,11 +6,14 @@ from collections.abc import Iterable
 from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from inference.families import (
+    afmoe,
+    bailing,
     bamba,
     deepseek,
     deepseek_v4,
     dots1,
     ernie4_5,
+    exaone_moe,
     falcon_h1,
     gemma,
     gemma4,
@@ -18,12 +21,17 @@ from inference.families import (
     gpt2,
     gpt_oss,
     granite,
+    hunyuan,
+    hunyuan_moe,
     jamba,
     kimi,
+    laguna,
     lfm2,
     llama,
     llama4,
     mamba,
+    mellum,
+    mimo,
     minimax,
     missing,
     mistral,
@@ -36,6 +44,7 @@ from inference.families import (
     qwen,
     qwen_linear,
     qwen_moe,
+    solar,
 )
 from inference.families.family import Family, Gguf, GgufReader
 
@@ -48,7 +57,7 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
         readers = family.gguf.readers if family.gguf else ()
         for kind, name in (
             ("name", family.name),
-            ("architecture", family.architecture),
+            *(("architecture", name) for name in (family.architecture, *family.spellings)),
             *(("architecture of llama.cpp", reader) for reader in readers),
         ):
             if (kind, name) in taken:
@@ -65,7 +74,8 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
 _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, deepseek_v4, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba),
-    *(falcon_h1, granite, nemotron, lfm2, ernie4_5, mistral, mistral4, llama4),
+    *(falcon_h1, granite, nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
+    *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo),
 )
 _LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
@@ -81,7 +91,10 @@ def of(config: ModelConfig) -> Family:
 
 def of_architecture(name: object) -> Family | None:
     """Returns the family with this name in "architectures" of `config.json`, or None."""
-    return next((family for family in ALL.values() if family.architecture == name), None)
+    return next(
+        (family for family in ALL.values() if name in (family.architecture, *family.spellings)),
+        None,
+    )
 
 
 def unknown(architecture: object) -> str:
@@ -90,7 +103,9 @@ def unknown(architecture: object) -> str:
     name = str(architecture)[:_LONGEST_NAME]
     if part := missing.PARTS.get(name):
         return f"{problem}; the part that it needs first is not here: {part}"
-    known = [name for f in ALL.values() for name in (f.architecture, f.wrapper) if name]
+    known = [
+        name for f in ALL.values() for name in (f.architecture, *f.spellings, f.wrapper) if name
+    ]
     near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     closest = f"the nearest names: {', '.join(near)}; " if near else ""
     return f"{problem}; {closest}docs/families.md lists all that are"

@@ -81,6 +81,7 @@ class Family:
     Attributes:
         name: ours, which `ModelConfig.family` has; golden checkpoints begin with it.
         architecture: transformers' class, the only one of "architectures" in `config.json`.
+        spellings: names that published files have instead of it.
         model_type: as `config.json` has it; None: `name`.
         read: keys of a `config.json` -> the fields of `ModelConfig`, except its name and family.
         write: returns those keys, except the ones that all families share.
@@ -94,10 +95,13 @@ class Family:
         splits: make the parts of tensors that fuse several of our parameters.
         packs_experts: stacks of experts may be stored as MXFP4.
         recut: names tensors, with their rows, that writers also cut at other rows.
+        stacks: tensors of a layer that hold the matrices of all experts, which other files have
+            apart: the names of an expert's, whose rows follow one another.
         predicting: as `tensors`, of layers behind the last one that predict a second token; None:
             there are no such layers.
         listed: keys with a kind for each layer, to which such a layer adds one more.
-        predictor: prefix of such layers that have no number of the model's; they are not read.
+        predictor: how tensors of such layers begin that have no number of the model's; they are
+            not read.
         wrapper: architecture of a model of images or sounds too, of which this is the text: of the
             families that may be, the one whose `model_type` its "text_config" has.
         ignored: prefixes of tensors that are not read.
@@ -111,6 +115,7 @@ class Family:
 
     name: str
     architecture: str
+    spellings: tuple[str, ...] = ()
     model_type: str | None = None
     read: Callable[[Keys], ModelFields]
     write: Callable[[ModelConfig], dict[str, object]]
@@ -123,6 +128,7 @@ class Family:
     splits: tuple[Split, ...] = ()
     packs_experts: bool = False
     recut: Callable[[str, LayerSpec, Table], Iterator[Mapping[str, int]]] | None = None
+    stacks: Table = dataclasses.field(default_factory=dict)
     predicting: Table | None = None
     listed: tuple[str, ...] = ()
     predictor: str | None = None

@@ -25,7 +25,15 @@ def _read_gemma2(keys: Keys) -> ModelFields:
     return {**_fields(keys, fields.by_type(keys, full, sliding, repeated)), "logit_cap": cap}
 
 
+# What published files of models that read images leave out of their text.
+_DEFAULTS = {
+    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "max_position_embeddings": 131_072,
+}  # fmt: skip
+
+
 def _read_gemma3(keys: Keys) -> ModelFields:
+    keys = keys.with_defaults(_DEFAULTS)
     distant, near = rope_keys.by_kind(keys)
     # transformers does not apply the family's `attn_logit_softcapping`
     heads = fields.attention(keys, 256, qk_norm="head", scale=_scale(keys))
@@ -169,6 +177,12 @@ FAMILIES = (
         reads=("attention_bias", *_CAPPED),
         write=_write_gemma3,
         tensors=hf_names.POST_NORMED,
+        wrapper="Gemma3ForConditionalGeneration",
+        ignored=tuple(
+            f"{prefix}{part}"
+            for prefix in ("", "model.")
+            for part in ("vision_tower", "multi_modal_projector")
+        ),
         gguf=Gguf(
             readers={
                 "gemma3": GgufReader(

@@ -17,6 +17,7 @@ from inference.families.shared.gguf_keys import GgufKeys
 
 # Key of the rows of a table, of which only those of tokens are read.
 _NUM_ROWS = "vocab_size_per_layer_input"
+_INPUTS = "hidden_size_per_layer_input"
 _ACTIVATION = {"gelu_pytorch_tanh": "gelu_tanh"}
 _GLOBAL, _LOCAL = "full_attention", "sliding_attention"
 _ROPE = {
@@ -47,6 +48,15 @@ def _read_gemma4(keys: Keys) -> ModelFields:
         "layer_inputs": LayerInputs(inputs, _activation(keys)) if inputs else None,
         "has_layer_scales": True,
     }
+
+
+def _read_unified(keys: Keys) -> ModelFields:
+    """Reads the text part of Gemma 4 12B, whose layers have no inputs of their own."""
+    keys = keys.with_defaults(
+        {"sliding_window": 1024, "max_position_embeddings": 262_144, _INPUTS: 0}
+    )
+    keys.require_neutral(enable_moe_block=(False, None), **{_INPUTS: (0, None)})
+    return _read_gemma4(keys)
 
 
 def _mixers(keys: Keys, num_layers: int) -> list[Attention]:
@@ -120,8 +130,7 @@ def _activation(keys: Keys) -> str:
 
 def _inputs_width(keys: Keys, vocab_size: int) -> int:
     """Returns the elements of a token for each layer; 0: there are none."""
-    name = "hidden_size_per_layer_input"
-    width = 0 if keys.raw.get(name, 256) is None else keys.whole(name, 256)
+    width = 0 if keys.raw.get(_INPUTS, 256) is None else keys.whole(_INPUTS, 256)
     rows = keys.integer(_NUM_ROWS, 262_144)
     if width and rows < vocab_size:
         raise InputError(
@@ -149,11 +158,18 @@ def _write_gemma4(config: ModelConfig) -> dict[str, object]:
         "layer_types": fields.types(window is not None for window in windows),
         "rope_parameters": {_GLOBAL: _stated(far.rope), _LOCAL: _stated(near.rope)},
         "num_kv_shared_layers": len(mixers) - len(makers),
-        "hidden_size_per_layer_input": config.layer_inputs.width if config.layer_inputs else 0,
+        _INPUTS: config.layer_inputs.width if config.layer_inputs else 0,
         _NUM_ROWS: config.vocab_size,
         "final_logit_softcapping": config.logit_cap,
         "use_bidirectional_attention": None,
     }  # fmt: skip
+
+
+def _write_unified(config: ModelConfig) -> dict[str, object]:
+    raw = _write_gemma4(config)
+    for key in (_INPUTS, _NUM_ROWS, "enable_moe_block"):  # which transformers' class has not
+        del raw[key]
+    return raw
 
 
 def _ffn(first: FeedForward | None, last: FeedForward | None) -> dict[str, object]:
@@ -328,5 +344,17 @@ FAMILIES = (
         ),
         rows_key=_NUM_ROWS,
         gguf=Gguf(_GGUF, readers={"gemma4": GgufReader(_gguf_gemma4, _GGUF_KEYS)}),
+    ),
+    Family(
+        name="gemma4_unified",
+        architecture="Gemma4UnifiedForCausalLM",
+        model_type="gemma4_unified_text",
+        read=_read_unified,
+        reads=("attention_bias", "final_logit_softcapping", "use_bidirectional_attention"),
+        write=_write_unified,
+        tensors=_TENSORS,
+        wrapper="Gemma4UnifiedForConditionalGeneration",
+        ignored=("model.embed_vision", "model.embed_audio", "model.vision_embedder"),
+        gguf=Gguf(_GGUF),
     ),
 )

@@ -1,5 +1,5 @@
 """Granite 4 H (IBM 2025): Mamba-2, attention in some layers, and scales of embeddings, residuals
-and logits; and Granite 3 (2024): Llama with these scales.
+and logits; and Granite 3 (2024): Llama with these scales, dense or with experts.
 """
 
 from configs.errors import InputError, shown
@@ -26,6 +26,7 @@ from inference.families.shared import (
     gguf_names,
     gguf_states,
     hf_names,
+    mixtures,
     parts,
     rope_keys,
     state_space,
@@ -108,6 +109,26 @@ def _read_granite(keys: Keys) -> ModelFields:
     return {**fields.model(keys, rope, attention), **_read_scales(keys)}
 
 
+def _read_moe(keys: Keys) -> ModelFields:
+    return _with_experts(keys.with_defaults(_DEFAULTS), 0)
+
+
+def _read_moe_shared(keys: Keys) -> ModelFields:
+    shared = keys.whole("shared_intermediate_size", 0)
+    return _with_experts(keys.with_defaults(_DEFAULTS), shared)
+
+
+def _with_experts(keys: Keys, shared_width: int) -> ModelFields:
+    rope = rope_keys.read(keys)
+    scale = keys.number("attention_multiplier", 1.0)
+    attention = fields.attention(keys, rope=rope, scale=scale)
+    experts = mixtures.experts(
+        keys, "num_local_experts", 8, 2, keys.integer("intermediate_size"),
+        shared_width=shared_width,
+    )  # fmt: skip
+    return {**fields.model(keys, rope, attention, experts), **_read_scales(keys)}
+
+
 def _read_scales(keys: Keys) -> ModelFields:
     return {
         "embedding_scale": keys.number("embedding_multiplier", 1.0),
@@ -118,6 +139,17 @@ def _read_scales(keys: Keys) -> ModelFields:
 
 def _write_granite(config: ModelConfig) -> dict[str, object]:
     return export_fields.llama_fields(config) | _write_scales(config)
+
+
+def _write_moe(config: ModelConfig) -> dict[str, object]:
+    experts, attention = mixtures.mixture(config), mixtures.attention(config)
+    return mixtures.with_heads(config) | _write_scales(config) | {
+        "attention_bias": "out" in attention.biases,
+        "intermediate_size": experts.width,
+        "num_local_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+        "shared_intermediate_size": experts.shared_width,
+    }  # fmt: skip
 
 
 def _write_scales(config: ModelConfig) -> dict[str, object]:
@@ -134,6 +166,15 @@ def _write_scales(config: ModelConfig) -> dict[str, object]:
 def _gguf_granite(keys: GgufKeys) -> ModelFields:
     scale = keys.number("attention.scale") if keys.has("attention.scale") else None
     return {"pattern": (keys.layer(keys.rope(), scale=scale),), **_gguf_read_scales(keys)}
+
+
+def _gguf_granite_moe(keys: GgufKeys) -> ModelFields:
+    scale = keys.number("attention.scale") if keys.has("attention.scale") else None
+    shared = keys.whole("expert_shared_feed_forward_length")
+    experts = gguf_mixtures.read_experts(keys, Router(), keys.ffn_width, shared_width=shared)
+    layer = LayerSpec(keys.attention(keys.rope(), scale=scale), experts)
+    family = "granitemoeshared" if shared else "granitemoe"
+    return {"family": family, "pattern": (layer,), **_gguf_read_scales(keys)}
 
 
 def _gguf_read_scales(keys: GgufKeys) -> ModelFields:
@@ -222,5 +263,30 @@ FAMILIES = (
             },
             writer=GgufWriter("granitehybrid", _gguf_scales, has_states=True),
         ),
+    ),
+    *(
+        Family(
+            name=name,
+            architecture=architecture,
+            read=read,
+            reads=("attention_bias", "num_local_experts"),
+            write=_write_moe,
+            feed_forwards=(Experts,),
+            tensors=_TENSORS,
+            gguf=Gguf(gguf_names.EXPERTS, is_interleaved=True, readers=readers),
+        )
+        for name, architecture, read, readers in (
+            (
+                "granitemoe",
+                "GraniteMoeForCausalLM",
+                _read_moe,
+                {
+                    "granitemoe": GgufReader(
+                        _gguf_granite_moe, (*gguf_mixtures.ROUTED, *_GGUF_SCALES)
+                    )
+                },
+            ),
+            ("granitemoeshared", "GraniteMoeSharedForCausalLM", _read_moe_shared, {}),
+        )
     ),
 )

@@ -1,11 +1,12 @@
-"""MiniMax-Text-01 (MiniMax 2025, arXiv 2501.08313): lightning attention, softmax attention in some
-layers, and normed residuals; and MiniMax-M2 (2025).
+"""MiniMax-Text-01 (MiniMax 2025, arXiv 2501.08313) and M1 (arXiv 2506.13585): lightning attention,
+softmax attention in some layers, and normed residuals; and MiniMax-M2 (2025).
 """
 
 import dataclasses
 
 import numpy as np
 
+from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
@@ -28,6 +29,8 @@ from inference.families.shared.gguf_keys import GgufKeys
 
 _FULL, _LINEAR = "full_attention", "linear_attention"
 _FACTORS = {_FULL: "full_attn", _LINEAR: "linear_attn"}  # as their keys begin
+_PUBLISHED = {"full_attn": "full_attention", "linear_attn": "linear_attention", "mlp": "mlp"}
+_LISTED = "attn_type_list"  # of published files
 _DEFAULTS = {
     "vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
     "num_key_value_heads": 8, "max_position_embeddings": 131_072,
@@ -38,6 +41,8 @@ def _read_minimax(keys: Keys) -> ModelFields:
     stated = {key: value for key, value in keys.raw.items() if value is not None}
     keys = Keys(_DEFAULTS | stated, keys.label)
     keys.require_neutral(postnorm=(True, None), shared_intermediate_size=(0, None))
+    if keys.raw.get(_LISTED) is not None:  # as published: residuals are not normed by default
+        keys.require_neutral(postnorm=(True,))
     width = keys.integer("head_dim", fields.attention(keys).head_width)
     share = keys.integer("rotary_dim", width) / width
     rope = rope_keys.partial(keys, 1_000_000.0, keys.number("partial_rotary_factor", share))
@@ -60,11 +65,21 @@ def _lightning(full: Attention, layer: int, num_layers: int) -> LinearAttention:
 
 
 def _factors(keys: Keys, part: str) -> tuple[float, float]:
-    return keys.number(f"{part}_alpha_factor", 1.0), keys.number(f"{part}_beta_factor", 1.0)
+    """Returns the factors of a part: by transformers' keys, else by those of published files."""
+    alpha, beta = (
+        keys.number(f"{part}_{x}_factor", keys.number(f"layernorm_{_PUBLISHED[part]}_{x}", 1.0))
+        for x in ("alpha", "beta")
+    )
+    return alpha, beta
 
 
 def _layer_types(keys: Keys) -> list[str]:
     """Returns the listed kinds, or alternating ones, softmax attention first."""
+    numbers = keys.listed(_LISTED, fields.num_layers(keys))
+    if numbers is not None and keys.raw.get("layer_types") is None:
+        if any(number not in (0, 1) for number in numbers):
+            raise InputError(f"{_LISTED} lists 0 (lightning) or 1 (softmax) for each layer")
+        return [_FULL if number else _LINEAR for number in numbers]
     alternating = [_LINEAR if layer % 2 else _FULL for layer in range(fields.num_layers(keys))]
     return fields.layer_types(keys, _FACTORS) or alternating
 
@@ -80,6 +95,8 @@ def _read_minimax_m2(keys: Keys) -> ModelFields:
         scoring_func=("sigmoid", None),
         shared_intermediate_size=(0, None),
     )
+    if any(number != 1 for number in keys.listed(_LISTED, fields.num_layers(keys)) or ()):
+        raise InputError(f"{_LISTED} with a layer that is not 1 (softmax) is not supported")
     width = keys.integer("head_dim", 128)
     rotary = keys.integer("rotary_dim", width)
     share = keys.number("partial_rotary_factor", rotary / width)
@@ -169,6 +186,7 @@ FAMILIES = (
     Family(
         name="minimax",
         architecture="MiniMaxForCausalLM",
+        spellings=("MiniMaxText01ForCausalLM", "MiniMaxM1ForCausalLM"),
         read=_read_minimax,
         reads=("num_local_experts",),
         write=_write_minimax,

@@ -73,7 +73,6 @@ FAMILIES = (
         name="phi3",
         architecture="Phi3ForCausalLM",
         read=_read_phi3,
-        reads=("auto_map",),
         write=_write_phi3,
         tensors=_TENSORS,
         gguf=Gguf(

@@ -1,5 +1,6 @@
-"""Qwen3-Next (Qwen Team 2025), with a mixture, and Qwen3.5 (2026), with dense feed-forwards, both
-without layers that predict a second token: gated DeltaNet, and attention with an output gate.
+"""Qwen3-Next (Qwen Team 2025), with a mixture, and Qwen3.5 (2026), with dense feed-forwards or a
+mixture, without layers that predict a second token: gated DeltaNet, and attention with an output
+gate. Qwen3.6 has the names of Qwen3.5.
 """
 
 from collections.abc import Sequence
@@ -33,6 +34,18 @@ def _read_qwen3_5(keys: Keys) -> ModelFields:
     return _read(keys, fields.gated(keys))
 
 
+def _read_qwen3_5_moe(keys: Keys) -> ModelFields:
+    """Reads the text part of Qwen3.5's mixtures, whose routers always normalize."""
+    keys = keys.with_defaults({"num_key_value_heads": 2})
+    keys.require_neutral(norm_topk_prob=(True, None))
+    experts = mixtures.experts(
+        keys, "num_experts", 256, 8, keys.integer("moe_intermediate_size", 512),
+        has_shared_gate=True,
+        shared_width=keys.integer("shared_expert_intermediate_size", 512),
+    )  # fmt: skip
+    return _read(keys, experts)
+
+
 def _read(keys: Keys, ffns: FeedForward | Sequence[FeedForward]) -> ModelFields:
     keys.require_neutral(
         attn_output_gate=(True, None),  # by a sigmoid
@@ -57,6 +70,13 @@ def _write_qwen3_next(config: ModelConfig) -> dict[str, object]:
     return qwen_moe.write_mixture(config) | _mixer_keys(config) | {
         "shared_expert_intermediate_size": shared,
     }  # fmt: skip
+
+
+def _write_qwen3_5_moe(config: ModelConfig) -> dict[str, object]:
+    raw = _write_qwen3_next(config)
+    for key in ("norm_topk_prob", "decoder_sparse_step", "mlp_only_layers"):
+        del raw[key]
+    return raw | {"attn_output_gate": True}
 
 
 def _write_qwen3_5(config: ModelConfig) -> dict[str, object]:
@@ -96,6 +116,11 @@ def _tensors(module: str) -> Table:
     }
 
 
+# Published in bfloat16 the experts of a layer are one tensor, in FP8 each has its own.
+_STACKS: Table = {
+    "mlp.experts.gate_up_proj": tuple(f"mlp.experts.{{}}.{p}_proj.weight" for p in ("gate", "up")),
+    "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
+}
 FAMILIES = (
     Family(
         name="qwen3_next",
@@ -122,6 +147,22 @@ FAMILIES = (
         splits=(parts.delta_net,),
         predictor="mtp",
         wrapper="Qwen3_5ForConditionalGeneration",
+        ignored=("model.visual",),
+    ),
+    Family(
+        name="qwen3_5_moe",
+        architecture="Qwen3_5MoeForCausalLM",
+        model_type="qwen3_5_moe_text",
+        read=_read_qwen3_5_moe,
+        reads=("attention_bias",),
+        write=_write_qwen3_5_moe,
+        mixers=(Attention, DeltaNet),
+        feed_forwards=(Experts,),
+        tensors={**qwen_moe.SHARED_EXPERT, **_tensors("linear_attn")},
+        splits=(parts.delta_net,),
+        stacks=_STACKS,
+        predictor="mtp",
+        wrapper="Qwen3_5MoeForConditionalGeneration",
         ignored=("model.visual",),
     ),
 )

@@ -24,7 +24,7 @@ from inference.quantize.input_statistics import InputStatistics
 Values = dict[str, np.ndarray]  # float32, of a layer, by their paths in it
 
 _NORMED_READERS = {
-    "mixer": "qkv qk q q_down kv_down kv pooled indexer/k indexer/weights",
+    "mixer": "qkv qk q gate q_down kv_down kv pooled indexer/k indexer/weights",
     "ffn": "gate_up up router latent_down experts/gate_up experts/up shared/gate_up shared/up "
     "shared_gate",
 }
@@ -145,9 +145,10 @@ def _of_rows(config: ModelConfig, index: int) -> Iterator[Fold]:
     is_shared = any(spec.owner == index for spec in config.cache_specs)
     if isinstance(mixer, Attention) and mixer.has_values and not mixer.has_value_norm:
         N, K, H = mixer.num_heads, mixer.num_kv_heads, mixer.head_width
+        V = mixer.value_width or H
         if mixer.owner is None and mixer.input_limit is None and not is_shared:
             rows = slice(mixer.query_rows + K * H, None)
-            yield Fold((K * H,), ("mixer/out",), rows=("mixer/qkv", rows), head=H, copies=N // K)
+            yield Fold((K * V,), ("mixer/out",), rows=("mixer/qkv", rows), head=V, copies=N // K)
     if isinstance(mixer, Latent):
         size = mixer.num_heads * mixer.value_width
         yield Fold((size,), ("mixer/out",), rows=("mixer/v_up", slice(None)))

@@ -1,6 +1,7 @@
 """Calls into Rust (`tokenizers`, `llguidance`), which may panic: one clear line and no trace."""
 
 import contextlib
+import json
 import os
 import re
 import tempfile
@@ -17,7 +18,9 @@ _T = TypeVar("_T")
 
 # Of the parts that read a text, those that were seen to panic: a table of characters that points
 # outside itself, and a pattern that backtracks without end, which takes a repeated group.
-_RISK = re.compile(rb'"Precompiled"|\)[*+{]')
+_TABLE = b'"Precompiled"'
+_PATTERN = re.compile(rb'"Regex":("(?:\\.|[^"\\])*")')
+_REPEATED, _CLASS = re.compile(r"\)[*+{]"), re.compile(r"\[(?:\\.|[^\]\\])*\]")
 
 _LOCK = threading.RLock()  # stderr is the whole process's: one thread at a time holds it
 
@@ -72,7 +75,10 @@ class _CapturedStderr:
 def may_panic(backend: "tokenizers.Tokenizer") -> bool:
     """Whether a tokenizer that encoded one text may panic at another: no served family's does."""
     parts = filter(None, (backend.normalizer, backend.pre_tokenizer))
-    return any(_RISK.search(part.__getstate__()) for part in parts)
+    states = [part.__getstate__() for part in parts]
+    patterns = (json.loads(p) for state in states for p in _PATTERN.findall(state))
+    repeats = any(_REPEATED.search(_CLASS.sub("", pattern)) for pattern in patterns)
+    return repeats or any(_TABLE in state for state in states)
 
 
 def guard(call: Callable[[], _T], message: str, holds_stderr: bool = True) -> _T:

@@ -19,6 +19,8 @@ from layers.registry import Leaf, StepContext
 from layers.rope import rotate
 from layers.sparse import quest
 
+_GATES = {"sigmoid": jax.nn.sigmoid, "softplus": jax.nn.softplus}  # of heads
+
 
 def apply(
     params: Params,
@@ -29,7 +31,7 @@ def apply(
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
     """One attention layer: float32 [T, D], and the leaf of `attend`."""
-    T, N, H = x_TD.shape[0], kind.num_heads, kind.head_width
+    T, N, V = x_TD.shape[0], kind.num_heads, kind.value_width or kind.head_width
     k_TKH = v_TKH = gate_TNH = None
     with jax.named_scope("qkv"):
         paged, rows = None if leaf is None else leaf.as_paged, backends.current().rows
@@ -41,11 +43,17 @@ def apply(
     with jax.named_scope("attend"):
         out_TNH, leaf = attend(
             q_TNH, k_TKH, v_TKH, leaf, context, kind.score_cap, params.get("sinks"),
-            kind.token_budget, config.dtype if gate_TNH is None else "float32",
+            kind.token_budget,
+            config.dtype if gate_TNH is None and kind.head_gate is None else "float32",
         )  # fmt: skip
+    if kind.value_width is not None:
+        out_TNH = out_TNH[..., :V]
     if gate_TNH is not None:
         out_TNH *= jax.nn.sigmoid(gate_TNH)
-    return project_out(out_TNH.reshape(T, N * H), params, config.dtype), leaf
+    if kind.head_gate is not None:
+        gate_TNX = linear(x_TD, params["gate"]).reshape(T, N, -1)  # of each element, or of the head
+        out_TNH *= _GATES[kind.head_gate](gate_TNX)
+    return project_out(out_TNH.reshape(T, N * V), params, config.dtype), leaf
 
 
 def _heads(
@@ -60,14 +68,23 @@ def _heads(
     k_TKH = v_TKH = gate_TNH = None
     if context.is_owner:
         projected_TX = add_bias(linear(x_TD, params[inputs]), params, f"{inputs}_bias")
-        projected_TXH = projected_TX.reshape(T, -1, H)
+        if kind.value_width is None:
+            projected_TXH = projected_TX.reshape(T, -1, H)
+            v_TKH = projected_TXH[:, X + K :] if kind.has_values else projected_TXH[:, X:]
+        else:
+            projected_TXH = projected_TX[:, : (X + K) * H].reshape(T, -1, H)
+            v_TKH = projected_TX[:, (X + K) * H :].reshape(T, K, -1)
         q_TNH, k_TKH = projected_TXH[:, :X], projected_TXH[:, X : X + K]
-        v_TKH = projected_TXH[:, X + K :] if kind.has_values else k_TKH
         if kind.has_value_norm:
-            v_TKH = norm.rms_norm(v_TKH, jnp.ones(H), config.norm_eps)
+            v_TKH = norm.rms_norm(v_TKH, jnp.ones(v_TKH.shape[-1]), config.norm_eps)
         k_TKH = _rotated(k_TKH * kind.key_scale, params.get("k_norm"), config, kind, context)
         k_TKH = k_TKH.astype(config.dtype)
-        v_TKH = _clipped(v_TKH, kind).astype(config.dtype)
+        v_TKH = _clipped(v_TKH, kind)
+        if kind.value_scale != 1:
+            v_TKH *= kind.value_scale
+        v_TKH = v_TKH.astype(config.dtype)
+        if kind.value_width is not None:
+            v_TKH = jnp.pad(v_TKH, ((0, 0), (0, 0), (0, H - kind.value_width)))
     else:
         q_TNH = add_bias(linear(x_TD, params["q"]), params, "q_bias").reshape(T, X, H)
     if kind.has_output_gate:
@@ -87,7 +104,9 @@ def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepCon
         and kind.has_values
         and not (kind.has_value_norm or kind.has_output_gate or kind.qk_norm in ("all", "plain"))
         and kind.input_limit is None
-        and kind.key_scale == 1
+        and kind.key_scale == kind.value_scale == 1
+        and kind.value_width is None
+        and not kind.rotates_first
         and not (kind.rope is not None and kind.rope.neighbours)
     )
 
@@ -191,7 +210,13 @@ def _rotated(
     kind: Attention,
     context: StepContext,
 ) -> jax.Array:
-    """Heads after norm (of each, or of all at once), limit and RoPE, if any: float32 [T, N, H]."""
+    """Heads after norm (of each, or of all at once), limit and RoPE, if any; with `rotates_first`
+    after RoPE, norm and limit: float32 [T, N, H].
+    """
+    angles = None if kind.rope is None else context.angles
+    neighbours = kind.rope is not None and kind.rope.neighbours
+    if kind.rotates_first and angles is not None:
+        x_TNH = rotate(x_TNH, *angles, neighbours)
     if kind.qk_norm == "plain":
         x_TNH = norm.rms_norm(x_TNH, jnp.ones(kind.head_width), config.norm_eps)
     elif weight is not None:
@@ -199,9 +224,9 @@ def _rotated(
         is_divided = kind.qk_norm == "all"
         x_TNH = norm.apply(parts_TXX, weight, config, is_divided).reshape(x_TNH.shape)
     x_TNH = _clipped(x_TNH, kind)
-    if context.angles is None or kind.rope is None:
+    if kind.rotates_first or angles is None:
         return x_TNH
-    return rotate(x_TNH, *context.angles, kind.rope.neighbours)
+    return rotate(x_TNH, *angles, neighbours)
 
 
 def _clipped(x_TNH: jax.Array, kind: Attention) -> jax.Array:

@@ -80,6 +80,7 @@ _BAD_KINDS = {
     "qk norm": (lambda: Attention(4, 2, 6, qk_norm="none"), "'all' or 'plain', not 'none'"),
     "temperature": (lambda: Temperature(0.1, 0), "temperature length is at least 1, not 0"),
     "cold": (lambda: Temperature(-0.1, 8), "temperature scale is a finite number above 0"),
+    "rotates": (lambda: Attention(4, 2, 6, rotates_first=True), "goes with a qk_norm and a rope"),
     "heads": (lambda: Attention(3, 2, 6), "num_heads=3 is not a multiple of num_kv_heads=2"),
     "no heads": (lambda: Attention(0, 2, 6), "attention num_heads is at least 1, not 0"),
     "bias": (lambda: Attention(4, 2, 6, biases=("q",)), "names each of qkv, out at most once"),

@@ -6,9 +6,12 @@ Prompt 0 is longer than two windows and three pages of 16 tokens.
 
 from typing import Any
 
+import tiny_dense
+import tiny_gated_heads
 import tiny_hyper
 import tiny_mistral
 import tiny_mixtures
+import tiny_newer_mixtures
 import tiny_tokenizer
 import torch
 from tiny_families import TIED, UNTIED, Case, layers, rope, widths
@@ -123,6 +126,19 @@ CASES = (
         },
         seed=501,
         greedy=True,
+    ),
+    Case(
+        "gemma4_unified-mha-mqa",
+        widths(30, 4, 3, 3, 10)
+        | UNTIED
+        | {
+            "global_head_dim": 16,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "layer_types": layers("sfsf"),
+            "final_logit_softcapping": 4.0,
+        },
+        seed=503,
     ),
     # A window is stated and not used; the next one's upper layers have it, by the older rule.
     Case(
@@ -317,6 +333,9 @@ CASES = (
     *tiny_mistral.CASES,
     *tiny_mixtures.CASES,
     *tiny_hyper.CASES,
+    *tiny_newer_mixtures.CASES,
+    *tiny_gated_heads.CASES,
+    *tiny_dense.CASES,
     # The positions of layers without a window are stretched.
     Case(
         "olmo3-gqa-yarn",

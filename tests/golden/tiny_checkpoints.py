@@ -106,7 +106,9 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
             values *= _STREAM_STD
         parameter.data = torch.from_numpy(values.astype(np.float32))
     for name, buffer in sorted(model.named_buffers()):
-        if name.endswith("e_score_correction_bias"):  # decides between experts of equal scores
+        if name.endswith(
+            ("e_score_correction_bias", "expert_bias")
+        ):  # decides between experts of equal scores
             values = _MATRIX_STD * generator.standard_normal(buffer.shape)
             buffer.copy_(torch.from_numpy(values.astype(np.float32)))
         if name.endswith("tid2eid"):
@@ -121,7 +123,7 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
 
 def _stores_offset(case: Case, name: str) -> bool:
     """Whether a norm's factor is stored as w - 1."""
-    if case.family in ("qwen3_next", "qwen3_5"):
+    if case.family in ("qwen3_next", "qwen3_5", "qwen3_5_moe"):
         return ".linear_attn.norm" not in name
     return case.family in ("gemma2", "gemma3")
 
@@ -138,7 +140,7 @@ def _version_4(config: dict) -> dict:
     elif (config.get("head_dim") or 0) * config["num_attention_heads"] == config["hidden_size"]:
         del config["head_dim"]
     config["rope_theta"] = rope.pop("rope_theta")
-    if config["model_type"] in ("phi3", "qwen3_next"):
+    if config["model_type"] in ("phi3", "qwen3_next", "qwen3_5_moe_text"):
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         rope.pop("original_max_position_embeddings", None)
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope

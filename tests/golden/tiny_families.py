@@ -81,12 +81,16 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "gemma4": (transformers.Gemma4TextConfig, _OWN_TOKENS | {
         "pad_token_id": None, "sliding_window": 24, "vocab_size_per_layer_input": VOCAB_SIZE,
     }),
+    "gemma4_unified": (transformers.Gemma4UnifiedTextConfig, _OWN_TOKENS | {
+        "pad_token_id": None, "sliding_window": 24,
+    }),
     "mistral": (transformers.MistralConfig, _COMMON),
     "ministral3": (transformers.Ministral3Config, _COMMON),
     "mistral4": (transformers.Mistral4Config, _COMMON),
     "mistral_large3": (transformers.Mistral4Config, _COMMON),
     "llama4": (transformers.Llama4TextConfig, _COMMON),
     "ernie4_5": (transformers.Ernie4_5Config, _COMMON),
+    "hunyuan_v1_dense": (transformers.HunYuanDenseV1Config, _COMMON),
     "granite": (transformers.GraniteConfig, _COMMON),
     "qwen2": (transformers.Qwen2Config, _COMMON),
     "qwen3": (transformers.Qwen3Config, _COMMON),
@@ -109,6 +113,20 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "dots1": (transformers.Dots1Config, _COMMON),
     "flex_olmo": (transformers.FlexOlmoConfig, _COMMON | {"intermediate_size": 12}),
     "glm4_moe_lite": (transformers.Glm4MoeLiteConfig, _COMMON),
+    "ernie4_5_moe": (transformers.Ernie4_5_MoeConfig, _COMMON),
+    "granitemoe": (transformers.GraniteMoeConfig, _COMMON | {"intermediate_size": 12}),
+    "granitemoeshared": (transformers.GraniteMoeSharedConfig, _COMMON | {"intermediate_size": 12}),
+    "bailing_moe_v2": (transformers.SarvamMoEConfig, _COMMON),  # the same, by another name
+    "solar_open": (
+        transformers.SolarOpenConfig, {k: v for k, v in _COMMON.items() if k != "intermediate_size"}
+    ),
+    "hunyuan_v1_moe": (transformers.HunYuanMoEV1Config, _COMMON | {"intermediate_size": 12}),
+    "hy_v3": (transformers.HYV3Config, _COMMON),
+    "exaone_moe": (transformers.ExaoneMoeConfig, _COMMON | {"sliding_window": 24}),
+    "afmoe": (transformers.AfmoeConfig, _COMMON | {"sliding_window": 24}),
+    "laguna": (transformers.LagunaConfig, _COMMON | {"sliding_window": 24}),
+    "mimo_v2_flash": (transformers.MiMoV2FlashConfig, _COMMON | {"sliding_window": 24}),
+    "mellum": (transformers.MellumConfig, _COMMON | {"sliding_window": 24}),
     "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 12}),
     "gpt_oss": (
         transformers.GptOssConfig, _COMMON | {"sliding_window": 24, "intermediate_size": 12}
@@ -123,12 +141,16 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "jamba": (transformers.JambaConfig, _HYBRID),
     "qwen3_next": (transformers.Qwen3NextConfig, _HYBRID),
     "lfm2": (transformers.Lfm2Config, _HYBRID),
+    "lfm2_moe": (transformers.Lfm2MoeConfig, _HYBRID),
     "minimax": (transformers.MiniMaxConfig, _HYBRID | {"intermediate_size": 12}),
     "bamba": (transformers.BambaConfig, _HYBRID),
     "falcon_h1": (transformers.FalconH1Config, _HYBRID),
     "granitemoehybrid": (transformers.GraniteMoeHybridConfig, _HYBRID | {"intermediate_size": 12}),
     "nemotron_h": (transformers.NemotronHConfig, _HYBRID),
     "qwen3_5": (transformers.Qwen3_5TextConfig, _HYBRID),
+    "qwen3_5_moe": (transformers.Qwen3_5MoeTextConfig, {
+        key: value for key, value in _HYBRID.items() if key != "intermediate_size"
+    }),
     "olmo_hybrid": (transformers.OlmoHybridConfig, _HYBRID),
     "kimi_linear": (transformers.KimiLinearConfig, _HYBRID),
 }  # fmt: skip

@@ -40,6 +40,31 @@ def _kimi_linear(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     }
 
 
+def _matrices(tensors: dict[str, torch.Tensor], prefix: str) -> list[dict[str, torch.Tensor]]:
+    """The matrices of each expert of a layer."""
+    experts = []
+    while f"{prefix}.experts.{len(experts)}.down_proj.weight" in tensors:
+        base = f"{prefix}.experts.{len(experts)}"
+        experts.append({p: tensors[f"{base}.{p}_proj.weight"] for p in ("gate", "up", "down")})
+    return experts
+
+
+def _stacked(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The experts of a layer in two tensors, a gate's rows before those of what it gates."""
+    made = {}
+    for name, tensor in tensors.items():
+        prefix, is_expert, rest = name.partition(".experts.")
+        if not is_expert:
+            made[name] = tensor
+        elif rest == "0.down_proj.weight":
+            matrices = _matrices(tensors, prefix)
+            made[f"{prefix}.experts.gate_up_proj"] = torch.stack(
+                [torch.cat([matrix["gate"], matrix["up"]]) for matrix in matrices]
+            )
+            made[f"{prefix}.experts.down_proj"] = torch.stack([m["down"] for m in matrices])
+    return made
+
+
 CASES = (
     # By the keys of published files; two value heads a key head, which are narrower.
     Case(
@@ -129,6 +154,55 @@ CASES = (
             **rope("default", 1e4, partial_rotary_factor=1.0, mrope_section=[2, 1, 1]),
         },
         seed=412,
+        dtype=torch.float32,
+    ),
+    # Experts as published, those of a layer in one tensor; then as transformers writes them.
+    Case(
+        "qwen3_5_moe-gqa-stacked",
+        widths(20, 3, 4, 2, 16)
+        | UNTIED
+        | {
+            "rms_norm_eps": 1e-3,
+            "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+            "linear_num_key_heads": 2,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 4,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 6,
+            "shared_expert_intermediate_size": 10,
+            **rope(
+                "default", 1e4, partial_rotary_factor=0.5, mrope_section=[2, 1, 1],
+                mrope_interleaved=True,
+            ),
+        },
+        seed=413,
+        version_4_keys=True,
+        rewrites={"layer_types": None, "full_attention_interval": 3, "mlp_only_layers": []},
+        published=_stacked,
+        greedy=True,
+    ),
+    Case(
+        "qwen3_5_moe-mqa-tied-float32",
+        widths(16, 2, 2, 1, 8)
+        | TIED
+        | {
+            "rms_norm_eps": 1e-3,
+            "layer_types": ["full_attention", "linear_attention"],
+            "linear_num_key_heads": 3,
+            "linear_num_value_heads": 3,
+            "linear_key_head_dim": 4,
+            "linear_value_head_dim": 6,
+            "linear_conv_kernel_dim": 3,
+            "num_experts": 3,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 8,
+            "shared_expert_intermediate_size": 6,
+            "attention_bias": True,
+            **rope("default", 1e4, partial_rotary_factor=0.25, mrope_section=[1, 0, 0]),
+        },
+        seed=414,
         dtype=torch.float32,
     ),
     # Steps that overshoot, and norms behind attention, as transformers saves them; then neither

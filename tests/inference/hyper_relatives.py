@@ -1,4 +1,4 @@
-"""DeepSeek-V4 among the tiny checkpoints: what it would be without its quirks."""
+"""DeepSeek-V4 and GLM-5.2 among the tiny checkpoints: what they would be without their quirks."""
 
 import dataclasses
 from collections.abc import Callable
@@ -11,6 +11,17 @@ from configs.model import LayerSpec, ModelConfig
 from inference.families.shared.fields import ModelFields
 
 Change = Callable[[ModelConfig], ModelFields]
+
+
+def _choosing_first(model: ModelConfig) -> ModelFields:
+    """Layers that read a choice read the first layer's."""
+
+    def changed(layer: LayerSpec) -> LayerSpec:
+        if layer.mixer.choice_owner is None:
+            return layer
+        return dataclasses.replace(layer, mixer=layer.mixer.changed({"index_owner": 0}))
+
+    return {"pattern": tuple(map(changed, model.pattern))}
 
 
 def _connected(**changes: object) -> Change:
@@ -62,5 +73,6 @@ VISIBLE = {
         _routed(False, scores="sigmoid"),
         _routed(False, scale=1.0),
     ),
-    "deepseek_v4-published-tied-float32": (_routed(False, has_offsets=False),),
+    "deepseek_v4-published-tied-float32": (_routed(False, scale=1.0), _connected(iterations=1)),
+    "glm_moe_dsa-mha-shared-tied-float32": (_choosing_first,),
 }

@@ -6,7 +6,6 @@ than two windows and three pages.
 
 import dataclasses
 import functools
-import json
 from pathlib import Path
 
 import numpy as np
@@ -23,16 +22,14 @@ from configs.kinds.rope import LongRope, Rope
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve
-from inference.engine import Engine
 from inference.families import families
-from inference.request import SamplingParams
 from inference.runtime import step
 from inference.runtime.batch import Batch
 from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.ragged import contiguous
 from tests import compiling, fakes
-from tests.inference import hyper_relatives, mistral_relatives
+from tests.inference import hyper_relatives, mistral_relatives, mixture_relatives
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
@@ -143,8 +140,10 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
 _RELATIVES = {
     *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "granite", "minimax_m2"),
+    "gemma4_unified",
     "mistral_large3",
 }
+_TWO_LAYOUTS = "olmo3", "hunyuan_v1_dense"  # whose heads are those of Llama
 _UNTIED = *_RELATIVES, "kimi_linear", "nemotron_h"  # or whose head is always its own
 
 
@@ -165,8 +164,10 @@ def test_every_layout_is_there():
     mixtures = {m.family for m in models if m.mixtures}
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
-    layouts |= {"gpt2": ("mha",), "olmo3": ("gqa", "mha"), "ministral3": ("mqa", "gqa")}
+    layouts |= {"gpt2": ("mha",), "ministral3": ("mqa", "gqa")}
+    layouts |= dict.fromkeys(_TWO_LAYOUTS, ("gqa", "mha"))
     layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
+    layouts |= {"gemma4_unified": ("mha", "mqa")}
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
         (f, tied) for f in supported for tied in (True, False) if not (tied and f in _UNTIED)
@@ -195,7 +196,7 @@ def _uncached_logits(name: str, model: ModelConfig) -> list[np.ndarray]:
 
 
 # Families with states that are those of another one; their second cases are long, too.
-_RELATED_STATES = "bamba", "falcon_mamba", "granitemoehybrid", "qwen3_5"
+_RELATED_STATES = "bamba", "falcon_mamba", "granitemoehybrid", "qwen3_5", "qwen3_5_moe"
 
 
 def _briefly(names, brief):
@@ -208,7 +209,8 @@ def _family(name: str) -> str:
 
 
 # Whose experts are chosen as those of another family, behind attention of another.
-_RELATED = "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *_RELATED_STATES
+_MIXTURES = "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *mixture_relatives.FAMILIES
+_RELATED = *_MIXTURES, *_RELATED_STATES
 _LIKE_OTHERS = [name for name in _GREEDY if _family(name) in _RELATED]
 # Whose parts no other has; of all families logits over pages say more than their texts do.
 _LLAMAS = "mistral", "qwen2", "qwen3", "smollm3"
@@ -295,6 +297,7 @@ _UNSCALED = [lambda model, scale=scale: {scale: 1.0} for scale in _MODEL_SCALES]
 _VISIBLE = (
     mistral_relatives.VISIBLE
     | hyper_relatives.VISIBLE
+    | mixture_relatives.VISIBLE
     | {
         "bamba-mqa-groups-bias-limit": (
             _with(step_limits=(0.0, None)),
@@ -320,6 +323,7 @@ _VISIBLE = (
             _with(norms_first=False),
         ),
         "ernie4_5-gqa-neighbors": (_with(rope=Rope(5e5)),),
+        "hunyuan_v1_dense-gqa-alpha": (_with(rotates_first=False), _with(rope=Rope())),
         "granite-gqa-scales": (*_UNSCALED, _with(scale=None)),
         "granitemoehybrid-mqa-rope-experts": (
             *(*_UNSCALED, _with(scale=None), _with(rope=None), _with(step_limits=(0.0, None))),
@@ -353,9 +357,6 @@ _VISIBLE = (
         ),
         "glm_moe_dsa-mha-listed": (
             _each_layer(lambda s: {"indexer": dataclasses.replace(s.indexer, neighbours=False)}),
-        ),
-        "glm_moe_dsa-mha-shared-tied-float32": (
-            _each_layer(lambda s: {"index_owner": s.index_owner and 0}),
         ),
         "dots1-gqa-window": (_each_layer(lambda s: {"window": None}), _routed(scale=1.0)),
         "minimax-gqa-factors": (
@@ -429,6 +430,7 @@ _VISIBLE = (
             _each_of(DeltaNet, num_key_heads=4, key_width=3),  # whose neighbours share no key
             _each_of(Attention, rope=Rope()),
         ),
+        "qwen3_5_moe-gqa-stacked": (_routed(is_normalized=False),),
         "qwen3_moe-mqa-bias-window": (_each_layer(lambda s: {"window": None}),),
         "gemma2-gqa-tied": (
             _each_layer(lambda s: {"score_cap": None}),
@@ -529,6 +531,7 @@ _OTHER_HEADS = (
     "mistral-mqa-tied", "mixtral-mqa-window-all", "olmo2-gqa-tied-float32", "olmo2-mqa-bias",
     "olmo3-mha-tied-float32", "olmoe-mha-float32", "qwen2-mha-untied-float32",
     "qwen3-mha-untied-float32", "qwen3_moe-mqa-bias-window", "smollm3-mqa-untied-bias",
+    *(name for name in _OTHERS if _family(name) in mixture_relatives.FAMILIES),
 )  # fmt: skip
 
 
@@ -577,31 +580,3 @@ def test_deterministic_attention(name):
         name, shape, _steps(name, [32, 16], 16), page_tokens=4, deterministic=True
     )
     _assert_close(found, _load(name)[3])
-
-
-@pytest.mark.quick_code
-def test_a_directory_with_a_tokenizer_end_to_end():
-    directory = _GOLDEN / "llama-tokenizer"
-    with np.load(directory / "expected.npz") as arrays:
-        golden = {name: arrays[name] for name in arrays.files}
-    engine = Engine.from_model(
-        str(directory), dtype="float32", max_seqs=3, prefill_chunks=(2,), decode_rows=(4,),
-        chunk_tokens=32,
-    )  # fmt: skip
-    engine.scheduler.shapes = engine.scheduler.shapes[-1:]  # one to compile
-    texts = golden["texts"].tolist()
-    messages = json.loads(str(golden["chat_messages"]))
-    chat_ids = engine.tokenizer.apply_chat_template(messages)
-    assert engine.tokenizer.chat_text(messages) == str(golden["chat_text"])
-    assert chat_ids == golden["ids_chat"].tolist()
-    completions = engine.generate([*texts, chat_ids], SamplingParams(max_new_tokens=24))
-    for key, completion in zip([*range(len(texts)), "chat"], completions, strict=True):
-        expected = golden[f"greedy_{key}"].tolist()
-        assert completion.prompt_token_ids == golden[f"ids_{key}"].tolist()
-        assert completion.token_ids == expected
-        ended = expected[-1] in engine.eos_ids
-        assert completion.finish_reason == ("stop" if ended else "length")
-        shown = expected[:-1] if ended else expected
-        assert completion.text == engine.tokenizer.decode(shown)
-    alone = engine.generate([texts[0]], SamplingParams(max_new_tokens=24))[0]
-    assert alone.token_ids == golden["greedy_0"].tolist()

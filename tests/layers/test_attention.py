@@ -313,19 +313,23 @@ def test_a_bad_value_in_a_freed_page_reaches_nobody(bad, num_tokens):
 
 
 @pytest.mark.parametrize(
-    ("qk_norm", "has_gate", "temperature"),
+    ("qk_norm", "has_gate", "rotates_first", "temperature"),
     [
-        (None, 0, None), ("head", 0, None), ("head", 1, None), ("plain", 0, None),
-        (None, 0, Temperature(0.7, 3)), ("plain", 1, Temperature(0.7, 4, offset=1)),
+        (None, 0, False, None), ("head", 0, False, None), ("head", 1, False, None),
+        ("head", 0, True, None), ("all", 0, True, None), ("plain", 0, False, None),
+        (None, 0, False, Temperature(0.7, 3)), ("plain", 1, False, Temperature(0.7, 4, offset=1)),
     ],
 )  # fmt: skip
-def test_apply_is_project_rotate_attend_project(qk_norm, has_gate, temperature):
+def test_apply_is_project_rotate_attend_project(qk_norm, has_gate, rotates_first, temperature):
     """The layer once more in numpy."""
     config = dataclasses.replace(_CONFIG, norm_offset=1.0)
     kind = dataclasses.replace(
-        _KIND, qk_norm=qk_norm, scale=0.3, has_output_gate=bool(has_gate), temperature=temperature
-    )
+        _KIND, qk_norm=qk_norm, scale=0.3, has_output_gate=bool(has_gate), temperature=temperature,
+        rotates_first=rotates_first,
+    )  # fmt: skip
     params = init(kind.parameters(config), 5)
+    for name in ("q_norm", "k_norm") if qk_norm in ("head", "all") else ():
+        params[name] = params[name] + 0.3 * _random(*params[name].shape, seed=3)
     x_TD, ragged = np.asarray(_random(9, 12)), contiguous(1, 9)
     angles = rope.angles(_ROPE, kind.head_width, ragged.position_T)
     context = StepContext(ragged, angles, keys_values(2, 6), 0, True, False)
@@ -336,13 +340,20 @@ def test_apply_is_project_rotate_attend_project(qk_norm, has_gate, temperature):
     assert params["qkv"].shape == ((X + 2 * K) * H, 12) and params["out"].shape == (12, N * H)
     heads = (np.asarray(x_TD, np.float64) @ np.asarray(params["qkv"]).T).reshape(9, X + 2 * K, H)
 
+    def normed(x_TNH: np.ndarray, name: str) -> np.ndarray:
+        if not qk_norm:
+            return x_TNH
+        factor = 1 + np.asarray(params.get(name, np.zeros(H)))
+        x_TXX = x_TNH.reshape(9, -1, len(factor))
+        x_TXX = x_TXX / np.sqrt((x_TXX**2).mean(-1, keepdims=True) + config.norm_eps)
+        return (x_TXX * factor).reshape(x_TNH.shape)
+
     def rotated(x_TNH: np.ndarray, name: str) -> np.ndarray:
-        if qk_norm:
-            x_TNH = x_TNH / np.sqrt((x_TNH**2).mean(-1, keepdims=True) + config.norm_eps)
-            x_TNH = x_TNH * (1 + np.asarray(params.get(name, 0)))
+        x_TNH = x_TNH if rotates_first else normed(x_TNH, name)
         angle = np.arange(9)[:, None, None] * 10_000.0 ** (-np.arange(0, H, 2) / H)
         z = (x_TNH[..., :3] + 1j * x_TNH[..., 3:]) * np.exp(1j * angle)
-        return np.concatenate([z.real, z.imag], -1)
+        x_TNH = np.concatenate([z.real, z.imag], -1)
+        return normed(x_TNH, name) if rotates_first else x_TNH
 
     q = rotated(heads[:, : X : 1 + has_gate], "q_norm") * 0.3
     if temperature is not None:

@@ -15,7 +15,8 @@ from inference.checkpoints.hf.quantized.schemes import Quantization
 from inference.families import families
 from inference.families.shared.config_keys import Keys
 
-# Keys that change the mathematics, and the values under which they do not.
+# Keys that change the mathematics, and the values under which they do not. All others are ignored
+# unless a family reads them; so is `auto_map`, code for a transformers that lacks the family.
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),
@@ -26,7 +27,6 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
     "rope_interleaved": (False, None),
     "num_local_experts": (None, 0),
     "is_encoder_decoder": (False, None),
-    "auto_map": (None,),
     "mamba_ssm_dtype": ("float32", None),  # of states, which nothing here rounds
     "mamba_ssm_cache_dtype": ("float32", None),
 }
@@ -34,7 +34,7 @@ _NEUTRAL: dict[str, tuple[object, ...]] = {
 # Keys of a model of images or sounds too that say something of its text.
 _OF_THE_WHOLE = (
     *("dtype", "torch_dtype", "tie_word_embeddings", "eos_token_id", "bos_token_id"),
-    *("quantization_config", "compression_config", "auto_map"),
+    *("quantization_config", "compression_config"),
 )
 QUANTIZATION = "quantization_config", "compression_config"  # keys; the second is older
 
@@ -176,7 +176,9 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
     if text is None:
         raise InputError(f"architecture {architecture} has a text_config, which is missing")
     shared = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
-    model_type = text.choice("model_type", {name: name for name in by_type}, next(iter(by_type)))
+    model_type = next(iter(by_type))
+    if len(by_type) > 1:
+        model_type = text.choice("model_type", {name: name for name in by_type}, model_type)
     names = {"architectures": [by_type[model_type].architecture], "model_type": model_type}
     return text.raw | shared | names
 

@@ -119,7 +119,7 @@ def split(
         InputError: such a tensor is missing, or has another shape or type; or there is one of a
             part's own name.
     """
-    source = _recut(source, config, first)
+    source = _unstacked(_recut(source, config, first), config, first)
     parts: dict[str, StoredPart] = {}
     for name, part in parts_of(config, first):
         can_be_packed = is_packed and len(part.stored) == 3 and part.tensor not in source.shapes
@@ -194,3 +194,43 @@ def _recut(source: TensorSource, config: ModelConfig, first: int) -> TensorSourc
         return np.concatenate(rows)[offset + start : offset + stop]
 
     return dataclasses.replace(source, shapes=shapes, read=read) if joined else source
+
+
+def _unstacked(source: TensorSource, config: ModelConfig, first: int) -> TensorSource:
+    """Returns the source with a matrix for each expert in place of stacks (`Family.stacks`)."""
+    family = families.of(config)
+    cuts: dict[str, tuple[str, int, slice]] = {}  # a stack, an expert's number and rows
+    for index, layer in enumerate(config.layers, first):
+        for stack, parts in family.stacks.items():
+            name = f"{family.layers}.{index}.{stack}"
+            if layer.ffn is None or layer.ffn.experts is None or name not in source.shapes:
+                continue
+            count, shape = layer.ffn.experts[0], source.shapes[name]
+            if len(shape) != 3 or shape[0] != count or shape[1] % len(parts):
+                raise InputError(
+                    f"{source.label}: {shown(name)} is {list(shape)}; expected a matrix for each "
+                    f"of {count} experts"
+                )
+            rows = shape[1] // len(parts)
+            for expert, (half, part) in itertools.product(range(count), enumerate(parts)):
+                cut = name, expert, slice(half * rows, (half + 1) * rows)
+                cuts[f"{family.layers}.{index}.{part.format(expert)}"] = cut
+    if taken := sorted(cuts.keys() & source.shapes.keys()):
+        raise InputError(f"{source.label}: tensors the model has no place for: {shown(taken[0])}")
+    whole = {name for name, _, _ in cuts.values()}
+    shapes = {name: shape for name, shape in source.shapes.items() if name not in whole}
+    shapes |= {
+        part: (rows.stop - rows.start, source.shapes[name][2])
+        for part, (name, _, rows) in cuts.items()
+    }
+    types = {part: source.dtypes.get(name, source.dtype) for part, (name, _, _) in cuts.items()}
+
+    def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
+        if name not in cuts:
+            return source.read(name, start, stop, columns)
+        stack, expert, rows = cuts[name]
+        return source.read(stack, expert, expert + 1)[0, rows][start:stop, columns]
+
+    if not cuts:
+        return source
+    return dataclasses.replace(source, shapes=shapes, read=read, dtypes={**source.dtypes, **types})

@@ -75,6 +75,21 @@ def layer_types(config: ModelConfig) -> dict[str, object]:
     }
 
 
+def ropes_by_kind(config: ModelConfig, **defaults: Rope) -> dict[str, object]:
+    """Returns the objects that describe the positions of layers without a window and of those with
+    one, by their first ones; `defaults` (`full_attention`, `sliding_attention`) where none is.
+    """
+    ropes = dict(defaults)
+    for mixer in reversed(config.mixers(Attention)):
+        if mixer.rope is not None:
+            ropes["full_attention" if mixer.window is None else "sliding_attention"] = mixer.rope
+    return {
+        kind: {"rope_theta": rope.theta, "partial_rotary_factor": rope.share}
+        | (rope_scaling(rope.scaling) or {"rope_type": "default"})
+        for kind, rope in ropes.items()
+    }
+
+
 def rope_scaling(scaling: Scaling | None) -> dict[str, object] | None:
     """Returns the object that says how positions are scaled; None: they are not."""
     if scaling is None:

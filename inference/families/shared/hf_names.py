@@ -76,6 +76,8 @@ PREDICTING: Table = {
     "state_norm": ("hnorm.weight",),
     "token_norm": ("enorm.weight",),
 }
+# The same of Ling and Hunyuan 3.
+PREDICTING_FINAL: Table = {**PREDICTING, "final_norm": ("final_layernorm.weight",)}
 # Mixers alone.
 BACKBONE: Table = {
     "embed/table": ("backbone.embeddings.weight",),

@@ -90,11 +90,14 @@ def _check_whole(keys: Keys, kind: str) -> None:
 
 def partial(keys: Keys, theta: float, share: float) -> Rope:
     """Returns the RoPE of a share of each head; the object that describes it may state another."""
-    keys, stated = without_share(keys), described(keys)
+    return partial_of(keys, described(keys), keys.number("rope_theta", theta), share)
+
+
+def partial_of(keys: Keys, stated: Keys | None, theta: float, share: float) -> Rope:
+    """Returns the same by the object that `scaled` takes."""
     if stated is not None:
         share, stated = stated.number(_SHARE, share), without_share(stated)
-    rope = scaled(keys, stated, keys.number("rope_theta", theta))
-    return dataclasses.replace(rope, share=share)
+    return dataclasses.replace(scaled(without_share(keys), stated, theta), share=share)
 
 
 def without_share(keys: Keys) -> Keys:

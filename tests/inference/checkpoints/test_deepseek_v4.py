@@ -6,9 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from configs import presets
 from configs.errors import InputError
 from inference.checkpoints import resolve
-from inference.checkpoints.hf import config_json
+from inference.checkpoints.hf import config_export, config_json
 from tests.inference.checkpoints import published, test_block_fp8
 
 pytestmark = pytest.mark.quick_code
@@ -20,6 +21,25 @@ FLASH: dict[str, object] = {
     "n_routed_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
     "compress_ratios": [0, 4, 4, 0], "num_hash_layers": 1, "num_nextn_predict_layers": 1,
     "max_position_embeddings": 256, "tie_word_embeddings": False, "dtype": "float32",
+}  # fmt: skip
+# What the published file says about the mathematics.
+PUBLISHED: dict[str, object] = {
+    "architectures": ["DeepseekV4ForCausalLM"], "attention_bias": False, "expert_dtype": "fp4",
+    "hc_eps": 1e-06, "hc_mult": 4, "hc_sinkhorn_iters": 20, "head_dim": 512,
+    "hidden_act": "silu", "hidden_size": 4096, "index_head_dim": 128, "index_n_heads": 64,
+    "index_topk": 512, "max_position_embeddings": 1048576, "moe_intermediate_size": 2048,
+    "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True,
+    "num_attention_heads": 64, "num_experts_per_tok": 6, "num_hidden_layers": 43,
+    "num_hash_layers": 3, "num_key_value_heads": 1, "num_nextn_predict_layers": 1,
+    "o_groups": 8, "o_lora_rank": 1024, "q_lora_rank": 1024, "qk_rope_head_dim": 64,
+    "rms_norm_eps": 1e-06, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus",
+    "sliding_window": 128, "swiglu_limit": 10.0, "tie_word_embeddings": False,
+    "topk_method": "noaux_tc", "vocab_size": 129280, "rope_theta": 10000,
+    "compress_rope_theta": 160000, "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
+    "rope_scaling": {
+        "beta_fast": 32, "beta_slow": 1, "factor": 16, "type": "yarn",
+        "original_max_position_embeddings": 65536,
+    },
 }  # fmt: skip
 KEYS = test_block_fp8.KEYS | {"scale_fmt": "ue8m0"}
 
@@ -67,6 +87,16 @@ def test_scores_are_those_of_the_numbers(tmp_path):
     assert not any("pooled" in path or "router" in path for path in formats)
     found, expected = (published.scores(path, linear="reference") for path in (stored, plain))
     np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_the_preset_is_what_the_published_file_says():
+    preset = presets.get("deepseek-v4-flash").config
+    found = config_json.parse(PUBLISHED, Path("/models/deepseek-v4-flash"))
+    assert found == preset
+    assert (
+        config_json.parse(config_export.of_model(preset), Path("/models/deepseek-v4-flash"))
+        == preset
+    )
 
 
 @pytest.mark.parametrize(

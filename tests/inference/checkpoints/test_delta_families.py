@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from configs import presets
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated
@@ -15,12 +16,13 @@ from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from inference.checkpoints import mapped, resolve
-from inference.checkpoints.hf import config_json
+from inference.checkpoints.hf import config_export, config_json
 from inference.quantize import rotation
 from layers import decoder, params
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NEXT, TEXT = "qwen3_next-gqa-shared-experts", "qwen3_5-gqa-sections"
+MIXTURE = "qwen3_5_moe-gqa-stacked"
 OLMO, KIMI = "olmo_hybrid-mha-rope", "kimi_linear-experts-groups"
 
 
@@ -81,7 +83,8 @@ def test_qwen3_next_in_every_spelling():
     assert isinstance(config.layers[1].ffn, Gated)
 
 
-def test_the_text_of_a_model_that_sees(tmp_path, caplog):
+@pytest.mark.parametrize(("checkpoint", "name"), [(TEXT, "Qwen3_5"), (MIXTURE, "Qwen3_5Moe")])
+def test_the_text_of_a_model_that_sees(checkpoint, name, tmp_path, caplog):
     """Of Qwen3.5's published files, in which text is a part of the whole."""
 
     def whole(tensors: dict[str, np.ndarray]) -> None:
@@ -90,19 +93,94 @@ def test_the_text_of_a_model_that_sees(tmp_path, caplog):
         for name in ("model.visual.patch_embed.proj.weight", "mtp.fc.weight"):
             tensors[name] = np.ones((2, 3), np.float32)
 
-    folder = changed(tmp_path, TEXT, whole)
-    text = mapped.read_json(GOLDEN / TEXT / "config.json")
+    folder = changed(tmp_path, checkpoint, whole)
+    text = mapped.read_json(GOLDEN / checkpoint / "config.json")
     raw = {
-        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5",
+        "architectures": [f"{name}ForConditionalGeneration"], "model_type": name.lower(),
         "text_config": text | {"attn_output_gate": True, "architectures": None},
         "vision_config": {"hidden_size": 8}, "tie_word_embeddings": False,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(raw))
-    found, expected = load(folder), load(GOLDEN / TEXT)
+    found, expected = load(folder), load(GOLDEN / checkpoint)
     assert found.keys() == expected.keys()
     for path, value in found.items():
         np.testing.assert_array_equal(value, expected[path], path)
     assert "1 tensors for them, from model.visual.patch_embed.proj.weight on" in caplog.text
+
+
+# The keys of Qwen3.6 35B A3B that say something about the mathematics, and some that do not.
+PUBLISHED = {
+    "architectures": ["Qwen3_5MoeForConditionalGeneration"], "model_type": "qwen3_5_moe",
+    "image_token_id": 248056, "tie_word_embeddings": False, "vision_config": {"depth": 27},
+    "text_config": {
+        "attention_bias": False, "attn_output_gate": True, "dtype": "bfloat16",
+        "eos_token_id": 248044, "full_attention_interval": 4, "head_dim": 256,
+        "hidden_act": "silu", "hidden_size": 2048,
+        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 10,
+        "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32, "linear_value_head_dim": 128, "mamba_ssm_dtype": "float32",
+        "max_position_embeddings": 262144, "mlp_only_layers": [],
+        "model_type": "qwen3_5_moe_text", "moe_intermediate_size": 512,
+        "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False,
+        "num_attention_heads": 16, "num_experts": 256, "num_experts_per_tok": 8,
+        "num_hidden_layers": 40, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+        "rope_parameters": {
+            "mrope_interleaved": True, "mrope_section": [11, 11, 10],
+            "partial_rotary_factor": 0.25, "rope_theta": 10000000, "rope_type": "default",
+        },
+        "router_aux_loss_coef": 0.001, "shared_expert_intermediate_size": 512,
+        "use_cache": True, "vocab_size": 248320,
+    },
+}  # fmt: skip
+
+
+def test_a_preset_is_what_was_published():
+    config = presets.get("qwen3.6-35b-a3b").config
+    raw = config_json.text_part(PUBLISHED)
+    assert config_json.parse(raw, Path("/models") / config.name) == config
+    sparse = raw | {"layer_types": None, "num_experts": None, "moe_intermediate_size": None}
+    assert config_json.parse(sparse, Path("/models") / config.name) == config  # as by default
+    assert config_export.of_model(config)["layer_types"] == raw["layer_types"]
+
+
+def test_experts_of_a_layer_in_one_tensor_are_read_as_those_apart(tmp_path):
+    """Both are published: matrices in blocks of FP8 have a tensor each."""
+
+    def apart(tensors: dict[str, np.ndarray]) -> None:
+        for base in [name.removesuffix(".down_proj") for name in tensors if "s.down_proj" in name]:
+            stack = tensors.pop(f"{base}.gate_up_proj")
+            for expert, down in enumerate(tensors.pop(f"{base}.down_proj")):
+                gate, up = np.split(stack[expert], 2)
+                tensors |= {
+                    f"{base}.{expert}.{part}_proj.weight": np.ascontiguousarray(values)
+                    for part, values in (("gate", gate), ("up", up), ("down", down))
+                }
+
+    found, expected = load(changed(tmp_path, MIXTURE, apart)), load(GOLDEN / MIXTURE)
+    for path, value in expected.items():
+        np.testing.assert_array_equal(found[path], value, path)
+
+
+_STACK = "model.layers.0.mlp.experts.gate_up_proj"
+
+
+@pytest.mark.parametrize(
+    ("change", "cause"),
+    [
+        (lambda t: t.update({_STACK: t[_STACK][:4]}), r"\[4, 12, 20\]; .* each of 5 experts"),
+        (lambda t: t.update({_STACK: t[_STACK][:, :11]}), r"\[5, 11, 20\]; .* each of 5 experts"),
+        (lambda t: t.update({_STACK: t[_STACK].swapaxes(1, 2).copy()}), r"\[10, 12\]; expected"),
+        (lambda t: t.pop(_STACK), "tensor 'model.layers.0.mlp.experts.0.gate_proj.weight' is mis"),
+        (
+            lambda t: t.update({f"{_STACK[:-12]}3.up_proj.weight": t[_STACK][0]}),
+            "no place for: 'model.layers.0.mlp.experts.3.up_proj.weight'",
+        ),
+    ],
+)
+def test_unsound_stacks_of_experts_are_named(change, cause, tmp_path):
+    with pytest.raises(InputError, match=cause) as caught:
+        load(changed(tmp_path, MIXTURE, change))
+    assert "\n" not in str(caught.value)
 
 
 def test_olmo_hybrid_in_every_spelling():
@@ -220,6 +298,7 @@ def test_tensors_are_read_strictly(tmp_path, change, cause):
         (TEXT, {"output_gate_type": "sigmoid"}, "output_gate_type='sigmoid' is .*: 'swish', 'silu"),
         (TEXT, {"mamba_ssm_dtype": "float16"}, "mamba_ssm_dtype='float16' is not supported"),
         (TEXT, {"layer_types": ["full_attention"]}, "layer_types must list one kind for each of"),
+        (MIXTURE, {"norm_topk_prob": False}, "norm_topk_prob=False is not supported; valid: True"),
         (OLMO, {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; valid: silu"),
         (OLMO, {"linear_use_gate": False}, "linear_use_gate=False is not supported; valid: True"),
         (KIMI, {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported; valid: silu"),

@@ -155,24 +155,6 @@ PUBLISHED = {
         "v_head_dim": 128, "vocab_size": 102400,
     },
     # But for `quantization_config`: it is published in FP8, which is refused.
-    "deepseek-v4-flash": {
-        "architectures": ["DeepseekV4ForCausalLM"], "attention_bias": False, "expert_dtype": "fp4",
-        "hc_eps": 1e-06, "hc_mult": 4, "hc_sinkhorn_iters": 20, "head_dim": 512,
-        "hidden_act": "silu", "hidden_size": 4096, "index_head_dim": 128, "index_n_heads": 64,
-        "index_topk": 512, "max_position_embeddings": 1048576, "moe_intermediate_size": 2048,
-        "n_routed_experts": 256, "n_shared_experts": 1, "norm_topk_prob": True,
-        "num_attention_heads": 64, "num_experts_per_tok": 6, "num_hidden_layers": 43,
-        "num_hash_layers": 3, "num_key_value_heads": 1, "num_nextn_predict_layers": 1,
-        "o_groups": 8, "o_lora_rank": 1024, "q_lora_rank": 1024, "qk_rope_head_dim": 64,
-        "rms_norm_eps": 1e-06, "routed_scaling_factor": 1.5, "scoring_func": "sqrtsoftplus",
-        "sliding_window": 128, "swiglu_limit": 10.0, "tie_word_embeddings": False,
-        "topk_method": "noaux_tc", "vocab_size": 129280, "rope_theta": 10000,
-        "compress_rope_theta": 160000, "compress_ratios": [0, 0, *[4, 128] * 20, 4, 0],
-        "rope_scaling": {
-            "beta_fast": 32, "beta_slow": 1, "factor": 16, "type": "yarn",
-            "original_max_position_embeddings": 65536,
-        },
-    },
     "deepseek-v3": {
         "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False,
         "auto_map": {"AutoConfig": "configuration_deepseek.DeepseekConfig"}, "ep_size": 1,
@@ -243,6 +225,25 @@ PUBLISHED = {
         },
         "rope_theta": 500000, "sliding_window": 4096, "tie_word_embeddings": False,
         "vocab_size": 100278,
+    },
+    # But for `quantization_config` (FP8 by blocks of 128 x 128).
+    "minimax-m2": {
+        "architectures": ["MiniMaxM2ForCausalLM"], "attention_dropout": 0.0,
+        "attn_type_list": [1] * 62, "auto_map": {
+            "AutoConfig": "configuration_minimax_m2.MiniMaxM2Config",
+            "AutoModelForCausalLM": "modeling_minimax_m2.MiniMaxM2ForCausalLM",
+        },
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 3072, "initializer_range": 0.02,
+        "intermediate_size": 1536, "layernorm_full_attention_beta": 1.0,
+        "layernorm_linear_attention_beta": 1.0, "layernorm_mlp_beta": 1.0,
+        "max_position_embeddings": 196608, "mlp_intermediate_size": 8192,
+        "mtp_transformer_layers": 1, "num_attention_heads": 48, "num_experts_per_tok": 8,
+        "num_hidden_layers": 62, "num_key_value_heads": 8, "num_local_experts": 256,
+        "num_mtp_modules": 3, "qk_norm_type": "per_layer", "rms_norm_eps": 1e-06,
+        "rope_theta": 5000000, "rotary_dim": 64, "router_jitter_noise": 0.0,
+        "scoring_func": "sigmoid", "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid",
+        "sliding_window": None, "tie_word_embeddings": False, "use_mtp": True,
+        "use_qk_norm": True, "use_routing_bias": True, "vocab_size": 200064,
     },
 }  # fmt: skip
 
@@ -491,10 +492,10 @@ def test_relatives_in_every_spelling():
         ("glm4_moe_lite-mha-listed", {"mlp_layer_types": ["moe"] * 3}, "'dense' or 'sparse'"),
         ("glm_moe_dsa-mha-listed", {"indexer_types": ["shared", "full", "full"]}, "first layer is"),
         ("glm_moe_dsa-mha-listed", {"indexer_types": ["full", "part", "full"]}, "or 'shared' for"),
-        ("glm_moe_dsa-mha-listed", {"indexer_types": ["full"]}, "one kind for each of 3 layers"),
         ("deepseek_v32-mha-yarn", {"index_topk": 0}, "index_topk must be an integer from 1"),
         ("deepseek_v32-mha-yarn", {"index_head_dim": 6}, "head_width=6 is at least rope_width=8"),
         ("minimax_m2-gqa-partial", {"qk_norm_type": "per_head"}, "qk_norm_type='per_head' is not"),
+        ("minimax_m2-gqa-partial", {"attn_type_list": [1, 0]}, "attn_type_list with a layer"),
         ("minimax_m2-gqa-partial", {"use_routing_bias": False}, "use_routing_bias=False is not"),
     ],
 )
@@ -513,17 +514,19 @@ def test_every_family_of_llama_cpp_is_read():
 # Families that llama.cpp does not have, or not with all that a file has to say.
 UNREAD = {
     "deepseek_v32", "deepseek_v4", "flex_olmo", "glm_moe_dsa",
-    "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_next",
+    "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next",
     "mistral4", "mistral_large3",
 }  # fmt: skip
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {
+    "gemma4_unified": "gemma4",
     "mistral": "llama", "ministral3": "mistral3", "mixtral": "llama", "olmo3": "olmo2",
     "qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe", "deepseek_v2": "deepseek2",
     "deepseek_v3": "deepseek2",
     "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "glm4_moe_lite": "deepseek2",
     "minimax_m2": "minimax-m2", "falcon_h1": "falcon-h1", "falcon_mamba": "mamba",
     "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h_moe",
+    "hunyuan_v1_dense": "hunyuan-dense",
 }  # fmt: skip
 # How its converter renames and stacks tensors before it asks for their names.
 MERGED = (

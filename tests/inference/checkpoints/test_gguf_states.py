@@ -35,7 +35,7 @@ CASES = (
     "lfm2-mha-listed-untied-float32", "falcon_h1-gqa-multipliers-gate-norm",
     "falcon_h1-mha-no-norm-tied-float32", "falcon_h1-mqa-norm-gate-limit",
     "granitemoehybrid-mha-nope-dense-tied-float32", "granitemoehybrid-mqa-rope-experts",
-    "nemotron_h-gqa-latent-experts", "nemotron_h-mha-bias-float32",
+    "nemotron_h-gqa-latent-experts", "nemotron_h-mha-bias-float32", "lfm2_moe-gqa-dense-bias-tied",
 )  # fmt: skip
 
 
@@ -94,7 +94,7 @@ REQUIRED = {
     **dict.fromkeys(("mamba", "jamba"), (*_SSM, _RMS)),
     **dict.fromkeys(("mamba2", "falcon-h1", "granitehybrid"), (*_SSM, _GROUPS, _RMS)),
     **dict.fromkeys(("nemotron_h", "nemotron_h_moe"), (*_SSM, _GROUPS, _NORM)),
-    "lfm2": (*_SIZES, "shortconv.l_cache", _RMS),
+    **dict.fromkeys(("lfm2", "lfm2moe"), (*_SIZES, "shortconv.l_cache", _RMS)),
 }
 
 
@@ -169,6 +169,7 @@ def test_a_state_space_layer_is_laid_out_as_in_llama_cpp(tmp_path):
 
 BIASED = (
     "falcon_h1-gqa-multipliers-gate-norm", "lfm2-gqa-adjusted-bias-tied", "mamba-bias-tied",
+    "lfm2_moe-gqa-dense-bias-tied",
 )  # fmt: skip
 
 

@@ -32,6 +32,7 @@ LLAMA = {
 GEMMA3 = LLAMA | {
     "architectures": ["Gemma3ForCausalLM"],
     "num_hidden_layers": 7,
+    "num_key_value_heads": 3,
     "head_dim": 8,
     "sliding_window": 16,
     "query_pre_attn_scalar": 8,
@@ -107,7 +108,6 @@ BAD_CONFIG = {
     "attention bias": ({"attention_bias": "qkv"}, "attention_bias must be true or false"),
     "partial rotation": ({"partial_rotary_factor": -0.5}, "partial_rotary_factor must be positive"),
     "quantized": ({"quantization_config": {"bits": 4}}, "quantization_config="),
-    "code": ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map="),
     "soft cap": ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30.0"),
     "bidirectional": ({"use_bidirectional_attention": True}, "use_bidirectional_attention"),
     "activation": ({"hidden_act": "relu"}, "hidden_act='relu' is not supported; valid: silu"),

@@ -42,6 +42,24 @@ MINIMAX_01 = {
     "sliding_window": None, "tie_word_embeddings": False, "vocab_size": 200064,
 }  # fmt: skip
 
+# The same model as its makers published it.
+MINIMAX_TEXT_01 = {
+    "architectures": ["MiniMaxText01ForCausalLM"], "attention_dropout": 0.0,
+    "attn_type_list": ([0] * 7 + [1]) * 10,
+    "auto_map": {"AutoConfig": "configuration_minimax_text_01.MiniMaxText01Config"},
+    "head_dim": 128, "hidden_act": "silu", "hidden_size": 6144, "initializer_range": 0.02,
+    "intermediate_size": 9216, "layernorm_full_attention_alpha": 3.5565588200778455,
+    "layernorm_full_attention_beta": 1.0, "layernorm_linear_attention_alpha": 3.5565588200778455,
+    "layernorm_linear_attention_beta": 1.0, "layernorm_mlp_alpha": 3.5565588200778455,
+    "layernorm_mlp_beta": 1.0, "max_position_embeddings": 10240000,
+    "model_type": "minimax_text_01", "num_attention_heads": 64, "num_experts_per_tok": 2,
+    "num_hidden_layers": 80, "num_key_value_heads": 8, "num_local_experts": 32,
+    "output_router_logits": False, "postnorm": True, "rms_norm_eps": 1e-05,
+    "rope_theta": 10000000, "rotary_dim": 64, "router_aux_loss_coef": 0.001,
+    "router_jitter_noise": 0.0, "shared_intermediate_size": 0, "shared_moe_mode": "sigmoid",
+    "sliding_window": None, "tie_word_embeddings": False, "use_cache": True, "vocab_size": 200064,
+}  # fmt: skip
+
 
 def parse(raw: dict, **changes):
     """A model by its keys, some of them changed."""
@@ -106,6 +124,22 @@ def test_the_published_file_of_minimax():
         "attention", "linear_attention", "attention",
     ]  # fmt: skip
     assert bare.mixers(Attention)[0] == Attention(32, 8, 128, Rope(1e6))
+
+
+def test_the_file_of_minimax_as_its_makers_published_it():
+    """And of M1, whose tensors have the same names."""
+    expected = parse(MINIMAX_01)
+    assert parse(MINIMAX_TEXT_01) == expected
+    assert parse(MINIMAX_TEXT_01, architectures=["MiniMaxM1ForCausalLM"]) == expected
+    factors = parse(MINIMAX_TEXT_01, layernorm_mlp_beta=0.5).layers[7].factors
+    assert factors == ((3.5565588200778455, 1.0), (3.5565588200778455, 0.5))
+    for changes, cause in (
+        ({"postnorm": None}, "postnorm=None is not supported; valid: True"),
+        ({"attn_type_list": [0, 2] * 40}, "attn_type_list lists 0 .* or 1"),
+        ({"attn_type_list": [0]}, "attn_type_list must list one kind for each of 80 layers"),
+    ):
+        with pytest.raises(InputError, match=cause):
+            parse(MINIMAX_TEXT_01, **changes)
 
 
 def test_lightning_attention_alone_is_written():

@@ -149,6 +149,10 @@ def test_a_parameter_keeps_the_format_that_it_names():
      ("gemma4-26b-a4b", 25_233_141_790),
      ("gemma4-31b", 30_697_345_340),
      ("granite4-h-small", 32_207_337_984),
+     ("qwen3.6-35b-a3b", 34_660_610_688),
+     ("minimax-m2", 228_689_764_864),
+     ("gemma3-4b", 3_880_263_168),
+     ("gemma4-12b", 11_907_350_320),
      ("ministral3-8b", 8_489_553_920)],
 )  # fmt: skip
 def test_parameters_of_every_preset(name, published):

@@ -41,6 +41,12 @@ def offsets():
     return models.llama(pattern=(LayerSpec(mixer, Gated(96)),), norm_offset=1.0, post_norms=True)
 
 
+def gated_heads():
+    """Gates of heads, and values narrower than keys."""
+    mixer = Attention(4, 2, 16, head_gate="sigmoid", value_width=12, value_scale=0.7)
+    return models.llama(pattern=(LayerSpec(mixer, Gated(96)),))
+
+
 def shared_values():
     """A second layer that reads the first one's values."""
     own = Attention(4, 2, 16)
@@ -51,6 +57,7 @@ def shared_values():
 MODELS = {
     "biased": biased, "layer-norms": layer_norms, "offsets": offsets,
     "shared": shared_values, "mixture": models.mixture, "latent": models.latent,
+    "gates": gated_heads,
     "tied": lambda: models.llama(tied=True, embedding_scale=8.0),
     "gpt-oss": fakes.gpt_oss, "gemma": fakes.gemma, "gemma4": fakes.gemma4,
     "deepseek-v32": fakes.shared_indexer, "compressed": fakes.compressed,
