@@ -12,7 +12,7 @@ from configs.kinds import operations, params
 from configs.kinds.hyper_connections import HyperConnections
 from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer, equal_shares
 from configs.kinds.layer_inputs import LayerInputs
-from configs.kinds.operations import TOKENS, Amount, Move, Operation
+from configs.kinds.operations import Operation
 from configs.kinds.params import Declaration, Declared, ParamInfo
 from configs.precision import CACHE_FORMATS
 
@@ -29,12 +29,16 @@ class LayerSpec:
         is_post_normed: whether norms stand behind them alone, wherever the model's stand.
         factors: (alpha, beta) of the mixer and of the feed-forward f, where the residual stream
             goes on from the normed n that f reads: alpha n + beta f(n); (): it is x + f(n).
+        parallel_norms: 1 or 2 where both read the stream that enters the layer, x + mix(norm x) +
+            feed(norm x), by one norm or by two (GPT-J, Wang & Komatsuzaki 2021; PaLM, Chowdhery et
+            al. 2022, arXiv 2204.02311); 0: the feed-forward reads what the mixer added to.
     """
 
     mixer: Mixer
     ffn: FeedForward | None
     is_post_normed: bool = False
     factors: tuple[tuple[float, float], ...] = ()
+    parallel_norms: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.mixer, Mixer):
@@ -47,6 +51,10 @@ class LayerSpec:
             )
         if len(self.factors) not in (0, 2):
             raise InputError(f"a layer's factors are its mixer's and its ffn's, not {self.factors}")
+        if self.parallel_norms not in (0, 1, 2):
+            raise InputError(f"a layer's parallel_norms are 0, 1 or 2, not {self.parallel_norms}")
+        if self.parallel_norms and (self.factors or self.is_post_normed or self.ffn is None):
+            raise InputError("parallel_norms go with a ffn, no factors and no norms behind alone")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +68,7 @@ class ModelConfig:
         embedding_scale: factor on the embedded tokens (Gemma: D ** 0.5).
         residual_scale: factor on what each mixer and feed-forward adds to the residual stream.
         logit_scale: factor on the logits.
-        norm: 'rms', or 'layer' with a bias.
+        norm: 'rms', 'layer' with a bias, or 'layer_unbiased' without one.
         norm_offset: added to stored norm weights (Gemma stores w - 1).
         pre_norms, post_norms: of the input and of the output of mixer and feed-forward; both are a
             "sandwich".
@@ -71,6 +79,7 @@ class ModelConfig:
         has_layer_scales: whether each layer multiplies the residual stream that leaves it with a
             number of its own (Gemma 4).
         tied: the head is the embedding.
+        has_head_bias: whether logits add a bias, before their scale.
         dtype: of activations, and of weights and cache where nothing else is said; the residual
             stream, norms and softmax are float32.
         cache_format: of keys, values and latents in pages: 'int8', 'fp8' (e4m3) or 'int4'; None is
@@ -102,6 +111,7 @@ class ModelConfig:
     hyper_connections: HyperConnections | None = None
     has_layer_scales: bool = False
     tied: bool = False
+    has_head_bias: bool = False
     dtype: str = "bfloat16"
     cache_format: str | None = None
     formats: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -114,7 +124,7 @@ class ModelConfig:
             limit = {"num_layers": MOST_LAYERS, "max_context": MOST_CONTEXT}.get(name, MOST_WIDTH)
             if getattr(self, name) > limit:
                 raise InputError(f"model.{name} is at most {limit}")
-        for name, valid in (("dtype", ("float32", "bfloat16")), ("norm", ("rms", "layer"))):
+        for name, valid in (("dtype", ("float32", "bfloat16")), ("norm", params.NORMS)):
             if getattr(self, name) not in valid:
                 raise InputError(
                     f"model.{name} is {' or '.join(map(repr, valid))}, not {getattr(self, name)!r}"
@@ -131,16 +141,20 @@ class ModelConfig:
         """Refuses parts that contradict each other."""
         if not (self.pre_norms or self.post_norms):
             raise InputError("a model has model.pre_norms, model.post_norms or both")
-        if self.norm == "layer" and self.norm_offset:
-            raise InputError("model.norm='layer' goes with no norm_offset")
+        if self.norm != "rms" and self.norm_offset:
+            raise InputError(f"model.norm={self.norm!r} goes with no norm_offset")
         for layer in set(self.pattern):
             declared = self._layer_parameters(layer)
             if layer.factors and "mixer_norm" not in declared:
                 raise InputError("a layer with factors goes on from norms of what its parts read")
-            if self.hyper_connections and (layer.factors or self.layer_inputs):
+            if self.hyper_connections and (
+                layer.factors or layer.parallel_norms or self.layer_inputs
+            ):
                 raise InputError(
-                    "model.hyper_connections go with layers without factors, and no layer_inputs"
+                    "model.hyper_connections go without factors, parallel_norms and layer_inputs"
                 )
+            if layer.parallel_norms and not (self.pre_norms and "mixer_norm" in declared):
+                raise InputError("parallel_norms go with model.pre_norms that a mixer reads")
         if self.learned_positions:
             if self.max_context > self.learned_positions:
                 raise InputError(
@@ -206,10 +220,9 @@ class ModelConfig:
         return tuple(self.pattern[i % len(self.pattern)] for i in range(self.num_layers))
 
     @functools.cached_property
-    def choice_owners(self) -> frozenset[int]:
+    def choice_owners(self) -> frozenset[int | None]:
         """Layers whose queries' choice later layers read."""
-        owners = (layer.mixer.choice_owner for layer in self.layers)
-        return frozenset(owner for owner in owners if owner is not None)
+        return frozenset(layer.mixer.choice_owner for layer in self.layers) - {None}
 
     def shifted(self, first: int) -> tuple[LayerSpec, ...]:
         """Its layers as they stand behind `first` layers of another model, whose caches none of
@@ -328,8 +341,11 @@ class ModelConfig:
             declared["inputs"] = self.layer_inputs.of_tokens(self, self.vocab_size, self.num_layers)
         if self.hyper_connections is not None:
             declared["hyper"] = self.hyper_connections.last(self)
-        if not self.tied:
-            declared["head"] = {"table": table}
+        head = {} if self.tied else {"table": table}
+        if self.has_head_bias:
+            head["table_bias"] = ParamInfo((self.vocab_size,), self.dtype, ("vocab",), "zeros")
+        if head:
+            declared["head"] = head
         return params.with_formats(declared, dict(self.formats)) if self.formats else declared
 
     @property
@@ -349,7 +365,8 @@ class ModelConfig:
             if kind is None:
                 continue
             declared[part] = dict(kind.parameters(self))
-            if is_before and not kind.norms_input:
+            is_shared = part == "ffn" and layer.parallel_norms == 1
+            if is_before and not kind.norms_input and not is_shared:
                 declared[f"{part}_norm"] = norm
             if is_behind:
                 declared[f"{part}_post_norm"] = norm
@@ -476,16 +493,8 @@ class ModelConfig:
     def _embedding(self) -> Operation:
         """Rows are looked up; a tied table is the head's, which reads it whole."""
         tables = (not self.tied) + bool(self.learned_positions)
-        read: Amount = ((tables * self.width, TOKENS),)
-        written: Amount = ((self.width, TOKENS),)
-        moves = [
-            Move("weights", read, self.width, self._table_format("embed")),
-            Move("activations", written, self.width, "rest"),
-        ]
+        rows = [(tables, self.width, self._table_format("embed"))]
         if self.layer_inputs is not None:
             row = self.num_layers * self.layer_inputs.width
-            moves += [
-                Move("weights", ((row, TOKENS),), row, self._table_format("inputs")),
-                Move("activations", ((row, TOKENS),), row, "rest"),
-            ]
-        return Operation("embed", "other", moves=tuple(moves), is_split=False)
+            rows.append((1, row, self._table_format("inputs")))
+        return operations.look_ups(rows)

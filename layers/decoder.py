@@ -28,7 +28,7 @@ from layers.backends import backends
 from layers.feed_forwards import dense, experts, layer_inputs
 from layers.hyper_connections import Connections
 from layers.kv_cache import Cache
-from layers.linear import linear, look_up, soft_cap
+from layers.linear import add_bias, linear, look_up, soft_cap
 from layers.mixers import attention as attend
 from layers.mixers import (
     combined,
@@ -241,7 +241,9 @@ def _block(
     deterministic: bool,
     attention: str,
 ) -> tuple[jax.Array, Leaf | Chosen, RoutedTokens | None]:
-    """One layer around the residual stream: mixer, then feed-forward; with its routed tokens."""
+    """One layer around the residual stream: mixer, then feed-forward, which reads what the mixer
+    added to, or what the mixer read (`LayerSpec.parallel_norms`); with its routed tokens.
+    """
     page_format = spec.page_format(config.cache_dtype)
     ragged = ragged if spec.window is None else ragged.undropped
     context = StepContext(
@@ -258,13 +260,16 @@ def _block(
     if is_behind:
         out_TD = norm.apply(out_TD, weights["mixer_post_norm"], config)
     to_mixer, to_ffn = layer.factors or (None, None)
-    x_TD, routed = _added(config, x_TD, hidden_TD, out_TD, to_mixer, connections), None
+    entering_TD, routed = x_TD, None
+    x_TD = _added(config, x_TD, hidden_TD, out_TD, to_mixer, connections)
     if layer.ffn is not None:
         with jax.named_scope("ffn"):
-            read_TD, connections = _read(weights, config, "ffn", x_TD)
-            hidden_TD = (
-                _normed(weights, config, "ffn", layer.ffn, read_TD) if is_before else read_TD
-            )
+            if layer.parallel_norms != 1:
+                read_TD = entering_TD if layer.parallel_norms else x_TD
+                read_TD, connections = _read(weights, config, "ffn", read_TD)
+                hidden_TD = (
+                    _normed(weights, config, "ffn", layer.ffn, read_TD) if is_before else read_TD
+                )
             feed = registry.apply_feed_forward(layer.ffn)
             out_TD, routed = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
         if is_behind:
@@ -338,6 +343,8 @@ def logits(params: Params, config: ModelConfig, hidden_QD: jax.Array) -> jax.Arr
     """Head over packed rows: float32 [Q, V], on a mesh the chip's part of it."""
     with jax.named_scope("head"):
         logits_QV = linear(hidden_QD, (params["embed"] if config.tied else params["head"])["table"])
+        if config.has_head_bias:
+            logits_QV = add_bias(logits_QV, params["head"], "table_bias")
         logits_QV *= config.logit_scale
         return soft_cap(logits_QV, config.logit_cap)
 

@@ -22,6 +22,8 @@ def apply(
     with jax.named_scope("norm"):
         if isinstance(weights, Mapping):
             return layer_norm(x, weights["weight"], weights["bias"], config.norm_eps)
+        if config.norm == "layer_unbiased":
+            return layer_norm(x, weights, jnp.zeros_like(weights), config.norm_eps)
         if is_divided and collectives.num_chips() > 1:
             squares = collectives.total(row_sum(x * x)) / (x.shape[-1] * collectives.num_chips())
             scale = jax.lax.rsqrt(squares + config.norm_eps)

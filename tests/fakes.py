@@ -8,7 +8,6 @@ window, and a reader of an earlier layer's pages.
 import contextlib
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -25,7 +24,6 @@ from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.hyper_connections import HyperConnections
 from configs.kinds.latent import Indexer, Latent
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.recurrent.delta_net import DeltaNet
@@ -230,6 +228,23 @@ def quirks(dtype: str = "float32", **changes: Any) -> ModelConfig:
     return _changed(model, changes)
 
 
+def side_by_side(dtype: str = "float32", **changes: Any) -> ModelConfig:
+    """Feed-forwards beside attention, by one norm and by two; norms of each head by weights of its
+    own, none with a bias; a bias of the head.
+    """
+    rotating = Attention(
+        num_heads=4, num_kv_heads=2, head_width=8, rope=Rope(500.0, share=0.75, neighbours=True),
+        biases=("qkv", "out"), qk_norm="each",
+    )  # fmt: skip
+    local, ffn = dataclasses.replace(rotating, window=20), Plain(40, "gelu", has_bias=True)
+    model = dataclasses.replace(
+        llama(dtype), name="tiny-side-by-side", norm="layer_unbiased", has_head_bias=True,
+        pattern=(LayerSpec(rotating, ffn, parallel_norms=1),
+                 LayerSpec(local, Gated(40), parallel_norms=2)),
+    )  # fmt: skip
+    return _changed(model, changes)
+
+
 def deepseek(dtype: str = "float32", **changes: Any) -> ModelConfig:
     """DeepSeek-V3 in small: latent attention with compressed queries and stretched positions, a
     dense layer, then experts in groups with learned offsets, and a shared one.
@@ -253,13 +268,6 @@ def deepseek_v32(dtype: str = "float32", **changes: Any) -> ModelConfig:
     """`deepseek` over the 24 tokens that an indexer chooses."""
     model = deepseek(dtype, **changes)
     return dataclasses.replace(model.with_kinds(indexer=Indexer(3, 10, 24)), family="deepseek_v32")
-
-
-def shared_indexer(dtype: str = "float32", **changes: Any) -> ModelConfig:
-    """`deepseek_v32` whose last layer reads what the first one's indexer chose (GLM-5.2)."""
-    first, second, third = (model := deepseek_v32(dtype, **changes)).layers
-    third = dataclasses.replace(third, mixer=third.mixer.changed({"index_owner": 0}))
-    return dataclasses.replace(model, pattern=(first, second, third))
 
 
 def gpt_oss(dtype: str = "float32", **changes: Any) -> ModelConfig:
@@ -371,24 +379,6 @@ def compressed(dtype: str = "float32", **changes: Any) -> ModelConfig:
     model = dataclasses.replace(
         llama(dtype), name="tiny-compressed", num_layers=3,
         pattern=tuple(LayerSpec(mixer, Gated(40)) for mixer in (sparse, own, heavy)),
-    )  # fmt: skip
-    return _changed(model, changes)
-
-
-def deepseek_v4(dtype: str = "float32", **changes: Any) -> ModelConfig:
-    """DeepSeek-V4 in small: a window, entries that queries choose among and all entries, over three
-    residual streams; experts by token id in the first two layers.
-    """
-    sparse, _, heavy = (model := compressed(dtype)).layers
-    near = sparse.mixer.changed({"stride": 0, "overlaps": False, "indexer": None})
-    hashed = Experts(
-        5, 2, 12, Router("sqrt_softplus", scale=1.5, table_rows=131), shared_width=12, limit=1.0
-    )
-    scored = dataclasses.replace(hashed, router=Router("sqrt_softplus", has_offsets=True))
-    layers = zip((near, sparse.mixer, heavy.mixer), (hashed, hashed, scored), strict=True)
-    model = dataclasses.replace(
-        model, name="tiny-v4", family="deepseek_v4", hyper_connections=HyperConnections(3, 4),
-        pattern=tuple(itertools.starmap(LayerSpec, layers)),
     )  # fmt: skip
     return _changed(model, changes)
 

@@ -33,7 +33,9 @@ class Attention(Mixer, name="attention"):
         window: tokens that a query sees, itself included; None sees all.
         qk_norm: RMS norm before RoPE of each query and key head ('head'), without a weight
             ('plain': each is divided by its root mean square, which no rotation changes; Llama 4),
-            or of all queries and all keys of a token at once ('all'); None: there is none.
+            or of all queries and all keys of a token at once ('all'), or a layer norm without a
+            bias of each head by weights that no other head has ('each'; Command R+, StableLM 2
+            12B); None: there is none.
         rotates_first: whether queries and keys rotate before their norm instead (Hunyuan).
         has_value_norm: whether each value head is divided by its root mean square (Gemma 4).
         has_values: whether values have a projection of their own; else they are the keys before
@@ -107,7 +109,7 @@ class Attention(Mixer, name="attention"):
                 f"attention token_budget={self.token_budget} chooses among all tokens of a layer's "
                 "own cache: leave window and owner out"
             )
-        check_choice(self, "qk_norm", (None, "head", "all", "plain"))
+        check_choice(self, "qk_norm", (None, "head", "all", "plain", "each"))
         if self.rotates_first and (self.qk_norm is None or self.rope is None):
             raise InputError("attention rotates_first goes with a qk_norm and a rope")
         check_choice(self, "head_gate", (None, "sigmoid", "softplus"))
@@ -135,7 +137,7 @@ class Attention(Mixer, name="attention"):
         """
         N, K, H, D = self.num_heads, self.num_kv_heads, self.head_width, model.width
         V = self.value_width or H
-        if self.qk_norm and model.norm != "rms":
+        if self.qk_norm not in (None, "each") and model.norm != "rms":
             raise InputError(f"attention qk_norm={self.qk_norm!r} goes with model.norm='rms'")
         inputs, rows, norms = "q", self.query_rows, {"q_norm": N * H}
         declare = functools.partial(ParamInfo)
@@ -158,11 +160,17 @@ class Attention(Mixer, name="attention"):
             declared["out_bias"] = ParamInfo((D,), model.dtype, ("embed",), "zeros")
         if self.has_sinks:
             declared["sinks"] = ParamInfo((N,), "float32", ("heads",), "zeros")
-        if self.qk_norm in ("head", "all"):
-            for name, width in norms.items():
-                is_whole = self.qk_norm == "all"
-                axis = ("kv_heads" if name == "k_norm" else "heads") if is_whole else None
-                declared[name] = params.norm(model, width if is_whole else H, axis)
+        for name, width in norms.items() if self.qk_norm not in (None, "plain") else ():
+            axis = "kv_heads" if name == "k_norm" else "heads"
+            if self.qk_norm == "each":
+                kv_heads = K if name == "k_norm" else 0
+                declared[name] = ParamInfo(
+                    (width,), model.dtype, (axis,), "ones", kv_heads=kv_heads
+                )
+            elif self.qk_norm == "all":
+                declared[name] = params.norm(model, width, axis)
+            else:
+                declared[name] = params.norm(model, H, None)
         return declared
 
     @property

@@ -10,7 +10,7 @@ from configs.kinds.operations import Operation
 from configs.kinds.params import Declared, ParamInfo, Widths
 
 ACTIVATIONS = ("silu", "gelu_tanh")  # of gates
-PLAIN_ACTIVATIONS = (*ACTIVATIONS, "relu2")
+PLAIN_ACTIVATIONS = (*ACTIVATIONS, "gelu", "relu2")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,7 +64,8 @@ class Gated(_OneHidden, name="gated"):
 @dataclasses.dataclass(frozen=True)
 class Plain(_OneHidden, name="plain"):
     """The first transformers' (Vaswani et al. 2017, arXiv 1706.03762): down(act(up x)); with
-    'relu2', relu(x) squared (So et al. 2021, arXiv 2109.08668).
+    'gelu', by the error function (Hendrycks & Gimpel 2016, arXiv 1606.08415), with 'relu2', relu(x)
+    squared (So et al. 2021, arXiv 2109.08668).
     """
 
     activations = PLAIN_ACTIVATIONS

@@ -22,7 +22,7 @@ or a sum over the step's sequences, of which each feeds `queries` tokens and the
 
 import collections
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from configs.kinds.params import Declaration, Declared, ParamInfo, Widths, leaves
 
@@ -155,6 +155,17 @@ def head(width: int, vocab_size: int, rows: int, format: str) -> Operation:
                Move("activations", ((width, LOGITS),), width, "rest"),
                Move("activations", ((2 * vocab_size, LOGITS),), vocab_size, "float32")),
     )  # fmt: skip
+
+
+def look_ups(rows: Sequence[tuple[int, int, str]]) -> Operation:
+    """Rows of tables that a token looks up and adds: how many, their elements, their format."""
+    moves = []
+    for count, row, format in rows:
+        moves += [
+            Move("weights", ((count * row, TOKENS),), row, format),
+            Move("activations", ((row, TOKENS),), row, "rest"),
+        ]
+    return Operation("embed", "other", moves=tuple(moves), is_split=False)
 
 
 def vector_reads(

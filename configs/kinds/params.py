@@ -14,6 +14,7 @@ from configs.precision import OUTLIERS
 # Parameters by name, which may nest.
 Declared: TypeAlias = "Mapping[str, Declaration]"
 Declaration: TypeAlias = "ParamInfo | Declared | Sequence[Declaration]"
+NORMS = "rms", "layer", "layer_unbiased"  # of models
 Formats = Mapping[str, tuple[str, ...]]  # path -> format, or one of each part of a stack
 
 
@@ -26,7 +27,7 @@ class Widths(Protocol):
 
     @property
     def norm(self) -> str:
-        """'rms', or 'layer' with a bias."""
+        """One of `NORMS`: 'layer' has a bias."""
 
     @property
     def norm_offset(self) -> float:
@@ -126,7 +127,7 @@ def norm(model: Widths, width: int, axis: str | None) -> Declaration:
     random it changes nothing: weight + offset = 1 for the offsets of 0 and 1 that families have.
     """
     scale = ParamInfo((width,), model.dtype, (axis,), "zeros" if model.norm_offset else "ones")
-    if model.norm == "rms":
+    if model.norm != "layer":
         return scale
     return {"weight": scale, "bias": ParamInfo((width,), model.dtype, (axis,), "zeros")}
 

@@ -115,15 +115,15 @@ def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, object]:
     return parse_json(read_text(path, max_bytes), str(path))
 
 
-def parse_json(text: str | bytes, label: str) -> dict[str, Any]:
-    """The JSON object in `text`; no key may appear twice.
+def parse_json(text: str | bytes, label: str, most_values: int = _MAX_VALUES) -> dict[str, Any]:
+    """The JSON object of at most so many values in `text`; no key may appear twice.
 
     Raises:
         InputError: the text is not that; `label` says where it came from.
     """
     commas = text.count(",") if isinstance(text, str) else text.count(b",")
-    if commas > _MAX_VALUES:
-        raise InputError(f"{label}: more than {_MAX_VALUES} values")
+    if commas > most_values:
+        raise InputError(f"{label}: more than {most_values} values")
     try:
         value = json.loads(text, object_pairs_hook=json_lines.unique_keys)
     except RecursionError:

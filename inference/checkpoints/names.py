@@ -162,6 +162,8 @@ def _weight(scheme: _Scheme, path: str) -> str:
 def _num_matrices(config: ModelConfig, layer: re.Match[str]) -> int:
     """Matrices of a stack: a layer's experts, or its heads."""
     spec = config.layers[int(layer[1])]
+    if layer[2] == "mixer/k_norm":
+        return spec.mixer.cache_parts
     if layer[2].startswith("mixer/"):
         return spec.mixer.query_heads
     assert spec.ffn is not None and spec.ffn.experts is not None

@@ -35,6 +35,8 @@ _MAX_TENSORS = 1 << 15
 _MAX_INDEX_BYTES = 32 << 20
 _HOLDS = {"float16": "float32"}
 _DTYPE_NAMES = {np.dtype(t).name: name for name, t in (_FLOATS | _INTEGERS | _CODES).items()}
+_DTYPES = {name: np.dtype(kind) for name, kind in (_FLOATS | _INTEGERS | _CODES).items()}
+_NAMES = {dtype: _HOLDS.get(dtype.name, dtype.name) for dtype in _DTYPES.values()}
 _CODE_NAMES = {np.dtype(code).name for code in _CODES.values()}
 
 
@@ -90,9 +92,7 @@ def open_file(path: Path, codes_at: tuple[str, ...] = ()) -> TensorSource:
     """
     data, tensors, _ = _header(path, codes_at=codes_at)
     shapes = {name: shape for name, (shape, _, _) in tensors.items()}
-    held = {dtype: dtype.name for _, dtype, _ in tensors.values()}  # their names are slow
-    held = {dtype: _HOLDS.get(name, name) for dtype, name in held.items()}
-    dtypes = {name: held[dtype] for name, (_, dtype, _) in tensors.items()}
+    dtypes = {name: _NAMES[dtype] for name, (_, dtype, _) in tensors.items()}
     widest = max({"bfloat16", *dtypes.values()} - _CODE_NAMES)
     reader = functools.partial(_read, data, tensors)
     return TensorSource(str(path), shapes, reader, widest, dtypes=dtypes)
@@ -142,14 +142,15 @@ def _header(
     header = mapped.parse_json(data[8:start], str(path))
     metadata = header.pop("__metadata__", {})
     tensors: _Tensors = {}
+    with_codes = {**types, **_CODES}
     for name, entry in header.items():
-        valid = {**types, **_CODES} if name.endswith(codes_at) else types
+        valid = with_codes if name.endswith(codes_at) else types
         if entry["dtype"] not in valid:
             raise InputError(
                 f"{path}: tensor {shown(name)} has type {entry['dtype']}; valid: {', '.join(valid)}"
             )
         position = start + entry["data_offsets"][0]
-        tensors[name] = (tuple(entry["shape"]), np.dtype(valid[entry["dtype"]]), position)
+        tensors[name] = (tuple(entry["shape"]), _DTYPES[entry["dtype"]], position)
     return data, tensors, metadata
 
 

@@ -10,12 +10,13 @@ from inference.checkpoints import mapped
 
 CONFIG = "config.json"  # written anew, unlike the others
 TOKENIZER = "tokenizer.json"
+TEKKEN = "tekken.json"  # Mistral's own, which counts where the other is missing
 TOKENIZER_CONFIG = "tokenizer_config.json"
 GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
 TEMPLATES = "additional_chat_templates"
 NAMES = (
-    TOKENIZER, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json",
+    TOKENIZER, TEKKEN, TOKENIZER_CONFIG, "special_tokens_map.json", "added_tokens.json",
     GENERATION, TEMPLATE,
 )  # fmt: skip
 
@@ -27,7 +28,7 @@ def read(directory: Path) -> dict[str, bytes]:
     """The files of a directory, by path; raises an `InputError` if one cannot be read."""
     paths = {name: directory / name for name in NAMES if (directory / name).exists()}
     paths |= {f"{TEMPLATES}/{path.name}": path for path in named_templates(directory).values()}
-    sizes = {TOKENIZER: (mapped.MAX_TOKENIZER_BYTES,)}
+    sizes = dict.fromkeys((TOKENIZER, TEKKEN), (mapped.MAX_TOKENIZER_BYTES,))
     return {
         name: mapped.read_text(path, *sizes.get(name, ())).encode() for name, path in paths.items()
     }

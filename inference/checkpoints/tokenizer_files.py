@@ -1,4 +1,6 @@
-"""The tokenizer of a directory: `tokenizer.json`, and what the files beside it add."""
+"""The tokenizer of a directory: `tokenizer.json`, and what the files beside it add; or, where there
+is none, Mistral's `tekken.json`.
+"""
 
 import re
 from collections.abc import Mapping
@@ -10,6 +12,7 @@ from tokenizers import AddedToken
 
 from configs.errors import InputError, shown
 from inference.checkpoints import mapped, text_files
+from inference.checkpoints.hf import tekken
 from inference.text import panics
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 
@@ -26,15 +29,19 @@ def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
     """The tokenizer and the chat templates of a directory.
 
     Raises:
-        MissingTokenizer: there is no `tokenizer.json`.
+        MissingTokenizer: there is no `tokenizer.json`, and no `tekken.json`.
         InputError: a file is unsound.
     """
     path = directory / text_files.TOKENIZER
-    if not path.exists():
-        raise MissingTokenizer(f"{path} is missing (save it from the fast tokenizer)")
     config_path = directory / text_files.TOKENIZER_CONFIG
     config = _read(config_path)
-    backend = parse_backend(mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES), path)
+    if path.exists():
+        backend = parse_backend(mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES), path)
+    elif (own := directory / text_files.TEKKEN).exists():
+        backend = tekken.read(own)
+        config = tekken.named(backend) | config
+    else:
+        raise MissingTokenizer(f"{path} is missing (save it from the fast tokenizer)")
     special_tokens = panics.guard(lambda: _add_tokens(backend, directory, config), str(config_path))
     backend.encode_special_tokens = config.get("split_special_tokens") is True
     templates = _templates(directory, config)

@@ -9,6 +9,7 @@ from inference.families import (
     afmoe,
     bailing,
     bamba,
+    cohere,
     deepseek,
     deepseek_v4,
     dots1,
@@ -19,6 +20,7 @@ from inference.families import (
     gemma4,
     glm4_moe,
     gpt2,
+    gpt_neox,
     gpt_oss,
     granite,
     hunyuan,
@@ -40,11 +42,15 @@ from inference.families import (
     nemotron,
     olmo,
     olmo_hybrid,
+    phi,
     phi3,
     qwen,
     qwen_linear,
     qwen_moe,
     solar,
+    stablelm,
+    starcoder2,
+    youtu,
 )
 from inference.families.family import Family, Gguf, GgufReader
 
@@ -75,7 +81,8 @@ _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
     *(deepseek, deepseek_v4, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba),
     *(falcon_h1, granite, nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
-    *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo),
+    *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo, youtu),
+    *(cohere, phi, gpt_neox, stablelm, starcoder2),
 )
 _LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)

@@ -8,7 +8,7 @@ and parts of a layer that norm by themselves.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
 import jax
 import numpy as np
@@ -24,7 +24,7 @@ from inference.quantize.input_statistics import InputStatistics
 Values = dict[str, np.ndarray]  # float32, of a layer, by their paths in it
 
 _NORMED_READERS = {
-    "mixer": "qkv qk q gate q_down kv_down kv pooled indexer/k indexer/weights",
+    "mixer": "qkv qk q gate q_down kv_down kv pooled indexer/k indexer/weights indexer/pooled",
     "ffn": "gate_up up router latent_down experts/gate_up experts/up shared/gate_up shared/up "
     "shared_gate",
 }
@@ -114,8 +114,12 @@ def of_layer(config: ModelConfig, index: int) -> list[Fold]:
     """Those of a layer, in the order in which they may be made."""
     declared = {"/".join(path): info
                 for path, info in leaves(config.declared_layers[index])}  # fmt: skip
-    parts = () if config.layers[index].factors else ("mixer", "ffn")  # whose norms go on
-    folds = [_of_norm(config, part, declared) for part in parts]
+    layer = config.layers[index]
+    readers: list[tuple[str, ...]] = [("mixer",), ("ffn",)]
+    if layer.parallel_norms == 1:
+        readers = [("mixer", "ffn")]
+    readers = [] if layer.factors else readers  # whose norms go on
+    folds = [_of_norm(config, parts, declared) for parts in readers]
     return [*(fold for fold in folds if fold is not None), *_of_rows(config, index)]
 
 
@@ -129,11 +133,14 @@ def normed_readers(part: str, declared: Collection[str]) -> list[str]:
     return [path for path in (f"{part}/{name}" for name in names) if path in declared]
 
 
-def _of_norm(config: ModelConfig, part: str, declared: Mapping[str, ParamInfo]) -> Fold | None:
-    names: tuple[str, str | None] = (f"{part}_norm", None)
+def _of_norm(
+    config: ModelConfig, parts: Sequence[str], declared: Mapping[str, ParamInfo]
+) -> Fold | None:
+    """That of the norm of the first of the parts, which all of them read."""
+    names: tuple[str, str | None] = (f"{parts[0]}_norm", None)
     if config.norm == "layer":
-        names = (f"{part}_norm/weight", f"{part}_norm/bias")
-    readers = normed_readers(part, declared)
+        names = (f"{parts[0]}_norm/weight", f"{parts[0]}_norm/bias")
+    readers = [path for part in parts for path in normed_readers(part, declared)]
     if names[0] not in declared or not readers:
         return None
     return Fold((config.width,), tuple(readers), norm=names, offset=config.norm_offset)

@@ -34,6 +34,8 @@ def untied(config: ModelConfig) -> ModelConfig:
         raise InputError(f"--rotate goes with one residual stream, and {config.name} has several")
     if any(layer.factors for layer in config.pattern):
         raise InputError(f"--rotate: the residual stream of {config.name} goes on from its norms")
+    if any(layer.parallel_norms == 1 for layer in config.pattern):
+        raise InputError(f"--rotate: mixers and feed-forwards of {config.name} read one norm")
     declared = config.declared_layers
     for layer in declared[: len(config.pattern)]:
         infos = {"/".join(path): info for path, info in leaves(layer)}

@@ -153,9 +153,12 @@ def _unlike(
     """Mean cross-entropy of a head's distribution and the target's, among the tokens that are
     proposed: what the target might have said teaches more than what it said.
     """
-    name = "embed" if target.tied else "head"
     rows = np.array(head_config.proposed_ids or range(head_config.vocab_size))
-    proposed = frozen | {name: {"table": frozen[name]["table"][rows]}}
+    proposed = frozen | {
+        part: {name: values[rows] for name, values in frozen[part].items()}
+        for part in ("embed", "head")
+        if part in frozen
+    }
 
     def lose(states_QD: jax.Array, target_QD: jax.Array) -> jax.Array:
         target_QV = jax.nn.softmax(decoder.logits(proposed, target, target_QD))

@@ -48,7 +48,7 @@ class Vocabulary(NamedTuple):
     @property
     def identity(self) -> bytes:
         """Its files, for digests."""
-        return self.files[text_files.TOKENIZER]
+        return self.files.get(text_files.TOKENIZER) or self.files[text_files.TEKKEN]
 
 
 @dataclasses.dataclass(frozen=True)

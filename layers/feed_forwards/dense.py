@@ -16,6 +16,7 @@ from sharding import collectives
 
 ACTIVATIONS = {
     "silu": jax.nn.silu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
     "gelu_tanh": lambda x: jax.nn.gelu(x, approximate=True),
     "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),

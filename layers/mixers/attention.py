@@ -102,7 +102,8 @@ def _appends(config: ModelConfig, kind: Attention, leaf: Paged, context: StepCon
         and context.page_format is not None
         and context.page_format.dtype == config.dtype
         and kind.has_values
-        and not (kind.has_value_norm or kind.has_output_gate or kind.qk_norm in ("all", "plain"))
+        and not (kind.has_value_norm or kind.has_output_gate)
+        and kind.qk_norm in (None, "head")
         and kind.input_limit is None
         and kind.key_scale == kind.value_scale == 1
         and kind.value_width is None
@@ -219,6 +220,10 @@ def _rotated(
         x_TNH = rotate(x_TNH, *angles, neighbours)
     if kind.qk_norm == "plain":
         x_TNH = norm.rms_norm(x_TNH, jnp.ones(kind.head_width), config.norm_eps)
+    elif weight is not None and kind.qk_norm == "each":
+        H = kind.head_width
+        unweighted_TNH = norm.layer_norm(x_TNH, jnp.ones(H), jnp.zeros(H), config.norm_eps)
+        x_TNH = unweighted_TNH * weight.astype(jnp.float32).reshape(-1, H)
     elif weight is not None:
         parts_TXX = x_TNH.reshape(x_TNH.shape[0], -1, weight.shape[0])
         is_divided = kind.qk_norm == "all"

@@ -81,6 +81,7 @@ def _parts(config: ModelConfig) -> list[str]:
     temperatures = [getattr(part, "temperature", None) for part in reading]
     has_ffn_bias = any(isinstance(ffn, Gated | Plain) and ffn.has_bias for ffn in ffns)
     biases = (*attention.biases, *(("ffn",) if has_ffn_bias else ()))
+    biases += ("head",) if config.has_head_bias else ()
     parts = [
         *_states(config),
         *_delta(config),
@@ -88,14 +89,22 @@ def _parts(config: ModelConfig) -> list[str]:
         *_latent(next(iter(config.mixers(Latent)), mixer)),
         *_compressed(config),
         *_experts(config),
-        ("layer norm" if config.norm == "layer" else ""),
+        {"rms": "", "layer": "layer norm", "layer_unbiased": "layer norm without a bias"}[
+            config.norm
+        ],
         ("" if config.pre_norms else "norms after only"),
         ("norms before and after" if config.pre_norms and config.post_norms else ""),
         ("norms after in some layers" if any(layer.is_post_normed for layer in layers) else ""),
         {
+            0: "",
+            1: "feed-forward beside attention, one norm",
+            2: "feed-forward beside attention, two norms",
+        }[layers[0].parallel_norms],
+        {
             None: "",
             "head": "norm of each query and key head",
             "all": "norm of all queries and keys",
+            "each": "layer norm of each query and key head by weights that no other head has",
             "plain": "root mean square of queries and keys",
         }[attention.qk_norm],
         ("RoPE before that norm" if attention.rotates_first else ""),

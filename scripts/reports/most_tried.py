@@ -118,7 +118,10 @@ def _cells(tried: _Tried, configs: dict[str, dict[str, object]]) -> list[str]:
         cells.append("" if repository is None else _cell(repository, is_read))
     architecture, pretokenizer = tried.gguf
     has_reader = architecture in families.gguf_readers()
-    is_read = has_reader and pretokenizer in SPLITS
+    is_read = has_reader and pretokenizer in (
+        *SPLITS,
+        "gemma4",
+    )  # the latter has a model of its own
     return [*cells, "read" if is_read else "not read: " + ("tokens" if has_reader else "family")]
 
 
@@ -133,7 +136,8 @@ def _is_read(raw: dict[str, object]) -> bool:
         raw = config_json.text_part(raw)
         storage = config_json.storage(raw, path)
         config = config_json.parse(config_json.without_storage(raw), path)
-        config_json.with_formats(config, storage, raw, path)
+        config = config_json.with_formats(config, storage, raw, path)
     except InputError:
         return False
-    return True
+    kinds = {kind for _, kinds in config.formats for kind in kinds}
+    return raw.get("expert_dtype") != "fp4" or "mxfp4" in kinds  # experts apart from the others

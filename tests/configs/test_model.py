@@ -25,7 +25,15 @@ _STILL = LayerSpec(Attention(4, 2, 6, rope=None), Gated(20))
 _NORMED = LayerSpec(Attention(4, 2, 6, qk_norm="head"), Gated(20))
 _RECURRENT = LayerSpec(Mamba2(2, 4, 4), None)
 _BAD_MODELS = {
-    "norm": ({"norm": "batch"}, "model.norm is 'rms' or 'layer', not 'batch'"),
+    "norm": ({"norm": "batch"}, "model.norm is 'rms' or 'layer' or 'layer_unbiased', not 'batch'"),
+    "parallel parts": (
+        {
+            "pattern": (dataclasses.replace(_LAYER, parallel_norms=1),),
+            "pre_norms": False,
+            "post_norms": True,
+        },
+        "parallel_norms go with model.pre_norms that a mixer reads",
+    ),
     "no norms": ({"pre_norms": False}, "pre_norms, model.post_norms or both"),
     "offset": ({"norm": "layer", "norm_offset": 1.0}, "norm='layer' goes with no norm_offset"),
     "head norms": ({"norm": "layer", "pattern": (_NORMED,)}, "qk_norm='head' goes with model.norm"),
@@ -77,7 +85,7 @@ _BAD_MODELS = {
     "both": ({"learned_positions": 64}, "learned positions go with layers without rope"),
 }
 _BAD_KINDS = {
-    "qk norm": (lambda: Attention(4, 2, 6, qk_norm="none"), "'all' or 'plain', not 'none'"),
+    "qk norm": (lambda: Attention(4, 2, 6, qk_norm="none"), "'plain' or 'each', not 'none'"),
     "temperature": (lambda: Temperature(0.1, 0), "temperature length is at least 1, not 0"),
     "cold": (lambda: Temperature(-0.1, 8), "temperature scale is a finite number above 0"),
     "rotates": (lambda: Attention(4, 2, 6, rotates_first=True), "goes with a qk_norm and a rope"),

@@ -12,6 +12,7 @@ import tiny_hyper
 import tiny_mistral
 import tiny_mixtures
 import tiny_newer_mixtures
+import tiny_parallel
 import tiny_tokenizer
 import torch
 from tiny_families import TIED, UNTIED, Case, layers, rope, widths
@@ -336,6 +337,7 @@ CASES = (
     *tiny_newer_mixtures.CASES,
     *tiny_gated_heads.CASES,
     *tiny_dense.CASES,
+    *tiny_parallel.CASES,
     # The positions of layers without a window are stretched.
     Case(
         "olmo3-gqa-yarn",

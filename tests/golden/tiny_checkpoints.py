@@ -139,8 +139,11 @@ def _version_4(config: dict) -> dict:
         config["sliding_window_pattern"] = config.pop("layer_types").index("full_attention") + 1
     elif (config.get("head_dim") or 0) * config["num_attention_heads"] == config["hidden_size"]:
         del config["head_dim"]
+    if config["model_type"] == "gpt_neox":
+        config["rotary_emb_base"] = rope["rope_theta"]
+        config["rotary_pct"] = rope.pop("partial_rotary_factor")
     config["rope_theta"] = rope.pop("rope_theta")
-    if config["model_type"] in ("phi3", "qwen3_next", "qwen3_5_moe_text"):
+    if config["model_type"] in ("phi", "phi3", "qwen3_next", "qwen3_5_moe_text", "stablelm"):
         config["partial_rotary_factor"] = rope.pop("partial_rotary_factor")
         rope.pop("original_max_position_embeddings", None)
     config["rope_scaling"] = None if rope["rope_type"] == "default" else rope

@@ -322,6 +322,41 @@ CASES = (
         seed=462,
         dtype=torch.float32,
     ),
+    # Latent attention without any mixture.
+    Case(
+        "youtu-mha-lite-yarn",
+        widths(40, 2, 4, 4)
+        | UNTIED
+        | {
+            "kv_lora_rank": 14,
+            "q_lora_rank": None,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 6,
+            "v_head_dim": 12,
+            **rope(
+                "yarn", factor=8.0, original_max_position_embeddings=32, mscale=1.0,
+                mscale_all_dim=0.8, beta_fast=8.0,
+            ),
+        },
+        seed=481,
+        version_4_keys=True,
+        greedy=True,
+    ),
+    Case(
+        "youtu-mha-halves-tied-float32",
+        widths(36, 2, 3, 3)
+        | TIED
+        | {
+            "kv_lora_rank": 10,
+            "q_lora_rank": 16,
+            "qk_rope_head_dim": 6,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 10,
+            "rope_interleave": False,
+        },
+        seed=482,
+        dtype=torch.float32,
+    ),
     Case(
         "mellum-gqa-window-yarn",
         widths(40, 4, 4, 2, 12)

@@ -12,7 +12,7 @@ from inference.families.shared.fields import ModelFields
 # Each has the attention and the experts of others, in another combination.
 FAMILIES = (
     "lfm2_moe", "ernie4_5_moe", "granitemoe", "granitemoeshared", "bailing_moe_v2", "solar_open",
-    "hy_v3", "exaone_moe", "mellum", "hunyuan_v1_moe", "afmoe", "laguna", "mimo_v2_flash",
+    "hy_v3", "exaone_moe", "mellum", "hunyuan_v1_moe", "afmoe", "laguna", "mimo_v2_flash", "youtu",
 )  # fmt: skip
 
 Change = Callable[[ModelConfig], ModelFields]
@@ -78,6 +78,7 @@ VISIBLE = {
     "exaone_moe-gqa-window": (_distant(rope=Rope()), _with(window=None)),
     "exaone_moe-mqa-groups-tied-float32": (_NO_GROUPS,),
     "mellum-gqa-window-yarn": (_distant(rope=Rope()), _with(window=None), _with(rope=Rope())),
+    "youtu-mha-lite-yarn": (_with(scale=None), _with(rope=Rope(neighbours=True))),
     "afmoe-gqa-window-scaled": (
         *_SCALES[:1], _with(head_gate="softplus"), _with(head_gate=None, gates_elements=False),
         _distant(rope=Rope()), _with(window=None), _routed(scale=1.0),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from inference.request import SamplingParams
-from tests import fakes
+from tests import fakes, newer_fakes
 
 PREFIX = 40
 MODELS = {
@@ -25,9 +25,9 @@ MODELS = {
     "pages": fakes.llama("bfloat16", token_budget=24),
     "compressed": fakes.compressed("bfloat16"),
     "compressed, int8": fakes.compressed("bfloat16", cache_format="int8"),
-    "deepseek-v4": fakes.deepseek_v4("bfloat16"),
+    "deepseek-v4": newer_fakes.deepseek_v4("bfloat16"),
     "hybrid": fakes.hybrid("bfloat16"),
-    "indexer, fp8": fakes.shared_indexer("bfloat16", cache_format="fp8"),
+    "indexer, fp8": newer_fakes.shared_indexer("bfloat16", cache_format="fp8"),
 }
 SIZES = dict(
     max_seqs=32, decode_rows=(1, 32), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),

@@ -10,7 +10,7 @@ import pytest
 from configs.mesh import Mesh
 from inference.request import SamplingParams
 from inference.scheduling.step_shapes import StepShape
-from tests import fakes
+from tests import fakes, newer_fakes
 
 pytestmark = pytest.mark.quick_code
 
@@ -31,13 +31,14 @@ _MODELS = {
     "every cache": fakes.every_cache(),
     "uneven, int8": fakes.llama(cache_format="int8"),
     "deepseek, fp8": fakes.deepseek(cache_format="fp8"),
-    "indexer": fakes.shared_indexer(),
+    "indexer": newer_fakes.shared_indexer(),
     "pages": fakes.llama(token_budget=16),
-    "compressed": fakes.deepseek_v4(),
+    "compressed": newer_fakes.deepseek_v4(),
     "delta": fakes.delta(),
     "hybrid": fakes.hybrid(),
     "jamba": fakes.jamba(),
     "linear": fakes.linear(),
+    "side by side": fakes.side_by_side(),
 }
 _MESHES = Mesh(model=2), Mesh(model=8), Mesh(data=2, model=4), Mesh(data=8)
 _QUICK = [
@@ -46,7 +47,7 @@ _QUICK = [
     ("uneven windows", Mesh(data=2, model=3)), ("deepseek", Mesh(model=2, expert=2)),
     ("gpt-oss", Mesh(data=2, expert=2)), ("pages", Mesh(model=2)),
     ("uneven, int8", Mesh(model=3)), ("compressed", Mesh(data=2, model=2)),
-    ("hybrid", Mesh(model=2, expert=2)),
+    ("hybrid", Mesh(model=2, expert=2)), ("side by side", Mesh(model=2)),
 ]  # fmt: skip
 _ALL = [
     *((kind, mesh) for kind in fakes.KINDS for mesh in _MESHES),
@@ -62,7 +63,8 @@ _ALL = [
     *(("delta", mesh) for mesh in (
         Mesh(model=2), Mesh(model=3), Mesh(model=4), Mesh(data=2, model=2))),
     *(("hybrid", mesh) for mesh in (Mesh(model=2), Mesh(data=2, expert=2))),
-    *(("linear", mesh) for mesh in (Mesh(model=2), Mesh(data=2, model=4))),
+    *((name, mesh) for name in ("linear", "side by side") for mesh in (
+        Mesh(model=2), Mesh(data=2, model=4))),
     *(("gemma4", mesh) for mesh in (
         Mesh(model=2), Mesh(model=3), Mesh(model=2, expert=2), Mesh(data=2, model=4))),
     *(("jamba", mesh) for mesh in (Mesh(model=2), Mesh(model=3), Mesh(data=2, model=2, expert=2))),

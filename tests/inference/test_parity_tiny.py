@@ -13,7 +13,6 @@ import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.kinds.attention import Attention
-from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.recurrent.linear_attention import LinearAttention
@@ -29,7 +28,18 @@ from inference.scheduling.step_shapes import StepShape
 from layers import decoder, kv_cache
 from layers.ragged import contiguous
 from tests import compiling, fakes
-from tests.inference import hyper_relatives, mistral_relatives, mixture_relatives
+from tests.inference import (
+    hyper_relatives,
+    mistral_relatives,
+    mixture_relatives,
+    parallel_relatives,
+)
+from tests.inference.model_changes import each_layer as _each_layer
+from tests.inference.model_changes import each_mixture as _each_mixture
+from tests.inference.model_changes import each_of as _each_of
+from tests.inference.model_changes import rescaled as _rescaled
+from tests.inference.model_changes import routed as _routed
+from tests.inference.model_changes import with_fields as _with
 
 _GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 _NAMES = sorted(path.parent.name for path in _GOLDEN.glob("*/expected.npz"))
@@ -164,10 +174,11 @@ def test_every_layout_is_there():
     mixtures = {m.family for m in models if m.mixtures}
     others = mixtures | {m.family for m in models if m.has_states}
     layouts = {f: ("mqa", "gqa", "mha") for f in supported if f not in others}
-    layouts |= {"gpt2": ("mha",), "ministral3": ("mqa", "gqa")}
+    layouts |= {"gpt2": ("mha",), "ministral3": ("mqa", "gqa"), "youtu": ()}
     layouts |= dict.fromkeys(_TWO_LAYOUTS, ("gqa", "mha"))
     layouts |= dict.fromkeys(("ernie4_5", "gemma4", "granite"), ("gqa",))
     layouts |= {"gemma4_unified": ("mha", "mqa")}
+    layouts |= parallel_relatives.LAYOUTS
     assert kinds == {(f, kind) for f, legal in layouts.items() for kind in legal}
     assert {(m.family, m.tied) for m in models} == {
         (f, tied) for f in supported for tied in (True, False) if not (tied and f in _UNTIED)
@@ -213,7 +224,7 @@ _MIXTURES = "mixtral", "olmoe", "qwen2_moe", "qwen3_moe", *mixture_relatives.FAM
 _RELATED = *_MIXTURES, *_RELATED_STATES
 _LIKE_OTHERS = [name for name in _GREEDY if _family(name) in _RELATED]
 # Whose parts no other has; of all families logits over pages say more than their texts do.
-_LLAMAS = "mistral", "qwen2", "qwen3", "smollm3"
+_LLAMAS = *parallel_relatives.LAYOUTS, "mistral", "qwen2", "qwen3", "smollm3"
 _OWN = [n for n in _GREEDY if n not in _LIKE_OTHERS and _family(n) not in _LLAMAS]
 # What is told from others by its norms, its factors or where its layers lie, not by what they keep:
 # its decode steps and its sums over pages are those of others.
@@ -236,55 +247,10 @@ def test_without_a_cache(name):
     _assert_close(_uncached_logits(name, model), expected)
 
 
-def _each_layer(change):
-    """A change of a model that changes the mixers of all of its layers."""
-
-    def changed(spec: LayerSpec) -> LayerSpec:
-        mixer = dataclasses.replace(spec.mixer, **change(spec.mixer))
-        return dataclasses.replace(spec, mixer=mixer)
-
-    return lambda m: {"pattern": tuple(map(changed, m.pattern))}
-
-
-def _with(**changes):
-    """What changes these fields of every kind that has them."""
-    return lambda m: {"pattern": m.with_kinds(**changes).pattern}
-
-
-def _each_of(kind, **changes):
-    """The same of mixers of one kind alone."""
-    return _each_layer(lambda mixer: changes if isinstance(mixer, kind) else {})
-
-
 def _factors(spec: LayerSpec, part: int, own: tuple[float, float]) -> LayerSpec:
     """A layer with other factors of its mixer (0) or its feed-forward (1)."""
     both = (own, spec.factors[1]) if part == 0 else (spec.factors[0], own)
     return dataclasses.replace(spec, factors=both)
-
-
-def _rescaled(**changes):
-    """A change of how every layer's frequencies are stretched."""
-
-    def change(mixer: Attention) -> dict:
-        scaling = dataclasses.replace(mixer.rope.scaling, **changes)
-        return {"rope": dataclasses.replace(mixer.rope, scaling=scaling)}
-
-    return _each_layer(change)
-
-
-def _each_mixture(change):
-    """What changes the experts of every mixture."""
-
-    def changed(layer):
-        if not isinstance(layer.ffn, Experts):
-            return layer
-        return dataclasses.replace(layer, ffn=dataclasses.replace(layer.ffn, **change(layer.ffn)))
-
-    return lambda m: {"pattern": tuple(map(changed, m.pattern))}
-
-
-def _routed(**changes):
-    return _each_mixture(lambda e: {"router": dataclasses.replace(e.router, **changes)})
 
 
 _SCALES = (0.7, 1.3, 0.8, 1.2, 0.9)  # of what a state-space layer projects
@@ -298,6 +264,7 @@ _VISIBLE = (
     mistral_relatives.VISIBLE
     | hyper_relatives.VISIBLE
     | mixture_relatives.VISIBLE
+    | parallel_relatives.VISIBLE
     | {
         "bamba-mqa-groups-bias-limit": (
             _with(step_limits=(0.0, None)),
@@ -532,6 +499,7 @@ _OTHER_HEADS = (
     "olmo3-mha-tied-float32", "olmoe-mha-float32", "qwen2-mha-untied-float32",
     "qwen3-mha-untied-float32", "qwen3_moe-mqa-bias-window", "smollm3-mqa-untied-bias",
     *(name for name in _OTHERS if _family(name) in mixture_relatives.FAMILIES),
+    *parallel_relatives.OTHERS,
 )  # fmt: skip
 
 

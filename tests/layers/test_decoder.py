@@ -21,7 +21,7 @@ from layers.feed_forwards import dense
 from layers.linear import look_up
 from layers.mixers import attention
 from layers.ragged import Ragged, Rectangle, contiguous
-from tests import accelerators, compiling
+from tests import accelerators, compiling, fakes
 from tests.kinds import Caching
 
 pytestmark = pytest.mark.quick_code
@@ -92,8 +92,8 @@ def _rectangle(rows: list[tuple[int, int, int]], width: int, num_groups: int) ->
 
 @pytest.mark.parametrize(
     "config",
-    [_LLAMA, _GEMMA, _SHARED, _QUIRKS, _AFTER],
-    ids=["llama", "gemma3", "shared caches", "biases, positions, caps", "norms after"],
+    [_LLAMA, _GEMMA, _SHARED, _QUIRKS, _AFTER, fakes.side_by_side(width=12, vocab_size=31)],
+    ids=["llama", "gemma3", "shared caches", "biases, positions, caps", "norms after", "parallel"],
 )
 def test_pages_equal_no_pages(config):
     """Sequences of 20 and 9 tokens: chunks at first, then decode rows and a chunk in one step."""

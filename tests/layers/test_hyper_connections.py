@@ -95,7 +95,7 @@ def test_a_model_counts_them():
         (lambda: HyperConnections(2, iterations=0), "iterations is at least 1, not 0"),
         (
             lambda: fakes.llama(hyper_connections=KIND, layer_inputs=LayerInputs(6)),
-            "and no layer_inputs",
+            "go without factors",
         ),
     ],
 )

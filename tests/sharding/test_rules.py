@@ -39,7 +39,7 @@ def test_each_query_head_lies_on_one_chip_beside_its_kv_head(N, K, chips):
     "model",
     [
         *(fakes.llama(), fakes.gemma(), fakes.quirks(), fakes.gemma4()),
-        *(fakes.jamba(), fakes.delta(), fakes.linear()),
+        *(fakes.jamba(), fakes.delta(), fakes.linear(), fakes.side_by_side()),
     ],
     ids=str,
 )

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from configs.errors import InputError, shown
+from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.latent import Latent
 from configs.kinds.recurrent.mamba import Mamba2
@@ -49,6 +50,10 @@ def fused_tensors(config: ModelConfig) -> dict[str, FusedTensor]:
 def _of(config: ModelConfig, number: int) -> Iterator[tuple[str, FusedTensor]]:
     prefix, D = f"blk.{number}", config.width
     for kind in config.layers[number].mixer.parts:
+        if isinstance(kind, Attention) and kind.qk_norm == "each":
+            for part, heads in (("q", kind.num_heads), ("k", kind.num_kv_heads)):
+                tensor, H = f"{prefix}.attn_{part}_norm.weight", kind.head_width
+                yield tensor, FusedTensor((heads, H), {tensor: (heads * H,)})
         if not isinstance(kind, Mamba2):
             continue
         inner, maps, _ = kind.channels

@@ -10,7 +10,7 @@ from configs.heads import Eagle
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.checkpoints import mapped, names, text_files
 from inference.checkpoints.hf import hub, mxfp4, params_json
-from inference.checkpoints.hf.quantized import schemes, tensors
+from inference.checkpoints.hf.quantized import methods, modelopt, tensors
 from inference.checkpoints.hf.quantized.schemes import Quantization
 from inference.families import families
 from inference.families.shared.config_keys import Keys
@@ -48,18 +48,21 @@ class Storage:
         num_predicting: layers behind the last one, which predict a second token.
         quantization: how weights are stored in few bits; None: they are not, or as MXFP4.
         integers: as `Family` has them.
+        derived: as `Family.derived`; masks among them are no numbers.
     """
 
     is_packed: bool
     num_predicting: int
     quantization: Quantization | None = None
     integers: tuple[str, ...] = ()
+    derived: tuple[str, ...] = ()
 
     @property
     def codes_at(self) -> tuple[str, ...]:
         if self.quantization is not None:
             return ("",)
-        return (*(mxfp4.ENDINGS if self.is_packed else ()), *self.integers)
+        packed = mxfp4.ENDINGS if self.is_packed else ()
+        return (*self.derived, *packed, *self.integers)
 
 
 def read(path: Path) -> dict[str, object]:
@@ -85,7 +88,7 @@ def read_model(directory: Path) -> ModelConfig:
     """
     raw = read(directory / text_files.CONFIG)
     for name in hub.QUANTIZED:  # weights of few bits that `config.json` says nothing of
-        if without_storage(raw) == raw and (directory / name).exists():
+        if without_storage(raw) == raw and (directory / name).exists() and name != modelopt.FILE:
             raise InputError(
                 f"{directory / name}: weights quantized like this are not served; use a repository "
                 "whose config.json has a quantization_config, the unquantized one, or a .gguf file"
@@ -175,6 +178,9 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
     text = Keys(raw).nested("text_config")
     if text is None:
         raise InputError(f"architecture {architecture} has a text_config, which is missing")
+    for key in QUANTIZATION:
+        if None not in (raw.get(key), text.raw.get(key)) and raw[key] != text.raw[key]:
+            raise InputError(f"{key} and text_config: {key} differ; both must agree")
     shared = {key: raw[key] for key in _OF_THE_WHOLE if raw.get(key) is not None}
     model_type = next(iter(by_type))
     if len(by_type) > 1:
@@ -185,7 +191,14 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
 
 def storage(raw: dict[str, object], directory: Path) -> Storage:
     """How a directory stores its tensors; raises an `InputError` if a key is unsound."""
-    described = next((raw[key] for key in QUANTIZATION if raw.get(key) is not None), None)
+    stated = [raw[key] for key in QUANTIZATION if raw.get(key) is not None]
+    if any(other != stated[0] for other in stated[1:]):
+        raise InputError(
+            f"{directory / text_files.CONFIG}: {' and '.join(QUANTIZATION)} differ; weights are "
+            "described twice, so both must agree"
+        )
+    with _naming(directory / text_files.CONFIG):
+        described = modelopt.described(stated[0] if stated else None, directory)
     is_mxfp4 = isinstance(described, dict) and described.get("quant_method") == "mxfp4"
     family = families.of_architecture(_architecture(raw))
     is_packed = is_mxfp4 and family is not None and family.packs_experts
@@ -193,8 +206,9 @@ def storage(raw: dict[str, object], directory: Path) -> Storage:
         extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
         if isinstance(described, dict) and raw.get("expert_dtype") is not None:
             described = {"expert_dtype": raw["expert_dtype"]} | described
-        quantization = None if described is None or is_packed else schemes.read(described)
-    return Storage(is_packed, extra, quantization, () if family is None else family.integers)
+        quantization = None if described is None or is_packed else methods.read(described)
+    integers, derived = ((), ()) if family is None else (family.integers, family.derived)
+    return Storage(is_packed, extra, quantization, integers, derived)
 
 
 def without_storage(raw: dict[str, object]) -> dict[str, object]:

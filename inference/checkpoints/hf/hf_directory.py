@@ -20,7 +20,6 @@ from inference.families import families
 from layers import params
 
 _DERIVED = "rotary_emb.inv_freq"
-_HEAD = "lm_head.weight"
 
 
 def read_model(path: Path) -> ModelConfig:
@@ -34,7 +33,11 @@ def read_model(path: Path) -> ModelConfig:
         return config
     raw = config_json.read(path / text_files.CONFIG)
     storage = config_json.storage(raw, path)
-    if config.tied and has_other_head(_stored(path, storage), config):
+    if (
+        config.tied
+        and _stores_head(path, config)
+        and has_other_head(_stored(path, storage), config)
+    ):
         config = dataclasses.replace(config, tied=False, formats=())
     elif storage.quantization is None:
         return config
@@ -42,6 +45,12 @@ def read_model(path: Path) -> ModelConfig:
         modules = _stored_modules(_named_scales(list(safetensors_file.names_in(path))), config)
         storage = dataclasses.replace(storage, quantization=storage.quantization.of(modules))
     return config_json.with_formats(config, storage, raw, path)
+
+
+def _stores_head(path: Path, config: ModelConfig) -> bool:
+    """Whether a directory may have a head of its own: an index says so without its shards."""
+    head = _head(config).removesuffix("weight")  # in few bits it has tensors of other names
+    return any(head in name for name in safetensors_file.names_in(path))
 
 
 def _stored_modules(names: Iterable[str], config: ModelConfig) -> dict[str, tuple[str, set[str]]]:
@@ -151,8 +160,8 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
     """
     if has_other_head(source, config):
         raise InputError(
-            f"{source.label}: tie_word_embeddings is true, but {_HEAD} is not the embedding; name "
-            "this directory as the model: it is then read as untied"
+            f"{source.label}: tie_word_embeddings is true, but {_head(config)} is not the "
+            "embedding; name this directory as the model: it is then read as untied"
         )
     family = families.of(config)
     unread = names.unread(config, family.tensors, family.layers)
@@ -162,8 +171,8 @@ def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> T
         if not names.is_behind(config, name, family.layers, num_predicting)
         and not name.startswith(unread)
     }
-    if config.tied and _HEAD in stored:
-        stored.setdefault(_embedding(config), stored.pop(_HEAD))
+    if config.tied and _head(config) in stored:
+        stored.setdefault(_embedding(config), stored.pop(_head(config)))
     return _without_unread_rows(renamed(source, stored), config)
 
 
@@ -186,7 +195,7 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
     embedding = _embedding(config)
     for path, whole in (
         ("embed/table", embedding),
-        ("head/table", embedding if config.tied else _HEAD),
+        ("head/table", embedding if config.tied else _head(config)),
     ):
         name = f"{prefix}.{family.predicting[path][0]}"
         if name in layer and not _is_same(source, layer.pop(name), stored.get(whole, whole)):
@@ -210,10 +219,11 @@ def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
     """Whether a configuration ties what is stored twice with different values: transformers then
     leaves the two apart.
     """
-    stored, embedding = _whole_names(source.shapes, config), _embedding(config)
-    if not config.tied or not {_HEAD, embedding} <= stored.keys():
+    stored = _whole_names(source.shapes, config)
+    embedding, head = _embedding(config), _head(config)
+    if not config.tied or not {head, embedding} <= stored.keys():
         return False
-    return not _is_same(source, stored[_HEAD], stored[embedding])
+    return not _is_same(source, stored[head], stored[embedding])
 
 
 def _is_same(source: TensorSource, *pair: str) -> bool:
@@ -255,7 +265,7 @@ def _whole_names(stored_names: Iterable[str], config: ModelConfig) -> dict[str, 
     for name in stored_names:
         if name.endswith(derived) or names.is_other(family, name):
             continue
-        whole_name = f"{base}.{name}" if is_bare and name != _HEAD else name
+        whole_name = f"{base}.{name}" if is_bare and name != _head(config) else name
         stored[_alone(whole_name) if family.wrapper else whole_name] = name
     return _respelled(config, stored)
 
@@ -290,3 +300,7 @@ def _respelled(config: ModelConfig, stored: Mapping[str, str]) -> dict[str, str]
 
 def _embedding(config: ModelConfig) -> str:
     return names.huggingface(config)("embed/table").names[0]
+
+
+def _head(config: ModelConfig) -> str:
+    return names.huggingface(config)("head/table").names[0]

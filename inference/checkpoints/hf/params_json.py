@@ -37,17 +37,13 @@ _ORIGINAL = "original_max_position_embeddings"
 
 def described(keys: Keys) -> dict[str, object]:
     """Returns the keys of a `config.json`; raises an `InputError` for what is not Mistral Large 3,
-    or is stored in few bits.
+    or is stored in few bits that are not FP8.
     """
     mixture, yarn = keys.nested("moe"), keys.nested("yarn")
     if mixture is None or keys.raw.get("kv_lora_rank") is None:
         raise InputError(
             "moe and kv_lora_rank are missing: of params.json alone Mistral Large 3 is read; other "
             "models have a config.json beside it"
-        )
-    if keys.raw.get("quantization") is not None:
-        raise InputError(
-            "quantization is not supported in params.json; use the repository in bfloat16"
         )
     keys.require_neutral(
         activation=("silu", None), sliding_window=(None,), use_biases=(None, False)
@@ -61,7 +57,20 @@ def described(keys: Keys) -> dict[str, object]:
     raw |= {name: mixture.raw[key] for key, name in _MIXTURE.items() if key in mixture.raw}
     raw.setdefault("max_position_embeddings", 128_000)
     raw["rope_parameters"] = _positions(keys, yarn)
+    if (stored := keys.nested("quantization")) is not None:
+        raw["quantization_config"] = _fp8(stored)
     return raw
+
+
+def _fp8(stored: Keys) -> dict[str, object]:
+    """Returns `quantization_config` of weights with a scale a tensor."""
+    stored.choice("qformat_weight", {"fp8_e4m3": "fp8"}, "none")
+    schemes = {"NO_SCALES": "dynamic", "TENSOR": "static"}
+    return {
+        "quant_method": "fp8",
+        "activation_scheme": stored.choice("qscheme_act", schemes, "TENSOR"),
+        "modules_to_not_convert": ["tok_embeddings", "output", "gate"],
+    }
 
 
 def _positions(keys: Keys, yarn: Keys | None) -> dict[str, object]:

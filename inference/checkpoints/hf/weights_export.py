@@ -199,8 +199,10 @@ def _shapes(parameter: _Parameter) -> dict[str, tuple[int, ...]]:
     info, stored = parameter.info, parameter.stored
     if len(stored.names) == 1:
         return {stored.names[0]: info.shape[::-1] if stored.transposed else info.shape}
-    if len(info.stacked) == len(stored.names):
-        parts = zip(stored.names, info.stacked, strict=True)
+    rows, count = info.in_rows[0], len(stored.names)
+    stacked = info.stacked or (rows // count,) * count  # heads are alike
+    if len(stacked) == count and sum(stacked) == rows:
+        parts = zip(stored.names, stacked, strict=True)
         return {name: (n, *info.in_rows[1:]) for name, n in parts}
     raise InputError(
         f"{parameter.path} {list(info.shape)} cannot be cut into {', '.join(stored.names)}"

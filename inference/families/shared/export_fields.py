@@ -40,6 +40,18 @@ def llama_fields(config: ModelConfig) -> dict[str, object]:
     }
 
 
+def plain_activation(activation: str) -> str:
+    """Returns transformers' name of a plain feed-forward's activation."""
+    return {"gelu_tanh": "gelu_new"}.get(activation, activation)
+
+
+def layer_normed(config: ModelConfig, key: str = "layer_norm_eps") -> dict[str, object]:
+    """Returns `llama_fields` of a model with layer norms, whose epsilon has this key."""
+    raw = llama_fields(config)
+    del raw["rms_norm_eps"], raw["mlp_bias"]
+    return raw | {key: config.norm_eps}
+
+
 def sizes(config: ModelConfig, rope: Rope) -> dict[str, object]:
     """Returns the keys of the whole model and of its positions."""
     longest, scaling = config.max_context, rope.scaling

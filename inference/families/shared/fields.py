@@ -6,7 +6,7 @@ from typing import Any, TypedDict
 
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
-from configs.kinds.feed_forward import Gated
+from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.hyper_connections import HyperConnections
 from configs.kinds.kind import FeedForward, Mixer
 from configs.kinds.layer_inputs import LayerInputs
@@ -44,6 +44,7 @@ class ModelFields(TypedDict, total=False):
     hyper_connections: HyperConnections | None
     has_layer_scales: bool
     tied: bool
+    has_head_bias: bool
 
 
 def llama_fields(
@@ -65,6 +66,14 @@ def llama_fields(
         "norm_eps": keys.number("rms_norm_eps", eps),
         "tied": keys.boolean("tie_word_embeddings", tied),
     }
+
+
+def layer_normed(
+    keys: Keys, rope: Rope, tied: bool = False, key: str = "layer_norm_eps"
+) -> ModelFields:
+    """Returns `llama_fields` of a model with layer norms, whose epsilon has this key."""
+    eps = keys.number(key, 1e-5)
+    return {**llama_fields(keys, rope, tied), "norm": "layer", "norm_eps": eps}
 
 
 def model(
@@ -108,6 +117,25 @@ def gated(keys: Keys) -> Gated:
 def activation(keys: Keys) -> str:
     """Returns the activation, which is SiLU in all of Llama's relatives."""
     return keys.choice("hidden_act", {"silu": "silu"}, "silu")
+
+
+_PLAIN = {
+    "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh", "silu": "silu", "relu2": "relu2",
+}  # fmt: skip
+
+
+def plain(
+    keys: Keys, activation: str, has_bias: bool, key: str = "hidden_act", width: int | None = None
+) -> Plain:
+    """Returns a plain feed-forward.
+
+    Args:
+        activation: where the file states none under `key`.
+        width: where the file states none.
+    """
+    width = keys.integer("intermediate_size", width)
+    return Plain(width, keys.choice(key, _PLAIN, activation), has_bias)
 
 
 def upper_windows(keys: Keys, full: Attention) -> list[Attention]:
@@ -170,14 +198,17 @@ def layer_types(keys: Keys, valid: Iterable[str]) -> list[str] | None:
 
 
 def pattern(
-    mixers: Mixer | Sequence[Mixer], ffns: FeedForward | Sequence[FeedForward | None]
+    mixers: Mixer | Sequence[Mixer],
+    ffns: FeedForward | Sequence[FeedForward | None],
+    parallel_norms: int = 0,
 ) -> Pattern:
     """Returns the pattern that repeats. One mixer, or one feed-forward, is that of all layers."""
     if isinstance(mixers, Mixer):
         mixers = [mixers] * (1 if isinstance(ffns, FeedForward) else len(ffns))
     if isinstance(ffns, FeedForward):
         ffns = [ffns] * len(mixers)
-    return repeated(list(map(LayerSpec, mixers, ffns)))
+    pairs = zip(mixers, ffns, strict=True)
+    return repeated([LayerSpec(*pair, parallel_norms=parallel_norms) for pair in pairs])
 
 
 def repeated(layers: Sequence[LayerSpec]) -> Pattern:

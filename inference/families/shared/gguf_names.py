@@ -20,6 +20,14 @@ LLAMA: Table = {
     "ffn/down": ("ffn_down.weight",),
     "ffn_post_norm": ("post_ffw_norm.weight",),
 }
+# Layer norms with a bias, and plain feed-forwards.
+LAYER_NORMED: Table = {
+    **LLAMA,
+    "final_norm/weight": ("output_norm.weight",),
+    "mixer_norm/weight": ("attn_norm.weight",),
+    "ffn_norm/weight": ("ffn_norm.weight",),
+    "ffn/up": ("ffn_up.weight",),
+}
 EXPERTS: Table = {
     **LLAMA,
     "ffn/router": ("ffn_gate_inp.weight",),

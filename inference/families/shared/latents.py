@@ -17,14 +17,14 @@ from inference.families.shared.fields import ModelFields
 
 
 def model(
-    keys: Keys, experts: Experts, is_neighbours: bool, first_dense: int,
+    keys: Keys, experts: Experts | None, is_neighbours: bool, first_dense: int,
     ffns: Sequence[FeedForward] | None = None, indexer: Indexer | None = None,
     temperature: Temperature | None = None,
 ) -> ModelFields:  # fmt: skip
     """Returns the fields of a model of latent attention.
 
     Args:
-        experts: the mixture of layers behind the `first_dense` ones.
+        experts: the mixture of layers behind the `first_dense` ones; None: `ffns` has all.
         is_neighbours: rotary pairs are stored as neighbors.
         first_dense: where the file does not state it.
         ffns: of each layer; None: by `first_dense`.
@@ -44,7 +44,9 @@ def model(
     latent = attention(
         keys, num_heads, 1536, rope=rope, scale=scale, indexer=indexer, temperature=temperature
     )
-    ffns = ffns or mixtures.after_dense(keys, experts, first_dense)
+    if ffns is None:
+        assert experts is not None
+        ffns = mixtures.after_dense(keys, experts, first_dense)
     return fields.model(keys, rope, latent, ffns)
 
 

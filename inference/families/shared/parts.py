@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from configs.kinds.attention import Attention
 from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.recurrent.mamba import Mamba2
@@ -94,6 +95,41 @@ def _delta_net(prefix: str, kind: DeltaNet, width: int, tensors: Table) -> Parts
         yield f"{name}.heads", Part(name, stored, (kind.num_heads,), slice(0, 1))
 
 
+def grouped_qkv(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Parts:
+    """Splits a fused projection, and its bias, whose rows are, for each key/value head, those of
+    its queries, of its key and of its value.
+    """
+    kind = layer.mixer
+    if not isinstance(kind, Attention):
+        return
+    name = f"{prefix}.{tensors['mixer/qkv'][0].removesuffix('.q')}"
+    keys = kind.num_kv_heads * kind.head_width
+    sizes = {"q": kind.query_rows, "k": keys, "v": keys}
+    yield from _grouped_rows(name, sizes, (width,), kind.num_kv_heads)
+    if "qkv" in kind.biases:
+        bias = f"{prefix}.{tensors['mixer/qkv_bias'][0].removesuffix('.q')}"
+        yield from _grouped_rows(bias, sizes, (), kind.num_kv_heads)
+
+
+def fused_qkv(module: str) -> Table:
+    """Returns the names of the parts that `grouped_qkv` makes."""
+    return {
+        "mixer/qkv": tuple(f"{module}.weight.{part}" for part in "qkv"),
+        "mixer/qkv_bias": tuple(f"{module}.bias.{part}" for part in "qkv"),
+    }
+
+
+def head_norms(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Parts:
+    """Flattens the weights [heads, elements] of norms of each head."""
+    kind = layer.mixer
+    if not isinstance(kind, Attention) or kind.qk_norm != "each":
+        return
+    for path, heads in (("q_norm", kind.num_heads), ("k_norm", kind.num_kv_heads)):
+        name = f"{prefix}.{tensors[f'mixer/{path}'][0]}"
+        stored, size = (heads, kind.head_width), heads * kind.head_width
+        yield name, Part(name.removesuffix(".heads"), stored, (size,), slice(0, heads))
+
+
 def separate_taps(prefix: str, layer: LayerSpec, tensors: Table) -> Iterator[dict[str, int]]:
     """Yields the taps of queries, keys and values, each with its rows: transformers fuses the
     three, and saves thirds of all channels under these names.
@@ -142,7 +178,7 @@ def _grouped_rows(
 def gathered(tensor: str, stored: tuple[int, ...], rows: Mapping[str, np.ndarray]) -> Parts:
     """Splits parts of the rows with these numbers."""
     for part, numbers in rows.items():
-        shape = numbers.size, stored[-1]
+        shape = numbers.size, *stored[1:][-1:]
         yield f"{tensor}.{part}", Part(tensor, stored, shape, numbers.ravel())
 
 

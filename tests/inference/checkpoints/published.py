@@ -59,7 +59,7 @@ def write(
     raw: dict[str, object],
     tensors: dict[str, np.ndarray],
     encode: Encode,
-    **described: object,
+    described: dict[str, object],
 ) -> tuple[Path, Path]:
     """A directory with matrices as `encode` has them, and one with their numbers in float32."""
     stored, plain = {}, {}
@@ -73,7 +73,10 @@ def write(
         plain[name] = encoded[1]
     folders = folder / "published", folder / "plain"
     for path, arrays, more in zip(
-        folders, (stored, plain), ({"quantization_config": described}, {}), strict=True
+        folders,
+        (stored, plain),
+        ({"quantization_config": described} if described else {}, {}),
+        strict=True,
     ):
         path.mkdir(parents=True)
         (path / "config.json").write_text(json.dumps(raw | more))

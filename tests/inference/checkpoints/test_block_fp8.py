@@ -52,7 +52,7 @@ def blocks(scale_type=np.float32):
 def written(tmp_path, encode=None, **changes):
     tensors = published.drawn(published.QWEN3_MOE, tmp_path)
     keys = KEYS | changes
-    return published.write(tmp_path, published.QWEN3_MOE, tensors, encode or blocks(), **keys)
+    return published.write(tmp_path, published.QWEN3_MOE, tensors, encode or blocks(), keys)
 
 
 @pytest.mark.parametrize("linear", ["ffi_cpu", "reference"])
@@ -102,7 +102,7 @@ def test_modules_that_are_not_converted(tmp_path):
 def test_heads_that_are_cut_anywhere_are_read_as_numbers(tmp_path):
     """Latent attention of odd sizes: rows that share scales would lie in parts."""
     raw, tensors = published.golden("deepseek_v3-mha-halves-float32")
-    stored, plain = published.write(tmp_path, raw, tensors, blocks(), **KEYS)
+    stored, plain = published.write(tmp_path, raw, tensors, blocks(), KEYS)
     formats = dict(resolve.resolve(str(stored)).open(None).config.formats)
     assert "layers/1/mixer/out" in formats and "layers/1/ffn/experts/gate_up" not in formats
     np.testing.assert_array_equal(published.scores(stored), published.scores(plain))

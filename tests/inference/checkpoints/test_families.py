@@ -516,6 +516,7 @@ UNREAD = {
     "deepseek_v32", "deepseek_v4", "flex_olmo", "glm_moe_dsa",
     "bamba", "kimi_linear", "minimax", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_next",
     "mistral4", "mistral_large3",
+    "hy_v3", "laguna", "mellum", "mimo_v2_flash", "solar_open", "youtu",
 }  # fmt: skip
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {
@@ -526,21 +527,24 @@ LLAMA_CPP = {
     "glm4_moe": "glm4moe", "gpt_oss": "gpt-oss", "glm4_moe_lite": "deepseek2",
     "minimax_m2": "minimax-m2", "falcon_h1": "falcon-h1", "falcon_mamba": "mamba",
     "granitemoehybrid": "granitehybrid", "nemotron_h": "nemotron_h_moe",
-    "hunyuan_v1_dense": "hunyuan-dense",
+    "hunyuan_v1_dense": "hunyuan-dense", "hunyuan_v1_moe": "hunyuan-moe",
+    "bailing_moe_v2": "bailingmoe2", "ernie4_5_moe": "ernie4_5-moe", "exaone_moe": "exaone-moe",
+    "granitemoeshared": "granitemoe", "lfm2_moe": "lfm2moe",
 }  # fmt: skip
 # How its converter renames and stacks tensors before it asks for their names.
 MERGED = (
     (r"block_sparse_moe\.experts\.\d+\.", "mlp.experts."),
+    (r"\.experts\.\d+\.", ".experts."),
     (r"\.experts\.w1\.", ".experts.gate_proj."),
     (r"\.experts\.w3\.", ".experts.up_proj."),
     (r"\.experts\.w2\.", ".experts.down_proj."),
-    (r"\.experts\.\d+\.", ".experts."),
     (r"\.experts\.gate_up_proj\.\d+\.(gate|up)", r".experts.\1_proj.weight"),
     (r"\.experts\.down_proj\.\d+", ".experts.down_proj.weight"),
     (r"\.experts\.down_proj_bias", ".experts.down_proj.bias"),
     (r"kv_b_proj\.\d+\.key", "k_b_proj.weight"),
     (r"kv_b_proj\.\d+\.value", "v_b_proj.weight"),
-    (r"e_score_correction_bias", "e_score_correction.bias"),
+    (r"e_score_correction_bias(?:\.experts)?", "e_score_correction.bias"),
+    (r"expert_bias$", "expert_bias.bias"),
     (r"\.sinks", ".sinks.weight"),
     (r"\.experts\.(\w+_proj)$", r".experts.\1.weight"),
     (r"layer_scalar", "layer_scalar.weight"),
@@ -566,11 +570,13 @@ def test_names_in_gguf_are_those_the_library_gives(checkpoint):
     architecture = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[family]
     library = gguf.get_tensor_name_map(architecture, config.num_layers)
     for path in params.flatten(decoder.param_infos(config)):
-        if path == "head/table" and family == "gemma2":
+        if path == "head/table" and family in ("gemma2", "lfm2moe"):
             continue  # always tied there
         if family in ("qwen2moe", "qwen3moe") and path.endswith(("/ffn/gate_up", "/ffn/down")):
             continue  # no layer is dense there
-        if family == "granitehybrid" and path.endswith(("gate_up", "ffn/down", "shared/down")):
+        if family in ("granitehybrid", "granitemoe") and path.endswith(
+            ("gate_up", "ffn/down", "shared/down")
+        ):
             continue  # its converter names what it cuts there itself (`test_gguf_states.py`)
         own = OWN_NAMES.get(path.split("/", 2)[-1])
         if own is not None:

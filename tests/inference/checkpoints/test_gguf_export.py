@@ -30,6 +30,9 @@ CASES = (
     "gemma3-gqa-linear-rope", "gemma3-mqa", "smollm3-gqa-tied", "olmo2-mha-untied",
     "gpt2-mha-tied-bare", "ernie4_5-gqa-neighbors", "granite-gqa-scales", "ministral3-gqa-yarn",
     "hunyuan_v1_dense-gqa-alpha",
+    "cohere-gqa-norms-tied", "cohere2-mha-untied-float32", "phi-mha-untied",
+    "gpt_neox-mha-untied", "stablelm-gqa-parallel-norms", "stablelm-mha-bias-tied-float32",
+    "starcoder2-gqa-window-tied",
 )  # fmt: skip
 
 

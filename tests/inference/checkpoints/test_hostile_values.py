@@ -12,7 +12,7 @@ import pytest
 
 from configs.errors import InputError
 from inference.checkpoints import resolve, safetensors_file
-from inference.checkpoints.hf.quantized import schemes
+from inference.checkpoints.hf.quantized import methods
 from inference.checkpoints.native import config_file
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -81,7 +81,7 @@ def test_what_says_how_weights_are_stored():
         said = json.loads((folder / "config.json").read_text())["quantization_config"]
         for value in changed(said):
             if value is not None:  # as if nothing were said
-                is_sound_or_refused(schemes.read, value)
+                is_sound_or_refused(methods.read, value)
 
 
 def test_a_native_configuration():

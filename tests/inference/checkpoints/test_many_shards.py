@@ -91,15 +91,32 @@ def test_it_is_accepted_by_its_headers(checkpoint, counts):
     assert read_once(counts)
 
 
-def test_it_is_rejected_by_its_headers(checkpoint, counts, tmp_path):
+def changed(checkpoint: Path, folder: Path, **keys: object) -> str:
+    """Links the shards beside a configuration with some keys changed."""
     for path in checkpoint.iterdir():
-        (tmp_path / path.name).symlink_to(path)
-    narrow = CONFIG | {"intermediate_size": INNER + 128}
-    (tmp_path / text_files.CONFIG).unlink()
-    (tmp_path / text_files.CONFIG).write_text(json.dumps(narrow))
+        (folder / path.name).symlink_to(path)
+    (folder / text_files.CONFIG).unlink()
+    (folder / text_files.CONFIG).write_text(json.dumps(CONFIG | keys))
+    return str(folder)
+
+
+def test_it_is_rejected_by_its_headers(checkpoint, counts, tmp_path):
+    wide = changed(checkpoint, tmp_path, intermediate_size=INNER + 128)
     with pytest.raises(InputError, match=r"expected \[53376, 16384\]"):
-        resolve.resolve(str(tmp_path)).open(None)
+        resolve.resolve(wide).open(None)
     assert read_once(counts)
+
+
+def test_where_the_head_is_tied_the_index_says_whether_another_is_stored(
+    checkpoint, counts, tmp_path
+):
+    tied = changed(checkpoint, tmp_path, tie_word_embeddings=True)
+    index = json.loads((checkpoint / safetensors_file.INDEX).read_text())
+    del index["weight_map"]["lm_head.weight"]
+    (tmp_path / safetensors_file.INDEX).unlink()
+    (tmp_path / safetensors_file.INDEX).write_text(json.dumps(index))
+    assert resolve.resolve(tied).config.tied
+    assert not [name for name in counts.files if name.endswith(".safetensors")]
 
 
 def test_an_index_of_more_than_eight_megabytes_is_read(tmp_path):

@@ -26,7 +26,7 @@ from inference.checkpoints.hf import config_export, config_json
 from inference.planner import weights
 from layers import decoder, params
 from layers import rope as rope_math
-from tests.inference.checkpoints import test_gguf, test_gguf_mixtures
+from tests.inference.checkpoints import published, test_gguf, test_gguf_mixtures
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 _YARN = {
@@ -176,6 +176,37 @@ def test_the_text_of_a_model_that_reads_images(name, architecture, prefix, tmp_p
     assert all(np.array_equal(text_weights[path], expected[path]) for path in expected)
 
 
+def test_fp8_with_a_scale_a_tensor_as_devstral_is_published(tmp_path):
+    """Codes keep the names of the whole, and are kept as they are."""
+
+    def encode(module: str, matrix: np.ndarray):
+        if ".layers." not in module:
+            return None
+        scale = np.asarray(np.abs(matrix).max() / 448, ml_dtypes.bfloat16)
+        codes = (matrix / np.float32(scale)).clip(-448, 448).astype(published.E4M3)
+        numbers = codes.astype(np.float32) * np.float32(scale)
+        return {"weight": codes, "weight_scale_inv": scale, "activation_scale": scale}, numbers
+
+    text = json.loads((GOLDEN / "ministral3-gqa-yarn" / "config.json").read_text())
+    del text["architectures"]
+    whole = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    tensors = {
+        f"language_model.{name}": tensor.astype(np.float32)
+        for name, tensor in load_file(GOLDEN / "ministral3-gqa-yarn" / "model.safetensors").items()
+    }
+    stored, plain = published.write(
+        tmp_path, whole, tensors, encode, quant_method="fp8", activation_scheme="static",
+        weight_block_size=None, dequantize=False,
+        modules_to_not_convert=["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+    )  # fmt: skip
+    checkpoint = resolve.resolve(str(stored)).open(None)
+    assert set(dict(checkpoint.config.formats).values()) == {("fp8",)}
+    source, expected = checkpoint.contents().source, resolve.resolve(str(plain)).open(None)
+    for name, shape in expected.contents().source.shapes.items():
+        numbers = expected.contents().source.read(name, 0, shape[0])
+        np.testing.assert_array_equal(source.read(name, 0, shape[0]), numbers, name)
+
+
 OWN = GOLDEN / "mistral_large3-mha-own-names"
 
 
@@ -223,6 +254,32 @@ def test_a_directory_with_params_json_alone(tmp_path):
     assert all(np.array_equal(own_weights[path], expected[path]) for path in expected)
 
 
+def test_fp8_in_mistrals_own_files(tmp_path):
+    """Experts, feed-forwards and the way out are kept as they are."""
+    directory, tensors, numbers = _own_directory(
+        tmp_path, quantization={"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"}
+    ), {}, {}  # fmt: skip
+    for name, matrix in load_file(OWN / "model.safetensors").items():
+        module = name.removesuffix(".weight")
+        if matrix.ndim != 2 or module.endswith((".gate", "output", "tok_embeddings")):
+            tensors[name] = matrix
+            continue
+        matrix = matrix.astype(np.float32)
+        scale = np.asarray(np.abs(matrix).max() / 448, ml_dtypes.bfloat16)
+        tensors[name] = (matrix / np.float32(scale)).clip(-448, 448).astype(published.E4M3)
+        tensors |= {f"{module}.qscale_weight": scale, f"{module}.qscale_act": scale}
+        numbers[name] = tensors[name].astype(np.float32) * np.float32(scale)
+    save_file(tensors, directory / "consolidated.safetensors")
+    checkpoint = resolve.resolve(str(directory)).open(None)
+    formats = dict(checkpoint.config.formats)
+    assert set(formats.values()) == {("fp8",)}
+    assert formats.keys() >= {"layers/1/ffn/experts/gate_up", "layers/1/mixer/out"}
+    source = checkpoint.contents().source
+    for name in (name for name in numbers if "wkv_b" not in name):
+        np.testing.assert_array_equal(source.read(name, 0, len(numbers[name])), numbers[name], name)
+    assert _loaded(directory).keys() == _loaded(OWN).keys()
+
+
 def test_scores_are_not_scaled_without_apply_scale(tmp_path):
     stated = _own_params(config_json.read_model(OWN))["yarn"] | {"apply_scale": False}
     latent = resolve.resolve(str(_own_directory(tmp_path, yarn=stated))).config.layers[0].mixer
@@ -231,7 +288,7 @@ def test_scores_are_not_scaled_without_apply_scale(tmp_path):
 
 @pytest.mark.parametrize(("changes", "cause"), [
     ({"moe": None}, "of params.json alone Mistral Large 3 is read"),
-    ({"quantization": {"qformat_weight": "fp8_e4m3"}}, "quantization is not supported in params"),
+    ({"quantization": {"qformat_weight": "nvfp4"}}, "qformat_weight='nvfp4' is not .*: fp8_e4m3"),
     ({"sliding_window": 9}, "sliding_window=9 is not supported; leave it out"),
     ({"llama_4_scaling": {"beta": 0.1, "original_max_position_embeddings": 9}}, "=9 differs from"),
 ])  # fmt: skip

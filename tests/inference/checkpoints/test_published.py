@@ -32,29 +32,17 @@ PUBLISHED = {
 # What is not read yet, and what it waits for. A repository that is read has no line here, nor has
 # one whose architecture is in `missing.PARTS`.
 WAITING: dict[str, str] = {
-    "nvidia/Gemma-4-26B-A4B-NVFP4": "NVFP4 of modelopt",
-    "nvidia/MiniMax-M2.7-NVFP4": "NVFP4 of modelopt",
-    "nvidia/Qwen3.6-27B-NVFP4": "NVFP4 of modelopt",
-    "nvidia/Qwen3.6-35B-A3B-NVFP4": "NVFP4 of modelopt",
     "google/gemma-2b": "the family",
     "google/gemma-7b": "the family",
-    "microsoft/phi-1": "the family",
-    "nvidia/DeepSeek-V4-Flash-NVFP4": "NVFP4 of modelopt",
-    "bigcode/starcoder2-7b": "the family",
+    "nvidia/DeepSeek-V4-Flash-NVFP4": "NVFP4 beside FP8 in blocks",
     "ByteDance-Seed/Seed-OSS-36B-Instruct": "the family",
-    "CohereForAI/c4ai-command-r-v01": "the family",
-    "CohereLabs/aya-23-8B": "the family",
-    "EleutherAI/gpt-neox-20b": "the family",
     "inclusionAI/Ling-lite-1.5": "the family",
     "internlm/internlm2-chat-7b": "the family",
     "LGAI-EXAONE/EXAONE-4.0-1.2B": "the family",
     "LGAI-EXAONE/EXAONE-4.0-32B": "the family",
-    "stabilityai/stablelm-2-zephyr-1_6b": "the family",
-    "stabilityai/stablelm-3b-4e1t": "the family",
     "swiss-ai/Apertus-8B-Instruct-2509": "the family",
     "XiaomiMiMo/MiMo-7B-Base": "the family",
     "Qwen/Qwen3-VL-30B-A3B-Instruct": "the family",
-    "tencent/Youtu-LLM-2B": "the family",
     "zai-org/GLM-4-9B-0414": "the family",
     "zai-org/glm-4-9b-chat-hf": "the family",
 }
@@ -77,7 +65,8 @@ UNREAD = [
 
 def test_enough_is_covered():
     assert WAITING.keys() <= PUBLISHED.keys()
-    assert len(PUBLISHED) >= 90 and len(architectures(PUBLISHED)) >= 45
+    read_now = PUBLISHED.keys() - set(UNREAD)
+    assert len(read_now) >= 90 and len(architectures(read_now)) >= 45
 
 
 @pytest.mark.parametrize("repository", [name for name in PUBLISHED if name not in UNREAD])

@@ -14,7 +14,7 @@ from inference.quantize import folds, rotation
 from inference.quantize.rotation import Rotation
 from layers import decoder, params
 from layers.ragged import contiguous
-from tests import compiling, fakes
+from tests import compiling, fakes, newer_fakes
 from tests.inference.quantize import models
 
 pytestmark = pytest.mark.quick_code
@@ -54,13 +54,19 @@ def shared_values():
     return models.llama(pattern=tuple(LayerSpec(mixer, Gated(96)) for mixer in (own, reader)))
 
 
+def side_by_side():
+    """A norm that attention and feed-forward both read."""
+    layer = LayerSpec(Attention(4, 2, 16), Gated(96), parallel_norms=1)
+    return models.llama(pattern=(layer,), norm="layer_unbiased")
+
+
 MODELS = {
     "biased": biased, "layer-norms": layer_norms, "offsets": offsets,
-    "shared": shared_values, "mixture": models.mixture, "latent": models.latent,
-    "gates": gated_heads,
+    "side by side": side_by_side, "gates": gated_heads, "shared": shared_values,
+    "mixture": models.mixture, "latent": models.latent,
     "tied": lambda: models.llama(tied=True, embedding_scale=8.0),
     "gpt-oss": fakes.gpt_oss, "gemma": fakes.gemma, "gemma4": fakes.gemma4,
-    "deepseek-v32": fakes.shared_indexer, "compressed": fakes.compressed,
+    "deepseek-v32": newer_fakes.shared_indexer, "compressed": fakes.compressed,
 }  # fmt: skip
 
 
@@ -126,6 +132,7 @@ def test_what_is_folded():
     down, out = ("ffn/down",), ("mixer/out",)
     assert found(models.llama()) == [("mixer/qkv",), ("ffn/gate_up",), out, down]
     assert found(layer_norms()) == [("mixer/qkv",), ("ffn/up",), out]
+    assert found(side_by_side()) == [("mixer/qkv", "ffn/gate_up"), out, down]
     assert found(shared_values()) == [("mixer/qkv",), ("ffn/gate_up",), down]
     assert found(shared_values(), 1) == [("mixer/q",), ("ffn/gate_up",), down]
     assert ("ffn/experts/down",) not in found(fakes.gpt_oss())
@@ -137,6 +144,12 @@ def test_what_is_folded():
 def test_a_residual_stream_that_goes_on_from_norms_is_not_turned():
     layer = dataclasses.replace(fakes.llama().pattern[0], factors=((1.2, 1.0), (1.0, 1.0)))
     with pytest.raises(InputError, match="--rotate: the residual stream of .* goes on from its"):
+        rotation.untied(dataclasses.replace(fakes.llama(), pattern=(layer,)))
+
+
+def test_parts_that_read_one_norm_are_not_turned():
+    layer = dataclasses.replace(fakes.llama().pattern[0], parallel_norms=1)
+    with pytest.raises(InputError, match="--rotate: mixers and feed-forwards of .* read one norm"):
         rotation.untied(dataclasses.replace(fakes.llama(), pattern=(layer,)))
 
 

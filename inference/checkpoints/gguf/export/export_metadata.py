@@ -63,7 +63,7 @@ def _attention_metadata(config: ModelConfig) -> Metadata:
         "attention.head_count_kv": attention.num_kv_heads,
         "attention.key_length": attention.head_width,
         "attention.value_length": attention.head_width,
-        LAYER_EPSILON if config.norm == "layer" else RMS_EPSILON: config.norm_eps,
+        RMS_EPSILON if config.norm == "rms" else LAYER_EPSILON: config.norm_eps,
         **_rope(config),
     }
 
@@ -96,7 +96,7 @@ def _rope(config: ModelConfig) -> Metadata:
         return {}
     metadata: Metadata = {
         "rope.freq_base": rope.theta,
-        "rope.dimension_count": mixers[0].head_width,
+        "rope.dimension_count": rope.rotating(mixers[0].head_width),
     }
     if isinstance(rope.scaling, Linear):
         metadata |= {"rope.scaling.type": "linear", "rope.scaling.factor": rope.scaling.factor}

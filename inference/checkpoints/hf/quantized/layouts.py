@@ -6,7 +6,7 @@ The tensors of a module are named by what is behind its name: `weight_packed` an
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import NamedTuple
 
 import ml_dtypes
@@ -20,21 +20,26 @@ from inference.checkpoints.tensor_source import TensorSource
 from layers import quantized
 from layers.quantized import Groups
 
-_OF_ACTIVATIONS = "input_scale", "activation_scale"  # constants, where these are rounded by one
+_OF_ACTIVATIONS = (
+    "input_scale",
+    "activation_scale",
+    "qscale_act",
+)  # constants, where these are rounded by one
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the next of eight columns is
 
 
 @dataclasses.dataclass(frozen=True)
 class Values:
     """Some rows: integers as they are stored (uint8; int8 and e4m3 of eight bits; e2m1 of four),
-    their groups' scales and zero points, and each element's group, None where they follow one
-    another.
+    their groups' scales and zero points, each element's group, None where they follow one another,
+    and what multiplies the scales of a row, None where nothing does.
     """
 
     q_FD: np.ndarray
     scale_FG: np.ndarray
     zero_FG: np.ndarray
     group_D: np.ndarray | None = None
+    row_F: np.ndarray | None = None
 
     def numbers(self) -> np.ndarray:
         """What they stand for: float32 [F, D]."""
@@ -99,7 +104,8 @@ class Module:
         self, ending: str, rows: slice | None = None, columns: slice | None = None
     ) -> np.ndarray:
         name = f"{self.name}.{ending}"
-        first, last, _ = (rows or slice(None)).indices(self.source.shapes[name][0])
+        count = (self.source.shapes[name] or (1,))[0]
+        first, last, _ = (rows or slice(None)).indices(count)
         return self.source.read(name, first, last, columns or slice(None))
 
     def groups(self, width: int) -> int:
@@ -237,7 +243,8 @@ def _plain_values(module: Module, start: int, stop: int, scales: str = "weight_s
 
 
 def _fp8_scales(module: Module) -> str:
-    return "weight_scale" if module.has("weight_scale") else "weight_scale_inv"
+    names = "weight_scale", "qscale_weight"  # the second of Mistral's own files
+    return next((name for name in names if module.has(name)), "weight_scale_inv")
 
 
 def _fp4_shape(module: Module) -> tuple[int, int]:
@@ -333,7 +340,7 @@ def _awq_values(module: Module, start: int, stop: int) -> Values:
     return Values(columns("qweight"), scale_FG, columns("qzeros"))
 
 
-LAYOUTS: Mapping[str, Layout] = {
+LAYOUTS: dict[str, Layout] = {
     "packed": Layout(
         ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
         _packed_shape,
@@ -345,7 +352,7 @@ LAYOUTS: Mapping[str, Layout] = {
         _plain_values,
     ),
     "fp8": Layout(
-        ("weight", "weight_scale_inv", "weight_scale", *_OF_ACTIVATIONS),
+        ("weight", "weight_scale_inv", "weight_scale", "qscale_weight", *_OF_ACTIVATIONS),
         lambda module: _plain_shape(module, _fp8_scales(module)),
         lambda module, start, stop: _plain_values(module, start, stop, _fp8_scales(module)),
     ),

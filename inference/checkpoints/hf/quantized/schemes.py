@@ -1,7 +1,7 @@
 """`quantization_config` of a `config.json`: which modules are stored in few bits, and how.
 
-What is read here is what `compressed-tensors`, AWQ, GPTQ and transformers' own `fp8` write; MXFP4
-is gpt-oss's (`split_tensors`).
+What is read here is what `compressed-tensors`, AWQ, GPTQ and transformers' own `fp8` write, and in
+`modelopt.py` ModelOpt's and Quark's; MXFP4 of gpt-oss is stored in its own way (`split_tensors`).
 """
 
 import dataclasses
@@ -13,8 +13,8 @@ from configs.precision import FORMATS, GROUPS
 from inference.families.shared.config_keys import Keys
 
 # Endings of tensors that only modules in few bits have.
-MARKS = "weight_packed", "qweight", "weight_scale", "weight_scale_inv"
-METHODS = ("compressed-tensors", "awq", "gptq", "fp8")
+MARKS = "weight_packed", "qweight", "weight_scale", "weight_scale_inv", "qscale_weight"
+METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "modelopt", "quark")
 
 _MAX_PATTERN, _MAX_REPEATS = 200, 4  # of a regular expression, which a file must not hang us with
 _EMPTY: tuple[object, ...] = (None, {}, [], "")
@@ -30,7 +30,7 @@ class Scheme:
         layout: key of `layouts.LAYOUTS`.
         bits: of an element.
         group: elements along a row that share a scale; None: all of them.
-        is_float: elements are e4m3, not integers.
+        is_float: elements are e4m3, or of four bits e2m1, not integers.
         is_symmetric: there are no zero points.
         has_order: the elements of a group do not follow one another.
         shares_rows: so many rows have the same scales, of which only one row's are stored; None:
@@ -38,6 +38,8 @@ class Scheme:
         activations: which of a token's activations are rounded to the same type with one scale:
             'token', all of them, or 'group'; 'tensor': by a constant; None: they stay.
         zero_offset: added to zero points as they are stored.
+        has_powers: scales are powers of two, in a byte.
+        has_tensor_scale: one of the tensor multiplies, or divides, the others.
     """
 
     layout: str
@@ -49,6 +51,8 @@ class Scheme:
     shares_rows: int | None = 1
     activations: str | None = None
     zero_offset: int = 0
+    has_powers: bool = False
+    has_tensor_scale: bool = False
 
     def format(self, row: int) -> str | None:
         """Our format that holds the numbers of rows of so many elements; None: there is none, and
@@ -56,8 +60,8 @@ class Scheme:
         """
         if self.has_order_in(row):
             return None
-        if self.layout == "mxfp4":
-            return "mxfp4"
+        if self.has_tensor_scale or self.has_powers:
+            return "nvfp4" if self.has_tensor_scale else f"mxfp{self.bits}"
         if self.shares_rows not in (None, 1):
             return "fp8_block" if self._has_our_blocks else None
         if self.bits == 8:
@@ -121,8 +125,8 @@ class Quantization:
 
     def of(self, modules: Mapping[str, tuple[str, Container[str]]]) -> "Quantization":
         """The same for modules by other names: where what is said of them has the names that they
-        are stored by. Of `fp8`, which lists few of the modules that are stored as numbers, those
-        without scales are.
+        are stored by. Of `fp8` and ModelOpt, which list few of the modules that are stored as
+        numbers, those without scales are.
 
         Args:
             modules: their names, and for each the stored one and the endings of its tensors.
@@ -130,27 +134,15 @@ class Quantization:
 
         def find(module: str, is_table: bool) -> Scheme | None:
             stored, endings = modules.get(module, (module, MARKS))
-            if self.method == "fp8" and not any(mark in endings for mark in MARKS):
+            if self.method in ("fp8", "modelopt") and not any(mark in endings for mark in MARKS):
                 return None
             return self.find(stored, is_table)
 
         return dataclasses.replace(self, find=find)
 
 
-def read(value: object) -> Quantization:
-    """What a `quantization_config` says; raises an `InputError` that names an unsound key."""
-    keys = Keys({"quantization_config": value}).nested("quantization_config")
-    assert keys is not None
-    method = keys.raw.get("quant_method")
-    if not isinstance(method, str) or method not in _READERS:
-        raise InputError(
-            f"quantization_config: quant_method={shown(method)} is not served; valid: "
-            f"{', '.join(METHODS)}, and mxfp4 of gpt-oss; or use the unquantized repository"
-        )
-    return Quantization(method, _READERS[method](keys))
-
-
-def _compressed_tensors(keys: Keys) -> Find:
+def compressed_tensors(keys: Keys) -> Find:
+    """Groups of modules by name, class or pattern, each with a scheme."""
     keys.require_neutral(
         kv_cache_scheme=_EMPTY,
         transform_config=_EMPTY,
@@ -185,6 +177,9 @@ _FORMATS = {
     "int-quantized": "plain",
     "float-quantized": "plain",
     "naive-quantized": "plain",
+    "nvfp4-pack-quantized": "scaled",
+    "mxfp4-pack-quantized": "scaled",
+    "mxfp8-quantized": "scaled",
 }
 
 
@@ -200,6 +195,8 @@ def _compressed_scheme(group: Keys, format: object) -> Scheme:
     weights.require_neutral(dynamic=(None, False))
     is_float = weights.choice("type", {"int": "", "float": "float"}, "int") == "float"
     bits = weights.integer("num_bits", 8)
+    if layout == "scaled":
+        return _scaled(group, weights, format)
     served = {("packed", False): (3, 4, 8), ("plain", False): (8,), ("plain", True): (8,)}
     if bits not in (valid := served.get((layout, is_float), ())):
         raise InputError(
@@ -227,6 +224,21 @@ def _compressed_scheme(group: Keys, format: object) -> Scheme:
         rows,
         _activations(group, is_float, strategy),
     )
+
+
+def _scaled(group: Keys, weights: Keys, format: str) -> Scheme:
+    """Of floats whose groups have scales of eight bits; activations of any kind stay."""
+    is_nvfp4, bits = format.startswith("nvfp4"), 8 if format.startswith("mxfp8") else 4
+    size = 16 if is_nvfp4 else 32
+    weights.require_neutral(
+        type=("float",), num_bits=(bits,), group_size=(size,), symmetric=(True, None),
+        strategy=("tensor_group", "group", None), actorder=(None, False),
+    )  # fmt: skip
+    activations = None if group.nested("input_activations") is None else "group"
+    return Scheme(
+        "scaled", bits, size, is_float=True, activations=activations, has_powers=not is_nvfp4,
+        has_tensor_scale=is_nvfp4,
+    )  # fmt: skip
 
 
 def _activations(group: Keys, is_float: bool, strategy: str) -> str | None:
@@ -258,7 +270,8 @@ def _block(keys: Keys, key: str) -> tuple[int, int]:
     return rows, columns
 
 
-def _awq(keys: Keys) -> Find:
+def awq(keys: Keys) -> Find:
+    """Four bits in groups with zero points."""
     keys.choice("version", {"gemm": "gemm", "GEMM": "gemm"}, "gemm")
     if keys.integer("bits", 4) != 4:
         raise InputError(f"{keys.label}bits={keys.raw['bits']} is not served; valid: 4")
@@ -268,7 +281,8 @@ def _awq(keys: Keys) -> Find:
     return _in_layers(keys, Scheme("awq", 4, group, is_symmetric=False))
 
 
-def _gptq(keys: Keys) -> Find:
+def gptq(keys: Keys) -> Find:
+    """Integers in groups, perhaps in an order of their own."""
     bits = keys.integer("bits")
     if bits not in (3, 4, 8):
         raise InputError(f"{keys.label}bits={bits} is not served; valid: 3, 4, 8")
@@ -293,7 +307,8 @@ def _group(keys: Keys) -> int | None:
     return None if keys.raw.get("group_size") == -1 else keys.integer("group_size", 128)
 
 
-def _fp8(keys: Keys) -> Find:
+def fp8(keys: Keys) -> Find:
+    """e4m3 with a scale a tensor, or a block of one."""
     keys.choice("fmt", {"e4m3": "e4m3", "float8_e4m3fn": "e4m3"}, "e4m3")
     keys.require_neutral(
         scale_fmt=("ue8m0", "float", None), moe_quant_algo=(None,), quantized_layers=(None, {})
@@ -310,7 +325,7 @@ def _fp8(keys: Keys) -> Find:
     scheme = Scheme("fp8", 8, columns, is_float=True, shares_rows=rows, activations=activations)
     skipped = names(keys, "modules_to_not_convert") + names(keys, "ignored_layers")
     has_fp4 = keys.choice("expert_dtype", {"fp4": "fp4", "fp8": "fp8"}, "fp8") == "fp4"
-    experts = Scheme("mxfp4", 4, 32, is_float=True) if has_fp4 else scheme
+    experts = Scheme("mxfp4", 4, 32, is_float=True, has_powers=True) if has_fp4 else scheme
 
     def find(module: str, is_table: bool) -> Scheme | None:
         if is_table or module == "lm_head" or _is_in(module, skipped):
@@ -390,11 +405,3 @@ def _pattern(text: str, label: str) -> re.Pattern[str]:
         return re.compile(text)
     except re.error as error:
         raise InputError(f"{label}: {shown(text)} is no regular expression: {error}") from None
-
-
-_READERS: Mapping[str, Callable[[Keys], Find]] = {
-    "compressed-tensors": _compressed_tensors,
-    "awq": _awq,
-    "gptq": _gptq,
-    "fp8": _fp8,
-}

@@ -13,14 +13,17 @@ from configs.kinds.params import Formats, ParamInfo
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load
-from inference.checkpoints.hf.quantized import schemes
-from inference.checkpoints.hf.quantized.layouts import LAYOUTS, Module, Values
+from inference.checkpoints.hf.quantized import layouts, scaled, schemes
+from inference.checkpoints.hf.quantized.layouts import Layout, Module, Values
 from inference.checkpoints.hf.quantized.schemes import Quantization, Scheme
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
 from inference.families.shared.config_keys import Keys
 
+LAYOUTS = layouts.LAYOUTS | {"scaled": Layout(scaled.ENDINGS, scaled.shape, scaled.values)}
 _WEIGHT = ".weight"
+# Scales of a cache in few bits, which ours does not have.
+_OF_CACHE = ".k_scale", ".v_scale", ".q_scale", ".prob_output_scale"
 _BLOCK_ELEMENTS = 1 << 22
 _NUMBERS = "bfloat16", "float32", "float64"
 _TABLES = ("embed_tokens", "wte", "wpe")  # modules that tokens are looked up in
@@ -46,7 +49,7 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
         if (format := module.scheme.format(shapes[name][1])) is not None:
             formats[name] = format
     for name, shape in source.shapes.items():
-        if name in parts:
+        if name in parts or name.endswith(_OF_CACHE):
             continue
         if source.dtypes.get(name, source.dtype) not in _NUMBERS:
             raise InputError(
