@@ -233,6 +233,7 @@ def test_a_product_of_few_bits_reads_each_byte_once(format, matrix):
 @pytest.mark.parametrize("format, rows", [
     ("int8", 1), ("w8a8", 16), ("w8a8_fp8", 16), ("int4", 1), ("int4", 64), ("int4_asym", 64),
     ("int4_g64", 16), ("int4_asym_g32", 48), ("int3", 32), ("int3_asym_g32", 32), ("mxfp4", 48),
+    ("nvfp4", 16), ("nvfp4", 32),
 ])  # fmt: skip
 def test_other_formats_and_rows(format, rows, ptxas):
     """As many rows as the kernel has registers for, among them."""

@@ -348,15 +348,6 @@ def test_longrope_by_its_names(kind):
     )
 
 
-def test_the_shortest_pattern_is_found_among_thousands_of_layers():
-    kinds = (["sliding_attention"] * 2 + ["full_attention"]) * 3333 + ["sliding_attention"]
-    found = parse("gemma2-2b", num_hidden_layers=10_000, layer_types=kinds, sliding_window=9)
-    assert [layer.mixer.window for layer in found.pattern] == [9, 9, None]
-    almost = ["full_attention"] * 9_999 + ["sliding_attention"]
-    found = parse("gemma2-2b", num_hidden_layers=10_000, layer_types=almost)
-    assert len(found.pattern) == 10_000
-
-
 BAD = {
     "scale": ("gpt2", {"scale_attn_weights": 1}, "scale_attn_weights must be true or false"),
     "odd heads": ("gpt2", {"n_head": 7}, "n_embd=768 is not a multiple of n_head=7"),
@@ -594,13 +585,3 @@ def test_names_in_gguf_are_those_the_library_gives(checkpoint):
         ours = [re.sub(r"_exps\.\d+\.", "_exps.", name) for name in names.gguf(config)(path).names]
         ours = [re.sub(r"(ssm_in\.\w+)\.\w+$", r"\1", name) for name in ours]
         assert list(dict.fromkeys(found)) == list(dict.fromkeys(ours))
-
-
-def test_biases_go_by_their_matrices_names():
-    found = names.huggingface(presets.get("qwen2.5-0.5b").config)("layers/3/mixer/qkv_bias")
-    assert found.names == tuple(f"model.layers.3.self_attn.{part}_proj.bias" for part in "qkv")
-    assert names.huggingface(presets.get("phi3-mini").config)("layers/0/ffn/gate_up").names == (
-        "model.layers.0.mlp.gate_up_proj.weight",
-    )
-    with pytest.raises(InputError, match="'layers/0/mixer/latent' has no counterpart"):
-        names.huggingface(presets.get("smollm2-135m").config)("layers/0/mixer/latent")

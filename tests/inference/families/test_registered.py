@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from configs import presets
 from configs.errors import InputError
 from configs.kinds.params import leaves
 from inference.checkpoints import mapped, names
@@ -79,3 +80,25 @@ def test_an_architecture_that_is_not_read_is_explained(architecture, words):
 def test_an_architecture_that_is_read_lacks_no_part():
     assert not [name for name in missing.PARTS if families.of_architecture(name)]
     assert not [name for name in missing.PARTS if families.of_wrapper(name)]
+
+
+def test_the_shortest_pattern_is_found_among_thousands_of_layers():
+    stated = mapped.read_json(GOLDEN / "gemma2-gqa-tied" / "config.json")
+
+    def pattern(kinds):
+        changes = {"num_hidden_layers": 10_000, "layer_types": kinds, "sliding_window": 9}
+        return families.ALL["gemma2"].model(Keys(stated | changes), "tiny").pattern
+
+    kinds = (["sliding_attention"] * 2 + ["full_attention"]) * 3333 + ["sliding_attention"]
+    assert [layer.mixer.window for layer in pattern(kinds)] == [9, 9, None]
+    assert len(pattern(["full_attention"] * 9_999 + ["sliding_attention"])) == 10_000
+
+
+def test_biases_go_by_their_matrices_names():
+    found = names.huggingface(presets.get("qwen2.5-0.5b").config)("layers/3/mixer/qkv_bias")
+    assert found.names == tuple(f"model.layers.3.self_attn.{part}_proj.bias" for part in "qkv")
+    assert names.huggingface(presets.get("phi3-mini").config)("layers/0/ffn/gate_up").names == (
+        "model.layers.0.mlp.gate_up_proj.weight",
+    )
+    with pytest.raises(InputError, match="'layers/0/mixer/latent' has no counterpart"):
+        names.huggingface(presets.get("smollm2-135m").config)("layers/0/mixer/latent")
