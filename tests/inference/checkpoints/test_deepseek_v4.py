@@ -76,7 +76,7 @@ def written(tmp_path, **changes):
         tensors[name] = values
     extra = {"mtp.0.norm.weight": np.ones(64, np.float32)}
     raw = FLASH | {"expert_dtype": "fp4"} | changes
-    return published.write(tmp_path, raw, tensors | extra, encode, **KEYS)
+    return published.write(tmp_path, raw, tensors | extra, encode, KEYS)
 
 
 def test_scores_are_those_of_the_numbers(tmp_path):
