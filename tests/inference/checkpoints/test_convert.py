@@ -98,7 +98,8 @@ def test_transformers_reads_the_exports_of_every_family(tmp_path):
     """With a config.json of our own making, as for a checkpoint that brings none."""
     # Whose logits are token by token, and whose tensors have names of its makers' own.
     left_out = "llama-mqa-dynamic", "mistral_large3-mha-own-names"
-    cases = [case for case in CASES if case not in left_out]
+    # DeepSeek-V4's groups of heads are written as a stack, which transformers has as one matrix.
+    cases = [case for case in CASES if case not in left_out and "deepseek_v4" not in case]
     for case in cases:
         checkpoint = resolve.resolve(str(GOLDEN / case)).open(None)
         contents = dataclasses.replace(checkpoint.contents(), raw_config=None)
