@@ -97,6 +97,11 @@ class Eagle(Heads):
     def check_target(self, target: ModelConfig) -> None:
         super().check_target(target)
         numbers = self.features_of(target)
+        if numbers and target.hyper_connections:
+            raise InputError(
+                f"model.features of {target.name}: its layers leave several residual streams; a "
+                "head reads its last hidden state alone (features=())"
+            )
         if numbers and not 1 <= min(numbers) <= max(numbers) <= target.num_layers:
             raise InputError(
                 f"model.features are layers of {target.name}, from 1 to {target.num_layers}, not "

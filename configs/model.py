@@ -6,13 +6,13 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from configs import precision
 from configs.cache import DTYPE_BYTES, CacheSpec, PageGroup, page_groups
 from configs.errors import InputError, check_positive
 from configs.kinds import operations, params
+from configs.kinds.hyper_connections import HyperConnections
 from configs.kinds.kind import MOST_WIDTH, FeedForward, Mixer, equal_shares
 from configs.kinds.layer_inputs import LayerInputs
-from configs.kinds.operations import LOGITS, TOKENS, Amount, Move, Operation
+from configs.kinds.operations import Operation
 from configs.kinds.params import Declaration, Declared, ParamInfo
 from configs.precision import CACHE_FORMATS
 
@@ -76,6 +76,7 @@ class ModelConfig:
         logit_cap: soft limit c tanh(x / c) of the logits, behind their scale.
         learned_positions: rows of a table of positions added to the embedding; 0: there is none.
         layer_inputs: what each layer is told of a token beside the residual stream.
+        hyper_connections: several residual streams in place of one, if any.
         has_layer_scales: whether each layer multiplies the residual stream that leaves it with a
             number of its own (Gemma 4).
         tied: the head is the embedding.
@@ -108,6 +109,7 @@ class ModelConfig:
     logit_scale: float = 1.0
     learned_positions: int = 0
     layer_inputs: LayerInputs | None = None
+    hyper_connections: HyperConnections | None = None
     has_layer_scales: bool = False
     tied: bool = False
     has_head_bias: bool = False
@@ -146,6 +148,12 @@ class ModelConfig:
             declared = self._layer_parameters(layer)
             if layer.factors and "mixer_norm" not in declared:
                 raise InputError("a layer with factors goes on from norms of what its parts read")
+            if self.hyper_connections and (
+                layer.factors or layer.parallel_norms or self.layer_inputs
+            ):
+                raise InputError(
+                    "model.hyper_connections go without factors, parallel_norms and layer_inputs"
+                )
             if layer.parallel_norms and not (self.pre_norms and "mixer_norm" in declared):
                 raise InputError("parallel_norms go with model.pre_norms that a mixer reads")
         if self.learned_positions:
@@ -170,6 +178,19 @@ class ModelConfig:
                 self.layers[layer].mixer.check_owner(self.cache_specs[spec.owner], owner)
             if spec.elements_per_token or spec.elements_per_sequence:
                 owners.append(layer)
+            self._check_choice(layer)
+
+    def _check_choice(self, layer: int) -> None:
+        mixer = self.layers[layer].mixer
+        owners = [part.choice_owner for part in mixer.parts if part.choice_owner is not None]
+        if owners and mixer.choice_owner is None:
+            raise InputError(f"layer {layer} has several mixers: none reads another layer's choice")
+        for owner in owners:
+            if not 0 <= owner < layer:
+                raise InputError(
+                    f"layer {layer} reads what layer {owner} chose, which is no earlier layer"
+                )
+            mixer.check_choice_owner(self.layers[owner].mixer)
 
     def _check_cache(self) -> None:
         format = self.cache_format
@@ -191,26 +212,18 @@ class ModelConfig:
                 part.check(format)
 
     def _check_formats(self) -> None:
-        plain = dataclasses.replace(self, formats=()).parameters() if self.formats else {}
-        infos = {"/".join(path): info for path, info in params.leaves(plain)}
-        for path, formats in self.formats:
-            if path not in infos:
-                raise InputError(f"model.formats names {path!r}, which is no parameter")
-            info = infos[path]
-            if len(info.shape) > 2 and len(set(formats)) > 1:
-                raise InputError(f"model.formats names several formats for the matrices of {path}")
-            if len(formats) not in {1, len(info.stacked)}:
-                raise InputError(
-                    f"model.formats names {len(formats)} formats for the parts of {path}"
-                )
-            for format in map(precision.get, formats):
-                format.check_rows(info.shape[-1], path)
-            if "llm_int8" in formats and (len(info.shape) > 2 or len(set(formats)) > 1):
-                raise InputError(f"model.formats: {path} is no one matrix: w8a8, not llm_int8")
+        if self.formats:
+            declared = dataclasses.replace(self, formats=()).parameters()
+            params.check_formats(declared, dict(self.formats))
 
     @functools.cached_property
     def layers(self) -> tuple[LayerSpec, ...]:
         return tuple(self.pattern[i % len(self.pattern)] for i in range(self.num_layers))
+
+    @functools.cached_property
+    def choice_owners(self) -> frozenset[int | None]:
+        """Layers whose queries' choice later layers read."""
+        return frozenset(layer.mixer.choice_owner for layer in self.layers) - {None}
 
     def shifted(self, first: int) -> tuple[LayerSpec, ...]:
         """Its layers as they stand behind `first` layers of another model, whose caches none of
@@ -221,6 +234,8 @@ class ModelConfig:
             mixer = layer.mixer
             if spec.owner is not None:
                 mixer = mixer.changed({"owner": spec.owner + first})
+            if mixer.choice_owner is not None:
+                mixer = mixer.changed({"index_owner": mixer.choice_owner + first})
             layers.append(dataclasses.replace(layer, mixer=mixer))
         return tuple(layers)
 
@@ -241,6 +256,11 @@ class ModelConfig:
     def experts(self) -> list[tuple[int, int]]:
         """(experts, those that a token visits) of each layer that is a mixture."""
         return [layer.ffn.experts for layer in self.layers if layer.ffn and layer.ffn.experts]
+
+    @functools.cached_property
+    def reads_tokens(self) -> bool:
+        """Whether ids of tokens choose experts in any layer."""
+        return any(layer.ffn is not None and layer.ffn.reads_tokens for layer in self.pattern)
 
     @property
     def divided(self) -> set[int]:
@@ -320,6 +340,8 @@ class ModelConfig:
             declared["positions"] = {"table": positions}
         if self.layer_inputs is not None:
             declared["inputs"] = self.layer_inputs.of_tokens(self, self.vocab_size, self.num_layers)
+        if self.hyper_connections is not None:
+            declared["hyper"] = self.hyper_connections.last(self)
         head = {} if self.tied else {"table": table}
         if self.has_head_bias:
             head["table_bias"] = ParamInfo((self.vocab_size,), self.dtype, ("vocab",), "zeros")
@@ -348,6 +370,8 @@ class ModelConfig:
                 declared |= params.around_part(self, f"{part}_norm")
             if is_behind:
                 declared |= params.around_part(self, f"{part}_post_norm")
+            if self.hyper_connections is not None:
+                declared[f"{part}_hyper"] = self.hyper_connections.parameters(self)
         if self.layer_inputs is not None:
             declared["inputs"] = self.layer_inputs.parameters(self)
         if self.has_layer_scales:
@@ -435,6 +459,9 @@ class ModelConfig:
             parts = {"mixer": layer.mixer.operations(self, self.stored_by(index))}
             parts["ffn"] = layer.ffn.operations(self) if layer.ffn else ()
             parts["inputs"] = self.layer_inputs.operations(self) if self.layer_inputs else ()
+            if self.hyper_connections is not None:
+                around = self.hyper_connections.operations(self)
+                parts["hyper"] = around * (1 + (layer.ffn is not None))
             for part, of_part in parts.items():
                 infos = declared[index].get(part, {}) if declared else {}
                 counts.update(operations.in_formats(o, infos, self) for o in of_part)
@@ -442,8 +469,11 @@ class ModelConfig:
             projection = self.layer_inputs.projection(self, self.num_layers)
             infos = self.parameters()["inputs"] if self.formats else {}
             counts.update(operations.in_formats(o, infos, self) for o in projection)
+        if self.hyper_connections is not None:
+            counts.update(self.hyper_connections.last_operations(self))
         ordered = sorted(counts.items(), key=lambda item: item[0].kind != "matrix")
-        return dict(ordered) | dict.fromkeys((self._head, self._embedding, *self._vectors), 1)
+        vectors = operations.vector_reads(self.vectors, self.width)
+        return dict(ordered) | dict.fromkeys((self._head, self._embedding, *vectors), 1)
 
     @property
     def head_rows(self) -> int:
@@ -452,14 +482,8 @@ class ModelConfig:
 
     @property
     def _head(self) -> Operation:
-        D, V, rows = self.width, self.vocab_size, self.head_rows
         format = self._table_format("embed" if self.tied else "head")
-        return Operation(
-            "head", "other", flops=((2 * rows * D, LOGITS),), rows=((1, LOGITS),),
-            moves=(Move("weights", ((rows * D, ()),), D, format),
-                   Move("activations", ((D, LOGITS),), D, "rest"),
-                   Move("activations", ((2 * V, LOGITS),), V, "float32")),  # written and read
-        )  # fmt: skip
+        return operations.head(self.width, self.vocab_size, self.head_rows, format)
 
     def _table_format(self, part: str) -> str:
         table = dict(self.formats).get(f"{part}/table", (self.dtype,))
@@ -469,31 +493,8 @@ class ModelConfig:
     def _embedding(self) -> Operation:
         """Rows are looked up; a tied table is the head's, which reads it whole."""
         tables = (not self.tied) + bool(self.learned_positions)
-        read: Amount = ((tables * self.width, TOKENS),)
-        written: Amount = ((self.width, TOKENS),)
-        moves = [
-            Move("weights", read, self.width, self._table_format("embed")),
-            Move("activations", written, self.width, "rest"),
-        ]
+        rows = [(tables, self.width, self._table_format("embed"))]
         if self.layer_inputs is not None:
             row = self.num_layers * self.layer_inputs.width
-            moves += [
-                Move("weights", ((row, TOKENS),), row, self._table_format("inputs")),
-                Move("activations", ((row, TOKENS),), row, "rest"),
-            ]
-        return Operation("embed", "other", moves=tuple(moves), is_split=False)
-
-    @property
-    def _vectors(self) -> tuple[Operation, ...]:
-        """Reads of what is no matrix, as chips divide it."""
-        moves = collections.defaultdict(list)
-        for (format, *divided), elements in self.vectors.items():
-            moves[tuple(divided)].append(Move("weights", ((elements, ()),), self.width, format))
-        return tuple(
-            Operation(
-                f"{'experts.' if by_expert else 'states.' if is_split else ''}vectors", "other",
-                moves=tuple(moved),
-                is_split=is_split, by_expert=by_expert,
-            )
-            for (is_split, by_expert), moved in moves.items()
-        )  # fmt: skip
+            rows.append((1, row, self._table_format("inputs")))
+        return operations.look_ups(rows)

@@ -46,6 +46,7 @@ NAMES = {
         deepseek.DEEPSEEK_V2_LITE,
         deepseek.DEEPSEEK_V3,
         deepseek.DEEPSEEK_V32,
+        deepseek.DEEPSEEK_V4_FLASH,
         glm.GLM45_AIR,
         gpt_oss.GPT_OSS_20B,
         gpt_oss.GPT_OSS_120B,

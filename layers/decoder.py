@@ -23,9 +23,10 @@ from configs.kinds.recurrent.s4 import S4
 from configs.kinds.recurrent.selective import Mamba
 from configs.kinds.recurrent.short_conv import ShortConv
 from configs.model import LayerSpec, ModelConfig
-from layers import norm, registry, rope
+from layers import hyper_connections, norm, registry, rope
 from layers.backends import backends
 from layers.feed_forwards import dense, experts, layer_inputs
+from layers.hyper_connections import Connections
 from layers.kv_cache import Cache
 from layers.linear import add_bias, linear, look_up, soft_cap
 from layers.mixers import attention as attend
@@ -42,7 +43,7 @@ from layers.mixers import (
 from layers.params import Params
 from layers.ragged import Ragged
 from layers.recurrence.sums import rounded
-from layers.registry import Leaf, RoutedTokens, StepContext
+from layers.registry import Chosen, Leaf, RoutedTokens, StepContext
 from layers.weights import Weight
 from sharding import collectives
 
@@ -137,7 +138,7 @@ def layers(
     """Runs what `embedded` returns through the layers and the last norm; else as `forward`.
 
     Args:
-        tokens_T: i32[T] token ids, which `ModelConfig.layer_inputs` reads.
+        tokens_T: i32[T] token ids, which `ModelConfig.layer_inputs` and routers by token id read.
         mixed_TX: what the first layer's mixer reads in place of the normalized stream.
         features: numbers of layers, from 1 on, behind which the residual stream is returned too.
     """
@@ -148,19 +149,31 @@ def layers(
     inputs_LTP = inputs_of_layers(params, config, tokens_T, x_TD)
     leaves: list[Leaf] = [None] * config.num_layers if cache is None else list(cache)
     streams, routed = {}, []
+    choices: dict[int, tuple[Any, ...]] = {}
+    ids_T = tokens_T if config.reads_tokens else None
     for index, (weights, layer) in enumerate(zip(params["layers"], config.layers, strict=True)):
         owner = config.cache_specs[index].owner
         home = index if owner is None else owner
+        leaf: Leaf | Chosen = leaves[home]
+        if layer.mixer.choice_owner is not None:
+            leaf = Chosen(leaves[home], choices[layer.mixer.choice_owner])
         with jax.named_scope(f"layer_{index}"):
-            x_TD, leaves[home], layer_routed = _block_once(
-                weights, x_TD, leaves[home], ragged, angles[layer.mixer.rotation],
+            x_TD, leaf, layer_routed = _block_once(
+                weights, x_TD, leaf, ragged, angles[layer.mixer.rotation],
                 None if inputs_LTP is None else inputs_LTP[index],
-                None if index else mixed_TX, config=config, layer=layer,
+                None if index else mixed_TX, ids_T, config=config, layer=layer,
                 spec=config.cache_specs[home], groups=config.groups_of_layer.get(home, (0,)),
-                is_owner=owner is None, deterministic=deterministic, attention=attention,
+                is_owner=owner is None, is_choice_owner=index in config.choice_owners,
+                deterministic=deterministic, attention=attention,
             )  # fmt: skip
+        if isinstance(leaf, Chosen):
+            leaf, choices[index] = leaf
+        leaves[home] = leaf
         streams[index + 1] = x_TD
         routed += [] if layer_routed is None else [layer_routed]
+    if config.hyper_connections is not None:
+        kind = config.hyper_connections
+        x_TD = hyper_connections.closed(params["hyper"], config, kind, x_TD)
     return LayersOutput(
         norm.apply(x_TD, params.get("final_norm"), config),
         tuple(streams[number] for number in features),
@@ -175,25 +188,28 @@ def layer(
     index: int,
     x_TD: jax.Array,
     ragged: Ragged,
-    leaf: Leaf = None,
+    leaf: Leaf | Chosen = None,
     input_TP: jax.Array | None = None,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Leaf | Chosen]:
     """Runs one layer without pages, for a caller that goes layer by layer: the residual stream
     behind it, and the leaf for sharers. Its products are traced in the caller's own trace, so that
     `layers.kernels.linear.observed` leaves may note their inputs.
 
     Args:
-        x_TD: the residual stream, float32 [T, D].
-        leaf: that of the layer whose cache this one shares; None where it shares none.
+        x_TD: the residual stream, float32 [T, D], or streams as the layer before left them.
+        leaf: that of the layer whose cache, or choice, this one shares; None where it shares none.
         input_TP: the layer's input of each token (`inputs_of_layers`).
     """
     kinds, owner = config.layers[index], config.cache_specs[index].owner
+    if isinstance(leaf, Chosen):
+        leaf = Chosen(None, leaf.choices)
     turns = kinds.mixer.rotation
     x_TD, leaf, _ = _block(
         weights, x_TD, leaf, ragged,
-        turns and rope.angles(*turns, ragged.position_T, config.max_context), input_TP, None,
+        turns and rope.angles(*turns, ragged.position_T, config.max_context), input_TP, None, None,
         config=config, layer=kinds, spec=config.cache_specs[index if owner is None else owner],
-        groups=(0,), is_owner=owner is None, deterministic=False, attention="reference",
+        groups=(0,), is_owner=owner is None, is_choice_owner=index in config.choice_owners,
+        deterministic=False, attention="reference",
     )  # fmt: skip
     return x_TD, leaf
 
@@ -209,43 +225,48 @@ def _side_by_side(*counts_E: jax.Array) -> jax.Array:
 def _block(
     weights: Params,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Leaf | Chosen,
     ragged: Ragged,
     angles: tuple[jax.Array, jax.Array] | None,
     input_TP: jax.Array | None,
     mixed_TX: jax.Array | None,
+    tokens_T: jax.Array | None,
     *,
     config: ModelConfig,
     layer: LayerSpec,
     spec: CacheSpec,
     groups: tuple[int, ...],
     is_owner: bool,
+    is_choice_owner: bool,
     deterministic: bool,
     attention: str,
-) -> tuple[jax.Array, Leaf, RoutedTokens | None]:
+) -> tuple[jax.Array, Leaf | Chosen, RoutedTokens | None]:
     """One layer around the residual stream: mixer, then feed-forward, which reads what the mixer
     added to, or what the mixer read (`LayerSpec.parallel_norms`); with its routed tokens.
     """
     page_format = spec.page_format(config.cache_dtype)
     ragged = ragged if spec.window is None else ragged.undropped
     context = StepContext(
-        ragged, angles, spec, groups[0], is_owner, deterministic, attention, page_format, groups[-1]
-    )
+        ragged, angles, spec, groups[0], is_owner, deterministic, attention, page_format,
+        groups[-1], is_choice_owner, tokens_T,
+    )  # fmt: skip
     is_before, is_behind = config.norms_of(layer)
-    hidden_TD = mixed_TX
-    if hidden_TD is None:
-        hidden_TD = _normed(weights, config, "mixer", layer.mixer, x_TD) if is_before else x_TD
+    read_TD, connections = _read(weights, config, "mixer", x_TD)
+    hidden_TD = read_TD if mixed_TX is None else mixed_TX
+    if is_before and mixed_TX is None:
+        hidden_TD = _normed(weights, config, "mixer", layer.mixer, read_TD)
     mix = registry.apply_mixer(layer.mixer)
     out_TD, leaf = mix(weights["mixer"], config, layer.mixer, hidden_TD, leaf, context)
     if is_behind:
         out_TD = norm.apply(out_TD, weights.get("mixer_post_norm"), config)
     to_mixer, to_ffn = layer.factors or (None, None)
     entering_TD, routed = x_TD, None
-    x_TD = _added(config, x_TD, hidden_TD, out_TD, to_mixer)
+    x_TD = _added(config, x_TD, hidden_TD, out_TD, to_mixer, connections)
     if layer.ffn is not None:
         with jax.named_scope("ffn"):
             if layer.parallel_norms != 1:
                 read_TD = entering_TD if layer.parallel_norms else x_TD
+                read_TD, connections = _read(weights, config, "ffn", read_TD)
                 hidden_TD = (
                     _normed(weights, config, "ffn", layer.ffn, read_TD) if is_before else read_TD
                 )
@@ -253,7 +274,7 @@ def _block(
             out_TD, routed = feed(weights["ffn"], config, layer.ffn, hidden_TD, context)
         if is_behind:
             out_TD = norm.apply(out_TD, weights.get("ffn_post_norm"), config)
-        x_TD = _added(config, x_TD, hidden_TD, out_TD, to_ffn)
+        x_TD = _added(config, x_TD, hidden_TD, out_TD, to_ffn, connections)
     if input_TP is not None:
         assert config.layer_inputs is not None
         with jax.named_scope("inputs"):
@@ -266,8 +287,28 @@ def _block(
 
 _block_once = jax.jit(  # traced once for all layers of a kind: tracing is most of a warm start
     _block,
-    static_argnames=("config", "layer", "spec", "groups", "is_owner", "deterministic", "attention"),
+    static_argnames=(
+        "config",
+        "layer",
+        "spec",
+        "groups",
+        "is_owner",
+        "is_choice_owner",
+        "deterministic",
+        "attention",
+    ),
 )
+
+
+def _read(
+    weights: Params, config: ModelConfig, part: str, x_TX: jax.Array
+) -> tuple[jax.Array, Connections | None]:
+    """What a part of a layer reads, float32 [T, D]; and how its output goes to several streams."""
+    kind = config.hyper_connections
+    if kind is None:
+        return x_TX, None
+    x_TMD = hyper_connections.opened(x_TX, kind)
+    return hyper_connections.read(weights[f"{part}_hyper"], config, kind, x_TMD)
 
 
 def _normed(
@@ -284,10 +325,15 @@ def _added(
     normed_TD: jax.Array,
     out_TD: jax.Array,
     factors: tuple[float, float] | None,
+    connections: Connections | None,
 ) -> jax.Array:
-    """The residual stream behind a part of a layer; see `LayerSpec.factors`."""
+    """The residual stream, or streams, behind a part of a layer; see `LayerSpec.factors`."""
     if config.residual_scale != 1:
         out_TD = rounded(out_TD * config.residual_scale)
+    if connections is not None:
+        assert config.hyper_connections is not None
+        x_TMD = hyper_connections.opened(x_TD, config.hyper_connections)
+        return hyper_connections.added(x_TMD, out_TD, connections)
     if factors is None:
         return x_TD + out_TD
     return rounded(factors[0] * normed_TD) + rounded(factors[1] * out_TD)

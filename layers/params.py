@@ -35,6 +35,8 @@ def init_leaf(info: ParamInfo, key: jax.Array) -> jax.Array:
             values = drawn[: info.elements].reshape(shape) * np.float32(scale)
             return jnp.asarray(values.astype(jnp.dtype(format)))
         return (jax.random.normal(key, shape, jnp.float32) * scale).astype(format)
+    if info.init == "columns":
+        return jnp.broadcast_to(jnp.arange(info.shape[-1]).astype(format), info.shape)
     value = 0.0 if info.init == "zeros" else 1.0
     if info.elements < _DRAWN:
         return jnp.asarray(np.full(info.shape, value, jnp.dtype(format)))

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import jax
 
@@ -15,6 +15,18 @@ from layers.ragged import Ragged
 K = TypeVar("K", bound=Kind)
 Apply = TypeVar("Apply")
 Leaf = CacheLeaf | None  # None: there is no cache, and no earlier layer's keys
+
+
+class Chosen(NamedTuple):
+    """A leaf beside what the queries of a step choose to read, where another layer chooses for
+    this one, or this one for others (`Mixer.choice_owner`).
+
+    Attributes:
+        choices: arrays of each rectangle, as the mixer has them; None where its queries read all.
+    """
+
+    leaf: Leaf
+    choices: tuple[Any, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +43,9 @@ class StepContext:
         attention: the chosen implementation of attention over pages (`api.choose`).
         page_format: of the leaf's pages, if it has any.
         group_beside: index of the page group of `CacheSpec.beside`.
+        tokens_T: i32[T] token ids, where a part of the layer reads them.
+        is_choice_owner: later layers read what the layer's queries choose: the mixer returns
+            `Chosen`.
     """
 
     ragged: Ragged
@@ -42,11 +57,14 @@ class StepContext:
     attention: str = "reference"
     page_format: PageFormat | None = None
     group_beside: int = 0
+    is_choice_owner: bool = False
+    tokens_T: jax.Array | None = None
 
 
 # (params, config, kind, x_TD, leaf, context) -> (float32 [T, D], leaf). The leaf is the cache's;
-# without a cache None, and for layers that share keys what their owner returned.
-ApplyMixer = Callable[..., tuple[jax.Array, Leaf]]
+# without a cache None, and for layers that share keys what their owner returned. Layers that read
+# an earlier one's choice get `Chosen` in its place, which that layer returns.
+ApplyMixer = Callable[..., tuple[jax.Array, Leaf | Chosen]]
 
 
 class RoutedTokens(NamedTuple):

@@ -26,6 +26,7 @@ class Compressed(Mixer, name="compressed"):
         query_rank: elements of the queries' latent vector.
         window: tokens that are seen one by one, the newest included.
         stride: tokens that an entry is pooled from: a query sees those whose tokens are all there.
+            0: there are no entries, and a query sees its window alone.
         overlaps: an entry is pooled from the `stride` tokens before its own, too, which have a
             second vector for that.
         rope: rotary positions of the last `rope_width` elements.
@@ -36,7 +37,7 @@ class Compressed(Mixer, name="compressed"):
     """
 
     divided = ("groups",)
-    cached_products = ("kv", "pooled")
+    cached_products = ("kv", "pooled")  # of attention and of the indexer
 
     num_heads: int
     head_width: int
@@ -53,11 +54,13 @@ class Compressed(Mixer, name="compressed"):
 
     def __post_init__(self) -> None:
         check_sizes(self, "groups", most=MOST_MATRICES)
-        check_sizes(self, "num_heads", "head_width", "query_rank", "group_rank", "window", "stride")
-        if self.stride < 2 or BLOCK_TOKENS % self.stride:
+        check_sizes(self, "num_heads", "head_width", "query_rank", "group_rank", "window")
+        if self.stride and (self.stride < 2 or BLOCK_TOKENS % self.stride):
             raise InputError(
-                f"compressed stride={self.stride} is at least 2 and divides {BLOCK_TOKENS}"
+                f"compressed stride={self.stride} is at least 2 and divides {BLOCK_TOKENS}, or 0"
             )
+        if not self.stride and (self.overlaps or self.indexer):
+            raise InputError("compressed overlaps and indexer go with a stride: there are entries")
         check_multiple(self, "num_heads", "groups")
         self.rope.rotating(self.rope_width)
         widths = {"head_width": self.head_width}
@@ -92,19 +95,22 @@ class Compressed(Mixer, name="compressed"):
 
     def parameters(self, model: Widths) -> Declared:
         """Queries by way of a latent vector; the token's own vector; what entries are pooled from,
-        for each width the vectors and then their gates [2 series width, D], and biases of the gates
-        by place [stride, series width]; the groups' way out, a matrix each, and the model's.
+        attention's and the indexer's: the vectors and then their gates [2 series width, D], and
+        biases of the gates by place [stride, series width]; the groups' way out, a matrix each, and
+        the model's.
         """
         if model.norm != "rms":
             raise InputError("compressed attention goes with model.norm='rms'")
         N, H, D, dtype = self.num_heads, self.head_width, model.width, model.dtype
-        pooled = tuple(self.series * width for width in self.pooled_widths for _ in range(2))
 
-        def pooling(width: int) -> Declared:
-            shape = self.stride, self.series * width
+        def pooled(width: int) -> dict[str, Declaration]:
+            series = self.series * width
+            bias = ParamInfo((self.stride, series), "float32", (None, None), "zeros", is_bias=True)
             return {
-                "bias": ParamInfo(shape, "float32", (None, None), "zeros", is_bias=True),
-                "norm": params.norm(model, width, None),
+                "pooled": ParamInfo(
+                    (2 * series, D), dtype, (None, "embed"), stacked=(series, series)
+                ),
+                "pooling": {"bias": bias, "norm": params.norm(model, width, None)},
             }
 
         declared: dict[str, Declaration] = {
@@ -113,8 +119,7 @@ class Compressed(Mixer, name="compressed"):
             "q_up": ParamInfo((N * H, self.query_rank), dtype, ("heads", None)),
             "kv": ParamInfo((H, D), dtype, (None, "embed")),
             "kv_norm": params.norm(model, H, None),
-            "pooled": ParamInfo((sum(pooled), D), dtype, (None, "embed"), stacked=pooled),
-            "pooling": pooling(H),
+            **(pooled(H) if self.stride else {}),
             "sinks": ParamInfo((N,), "float32", ("heads",), "zeros"),
             "group_out": ParamInfo(
                 (self.groups, self.group_rank, N * H // self.groups), dtype,
@@ -127,12 +132,16 @@ class Compressed(Mixer, name="compressed"):
             declared["indexer"] = {
                 "q": ParamInfo((heads * width, self.query_rank), dtype, (None, None)),
                 "weights": ParamInfo((heads, D), dtype, (None, "embed")),
-                "pooling": pooling(width),
+                **pooled(width),
             }
         return declared
 
     def cache(self, model: Widths) -> CacheSpec:
-        """Entries, and the newest tokens with what their entries will be pooled from."""
+        """Entries, and the newest tokens with what their entries will be pooled from; without
+        entries tokens alone.
+        """
+        if not self.stride:
+            return CacheSpec(1, self.head_width, self.head_width, True, window=self.window)
         index_width = self.indexer.head_width if self.indexer else 0
         window = max(self.window, self.pooled_tokens)
         pooled_width = 2 * self.series * sum(self.pooled_widths)
@@ -144,6 +153,14 @@ class Compressed(Mixer, name="compressed"):
         without branches read them each time.
         """
         N, H, m = self.num_heads, self.head_width, self.stride
+        activations = Move("activations", ((2 * N * H, operations.TOKENS),), H, "rest")
+        if not m:
+            seen: Amount = ((H, ("read", self.window, None)), (H, ("queries",)))
+            near_alone = Operation(
+                "attend.compressed", "attention", flops=((4 * N * H, ("pairs", self.window)),),
+                moves=(Move("cache", seen, stored.scaled_elements, "cache"), activations),
+            )  # fmt: skip
+            return (*super().operations(model, stored), near_alone)
         entries, tokens = stored.parts
         near, index, budget = tokens.elements_per_entry - tokens.pooled_width, 0, None
         scoring: Amount = ()
@@ -163,8 +180,7 @@ class Compressed(Mixer, name="compressed"):
             flops=(
                 *scoring, (4 * N * H, ("pairs", self.window)), (4 * N * H / m, ("pairs", budget)),
             ),
-            moves=(Move("cache", moved, entries.scaled_elements, "cache"),
-                   Move("activations", ((2 * N * H, operations.TOKENS),), H, "rest")),
+            moves=(Move("cache", moved, entries.scaled_elements, "cache"), activations),
         )  # fmt: skip
         return (*super().operations(model, stored), attend)
 
@@ -176,6 +192,11 @@ class Compressed(Mixer, name="compressed"):
 
     def shares(self, axis: str, chips: int) -> tuple[range, ...]:
         return equal_shares(self.num_heads, chips)
+
+    @property
+    def query_heads(self) -> int:
+        """See `Mixer`: no kernel reads entries of several tokens."""
+        return 0 if self.stride else self.num_heads
 
     @property
     def rotation(self) -> tuple[Rope, int] | None:

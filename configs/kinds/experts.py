@@ -8,7 +8,7 @@ from configs.errors import InputError, check_positive
 from configs.kinds import operations, params
 from configs.kinds.feed_forward import ACTIVATIONS, PLAIN_ACTIVATIONS, up_and_down
 from configs.kinds.kind import MOST_MATRICES, FeedForward, check_choice, check_sizes, equal_shares
-from configs.kinds.operations import Operation
+from configs.kinds.operations import Move, Operation
 from configs.kinds.params import Declaration, Declared, ParamInfo, Widths
 
 
@@ -18,7 +18,8 @@ class Router:
 
     Attributes:
         scores: of the router's logits (`scoring_func`): 'softmax' over all experts (Shazeer et al.
-            2017, arXiv 1701.06538), or 'sigmoid' of each (DeepSeek-AI 2024, arXiv 2412.19437).
+            2017, arXiv 1701.06538), 'sigmoid' of each (DeepSeek-AI 2024, arXiv 2412.19437), or
+            'sqrt_softplus' of each (DeepSeek-V4).
         is_normalized: whether the chosen experts' scores are divided by their sum
             (`norm_topk_prob`).
         scale: factor on them (`routed_scaling_factor`).
@@ -31,6 +32,8 @@ class Router:
         group_best: a group is as good as the sum of so many of its best experts.
         has_norm: whether it reads tokens after an RMS norm of its own, times D ** -0.5 (Gemma 4).
         has_factors: whether a learned factor of each expert multiplies what it counts (Gemma 4).
+        table_rows: ids of tokens, for each of which a table has the experts (hash layers: Roller et
+            al. 2021, arXiv 2106.04426; DeepSeek-V4): scores only weigh them. 0: scores choose.
     """
 
     scores: str = "softmax"
@@ -43,11 +46,16 @@ class Router:
     group_best: int = 1
     has_norm: bool = False
     has_factors: bool = False
+    table_rows: int = 0
 
     name = "router"
 
     def __post_init__(self) -> None:
-        check_choice(self, "scores", ("softmax", "sigmoid"))
+        check_choice(self, "scores", ("softmax", "sigmoid", "sqrt_softplus"))
+        if self.table_rows:
+            check_sizes(self, "table_rows")
+            if self.has_offsets or self.num_groups > 1:
+                raise InputError("router table_rows goes without offsets and groups: ids choose")
         check_sizes(self, "num_groups", "top_groups", "group_best")
         check_positive(self, "router ", "scale")
         if self.top_groups > self.num_groups:
@@ -97,8 +105,9 @@ class Experts(FeedForward, name="experts"):
         activation: of the gate: 'silu', 'gelu_tanh' or 'quick_gelu' (x sigmoid(1.702 x)); of what
             is not gated one of `PLAIN_ACTIVATIONS`.
         has_bias: whether the experts' products add one.
-        limit: the gate is at most this, and what it meets within it, before the activation; None:
-            no limit (gpt-oss, arXiv 2508.10925, which adds `up_offset` to what the gate meets).
+        limit: the gate is at most this, and what it meets within it, before the activation, of the
+            shared one too; None: no limit (gpt-oss, arXiv 2508.10925, which adds `up_offset` to
+            what the gate meets).
         up_offset: see `limit`.
         has_norms: whether the experts and the feed-forward beside them each stand between norms of
             their own, and all of them and the router read the residual stream (Gemma 4).
@@ -152,9 +161,10 @@ class Experts(FeedForward, name="experts"):
         self.router.check(self.num_experts, self.top_k)
 
     def parameters(self, model: Widths) -> Declared:
-        """The router [E, D], the experts [E, 2F, D] and [E, D, F], gates before what they meet, and
-        the shared feed-forward with its gate [1, D]; plain ones have [E, F, D]. D is there and back
-        the latent's, if there is one. What routes is float32.
+        """The router [E, D] and, where ids of tokens choose, its table of experts' numbers
+        [V, top_k]; the experts [E, 2F, D] and [E, D, F], gates before what they meet; the shared
+        feed-forward with its gate [1, D]. Plain ones have [E, F, D]. D is there and back the
+        latent's, if there is one. What routes is float32.
         """
         E, D, F, dtype = self.num_held, model.width, self.width, model.dtype
         X, rows = self.met_width(model), (F, F) if self.is_gated else (F,)
@@ -178,6 +188,11 @@ class Experts(FeedForward, name="experts"):
             declared["router_bias"] = ParamInfo((self.num_experts,), "float32", (None,), "zeros")
         if self.router.has_offsets:
             declared["router_offsets"] = ParamInfo((self.num_experts,), "float32", (None,), "zeros")
+        if self.router.table_rows:
+            declared["router_table"] = ParamInfo(
+                (self.router.table_rows, self.top_k), "float32", (None, None), "columns",
+                is_table=True,
+            )  # fmt: skip
         if self.router.has_norm:
             declared["router_norm"] = ParamInfo((D,), "float32", ("embed",), "ones")
         if self.router.has_factors:
@@ -218,7 +233,15 @@ class Experts(FeedForward, name="experts"):
 
     def operations(self, model: Widths) -> tuple[Operation, ...]:
         """The products of each token with the experts that it visits."""
-        return operations.products("experts", model, self.parameters(model), self.top_k)
+        products = operations.products("experts", model, self.parameters(model), self.top_k)
+        if not self.router.table_rows:
+            return products
+        rows = Move("weights", ((self.top_k, operations.TOKENS),), self.top_k, "float32")
+        return (*products, Operation("experts.table", "other", moves=(rows,), is_split=False))
+
+    @property
+    def reads_tokens(self) -> bool:
+        return self.router.table_rows > 0
 
     @property
     def norms_input(self) -> bool:

@@ -174,6 +174,18 @@ class Mixer(Kind):
         return False
 
     @property
+    def choice_owner(self) -> int | None:
+        """The earlier layer whose queries' choice a query reads; None: it reads no other's."""
+        return None
+
+    def check_choice_owner(self, owner: "Mixer") -> None:
+        """Whether what an earlier layer of this mixer chooses is a choice for this one.
+
+        Raises:
+            InputError: it chooses something else.
+        """
+
+    @property
     def num_sums(self) -> int:
         """Vectors of width D a token that chips along `model` sum."""
         return 1
@@ -205,6 +217,11 @@ class FeedForward(Kind):
     def num_sums(self) -> int:
         """Vectors of width D a token that chips along `model` sum."""
         return 1
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether it reads ids of tokens, beside what layers made of them."""
+        return False
 
     def met_width(self, model: Widths) -> int:
         """Elements of a token as experts meet it."""

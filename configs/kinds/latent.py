@@ -67,6 +67,9 @@ class Latent(Mixer, name="latent"):
         scale: factor on q.k; None means (nope_width + rope_width) ** -0.5.
         norm_eps: of the norms of the latent vectors, and of the indexer's keys.
         indexer: chooses the tokens that attention reads; None: it reads all.
+        index_owner: the earlier layer whose choice the layer reads (IndexCache, arXiv 2603.12201;
+            GLM-5.2): that one has `indexer`, and this one neither its parameters nor its keys.
+            None: the layer chooses for itself.
         temperature: of queries by their position, not of the indexer's; None: they do not grow.
         has_bias: whether the ways down to latent vectors, and the way out, add one.
         owner: the earlier layer whose latent vectors are read (cross-layer attention, Brandon et
@@ -90,6 +93,7 @@ class Latent(Mixer, name="latent"):
     indexer: Indexer | None = None
     owner: int | None = None
     has_bias: bool = False
+    index_owner: int | None = None
     temperature: Temperature | None = None
 
     def __post_init__(self) -> None:
@@ -98,6 +102,10 @@ class Latent(Mixer, name="latent"):
         if self.indexer is not None and self.owner is not None:
             raise InputError(
                 f"latent owner={self.owner} goes without an indexer, which has own keys"
+            )
+        if self.indexer is None and self.index_owner is not None:
+            raise InputError(
+                f"latent index_owner={self.index_owner} goes with the indexer of that layer"
             )
         if self.rope is not None:
             self.rope.rotating(self.rope_width)
@@ -122,8 +130,8 @@ class Latent(Mixer, name="latent"):
         if model.norm != "rms":
             raise InputError("latent attention goes with model.norm='rms'")
         declared: dict[str, Declaration] = {}
-        if self.indexer is not None:
-            declared["indexer"] = self.indexer.parameters(model, self.query_rank or D)
+        if self.local_indexer is not None:
+            declared["indexer"] = self.local_indexer.parameters(model, self.query_rank or D)
         if self.query_rank is None:
             declared["q"] = ParamInfo((queries, D), dtype, ("heads", "embed"))
         else:
@@ -154,9 +162,9 @@ class Latent(Mixer, name="latent"):
         if self.owner is not None:
             return shared(self.owner)
         spec = latent(self.rank, self.rope_width)
-        if self.indexer is None:
+        if self.local_indexer is None:
             return spec
-        return dataclasses.replace(spec, index_width=self.indexer.head_width)
+        return dataclasses.replace(spec, index_width=self.local_indexer.head_width)
 
     def check_owner(self, stored: CacheSpec, owner: Mixer) -> None:
         if stored != latent(self.rank, self.rope_width):
@@ -175,8 +183,10 @@ class Latent(Mixer, name="latent"):
         scoring: Amount = ()
         moved: Amount = ()
         if self.indexer is not None:
-            budget, index = self.indexer.top_k, self.indexer.head_width
-            scoring = ((2 * self.indexer.num_heads * index, ("pairs", None)),)
+            budget = self.indexer.top_k
+        if self.local_indexer is not None:
+            index = self.local_indexer.head_width
+            scoring = ((2 * self.local_indexer.num_heads * index, ("pairs", None)),)
             moved = ((index, ("read", None, None)),)
         entry, pairs = stored.elements_per_token, ("pairs", budget)
         moved += ((entry - index, ("read", None, budget)),)
@@ -193,8 +203,23 @@ class Latent(Mixer, name="latent"):
         return chips <= self.num_heads
 
     @property
+    def local_indexer(self) -> Indexer | None:
+        """The indexer whose parameters and keys the layer has."""
+        return None if self.index_owner is not None else self.indexer
+
+    @property
     def chooses(self) -> bool:
         return self.indexer is not None
+
+    @property
+    def choice_owner(self) -> int | None:
+        return self.index_owner
+
+    def check_choice_owner(self, owner: Mixer) -> None:
+        if not isinstance(owner, Latent) or owner.local_indexer != self.indexer:
+            raise InputError(
+                f"latent index_owner={self.index_owner} names a layer without an indexer alike"
+            )
 
     @property
     def query_heads(self) -> int:

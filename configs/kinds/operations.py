@@ -20,8 +20,9 @@ or a sum over the step's sequences, of which each feeds `queries` tokens and the
     ("chunk_read", c, n)  likewise
 """
 
+import collections
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 from configs.kinds.params import Declaration, Declared, ParamInfo, Widths, leaves
 
@@ -125,7 +126,7 @@ def products(
             path[-1] in cached,
         )  # fmt: skip
         for path, info in leaves(declared)
-        if info.is_matrix
+        if info.is_multiplied
     )
 
 
@@ -143,6 +144,43 @@ def _product(name: str, info: ParamInfo, top_k: int, format: str, is_cached: boo
         rows=((visits, TOKENS),), visited=visited, is_split=is_divided(info),
         by_expert=experts is not None, cache_parts=max(1, info.kv_heads),
         kv_rows=rows if is_cached else info.kv_rows, all_rows=rows,
+    )  # fmt: skip
+
+
+def head(width: int, vocab_size: int, rows: int, format: str) -> Operation:
+    """The product that logits come from, with so many rows of a table in this format."""
+    return Operation(
+        "head", "other", flops=((2 * rows * width, LOGITS),), rows=((1, LOGITS),),
+        moves=(Move("weights", ((rows * width, ()),), width, format),
+               Move("activations", ((width, LOGITS),), width, "rest"),
+               Move("activations", ((2 * vocab_size, LOGITS),), vocab_size, "float32")),
+    )  # fmt: skip
+
+
+def look_ups(rows: Sequence[tuple[int, int, str]]) -> Operation:
+    """Rows of tables that a token looks up and adds: how many, their elements, their format."""
+    moves = []
+    for count, row, format in rows:
+        moves += [
+            Move("weights", ((count * row, TOKENS),), row, format),
+            Move("activations", ((row, TOKENS),), row, "rest"),
+        ]
+    return Operation("embed", "other", moves=tuple(moves), is_split=False)
+
+
+def vector_reads(
+    vectors: Mapping[tuple[str, bool, bool], int], width: int
+) -> tuple[Operation, ...]:
+    """Reads of what is no matrix, as chips divide it: `ModelConfig.vectors` counts elements."""
+    moves = collections.defaultdict(list)
+    for (format, *divided), elements in vectors.items():
+        moves[tuple(divided)].append(Move("weights", ((elements, ()),), width, format))
+    return tuple(
+        Operation(
+            f"{'experts.' if by_expert else 'states.' if is_split else ''}vectors", "other",
+            moves=tuple(moved), is_split=is_split, by_expert=by_expert,
+        )
+        for (is_split, by_expert), moved in moves.items()
     )  # fmt: skip
 
 

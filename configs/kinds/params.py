@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol, TypeAlias
 
+from configs import precision
 from configs.errors import InputError
 from configs.precision import OUTLIERS
 
@@ -46,7 +47,7 @@ class ParamInfo:
             lie one behind the other, [E, out, in].
         format: how it is stored, one of `configs.precision.FORMATS`.
         logical_axes: one name (or None) a dimension, for the rules that map names to mesh axes.
-        init: 'normal' (variance 1 / fan-in) or 'zeros' or 'ones'.
+        init: 'normal' (variance 1 / fan-in), 'zeros', 'ones', or 'columns' (their numbers).
         stacked: rows of each of the parameters that are stacked into this one, which checkpoints
             may keep apart, all its matrices' rows being counted; (): it is one.
         kv_heads: key/value heads that all the stacked rows but the first part's belong to (all
@@ -173,6 +174,27 @@ def with_formats(declared: Declared, formats: Formats) -> Declared:
     ones becomes a tuple of its parts, and a matrix in `llm_int8` its three parts by name.
     """
     return {name: _with_formats(node, formats, (name,)) for name, node in declared.items()}
+
+
+def check_formats(declared: Declared, formats: Formats) -> None:
+    """Refuses formats that parameters of a model cannot have.
+
+    Raises:
+        InputError: naming the path.
+    """
+    infos = {"/".join(path): info for path, info in leaves(declared)}
+    for path, names in formats.items():
+        if path not in infos:
+            raise InputError(f"model.formats names {path!r}, which is no parameter")
+        info = infos[path]
+        if len(info.shape) > 2 and len(set(names)) > 1:
+            raise InputError(f"model.formats names several formats for the matrices of {path}")
+        if len(names) not in {1, len(info.stacked)}:
+            raise InputError(f"model.formats names {len(names)} formats for the parts of {path}")
+        for format in map(precision.get, names):
+            format.check_rows(info.shape[-1], path)
+        if "llm_int8" in names and (len(info.shape) > 2 or len(set(names)) > 1):
+            raise InputError(f"model.formats: {path} is no one matrix: w8a8, not llm_int8")
 
 
 def _with_formats(declared: Declaration, formats: Formats, path: tuple[str, ...]) -> Declaration:

@@ -51,7 +51,7 @@ def medusa(target: ModelConfig, digest: str, proposed_ids: tuple[int, ...]) -> M
 
 def _heads(kind: type[H], model: ModelConfig, /, **changes: object) -> H:
     fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}
-    alone = "learned_positions", "layer_inputs", "has_layer_scales"
+    alone = "learned_positions", "layer_inputs", "has_layer_scales", "hyper_connections"
     for name in ("num_layers", "pattern", "formats", *alone):
         del fields[name]
     fields |= {"logit_cap": None, "logit_scale": 1.0, "tied": False, "dtype": "float32"}

@@ -12,6 +12,7 @@ from inference.families import (
     bamba,
     cohere,
     deepseek,
+    deepseek_v4,
     dots1,
     ernie4_5,
     exaone4,
@@ -86,8 +87,8 @@ def registered(families: Iterable[Family]) -> dict[str, Family]:
 # The most used ones first: messages list them in this order.
 _MODULES = (
     *(llama, gemma, gemma4, gpt2, qwen, qwen_moe, qwen_linear, mixtral, olmo, olmo_hybrid, phi3),
-    *(deepseek, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba, falcon_h1, granite),
-    *(nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
+    *(deepseek, deepseek_v4, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba),
+    *(falcon_h1, granite, nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
     *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo, youtu),
     *(seed_oss, exaone4, arcee, glm4, helium, internlm, nemotron_dense),
     *(cohere, phi, gpt_neox, stablelm, starcoder2, falcon),

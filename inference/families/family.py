@@ -111,6 +111,7 @@ class Family:
         also: other endings of names, and those that they stand for where the model has none of
             that name.
         derived: endings of tensors that repeat what the configuration says.
+        integers: endings of the names of tensors of integers.
         rows_key: key with the number of rows of a table of which only those of tokens are read.
         gguf: None: llama.cpp does not have the family.
     """
@@ -138,6 +139,7 @@ class Family:
     ignored: tuple[str, ...] = ()
     also: Mapping[str, str] = dataclasses.field(default_factory=dict)
     derived: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
     rows_key: str | None = None
     gguf: Gguf | None = None
 

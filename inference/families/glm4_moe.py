@@ -3,6 +3,7 @@ without the layers that predict a second token.
 """
 
 import dataclasses
+import itertools
 
 from configs.errors import InputError
 from configs.kinds.experts import Experts
@@ -55,20 +56,49 @@ def _read_glm4_moe_lite(keys: Keys) -> ModelFields:
 
 def _read_glm_moe_dsa(keys: Keys) -> ModelFields:
     """Reads GLM-5, which has DeepSeek-V3.2's parts, with the indexer's rotary pairs as neighbors.
-    Every layer has an indexer: layers that reuse the choice of an earlier one are not supported.
+    Most layers of GLM-5.2 read what the last layer before them that has an indexer chose.
     """
-    step = keys.whole("index_topk_freq", 1, limit=MOST_LAYERS)
-    listed = keys.listed("indexer_types", fields.num_layers(keys))
-    kinds = listed or keys.raw.get("index_topk_pattern") or ()
-    kinds = kinds if isinstance(kinds, list | tuple | str) else (kinds,)
-    if step > 1 or any(kind not in ("full", "F") for kind in kinds):
-        raise InputError(
-            "indexer_types (or index_topk_freq, index_topk_pattern) names layers that read the "
-            "tokens an earlier layer chose, which is not supported: each is 'full'"
-        )
+    is_shared = _shared_indexers(keys)
     keys = keys.with_defaults(_WIDTHS | {"q_lora_rank": 2048})
     indexer = latents.indexer(keys, num_heads=32, is_neighbours=True)
-    return latents.indexed_model(keys, indexer, num_groups=1, top_groups=1)
+    model = latents.indexed_model(keys, indexer, num_groups=1, top_groups=1)
+    pattern, owner = [], 0
+    layers = zip(itertools.cycle(model["pattern"]), is_shared, strict=False)
+    for number, (layer, reads_choice) in enumerate(layers):
+        owner = owner if reads_choice else number
+        mixer = layer.mixer.changed({"index_owner": owner if reads_choice else None})
+        pattern.append(dataclasses.replace(layer, mixer=mixer))
+    return {**model, "pattern": tuple(pattern)}
+
+
+def _shared_indexers(keys: Keys) -> list[bool]:
+    """Returns for each layer whether it reads an earlier layer's choice, by `indexer_types` or
+    `index_topk_pattern`; without them one of `index_topk_freq` layers has an indexer.
+    """
+    count = fields.num_layers(keys)
+    key = "indexer_types" if keys.raw.get("indexer_types") is not None else "index_topk_pattern"
+    pattern = keys.raw.get(key)
+    if isinstance(pattern, str):
+        names = {"F": "full", "S": "shared"}
+        keys = keys.updated({key: [names.get(letter, letter) for letter in pattern]})
+    kinds = keys.listed(key, count)
+    if kinds is None:
+        step = keys.integer("index_topk_freq", 1, limit=MOST_LAYERS)
+        first = keys.whole("index_skip_topk_offset", 2, limit=MOST_LAYERS)
+        shared = [max(layer - first + 1, 0) % step > 0 for layer in range(count)]
+    else:
+        if any(kind not in ("full", "shared") for kind in kinds):
+            raise InputError(f"{key} lists 'full' or 'shared' for each layer")
+        shared = [kind == "shared" for kind in kinds]
+    if shared[0]:
+        raise InputError(f"{key}: the first layer is 'full', because no layer chooses before it")
+    return shared
+
+
+def _write_glm_moe_dsa(config: ModelConfig) -> dict[str, object]:
+    shares = (layer.mixer.choice_owner is not None for layer in config.layers)
+    kinds = ["shared" if reads_choice else "full" for reads_choice in shares]
+    return deepseek.write_indexed(config) | {"indexer_types": kinds}
 
 
 def _write_glm4_moe(config: ModelConfig) -> dict[str, object]:
@@ -140,7 +170,7 @@ FAMILIES = (
         architecture="GlmMoeDsaForCausalLM",
         read=_read_glm_moe_dsa,
         reads=("attention_bias",),
-        write=deepseek.write_indexed,
+        write=_write_glm_moe_dsa,
         mixers=(Latent,),
         feed_forwards=(Gated, Experts),
         tensors=hf_names.INDEXED,

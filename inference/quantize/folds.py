@@ -24,7 +24,7 @@ from inference.quantize.input_statistics import InputStatistics
 Values = dict[str, np.ndarray]  # float32, of a layer, by their paths in it
 
 _NORMED_READERS = {
-    "mixer": "qkv qk q gate q_down kv_down kv pooled indexer/k indexer/weights",
+    "mixer": "qkv qk q gate q_down kv_down kv pooled indexer/k indexer/weights indexer/pooled",
     "ffn": "gate_up up router latent_down experts/gate_up experts/up shared/gate_up shared/up "
     "shared_gate",
 }

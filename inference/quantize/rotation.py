@@ -30,6 +30,8 @@ def untied(config: ModelConfig) -> ModelConfig:
             f"--rotate goes with norms of what layers read, and {config.name} has norms of what "
             "they add"
         )
+    if config.hyper_connections is not None:
+        raise InputError(f"--rotate goes with one residual stream, and {config.name} has several")
     if any(layer.factors for layer in config.pattern):
         raise InputError(f"--rotate: the residual stream of {config.name} goes on from its norms")
     if any(layer.parallel_norms == 1 for layer in config.pattern):

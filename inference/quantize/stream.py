@@ -7,6 +7,7 @@ from collections.abc import Collection
 import jax
 import numpy as np
 
+from configs.errors import InputError
 from configs.model import ModelConfig
 from inference.quantize import input_statistics
 from inference.quantize.folds import Values
@@ -14,7 +15,7 @@ from inference.quantize.input_statistics import BatchStatistics, InputStatistics
 from layers import decoder, params, ragged
 from layers.kernels.linear.observed import Observed
 from layers.params import Params
-from layers.registry import Leaf
+from layers.registry import Chosen, Leaf
 
 _TOKENS = 2048  # that run through a layer together, about
 _ROWS = 256  # inputs of a matrix that are kept as they are, about
@@ -30,6 +31,11 @@ class Stream:
     """
 
     def __init__(self, config: ModelConfig, embedding: Values, tokens_YW: np.ndarray):
+        if config.reads_tokens:
+            raise InputError(
+                f"{config.name} chooses experts by ids of tokens, for which nothing is calibrated "
+                "yet: quantize it by a method that reads no text"
+            )
         self._config = config
         declared = config.parameters()
         self._layers = config.declared_layers
@@ -45,9 +51,9 @@ class Stream:
             self._x.append(np.asarray(x_TD))
             self._inputs.append(None if inputs_LTP is None else np.asarray(inputs_LTP))
         self._kinds: dict[object, int] = {}  # the first layer of each kind, whose program is used
-        owners = [spec.owner for spec in config.cache_specs]
+        owners = [_read_by(config, layer) for layer in range(config.num_layers)]
         self._reads = collections.Counter(owner for owner in owners if owner is not None)
-        self._for_sharers: dict[int, list[Leaf]] = {}  # by owner, for layers to come
+        self._for_sharers: dict[int, list[Leaf | Chosen]] = {}  # by owner, for layers to come
 
     def observe(
         self, index: int, values: Values, paths: Collection[str], has_products: bool
@@ -78,7 +84,7 @@ class Stream:
             for_sharers.append(jax.device_get(leaf) if self._reads[index] else None)
         if self._reads[index]:
             self._for_sharers[index] = for_sharers
-        owner = self._config.cache_specs[index].owner
+        owner = _read_by(self._config, index)
         if owner is not None:
             self._reads[owner] -= 1
             if not self._reads[owner]:
@@ -87,15 +93,24 @@ class Stream:
     def _weights(self, index: int, values: Values) -> Params:
         return jax.device_put(params.unflatten(self._layers[index], dict(values)))
 
-    def _inputs_of(self, index: int, nth: int) -> tuple[np.ndarray, Leaf, np.ndarray | None]:
-        owner, inputs_LTP = self._config.cache_specs[index].owner, self._inputs[nth]
+    def _inputs_of(
+        self, index: int, nth: int
+    ) -> tuple[np.ndarray, Leaf | Chosen, np.ndarray | None]:
+        owner, inputs_LTP = _read_by(self._config, index), self._inputs[nth]
         leaf = None if owner is None else self._for_sharers[owner][nth]
         return self._x[nth], leaf, None if inputs_LTP is None else inputs_LTP[index]
 
     def _kind(self, index: int) -> int:
         layer, spec = self._config.layers[index], self._config.cache_specs[index]
         home = spec if spec.owner is None else self._config.cache_specs[spec.owner]
-        return self._kinds.setdefault((layer, home, spec.owner is None), index)
+        is_choice_owner = index in self._config.choice_owners
+        return self._kinds.setdefault((layer, home, spec.owner is None, is_choice_owner), index)
+
+
+def _read_by(config: ModelConfig, index: int) -> int | None:
+    """The earlier layer whose cache, or choice, a layer reads."""
+    owner = config.cache_specs[index].owner
+    return config.layers[index].mixer.choice_owner if owner is None else owner
 
 
 @functools.partial(jax.jit, static_argnames="config")
@@ -112,16 +127,16 @@ _STATIC = "config", "index", "shape"
 
 @functools.partial(jax.jit, static_argnames=_STATIC)
 def _run_layer(
-    weights: Params, x_TD: jax.Array, leaf: Leaf, input_TP: jax.Array | None,
+    weights: Params, x_TD: jax.Array, leaf: Leaf | Chosen, input_TP: jax.Array | None,
     *, config: ModelConfig, index: int, shape: tuple[int, int],
-) -> tuple[jax.Array, Leaf]:  # fmt: skip
+) -> tuple[jax.Array, Leaf | Chosen]:  # fmt: skip
     rows = ragged.contiguous(*shape)
     return decoder.layer(weights, config, index, x_TD, rows, leaf, input_TP)
 
 
 @functools.partial(jax.jit, static_argnames=(*_STATIC, "paths", "num_rows", "has_products"))
 def _observe_layer(
-    weights: Params, x_TD: jax.Array, leaf: Leaf, input_TP: jax.Array | None,
+    weights: Params, x_TD: jax.Array, leaf: Leaf | Chosen, input_TP: jax.Array | None,
     *, config: ModelConfig, index: int, shape: tuple[int, int], paths: frozenset[str],
     num_rows: int, has_products: bool,
 ) -> dict[str, BatchStatistics]:  # fmt: skip

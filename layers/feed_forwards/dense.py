@@ -33,10 +33,13 @@ def gated(
 
 
 def up_and_down(
-    params: Params, config: ModelConfig, activation: str, x_TD: jax.Array, gate_scale: float = 1.0
-) -> jax.Array:
-    """A gated feed-forward without its last bias, float32 [T, D]; on a mesh a part of the sum."""
-    if gate_scale == 1 and "gate_up_bias" not in params:
+    params: Params, config: ModelConfig, activation: str, x_TD: jax.Array, gate_scale: float = 1.0,
+    limit: float | None = None,
+) -> jax.Array:  # fmt: skip
+    """A gated feed-forward without its last bias, float32 [T, D]; on a mesh a part of the sum. The
+    gate is at most `limit`, and what it meets within it, before the activation.
+    """
+    if gate_scale == 1 and limit is None and "gate_up_bias" not in params:
         multiply = backends.current().gated_product
         hidden_TF = multiply(x_TD, params["gate_up"], activation, config.dtype)
         if hidden_TF is not None:
@@ -44,6 +47,9 @@ def up_and_down(
     gate_up_TX = add_bias(linear(x_TD, params["gate_up"]), params, "gate_up_bias")
     if gate_scale != 1:
         gate_up_TX *= jnp.repeat(jnp.array([gate_scale, 1.0]), gate_up_TX.shape[1] // 2)
+    if limit is not None:
+        is_gate_X = jnp.arange(gate_up_TX.shape[1]) < gate_up_TX.shape[1] // 2
+        gate_up_TX = jnp.clip(gate_up_TX, jnp.where(is_gate_X, -jnp.inf, -limit), limit)
     return linear(gate(activation, config.dtype)(gate_up_TX), params["down"])
 
 

@@ -37,7 +37,9 @@ def apply(
         if kind.router.has_norm:
             routed_TD = norm.rms_norm(x_TD, params["router_norm"], config.norm_eps)
             routed_TD *= config.width**-0.5
-        weights_TJ, ids_TJ, scores_TE = routing.route(params, kind.router, kind.top_k, routed_TD)
+        weights_TJ, ids_TJ, scores_TE = routing.route(
+            params, kind.router, kind.top_k, routed_TD, context.tokens_T
+        )
         valid_T1 = context.ragged.valid_T[:, None]
         ids_TJ = jnp.where(valid_T1, ids_TJ, kind.num_experts)
         shares_TE = scores_TE / scores_TE.sum(1, keepdims=True)
@@ -58,7 +60,9 @@ def apply(
         return add_bias(collectives.total(out_TD), params, "latent_up_bias"), routed
     with jax.named_scope("shared"):
         normed_TD = norm.apply(x_TD, params["shared_norm"], config) if kind.has_norms else x_TD
-        feed = dense.up_and_down if kind.is_gated else dense.up_alone_and_down
+        feed = dense.up_alone_and_down
+        if kind.is_gated:
+            feed = functools.partial(dense.up_and_down, limit=kind.limit)
         shared_TD = feed(params["shared"], config, kind.activation, normed_TD)
         if kind.has_shared_gate:
             shared_TD *= jax.nn.sigmoid(linear(normed_TD, params["shared_gate"]))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from configs.kinds.experts import Router
-from layers.linear import add_bias, linear
+from layers.linear import add_bias, linear, look_up
 from layers.params import Params
 from layers.reduce import row_sum
 
@@ -23,10 +23,22 @@ class Routes(NamedTuple):
     scores_TE: jax.Array  # float32, of all experts
 
 
-def route(params: Params, router: Router, top_k: int, x_TD: jax.Array) -> Routes:
-    """Which `top_k` experts each token visits, and what each of them counts."""
+def route(
+    params: Params, router: Router, top_k: int, x_TD: jax.Array, tokens_T: jax.Array | None = None
+) -> Routes:
+    """Which `top_k` experts each token visits, and what each of them counts.
+
+    Args:
+        tokens_T: i32[T] token ids, where these choose (`Router.table_rows`).
+    """
     logits_TE = add_bias(linear(x_TD, params["router"]), params, "router_bias")
-    scores_TE = jax.nn.sigmoid(logits_TE) if router.scores == "sigmoid" else _softmax(logits_TE)
+    scores_TE = _SCORES[router.scores](logits_TE)
+    if router.table_rows:
+        assert tokens_T is not None, "ids of tokens choose experts"
+        ids_TJ = look_up(params["router_table"], tokens_T).astype(jnp.int32)
+        return _weighed(
+            params, router, jnp.take_along_axis(scores_TE, ids_TJ, 1), ids_TJ, scores_TE
+        )
     choice_TE = add_bias(scores_TE, params, "router_offsets")
     if router.top_groups < router.num_groups:
         choice_TE = _of_best_groups(router, choice_TE)
@@ -35,6 +47,12 @@ def route(params: Params, router: Router, top_k: int, x_TD: jax.Array) -> Routes
     if top_k > scores_TE.shape[1] // router.num_groups * router.top_groups:
         is_eligible_TJ = jnp.isfinite(jnp.take_along_axis(choice_TE, ids_TJ, axis=1))
         weights_TJ = jnp.where(is_eligible_TJ, weights_TJ, 0)
+    return _weighed(params, router, weights_TJ, ids_TJ, scores_TE)
+
+
+def _weighed(
+    params: Params, router: Router, weights_TJ: jax.Array, ids_TJ: jax.Array, scores_TE: jax.Array
+) -> Routes:
     if router.is_normalized:
         weights_TJ /= row_sum(weights_TJ) + _LEAST_SUM
     if router.has_factors:
@@ -46,6 +64,13 @@ def _softmax(logits_TE: jax.Array) -> jax.Array:
     top_T1 = jax.lax.stop_gradient(logits_TE.max(axis=1, keepdims=True))
     weights_TE = jnp.exp(logits_TE - top_T1)
     return weights_TE / row_sum(weights_TE)
+
+
+_SCORES = {
+    "softmax": _softmax,
+    "sigmoid": jax.nn.sigmoid,
+    "sqrt_softplus": lambda logits_TE: jnp.sqrt(jax.nn.softplus(logits_TE)),
+}
 
 
 def _of_best_groups(router: Router, choice_TE: jax.Array) -> jax.Array:

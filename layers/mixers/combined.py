@@ -29,7 +29,10 @@ def apply_parallel(
         mix = registry.apply_mixer(part)
         with jax.named_scope(part.name):
             scaled_TD = x_TD * in_scale
-            part_TD, leaves[n] = mix(params[part.name], config, part, scaled_TD, leaves[n], context)
+            part_TD, leaf_after = mix(
+                params[part.name], config, part, scaled_TD, leaves[n], context
+            )
+            leaves[n] = cast("Leaf", leaf_after)  # no part chooses for others (`ModelConfig`)
         out_TD += part_TD * out_scale
     return out_TD, None if leaf is None else Stateful(
         *cast("tuple[Paged, Recurrent]", tuple(leaves))

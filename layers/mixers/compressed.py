@@ -24,7 +24,7 @@ from layers.kernels.attention.mask import MaskBounds, mask_bounds, visible
 from layers.kernels.attention.reference import Stretch
 from layers.kv_cache import Indexed, Pooled
 from layers.linear import each_linear, linear, project_out
-from layers.mixers import indexer
+from layers.mixers import attention, indexer
 from layers.params import Params
 from layers.ragged import Rectangle
 from layers.registry import Leaf, StepContext
@@ -47,16 +47,26 @@ def apply(
     config: ModelConfig,
     kind: Compressed,
     x_TD: jax.Array,
-    leaf: Pooled | None,
+    leaf: Leaf,
     context: StepContext,
 ) -> tuple[jax.Array, Leaf]:
-    """One layer: float32 [T, D], and the leaf, `Pooled`, with the step's tokens."""
+    """One layer: float32 [T, D], and the leaf with the step's tokens: `Pooled`, or that of
+    `attention.attend` where there are no entries.
+    """
     assert context.angles is not None
-    ragged, (T, _) = context.ragged, x_TD.shape
+    ragged = context.ragged
     with jax.named_scope("qkv"):
         projected = _project(params, config, kind, x_TD, context)
     options = Options(sinks_N=params["sinks"], deterministic=context.deterministic)
+    if not kind.stride:
+        k_T1H = projected.k_TH[:, None]
+        with jax.named_scope("attend"):
+            out_TNH, leaf = attention.attend(
+                projected.q_TNH, k_T1H, k_T1H, leaf, context, sinks_N=params["sinks"]
+            )
+        return _out(out_TNH, params, config, kind, context), leaf
     parts = (params["pooling"],) + ((params["indexer"]["pooling"],) if kind.indexer else ())
+    assert leaf is None or isinstance(leaf, Pooled)
     pool = functools.partial(pooling.pooled, parts, config, kind)
     if context.deterministic:
         pool = functools.partial(pooling.one_by_one, pool)
@@ -72,10 +82,17 @@ def apply(
             attend(Projected(*row), rectangle)
             for row, rectangle in zip(rows, ragged.rectangles, strict=True)
         ]
+    return _out(ragged.pack(outs), params, config, kind, context), leaf
+
+
+def _out(
+    out_TNH: jax.Array, params: Params, config: ModelConfig, kind: Compressed, context: StepContext
+) -> jax.Array:
+    T = len(out_TNH)
     with jax.named_scope("out"):
-        out_TNH = _turned_back(ragged.pack(outs), kind, context).astype(config.dtype)
+        out_TNH = _turned_back(out_TNH, kind, context).astype(config.dtype)
         out_TGX = each_linear(out_TNH.reshape(T, kind.groups, -1), params["group_out"])
-    return project_out(out_TGX.reshape(T, -1), params, config.dtype), leaf
+    return project_out(out_TGX.reshape(T, -1), params, config.dtype)
 
 
 def _project(
@@ -91,13 +108,14 @@ def _project(
     k_TH = norm.rms_norm(linear(x_TD, params["kv"]), params["kv_norm"], eps, config.norm_offset)
     k_TH = turned(k_TH[:, None], context.angles, is_paired)[:, 0]
     indexer, q_TIX, weights_TI = kind.indexer, jnp.zeros((T, 0, 0)), jnp.zeros((T, 0))
+    pooled_TZ = linear(x_TD, params["pooled"]) if kind.stride else jnp.zeros((T, 0))
     if indexer is not None:
         names = params["indexer"]
+        pooled_TZ = jnp.concatenate([pooled_TZ, linear(x_TD, names["pooled"])], axis=1)
         q_TIX = linear(down_TX, names["q"]).reshape(T, indexer.num_heads, indexer.head_width)
         q_TIX = turned(q_TIX, context.angles, is_paired)
         scale = (indexer.head_width * indexer.num_heads) ** -0.5
         weights_TI = linear(x_TD, names["weights"]) * scale
-    pooled_TZ = linear(x_TD, params["pooled"])
     return Projected(
         (q_TNH * H**-0.5).astype(config.dtype), k_TH.astype(config.dtype),
         pooled_TZ.astype(config.dtype), q_TIX.astype(config.dtype), weights_TI,

@@ -7,8 +7,10 @@ which changes no product; here they are not quantized.
 """
 
 import dataclasses
+import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,17 +24,18 @@ from layers.backends import backends
 from layers.kernels.attention import api, reference
 from layers.kernels.attention.contract import Options
 from layers.kernels.attention.mask import mask_bounds, visible
-from layers.kv_cache import Indexed
+from layers.kv_cache import Indexed, Paged
 from layers.linear import linear
 from layers.mixers.attention import packed_row
 from layers.params import Params
 from layers.ragged import Rectangle
-from layers.registry import Leaf, StepContext
+from layers.registry import Chosen, Leaf, StepContext
 from layers.rope import rotate
 from layers.sparse import chosen
 
 # Blocks that are scored at once: a trip of the loop takes as long as scores of few queries.
 _MOST_BLOCKS, _MOST_PRODUCTS = 8, 1 << 22
+Choice = tuple[jax.Array, jax.Array]  # of `chosen.best`
 
 
 class Index(NamedTuple):
@@ -69,63 +72,92 @@ def project(
 
 
 def attend(
-    index: Index,
+    index: Index | None,
     indexer: Indexer,
     q_TNH: jax.Array,
     k_TKH: jax.Array,
     v_TKH: jax.Array,
-    leaf: Indexed | None,
+    leaf: Leaf | Chosen,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
-    """`attention.attend` over chosen tokens; a query that sees up to `indexer.top_k` reads all."""
+) -> tuple[jax.Array, Leaf | Chosen]:
+    """`attention.attend` over chosen tokens; a query that sees up to `indexer.top_k` reads all.
+
+    Args:
+        index: what tokens are scored with; None: `leaf` brings an earlier layer's choice.
+    """
     ragged, options = context.ragged, Options(deterministic=context.deterministic)
+    choices: tuple[Any, ...] = (None,) * len(ragged.rectangles)
+    if isinstance(leaf, Chosen):
+        leaf, choices = leaf
+    indexes: list[Index | None] = [None] * len(ragged.rectangles)
+    if index is not None:
+        indexes = [Index(*rows) for rows in zip(*map(ragged.split, index), strict=True)]
     if leaf is None:
-        parts = map(ragged.split, (q_TNH, k_TKH, v_TKH, *index))
+        choices = tuple(
+            choice if rows is None else _chosen_dense(rows, indexer, rectangle)
+            for rows, choice, rectangle in zip(indexes, choices, ragged.rectangles, strict=True)
+        )
+        parts = map(ragged.split, (q_TNH, k_TKH, v_TKH))
         outs = [
-            reference.attend_dense(q, k, v, r, options, _chosen_dense(Index(*q_index), indexer, r))
-            for q, k, v, *q_index, r in zip(*parts, ragged.rectangles, strict=True)
+            reference.attend_dense(q, k, v, rectangle, options, choice)
+            for q, k, v, choice, rectangle in zip(*parts, choices, ragged.rectangles, strict=True)
         ]
-        return ragged.pack(outs), None
-    assert context.page_format is not None
+        return ragged.pack(outs), Chosen(None, choices) if context.is_choice_owner else None
+    assert context.page_format is not None and isinstance(leaf, Paged)
     row_TX = packed_row(k_TKH, v_TKH, context.page_format.values_in_keys)
     row_TX = page_rows.as_stored(row_TX, context.page_format)
-    index_TX = page_rows.as_stored(index.k_TX, context.spec.index_format(context.page_format.dtype))
     write = api.implementation(context.attention).write
-    written = dataclasses.replace(
-        leaf,
-        pages=write(leaf.pages, row_TX, ragged, context.group),
-        index=page_rows.write(leaf.index, index_TX, ragged, context.group),
-    )
-    rows = zip(
-        *map(ragged.split, (q_TNH, index.q_TIX, index.weights_TI)), ragged.rectangles, strict=True
-    )
-    outs = [_attend(q, q_index, w, r, written, indexer, context) for q, q_index, w, r in rows]
-    return ragged.pack(outs), written
+    leaf = leaf.with_pages(write(leaf.pages, row_TX, ragged, context.group))
+    if index is not None:
+        assert isinstance(leaf, Indexed)
+        index_format = context.spec.index_format(context.page_format.dtype)
+        index_TX = page_rows.as_stored(index.k_TX, index_format)
+        keys = page_rows.write(leaf.index, index_TX, ragged, context.group)
+        leaf = dataclasses.replace(leaf, index=keys)
+    outs, made = [], []
+    rows = zip(ragged.split(q_TNH), indexes, choices, ragged.rectangles, strict=True)
+    for q_YWNH, index_rows, choice, rectangle in rows:
+        choose: Callable[[], Choice] | None = None
+        if choice is not None:
+            choose = functools.partial(lambda earlier: earlier, choice)
+        if index_rows is not None:
+            assert isinstance(leaf, Indexed)
+            choose = functools.partial(_choose, index_rows, rectangle, leaf, indexer, context)
+        out_YWNH, choice_made = _attend(q_YWNH, rectangle, leaf, indexer, context, choose)
+        outs.append(out_YWNH)
+        made.append(choice_made)
+    return ragged.pack(outs), Chosen(leaf, tuple(made)) if context.is_choice_owner else leaf
+
+
+def _choose(
+    index: Index, rectangle: Rectangle, leaf: Indexed, indexer: Indexer, context: StepContext
+) -> Choice:
+    """The positions that each query reads, rising, [Y, W, J], and how many they are, [Y, W]."""
+    table_YP, count_Y = rectangle.tables[context.group], jnp.max(chosen.num_visible(rectangle), 1)
+    scores_YWS = scores(index.q_TIX, index.weights_TI, leaf.index, table_YP, count_Y, context)
+    visible_YWS = _visible(jnp.arange(scores_YWS.shape[2], dtype=jnp.int32), rectangle)
+    return chosen.best(scores_YWS, visible_YWS, indexer.top_k)
 
 
 def _attend(
     q_YWNH: jax.Array,
-    q_YWIX: jax.Array,
-    weights_YWI: jax.Array,
     rectangle: Rectangle,
-    leaf: Indexed,
+    leaf: Paged,
     indexer: Indexer,
     context: StepContext,
-) -> jax.Array:
+    choose: Callable[[], Choice] | None,
+) -> tuple[jax.Array, Choice | None]:
+    """Attention, and the choice if later layers read it; without `choose` queries read all."""
     group, page_format, top_k = context.group, context.page_format, indexer.top_k
     attend_pages = api.implementation(context.attention).attend_pages
     assert page_format is not None
     options = Options(deterministic=context.deterministic)
-    table_YP, page_tokens = rectangle.tables[group], leaf.index.shape[1]
+    table_YP, page_tokens = rectangle.tables[group], leaf.page_tokens
 
     def read_all() -> jax.Array:
         return attend_pages(q_YWNH, leaf.pages, rectangle, group, page_format, options)
 
-    def read_best() -> jax.Array:
-        count_Y = jnp.max(chosen.num_visible(rectangle), axis=1)
-        scores_YWS = scores(q_YWIX, weights_YWI, leaf.index, table_YP, count_Y, context)
-        visible_YWS = _visible(jnp.arange(scores_YWS.shape[2], dtype=jnp.int32), rectangle)
-        position_YWJ, count_YW = chosen.best(scores_YWS, visible_YWS, top_k)
+    def read_best(position_YWJ: jax.Array, count_YW: jax.Array) -> jax.Array:
         table_YWJ = chosen.single_entries(table_YP, position_YWJ, page_tokens)
         rows = chosen.each_query(rectangle, table_YWJ, count_YW)
         pages_of_one = jax.tree.map(chosen.as_single_entries, leaf.pages)
@@ -133,11 +165,22 @@ def _attend(
         out_Q1NX = attend_pages(q_Q1NH, pages_of_one, rows, 0, page_format, options)
         return out_Q1NX.reshape(*q_YWNH.shape[:3], -1)
 
-    if table_YP.shape[1] * page_tokens <= top_k:
-        return read_all()
+    if choose is None or table_YP.shape[1] * page_tokens <= top_k:
+        return read_all(), None
+
+    def read_chosen() -> tuple[jax.Array, Choice | None]:
+        choice = choose()
+        return read_best(*choice), choice if context.is_choice_owner else None
+
+    def read_all_of_them() -> tuple[jax.Array, Choice | None]:
+        if not context.is_choice_owner:
+            return read_all(), None
+        shapes = jax.eval_shape(choose)
+        return read_all(), jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+
     # The same bits, where no query sees more than it may read: there is nothing to choose.
     return backends.current().where_needed(
-        lambda: chosen.longest(rectangle) > top_k, read_best, read_all
+        lambda: chosen.longest(rectangle) > top_k, read_chosen, read_all_of_them
     )
 
 

@@ -8,6 +8,7 @@ operations where a key meets many queries.
 """
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from layers.linear import add_bias, each_linear, linear, project_out
 from layers.mixers import indexer
 from layers.mixers.attention import attend
 from layers.params import Params
-from layers.registry import Leaf, StepContext
+from layers.registry import Chosen, Leaf, StepContext
 from layers.rope import rotate
 from layers.weights import Weight
 
@@ -30,9 +31,9 @@ def apply(
     config: ModelConfig,
     kind: Latent,
     x_TD: jax.Array,
-    leaf: Leaf,
+    leaf: Leaf | Chosen,
     context: StepContext,
-) -> tuple[jax.Array, Leaf]:
+) -> tuple[jax.Array, Leaf | Chosen]:
     """One layer: float32 [T, D], and the leaf of `attention.attend` or `indexer.attend`."""
     T, C, H = x_TD.shape[0], kind.rank, kind.nope_width
     scale = (H + kind.rope_width) ** -0.5 if kind.scale is None else kind.scale
@@ -44,25 +45,28 @@ def apply(
         q_rope_TNR = _rotated(q_TNX[..., H:], kind, context)
         if context.is_owner:
             k_T1X, latent_T1C = _latents(params, config, kind, x_TD, context)
-    mix = functools.partial(attend, dtype=config.dtype)
-    if kind.indexer is not None:
+    index = None
+    if kind.local_indexer is not None:
         with jax.named_scope("index"):
             index = indexer.project(params["indexer"], config, kind, x_TD, down_TX, context)
-        mix = functools.partial(indexer.attend, index, kind.indexer)
-    is_paged = leaf is not None and leaf.as_paged is not None
+    mix = _attention(config, kind, index)
+    choice = leaf if isinstance(leaf, Chosen) else None
+    cached = leaf.leaf if isinstance(leaf, Chosen) else leaf
+    is_paged = cached is not None and cached.as_paged is not None
     k_up, v_up = (weights.of(params[name]).array for name in ("k_up", "v_up"))
     if not is_paged and k_up is not None and v_up is not None:
         if k_T1X is not None and latent_T1C is not None:
-            leaf = Dense(k_T1X, latent_T1C)
-        assert isinstance(leaf, Dense)
-        k_T1X, latent_T1C = leaf.k_TKH, leaf.v_TKH
+            cached = Dense(k_T1X, latent_T1C)
+        assert isinstance(cached, Dense)
+        k_T1X, latent_T1C = cached.k_TKH, cached.v_TKH
         k_TNH = _out_of(latent_T1C[:, 0], k_up, "TC,NCH->TNH").astype(config.dtype)
         v_TNX = _out_of(latent_T1C[:, 0], v_up, "TC,NXC->TNX").astype(config.dtype)
         k_rope_TNR = jnp.broadcast_to(k_T1X[..., C:], q_rope_TNR.shape)
         q_TNX = jnp.concatenate([q_TNX[..., :H], q_rope_TNR], axis=-1).astype(config.dtype)
         k_TNX = jnp.concatenate([k_TNH, k_rope_TNR], axis=-1)
         with jax.named_scope("attend"):
-            out_TNX, _ = mix(q_TNX, k_TNX, v_TNX, None, context)
+            out_TNX, leaf = mix(q_TNX, k_TNX, v_TNX, choice, context)
+        leaf = Chosen(cached, leaf.choices) if isinstance(leaf, Chosen) else cached
     else:
         with jax.named_scope("absorb"):
             q_TNC = each_linear(q_TNX[..., :H].astype(config.dtype), params["k_up"])
@@ -72,6 +76,14 @@ def apply(
         with jax.named_scope("expand"):
             out_TNX = each_linear(out_TNC.astype(config.dtype), params["v_up"])
     return project_out(out_TNX.reshape(T, -1), params, config.dtype), leaf
+
+
+def _attention(
+    config: ModelConfig, kind: Latent, index: indexer.Index | None
+) -> Callable[..., tuple[jax.Array, Leaf | Chosen]]:
+    if kind.indexer is None:
+        return functools.partial(attend, dtype=config.dtype)
+    return functools.partial(indexer.attend, index, kind.indexer)
 
 
 def _queries_from(

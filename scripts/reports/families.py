@@ -12,6 +12,7 @@ import numpy as np
 from configs import presets
 from configs.kinds.attention import Attention
 from configs.kinds.combined import NoMixer, Parallel
+from configs.kinds.compressed import Compressed
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
 from configs.kinds.kind import Mixer
@@ -86,6 +87,7 @@ def _parts(config: ModelConfig) -> list[str]:
         *_delta(config),
         *_linear(config),
         *_latent(next(iter(config.mixers(Latent)), mixer)),
+        *_compressed(config),
         *_experts(config),
         {
             "rms": "",
@@ -183,9 +185,19 @@ def _latent(mixer: Mixer) -> list[str]:
         "latent attention",
         ("latent queries" if mixer.query_rank else ""),
         ("an indexer that chooses tokens" if mixer.indexer else ""),
+        ("choices of earlier layers" if mixer.choice_owner is not None else ""),
         ("rotary pairs side by side" if mixer.rope and mixer.rope.neighbours else ""),
         ("no positions" if mixer.rope is None else ""),
         ("scores scaled for the context" if mixer.scale else ""),
+    ]
+
+
+def _compressed(config: ModelConfig) -> list[str]:
+    mixers = config.mixers(Compressed)
+    return [
+        ("compressed attention" if mixers else ""),
+        ("an indexer that chooses entries" if any(mixer.indexer for mixer in mixers) else ""),
+        ("several residual streams" if config.hyper_connections else ""),
     ]
 
 
@@ -202,6 +214,8 @@ def _experts(config: ModelConfig) -> list[str]:
         ("a gate of the shared expert" if mixture.has_shared_gate else ""),
         ("weights not normalized" if not router.is_normalized else ""),
         ("sigmoid scores" if router.scores == "sigmoid" else ""),
+        ("square roots of softplus as scores" if router.scores == "sqrt_softplus" else ""),
+        ("experts by token id" if config.reads_tokens else ""),
         ("offsets in the choice" if router.has_offsets else ""),
         ("groups of experts" if router.num_groups > 1 else ""),
         ("bias of the router" if router.has_bias else ""),
@@ -231,6 +245,9 @@ def _heads(mixer: Mixer) -> str:
         return f"{mixer.num_heads} of {mixer.key_width} x {mixer.value_width}"
     if isinstance(mixer, Latent):
         return f"{mixer.num_heads} of {mixer.nope_width} + {mixer.rope_width}"
+    if isinstance(mixer, Compressed):
+        entries = f", entries of {mixer.stride}" if mixer.stride else ""
+        return f"{mixer.num_heads}/1 of {mixer.head_width}{entries}"
     if isinstance(mixer, DeltaNet):
         sizes = f"{mixer.key_width} x {mixer.value_width}"
         return f"{mixer.num_heads}/{mixer.num_key_heads} of {sizes}"

@@ -8,6 +8,7 @@ from typing import Any
 
 import tiny_dense
 import tiny_gated_heads
+import tiny_hyper
 import tiny_mistral
 import tiny_mixtures
 import tiny_newer_mixtures
@@ -332,6 +333,7 @@ CASES = (
     ),
     *tiny_mistral.CASES,
     *tiny_mixtures.CASES,
+    *tiny_hyper.CASES,
     *tiny_newer_mixtures.CASES,
     *tiny_gated_heads.CASES,
     *tiny_dense.CASES,

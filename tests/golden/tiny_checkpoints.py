@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
+import tiny_hyper
 import tiny_tokenizer
 import torch
 import transformers
@@ -90,6 +91,8 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
     for name, parameter in sorted(model.named_parameters()):
         values = generator.standard_normal(parameter.shape)
         governing = spread(name, values)
+        if case.family == "deepseek_v4":
+            governing = tiny_hyper.spread(name, values)
         is_norm = "norm" in name or ".ln_" in name
         neutral = 0.0 if _stores_offset(case, name) else 1.0
         if governing is not None:
@@ -108,6 +111,11 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
         ):  # decides between experts of equal scores
             values = _MATRIX_STD * generator.standard_normal(buffer.shape)
             buffer.copy_(torch.from_numpy(values.astype(np.float32)))
+        if name.endswith("tid2eid"):
+            experts = tiny_hyper.token_experts(
+                buffer.shape, case.fields["n_routed_experts"], generator
+            )
+            buffer.copy_(torch.from_numpy(experts))
         if name.endswith("layer_scalar"):
             values = 1.0 + _VECTOR_STD * generator.standard_normal(buffer.shape)
             buffer.copy_(torch.from_numpy(values.astype(np.float32)))

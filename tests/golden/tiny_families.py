@@ -126,6 +126,9 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "deepseek_v2": (transformers.DeepseekV2Config, _COMMON),
     "deepseek_v3": (transformers.DeepseekV3Config, _COMMON),
     "deepseek_v32": (transformers.DeepseekV32Config, _COMMON),
+    "deepseek_v4": (transformers.DeepseekV4Config, {
+        key: value for key, value in _COMMON.items() if key != "intermediate_size"
+    }),
     "glm_moe_dsa": (transformers.GlmMoeDsaConfig, _COMMON),
     "glm4_moe": (transformers.Glm4MoeConfig, _COMMON),
     "dots1": (transformers.Dots1Config, _COMMON),

@@ -233,6 +233,23 @@ CASES = (
         | {"index_topk": 20, "mlp_layer_types": ["dense", "sparse", "sparse"]},
         seed=156,
     ),
+    # Layers that read what an earlier layer's indexer chose, with and without another between.
+    Case(
+        "glm_moe_dsa-mha-shared-tied-float32",
+        widths(24, 5, 2, 2)
+        | TIED
+        | _latent(10, 6, 8, 10, query_rank=14)
+        | _INDEXED
+        | {
+            "index_topk": 14,
+            "mlp_layer_types": ["dense", "dense", "sparse", "dense", "dense"],
+            "indexer_types": ["full", "full", "shared", "shared", "full"],
+            "intermediate_size": 16,
+        },
+        seed=157,
+        dtype=torch.float32,
+        greedy=True,
+    ),
     Case(
         "glm4_moe-gqa-norm-bias",
         widths(40, 3, 4, 2, 12)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from inference.request import SamplingParams
-from tests import fakes
+from tests import fakes, newer_fakes
 
 PREFIX = 40
 MODELS = {
@@ -25,8 +25,9 @@ MODELS = {
     "pages": fakes.llama("bfloat16", token_budget=24),
     "compressed": fakes.compressed("bfloat16"),
     "compressed, int8": fakes.compressed("bfloat16", cache_format="int8"),
+    "deepseek-v4": newer_fakes.deepseek_v4("bfloat16"),
     "hybrid": fakes.hybrid("bfloat16"),
-    "indexer, fp8": fakes.deepseek_v32("bfloat16", cache_format="fp8"),
+    "indexer, fp8": newer_fakes.shared_indexer("bfloat16", cache_format="fp8"),
 }
 SIZES = dict(
     max_seqs=32, decode_rows=(1, 32), page_tokens=8, chunk_tokens=16, prefill_chunks=(4,),
@@ -75,7 +76,7 @@ def requests(model, count):
 
 
 def make(model, **changes):
-    room = {"every cache": 60_000, "compressed": 47_000}.get(model)
+    room = {"every cache": 60_000, "compressed": 47_000, "deepseek-v4": 47_000}.get(model)
     if room and "cache_bytes" in changes:
         changes |= {"cache_bytes": room}  # of five groups
     shapes = "one" if OWN.items() <= changes.items() else "riding"
@@ -99,6 +100,7 @@ CASES += [
     for case in (
         ("gpt-oss", 15, "together"), ("every cache, int8", 15, "prefixes on the host"),
         ("indexer", 12, "swap"), ("pages", 12, "prefixes on the host"),
+        ("deepseek-v4", 12, "together"),
     )
 ]  # fmt: skip
 CASES += [

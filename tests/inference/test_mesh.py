@@ -10,7 +10,7 @@ import pytest
 from configs.mesh import Mesh
 from inference.request import SamplingParams
 from inference.scheduling.step_shapes import StepShape
-from tests import fakes
+from tests import fakes, newer_fakes
 
 pytestmark = pytest.mark.quick_code
 
@@ -31,9 +31,9 @@ _MODELS = {
     "every cache": fakes.every_cache(),
     "uneven, int8": fakes.llama(cache_format="int8"),
     "deepseek, fp8": fakes.deepseek(cache_format="fp8"),
-    "indexer": fakes.deepseek_v32(),
+    "indexer": newer_fakes.shared_indexer(),
     "pages": fakes.llama(token_budget=16),
-    "compressed": fakes.compressed(),
+    "compressed": newer_fakes.deepseek_v4(),
     "delta": fakes.delta(),
     "hybrid": fakes.hybrid(),
     "jamba": fakes.jamba(),

@@ -30,6 +30,7 @@ from layers.ragged import contiguous
 from tests import compiling, fakes
 from tests.inference import (
     dense_relatives,
+    hyper_relatives,
     mistral_relatives,
     mixture_relatives,
     parallel_relatives,
@@ -149,7 +150,7 @@ def _assert_close(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
 
 # Families whose parts are those of others, in another combination: one checkpoint shows it.
 _RELATIVES = {
-    *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "glm_moe_dsa", "granite", "minimax_m2"),
+    *("dots1", "ernie4_5", "flex_olmo", "glm4_moe_lite", "granite", "minimax_m2"),
     "gemma4_unified",
     "mistral_large3",
 }
@@ -269,6 +270,7 @@ _MODEL_SCALES = "embedding_scale", "residual_scale", "logit_scale"
 _UNSCALED = [lambda model, scale=scale: {scale: 1.0} for scale in _MODEL_SCALES]
 _VISIBLE = (
     mistral_relatives.VISIBLE
+    | hyper_relatives.VISIBLE
     | mixture_relatives.VISIBLE
     | parallel_relatives.VISIBLE
     | dense_relatives.VISIBLE

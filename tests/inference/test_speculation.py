@@ -25,7 +25,7 @@ from layers import decoder
 from layers.backends.backend import Backend
 from layers.backends.cpu import XlaCpu
 from layers.params import init
-from tests import compiling, fakes
+from tests import compiling, fakes, newer_fakes
 
 MODELS = {
     "llama": fakes.llama(),
@@ -35,9 +35,9 @@ MODELS = {
     "gpt-oss": fakes.gpt_oss(),
     "every cache": fakes.every_cache(),
     "llama, int8": fakes.llama(cache_format="int8"),
-    "indexer": fakes.deepseek_v32(),
+    "indexer": newer_fakes.shared_indexer(),
     "pages": fakes.llama(token_budget=24),
-    "compressed": fakes.compressed(),
+    "compressed": newer_fakes.deepseek_v4(),
     "delta": fakes.delta(),
     "hybrid": fakes.hybrid(),
     "jamba": fakes.jamba(),

@@ -70,12 +70,16 @@ def _weights(arrays, kind):
     def pooling(prefix):
         return {"bias": own[f"{prefix}.position_bias"], "norm": own[f"{prefix}.kv_norm"]}
 
-    both = ["compressor"] + ["compressor.indexer"] * (kind.indexer is not None)
-    given = [own[f"{prefix}.{part}_proj"] for prefix in both for part in ("kv", "gate")]
+    def pooled(prefix):
+        return {
+            "pooled": np.concatenate([own[f"{prefix}.{part}_proj"] for part in ("kv", "gate")]),
+            "pooling": pooling(prefix),
+        }
+
     found = {
         "q_down": own["q_a_proj"], "q_norm": own["q_a_norm"], "q_up": own["q_b_proj"],
-        "kv": own["kv_proj"], "kv_norm": own["kv_norm"], "pooled": np.concatenate(given),
-        "pooling": pooling("compressor"), "sinks": own["sinks"],
+        "kv": own["kv_proj"], "kv_norm": own["kv_norm"], **pooled("compressor"),
+        "sinks": own["sinks"],
         "group_out": own["o_a_proj"].reshape(kind.groups, kind.group_rank, -1),
         "out": own["o_b_proj"],
     }  # fmt: skip
@@ -83,7 +87,7 @@ def _weights(arrays, kind):
         found["indexer"] = {
             "q": own["compressor.indexer.q_b_proj"],
             "weights": own["compressor.indexer.scorer.weights_proj"],
-            "pooling": pooling("compressor.indexer"),
+            **pooled("compressor.indexer"),
         }
     return jax.tree.map(jnp.asarray, found)
 
@@ -164,7 +168,6 @@ def test_what_chooses_all_reads_all_bit_for_bit():
     def without_indexer(layer):
         mixer = dict(layer["mixer"])
         mixer.pop("indexer")
-        mixer["pooled"] = mixer["pooled"][: 4 * plain.pattern[0].mixer.head_width]
         return layer | {"mixer": mixer}
 
     bare = weights | {"layers": tuple(map(without_indexer, weights["layers"]))}
@@ -260,7 +263,10 @@ def _eagle(target, mixer):
 @pytest.mark.parametrize(
     "build, line",
     [
-        (lambda: _small(stride=0), "compressed stride is at least 1, not 0"),
+        (
+            lambda: _small(stride=0),
+            "compressed overlaps and indexer go with a stride: there are entries",
+        ),
         (lambda: _small(stride=3), "compressed stride=3 is at least 2 and divides 128"),
         (lambda: _small(stride=256), "compressed stride=256 is at least 2 and divides 128"),
         (lambda: _small(window=0), "compressed window is at least 1, not 0"),

@@ -28,6 +28,7 @@ _ROUTERS = {
     "as they are": Router(is_normalized=False, scale=3.0),
     "bias": Router(has_bias=True),
     "sigmoid": Router("sigmoid", has_offsets=True, scale=2.5),
+    "roots": Router("sqrt_softplus", has_offsets=True, scale=1.5),
     "groups": Router(is_normalized=False, num_groups=3, top_groups=2),
     "groups by two": Router("sigmoid", num_groups=3, top_groups=2, group_best=2, has_offsets=True),
 }
@@ -59,12 +60,16 @@ def weights(kind: Experts, seed: int = 0) -> dict:
     return found
 
 
-def chosen(own: dict, kind: Experts, x_TD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Weights and ids of each token, in float64."""
+def chosen(
+    own: dict, kind: Experts, x_TD: np.ndarray, ids: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and ids of each token, or the weights of these, in float64."""
     router = kind.router
     logits = x_TD @ np.asarray(own["router"], np.float64).T + np.asarray(own.get("router_bias", 0))
     if router.scores == "sigmoid":
         scores = 1 / (1 + np.exp(-logits))
+    elif router.scores == "sqrt_softplus":
+        scores = np.sqrt(np.log1p(np.exp(logits)))
     else:
         scores = np.exp(logits - logits.max(1, keepdims=True))
         scores /= scores.sum(1, keepdims=True)
@@ -74,15 +79,18 @@ def chosen(own: dict, kind: Experts, x_TD: np.ndarray) -> tuple[np.ndarray, np.n
         best = np.sort(groups, axis=1)[:, -router.group_best :].sum(1)
         for group in np.argsort(-best)[router.top_groups :]:
             groups[group] = -np.inf
-    ids = np.argsort(-choice, axis=1, kind="stable")[:, : kind.top_k]
+    if ids is None:
+        ids = np.argsort(-choice, axis=1, kind="stable")[:, : kind.top_k]
     found = np.take_along_axis(scores, ids, axis=1)
     if router.is_normalized:
         found /= found.sum(1, keepdims=True)
     return found * router.scale, ids
 
 
-def by_hand(own: dict, kind: Experts, x_TD: np.ndarray) -> np.ndarray:
-    """Each token through its experts, in float64."""
+def by_hand(
+    own: dict, kind: Experts, x_TD: np.ndarray, ids_TJ: np.ndarray | None = None
+) -> np.ndarray:
+    """Each token through its experts, or these, in float64."""
 
     def through(gate_up, down, x, gate_up_bias=0, down_bias=0):
         gate, up = np.split(gate_up @ x + gate_up_bias, 2)
@@ -93,7 +101,7 @@ def by_hand(own: dict, kind: Experts, x_TD: np.ndarray) -> np.ndarray:
         return down @ (gate * (up + kind.up_offset)) + down_bias
 
     own = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), own)
-    (scale_TJ, ids_TJ), each = chosen(own, kind, x_TD), own["experts"]
+    (scale_TJ, ids_TJ), each = chosen(own, kind, x_TD, ids_TJ), own["experts"]
     out_TD = np.zeros((len(x_TD), D))
     for t, x in enumerate(x_TD):
         for scale, e in zip(scale_TJ[t], ids_TJ[t], strict=True):
@@ -136,6 +144,25 @@ def test_a_router_chooses_and_weighs(name):
     expected, expected_ids = chosen(own, kind, x_TD.astype(np.float64))
     np.testing.assert_array_equal(np.sort(ids_TJ), np.sort(expected_ids))
     np.testing.assert_allclose(np.sort(scale_TJ), np.sort(expected), rtol=2e-6)
+
+
+def test_ids_of_tokens_choose_experts():
+    kind = Experts(
+        9, 4, 8, Router("sqrt_softplus", scale=1.5, table_rows=31), shared_width=10, limit=0.3
+    )
+    own, x_TD, rng = weights(kind), tokens(), np.random.default_rng(5)
+    table = np.stack([rng.permutation(9)[:4] for _ in range(31)])
+    own["router_table"] = jnp.asarray(table, jnp.float32)
+    ids_T = rng.integers(0, 31, T)
+
+    def apply(own, x_TD, ids_T):
+        told = dataclasses.replace(context(np.ones(T, bool)), tokens_T=ids_T)
+        return experts.apply(own, model(kind), kind, x_TD, told)
+
+    found, routed = compiling.call(apply, own, x_TD, ids_T)
+    np.testing.assert_allclose(found, by_hand(own, kind, x_TD, table[ids_T]), atol=1e-5)
+    counts = np.bincount(table[ids_T].ravel(), minlength=9)
+    np.testing.assert_array_equal(routed.num_tokens, counts)
 
 
 _KINDS = {

@@ -48,19 +48,22 @@ class Storage:
         is_packed: experts are stored as MXFP4.
         num_predicting: layers behind the last one, which predict a second token.
         quantization: how weights are stored in few bits; None: they are not, or as MXFP4.
+        integers: as `Family` has them.
         derived: as `Family.derived`; masks among them are no numbers.
     """
 
     is_packed: bool
     num_predicting: int
     quantization: Quantization | None = None
+    integers: tuple[str, ...] = ()
     derived: tuple[str, ...] = ()
 
     @property
     def codes_at(self) -> tuple[str, ...]:
         if self.quantization is not None:
             return ("",)
-        return (*self.derived, *(mxfp4.ENDINGS if self.is_packed else ()))
+        packed = mxfp4.ENDINGS if self.is_packed else ()
+        return (*self.derived, *packed, *self.integers)
 
 
 def read(path: Path) -> dict[str, object]:
@@ -202,8 +205,11 @@ def storage(raw: dict[str, object], directory: Path) -> Storage:
     is_packed = is_mxfp4 and family is not None and family.packs_experts
     with _naming(directory / text_files.CONFIG):
         extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
+        if isinstance(described, dict) and raw.get("expert_dtype") is not None:
+            described = {"expert_dtype": raw["expert_dtype"]} | described
         quantization = None if described is None or is_packed else methods.read(described)
-    return Storage(is_packed, extra, quantization, () if family is None else family.derived)
+    integers, derived = ((), ()) if family is None else (family.integers, family.derived)
+    return Storage(is_packed, extra, quantization, integers, derived)
 
 
 def without_storage(raw: dict[str, object]) -> dict[str, object]:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,7 @@ def read_model(path: Path) -> ModelConfig:
     elif storage.quantization is None:
         return config
     if storage.quantization is not None:
-        modules = _stored_modules(safetensors_file.names_in(path), config)
+        modules = _stored_modules(_named_scales(list(safetensors_file.names_in(path))), config)
         storage = dataclasses.replace(storage, quantization=storage.quantization.of(modules))
     return config_json.with_formats(config, storage, raw, path)
 
@@ -89,7 +89,7 @@ def open_directory(path: Path, config: ModelConfig) -> StoredDirectory:
         listed.verify(listed.digests)
     raw = config_json.read(path / text_files.CONFIG)
     storage = config_json.storage(raw, path)
-    source = safetensors_file.open_directory(path, storage.codes_at)
+    source = _source(path, storage)
     family = families.of(config)
     if unserved := [name for name in source.shapes if names.is_other(family, name)]:
         logging.warning(
@@ -129,9 +129,33 @@ def open_predicting(path: Path, config: Eagle) -> StoredDirectory:
     return StoredDirectory.of(path, config, source, name_map, config_json.as_copied(raw, config))
 
 
+def _named_scales(stored: Collection[str]) -> dict[str, str]:
+    """The names of a directory's tensors by those that they have here: DeepSeek-V4 calls scales
+    of weights `scale`.
+    """
+
+    def spelled(name: str) -> str:
+        module, _, ending = name.rpartition(".")
+        is_scale = ending == "scale" and f"{module}.weight" in stored
+        return f"{module}.weight_scale_inv" if is_scale else name
+
+    return {spelled(name): name for name in stored}
+
+
+def _source(path: Path, storage: Storage) -> TensorSource:
+    """A directory's tensors as they are stored, scales of FP8 by one name."""
+    source = safetensors_file.open_directory(path, storage.codes_at)
+    if storage.quantization is None or storage.quantization.method != "fp8":
+        return source
+    stored = _named_scales(source.shapes)
+    source = renamed(source, stored)
+    integers = {name: "float32" for name in stored if name.endswith(storage.integers)}
+    return dataclasses.replace(source, dtypes={**source.dtypes, **integers})
+
+
 def _stored(path: Path, storage: Storage) -> TensorSource:
     """A directory's tensors, those of few bits as the matrices that they stand for."""
-    source = safetensors_file.open_directory(path, storage.codes_at)
+    source = _source(path, storage)
     if storage.quantization is None:
         return source
     return few_bits.dequantized(source, storage.quantization)

@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 from configs.errors import InputError, shown
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.hyper_connections import HyperConnections
 from configs.kinds.kind import FeedForward, Mixer
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Rope
@@ -40,6 +41,7 @@ class ModelFields(TypedDict, total=False):
     logit_scale: float
     learned_positions: int
     layer_inputs: LayerInputs | None
+    hyper_connections: HyperConnections | None
     has_layer_scales: bool
     tied: bool
     has_head_bias: bool

@@ -139,6 +139,7 @@ def test_a_parameter_keeps_the_format_that_it_names():
      ("deepseek-v2-lite", 15_706_484_224),
      ("deepseek-v3", 671_026_419_200),
      ("deepseek-v3.2", 671_877_944_064),
+     ("deepseek-v4-flash", 284_334_567_511),
      ("glm-4.5-air", 106_852_251_264),
      ("gpt-oss-20b", 20_914_757_184),
      ("gpt-oss-120b", 116_829_156_672),

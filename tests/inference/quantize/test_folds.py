@@ -14,7 +14,7 @@ from inference.quantize import folds, rotation
 from inference.quantize.rotation import Rotation
 from layers import decoder, params
 from layers.ragged import contiguous
-from tests import compiling, fakes
+from tests import compiling, fakes, newer_fakes
 from tests.inference.quantize import models
 
 pytestmark = pytest.mark.quick_code
@@ -66,7 +66,7 @@ MODELS = {
     "mixture": models.mixture, "latent": models.latent,
     "tied": lambda: models.llama(tied=True, embedding_scale=8.0),
     "gpt-oss": fakes.gpt_oss, "gemma": fakes.gemma, "gemma4": fakes.gemma4,
-    "deepseek-v32": fakes.deepseek_v32, "compressed": fakes.compressed,
+    "deepseek-v32": newer_fakes.shared_indexer, "compressed": fakes.compressed,
 }  # fmt: skip
 
 

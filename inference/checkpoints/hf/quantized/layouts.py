@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import NamedTuple
 
+import ml_dtypes
 import numpy as np
 
 from configs.errors import InputError, shown
@@ -29,9 +30,9 @@ _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where in a word the next of eight colum
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """Some rows: integers as they are stored (uint8; int8 and e4m3 of eight bits), their groups'
-    scales and zero points, each element's group, None where they follow one another, and what
-    multiplies the scales of a row, None where nothing does.
+    """Some rows: integers as they are stored (uint8; int8 and e4m3 of eight bits; e2m1 of four),
+    their groups' scales and zero points, each element's group, None where they follow one another,
+    and what multiplies the scales of a row, None where nothing does.
     """
 
     q_FD: np.ndarray
@@ -53,7 +54,8 @@ class Values:
         both, count = (self.scale_FG, self.zero_FG), -(-width // size)
         scale_FG, zero_FG = (np.repeat(x_FG, repeats, axis=1)[:, :count] for x_FG in both)
         zeros = zero_FG.astype(np.uint8) if "_asym" in format else None
-        return quantized.pack(format, Groups(self.q_FD, scale_FG, zeros))
+        codes_FD = self.q_FD.view(np.uint8) if format == "mxfp4" else self.q_FD
+        return quantized.pack(format, Groups(codes_FD, scale_FG, zeros))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -245,6 +247,24 @@ def _fp8_scales(module: Module) -> str:
     return next((name for name in names if module.has(name)), "weight_scale_inv")
 
 
+def _fp4_shape(module: Module) -> tuple[int, int]:
+    packed = module.shape("weight")
+    if len(packed) != 2:
+        raise InputError(f"{module.source.label}: {module.name}.weight is no matrix")
+    module.need("weight", packed, dtype="int8")
+    rows, width = packed[0], 2 * packed[1]
+    module.need("weight_scale_inv", (rows, module.groups(width)))
+    return rows, width
+
+
+def _fp4_values(module: Module, start: int, stop: int) -> Values:
+    both = np.asarray(module.read("weight", slice(start, stop))).view(np.uint8)
+    codes_FD = np.stack([both & 15, both >> 4], axis=-1).reshape(len(both), -1)
+    scale_FG = _scales(module, start, stop, "weight_scale_inv")
+    zero_FG = np.zeros(scale_FG.shape, np.int8)
+    return Values(codes_FD.view(ml_dtypes.float4_e2m1fn), scale_FG, zero_FG)
+
+
 def _gptq_shape(module: Module) -> tuple[int, int]:
     bits, packed = module.scheme.bits, module.shape("qweight")
     if len(packed) != 2 or packed[0] * words.WORD % bits:
@@ -336,6 +356,7 @@ LAYOUTS: dict[str, Layout] = {
         lambda module: _plain_shape(module, _fp8_scales(module)),
         lambda module, start, stop: _plain_values(module, start, stop, _fp8_scales(module)),
     ),
+    "mxfp4": Layout(("weight", "weight_scale_inv"), _fp4_shape, _fp4_values),
     "gptq": Layout(("qweight", "qzeros", "scales", "g_idx"), _gptq_shape, _gptq_values),
     "awq": Layout(("qweight", "qzeros", "scales"), _awq_shape, _awq_values),
 }

@@ -18,6 +18,7 @@ METHODS = ("compressed-tensors", "awq", "gptq", "fp8", "modelopt", "quark")
 
 _MAX_PATTERN, _MAX_REPEATS = 200, 4  # of a regular expression, which a file must not hang us with
 _EMPTY: tuple[object, ...] = (None, {}, [], "")
+_EXPERT = re.compile(r"\.experts\.\d+\.")
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h)\.\d+\.")  # in the name of a module
 
 
@@ -309,7 +310,9 @@ def _group(keys: Keys) -> int | None:
 def fp8(keys: Keys) -> Find:
     """e4m3 with a scale a tensor, or a block of one."""
     keys.choice("fmt", {"e4m3": "e4m3", "float8_e4m3fn": "e4m3"}, "e4m3")
-    keys.require_neutral(scale_fmt=("ue8m0", "float", None))
+    keys.require_neutral(
+        scale_fmt=("ue8m0", "float", None), moe_quant_algo=(None,), quantized_layers=(None, {})
+    )
     has_blocks = keys.raw.get("weight_block_size") is not None
     rows, columns = _block(keys, "weight_block_size") if has_blocks else (None, None)
     scales = {"dynamic": "group" if has_blocks else "token", "static": "tensor"}
@@ -321,9 +324,13 @@ def fp8(keys: Keys) -> Find:
         )
     scheme = Scheme("fp8", 8, columns, is_float=True, shares_rows=rows, activations=activations)
     skipped = names(keys, "modules_to_not_convert") + names(keys, "ignored_layers")
+    has_fp4 = keys.choice("expert_dtype", {"fp4": "fp4", "fp8": "fp8"}, "fp8") == "fp4"
+    experts = Scheme("mxfp4", 4, 32, is_float=True, has_powers=True) if has_fp4 else scheme
 
     def find(module: str, is_table: bool) -> Scheme | None:
-        return None if is_table or module == "lm_head" or _is_in(module, skipped) else scheme
+        if is_table or module == "lm_head" or _is_in(module, skipped):
+            return None
+        return experts if _EXPERT.search(module) else scheme
 
     return find
 

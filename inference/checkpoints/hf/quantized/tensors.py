@@ -163,6 +163,8 @@ def _keeps_shared(info: ParamInfo, count: int, kinds: set[str]) -> bool:
         return True
     if len(info.shape) == 2:
         return all(rows % together == 0 for rows in info.stacked[:-1])
+    if count < info.shape[0]:  # one tensor holds the stack
+        return info.shape[1] % together == 0
     parts = count // info.shape[0]
     return parts == 1 or info.shape[1] // parts % together == 0
 
