@@ -389,7 +389,7 @@ def test_unknown_architecture_lists_the_known(tmp_path):
     config = dataclasses.replace(LLAMA, family="falcon")
     path = write_gguf(tmp_path / "tiny.gguf", config, {"t": np.zeros(32, np.float32)})
     with pytest.raises(
-        InputError, match="'falcon' is not supported; valid: llama, smollm3, gemma2, gemma3"
+        InputError, match="'falcon' is not supported; valid: llama, smollm3, gemma, gemma2"
     ):
         resolve.resolve(str(path))
 
