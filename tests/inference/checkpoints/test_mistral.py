@@ -194,11 +194,12 @@ def test_fp8_with_a_scale_a_tensor_as_devstral_is_published(tmp_path):
         f"language_model.{name}": tensor.astype(np.float32)
         for name, tensor in load_file(GOLDEN / "ministral3-gqa-yarn" / "model.safetensors").items()
     }
-    stored, plain = published.write(
-        tmp_path, whole, tensors, encode, quant_method="fp8", activation_scheme="static",
-        weight_block_size=None, dequantize=False,
-        modules_to_not_convert=["model.vision_tower", "model.multi_modal_projector", "lm_head"],
-    )  # fmt: skip
+    described = {
+        "quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None,
+        "dequantize": False,
+        "modules_to_not_convert": ["model.vision_tower", "model.multi_modal_projector", "lm_head"],
+    }  # fmt: skip
+    stored, plain = published.write(tmp_path, whole, tensors, encode, described)
     checkpoint = resolve.resolve(str(stored)).open(None)
     assert set(dict(checkpoint.config.formats).values()) == {("fp8",)}
     source, expected = checkpoint.contents().source, resolve.resolve(str(plain)).open(None)
