@@ -19,10 +19,11 @@ def apply(
     is_divided: bool = False,
 ) -> jax.Array:
     """The model's norm over the last axis, which a mesh may divide: float32 of x's shape.
-    `weights` None: the norm has none.
+    `weights` None: the model's norms have none.
     """
     with jax.named_scope("norm"):
         if weights is None:
+            assert config.norm == "layer_bare", "weights of a norm are missing"
             ones = jnp.ones(x.shape[-1])
             return layer_norm(x, ones, jnp.zeros_like(ones), config.norm_eps)
         if isinstance(weights, Mapping):

@@ -2,6 +2,8 @@
 2304.01373): attention and a plain feed-forward side by side, each by a layer norm of its own.
 """
 
+import dataclasses
+
 from configs.kinds.feed_forward import Plain
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
@@ -49,7 +51,7 @@ _PARALLEL = "use_parallel_residual"
 
 
 def _gguf_gpt_neox(keys: GgufKeys) -> ModelFields:
-    rope = Rope(keys.rope().theta, share=keys.rotary_share)
+    rope = dataclasses.replace(keys.rope(), share=keys.rotary_share)
     attention = keys.attention(rope, biases=("qkv", "out"))
     ffn = Plain(keys.ffn_width, "gelu", has_bias=True)
     norms = 2 if keys.boolean(_PARALLEL, True) else 0

@@ -3,6 +3,8 @@
 each head rotates.
 """
 
+import dataclasses
+
 from configs.kinds.feed_forward import Plain
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
@@ -35,7 +37,7 @@ def _write_nemotron(config: ModelConfig) -> dict[str, object]:
 
 
 def _gguf_nemotron(keys: GgufKeys) -> ModelFields:
-    rope = Rope(keys.rope().theta, keys.rope().scaling, keys.rotary_share)
+    rope = dataclasses.replace(keys.rope(), share=keys.rotary_share)
     biases = ("qkv", "out") if keys.has_tensor("blk.0.attn_q.bias") else ()
     ffn = Plain(keys.ffn_width, "relu2", keys.has_tensor("blk.0.ffn_up.bias"))
     return {**_NORMED, "pattern": (LayerSpec(keys.attention(rope, biases=biases), ffn),)}

@@ -3,6 +3,8 @@
 everywhere.
 """
 
+import dataclasses
+
 from configs.kinds.feed_forward import Plain
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
@@ -38,7 +40,7 @@ def _write_phi(config: ModelConfig) -> dict[str, object]:
 
 
 def _gguf_phi(keys: GgufKeys) -> ModelFields:
-    rope = Rope(keys.rope().theta, share=keys.rotary_share)
+    rope = dataclasses.replace(keys.rope(), share=keys.rotary_share)
     attention = keys.attention(rope, biases=_BIASES)
     ffn = Plain(keys.ffn_width, "gelu_tanh", has_bias=True)
     return {

@@ -3,6 +3,8 @@ which a share of each head rotates. StableLM 2 12B has attention and feed-forwar
 layer norms of each head by weights of its own.
 """
 
+import dataclasses
+
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
@@ -46,7 +48,7 @@ _PARALLEL = "use_parallel_residual"
 
 
 def _gguf_stablelm(keys: GgufKeys) -> ModelFields:
-    rope = Rope(keys.rope().theta, share=keys.rotary_share)
+    rope = dataclasses.replace(keys.rope(), share=keys.rotary_share)
     attention = keys.attention(
         rope,
         biases=("qkv",) if keys.has_tensor("blk.0.attn_q.bias") else (),

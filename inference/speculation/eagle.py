@@ -237,11 +237,12 @@ def fused(
     """The target's states as the head reads them: f32[T, D]."""
     if not features:
         return hidden_TD
-    norms = weights.get("feature_norms", ())
-    if len(norms) == len(features):
+    kind = config.feature_norms if isinstance(config, heads.Eagle3) else None
+    norms: tuple[jax.Array, ...] = weights["feature_norms"] if kind else ()
+    if kind == "each":
         features = tuple(norm.apply(*pair, config) for pair in zip(features, norms, strict=True))
     state_TX = jnp.concatenate(features, -1)
-    if len(norms) == 1:
+    if kind == "all":
         state_TX = norm.apply(state_TX, norms[0], config)
     return linear(state_TX, weights["fuse"])
 

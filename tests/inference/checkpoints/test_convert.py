@@ -271,7 +271,7 @@ def test_what_transformers_cannot_say_is_refused():
         "model.pattern": {"pattern": config.with_kinds(window=8).pattern},
         "a layer of latent and gated": {"pattern": (LayerSpec(Latent(9, 64, 8, 8, 8), Gated(8)),)},
         "model.embedding_scale": {"embedding_scale": 2.0},
-        "the family falcon": {"family": "falcon"},
+        "the family falcom": {"family": "falcom"},
     }
     for message, changes in odd.items():
         with pytest.raises(InputError, match=message):

@@ -100,7 +100,7 @@ def test_gemma3_spellings():
 
 BAD_CONFIG = {
     "architecture": (
-        {"architectures": ["FalconForCausalLM"]},
+        {"architectures": ["FalcomForCausalLM"]},
         "the nearest names: .*ForCausalLM.*docs/families.md lists all",
     ),
     "no architecture": ({"architectures": None}, "architecture None"),

@@ -8,8 +8,11 @@ import pytest
 
 from configs.errors import InputError
 from configs.kinds.params import leaves
+from configs.kinds.rope import Linear, Rope
 from inference.checkpoints import mapped
 from inference.checkpoints.hf import config_json
+from inference.families import families
+from inference.families.shared.gguf_keys import GgufKeys
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 # The keys of published files that say something about the mathematics, and billions of parameters.
@@ -142,3 +145,17 @@ def test_the_context_of_command_r():
 def test_what_is_refused(checkpoint, changes, message):
     with pytest.raises(InputError, match=message):
         tiny(checkpoint, **changes)
+
+
+@pytest.mark.parametrize("architecture", ["phi2", "gptneox", "stablelm", "nemotron"])
+def test_stretched_positions_of_a_gguf_file_keep_their_share(architecture):
+    stated = {
+        "attention.head_count": 4, "attention.head_count_kv": 4, "embedding_length": 32,
+        "feed_forward_length": 48, "block_count": 1, "rope.dimension_count": 4,
+        "rope.scaling.type": "linear", "rope.scaling.factor": 4.0, "use_parallel_residual": True,
+        "attention.layer_norm_epsilon": 1e-5, "rope.freq_base": 5000.0, "context_length": 64,
+    }  # fmt: skip
+    metadata = {f"{architecture}.{key}": value for key, value in stated.items()}
+    _, reader = families.gguf_readers()[architecture]
+    mixer = reader.build(GgufKeys(architecture, metadata))["pattern"][0].mixer
+    assert mixer.rope == Rope(5000.0, Linear(4.0), share=0.5)
