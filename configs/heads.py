@@ -87,6 +87,8 @@ class Eagle(Heads):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.norm == "layer_bare":
+            raise InputError("EAGLE heads have norms with weights, not model.norm='layer_bare'")
         if self.shares_head and self.proposed_ids:
             raise InputError("model.shares_head goes without proposed_ids: its rows are all tokens")
 
@@ -172,11 +174,11 @@ class Eagle3(Eagle):
 
     def parameters(self) -> Declared:
         declared = dict(super().parameters())
-        first, *others = cast("tuple[Declared, ...]", declared["layers"])
+        first, *later_layers = cast("tuple[Declared, ...]", declared["layers"])
         mixer = {**cast(Declared, first["mixer"]), "qkv": self._qkv(2)}
-        named = {**first, "mixer": mixer}
-        del named["mixer_norm"]
-        declared["layers"] = (named, *others)
+        first_layer = {**first, "mixer": mixer}
+        del first_layer["mixer_norm"]
+        declared["layers"] = (first_layer, *later_layers)
         if self.feature_norms:
             norms = tuple(norm(self, self.width, "embed") for _ in range(self._num_features))
             whole = norm(self, self._num_features * self.width, "embed")

@@ -125,6 +125,12 @@ class Attention(Mixer, name="attention"):
         check_multiple(self, "num_heads", "num_kv_heads")
         check_biases(self, self.biases, "qkv", "out")
         check_positive(self, "attention ", "score_cap", "input_limit", "key_scale", "value_scale")
+        if self.value_scale != 1 and self.owner is not None:
+            raise InputError(
+                "attention value_scale: leave it out with owner, whose values are read"
+            )
+        if self.value_width is not None and self.has_output_gate:
+            raise InputError("attention value_width goes without has_output_gate")
         if self.rope is not None:
             self.rope.rotating(self.head_width)
 
@@ -142,9 +148,9 @@ class Attention(Mixer, name="attention"):
         inputs, rows, norms = "q", self.query_rows, {"q_norm": N * H}
         declare = functools.partial(ParamInfo)
         if self.owner is None:
-            inputs, made = ("qkv", (K * H, K * V)) if self.has_values else ("qk", (K * H,))
-            rows += sum(made)
-            stacked = (self.query_rows, *made)
+            inputs, kv_rows = ("qkv", (K * H, K * V)) if self.has_values else ("qk", (K * H,))
+            rows += sum(kv_rows)
+            stacked = (self.query_rows, *kv_rows)
             declare = functools.partial(ParamInfo, stacked=stacked, kv_heads=K)
             norms["k_norm"] = K * H
         declared: dict[str, Declaration] = {

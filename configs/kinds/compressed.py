@@ -155,10 +155,10 @@ class Compressed(Mixer, name="compressed"):
         N, H, m = self.num_heads, self.head_width, self.stride
         activations = Move("activations", ((2 * N * H, operations.TOKENS),), H, "rest")
         if not m:
-            seen: Amount = ((H, ("read", self.window, None)), (H, ("queries",)))
+            read: Amount = ((H, ("read", self.window, None)), (H, ("queries",)))
             near_alone = Operation(
                 "attend.compressed", "attention", flops=((4 * N * H, ("pairs", self.window)),),
-                moves=(Move("cache", seen, stored.scaled_elements, "cache"), activations),
+                moves=(Move("cache", read, stored.scaled_elements, "cache"), activations),
             )  # fmt: skip
             return (*super().operations(model, stored), near_alone)
         entries, tokens = stored.parts

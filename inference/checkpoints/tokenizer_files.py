@@ -37,8 +37,8 @@ def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
     config = _read(config_path)
     if path.exists():
         backend = parse_backend(mapped.read_text(path, mapped.MAX_TOKENIZER_BYTES), path)
-    elif (own := directory / text_files.TEKKEN).exists():
-        backend = tekken.read(own)
+    elif (tekken_path := directory / text_files.TEKKEN).exists():
+        backend = tekken.read(tekken_path)
         config = tekken.named(backend) | config
     else:
         raise MissingTokenizer(f"{path} is missing (save it from the fast tokenizer)")

@@ -100,7 +100,6 @@ FAMILIES = (
         name="bailing_moe_v2",
         architecture="BailingMoeV2ForCausalLM",
         read=_read_bailing_v2,
-        reads=("auto_map",),
         write=_write_bailing_v2,
         feed_forwards=(Gated, Experts),
         tensors=_TENSORS,

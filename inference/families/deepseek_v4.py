@@ -88,14 +88,14 @@ def _ropes(keys: Keys) -> tuple[Rope, Rope]:
     stated = keys.nested("rope_parameters")
     nested = [stated.nested(name) if stated else None for name in _ROPES]
     ropes = []
-    for name, own, theta in zip(_ROPES, nested, (10_000.0, 160_000.0), strict=True):
-        if name == "compress" and own is None:
-            own = rope_keys.described(keys)
+    for name, rope_object, theta in zip(_ROPES, nested, (10_000.0, 160_000.0), strict=True):
+        if name == "compress" and rope_object is None:
+            rope_object = rope_keys.described(keys)
         base = keys.number("rope_theta" if name == "main" else "compress_rope_theta", theta)
-        own = None if own is None else rope_keys.without_share(own)
-        if own is not None and not all(nested):  # the flat object's base is the windows'
-            own = own.updated({"rope_theta": base, **dict.fromkeys(_ROPES)})
-        rope = rope_keys.scaled(rope_keys.without_share(keys), own, base)
+        rope_object = None if rope_object is None else rope_keys.without_share(rope_object)
+        if rope_object is not None and not all(nested):  # the flat object's base is the windows'
+            rope_object = rope_object.updated({"rope_theta": base, **dict.fromkeys(_ROPES)})
+        rope = rope_keys.scaled(rope_keys.without_share(keys), rope_object, base)
         if isinstance(rope.scaling, Yarn) and rope.scaling.attention_factor is None:
             scaling = dataclasses.replace(rope.scaling, attention_factor=1.0)
             rope = dataclasses.replace(rope, scaling=scaling)
@@ -205,7 +205,7 @@ def _write_deepseek_v4(config: ModelConfig) -> dict[str, object]:
 def _hyper(part: str) -> dict[str, tuple[str, ...]]:
     endings = {"weights": "fn", "biases": "base", "factors": "scale"}
     name = "attn" if part == "mixer" else part
-    return {f"{part}_hyper/{own}": (f"hc_{name}_{end}",) for own, end in endings.items()}
+    return {f"{part}_hyper/{path}": (f"hc_{name}_{end}",) for path, end in endings.items()}
 
 
 def _pooled(path: str, module: str) -> dict[str, tuple[str, ...]]:
@@ -253,7 +253,6 @@ FAMILIES = (
         name="deepseek_v4",
         architecture="DeepseekV4ForCausalLM",
         read=_read_deepseek_v4,
-        reads=("auto_map",),
         write=_write_deepseek_v4,
         mixers=(Compressed,),
         feed_forwards=(Experts,),

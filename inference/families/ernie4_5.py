@@ -128,7 +128,6 @@ FAMILIES = (
         name="ernie4_5_moe",
         architecture="Ernie4_5_MoeForCausalLM",
         read=_read_ernie4_5_moe,
-        reads=("auto_map",),
         write=_write_ernie4_5_moe,
         feed_forwards=(Gated, Experts),
         tensors={**hf_names.SHARED_EXPERTS, "ffn/router_offsets": (f"{_STATICS}.experts",)},

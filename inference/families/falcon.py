@@ -92,7 +92,6 @@ FAMILIES = (
         name="falcon",
         architecture="FalconForCausalLM",
         read=_read_falcon,
-        reads=("auto_map",),
         write=_write_falcon,
         feed_forwards=(Plain,),
         tensors=_TENSORS,

@@ -119,10 +119,10 @@ def unknown(architecture: object) -> str:
     name = str(architecture)[:_LONGEST_NAME]
     if part := missing.PARTS.get(name):
         return f"{problem}; the part that it needs first is not here: {part}"
-    known = [
+    names = [
         name for f in ALL.values() for name in (f.architecture, *f.spellings, f.wrapper) if name
     ]
-    near = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     closest = f"the nearest names: {', '.join(near)}; " if near else ""
     return f"{problem}; {closest}docs/families.md lists all that are"
 

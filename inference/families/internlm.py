@@ -13,7 +13,7 @@ from inference.families.shared import export_fields, fields, gguf_rope, hf_names
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
-_READS = ("auto_map", "attention_bias", "mlp_bias")
+_READS = ("attention_bias", "mlp_bias")
 
 
 def _read_internlm2(keys: Keys) -> ModelFields:
@@ -44,8 +44,8 @@ def _write_internlm2(config: ModelConfig) -> dict[str, object]:
 
 def _write_internlm3(config: ModelConfig) -> dict[str, object]:
     attention, ffn = export_fields.first(config)
-    own = {"qkv_bias": "qkv" in attention.biases, "bias": ffn.has_bias}
-    return export_fields.llama_fields(config) | own
+    biases = {"qkv_bias": "qkv" in attention.biases, "bias": ffn.has_bias}
+    return export_fields.llama_fields(config) | biases
 
 
 def _packed(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> parts.Parts:

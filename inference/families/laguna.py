@@ -41,8 +41,10 @@ def _read_laguna(keys: Keys) -> ModelFields:
     if counts is not None:
         of_layers = [Keys({"num_attention_heads_per_layer": count}) for count in counts]
         mixers = [
-            dataclasses.replace(mixer, num_heads=own.integer("num_attention_heads_per_layer"))
-            for mixer, own in zip(mixers, of_layers, strict=True)
+            dataclasses.replace(
+                mixer, num_heads=layer_keys.integer("num_attention_heads_per_layer")
+            )
+            for mixer, layer_keys in zip(mixers, of_layers, strict=True)
         ]
     width = keys.integer("moe_intermediate_size", 512)
     scale = keys.number("moe_routed_scaling_factor", 1.0)
@@ -101,7 +103,7 @@ FAMILIES = (
         name="laguna",
         architecture="LagunaForCausalLM",
         read=_read_laguna,
-        reads=("attention_bias", "auto_map"),
+        reads=("attention_bias",),
         write=_write_laguna,
         feed_forwards=(Gated, Experts),
         tensors=_TENSORS,

@@ -114,7 +114,7 @@ def attend(
         index_TX = page_rows.as_stored(index.k_TX, index_format)
         keys = page_rows.write(leaf.index, index_TX, ragged, context.group)
         leaf = dataclasses.replace(leaf, index=keys)
-    outs, made = [], []
+    outs, row_choices = [], []
     rows = zip(ragged.split(q_TNH), indexes, choices, ragged.rectangles, strict=True)
     for q_YWNH, index_rows, choice, rectangle in rows:
         choose: Callable[[], Choice] | None = None
@@ -123,10 +123,10 @@ def attend(
         if index_rows is not None:
             assert isinstance(leaf, Indexed)
             choose = functools.partial(_choose, index_rows, rectangle, leaf, indexer, context)
-        out_YWNH, choice_made = _attend(q_YWNH, rectangle, leaf, indexer, context, choose)
+        out_YWNH, row_choice = _attend(q_YWNH, rectangle, leaf, indexer, context, choose)
         outs.append(out_YWNH)
-        made.append(choice_made)
-    return ragged.pack(outs), Chosen(leaf, tuple(made)) if context.is_choice_owner else leaf
+        row_choices.append(row_choice)
+    return ragged.pack(outs), Chosen(leaf, tuple(row_choices)) if context.is_choice_owner else leaf
 
 
 def _choose(

@@ -68,8 +68,8 @@ def requests(num_tasks: int = 8, samples: int = 2, seed: int = 0) -> list[Reques
     tasks = [_task(draw, files) for _ in range(num_tasks)]
     for session in range(num_tasks * samples):
         conversation = [system]
-        for given, answer in _session(draw, files, *tasks[session % num_tasks]):
-            conversation.append(given)
+        for observation, answer in _session(draw, files, *tasks[session % num_tasks]):
+            conversation.append(observation)
             turns.append(Request(_ids(vocabulary, conversation), _ids(vocabulary, [answer])))
             conversation.append(answer)
     return turns

@@ -90,6 +90,14 @@ _BAD_MODELS = {
 }
 _BAD_KINDS = {
     "qk norm": (lambda: Attention(4, 2, 6, qk_norm="none"), "'plain' or 'each', not 'none'"),
+    "scaled values of others": (
+        lambda: Attention(4, 2, 6, value_scale=0.5, owner=0),
+        "value_scale: leave it out with owner",
+    ),
+    "narrow gated values": (
+        lambda: Attention(4, 2, 6, value_width=4, has_output_gate=True),
+        "goes without has_output",
+    ),
     "temperature": (lambda: Temperature(0.1, 0), "temperature length is at least 1, not 0"),
     "cold": (lambda: Temperature(-0.1, 8), "temperature scale is a finite number above 0"),
     "rotates": (lambda: Attention(4, 2, 6, rotates_first=True), "goes with a qk_norm and a rope"),

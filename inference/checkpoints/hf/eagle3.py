@@ -41,8 +41,8 @@ def is_described(directory: Path) -> bool:
 
 
 def _is_described(raw: dict[str, object]) -> bool:
-    named = raw.get("architectures")
-    names_them = isinstance(named, list) and named[:1] and named[0] in _ARCHITECTURES
+    listed = raw.get("architectures")
+    names_them = isinstance(listed, list) and listed[:1] and listed[0] in _ARCHITECTURES
     return bool(names_them) or raw.get("speculators_model_type") == "eagle3"
 
 
@@ -151,8 +151,8 @@ def _names(config: Eagle3) -> NameMap:
     def name(path: str) -> Stored:
         part, _, number = path.partition("/")
         if part == "feature_norms":
-            each = f"fc_norm.{number}.weight"
-            return Stored((each if config.feature_norms == "each" else "input_norm.weight",))
+            is_one = config.feature_norms == "all"
+            return Stored(("input_norm.weight" if is_one else f"fc_norm.{number}.weight",))
         if path in _TENSORS:
             return Stored((_TENSORS[path],))
         stored = family(path)

@@ -47,15 +47,15 @@ def described(stated: object, directory: Path) -> object:
     other = keys.raw
     if stated is None:
         return {"quant_method": "modelopt"} | other
-    own = stated if isinstance(stated, dict) else {}
+    in_config = stated if isinstance(stated, dict) else {}
     for key in ("quant_algo", "group_size"):
-        first, second = own.get(key), other.get(key)
+        first, second = in_config.get(key), other.get(key)
         if None not in (first, second) and first != second:
             raise InputError(
                 f"quantization_config: {key}={shown(first)}: {path} says {shown(second)}; weights "
                 "are described twice, so both must agree"
             )
-    return {key: value for key, value in other.items() if key == "quantized_layers"} | own
+    return {key: value for key, value in other.items() if key == "quantized_layers"} | in_config
 
 
 def modelopt(keys: Keys) -> Find:
