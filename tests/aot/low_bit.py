@@ -63,22 +63,22 @@ def check_prefill(device: Any, format: str, most_matrices: float) -> None:
     assert temporary < most_matrices * F * D * 2
 
 
-def check_experts(device: Any, rows: int) -> None:
-    """Products of few rows with the experts of Mixtral 8x7B, in int4: one launch reads them, and no
-    other holds a quarter of one of them.
+def check_experts(device: Any, format: str, rows: int) -> None:
+    """Products of few rows with the experts of Mixtral 8x7B, in few bits: one launch reads them,
+    and no other holds a quarter of one of them.
     """
     stack = 8, 28672, 4096
     x_XD = jax.ShapeDtypeStruct((rows, stack[2]), jnp.bfloat16)
     arguments = (
         x_XD,
-        low_bit.abstract(stack, "int4", "bfloat16"),
+        low_bit.abstract(stack, format, "bfloat16"),
         jax.ShapeDtypeStruct((8,), "int32"),
     )
     multiply = functools.partial(grouped_linear, deterministic=False)
     executable = compiled(multiply, device, arguments, ())
     found = list(program.instructions(executable.as_text()))
     (data,) = (each.name for each in found if each.op_name == "w_EFD.data")
-    _check_read_once(found, data, "int4", math.prod(stack[1:]))
+    _check_read_once(found, data, format, math.prod(stack[1:]))
     assert executable.memory_analysis().temp_size_in_bytes < 48 * MEGABYTE
 
 

@@ -233,24 +233,26 @@ def test_a_product_of_few_bits_reads_each_byte_once(format, matrix):
 @pytest.mark.parametrize("format, rows", [
     ("int8", 1), ("w8a8", 16), ("w8a8_fp8", 16), ("int4", 1), ("int4", 64), ("int4_asym", 64),
     ("int4_g64", 16), ("int4_asym_g32", 48), ("int3", 32), ("int3_asym_g32", 32), ("mxfp4", 48),
-    ("nvfp4", 16), ("nvfp4", 32),
+    ("nvfp4", 16), ("nvfp4", 32), ("fp8_block", 1), ("fp8_block", 64), ("mxfp8", 48),
 ])  # fmt: skip
 def test_other_formats_and_rows(format, rows, ptxas):
     """As many rows as the kernel has registers for, among them."""
     low_bit.check_product(programs.device("h200"), format, rows, low_bit.MATRICES["down"])
-    if low_bit.FORMATS[format].bits < 8:
+    if low_bit.FORMATS[format].group is not None:
         report = ptxas()
         print(re.findall(r"Used (\d+) registers", report))
         spilled = re.findall(r"(\d+) bytes spill stores, (\d+) bytes spill loads", report)
         assert set(spilled) == {("0", "0")}
 
 
-def test_experts_of_few_bits():
-    low_bit.check_experts(programs.device("h200"), 32)
+@pytest.mark.parametrize("format", ["int4", "fp8_block"])
+def test_experts_of_few_bits(format):
+    low_bit.check_experts(programs.device("h200"), format, 32)
 
 
 @pytest.mark.parametrize("format, most", [
     ("int8", 0.01), ("w8a8", 0.01), ("int4", 1.1), ("int3_asym_g32", 1.1), ("mxfp4", 1.6),
+    ("fp8_block", 1.1),
 ])  # fmt: skip
 def test_prefill_expands_a_matrix_once(format, most):
     low_bit.check_prefill(programs.device("h200"), format, most)

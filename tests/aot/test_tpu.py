@@ -201,20 +201,23 @@ def test_a_product_of_few_bits_reads_each_byte_once(topology, format, matrix):
 @pytest.mark.parametrize("format, rows", [
     ("int8", 1), ("w8a8", 16), ("w8a8_fp8", 16), ("int4", 1), ("int4", 128), ("int4_asym", 64),
     ("int4_g64", 16), ("int4_asym_g32", 32), ("int3", 16), ("int3_asym_g32", 16), ("mxfp4", 64),
+    ("nvfp4", 16), ("fp8_block", 1), ("fp8_block", 128), ("mxfp8", 64),
 ])  # fmt: skip
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
 def test_other_formats_and_rows(topology, format, rows):
     low_bit.check_product(programs.device(topology), format, rows, low_bit.MATRICES["down"])
 
 
+@pytest.mark.parametrize("format", ["int4", "fp8_block"])
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
-def test_experts_of_few_bits(topology):
-    low_bit.check_experts(programs.device(topology), 32)
+def test_experts_of_few_bits(topology, format):
+    low_bit.check_experts(programs.device(topology), format, 32)
 
 
 @pytest.mark.parametrize("topology", ["v5e:2x2", "v6e:2x2"])
 @pytest.mark.parametrize("format, most", [
     ("int8", 0.1), ("w8a8", 0.1), ("int4", 1.1), ("int4_asym", 1.1), ("mxfp4", 1.1),
+    ("fp8_block", 1.1),
 ])  # fmt: skip
 def test_prefill_expands_a_matrix_once(topology, format, most):
     low_bit.check_prefill(programs.device(topology), format, most)

@@ -63,6 +63,11 @@ def planes(format: str) -> tuple[int, ...]:
     return {3: (2, 1), 4: (4,), 8: (8,)}[FORMATS[format].bits]
 
 
+def has_groups(w: Quantized) -> bool:
+    """Whether parts of a row have scales of their own, which a product's sums do not allow for."""
+    return FORMATS[w.format].group is not None
+
+
 def sum_of_planes(
     product: Callable[[jax.Array, int, int], jax.Array], x_BWD: jax.Array, w: Quantized, tile: int
 ) -> jax.Array:

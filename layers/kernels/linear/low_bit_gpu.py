@@ -1,8 +1,8 @@
 """Products of few rows with planes of bits on Hopper GPUs (Pallas, Mosaic GPU): a byte of the
 matrix is read once, and its numbers exist in registers only.
 
-XLA expands int8 and fp8 within its own products there, and needs no kernel. Fewer bits it does not:
-it writes the whole matrix expanded.
+XLA expands int8 and fp8 with a scale a row within its own products there, and needs no kernel. Of
+fewer bits, or where groups have scales, it writes the whole matrix expanded.
 
 A block of threads (one warpgroup) belongs to 64 features of a matrix, and to a share of their rows'
 bytes where features are few. 128 bytes of each come by the copy engine (TMA) beside the activations
@@ -19,6 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from configs.precision import FORMATS
 from layers import quantized
 from layers.kernels.device import target_device
 from layers.kernels.linear import low_bit
@@ -40,10 +41,10 @@ def can_multiply(num_rows: int, w: Quantized) -> bool:
     least = min(low_bit.planes(w.format))
     max_rows = _SMALL_GROUP_ROWS if w.scale.shape[-2] * 64 > D else _MOST_ROWS
     return (
-        least < 8
+        low_bit.has_groups(w)
         and w.dtype == "bfloat16"
         and F % _FEATURES == D % (LANES * 8 // least) == 0
-        and num_rows <= (max_rows if least == 4 else _THIN_PLANE_ROWS)
+        and num_rows <= (max_rows if least >= 4 else _THIN_PLANE_ROWS)
     )
 
 
@@ -71,6 +72,8 @@ def _plane(
     stored_zero = w.zero if w.zero is not None and shift == 0 else None
     middle = 0.0 if w.zero is not None or shift else low_bit.middle(w.format)
     weights = [w.scale] if stored_zero is None else [w.scale, stored_zero]
+    num_scales = _FEATURES // FORMATS[w.format].rows  # of a group
+    elements = low_bit.elements(w) if bits == 8 else lax.bitcast_convert_type(w.data, jnp.int8)
     stage_bytes = _FEATURES * (LANES + 5 * groups) + W * K * dtype.itemsize
     num_stages = min(_MOST_STAGES, _SHARED_BYTES // stage_bytes)
 
@@ -82,6 +85,7 @@ def _plane(
         b, tile, share = (lax.axis_index(name) for name in ("block", "tile", "share"))
         e = matrix_ref[b]
         features = pl.ds(tile * _FEATURES, _FEATURES)
+        own_scales = pl.ds(tile * num_scales, num_scales)
         start = share * num_steps // num_shares
         stop = jnp.where(e < E, (share + 1) * num_steps // num_shares, start)
 
@@ -92,7 +96,7 @@ def _plane(
                 (data_ref.at[e, features, pl.ds((first + k) * LANES, LANES)], data_smem,
                  data_arrived),
                 (x_ref.at[b, :, pl.ds(k * K, K)], x_smem, x_arrived),
-                (weight_refs[0].at[e, own_groups, features], scale_smem, scale_arrived),
+                (weight_refs[0].at[e, own_groups, own_scales], scale_smem, scale_arrived),
             ]  # fmt: skip
             if stored_zero is not None:
                 box = weight_refs[1].at[e, own_groups, features]
@@ -122,7 +126,7 @@ def _plane(
                     elif middle != bias:
                         number_FK -= jnp.asarray((middle - bias) * (1 << shifted), dtype)
                     group_FW = _product(number_FK, x_smem.at[stage, :, columns], interpret)
-                    scale_F = low_bit.as_float(scale_smem[stage, group], w.format)
+                    scale_F = low_bit.as_float(_of_features(scale_smem.at[stage, group]), w.format)
                     scale_F *= 2.0**-shifted
                     sum_FW += group_FW * lax.broadcast_in_dim(scale_F, group_FW.shape, (0,))
             plgpu.commit_smem()  # every warp has read
@@ -150,9 +154,9 @@ def _plane(
         return plgpu.SMEM((num_stages, *shape), dtype, transforms=transforms)
 
     scratch: dict[str, pl.MemoryRef | plgpu.Barrier] = dict(
-        data_smem=stage_buffer((_FEATURES, LANES), jnp.int8, LANES),
+        data_smem=stage_buffer((_FEATURES, LANES), elements.dtype, LANES),
         x_smem=stage_buffer((W, K), dtype, min(128, 2 * size)),  # a group's columns are whole tiles
-        scale_smem=stage_buffer((groups, _FEATURES), w.scale.dtype),
+        scale_smem=stage_buffer((groups, num_scales), w.scale.dtype),
         out_smem=plgpu.SMEM((_FEATURES, W), jnp.float32),
         data_arrived=arrived(), x_arrived=arrived(), scale_arrived=arrived(),
     )  # fmt: skip
@@ -169,7 +173,7 @@ def _plane(
         kernel_name="low_bit_product",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=interpret,
-    )(x_BWD, lax.bitcast_convert_type(w.data, jnp.int8), *weights, matrix_B)
+    )(x_BWD, elements, *weights, matrix_B)
     return partial_XBFW.sum(0).swapaxes(1, 2)
 
 
@@ -179,6 +183,8 @@ def _numbers(
     """The bits from `shifted` on as multiples of 2^shifted, less the second number returned of
     them: where they are where they have a sign, they are taken as they are.
     """
+    if bits == 8:
+        return byte_FL.astype(jnp.float32).astype(dtype), 0
     if quantized.is_e2m1(format):
         size = (byte_FL & (7 << shifted)).astype(dtype) * 2.0**-shifted
         sign = (byte_FL & _int8(8 << shifted)).astype(dtype) * (2.0**-shifted / 4)
@@ -190,6 +196,18 @@ def _numbers(
     if shifted + bits < 8:
         return (byte_FL & mask).astype(dtype), 0
     return ((byte_FL ^ _int8(1 << 7)) & mask).astype(dtype), 1 << bits - 1
+
+
+def _of_features(scale_smem) -> jax.Array:
+    """A group's scales, each of as many features, as [features]."""
+    (num_scales,) = scale_smem.shape
+    if num_scales == _FEATURES:
+        return scale_smem[...]
+    feature_F = lax.broadcasted_iota(jnp.int32, (_FEATURES,), 0)
+    scale_F = jnp.full(_FEATURES, scale_smem[0])
+    for n in range(1, num_scales):
+        scale_F = jnp.where(feature_F < n * _FEATURES // num_scales, scale_F, scale_smem[n])
+    return scale_F
 
 
 def _int8(byte: int) -> jax.Array:

@@ -1,8 +1,8 @@
 """Products of few rows with planes of bits on TPUs (Pallas): a byte of the matrix is read once, and
 its numbers exist in VMEM only. For products of many rows, by XLA, it is expanded once.
 
-XLA expands int8 and fp8 within its own products there, and needs no kernel. Fewer bits it does not:
-it writes the whole matrix expanded.
+XLA expands int8 and fp8 with a scale a row within its own products there, and needs no kernel. Of
+fewer bits, or where groups have scales, it writes the whole matrix expanded.
 
 128 lanes of bytes have the numbers of whole groups, side by side (`low_bit.py`). They are
 multiplied before their scales: each row of activations is there once for each group, the other
@@ -21,6 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from configs.precision import FORMATS
 from layers import quantized
 from layers.kernels.linear import low_bit
 from layers.kernels.linear.low_bit import LANES, Quantized
@@ -35,10 +36,9 @@ _VMEM_BYTES = 48 << 20  # of 64 MiB (7x) or 128
 
 def can_multiply(num_rows: int, w: Quantized) -> bool:
     """Whether the kernel multiplies such rows with (a matrix of) w."""
-    D, least = w.shape[-1], min(low_bit.planes(w.format))
-    widest = LANES * 8 // least  # numbers of 128 bytes
+    D, widest = w.shape[-1], _widest(w)
     return (
-        least < 8
+        low_bit.has_groups(w)
         and D % widest == 0
         and num_rows <= _MOST_ROWS
         and num_rows * widest * w.scale.shape[-2] <= _MOST_GROUP_ROWS * D
@@ -85,18 +85,24 @@ def _plane(
         e, f, k = own_block(*at)
         return e, f, k + first // lanes
 
+    rows = FORMATS[w.format].rows
+    own_scales = features if rows == 1 else min(w.scale.shape[-1], LANES)  # of a group and block
+
     def weight_block(*at):
         e, f, _ = own_block(*at)
-        return e, 0, f
+        return e, 0, f * features // (own_scales * rows)
 
     def kernel(matrix_ref, x_ref, data_ref, *refs):
         stored_refs, (out_ref, *weight_refs) = refs[: len(weights)], refs[len(weights) :]
-        b, k = pl.program_id(0), pl.program_id(2)
+        b, f, k = (pl.program_id(axis) for axis in range(3))
 
         @pl.when(k == 0)
         def _():
             out_ref[...] = jnp.zeros(out_ref.shape, jnp.float32)
-            weight_refs[0][...] = low_bit.as_float(stored_refs[0][0], w.format)
+            scale_GX = low_bit.as_float(stored_refs[0][0], w.format)
+            weight_refs[0][...] = (
+                scale_GX if rows == 1 else _of_rows(scale_GX, f * features, features, rows, F)
+            )
             for zero_ref, weight_ref in zip(stored_refs[1:], weight_refs[1:], strict=True):
                 weight_ref[...] = zero_ref[0].astype(jnp.float32)
 
@@ -106,12 +112,8 @@ def _plane(
             for c in range(num):
                 start = pl.multiple_of((k * num + c) * K, K)
                 x_RK = _of_each_group(x_ref[0, :, pl.ds(start, K)], groups)
-                byte_FX = data_ref[0, :, c * LANES : (c + 1) * LANES].astype(jnp.int32)
-                number = _number(w.format)
-                numbers = [
-                    number(byte_FX >> n & ((1 << bits) - 1)).astype(x_ref.dtype)
-                    for n in range(0, 8, bits)
-                ]
+                byte_FX = data_ref[0, :, c * LANES : (c + 1) * LANES]
+                numbers = _numbers(byte_FX, bits, w.format, x_ref.dtype)
                 sum_RF = _dot(x_RK, jnp.concatenate(numbers, axis=1))
                 if has_zeros:
                     sum_R1 = x_RK.astype(jnp.float32).sum(1, keepdims=True)
@@ -125,7 +127,7 @@ def _plane(
             out_ref[0] += sum_WF
 
     of_rows = pl.BlockSpec((1, W, D), lambda b, f, k, _: (b, 0, 0))
-    of_weights = pl.BlockSpec((1, G, features), weight_block)
+    of_weights = pl.BlockSpec((1, G, own_scales), weight_block)
     return pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -150,8 +152,7 @@ def _plane(
 
 def can_expand(w: Quantized) -> bool:
     """Whether `expanded` takes a matrix."""
-    least = min(low_bit.planes(w.format))
-    return least < 8 and w.shape[-1] % (LANES * 8 // least) == 0
+    return low_bit.has_groups(w) and w.shape[-1] % _widest(w) == 0
 
 
 def expanded(w: Quantized, interpret: bool = False) -> jax.Array:
@@ -211,6 +212,27 @@ def expanded(w: Quantized, interpret: bool = False) -> jax.Array:
     )(*[w.data] * len(planes), *weights)
 
 
+def _of_rows(scale_GX: jax.Array, start: jax.Array, count: int, rows: int, F: int) -> jax.Array:
+    """Of a block of scales of `rows` features each those of `count` features from `start` on, once
+    for each: [G, count]. A product with ones moves them as they are, in three parts of bfloat16.
+    """
+    X = scale_GX.shape[1]
+    first = start // (X * rows) * X
+    lane_GX = lax.broadcasted_iota(jnp.int32, scale_GX.shape, 1)
+    scale_GX = jnp.where(first + lane_GX < pl.cdiv(F, rows), scale_GX, 0)  # nothing lies behind
+    lane_XF, feature_XF = (lax.broadcasted_iota(jnp.int32, (X, count), axis) for axis in (0, 1))
+    is_own_XF = (start + feature_XF) // rows == first + lane_XF
+    return lax.dot(
+        scale_GX, is_own_XF.astype(jnp.float32), precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )  # fmt: skip
+
+
+def _widest(w: Quantized) -> int:
+    """Numbers of 128 bytes of the thinnest plane."""
+    return LANES * 8 // min(low_bit.planes(w.format))
+
+
 def _of_each_group(x_WK: jax.Array, groups: int) -> jax.Array:
     """Rows once for each of so many groups: [R, K], 0 where other groups are."""
     group_WK = lax.broadcasted_iota(jnp.int32, x_WK.shape, 1) // (x_WK.shape[1] // groups)
@@ -218,9 +240,27 @@ def _of_each_group(x_WK: jax.Array, groups: int) -> jax.Array:
     return jnp.concatenate(parts, axis=0)
 
 
+def _numbers(
+    byte_FX: jax.Array, bits: int, format: str, dtype: jax.typing.DTypeLike
+) -> list[jax.Array]:
+    """What bytes hold of a plane, from its lowest bits on."""
+    number = _number(format)
+    if bits == 8:
+        return [number(byte_FX).astype(dtype)]
+    byte_FX = byte_FX.astype(jnp.int32)
+    return [number(byte_FX >> n & ((1 << bits) - 1)).astype(dtype) for n in range(0, 8, bits)]
+
+
 def _number(format: str) -> Callable[[jax.Array], jax.Array]:
     """What makes a code a number, float32."""
-    return low_bit.of_e2m1 if quantized.is_e2m1(format) else lambda code: code.astype(jnp.float32)
+    if quantized.is_e2m1(format):
+        return low_bit.of_e2m1
+    return _of_e4m3 if "fp8" in format else lambda code: code.astype(jnp.float32)
+
+
+def _of_e4m3(code: jax.Array) -> jax.Array:
+    stored = lax.bitcast_convert_type(code.astype(jnp.uint8), jnp.float8_e4m3fn)
+    return stored.astype(jnp.float32)
 
 
 def _dot(x_RK: jax.Array, w_FK: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Arrays of few bits beside their blocks' numbers, in float64."""
 
 import dataclasses
+import math
 import operator
 
 import chex
@@ -12,7 +13,7 @@ import pytest
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.mesh import Mesh
-from configs.precision import FORMATS
+from configs.precision import FORMATS, PUBLISHED
 from inference.checkpoints import load
 from layers import decoder, params, quantized
 from layers.kernels.linear import api, low_bit, low_bit_product
@@ -20,6 +21,7 @@ from layers.linear import each_linear, grouped_linear, linear
 from layers.ragged import contiguous
 from tests import compiling, fakes
 from tests.layers import native
+from tests.layers.kernels import test_scaled_floats
 
 WEIGHT_ONLY = [name for name in quantized.OURS if FORMATS[name].activations is None]
 ROUNDING = [name for name in quantized.OURS if FORMATS[name].activations is not None]
@@ -27,13 +29,16 @@ ROUNDING = [name for name in quantized.OURS if FORMATS[name].activations is not 
 
 def drawn(format, *shape, seed=0, dtype="float32"):
     """Random blocks as an array of few bits, and their numbers."""
-    values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
-    flat = values.reshape(-1, shape[-1])
-    blocks = quantized.quantize(format, flat)
-    numbers = quantized.dequantize(format, blocks, shape[-1]).reshape(shape)
+    *rows, width = shape
+    if format in PUBLISHED:
+        blocks, numbers = test_scaled_floats.drawn(format, math.prod(rows), width, seed)
+    else:
+        values = np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+        blocks = quantized.quantize(format, values.reshape(-1, width))
+        numbers = quantized.dequantize(format, blocks, width)
     return (
-        low_bit.of_blocks(blocks.reshape(*shape[:-1], -1), format, shape[-1], dtype),
-        numbers.astype(np.float64),
+        low_bit.of_blocks(blocks.reshape(*rows, -1), format, width, dtype),
+        numbers.reshape(shape).astype(np.float64),
     )
 
 

@@ -18,12 +18,15 @@ from tests.layers.kernels.test_low_bit import drawn, tokens
 # Format, rows, F and D; F is no multiple of a TPU's tile.
 _CASES = [
     ("int4", 1, 40, 256), ("int4_asym_g32", 7, 600, 512), ("int3_asym_g64", 16, 130, 1024),
-    ("mxfp4", 3, 40, 256), pytest.param(("int3", 5, 600, 1024), marks=pytest.mark.long),
+    ("mxfp4", 3, 40, 256), ("fp8_block", 9, 2608, 384), ("fp8_block", 1, 144, 128),
+    ("mxfp8", 3, 40, 256), ("nvfp4", 3, 40, 256),
+    pytest.param(("int3", 5, 600, 1024), marks=pytest.mark.long),
     pytest.param(("int4_g64", 33, 130, 768), marks=pytest.mark.long),
 ]  # fmt: skip
 _GPU_CASES = [  # of whole tiles
     ("int4", 1, 64, 256), ("int4_asym_g32", 7, 128, 256), ("int3_asym_g64", 16, 64, 1024),
-    ("mxfp4", 3, 64, 256), pytest.param(("int3", 5, 128, 1024), marks=pytest.mark.long),
+    ("mxfp4", 3, 64, 256), ("fp8_block", 9, 128, 384), ("mxfp8", 3, 64, 256), ("nvfp4", 3, 64, 256),
+    pytest.param(("int3", 5, 128, 1024), marks=pytest.mark.long),
     pytest.param(("int4_asym_g64", 33, 64, 768), marks=pytest.mark.long),
 ]  # fmt: skip
 _ON_TPU = compiling.jit(functools.partial(low_bit_tpu.products, interpret=True))
