@@ -43,6 +43,11 @@ class GgufFile(Checkpoint):
         keys = (f"tokenizer.ggml.{end}_token_id" for end in ("eos", "eot", "eom"))
         ids = [header.metadata[key] for key in keys if key in header.metadata]
         eos_ids = end_tokens.check_ids(ids, config.vocab_size, str(header.path))
+        if projectors := sorted(path.name for path in header.path.parent.glob("mmproj*.gguf")):
+            logging.warning(
+                "%s: images and sounds are not served: %s is left out", header.path,
+                ", ".join(projectors),
+            )  # fmt: skip
         return cls(config=config, eos_ids=eos_ids, header=header)
 
     def contents(self) -> Contents:

@@ -40,6 +40,8 @@ def read_config(header: Header) -> ModelConfig:
 def _build(header: Header) -> ModelConfig:
     name = header.metadata.get("general.architecture")
     readers = families.gguf_readers()
+    if name == "clip":
+        raise InputError("it reads images for another file beside it (mmproj): name that one")
     if not isinstance(name, str) or name not in readers:
         raise InputError(
             f"architecture {shown(name)} is not supported; valid: {', '.join(readers)}"

@@ -394,6 +394,17 @@ def test_unknown_architecture_lists_the_known(tmp_path):
         resolve.resolve(str(path))
 
 
+def test_what_reads_images_beside_a_file_is_left_out(tmp_path, caplog):
+    path = write_gguf(tmp_path / "tiny.gguf", LLAMA, tensors_of(LLAMA, random_params(LLAMA)))
+    config = dataclasses.replace(LLAMA, family="clip")
+    projector = write_gguf(tmp_path / "mmproj-tiny.gguf", config, {"t": np.zeros(32, np.float32)})
+    resolve.resolve(str(path)).open(None)
+    (line,) = (line for line in caplog.messages if "images" in line)
+    assert line == f"{path}: images and sounds are not served: {projector.name} is left out"
+    with pytest.raises(InputError, match="mmproj-tiny.gguf: it reads images for another file"):
+        resolve.resolve(str(projector))
+
+
 def test_missing_left_over_and_misshapen_tensors_are_named(tmp_path):
     tensors = tensors_of(LLAMA, random_params(LLAMA))
     up, down = "blk.0.ffn_up.weight", "blk.0.ffn_down.weight"
