@@ -71,10 +71,9 @@ def gguf(config: ModelConfig) -> NameMap:
     return functools.partial(_translate, _Scheme(families.gguf(config).tensors, "blk"), config)
 
 
-def is_other(family: Family, name: str) -> bool:
-    """Returns whether a tensor is of another part of the model that this one is a part of."""
-    prefixes = family.ignored  # of most families there are none
-    return bool(prefixes) and name.startswith(tuple(f"{prefix}." for prefix in prefixes))
+def others(family: Family) -> tuple[str, ...]:
+    """Returns how the names of tensors begin that are of other parts of a model than its text."""
+    return tuple(f"{prefix}." for prefix in family.ignored)
 
 
 def unread(config: ModelConfig, tensors: Table, layers: str) -> tuple[str, ...]:

@@ -91,14 +91,16 @@ def open_directory(path: Path, config: ModelConfig) -> StoredDirectory:
     storage = config_json.storage(raw, path)
     source = _source(path, storage)
     family = families.of(config)
-    if unserved := [name for name in source.shapes if names.is_other(family, name)]:
+    others = names.others(family)
+    if unserved := [name for name in source.shapes if name.startswith(others)]:
         logging.warning(
             "%s: images and sounds are not served: %d tensors for them, from %s on, are left out",
             *(path, len(unserved), unserved[0]),
         )
     if storage.quantization is not None:
-        few_bits.warn(source, storage.quantization)
-        source = few_bits.dequantized(source, storage.quantization)
+        matrices = few_bits.matrices(source, storage.quantization)
+        few_bits.warn(source.label, matrices)
+        source = few_bits.dequantized(source, matrices)
     source = tensors(source, config, storage.num_predicting)
     name_map = names.huggingface(config)
     if storage.quantization is not None and storage.quantization.method == "gptq":
@@ -158,7 +160,7 @@ def _stored(path: Path, storage: Storage) -> TensorSource:
     source = _source(path, storage)
     if storage.quantization is None:
         return source
-    return few_bits.dequantized(source, storage.quantization)
+    return few_bits.dequantized(source, few_bits.matrices(source, storage.quantization))
 
 
 def tensors(source: TensorSource, config: ModelConfig, num_predicting: int) -> TensorSource:
@@ -235,9 +237,11 @@ def has_other_head(source: TensorSource, config: ModelConfig) -> bool:
     """Whether a configuration ties what is stored twice with different values: transformers then
     leaves the two apart.
     """
+    if not config.tied:
+        return False
     stored = _whole_names(source.shapes, config)
     embedding, head = _embedding(config), _head(config)
-    if not config.tied or not {head, embedding} <= stored.keys():
+    if not {head, embedding} <= stored.keys():
         return False
     return not _is_same(source, stored[head], stored[embedding])
 
@@ -276,10 +280,10 @@ def _whole_names(stored_names: Iterable[str], config: ModelConfig) -> dict[str, 
     base = family.layers.split(".")[0]
     wrapped = (f"{base}.", "language_model.") if family.wrapper else f"{base}."
     is_bare = not any(name.startswith(wrapped) for name in stored_names)
-    derived = (_DERIVED, *family.derived)
+    derived, others = (_DERIVED, *family.derived), names.others(family)
     stored = {}
     for name in stored_names:
-        if name.endswith(derived) or names.is_other(family, name):
+        if name.endswith(derived) or name.startswith(others):
             continue
         whole_name = f"{base}.{name}" if is_bare and name != _head(config) else name
         stored[_alone(whole_name) if family.wrapper else whole_name] = name

@@ -4,6 +4,7 @@ import dataclasses
 import fnmatch
 import logging
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,25 +30,47 @@ _NUMBERS = "bfloat16", "float32", "float64"
 _TABLES = ("embed_tokens", "wte", "wpe")  # modules that tokens are looked up in
 
 
-def dequantized(source: TensorSource, quantization: Quantization) -> TensorSource:
-    """The source with matrices in place of the tensors that stand for them; blocks of ours hold
-    exactly their numbers, where a format of ours has any.
+class Matrix(NamedTuple):
+    """A matrix in few bits.
+
+    Attributes:
+        module: the tensors that stand for it.
+        shape: its own.
+        format: of ours that holds exactly its numbers; None: none does.
+    """
+
+    module: Module
+    shape: tuple[int, int]
+    format: str | None
+
+
+def matrices(source: TensorSource, quantization: Quantization) -> dict[str, Matrix]:
+    """Matrices that are stored in few bits, by the names that they have in full.
 
     Raises:
         InputError: a tensor is missing, of another shape or type, or nothing says what it is.
     """
-    modules = {f"{module.name}{_WEIGHT}": module for module in _modules(source, quantization)}
+    by_name = {}
+    for module in _modules(source, quantization):
+        shape = LAYOUTS[module.scheme.layout].shape(module)
+        by_name[f"{module.name}{_WEIGHT}"] = Matrix(module, shape, module.scheme.format(shape[1]))
+    return by_name
+
+
+def dequantized(source: TensorSource, matrices: dict[str, Matrix]) -> TensorSource:
+    """The source with such matrices in place of the tensors that stand for them; blocks of ours
+    hold exactly their numbers, where a format of ours has any.
+
+    Raises:
+        InputError: another tensor is no number.
+    """
     parts = {
         f"{module.name}.{ending}"
-        for module in modules.values()
+        for module, _, _ in matrices.values()
         for ending in LAYOUTS[module.scheme.layout].endings
     }
-    shapes: dict[str, tuple[int, ...]] = {}
-    formats = {}
-    for name, module in modules.items():
-        shapes[name] = LAYOUTS[module.scheme.layout].shape(module)
-        if (format := module.scheme.format(shapes[name][1])) is not None:
-            formats[name] = format
+    shapes: dict[str, tuple[int, ...]] = {name: each.shape for name, each in matrices.items()}
+    formats = {name: each.format for name, each in matrices.items() if each.format is not None}
     for name, shape in source.shapes.items():
         if name in parts or name.endswith(_OF_CACHE):
             continue
@@ -59,12 +82,12 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
         shapes[name] = shape
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
-        if name not in modules:
+        if name not in matrices:
             return source.read(name, start, stop, columns)
-        return _values(modules[name], start, stop).numbers()[:, columns]
+        return _values(matrices[name].module, start, stop).numbers()[:, columns]
 
     def read_blocks(name: str) -> np.ndarray:
-        module, (rows, width) = modules[name], shapes[name]
+        module, (rows, width), _ = matrices[name]
         repeats = module.scheme.repeats(width, formats[name])
         step = max(_BLOCK_ELEMENTS // width, 1)
         blocks = [
@@ -73,7 +96,7 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
         ]
         return np.concatenate(blocks)
 
-    dtypes = {name: source.dtypes.get(name, source.dtype) for name in shapes if name not in modules}
+    dtypes = {n: source.dtypes.get(n, source.dtype) for n in shapes if n not in matrices}
     return TensorSource(
         source.label,
         shapes,
@@ -81,17 +104,15 @@ def dequantized(source: TensorSource, quantization: Quantization) -> TensorSourc
         "float32",
         read_blocks=read_blocks,
         formats=formats,
-        dtypes=dtypes | dict.fromkeys(modules, "float32"),
+        dtypes=dtypes | dict.fromkeys(matrices, "float32"),
     )
 
 
-def warn(source: TensorSource, quantization: Quantization) -> None:
-    """Says, a line for each kind, how few bits are served otherwise; raises as `dequantized`."""
-    notes = {}
-    for module in _modules(source, quantization):
-        scheme = module.scheme
-        format = scheme.format(LAYOUTS[scheme.layout].shape(module)[1])
-        stay = "activations stay as they are"
+def warn(label: str, matrices: dict[str, Matrix]) -> None:
+    """Says, a line for each kind, how few bits are served otherwise."""
+    notes, stay = {}, "activations stay as they are"
+    kinds = dict.fromkeys((module.scheme, format) for module, _, format in matrices.values())
+    for scheme, format in kinds:
         rounds = format is not None and FORMATS[format].activations is not None
         keeps = scheme.activations is not None and not rounds
         if format is None:
@@ -100,7 +121,7 @@ def warn(source: TensorSource, quantization: Quantization) -> None:
         elif keeps:
             notes[scheme.described] = f"are served as {format}: {stay}"
     for described, note in notes.items():
-        logging.warning("%s: weights of %s %s", source.label, described, note)
+        logging.warning("%s: weights of %s %s", label, described, note)
 
 
 def _values(module: Module, start: int, stop: int) -> Values:
