@@ -40,7 +40,7 @@ _MAPS = pathlib.Path("/proc/self/maps")
 _MANY_MAPS = 20_000
 
 
-# Seconds of each test that takes more than one, all its cases together.
+# Seconds of each test that takes more than half a one, all its cases together.
 _COSTS = pathlib.Path(__file__).with_name("costs.json")
 _PARTS = 6
 
@@ -88,7 +88,7 @@ class Costs:
 
     def pytest_sessionfinish(self):
         costs = json.loads(_COSTS.read_text()) | self._seconds
-        costly = {test: round(s, 1) for test, s in sorted(costs.items()) if s > 1}
+        costly = {test: round(s, 1) for test, s in sorted(costs.items()) if s > 0.5}
         _COSTS.write_text(json.dumps(costly, indent=0) + "\n")
 
 
