@@ -198,7 +198,8 @@ def _packed(
 def _shapes(parameter: _Parameter) -> dict[str, tuple[int, ...]]:
     info, stored = parameter.info, parameter.stored
     if len(stored.names) == 1:
-        return {stored.names[0]: info.shape[::-1] if stored.transposed else info.shape}
+        shape = info.shape if info.num_experts is not None else info.in_rows
+        return {stored.names[0]: shape[::-1] if stored.transposed else shape}
     rows, count = info.in_rows[0], len(stored.names)
     stacked = info.stacked or (rows // count,) * count  # heads are alike
     if len(stacked) == count and sum(stacked) == rows:
