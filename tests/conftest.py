@@ -40,7 +40,7 @@ _MAPS = pathlib.Path("/proc/self/maps")
 _MANY_MAPS = 20_000
 
 
-# Seconds of each test that takes more than half a one, all its cases together.
+# Seconds of each test that takes more than half of one, all its cases together.
 _COSTS = pathlib.Path(__file__).with_name("costs.json")
 _PARTS = 6
 
