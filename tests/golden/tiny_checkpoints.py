@@ -4,7 +4,7 @@ Each directory is what `save_pretrained` writes, and `expected.npz` beside it ho
 and 1, `tokens_0` i32[T] and `logits_0` f32[T, V] at every position: float32 arithmetic on stored
 weights, eager attention. Norm weights are far from their neutral value and biases from 0, so that a
 wrong convention shows. One checkpoint a family also holds `greedy_prompts` i32[10, 40], padded with
--1, and `greedy_tokens` i32[10, 16]. One holds beam searches by `generate` of 4 beams, three prompts
+-1, and `greedy_tokens` i32[10, 24]. One holds beam searches by `generate` of 4 beams, three prompts
 in each of `beam_settings` f32[searches, 2] (length penalty, early stopping): `beam_prompts`
 i32[searches, 20], and the hypotheses of each, best first, `beam_tokens` i32[searches, 4, 16] padded
 with -1 and `beam_scores` f32[searches, 4]; they end with `beam_ends`. `tiny_cases` and
@@ -33,7 +33,7 @@ _VECTOR_STD = 0.3
 _STREAM_STD = 0.25
 # Far below the 1e-4 that an implementation may differ by: the reference's own rounding is no issue.
 MAX_ROUNDING_ERROR = 2e-5
-_NUM_GREEDY, _GREEDY_TOKENS, _LONGEST_GREEDY = 10, 16, 40
+_NUM_GREEDY, _GREEDY_TOKENS, _LONGEST_GREEDY = 10, 24, 40
 _BEAMS, _BEAM_PROMPT, _BEAM_TOKENS = 4, 20, 16
 _BEAM_ENDS = list(range(0, 72, 6))
 _BEAM_SETTINGS = ((1.0, False), (0.6, True), (1.5, False), (1.5, True), (0.6, False))
