@@ -4,17 +4,19 @@ Each directory is what `save_pretrained` writes, and `expected.npz` beside it ho
 and 1, `tokens_0` i32[T] and `logits_0` f32[T, V] at every position: float32 arithmetic on stored
 weights, eager attention. Norm weights are far from their neutral value and biases from 0, so that a
 wrong convention shows. One checkpoint a family also holds `greedy_prompts` i32[10, 40], padded with
--1, and `greedy_tokens` i32[10, 16]. One holds beam searches by `generate` of 4 beams, three prompts
+-1, and `greedy_tokens` i32[10, 24]. One holds beam searches by `generate` of 4 beams, three prompts
 in each of `beam_settings` f32[searches, 2] (length penalty, early stopping): `beam_prompts`
 i32[searches, 20], and the hypotheses of each, best first, `beam_tokens` i32[searches, 4, 16] padded
 with -1 and `beam_scores` f32[searches, 4]; they end with `beam_ends`. `tiny_cases` and
 `tiny_recurrent` have the configurations.
 """
 
+import contextlib
 import itertools
 import json
 import pathlib
-from collections.abc import Callable, Iterable
+import unittest.mock
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,11 +35,12 @@ _VECTOR_STD = 0.3
 _STREAM_STD = 0.25
 # Far below the 1e-4 that an implementation may differ by: the reference's own rounding is no issue.
 MAX_ROUNDING_ERROR = 2e-5
-_NUM_GREEDY, _GREEDY_TOKENS, _LONGEST_GREEDY = 10, 16, 40
+_NUM_GREEDY, _GREEDY_TOKENS, _LONGEST_GREEDY = 10, 24, 40
 _BEAMS, _BEAM_PROMPT, _BEAM_TOKENS = 4, 20, 16
 _BEAM_ENDS = list(range(0, 72, 6))
 _BEAM_SETTINGS = ((1.0, False), (0.6, True), (1.5, False), (1.5, True), (0.6, False))
 _MIN_GAP = 0.01  # between the best token and the next, so that rounding decides nothing
+_SAME = 1e-4  # logits that differ by less
 
 
 def write(
@@ -205,7 +208,7 @@ def _logits(model: torch.nn.Module, prompt: np.ndarray, stepwise: int | None) ->
 
 
 def _greedy(model: torch.nn.Module, generator: np.random.Generator) -> dict[str, np.ndarray]:
-    """Ten prompts of 1 to 40 tokens whose greedy continuations have no near ties."""
+    """Ten prompts of 1 to 40 tokens whose greedy continuations no near tie decides."""
     prompts = np.full((_NUM_GREEDY, _LONGEST_GREEDY), -1, np.int32)
     continued = np.empty((_NUM_GREEDY, _GREEDY_TOKENS), np.int32)
     found = 0
@@ -213,8 +216,11 @@ def _greedy(model: torch.nn.Module, generator: np.random.Generator) -> dict[str,
         length = 1 + found * (_LONGEST_GREEDY - 1) // (_NUM_GREEDY - 1)
         tokens = generator.integers(0, model.config.vocab_size, length)
         for _ in range(_GREEDY_TOKENS):
-            (first, second), ids = _logits(model, tokens, None)[-1].topk(2)
-            if first - second < _MIN_GAP:
+            logits = _logits(model, tokens, None)[-1]
+            with _equals_in_another_order():
+                is_chance = (_logits(model, tokens, None)[-1] - logits).abs().max() > _SAME
+            (first, second), ids = logits.topk(2)
+            if first - second < _MIN_GAP or is_chance:
                 break
             tokens = np.append(tokens, ids[0].item())
         else:
@@ -223,6 +229,24 @@ def _greedy(model: torch.nn.Module, generator: np.random.Generator) -> dict[str,
         if found == _NUM_GREEDY:
             return {"greedy_prompts": prompts, "greedy_tokens": continued}
     raise ValueError("too many near ties among greedy continuations")
+
+
+@contextlib.contextmanager
+def _equals_in_another_order() -> Iterator[None]:
+    """Makes `topk`, by which layers choose experts and earlier tokens, prefer the last of equals:
+    it promises none.
+    """
+    topk = torch.topk
+
+    def last(scores: torch.Tensor, k: int, dim: int = -1, **options: Any) -> Any:
+        values, ids = topk(scores.flip(dim), k, dim, **options)
+        return torch.return_types.topk((values, scores.shape[dim] - 1 - ids))
+
+    with (
+        unittest.mock.patch.object(torch.Tensor, "topk", last),
+        unittest.mock.patch.object(torch, "topk", last),
+    ):
+        yield
 
 
 @torch.no_grad()
