@@ -70,7 +70,9 @@ def _write_mistral4(config: ModelConfig) -> dict[str, object]:
     raw = latents.written(config)
     rope = raw["rope_scaling"] or {"rope_type": "default"}
     assert isinstance(rope, dict)
+    share = latent.rope_width / (latent.nope_width + latent.rope_width)
     rope = mistral.stated_temperature(latent.temperature, config.max_context) | rope
+    rope |= {_SHARE: share}  # without which transformers turns all of a head
     return raw | {"rope_scaling": rope, "rope_interleave": latent.rope.neighbours}
 
 
