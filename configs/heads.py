@@ -56,6 +56,19 @@ class Heads(ModelConfig):
                 f"{target.vocab_size}"
             )
 
+    def _check_features(self, target: ModelConfig, numbers: tuple[int, ...]) -> None:
+        """Refuses layers that the target has not, or whose output is no one stream."""
+        if numbers and target.hyper_connections:
+            raise InputError(
+                f"model.features of {target.name}: its layers leave several residual streams; a "
+                "head reads its last hidden state alone (features=())"
+            )
+        if numbers and not 1 <= min(numbers) <= max(numbers) <= target.num_layers:
+            raise InputError(
+                f"model.features are layers of {target.name}, from 1 to {target.num_layers}, not "
+                f"{numbers}"
+            )
+
     @property
     def head_rows(self) -> int:
         return len(self.proposed_ids) or self.vocab_size
@@ -98,17 +111,7 @@ class Eagle(Heads):
 
     def check_target(self, target: ModelConfig) -> None:
         super().check_target(target)
-        numbers = self.features_of(target)
-        if numbers and target.hyper_connections:
-            raise InputError(
-                f"model.features of {target.name}: its layers leave several residual streams; a "
-                "head reads its last hidden state alone (features=())"
-            )
-        if numbers and not 1 <= min(numbers) <= max(numbers) <= target.num_layers:
-            raise InputError(
-                f"model.features are layers of {target.name}, from 1 to {target.num_layers}, not "
-                f"{numbers}"
-            )
+        self._check_features(target, self.features_of(target))
 
     def parameters(self) -> Declared:
         base = super().parameters()
@@ -210,6 +213,62 @@ class Eagle3(Eagle):
 
 
 @dataclasses.dataclass(frozen=True)
+class DFlash(Heads):
+    """Layers of attention that fill in a block of drafts at once, behind the newest token (2026,
+    arXiv 2602.06036). They read the target's embedding and propose by its output table.
+
+    Attributes:
+        features: numbers of the target's layers, from 1 on, whose outputs are fused: keys and
+            values of what the target has seen are made of that.
+        mask_id: token that stands in the place of a draft.
+        block_tokens: of a block that they were trained with, the newest token among them.
+    """
+
+    features: tuple[int, ...] = ()
+    mask_id: int = 0
+    block_tokens: int = 16
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        has_windows = any(spec.window is not None for spec in self.cache_specs)
+        if {type(layer.mixer) for layer in self.pattern} != {Attention} or has_windows:
+            raise InputError(
+                "DFlash heads are layers of attention to all that is cached (layer_types: "
+                "'full_attention'); those with windows are not read"
+            )
+        if not self.features:
+            raise InputError("model.features of DFlash heads names at least one layer")
+        if not 0 <= self.mask_id < self.vocab_size:
+            raise InputError(f"model.mask_id is a token below {self.vocab_size}")
+        if self.block_tokens < 2:
+            raise InputError(f"model.block_tokens is at least 2, not {self.block_tokens}")
+
+    def check_target(self, target: ModelConfig) -> None:
+        super().check_target(target)
+        self._check_features(target, self.features)
+
+    def parameters(self) -> Declared:
+        base = super().parameters()
+        return {
+            "layers": base["layers"],
+            "final_norm": base["final_norm"],
+            "state_norm": norm(self, self.width, "embed"),
+            "fuse": self._fuse,
+        }
+
+    @property
+    def operations(self) -> Mapping[Operation, int]:
+        """As `ModelConfig` says; `dflash.fuse` runs for the target's states alone."""
+        products = operations.products("dflash", self, {"fuse": self._fuse})
+        return dict.fromkeys(products, 1) | dict(super().operations)
+
+    @property
+    def _fuse(self) -> ParamInfo:
+        shape = self.width, len(self.features) * self.width
+        return ParamInfo(shape, self.dtype, ("embed", None))
+
+
+@dataclasses.dataclass(frozen=True)
 class Medusa(Heads):
     """Residual blocks on the target's last hidden state; the n-th proposes the n-th draft (Cai et
     al. 2024, arXiv 2401.10774). They share one output table.
@@ -260,7 +319,7 @@ def check_branches(model: ModelConfig) -> None:
 def proposer_of(draft: ModelConfig | None) -> str | None:
     """The proposer that a configuration belongs to."""
     if isinstance(draft, Heads):
-        return "eagle" if isinstance(draft, Eagle) else "medusa"
+        return {Eagle: "eagle", Eagle3: "eagle", DFlash: "dflash", Medusa: "medusa"}[type(draft)]
     return None if draft is None else "draft"
 
 
@@ -283,7 +342,12 @@ def check_draft(
     Raises:
         InputError: the message says what does not go together.
     """
-    kinds = {"draft": "a draft model", "medusa": "Medusa heads", "eagle": "EAGLE heads"}
+    kinds = {
+        "draft": "a draft model",
+        "medusa": "Medusa heads",
+        "eagle": "EAGLE heads",
+        "dflash": "DFlash heads",
+    }
     needed = proposer_of(draft)
     if needed != (proposer if proposer in kinds else None):
         raise InputError(
@@ -299,6 +363,11 @@ def check_draft(
         raise InputError(
             f"{draft.name} has {draft.num_heads} heads: so many drafts follow each other at most, "
             f"not {levels}"
+        )
+    if isinstance(draft, DFlash) and levels >= draft.block_tokens:
+        raise InputError(
+            f"{draft.name} fills in blocks of {draft.block_tokens} tokens, the newest among them: "
+            f"{draft.block_tokens - 1} drafts at most, not {levels}"
         )
     if draft.vocab_size != target.vocab_size:
         raise InputError(

@@ -9,7 +9,7 @@ from configs.settings.section import Section, setting
 from configs.settings.shapes import MOST_ROWS
 
 LOOKUPS = "ngram", "suffix"  # proposers that read tokens alone
-PROPOSERS = (*LOOKUPS, "draft", "medusa", "eagle")
+PROPOSERS = (*LOOKUPS, "draft", "medusa", "eagle", "dflash")
 ACCEPTANCES = ("coupled", "rejection", "typical")
 
 

@@ -15,7 +15,8 @@ from inference.checkpoints import sources, text_files
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
 from inference.checkpoints.gguf.gguf_checkpoint import GgufFile
-from inference.checkpoints.hf import config_json, eagle3, hf_directory, hub
+from inference.checkpoints.hf import config_json, hf_directory, hub, published_heads
+from inference.checkpoints.hf.published_heads import PublishedHeads
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_directory
 from inference.checkpoints.new_directory import UNFINISHED
@@ -94,8 +95,8 @@ def _find(model: str) -> Resolved:
             snapshot = hub.open_snapshot(model)
         except InputError as error:
             raise InputError(f"{error}; nor is there a file or directory {model}") from None
-        if eagle3.is_described(snapshot.directory):
-            return _of_heads(hub.fetch(snapshot))
+        if heads := published_heads.of(snapshot.directory):
+            return _of_heads(heads, hub.fetch(snapshot))
         config = config_json.read_model(snapshot.directory)
         config = dataclasses.replace(config, name=snapshot.repo.split("/")[1])
         return _of_directory(config, snapshot.directory, lambda: hub.fetch(snapshot))
@@ -112,15 +113,15 @@ def _resolve_directory(path: Path) -> Resolved:
     if orbax_directory.is_ours(path):
         config, raw = orbax_directory.read_config(path)
         return Resolved(config, lambda progress: orbax_directory.open_directory(path, config, raw))
-    if eagle3.is_described(path):
-        return _of_heads(path)
+    if heads := published_heads.of(path):
+        return _of_heads(heads, path)
     return _of_directory(hf_directory.read_model(path), path, lambda: path)
 
 
-def _of_heads(directory: Path) -> Resolved:
-    """EAGLE-3 heads in a layout of others; which tokens they propose is among their tensors."""
-    config = eagle3.read_config(directory)
-    return Resolved(config, lambda progress: eagle3.open_directory(directory, config))
+def _of_heads(heads: PublishedHeads, directory: Path) -> Resolved:
+    """Heads in a layout of others; which tokens they propose may be among their tensors."""
+    config = heads.read_config(directory)
+    return Resolved(config, lambda progress: heads.open_directory(directory, config))
 
 
 def _of_directory(config: ModelConfig, described: Path, fetch: Callable[[], Path]) -> Resolved:

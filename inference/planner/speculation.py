@@ -6,13 +6,18 @@ from collections.abc import Iterator, Sequence
 
 from configs.engine import Config
 from configs.errors import InputError
-from configs.heads import Eagle, Medusa
+from configs.heads import DFlash, Eagle, Medusa
 from inference.planner import cost
 from inference.planner.cost import Operation, Rows, Work
 from inference.scheduling import step_shapes
 from inference.scheduling.step_schedule import StepRecord
 
 _MAX_DRAFTS = 1024
+# What heads make of the target's states, beside what they cache.
+_OBSERVED: dict[type, tuple[str, ...]] = {
+    Eagle: ("eagle.input", "eagle.fuse", "embed"),
+    DFlash: ("dflash.fuse",),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +71,13 @@ def drafting_operations(config: Config, record: StepRecord) -> tuple[Operation, 
         return ()
     runs = _drafting_work(config, record)
     operations = [operation for work in runs for operation in cost.step_operations(draft, work)]
-    if not isinstance(draft, Eagle):
+    observed = next((names for kind, names in _OBSERVED.items() if isinstance(draft, kind)), None)
+    if observed is None:
         return tuple(operations)
-    drafting = [operation for operation in operations if operation.name != "eagle.fuse"]
+    drafting = [o for o in operations if o.name not in ("eagle.fuse", "dflash.fuse")]
     work = dataclasses.replace(Work.of_step(config, draft, record), num_logits=0)
     fed = cost.step_operations(draft, work)
-    return (*drafting, *_observing(fed))
+    return (*drafting, *_observing(fed, observed))
 
 
 def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
@@ -85,6 +91,9 @@ def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
     starts = [context - queries + 1 for queries, context in record.rows]  # with the newest token
     if isinstance(config.draft, Medusa):
         yield from [Work(num_rows, (), num_rows)] * min(drafts.levels, width - 1)
+    elif isinstance(config.draft, DFlash):
+        rows = tuple(Rows(1, width, start + width - 1) for start in starts)
+        yield Work(num_rows * width, rows, num_rows * (width - 1))
     elif not drafts.has_tree:
         for n in range(width - isinstance(config.draft, Eagle)):
             yield Work(num_rows, tuple(Rows(1, 1, start + n) for start in starts), num_rows)
@@ -97,10 +106,10 @@ def _drafting_work(config: Config, record: StepRecord) -> Iterator[Work]:
             first = nodes
 
 
-def _observing(fed: Sequence[Operation]) -> Iterator[Operation]:
+def _observing(fed: Sequence[Operation], names: tuple[str, ...]) -> Iterator[Operation]:
     """What it does with the target's states: of its last layer only what is cached is needed."""
     for operation in fed:
-        if operation.name in ("eagle.input", "eagle.fuse", "embed"):
+        if operation.name in names:
             yield operation
         elif operation.copied:
             yield dataclasses.replace(

@@ -6,6 +6,7 @@ import jax
 
 from configs import heads
 from configs.engine import Config
+from inference.speculation.dflash import DFlashProposer
 from inference.speculation.draft_model import DraftModelProposer
 from inference.speculation.eagle import EagleProposer
 from inference.speculation.medusa import MedusaProposer
@@ -31,6 +32,8 @@ def of(config: Config, attention: str = "reference") -> Proposer[State] | None:
         pages = OwnPages(draft, config.cached_model)
         if isinstance(draft, heads.Eagle):
             proposer = EagleProposer(draft, config.chip_model, pages, settings, max_seqs, attention)
+        elif isinstance(draft, heads.DFlash):
+            proposer = DFlashProposer(draft, config.chip_model, pages, attention)
         else:
             proposer = DraftModelProposer(draft, pages, attention)
     return cast("Proposer[State] | None", proposer)  # each gets states of its own alone

@@ -21,8 +21,9 @@ SPECULATE = flags.DEFINE_string(
     "Who proposes tokens that a step then verifies: 'ngram' (what followed before; also 'auto'), "
     "'suffix' (what followed before in any request), "
     "'draft:MODEL' (a smaller model of the same tokenizer), 'medusa:DIR' or 'eagle:DIR' (heads; "
-    "without a name those that scripts.train has made for the model), or 'mtp' (the layer that "
-    "predicts a second token in the model's own checkpoint). 'ngram,k=4': four at a time; "
+    "without a name those that scripts.train has made for the model), 'dflash:DIR' (heads that "
+    "fill in a block of drafts at once), or 'mtp' (the layer that predicts a second token in the "
+    "model's own checkpoint). 'ngram,k=4': four at a time; "
     "without k up to four, as many as pay. 'eagle,tree=16': sixteen as a tree, several for each "
     "place. Answers stay the same; with 'ngram,rejection' their distribution does, with "
     "'medusa,typical' neither: more is kept than is exact. `plan`: "
@@ -101,10 +102,11 @@ def _parsed() -> _Speculation:
     name_and_model, *options = text.split(",")
     name, _, model = name_and_model.partition(":")
     name = "ngram" if name == "auto" else name
-    if name not in (*PROPOSERS, _MTP) or (model and name in (*LOOKUPS, _MTP)):
+    is_named = model or name != "dflash"  # scripts.train makes all others
+    if name not in (*PROPOSERS, _MTP) or not is_named or (model and name in (*LOOKUPS, _MTP)):
         raise InputError(
-            "--speculate is auto, ngram, suffix, draft:MODEL, medusa:DIR, eagle:DIR, mtp or none, "
-            f"not {text[:80]!r}"
+            "--speculate is auto, ngram, suffix, draft:MODEL, medusa:DIR, eagle:DIR, dflash:DIR, "
+            f"mtp or none, not {text[:80]!r}"
         )
     keys = ("k", "tree") if name in (*BRANCHING, _MTP) else ("k",)
     sizes: list[str] = []

@@ -14,11 +14,13 @@ from configs import presets
 from configs.cache import keys_values, latent
 from configs.engine import Config, EngineConfig
 from configs.hardware import targets
+from configs.heads import DFlash
 from configs.kinds import params
 from configs.kinds.compressed import Compressed
 from configs.kinds.kind import Mixer
 from configs.kinds.latent import Indexer
 from configs.mesh import Mesh
+from configs.model import ModelConfig
 from configs.recipes import heads
 from configs.recipes.run import Run
 from inference.planner.compiled import program
@@ -318,11 +320,16 @@ def _elements(shape: str) -> int:
     return math.prod(map(int, found[1].split(","))) if found else 0
 
 
+def _dflash(target: ModelConfig, digest: str, proposed_ids: tuple[int, ...]) -> DFlash:
+    fields = {field.name: getattr(target, field.name) for field in dataclasses.fields(ModelConfig)}
+    return DFlash(**fields | {"tied": False, "target": digest}, features=(1, 2), block_tokens=4)
+
+
 def check_drafting(target_name: str, proposer: str, tree: dict[str, Any]) -> None:
     """A step that drafts waits for nothing either, and copies no pages, its head's among them."""
     target = targets.parse(target_name)
     model = dataclasses.replace(presets.get("llama3-8b").config, num_layers=2, vocab_size=32_000)
-    make = {"eagle": heads.eagle, "medusa": heads.medusa}.get(proposer)
+    make = {"eagle": heads.eagle, "medusa": heads.medusa, "dflash": _dflash}.get(proposer)
     head = make and dataclasses.replace(make(model, "", tuple(range(8192))), dtype="bfloat16")
     engine = EngineConfig.of(
         max_seqs=16, max_context=1024, cache_bytes=64 * MEGABYTE, num_drafts=3,

@@ -217,7 +217,7 @@ def test_a_run_on_many_chips_is_as_planned():
 
 
 @pytest.mark.parametrize("proposer, tree", [
-    ("ngram", {}), ("eagle", {}), ("medusa", {"draft_tree": (0, 0, 1)}),
+    ("ngram", {}), ("eagle", {}), ("dflash", {}), ("medusa", {"draft_tree": (0, 0, 1)}),
     ("eagle", {"tree_levels": 2, "tree_branches": 2}),
 ])  # fmt: skip
 def test_a_step_that_drafts(proposer, tree):

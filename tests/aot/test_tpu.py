@@ -184,7 +184,7 @@ def test_a_table_of_uneven_rows_is_not_copied():
 
 
 @pytest.mark.parametrize("proposer, tree", [
-    ("ngram", {}), ("eagle", {}), ("medusa", {"draft_tree": (0, 0, 1)}),
+    ("ngram", {}), ("eagle", {}), ("dflash", {}), ("medusa", {"draft_tree": (0, 0, 1)}),
     ("eagle", {"tree_levels": 2, "tree_branches": 2}),
 ])  # fmt: skip
 def test_a_step_that_drafts(proposer, tree):

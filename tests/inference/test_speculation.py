@@ -11,7 +11,7 @@ import pytest
 
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
-from configs.heads import Eagle, Medusa
+from configs.heads import DFlash, Eagle, Medusa
 from configs.mesh import Mesh
 from configs.model import ModelConfig
 from configs.recipes import heads
@@ -122,7 +122,7 @@ def heads_of(model, kind, **more):
     }
     if kind is Medusa:
         return Medusa(**own | {"num_layers": 0, "pattern": ()}, **more)
-    return Eagle(**own | {"num_layers": 1, "pattern": own["pattern"][:1]}, **more)
+    return kind(**own | {"num_layers": 1, "pattern": own["pattern"][:1]}, **more)
 
 
 FUSED = {"features": (1, 2), "proposed_ids": tuple(FEW)}
@@ -136,6 +136,7 @@ DRAFTS = {  # for which model, and whether both are weak
     "eagle": ("llama", "eagle", heads_of("llama", Eagle), False),
     "eagle, fused": ("llama", "eagle", heads_of("llama", Eagle, **FUSED), False),
     "medusa": ("llama", "medusa", heads_of("llama", Medusa, num_heads=5), False),
+    "dflash": ("llama", "dflash", heads_of("llama", DFlash, features=(1, 2), mask_id=7), False),
     "mtp": ("deepseek", "eagle", MTP, False),
     "mtp, often right": ("deepseek", "eagle", MTP, True),
 }
@@ -237,7 +238,7 @@ def test_a_request_may_go_without():
     assert set(alone) == {1}  # steps without a prompt
 
 
-BRIEF = ("itself", "eagle, fused")
+BRIEF = ("itself", "eagle, fused", "dflash")
 
 
 @pytest.mark.parametrize("name", [

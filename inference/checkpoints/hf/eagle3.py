@@ -20,7 +20,7 @@ from inference.checkpoints.tensor_source import TensorSource
 from inference.families.shared.config_keys import Keys
 from layers import params
 
-_ARCHITECTURES = "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator"
+ARCHITECTURES = "LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", "Eagle3Speculator"
 _LAYERS = {"llama": "LlamaForCausalLM", "qwen3": "Qwen3ForCausalLM"}  # kinds that heads consist of
 _IDS = "eagle_aux_hidden_state_layer_ids"
 _TABLE, _UNREAD = "d2t", "t2d"  # from rows of the head to tokens, and the inverse as flags
@@ -32,18 +32,6 @@ _TENSORS = {
     "head/table": "lm_head.weight",
     "embed/table": "embed_tokens.weight",
 }
-
-
-def is_described(directory: Path) -> bool:
-    """Whether a directory's `config.json` is one of such heads; False where there is none."""
-    path = directory / text_files.CONFIG
-    return path.exists() and _is_described(mapped.read_json(path))
-
-
-def _is_described(raw: dict[str, object]) -> bool:
-    listed = raw.get("architectures")
-    names_them = isinstance(listed, list) and listed[:1] and listed[0] in _ARCHITECTURES
-    return bool(names_them) or raw.get("speculators_model_type") == "eagle3"
 
 
 def read_config(directory: Path) -> Eagle3:

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from configs.errors import InputError, shown
-from configs.heads import Eagle, Eagle3, Heads, Medusa
+from configs.heads import DFlash, Eagle, Eagle3, Heads, Medusa
 from configs.kinds.kind import FeedForward, Kind, Mixer
 from configs.model import MOST_LAYERS, ModelConfig
 
 _MAX_INTEGER = 1 << 31
-_HEADS = {kind.__name__: kind for kind in (Eagle, Eagle3, Medusa)}
+_HEADS = {kind.__name__: kind for kind in (DFlash, Eagle, Eagle3, Medusa)}
 
 
 def to_json(config: object) -> Any:

@@ -8,7 +8,7 @@ import pytest
 from configs import presets
 from configs.engine import Config, EngineConfig
 from configs.hardware import catalog
-from configs.heads import Eagle, Medusa
+from configs.heads import DFlash, Eagle, Medusa
 from configs.kinds import params
 from configs.model import ModelConfig
 from inference.planner import cost, report, speculation, weights
@@ -134,6 +134,16 @@ def test_eagle_drafts_and_takes_in_what_was_fed():
     _, tree = drafting("eagle", eagle, draft_tree=(0, 0, 1))
     assert tree["head"] == (2 + 2 * 2) * 2 * TABLE  # behind the newest token, and two children
     assert tree["eagle.input"] == (2 * 1 + 2 * 3 + 8) * 2 * 2 * WIDTH**2
+
+
+def test_a_block_of_drafts_is_one_run():
+    dflash = DFlash(**OWN | {"num_layers": 1, "pattern": CONFIG.model.layers[:1]}, features=(1, 2))
+    found, flops = drafting("dflash", dflash)
+    assert flops["head"] == 3 * 2 * 2 * TABLE  # behind the masks of two rows
+    assert sum(each.name == "head" for each in found) == 1
+    assert flops["dflash.fuse"] == 8 * 2 * 2 * WIDTH**2  # all eight tokens that were fed, once
+    _, alone = drafting("dflash", dflash, width=1, queries=1)
+    assert {*alone} == {"dflash.fuse", "attention.qkv"}
 
 
 def test_a_layer_that_predicts_a_second_token_costs_what_it_declares():
