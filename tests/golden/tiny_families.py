@@ -93,6 +93,7 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "hunyuan_v1_dense": (transformers.HunYuanDenseV1Config, _COMMON),
     "seed_oss": (transformers.SeedOssConfig, _COMMON),
     "exaone4": (transformers.Exaone4Config, _COMMON),
+    "apertus": (transformers.ApertusConfig, _COMMON),
     "arcee": (transformers.ArceeConfig, _COMMON),
     "olmo": (transformers.OlmoConfig, _COMMON),
     "nemotron": (transformers.NemotronConfig, _COMMON),
