@@ -8,8 +8,6 @@ PARTS = {
     "Gemma3TextModel": "attention to later tokens",
     "KimiK3ForConditionalGeneration": "residuals that attend to the outputs of earlier layers",
     "LongcatFlashForCausalLM": "experts that return their input, and two mixers in one layer",
-    "PhiMoEForCausalLM": "routing that masks experts far below the best",
-    "PhimoeForCausalLM": "routing that masks experts far below the best",
     "Qwen4ExpForConditionalGeneration": "queries that choose their keys in blocks",
     "RWKV7ForCausalLM": "the time mixing of RWKV",
     "RwkvForCausalLM": "the time mixing of RWKV",

@@ -119,6 +119,7 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     }),
     "phi": (transformers.PhiConfig, _COMMON),
     "phi3": (transformers.Phi3Config, _COMMON),
+    "phimoe": (transformers.PhimoeConfig, _COMMON | {"intermediate_size": 12}),
     "olmo2": (transformers.Olmo2Config, _COMMON),
     "mixtral": (transformers.MixtralConfig, _COMMON | {"intermediate_size": 12}),
     "qwen2_moe": (transformers.Qwen2MoeConfig, _COMMON),
