@@ -34,6 +34,9 @@ class Router:
         has_factors: whether a learned factor of each expert multiplies what it counts (Gemma 4).
         table_rows: ids of tokens, for each of which a table has the experts (hash layers: Roller et
             al. 2021, arXiv 2106.04426; DeepSeek-V4): scores only weigh them. 0: scores choose.
+        jitter: experts are chosen one by one; each counts its softmax among those that are left and
+            are no more than this share of a logit below it (SparseMixer-v2: Liu et al. 2024, arXiv
+            2409.12136, where it is twice the noise of training). None: one softmax of all.
     """
 
     scores: str = "softmax"
@@ -47,6 +50,7 @@ class Router:
     has_norm: bool = False
     has_factors: bool = False
     table_rows: int = 0
+    jitter: float | None = None
 
     name = "router"
 
@@ -57,7 +61,11 @@ class Router:
             if self.has_offsets or self.num_groups > 1:
                 raise InputError("router table_rows goes without offsets and groups: ids choose")
         check_sizes(self, "num_groups", "top_groups", "group_best")
-        check_positive(self, "router ", "scale")
+        check_positive(self, "router ", "scale", "jitter")
+        if self.jitter is not None and (
+            dataclasses.replace(self, jitter=None) != Router(is_normalized=False)
+        ):
+            raise InputError("router jitter goes with softmax scores alone, not normalized")
         if self.top_groups > self.num_groups:
             raise InputError(
                 f"router top_groups is at most num_groups={self.num_groups}, not {self.top_groups}"

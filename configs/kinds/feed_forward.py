@@ -65,14 +65,20 @@ class Gated(_OneHidden, name="gated"):
 class Plain(_OneHidden, name="plain"):
     """The first transformers' (Vaswani et al. 2017, arXiv 1706.03762): down(act(up x)); with
     'gelu', by the error function (Hendrycks & Gimpel 2016, arXiv 1606.08415), with 'relu2', relu(x)
-    squared (So et al. 2021, arXiv 2109.08668).
+    squared (So et al. 2021, arXiv 2109.08668), with 'xielu', a curve that each layer learns (Huang
+    & Schlag 2024, arXiv 2411.13010).
     """
 
-    activations = PLAIN_ACTIVATIONS
+    activations = (*PLAIN_ACTIVATIONS, "xielu")
 
     def parameters(self, model: Widths) -> Declared:
-        """A projection up [F, D], and the way down [D, F]."""
-        return up_and_down(model, "up", (self.width,), self.has_bias)
+        """A projection up [F, D], the way down [D, F], and the constants of 'xielu' [4]:
+        alpha_p and alpha_n before their softplus, beta, epsilon.
+        """
+        declared = up_and_down(model, "up", (self.width,), self.has_bias)
+        if self.activation == "xielu":
+            declared["curve"] = ParamInfo((4,), "float32", (None,), "zeros", (1,) * 4)
+        return declared
 
 
 def up_and_down(

@@ -7,6 +7,7 @@ from configs.errors import InputError, shown
 from configs.model import ModelConfig
 from inference.families import (
     afmoe,
+    apertus,
     arcee,
     bailing,
     bamba,
@@ -51,6 +52,7 @@ from inference.families import (
     olmo_hybrid,
     phi,
     phi3,
+    phimoe,
     qwen,
     qwen_linear,
     qwen_moe,
@@ -90,7 +92,8 @@ _MODULES = (
     *(deepseek, deepseek_v4, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba),
     *(falcon_h1, granite, nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
     *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo, youtu),
-    *(seed_oss, exaone4, arcee, glm4, helium, internlm, nemotron_dense),
+    *(phimoe,),
+    *(seed_oss, exaone4, apertus, arcee, glm4, helium, internlm, nemotron_dense),
     *(cohere, phi, gpt_neox, stablelm, starcoder2, falcon),
 )
 _LONGEST_NAME = 80  # characters that are compared

@@ -98,8 +98,9 @@ class Family:
         splits: make the parts of tensors that fuse several of our parameters.
         packs_experts: stacks of experts may be stored as MXFP4.
         recut: names tensors, with their rows, that writers also cut at other rows.
-        stacks: tensors of a layer that hold the matrices of all experts, which other files have
-            apart: the names of an expert's, whose rows follow one another.
+        stacks: tensors of a layer that hold the matrices of all experts, [E, out, in] or [E, in,
+            out], which other files have apart: the names of an expert's, whose rows follow one
+            another.
         predicting: as `tensors`, of layers behind the last one that predict a second token; None:
             there are no such layers.
         listed: keys with a kind for each layer, to which such a layer adds one more.
@@ -107,6 +108,7 @@ class Family:
             not read.
         wrapper: architecture of a model of images or sounds too, of which this is the text: of the
             families that may be, the one whose `model_type` its "text_config" has.
+        text_keys: keys of the text of `wrapper`, whatever its file says.
         ignored: prefixes of tensors that are not read.
         also: other endings of names, and those that they stand for where the model has none of
             that name.
@@ -136,6 +138,7 @@ class Family:
     listed: tuple[str, ...] = ()
     predictor: str | None = None
     wrapper: str | None = None
+    text_keys: Mapping[str, object] = dataclasses.field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     also: Mapping[str, str] = dataclasses.field(default_factory=dict)
     derived: tuple[str, ...] = ()

@@ -72,6 +72,8 @@ FAMILIES = (
         reads=("attention_bias",),
         write=write,
         tensors=hf_names.LLAMA,
+        wrapper="Qwen3VLForConditionalGeneration",
+        ignored=("model.visual",),
         gguf=Gguf(readers={"qwen3": GgufReader(_gguf_qwen3)}, writer=GgufWriter("qwen3")),
     ),
 )

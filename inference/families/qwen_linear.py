@@ -184,11 +184,6 @@ _GGUF_KEYS = (
     "nextn_predict_layers", "full_attention_interval", "rope.dimension_sections",
 )  # fmt: skip
 _BETAS_DECAYS = tuple(f"{gguf_names.BETAS_DECAYS}.{part}" for part in "ba")
-# Published in bfloat16 the experts of a layer are one tensor, in FP8 each has its own.
-_STACKS: Table = {
-    "mlp.experts.gate_up_proj": tuple(f"mlp.experts.{{}}.{p}_proj.weight" for p in ("gate", "up")),
-    "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
-}
 FAMILIES = (
     Family(
         name="qwen3_next",
@@ -238,7 +233,7 @@ FAMILIES = (
         feed_forwards=(Experts,),
         tensors={**qwen_moe.SHARED_EXPERT, **_tensors("linear_attn")},
         splits=(parts.delta_net,),
-        stacks=_STACKS,
+        stacks=qwen_moe.STACKS,
         predictor="mtp.",
         wrapper="Qwen3_5MoeForConditionalGeneration",
         ignored=("model.visual",),

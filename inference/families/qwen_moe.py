@@ -1,5 +1,5 @@
 """Qwen's mixtures: Qwen1.5-MoE and Qwen2-57B-A14B (Qwen Team 2024, arXiv 2407.10671), and
-Qwen3-30B-A3B and its relatives (2025, arXiv 2505.09388).
+Qwen3-30B-A3B and its relatives (2025, arXiv 2505.09388), which Qwen3-VL's text is one of.
 """
 
 import dataclasses
@@ -115,6 +115,12 @@ SHARED_EXPERT: Table = {
     "ffn/shared/down": ("mlp.shared_expert.down_proj.weight",),
     "ffn/shared_gate": ("mlp.shared_expert_gate.weight",),
 }
+# The experts of a layer in one tensor: of Qwen3-VL [E, in, out], of Qwen3.5 [E, out, in]. In FP8
+# each has its own.
+STACKS: Table = {
+    "mlp.experts.gate_up_proj": tuple(f"mlp.experts.{{}}.{p}_proj.weight" for p in ("gate", "up")),
+    "mlp.experts.down_proj": ("mlp.experts.{}.down_proj.weight",),
+}
 FAMILIES = (
     Family(
         name="qwen2_moe",
@@ -136,6 +142,10 @@ FAMILIES = (
         write=_write_qwen3_moe,
         feed_forwards=(Gated, Experts),
         tensors=hf_names.EXPERTS,
+        stacks=STACKS,
+        wrapper="Qwen3VLMoeForConditionalGeneration",
+        text_keys={"norm_topk_prob": True},
+        ignored=("model.visual",),
         gguf=Gguf(
             gguf_names.EXPERTS,
             readers={"qwen3moe": GgufReader(_gguf_qwen3_moe, gguf_mixtures.ROUTED)},

@@ -77,4 +77,20 @@ def up_alone_and_down(
 ) -> jax.Array:
     """A plain feed-forward without its last bias, as `up_and_down`."""
     up_TF = add_bias(linear(x_TD, params["up"]), params, "up_bias")
-    return linear(ACTIVATIONS[activation](up_TF).astype(config.dtype), params["down"])
+    if activation == "xielu":
+        hidden_TF = xielu(up_TF, params["curve"])
+    else:
+        hidden_TF = ACTIVATIONS[activation](up_TF)
+    return linear(hidden_TF.astype(config.dtype), params["down"])
+
+
+def xielu(x_TF: jax.Array, curve_X: jax.Array) -> jax.Array:
+    """The integral of an ELU (Huang & Schlag 2024, arXiv 2411.13010), float32 [T, F]; 0 stays 0.
+
+    Args:
+        curve_X: float32 [4], as `Plain.parameters` says.
+    """
+    alpha_p, alpha_n = jax.nn.softplus(curve_X[:2])
+    beta, epsilon = curve_X[2:]
+    below_TF = (jnp.expm1(jnp.minimum(x_TF, epsilon)) - x_TF) * (alpha_n + beta)
+    return jnp.where(x_TF < 0, below_TF, alpha_p * x_TF * x_TF) + beta * x_TF

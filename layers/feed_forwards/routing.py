@@ -39,6 +39,8 @@ def route(
         return _weighed(
             params, router, jnp.take_along_axis(scores_TE, ids_TJ, 1), ids_TJ, scores_TE
         )
+    if router.jitter is not None:
+        return Routes(*_one_by_one(logits_TE, top_k, router.jitter), scores_TE)
     choice_TE = add_bias(scores_TE, params, "router_offsets")
     if router.top_groups < router.num_groups:
         choice_TE = _of_best_groups(router, choice_TE)
@@ -64,6 +66,20 @@ def _softmax(logits_TE: jax.Array) -> jax.Array:
     top_T1 = jax.lax.stop_gradient(logits_TE.max(axis=1, keepdims=True))
     weights_TE = jnp.exp(logits_TE - top_T1)
     return weights_TE / row_sum(weights_TE)
+
+
+def _one_by_one(logits_TE: jax.Array, top_k: int, jitter: float) -> tuple[jax.Array, jax.Array]:
+    """Weights and ids of the experts of `Router.jitter`, [T, J] each."""
+    weights, ids, left_TE = [], [], logits_TE
+    for _ in range(top_k):
+        best_T1 = left_TE.max(axis=1, keepdims=True)
+        ids_T1 = left_TE.argmax(axis=1, keepdims=True).astype(jnp.int32)
+        is_below_TE = (best_T1 - logits_TE) / jnp.maximum(jnp.abs(logits_TE), best_T1) > jitter
+        near_TE = jnp.where(is_below_TE, -jnp.inf, left_TE)
+        weights.append(jnp.take_along_axis(_softmax(near_TE), ids_T1, axis=1))
+        ids.append(ids_T1)
+        left_TE = jnp.put_along_axis(left_TE, ids_T1, -jnp.inf, axis=1, inplace=False)
+    return jnp.concatenate(weights, axis=1), jnp.concatenate(ids, axis=1)
 
 
 _SCORES = {

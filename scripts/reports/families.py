@@ -215,6 +215,7 @@ def _experts(config: ModelConfig) -> list[str]:
         ("weights not normalized" if not router.is_normalized else ""),
         ("sigmoid scores" if router.scores == "sigmoid" else ""),
         ("square roots of softplus as scores" if router.scores == "sqrt_softplus" else ""),
+        ("experts chosen one by one" if router.jitter else ""),
         ("experts by token id" if config.reads_tokens else ""),
         ("offsets in the choice" if router.has_offsets else ""),
         ("groups of experts" if router.num_groups > 1 else ""),

@@ -114,6 +114,10 @@ _BAD_KINDS = {
     "shared gate": (lambda: Experts(4, 2, 8, has_shared_gate=True), "goes with a shared_width"),
     "norms": (lambda: Experts(4, 2, 8, has_norms=True), "has_norms goes with a shared_width"),
     "limit": (lambda: Experts(4, 2, 8, limit=-1.0), "experts limit is a finite number above 0"),
+    "one by one": (
+        lambda: Router(jitter=0.02),
+        "router jitter goes with softmax scores alone, not",
+    ),
     "scores": (lambda: Router("relu"), "router scores is 'softmax' or 'sigmoid' or "),
     "top groups": (lambda: Router(top_groups=2), "top_groups is at most num_groups=1, not 2"),
     "groups": (lambda: Experts(4, 2, 8, Router(num_groups=3)), "num_groups=3 does not divide num"),

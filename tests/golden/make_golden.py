@@ -30,6 +30,7 @@ import tiny_predicting
 import tiny_quantized
 import tiny_recurrent
 import tiny_sentencepiece
+import tiny_wholes
 import torch
 import transformers
 from safetensors.torch import load_file
@@ -94,6 +95,7 @@ def _write(root: pathlib.Path, args: argparse.Namespace) -> None:
         special_tokens.write(root)
         tiny_sentencepiece.write(root)
         tiny_changed.write(root)
+        tiny_wholes.write(root)
     if args.only != "tiny":
         models = {name: _load_real(name, args.work) for name in _REAL}
         for name, (model, tokenizer) in models.items():

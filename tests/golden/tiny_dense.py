@@ -151,6 +151,29 @@ CASES = (
         seed=632,
         dtype=torch.float32,
     ),
+    Case(
+        "apertus-gqa-rope3",
+        widths(40, 2, 4, 2)
+        | UNTIED
+        | rope(
+            "llama3",
+            500.0,
+            factor=8.0,
+            low_freq_factor=1.0,
+            high_freq_factor=4.0,
+            original_max_position_embeddings=32,
+        ),
+        seed=731,
+        version_4_keys=True,
+        rewrites={"mlp_bias": False, "post_norm": False, "qk_norm": True},
+        greedy=True,
+    ),
+    Case(
+        "apertus-mha-bias-tied-float32",
+        widths(36, 2, 3, 3) | TIED | {"attention_bias": True} | rope("default", 1e4),
+        seed=732,
+        dtype=torch.float32,
+    ),
     # Half of each head rotates, in pairs side by side.
     Case(
         "glm4-gqa-sandwich",

@@ -389,4 +389,34 @@ CASES = (
         seed=472,
         dtype=torch.float32,
     ),
+    # Each expert counts among those that are not far below it; the file has its own names.
+    Case(
+        "phimoe-gqa-longrope-bias",
+        widths(40, 2, 4, 2, 12)
+        | UNTIED
+        | {
+            "num_local_experts": 6,
+            "router_jitter_noise": 0.3,
+            "attention_bias": True,
+            "lm_head_bias": True,
+        }
+        | rope(
+            "longrope",
+            short_factor=[1.0 + 0.2 * i for i in range(6)],
+            long_factor=[1.5 + 0.7 * i for i in range(6)],
+            short_mscale=1.2,
+            long_mscale=1.2,
+            original_max_position_embeddings=128,
+        ),
+        seed=811,
+        version_4_keys=True,
+        rewrites={"architectures": ["PhiMoEForCausalLM"]},
+        greedy=True,
+    ),
+    Case(
+        "phimoe-mqa-window-tied-float32",
+        widths(36, 2, 3, 1) | TIED | {"num_local_experts": 5, "sliding_window": 24},
+        seed=812,
+        dtype=torch.float32,
+    ),
 )  # fmt: skip

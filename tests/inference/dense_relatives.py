@@ -9,7 +9,7 @@ from inference.families.shared.fields import ModelFields
 LAYOUTS = dict.fromkeys(
     (
         *("hunyuan_v1_dense", "seed_oss", "exaone4", "arcee", "glm4", "glm", "gemma", "mimo"),
-        *("helium", "internlm2", "internlm3", "olmo", "nemotron"),
+        *("helium", "internlm2", "internlm3", "olmo", "nemotron", "apertus"),
     ),
     ("gqa", "mha"),
 )
@@ -20,6 +20,7 @@ OTHERS = (
     "glm-mha-tied-float32", "gemma-mha-bias-untied-float32", "mimo-mha-tied-float32",
     "helium-mha-tied-float32", "internlm2-mha-tied-float32", "internlm3-mha-bias-tied-float32",
     "olmo-mha-bias-tied-float32", "nemotron-mha-bias-tied-float32",
+    "apertus-mha-bias-tied-float32",
 )  # fmt: skip
 
 
@@ -50,5 +51,6 @@ VISIBLE = {
     "internlm3-gqa-linear-rope": (_with(rope=Rope(1e6)),),
     "hunyuan_v1_dense-gqa-alpha": (_with(rotates_first=False), _with(rope=Rope())),
     "exaone4-gqa-window": (_with(window=None), _with(rope=Rope(1e6))),
+    "apertus-gqa-rope3": (_with(activation="relu2"), _with(rope=Rope(500.0))),
     "arcee-gqa-yarn": (_with(activation="silu"), _with(rope=Rope(500.0))),
 }

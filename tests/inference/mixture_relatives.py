@@ -13,6 +13,7 @@ from inference.families.shared.fields import ModelFields
 FAMILIES = (
     "lfm2_moe", "ernie4_5_moe", "granitemoe", "granitemoeshared", "bailing_moe_v2", "solar_open",
     "hy_v3", "exaone_moe", "mellum", "hunyuan_v1_moe", "afmoe", "laguna", "mimo_v2_flash", "youtu",
+    "phimoe",
 )  # fmt: skip
 
 Change = Callable[[ModelConfig], ModelFields]
@@ -90,5 +91,10 @@ VISIBLE = {
     "mimo_v2_flash-gqa-sinks": (
         _with(value_scale=1.0), _with(window=None), _with(window=25), _with(rope=Rope()),
     ),
+    "phimoe-gqa-longrope-bias": (
+        _routed(jitter=None), _routed(jitter=0.3), _with(rope=Rope()),
+        lambda model: {"has_head_bias": False},
+    ),
+    "phimoe-mqa-window-tied-float32": (_with(window=None),),
     "mellum-mqa-bias-dense-tied-float32": (_routed(is_normalized=True),),
 }  # fmt: skip

@@ -146,6 +146,23 @@ def test_a_router_chooses_and_weighs(name):
     np.testing.assert_allclose(np.sort(scale_TJ), np.sort(expected), rtol=2e-6)
 
 
+def test_experts_are_chosen_one_by_one():
+    """Each counts among those that are left and not far below it."""
+    kind = Experts(9, 3, 8, Router(is_normalized=False, jitter=0.6))
+    own, x_TD = weights(kind), tokens()
+    result = compiling.call(lambda own, x: routing.route(own, kind.router, 3, x), own, x_TD)
+    for logits, scales, ids in zip(
+        x_TD.astype(np.float64) @ np.asarray(own["router"], np.float64).T, *result[:2], strict=True
+    ):
+        remaining = list(range(9))
+        for expert, scale in zip(ids, scales, strict=True):
+            best = logits[remaining].max()
+            near = [e for e in remaining if best - logits[e] <= 0.6 * max(abs(logits[e]), best)]
+            assert logits[expert] == best
+            assert scale == pytest.approx(1 / np.exp(logits[near] - best).sum(), rel=2e-6)
+            remaining.remove(expert)
+
+
 def test_ids_of_tokens_choose_experts():
     kind = Experts(
         9, 4, 8, Router("sqrt_softplus", scale=1.5, table_rows=31), shared_width=10, limit=0.3

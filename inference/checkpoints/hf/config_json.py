@@ -186,8 +186,9 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
     model_type = next(iter(by_type))
     if len(by_type) > 1:
         model_type = text.choice("model_type", {name: name for name in by_type}, model_type)
-    names = {"architectures": [by_type[model_type].architecture], "model_type": model_type}
-    return text.raw | shared | names
+    family = by_type[model_type]
+    names = {"architectures": [family.architecture], "model_type": model_type}
+    return text.raw | shared | names | dict(family.text_keys)
 
 
 def storage(raw: dict[str, object], directory: Path) -> Storage:

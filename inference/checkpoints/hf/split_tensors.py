@@ -5,10 +5,12 @@ layer is fed.
 
 import dataclasses
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 
 from configs.errors import InputError, shown
+from configs.kinds.params import leaves
 from configs.model import ModelConfig
 from inference.checkpoints.hf import mxfp4
 from inference.checkpoints.tensor_source import TensorSource
@@ -196,40 +198,53 @@ def _recut(source: TensorSource, config: ModelConfig, first: int) -> TensorSourc
     return dataclasses.replace(source, shapes=shapes, read=read) if joined else source
 
 
+class _Cut(NamedTuple):
+    """An expert's matrix in a stack, some rows of it; transposed: it is stored [in, out]."""
+
+    stack: str
+    expert: int
+    rows: slice
+    transposed: bool
+
+
 def _unstacked(source: TensorSource, config: ModelConfig, first: int) -> TensorSource:
     """Returns the source with a matrix for each expert in place of stacks (`Family.stacks`)."""
     family = families.of(config)
-    cuts: dict[str, tuple[str, int, slice]] = {}  # a stack, an expert's number and rows
+    cuts: dict[str, _Cut] = {}
     for index, layer in enumerate(config.layers, first):
         for stack, parts in family.stacks.items():
             name = f"{family.layers}.{index}.{stack}"
             if layer.ffn is None or layer.ffn.experts is None or name not in source.shapes:
                 continue
             count, shape = layer.ffn.experts[0], source.shapes[name]
-            if len(shape) != 3 or shape[0] != count or shape[1] % len(parts):
+            declared = dict(leaves(layer.ffn.parameters(config)))
+            path = next(path for path, names in family.tensors.items() if names == parts)
+            E, F, D = declared[tuple(path.split("/")[1:])].shape
+            if shape not in ((E, F, D), (E, D, F)):
                 raise InputError(
                     f"{source.label}: {shown(name)} is {list(shape)}; expected a matrix for each "
-                    f"of {count} experts"
+                    f"of {count} experts, {[E, F, D]} or {[E, D, F]}"
                 )
-            rows = shape[1] // len(parts)
+            rows = F // len(parts)
             for expert, (half, part) in itertools.product(range(count), enumerate(parts)):
-                cut = name, expert, slice(half * rows, (half + 1) * rows)
+                cut = _Cut(name, expert, slice(half * rows, (half + 1) * rows), shape != (E, F, D))
                 cuts[f"{family.layers}.{index}.{part.format(expert)}"] = cut
     if taken := sorted(cuts.keys() & source.shapes.keys()):
         raise InputError(f"{source.label}: tensors the model has no place for: {shown(taken[0])}")
-    whole = {name for name, _, _ in cuts.values()}
+    whole = {cut.stack for cut in cuts.values()}
     shapes = {name: shape for name, shape in source.shapes.items() if name not in whole}
     shapes |= {
-        part: (rows.stop - rows.start, source.shapes[name][2])
-        for part, (name, _, rows) in cuts.items()
+        part: (cut.rows.stop - cut.rows.start, source.shapes[cut.stack][1 if cut.transposed else 2])
+        for part, cut in cuts.items()
     }
-    types = {part: source.dtypes.get(name, source.dtype) for part, (name, _, _) in cuts.items()}
+    types = {part: source.dtypes.get(cut.stack, source.dtype) for part, cut in cuts.items()}
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         if name not in cuts:
             return source.read(name, start, stop, columns)
-        stack, expert, rows = cuts[name]
-        return source.read(stack, expert, expert + 1)[0, rows][start:stop, columns]
+        cut = cuts[name]
+        matrix = source.read(cut.stack, cut.expert, cut.expert + 1)[0]
+        return (matrix.T if cut.transposed else matrix)[cut.rows][start:stop, columns]
 
     if not cuts:
         return source

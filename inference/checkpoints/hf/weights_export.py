@@ -145,7 +145,9 @@ def _joined(group: list[_Parameter], parts: dict[str, Part]) -> _Piece:
 
     def blocks() -> Iterator[np.ndarray]:
         wholes = {
-            tensor: np.empty(shape, jax.numpy.dtype(format))
+            tensor: np.empty(
+                shape or (1,), jax.numpy.dtype(format)
+            )  # a number's bytes are a vector's
             for tensor, (shape, format) in tensors.items()
         }
         for parameter in group:

@@ -169,7 +169,10 @@ _STACK = "model.layers.0.mlp.experts.gate_up_proj"
     [
         (lambda t: t.update({_STACK: t[_STACK][:4]}), r"\[4, 12, 20\]; .* each of 5 experts"),
         (lambda t: t.update({_STACK: t[_STACK][:, :11]}), r"\[5, 11, 20\]; .* each of 5 experts"),
-        (lambda t: t.update({_STACK: t[_STACK].swapaxes(1, 2).copy()}), r"\[10, 12\]; expected"),
+        (
+            lambda t: t.update({_STACK: t[_STACK].swapaxes(0, 1).copy()}),
+            r"\[12, 5, 20\]; .* 5 experts, \[5, 12, 20\] or \[5, 20, 12\]",
+        ),
         (lambda t: t.pop(_STACK), "tensor 'model.layers.0.mlp.experts.0.gate_proj.weight' is mis"),
         (
             lambda t: t.update({f"{_STACK[:-12]}3.up_proj.weight": t[_STACK][0]}),

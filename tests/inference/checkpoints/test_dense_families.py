@@ -7,7 +7,7 @@ import pytest
 
 from configs.errors import InputError
 from configs.kinds.params import leaves
-from configs.kinds.rope import Rope
+from configs.kinds.rope import Llama3, Rope
 from inference.checkpoints import mapped
 from inference.checkpoints.hf import config_json
 
@@ -175,6 +175,12 @@ def test_a_base_is_stretched_once():
     assert tiny("hunyuan_v1_dense-gqa-alpha").layers[0].mixer.rope == Rope(320_000.0)
 
 
+def test_positions_of_apertus_are_stretched_where_nothing_is_said():
+    stated = tiny("apertus-gqa-rope3", rope_theta=None, rope_scaling=None).layers[0].mixer.rope
+    assert stated == Rope(1.2e7, Llama3(8.0, 1.0, 4.0, 8192))
+    assert tiny("apertus-gqa-rope3", rope_scaling=None).layers[0].mixer.rope == Rope(500.0)
+
+
 def test_windows_by_letters_and_by_a_period():
     def windows(**changes):
         model = tiny("exaone4-gqa-window", layer_types=None, num_hidden_layers=5, **changes)
@@ -205,6 +211,11 @@ REFUSED = {
         "exaone4-gqa-window",
         {"layer_types": None, "sliding_window_pattern": "LXG"},
         "sliding_window_pattern has letters L and G, or is a period, not 'LXG'",
+    ),
+    "no norms of heads": (
+        "apertus-gqa-rope3",
+        {"qk_norm": False},
+        "qk_norm=False is not supported",
     ),
     "activation": ("arcee-gqa-yarn", {"hidden_act": "silu"}, "hidden_act='silu' is not supported"),
     "cross-layer attention": ("hunyuan_v1_dense-gqa-alpha", {"use_cla": True}, "use_cla=True is"),

@@ -24,9 +24,9 @@ def test_every_family_of_llama_cpp_is_read():
 # Families that llama.cpp does not have, or not with all that a file has to say.
 UNREAD = {
     "deepseek_v32", "deepseek_v4", "falcon", "flex_olmo", "glm_moe_dsa",
-    "helium",
+    "apertus", "helium",
     "bamba", "kimi_linear", "minimax", "olmo_hybrid",
-    "mistral4", "mistral_large3",
+    "mistral4", "mistral_large3", "phimoe",
     "hy_v3", "laguna", "mellum", "mimo_v2_flash", "solar_open", "youtu",
 }  # fmt: skip
 # What llama.cpp calls families that it has another name for.

@@ -217,6 +217,17 @@ BAD = {
     ),
     "unnormed": ("afmoe-gqa-window-scaled", {"route_norm": False}, "route_norm=False is not supp"),
     "shared caches": ("hunyuan_v1_moe-gqa-alpha", {"use_cla": True}, "use_cla=True is not"),
+    "three experts": (
+        "phimoe-gqa-longrope-bias", {"num_experts_per_tok": 3}, "num_experts_per_tok=3 is not supp",
+    ),
+    "two scales": (
+        "phimoe-gqa-longrope-bias",
+        {"rope_scaling": {
+            "rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0],
+            "short_mscale": 1.0, "long_mscale": 1.5,
+        }},
+        "rope_scaling: long_mscale=1.5 differs from short_mscale=1; both must agree",
+    ),
     "experts": (
         "granitemoe-gqa-scales", {"num_experts_per_tok": 9},
         "num_experts_per_tok=9 is more than num_local_experts=5",

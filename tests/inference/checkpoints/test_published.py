@@ -34,8 +34,6 @@ PUBLISHED = {
 WAITING: dict[str, str] = {
     "nvidia/DeepSeek-V4-Flash-NVFP4": "NVFP4 beside FP8 in blocks",
     "inclusionAI/Ling-lite-1.5": "the family",
-    "swiss-ai/Apertus-8B-Instruct-2509": "the family",
-    "Qwen/Qwen3-VL-30B-A3B-Instruct": "a record: its text is a mixture of Qwen3",
 }
 
 

@@ -19,6 +19,8 @@ from inference.checkpoints import mapped, resolve
 from inference.checkpoints.hf import config_json
 from inference.planner import weights
 from layers import decoder, params
+from layers.ragged import contiguous
+from tests import compiling
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 GEMMA3, KIMI = "gemma3-gqa-linear-rope", "deepseek_v3-mha-groups-yarn"
@@ -156,6 +158,10 @@ LAYOUTS = {
         KIMI, "KimiK25ForConditionalGeneration", OLDER,
         "mm_projector.proj.0.weight", "vision_tower.patch_embed.proj.weight",
     ),
+    "qwen3-vl": (
+        "qwen3-gqa-tied", "Qwen3VLForConditionalGeneration", NEWER,
+        "model.visual.patch_embed.proj.weight",
+    ),
     "gemma 4 12B": (
         "gemma4_unified-mha-mqa", "Gemma4UnifiedForConditionalGeneration", NEWER,
         "model.vision_embedder.patch_dense.weight", "model.embed_audio.embedding_projection.weight",
@@ -174,6 +180,23 @@ def test_the_text_of_a_whole_is_read(case, tmp_path, caplog):
         np.testing.assert_array_equal(value, expected[path], path)
     lines = [line for line in caplog.messages if "images and sounds are not served" in line]
     assert len(lines) == 1 and f"{len(others)} tensors for them, from {min(others)} on" in lines[0]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (GOLDEN / "wholes").iterdir()))
+def test_logits_of_a_text_are_those_of_the_whole(name):
+    """Files that transformers wrote, which state less of their text than published ones."""
+    checkpoint = resolve.resolve(str(GOLDEN / "wholes" / name)).open(None)
+    model = dataclasses.replace(checkpoint.config, dtype="float32")
+    loaded = checkpoint.load_params(decoder.param_infos(model), None)
+    with np.load(GOLDEN / "wholes" / name / "expected.npz") as arrays:
+        tokens, expected = arrays["tokens"], arrays["logits"]
+
+    def forward(loaded, tokens):
+        hidden_TD, _ = decoder.forward(loaded, model, tokens, contiguous(1, len(tokens)))
+        return decoder.logits(loaded, model, hidden_TD)
+
+    found = np.asarray(compiling.call(forward, loaded, tokens))
+    assert np.abs(found - expected).max() <= 1e-4
 
 
 @pytest.mark.parametrize("case", LAYOUTS)

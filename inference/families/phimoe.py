@@ -1,0 +1,85 @@
+"""Phi-3.5-MoE (Abdin et al. 2024, arXiv 2404.14219) and Phi-mini-MoE (Li et al. 2025, arXiv
+2506.18349): layer norms, and a mixture that is routed as GRIN was trained (arXiv 2409.12136).
+"""
+
+from configs.errors import InputError
+from configs.kinds.experts import Experts, Router
+from configs.kinds.rope import LongRope
+from configs.model import ModelConfig
+from inference.families import mixtral
+from inference.families.family import Family, ModelFields, Table
+from inference.families.shared import fields, mixtures, rope_keys
+from inference.families.shared.config_keys import Keys
+
+_THETA = 1_000_000.0
+_SCALES = "short_mscale", "long_mscale"
+
+
+def _read_phimoe(keys: Keys) -> ModelFields:
+    keys.require_neutral(num_experts_per_tok=(2, None))  # whatever a file says, others choose two
+    stated = rope_keys.described(keys)
+    if stated is not None and stated.raw.get("long_factor") is not None:
+        stated = _scaled_once(stated)
+    rope = rope_keys.scaled(keys, stated, keys.number("rope_theta", _THETA))
+    attention = fields.attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
+    jitter = 2 * keys.number("router_jitter_noise", 0.01)
+    router = Router(is_normalized=False, jitter=jitter)
+    width = keys.integer("intermediate_size", 6400)
+    return {
+        **fields.layer_normed(keys, rope, key="rms_norm_eps"),
+        "pattern": fields.pattern(
+            attention, mixtures.experts(keys, "num_local_experts", 16, 2, width, router)
+        ),
+        "has_head_bias": keys.boolean("lm_head_bias", False),
+    }
+
+
+def _scaled_once(stated: Keys) -> Keys:
+    """Returns the object of positions with its two factors of cos and sin, which must agree, as
+    one.
+    """
+    short, long = (stated.number(key) for key in _SCALES)
+    if short != long:
+        raise InputError(
+            f"{stated.label}long_mscale={long:g} differs from short_mscale={short:g}; both must "
+            "agree, because cached keys are not rotated again where a text grows long"
+        )
+    return stated.updated({"attention_factor": short})
+
+
+def _write_phimoe(config: ModelConfig) -> dict[str, object]:
+    attention, router = mixtures.attention(config), mixtures.mixture(config).router
+    raw = mixtral.write(config)
+    scaling = attention.rope and attention.rope.scaling
+    if isinstance(scaling, LongRope):
+        stated = {
+            "short_factor": list(scaling.short), "long_factor": list(scaling.long),
+            "original_max_position_embeddings": scaling.original_context,
+        }  # fmt: skip
+        scales = dict.fromkeys(_SCALES, scaling.attention_factor)
+        raw["rope_scaling"] = {"rope_type": "longrope"} | stated | scales
+    return raw | {
+        "attention_bias": "out" in attention.biases,
+        "router_jitter_noise": (router.jitter or 0.02) / 2,
+        "lm_head_bias": config.has_head_bias,
+    }
+
+
+_TENSORS: Table = {
+    **mixtral.TENSORS,
+    "final_norm/weight": ("model.norm.weight",),
+    "mixer_norm/weight": ("input_layernorm.weight",),
+    "ffn_norm/weight": ("post_attention_layernorm.weight",),
+}
+FAMILIES = (
+    Family(
+        name="phimoe",
+        architecture="PhimoeForCausalLM",
+        spellings=("PhiMoEForCausalLM",),
+        read=_read_phimoe,
+        reads=("attention_bias", "num_local_experts"),
+        write=_write_phimoe,
+        feed_forwards=(Experts,),
+        tensors=_TENSORS,
+    ),
+)
