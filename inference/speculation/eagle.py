@@ -276,14 +276,15 @@ def state_behind(config: heads.Eagle, output: decoder.LayersOutput) -> jax.Array
 def _without_first(
     ragged: Ragged, tokens_T: jax.Array, state_TD: jax.Array
 ) -> tuple[Ragged, jax.Array, jax.Array]:
-    """The step without first tokens of sequences: each other token one place earlier, as published
-    heads are trained. Rows stay chains.
+    """The step without tokens before which no state is known: of each sequence the first, or the
+    first behind cached pages, where other sequences may read. Each other token is one place
+    earlier, as published heads are trained. Rows stay chains.
     """
     rectangles, tokens, states = [], [], []
     parts = zip(ragged.rectangles, ragged.split(tokens_T), ragged.split(state_TD), strict=True)
     for rectangle, token_YW, state_YWD in parts:
         width = token_YW.shape[1]
-        is_first_Y1 = rectangle.position_YW[:, :1] == 0
+        is_first_Y1 = (state_YWD[:, :1] == 0).all(-1)
         column_YW = jnp.minimum(jnp.arange(width) + is_first_Y1, width - 1)
         along = functools.partial(jnp.take_along_axis, indices=column_YW, axis=1)
         is_there_YW = jnp.arange(width) < width - is_first_Y1

@@ -112,6 +112,28 @@ def test_answers_are_the_targets(name, settings):
     assert engine.model_runner.cache_bytes == engine.config.pool_bytes
 
 
+def test_nothing_is_written_before_the_first_token_behind_cached_pages():
+    """The state before it is not known, and others may read the page that its entry would be in."""
+    config, _, values = opened(GOLDEN / "eagle3" / "sglang-llama")
+    head = proposers.of(config, "reference")
+    cache = head.pages.of(kv_cache.init(*cache_arguments(config, "reference")))
+    pages = jnp.arange(1, 1 + config.page_columns, dtype=jnp.int32)[None]
+
+    @compiling.jit
+    def feed(values, cache, tokens, state_WD, start):
+        position_YW = (start + jnp.arange(8, dtype=jnp.int32))[None]
+        row = Rectangle(jnp.zeros(1, jnp.int32), position_YW, position_YW >= 0, (pages,))
+        return head.layers(values, cache, tokens, state_WD, Ragged((row,)))[1]
+
+    state_WD = np.random.default_rng(0).standard_normal((8, config.draft.width), np.float32)
+    state_WD[0] = 0
+    first = feed(values, cache, jnp.arange(8), state_WD, jnp.int32(0))
+    behind = feed(values, first, jnp.arange(8, 16), state_WD, jnp.int32(8))
+    before, after = (np.asarray(leaves[0].pages) for leaves in (first, behind))
+    np.testing.assert_array_equal(after[1], before[1])
+    assert after[2, :7].any(axis=-1).all() and before[1, :7].any(axis=-1).all()
+
+
 def test_a_conversion_keeps_them(tmp_path):
     folder = GOLDEN / "eagle3" / "sglang-two-layers"
     checkpoint = resolve.resolve(str(folder), drafts=True).open(None)
