@@ -131,12 +131,12 @@ def _translate(scheme: _Scheme, config: ModelConfig, path: str, first: int = 0) 
         raise InputError(f"parameter {path!r} has no counterpart in this checkpoint format")
     if weight != in_layer:
         tensors = tuple(name.removesuffix(".weight") + ".bias" for name in tensors)
-    if layer and "{}" in tensors[0]:
-        count = _num_matrices(config, layer)
-        tensors = tuple(name.format(n) for n in range(count) for name in tensors)
     if layer:
         prefix = f"{scheme.layers}.{first + int(layer[1])}"
         tensors = tuple(f"{prefix}.{name}" for name in tensors)
+    if layer and "{}" in tensors[0]:
+        count = _num_matrices(config, layer)
+        tensors = tuple(name.format(n) for n in range(count) for name in tensors)
     return Stored(tensors, in_layer in scheme.transposed)
 
 

@@ -205,15 +205,18 @@ def _open_sharded(index: Path, codes_at: tuple[str, ...]) -> TensorSource:
                     f"{index}: tensor {shown(name)} is in {shard}, "
                     f"the index says {shown(weight_map.get(name))}"
                 )
-    for name, shard in weight_map.items():
-        if name not in shards[shard].shapes:
-            raise InputError(f"{index}: tensor {shown(name)} is not in {shard}")
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes: dict[str, str] = {}
+    for source in shards.values():
+        shapes |= source.shapes
+        dtypes |= source.dtypes
+    if len(shapes) < len(weight_map):
+        name = next(name for name in weight_map if name not in shapes)
+        raise InputError(f"{index}: tensor {shown(name)} is not in {weight_map[name]}")
 
     def read(name: str, start: int, stop: int, columns: slice = slice(None)) -> np.ndarray:
         return shards[weight_map[name]].read(name, start, stop, columns)
 
-    shapes = {name: shards[shard].shapes[name] for name, shard in weight_map.items()}
-    dtypes = {name: shards[shard].dtypes[name] for name, shard in weight_map.items()}
     widest = max({source.dtype for source in shards.values()})
     return TensorSource(str(directory), shapes, read, widest, dtypes=dtypes)
 

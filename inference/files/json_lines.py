@@ -1,5 +1,6 @@
 """Files of requests: a JSON object a line."""
 
+import collections
 import json
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -55,9 +56,9 @@ def read(
 
 def unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """For `json.loads(object_pairs_hook=...)`; raises ValueError if a key appears twice."""
-    values: dict[str, object] = {}
-    for name, value in pairs:
-        if name in values:
-            raise ValueError(f"duplicate key {name[:80]!r}")
-        values[name] = value
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        counts = collections.Counter(name for name, _ in pairs)
+        twice = next(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"duplicate key {twice[:80]!r}")
     return values

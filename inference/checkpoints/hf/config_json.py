@@ -82,7 +82,17 @@ def read(path: Path) -> dict[str, object]:
 
 
 def read_model(directory: Path) -> ModelConfig:
-    """Returns the model of a Hugging Face directory.
+    """Returns the model of a Hugging Face directory, formats as its `config.json` alone has them.
+
+    Raises:
+        InputError: as `read_unformatted`.
+    """
+    config, raw = read_unformatted(directory), read(directory / text_files.CONFIG)
+    return with_formats(config, storage(raw, directory), raw, directory)
+
+
+def read_unformatted(directory: Path) -> ModelConfig:
+    """Returns the model of a Hugging Face directory, but for its formats.
 
     Raises:
         InputError: as `parse`, or its weights are quantized in a way that is not served.
@@ -94,8 +104,7 @@ def read_model(directory: Path) -> ModelConfig:
                 f"{directory / name}: weights quantized like this are not served; use a repository "
                 "whose config.json has a quantization_config, the unquantized one, or a .gguf file"
             )
-    stored = storage(raw, directory)
-    return with_formats(parse(without_storage(raw), directory), stored, raw, directory)
+    return parse(without_storage(raw), directory)
 
 
 def with_formats(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from inference.checkpoints import load, manifest, names, safetensors_file, text_
 from inference.checkpoints.checkpoint import StoredDirectory
 from inference.checkpoints.hf import config_json, split_tensors
 from inference.checkpoints.hf.config_json import Storage
+from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.hf.quantized import tensors as few_bits
 from inference.checkpoints.tensor_source import TensorSource
 from inference.families import families
@@ -29,21 +30,19 @@ def read_model(path: Path) -> ModelConfig:
     Raises:
         InputError: as there, or the weights are unsound.
     """
-    config = _with_a_head(path, config_json.read_model(path))
     if not safetensors_file.is_in(path):
-        return config
+        return config_json.read_model(path)
     raw = config_json.read(path / text_files.CONFIG)
+    config = _with_a_head(path, config_json.read_unformatted(path))
     storage = config_json.storage(raw, path)
     if (
         config.tied
         and _stores_head(path, config)
         and has_other_head(_stored(path, storage), config)
     ):
-        config = dataclasses.replace(config, tied=False, formats=())
-    elif storage.quantization is None:
-        return config
+        config = dataclasses.replace(config, tied=False)
     if storage.quantization is not None:
-        modules = _stored_modules(_named_scales(list(safetensors_file.names_in(path))), config)
+        modules = _stored_modules(_named_scales(safetensors_file.names_in(path)), config)
         storage = dataclasses.replace(storage, quantization=storage.quantization.of(modules))
     return config_json.with_formats(config, storage, raw, path)
 
@@ -54,18 +53,22 @@ def _stores_head(path: Path, config: ModelConfig) -> bool:
     return any(head in name for name in safetensors_file.names_in(path))
 
 
-def _stored_modules(names: Iterable[str], config: ModelConfig) -> dict[str, tuple[str, set[str]]]:
-    """Modules of a whole model: the names that a directory has for them, and for their tensors."""
-    modules: dict[str, tuple[str, set[str]]] = {}
+def _stored_modules(names: Iterable[str], config: ModelConfig) -> dict[str, tuple[str, bool]]:
+    """Modules of a whole model: a directory's names for them, and whether they are in few bits."""
+    modules: dict[str, tuple[str, bool]] = {}
     for whole, stored in _whole_names(names, config).items():
         name, _, ending = stored.rpartition(".")
-        modules.setdefault(whole.rpartition(".")[0], (name, set()))[1].add(ending)
+        module = whole.rpartition(".")[0]
+        if ending in schemes.MARKS:
+            modules[module] = (name, True)
+        elif module not in modules:
+            modules[module] = (name, False)
     return modules
 
 
 def _with_a_head(path: Path, config: ModelConfig) -> ModelConfig:
     """Returns the model, tied where a directory for embeddings has no head of its own."""
-    if config.tied or not safetensors_file.is_in(path):
+    if config.tied:
         return config
     is_headless = config_json.is_headless(config_json.read(path / text_files.CONFIG))
     is_embedder = is_headless or (path / _EMBEDDER).exists()
@@ -75,7 +78,7 @@ def _with_a_head(path: Path, config: ModelConfig) -> ModelConfig:
         "%s: there is no %s: vectors of texts mean something, what continues them does not",
         *(path, _head(config)),
     )
-    return dataclasses.replace(config, tied=True, formats=())
+    return dataclasses.replace(config, tied=True)
 
 
 def open_directory(path: Path, config: ModelConfig) -> StoredDirectory:
@@ -131,17 +134,16 @@ def open_predicting(path: Path, config: Eagle) -> StoredDirectory:
     return StoredDirectory.of(path, config, source, name_map, config_json.as_copied(raw, config))
 
 
-def _named_scales(stored: Collection[str]) -> dict[str, str]:
+def _named_scales(stored: Iterable[str]) -> dict[str, str]:
     """The names of a directory's tensors by those that they have here: DeepSeek-V4 calls scales
     of weights `scale`.
     """
-
-    def spelled(name: str) -> str:
-        module, _, ending = name.rpartition(".")
-        is_scale = ending == "scale" and f"{module}.weight" in stored
-        return f"{module}.weight_scale_inv" if is_scale else name
-
-    return {spelled(name): name for name in stored}
+    named = {name: name for name in stored}
+    for name in [name for name in named if name.endswith(".scale")]:
+        module = name.removesuffix(".scale")
+        if f"{module}.weight" in named:
+            named[f"{module}.weight_scale_inv"] = named.pop(name)
+    return named
 
 
 def _source(path: Path, storage: Storage) -> TensorSource:
@@ -150,7 +152,8 @@ def _source(path: Path, storage: Storage) -> TensorSource:
     if storage.quantization is None or storage.quantization.method != "fp8":
         return source
     stored = _named_scales(source.shapes)
-    source = renamed(source, stored)
+    if stored.keys() != source.shapes.keys():
+        source = renamed(source, stored)
     integers = {name: "float32" for name in stored if name.endswith(storage.integers)}
     return dataclasses.replace(source, dtypes={**source.dtypes, **integers})
 

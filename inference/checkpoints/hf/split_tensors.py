@@ -229,6 +229,8 @@ def _unstacked(source: TensorSource, config: ModelConfig, first: int) -> TensorS
             for expert, (half, part) in itertools.product(range(count), enumerate(parts)):
                 cut = _Cut(name, expert, slice(half * rows, (half + 1) * rows), shape != (E, F, D))
                 cuts[f"{family.layers}.{index}.{part.format(expert)}"] = cut
+    if not cuts:
+        return source
     if taken := sorted(cuts.keys() & source.shapes.keys()):
         raise InputError(f"{source.label}: tensors the model has no place for: {shown(taken[0])}")
     whole = {cut.stack for cut in cuts.values()}
@@ -246,6 +248,4 @@ def _unstacked(source: TensorSource, config: ModelConfig, first: int) -> TensorS
         matrix = source.read(cut.stack, cut.expert, cut.expert + 1)[0]
         return (matrix.T if cut.transposed else matrix)[cut.rows][start:stop, columns]
 
-    if not cuts:
-        return source
     return dataclasses.replace(source, shapes=shapes, read=read, dtypes={**source.dtypes, **types})

@@ -14,6 +14,7 @@ from safetensors.numpy import save_file
 from configs.errors import InputError
 from inference.checkpoints import convert, resolve, safetensors_file
 from inference.checkpoints.hf import config_json
+from inference.checkpoints.hf.quantized import tensors as few_bits
 from inference.checkpoints.hf.quantized import words
 from inference.checkpoints.hf.quantized.schemes import Scheme
 from layers import decoder, params, quantized
@@ -102,6 +103,26 @@ def test_numbers_are_those_of_the_package(case):
         blocks = source.read_blocks(name)
         found = quantized.dequantize(source.formats[name], blocks, shape[1])
         np.testing.assert_array_equal(found, numbers)
+
+
+def test_each_matrix_is_looked_at_once(monkeypatch):
+    """DeepSeek-V3 has 45,000 of them, which took most of the time before it was accepted."""
+    layout, formats = few_bits.LAYOUTS["fp8"], few_bits.formats
+    modules, models = [], []
+
+    def shape(module):
+        modules.append(module.name)
+        return layout.shape(module)
+
+    def find_formats(config, *described):
+        models.append(config)
+        return formats(config, *described)
+
+    monkeypatch.setitem(few_bits.LAYOUTS, "fp8", layout._replace(shape=shape))
+    monkeypatch.setattr(few_bits, "formats", find_formats)
+    checkpoint(GOLDEN / "fp8-blocks")
+    assert FIRST in modules and len(modules) == len(set(modules))
+    assert len(models) == 1
 
 
 def test_three_bits_as_older_packages_lay_them(tmp_path):

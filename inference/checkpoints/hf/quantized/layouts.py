@@ -58,8 +58,7 @@ class Values:
         return quantized.pack(format, Groups(codes_FD, scale_FG, zeros))
 
 
-@dataclasses.dataclass(frozen=True)
-class Module:
+class Module(NamedTuple):
     """A module whose weight is stored in few bits."""
 
     source: TensorSource
@@ -75,14 +74,20 @@ class Module:
         Raises:
             InputError: it is missing, too.
         """
-        name = f"{self.name}.{ending}"
-        shape, stored = self.shape(ending), self.source.dtypes.get(name)
+        shape = self.shape(ending)
         if shape not in shapes:
             expected = " or ".join(str(list(valid)) for valid in shapes)
+            name = shown(f"{self.name}.{ending}")
             raise InputError(
-                f"{self.source.label}: {shown(name)} is {list(shape)}; expected {expected} for "
+                f"{self.source.label}: {name} is {list(shape)}; expected {expected} for "
                 f"{self.scheme.described}"
             )
+        self.need_type(ending, dtype)
+
+    def need_type(self, ending: str, dtype: str | None) -> None:
+        """Refuses a tensor of another type; None: of one that is no number's."""
+        name = f"{self.name}.{ending}"
+        stored = self.source.dtypes.get(name)
         powers = ("float8_e8m0fnu",) if self.scheme.is_float else ()
         is_number = stored in ("bfloat16", "float32", "float64", *powers)
         if (dtype is None and not is_number) or dtype not in (None, stored):
@@ -219,7 +224,7 @@ def _plain_shape(module: Module, scales: str = "weight_scale") -> tuple[int, int
     shape, scheme = module.shape("weight"), module.scheme
     if len(shape) != 2:
         raise InputError(f"{module.source.label}: {module.name}.weight is no matrix")
-    module.need("weight", shape, dtype="float8_e4m3fn" if scheme.is_float else "int8")
+    module.need_type("weight", "float8_e4m3fn" if scheme.is_float else "int8")
     blocks = scheme.shares_rows is not None and scheme.shares_rows > 1
     # Blocks at the end of a row may reach beyond it.
     count = -(-shape[1] // (scheme.group or shape[1])) if blocks else module.groups(shape[1])
@@ -243,8 +248,8 @@ def _plain_values(module: Module, start: int, stop: int, scales: str = "weight_s
 
 
 def _fp8_scales(module: Module) -> str:
-    names = "weight_scale", "qscale_weight"  # the second of Mistral's own files
-    return next((name for name in names if module.has(name)), "weight_scale_inv")
+    names = "weight_scale_inv", "weight_scale", "qscale_weight"  # the last of Mistral's own files
+    return next(filter(module.has, names), names[0])
 
 
 def _fp4_shape(module: Module) -> tuple[int, int]:

@@ -6,7 +6,7 @@ What is read here is what `compressed-tensors`, AWQ, GPTQ and transformers' own 
 
 import dataclasses
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Mapping
 
 from configs.errors import InputError, shown
 from configs.precision import FORMATS, GROUPS
@@ -123,18 +123,18 @@ class Quantization:
     method: str
     find: Find
 
-    def of(self, modules: Mapping[str, tuple[str, Container[str]]]) -> "Quantization":
+    def of(self, modules: Mapping[str, tuple[str, bool]]) -> "Quantization":
         """The same for modules by other names: where what is said of them has the names that they
         are stored by. Of `fp8` and ModelOpt, which list few of the modules that are stored as
         numbers, those without scales are.
 
         Args:
-            modules: their names, and for each the stored one and the endings of its tensors.
+            modules: their names, and for each the stored one and whether it has one of `MARKS`.
         """
 
         def find(module: str, is_table: bool) -> Scheme | None:
-            stored, endings = modules.get(module, (module, MARKS))
-            if self.method in ("fp8", "modelopt") and not any(mark in endings for mark in MARKS):
+            stored, is_marked = modules.get(module, (module, True))
+            if not is_marked and self.method in ("fp8", "modelopt"):
                 return None
             return self.find(stored, is_table)
 
@@ -325,12 +325,12 @@ def fp8(keys: Keys) -> Find:
     scheme = Scheme("fp8", 8, columns, is_float=True, shares_rows=rows, activations=activations)
     skipped = names(keys, "modules_to_not_convert") + names(keys, "ignored_layers")
     has_fp4 = keys.choice("expert_dtype", {"fp4": "fp4", "fp8": "fp8"}, "fp8") == "fp4"
-    experts = Scheme("mxfp4", 4, 32, is_float=True, has_powers=True) if has_fp4 else scheme
+    experts = Scheme("mxfp4", 4, 32, is_float=True, has_powers=True)
 
     def find(module: str, is_table: bool) -> Scheme | None:
         if is_table or module == "lm_head" or _is_in(module, skipped):
             return None
-        return experts if _EXPERT.search(module) else scheme
+        return experts if has_fp4 and _EXPERT.search(module) else scheme
 
     return find
 

@@ -64,15 +64,10 @@ def dequantized(source: TensorSource, matrices: dict[str, Matrix]) -> TensorSour
     Raises:
         InputError: another tensor is no number.
     """
-    parts = {
-        f"{module.name}.{ending}"
-        for module, _, _ in matrices.values()
-        for ending in LAYOUTS[module.scheme.layout].endings
-    }
     shapes: dict[str, tuple[int, ...]] = {name: each.shape for name, each in matrices.items()}
     formats = {name: each.format for name, each in matrices.items() if each.format is not None}
     for name, shape in source.shapes.items():
-        if name in parts or name.endswith(_OF_CACHE):
+        if _is_part(name, matrices) or name.endswith(_OF_CACHE):
             continue
         if source.dtypes.get(name, source.dtype) not in _NUMBERS:
             raise InputError(
@@ -106,6 +101,13 @@ def dequantized(source: TensorSource, matrices: dict[str, Matrix]) -> TensorSour
         formats=formats,
         dtypes=dtypes | dict.fromkeys(matrices, "float32"),
     )
+
+
+def _is_part(name: str, matrices: dict[str, Matrix]) -> bool:
+    """Whether a tensor is one of those that stand for a matrix."""
+    module, _, ending = name.rpartition(".")
+    matrix = matrices.get(f"{module}{_WEIGHT}")
+    return matrix is not None and ending in LAYOUTS[matrix.module.scheme.layout].endings
 
 
 def warn(label: str, matrices: dict[str, Matrix]) -> None:
