@@ -40,7 +40,7 @@ def read_config(header: Header) -> ModelConfig:
 def _build(header: Header) -> ModelConfig:
     name = header.metadata.get("general.architecture")
     readers = families.gguf_readers()
-    if name == "clip":
+    if isinstance(name, str) and name == "clip":
         raise InputError("it reads images for another file beside it (mmproj): name that one")
     if not isinstance(name, str) or name not in readers:
         raise InputError(

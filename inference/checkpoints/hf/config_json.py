@@ -87,8 +87,9 @@ def read_model(directory: Path) -> ModelConfig:
     Raises:
         InputError: as `read_unformatted`.
     """
-    config, raw = read_unformatted(directory), read(directory / text_files.CONFIG)
-    return with_formats(config, storage(raw, directory), raw, directory)
+    raw = read(directory / text_files.CONFIG)
+    stored = storage(raw, directory)
+    return with_formats(read_unformatted(directory), stored, raw, directory)
 
 
 def read_unformatted(directory: Path) -> ModelConfig:

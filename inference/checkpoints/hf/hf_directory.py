@@ -33,8 +33,8 @@ def read_model(path: Path) -> ModelConfig:
     if not safetensors_file.is_in(path):
         return config_json.read_model(path)
     raw = config_json.read(path / text_files.CONFIG)
-    config = _with_a_head(path, config_json.read_unformatted(path))
     storage = config_json.storage(raw, path)
+    config = _with_a_head(path, config_json.read_unformatted(path))
     if (
         config.tied
         and _stores_head(path, config)
