@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from configs.cache import BLOCK_TOKENS, CacheSpec, compressed
+from configs.cache import BLOCK_TOKENS, CacheSpec, compressed, latent
 from configs.errors import InputError
 from configs.kinds import operations, params
 from configs.kinds.kind import MOST_MATRICES, Mixer, check_multiple, check_sizes, equal_shares
@@ -138,10 +138,12 @@ class Compressed(Mixer, name="compressed"):
 
     def cache(self, model: Widths) -> CacheSpec:
         """Entries, and the newest tokens with what their entries will be pooled from; without
-        entries tokens alone.
+        entries tokens alone. These lie as latents with a rotary part do: of zeros here, or NaN
+        where a token's numbers are not finite.
         """
         if not self.stride:
-            return CacheSpec(1, self.head_width, self.head_width, True, window=self.window)
+            latents = latent(self.head_width, self.rope_width)
+            return dataclasses.replace(latents, window=self.window)
         index_width = self.indexer.head_width if self.indexer else 0
         window = max(self.window, self.pooled_tokens)
         pooled_width = 2 * self.series * sum(self.pooled_widths)
@@ -155,9 +157,13 @@ class Compressed(Mixer, name="compressed"):
         N, H, m = self.num_heads, self.head_width, self.stride
         activations = Move("activations", ((2 * N * H, operations.TOKENS),), H, "rest")
         if not m:
-            read: Amount = ((H, ("read", self.window, None)), (H, ("queries",)))
+            stored_width = H + self.rope_width
+            read: Amount = (
+                (stored_width, ("read", self.window, None)), (stored_width, ("queries",)),
+            )  # fmt: skip
             near_alone = Operation(
-                "attend.compressed", "attention", flops=((4 * N * H, ("pairs", self.window)),),
+                "attend.compressed", "attention",
+                flops=((2 * N * (stored_width + H), ("pairs", self.window)),),
                 moves=(Move("cache", read, stored.scaled_elements, "cache"), activations),
             )  # fmt: skip
             return (*super().operations(model, stored), near_alone)

@@ -60,10 +60,12 @@ def apply(
     options = Options(sinks_N=params["sinks"], deterministic=context.deterministic)
     if not kind.stride:
         k_T1H = projected.k_TH[:, None]
+        behind = (0, 0), (0, 0), (0, kind.rope_width)  # where the cache notes what is not finite
         with jax.named_scope("attend"):
             out_TNH, leaf = attention.attend(
-                projected.q_TNH, k_T1H, k_T1H, leaf, context, sinks_N=params["sinks"]
-            )
+                jnp.pad(projected.q_TNH, behind), jnp.pad(k_T1H, behind), k_T1H, leaf, context,
+                sinks_N=params["sinks"],
+            )  # fmt: skip
         return _out(out_TNH, params, config, kind, context), leaf
     parts = (params["pooling"],) + ((params["indexer"]["pooling"],) if kind.indexer else ())
     assert leaf is None or isinstance(leaf, Pooled)

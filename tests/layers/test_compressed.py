@@ -27,6 +27,7 @@ from layers.ragged import Ragged, Rectangle, contiguous
 from layers.registry import StepContext
 from tests import compiling, fakes
 from tests.layers.chosen_case import decoded
+from tests.layers.test_latent import paged
 
 pytestmark = pytest.mark.quick_code
 
@@ -196,6 +197,21 @@ def test_bits_depend_on_no_neighbour_and_on_nothing_that_pages_held_before():
     both = decoded(own, weights, 2)
     np.testing.assert_array_equal(decoded(own, weights, 1)[-1], both[1])
     np.testing.assert_array_equal(decoded(own, weights, 2, np.nan), both)
+
+
+def test_a_token_of_a_window_keeps_its_nan():
+    """Who sees it gets it: 9 tokens later none does, nor does who owns its page then."""
+    own = _small(stride=0, overlaps=False, indexer=None, window=9)
+    own = dataclasses.replace(own, num_layers=1, pattern=own.pattern[:1])
+    weights = fakes.real_params(own)
+    weights["embed"]["table"] = weights["embed"]["table"].at[30].set(jnp.nan)
+    tokens = np.random.default_rng(3).integers(0, 30, 41)
+    expected = paged(own, weights, tokens, 16)
+    tokens[12] = 30
+    found = paged(own, weights, tokens, 16)
+    assert np.isnan(found[12:21]).all()
+    is_blind = np.r_[0:12, 21:41]
+    np.testing.assert_array_equal(found[is_blind], expected[is_blind])
 
 
 @pytest.mark.parametrize("format", [None, "int8"])
