@@ -11,6 +11,4 @@ PARTS = {
     "Qwen4ExpForConditionalGeneration": "queries that choose their keys in blocks",
     "RWKV7ForCausalLM": "the time mixing of RWKV",
     "RwkvForCausalLM": "the time mixing of RWKV",
-    "Step3p5ForCausalLM": "limits behind the activation of experts",
-    "Step3p7ForConditionalGeneration": "limits behind the activation of experts",
 }
