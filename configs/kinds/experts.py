@@ -124,6 +124,7 @@ class Experts(FeedForward, name="experts"):
             their own, and all of them and the router read the residual stream (Gemma 4).
         weighs_inputs: whether an expert reads a token times what the expert counts, and results are
             added as they are (Llama 4, Meta 2025).
+        has_post_norm: whether the sum of experts and the one beside them is normed (A.X-K1).
         held: experts whose weights a chip along `expert` holds; None: all.
     """
 
@@ -146,6 +147,7 @@ class Experts(FeedForward, name="experts"):
     shared_bias: bool = False
     weighs_inputs: bool = False
     late_limits: tuple[float | None, float | None] = (None, None)
+    has_post_norm: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_experts", most=MOST_MATRICES)
@@ -218,6 +220,8 @@ class Experts(FeedForward, name="experts"):
         if self.has_norms:
             for name in ("experts_norm", "experts_post_norm", "shared_norm", "shared_post_norm"):
                 declared[name] = params.norm(model, D, "embed")
+        if self.has_post_norm:
+            declared["post_norm"] = params.norm(model, D, "embed")
         if self.shared_width:
             widths = (self.shared_width,) * len(rows)
             declared["shared"] = up_and_down(model, up, widths, self.shared_bias, "shared")

@@ -2,7 +2,6 @@
 
 # By transformers' class, as "architectures" of `config.json` has it.
 PARTS = {
-    "AXK1ForCausalLM": "a norm behind mixtures and not behind dense layers",
     "BailingHybridForCausalLM": "gates of latent heads, and a bounded decay of KDA",
     "DiffusionGemmaForBlockDiffusion": "text that is written in blocks, not from left to right",
     "Gemma3TextModel": "attention to later tokens",

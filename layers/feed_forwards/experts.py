@@ -32,6 +32,15 @@ def apply(
     tokens routed to each expert. Chips that divide the experts exchange all tokens, and each gets
     its own sums.
     """
+    out_TD, routed = _summed(params, config, kind, x_TD, context)
+    if kind.has_post_norm:
+        out_TD = norm.apply(out_TD, params["post_norm"], config)
+    return out_TD, routed
+
+
+def _summed(
+    params: Params, config: ModelConfig, kind: Experts, x_TD: jax.Array, context: StepContext
+) -> tuple[jax.Array, RoutedTokens]:
     with jax.named_scope("router"):
         routed_TD = x_TD
         if kind.router.has_norm:

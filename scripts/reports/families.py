@@ -225,6 +225,7 @@ def _experts(config: ModelConfig) -> list[str]:
         ("limited hidden values" if mixture.limit else ""),
         ("limits behind the activation" if any(map(_late_limits, ffns)) else ""),
         ("norms of experts and router" if mixture.has_norms else ""),
+        ("norms behind mixtures" if mixture.has_post_norm else ""),
         ("plain experts" if not mixture.is_gated else ""),
         ("experts behind a latent" if mixture.latent_width else ""),
         ("experts whose inputs are weighed" if mixture.weighs_inputs else ""),

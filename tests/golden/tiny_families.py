@@ -162,6 +162,7 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "laguna": (transformers.LagunaConfig, _COMMON | {"sliding_window": 24}),
     "mimo_v2_flash": (transformers.MiMoV2FlashConfig, _COMMON | {"sliding_window": 24}),
     "youtu": (transformers.YoutuConfig, _COMMON),
+    "axk1": (transformers.AXK1Config, _COMMON),
     "step3p5": (_step, _COMMON | {"pad_token_id": 0, "sliding_window": 24}),
     "mellum": (transformers.MellumConfig, _COMMON | {"sliding_window": 24}),
     "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 12}),

@@ -217,6 +217,9 @@ BAD = {
     ),
     "unnormed": ("afmoe-gqa-window-scaled", {"route_norm": False}, "route_norm=False is not supp"),
     "shared caches": ("hunyuan_v1_moe-gqa-alpha", {"use_cla": True}, "use_cla=True is not"),
+    "queries without a latent": (
+        "axk1-mha-groups-yarn", {"q_lora_rank": None}, "q_lora_rank is an integer: queries of A.X",
+    ),
     "limits of a dense layer": (
         "step3p5-gqa-limits", {"swiglu_limits": [7.0, 0, 0, 0]},
         "swiglu_limits of layer 0, which has no experts, must be 0",
