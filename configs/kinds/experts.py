@@ -3,6 +3,7 @@ all tokens visit.
 """
 
 import dataclasses
+import math
 
 from configs.errors import InputError, check_positive
 from configs.kinds import operations, params
@@ -117,10 +118,13 @@ class Experts(FeedForward, name="experts"):
             shared one too; None: no limit (gpt-oss, arXiv 2508.10925, which adds `up_offset` to
             what the gate meets).
         up_offset: see `limit`.
+        late_limits: as `limit`, of the experts and of the shared one, but the gate is at most this
+            behind the activation (Step 3.5).
         has_norms: whether the experts and the feed-forward beside them each stand between norms of
             their own, and all of them and the router read the residual stream (Gemma 4).
         weighs_inputs: whether an expert reads a token times what the expert counts, and results are
             added as they are (Llama 4, Meta 2025).
+        has_post_norm: whether the sum of experts and the one beside them is normed (A.X-K1).
         held: experts whose weights a chip along `expert` holds; None: all.
     """
 
@@ -142,6 +146,8 @@ class Experts(FeedForward, name="experts"):
     latent_width: int = 0
     shared_bias: bool = False
     weighs_inputs: bool = False
+    late_limits: tuple[float | None, float | None] = (None, None)
+    has_post_norm: bool = False
 
     def __post_init__(self) -> None:
         check_sizes(self, "num_experts", most=MOST_MATRICES)
@@ -153,9 +159,15 @@ class Experts(FeedForward, name="experts"):
         of_gates = (*ACTIVATIONS, "quick_gelu")
         check_choice(self, "activation", of_gates if self.is_gated else PLAIN_ACTIVATIONS)
         of_gates_alone = self.has_bias or self.has_norms or self.limit or self.up_offset
-        if not self.is_gated and of_gates_alone:
+        if not self.is_gated and (of_gates_alone or any(self.late_limits)):
             raise InputError(
-                "experts has_bias, has_norms, limit and up_offset go with is_gated=True"
+                "experts has_bias, has_norms, limits and up_offset go with is_gated=True"
+            )
+        if any(self.late_limits) and (self.limit or self.up_offset):
+            raise InputError("experts late_limits go with no limit and no up_offset")
+        if not all(limit is None or 0 < limit < math.inf for limit in self.late_limits):
+            raise InputError(
+                f"experts late_limits are finite numbers above 0 or None, not {self.late_limits}"
             )
         if self.latent_width and self.has_norms:
             raise InputError("experts has_norms goes with no latent_width")
@@ -208,6 +220,8 @@ class Experts(FeedForward, name="experts"):
         if self.has_norms:
             for name in ("experts_norm", "experts_post_norm", "shared_norm", "shared_post_norm"):
                 declared[name] = params.norm(model, D, "embed")
+        if self.has_post_norm:
+            declared["post_norm"] = params.norm(model, D, "embed")
         if self.shared_width:
             widths = (self.shared_width,) * len(rows)
             declared["shared"] = up_and_down(model, up, widths, self.shared_bias, "shared")

@@ -53,7 +53,8 @@ def _write_deepseek_v2(config: ModelConfig) -> dict[str, object]:
     return latents.written(config) | {"topk_method": method, "scoring_func": "softmax"}
 
 
-def _write_deepseek_v3(config: ModelConfig) -> dict[str, object]:
+def write_deepseek_v3(config: ModelConfig) -> dict[str, object]:
+    """Returns the keys of DeepSeek-V3 and its relatives."""
     latent = config.mixers(Latent)[0]
     return latents.written(config) | {
         "topk_method": "noaux_tc",
@@ -156,7 +157,7 @@ FAMILIES = (
         architecture="DeepseekV3ForCausalLM",
         read=_read_deepseek_v3,
         reads=_READS,
-        write=_write_deepseek_v3,
+        write=write_deepseek_v3,
         mixers=(Latent,),
         feed_forwards=(Gated, Experts),
         tensors=hf_names.LATENT,

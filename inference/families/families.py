@@ -9,6 +9,7 @@ from inference.families import (
     afmoe,
     apertus,
     arcee,
+    axk1,
     bailing,
     bamba,
     cohere,
@@ -60,6 +61,7 @@ from inference.families import (
     solar,
     stablelm,
     starcoder2,
+    step3p5,
     youtu,
 )
 from inference.families.family import Family, Gguf, GgufReader
@@ -92,7 +94,7 @@ _MODULES = (
     *(deepseek, deepseek_v4, glm4_moe, dots1, gpt_oss, minimax, kimi, mamba, jamba, bamba),
     *(falcon_h1, granite, nemotron, lfm2, ernie4_5, hunyuan, mistral, mistral4, llama4),
     *(bailing, solar, hunyuan_moe, exaone_moe, mellum, afmoe, laguna, mimo, youtu),
-    *(phimoe,),
+    *(phimoe, step3p5, axk1),
     *(seed_oss, exaone4, apertus, arcee, glm4, helium, internlm, nemotron_dense),
     *(cohere, phi, gpt_neox, stablelm, starcoder2, falcon),
 )

@@ -2,7 +2,6 @@
 
 # By transformers' class, as "architectures" of `config.json` has it.
 PARTS = {
-    "AXK1ForCausalLM": "a norm behind mixtures and not behind dense layers",
     "BailingHybridForCausalLM": "gates of latent heads, and a bounded decay of KDA",
     "DiffusionGemmaForBlockDiffusion": "text that is written in blocks, not from left to right",
     "Gemma3TextModel": "attention to later tokens",
@@ -11,6 +10,4 @@ PARTS = {
     "Qwen4ExpForConditionalGeneration": "queries that choose their keys in blocks",
     "RWKV7ForCausalLM": "the time mixing of RWKV",
     "RwkvForCausalLM": "the time mixing of RWKV",
-    "Step3p5ForCausalLM": "limits behind the activation of experts",
-    "Step3p7ForConditionalGeneration": "limits behind the activation of experts",
 }

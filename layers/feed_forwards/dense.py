@@ -34,12 +34,13 @@ def gated(
 
 def up_and_down(
     params: Params, config: ModelConfig, activation: str, x_TD: jax.Array, gate_scale: float = 1.0,
-    limit: float | None = None,
+    limit: float | None = None, late_limit: float | None = None,
 ) -> jax.Array:  # fmt: skip
     """A gated feed-forward without its last bias, float32 [T, D]; on a mesh a part of the sum. The
-    gate is at most `limit`, and what it meets within it, before the activation.
+    gate is at most `limit`, and what it meets within it, before the activation, or at most
+    `late_limit` behind it.
     """
-    if gate_scale == 1 and limit is None and "gate_up_bias" not in params:
+    if gate_scale == 1 and limit is late_limit is None and "gate_up_bias" not in params:
         multiply = backends.current().gated_product
         hidden_TF = multiply(x_TD, params["gate_up"], activation, config.dtype)
         if hidden_TF is not None:
@@ -50,7 +51,17 @@ def up_and_down(
     if limit is not None:
         is_gate_X = jnp.arange(gate_up_TX.shape[1]) < gate_up_TX.shape[1] // 2
         gate_up_TX = jnp.clip(gate_up_TX, jnp.where(is_gate_X, -jnp.inf, -limit), limit)
+    if late_limit is not None:
+        hidden_TF = late_limited(activation, gate_up_TX, late_limit)
+        return linear(hidden_TF.astype(config.dtype), params["down"])
     return linear(gate(activation, config.dtype)(gate_up_TX), params["down"])
+
+
+def late_limited(activation: str, gate_up_TX: jax.Array, limit: float) -> jax.Array:
+    """act(gate), which is at most `limit`, times up, which is within it: float32 [T, F]."""
+    gate_TF, up_TF = jnp.split(gate_up_TX, 2, axis=-1)
+    gate_TF = jnp.minimum(ACTIVATIONS[activation](gate_TF), limit)
+    return gate_TF * jnp.clip(up_TF, -limit, limit)
 
 
 @functools.cache  # one function for all layers

@@ -32,6 +32,15 @@ def apply(
     tokens routed to each expert. Chips that divide the experts exchange all tokens, and each gets
     its own sums.
     """
+    out_TD, routed = _summed(params, config, kind, x_TD, context)
+    if kind.has_post_norm:
+        out_TD = norm.apply(out_TD, params["post_norm"], config)
+    return out_TD, routed
+
+
+def _summed(
+    params: Params, config: ModelConfig, kind: Experts, x_TD: jax.Array, context: StepContext
+) -> tuple[jax.Array, RoutedTokens]:
     with jax.named_scope("router"):
         routed_TD = x_TD
         if kind.router.has_norm:
@@ -62,7 +71,9 @@ def apply(
         normed_TD = norm.apply(x_TD, params["shared_norm"], config) if kind.has_norms else x_TD
         feed = dense.up_alone_and_down
         if kind.is_gated:
-            feed = functools.partial(dense.up_and_down, limit=kind.limit)
+            feed = functools.partial(
+                dense.up_and_down, limit=kind.limit, late_limit=kind.late_limits[1]
+            )
         shared_TD = feed(params["shared"], config, kind.activation, normed_TD)
         if kind.has_shared_gate:
             shared_TD *= jax.nn.sigmoid(linear(normed_TD, params["shared_gate"]))
@@ -130,6 +141,8 @@ def _gated(kind: Experts, gate_up_XF: jax.Array, dtype: str) -> jax.Array:
     """act(gate) (up + offset) within the limit, or act(up) alone, [X, F] of `dtype`."""
     if not kind.is_gated:
         return dense.ACTIVATIONS[kind.activation](gate_up_XF).astype(dtype)
+    if kind.late_limits[0] is not None:
+        return dense.late_limited(kind.activation, gate_up_XF, kind.late_limits[0]).astype(dtype)
     if kind.activation != "quick_gelu" and kind.limit is None and not kind.up_offset:
         return dense.gate(kind.activation, dtype)(gate_up_XF)
     gate_XF, up_XF = jnp.split(gate_up_XF, 2, axis=-1)

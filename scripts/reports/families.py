@@ -15,7 +15,7 @@ from configs.kinds.combined import NoMixer, Parallel
 from configs.kinds.compressed import Compressed
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
-from configs.kinds.kind import Mixer
+from configs.kinds.kind import FeedForward, Mixer
 from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.recurrent.linear_attention import LinearAttention
@@ -113,6 +113,7 @@ def _parts(config: ModelConfig) -> list[str]:
         ("RoPE before that norm" if attention.rotates_first else ""),
         (f"biases ({', '.join(biases)})" if biases else ""),
         ("plain feed-forward" if any(isinstance(ffn, Plain) for ffn in ffns) else ""),
+        ("activations that layers learn" if any(map(_is_learned, ffns)) else ""),
         ("learned positions" if config.learned_positions else ""),
         ("windows in some layers" if any(windows) and not all(windows) else ""),
         ("windows in all layers" if windows and all(windows) else ""),
@@ -222,11 +223,21 @@ def _experts(config: ModelConfig) -> list[str]:
         ("bias of the router" if router.has_bias else ""),
         ("biases of experts" if mixture.has_bias else ""),
         ("limited hidden values" if mixture.limit else ""),
+        ("limits behind the activation" if any(map(_late_limits, ffns)) else ""),
         ("norms of experts and router" if mixture.has_norms else ""),
+        ("norms behind mixtures" if mixture.has_post_norm else ""),
         ("plain experts" if not mixture.is_gated else ""),
         ("experts behind a latent" if mixture.latent_width else ""),
         ("experts whose inputs are weighed" if mixture.weighs_inputs else ""),
     ]
+
+
+def _is_learned(ffn: FeedForward) -> bool:
+    return isinstance(ffn, Plain) and ffn.activation == "xielu"
+
+
+def _late_limits(ffn: FeedForward) -> bool:
+    return isinstance(ffn, Experts) and any(ffn.late_limits)
 
 
 def _linear(config: ModelConfig) -> list[str]:

@@ -149,6 +149,14 @@ _BAD_KINDS = {
     "gates": (lambda: Gated(20, gate_scale=-1.0), "gated gate_scale is a finite number above 0"),
     "squares": (lambda: Gated(20, "relu2"), "gated activation is 'silu' or 'gelu_tanh', not"),
     "other squares": (lambda: Experts(4, 2, 8, activation="relu2"), "experts activation is 'silu'"),
+    "two kinds of limits": (
+        lambda: Experts(4, 2, 8, limit=1.0, late_limits=(2.0, None)),
+        "experts late_limits go with no limit and no up_offset",
+    ),
+    "late limits": (
+        lambda: Experts(4, 2, 8, late_limits=(-1.0, None)),
+        r"late_limits are finite numbers above 0 or None, not \(-1.0, None\)",
+    ),
     "no gate": (lambda: Experts(4, 2, 8, is_gated=False, limit=1.0), "go with is_gated=True"),
     "bias of none": (lambda: Experts(4, 2, 8, shared_bias=True), "goes with a shared_width or a"),
     "latent": (lambda: Experts(4, 2, 8, latent_width=-1), "latent_width is at least 1, not -1"),

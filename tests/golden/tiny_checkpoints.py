@@ -128,7 +128,7 @@ def _stores_offset(case: Case, name: str) -> bool:
     """Whether a norm's factor is stored as w - 1."""
     if case.family in ("qwen3_next", "qwen3_5", "qwen3_5_moe"):
         return ".linear_attn.norm" not in name
-    return case.family in ("gemma", "gemma2", "gemma3", "nemotron")
+    return case.family in ("gemma", "gemma2", "gemma3", "nemotron", "step3p5")
 
 
 def _version_4(config: dict) -> dict:
@@ -174,7 +174,7 @@ def _expected(case: Case, directory: pathlib.Path) -> tuple[dict[str, Any], floa
     """The reference's arrays, and how far its float32 logits are from float64 ones."""
     generator = np.random.default_rng(case.seed)
     model, exact = load(directory, torch.float32), load(directory, torch.float64)
-    vocab_size = model.config.vocab_size
+    vocab_size = model.config.get_text_config().vocab_size
     prompts = [generator.integers(0, vocab_size, n) for n in _PROMPT_LENGTHS]
     expected: dict[str, Any] = {}
     if case.tokenizer:
@@ -214,7 +214,7 @@ def _greedy(model: torch.nn.Module, generator: np.random.Generator) -> dict[str,
     found = 0
     for _ in range(100 * _NUM_GREEDY):
         length = 1 + found * (_LONGEST_GREEDY - 1) // (_NUM_GREEDY - 1)
-        tokens = generator.integers(0, model.config.vocab_size, length)
+        tokens = generator.integers(0, model.config.get_text_config().vocab_size, length)
         for _ in range(_GREEDY_TOKENS):
             logits = _logits(model, tokens, None)[-1]
             with _equals_in_another_order():

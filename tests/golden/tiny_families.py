@@ -75,6 +75,18 @@ _LLAMA = _OWN_TOKENS | {
     "rms_norm_eps": 1e-5,
     "tie_word_embeddings": False,
 }
+
+
+def _step(**fields: Any) -> transformers.PreTrainedConfig:
+    """Step 3.5's fields as the text of Step 3.7, with next to nothing that reads images."""
+    eyes = {"width": 8, "layers": 1, "heads": 1, "image_size": 28, "patch_size": 14}
+    return transformers.Step3p7Config(
+        text_config=fields,
+        vision_config=eyes,
+        tie_word_embeddings=fields["tie_word_embeddings"],
+    )
+
+
 _FAMILIES: dict[str, tuple[Any, dict]] = {
     "llama": (transformers.LlamaConfig, _LLAMA),
     "gemma3": (transformers.Gemma3TextConfig, _OWN_TOKENS | {"sliding_window": 24}),
@@ -150,6 +162,8 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "laguna": (transformers.LagunaConfig, _COMMON | {"sliding_window": 24}),
     "mimo_v2_flash": (transformers.MiMoV2FlashConfig, _COMMON | {"sliding_window": 24}),
     "youtu": (transformers.YoutuConfig, _COMMON),
+    "axk1": (transformers.AXK1Config, _COMMON),
+    "step3p5": (_step, _COMMON | {"pad_token_id": 0, "sliding_window": 24}),
     "mellum": (transformers.MellumConfig, _COMMON | {"sliding_window": 24}),
     "minimax_m2": (transformers.MiniMaxM2Config, _COMMON | {"intermediate_size": 12}),
     "gpt_oss": (
@@ -179,9 +193,12 @@ _FAMILIES: dict[str, tuple[Any, dict]] = {
     "kimi_linear": (transformers.KimiLinearConfig, _HYBRID),
 }  # fmt: skip
 
-# The only one that no class of `auto` names.
+# Which no class of `auto` names; Step 3.5 is the text of a model that reads images.
 transformers.AutoModelForCausalLM.register(
     transformers.Mistral4Config, transformers.Mistral4ForCausalLM, exist_ok=True
+)
+transformers.AutoModelForCausalLM.register(
+    transformers.Step3p7Config, transformers.Step3p7ForConditionalGeneration, exist_ok=True
 )
 
 TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}

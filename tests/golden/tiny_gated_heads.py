@@ -1,6 +1,10 @@
 """The tiny checkpoints of mixtures whose heads have gates or narrow values; see `tiny_cases`."""
 
+import json
+import pathlib
+
 import torch
+from safetensors.torch import load_file, save_file
 from tiny_families import TIED, UNTIED, Case, layers, rope, widths
 
 
@@ -13,6 +17,68 @@ def _positions(full: dict, sliding: dict) -> dict:
 
 
 _HALF, _WHOLE = {"rope_theta": 1e4, "partial_rotary_factor": 0.5}, {"rope_theta": 100.0}
+
+
+def _alone(directory: pathlib.Path) -> dict:
+    """Leaves out what reads images; returns the keys of the text."""
+    path = directory / "model.safetensors"
+    eyes = "vision_model.", "vit_large_projector."
+    tensors = {name: t for name, t in load_file(path).items() if not name.startswith(eyes)}
+    save_file(tensors, path, metadata={"format": "pt"})
+    whole = json.loads((directory / "config.json").read_text())
+    return whole["text_config"] | {"architectures": ["Step3p5ForCausalLM"], "dtype": whole["dtype"]}
+
+
+def _as_text(directory: pathlib.Path) -> None:
+    """Writes Step 3.7's text with transformers' keys."""
+    text = _alone(directory)
+    (directory / "config.json").write_text(json.dumps(text, indent=2) + "\n")
+
+
+def _as_published(directory: pathlib.Path) -> None:
+    """Writes Step 3.7's text as the published files of Step 3.5 are, with three layers more in
+    lists, which predict further tokens.
+    """
+    text = _alone(directory)
+    kinds = text["layer_types"]
+    ropes = [text["rope_parameters"][kind] for kind in kinds]
+    sparse = [str(n) for n, kind in enumerate(text["mlp_layer_types"]) if kind == "sparse"]
+    scaling = dict(text["rope_parameters"]["full_attention"])
+    del scaling["rope_theta"], scaling["partial_rotary_factor"]
+    same = (
+        "architectures", "model_type", "hidden_size", "intermediate_size", "num_hidden_layers",
+        "vocab_size", "head_dim", "num_attention_heads", "max_position_embeddings", "rms_norm_eps",
+        "sliding_window", "moe_intermediate_size", "share_expert_dim", "moe_router_scaling_factor",
+        "tie_word_embeddings",
+    )  # fmt: skip
+    published = {
+        "torch_dtype": text["dtype"],
+        "num_attention_groups": text["num_key_value_heads"],
+        "moe_num_experts": text["n_routed_experts"],
+        "moe_top_k": text["num_experts_per_tok"],
+        "moe_layers_enum": ",".join(sparse),
+        "num_nextn_predict_layers": 3,
+        "layer_types": [*kinds, *kinds[1:4]],
+        "rope_theta": [rope["rope_theta"] for rope in [*ropes, *ropes[1:4]]],
+        "partial_rotary_factors": [
+            rope.get("partial_rotary_factor", 1.0) for rope in [*ropes, *ropes[1:4]]
+        ],
+        "rope_scaling": scaling,
+        "yarn_only_types": ["full_attention"],
+        "attention_other_setting": {
+            "attention_type": "sliding_attention", "head_dim": text["head_dim"],
+            "num_attention_heads": text["num_sliding_attention_heads"],
+            "num_attention_groups": text["num_key_value_heads"],
+        },
+        "swiglu_limits": [*text["swiglu_limits"], 0.0, 0.0, 0.0],
+        "swiglu_limits_shared": [*text["swiglu_limits_shared"], 0.0, 0.0, 0.0],
+        "moe_router_activation": "sigmoid", "use_head_wise_attn_gate": True, "zero_centered": True,
+        "use_moe_router_bias": True, "norm_expert_weight": True, "sink": False,
+    }  # fmt: skip
+    keys = {key: text[key] for key in same} | published
+    (directory / "config.json").write_text(json.dumps(keys, indent=2) + "\n")
+
+
 CASES = (
     Case(
         "afmoe-gqa-window-scaled",
@@ -139,5 +205,51 @@ CASES = (
         },
         seed=522,
         dtype=torch.float32,
+    ),
+    # By the keys of published files, whose lists go on for layers that predict further tokens.
+    Case(
+        "step3p5-gqa-limits",
+        widths(40, 4, 4, 2, 12)
+        | UNTIED
+        | {
+            "layer_types": layers("fssf"),
+            "num_sliding_attention_heads": 6,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"],
+            "n_routed_experts": 6,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 12,
+            "share_expert_dim": 14,
+            "moe_router_scaling_factor": 1.5,
+            "swiglu_limits": [0.0, 0.0, 0.3, 0.2],
+            "swiglu_limits_shared": [0.0, 0.25, 0.0, 0.35],
+            "rope_parameters": {
+                "full_attention": {
+                    "rope_type": "llama3", "rope_theta": 1e3, "partial_rotary_factor": 0.5,
+                    "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                    "original_max_position_embeddings": 32,
+                },
+                "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            },
+        },
+        seed=531,
+        rewritten=_as_published,
+        greedy=True,
+    ),
+    Case(
+        "step3p5-mqa-tied-float32",
+        widths(36, 3, 3, 1, 8)
+        | TIED
+        | {
+            "layer_types": layers("sfs"),
+            "mlp_layer_types": ["sparse", "dense", "sparse"],
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "share_expert_dim": 12,
+            "attention_bias": True,
+        },
+        seed=532,
+        dtype=torch.float32,
+        rewritten=_as_text,
     ),
 )  # fmt: skip

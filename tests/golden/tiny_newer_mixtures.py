@@ -419,4 +419,58 @@ CASES = (
         seed=812,
         dtype=torch.float32,
     ),
+    # DeepSeek-V3 with a norm behind each mixture.
+    Case(
+        "axk1-mha-groups-yarn",
+        widths(40, 3, 5, 5)
+        | UNTIED
+        | {
+            "kv_lora_rank": 18,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 10,
+            "v_head_dim": 6,
+            "q_lora_rank": 22,
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+            "n_routed_experts": 9,
+            "n_shared_experts": 1,
+            "num_experts_per_tok": 4,
+            "moe_intermediate_size": 12,
+            "n_group": 3,
+            "topk_group": 2,
+        }
+        | rope(
+            "yarn",
+            factor=8.0,
+            original_max_position_embeddings=32,
+            mscale=1.0,
+            mscale_all_dim=1.0,
+            beta_fast=8.0,
+        ),
+        seed=821,
+        version_4_keys=True,
+        rewrites={"mlp_layer_types": None, "first_k_dense_replace": 1, "moe_layer_freq": 1},
+        greedy=True,
+    ),
+    Case(
+        "axk1-mha-halves-tied-float32",
+        widths(36, 2, 3, 3)
+        | TIED
+        | {
+            "kv_lora_rank": 10,
+            "qk_rope_head_dim": 6,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 12,
+            "q_lora_rank": 14,
+            "mlp_layer_types": ["sparse", "dense"],
+            "n_routed_experts": 4,
+            "n_shared_experts": 2,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+            "n_group": 1,
+            "topk_group": 1,
+            "rope_interleave": False,
+        },
+        seed=822,
+        dtype=torch.float32,
+    ),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from inference.families.shared.fields import ModelFields
 FAMILIES = (
     "lfm2_moe", "ernie4_5_moe", "granitemoe", "granitemoeshared", "bailing_moe_v2", "solar_open",
     "hy_v3", "exaone_moe", "mellum", "hunyuan_v1_moe", "afmoe", "laguna", "mimo_v2_flash", "youtu",
-    "phimoe",
+    "phimoe", "step3p5", "axk1",
 )  # fmt: skip
 
 Change = Callable[[ModelConfig], ModelFields]
@@ -94,6 +94,14 @@ VISIBLE = {
     "phimoe-gqa-longrope-bias": (
         _routed(jitter=None), _routed(jitter=0.3), _with(rope=Rope()),
         lambda model: {"has_head_bias": False},
+    ),
+    "axk1-mha-groups-yarn": (
+        _with(has_post_norm=False), _with(scale=None), _NO_GROUPS, _routed(scale=1.0),
+    ),
+    "step3p5-gqa-limits": (
+        _with(late_limits=(None, 0.25)), _with(late_limits=(0.3, None)), _with(head_gate=None),
+        _with(window=None), _distant(rope=Rope(1e3, share=0.5)), _with(rope=Rope()),
+        _routed(scale=1.0), lambda model: {"norm_offset": 0.0},
     ),
     "phimoe-mqa-window-tied-float32": (_with(window=None),),
     "mellum-mqa-bias-dense-tied-float32": (_routed(is_normalized=True),),

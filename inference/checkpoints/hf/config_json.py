@@ -232,8 +232,11 @@ def as_copied(raw: dict[str, object], config: ModelConfig) -> dict[str, object]:
     """A `config.json` for copies of its model: nothing is packed, layers that predict a second
     token and rows that no token has stay behind.
     """
-    rows_key = families.of(config).rows_key
-    read = {"num_nextn_predict_layers": 0} | ({rows_key: config.vocab_size} if rows_key else {})
+    family = families.of(config)
+    rows_key, listed = family.rows_key, ((key, raw.get(key)) for key in family.listed)
+    read: dict[str, object] = {"num_nextn_predict_layers": 0}
+    read |= {key: kinds[: config.num_layers] for key, kinds in listed if isinstance(kinds, list)}
+    read |= {rows_key: config.vocab_size} if rows_key else {}
     if config.tied:  # what lacks a head may say otherwise
         read["tie_word_embeddings"] = True
     return without_storage(raw) | {key: value for key, value in read.items() if key in raw}

@@ -26,7 +26,7 @@ UNREAD = {
     "deepseek_v32", "deepseek_v4", "falcon", "flex_olmo", "glm_moe_dsa",
     "apertus", "helium",
     "bamba", "kimi_linear", "minimax", "olmo_hybrid",
-    "mistral4", "mistral_large3", "phimoe",
+    "mistral4", "mistral_large3", "phimoe", "step3p5", "axk1",
     "hy_v3", "laguna", "mellum", "mimo_v2_flash", "solar_open", "youtu",
 }  # fmt: skip
 # What llama.cpp calls families that it has another name for.

@@ -217,6 +217,21 @@ BAD = {
     ),
     "unnormed": ("afmoe-gqa-window-scaled", {"route_norm": False}, "route_norm=False is not supp"),
     "shared caches": ("hunyuan_v1_moe-gqa-alpha", {"use_cla": True}, "use_cla=True is not"),
+    "queries without a latent": (
+        "axk1-mha-groups-yarn", {"q_lora_rank": None}, "q_lora_rank is an integer: queries of A.X",
+    ),
+    "limits of a dense layer": (
+        "step3p5-gqa-limits", {"swiglu_limits": [7.0, 0, 0, 0]},
+        "swiglu_limits of layer 0, which has no experts, must be 0",
+    ),
+    "layers of experts": (
+        "step3p5-gqa-limits", {"moe_layers_enum": "1,x"},
+        "moe_layers_enum lists numbers of layers in a text, not '1,x'",
+    ),
+    "other heads": (
+        "step3p5-gqa-limits", {"attention_other_setting": {"num_attention_groups": 3}},
+        "attention_other_setting: num_attention_groups=3 is not supported; valid: 2",
+    ),
     "three experts": (
         "phimoe-gqa-longrope-bias", {"num_experts_per_tok": 3}, "num_experts_per_tok=3 is not supp",
     ),

@@ -162,6 +162,10 @@ LAYOUTS = {
         "qwen3-gqa-tied", "Qwen3VLForConditionalGeneration", NEWER,
         "model.visual.patch_embed.proj.weight",
     ),
+    "step 3.7": (
+        "step3p5-mqa-tied-float32", "Step3p7ForConditionalGeneration", {"model.": "model."},
+        "vision_model.conv1.weight", "vit_large_projector.weight",
+    ),
     "gemma 4 12B": (
         "gemma4_unified-mha-mqa", "Gemma4UnifiedForConditionalGeneration", NEWER,
         "model.vision_embedder.patch_dense.weight", "model.embed_audio.embedding_projection.weight",

@@ -67,7 +67,7 @@ def test_what_is_taken_is_refused(other, cause):
     [
         ("LlamaForCausalLm", "the nearest names: LlamaForCausalLM, "),
         ("Qwen9ForConditionalGeneration", "the nearest names: Qwen3_5ForConditionalGeneration, "),
-        ("AXK1ForCausalLM", "the part that it needs first is not here: a norm behind "),
+        ("RwkvForCausalLM", "the part that it needs first is not here: the time mixing"),
         ("x", "'x' is not supported; docs/families.md lists all that are"),
         (None, "None is not supported; docs/families.md lists all that are"),
     ],
