@@ -92,11 +92,13 @@ class Eagle(Heads):
             (EAGLE-3: Li et al. 2025, arXiv 2503.01840); (): its normalized last one.
         shares_head: they propose by the target's output table and have none of their own.
         skips_first: the first token of a sequence, which has no state before it, is read as zeros.
+        omits_first: that token has no entry, and each other is one place earlier.
     """
 
     features: tuple[int, ...] = ()
     shares_head: bool = False
     skips_first: bool = False
+    omits_first: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -57,13 +57,29 @@ def predicting(config: ModelConfig, number: int) -> NameMap:
     def name(path: str) -> Stored:
         family = families.of(config)
         assert family.predicting is not None
+        layers, first = predicting_layers(family, number)
         if path not in family.predicting:
-            return _translate(_scheme(family), config, path, number)
-        return Stored(
-            tuple(f"{family.layers}.{number}.{tensor}" for tensor in family.predicting[path])
-        )
+            return _translate(_scheme(family)._replace(layers=layers), config, path, first)
+        prefix = predicting_prefix(family, number)
+        return Stored(tuple(f"{prefix}.{tensor}" for tensor in family.predicting[path]))
 
     return name
+
+
+def predicting_layers(family: Family, number: int) -> tuple[str, int]:
+    """What stands before the number of the layer that predicts a second token, and that number.
+
+    Args:
+        number: of the model's layers.
+    """
+    apart = family.predicting_layers
+    return (family.layers, number) if apart is None else (apart, 0)
+
+
+def predicting_prefix(family: Family, number: int) -> str:
+    """What stands before the names in `Family.predicting`; arguments as `predicting_layers`."""
+    apart = family.predicting_layers
+    return f"{family.layers}.{number}" if apart is None else apart.rpartition(".")[0]
 
 
 def gguf(config: ModelConfig) -> NameMap:

@@ -103,6 +103,9 @@ class Family:
             another.
         predicting: as `tensors`, of layers behind the last one that predict a second token; None:
             there are no such layers.
+        predicting_key: how many such layers there are.
+        predicting_layers: prefix of such a layer's number where these are counted from 0; without
+            its last word it is that of the names in `predicting`. None: they follow the others.
         listed: keys with a kind for each layer, to which such a layer adds one more.
         predictor: how tensors of such layers begin that have no number of the model's; they are
             not read.
@@ -135,6 +138,8 @@ class Family:
     recut: Callable[[str, LayerSpec, Table], Iterator[Mapping[str, int]]] | None = None
     stacks: Table = dataclasses.field(default_factory=dict)
     predicting: Table | None = None
+    predicting_key: str = "num_nextn_predict_layers"
+    predicting_layers: str | None = None
     listed: tuple[str, ...] = ()
     predictor: str | None = None
     wrapper: str | None = None

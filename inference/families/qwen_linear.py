@@ -1,6 +1,5 @@
 """Qwen3-Next (Qwen Team 2025), with a mixture, and Qwen3.5 (2026), with dense feed-forwards or a
-mixture, without layers that predict a second token: gated DeltaNet, and attention with an output
-gate. Qwen3.6 has the names of Qwen3.5.
+mixture: gated DeltaNet, and attention with an output gate. Qwen3.6 has the names of Qwen3.5.
 """
 
 import dataclasses
@@ -183,6 +182,7 @@ _GGUF_KEYS = (
     "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank", "ssm.inner_size",
     "nextn_predict_layers", "full_attention_interval", "rope.dimension_sections",
 )  # fmt: skip
+_PREDICTING = "mtp_num_hidden_layers"
 _BETAS_DECAYS = tuple(f"{gguf_names.BETAS_DECAYS}.{part}" for part in "ba")
 FAMILIES = (
     Family(
@@ -195,6 +195,9 @@ FAMILIES = (
         feed_forwards=(Gated, Experts),
         tensors={**qwen_moe.SHARED_EXPERT, **_fused_tensors("linear_attn")},
         splits=(parts.delta_net,),
+        predicting=hf_names.PREDICTING_APART,
+        predicting_key=_PREDICTING,
+        predicting_layers="mtp.layers",
         predictor="mtp.",
         gguf=Gguf(
             {
@@ -215,6 +218,9 @@ FAMILIES = (
         feed_forwards=(Gated,),
         tensors={**hf_names.LLAMA, **_tensors("linear_attn")},
         splits=(parts.delta_net,),
+        predicting=hf_names.PREDICTING_APART,
+        predicting_key=_PREDICTING,
+        predicting_layers="mtp.layers",
         predictor="mtp.",
         wrapper="Qwen3_5ForConditionalGeneration",
         ignored=("model.visual",),
@@ -234,6 +240,9 @@ FAMILIES = (
         tensors={**qwen_moe.SHARED_EXPERT, **_tensors("linear_attn")},
         splits=(parts.delta_net,),
         stacks=qwen_moe.STACKS,
+        predicting=hf_names.PREDICTING_APART,
+        predicting_key=_PREDICTING,
+        predicting_layers="mtp.layers",
         predictor="mtp.",
         wrapper="Qwen3_5MoeForConditionalGeneration",
         ignored=("model.visual",),

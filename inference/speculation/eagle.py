@@ -145,8 +145,9 @@ class EagleProposer(HiddenStates):
         """
         weights, config = params["draft"], self.heads
         source = params, self._target
-        if isinstance(config, heads.Eagle3):
+        if config.omits_first or isinstance(config, heads.Eagle3):
             ragged, tokens_T, state_TD = _without_first(ragged, tokens_T, state_TD)
+        if isinstance(config, heads.Eagle3):
             source = (weights, config) if config.has_embedding else source
         embedded_TD = decoder.embedded(*source, tokens_T, ragged)
         x_TD, mixed_TX = inputs(weights, config, embedded_TD, state_TD, ragged.position_T)

@@ -97,7 +97,7 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
         if case.family == "deepseek_v4":
             governing = tiny_hyper.spread(name, values)
         is_norm = "norm" in name or ".ln_" in name
-        neutral = 0.0 if _stores_offset(case, name) else 1.0
+        neutral = 0.0 if stores_offset(case, name) else 1.0
         if governing is not None:
             values = governing
         elif name.endswith(".bias"):
@@ -124,7 +124,7 @@ def randomize(model: torch.nn.Module, case: Case, generator: np.random.Generator
             buffer.copy_(torch.from_numpy(values.astype(np.float32)))
 
 
-def _stores_offset(case: Case, name: str) -> bool:
+def stores_offset(case: Case, name: str) -> bool:
     """Whether a norm's factor is stored as w - 1."""
     if case.family in ("qwen3_next", "qwen3_5", "qwen3_5_moe"):
         return ".linear_attn.norm" not in name

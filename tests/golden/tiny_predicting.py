@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 import tiny_checkpoints
+import tiny_recurrent
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
@@ -22,13 +23,27 @@ from tiny_cases import CASES
 from tiny_families import Case
 
 _CASES = "deepseek_v3-mha-groups-yarn", "glm4_moe-gqa-norm-bias"
+_APART = (  # their layers have names and numbers of their own; the first token has no entry
+    "qwen3_next-gqa-shared-experts",
+    "qwen3_next-mha-listed-tied-float32",
+    "qwen3_5-gqa-sections",
+    "qwen3_5-mha-tied-float32",
+    "qwen3_5_moe-gqa-stacked",
+    "qwen3_5_moe-mqa-tied-float32",
+)
+_NAMES_APART = {
+    "shared_head.norm.weight": "mtp.norm.weight",
+    "eh_proj.weight": "mtp.fc.weight",
+    "enorm.weight": "mtp.pre_fc_norm_embedding.weight",
+    "hnorm.weight": "mtp.pre_fc_norm_hidden.weight",
+}
 _OWN = "eh_proj", "enorm", "hnorm", "shared_head"  # what no layer of the model has
 
 
 def write(root: pathlib.Path, chosen: Callable[[Case], bool] = lambda case: True) -> None:
     """Writes the layers of the chosen cases under `root`, beside their checkpoints."""
-    for case in CASES:
-        if case.name in _CASES and chosen(case):
+    for case in (*CASES, *tiny_recurrent.CASES):
+        if case.name in (*_CASES, *_APART) and chosen(case):
             _write(case, root / case.name, root / "predicting" / case.name)
 
 
@@ -36,6 +51,8 @@ def _write(case: Case, checkpoint: pathlib.Path, target: pathlib.Path) -> None:
     target.parent.mkdir(exist_ok=True)
     layer, number = _layer(case), case.fields["num_hidden_layers"]
     stored = {f"model.layers.{number}.{name}": tensor for name, tensor in layer.items()}
+    if case.name in _APART:
+        stored = {_NAMES_APART.get(n, f"mtp.layers.0.{n}"): tensor for n, tensor in layer.items()}
     save_file(stored, target.with_suffix(".safetensors"), metadata={"format": "pt"})
     with np.load(checkpoint / "expected.npz") as arrays:
         tokens = torch.from_numpy(arrays["tokens_0"].astype(np.int64))[None]
@@ -51,6 +68,9 @@ def _write(case: Case, checkpoint: pathlib.Path, target: pathlib.Path) -> None:
 def _config_of_one(case: Case) -> transformers.PreTrainedConfig:
     config = case.config()
     config.num_hidden_layers, config.first_k_dense_replace = 1, 0
+    if case.name in _APART:
+        config.layer_types, config.mlp_only_layers = ["full_attention"], []
+        config.decoder_sparse_step = 1
     return config
 
 
@@ -66,9 +86,14 @@ def _layer(case: Case) -> dict[str, torch.Tensor]:
     layer = {n.removeprefix(prefix): t for n, t in saved.items() if n.startswith(prefix)}
     layer["shared_head.norm.weight"] = saved["model.norm.weight"]
     for name in ("enorm", "hnorm"):
-        layer[f"{name}.weight"] = torch.from_numpy(1 + 0.3 * generator.standard_normal(width))
+        factors = _neutral(case) + 0.3 * generator.standard_normal(width)
+        layer[f"{name}.weight"] = torch.from_numpy(factors)
     layer["eh_proj.weight"] = torch.from_numpy(0.2 * generator.standard_normal((width, 2 * width)))
     return {name: tensor.to(case.dtype) for name, tensor in layer.items()}
+
+
+def _neutral(case: Case) -> float:
+    return 0.0 if tiny_checkpoints.stores_offset(case, "norm") else 1.0
 
 
 @torch.no_grad()
@@ -87,7 +112,7 @@ def _logits(
         tensors |= {
             "model.embed_tokens.weight": whole.model.embed_tokens.weight,
             "model.norm.weight": layer["shared_head.norm.weight"],
-            "lm_head.weight": whole.lm_head.weight,
+            "lm_head.weight": whole.lm_head.weight.clone(),
         }
         _config_of_one(case).save_pretrained(folder)
         save_file(tensors, pathlib.Path(folder) / "model.safetensors", metadata={"format": "pt"})
@@ -97,10 +122,13 @@ def _logits(
         "enorm": whole.model.embed_tokens(tokens),
         "hnorm": torch.nn.functional.pad(states[:, :-1], (0, 0, 1, 0)),
     }
-    read["enorm"][:, 0] = 0
+    if case.name in _APART:
+        read = {name: x[:, 1:] for name, x in read.items()}
+    else:
+        read["enorm"][:, 0] = 0
     eps, width = one.config.rms_norm_eps, one.config.hidden_size
     both = [
-        torch.nn.functional.rms_norm(x, (width,), layer[f"{name}.weight"], eps)
+        torch.nn.functional.rms_norm(x, (width,), 1 - _neutral(case) + layer[f"{name}.weight"], eps)
         for name, x in read.items()
     ]
     x = torch.cat(both, dim=-1) @ layer["eh_proj.weight"].T

@@ -130,6 +130,7 @@ MTP = dataclasses.replace(
     heads_of("deepseek", Eagle), pattern=MODELS["deepseek"].layers[-1:], shares_head=True,
     skips_first=True,
 )  # fmt: skip
+APART = dataclasses.replace(MTP, skips_first=False, omits_first=True)
 DRAFTS = {  # for which model, and whether both are weak
     "itself": ("llama", "draft", MODELS["llama"], False),
     "another": ("llama", "draft", fakes.gemma(max_context=256), False),
@@ -139,6 +140,7 @@ DRAFTS = {  # for which model, and whether both are weak
     "dflash": ("llama", "dflash", heads_of("llama", DFlash, features=(1, 2), mask_id=7), False),
     "mtp": ("deepseek", "eagle", MTP, False),
     "mtp, often right": ("deepseek", "eagle", MTP, True),
+    "mtp, first omitted": ("deepseek", "eagle", APART, False),
 }
 
 

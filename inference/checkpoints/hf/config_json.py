@@ -7,7 +7,8 @@ from pathlib import Path
 
 from configs.errors import InputError
 from configs.heads import Eagle
-from configs.model import MOST_LAYERS, ModelConfig
+from configs.kinds.attention import Attention
+from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.checkpoints import mapped, names, text_files
 from inference.checkpoints.hf import hub, mxfp4, params_json
 from inference.checkpoints.hf.quantized import methods, modelopt, tensors
@@ -149,7 +150,8 @@ def parse(raw: dict[str, object], directory: Path) -> ModelConfig:
 
 def parse_predicting(raw: dict[str, object], directory: Path) -> Eagle:
     """The layer that predicts a second token, as heads for the model that a directory's
-    `config.json` describes: it is of the kind that one more layer of the model would be.
+    `config.json` describes: it is of the kind that one more layer of the model would be,
+    in hybrids of that of the last layer with attention.
 
     Raises:
         InputError: as `parse`, or there is no such layer, or more than one.
@@ -162,15 +164,32 @@ def parse_predicting(raw: dict[str, object], directory: Path) -> Eagle:
             family.name for family in families.ALL.values() if family.predicting is not None
         )
         raise InputError(
-            f"{directory / 'config.json'}: {config.family} with num_nextn_predict_layers={count}; "
+            f"{directory / 'config.json'}: {config.family} with {family.predicting_key}={count}; "
             f"what drafts is one layer that predicts a second token, of {predicting}"
         )
-    listed = ((key, raw.get(key)) for key in family.listed)
+    is_apart = family.predicting_layers is not None
+    layer = _last_attention(config) if is_apart else _one_more(raw, config, directory)
+    target = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
+    target |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": (layer,), "tied": False}
+    return Eagle(**target, shares_head=True, skips_first=not is_apart, omits_first=is_apart)
+
+
+def _one_more(raw: dict[str, object], config: ModelConfig, directory: Path) -> LayerSpec:
+    """The layer that would follow a model's last one."""
+    listed = ((key, raw.get(key)) for key in families.of(config).listed)
     longer = {key: [*kinds, kinds[-1]] for key, kinds in listed if isinstance(kinds, list)}
     more = parse(raw | {"num_hidden_layers": config.num_layers + 1} | longer, directory)
-    target = {field.name: getattr(config, field.name) for field in dataclasses.fields(ModelConfig)}
-    target |= {"name": f"{config.name}-mtp", "num_layers": 1, "pattern": more.layers[-1:]}
-    return Eagle(**target | {"tied": False}, shares_head=True, skips_first=True)
+    return more.layers[-1]
+
+
+def _last_attention(config: ModelConfig) -> LayerSpec:
+    """The last layer of a hybrid model that has attention; raises an `InputError`."""
+    for layer in reversed(config.layers):
+        if isinstance(layer.mixer, Attention):
+            return layer
+    raise InputError(
+        f"{config.name}: no layer has attention, as one that predicts a second token would"
+    )
 
 
 def text_part(raw: dict[str, object]) -> dict[str, object]:
@@ -215,7 +234,10 @@ def storage(raw: dict[str, object], directory: Path) -> Storage:
     family = families.of_architecture(_architecture(raw))
     is_packed = is_mxfp4 and family is not None and family.packs_experts
     with _naming(directory / text_files.CONFIG):
-        extra = Keys(raw).whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)
+        key = "num_nextn_predict_layers" if family is None else family.predicting_key
+        # Qwen3-Next says nothing of the layer that it comes with.
+        default = 0 if family is None or family.predicting_layers is None else 1
+        extra = Keys(raw).whole(key, default, limit=MOST_LAYERS)
         if isinstance(described, dict) and raw.get("expert_dtype") is not None:
             described = {"expert_dtype": raw["expert_dtype"]} | described
         quantization = None if described is None or is_packed else methods.read(described)
@@ -234,7 +256,7 @@ def as_copied(raw: dict[str, object], config: ModelConfig) -> dict[str, object]:
     """
     family = families.of(config)
     rows_key, listed = family.rows_key, ((key, raw.get(key)) for key in family.listed)
-    read: dict[str, object] = {"num_nextn_predict_layers": 0}
+    read: dict[str, object] = {family.predicting_key: 0}
     read |= {key: kinds[: config.num_layers] for key, kinds in listed if isinstance(kinds, list)}
     read |= {rows_key: config.vocab_size} if rows_key else {}
     if config.tied:  # what lacks a head may say otherwise

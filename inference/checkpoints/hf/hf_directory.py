@@ -127,7 +127,8 @@ def open_predicting(path: Path, config: Eagle) -> StoredDirectory:
     raw = config_json.read(path / text_files.CONFIG)
     storage, target = config_json.storage(raw, path), read_model(path)
     source = predicting_tensors(_stored(path, storage), target)
-    source = split_tensors.split(source, config, storage.is_packed, target.num_layers)
+    layers, first = names.predicting_layers(families.of(config), target.num_layers)
+    source = split_tensors.split(source, config, storage.is_packed, first, layers)
     name_map = names.predicting(config, target.num_layers)
     load.check(params.flatten(config.parameters()), source, name_map)
     load.check_parts(config, source, name_map)
@@ -206,10 +207,10 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
     """
     stored, family = _whole_names(source.shapes, config), families.of(config)
     layer = {n: stored[n] for n in stored if names.is_behind(config, n, family.layers, 1)}
-    prefix = f"{family.layers}.{config.num_layers}"
+    prefix = names.predicting_prefix(family, config.num_layers)
     if not layer:
         raise InputError(
-            f"{source.label}: there is no tensor of {prefix}, the layer that is announced to "
+            f"{source.label}: there is no tensor of {prefix}, the layer that is to "
             "predict a second token"
         )
     assert family.predicting is not None

@@ -109,21 +109,27 @@ class PackedPart(StoredPart):
 
 
 def split(
-    source: TensorSource, config: ModelConfig, is_packed: bool, first: int = 0
+    source: TensorSource,
+    config: ModelConfig,
+    is_packed: bool,
+    first: int = 0,
+    layers: str | None = None,
 ) -> TensorSource:
     """The source with parts in place of the tensors that hold them.
 
     Args:
         is_packed: stacks that are not there as they are are stored as MXFP4.
         first: number of the model's first layer there.
+        layers: what stands before that number; None: the family's.
 
     Raises:
         InputError: such a tensor is missing, or has another shape or type; or there is one of a
             part's own name.
     """
-    source = _unstacked(_recut(source, config, first), config, first)
+    layers = layers or families.of(config).layers
+    source = _unstacked(_recut(source, config, first, layers), config, first, layers)
     parts: dict[str, StoredPart] = {}
-    for name, part in parts_of(config, first):
+    for name, part in parts_of(config, first, layers):
         can_be_packed = is_packed and len(part.stored) == 3 and part.tensor not in source.shapes
         if not can_be_packed:
             source.check_shape(part.tensor, part.stored)
@@ -160,16 +166,17 @@ def split(
     )
 
 
-def parts_of(config: ModelConfig, first: int = 0) -> Parts:
-    """All parts, with the names that stand for them."""
+def parts_of(config: ModelConfig, first: int = 0, layers: str | None = None) -> Parts:
+    """All parts, with the names that stand for them; arguments as `split` has them."""
     family = families.of(config)
+    layers = layers or family.layers
     for index, layer in enumerate(config.layers, first):
         for split_layer in family.splits:
-            prefix = f"{family.layers}.{index}"
+            prefix = f"{layers}.{index}"
             yield from split_layer(prefix, layer, config.width, family.tensors)
 
 
-def _recut(source: TensorSource, config: ModelConfig, first: int) -> TensorSource:
+def _recut(source: TensorSource, config: ModelConfig, first: int, layers: str) -> TensorSource:
     """Returns the source with the rows of tensors cut as the model's are (`Family.recut`)."""
     family = families.of(config)
     if family.recut is None:
@@ -177,7 +184,7 @@ def _recut(source: TensorSource, config: ModelConfig, first: int) -> TensorSourc
     joined: dict[str, tuple[list[str], int]] = {}  # tensors of a run, and a tensor's first row
     shapes = dict(source.shapes)
     for index, layer in enumerate(config.layers, first):
-        for rows in family.recut(f"{family.layers}.{index}", layer, family.tensors):
+        for rows in family.recut(f"{layers}.{index}", layer, family.tensors):
             run, expected = list(rows), list(rows.values())
             stored = [source.shapes.get(name, (0,)) for name in run]
             counts = [shape[0] for shape in stored]
@@ -207,13 +214,13 @@ class _Cut(NamedTuple):
     transposed: bool
 
 
-def _unstacked(source: TensorSource, config: ModelConfig, first: int) -> TensorSource:
+def _unstacked(source: TensorSource, config: ModelConfig, first: int, layers: str) -> TensorSource:
     """Returns the source with a matrix for each expert in place of stacks (`Family.stacks`)."""
     family = families.of(config)
     cuts: dict[str, _Cut] = {}
     for index, layer in enumerate(config.layers, first):
         for stack, parts in family.stacks.items():
-            name = f"{family.layers}.{index}.{stack}"
+            name = f"{layers}.{index}.{stack}"
             if layer.ffn is None or layer.ffn.experts is None or name not in source.shapes:
                 continue
             count, shape = layer.ffn.experts[0], source.shapes[name]
@@ -228,7 +235,7 @@ def _unstacked(source: TensorSource, config: ModelConfig, first: int) -> TensorS
             rows = F // len(parts)
             for expert, (half, part) in itertools.product(range(count), enumerate(parts)):
                 cut = _Cut(name, expert, slice(half * rows, (half + 1) * rows), shape != (E, F, D))
-                cuts[f"{family.layers}.{index}.{part.format(expert)}"] = cut
+                cuts[f"{layers}.{index}.{part.format(expert)}"] = cut
     if not cuts:
         return source
     if taken := sorted(cuts.keys() & source.shapes.keys()):

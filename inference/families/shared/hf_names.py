@@ -80,6 +80,15 @@ PREDICTING: Table = {
 }
 # The same of Ling and Hunyuan 3.
 PREDICTING_FINAL: Table = {**PREDICTING, "final_norm": ("final_layernorm.weight",)}
+# The same of Qwen3-Next and later, whose such layers are apart.
+PREDICTING_APART: Table = {
+    "embed/table": ("embed_tokens.weight",),
+    "head/table": ("lm_head.weight",),
+    "final_norm": ("norm.weight",),
+    "input": ("fc.weight",),
+    "state_norm": ("pre_fc_norm_hidden.weight",),
+    "token_norm": ("pre_fc_norm_embedding.weight",),
+}
 # Mixers alone.
 BACKBONE: Table = {
     "embed/table": ("backbone.embeddings.weight",),

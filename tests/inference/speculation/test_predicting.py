@@ -26,6 +26,11 @@ pytestmark = pytest.mark.quick_code
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 DEEPSEEK, GLM = "deepseek_v3-mha-groups-yarn", "glm4_moe-gqa-norm-bias"
+APART = (
+    "qwen3_next-gqa-shared-experts", "qwen3_next-mha-listed-tied-float32",
+    "qwen3_5-gqa-sections", "qwen3_5-mha-tied-float32",
+    "qwen3_5_moe-gqa-stacked", "qwen3_5_moe-mqa-tied-float32",
+)  # fmt: skip
 PAGE, CHUNK = 8, 25
 
 
@@ -42,6 +47,9 @@ def checkpoint(tmp_path):
         folder = Path(shutil.copytree(GOLDEN / name, tmp_path / "whole"))
         tensors = load_file(folder / "model.safetensors")
         tensors |= load_file(GOLDEN / "predicting" / f"{name}.safetensors")
+        if name in APART:
+            save_file(tensors, folder / "model.safetensors")
+            return folder
         for own, whole in (("embed_tokens", "model.embed_tokens"), ("shared_head.head", "lm_head")):
             tensors[f"model.layers.3.{own}.weight"] = tensors[f"{whole}.weight"]
         save_file(tensors, folder / "model.safetensors")
@@ -61,7 +69,7 @@ def opened(folder: Path):
     return Config(model, engine, draft=draft), *(each.open(None) for each in found)
 
 
-@pytest.mark.parametrize("name", [DEEPSEEK, GLM])
+@pytest.mark.parametrize("name", [DEEPSEEK, GLM, *APART])
 def test_its_logits_are_those_of_transformers_modules(name, checkpoint):
     """At every position of a prompt that is fed in chunks, over pages."""
     config, whole, layer = opened(checkpoint(name))
@@ -94,14 +102,18 @@ def test_its_logits_are_those_of_transformers_modules(name, checkpoint):
         step = slice(first, first + CHUNK)
         position_YW = jnp.arange(first, first + CHUNK, dtype=jnp.int32)[None]
         logits_WV, cache = feed(values, cache, tokens[step], state_TD[step], position_YW)
-        worst = np.abs(logits_WV - expected[step]).max()
+        if name in APART and first == 0:  # the first token has no entry
+            logits_WV = logits_WV[: CHUNK - 1]
+        behind = slice(first - (name in APART and first > 0), first + CHUNK - (name in APART))
+        worst = np.abs(logits_WV - expected[behind]).max()
         print(f"positions from {first}: worst difference of logits {worst:.1e}")
         assert worst <= 1e-4
 
 
-def test_a_checkpoint_drafts_for_itself(checkpoint):
+@pytest.mark.parametrize("name", [DEEPSEEK, *APART[::2]])
+def test_a_checkpoint_drafts_for_itself(name, checkpoint):
     """And says transformers' greedy tokens."""
-    folder = checkpoint()
+    folder = checkpoint(name)
     config, whole, layer = opened(folder)
     with np.load(folder / "expected.npz") as arrays:
         prompts = [row[row >= 0].tolist() for row in arrays["greedy_prompts"]]
@@ -129,7 +141,7 @@ def test_where_there_is_no_such_layer_it_says_so(checkpoint, tmp_path):
         assert f"deepseek_v3 with num_nextn_predict_layers={count}; " in refusal(folder)
     assert "there is no tensor of model.layers.3" in refusal(GOLDEN / DEEPSEEK)
     llama = refusal(GOLDEN / "llama-tokenizer")
-    assert "llama with num_nextn_predict_layers=0" in llama and "of deepseek_v3 or" in llama
+    assert "llama with num_nextn_predict_layers=0" in llama and " or deepseek_v3 or" in llama
     assert "has no layer that predicts a second token" in refusal("smollm2-135m")
 
 
@@ -139,6 +151,27 @@ def test_layers_that_are_listed_are_one_more():
     raw = json.loads((folder / "config.json").read_text()) | {"num_nextn_predict_layers": 1}
     head = config_json.parse_predicting(raw, folder)
     assert head.layers == config_json.parse(raw, folder).layers[-1:]
+
+
+@pytest.mark.parametrize("change, expected", [
+    ({"mtp.fc.weight": None}, "'mtp.fc.weight' is missing; it holds input"),
+    ({"mtp.layers.0.mlp.up_proj.weight": None}, "'mtp.layers.0.mlp.up_proj.weight' is missing"),
+    ({"mtp.fnorm.weight": np.ones(20)}, "no place for: mtp.fnorm.weight"),
+    ({"mtp.layers.1.input_layernorm.weight": np.ones(20)}, "no place for: mtp.layers.1."),
+    ({"mtp.embed_tokens.weight": np.ones((29, 20))}, "is not model.embed_tokens.weight, which"),
+])  # fmt: skip
+def test_a_layer_with_names_of_its_own_is_whole_and_alone(change, expected, checkpoint):
+    folder = checkpoint("qwen3_5-gqa-sections")
+    tensors = load_file(folder / "model.safetensors")
+    for name, values in change.items():
+        tensors.pop(name, None)
+        if values is not None:
+            tensors[name] = values.astype(np.float32)
+    save_file(tensors, folder / "model.safetensors")
+    assert expected in refusal(folder)
+    announce(folder, mtp_num_hidden_layers=2)
+    assert "qwen3_5 with mtp_num_hidden_layers=2; " in refusal(folder)
+    assert "there is no tensor of mtp, the layer" in refusal(GOLDEN / "qwen3_5-gqa-sections")
 
 
 PREFIX = "model.layers.3."
