@@ -40,12 +40,10 @@ def read_config(header: Header) -> ModelConfig:
 def _build(header: Header) -> ModelConfig:
     name = header.metadata.get("general.architecture")
     readers = families.gguf_readers()
-    if isinstance(name, str) and name == "clip":
-        raise InputError("it reads images for another file beside it (mmproj): name that one")
     if not isinstance(name, str) or name not in readers:
-        raise InputError(
-            f"architecture {shown(name)} is not supported; valid: {', '.join(readers)}"
-        )
+        is_projector = isinstance(name, str) and name == "clip"
+        why = "reads images for another file: name that one" if is_projector else "is not supported"
+        raise InputError(f"architecture {shown(name)} {why}; valid: {', '.join(readers)}")
     family, reader = readers[name]
     keys = GgufKeys(
         name,

@@ -401,7 +401,7 @@ def test_what_reads_images_beside_a_file_is_left_out(tmp_path, caplog):
     resolve.resolve(str(path)).open(None)
     (line,) = (line for line in caplog.messages if "images" in line)
     assert line == f"{path}: images and sounds are not served: {projector.name} is left out"
-    with pytest.raises(InputError, match="mmproj-tiny.gguf: it reads images for another file"):
+    with pytest.raises(InputError, match="mmproj-tiny.gguf: architecture 'clip' reads images for"):
         resolve.resolve(str(projector))
 
 
