@@ -160,6 +160,7 @@ class Eagle3(Eagle):
     """
 
     has_normed_stream: bool = False
+    omits_first: bool = True
     feature_norms: str | None = None
     has_normed_state: bool = False
     has_embedding: bool = False
@@ -167,7 +168,7 @@ class Eagle3(Eagle):
     def __post_init__(self) -> None:
         super().__post_init__()
         mixers = {type(layer.mixer) for layer in self.pattern}
-        if self.shares_head or self.skips_first or mixers != {Attention}:
+        if not self.omits_first or self.shares_head or self.skips_first or mixers != {Attention}:
             raise InputError("EAGLE-3 heads are layers of attention with a head of their own")
         if self.feature_norms not in (None, "all", "each"):
             raise InputError(

@@ -87,7 +87,7 @@ def gguf(config: ModelConfig) -> NameMap:
     return functools.partial(_translate, _Scheme(families.gguf(config).tensors, "blk"), config)
 
 
-def others(family: Family) -> tuple[str, ...]:
+def ignored_prefixes(family: Family) -> tuple[str, ...]:
     """Returns how the names of tensors begin that are of other parts of a model than its text."""
     return tuple(f"{prefix}." for prefix in family.ignored)
 

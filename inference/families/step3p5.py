@@ -52,8 +52,8 @@ def _read_step(keys: Keys) -> ModelFields:
 def _renamed(keys: Keys) -> Keys:
     """Returns the keys by transformers' names, with a value for each layer where they list some."""
     raw = dict(keys.raw)
-    for name, others in _RENAMED.items():
-        stated = (raw[other] for other in (name, *others) if raw.get(other) is not None)
+    for name, spellings in _RENAMED.items():
+        stated = (raw[key] for key in (name, *spellings) if raw.get(key) is not None)
         raw[name] = next(stated, None)
     count = fields.num_layers(keys)
     extra = keys.whole("num_nextn_predict_layers", 0, limit=MOST_LAYERS)

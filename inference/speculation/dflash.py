@@ -15,7 +15,7 @@ from configs.kinds.attention import Attention
 from configs.model import ModelConfig
 from inference.speculation import drafting
 from inference.speculation.own_pages import OwnPages
-from inference.speculation.proposer import DraftInputs, Drafts, SampledStep
+from inference.speculation.proposer import DraftInputs, Drafts, SampledStep, Stateless
 from layers import decoder, norm, rope
 from layers.kv_cache import Cache
 from layers.linear import linear
@@ -25,8 +25,8 @@ from layers.ragged import Ragged
 from layers.registry import StepContext
 
 
-class DFlashProposer:
-    """Keeps nothing in the slots."""
+class DFlashProposer(Stateless):
+    """Drafts with layers that read what it caches of the target's states."""
 
     def __init__(
         self, draft: heads.DFlash, target: ModelConfig, pages: OwnPages, attention: str
@@ -41,14 +41,6 @@ class DFlashProposer:
             logit_cap=draft.logit_cap,
         )  # fmt: skip
 
-    def init(self) -> tuple[()]:
-        return ()
-
-    def admit(
-        self, state: tuple[()], slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
-    ) -> tuple[()]:
-        return state
-
     def propose(
         self, params: Params, cache: Cache, state: tuple[()], inputs: DraftInputs
     ) -> tuple[Cache, Drafts | None]:
@@ -58,7 +50,7 @@ class DFlashProposer:
         rows, width = decode.position_YW.shape
         block = dataclasses.replace(decode, causal_Y=jnp.zeros(rows, bool))
         tokens_RW = jnp.full((rows, width), self.heads.mask_id).at[:, 0].set(inputs.token_R)
-        hidden_TD, own_cache = self.block(
+        hidden_TD, draft_cache = self.block(
             params, self.pages.of(cache), tokens_RW.ravel(), self.pages.view(Ragged((block,)))
         )
         masked_QD = hidden_TD.reshape(rows, width, -1)[:, 1:].reshape(rows * (width - 1), -1)
@@ -71,7 +63,7 @@ class DFlashProposer:
             decode.position_YW[:, 1:].ravel(),
         )
         prob_RkV = None if prob_QV is None else prob_QV.reshape(rows, width - 1, -1)
-        return self.pages.put(cache, own_cache), Drafts(token_Q.reshape(rows, -1), prob_RkV)
+        return self.pages.put(cache, draft_cache), Drafts(token_Q.reshape(rows, -1), prob_RkV)
 
     def block(
         self, params: Params, cache: Cache, tokens_T: jax.Array, ragged: Ragged
@@ -91,8 +83,8 @@ class DFlashProposer:
         self, params: Params, cache: Cache, state: tuple[()], step: SampledStep
     ) -> tuple[Cache, tuple[()]]:
         ragged = self.pages.view(step.ragged)
-        own_cache = self.cached(params, self.pages.of(cache), step.features, ragged)
-        return self.pages.put(cache, own_cache), state
+        draft_cache = self.cached(params, self.pages.of(cache), step.features, ragged)
+        return self.pages.put(cache, draft_cache), state
 
     def cached(
         self, params: Params, cache: Cache, features: tuple[jax.Array, ...], ragged: Ragged

@@ -11,29 +11,21 @@ import jax
 from configs.model import ModelConfig
 from inference.speculation import drafting
 from inference.speculation.own_pages import OwnPages
-from inference.speculation.proposer import DraftInputs, Drafts, SampledStep
+from inference.speculation.proposer import DraftInputs, Drafts, SampledStep, Stateless
 from layers import decoder
 from layers.kv_cache import Cache
 from layers.params import Params
 from layers.ragged import Ragged, Rectangle
 
 
-class DraftModelProposer:
-    """Keeps nothing in the slots."""
+class DraftModelProposer(Stateless):
+    """Drafts with a model of its own pages."""
 
     features: tuple[int, ...] = ()
 
     def __init__(self, draft: ModelConfig, pages: OwnPages, attention: str):
         """`attention`: the implementation that the cache is laid out for."""
         self._model, self._pages, self._attention = draft, pages, attention
-
-    def init(self) -> tuple[()]:
-        return ()
-
-    def admit(
-        self, state: tuple[()], slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
-    ) -> tuple[()]:
-        return state
 
     def observe(
         self, params: Params, cache: Cache, state: tuple[()], step: SampledStep

@@ -4,7 +4,8 @@ DeepSeek-AI 2024, arXiv 2412.19437).
 
 Its entry for a token reads the token and the state of the one before it. Once the target has seen a
 step's tokens, their entries are written with its states, over those of drafts. A sequence that
-starts behind cached pages lacks one state, and reads zeros: its first drafts may be worse for it.
+starts behind cached pages lacks one state, and reads zeros, or with `omits_first` has no entry for
+that token: its first drafts may be worse for it.
 """
 
 import dataclasses
@@ -145,7 +146,7 @@ class EagleProposer(HiddenStates):
         """
         weights, config = params["draft"], self.heads
         source = params, self._target
-        if config.omits_first or isinstance(config, heads.Eagle3):
+        if config.omits_first:
             ragged, tokens_T, state_TD = _without_first(ragged, tokens_T, state_TD)
         if isinstance(config, heads.Eagle3):
             source = (weights, config) if config.has_embedding else source

@@ -95,6 +95,18 @@ class Proposer(Protocol[S]):
         """Cache and state after a step."""
 
 
+class Stateless:
+    """What keeps nothing in the slots."""
+
+    def init(self) -> tuple[()]:
+        return ()
+
+    def admit(
+        self, state: tuple[()], slot_A: jax.Array, source_A: jax.Array, history_AS: jax.Array
+    ) -> tuple[()]:
+        return state
+
+
 class HiddenStates:
     """What heads keep: the model's state before each slot's newest token, f32[B+1, D]."""
 

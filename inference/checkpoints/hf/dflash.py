@@ -39,23 +39,23 @@ def read_config(directory: Path) -> DFlash:
 def _parsed(raw: dict[str, object], directory: Path) -> DFlash:
     keys = Keys(raw)
     keys.require_neutral(is_causal=(None, False))
-    own = Keys({**raw, **(keys.nested(_NESTED) or Keys({})).raw}, f"{_NESTED}: ")
+    stated = Keys({**raw, **(keys.nested(_NESTED) or Keys({})).raw}, f"{_NESTED}: ")
     described = {**raw, "architectures": [_LAYER], "tie_word_embeddings": False}
     model = config_json.parse(described, directory)
-    cap = own.optional_number("final_logit_softcapping")
+    cap = stated.optional_number("final_logit_softcapping")
     fields = {field.name: getattr(model, field.name) for field in dataclasses.fields(ModelConfig)}
     # Drafts behind the longest trained context may be worse, and are verified like all.
     fields |= {"tied": False, "max_context": MOST_CONTEXT}
     fields |= {
-        "embedding_scale": own.number("input_embedding_scale", 1.0),
-        "logit_scale": own.number("output_multiplier", 1.0),
+        "embedding_scale": stated.number("input_embedding_scale", 1.0),
+        "logit_scale": stated.number("output_multiplier", 1.0),
         "logit_cap": cap or None,
     }
     return DFlash(
         **fields,
-        features=_features(own),
-        mask_id=own.integer("mask_token_id", limit=model.vocab_size - 1),
-        block_tokens=own.integer("block_size", 16),
+        features=_features(stated),
+        mask_id=stated.integer("mask_token_id", limit=model.vocab_size - 1),
+        block_tokens=stated.integer("block_size", 16),
     )
 
 

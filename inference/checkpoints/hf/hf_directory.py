@@ -94,8 +94,8 @@ def open_directory(path: Path, config: ModelConfig) -> StoredDirectory:
     storage = config_json.storage(raw, path)
     source = _source(path, storage)
     family = families.of(config)
-    others = names.others(family)
-    if unserved := [name for name in source.shapes if name.startswith(others)]:
+    ignored = names.ignored_prefixes(family)
+    if unserved := [name for name in source.shapes if name.startswith(ignored)]:
         logging.warning(
             "%s: images and sounds are not served: %d tensors for them, from %s on, are left out",
             *(path, len(unserved), unserved[0]),
@@ -210,8 +210,8 @@ def predicting_tensors(source: TensorSource, config: ModelConfig) -> TensorSourc
     prefix = names.predicting_prefix(family, config.num_layers)
     if not layer:
         raise InputError(
-            f"{source.label}: there is no tensor of {prefix}, the layer that is to "
-            "predict a second token"
+            f"{source.label}: there is no tensor of {prefix}, the layer that is to predict a "
+            "second token"
         )
     assert family.predicting is not None
     embedding = _embedding(config)
@@ -284,10 +284,10 @@ def _whole_names(stored_names: Iterable[str], config: ModelConfig) -> dict[str, 
     base = family.layers.split(".")[0]
     wrapped = (f"{base}.", "language_model.") if family.wrapper else f"{base}."
     is_bare = not any(name.startswith(wrapped) for name in stored_names)
-    derived, others = (_DERIVED, *family.derived), names.others(family)
+    derived, ignored = (_DERIVED, *family.derived), names.ignored_prefixes(family)
     stored = {}
     for name in stored_names:
-        if name.endswith(derived) or name.startswith(others):
+        if name.endswith(derived) or name.startswith(ignored):
             continue
         whole_name = f"{base}.{name}" if is_bare and name != _head(config) else name
         stored[_alone(whole_name) if family.wrapper else whole_name] = name

@@ -40,6 +40,7 @@ def of(directory: Path) -> PublishedHeads | None:
     listed = raw.get("architectures")
     first = listed[0] if isinstance(listed, list) and listed else None
     kind = raw.get("speculators_model_type")
-    return next(
-        (each for each in ALL if first in each.architectures or each.kind == kind is not None), None
-    )
+    for layout in ALL:
+        if first in layout.architectures or (kind is not None and kind == layout.kind):
+            return layout
+    return None

@@ -144,10 +144,8 @@ def _joined(group: list[_Parameter], parts: dict[str, Part]) -> _Piece:
     }
 
     def blocks() -> Iterator[np.ndarray]:
-        wholes = {
-            tensor: np.empty(
-                shape or (1,), jax.numpy.dtype(format)
-            )  # a number's bytes are a vector's
+        wholes = {  # the bytes of a number are those of a vector of one
+            tensor: np.empty(shape or (1,), jax.numpy.dtype(format))
             for tensor, (shape, format) in tensors.items()
         }
         for parameter in group:

@@ -85,7 +85,7 @@ def _plane(
         b, tile, share = (lax.axis_index(name) for name in ("block", "tile", "share"))
         e = matrix_ref[b]
         features = pl.ds(tile * _FEATURES, _FEATURES)
-        own_scales = pl.ds(tile * num_scales, num_scales)
+        tile_scales = pl.ds(tile * num_scales, num_scales)
         start = share * num_steps // num_shares
         stop = jnp.where(e < E, (share + 1) * num_steps // num_shares, start)
 
@@ -96,7 +96,7 @@ def _plane(
                 (data_ref.at[e, features, pl.ds((first + k) * LANES, LANES)], data_smem,
                  data_arrived),
                 (x_ref.at[b, :, pl.ds(k * K, K)], x_smem, x_arrived),
-                (weight_refs[0].at[e, own_groups, own_scales], scale_smem, scale_arrived),
+                (weight_refs[0].at[e, own_groups, tile_scales], scale_smem, scale_arrived),
             ]  # fmt: skip
             if stored_zero is not None:
                 box = weight_refs[1].at[e, own_groups, features]
@@ -181,7 +181,8 @@ def _numbers(
     byte_FL: jax.Array, bits: int, shifted: int, format: str, dtype: jax.typing.DTypeLike
 ) -> tuple[jax.Array, int]:
     """The bits from `shifted` on as multiples of 2^shifted, less the second number returned of
-    them: where they are where they have a sign, they are taken as they are.
+    them: where they are where they have a sign, they are taken as they are. Eight bits are a number
+    of the format's type.
     """
     if bits == 8:
         return byte_FL.astype(jnp.float32).astype(dtype), 0

@@ -86,11 +86,11 @@ def _plane(
         return e, f, k + first // lanes
 
     rows = FORMATS[w.format].rows
-    own_scales = features if rows == 1 else min(w.scale.shape[-1], LANES)  # of a group and block
+    block_scales = features if rows == 1 else min(w.scale.shape[-1], LANES)  # of a group and block
 
     def weight_block(*at):
         e, f, _ = own_block(*at)
-        return e, 0, f * features // (own_scales * rows)
+        return e, 0, f * features // (block_scales * rows)
 
     def kernel(matrix_ref, x_ref, data_ref, *refs):
         stored_refs, (out_ref, *weight_refs) = refs[: len(weights)], refs[len(weights) :]
@@ -127,7 +127,7 @@ def _plane(
             out_ref[0] += sum_WF
 
     of_rows = pl.BlockSpec((1, W, D), lambda b, f, k, _: (b, 0, 0))
-    of_weights = pl.BlockSpec((1, G, own_scales), weight_block)
+    of_weights = pl.BlockSpec((1, G, block_scales), weight_block)
     return pl.pallas_call(
         kernel,
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -213,8 +213,8 @@ def expanded(w: Quantized, interpret: bool = False) -> jax.Array:
 
 
 def _of_rows(scale_GX: jax.Array, start: jax.Array, count: int, rows: int, F: int) -> jax.Array:
-    """Of a block of scales of `rows` features each those of `count` features from `start` on, once
-    for each: [G, count]. A product with ones moves them as they are, in three parts of bfloat16.
+    """Scales of `count` features from `start` on, of a block with one for `rows` features each:
+    float32 [G, count]. A product with ones moves them as they are, in three parts of bfloat16.
     """
     X = scale_GX.shape[1]
     first = start // (X * rows) * X

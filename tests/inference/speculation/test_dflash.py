@@ -1,6 +1,7 @@
 """Published DFlash heads draft as their authors' code does (`tests/golden/tiny_dflash.py`)."""
 
 import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from configs.engine import Config, EngineConfig
+from configs.engine import Config
 from configs.errors import InputError
 from inference.checkpoints import convert, resolve
 from inference.engine import Engine
@@ -19,28 +20,17 @@ from inference.speculation import proposers
 from layers import decoder, kv_cache
 from layers.ragged import Ragged, Rectangle, contiguous
 from tests import compiling, fakes
+from tests.inference import published_heads
+from tests.inference.published_heads import TARGET
 from tests.layers import native
 
 pytestmark = pytest.mark.quick_code
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-TARGET = GOLDEN / "llama-gqa-tied-rope3"
 CASES = sorted(path.name for path in (GOLDEN / "dflash").iterdir())
 
 
-def opened(folder, **settings):
-    """Configuration in float32, both checkpoints, and all parameters."""
-    target, heads = resolve.resolve(str(TARGET)), resolve.resolve(str(folder), drafts=True)
-    model, draft = (dataclasses.replace(each.config, dtype="float32") for each in (target, heads))
-    engine = EngineConfig.of(**{
-        "max_seqs": 2, "page_tokens": 8, "cache_bytes": 1 << 20, "decode_rows": (2,),
-        "chunk_tokens": 16, "prefill_chunks": (1,), "proposer": "dflash", "num_drafts": 4,
-    } | settings)  # fmt: skip
-    config = Config(model, engine, draft=draft)
-    checkpoints = target.open(None), heads.open(None)
-    values = checkpoints[0].load_params(decoder.param_infos(model))
-    values |= {"draft": checkpoints[1].load_params(decoder.param_infos(draft))}
-    return config, checkpoints, values
+opened = functools.partial(published_heads.opened, proposer="dflash")
 
 
 @pytest.mark.parametrize("attention", ["reference", "ffi_cpu"])
@@ -91,7 +81,7 @@ def test_logits_are_those_of_the_reference(name, attention):
 def test_answers_are_the_targets(acceptance):
     """As transformers', greedily; drafts are verified, and of fewer than a block as well."""
     config, (target, heads), _ = opened(
-        GOLDEN / "dflash" / CASES[0], acceptance=acceptance, adapt_drafts=True
+        GOLDEN / "dflash" / CASES[0], acceptance=acceptance, adapt_drafts=True, num_drafts=4
     )
     with np.load(TARGET / "expected.npz") as arrays:
         prompts = [row[row >= 0].tolist() for row in arrays["greedy_prompts"]]

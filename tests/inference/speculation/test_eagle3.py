@@ -1,6 +1,7 @@
 """Published EAGLE-3 heads draft as the code of speculators does (`tests/golden/tiny_eagle3.py`)."""
 
 import dataclasses
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from configs import presets
-from configs.engine import Config, EngineConfig
+from configs.engine import Config
 from configs.errors import InputError
 from inference.checkpoints import convert, resolve
 from inference.engine import Engine
@@ -20,28 +21,17 @@ from inference.speculation import eagle, proposers
 from layers import decoder, kv_cache
 from layers.ragged import Ragged, Rectangle, contiguous
 from tests import compiling, fakes
+from tests.inference import published_heads
+from tests.inference.published_heads import TARGET
 
 pytestmark = pytest.mark.quick_code
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-TARGET = GOLDEN / "llama-gqa-tied-rope3"
 CASES = sorted(path.name for path in (GOLDEN / "eagle3").iterdir())
 CHUNK, VOCAB = 17, 131
 
 
-def opened(folder, **settings):
-    """Configuration in float32, both checkpoints, and all parameters."""
-    target, heads = resolve.resolve(str(TARGET)), resolve.resolve(str(folder), drafts=True)
-    model, draft = (dataclasses.replace(each.config, dtype="float32") for each in (target, heads))
-    engine = EngineConfig.of(**{
-        "max_seqs": 2, "page_tokens": 8, "cache_bytes": 1 << 20, "decode_rows": (2,),
-        "chunk_tokens": 16, "prefill_chunks": (1,), "proposer": "eagle", "num_drafts": 3,
-    } | settings)  # fmt: skip
-    config = Config(model, engine, draft=draft)
-    checkpoints = target.open(None), heads.open(None)
-    values = checkpoints[0].load_params(decoder.param_infos(model))
-    values |= {"draft": checkpoints[1].load_params(decoder.param_infos(draft))}
-    return config, checkpoints, values
+opened = functools.partial(published_heads.opened, proposer="eagle")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -64,8 +64,8 @@ def dequantized(source: TensorSource, matrices: dict[str, Matrix]) -> TensorSour
     Raises:
         InputError: another tensor is no number.
     """
-    shapes: dict[str, tuple[int, ...]] = {name: each.shape for name, each in matrices.items()}
-    formats = {name: each.format for name, each in matrices.items() if each.format is not None}
+    shapes: dict[str, tuple[int, ...]] = {name: matrix.shape for name, matrix in matrices.items()}
+    formats = {name: m.format for name, m in matrices.items() if m.format is not None}
     for name, shape in source.shapes.items():
         if _is_part(name, matrices) or name.endswith(_OF_CACHE):
             continue
