@@ -13,7 +13,7 @@ from configs.errors import InputError
 from configs.kinds.kind import Mixer
 from configs.model import ModelConfig
 from inference.families import families
-from inference.families.family import Family
+from inference.families.family import Family, InLayer
 from inference.families.shared.hf_names import Table
 
 
@@ -33,9 +33,10 @@ NameMap = Callable[[str], Stored]
 
 
 class _Scheme(NamedTuple):
-    """The names of one format: as `Family.tensors`, `layers` and `transposed`."""
+    """The names of one format: as `Family.tensors`, `in_layer`, `layers` and `transposed`."""
 
     tensors: Table
+    in_layer: InLayer
     layers: str
     transposed: tuple[str, ...] = ()
 
@@ -84,7 +85,8 @@ def predicting_prefix(family: Family, number: int) -> str:
 
 def gguf(config: ModelConfig) -> NameMap:
     """Returns the map to the names that llama.cpp gives a model's tensors."""
-    return functools.partial(_translate, _Scheme(families.gguf(config).tensors, "blk"), config)
+    record = families.gguf(config)
+    return functools.partial(_translate, _Scheme(record.tensors, record.in_layer, "blk"), config)
 
 
 def ignored_prefixes(family: Family) -> tuple[str, ...]:
@@ -129,7 +131,7 @@ def identity(path: str) -> Stored:
 
 
 def _scheme(family: Family) -> _Scheme:
-    return _Scheme(family.tensors, family.layers, family.transposed)
+    return _Scheme(family.tensors, family.in_layer, family.layers, family.transposed)
 
 
 def _translate(scheme: _Scheme, config: ModelConfig, path: str, first: int = 0) -> Stored:
@@ -142,7 +144,8 @@ def _translate(scheme: _Scheme, config: ModelConfig, path: str, first: int = 0) 
     if layer and in_layer.startswith("mixer/"):
         in_layer = _of_kind(scheme, config.layers[int(layer[1])].mixer, in_layer)
     weight = _weight(scheme, in_layer)
-    tensors = scheme.tensors.get(weight)
+    own = scheme.in_layer(config.layers[int(layer[1])]) if layer else {}
+    tensors = own.get(weight) or scheme.tensors.get(weight)
     if tensors is None:
         raise InputError(f"parameter {path!r} has no counterpart in this checkpoint format")
     if weight != in_layer:

@@ -5,9 +5,17 @@ a plain feed-forward whose activation each layer learns (xIELU).
 from configs.kinds.feed_forward import Plain
 from configs.kinds.rope import Llama3, Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, ModelFields, Table
-from inference.families.shared import export_fields, fields, hf_names, rope_keys
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.shared import (
+    export_fields,
+    fields,
+    gguf_names,
+    gguf_rope,
+    hf_names,
+    rope_keys,
+)
 from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
 from inference.families.shared.parts import Part, Parts
 
 _THETA = 12_000_000.0
@@ -41,6 +49,12 @@ def _curves(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Parts:
         yield f"{tensor}.vector", Part(tensor, stored, (1,), slice(0, 1))
 
 
+def _gguf_apertus(keys: GgufKeys) -> ModelFields:
+    attention = keys.attention(gguf_rope.llama3(keys), qk_norm="head")
+    return {"pattern": (LayerSpec(attention, Plain(keys.ffn_width, "xielu")),)}
+
+
+_NUMBERS = tuple(f"xielu.{name}" for name in _CONSTANTS)
 FAMILIES = (
     Family(
         name="apertus",
@@ -56,5 +70,10 @@ FAMILIES = (
             "ffn/curve": tuple(f"{_CURVE}.{name}.vector" for name in _CONSTANTS),
         },
         splits=(_curves,),
+        gguf=Gguf(
+            {**gguf_names.PLAIN, "ffn/curve": _NUMBERS},
+            numbers=_NUMBERS,
+            readers={"apertus": GgufReader(_gguf_apertus)},
+        ),
     ),
 )

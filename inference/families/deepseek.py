@@ -4,18 +4,23 @@ is a V3, and so is the text of Kimi K2.5 (2026).
 """
 
 import dataclasses
-import math
 
-from configs.errors import InputError
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Indexer, Latent
-from configs.kinds.rope import Rope, Yarn
 from configs.model import ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, ModelFields
-from inference.families.shared import gguf_mixtures, gguf_names, hf_names, latents, mixtures, parts
+from inference.families.shared import (
+    gguf_latents,
+    gguf_mixtures,
+    gguf_names,
+    hf_names,
+    latents,
+    mixtures,
+    parts,
+)
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import YARN, GgufKeys
+from inference.families.shared.gguf_keys import GgufKeys
 
 _EVERY_LAYER = {"moe_layer_freq": (1, None), "ep_size": (1, None)}
 
@@ -74,61 +79,19 @@ def write_indexed(config: ModelConfig) -> dict[str, object]:
     }
 
 
-_GGUF_KEYS = (
-    *gguf_mixtures.DENSE,
-    *YARN,
-    "rope.scaling.yarn_log_multiplier",
-    "attention.q_lora_rank",
-    "attention.kv_lora_rank",
-    "attention.key_length_mla",
-    "attention.value_length_mla",
-)
-
-
 def _gguf_deepseek(keys: GgufKeys) -> ModelFields:
-    """Reads DeepSeek-V2 or, where scores are sigmoids, V3 and its relatives."""
-    router = gguf_mixtures.read_router(keys, is_normalized=False)
-    family = "deepseek_v2" if router.scores == "softmax" else "deepseek_v3"
-    return {
-        "family": family,
-        "pattern": gguf_mixtures.after_dense(keys, _gguf_latent(keys), router, 0),
-    }
-
-
-def _gguf_latent(keys: GgufKeys) -> Latent:
-    """Reads latent attention; older files have the widths of heads under other keys."""
-    rotary = keys.integer("rope.dimension_count")
-    ending = "_mla" if keys.has("attention.key_length_mla") else ""
-    key = keys.integer(f"attention.key_length{ending}")
-    value = keys.integer(f"attention.value_length{ending}")
-    if key <= rotary:
-        raise InputError(
-            f"metadata {keys.architecture}.rope.dimension_count={rotary} leaves no key"
-        )
-    rope, scale = _gguf_scaled(keys, keys.rope(has_yarn=True), key)
-    return Latent(
-        num_heads=keys.integer("attention.head_count"),
-        rank=keys.integer("attention.kv_lora_rank"),
-        rope_width=rotary,
-        nope_width=key - rotary,
-        value_width=value,
-        query_rank=keys.whole("attention.q_lora_rank") or None,
-        rope=dataclasses.replace(rope, neighbours=True),
-        scale=scale,
-    )
-
-
-def _gguf_scaled(keys: GgufKeys, rope: Rope, key_width: int) -> tuple[Rope, float | None]:
-    """Returns YaRN and the scale of the scores, which DeepSeek scales instead of cos and sin:
-    llama.cpp stores a tenth of `mscale_all_dim`, and assumes that `mscale` is the same.
+    """Reads DeepSeek-V2 or, where scores are sigmoids, V3 and its relatives; without experts it is
+    Youtu's model, and with a temperature Mistral Large 3.
     """
-    log_factor = "rope.scaling.yarn_log_multiplier"
-    if not isinstance(rope.scaling, Yarn) or not keys.has(log_factor):
-        return rope, None
-    yarn = dataclasses.replace(rope.scaling, attention_factor=1.0)
-    mscale = round(keys.number(log_factor) / 0.1, 6)
-    sharper = 0.1 * mscale * math.log(yarn.factor) + 1 if yarn.factor > 1 else 1.0
-    return dataclasses.replace(rope, scaling=yarn), key_width**-0.5 * sharper**2
+    router = gguf_mixtures.read_router(keys, is_normalized=False)
+    latent = gguf_latents.rotated(keys)
+    if latent.temperature is not None:
+        family, router = "mistral4", dataclasses.replace(router, group_best=2)
+    elif not keys.has("expert_count"):
+        family = "youtu"
+    else:
+        family = "deepseek_v2" if router.scores == "softmax" else "deepseek_v3"
+    return {"family": family, "pattern": gguf_mixtures.after_dense(keys, latent, router, 0)}
 
 
 _READS = ("attention_bias",)
@@ -147,7 +110,9 @@ FAMILIES = (
             gguf_names.LATENT,
             readers={
                 "deepseek2": GgufReader(
-                    _gguf_deepseek, _GGUF_KEYS, ("attention.value_length", "rope.dimension_count")
+                    _gguf_deepseek,
+                    (*gguf_mixtures.DENSE, *gguf_latents.ROTATED),
+                    gguf_latents.FREE_WIDTHS,
                 )
             },
         ),

@@ -7,10 +7,10 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Plain
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, ModelFields, Table
-from inference.families.shared import export_fields, fields, parts, rope_keys
+from inference.families.family import Family, Gguf, GgufReader, InLayer, ModelFields, Table
+from inference.families.shared import export_fields, fields, gguf_names, parts, rope_keys
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.parts import Part, Parts
+from inference.families.shared.gguf_keys import LAYER_EPSILON, GgufKeys
 
 
 def _read_falcon(keys: Keys) -> ModelFields:
@@ -61,29 +61,28 @@ def _write_falcon(config: ModelConfig) -> dict[str, object]:
     }
 
 
-def _norms(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Parts:
-    """Names norms by what reads them: two that stand side by side have names of their own."""
-    is_pair = layer.parallel_norms == 2
-    modules = {
-        "mixer": "ln_attn" if is_pair else "input_layernorm",
-        "ffn": "ln_mlp" if is_pair else "post_attention_layernorm",
-    }
-    for part, module in modules.items():
-        if part == "ffn" and layer.parallel_norms == 1:
-            continue
-        for end in ("weight", "bias"):
-            stored = Part(f"{prefix}.{module}.{end}", (width,), (width,), slice(0, width))
-            yield f"{prefix}.norm_of.{part}.{end}", stored
+def _pair(mixer_norm: str, ffn_norm: str) -> InLayer:
+    """Names two norms that stand side by side."""
+    names = {"mixer_norm/weight": (mixer_norm,), "ffn_norm/weight": (ffn_norm,)}
+    return lambda layer: names if layer.parallel_norms == 2 else {}
+
+
+def _gguf_falcon(keys: GgufKeys) -> ModelFields:
+    has_pair = keys.has_tensor("blk.0.attn_norm_2.weight")
+    layer = LayerSpec(
+        keys.attention(keys.rope()), Plain(keys.ffn_width, "gelu"), parallel_norms=1 + has_pair
+    )
+    return {"norm": "layer", "pattern": (layer,)}
 
 
 _TENSORS: Table = {
     "embed/table": ("transformer.word_embeddings.weight",),
     "final_norm/weight": ("transformer.ln_f.weight",),
     "head/table": ("lm_head.weight",),
-    "mixer_norm/weight": ("norm_of.mixer.weight",),
+    "mixer_norm/weight": ("input_layernorm.weight",),
     **parts.fused_qkv("self_attention.query_key_value"),
     "mixer/out": ("self_attention.dense.weight",),
-    "ffn_norm/weight": ("norm_of.ffn.weight",),
+    "ffn_norm/weight": ("post_attention_layernorm.weight",),
     "ffn/up": ("mlp.dense_h_to_4h.weight",),
     "ffn/down": ("mlp.dense_4h_to_h.weight",),
 }
@@ -95,7 +94,13 @@ FAMILIES = (
         write=_write_falcon,
         feed_forwards=(Plain,),
         tensors=_TENSORS,
+        in_layer=_pair("ln_attn.weight", "ln_mlp.weight"),
         layers="transformer.h",
-        splits=(parts.grouped_qkv, _norms),
+        splits=(parts.grouped_qkv,),
+        gguf=Gguf(
+            {**gguf_names.LAYER_NORMED, "mixer/qkv": ("attn_qkv.weight",)},
+            in_layer=_pair("attn_norm_2.weight", "attn_norm.weight"),
+            readers={"falcon": GgufReader(_gguf_falcon, epsilon=LAYER_EPSILON)},
+        ),
     ),
 )

@@ -56,12 +56,22 @@ class GgufWriter:
     read_as: str | None = None
 
 
+InLayer = Callable[[LayerSpec], Table]
+
+
+def _as_elsewhere(layer: LayerSpec) -> Table:
+    return {}
+
+
 @dataclasses.dataclass(frozen=True)
 class Gguf:
     """A family in `.gguf` files.
 
     Attributes:
         tensors: as `Family.tensors`, by llama.cpp's names.
+        in_layer: as `Family.in_layer`.
+        numbers: endings of tensors of one number that a file has in its metadata instead, under
+            that key, of all layers.
         is_interleaved: rotary pairs of queries and keys are stored as neighbors.
         has_heads_in_turns: of the value heads of layers with the delta rule the first of each key
             head come first, then the second ones.
@@ -71,6 +81,8 @@ class Gguf:
     """
 
     tensors: Table = dataclasses.field(default_factory=lambda: gguf_names.LLAMA)
+    in_layer: InLayer = _as_elsewhere
+    numbers: tuple[str, ...] = ()
     is_interleaved: bool = False
     has_heads_in_turns: bool = False
     readers: Mapping[str, GgufReader] = dataclasses.field(default_factory=dict)
@@ -93,6 +105,7 @@ class Family:
         tensors: our paths, of layers without "layers/N/", and the tensors that make them up. "{}"
             stands for the number of an expert or a head. A bias goes by its weight's names, unless
             it has names of its own. Where kinds of mixers differ, one's name stands for "mixer".
+        in_layer: names of a layer's tensors that depend on what the layer is.
         layers: prefix of a layer's number; its first word is the prefix of all but the head.
         transposed: paths of matrices that are stored [in, out].
         splits: make the parts of tensors that fuse several of our parameters.
@@ -131,6 +144,7 @@ class Family:
     mixers: tuple[type, ...] = (Attention,)
     feed_forwards: tuple[type, ...] = (Gated, Plain)
     tensors: Table
+    in_layer: InLayer = _as_elsewhere
     layers: str = "model.layers"
     transposed: tuple[str, ...] = ()
     splits: tuple[Split, ...] = ()

@@ -10,7 +10,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, Metadata, ModelFields
-from inference.families.shared import export_fields, fields, hf_names, rope_keys
+from inference.families.shared import export_fields, fields, gguf_rope, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
@@ -142,7 +142,7 @@ def _gguf_gemma2(keys: GgufKeys) -> ModelFields:
 
 def _gguf_gemma3(keys: GgufKeys) -> ModelFields:
     period = keys.integer(f"{_WINDOW}_pattern", 6)
-    near = Rope(keys.number("rope.freq_base_swa", 10_000.0))
+    near = gguf_rope.near(keys)
     window = keys.integer(_WINDOW)
     local = keys.attention(near, window=window, qk_norm="head")
     distant = keys.attention(keys.rope(default=1_000_000.0), qk_norm="head")
@@ -171,7 +171,7 @@ def _gguf_gemma3_keys(config: ModelConfig) -> Metadata:
     if period != 6:
         metadata[f"{_WINDOW}_pattern"] = period
     if near.theta != 10_000.0:
-        metadata["rope.freq_base_swa"] = near.theta
+        metadata[gguf_rope.NEAR_THETA] = near.theta
     return metadata
 
 
@@ -215,7 +215,7 @@ FAMILIES = (
         gguf=Gguf(
             readers={
                 "gemma3": GgufReader(
-                    _gguf_gemma3, (_WINDOW, f"{_WINDOW}_pattern", "rope.freq_base_swa")
+                    _gguf_gemma3, (_WINDOW, f"{_WINDOW}_pattern", gguf_rope.NEAR_THETA)
                 )
             },
             writer=GgufWriter("gemma3", _gguf_gemma3_keys),

@@ -11,7 +11,14 @@ from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Proportional, Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
-from inference.families.shared import export_fields, fields, gguf_names, hf_names, rope_keys
+from inference.families.shared import (
+    export_fields,
+    fields,
+    gguf_names,
+    gguf_rope,
+    hf_names,
+    rope_keys,
+)
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
@@ -203,7 +210,7 @@ _NEVER = 1e20  # least divisor of the frequency of a pair that does not rotate
 _GGUF_KEYS = (
     *(_WINDOW, f"{_WINDOW}_pattern", "attention.shared_kv_layers", "final_logit_softcapping"),
     *("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"),
-    *("rope.freq_base_swa", "embedding_length_per_layer_input"),
+    *(gguf_rope.NEAR_THETA, "embedding_length_per_layer_input"),
     *("expert_count", "expert_used_count", "expert_feed_forward_length"),
 )
 
@@ -229,7 +236,7 @@ def _gguf_mixers(keys: GgufKeys) -> list[Attention]:
     slides = keys.booleans(f"{_WINDOW}_pattern", keys.num_layers)
     if slides is None:
         raise InputError(f"metadata {keys.architecture}.{_WINDOW}_pattern is missing")
-    near = Rope(keys.number("rope.freq_base_swa", 10_000.0))
+    near = gguf_rope.near(keys)
     near_width = keys.integer("attention.key_length_swa", keys.head_width)
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if keys.integer(key, near_width) != near_width:
@@ -319,7 +326,6 @@ _GGUF: Table = {
     "mixer/q": ("attn_q.weight",),
     "ffn/router_norm": ("ffn_gate_inp.scale",),
     "ffn/router_factors": ("ffn_down_exps.scale",),
-    "ffn/experts/gate_up": ("ffn_gate_up_exps.weight",),
     "ffn/experts_norm": ("pre_ffw_norm_2.weight",),
     "ffn/experts_post_norm": ("post_ffw_norm_2.weight",),
     "ffn/shared/gate_up": ("ffn_gate.weight", "ffn_up.weight"),

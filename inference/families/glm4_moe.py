@@ -4,17 +4,19 @@ without the layers that predict a second token.
 
 import dataclasses
 import itertools
+from collections.abc import Iterable, Sequence
 
 from configs.errors import InputError
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
-from configs.kinds.latent import Latent
+from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Rope
-from configs.model import MOST_LAYERS, ModelConfig
+from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families import deepseek
 from inference.families.family import Family, Gguf, GgufReader, ModelFields
 from inference.families.shared import (
     fields,
+    gguf_latents,
     gguf_mixtures,
     gguf_names,
     hf_names,
@@ -24,7 +26,7 @@ from inference.families.shared import (
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import YARN, GgufKeys
 
 _WIDTHS = {"qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5}  # of latent attention
 
@@ -62,13 +64,17 @@ def _read_glm_moe_dsa(keys: Keys) -> ModelFields:
     keys = keys.with_defaults(_WIDTHS | {"q_lora_rank": 2048})
     indexer = latents.indexer(keys, num_heads=32, is_neighbours=True)
     model = latents.indexed_model(keys, indexer, num_groups=1, top_groups=1)
+    return {**model, "pattern": _sharing(itertools.cycle(model["pattern"]), is_shared)}
+
+
+def _sharing(layers: Iterable[LayerSpec], is_shared: Sequence[bool]) -> tuple[LayerSpec, ...]:
+    """Returns the layers, some of which read the choice of the last one before that has its own."""
     pattern, owner = [], 0
-    layers = zip(itertools.cycle(model["pattern"]), is_shared, strict=False)
-    for number, (layer, reads_choice) in enumerate(layers):
+    for number, (layer, reads_choice) in enumerate(zip(layers, is_shared, strict=False)):
         owner = owner if reads_choice else number
         mixer = layer.mixer.changed({"index_owner": owner if reads_choice else None})
         pattern.append(dataclasses.replace(layer, mixer=mixer))
-    return {**model, "pattern": tuple(pattern)}
+    return tuple(pattern)
 
 
 def _shared_indexers(keys: Keys) -> list[bool]:
@@ -118,9 +124,11 @@ def _write_glm4_moe_lite(config: ModelConfig) -> dict[str, object]:
 
 
 def _gguf_glm4_moe(keys: GgufKeys) -> ModelFields:
-    """Reads GLM-4.5 and 4.6, except their last blocks, which predict a second token."""
+    """Reads GLM-4.5 and 4.6, except their last blocks, which predict a second token, and Solar
+    Open, which is no other model there.
+    """
     attention = keys.attention(
-        dataclasses.replace(keys.rope(), share=keys.rotary_share),
+        dataclasses.replace(keys.rope(has_yarn=True), share=keys.rotary_share),
         qk_norm="head" if keys.has_tensor("blk.0.attn_q_norm.weight") else None,
         biases=("qkv",) if keys.has_tensor("blk.0.attn_q.bias") else (),
     )
@@ -128,6 +136,31 @@ def _gguf_glm4_moe(keys: GgufKeys) -> ModelFields:
     extra = keys.whole("nextn_predict_layers", limit=keys.num_layers - 1)
     pattern = gguf_mixtures.after_dense(keys, attention, router, extra)
     return {"num_layers": keys.num_layers - extra, "pattern": pattern}
+
+
+_INDEXER = tuple(f"attention.indexer.{key}" for key in ("head_count", "key_length", "top_k"))
+_TYPES = "attention.indexer.types"
+
+
+def _gguf_glm_dsa(keys: GgufKeys) -> ModelFields:
+    """Reads GLM-5, except its last blocks, which predict a second token."""
+    extra = keys.whole("nextn_predict_layers", limit=keys.num_layers - 1)
+    count = keys.num_layers - extra
+    heads, width, top_k = (keys.integer(key) for key in _INDEXER)
+    indexer = Indexer(heads, width, top_k, neighbours=True)
+    latent = gguf_latents.rotated(keys, indexer=indexer)
+    router = gguf_mixtures.read_router(keys, is_normalized=True, scores="sigmoid")
+    ffns = gguf_mixtures.feed_forwards(keys, router, count)
+    chooses = keys.booleans(_TYPES, count)
+    if chooses is None:  # older files: by what the layers have
+        chooses = [keys.has_tensor(f"blk.{n}.indexer.attn_k.weight") for n in range(count)]
+    if not chooses[0]:
+        raise InputError(
+            f"metadata {keys.architecture}.{_TYPES} starts with true, because no layer chooses "
+            "before the first"
+        )
+    layers = (LayerSpec(latent, ffn) for ffn in ffns)
+    return {"num_layers": count, "pattern": _sharing(layers, [not own for own in chooses])}
 
 
 FAMILIES = (
@@ -145,7 +178,7 @@ FAMILIES = (
             readers={
                 "glm4moe": GgufReader(
                     _gguf_glm4_moe,
-                    (*gguf_mixtures.DENSE, "nextn_predict_layers"),
+                    (*gguf_mixtures.DENSE, *YARN, "nextn_predict_layers"),
                     free_widths=("rope.dimension_count",),
                 )
             },
@@ -177,5 +210,23 @@ FAMILIES = (
         splits=(parts.latent_heads,),
         predicting=hf_names.PREDICTING,
         listed=("mlp_layer_types", "indexer_types"),
+        gguf=Gguf(
+            {
+                **gguf_names.LATENT,
+                "mixer/indexer/q": ("indexer.attn_q_b.weight",),
+                "mixer/indexer/k": ("indexer.attn_k.weight", "indexer.proj.weight"),
+                "mixer/indexer/k_norm/weight": ("indexer.k_norm.weight",),
+            },
+            readers={
+                "glm-dsa": GgufReader(
+                    _gguf_glm_dsa,
+                    (
+                        *(*gguf_mixtures.DENSE, *gguf_latents.ROTATED, *_INDEXER, _TYPES),
+                        "nextn_predict_layers",
+                    ),
+                    gguf_latents.FREE_WIDTHS,
+                )
+            },
+        ),
     ),
 )

@@ -9,18 +9,22 @@ from configs.kinds.kind import FeedForward, Mixer
 from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
-from configs.model import ModelConfig
-from inference.families.family import Family, ModelFields, Table
+from configs.model import LayerSpec, ModelConfig
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
 from inference.families.shared import (
     delta_net,
     export_fields,
     fields,
+    gguf_latents,
+    gguf_mixtures,
+    gguf_names,
     hf_names,
     latents,
     mixtures,
     parts,
 )
 from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
 
 # transformers' attributes, which other families have as keys, by the keys of published files.
 _SPELLED = {
@@ -65,9 +69,7 @@ def _mixers(keys: Keys) -> list[Mixer]:
     num_heads = stated.integer("num_heads", keys.integer("linear_num_heads", 32))
     width = stated.integer("head_dim", keys.integer("linear_head_dim", 128))
     taps = stated.integer("short_conv_kernel_size", keys.integer("linear_conv_kernel_dim", 4))
-    linear = DeltaNet(
-        num_heads, num_heads, width, width, taps, decay_rank=width, gate_rank=width, gate="sigmoid"
-    )
+    linear = _delta_net(num_heads, width, taps)
     count = keys.integer("num_attention_heads", 32)
     if keys.integer("num_key_value_heads", count) != count:
         raise InputError(
@@ -77,6 +79,12 @@ def _mixers(keys: Keys) -> list[Mixer]:
     latent = latents.attention(keys, count, None, rope=None)
     full = _full_layers(keys, stated)
     return delta_net.by_type(keys, linear, latent, lambda layer: layer in full)
+
+
+def _delta_net(num_heads: int, width: int, taps: int) -> DeltaNet:
+    return DeltaNet(
+        num_heads, num_heads, width, width, taps, decay_rank=width, gate_rank=width, gate="sigmoid"
+    )
 
 
 def _full_layers(keys: Keys, stated: Keys) -> frozenset[int]:
@@ -170,6 +178,34 @@ _TENSORS: Table = {
     ),
     "ffn/shared/down": ("block_sparse_moe.shared_experts.down_proj.weight",),
 }
+_GGUF: Table = {
+    **gguf_names.LATENT,
+    "delta_net/in": tuple(f"attn_{part}.weight" for part in "vqk"),
+    "delta_net/conv": tuple(f"ssm_conv1d_{part}.weight" for part in "vqk"),
+    "delta_net/gates": ("ssm_beta.weight",),
+    "delta_net/down": ("ssm_f_a.weight", "ssm_g_a.weight"),
+    "delta_net/decay_up": ("ssm_f_b.weight",),
+    "delta_net/gate_up": ("ssm_g_b.weight",),
+    "delta_net/rate": ("ssm_a",),
+    "delta_net/step_bias": ("ssm_dt.bias",),
+    "delta_net/out_norm": ("ssm_norm.weight",),
+    "delta_net/out": ("attn_output.weight",),
+}
+
+
+def _gguf_kimi(keys: GgufKeys) -> ModelFields:
+    """Reads Kimi Linear, whose layers without key/value heads keep states."""
+    kv_heads = keys.kv_heads()
+    betas = f"blk.{kv_heads.index(0) if 0 in kv_heads else 0}.ssm_beta.weight"
+    count, *_ = keys.shapes.get(betas, (keys.integer("attention.head_count"),))
+    linear = _delta_net(count, keys.integer("kda.head_dim"), keys.integer("ssm.conv_kernel"))
+    latent = gguf_latents.attention(keys, rope=None)
+    router = gguf_mixtures.read_router(keys, is_normalized=True, scores="sigmoid")
+    ffns = gguf_mixtures.feed_forwards(keys, router, keys.num_layers)
+    mixers = [latent if heads else linear for heads in kv_heads]
+    return {"pattern": tuple(map(LayerSpec, mixers, ffns))}
+
+
 FAMILIES = (
     Family(
         name="kimi_linear",
@@ -186,5 +222,15 @@ FAMILIES = (
             f"block_sparse_moe.{part}_proj.weight": f"mlp.{part}_proj.weight"
             for part in ("gate", "up", "down")
         },
+        gguf=Gguf(
+            _GGUF,
+            readers={
+                "kimi-linear": GgufReader(
+                    _gguf_kimi,
+                    (*gguf_mixtures.DENSE, *gguf_latents.HEADS, "kda.head_dim", "ssm.conv_kernel"),
+                    gguf_latents.FREE_WIDTHS,
+                )
+            },
+        ),
     ),
 )

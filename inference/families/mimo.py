@@ -11,10 +11,20 @@ from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
-from configs.model import ModelConfig
-from inference.families.family import Family, ModelFields, Table
-from inference.families.shared import export_fields, fields, hf_names, mixtures, rope_keys
+from configs.model import LayerSpec, ModelConfig
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.shared import (
+    export_fields,
+    fields,
+    gguf_mixtures,
+    gguf_names,
+    gguf_rope,
+    hf_names,
+    mixtures,
+    rope_keys,
+)
 from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
 
 _SHARE = 0.334
 _ROPES = {
@@ -105,6 +115,43 @@ def _write_mimo_v2(config: ModelConfig) -> dict[str, object]:
     }  # fmt: skip
 
 
+_WINDOW, _VALUE_SCALE = "attention.sliding_window", "attention.value_scale"
+_SLIDES, _EXTRA = f"{_WINDOW}_pattern", "nextn_predict_layers"
+
+
+def _gguf_mimo2(keys: GgufKeys) -> ModelFields:
+    """Reads MiMo-V2, except its last blocks, which predict further tokens."""
+    count = keys.num_layers - keys.whole(_EXTRA, limit=keys.num_layers - 1)
+    slides = keys.booleans(_SLIDES, count)
+    if slides is None:
+        raise InputError(f"metadata {keys.architecture}.{_SLIDES} is missing")
+    layers = zip(keys.kv_heads(), slides, strict=False)
+    mixers = [_gguf_attention(keys, n, kv_heads, near) for n, (kv_heads, near) in enumerate(layers)]
+    router = gguf_mixtures.read_router(keys, is_normalized=True, scores="sigmoid")
+    experts = gguf_mixtures.read_experts(keys, router)
+    ffns = [
+        experts if keys.has_tensor(f"blk.{n}.ffn_gate_inp.weight") else Gated(keys.ffn_width)
+        for n in range(count)
+    ]
+    return {"num_layers": count, "pattern": tuple(map(LayerSpec, mixers, ffns))}
+
+
+def _gguf_attention(keys: GgufKeys, layer: int, kv_heads: int, is_near: bool) -> Attention:
+    far = dataclasses.replace(keys.rope(), share=keys.rotary_share)
+    value_width = keys.integer("attention.value_length", keys.head_width)
+    return Attention(
+        keys.integer("attention.head_count"),
+        kv_heads,
+        keys.head_width,
+        gguf_rope.near(keys, far.share) if is_near else far,
+        value_width=None if value_width == keys.head_width else value_width,
+        value_scale=keys.number(_VALUE_SCALE, 1.0),
+        biases=("qkv",) if keys.has_tensor(f"blk.{layer}.attn_q.bias") else (),
+        has_sinks=keys.has_tensor(f"blk.{layer}.attn_sinks.weight"),
+        window=keys.integer(_WINDOW) if is_near else None,
+    )
+
+
 _TENSORS: Table = {
     **hf_names.SHARED_EXPERTS,
     "mixer/sinks": ("self_attn.attention_sink_bias",),
@@ -119,5 +166,18 @@ FAMILIES = (
         feed_forwards=(Gated, Experts),
         tensors=_TENSORS,
         predictor="model.mtp.",
+        gguf=Gguf(
+            {**gguf_names.EXPERTS, "mixer/sinks": ("attn_sinks.weight",)},
+            readers={
+                "mimo2": GgufReader(
+                    _gguf_mimo2,
+                    (
+                        *(*gguf_mixtures.ROUTED, _WINDOW, _SLIDES, _VALUE_SCALE, _EXTRA),
+                        gguf_rope.NEAR_THETA,
+                    ),
+                    free_widths=("attention.value_length", "rope.dimension_count"),
+                )
+            },
+        ),
     ),
 )

@@ -5,12 +5,11 @@ grow with their position.
 import dataclasses
 import math
 
-from configs.errors import InputError
 from configs.kinds.rope import Rope, Yarn
 from configs.kinds.temperature import Temperature
 from configs.model import ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
-from inference.families.shared import export_fields, fields, hf_names, rope_keys
+from inference.families.shared import export_fields, fields, gguf_rope, hf_names, rope_keys
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import YARN, GgufKeys
 from inference.families.shared.gguf_states import Metadata
@@ -68,13 +67,13 @@ def _write_ministral3(config: ModelConfig) -> dict[str, object]:
     return raw | {"rope_scaling": both, "sliding_window": attention.window}
 
 
-_SCALE, _LOG_FACTOR = "attention.temperature_scale", "rope.scaling.yarn_log_multiplier"
+_LOG_FACTOR = "rope.scaling.yarn_log_multiplier"
 
 
 def _gguf_mistral3(keys: GgufKeys) -> ModelFields:
     """Reads Ministral 3, or an older Mistral, which has no temperature."""
     rope = _gguf_rope(keys)
-    heated = _gguf_temperature(keys, rope)
+    heated = gguf_rope.temperature(keys, rope)
     return {"family": "ministral3", "pattern": (keys.layer(rope, temperature=heated),)}
 
 
@@ -87,15 +86,6 @@ def _gguf_rope(keys: GgufKeys) -> Rope:
     scale = (0.1 * math.log(factor) + 1) / (0.1 * log_factor * math.log(factor) + 1)
     attention = scale if factor > 1 else 1.0
     return Rope(rope.theta, dataclasses.replace(rope.scaling, attention_factor=attention))
-
-
-def _gguf_temperature(keys: GgufKeys, rope: Rope) -> Temperature | None:
-    """Returns the temperature, whose length is the context that YaRN stretches."""
-    if not keys.get(_SCALE, (float, int), 0.0):
-        return None
-    if not isinstance(rope.scaling, Yarn):
-        raise InputError(f"metadata {keys.architecture}.{_SCALE} goes with rope.scaling.type=yarn")
-    return Temperature(keys.number(_SCALE), rope.scaling.original_context)
 
 
 def _gguf_metadata(config: ModelConfig) -> Metadata:
@@ -115,7 +105,7 @@ def _gguf_metadata(config: ModelConfig) -> Metadata:
         unit = 0.1 * math.log(yarn.factor)
         metadata[_LOG_FACTOR] = round(((unit + 1) / yarn.attention_factor - 1) / unit, 6)
     if attention.temperature is not None:
-        metadata[_SCALE] = attention.temperature.scale
+        metadata[gguf_rope.TEMPERATURE] = attention.temperature.scale
     return metadata
 
 
@@ -130,7 +120,9 @@ FAMILIES = (
         ignored=IMAGES,
         gguf=Gguf(
             is_interleaved=True,
-            readers={"mistral3": GgufReader(_gguf_mistral3, (*YARN, _SCALE, _LOG_FACTOR))},
+            readers={
+                "mistral3": GgufReader(_gguf_mistral3, (*YARN, gguf_rope.TEMPERATURE, _LOG_FACTOR))
+            },
             writer=GgufWriter("mistral3", _gguf_metadata),
         ),
     ),

@@ -2,15 +2,27 @@
 that grow with their position, and a mixture by softmax.
 """
 
+import dataclasses
+
 from configs.errors import InputError
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
 from inference.families import mistral
-from inference.families.family import Family, ModelFields, Table
-from inference.families.shared import hf_names, latents, mixtures, parts, rope_keys
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.shared import (
+    gguf_latents,
+    gguf_mixtures,
+    gguf_names,
+    hf_names,
+    latents,
+    mixtures,
+    parts,
+    rope_keys,
+)
 from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
 
 _SHARE = "partial_rotary_factor"
 _SIZES = {
@@ -76,6 +88,11 @@ def _write_mistral4(config: ModelConfig) -> dict[str, object]:
     return raw | {"rope_scaling": rope, "rope_interleave": latent.rope.neighbours}
 
 
+def _gguf_mistral4(keys: GgufKeys) -> ModelFields:
+    router = dataclasses.replace(gguf_mixtures.read_router(keys, is_normalized=False), group_best=2)
+    return {"pattern": gguf_mixtures.after_dense(keys, gguf_latents.rotated(keys), router, 0)}
+
+
 _TENSORS: Table = {
     **hf_names.LATENT,
     "ffn/experts/gate_up": ("mlp.experts.gate_up_proj",),
@@ -118,6 +135,16 @@ FAMILIES = (
         splits=(parts.latent_heads,),
         wrapper=mistral.WRAPPER,
         ignored=mistral.IMAGES,
+        gguf=Gguf(
+            gguf_names.LATENT,
+            readers={
+                "mistral4": GgufReader(
+                    _gguf_mistral4,
+                    (*gguf_mixtures.DENSE, *gguf_latents.ROTATED),
+                    gguf_latents.FREE_WIDTHS,
+                )
+            },
+        ),
     ),
     Family(
         name="mistral_large3",

@@ -5,7 +5,14 @@ import dataclasses
 from configs.kinds.rope import LongRope, Rope
 from configs.model import ModelConfig
 from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
-from inference.families.shared import export_fields, fields, gguf_names, hf_names, rope_keys
+from inference.families.shared import (
+    export_fields,
+    fields,
+    gguf_names,
+    gguf_rope,
+    hf_names,
+    rope_keys,
+)
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
 
@@ -45,16 +52,7 @@ _WINDOW = "attention.sliding_window"
 
 
 def _gguf_phi3(keys: GgufKeys) -> ModelFields:
-    rope, window = keys.rope(), keys.whole(_WINDOW) or None
-    scaling = None
-    if gguf_names.LONG_FACTORS in keys.shapes and gguf_names.SHORT_FACTORS in keys.shapes:
-        scaling = LongRope(
-            tuple(keys.read_numbers(gguf_names.SHORT_FACTORS).tolist()),
-            tuple(keys.read_numbers(gguf_names.LONG_FACTORS).tolist()),
-            keys.integer("rope.scaling.original_context_length"),
-            keys.number("rope.scaling.attn_factor", 1.0),
-        )
-    rope = Rope(rope.theta, scaling or rope.scaling, keys.rotary_share)
+    rope, window = gguf_rope.longrope(keys), keys.whole(_WINDOW) or None
     return {"pattern": (keys.layer(rope, window=window),)}
 
 
@@ -80,7 +78,7 @@ FAMILIES = (
             readers={
                 "phi3": GgufReader(
                     _gguf_phi3,
-                    (_WINDOW, "rope.scaling.attn_factor"),
+                    (_WINDOW, gguf_rope.ATTENTION_FACTOR),
                     free_widths=("rope.dimension_count",),
                 )
             },

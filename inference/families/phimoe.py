@@ -5,30 +5,39 @@
 from configs.errors import InputError
 from configs.kinds.experts import Experts, Router
 from configs.kinds.rope import LongRope
-from configs.model import ModelConfig
+from configs.model import LayerSpec, ModelConfig
 from inference.families import mixtral
-from inference.families.family import Family, ModelFields, Table
-from inference.families.shared import fields, mixtures, rope_keys
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.shared import (
+    fields,
+    gguf_mixtures,
+    gguf_names,
+    gguf_rope,
+    mixtures,
+    rope_keys,
+)
 from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
 
 _THETA = 1_000_000.0
 _SCALES = "short_mscale", "long_mscale"
+_CHOSEN, _NOISE = 2, 0.01  # experts of a token, and what scores were multiplied with in training
 
 
 def _read_phimoe(keys: Keys) -> ModelFields:
-    keys.require_neutral(num_experts_per_tok=(2, None))  # whatever a file says, others choose two
+    keys.require_neutral(num_experts_per_tok=(_CHOSEN, None))  # others choose so many, too
     stated = rope_keys.described(keys)
     if stated is not None and stated.raw.get("long_factor") is not None:
         stated = _scaled_once(stated)
     rope = rope_keys.scaled(keys, stated, keys.number("rope_theta", _THETA))
     attention = fields.attention(keys, rope=rope, window=keys.optional_integer("sliding_window"))
-    jitter = 2 * keys.number("router_jitter_noise", 0.01)
+    jitter = 2 * keys.number("router_jitter_noise", _NOISE)
     router = Router(is_normalized=False, jitter=jitter)
     width = keys.integer("intermediate_size", 6400)
     return {
         **fields.layer_normed(keys, rope, key="rms_norm_eps"),
         "pattern": fields.pattern(
-            attention, mixtures.experts(keys, "num_local_experts", 16, 2, width, router)
+            attention, mixtures.experts(keys, "num_local_experts", 16, _CHOSEN, width, router)
         ),
         "has_head_bias": keys.boolean("lm_head_bias", False),
     }
@@ -60,8 +69,31 @@ def _write_phimoe(config: ModelConfig) -> dict[str, object]:
         raw["rope_scaling"] = {"rope_type": "longrope"} | stated | scales
     return raw | {
         "attention_bias": "out" in attention.biases,
-        "router_jitter_noise": (router.jitter or 0.02) / 2,
+        "router_jitter_noise": (router.jitter or 2 * _NOISE) / 2,
         "lm_head_bias": config.has_head_bias,
+    }
+
+
+_WINDOW = "attention.sliding_window"
+
+
+def _gguf_phimoe(keys: GgufKeys) -> ModelFields:
+    """Reads Phi-3.5-MoE, which is routed as it was trained: llama.cpp has the softmax alone."""
+    if (chosen := keys.integer("expert_used_count")) != _CHOSEN:
+        raise InputError(
+            f"metadata {keys.architecture}.expert_used_count must be {_CHOSEN}, not {chosen}"
+        )
+    attention = keys.attention(
+        gguf_rope.longrope(keys),
+        window=keys.whole(_WINDOW) or None,
+        biases=("qkv", "out") if keys.has_tensor("blk.0.attn_q.bias") else (),
+    )
+    router = Router(is_normalized=False, jitter=2 * _NOISE)
+    experts = gguf_mixtures.read_experts(keys, router, keys.ffn_width)
+    return {
+        "norm": "layer",
+        "pattern": (LayerSpec(attention, experts),),
+        "has_head_bias": keys.has_tensor("output.bias"),
     }
 
 
@@ -81,5 +113,13 @@ FAMILIES = (
         write=_write_phimoe,
         feed_forwards=(Experts,),
         tensors=_TENSORS,
+        gguf=Gguf(
+            {**gguf_names.LAYER_NORMED, **gguf_names.EXPERTS},
+            readers={
+                "phimoe": GgufReader(
+                    _gguf_phimoe, (*gguf_mixtures.COUNTS, _WINDOW, gguf_rope.ATTENTION_FACTOR)
+                )
+            },
+        ),
     ),
 )

@@ -12,9 +12,19 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, ModelFields, Table
-from inference.families.shared import export_fields, fields, hf_names, mixtures, rope_keys
+from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.shared import (
+    export_fields,
+    fields,
+    gguf_mixtures,
+    gguf_names,
+    gguf_rope,
+    hf_names,
+    mixtures,
+    rope_keys,
+)
 from inference.families.shared.config_keys import Keys
+from inference.families.shared.gguf_keys import GgufKeys
 from inference.families.shared.parts import Part, Parts
 
 # Keys of published files by transformers' names.
@@ -189,6 +199,44 @@ def _write_step(config: ModelConfig) -> dict[str, object]:
     }
 
 
+_WINDOW = "attention.sliding_window"
+_SLIDES, _EXTRA = f"{_WINDOW}_pattern", "nextn_predict_layers"
+_CLAMPS = "swiglu_clamp_exp", "swiglu_clamp_shexp"
+
+
+def _gguf_step(keys: GgufKeys) -> ModelFields:
+    """Reads Step 3.5, except its last blocks, which predict further tokens."""
+    count = keys.num_layers - keys.whole(_EXTRA, limit=keys.num_layers - 1)
+    slides = keys.booleans(_SLIDES, count)
+    if slides is None:
+        raise InputError(f"metadata {keys.architecture}.{_SLIDES} is missing")
+    heads = zip(keys.listed("attention.head_count"), keys.kv_heads(), slides, strict=False)
+    mixers = [
+        Attention(
+            num_heads, kv_heads, keys.head_width,
+            gguf_rope.near(keys) if is_near else gguf_rope.llama3(keys, share=0.5),
+            window=keys.integer(_WINDOW) if is_near else None,
+            qk_norm="head", head_gate="sigmoid",
+        )
+        for num_heads, kv_heads, is_near in heads
+    ]  # fmt: skip
+    return {"num_layers": count, "norm_offset": 1.0,
+            "pattern": tuple(map(LayerSpec, mixers, _gguf_ffns(keys, count)))}  # fmt: skip
+
+
+def _gguf_ffns(keys: GgufKeys, count: int) -> list[FeedForward]:
+    router = gguf_mixtures.read_router(keys, is_normalized=True, scores="sigmoid")
+    router = dataclasses.replace(router, group_best=1)
+    shared = keys.whole("expert_shared_feed_forward_length")
+    experts = gguf_mixtures.read_experts(keys, router, shared_width=shared)
+    dense = keys.whole("leading_dense_block_count", limit=MOST_LAYERS)
+    limits = zip(*(keys.limits(key, count) for key in _CLAMPS), strict=True)
+    return [
+        Gated(keys.ffn_width) if n < dense else dataclasses.replace(experts, late_limits=pair)
+        for n, pair in enumerate(limits)
+    ]
+
+
 def _split_experts(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Parts:
     """Splits stacks of the matrices [E, out, in] of all experts."""
     if not isinstance(layer.ffn, Experts):
@@ -226,6 +274,19 @@ FAMILIES = (
         ignored=(
             *("vision_model", "vit_large_projector"),
             *("model.vision_model", "model.multi_modal_projector"),
+        ),
+        gguf=Gguf(
+            {**gguf_names.EXPERTS, "mixer/gate": ("attn_gate.weight",)},
+            readers={
+                "step35": GgufReader(
+                    _gguf_step,
+                    (
+                        *(*gguf_mixtures.DENSE, _WINDOW, _SLIDES, *_CLAMPS, _EXTRA),
+                        *(gguf_rope.NEAR_THETA, "moe_every_n_layers"),
+                    ),
+                    free_widths=("rope.dimension_count",),
+                )
+            },
         ),
     ),
 )

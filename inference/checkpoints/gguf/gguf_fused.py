@@ -28,7 +28,8 @@ from inference.families import families
 from inference.families.shared.gguf_keys import GgufKeys
 from inference.families.shared.gguf_names import BETAS_DECAYS
 
-_STACK = re.compile(r"blk\.(\d+)\.(ffn_(?:gate|up)_exps)\.(weight|bias)")
+_STACK = re.compile(r"blk\.(\d+)\.ffn_(gate|up|gate_up)_exps\.(weight|bias)")
+_FLOAT32 = 0  # the number of a type
 _SHARED_GATE = ".ffn_gate_inp_shexp.weight"
 _RATES = ".ssm_a"
 # What is used in float32 however the others are rounded: decays are exponents of exponents.
@@ -83,6 +84,13 @@ def _of(config: ModelConfig, number: int) -> Iterator[tuple[str, FusedTensor]]:
 
 def _of_delta_rule(kind: DeltaNet, prefix: str, D: int) -> Iterator[tuple[str, FusedTensor]]:
     values, keys, _ = kind.channels
+    if kind.decay_rank is not None:  # Kimi's
+        for part, count in {"q": keys, "k": keys, "v": values}.items():
+            tensor, taps = f"{prefix}.ssm_conv1d_{part}.weight", (count, kind.conv_width)
+            yield tensor, FusedTensor((1, count, 1, kind.conv_width), {tensor: taps})
+        rates = f"{prefix}.ssm_a"
+        yield rates, FusedTensor((1, 1, kind.num_heads, 1), {rates: (kind.num_heads,)})
+        return
     for name, row in (("attn_qkv.weight", D), ("ssm_conv1d.weight", kind.conv_width)):
         tensor, rows = f"{prefix}.{name}", {"q": keys, "k": keys, "v": values}
         parts = {f"{tensor}.{part}": (count, row) for part, count in rows.items()}
@@ -131,21 +139,48 @@ def _entries(header: Header, config: ModelConfig) -> Iterator[tuple[str, TensorE
         if name.startswith(unread):
             continue
         if stack and isinstance(ffn, Experts):
-            if entry.shape[0] != ffn.num_experts:
-                raise InputError(
-                    f"{header.path}: tensor {shown(name)} is {list(entry.shape)}; expected "
-                    f"{ffn.num_experts} experts"
-                )
-            shape = entry.shape[1:] if len(entry.shape) > 2 else (1, *entry.shape[1:])
-            prefix, ending = f"blk.{stack[1]}.{stack[2]}", stack[3]
-            parts = {f"{prefix}.{number}.{ending}": shape for number in range(ffn.num_experts)}
-            yield from _parts(str(header.path), name, entry, FusedTensor(entry.shape, parts))
+            yield from _experts(str(header.path), name, entry, ffn.num_experts)
         elif name in fused:
             yield from _parts(str(header.path), name, entry, fused[name])
         elif name.endswith(_SHARED_GATE) and len(entry.shape) == 1:
             yield name, dataclasses.replace(entry, shape=(1, *entry.shape))
         else:
             yield name, entry
+    for name in families.gguf(config).numbers:
+        yield from _numbers(header, config.num_layers, name)
+
+
+def _numbers(header: Header, count: int, key: str) -> Iterator[tuple[str, TensorEntry]]:
+    """The number that the metadata lists for each layer, or states once for all."""
+    values = header.metadata.get(key)
+    if isinstance(values, float):
+        values = np.full(count, values)
+    if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or len(values) != count:
+        raise InputError(f"{header.path}: metadata {key} must list {count} numbers")
+    data = values.astype(np.float32).tobytes()
+    for number in range(count):
+        yield f"blk.{number}.{key}", TensorEntry((1,), _FLOAT32, 4 * number, 4, data)
+
+
+def _experts(
+    label: str, name: str, entry: TensorEntry, count: int
+) -> Iterator[tuple[str, TensorEntry]]:
+    """The matrices of a stack: of each expert its gate, what that meets, or both, in this order."""
+    stack = _STACK.fullmatch(name)
+    assert stack is not None
+    halves = stack[2].split("_")
+    shape = entry.shape[1:] if len(entry.shape) > 2 else (1, *entry.shape[1:])
+    if entry.shape[0] != count or shape[0] % len(halves):
+        raise InputError(
+            f"{label}: tensor {shown(name)} is {list(entry.shape)}; expected {count} experts"
+        )
+    shape = shape[0] // len(halves), *shape[1:]
+    parts = {
+        f"blk.{stack[1]}.ffn_{half}_exps.{number}.{stack[3]}": shape
+        for number in range(count)
+        for half in halves
+    }
+    yield from _parts(label, name, entry, FusedTensor(entry.shape, parts))
 
 
 def _parts(

@@ -50,7 +50,7 @@ class TensorEntry:
     ggml_type: int
     position: int
     num_bytes: int
-    data: mmap.mmap
+    data: mmap.mmap | bytes
 
 
 @dataclasses.dataclass(frozen=True)

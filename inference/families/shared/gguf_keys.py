@@ -94,13 +94,33 @@ class GgufKeys:
         return value
 
     def booleans(self, key: str, length: int) -> list[bool] | None:
-        """Returns a value for each of `length` layers; None: the key is absent."""
-        value = self.metadata.get(f"{self.architecture}.{key}")
-        if value is None:
-            return None
-        if not isinstance(value, np.ndarray) or value.dtype != bool or len(value) != length:
+        """Returns a value for each of `length` layers, which may be 0 or 1; None: the key is
+        absent.
+        """
+        values = self._values(key, length, "biu", "booleans")
+        if values is not None and not np.isin(values, (0, 1)).all():
             raise InputError(f"metadata {self.architecture}.{key} must list {length} booleans")
-        return value.tolist()
+        return None if values is None else values.astype(bool).tolist()
+
+    def limits(self, key: str, length: int) -> list[float | None]:
+        """Returns a limit for each of `length` layers; 0, or no key: there is none."""
+        values = self._values(key, length, "f", "numbers")
+        if values is None:
+            return [None] * length
+        return [float(str(value)) or None for value in values.astype(np.float32)]
+
+    def _values(self, key: str, length: int, kinds: str, valid: str) -> np.ndarray | None:
+        """Returns what is listed for each of `length` layers, without layers behind them."""
+        values = self.metadata.get(f"{self.architecture}.{key}")
+        if values is None:
+            return None
+        if (
+            not isinstance(values, np.ndarray)
+            or values.dtype.kind not in kinds
+            or len(values) not in (length, self.num_layers)
+        ):
+            raise InputError(f"metadata {self.architecture}.{key} must list {length} {valid}")
+        return values[:length]
 
     def integers(self, key: str, length: int) -> list[int]:
         """Returns an integer from 1 for each of `length` layers; a file may state one for all."""
@@ -136,9 +156,10 @@ class GgufKeys:
 
     @property
     def head_width(self) -> int:
+        if self.has("attention.key_length"):
+            return self.integer("attention.key_length")
         heads = max(self.whole("attention.head_count"), 1)  # 0 where no layer attends
-        default = max(self.integer("embedding_length") // heads, 1)
-        return self.integer("attention.key_length", default)
+        return max(self.integer("embedding_length") // heads, 1)
 
     def attention(self, rope: Rope | None, **fields: Any) -> Attention:
         """Returns attention with the heads that every architecture states, and `fields`."""

@@ -5,7 +5,7 @@ from typing import Any
 from configs.errors import InputError
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
-from configs.kinds.kind import Mixer
+from configs.kinds.kind import FeedForward, Mixer
 from configs.model import MOST_LAYERS, LayerSpec
 from inference.families.shared.gguf_keys import GgufKeys
 
@@ -67,12 +67,18 @@ def read_experts(
     )
 
 
-def after_dense(keys: GgufKeys, mixer: Mixer, router: Router, extra: int) -> tuple[LayerSpec, ...]:
-    """Returns dense layers, then mixtures with shared experts; skips the `extra` last blocks."""
+def feed_forwards(keys: GgufKeys, router: Router, count: int) -> list[FeedForward]:
+    """Returns those of `count` layers: dense ones first, then mixtures with shared experts."""
+    dense = min(keys.whole("leading_dense_block_count", limit=MOST_LAYERS), count)
+    ffns: list[FeedForward] = [Gated(keys.ffn_width)] * dense if dense else []
+    if dense == count:
+        return ffns
     shared = keys.whole("expert_shared_count") * keys.integer("expert_feed_forward_length")
-    mixture = LayerSpec(mixer, read_experts(keys, router, shared_width=shared))
-    dense = keys.whole("leading_dense_block_count", limit=MOST_LAYERS)
-    if not dense:
-        return (mixture,)
-    behind = max(keys.num_layers - extra - dense, 0)
-    return (LayerSpec(mixer, Gated(keys.ffn_width)),) * dense + (mixture,) * behind
+    return ffns + [read_experts(keys, router, shared_width=shared)] * (count - dense)
+
+
+def after_dense(keys: GgufKeys, mixer: Mixer, router: Router, extra: int) -> tuple[LayerSpec, ...]:
+    """Returns layers with `feed_forwards`; skips the `extra` last blocks."""
+    ffns = feed_forwards(keys, router, keys.num_layers - extra)
+    layers = tuple(LayerSpec(mixer, ffn) for ffn in ffns)
+    return layers if keys.whole("leading_dense_block_count") else layers[:1]

@@ -231,6 +231,8 @@ def tensors_of(config: ModelConfig) -> dict[str, np.ndarray]:
     tensors, declared = {}, params.flatten(decoder.param_infos(config))
     for path, values in tiny.random_params(config).items():
         own = names.gguf(config)(path).names
+        if path.endswith("experts/gate_up"):  # one stack
+            own = (f"blk.{path.split('/')[1]}.ffn_gate_up_exps.weight",)
         ends = np.cumsum(declared[path].stacked)[:-1] if len(own) > 1 else []
         tensors |= dict(zip(own, np.split(values, ends), strict=True))
     pairs = far(config).head_width // 2

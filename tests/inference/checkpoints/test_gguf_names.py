@@ -21,13 +21,11 @@ def test_every_family_of_llama_cpp_is_read():
     assert architectures == set(families.gguf_readers())
 
 
-# Families that llama.cpp does not have, or not with all that a file has to say.
+# Families that llama.cpp does not have (by this version of `gguf`), or calls by another's name:
+# Solar Open is a GLM-4.5 there.
 UNREAD = {
-    "deepseek_v32", "deepseek_v4", "falcon", "flex_olmo", "glm_moe_dsa",
-    "apertus", "helium",
-    "bamba", "kimi_linear", "minimax", "olmo_hybrid",
-    "mistral4", "mistral_large3", "phimoe", "step3p5", "axk1",
-    "hy_v3", "laguna", "mellum", "mimo_v2_flash", "solar_open", "youtu",
+    "axk1", "bamba", "deepseek_v32", "deepseek_v4", "flex_olmo", "helium", "hy_v3", "laguna",
+    "mellum", "minimax", "mistral_large3", "olmo_hybrid", "solar_open",
 }  # fmt: skip
 # What llama.cpp calls families that it has another name for.
 LLAMA_CPP = {
@@ -43,7 +41,8 @@ LLAMA_CPP = {
     "granitemoeshared": "granitemoe", "lfm2_moe": "lfm2moe",
     "qwen3_next": "qwen3next", "qwen3_5": "qwen35", "qwen3_5_moe": "qwen35moe",
     "glm": "chatglm", "mimo": "qwen2", "internlm3": "llama", "cohere": "command-r", "phi": "phi2",
-    "gpt_neox": "gptneox",
+    "gpt_neox": "gptneox", "youtu": "deepseek2", "kimi_linear": "kimi-linear",
+    "glm_moe_dsa": "glm-dsa", "mimo_v2_flash": "mimo2", "step3p5": "step35",
 }  # fmt: skip
 # Where it takes the head for the embedding.
 TIED = "cohere2", "command-r", "gemma", "gemma2", "lfm2moe", "starcoder2"
@@ -62,6 +61,9 @@ MERGED = (
     (r"e_score_correction_bias(?:\.experts)?", "e_score_correction.bias"),
     (r"expert_bias$", "expert_bias.bias"),
     (r"\.sinks", ".sinks.weight"),
+    (r"attention_sink_bias", "attention_sink_bias.weight"),
+    (r"moe\.(\w+_proj)\.weight\.\d+", r"moe.\1.weight"),
+    (r"moe\.router_bias", "moe.router_bias.bias"),
     (r"\.experts\.(\w+_proj)$", r".experts.\1.weight"),
     (r"layer_scalar", "layer_scalar.weight"),
     (r"in_proj_qkvz\.weight\.[vqk]$", "in_proj_qkv.weight"),
@@ -102,6 +104,9 @@ def test_names_in_gguf_are_those_the_library_gives(checkpoint):
             ("gate_up", "ffn/down", "shared/down")
         ):
             continue  # its converter names what it cuts there itself (`test_gguf_states.py`)
+        is_one_stack = family in ("gemma4", "mistral4") and path.endswith("experts/gate_up")
+        if is_one_stack or path.endswith("/curve"):
+            continue  # read part by part, and from the metadata (`test_gguf_converted.py`)
         own = OWN_NAMES.get(path.split("/", 2)[-1])
         if own is not None:
             assert names.gguf(config)(path).names == (f"blk.{path.split('/')[1]}.{own}",)
