@@ -8,18 +8,20 @@ from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
     gguf_mixtures,
     gguf_names,
+    gguf_windows,
     hf_names,
     mixtures,
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_states import Metadata
 
 
 def _read_afmoe(keys: Keys) -> ModelFields:
@@ -88,19 +90,18 @@ def _gguf_afmoe(keys: GgufKeys) -> ModelFields:
     """
     router = gguf_mixtures.read_router(keys, is_normalized=True, scores="sigmoid")
     router = dataclasses.replace(router, group_best=1)
-    shared = keys.whole("expert_shared_count") * keys.integer("expert_feed_forward_length")
-    experts = gguf_mixtures.read_experts(keys, router, shared_width=shared)
     sliding = _attention(keys.attention(keys.rope(), window=keys.integer(_WINDOW)))
-    dense = keys.whole("leading_dense_block_count", limit=MOST_LAYERS)
+    ffns = gguf_mixtures.feed_forwards(keys, router, keys.num_layers)
     layers = tuple(
-        LayerSpec(
-            sliding if (n + 1) % 4 else _seeing_all(sliding),
-            experts if n >= dense else Gated(keys.ffn_width),
-        )
-        for n in range(keys.num_layers)
+        LayerSpec(sliding if number % 4 else _seeing_all(sliding), ffn)
+        for number, ffn in enumerate(ffns, 1)
     )
     scale = keys.integer("embedding_length") ** 0.5
     return {"pattern": layers, "post_norms": True, "embedding_scale": scale}
+
+
+def _gguf_window(config: ModelConfig) -> Metadata:
+    return {_WINDOW: gguf_windows.window(config)}
 
 
 _TENSORS: Table = {
@@ -124,6 +125,7 @@ FAMILIES = (
         gguf=Gguf(
             {**gguf_names.EXPERTS, "mixer/gate": ("attn_gate.weight",)},
             readers={"afmoe": GgufReader(_gguf_afmoe, (*gguf_mixtures.DENSE, _WINDOW))},
+            writer=GgufWriter("afmoe", _gguf_window),
         ),
     ),
 )

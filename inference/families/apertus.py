@@ -5,7 +5,7 @@ a plain feed-forward whose activation each layer learns (xIELU).
 from configs.kinds.feed_forward import Plain
 from configs.kinds.rope import Llama3, Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -74,6 +74,7 @@ FAMILIES = (
             {**gguf_names.PLAIN, "ffn/curve": _NUMBERS},
             numbers=_NUMBERS,
             readers={"apertus": GgufReader(_gguf_apertus)},
+            writer=GgufWriter("apertus"),
         ),
     ),
 )

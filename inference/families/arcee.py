@@ -43,7 +43,7 @@ FAMILIES = (
             gguf_names.PLAIN,
             is_interleaved=True,
             readers={"arcee": GgufReader(_gguf_arcee, YARN)},
-            writer=GgufWriter("arcee", gguf_rope.yarn_keys),
+            writer=GgufWriter("arcee", gguf_rope.yarn_of),
         ),
     ),
 )

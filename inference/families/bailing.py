@@ -8,17 +8,18 @@ from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     fields,
     gguf_mixtures,
     gguf_names,
+    gguf_rope,
     hf_names,
     mixtures,
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
-from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_keys import YARN, GgufKeys
 
 
 def _read_bailing_v2(keys: Keys) -> ModelFields:
@@ -109,10 +110,11 @@ FAMILIES = (
             readers={
                 "bailingmoe2": GgufReader(
                     _gguf_bailing_v2,
-                    (*gguf_mixtures.DENSE, "nextn_predict_layers"),
+                    (*gguf_mixtures.DENSE, *YARN, "nextn_predict_layers"),
                     free_widths=("rope.dimension_count",),
                 )
             },
+            writer=GgufWriter("bailingmoe2", gguf_rope.yarn_of),
         ),
     ),
 )

@@ -9,7 +9,7 @@ from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Indexer, Latent
 from configs.model import ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     gguf_latents,
     gguf_mixtures,
@@ -115,6 +115,7 @@ FAMILIES = (
                     gguf_latents.FREE_WIDTHS,
                 )
             },
+            writer=GgufWriter("deepseek2"),
         ),
     ),
     Family(
@@ -134,7 +135,7 @@ FAMILIES = (
             for prefix in ("", "model.")
             for part in ("vision_tower", "mm_projector")
         ),
-        gguf=Gguf(gguf_names.LATENT),
+        gguf=Gguf(gguf_names.LATENT, writer=GgufWriter("deepseek2")),
     ),
     Family(
         name="deepseek_v32",

@@ -5,7 +5,7 @@ import dataclasses
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.model import MOST_LAYERS, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     export_fields,
     fields,
@@ -61,7 +61,9 @@ FAMILIES = (
         feed_forwards=(Gated, Experts),
         tensors=hf_names.SHARED_EXPERTS,
         gguf=Gguf(
-            gguf_names.EXPERTS, readers={"dots1": GgufReader(_gguf_dots1, gguf_mixtures.DENSE)}
+            gguf_names.EXPERTS,
+            readers={"dots1": GgufReader(_gguf_dots1, gguf_mixtures.DENSE)},
+            writer=GgufWriter("dots1"),
         ),
     ),
 )

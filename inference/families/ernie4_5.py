@@ -140,6 +140,7 @@ FAMILIES = (
                     _gguf_ernie4_5_moe, (*gguf_mixtures.DENSE, "interleave_moe_layer_step")
                 )
             },
+            writer=GgufWriter("ernie4_5-moe"),
         ),
     ),
 )

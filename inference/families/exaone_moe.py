@@ -11,12 +11,13 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     export_fields,
     fields,
     gguf_mixtures,
     gguf_names,
+    gguf_windows,
     hf_names,
     mixtures,
     rope_keys,
@@ -88,28 +89,16 @@ def _write_exaone_moe(config: ModelConfig) -> dict[str, object]:
     }  # fmt: skip
 
 
-_WINDOW = "attention.sliding_window"
-_SLIDES = f"{_WINDOW}_pattern"
-
-
 def _gguf_exaone_moe(keys: GgufKeys) -> ModelFields:
     """Reads K-EXAONE, except its last block, which predicts a second token."""
     extra = keys.whole("nextn_predict_layers", limit=keys.num_layers - 1)
     attention = keys.attention(keys.rope(), qk_norm="head")
-    full, sliding = _kinds(attention, keys.integer(_WINDOW))
+    full, sliding = _kinds(attention, keys.integer(gguf_windows.WINDOW))
     router = gguf_mixtures.read_router(keys, is_normalized=True, scores="sigmoid")
-    shared = keys.whole("expert_shared_count") * keys.integer("expert_feed_forward_length")
-    experts = gguf_mixtures.read_experts(keys, router, shared_width=shared)
-    dense = keys.whole("leading_dense_block_count", limit=MOST_LAYERS)
-    slides = keys.booleans(_SLIDES, keys.num_layers)
-    if slides is None:
-        raise InputError(f"metadata {keys.architecture}.{_SLIDES} is missing")
     count = keys.num_layers - extra
-    layers = tuple(
-        LayerSpec(sliding if slides[n] else full, experts if n >= dense else Gated(keys.ffn_width))
-        for n in range(count)
-    )
-    return {"num_layers": count, "pattern": layers}
+    mixers = [sliding if near else full for near in gguf_windows.slides(keys, count)]
+    ffns = gguf_mixtures.feed_forwards(keys, router, count)
+    return {"num_layers": count, "pattern": tuple(map(LayerSpec, mixers, ffns))}
 
 
 FAMILIES = (
@@ -131,9 +120,10 @@ FAMILIES = (
             readers={
                 "exaone-moe": GgufReader(
                     _gguf_exaone_moe,
-                    (*gguf_mixtures.DENSE, _WINDOW, _SLIDES, "nextn_predict_layers"),
+                    (*gguf_mixtures.DENSE, *gguf_windows.KEYS, "nextn_predict_layers"),
                 )
             },
+            writer=GgufWriter("exaone-moe", gguf_windows.written),
         ),
     ),
 )

@@ -7,7 +7,15 @@ from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.feed_forward import Plain
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, InLayer, ModelFields, Table
+from inference.families.family import (
+    Family,
+    Gguf,
+    GgufReader,
+    GgufWriter,
+    InLayer,
+    ModelFields,
+    Table,
+)
 from inference.families.shared import export_fields, fields, gguf_names, parts, rope_keys
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import LAYER_EPSILON, GgufKeys
@@ -101,6 +109,7 @@ FAMILIES = (
             {**gguf_names.LAYER_NORMED, "mixer/qkv": ("attn_qkv.weight",)},
             in_layer=_pair("attn_norm_2.weight", "attn_norm.weight"),
             readers={"falcon": GgufReader(_gguf_falcon, epsilon=LAYER_EPSILON)},
+            writer=GgufWriter("falcon"),
         ),
     ),
 )

@@ -16,6 +16,7 @@ from inference.families.shared import (
     fields,
     gguf_names,
     gguf_rope,
+    gguf_windows,
     hf_names,
     rope_keys,
 )
@@ -205,10 +206,9 @@ def _stated(rope: Rope | None) -> dict[str, object]:
     return scaling | {"rope_theta": rope.theta}
 
 
-_WINDOW = "attention.sliding_window"
 _NEVER = 1e20  # least divisor of the frequency of a pair that does not rotate
 _GGUF_KEYS = (
-    *(_WINDOW, f"{_WINDOW}_pattern", "attention.shared_kv_layers", "final_logit_softcapping"),
+    *(*gguf_windows.KEYS, "attention.shared_kv_layers", "final_logit_softcapping"),
     *("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"),
     *(gguf_rope.NEAR_THETA, "embedding_length_per_layer_input"),
     *("expert_count", "expert_used_count", "expert_feed_forward_length"),
@@ -233,20 +233,19 @@ def _gguf_gemma4(keys: GgufKeys) -> ModelFields:
 def _gguf_mixers(keys: GgufKeys) -> list[Attention]:
     heads = keys.integer("attention.head_count")
     kv_heads = keys.integers("attention.head_count_kv", keys.num_layers)
-    slides = keys.booleans(f"{_WINDOW}_pattern", keys.num_layers)
-    if slides is None:
-        raise InputError(f"metadata {keys.architecture}.{_WINDOW}_pattern is missing")
+    slides = gguf_windows.slides(keys, keys.num_layers)
     near = gguf_rope.near(keys)
     near_width = keys.integer("attention.key_length_swa", keys.head_width)
     for key in ("attention.value_length_swa", "rope.dimension_count_swa"):
         if keys.integer(key, near_width) != near_width:
             raise InputError(f"{keys.architecture}.{key} differs from the head width {near_width}")
     far, mixers = _gguf_distant(keys), []
+    window = keys.integer(gguf_windows.WINDOW)
     for layer, (slide, kv) in enumerate(zip(slides, kv_heads, strict=True)):
         width, rope = (near_width, near) if slide else (keys.head_width, far)
         mixers.append(
             Attention(
-                heads, kv, width, rope, keys.integer(_WINDOW) if slide else None, qk_norm="head",
+                heads, kv, width, rope, window if slide else None, qk_norm="head",
                 has_value_norm=True, scale=1.0,
                 has_values=slide or keys.has_tensor(f"blk.{layer}.attn_v.weight"),
             )

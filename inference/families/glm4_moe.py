@@ -13,12 +13,13 @@ from configs.kinds.latent import Indexer, Latent
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families import deepseek
-from inference.families.family import Family, Gguf, GgufReader, ModelFields
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields
 from inference.families.shared import (
     fields,
     gguf_latents,
     gguf_mixtures,
     gguf_names,
+    gguf_rope,
     hf_names,
     latents,
     mixtures,
@@ -27,6 +28,7 @@ from inference.families.shared import (
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import YARN, GgufKeys
+from inference.families.shared.gguf_states import Metadata
 
 _WIDTHS = {"qk_nope_head_dim": 192, "v_head_dim": 256, "rms_norm_eps": 1e-5}  # of latent attention
 
@@ -163,6 +165,13 @@ def _gguf_glm_dsa(keys: GgufKeys) -> ModelFields:
     return {"num_layers": count, "pattern": _sharing(layers, [not own for own in chooses])}
 
 
+def _gguf_indexers(config: ModelConfig) -> Metadata:
+    indexer = config.mixers(Latent)[0].indexer or Indexer(1, 1, 1)
+    sizes = indexer.num_heads, indexer.head_width, indexer.top_k
+    own = [layer.mixer.choice_owner is None for layer in config.layers]
+    return dict(zip(_INDEXER, sizes, strict=True)) | {_TYPES: own}
+
+
 FAMILIES = (
     Family(
         name="glm4_moe",
@@ -182,6 +191,7 @@ FAMILIES = (
                     free_widths=("rope.dimension_count",),
                 )
             },
+            writer=GgufWriter("glm4moe", gguf_rope.yarn_of),
         ),
     ),
     Family(
@@ -196,7 +206,7 @@ FAMILIES = (
         splits=(parts.latent_heads,),
         predicting=hf_names.PREDICTING,
         listed=("mlp_layer_types",),
-        gguf=Gguf(gguf_names.LATENT),
+        gguf=Gguf(gguf_names.LATENT, writer=GgufWriter("deepseek2", read_as="deepseek_v3")),
     ),
     Family(
         name="glm_moe_dsa",
@@ -227,6 +237,7 @@ FAMILIES = (
                     gguf_latents.FREE_WIDTHS,
                 )
             },
+            writer=GgufWriter("glm-dsa", _gguf_indexers),
         ),
     ),
 )

@@ -8,12 +8,14 @@ from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Yarn
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
     gguf_mixtures,
     gguf_names,
+    gguf_rope,
+    gguf_windows,
     hf_names,
     mixtures,
     parts,
@@ -21,6 +23,7 @@ from inference.families.shared import (
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import YARN, GgufKeys
+from inference.families.shared.gguf_states import Metadata
 
 
 def _read_gpt_oss(keys: Keys) -> ModelFields:
@@ -65,12 +68,16 @@ def _gguf_gpt_oss(keys: GgufKeys) -> ModelFields:
     if isinstance(rope.scaling, Yarn):
         rope = dataclasses.replace(rope, scaling=dataclasses.replace(rope.scaling, truncate=False))
     full = keys.attention(rope, biases=("qkv", "out"), has_sinks=True)
-    sliding = dataclasses.replace(full, window=keys.integer("attention.sliding_window"))
+    sliding = dataclasses.replace(full, window=keys.integer(gguf_windows.WINDOW))
     experts = gguf_mixtures.read_experts(
         keys, Router(has_bias=True), activation="quick_gelu", has_bias=True, limit=7.0,
         up_offset=1.0,
     )  # fmt: skip
     return {"pattern": (LayerSpec(sliding, experts), LayerSpec(full, experts))}
+
+
+def _gguf_keys(config: ModelConfig) -> Metadata:
+    return {gguf_windows.WINDOW: gguf_windows.window(config), **gguf_rope.yarn_of(config)}
 
 
 def _split_experts(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> parts.Parts:
@@ -119,9 +126,10 @@ FAMILIES = (
             gguf_names.POST_NORMED,
             readers={
                 "gpt-oss": GgufReader(
-                    _gguf_gpt_oss, (*gguf_mixtures.ROUTED, *YARN, "attention.sliding_window")
+                    _gguf_gpt_oss, (*gguf_mixtures.ROUTED, *YARN, gguf_windows.WINDOW)
                 )
             },
+            writer=GgufWriter("gpt-oss", _gguf_keys),
         ),
     ),
 )

@@ -273,7 +273,12 @@ FAMILIES = (
             write=_write_moe,
             feed_forwards=(Experts,),
             tensors=_TENSORS,
-            gguf=Gguf(gguf_names.EXPERTS, is_interleaved=True, readers=readers),
+            gguf=Gguf(
+                gguf_names.EXPERTS,
+                is_interleaved=True,
+                readers=readers,
+                writer=GgufWriter("granitemoe", _gguf_scales),
+            ),
         )
         for name, architecture, read, readers in (
             (

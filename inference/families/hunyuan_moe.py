@@ -8,7 +8,7 @@ from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.model import LayerSpec, ModelConfig
 from inference.families import hunyuan
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     fields,
     gguf_mixtures,
@@ -132,6 +132,7 @@ FAMILIES = (
                     _gguf_hunyuan_moe, (*gguf_mixtures.ROUTED, "expert_shared_count")
                 )
             },
+            writer=GgufWriter("hunyuan-moe"),
         ),
     ),
     Family(

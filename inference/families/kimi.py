@@ -10,7 +10,7 @@ from configs.kinds.latent import Latent
 from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     delta_net,
     export_fields,
@@ -25,6 +25,7 @@ from inference.families.shared import (
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_states import Metadata
 
 # transformers' attributes, which other families have as keys, by the keys of published files.
 _SPELLED = {
@@ -206,6 +207,15 @@ def _gguf_kimi(keys: GgufKeys) -> ModelFields:
     return {"pattern": tuple(map(LayerSpec, mixers, ffns))}
 
 
+def _gguf_states(config: ModelConfig) -> Metadata:
+    linear = delta_net.first(config)
+    return {
+        "attention.head_count_kv": [int(isinstance(x.mixer, Latent)) for x in config.layers],
+        "kda.head_dim": linear.key_width,
+        "ssm.conv_kernel": linear.conv_width,
+    }
+
+
 FAMILIES = (
     Family(
         name="kimi_linear",
@@ -231,6 +241,7 @@ FAMILIES = (
                     gguf_latents.FREE_WIDTHS,
                 )
             },
+            writer=GgufWriter("kimi-linear", _gguf_states),
         ),
     ),
 )

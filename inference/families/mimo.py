@@ -12,19 +12,21 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
     gguf_mixtures,
     gguf_names,
     gguf_rope,
+    gguf_windows,
     hf_names,
     mixtures,
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_states import Metadata
 
 _SHARE = 0.334
 _ROPES = {
@@ -115,17 +117,13 @@ def _write_mimo_v2(config: ModelConfig) -> dict[str, object]:
     }  # fmt: skip
 
 
-_WINDOW, _VALUE_SCALE = "attention.sliding_window", "attention.value_scale"
-_SLIDES, _EXTRA = f"{_WINDOW}_pattern", "nextn_predict_layers"
+_VALUE_SCALE, _EXTRA = "attention.value_scale", "nextn_predict_layers"
 
 
 def _gguf_mimo2(keys: GgufKeys) -> ModelFields:
     """Reads MiMo-V2, except its last blocks, which predict further tokens."""
     count = keys.num_layers - keys.whole(_EXTRA, limit=keys.num_layers - 1)
-    slides = keys.booleans(_SLIDES, count)
-    if slides is None:
-        raise InputError(f"metadata {keys.architecture}.{_SLIDES} is missing")
-    layers = zip(keys.kv_heads(), slides, strict=False)
+    layers = zip(keys.kv_heads(), gguf_windows.slides(keys, count), strict=False)
     mixers = [_gguf_attention(keys, n, kv_heads, near) for n, (kv_heads, near) in enumerate(layers)]
     router = gguf_mixtures.read_router(keys, is_normalized=True, scores="sigmoid")
     experts = gguf_mixtures.read_experts(keys, router)
@@ -148,8 +146,18 @@ def _gguf_attention(keys: GgufKeys, layer: int, kv_heads: int, is_near: bool) ->
         value_scale=keys.number(_VALUE_SCALE, 1.0),
         biases=("qkv",) if keys.has_tensor(f"blk.{layer}.attn_q.bias") else (),
         has_sinks=keys.has_tensor(f"blk.{layer}.attn_sinks.weight"),
-        window=keys.integer(_WINDOW) if is_near else None,
+        window=keys.integer(gguf_windows.WINDOW) if is_near else None,
     )
+
+
+def _gguf_keys(config: ModelConfig) -> Metadata:
+    mixers = [export_fields.attention(layer) for layer in config.layers]
+    return {
+        **(gguf_windows.written(config) | gguf_rope.near_of(config)),
+        "attention.head_count_kv": [mixer.num_kv_heads for mixer in mixers],
+        "attention.value_length": mixers[0].value_width or mixers[0].head_width,
+        _VALUE_SCALE: mixers[0].value_scale,
+    }
 
 
 _TENSORS: Table = {
@@ -172,12 +180,13 @@ FAMILIES = (
                 "mimo2": GgufReader(
                     _gguf_mimo2,
                     (
-                        *(*gguf_mixtures.ROUTED, _WINDOW, _SLIDES, _VALUE_SCALE, _EXTRA),
+                        *(*gguf_mixtures.ROUTED, *gguf_windows.KEYS, _VALUE_SCALE, _EXTRA),
                         gguf_rope.NEAR_THETA,
                     ),
                     free_widths=("attention.value_length", "rope.dimension_count"),
                 )
             },
+            writer=GgufWriter("mimo2", _gguf_keys),
         ),
     ),
 )

@@ -14,7 +14,7 @@ from configs.kinds.recurrent.linear_attention import LinearAttention
 from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.families import mixtral
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -219,6 +219,7 @@ FAMILIES = (
                     free_widths=("rope.dimension_count",),
                 )
             },
+            writer=GgufWriter("minimax-m2"),
         ),
     ),
 )

@@ -10,7 +10,7 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
 from inference.families import mistral
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     gguf_latents,
     gguf_mixtures,
@@ -144,6 +144,7 @@ FAMILIES = (
                     gguf_latents.FREE_WIDTHS,
                 )
             },
+            writer=GgufWriter("mistral4"),
         ),
     ),
     Family(

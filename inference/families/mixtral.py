@@ -3,7 +3,7 @@
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     fields,
     gguf_mixtures,
@@ -50,6 +50,8 @@ FAMILIES = (
         write=write,
         feed_forwards=(Gated, Experts),
         tensors=TENSORS,
-        gguf=Gguf(gguf_names.EXPERTS, is_interleaved=True),  # llama's reader has it
+        gguf=Gguf(
+            gguf_names.EXPERTS, is_interleaved=True, writer=GgufWriter("llama")
+        ),  # llama's reader has it
     ),
 )

@@ -15,6 +15,8 @@ from inference.families.shared import (
     fields,
     gguf_mixtures,
     gguf_names,
+    gguf_rope,
+    gguf_windows,
     hf_names,
     mixtures,
     rope_keys,
@@ -134,6 +136,10 @@ def _gguf_olmo2(keys: GgufKeys) -> ModelFields:
     return {**olmo2, "family": "olmo3", "pattern": pattern}
 
 
+def _gguf_windows(config: ModelConfig) -> Metadata:
+    return gguf_windows.written(config) | gguf_rope.yarn_of(config)
+
+
 def _gguf_olmoe(keys: GgufKeys) -> ModelFields:
     width = keys.integer("expert_feed_forward_length", keys.ffn_width)
     router = gguf_mixtures.read_router(keys, is_normalized=False)
@@ -174,7 +180,7 @@ FAMILIES = (
         reads=("attention_bias",),
         write=_write_olmo3,
         tensors=hf_names.POST_NORMED,
-        gguf=Gguf(),
+        gguf=Gguf(writer=GgufWriter("olmo2", _gguf_windows)),
     ),
     Family(
         name="olmoe",
@@ -185,7 +191,9 @@ FAMILIES = (
         feed_forwards=(Gated, Experts),
         tensors=hf_names.EXPERTS,
         gguf=Gguf(
-            gguf_names.EXPERTS, readers={"olmoe": GgufReader(_gguf_olmoe, gguf_mixtures.ROUTED)}
+            gguf_names.EXPERTS,
+            readers={"olmoe": GgufReader(_gguf_olmoe, gguf_mixtures.ROUTED)},
+            writer=GgufWriter("olmoe"),
         ),
     ),
     Family(

@@ -4,17 +4,19 @@ import dataclasses
 
 from configs.kinds.rope import LongRope, Rope
 from configs.model import ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
     gguf_names,
     gguf_rope,
+    gguf_windows,
     hf_names,
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_states import Metadata
 
 
 def _read_phi3(keys: Keys) -> ModelFields:
@@ -48,12 +50,14 @@ def _write_phi3(config: ModelConfig) -> dict[str, object]:
     }
 
 
-_WINDOW = "attention.sliding_window"
-
-
 def _gguf_phi3(keys: GgufKeys) -> ModelFields:
-    rope, window = gguf_rope.longrope(keys), keys.whole(_WINDOW) or None
+    rope, window = gguf_rope.longrope(keys), keys.whole(gguf_windows.WINDOW) or None
     return {"pattern": (keys.layer(rope, window=window),)}
+
+
+def gguf_metadata(config: ModelConfig) -> Metadata:
+    """Returns the window of all layers, 0 for none, and the positions'."""
+    return {gguf_windows.WINDOW: gguf_windows.window(config), **gguf_rope.longrope_of(config)}
 
 
 _TENSORS: Table = {
@@ -78,10 +82,11 @@ FAMILIES = (
             readers={
                 "phi3": GgufReader(
                     _gguf_phi3,
-                    (_WINDOW, gguf_rope.ATTENTION_FACTOR),
+                    (gguf_windows.WINDOW, gguf_rope.ATTENTION_FACTOR),
                     free_widths=("rope.dimension_count",),
                 )
             },
+            writer=GgufWriter("phi3", gguf_metadata),
         ),
     ),
 )

@@ -6,13 +6,14 @@ from configs.errors import InputError
 from configs.kinds.experts import Experts, Router
 from configs.kinds.rope import LongRope
 from configs.model import LayerSpec, ModelConfig
-from inference.families import mixtral
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families import mixtral, phi3
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     fields,
     gguf_mixtures,
     gguf_names,
     gguf_rope,
+    gguf_windows,
     mixtures,
     rope_keys,
 )
@@ -74,9 +75,6 @@ def _write_phimoe(config: ModelConfig) -> dict[str, object]:
     }
 
 
-_WINDOW = "attention.sliding_window"
-
-
 def _gguf_phimoe(keys: GgufKeys) -> ModelFields:
     """Reads Phi-3.5-MoE, which is routed as it was trained: llama.cpp has the softmax alone."""
     if (chosen := keys.integer("expert_used_count")) != _CHOSEN:
@@ -85,7 +83,7 @@ def _gguf_phimoe(keys: GgufKeys) -> ModelFields:
         )
     attention = keys.attention(
         gguf_rope.longrope(keys),
-        window=keys.whole(_WINDOW) or None,
+        window=keys.whole(gguf_windows.WINDOW) or None,
         biases=("qkv", "out") if keys.has_tensor("blk.0.attn_q.bias") else (),
     )
     router = Router(is_normalized=False, jitter=2 * _NOISE)
@@ -117,9 +115,11 @@ FAMILIES = (
             {**gguf_names.LAYER_NORMED, **gguf_names.EXPERTS},
             readers={
                 "phimoe": GgufReader(
-                    _gguf_phimoe, (*gguf_mixtures.COUNTS, _WINDOW, gguf_rope.ATTENTION_FACTOR)
+                    _gguf_phimoe,
+                    (*gguf_mixtures.COUNTS, gguf_windows.WINDOW, gguf_rope.ATTENTION_FACTOR),
                 )
             },
+            writer=GgufWriter("phimoe", phi3.gguf_metadata),
         ),
     ),
 )

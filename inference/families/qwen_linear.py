@@ -14,7 +14,7 @@ from configs.kinds.recurrent.delta_net import DeltaNet
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, ModelConfig
 from inference.families import qwen_moe
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     delta_net,
     fields,
@@ -28,6 +28,7 @@ from inference.families.shared import (
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_states import Metadata
 
 
 def _read_qwen3_next(keys: Keys) -> ModelFields:
@@ -173,6 +174,30 @@ def _gguf_ffn(keys: GgufKeys, number: int) -> FeedForward:
     )  # fmt: skip
 
 
+def _gguf_metadata(config: ModelConfig) -> Metadata:
+    """Returns the keys of the delta rule, and how often a layer attends.
+
+    Raises:
+        InputError: layers attend in another order than llama.cpp has.
+    """
+    linear = delta_net.first(config)
+    attends = [isinstance(layer.mixer, Attention) for layer in config.layers]
+    interval = [*attends, True].index(True) + 1
+    if attends != [number % interval == 0 for number in range(1, len(attends) + 1)]:
+        raise InputError(
+            f"{config.name}: in a .gguf file every layer of so many attends, and here layers "
+            f"{[number for number, own in enumerate(attends) if own]}"
+        )
+    return {
+        "ssm.conv_kernel": linear.conv_width,
+        "ssm.state_size": linear.key_width,
+        "ssm.group_count": linear.num_key_heads,
+        "ssm.time_step_rank": linear.num_heads,
+        "ssm.inner_size": linear.inner_width,
+        "full_attention_interval": interval,
+    }
+
+
 def _gguf_reader(*reads: str) -> GgufReader:
     return GgufReader(_gguf, (*_GGUF_KEYS, *reads), free_widths=("rope.dimension_count",))
 
@@ -205,6 +230,7 @@ FAMILIES = (
                 "delta_net/gates": ("attn_gate.weight", *_BETAS_DECAYS),
             },
             readers={"qwen3next": _gguf_reader(*gguf_mixtures.ROUTED)},
+            writer=GgufWriter("qwen3next", _gguf_metadata),
         ),
     ),
     Family(
@@ -225,7 +251,10 @@ FAMILIES = (
         wrapper="Qwen3_5ForConditionalGeneration",
         ignored=("model.visual",),
         gguf=Gguf(
-            gguf_names.DELTA_NET, has_heads_in_turns=True, readers={"qwen35": _gguf_reader()}
+            gguf_names.DELTA_NET,
+            has_heads_in_turns=True,
+            readers={"qwen35": _gguf_reader()},
+            writer=GgufWriter("qwen35", _gguf_metadata),
         ),
     ),
     Family(
@@ -250,6 +279,7 @@ FAMILIES = (
             gguf_names.DELTA_NET,
             has_heads_in_turns=True,
             readers={"qwen35moe": _gguf_reader(*gguf_mixtures.ROUTED)},
+            writer=GgufWriter("qwen35moe", _gguf_metadata),
         ),
     ),
 )

@@ -9,7 +9,7 @@ from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -132,6 +132,7 @@ FAMILIES = (
         gguf=Gguf(
             gguf_names.EXPERTS,
             readers={"qwen2moe": GgufReader(_gguf_qwen2_moe, gguf_mixtures.ROUTED)},
+            writer=GgufWriter("qwen2moe"),
         ),
     ),
     Family(
@@ -149,6 +150,7 @@ FAMILIES = (
         gguf=Gguf(
             gguf_names.EXPERTS,
             readers={"qwen3moe": GgufReader(_gguf_qwen3_moe, gguf_mixtures.ROUTED)},
+            writer=GgufWriter("qwen3moe"),
         ),
     ),
 )

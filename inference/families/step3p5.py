@@ -12,19 +12,21 @@ from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward
 from configs.kinds.rope import Rope
 from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
     gguf_mixtures,
     gguf_names,
     gguf_rope,
+    gguf_windows,
     hf_names,
     mixtures,
     rope_keys,
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_states import Metadata
 from inference.families.shared.parts import Part, Parts
 
 # Keys of published files by transformers' names.
@@ -199,23 +201,20 @@ def _write_step(config: ModelConfig) -> dict[str, object]:
     }
 
 
-_WINDOW = "attention.sliding_window"
-_SLIDES, _EXTRA = f"{_WINDOW}_pattern", "nextn_predict_layers"
+_EXTRA = "nextn_predict_layers"
 _CLAMPS = "swiglu_clamp_exp", "swiglu_clamp_shexp"
 
 
 def _gguf_step(keys: GgufKeys) -> ModelFields:
     """Reads Step 3.5, except its last blocks, which predict further tokens."""
     count = keys.num_layers - keys.whole(_EXTRA, limit=keys.num_layers - 1)
-    slides = keys.booleans(_SLIDES, count)
-    if slides is None:
-        raise InputError(f"metadata {keys.architecture}.{_SLIDES} is missing")
+    slides = gguf_windows.slides(keys, count)
     heads = zip(keys.listed("attention.head_count"), keys.kv_heads(), slides, strict=False)
     mixers = [
         Attention(
             num_heads, kv_heads, keys.head_width,
             gguf_rope.near(keys) if is_near else gguf_rope.llama3(keys, share=0.5),
-            window=keys.integer(_WINDOW) if is_near else None,
+            window=keys.integer(gguf_windows.WINDOW) if is_near else None,
             qk_norm="head", head_gate="sigmoid",
         )
         for num_heads, kv_heads, is_near in heads
@@ -235,6 +234,17 @@ def _gguf_ffns(keys: GgufKeys, count: int) -> list[FeedForward]:
         Gated(keys.ffn_width) if n < dense else dataclasses.replace(experts, late_limits=pair)
         for n, pair in enumerate(limits)
     ]
+
+
+def _gguf_keys(config: ModelConfig) -> Metadata:
+    mixers = [export_fields.attention(layer) for layer in config.layers]
+    limits = [getattr(layer.ffn, "late_limits", (None, None)) for layer in config.layers]
+    return {
+        **(gguf_windows.written(config) | gguf_rope.near_of(config)),
+        "attention.head_count": [mixer.num_heads for mixer in mixers],
+        "rope.dimension_count": mixers[0].head_width,
+        **{key: [pair[n] or 0.0 for pair in limits] for n, key in enumerate(_CLAMPS)},
+    }
 
 
 def _split_experts(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> Parts:
@@ -281,12 +291,13 @@ FAMILIES = (
                 "step35": GgufReader(
                     _gguf_step,
                     (
-                        *(*gguf_mixtures.DENSE, _WINDOW, _SLIDES, *_CLAMPS, _EXTRA),
+                        *(*gguf_mixtures.DENSE, *gguf_windows.KEYS, *_CLAMPS, _EXTRA),
                         *(gguf_rope.NEAR_THETA, "moe_every_n_layers"),
                     ),
                     free_widths=("rope.dimension_count",),
                 )
             },
+            writer=GgufWriter("step35", _gguf_keys),
         ),
     ),
 )

@@ -3,7 +3,7 @@
 from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
 from configs.model import ModelConfig
-from inference.families.family import Family, Gguf, ModelFields
+from inference.families.family import Family, Gguf, GgufWriter, ModelFields
 from inference.families.shared import fields, gguf_names, hf_names, latents, mixtures, parts
 from inference.families.shared.config_keys import Keys
 
@@ -39,6 +39,6 @@ FAMILIES = (
         feed_forwards=(Gated,),
         tensors=hf_names.LATENT,
         splits=(parts.latent_heads,),
-        gguf=Gguf(gguf_names.LATENT),
+        gguf=Gguf(gguf_names.LATENT, writer=GgufWriter("deepseek2")),
     ),
 )

@@ -1,7 +1,7 @@
 """The digests in `.gguf` files of ours: of the weights, and of all before them.
 
 Both are texts of the metadata, which other readers pass over. What is before the weights, metadata
-and the divisors of frequencies, is compared when the file is opened. The weights are compared when
+and the factors of frequencies, is compared when the file is opened. The weights are compared when
 they are first read, because later starts map what was made of them. That digest ends with the
 file's size: tools of llama.cpp that quantize and split files copy all metadata, and no header that
 is damaged can change the size.
@@ -13,11 +13,12 @@ from pathlib import Path
 
 from configs.errors import InputError
 from inference.checkpoints.gguf.gguf_scan import Header
-from inference.families.shared.gguf_names import ROPE_FACTORS
+from inference.families.shared.gguf_names import LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS
 from inference.files import digests
 
 DATA = "ridgeline.data_digest"
 _SIZE_DIGITS = 16  # hexadecimal
+_FACTORS = LONG_FACTORS, ROPE_FACTORS, SHORT_FACTORS  # which lie before the weights
 METADATA = {digests.FIELD: digests.EMPTY, DATA: digests.EMPTY}  # first in a file
 
 
@@ -83,5 +84,6 @@ def _is_copied(header: Header) -> bool:
 
 
 def _start(header: Header) -> int:
-    weights = (entry for name, entry in header.tensors.items() if name != ROPE_FACTORS)
+    tensors = header.tensors.items()
+    weights = (own for name, own in tensors if name not in _FACTORS and own.data is header.data)
     return min((entry.position for entry in weights), default=len(header.data))

@@ -219,7 +219,7 @@ def _read_rows(
         return gguf_fused.logarithms(str(header.path), name, rates)
     if gguf_fused.is_exact(name):
         return _in_order(header, config, name, start, stop, np.float32)
-    if config.norm_offset and name.endswith("norm.weight") and not name.endswith(STATE_NORM):
+    if has_norm_offset(config, name):
         values = _read(header, name, start, stop, np.float32) - np.float32(config.norm_offset)
         return values.astype(dtype)
     return _in_order(header, config, name, start, stop, dtype)
@@ -237,6 +237,12 @@ def _in_order(
         runs = np.split(order, np.flatnonzero(np.diff(order) != 1) + 1)
         rows = np.concatenate([_read(header, name, r[0], r[-1] + 1, dtype) for r in runs])
     return rows if columns is None else rows[:, columns]
+
+
+def has_norm_offset(config: ModelConfig, name: str) -> bool:
+    """Whether a tensor holds a norm's weights with the model's offset added."""
+    is_norm = name.endswith("norm.weight") and not name.endswith(STATE_NORM)
+    return is_norm and config.norm_offset != 0
 
 
 def is_interleaved(config: ModelConfig, name: str) -> bool:

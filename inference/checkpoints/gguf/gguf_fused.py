@@ -112,6 +112,9 @@ def expert_stacks(config: ModelConfig) -> dict[str, FusedTensor]:
             name = f"blk.{number}.ffn_{half}_exps"
             parts = {f"{name}.{n}.weight": (width, depth) for n in range(count)}
             stacks[f"{name}.weight"] = FusedTensor((count, width, depth), parts)
+            if layer.ffn.has_bias:
+                biases = {f"{name}.{n}.bias": (1, width) for n in range(count)}
+                stacks[f"{name}.bias"] = FusedTensor((count, width), biases)
     return stacks
 
 

@@ -6,6 +6,7 @@ betas and decays are ordered otherwise: each key head's betas, then its decays.
 """
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -50,6 +51,34 @@ def cuts_blocks(config: ModelConfig, name: str, block_elements: int) -> bool:
     if kind is None or columns(config, name) is None:
         return False
     return kind.value_width % block_elements > 0
+
+
+def as_stored(config: ModelConfig, name: str, values: np.ndarray) -> np.ndarray:
+    """Returns numbers of a tensor of ours, or the bytes of their blocks, in the file's order: the
+    inverse of `rows` and `columns`. Parts of a woven tensor stay as they are.
+    """
+    order, across = rows(config, name), columns(config, name)
+    if order is not None and not name.endswith(_PARTS):
+        values = _placed(values, order)
+    kind, _ = _layer_of(config, name)
+    if kind is None or across is None:
+        return values
+    heads_NDX = values.reshape(len(values), kind.num_heads, -1).swapaxes(0, 1)
+    places_N = across[:: kind.value_width] // kind.value_width
+    return _placed(heads_NDX, places_N).swapaxes(0, 1).reshape(values.shape)
+
+
+def woven(config: ModelConfig, parts: Sequence[str], values: np.ndarray) -> np.ndarray:
+    """Returns the rows of a woven tensor, given those of its parts one after another."""
+    orders = [order for part in parts if (order := rows(config, part)) is not None]
+    return _placed(values, np.concatenate(orders))
+
+
+def _placed(values: np.ndarray, places: np.ndarray) -> np.ndarray:
+    """Returns the values at these places, which are all."""
+    moved = np.empty_like(values)
+    moved[places] = values
+    return moved
 
 
 def _layer_of(config: ModelConfig, name: str) -> tuple[DeltaNet | None, str]:

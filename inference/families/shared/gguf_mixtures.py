@@ -6,8 +6,9 @@ from configs.errors import InputError
 from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.kind import FeedForward, Mixer
-from configs.model import MOST_LAYERS, LayerSpec
+from configs.model import MOST_LAYERS, LayerSpec, ModelConfig
 from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_states import Metadata
 
 # Keys that architectures with experts read, in addition to those of all.
 COUNTS = ("expert_count", "expert_used_count")
@@ -82,3 +83,29 @@ def after_dense(keys: GgufKeys, mixer: Mixer, router: Router, extra: int) -> tup
     ffns = feed_forwards(keys, router, keys.num_layers - extra)
     layers = tuple(LayerSpec(mixer, ffn) for ffn in ffns)
     return layers if keys.whole("leading_dense_block_count") else layers[:1]
+
+
+def metadata(config: ModelConfig) -> Metadata:
+    """Returns the keys of experts: the inverse of `read_router`, `read_experts` and
+    `feed_forwards`.
+    """
+    mixtures = [layer.ffn for layer in config.layers if isinstance(layer.ffn, Experts)]
+    dense: Metadata = {"leading_dense_block_count": config.num_layers - len(mixtures)}
+    if not mixtures:
+        return dense
+    experts, router = mixtures[0], mixtures[0].router
+    metadata: Metadata = dense | {
+        "expert_count": experts.num_experts,
+        "expert_used_count": experts.top_k,
+        "expert_feed_forward_length": experts.width,
+        "expert_shared_count": experts.shared_width // experts.width,
+        "expert_gating_func": next(n for n, scores in _SCORES.items() if scores == router.scores),
+        "expert_weights_norm": router.is_normalized,
+        "expert_weights_scale": router.scale,
+    }
+    if experts.shared_width:
+        metadata["expert_shared_feed_forward_length"] = experts.shared_width
+    if router.num_groups > 1:
+        metadata["expert_group_count"] = router.num_groups
+        metadata["expert_group_used_count"] = router.top_groups
+    return metadata

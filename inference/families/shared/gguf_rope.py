@@ -20,11 +20,19 @@ TEMPERATURE, TEMPERATURE_LENGTH = (  # of queries
 )
 NEAR_THETA = "rope.freq_base_swa"
 ATTENTION_FACTOR = "rope.scaling.attn_factor"  # on cos and sin
+YARN_ATTENTION_FACTOR = "rope.scaling.yarn_attn_factor"
 
 
 def near(keys: GgufKeys, share: float = 1.0) -> Rope:
     """Returns the positions of layers with a window, where others have theirs; `share` rotates."""
     return Rope(keys.number(NEAR_THETA, 10_000.0), share=share)
+
+
+def near_of(config: ModelConfig) -> Metadata:
+    """Returns the inverse of `near`, where a layer has a window."""
+    mixers = config.mixers(Attention)
+    ropes = [mixer.rope for mixer in mixers if mixer.window is not None and mixer.rope]
+    return {NEAR_THETA: ropes[0].theta} if ropes else {}
 
 
 def temperature(keys: GgufKeys, rope: Rope) -> Temperature | None:
@@ -82,14 +90,26 @@ def longrope(keys: GgufKeys) -> Rope:
     return Rope(rope.theta, scaling, keys.rotary_share)
 
 
+def longrope_of(config: ModelConfig) -> Metadata:
+    """Returns what multiplies cos and sin, which `longrope` reads beside factors."""
+    rope = config.mixers(Attention)[0].rope
+    scaling = rope.scaling if rope else None
+    return {ATTENTION_FACTOR: scaling.attention_factor} if isinstance(scaling, LongRope) else {}
+
+
 def _factors(keys: GgufKeys, name: str) -> tuple[float, ...]:
     """Returns the shortest decimals that round to the stored numbers: those that were meant."""
     return tuple(float(str(number)) for number in keys.read_numbers(name))
 
 
-def yarn_keys(config: ModelConfig) -> Metadata:
+def yarn_of(config: ModelConfig) -> Metadata:
+    """Returns `yarn_keys` of the attention that sees most: layers with a window may have none."""
+    mixers = sorted(config.mixers(Attention), key=lambda mixer: mixer.window is not None)
+    return yarn_keys(next((mixer.rope for mixer in mixers if mixer.rope), Rope()))
+
+
+def yarn_keys(rope: Rope) -> Metadata:
     """Returns the metadata of positions that YaRN stretches, if it does."""
-    rope = next((mixer.rope for mixer in config.mixers(Attention) if mixer.rope), Rope())
     scaling = rope.scaling
     if not isinstance(scaling, Yarn):
         return {}
@@ -101,5 +121,5 @@ def yarn_keys(config: ModelConfig) -> Metadata:
         "rope.scaling.yarn_beta_slow": scaling.beta_slow,
     }
     if scaling.attention_factor is not None:
-        metadata["rope.scaling.yarn_attn_factor"] = scaling.attention_factor
+        metadata[YARN_ATTENTION_FACTOR] = scaling.attention_factor
     return metadata

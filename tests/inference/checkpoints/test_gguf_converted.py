@@ -21,7 +21,7 @@ from inference.checkpoints import resolve
 from inference.checkpoints.gguf import gguf_tokenizer
 from layers import decoder, params
 from layers import rope as rope_math
-from tests.inference.checkpoints.test_gguf_types import logits_of, unnamed
+from tests.inference.checkpoints.test_gguf_types import assert_written_again, logits_of, unnamed
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 _ONE_SCALE = {"mscale": 0.8}  # llama.cpp knows no other than that of all dimensions
@@ -315,6 +315,12 @@ def test_the_model_is_the_same(case, tmp_path, monkeypatch):
     one, two = logits_of(read, values), logits_of(config, expected)
     assert np.isfinite(two).all() and two.std() > 0
     np.testing.assert_allclose(one, two, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("case", sorted(CASES.keys() - {"mistral_large3-mha-own-names"}))
+def test_a_file_is_written_as_it_was(case, tmp_path):
+    path = write(case, original(case, tmp_path / "hf"))
+    assert_written_again(path, tmp_path, ("ssm_a", "norm.weight"))
 
 
 BAD = {

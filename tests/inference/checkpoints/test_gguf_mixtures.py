@@ -332,6 +332,17 @@ def test_a_gguf_and_what_is_made_of_it_give_the_same_logits(case, tmp_path, monk
     types.assert_same_logits(path, CONFIGS[case], tmp_path, monkeypatch)
 
 
+@pytest.mark.parametrize("case", CONFIGS)
+def test_a_file_is_written_as_it_was(case, tmp_path):
+    path = write_gguf(tmp_path / "tiny.gguf", case, rounded(usual(case)))
+    types.assert_written_again(path, tmp_path)
+
+
+def rounded(tensors: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Numbers that bfloat16 has."""
+    return {n: t.astype(ml_dtypes.bfloat16).astype(np.float32) for n, t in tensors.items()}
+
+
 BLOCKS = {"exps.weight": "Q8_0", "shexp.weight": "Q4_0", "attn_k_b.weight": "Q8_0"}
 
 

@@ -13,9 +13,10 @@ from safetensors.numpy import load_file, save_file
 
 from configs.errors import InputError
 from inference.checkpoints import resolve
+from inference.checkpoints.gguf.export import gguf_export
 from layers import decoder, params
 from tests.inference.checkpoints.test_gguf_states import exact
-from tests.inference.checkpoints.test_gguf_types import logits_of
+from tests.inference.checkpoints.test_gguf_types import assert_written_again, logits_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = (
@@ -240,6 +241,29 @@ def check_same(file: Path, folder: Path) -> None:
 @pytest.mark.parametrize("case", CASES)
 def test_the_model_is_the_same(case, tmp_path):
     check_same(Converter(GOLDEN / case).write(tmp_path / "model.gguf"), GOLDEN / case)
+
+
+@pytest.mark.parametrize("case", CASES[::2])
+def test_a_file_is_written_as_it_was(case, tmp_path):
+    file = Converter(GOLDEN / case).write(tmp_path / "model.gguf")
+    assert_written_again(file, tmp_path, ("norm.weight", "ssm_a"))
+
+
+@pytest.mark.parametrize("case", CASES[3::2])
+def test_layers_that_attend_in_another_order_are_not_written(case, tmp_path):
+    with pytest.raises(InputError, match=r"attends, and here layers \[") as caught:
+        gguf_export.write(opened(GOLDEN / case), tmp_path / "model.gguf")
+    assert "\n" not in str(caught.value) and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5"])
+def test_heads_in_turns_are_written(family, kind, tmp_path):
+    """As numbers, and as blocks that are moved."""
+    keys = {"full_attention_interval": 2}
+    file = wide(tmp_path / "hf", family).write(tmp_path / "model.gguf", kind, keys=keys)
+    dtype = "float32" if kind == "F32" else None
+    assert_written_again(file, tmp_path, ("norm.weight", "ssm_a"), dtype)
 
 
 @pytest.mark.quick_code

@@ -365,7 +365,7 @@ def test_biases_may_have_an_axis_of_one_element_more(tmp_path):
 REFUSED = {
     "falcon_mamba-bias-tied": "model.pattern has no place",
     "bamba-mqa-groups-bias-limit": "the family bamba is not written as .gguf; valid:",
-    "kimi_linear-experts-groups": "the family kimi_linear is not written as .gguf; valid:",
+    "minimax-gqa-factors": "the family minimax is not written as .gguf; valid:",
     "mamba2-groups-bias-limit": "model.pattern has no place",
 }
 

@@ -16,6 +16,7 @@ from configs.kinds.rope import Rope
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import convert, resolve
 from inference.checkpoints.gguf import gguf_file, gguf_tokenizer
+from inference.checkpoints.gguf.export import gguf_export
 from layers import decoder, params
 from layers.ragged import contiguous
 from tests import compiling
@@ -246,6 +247,46 @@ def assert_same_logits(path: Path, config: ModelConfig, tmp_path: Path, monkeypa
             assert one.tobytes() == two.tobytes(), name
         if to == "hf":
             assert logits_of(found.config, loaded).tobytes() == logits.tobytes()
+
+
+def assert_written_again(
+    path: Path, tmp_path: Path, rounded: tuple[str, ...] = (), dtype: str | None = "float32"
+) -> None:
+    """What we write of a file is that file: its tensors, and its metadata where both have a key,
+    without blocks that predict further tokens.
+
+    Args:
+        rounded: endings of tensors whose numbers may differ by a rounding.
+    """
+    gguf_export.write(resolve.resolve(str(path)).open(None), tmp_path / "again.gguf", dtype)
+    expected, found = numbers(path), numbers(tmp_path / "again.gguf")
+    assert expected.keys() == found.keys()
+    for name, values in expected.items():
+        tolerance = 1e-6 if name.endswith(rounded) else 0
+        np.testing.assert_allclose(found[name], values.reshape(found[name].shape), 0, tolerance)
+    fields = [
+        {key: field.contents() for key, field in gguf.GGUFReader(file).fields.items()}
+        for file in (path, tmp_path / "again.gguf")
+    ]
+    for key in fields[0].keys() & fields[1].keys():
+        one, two = fields[0][key], fields[1][key]
+        if isinstance(one, list):  # of further blocks, too, or one number for all
+            one = one[: len(two)] if isinstance(two, list) else one[0]
+        is_free = key.endswith((".feed_forward_length", ".block_count", ".name"))
+        assert one == two or is_free or key.startswith("GGUF."), key
+
+
+def numbers(path: Path) -> dict[str, np.ndarray]:
+    """Of each tensor; gates and ups of experts apart."""
+    found = {}
+    for tensor in gguf.GGUFReader(path).tensors:
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        if "gate_up_exps" not in tensor.name:
+            found[tensor.name] = values
+            continue
+        for part, half in zip(("gate", "up"), np.split(values, 2, axis=1), strict=True):
+            found[tensor.name.replace("gate_up", part)] = half
+    return found
 
 
 def unnamed(config: ModelConfig) -> ModelConfig:

@@ -5,29 +5,34 @@ here is an error, never a loss.
 """
 
 import dataclasses
+from typing import Any
+
+import numpy as np
 
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.experts import Experts
 from configs.kinds.feed_forward import Gated, Plain
+from configs.kinds.latent import Latent
 from configs.kinds.rope import Linear
 from configs.model import ModelConfig
 from inference.families import families
-from inference.families.family import GgufWriter
-from inference.families.shared import gguf_states
-from inference.families.shared.gguf_keys import LAYER_EPSILON, RMS_EPSILON
+from inference.families.family import GgufReader, GgufWriter
+from inference.families.shared import gguf_latents, gguf_mixtures, gguf_states
+from inference.families.shared.gguf_keys import RMS_EPSILON
 from inference.families.shared.gguf_states import Metadata
 
 
 def of_model(config: ModelConfig) -> Metadata:
     """Returns the metadata of a model; raises an `InputError` if llama.cpp lacks it."""
     writer = writer_of(config)
-    base = _state_metadata if writer.has_states else _attention_metadata
     has_experts = any(isinstance(layer.ffn, Experts) for layer in config.layers)
     architecture = (has_experts and writer.experts_architecture) or writer.architecture
-    metadata = base(config) | writer.metadata(config)
+    _, reader = families.gguf_readers()[architecture]
+    base = _state_metadata(config) if writer.has_states else _metadata(config, reader)
     general = {"general.architecture": architecture, "general.name": config.name}
-    return general | {f"{architecture}.{key}": value for key, value in metadata.items()}
+    own = base | writer.metadata(config)
+    return general | {f"{architecture}.{key}": value for key, value in own.items()}
 
 
 def writer_of(config: ModelConfig) -> GgufWriter:
@@ -49,21 +54,34 @@ def _state_metadata(config: ModelConfig) -> Metadata:
     return {RMS_EPSILON: config.norm_eps} | _sizes(config) | gguf_states.metadata(config)
 
 
-def _attention_metadata(config: ModelConfig) -> Metadata:
+def _metadata(config: ModelConfig, reader: GgufReader) -> Metadata:
+    """Returns the keys of sizes, norms, positions, and of what each layer does."""
+    record = families.of(config)
     for layer in config.pattern:
-        if not isinstance(layer.mixer, Attention) or not isinstance(layer.ffn, Gated | Plain):
-            kinds = f"{layer.mixer.name} and {layer.ffn.name if layer.ffn else 'no feed-forward'}"
-            raise InputError(f"{config.name}: a layer of {kinds} is not written as .gguf")
-    attention, ffn = config.mixers(Attention)[0], config.layers[0].ffn
-    assert isinstance(ffn, Gated | Plain)
+        if isinstance(layer.mixer, record.mixers) and isinstance(layer.ffn, record.feed_forwards):
+            continue
+        kinds = f"{layer.mixer.name} and {layer.ffn.name if layer.ffn else 'no feed-forward'}"
+        raise InputError(f"{config.name}: a layer of {kinds} is not written as .gguf")
+    widths = [layer.ffn.width for layer in config.layers if isinstance(layer.ffn, Gated | Plain)]
+    mixture = gguf_mixtures.metadata(config)
     return {
         **_sizes(config),
-        "feed_forward_length": ffn.width,
+        "feed_forward_length": widths[0] if widths else mixture["expert_feed_forward_length"],
+        RMS_EPSILON if config.norm == "rms" else reader.epsilon: config.norm_eps,
+        **(gguf_latents.metadata(config) if config.mixers(Latent) else _heads(config)),
+        **{key: value for key, value in mixture.items() if key in reader.reads},
+    }
+
+
+def _heads(config: ModelConfig) -> Metadata:
+    attention = next(iter(config.mixers(Attention)), None)
+    if attention is None:
+        return {}
+    return {
         "attention.head_count": attention.num_heads,
         "attention.head_count_kv": attention.num_kv_heads,
         "attention.key_length": attention.head_width,
         "attention.value_length": attention.head_width,
-        RMS_EPSILON if config.norm == "rms" else LAYER_EPSILON: config.norm_eps,
         **_rope(config),
     }
 
@@ -78,14 +96,37 @@ def _sizes(config: ModelConfig) -> Metadata:
 
 
 def renamed(config: ModelConfig) -> ModelConfig:
-    """Returns the model as llama.cpp takes it: by its family there, and without factors that its
-    weights take up.
+    """Returns the model as llama.cpp takes it: by its family there, without factors that its
+    weights take up, and with positions by numbers of float32.
 
     Raises:
         InputError: its family is not written, or a factor cannot be in the weights.
     """
     writer = writer_of(config)
-    return dataclasses.replace(writer.fold(config), family=writer.read_as or config.family)
+    folded = writer.fold(config)
+    layers = [
+        dataclasses.replace(layer, mixer=dataclasses.replace(mixer, rope=_in_float32(mixer.rope)))
+        if isinstance(mixer := layer.mixer, Attention | Latent)
+        else layer
+        for layer in folded.pattern
+    ]
+    return dataclasses.replace(
+        folded, pattern=tuple(layers), family=writer.read_as or config.family
+    )
+
+
+def _in_float32(value: Any) -> Any:
+    """Returns positions with the shortest decimals that round to the same float32: as numbers of
+    metadata are read.
+    """
+    if isinstance(value, float):
+        return float(str(np.float32(value)))
+    if isinstance(value, tuple):
+        return tuple(map(_in_float32, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return type(value)(**{name: _in_float32(own) for name, own in fields.items()})
+    return value
 
 
 def _rope(config: ModelConfig) -> Metadata:

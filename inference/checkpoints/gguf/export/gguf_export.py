@@ -7,9 +7,11 @@ The package `gguf` is imported where it is used: no other engine needs it.
 """
 
 import dataclasses
+import functools
 import hashlib
+import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +20,22 @@ import numpy as np
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.params import ParamInfo
-from configs.kinds.rope import Llama3
+from configs.kinds.rope import Llama3, LongRope
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load, names, new_directory
 from inference.checkpoints.checkpoint import Checkpoint, Contents, check_kept
-from inference.checkpoints.gguf import gguf_digests, gguf_file, gguf_fused, gguf_metadata
+from inference.checkpoints.gguf import (
+    gguf_digests,
+    gguf_file,
+    gguf_fused,
+    gguf_heads,
+    gguf_metadata,
+)
 from inference.checkpoints.gguf.export import export_metadata, export_tokenizer
 from inference.checkpoints.gguf.gguf_checkpoint import GgufFile
 from inference.checkpoints.load import Progress, StoredParameter
+from inference.families import families
 from inference.families.shared import gguf_names
 from inference.families.shared.gguf_states import Metadata
 from layers import params
@@ -85,8 +94,9 @@ def write(
     metadata |= export_tokenizer.metadata(checkpoint)
     with new_directory.create_file(output) as path:
         factors = export_metadata.writer_of(checkpoint.config).factors(checkpoint.config)
-        weights = _fused(config, list(_tensors(config, declared, contents, dtype, factors)))
-        tensors = [*_divisors(config), *weights]  # first: `gguf_digests`
+        weights = list(_tensors(config, declared, contents, dtype, factors))
+        metadata |= _numbers(config, weights)
+        tensors = [*_rope_factors(config), *_fused(config, weights)]  # first: `gguf_digests`
         digests = _write(path, metadata, tensors, progress)
         gguf_digests.seal(path, gguf_file.scan_gguf(path))
         _compare(path, model, checkpoint, digests)
@@ -130,7 +140,10 @@ def _tensors(
     name_map = names.gguf(config)
     for path, info in declared.items():
         stored = name_map(path)
-        rows = info.stacked if len(stored.names) > 1 else (info.in_rows[0],)
+        count = len(stored.names)
+        rows = info.stacked if count > 1 else (info.in_rows[0],)
+        if not rows and info.in_rows[0] % count == 0:  # vectors of experts
+            rows = (info.in_rows[0] // count,) * count
         if len(rows) != len(stored.names):
             raise InputError(f"{path} {list(info.shape)} cannot be cut into {list(stored.names)}")
         is_blocks = FORMATS[info.format].is_quantized
@@ -172,6 +185,8 @@ def _fused(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
     by_name = {tensor.name: tensor for tensor in tensors}
     stacks = gguf_fused.expert_stacks(config)
     for name, fused in (gguf_fused.fused_tensors(config) | stacks).items():
+        if not fused.parts.keys() <= by_name.keys():
+            continue  # llama.cpp has them apart in this family
         parts = [by_name.pop(part) for part in fused.parts]
         formats = sorted({part.format for part in parts})
         if len(formats) > 1:
@@ -179,16 +194,18 @@ def _fused(config: ModelConfig, tensors: list[_Tensor]) -> list[_Tensor]:
                 f"{name} would be of {' and '.join(formats)}; --dtype=float32 or bfloat16 writes "
                 "numbers"
             )
-
-        def make(parts: list[_Tensor] = parts) -> np.ndarray:
-            rows = [part.make() for part in parts]
-            if len({part.shape[1:] for part in rows}) > 1 or len(rows[0]) == 1:
-                rows = [part.reshape(1, -1) for part in rows]
-                return np.concatenate(rows, axis=1)
-            return np.concatenate(rows)
-
+        make = functools.partial(_joined, config, parts, fused.is_woven)
         by_name[name] = _Tensor(name, fused.shape, formats[0], make)
     return list(by_name.values())
+
+
+def _joined(config: ModelConfig, parts: list[_Tensor], is_woven: bool) -> np.ndarray:
+    rows = [part.make() for part in parts]
+    if is_woven:
+        return gguf_heads.woven(config, [part.name for part in parts], np.concatenate(rows))
+    if len({part.shape[1:] for part in rows}) > 1 or len(rows[0]) == 1:
+        return np.concatenate([part.reshape(1, -1) for part in rows], axis=1)
+    return np.concatenate(rows)
 
 
 def _bytes(config: ModelConfig, name: str, format: str, values: np.ndarray) -> np.ndarray:
@@ -196,11 +213,12 @@ def _bytes(config: ModelConfig, name: str, format: str, values: np.ndarray) -> n
     if gguf_file.is_interleaved(config, name):
         head, shape = config.mixers(Attention)[0].head_width, values.shape
         values = values.reshape(-1, 2, head // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
+    values = gguf_heads.as_stored(config, name, values)
     if values.dtype == np.uint8:
         return np.ascontiguousarray(values)
     if gguf_fused.is_rates(name):
         values = gguf_fused.rates(values)
-    if config.norm_offset and name.endswith("norm.weight"):
+    if gguf_file.has_norm_offset(config, name):
         values = values + np.float32(config.norm_offset)
     import gguf
 
@@ -211,18 +229,34 @@ def _bytes(config: ModelConfig, name: str, format: str, values: np.ndarray) -> n
     return np.concatenate([part.view(np.uint8) for part in parts])
 
 
-def _divisors(config: ModelConfig) -> Iterator[_Tensor]:
-    """Of Llama 3.1's frequencies, which the file states instead of the rule that made them."""
+def _numbers(config: ModelConfig, tensors: list[_Tensor]) -> Metadata:
+    """Takes the tensors that are metadata there, a number of each layer, out of the others."""
+    keys = families.gguf(config).numbers
+    own = {key: [t for t in tensors if t.name.endswith(f".{key}")] for key in keys}
+    for tensor in itertools.chain.from_iterable(own.values()):
+        tensors.remove(tensor)
+    return {key: [float(t.make().view(np.float32)[0, 0]) for t in of] for key, of in own.items()}
+
+
+def _rope_factors(config: ModelConfig) -> Iterator[_Tensor]:
+    """Of frequencies: divisors that Llama 3.1's rule makes, and Phi-3's factors."""
     mixers = config.mixers(Attention)
-    rope = mixers[0].rope if mixers else None
-    if rope is None or not isinstance(rope.scaling, Llama3):
+    ropes = [mixer.rope for mixer in mixers if mixer.rope and mixer.rope.scaling]
+    if not ropes:
         return
-    head = config.mixers(Attention)[0].head_width
-    plain = rope_math.inverse_frequencies(dataclasses.replace(rope, scaling=None), head)
-    divisors = np.asarray(plain / rope_math.inverse_frequencies(rope, head), np.float32)
-    yield _Tensor(
-        gguf_names.ROPE_FACTORS, divisors.shape, "float32", lambda: divisors.view(np.uint8)[None]
-    )
+    rope, head = ropes[0], mixers[0].head_width
+    by_name: dict[str, Sequence[float]] = {}
+    if isinstance(rope.scaling, LongRope):
+        by_name[gguf_names.LONG_FACTORS] = rope.scaling.long
+        by_name[gguf_names.SHORT_FACTORS] = rope.scaling.short
+    if isinstance(rope.scaling, Llama3):
+        plain = rope_math.inverse_frequencies(dataclasses.replace(rope, scaling=None), head)
+        divisors = plain / rope_math.inverse_frequencies(rope, head)
+        by_name[gguf_names.ROPE_FACTORS] = [*divisors, *[1.0] * (head // 2 - len(divisors))]
+    for name, factors in by_name.items():
+        values = np.asarray(factors, np.float32)
+        make = functools.partial(values.view(np.uint8).reshape, 1, -1)
+        yield _Tensor(name, values.shape, "float32", make)
 
 
 def _write(
@@ -270,10 +304,9 @@ def _typed(value: Any) -> tuple[Any, Any, Any]:
             **{name: types[name.upper()] for name in ("int32", "uint32", "int64", "uint64")},
         }  # fmt: skip
         return value.tolist(), types.ARRAY, items[value.dtype.name]
-    if isinstance(value, list) and isinstance(value[0], int):
-        return value, types.ARRAY, types.INT32
     if isinstance(value, list):
-        return value, types.ARRAY, types.STRING
+        of_lists = {bool: types.BOOL, int: types.INT32, float: types.FLOAT32, str: types.STRING}
+        return value, types.ARRAY, of_lists[type(value[0])]
     kinds = {bool: types.BOOL, str: types.STRING, float: types.FLOAT32}
     if type(value) in kinds:
         return value, kinds[type(value)], None
