@@ -10,7 +10,7 @@ from configs.kinds.kind import FeedForward
 from configs.kinds.layer_inputs import LayerInputs
 from configs.kinds.rope import Proportional, Rope
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
@@ -22,6 +22,7 @@ from inference.families.shared import (
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_states import Metadata
 
 # Key of the rows of a table, of which only those of tokens are read.
 _NUM_ROWS = "vocab_size_per_layer_input"
@@ -150,10 +151,7 @@ def _inputs_width(keys: Keys, vocab_size: int) -> int:
 
 def _write_gemma4(config: ModelConfig) -> dict[str, object]:
     windows = [config.stored_by(layer).window for layer in range(config.num_layers)]
-    mixers = [export_fields.attention(layer) for layer in config.layers]
-    makers = [mixer for mixer in mixers if mixer.owner is None]
-    far = next((mixer for mixer in makers if mixer.window is None), makers[0])
-    near = next((mixer for mixer in makers if mixer.window is not None), far)
+    far, near = _makers(config)
     first, last = config.layers[0].ffn, config.layers[-1].ffn
     sizes = export_fields.sizes(config, Rope())
     del sizes["hidden_act"], sizes["rope_theta"], sizes["rope_scaling"]
@@ -165,12 +163,23 @@ def _write_gemma4(config: ModelConfig) -> dict[str, object]:
         "sliding_window": near.window or 512,
         "layer_types": fields.types(window is not None for window in windows),
         "rope_parameters": {_GLOBAL: _stated(far.rope), _LOCAL: _stated(near.rope)},
-        "num_kv_shared_layers": len(mixers) - len(makers),
+        "num_kv_shared_layers": _num_shared(config),
         _INPUTS: config.layer_inputs.width if config.layer_inputs else 0,
         _NUM_ROWS: config.vocab_size,
         "final_logit_softcapping": config.logit_cap,
         "use_bidirectional_attention": None,
     }  # fmt: skip
+
+
+def _makers(config: ModelConfig) -> tuple[Attention, Attention]:
+    """Returns attention with a cache of its own: without a window, and with one."""
+    mixers = [mixer for mixer in config.mixers(Attention) if mixer.owner is None]
+    far = next((mixer for mixer in mixers if mixer.window is None), mixers[0])
+    return far, next((mixer for mixer in mixers if mixer.window is not None), far)
+
+
+def _num_shared(config: ModelConfig) -> int:
+    return sum(spec.owner is not None for spec in config.cache_specs)
 
 
 def _write_unified(config: ModelConfig) -> dict[str, object]:
@@ -181,10 +190,7 @@ def _write_unified(config: ModelConfig) -> dict[str, object]:
 
 
 def _ffn(first: FeedForward | None, last: FeedForward | None) -> dict[str, object]:
-    widths = [
-        ffn.shared_width if isinstance(ffn, Experts) else getattr(ffn, "width", 0)
-        for ffn in (first, last)
-    ]
+    widths = _width(first), _width(last)
     raw = {
         "intermediate_size": widths[0],
         "hidden_activation": "gelu_pytorch_tanh",
@@ -198,6 +204,11 @@ def _ffn(first: FeedForward | None, last: FeedForward | None) -> dict[str, objec
             "moe_intermediate_size": first.width,
         }
     return raw
+
+
+def _width(ffn: FeedForward | None) -> int:
+    """Returns the width of what every token visits."""
+    return ffn.shared_width if isinstance(ffn, Experts) else getattr(ffn, "width", 0)
 
 
 def _stated(rope: Rope | None) -> dict[str, object]:
@@ -289,6 +300,25 @@ def _gguf_ffns(keys: GgufKeys) -> list[FeedForward]:
     return [dataclasses.replace(experts, shared_width=width) for width in widths]
 
 
+def _gguf_metadata(config: ModelConfig) -> Metadata:
+    far, near = _makers(config)
+    mixers = [export_fields.attention(layer) for layer in config.layers]
+    metadata: Metadata = {
+        **gguf_windows.written(config),
+        **gguf_rope.near_of(config),
+        "feed_forward_length": [_width(layer.ffn) for layer in config.layers],
+        "attention.head_count_kv": [mixer.num_kv_heads for mixer in mixers],
+        "attention.shared_kv_layers": _num_shared(config),
+        "embedding_length_per_layer_input": config.layer_inputs.width if config.layer_inputs else 0,
+    }
+    for ending, mixer in (("", far), ("_swa", near)):
+        for key in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+            metadata[f"{key}{ending}"] = mixer.head_width
+    if config.logit_cap is not None:
+        metadata["final_logit_softcapping"] = config.logit_cap
+    return metadata
+
+
 _TENSORS: Table = {
     **hf_names.POST_NORMED,
     "inputs/table": ("model.embed_tokens_per_layer.weight",),
@@ -348,7 +378,11 @@ FAMILIES = (
             for part in ("vision_tower", "embed_vision", "audio_tower", "embed_audio")
         ),
         rows_key=_NUM_ROWS,
-        gguf=Gguf(_GGUF, readers={"gemma4": GgufReader(_gguf_gemma4, _GGUF_KEYS)}),
+        gguf=Gguf(
+            _GGUF,
+            readers={"gemma4": GgufReader(_gguf_gemma4, _GGUF_KEYS)},
+            writer=GgufWriter("gemma4", _gguf_metadata),
+        ),
     ),
     Family(
         name="gemma4_unified",
@@ -360,6 +394,6 @@ FAMILIES = (
         tensors=_TENSORS,
         wrapper="Gemma4UnifiedForConditionalGeneration",
         ignored=("model.embed_vision", "model.embed_audio", "model.vision_embedder"),
-        gguf=Gguf(_GGUF),
+        gguf=Gguf(_GGUF, writer=GgufWriter("gemma4", _gguf_metadata, read_as="gemma4")),
     ),
 )

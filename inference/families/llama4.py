@@ -12,13 +12,14 @@ from configs.kinds.kind import FeedForward
 from configs.kinds.rope import Linear, Llama3, Rope
 from configs.kinds.temperature import Temperature
 from configs.model import LayerSpec, ModelConfig
-from inference.families.family import Family, Gguf, GgufReader, ModelFields, Table
+from inference.families.family import Family, Gguf, GgufReader, GgufWriter, ModelFields, Table
 from inference.families.shared import (
     export_fields,
     fields,
     gguf_mixtures,
     gguf_names,
     gguf_rope,
+    gguf_windows,
     hf_names,
     mixtures,
     parts,
@@ -26,6 +27,7 @@ from inference.families.shared import (
 )
 from inference.families.shared.config_keys import Keys
 from inference.families.shared.gguf_keys import GgufKeys
+from inference.families.shared.gguf_states import Metadata
 
 _ROUTER = Router("sigmoid", is_normalized=False)
 _FULL, _CHUNKED = "full_attention", "chunked_attention"
@@ -139,6 +141,12 @@ def _gguf_llama4(keys: GgufKeys) -> ModelFields:
     return {"pattern": fields.repeated(layers)}
 
 
+def _gguf_metadata(config: ModelConfig) -> Metadata:
+    """Returns the chunk, and which of so many layers has experts: the last one."""
+    numbers = [n for n, layer in enumerate(config.layers, 1) if isinstance(layer.ffn, Experts)]
+    return {_WINDOW: gguf_windows.window(config), _STEP: next(iter(numbers), 1)}
+
+
 def _split_experts(prefix: str, layer: LayerSpec, width: int, tensors: Table) -> parts.Parts:
     """Splits matrices [experts, in, out] of all experts, in which gates lie before ups."""
     if not isinstance(layer.ffn, Experts):
@@ -191,6 +199,7 @@ FAMILIES = (
                     (*gguf_mixtures.COUNTS, "expert_feed_forward_length", _WINDOW, _STEP),
                 )
             },
+            writer=GgufWriter("llama4", _gguf_metadata),
         ),
     ),
 )

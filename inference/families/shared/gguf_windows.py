@@ -2,7 +2,6 @@
 
 from configs.errors import InputError
 from configs.model import ModelConfig
-from inference.families.shared import export_fields
 from inference.families.shared.gguf_keys import GgufKeys
 from inference.families.shared.gguf_states import Metadata
 
@@ -21,11 +20,10 @@ def slides(keys: GgufKeys, count: int) -> list[bool]:
 
 def window(config: ModelConfig) -> int:
     """Returns the window of the layers that have one; 0: none has."""
-    windows = (export_fields.attention(layer).window for layer in config.layers)
-    return next(filter(None, windows), 0)
+    return next((spec.window for spec in config.cache_specs if spec.window), 0)
 
 
 def written(config: ModelConfig) -> Metadata:
     """Returns the window, and which layers have it."""
-    slide = [export_fields.attention(layer).window is not None for layer in config.layers]
+    slide = [config.stored_by(n).window is not None for n in range(config.num_layers)]
     return {WINDOW: window(config), SLIDES: slide}

@@ -303,6 +303,16 @@ def test_a_gguf_gives_what_it_was_made_from(directory, tmp_path):
         np.testing.assert_array_equal(np.asarray(value, np.float32), expected, name)
 
 
+@pytest.mark.parametrize("directory", [SHARING, EXPERTS])
+def test_a_gguf_is_written_as_it_was(directory, tmp_path):
+    config = configuration(directory)
+    tensors = {
+        name: values if "rope" in name else values.astype(ml_dtypes.bfloat16).astype(np.float32)
+        for name, values in tensors_of(config).items()
+    }
+    types.assert_written_again(write(tmp_path / "tiny.gguf", config, tensors), tmp_path)
+
+
 @pytest.mark.quick_code
 def test_a_gguf_and_what_is_made_of_it_give_the_same_logits(tmp_path, monkeypatch):
     config = configuration(EXPERTS)

@@ -18,6 +18,7 @@ from configs.kinds.experts import Experts, Router
 from configs.kinds.feed_forward import Gated
 from configs.kinds.latent import Latent
 from configs.kinds.rope import Rope, Yarn
+from configs.kinds.temperature import Temperature
 from configs.model import LayerSpec, ModelConfig
 from inference.checkpoints import resolve
 from inference.checkpoints.gguf import gguf_file, gguf_metadata
@@ -105,6 +106,22 @@ CONFIGS = {
         pattern=(LayerSpec(_NEAR, _FFN), LayerSpec(_OLMO, _FFN)) + (LayerSpec(_NEAR, _FFN),) * 3,
     ),
 }  # fmt: skip
+_CHUNKED = dataclasses.replace(
+    _HEADS, rope=Rope(500.0, neighbours=True), window=8192, chunked=True, qk_norm="plain"
+)
+_DISTANT = dataclasses.replace(_HEADS, rope=None, temperature=Temperature(0.1, 8192, offset=1))
+_WEIGHING = Experts(
+    5, 1, 32, Router("sigmoid", is_normalized=False), shared_width=32, weighs_inputs=True
+)
+CONFIGS["llama4"] = dataclasses.replace(
+    tiny.LLAMA, family="llama4", num_layers=4,
+    pattern=tuple(
+        LayerSpec(mixer, ffn)
+        for mixer, ffn in zip(
+            [_CHUNKED] * 3 + [_DISTANT], [_FFN, _WEIGHING] * 2, strict=True
+        )
+    ),
+)  # fmt: skip
 CONFIGS["gpt-oss"] = dataclasses.replace(
     CONFIGS["gpt-oss"],
     pattern=(
@@ -207,9 +224,10 @@ def metadata_of(config: ModelConfig) -> dict[str, Any]:
     else:
         values |= {
             "attention.head_count_kv": kind.num_kv_heads, "attention.key_length": kind.head_width,
-            "rope.dimension_count": int(kind.head_width * kind.rope.share),
+            "rope.dimension_count": int(kind.head_width * (kind.rope or Rope()).share),
         }  # fmt: skip
-    rope = next((m.rope for m in config.mixers(type(kind)) if m.rope.scaling), None)
+    ropes = (mixer.rope for mixer in config.mixers(type(kind)) if mixer.rope)
+    rope = next((rope for rope in ropes if rope.scaling), None)
     if rope is not None:
         values |= {
             "rope.scaling.type": "yarn", "rope.scaling.factor": 8.0,
@@ -232,6 +250,8 @@ def metadata_of(config: ModelConfig) -> dict[str, Any]:
         }  # fmt: skip
     if config.family == "qwen2_moe":
         values["expert_shared_feed_forward_length"] = ffn.shared_width
+    if config.family == "llama4":
+        values |= {"interleave_moe_layer_step": 2, "attention.sliding_window": 8192}
     if config.family in ("gpt_oss", "olmo3"):
         values["attention.sliding_window"] = 16
     if config.family == "olmo3":

@@ -20,7 +20,7 @@ import numpy as np
 from configs.errors import InputError
 from configs.kinds.attention import Attention
 from configs.kinds.params import ParamInfo
-from configs.kinds.rope import Llama3, LongRope
+from configs.kinds.rope import Llama3, LongRope, Proportional
 from configs.model import ModelConfig
 from configs.precision import FORMATS
 from inference.checkpoints import load, names, new_directory
@@ -47,6 +47,7 @@ DTYPES = ("float32", "bfloat16", "q8_0", "q5_0", "q4_0", "q4_1")
 # As in llama.cpp, whatever the type of the matrices is.
 _ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 
+_NEVER = 1e30  # the divisor of the frequency of a pair that does not rotate
 _STEP = 1 << 20  # numbers that are rounded at a time
 
 
@@ -240,19 +241,18 @@ def _numbers(config: ModelConfig, tensors: list[_Tensor]) -> Metadata:
 
 def _rope_factors(config: ModelConfig) -> Iterator[_Tensor]:
     """Of frequencies: divisors that Llama 3.1's rule makes, and Phi-3's factors."""
-    mixers = config.mixers(Attention)
-    ropes = [mixer.rope for mixer in mixers if mixer.rope and mixer.rope.scaling]
-    if not ropes:
-        return
-    rope, head = ropes[0], mixers[0].head_width
     by_name: dict[str, Sequence[float]] = {}
-    if isinstance(rope.scaling, LongRope):
-        by_name[gguf_names.LONG_FACTORS] = rope.scaling.long
-        by_name[gguf_names.SHORT_FACTORS] = rope.scaling.short
-    if isinstance(rope.scaling, Llama3):
-        plain = rope_math.inverse_frequencies(dataclasses.replace(rope, scaling=None), head)
-        divisors = plain / rope_math.inverse_frequencies(rope, head)
-        by_name[gguf_names.ROPE_FACTORS] = [*divisors, *[1.0] * (head // 2 - len(divisors))]
+    for mixer in config.mixers(Attention):
+        rope, head = mixer.rope, mixer.head_width
+        scaling = rope.scaling if rope else None
+        if isinstance(scaling, LongRope):
+            by_name[gguf_names.LONG_FACTORS] = scaling.long
+            by_name[gguf_names.SHORT_FACTORS] = scaling.short
+        if isinstance(scaling, Llama3 | Proportional):
+            plain = rope_math.inverse_frequencies(dataclasses.replace(rope, scaling=None), head)
+            own = rope_math.inverse_frequencies(rope, head)
+            divisors = np.divide(plain, own, out=np.full(plain.shape, _NEVER), where=own > 0)
+            by_name[gguf_names.ROPE_FACTORS] = [*divisors, *[1.0] * (head // 2 - len(divisors))]
     for name, factors in by_name.items():
         values = np.asarray(factors, np.float32)
         make = functools.partial(values.view(np.uint8).reshape, 1, -1)
