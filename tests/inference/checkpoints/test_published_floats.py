@@ -218,6 +218,45 @@ def test_what_is_described_in_half_or_twice_is_one_line(case, tmp_path):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+# What Quark writes as `algo_config`, and what is wrong with it; None: the weights are all of it.
+ROTATION = {
+    "name": "rotation", "r1": True, "r2": True, "r3": True, "r4": False,
+    "online_r1_rotation": False, "rotation_size": None,
+}  # fmt: skip
+ALGORITHMS = {
+    "none": (None, None),
+    "an empty list": ([], None),
+    "in weights": ([{"name": "smooth", "alpha": 0.5}, {"name": "gptq", "desc_act": True}], None),
+    "one alone": ({"name": "awq", "scaling_layers": []}, None),
+    "a merged rotation": ([ROTATION], None),
+    "R1 of activations": ([ROTATION | {"online_r1_rotation": True}],
+                          "rotation: online_r1_rotation=True: activations that are rotated at run"),
+    "R4": ([{"name": "awq"}, ROTATION | {"r4": True}], "rotation: r4=True: activations"),
+    "R4 by default": ([{"name": "quarot"}], "quarot: r4=True: activations that are rotated"),
+    "layers by name": ([ROTATION | {"online_config": {"online_rotation_layers": ["q_proj"]}}],
+                       "rotation: online_config: online_rotation_layers=['q_proj'] is not"),
+    "matrices of low rank": ([{"name": "svdquant"}], "name='svdquant' is not supported; valid:"),
+    "no name": ([{}], "name='' is not supported; valid: awq"),
+    "no object": (["awq"], "an algorithm must be an object, not 'awq'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ALGORITHMS)
+def test_an_algorithm_of_quark_that_does_more_than_weights_say_is_one_line(case, tmp_path):
+    algorithms, message = ALGORITHMS[case]
+    _, format, described = CASES["quark"]
+    described = described | {"algo_config": algorithms}
+    stored, _ = written(tmp_path, lambda _, values: powers(values, 4, "weight"), described)
+    if message is None:
+        formats = dict(resolve.resolve(str(stored)).open(None).config.formats)
+        assert set(formats.values()) == {(format,)}
+        return
+    with pytest.raises(InputError) as caught:
+        resolve.resolve(str(stored))
+    assert f"quantization_config: algo_config: {message}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_two_descriptions_in_one_file_that_differ(tmp_path):
     stored, _ = written(tmp_path, lambda _, values: nvfp4(values), CASES["modelopt"][2])
     raw = json.loads((stored / "config.json").read_text())
