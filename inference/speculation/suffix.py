@@ -67,7 +67,8 @@ class SuffixProposer:
             num_kept_Y1 = step.num_kept_Y[first : first + num_rows, None]
             suffix_YWD = _suffixes(history, rectangle.slot_Y, rectangle.position_YW)
             is_vote_YW = rectangle.valid_YW & (jnp.arange(width) < num_kept_Y1)
-            nodes = _voted(nodes, suffix_YWD, token_YW, is_vote_YW)
+            place_YWN, node_YWN3 = votes(nodes, suffix_YWD, token_YW, is_vote_YW)
+            nodes = nodes.at[place_YWN].set(node_YWN3, mode="drop")
             first += num_rows
         return cache, (history, nodes)
 
@@ -116,12 +117,16 @@ def _walk(nodes: jax.Array, suffix_RD: jax.Array, num_drafts: int) -> jax.Array:
     return backends.current().repeated(num_drafts, draft, (suffix_RD, draft_Rk))[1]
 
 
-def _voted(
+def votes(
     nodes: jax.Array, suffix_YWD: jax.Array, token_YW: jax.Array, is_vote_YW: jax.Array
-) -> jax.Array:
+) -> tuple[jax.Array, jax.Array]:
     """Nodes after the votes of these tokens: one for the token that a node names, one against it
     from another, which takes its place when no vote is left (Boyer and Moore 1981). A node of
     another suffix at the same place goes.
+
+    Returns:
+        i32[Y, W, N], places, and i32[Y, W, N, 3], the nodes there. Of votes for one place the last
+        counts; places of the others, and of what does not vote, are behind the table.
     """
     place_YWN, hash_YWN, is_whole_YWN = _nodes_of(suffix_YWD, nodes.shape[0])
     node_YWN3, token_YW1 = nodes[place_YWN], token_YW[..., None]
@@ -133,4 +138,13 @@ def _voted(
     voted_YWN3 = jnp.stack([hash_YWN, token_YWN, jnp.minimum(votes_YWN, _MOST_VOTES)], axis=-1)
     nowhere = nodes.shape[0]
     place_YWN = jnp.where(is_vote_YW[..., None] & is_whole_YWN, place_YWN, nowhere)
-    return nodes.at[place_YWN].set(voted_YWN3, mode="drop")
+    return _distinct(place_YWN, nowhere), voted_YWN3
+
+
+def _distinct(place_X: jax.Array, nowhere: int) -> jax.Array:
+    """Places of which only the last of equal ones stays, the others are `nowhere`: accelerators
+    scatter in no order.
+    """
+    nth_X = jnp.arange(place_X.size, dtype=jnp.int32).reshape(place_X.shape)
+    last_P = jnp.full(nowhere + 1, -1, jnp.int32).at[place_X].max(nth_X)
+    return jnp.where(last_P[place_X] == nth_X, place_X, nowhere)

@@ -17,7 +17,7 @@ from inference.families import families
 from inference.families.shared.config_keys import Keys
 
 # Keys that change the mathematics, and the values under which they do not. All others are ignored
-# unless a family reads them; so is `auto_map`, code for a transformers that lacks the family.
+# unless a family reads them; so is `auto_map` (`repository_code` says what it names).
 _NEUTRAL: dict[str, tuple[object, ...]] = {
     "attention_bias": (False, None),
     "mlp_bias": (False, None),

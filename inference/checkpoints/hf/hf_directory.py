@@ -12,7 +12,7 @@ from configs.heads import Eagle
 from configs.model import ModelConfig
 from inference.checkpoints import load, manifest, names, safetensors_file, text_files
 from inference.checkpoints.checkpoint import StoredDirectory
-from inference.checkpoints.hf import config_json, split_tensors
+from inference.checkpoints.hf import config_json, repository_code, split_tensors
 from inference.checkpoints.hf.config_json import Storage
 from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.hf.quantized import tensors as few_bits
@@ -90,6 +90,7 @@ def open_directory(path: Path, config: ModelConfig) -> StoredDirectory:
     if (path / manifest.NAME).exists():
         listed = manifest.read(path, (".json", ".jinja", ".safetensors"))
         listed.verify(listed.digests)
+    repository_code.warn(path / text_files.CONFIG)
     raw = config_json.read(path / text_files.CONFIG)
     storage = config_json.storage(raw, path)
     source = _source(path, storage)

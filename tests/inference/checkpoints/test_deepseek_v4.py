@@ -10,6 +10,7 @@ from configs import presets
 from configs.errors import InputError
 from inference.checkpoints import resolve
 from inference.checkpoints.hf import config_export, config_json
+from layers import decoder
 from tests.inference.checkpoints import published, test_block_fp8
 
 pytestmark = pytest.mark.quick_code
@@ -118,3 +119,21 @@ def test_what_is_not_served_is_named(changes, cause):
 def test_another_type_of_experts_is_named(tmp_path):
     with pytest.raises(InputError, match="expert_dtype='fp3' is not supported; valid: fp4, fp8"):
         resolve.resolve(str(written(tmp_path, expert_dtype="fp3")[0]))
+
+
+@pytest.mark.parametrize("power, shown", [(254, "1.70141e\\+38"), (255, "nan")])
+def test_an_expert_whose_scale_is_beyond_float32_is_named(power, shown, tmp_path):
+    stored, _ = written(tmp_path)
+    name = "layers.1.ffn.experts.0.w1"
+
+    def change(tensors):
+        tensors[f"{name}.scale"].view(np.uint8)[2, 1] = power
+        tensors[f"{name}.weight"].view(np.uint8)[2, 16:] = 0x77
+
+    published.edited(stored, change)
+    opened = resolve.resolve(str(stored)).open(None)
+    with pytest.raises(
+        InputError, match=f"multiplies a group by {shown}, .*; valid: 5.671e"
+    ) as caught:
+        opened.load_params(decoder.param_infos(opened.config), None)
+    assert "\n" not in str(caught.value)

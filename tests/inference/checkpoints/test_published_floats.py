@@ -218,6 +218,45 @@ def test_what_is_described_in_half_or_twice_is_one_line(case, tmp_path):
     assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
+# What Quark writes as `algo_config`, and what is wrong with it; None: the weights are all of it.
+ROTATION = {
+    "name": "rotation", "r1": True, "r2": True, "r3": True, "r4": False,
+    "online_r1_rotation": False, "rotation_size": None,
+}  # fmt: skip
+ALGORITHMS = {
+    "none": (None, None),
+    "an empty list": ([], None),
+    "in weights": ([{"name": "smooth", "alpha": 0.5}, {"name": "gptq", "desc_act": True}], None),
+    "one alone": ({"name": "awq", "scaling_layers": []}, None),
+    "a merged rotation": ([ROTATION], None),
+    "R1 of activations": ([ROTATION | {"online_r1_rotation": True}],
+                          "rotation: online_r1_rotation=True: activations that are rotated at run"),
+    "R4": ([{"name": "awq"}, ROTATION | {"r4": True}], "rotation: r4=True: activations"),
+    "R4 by default": ([{"name": "quarot"}], "quarot: r4=True: activations that are rotated"),
+    "layers by name": ([ROTATION | {"online_config": {"online_rotation_layers": ["q_proj"]}}],
+                       "rotation: online_config: online_rotation_layers=['q_proj'] is not"),
+    "matrices of low rank": ([{"name": "svdquant"}], "name='svdquant' is not supported; valid:"),
+    "no name": ([{}], "name='' is not supported; valid: awq"),
+    "no object": (["awq"], "an algorithm must be an object, not 'awq'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ALGORITHMS)
+def test_an_algorithm_of_quark_that_does_more_than_weights_say_is_one_line(case, tmp_path):
+    algorithms, message = ALGORITHMS[case]
+    _, format, described = CASES["quark"]
+    described = described | {"algo_config": algorithms}
+    stored, _ = written(tmp_path, lambda _, values: powers(values, 4, "weight"), described)
+    if message is None:
+        formats = dict(resolve.resolve(str(stored)).open(None).config.formats)
+        assert set(formats.values()) == {(format,)}
+        return
+    with pytest.raises(InputError) as caught:
+        resolve.resolve(str(stored))
+    assert f"quantization_config: algo_config: {message}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
 def test_two_descriptions_in_one_file_that_differ(tmp_path):
     stored, _ = written(tmp_path, lambda _, values: nvfp4(values), CASES["modelopt"][2])
     raw = json.loads((stored / "config.json").read_text())
@@ -262,3 +301,75 @@ def test_a_tensor_that_does_not_fit_is_named(case, tmp_path):
     with pytest.raises(InputError) as caught:
         resolve.resolve(str(stored)).open(None)
     assert message in str(caught.value) and "\n" not in str(caught.value)
+
+
+def changed(name, position, value):
+    """A change of one value of a tensor of `q_proj`, as bytes where it is no float32."""
+
+    def change(tensors):
+        tensor = tensors[f"model.layers.0.self_attn.q_proj.{name}"]
+        (tensor if tensor.dtype == np.float32 else tensor.view(np.uint8))[position] = value
+
+    return change
+
+
+# The case above, changes, and the tensor and what is wrong with it; None: nothing.
+NUMBERS = {
+    "divided by 0": (
+        "compressed-tensors", [("weight_global_scale", 0, 0)],
+        "q_proj.weight_global_scale' is 0; valid: a number but 0, with a finite inverse",
+    ),
+    "divided by next to 0": (
+        "compressed-tensors", [("weight_global_scale", 0, 1e-45)],
+        "q_proj.weight_global_scale' is 1.4013e-45; valid: a number but 0",
+    ),
+    "no factor": (
+        "modelopt", [("weight_scale_2", (), np.inf)],
+        "q_proj.weight_scale_2' is inf; valid: a finite number",
+    ),
+    "multiplied by 0": ("modelopt", [("weight_scale_2", (), 0)], None),
+    "a factor that is too large": (
+        "modelopt", [("weight_scale_2", (), 1e38)], "q_proj.weight_scale' multiplies a group by "
+    ),
+    "e4m3 that is no number": (
+        "modelopt", [("weight_scale", (3, 1), 0x7F)],
+        "q_proj.weight_scale' multiplies a group by nan",
+    ),
+    "2^126 with 6": (
+        "quark", [("weight_scale", (3, 1), 253), ("weight", (3, 20), 0x70)],
+        "q_proj.weight_scale' multiplies a group by 8.50706e+37, and a number of it is "
+        "then not finite; valid: 5.671e+37 at most",
+    ),
+    "2^126 with 3 at most": (
+        "quark", [("weight_scale", (3, 1), 253), ("weight", (3, slice(16, 32)), 0x5D)], None
+    ),
+    "2^120 with -448": (
+        "modelopt mxfp8", [("weight_scale", (3, 1), 247), ("weight", (3, 40), 0xFE)],
+        "q_proj.weight_scale' multiplies a group by 1.32923e+36, and a number of it is "
+        "then not finite; valid: 7.596e+35 at most",
+    ),
+    "2^127 with 1 at most": (
+        "modelopt mxfp8", [("weight_scale", (3, 1), 254), ("weight", (3, slice(32, 64)), 0x38)],
+        None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NUMBERS)
+def test_a_scale_beyond_float32_is_named(case, tmp_path):
+    method, changes, message = NUMBERS[case]
+    encode, _, described = CASES[method]
+    stored, _ = written(tmp_path, lambda _, values: encode(values), described)
+    for change in changes:
+        published.edited(stored, changed(*change))
+    source = resolve.resolve(str(stored)).open(None).contents().source
+    name = "model.layers.0.self_attn.q_proj.weight"
+    for read in (source.read_blocks, lambda name: source.read(name, 0, source.shapes[name][0])):
+        if message is None:
+            read(name)
+            continue
+        with pytest.raises(InputError) as caught:
+            read(name)
+        assert message in str(caught.value) and "\n" not in str(caught.value)
+    if message is None:
+        assert np.isfinite(source.read(name, 0, source.shapes[name][0])).all()

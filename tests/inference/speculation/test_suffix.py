@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from inference.speculation import suffix
 from inference.speculation.ngram import NGramProposer
 from inference.speculation.suffix import SuffixProposer
 from layers.ragged import Ragged, Rectangle
@@ -146,6 +147,29 @@ def test_memory_is_bounded_and_text_beyond_it_is_forgotten():
     for end in range(30, 400, 50):
         drafts = reader.drafts(0, end)
         assert all(draft in tokens or draft == -1 for draft in drafts)
+
+
+def test_the_order_of_votes_within_a_step_does_not_matter():
+    """Accelerators scatter in no order: of votes for one node the last of the step counts."""
+    rng, num_nodes = np.random.default_rng(0), 1 << 8
+    text_YS = jnp.asarray(rng.integers(0, 3, (4, 64)), jnp.int32)
+    end_W = np.arange(40, 64)
+    place_YWN, node_YWN3 = suffix.votes(
+        jnp.zeros((num_nodes, 3), jnp.int32), text_YS[:, end_W[:, None] - 1 - np.arange(24)],
+        text_YS[:, end_W], jnp.ones((4, 24), bool),
+    )  # fmt: skip
+    places, voted = np.ravel(place_YWN), np.reshape(node_YWN3, (-1, 3))
+    for order in (np.arange(places.size)[::-1], rng.permutation(places.size)):
+        scattered = [np.zeros((num_nodes + 1, 3), np.int32) for _ in range(2)]
+        for nodes, nth_X in zip(scattered, (np.arange(places.size), order), strict=True):
+            for nth in nth_X:
+                nodes[places[nth]] = voted[nth]
+        chex.assert_trees_all_equal(*(nodes[:num_nodes] for nodes in scattered))
+    reader = Reader(SuffixProposer(1, 16, 1 << 12), 16, 1)
+    reader.admit(0, [1, 2, 3, 1, 2, 4, 1, 2])
+    reader.feed(0, 0, [1, 2, 3, 1, 2, 4, 1, 2, 9], 8, 8)
+    reader.admit(0, [1, 2])
+    assert reader.drafts(0, 1) == [4]
 
 
 def accepted_per_pass(proposer, turns, num_drafts):

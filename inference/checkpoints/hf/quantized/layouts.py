@@ -48,6 +48,28 @@ class Values:
         centred_FD = self.q_FD.astype(np.float32) - self.zero_FG.astype(np.float32)[:, of_D]
         return centred_FD * self.scale_FG[:, of_D]
 
+    def require_finite(self, label: str, largest: float) -> None:
+        """Raises an `InputError` if a number is not finite because of its scale.
+
+        Args:
+            label: file and name of the scales.
+            largest: the largest number without a scale; few scales are beyond what that allows.
+        """
+        limit = np.finfo(np.float32).max / largest
+        with np.errstate(over="ignore", invalid="ignore"):
+            row_F1 = np.ones((1, 1), np.float32) if self.row_F is None else self.row_F[:, None]
+            if np.abs(self.scale_FG).max(initial=0) * np.abs(row_F1).max(initial=0) <= limit:
+                return
+            factor_FG = self.scale_FG * row_F1
+            numbers_FGX = self.numbers().reshape(*factor_FG.shape, -1)
+        is_far_FG = ~(np.abs(factor_FG) <= limit)  # so is what is no number
+        is_wrong_FG = is_far_FG & ~np.isfinite(numbers_FGX).all(-1)
+        if is_wrong_FG.any():
+            raise InputError(
+                f"{label} multiplies a group by {factor_FG[is_wrong_FG][0]:g}, and a number of it "
+                f"is then not finite; valid: {limit:.4g} at most"
+            )
+
     def blocks(self, format: str, repeats: int) -> np.ndarray:
         """Blocks of a format of ours that has so many groups for each of these."""
         width, size = self.q_FD.shape[1], FORMATS[format].block_in(self.q_FD.shape[1])
@@ -267,7 +289,10 @@ def _fp4_values(module: Module, start: int, stop: int) -> Values:
     codes_FD = np.stack([both & 15, both >> 4], axis=-1).reshape(len(both), -1)
     scale_FG = _scales(module, start, stop, "weight_scale_inv")
     zero_FG = np.zeros(scale_FG.shape, np.int8)
-    return Values(codes_FD.view(ml_dtypes.float4_e2m1fn), scale_FG, zero_FG)
+    rows = Values(codes_FD.view(ml_dtypes.float4_e2m1fn), scale_FG, zero_FG)
+    name = f"{module.name}.weight_scale_inv"
+    rows.require_finite(f"{module.source.label}: {shown(name)}", quantized.E2M1.max())
+    return rows
 
 
 def _gptq_shape(module: Module) -> tuple[int, int]:

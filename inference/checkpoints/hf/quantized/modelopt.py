@@ -26,6 +26,15 @@ _SCHEMES: Mapping[str, Scheme] = {
 }
 _MIXED = "MIXED_PRECISION"
 
+# Quark's algorithms that change nothing but the numbers that are stored: scales that smooth are
+# multiplied into weights and norms.
+_MERGED = ("awq", "gptq", "gptaq", "qronos", "autoround", "smooth", "autosmoothquant")
+# And those that rotate, with their defaults: of R1 to R4 (SpinQuant, arXiv 2405.16406) the first,
+# if it is online, and the fourth rotate activations; the second is merged into weights, and the
+# third rotates queries and keys, whose products stay the same.
+_ROTATING: Mapping[str, Mapping[str, object]] = {"rotation": {}, "quarot": {"r4": True}}
+_ONLINE = "online_r1_rotation", "r4"
+
 
 def described(stated: object, directory: Path) -> object:
     """What a directory says of its weights, in `config.json` or in `hf_quant_config.json`.
@@ -108,6 +117,7 @@ def quark(keys: Keys) -> Find:
     if weight is None:
         raise InputError(f"{keys.label}global_quant_config: weight is missing")
     keys.require_neutral(layer_type_quant_config=(None, {}), layer_quant_config=(None, {}))
+    _require_merged(keys)
     weight.require_neutral(
         dtype=("fp4", "mx_fp4"), group_size=(32,), scale_format=("e8m0", None),
         qscheme=("per_group", None), ch_axis=(-1, None),
@@ -120,6 +130,28 @@ def quark(keys: Keys) -> Find:
         return None if is_out else scheme
 
     return find
+
+
+def _require_merged(keys: Keys) -> None:
+    """Raises an `InputError` for an algorithm that has more to do than what is stored says."""
+    stated, label = keys.raw.get("algo_config"), f"{keys.label}algo_config: "
+    for raw in stated if isinstance(stated, list) else [stated] if stated else []:
+        if not isinstance(raw, dict):
+            raise InputError(f"{label}an algorithm must be an object, not {shown(raw)}")
+        valid = (*_MERGED, *_ROTATING)
+        name = Keys(raw, label).choice("name", dict(zip(valid, valid, strict=True)), "")
+        if name not in _ROTATING:
+            continue
+        algorithm = Keys(raw, f"{label}{name}: ").with_defaults(_ROTATING[name])
+        for key in _ONLINE:
+            if algorithm.raw.get(key) not in (False, None):
+                raise InputError(
+                    f"{algorithm.label}{key}={shown(algorithm.raw[key])}: activations that are "
+                    "rotated at run time are not served; valid: False, with rotations that are "
+                    "merged into weights"
+                )
+        if online := algorithm.nested("online_config"):
+            online.require_neutral(online_rotation_layers=(None, []))
 
 
 def _parents(module: str) -> list[str]:

@@ -4,6 +4,7 @@ import ml_dtypes
 import numpy as np
 
 from configs.errors import InputError, shown
+from configs.precision import LARGEST_FP8
 from inference.checkpoints.hf.quantized.layouts import Module, Values
 from layers import quantized
 from layers.quantized import Groups
@@ -55,10 +56,24 @@ def values(module: Module, start: int, stop: int) -> Values:
         scale_FG = np.ldexp(np.float32(1), exponents.astype(np.int32) - 127).astype(np.float32)
     else:
         scale_FG = stored.view(ml_dtypes.float8_e4m3fn).astype(np.float32)
-        whole = np.asarray(module.read(_tensor_scale(module)), np.float32).ravel()[0]
-        whole = np.float32(1) / whole if module.has(_DIVISOR) else whole
-        of_rows = np.full(len(codes), whole, np.float32)
-    return Scaled(codes, scale_FG, np.zeros(scale_FG.shape, np.int8), None, of_rows)
+        of_rows = np.full(len(codes), _whole(module), np.float32)
+    rows = Scaled(codes, scale_FG, np.zeros(scale_FG.shape, np.int8), None, of_rows)
+    largest = quantized.E2M1.max() if scheme.bits == 4 else LARGEST_FP8
+    rows.require_finite(f"{module.source.label}: {shown(f'{module.name}.{_SCALE}')}", largest)
+    return rows
+
+
+def _whole(module: Module) -> np.float32:
+    """What multiplies all scales of a tensor; raises an `InputError` if it is no finite number."""
+    ending = _tensor_scale(module)
+    stored = np.asarray(module.read(ending), np.float32).ravel()[0]
+    with np.errstate(divide="ignore", over="ignore"):
+        whole = np.float32(1) / stored if ending == _DIVISOR else stored
+    if not (np.isfinite(stored) and np.isfinite(whole)):
+        valid = "a number but 0, with a finite inverse" if ending == _DIVISOR else "a finite number"
+        name = shown(f"{module.name}.{ending}")
+        raise InputError(f"{module.source.label}: {name} is {stored:g}; valid: {valid}")
+    return np.float32(whole)
 
 
 class Scaled(Values):

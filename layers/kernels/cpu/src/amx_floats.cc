@@ -1,7 +1,8 @@
 // Floats of few bits beside activations of bfloat16, by the matrix unit: they are unpacked to
-// bfloat16, which holds them exactly, a part of their depth at a time, and multiplied as its weights
-// are (amx.cc). A few rows go without the unit, in its order of sums. A scale that bfloat16 would round multiplies sums: block FP8's those of its 128 of
-// depth, NVFP4's of a row the whole sum. MXFP8's, and NVFP4's of a group, belong to the numbers.
+// bfloat16, which holds them exactly, a part of their depth at a time, and multiplied as its
+// weights are (amx.cc). A few rows go without the unit, in its order of sums. A scale that bfloat16
+// would round multiplies sums: block FP8's those of its 128 of depth, NVFP4's of a row the whole
+// sum. MXFP8's, and NVFP4's of a group, belong to the numbers.
 #include "scaled_product.h"
 #include "scratch.h"
 
@@ -78,8 +79,8 @@ inline __m512i pair(Floats first, Floats second) {
 inline void fetch(const uint8_t* p) { __builtin_prefetch(p + (4 << 10)); }
 
 // Each format: four rows of a strip's depth as floats, with what a group's numbers are multiplied
-// with before (kGroup of them); some rows in pairs; what their sums are multiplied with, of a part of
-// the depth (kPart) or of all of it.
+// with before (kGroup of them); some rows in pairs; what their sums are multiplied with, of a part
+// of the depth (kPart) or of all of it.
 inline void widen_four(const uint8_t* from, Floats (&w)[4]) {
   __m512i first, second;
   unpack_four(from, first, second);
@@ -158,7 +159,9 @@ struct UnpackedNvfp4 : Nvfp4 {
     }
   }
   static constexpr auto unpack = unpack_scaled<UnpackedNvfp4>;
-  static Vector factor(const uint8_t* scales, int64_t) { return Vector::load((const float*)scales); }
+  static Vector factor(const uint8_t* scales, int64_t) {
+    return Vector::load((const float*)scales);
+  }
 };
 
 // Some strips for a few rows, whose activations are there in float32, `x_stride` apart. As the

@@ -2,10 +2,11 @@
 // one accumulator that goes through the depth in order, so a row's bits do not depend on the rows
 // beside it.
 //
-// `Tiles` has the type of a weight (Element), the bytes of a strip's row of depth (kRowBytes) and of
-// a strip (strip_bytes(depth)); the most rows of a single tile (kMostRows), and of each tile where there are more (kRows), the depth
-// that these go through at a time (kDepth), and whether all of them fetch what comes next
-// (kFetchesNext) or the first fetch their own weights; strips(rows) of a tile; and tile().
+// `Tiles` has the type of a weight (Element), the bytes of a strip's row of depth (kRowBytes) and
+// of a strip (strip_bytes(depth)); the most rows of a single tile (kMostRows), and of each tile
+// where there are more (kRows), the depth that these go through at a time (kDepth), and whether all
+// of them fetch what comes next (kFetchesNext) or the first fetch their own weights; strips(rows)
+// of a tile; and tile().
 #pragma once
 #include "kernels.h"
 #include "vector.h"
