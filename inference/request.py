@@ -295,7 +295,7 @@ class SamplingParams:
         Number(int, 0),
         "Tokens of an answer's thought at most, which is then closed (with `thinks`).",
         wire="thinking_token_budget",
-        bodies=("chat", "responses"),
+        bodies=("responses",),  # and chats, whose other fields completions have, too
         wire_kind=Number(int, 0, _INT32 - 1),
     )
     cache_salt: str | None = _field(

@@ -4,6 +4,8 @@ import dataclasses
 import enum
 import functools
 
+from inference.text.tokenizer import Tokenizer
+
 _SPACE = " \t\r\n"
 
 
@@ -44,7 +46,17 @@ MARKS = (
 @functools.lru_cache(maxsize=8)
 def of_template(template: str | None) -> Marks | None:
     """Returns the marks that a chat template knows; None: it knows no thoughts."""
-    return next((marks for marks in MARKS if marks.closing in (template or "")), None)
+    source = template or ""
+    known = (m for m in MARKS if m.opening in source or m.closing in source)
+    return next(known, None)
+
+
+def are_text(marks: Marks, tokenizer: Tokenizer) -> bool:
+    """Whether marks are seen in the text of answers: special tokens are not."""
+    return all(
+        mark in tokenizer.decode(tokenizer.encode(mark, add_special=False))
+        for mark in (marks.opening, marks.closing)
+    )
 
 
 class Progress:

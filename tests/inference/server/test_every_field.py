@@ -51,6 +51,7 @@ NARROWER = {
     "background": "none is stored", "conversation": "none is stored",
     "previous_response_id": "none is stored", "continue_final_message": "an answer that has begun",
     "documents": "the template", "reasoning": "the template", "reasoning_effort": "the template",
+    "thinking_token_budget": "the template",
     "bad_words": "what can be compiled", "add_generation_prompt": "continue_final_message",
 }  # fmt: skip
 # Fields without a declared limit, and what limits them.

@@ -10,7 +10,9 @@ from inference.server.endpoints.responses.bodies import (
     Item,
     OutputCall,
     OutputMessage,
+    OutputReasoning,
     OutputText,
+    ReasoningText,
 )
 from inference.server.protocol.responses import CallDelta, ChatToken
 
@@ -24,17 +26,40 @@ class Output:
 
     def take(self, news: News, logprobs: list[ChatToken]) -> list[Event]:
         """Adds the next piece of the answer; returns its events."""
-        events: list[Event] = []
-        if news.content or logprobs:
+        events: list[Event] = self._think(news.reasoning) if news.reasoning else []
+        if news.content or (logprobs and not self._is_thinking):
             events += self._say(news.content, logprobs)
         for call in news.calls:
             events += self._call(call)
         return events
 
     def close(self, status: bodies.Status) -> list[Event]:
-        """Ends the answer, which has at least one message, perhaps empty; returns its events."""
-        events = [] if self.items else self._say("", [])
+        """Ends the answer, which has a message or a call, perhaps an empty one; returns its events.
+        An answer that was cut off may have a thought alone.
+        """
+        is_thought = self._is_thinking and status != "completed"
+        ends = isinstance(self.items[-1] if self.items else None, OutputMessage | OutputCall)
+        events = [] if ends or is_thought else self._say("", [])
         return events + self._close(status)
+
+    def _think(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        if not self._is_thinking:
+            id = f"rs_{secrets.token_hex(14)}"
+            events += self._close("completed") + self._open(OutputReasoning(id))
+            events.append(bodies.PartAdded(item_id=id, output_index=self._at, part=ReasoningText()))
+        item = self.items[-1]
+        assert isinstance(item, OutputReasoning)
+        part = item.content[0] if item.content else ReasoningText()
+        item.content = [part]
+        part.text += text
+        delta = bodies.ReasoningDelta(item_id=item.id, output_index=self._at, delta=text)
+        return [*events, delta]
+
+    @property
+    def _is_thinking(self) -> bool:
+        """Whether the last item is a thought that may grow."""
+        return self._is_open and isinstance(self.items[-1], OutputReasoning)
 
     def _say(self, text: str, logprobs: list[ChatToken]) -> list[Event]:
         events: list[Event] = []
@@ -91,6 +116,12 @@ class Output:
             events = [
                 bodies.TextDone(item_id=item.id, output_index=at, text=text, logprobs=logprobs),
                 bodies.PartDone(item_id=item.id, output_index=at, part=part),
+            ]
+        elif isinstance(item, OutputReasoning):
+            (thought,) = item.content
+            events = [
+                bodies.ReasoningDone(item_id=item.id, output_index=at, text=thought.text),
+                bodies.PartDone(item_id=item.id, output_index=at, part=thought),
             ]
         else:
             name, arguments = item.name, item.arguments
