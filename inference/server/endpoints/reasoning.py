@@ -22,12 +22,18 @@ class Thinking(NamedTuple):
     stage: Stage
 
 
-def of_prompt(tokenizer: Tokenizer, tokens: list[int]) -> Thinking | None:
-    """Returns how answers to a prompt begin; None: the model's template marks no thoughts, or by
-    special tokens, which are no text.
+def marks_of(tokenizer: Tokenizer) -> Marks | None:
+    """Returns the marks of a model's thoughts; None: its template marks none, or by special tokens,
+    which are no text.
     """
     marks = thoughts.of_template(tokenizer.template)
-    if marks is None or not thoughts.are_text(marks, tokenizer):
+    return marks if marks is not None and thoughts.are_text(marks, tokenizer) else None
+
+
+def of_prompt(tokenizer: Tokenizer, tokens: list[int]) -> Thinking | None:
+    """Returns how answers to a prompt begin; None: the model has no thoughts."""
+    marks = marks_of(tokenizer)
+    if marks is None:
         return None
     end = tokenizer.decode(tokens[-_END_TOKENS:], skip_special=False)
     return Thinking(marks, marks.stage_after(end))
