@@ -185,6 +185,7 @@ constexpr Blocks kBlocksAmx = {
     tile_multiplier<Q4_0, &Blocks::q4_0>(),
     tile_multiplier<Q4_1, &Blocks::q4_1>(),
     tile_multiplier<Q4_K, &Blocks::q4_k>(),
+    tile_multiplier<Q5_K, &Blocks::q5_k>(),
     tile_multiplier<Q6_K, &Blocks::q6_k>(),
     scaled_multiplier<Fp8Block>(),
     scaled_multiplier<Mxfp8>(),

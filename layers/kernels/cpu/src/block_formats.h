@@ -135,6 +135,11 @@ struct Q4_K : Nibbles {
   }
 };
 
+struct Q5_K : Q4_K {
+  static constexpr BlockLayout kLayout = ridgeline::kQ5_K;
+  static Words16 integers(const uint8_t* group, int quad) { return Q5_0::integers(group, quad); }
+};
+
 struct Q6_K {
   static constexpr BlockLayout kLayout = ridgeline::kQ6_K;
   static constexpr bool kIsSigned = false, kHasMinimum = false, kHasHalves = true;

@@ -459,6 +459,7 @@ constexpr ridgeline::Blocks blocks_of_int8() {
           block_multiplier<Q4_0>(),
           block_multiplier<Q4_1>(),
           block_multiplier<Q4_K>(),
+          block_multiplier<Q5_K>(),
           block_multiplier<Q6_K>(),
           scaled_multiplier<Fp8Block>(),
           scaled_multiplier<Mxfp8>(),

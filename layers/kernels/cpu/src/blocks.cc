@@ -189,16 +189,33 @@ void read_q4_1(const uint8_t* row, int64_t group, Group& g) {
   read_nibbles(block + 4, g.q);
 }
 
-void read_q4_k(const uint8_t* row, int64_t group, Group& g) {
-  const uint8_t* block = row + group / 8 * 144;
-  const uint8_t *scales = block + 4, *from = block + 16 + group % 8 / 2 * kDepth;
-  const int i = (int)(group % 8);
+// The scales and minima at the beginning of Q4_K's and Q5_K's blocks, of group `i`.
+void read_scales_and_minima(const uint8_t* block, int i, Group& g) {
+  const uint8_t* scales = block + 4;
   g.d = half_at(block);
   g.e = half_at(block + 2);
   // Six bits each: of the last four pairs, the upper two lie in the bytes of the first.
   g.s = i < 4 ? scales[i] & 63 : (scales[i + 4] & 15) | scales[i - 4] >> 6 << 4;
   g.t = i < 4 ? scales[i + 4] & 63 : scales[i + 4] >> 4 | scales[i] >> 6 << 4;
+}
+
+void read_q4_k(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 144;
+  const int i = (int)(group % 8);
+  const uint8_t* from = block + 16 + i / 2 * kDepth;
+  read_scales_and_minima(block, i, g);
   for (int k = 0; k < kDepth; k++) g.q[k] = i % 2 ? from[k] >> 4 : from[k] & 15;
+}
+
+void read_q5_k(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 176;
+  const int i = (int)(group % 8);
+  const uint8_t *upper = block + 16, *from = block + 48 + i / 2 * kDepth;
+  read_scales_and_minima(block, i, g);
+  for (int k = 0; k < kDepth; k++) {
+    const int nibble = i % 2 ? from[k] >> 4 : from[k] & 15;
+    g.q[k] = (uint8_t)(nibble | (upper[k] >> i & 1) << 4);
+  }
 }
 
 void read_q6_k(const uint8_t* row, int64_t group, Group& g) {
@@ -309,6 +326,7 @@ const BlockFormat kFormats[] = {
     {"q4_0", kQ4_0, &Blocks::q4_0, 8, one_scale, read_q4_0, 32, 18},
     {"q4_1", kQ4_1, &Blocks::q4_1, 0, scale_and_minimum, read_q4_1, 32, 20},
     {"q4_k", kQ4_K, &Blocks::q4_k, 0, shared_scale_and_minimum, read_q4_k, 256, 144},
+    {"q5_k", kQ5_K, &Blocks::q5_k, 0, shared_scale_and_minimum, read_q5_k, 256, 176},
     {"q6_k", kQ6_K, &Blocks::q6_k, 32, scales_of_halves, read_q6_k, 256, 210},
     {"fp8_block", kFp8Block, &Blocks::fp8_block, 0, scale_of_strip, read_fp8_block, 128, 132, 0,
      true, &HalfBlocks::fp8_block},
