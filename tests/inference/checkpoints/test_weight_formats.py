@@ -31,9 +31,10 @@ pytestmark = pytest.mark.quick_code
 MIXED = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0",
          "ffn_gate": "Q4_1", "ffn_up": "Q4_1", "ffn_down": "Q4_0", "token_embd": "Q8_0",
          "output": "F16"}  # fmt: skip
-OTHERS = MIXED | {"attn_q": "Q5_K"}
+OTHERS = MIXED | {"attn_q": "Q5_K", "attn_k": "IQ4_NL"}
 # Float16 numbers at such bytes of a block, for weights near 0.06 of random integers.
-SCALES = {"Q4_K": {0: 3e-4, 2: 2e-3}, "Q5_K": {0: 1.5e-4, 2: 2e-3}, "Q6_K": {208: 5e-5}}
+SCALES = {"Q4_K": {0: 3e-4, 2: 2e-3}, "Q5_K": {0: 1.5e-4, 2: 2e-3}, "Q6_K": {208: 5e-5},
+          "IQ4_NL": {0: 1e-3}}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -93,12 +94,15 @@ def numbers_of(engine):
     }
 
 
-@pytest.mark.parametrize("types", [MIXED, OTHERS], ids=["mixed", "others"])
-def test_a_file_runs_as_it_is(types, tmp_path):
-    """Its own numbers in their own bits: only activations are rounded, to int8."""
+@pytest.mark.parametrize(
+    ("types", "activations", "near"), [(MIXED, "int8", 0.02), (OTHERS, "exact", 1e-4)],
+    ids=["mixed", "others"],
+)  # fmt: skip
+def test_a_file_runs_as_it_is(types, activations, near, tmp_path):
+    """Its own numbers in their own bits: activations alone are rounded, to int8, or nothing is."""
     native.need()
     path = write(tmp_path / "mixed.gguf", types)
-    as_it_is = engine_of(path, weights="file", dtype="float32")
+    as_it_is = engine_of(path, weights="file", dtype="float32", activations=activations)
     leaves = params.flatten(as_it_is.model_runner.params)
     formats = {name.removesuffix("/.data"): leaf for name, leaf in leaves.items()}
     assert {name: leaf.dtype for name, leaf in formats.items() if "qkv" in name} == {
@@ -116,7 +120,7 @@ def test_a_file_runs_as_it_is(types, tmp_path):
         stack = [found for path, found in numbers_of(as_it_is).items() if path.startswith(name)]
         np.testing.assert_allclose(np.concatenate(stack), numbers, rtol=1e-5, atol=1e-9)
     expected = scores(exact)
-    np.testing.assert_allclose(scores(as_it_is), expected, atol=0.02 * np.abs(expected).max())
+    np.testing.assert_allclose(scores(as_it_is), expected, atol=near * np.abs(expected).max())
     rounded = engine_of(path, dtype="float32")
     assert np.abs(scores(rounded) - expected).max() > 1e-5  # bfloat16, once
     greedy = SamplingParams(max_new_tokens=8, ignore_eos=True)

@@ -158,6 +158,34 @@ struct Q6_K {
   }
 };
 
+// The bytes of a table of sixteen that codes stand for.
+inline Words16 look_up(Words16 codes, const void* table) {
+  UNROLL for (auto& part : codes.part) {
+#if defined(__AVX512F__)
+    const __m512i bytes = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table));
+    part = (Words)_mm512_shuffle_epi8(bytes, (__m512i)part);
+#elif defined(__AVX2__)
+    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table));
+    part = (Words)_mm256_shuffle_epi8(bytes, (__m256i)part);
+#else
+    part = (Words)vqtbl1q_u8(vld1q_u8((const uint8_t*)table), (uint8x16_t)part);
+#endif
+  }
+  return codes;
+}
+
+struct IQ4_NL {
+  static constexpr BlockLayout kLayout = ridgeline::kIQ4_NL;
+  static constexpr bool kIsSigned = true, kHasMinimum = false, kHasHalves = false;
+  static constexpr int kOffset = 0;
+  static Words16 integers(const uint8_t* group, int quad) {
+    return look_up(Nibbles::integers(group, quad), ridgeline::kIQ4);
+  }
+  static void scales(const uint8_t* group, const uint8_t*, GroupScales& out) {
+    out.d = widen_halves(group);
+  }
+};
+
 // Ours: what several groups share, or a whole row.
 struct Int8 {
   static constexpr BlockLayout kLayout = ridgeline::kInt8;
@@ -218,19 +246,7 @@ struct Mxfp4 : Nibbles {
   static Words16 integers(const uint8_t* group, int quad) {
     alignas(16) static constexpr uint8_t kNumbers[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                          12, 11, 10, 9,  8,  6,  4,  0};
-    Words16 w = Nibbles::integers(group, quad);
-    UNROLL for (auto& part : w.part) {
-#if defined(__AVX512F__)
-      const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)kNumbers));
-      part = (Words)_mm512_shuffle_epi8(table, (__m512i)part);
-#elif defined(__AVX2__)
-      const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)kNumbers));
-      part = (Words)_mm256_shuffle_epi8(table, (__m256i)part);
-#else
-      part = (Words)vqtbl1q_u8(vld1q_u8(kNumbers), (uint8x16_t)part);
-#endif
-    }
-    return w;
+    return look_up(Nibbles::integers(group, quad), kNumbers);
   }
   static void scales(const uint8_t* group, const uint8_t*, GroupScales& out) {
     UNROLL for (int i = 0; i < kRegisters; i++) {

@@ -100,6 +100,8 @@ float of_e2m1(int code) {
   return code >> 3 ? -twice[code & 7] : twice[code & 7];
 }
 
+float of_iq4(int code) { return kIQ4[code]; }
+
 // The low halves of 16 bytes, then the high ones.
 void read_nibbles(const uint8_t* from, uint8_t* q) {
   for (int i = 0; i < 16; i++) {
@@ -176,6 +178,7 @@ void read_nvfp4(const uint8_t* row, int64_t group, Group& g) {
   }
 }
 
+// IQ4_NL's lie likewise.
 void read_q4_0(const uint8_t* row, int64_t group, Group& g) {
   const uint8_t* block = row + group * 18;
   g.d = half_at(block);
@@ -320,7 +323,8 @@ const BlockFormat kFormats[] = {
     integers<3, 128, true>("int3_asym", &Blocks::int3_asym),
     integers<3, 64, true>("int3_asym_g64", &Blocks::int3_asym),
     integers<3, 32, true>("int3_asym_g32", &Blocks::int3_asym),
-    {"mxfp4", kMxfp4, &Blocks::mxfp4, 0, power_of_two, read_mxfp4, 32, 17},
+    {"mxfp4", kMxfp4, &Blocks::mxfp4, 0, power_of_two, read_mxfp4, 32, 17, 0, false, nullptr,
+     of_e2m1},
     {"q8_0", kQ8_0, &Blocks::q8_0, 0, one_scale, read_q8_0, 32, 34},
     {"q5_0", kQ5_0, &Blocks::q5_0, 16, one_scale, read_q5_0, 32, 22},
     {"q4_0", kQ4_0, &Blocks::q4_0, 8, one_scale, read_q4_0, 32, 18},
@@ -328,12 +332,13 @@ const BlockFormat kFormats[] = {
     {"q4_k", kQ4_K, &Blocks::q4_k, 0, shared_scale_and_minimum, read_q4_k, 256, 144},
     {"q5_k", kQ5_K, &Blocks::q5_k, 0, shared_scale_and_minimum, read_q5_k, 256, 176},
     {"q6_k", kQ6_K, &Blocks::q6_k, 32, scales_of_halves, read_q6_k, 256, 210},
+    {"iq4_nl", kIQ4_NL, &Blocks::iq4_nl, 0, one_scale, read_q4_0, 32, 18, 0, false, nullptr, of_iq4},
     {"fp8_block", kFp8Block, &Blocks::fp8_block, 0, scale_of_strip, read_fp8_block, 128, 132, 0,
      true, &HalfBlocks::fp8_block},
     {"mxfp8", kMxfp8, &Blocks::mxfp8, 0, whole_power_of_two, read_mxfp8, 32, 33, 0, false,
      &HalfBlocks::mxfp8},
     {"nvfp4", kNvfp4, &Blocks::nvfp4, 0, scales_of_row_and_halves, read_nvfp4, 16, 9, 4, false,
-     &HalfBlocks::nvfp4},
+     &HalfBlocks::nvfp4, of_e2m1},
 };
 
 // Whether the scales fit in: those of a strip are one.
@@ -382,14 +387,12 @@ void read_row(const BlockFormat& format, const uint8_t* strips, int64_t width, i
               float* out) {
   const int64_t depth = padded(width, kDepth);
   auto* strip = (uint8_t*)strips + row / kStrip * format.layout.strip_bytes(depth);
-  const bool is_e2m1 = format.layout.bits == 4 &&
-                       (format.layout.group_bytes == 16 || format.layout.is_float);
   for (int64_t first = 0; first < width; first += kDepth) {
     const Place place(format.layout, strip, depth, first / kDepth, (int)(row % kStrip));
     const Scales scales = format.scales(place);
     for (int k = 0; k < kDepth && first + k < width; k++) {
       const int q = place.get(k);
-      const float number = is_e2m1                  ? of_e2m1(q)
+      const float number = format.number            ? format.number(q)
                            : format.layout.is_float ? of_fp8(q)
                                                     : (float)(q - format.offset) - scales.z;
       out[first + k] = scales.d[k / 16] * number + scales.m;
