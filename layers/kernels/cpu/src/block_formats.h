@@ -186,6 +186,13 @@ struct IQ4_NL {
   }
 };
 
+struct IQ4_XS : IQ4_NL {
+  static constexpr BlockLayout kLayout = ridgeline::kIQ4_XS;
+  static void scales(const uint8_t* group, const uint8_t* shared, GroupScales& out) {
+    out.d = widen_halves(shared) * widen_bytes<int8_t>(group);
+  }
+};
+
 // Ours: what several groups share, or a whole row.
 struct Int8 {
   static constexpr BlockLayout kLayout = ridgeline::kInt8;

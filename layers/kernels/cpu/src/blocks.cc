@@ -236,6 +236,15 @@ void read_q6_k(const uint8_t* row, int64_t group, Group& g) {
   g.d = half_at(block + 208);
 }
 
+void read_iq4_xs(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 136;
+  const int i = (int)(group % 8);
+  const int low = block[4 + i / 2] >> i % 2 * 4 & 15, upper = block[2 + i / 4] >> i % 4 * 2 & 3;
+  g.d = half_at(block);
+  g.s = (uint8_t)((low | upper << 4) - 32);
+  read_nibbles(block + 8 + i * 16, g.q);
+}
+
 void put_half(uint8_t* row, int feature, Half half) { memcpy(row + 2 * feature, &half, 2); }
 
 float get_half(const uint8_t* row, int feature) { return to_float(half_at(row + 2 * feature)); }
@@ -253,6 +262,11 @@ Scales scale_and_minimum(const Place& p) {
 Scales shared_scale_and_minimum(const Place& p) {
   const float d = get_half(p.super, p.feature) * p.scales[p.feature];
   return {{d, d}, -get_half(p.super + 32, p.feature) * p.scales[kStrip + p.feature]};
+}
+
+Scales shared_scale(const Place& p) {
+  const float d = get_half(p.super, p.feature) * (int8_t)p.scales[p.feature];
+  return {{d, d}};
 }
 
 Scales scales_of_halves(const Place& p) {
@@ -333,6 +347,8 @@ const BlockFormat kFormats[] = {
     {"q5_k", kQ5_K, &Blocks::q5_k, 0, shared_scale_and_minimum, read_q5_k, 256, 176},
     {"q6_k", kQ6_K, &Blocks::q6_k, 32, scales_of_halves, read_q6_k, 256, 210},
     {"iq4_nl", kIQ4_NL, &Blocks::iq4_nl, 0, one_scale, read_q4_0, 32, 18, 0, false, nullptr, of_iq4},
+    {"iq4_xs", kIQ4_XS, &Blocks::iq4_xs, 0, shared_scale, read_iq4_xs, 256, 136, 0, false, nullptr,
+     of_iq4},
     {"fp8_block", kFp8Block, &Blocks::fp8_block, 0, scale_of_strip, read_fp8_block, 128, 132, 0,
      true, &HalfBlocks::fp8_block},
     {"mxfp8", kMxfp8, &Blocks::mxfp8, 0, whole_power_of_two, read_mxfp8, 32, 33, 0, false,
@@ -354,6 +370,7 @@ bool put_scales(const BlockFormat& format, const Place& place, const Group& g) {
     return true;
   }
   if (format.layout.group_bytes == 16) {
+    if (format.layout.super_bytes) put_half(place.super, feature, g.d);
     place.scales[feature] = g.s;
     return true;
   }

@@ -51,6 +51,7 @@ constexpr BlockLayout kQ4_K{4, 32, 64, 3};  // shared d[16], e[16]; s[16], t[16]
 constexpr BlockLayout kQ5_K{5, 32, 64, 3};  // likewise
 constexpr BlockLayout kQ6_K{6, 32, 32, 3};  // shared d[16]; s[16] of the first half, of the second
 constexpr BlockLayout kIQ4_NL{4, 32, 0, 0};  // d[16]; q is looked up in kIQ4
+constexpr BlockLayout kIQ4_XS{4, 16, 32, 3};  // shared d[16]; s[16], signed: d s q, likewise
 constexpr BlockLayout kMxfp4{4, 16, 0, 0};  // e[16]: 2^(e - 128) q, of twice the numbers that are
 // Ours, whose groups are larger: d[16] of float32, and zero points z[16] in bytes: d (q - z).
 constexpr BlockLayout kInt8{8, 0, 64, kWholeRow}, kFp8{8, 0, 64, kWholeRow, true};
@@ -61,7 +62,7 @@ constexpr BlockLayout kNvfp4{4, 32, 64, kWholeRow, true};
 constexpr BlockLayout kInt4{4, 0, 64, 2}, kInt4Asym{4, 0, 80, 2};
 constexpr BlockLayout kInt3{3, 0, 64, 2}, kInt3Asym{3, 0, 80, 2};
 
-// The numbers of IQ4_NL's codes, denser near 0.
+// The numbers of IQ4_NL's and IQ4_XS's codes, denser near 0.
 alignas(16) constexpr int8_t kIQ4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                          1,    13,   25,  38,  53,  69,  89,  113};
 
