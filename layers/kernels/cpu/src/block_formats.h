@@ -158,6 +158,24 @@ struct Q6_K {
   }
 };
 
+struct Threes {
+  static constexpr bool kIsSigned = false, kHasHalves = false;
+  static Words16 integers(const uint8_t* group, int quad) {
+    const Words16 upper = load_words(group + 128);
+    Words16 w = load_words(group + quad / 4 * 64);
+    UNROLL for (int i = 0; i < kRegisters; i++)
+      w.part[i] = (w.part[i] >> quad % 4 * 2 & 0x03030303u) |
+                  (upper.part[i] >> quad & 0x01010101u) << 2;
+    return w;
+  }
+};
+
+struct Q3_K : Q6_K {
+  static constexpr BlockLayout kLayout = ridgeline::kQ3_K;
+  static constexpr int kOffset = 4;
+  static Words16 integers(const uint8_t* group, int quad) { return Threes::integers(group, quad); }
+};
+
 // The bytes of a table of sixteen that codes stand for.
 inline Words16 look_up(Words16 codes, const void* table) {
   UNROLL for (auto& part : codes.part) {
@@ -201,18 +219,6 @@ struct Int8 {
   static Words16 integers(const uint8_t* group, int quad) { return load_words(group + 64 * quad); }
   static void scales(const uint8_t*, const uint8_t* shared, GroupScales& out) {
     out.d = Vector::load((const float*)shared);
-  }
-};
-
-struct Threes {
-  static constexpr bool kIsSigned = false, kHasHalves = false;
-  static Words16 integers(const uint8_t* group, int quad) {
-    const Words16 upper = load_words(group + 128);
-    Words16 w = load_words(group + quad / 4 * 64);
-    UNROLL for (int i = 0; i < kRegisters; i++)
-      w.part[i] = (w.part[i] >> quad % 4 * 2 & 0x03030303u) |
-                  (upper.part[i] >> quad & 0x01010101u) << 2;
-    return w;
   }
 };
 

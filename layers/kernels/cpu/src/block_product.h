@@ -461,6 +461,7 @@ constexpr ridgeline::Blocks blocks_of_int8() {
           block_multiplier<Q4_K>(),
           block_multiplier<Q5_K>(),
           block_multiplier<Q6_K>(),
+          block_multiplier<Q3_K>(),
           block_multiplier<IQ4_NL>(),
           block_multiplier<IQ4_XS>(),
           scaled_multiplier<Fp8Block>(),

@@ -236,6 +236,22 @@ void read_q6_k(const uint8_t* row, int64_t group, Group& g) {
   g.d = half_at(block + 208);
 }
 
+void read_q3_k(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 110;
+  const int i = (int)(group % 8);
+  const uint8_t *lower = block + 32 + i / 4 * 32, *scales = block + 96;
+  for (int k = 0; k < kDepth; k++)
+    g.q[k] = (uint8_t)((lower[k] >> i % 4 * 2 & 3) | (block[k] >> i & 1) << 2);
+  // Six bits each: the lower four of all sixteen, then the upper two.
+  const auto scale = [&](int n) {
+    const int low = scales[n % 8] >> n / 8 * 4 & 15, upper = scales[8 + n % 4] >> n / 4 * 2 & 3;
+    return (uint8_t)((low | upper << 4) - 32);
+  };
+  g.s = scale(2 * i);
+  g.t = scale(2 * i + 1);
+  g.d = half_at(block + 108);
+}
+
 void read_iq4_xs(const uint8_t* row, int64_t group, Group& g) {
   const uint8_t* block = row + group / 8 * 136;
   const int i = (int)(group % 8);
@@ -346,6 +362,7 @@ const BlockFormat kFormats[] = {
     {"q4_k", kQ4_K, &Blocks::q4_k, 0, shared_scale_and_minimum, read_q4_k, 256, 144},
     {"q5_k", kQ5_K, &Blocks::q5_k, 0, shared_scale_and_minimum, read_q5_k, 256, 176},
     {"q6_k", kQ6_K, &Blocks::q6_k, 32, scales_of_halves, read_q6_k, 256, 210},
+    {"q3_k", kQ3_K, &Blocks::q3_k, 4, scales_of_halves, read_q3_k, 256, 110},
     {"iq4_nl", kIQ4_NL, &Blocks::iq4_nl, 0, one_scale, read_q4_0, 32, 18, 0, false, nullptr, of_iq4},
     {"iq4_xs", kIQ4_XS, &Blocks::iq4_xs, 0, shared_scale, read_iq4_xs, 256, 136, 0, false, nullptr,
      of_iq4},

@@ -50,6 +50,7 @@ constexpr BlockLayout kQ4_1{4, 64, 0, 0};   // d[16], m[16]
 constexpr BlockLayout kQ4_K{4, 32, 64, 3};  // shared d[16], e[16]; s[16], t[16]: d s q - e t
 constexpr BlockLayout kQ5_K{5, 32, 64, 3};  // likewise
 constexpr BlockLayout kQ6_K{6, 32, 32, 3};  // shared d[16]; s[16] of the first half, of the second
+constexpr BlockLayout kQ3_K{3, 32, 32, 3};  // likewise; q - 4 is multiplied
 constexpr BlockLayout kIQ4_NL{4, 32, 0, 0};  // d[16]; q is looked up in kIQ4
 constexpr BlockLayout kIQ4_XS{4, 16, 32, 3};  // shared d[16]; s[16], signed: d s q, likewise
 constexpr BlockLayout kMxfp4{4, 16, 0, 0};  // e[16]: 2^(e - 128) q, of twice the numbers that are
