@@ -137,6 +137,7 @@ FORMATS = {
         Format("q5_k", 5, group=32, scale_bits=20, compute="int8", block=256),
         Format("q6_k", 6, group=16, scale_bits=9, compute="int8", block=256),
         Format("q3_k", 3, group=16, scale_bits=9, compute="int8", block=256),
+        Format("q2_k", 2, group=16, scale_bits=10, compute="int8", block=256),
         Format("iq4_nl", 4, group=32, scale_bits=16, compute="int8"),
         Format("iq4_xs", 4, group=32, scale_bits=10, compute="int8", block=256),
     )

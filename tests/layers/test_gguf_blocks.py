@@ -7,11 +7,11 @@ import pytest
 from layers import quantized
 
 KINDS = {"q8_0": "Q8_0", "q5_0": "Q5_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "q4_k": "Q4_K",
-         "q5_k": "Q5_K", "q6_k": "Q6_K", "q3_k": "Q3_K", "iq4_nl": "IQ4_NL",
-         "iq4_xs": "IQ4_XS", "mxfp4": "MXFP4"}  # fmt: skip
+         "q5_k": "Q5_K", "q6_k": "Q6_K", "q3_k": "Q3_K", "q2_k": "Q2_K",
+         "iq4_nl": "IQ4_NL", "iq4_xs": "IQ4_XS", "mxfp4": "MXFP4"}  # fmt: skip
 # Where the blocks that the package does not make have their float16 scales.
-SCALES = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "q3_k": (108,), "iq4_nl": (0,),
-          "iq4_xs": (0,), "mxfp4": ()}  # fmt: skip
+SCALES = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "q3_k": (108,), "q2_k": (80, 82),
+          "iq4_nl": (0,), "iq4_xs": (0,), "mxfp4": ()}  # fmt: skip
 F, D = 48, 512
 
 

@@ -31,10 +31,12 @@ pytestmark = pytest.mark.quick_code
 MIXED = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0",
          "ffn_gate": "Q4_1", "ffn_up": "Q4_1", "ffn_down": "Q4_0", "token_embd": "Q8_0",
          "output": "F16"}  # fmt: skip
-OTHERS = MIXED | {"attn_q": "Q5_K", "attn_k": "IQ4_NL", "attn_v": "Q3_K", "attn_output": "IQ4_XS"}
+OTHERS = MIXED | {"attn_q": "Q5_K", "attn_k": "IQ4_NL", "attn_v": "Q3_K", "attn_output": "IQ4_XS",
+                  "ffn_down": "Q2_K"}  # fmt: skip
 # Float16 numbers at such bytes of a block, for weights near 0.06 of random integers.
 SCALES = {"Q4_K": {0: 3e-4, 2: 2e-3}, "Q5_K": {0: 1.5e-4, 2: 2e-3}, "Q6_K": {208: 5e-5},
-          "Q3_K": {108: 1e-3}, "IQ4_NL": {0: 1e-3}, "IQ4_XS": {0: 5e-5}}  # fmt: skip
+          "Q3_K": {108: 1e-3}, "Q2_K": {80: 4e-3, 82: 6e-3}, "IQ4_NL": {0: 1e-3},
+          "IQ4_XS": {0: 5e-5}}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,8 @@ from layers.linear import linear
 from tests.layers.native import instruction_set, need  # noqa: F401
 
 _SCALES = {"q8_0": (0,), "q5_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q4_k": (0, 2),
-           "q5_k": (0, 2), "q6_k": (208,), "q3_k": (108,), "iq4_nl": (0,),
-           "iq4_xs": (0,)}  # fmt: skip
+           "q5_k": (0, 2), "q6_k": (208,), "q3_k": (108,), "q2_k": (80, 82),
+           "iq4_nl": (0,), "iq4_xs": (0,)}  # fmt: skip
 _ALL = (*_SCALES, *quantized.OURS)
 # One of each way to multiply.
 _FORMATS = (

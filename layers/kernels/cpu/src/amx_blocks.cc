@@ -188,6 +188,7 @@ constexpr Blocks kBlocksAmx = {
     tile_multiplier<Q5_K, &Blocks::q5_k>(),
     tile_multiplier<Q6_K, &Blocks::q6_k>(),
     tile_multiplier<Q3_K, &Blocks::q3_k>(),
+    tile_multiplier<Q2_K, &Blocks::q2_k>(),
     tile_multiplier<IQ4_NL, &Blocks::iq4_nl>(),
     tile_multiplier<IQ4_XS, &Blocks::iq4_xs>(),
     scaled_multiplier<Fp8Block>(),

@@ -46,6 +46,16 @@ inline Ints words_of(const uint8_t* p) {
 #endif
 }
 
+// The four bits from SHIFT on of sixteen bytes, as floats.
+template <int SHIFT>
+inline Vector widen_nibbles(const uint8_t* p) {
+  Vector v;
+  UNROLL for (int i = 0; i < kRegisters; i++)
+    v.part[i] =
+        __builtin_convertvector(words_of<uint8_t>(p + i * kRegisterLanes) >> SHIFT & 15, Floats);
+  return v;
+}
+
 // Sixteen bytes, signed or not, as floats.
 template <class Byte>
 inline Vector widen_bytes(const uint8_t* p) {
@@ -158,14 +168,23 @@ struct Q6_K {
   }
 };
 
-struct Threes {
-  static constexpr bool kIsSigned = false, kHasHalves = false;
+struct Twos {
+  static constexpr bool kIsSigned = false;
+  static Words16 integers(const uint8_t* group, int quad) {
+    Words16 w = load_words(group + quad / 4 * 64);
+    UNROLL for (auto& part : w.part)
+      part = part >> quad % 4 * 2 & 0x03030303u;
+    return w;
+  }
+};
+
+struct Threes : Twos {
+  static constexpr bool kHasHalves = false;
   static Words16 integers(const uint8_t* group, int quad) {
     const Words16 upper = load_words(group + 128);
-    Words16 w = load_words(group + quad / 4 * 64);
+    Words16 w = Twos::integers(group, quad);
     UNROLL for (int i = 0; i < kRegisters; i++)
-      w.part[i] = (w.part[i] >> quad % 4 * 2 & 0x03030303u) |
-                  (upper.part[i] >> quad & 0x01010101u) << 2;
+      w.part[i] |= (upper.part[i] >> quad & 0x01010101u) << 2;
     return w;
   }
 };
@@ -174,6 +193,20 @@ struct Q3_K : Q6_K {
   static constexpr BlockLayout kLayout = ridgeline::kQ3_K;
   static constexpr int kOffset = 4;
   static Words16 integers(const uint8_t* group, int quad) { return Threes::integers(group, quad); }
+};
+
+struct Q2_K : Twos {
+  static constexpr BlockLayout kLayout = ridgeline::kQ2_K;
+  static constexpr bool kHasMinimum = true, kHasHalves = true;
+  static constexpr int kOffset = 0;
+  static void scales(const uint8_t* group, const uint8_t* shared, GroupScales& out) {
+    const Vector d = widen_halves(shared);
+    out.d = d * widen_nibbles<0>(group);
+    out.second = d * widen_nibbles<0>(group + 16);
+  }
+  static Vector minimum(const uint8_t* half, const uint8_t* shared) {
+    return Vector::splat(0) - widen_halves(shared + 32) * widen_nibbles<4>(half);
+  }
 };
 
 // The bytes of a table of sixteen that codes stand for.

@@ -42,9 +42,9 @@ struct Place {
       integers[k * kStrip + feature] = (uint8_t)q;
     } else if (bits == 8) {
       *byte(quad, k) = (uint8_t)q;
-    } else if (bits == 3) {
+    } else if (bits <= 3) {
       *byte(quad / 4, k) |= (uint8_t)((q & 3) << quad % 4 * 2);
-      *byte(2, k) |= (uint8_t)(q >> 2 << quad);
+      if (bits == 3) *byte(2, k) |= (uint8_t)(q >> 2 << quad);
     } else {
       *byte(quad / 2, k) |= (uint8_t)((q & 15) << quad % 2 * 4);
       if (bits == 5) *byte(4, k) |= (uint8_t)(q >> 4 << quad);
@@ -56,17 +56,19 @@ struct Place {
     if (is_float && bits == 4) return integers[k / 2 * kStrip + feature] >> k % 2 * 4 & 15;
     if (is_float) return integers[k * kStrip + feature];
     if (bits == 8) return (int8_t)*byte(quad, k);
-    if (bits == 3)
-      return (*byte(quad / 4, k) >> quad % 4 * 2 & 3) | (*byte(2, k) >> quad & 1) << 2;
+    if (bits <= 3) {
+      const int low = *byte(quad / 4, k) >> quad % 4 * 2 & 3;
+      return bits == 2 ? low : low | (*byte(2, k) >> quad & 1) << 2;
+    }
     const int low = *byte(quad / 2, k) >> quad % 2 * 4 & 15;
     if (bits == 5) return low | (*byte(4, k) >> quad & 1) << 4;
     return bits == 4 ? low : low | (*byte(4 + quad / 4, k) >> quad % 4 * 2 & 3) << 4;
   }
 };
 
-// value = d[half] (q - offset - z) + m
+// value = d[half] (q - offset - z) + m[half]
 struct Scales {
-  float d[2], m = 0, z = 0;
+  float d[2], m[2] = {}, z = 0;
 };
 
 namespace {
@@ -252,6 +254,17 @@ void read_q3_k(const uint8_t* row, int64_t group, Group& g) {
   g.d = half_at(block + 108);
 }
 
+void read_q2_k(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 84;
+  const int i = (int)(group % 8);
+  const uint8_t* from = block + 16 + i / 4 * 32;
+  for (int k = 0; k < kDepth; k++) g.q[k] = from[k] >> i % 4 * 2 & 3;
+  g.s = block[2 * i];
+  g.t = block[2 * i + 1];
+  g.d = half_at(block + 80);
+  g.e = half_at(block + 82);
+}
+
 void read_iq4_xs(const uint8_t* row, int64_t group, Group& g) {
   const uint8_t* block = row + group / 8 * 136;
   const int i = (int)(group % 8);
@@ -272,12 +285,14 @@ Scales one_scale(const Place& p) {
 
 Scales scale_and_minimum(const Place& p) {
   const float d = get_half(p.scales, p.feature);
-  return {{d, d}, get_half(p.scales + 32, p.feature)};
+  const float m = get_half(p.scales + 32, p.feature);
+  return {{d, d}, {m, m}};
 }
 
 Scales shared_scale_and_minimum(const Place& p) {
   const float d = get_half(p.super, p.feature) * p.scales[p.feature];
-  return {{d, d}, -get_half(p.super + 32, p.feature) * p.scales[kStrip + p.feature]};
+  const float m = -get_half(p.super + 32, p.feature) * p.scales[kStrip + p.feature];
+  return {{d, d}, {m, m}};
 }
 
 Scales shared_scale(const Place& p) {
@@ -289,6 +304,12 @@ Scales scales_of_halves(const Place& p) {
   const float d = get_half(p.super, p.feature);
   const int8_t* s = (const int8_t*)p.scales + p.feature;
   return {{d * s[0], d * s[kStrip]}};
+}
+
+Scales scales_and_minima_of_halves(const Place& p) {
+  const float d = get_half(p.super, p.feature), e = get_half(p.super + 32, p.feature);
+  const uint8_t first = p.scales[p.feature], second = p.scales[kStrip + p.feature];
+  return {{d * (first & 15), d * (second & 15)}, {-e * (first >> 4), -e * (second >> 4)}};
 }
 
 Scales whole_scale(const Place& p) {
@@ -363,7 +384,9 @@ const BlockFormat kFormats[] = {
     {"q5_k", kQ5_K, &Blocks::q5_k, 0, shared_scale_and_minimum, read_q5_k, 256, 176},
     {"q6_k", kQ6_K, &Blocks::q6_k, 32, scales_of_halves, read_q6_k, 256, 210},
     {"q3_k", kQ3_K, &Blocks::q3_k, 4, scales_of_halves, read_q3_k, 256, 110},
-    {"iq4_nl", kIQ4_NL, &Blocks::iq4_nl, 0, one_scale, read_q4_0, 32, 18, 0, false, nullptr, of_iq4},
+    {"q2_k", kQ2_K, &Blocks::q2_k, 0, scales_and_minima_of_halves, read_q2_k, 256, 84},
+    {"iq4_nl", kIQ4_NL, &Blocks::iq4_nl, 0, one_scale, read_q4_0, 32, 18, 0, false, nullptr,
+     of_iq4},
     {"iq4_xs", kIQ4_XS, &Blocks::iq4_xs, 0, shared_scale, read_iq4_xs, 256, 136, 0, false, nullptr,
      of_iq4},
     {"fp8_block", kFp8Block, &Blocks::fp8_block, 0, scale_of_strip, read_fp8_block, 128, 132, 0,
@@ -429,7 +452,7 @@ void read_row(const BlockFormat& format, const uint8_t* strips, int64_t width, i
       const float number = format.number            ? format.number(q)
                            : format.layout.is_float ? of_fp8(q)
                                                     : (float)(q - format.offset) - scales.z;
-      out[first + k] = scales.d[k / 16] * number + scales.m;
+      out[first + k] = scales.d[k / 16] * number + scales.m[k / 16];
     }
   }
 }

@@ -8,8 +8,8 @@
 // are 8 rows. Of five and six bits, 4 rows of lower halves are followed by those of the upper bits:
 // row j of two bits has depths 16 j to 16 j + 15, two bits for each fourth; that of one bit has one
 // for each fourth of all 32. Of three bits, two rows of the lower two are followed by one of the
-// upper bit. Floats are bytes by depth, [depth, 16], or of four bits two rows of depth a byte, the
-// first in the low half.
+// upper bit; two bits are such two rows alone. Floats are bytes by depth, [depth, 16], or of four
+// bits two rows of depth a byte, the first in the low half.
 #pragma once
 #include <cstdint>
 #include <string_view>
@@ -51,9 +51,11 @@ constexpr BlockLayout kQ4_K{4, 32, 64, 3};  // shared d[16], e[16]; s[16], t[16]
 constexpr BlockLayout kQ5_K{5, 32, 64, 3};  // likewise
 constexpr BlockLayout kQ6_K{6, 32, 32, 3};  // shared d[16]; s[16] of the first half, of the second
 constexpr BlockLayout kQ3_K{3, 32, 32, 3};  // likewise; q - 4 is multiplied
-constexpr BlockLayout kIQ4_NL{4, 32, 0, 0};  // d[16]; q is looked up in kIQ4
+// Shared d[16], e[16]; of the first half, of the second s[16] low, t[16] high: d s q - e t.
+constexpr BlockLayout kQ2_K{2, 32, 64, 3};
+constexpr BlockLayout kIQ4_NL{4, 32, 0, 0};   // d[16]; q is looked up in kIQ4
 constexpr BlockLayout kIQ4_XS{4, 16, 32, 3};  // shared d[16]; s[16], signed: d s q, likewise
-constexpr BlockLayout kMxfp4{4, 16, 0, 0};  // e[16]: 2^(e - 128) q, of twice the numbers that are
+constexpr BlockLayout kMxfp4{4, 16, 0, 0};    // e[16]: 2^(e - 128) q, of twice the numbers that are
 // Ours, whose groups are larger: d[16] of float32, and zero points z[16] in bytes: d (q - z).
 constexpr BlockLayout kInt8{8, 0, 64, kWholeRow}, kFp8{8, 0, 64, kWholeRow, true};
 // As published: d of float32 of a strip's 128 of depth; e[16]: 2^(e - 127); shared d[16] of float32
