@@ -5,19 +5,25 @@ from starlette.responses import Response
 from inference.server.endpoints.answers import stream_failed
 from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.completions import Completions
+from inference.server.endpoints.infill import Filling
 from inference.server.endpoints.responses.fields import ResponsesRequest
 from inference.server.endpoints.responses.respond import Respond
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.event_stream import EventStream, primed
-from inference.server.protocol.fields import ChatRequest, CompletionRequest
+from inference.server.protocol.fields import ChatRequest, CompletionRequest, InfillRequest
 from inference.server.service import Service
 
-_Request = CompletionRequest | ChatRequest | ResponsesRequest
+_Request = CompletionRequest | InfillRequest | ChatRequest | ResponsesRequest
 
 
 async def completions(service: Service, request: CompletionRequest, caller: Caller) -> Response:
     """Create a completion: continue texts, or score them."""
     return await _answer(service, Completions(service, request, caller), request, caller)
+
+
+async def infill(service: Service, request: InfillRequest, caller: Caller) -> Response:
+    """Fill the gap between two texts, as llama.cpp's server does."""
+    return await _answer(service, Filling(service, request, caller), request, caller)
 
 
 async def chat(service: Service, request: ChatRequest, caller: Caller) -> Response:
@@ -43,7 +49,10 @@ def _with_format(
 
 
 async def _answer(
-    service: Service, endpoint: Completions | Chat | Respond, request: _Request, caller: Caller
+    service: Service,
+    endpoint: Completions | Filling | Chat | Respond,
+    request: _Request,
+    caller: Caller,
 ) -> Response:
     """Answers a request; rejects it before any work if there is no room for one sequence."""
     service.check_room(caller, priority=request.priority or 0)

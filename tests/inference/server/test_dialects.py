@@ -16,11 +16,12 @@ from tests.inference.server.running import running
 
 KNOWN = json.loads((Path(__file__).parent / "known_fields.json").read_text("utf-8"))
 KINDS = {each.path: each.body for each in OPERATIONS if each.body is not None}
-PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings", "/infill")
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 BODIES = {
     CHAT: {"messages": [{"role": "user", "content": "Hi"}]}, TEXT: {"prompt": "Hi"},
     "/v1/responses": {"input": "Hi"}, "/v1/embeddings": {"input": "Hi"},
+    "/infill": {"input_prefix": "a", "input_suffix": "b"},
 }  # fmt: skip
 ASKED = BODIES[CHAT]
 # Of fields that are obeyed, values that ask for something.
