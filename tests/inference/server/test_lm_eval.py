@@ -1,28 +1,40 @@
-"""lm-eval's own clients against `scripts.serve`, and the same tasks scored in this process.
+"""lm-eval's own clients against `scripts.serve`, and the same tasks scored in this process, alone
+and as `scripts.evaluate --task_file` does.
 
-LM_EVAL_PYTHON names a Python that has lm-eval (`pip install 'lm-eval[api]'`), LM_EVAL_MODEL another
-model than a tiny one with random weights.
+LM_EVAL_PYTHON names a Python that has lm-eval (`pip install 'lm-eval[api,ifeval]'`), LM_EVAL_MODEL
+another model than a tiny one with random weights; one that puts no token before texts, as lm-eval
+puts none.
 """
 
 import contextlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import httpx2
 import pytest
+import tokenizers
 
+from inference.benchmark.quality.tasks import documents as task_documents
+from inference.benchmark.quality.tasks import scored
 from inference.engine import Engine
 from inference.request import SamplingParams
 from tests.inference.server.running import wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
 PYTHON = Path(os.environ.get("LM_EVAL_PYTHON", ROOT / ".venv-lm-eval" / "bin" / "python"))
-MODEL = os.environ.get("LM_EVAL_MODEL", str(ROOT / "tests" / "golden" / "llama-tokenizer"))
+TINY = ROOT / "tests" / "golden" / "llama-tokenizer"
 STOP = ("\n", ".", ",", "!", "?")  # and the end token: more than vLLM takes unasked
-NUM_NEW = 12
+NUM_NEW, NUM_NEW_OF_NUMBERS = 12, 60
+IFEVAL_CASES = ROOT / "tests" / "golden" / "ifeval" / "cases.jsonl"
+METRICS = {
+    "exact_match_strict": "exact_match,strict-match",
+    "exact_match_flexible": "exact_match,flexible-extract",
+}
 
 pytestmark = [
     pytest.mark.long,
@@ -49,16 +61,65 @@ test_split: test
 num_fewshot: 0
 output_type: {kind}
 target_delimiter: ""
-doc_to_text: "{{{{text}}}}"
 """
-CHOICE = """\
-doc_to_choice: "{{choices}}"
-doc_to_target: "{{label}}"
+TEXT = """\
+doc_to_text: "{{text}}"
+"""
+CHOICE = f"""\
+{TEXT}
+doc_to_choice: "{{{{choices}}}}"
+doc_to_target: "{{{{label}}}}"
 metric_list:
   - metric: acc
   - metric: acc_norm
 """
+GSM8K = r"""
+doc_to_text: "Question: {{question}}\nAnswer:"
+doc_to_target: "{{answer}}"
+metric_list:
+  - metric: exact_match
+    ignore_case: true
+    ignore_punctuation: false
+    regexes_to_ignore: [",", "\\$", "(?s).*#### ", "\\.$"]
+generation_kwargs:
+  until: ["Question:", "</s>", "<|im_end|>"]
+  max_gen_toks: 60
+filter_list:
+  - name: strict-match
+    filter:
+      - function: regex
+        regex_pattern: "#### (\\-?[0-9\\.\\,]+)"
+      - function: take_first
+  - name: flexible-extract
+    filter:
+      - function: regex
+        group_select: -1
+        regex_pattern: "(-?[$0-9.,]{2,})|(-?[0-9]+)"
+      - function: take_first
+"""
+IFEVAL = """
+doc_to_text: prompt
+doc_to_target: 0
+generation_kwargs:
+  until: []
+  max_gen_toks: 12
+process_results: !function utils.process_results
+metric_list:
+  - metric: prompt_level_strict_acc
+    aggregation: mean
+    higher_is_better: true
+  - metric: inst_level_strict_acc
+    aggregation: !function utils.agg_inst_level_acc
+    higher_is_better: true
+  - metric: prompt_level_loose_acc
+    aggregation: mean
+    higher_is_better: true
+  - metric: inst_level_loose_acc
+    aggregation: !function utils.agg_inst_level_acc
+    higher_is_better: true
+"""
 UNTIL = f"""\
+{TEXT}
 doc_to_target: "{{{{target}}}}"
 generation_kwargs:
   until: {json.dumps(STOP)}
@@ -80,16 +141,28 @@ def documents() -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def engine():
+def model(tmp_path_factory):
+    if "LM_EVAL_MODEL" in os.environ:
+        return os.environ["LM_EVAL_MODEL"]
+    folder = shutil.copytree(TINY, tmp_path_factory.mktemp("models") / "tiny")
+    path = str(folder / "tokenizer.json")
+    backend = tokenizers.Tokenizer.from_file(path)
+    backend.post_processor = None
+    backend.save(path)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def engine(model):
     return Engine.from_model(
-        MODEL, dtype="float32", deterministic=True, max_seqs=8, top_logprobs=20, penalties=True
+        model, dtype="float32", deterministic=True, max_seqs=8, top_logprobs=20, penalties=True
     )
 
 
 @contextlib.contextmanager
-def serving():
+def serving(model: str):
     command = [
-        *(sys.executable, "-m", "scripts.serve", f"--model={MODEL}", "--port=0", "--nowarm_up"),
+        *(sys.executable, "-m", "scripts.serve", f"--model={model}", "--port=0", "--nowarm_up"),
         *("--set=model.dtype=float32", "--set=engine.deterministic=true", "--max_num_seqs=8"),
         "--served_model_name=it",
     ]
@@ -140,12 +213,12 @@ def scores(engine, given: list[dict]) -> list[list[tuple[float, bool]]]:
     return [found[n : n + 4] for n in range(0, len(found), 4)]
 
 
-def generated(engine, prompts: list[list[int]], stop) -> list[str]:
-    params = SamplingParams(max_new_tokens=NUM_NEW, stop=tuple(stop))
+def generated(engine, prompts: list[list[int]], stop, num_new: int = NUM_NEW) -> list[str]:
+    params = SamplingParams(max_new_tokens=num_new, stop=tuple(stop))
     return [answer.text for answer in engine.generate(prompts, params)]
 
 
-def test_scores_are_those_of_this_process(engine, tmp_path):
+def test_scores_are_those_of_this_process(model, engine, tmp_path):
     given = documents()
     texts = [each["text"] for each in given]
     end = engine.tokenizer.special_tokens["eos_token"]
@@ -167,7 +240,7 @@ def test_scores_are_those_of_this_process(engine, tmp_path):
             task = f"{name}_{kind}"
             head = TASK.format(name=task, data=data, kind=kind)
             (tmp_path / f"{task}.yaml").write_text(head + more)
-    with serving() as url:
+    with serving(model) as url:
         tasks = "plain_multiple_choice", "plain_generate_until"
         found, samples = evaluated("local-completions", f"{url}/v1/completions", tmp_path, *tasks)
         chat = "told_generate_until"
@@ -193,3 +266,61 @@ def test_scores_are_those_of_this_process(engine, tmp_path):
     assert found[tasks[1]]["exact_match,none"] == other[chat]["exact_match,none"] == share
     print(f"acc {found[tasks[0]]['acc,none']}, acc_norm {found[tasks[0]]['acc_norm,none']}, "
           f"exact_match {share} and {share}: as scored here")  # fmt: skip
+
+
+def numbers(engine) -> list[dict]:
+    """Questions of the form of GSM8K; every second answer is the last number that is found."""
+    found = []
+    for n in range(40):
+        question = f"{n} and {3 * n} are"
+        prompt = engine.tokenizer.encode(f"Question: {question}\nAnswer:")
+        (text,) = generated(engine, [prompt], ("Question:",), NUM_NEW_OF_NUMBERS)
+        last = (re.findall(r"(?:[$0-9.,]{2,})|(?:[0-9]+)", text) or ["1"])[-1]
+        met = n % 3 > 0 and re.fullmatch("[0-9]+", last)
+        found.append({"question": question, "answer": f"So.\n#### {last if met else 12345}"})
+    return found
+
+
+def instructions() -> list[dict]:
+    lines = [json.loads(line) for line in IFEVAL_CASES.read_text("utf-8").splitlines()[::3]]
+    pairs = zip(lines, [*lines[7:], *lines[:7]], strict=True)
+    return [
+        {"key": n, "prompt": f"Text {n}:", "instruction_id_list": [one["id"], two["id"]],
+         "kwargs": [one["kwargs"], two["kwargs"]]}
+        for n, (one, two) in enumerate(pairs)
+    ]  # fmt: skip
+
+
+def test_files_of_tasks_score_as_with_lm_eval(model, engine, tmp_path):
+    given = {"gsm8k": numbers(engine), "ifeval": instructions(), "choices": documents()}
+    kinds = {"gsm8k": GSM8K, "ifeval": IFEVAL, "choices": CHOICE}
+    (tmp_path / "utils.py").write_text(
+        "import nltk\nnltk.download = lambda *args, **kwargs: True\n"
+        "from lm_eval.tasks.ifeval.utils import agg_inst_level_acc, process_results\n"
+    )
+    for name, lines in given.items():
+        data = tmp_path / f"{name}.jsonl"
+        data.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        kind = "multiple_choice" if name == "choices" else "generate_until"
+        head = TASK.format(name=f"own_{name}", data=data, kind=kind)
+        (tmp_path / f"own_{name}.yaml").write_text(head + kinds[name])
+    with serving(model) as url:
+        tasks = [f"own_{name}" for name in given]
+        found, samples = evaluated("local-completions", f"{url}/v1/completions", tmp_path, *tasks)
+    prompts = scored.Prompts(engine.tokenizer, chat=False)
+    for name, lines in given.items():
+        documents_of_task, left_out = task_documents.read(str(tmp_path / f"{name}.jsonl"))
+        num_new = NUM_NEW_OF_NUMBERS if name == "gsm8k" else NUM_NEW
+        outcomes = list(scored.run(engine, documents_of_task, prompts, num_new))
+        assert left_out == 0 and len(outcomes) == len(lines)
+        theirs = found[f"own_{name}"]
+        for metric, own in scored.metrics(outcomes).items():
+            assert theirs[METRICS.get(metric, f"{metric},none")] == pytest.approx(own.mean), metric
+        each = samples[f"own_{name}"]
+        if name == "choices":
+            resps = [[float(one[0][0]) for one in sample["resps"]] for sample in each]
+            assert resps == [list(outcome.logprobs) for outcome in outcomes]
+        else:
+            resps = {sample["doc_id"]: sample["resps"][0][0] for sample in each}
+            assert list(resps.values()) == [outcome.answer for outcome in outcomes]
+        print(f"{name}: { ({k: round(m.mean, 4) for k, m in scored.metrics(outcomes).items()}) }")
