@@ -21,23 +21,33 @@ class Output:
     def __init__(self) -> None:
         self.items: list[Item] = []
         self._is_open = False  # the last item may grow
+        self._logprobs: list[ChatToken] = []  # since the last text
 
     def take(self, news: News, logprobs: list[ChatToken]) -> list[Event]:
-        """Adds the next piece of the answer; returns its events."""
-        events: list[Event] = []
-        if news.content or logprobs:
-            events += self._say(news.content, logprobs)
+        """Adds the next piece of the answer; returns its events.
+
+        Within a piece the rest of an earlier call comes first. Log-probabilities go with the next
+        text; calls have none.
+        """
+        self._logprobs += logprobs
+        old = [call for call in news.calls if not isinstance(call.id, str)]
+        events = [event for call in old for event in self._call(call)]
+        if news.content:
+            events += self._say(news.content)
         for call in news.calls:
-            events += self._call(call)
+            if isinstance(call.id, str):
+                events += self._call(call)
         return events
 
     def close(self, status: bodies.Status) -> list[Event]:
         """Ends the answer, which has at least one message, perhaps empty; returns its events."""
-        events = [] if self.items else self._say("", [])
+        is_text = not self.items or isinstance(self.items[-1], OutputMessage)
+        events = self._say("") if is_text and (self._logprobs or not self.items) else []
         return events + self._close(status)
 
-    def _say(self, text: str, logprobs: list[ChatToken]) -> list[Event]:
+    def _say(self, text: str) -> list[Event]:
         events: list[Event] = []
+        logprobs, self._logprobs = self._logprobs, []
         if not (self._is_open and isinstance(self.items[-1], OutputMessage)):
             id = f"msg_{secrets.token_hex(14)}"
             events += self._close("completed") + self._open(OutputMessage(id))
@@ -57,6 +67,7 @@ class Output:
 
     def _call(self, news: CallDelta) -> list[Event]:
         events: list[Event] = []
+        self._logprobs = []
         if isinstance(news.id, str):  # a new one
             events += self._close("completed")
             name = news.function.name
