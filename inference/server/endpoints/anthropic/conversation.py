@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from configs.errors import shown
 from inference.server.endpoints.anthropic import turns
 from inference.server.endpoints.anthropic.fields import (
     CountTokensRequest,
@@ -75,7 +76,7 @@ def _check_edits(request: Request) -> None:
     edits = request.context_management.edits if request.context_management else None
     for n, edit in enumerate(edits or ()):
         if not edit.type.startswith(_CLEARS_THOUGHTS):
-            why = f"{edit.type} is not supported: send the conversation as it is to be read"
+            why = f"{shown(edit.type)} is not supported: send the conversation as it is to be read"
             raise invalid(f"context_management.edits[{n}].type", why, "unsupported")
 
 
@@ -100,7 +101,7 @@ def _budget(request: Request) -> dict[str, int]:
 
 def _tool(tool: ToolDefinition, n: int) -> Tool:
     if tool.type not in (None, "custom"):
-        why = f"{tool.type} is a tool of Anthropic's servers; send name, description, input_schema"
+        why = f"{shown(tool.type)} is not supported: send name, description and input_schema"
         raise invalid(f"tools[{n}].type", why, "unsupported")
     if tool.input_schema is None:
         raise missing(f"tools[{n}].input_schema")

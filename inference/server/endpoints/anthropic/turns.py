@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from configs.errors import shown
 from inference.server.endpoints.anthropic.fields import Block, ResultBlock, Turn
 from inference.server.protocol.errors import ApiError, invalid, missing
 from inference.server.protocol.fields import ChatMessage, ContentPart
@@ -67,7 +68,7 @@ class _Reader:
     def check_answered(self) -> None:
         """Raises an `ApiError` (400) if a call of the last turn has no result."""
         for id, place in self._pending.items():
-            raise invalid(place, f"{id} has no tool_result in the next message")
+            raise invalid(place, f"has no tool_result in the next message: {shown(id)}")
 
     def _extend(self, turn: Turn, where: str) -> None:
         if not turn.content:
@@ -99,12 +100,12 @@ class _Reader:
 
     def _check_results_first(self, place: str) -> None:
         for id in self._pending:
-            raise invalid(place, f"comes before the tool_result of {id}")
+            raise invalid(place, f"comes before the tool_result of {shown(id)}")
 
     def _add_call(self, block: Block, place: str) -> None:
         assert block.id is not None and block.name is not None and block.input is not None
         if block.id in self._pending:
-            raise invalid(f"{place}.id", f"is that of another tool_use: {block.id}")
+            raise invalid(f"{place}.id", f"is that of another tool_use: {shown(block.id)}")
         self._pending[block.id] = place
         call = EarlierCall(CalledFunction(block.name, block.input), block.id, "function")
         message = self.messages[-1]
@@ -113,8 +114,8 @@ class _Reader:
     def _add_result(self, block: Block, place: str) -> None:
         assert block.tool_use_id is not None
         if self._pending.pop(block.tool_use_id, None) is None:
-            why = f"is that of no open tool_use of the previous message: {block.tool_use_id}"
-            raise invalid(f"{place}.tool_use_id", why)
+            why = "is that of no open tool_use of the previous message"
+            raise invalid(f"{place}.tool_use_id", f"{why}: {shown(block.tool_use_id)}")
         parts = _parts(block.content or "", f"{place}.content")
         if block.is_error:
             parts.insert(0, ContentPart("text", "Error:"))
@@ -147,5 +148,5 @@ def _parts(content: str | list[ResultBlock], where: str) -> list[ContentPart]:
 
 
 def _unsupported(kind: str, place: str, known: Iterable[str]) -> ApiError:
-    why = f"is one of {', '.join(known)}, not {kind}: this server reads text only"
+    why = f"is one of {', '.join(known)}, not {shown(kind)}: this server reads text only"
     return invalid(f"{place}.type", why, "unsupported")
