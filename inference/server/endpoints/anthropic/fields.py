@@ -16,6 +16,7 @@ from inference.server.protocol.fields import (
 from inference.server.protocol.tool_fields import MAX_TOOLS, FunctionName, Variables
 
 _MAX_EDITS, _MAX_SYSTEM = 16, 64
+Role = Literal["user", "assistant", "system"]
 _Kind = Annotated[str, Meta(max_length=64)]
 _CallId = Annotated[str, Meta(min_length=1, max_length=512)]
 
@@ -57,7 +58,7 @@ class Block(Struct):
 class Turn(Struct):
     """A message of the conversation. Neighbors of one role are one turn."""
 
-    role: Literal["user", "assistant", "system"]
+    role: Role
     content: str | Annotated[list[Block], Meta(max_length=MAX_MESSAGES)]
 
 

@@ -2,10 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-import msgspec
-
 from configs.errors import shown
-from inference.server.endpoints.anthropic.fields import Block, ResultBlock, Turn
+from inference.server.endpoints.anthropic.fields import Block, ResultBlock, Role, Turn
 from inference.server.protocol.errors import ApiError, invalid, missing
 from inference.server.protocol.fields import ChatMessage, ContentPart
 from inference.server.protocol.tool_fields import CalledFunction, EarlierCall
@@ -37,35 +35,38 @@ def read(system: str | list[Block] | None, turns: Sequence[Turn]) -> list[ChatMe
         reader.add(Turn("system", system), "system")
     for index, turn in enumerate(turns):
         reader.add(turn, f"messages[{index}].content", f"messages[{index}].role")
-    reader.check_answered()
-    return reader.messages
+    return reader.finish()
 
 
 class _Reader:
-    """Reads turn after turn.
-
-    Attributes:
-        messages: of all turns so far.
-    """
+    """Reads turn after turn."""
 
     def __init__(self) -> None:
-        self.messages: list[ChatMessage] = []
+        self._messages: list[ChatMessage] = []
+        self._thoughts: dict[int, list[str]] = {}  # by the message's index
         self._pending: dict[str, str] = {}  # calls of the last turn without a result -> places
 
     def add(self, turn: Turn, where: str, role_place: str = "") -> None:
         """Adds a turn; `where` and `role_place` are the places of its content and its role."""
-        is_first = all(message.role == "system" for message in self.messages)
+        is_first = all(message.role == "system" for message in self._messages)
         if is_first and turn.role == "assistant":
             raise invalid(role_place, "is user in the first message")
         if turn.role != "assistant":
             self._extend(turn, where)
             return
-        self.check_answered()
-        if self.messages[-1].role != "assistant":
-            self.messages.append(ChatMessage("assistant", []))
+        self._check_answered()
+        if self._messages[-1].role != "assistant":
+            self._messages.append(ChatMessage("assistant", []))
         self._extend(turn, where)
 
-    def check_answered(self) -> None:
+    def finish(self) -> list[ChatMessage]:
+        """Returns the messages of all turns."""
+        self._check_answered()
+        for index, thoughts in self._thoughts.items():
+            self._messages[index].reasoning_content = "".join(thoughts)
+        return self._messages
+
+    def _check_answered(self) -> None:
         """Raises an `ApiError` (400) if a call of the last turn has no result."""
         for id, place in self._pending.items():
             raise invalid(place, f"has no tool_result in the next message: {shown(id)}")
@@ -86,15 +87,14 @@ class _Reader:
             elif block.type == "tool_result":
                 self._add_result(block, place)
             elif block.thinking:
-                last = self.messages[-1]
-                last.reasoning_content = (last.reasoning_content or "") + block.thinking
+                self._thoughts.setdefault(len(self._messages) - 1, []).append(block.thinking)
 
-    def _add_text(self, role: str, text: str, place: str) -> None:
+    def _add_text(self, role: Role, text: str, place: str) -> None:
         if role != "assistant":
             self._check_results_first(place)
-        if not self.messages or self.messages[-1].role != role:
-            self.messages.append(msgspec.convert({"role": role, "content": []}, ChatMessage))
-        parts = self.messages[-1].content
+        if not self._messages or self._messages[-1].role != role:
+            self._messages.append(ChatMessage(role, []))
+        parts = self._messages[-1].content
         assert isinstance(parts, list)
         parts.append(ContentPart("text", text))
 
@@ -108,7 +108,7 @@ class _Reader:
             raise invalid(f"{place}.id", f"is that of another tool_use: {shown(block.id)}")
         self._pending[block.id] = place
         call = EarlierCall(CalledFunction(block.name, block.input), block.id, "function")
-        message = self.messages[-1]
+        message = self._messages[-1]
         message.tool_calls = [*(message.tool_calls or ()), call]
 
     def _add_result(self, block: Block, place: str) -> None:
@@ -119,7 +119,7 @@ class _Reader:
         parts = _parts(block.content or "", f"{place}.content")
         if block.is_error:
             parts.insert(0, ContentPart("text", "Error:"))
-        self.messages.append(ChatMessage("tool", parts, tool_call_id=block.tool_use_id))
+        self._messages.append(ChatMessage("tool", parts, tool_call_id=block.tool_use_id))
 
 
 def _check(block: Block, role: str, place: str) -> None:
