@@ -134,7 +134,12 @@ FORMATS = {
         Format("q4_1", 4, group=32, scale_bits=32, compute="int8"),
         # Of 256 elements' blocks: six bits a scale and a minimum, in a byte each; 2 x 16 for all.
         Format("q4_k", 4, group=32, scale_bits=20, compute="int8", block=256),
+        Format("q5_k", 5, group=32, scale_bits=20, compute="int8", block=256),
         Format("q6_k", 6, group=16, scale_bits=9, compute="int8", block=256),
+        Format("q3_k", 3, group=16, scale_bits=9, compute="int8", block=256),
+        Format("q2_k", 2, group=16, scale_bits=10, compute="int8", block=256),
+        Format("iq4_nl", 4, group=32, scale_bits=16, compute="int8"),
+        Format("iq4_xs", 4, group=32, scale_bits=10, compute="int8", block=256),
     )
 }
 

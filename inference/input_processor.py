@@ -15,6 +15,7 @@ from inference.kv_pages import prompt_pages
 from inference.request import MAX_BIASES, SamplingParams
 from inference.scheduling.sequence import (
     Budget,
+    Constraint,
     History,
     Prefix,
     Sequence,
@@ -22,6 +23,7 @@ from inference.scheduling.sequence import (
     derived_seed,
 )
 from inference.text.grammar import Grammars
+from inference.text.thinking import Thinking
 from inference.text.tokenizer import Tokenizer
 from sharding import hosts
 
@@ -62,6 +64,10 @@ class InputProcessor:
             raise InputError("the prompt is empty: at least one token is needed")
         if len(tokens) == 1 and not params.max_new_tokens and params.pooling is None:
             raise InputError("a single token has no score: at least two tokens are needed")
+        if params.thinking_budget is not None and params.thinking_budget > limit:
+            raise InputError(
+                f"thinking_budget is at most the context of {limit}, not {params.thinking_budget}"
+            )
         if len(tokens) > limit - (params.max_new_tokens > 0):
             raise InputError(f"the prompt has {len(tokens)} tokens, the context holds {limit}")
         biased, allowed = (token for token, _ in params.logit_bias), params.allowed_token_ids
@@ -95,11 +101,19 @@ class InputProcessor:
 
     @functools.cached_property
     def _grammars(self) -> Grammars:
+        return Grammars(self._text_tokenizer, self._eos_ids)
+
+    @property
+    def _text_tokenizer(self) -> Tokenizer:
+        """The tokenizer, for what limits texts."""
         if not self._config.engine.requests.grammars:
-            raise InputError("a grammar needs an engine built with engine.requests.grammars=true")
+            raise InputError(
+                "a grammar or a thinking_budget needs an engine built with "
+                "engine.requests.grammars=true"
+            )
         if self._tokenizer is None:
-            raise InputError("a grammar needs a tokenizer")
-        return Grammars(self._tokenizer, self._eos_ids)
+            raise InputError("a grammar or a thinking_budget needs a tokenizer")
+        return self._tokenizer
 
     def prepare(self, params: SamplingParams) -> None:
         """Compiles the grammar of a request, in any thread; raises an `InputError` if it cannot."""
@@ -187,9 +201,7 @@ class InputProcessor:
         if seed is None:
             seed = hosts.current().broadcast(int(self._seeds.integers(2**63)))
         eos_ids = frozenset(() if params.ignore_eos else self._eos_ids)
-        grammar = None
-        if params.grammar is not None and params.max_new_tokens:
-            grammar = self._grammars.start(params.grammar, tokens[num_prompt_tokens:])
+        constraint = self._constraint(tokens, num_prompt_tokens, params)
         drafts, cache = self._config.engine.drafts, self._config.engine.cache
         proposes = drafts.proposer is not None
         num_excess_tokens = prompt_pages.num_excess_tokens(
@@ -197,9 +209,28 @@ class InputProcessor:
         )
         return Sequence(
             self._next_id, params, tokens, num_prompt_tokens, eos_ids, seed,
-            speculates=proposes and params.speculate and not params.beam_width and grammar is None,
+            speculates=proposes and params.speculate and params.grammar is None
+            and not params.beam_width,
             needs_commit=drafts.num_drafts > 0 and not proposes,
-            grammar=grammar, history=History(hosts.current().now()),
+            constraint=constraint, history=History(hosts.current().now()),
             prefix=Prefix(cache_key(cache, self._next_id, params.cache_salt)),
             budget=Budget(num_excess_tokens),
         )  # fmt: skip
+
+    def _constraint(
+        self, tokens: list[int], num_prompt_tokens: int, params: SamplingParams
+    ) -> Constraint | None:
+        """What limits a sequence's output, the beginning of which has been generated before."""
+        if not params.max_new_tokens or not params.is_constrained:
+            return None
+        output, grammar = tokens[num_prompt_tokens:], None
+        if params.grammar is not None:
+            grammar = self._grammars.start(params.grammar, () if params.thinks else output)
+        if not params.thinks:
+            return grammar
+        thinking = Thinking(
+            self._text_tokenizer, tokens[:num_prompt_tokens], params.thinking_budget, grammar,
+            () if grammar is None else self._eos_ids,
+        )  # fmt: skip
+        thinking.start_over(output)
+        return thinking

@@ -284,6 +284,20 @@ class SamplingParams:
     grammar: str | None = _field(
         None, Text(), "The grammar of the whole text (`inference/text/grammar.py` writes it)."
     )
+    thinks: bool = _field(
+        False,
+        Switch(),
+        "The answer may begin with a thought, as the model's chat template marks it: the grammar "
+        "is of the text behind it.",
+    )
+    thinking_budget: int | None = _field(
+        None,
+        Number(int, 0),
+        "Tokens of an answer's thought at most, which is then closed (with `thinks`).",
+        wire="thinking_token_budget",
+        bodies=("responses",),  # and chats, whose other fields completions have, too
+        wire_kind=Number(int, 0, _INT32 - 1),
+    )
     cache_salt: str | None = _field(
         None,
         Text(),
@@ -341,6 +355,8 @@ class SamplingParams:
                 f"pooling makes a vector of a prompt: give max_new_tokens=0, not "
                 f"{self.max_new_tokens}"
             )
+        if self.thinking_budget is not None and not self.thinks:
+            raise InputError("thinking_budget goes with thinks=True: other answers have no thought")
         if self.grammar is not None and self.ignore_eos:
             raise InputError("ignore_eos and a grammar, which ends a text, exclude each other")
         if not self.max_new_tokens and self.prompt_budget is not None:
@@ -372,8 +388,13 @@ class SamplingParams:
             and not self.needs_counts
             and not (self.logit_bias or self.banned_token_ids or self.min_tokens)
             and self.allowed_token_ids is None
-            and self.grammar is None
+            and not self.is_constrained
         )
+
+    @property
+    def is_constrained(self) -> bool:
+        """Whether tokens before one say what it may be."""
+        return self.grammar is not None or self.thinking_budget is not None
 
 
 FIELDS: dict[str, Field] = {

@@ -150,7 +150,7 @@ def _of_matrix(
         head = _head_bytes(info)  # which all columns need
         size = values.shape[-1] - head
         start, stop, missing = _range(config, path, axis, size, chips, chip)
-        _check_whole(path, info, start, stop, chips)
+        _check_whole(path, info, start, stop, size, chips)
         if start == stop:  # of a share without heads, zeros as many as those of a neighbour's
             return np.zeros((values.shape[0], head + missing), np.asarray(values[:1, :1]).dtype)
         columns = np.asarray(values[:, head + start : head + stop])
@@ -184,16 +184,18 @@ def _head_bytes(info: ParamInfo) -> int:
     return format.scale_bits // 8 if is_whole and format.group is None else 0
 
 
-def _check_whole(path: str, info: ParamInfo, start: int, stop: int, chips: int) -> None:
-    """Refuses a chip's columns, bytes of blocks, that begin or end within a block."""
-    format = FORMATS[info.format]
+def _check_whole(path: str, info: ParamInfo, start: int, stop: int, size: int, chips: int) -> None:
+    """Refuses a chip's columns, bytes of blocks, that begin or end within a block. A row is `size`
+    bytes without its head; a file's blocks may be smaller than they are in memory.
+    """
+    format, row = FORMATS[info.format], info.shape[-1]
     if not format.is_quantized or format.group is None:
         return
-    block = format.block_in(info.shape[-1])
-    num_bytes, end = (format.row_bytes(n) - _head_bytes(info) for n in (block, info.shape[-1]))
-    if start % num_bytes or (stop % num_bytes and stop != end):
+    block = format.block_in(row)
+    num_bytes = format.row_bytes(block) if row % block else size // (row // block)
+    if start % num_bytes or (stop % num_bytes and stop != size):
         raise InputError(
-            f"{path}: mesh.model={chips} divides its rows of {info.shape[-1]} within blocks of "
+            f"{path}: mesh.model={chips} divides its rows of {row} within blocks of "
             f"{block}, which {info.format} keeps together: fewer chips, or smaller groups"
         )
 

@@ -35,7 +35,7 @@ class Batch:
     targets_YW: Array  # i32[chunks, tokens] next tokens to score; [0, 0] where nothing is scored
     # None without the feature of `engine.requests`: prompt_budgets, grammars, embeddings.
     num_dropped_Y: Array | None = None  # i32[Y] `Rectangle`'s
-    mask_QX: Array | None = None  # u32[Q, ceil(V / 32)] grammars'
+    mask_QX: Array | None = None  # u32[Q, ceil(V / 32)] constraints'
     is_pooled_YW: Array | None = None  # bool[chunks, tokens] whose hidden states are summed
 
 
@@ -144,12 +144,12 @@ def build_batch(shape: StepShape, schedule: ShardSchedule, config: Config) -> Ba
 
 
 def fill_masks(mask_QX: np.ndarray, schedule: StepSchedule) -> None:
-    """Writes into `mask_QX` (u32[Q, X], all shards' rows of logits) what grammars permit; they have
-    seen all tokens before this step's. A sequence with a grammar has no drafts.
+    """Writes into `mask_QX` (u32[Q, X], all shards' rows of logits) what constraints permit; they
+    have seen all tokens before this step's. A sequence whose next token is limited has no drafts.
 
     Raises:
-        SequenceFault: a grammar has failed; once its sequence has ended, the others' masks can be
-            written.
+        SequenceFault: a constraint has failed; once its sequence has ended, the others' masks can
+            be written.
     """
     shape = schedule.shape
     rows, width = shape.decode
@@ -159,9 +159,9 @@ def fill_masks(mask_QX: np.ndarray, schedule: StepSchedule) -> None:
         for q, row in (*decode, *enumerate(shard.prefill, first + rows * width)):
             sequence = row.sequence
             is_asked = row.emits and sequence.status is not Status.FINISHED
-            if is_asked and sequence.grammar is not None:
+            if is_asked and sequence.constraint is not None and sequence.is_constrained:
                 try:
-                    mask_QX[q] = sequence.grammar.mask()
+                    mask_QX[q] = sequence.constraint.mask()
                 except BaseException as error:
                     raise blame(sequence, error) from error
 

@@ -34,18 +34,24 @@ class FinishReason(enum.StrEnum):
     ERROR = "error"
 
 
-class Grammar(Protocol):
-    """What may follow the tokens of a sequence.
+class Constraint(Protocol):
+    """What may follow the tokens of a sequence, such as a grammar says.
 
     Attributes:
-        has_failed: nothing may, since a token was not permitted.
+        room: tokens that may follow whatever they are; of the next one it depends on them.
+        has_failed: nothing may follow, since a token was not permitted.
         failure: why the constraints of its request leave none, in words.
-        is_complete: nothing can.
+        is_complete: nothing can follow.
     """
 
-    has_failed: bool
-    failure: str
-    is_complete: bool
+    @property
+    def room(self) -> int: ...
+    @property
+    def has_failed(self) -> bool: ...
+    @property
+    def failure(self) -> str: ...
+    @property
+    def is_complete(self) -> bool: ...
 
     def mask(self) -> "np.ndarray":
         """u32[ceil(V / 32)], bit v % 32 of word v // 32: token v may follow."""
@@ -175,7 +181,7 @@ class Sequence:
         sends_pages: whether it is such a leader on other chips, and does nothing else.
         candidates: of a beam that is computed to its end, (ids, log-probabilities) of the most
             likely next tokens; the search chooses among those of all its beams.
-        grammar: of the output, where the request has one; it has seen all output tokens.
+        constraint: of the output, where the request has one; it has seen all output tokens.
         needs_commit: the next tokens are scheduled only after the sampled ones are committed.
         max_length: tokens it can reach, prompt included; a scheduler lowers it to its max_context.
         max_positions: positions of the cache that it can fill, with nodes of a draft tree behind
@@ -207,7 +213,7 @@ class Sequence:
     leader: "Sequence | None" = None
     sends_pages: bool = False
     candidates: Alternatives | None = None
-    grammar: Grammar | None = None
+    constraint: Constraint | None = None
     needs_commit: bool = False
     in_flight: InFlight = dataclasses.field(default_factory=InFlight)
     prefix: Prefix = dataclasses.field(default_factory=Prefix)
@@ -244,8 +250,8 @@ class Sequence:
     @property
     def failure(self) -> str:
         """Why its constraints ended it with an error, in words; empty where they did not."""
-        grammar = self.grammar if self.finish_reason is FinishReason.ERROR else None
-        return "" if grammar is None else grammar.failure
+        limit = self.constraint if self.finish_reason is FinishReason.ERROR else None
+        return "" if limit is None else limit.failure
 
     @property
     def num_output_tokens(self) -> int:
@@ -315,6 +321,11 @@ class Sequence:
         """Tokens that may still be sampled, whatever is accepted of those in flight."""
         return self.max_length - len(self.tokens) - self.in_flight.num_tokens
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether its constraint says what the tokens in flight may be."""
+        return self.constraint is not None and self.constraint.room < self.in_flight.num_tokens
+
     def note_params(self, version: int) -> None:
         if version not in self.history.params_versions:
             self.history.params_versions += (version,)
@@ -347,8 +358,8 @@ class Sequence:
         self.slot, self.pages, self.prefix.node = None, [], None
         self.num_computed_tokens = self.num_scheduled_tokens = self.budget.num_dropped_tokens = 0
         self.in_flight = InFlight()
-        if self.grammar is not None:
-            self.grammar.start_over(self.output_tokens)
+        if self.constraint is not None:
+            self.constraint.start_over(self.output_tokens)
 
     def is_end(self, token: int) -> bool:
         return token in self.eos_ids or token in self.params.stop_token_ids

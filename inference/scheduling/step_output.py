@@ -137,16 +137,16 @@ class StepResults:
     def _commit_tokens(self, row: int, num_emitted: int, sequence: Sequence) -> Commit:
         """Sampled tokens, up to one that ends the sequence."""
         tokens, logprobs, start = self._tokens[row], self._logprobs[row], len(sequence.tokens)
-        grammar, room = sequence.grammar, sequence.max_length - start
+        constraint, room = sequence.constraint, sequence.max_length - start
         reason, n = None, 0
         for token in tokens[:num_emitted]:
             n += 1
-            if grammar is not None:
-                grammar.accept(token)
-                if grammar.has_failed:
+            if constraint is not None:
+                constraint.accept(token)
+                if constraint.has_failed:
                     reason = FinishReason.ERROR
                     break
-            if sequence.is_end(token) or (grammar is not None and grammar.is_complete):
+            if sequence.is_end(token) or (constraint is not None and constraint.is_complete):
                 reason = FinishReason.STOP
                 break
             if n >= room:

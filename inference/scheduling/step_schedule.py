@@ -106,10 +106,10 @@ class StepSchedule:
 
     @property
     def awaits_tokens(self) -> bool:
-        """Whether grammars have to see tokens of steps before it, to say what may come."""
+        """Whether constraints have to see tokens of steps before it, to say what may come."""
         return any(
             chunk.emits
-            and chunk.sequence.grammar is not None
+            and chunk.sequence.is_constrained
             and chunk.sequence.in_flight.num_tokens > chunk.most_emitted
             for _, chunk in self.rows
         )
@@ -175,12 +175,22 @@ class ShardBuilder:
         remaining = sequence.num_remaining_tokens
         if remaining < 1:  # its last token is in flight
             return 0
-        max_drafts = self._most_drafts
-        num_drafts = max_drafts if sequence.speculates else min(len(sequence.drafts), max_drafts)
+        num_drafts = self._num_drafts(sequence)
         if remaining > 1 and self._drafts.has_tree:  # whole to the end, which the host cuts off
             num_positions = sequence.max_positions - sequence.num_scheduled_tokens
             return 1 + min(num_drafts, num_positions - 1)
         return 1 + min(num_drafts, remaining - 1)
+
+    def _num_drafts(self, sequence: Sequence) -> int:
+        """Drafts of a sequence, none behind a token that its constraint has to see."""
+        most = self._most_drafts
+        num_drafts = most if sequence.speculates else min(len(sequence.drafts), most)
+        if sequence.constraint is None:
+            return num_drafts
+        room = sequence.constraint.room - sequence.in_flight.num_tokens - 1
+        if self._drafts.has_tree:  # which is whole, or not at all
+            return num_drafts if room >= self._drafts.levels else 0
+        return max(0, min(num_drafts, room))
 
     def add(self, sequence: Sequence, num_tokens: int) -> None:
         """Adds the next tokens of a sequence that has a slot and pages for them."""

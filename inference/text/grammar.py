@@ -230,6 +230,8 @@ class Grammar:
         self._num_matcher_words = _num_words(vocab_size + (not has_end))
         self._last_word = np.uint32((1 << 32) - 1 >> -vocab_size % 32)
 
+    room = 0  # every token may decide what comes next
+
     def mask(self) -> np.ndarray:
         """u32[words]: token v may be next if bit v % 32 of word v // 32 is set; no bit is once it
         failed. Raises GrammarError if llguidance broke.

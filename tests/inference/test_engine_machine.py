@@ -168,7 +168,7 @@ class EngineMachine(RuleBasedStateMachine):
             return next((id for id, detokenizer in owned if detokenizer is subject), None)
         if isinstance(subject, Grammar):
             sequences = self.engine._requests.sequences
-            return next((each.id for each in sequences if each.grammar is subject), None)
+            return next((each.id for each in sequences if each.constraint is subject), None)
         return subject.id
 
     def check_device(self):
@@ -219,7 +219,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(is_right=st.booleans())
     def draft(self, is_right):
         for sequence in self.engine.scheduler.running:
-            plain = not (sequence.params.beam_width or sequence.grammar or sequence.is_only_read)
+            plain = not (sequence.params.beam_width or sequence.constraint or sequence.is_only_read)
             if plain and not sequence.is_prefilling:
                 sequence.drafts = tuple(fakes.continuation(sequence.tokens, 2))
                 sequence.drafts = sequence.drafts if is_right else sequence.drafts[::-1]

@@ -220,7 +220,7 @@ def test_a_matcher_that_breaks_ends_its_request_with_the_text_so_far(alone, capl
     engine = make()
     ids = [engine.add_request(p, asked(**how)) for p, how in zip(PROMPTS, HOW, strict=True)]
     outputs = {id: [] for id in ids}
-    state = fakes.sequence_of(engine, ids[0]).grammar
+    state = fakes.sequence_of(engine, ids[0]).constraint
 
     class Broken:
         """Whose next mask is a panic."""

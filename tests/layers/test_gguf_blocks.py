@@ -7,7 +7,11 @@ import pytest
 from layers import quantized
 
 KINDS = {"q8_0": "Q8_0", "q5_0": "Q5_0", "q4_0": "Q4_0", "q4_1": "Q4_1", "q4_k": "Q4_K",
-         "q6_k": "Q6_K", "mxfp4": "MXFP4"}  # fmt: skip
+         "q5_k": "Q5_K", "q6_k": "Q6_K", "q3_k": "Q3_K", "q2_k": "Q2_K",
+         "iq4_nl": "IQ4_NL", "iq4_xs": "IQ4_XS", "mxfp4": "MXFP4"}  # fmt: skip
+# Where the blocks that the package does not make have their float16 scales.
+SCALES = {"q4_k": (0, 2), "q5_k": (0, 2), "q6_k": (208,), "q3_k": (108,), "q2_k": (80, 82),
+          "iq4_nl": (0,), "iq4_xs": (0,), "mxfp4": ()}  # fmt: skip
 F, D = 48, 512
 
 
@@ -15,11 +19,10 @@ def drawn(format: str) -> tuple[np.ndarray, np.ndarray]:
     """Blocks of random numbers, and what the package makes of them."""
     kind = gguf.GGMLQuantizationType[KINDS[format]]
     generator = np.random.default_rng(0)
-    if format in ("q4_k", "q6_k", "mxfp4"):  # which the package does not make
+    if format in SCALES:
         elements, size = gguf.GGML_QUANT_SIZES[kind]
         blocks = generator.integers(0, 256, (F, D // elements, size), np.uint8)
-        scale = {"q4_k": (0, 2), "q6_k": (208,), "mxfp4": ()}[format]
-        for offset in scale:
+        for offset in SCALES[format]:
             own = generator.standard_normal((F, D // elements, 1)).astype(np.float16)
             blocks[:, :, offset : offset + 2] = own.view(np.uint8)
         if format == "mxfp4":

@@ -105,3 +105,18 @@ def test_arrays_lie_one_behind_the_other():
 def test_a_mesh_needs_its_chips():
     with pytest.raises(InputError, match="mesh model=9 takes 9 chips, here are 8"):
         meshes.of(Mesh(model=9))
+
+
+@pytest.mark.parametrize(("format", "num_bytes"), [("q4_k", 144), ("q6_k", 210), ("iq4_xs", 136)])
+def test_columns_are_divided_between_blocks_of_a_file(format, num_bytes):
+    """These may be smaller in a file than where kernels read them."""
+    model, path = fakes.llama(), "layers/0/ffn/down"
+    for count in (4, 3):
+        info = ParamInfo((5, 256 * count), format, ("embed", "ffn"))
+        blocks = np.arange(5 * count * num_bytes).astype(np.uint8).reshape(5, -1)
+        if count == 3:
+            with pytest.raises(InputError, match="mesh.model=2 divides its rows of 768 within"):
+                rules.part(model, path, info, blocks, Mesh(model=2), 0, 0)
+            continue
+        parts = [rules.part(model, path, info, blocks, Mesh(model=2), 0, chip) for chip in (0, 1)]
+        np.testing.assert_array_equal(np.concatenate(parts, axis=1), blocks)

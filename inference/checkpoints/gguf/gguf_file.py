@@ -40,7 +40,8 @@ from inference.families.shared.gguf_names import (
 # Types that are kept as they are, and the format that holds their numbers.
 _DENSE = {"F32": "float32", "F16": "float32", "BF16": "bfloat16"}
 BLOCKS = {"Q8_0": "q8_0", "Q5_0": "q5_0", "Q4_0": "q4_0", "Q4_1": "q4_1", "Q4_K": "q4_k",
-          "Q6_K": "q6_k", "MXFP4": "mxfp4"}  # fmt: skip
+          "Q5_K": "q5_k", "Q6_K": "q6_k", "Q3_K": "q3_k", "Q2_K": "q2_k",
+          "IQ4_NL": "iq4_nl", "IQ4_XS": "iq4_xs", "MXFP4": "mxfp4"}  # fmt: skip
 _BLOCK_ELEMENTS = 1 << 17  # dequantized at a time: temporaries stay in the processor's cache
 
 

@@ -6,10 +6,11 @@ from contextlib import aclosing
 from msgspec import UNSET, UnsetType
 from starlette.responses import Response
 
-from inference.server.endpoints import messages
+from inference.server.endpoints import messages, reasoning
 from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece, read_params
 from inference.server.endpoints.envelope import AnswerHeader, whole
 from inference.server.endpoints.messages import MessageReader, News
+from inference.server.endpoints.reasoning import Reasoning, Thinking
 from inference.server.protocol import logprobs, parse, sampling, tools
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.event_stream import DONE, Events
@@ -19,14 +20,13 @@ from inference.server.protocol.responses import (
     ChatChoice,
     ChatDelta,
     ChatLogprobs,
+    CompletionTokensDetails,
     Delta,
     PromptLogprobs,
     Usage,
 )
 from inference.server.service import Service
-from inference.text.tool_calls import parser
-
-_TAG_TOKENS = 16  # a tag and the blanks after it have at most so many tokens
+from inference.text.thoughts import Stage
 
 
 async def encode(
@@ -58,12 +58,21 @@ class Chat:
         how = self._offer, service.tool_format
         params = await read_params(service, request, self._caller, *how)
         tokens = await encode(service, request, self._offer)
-        prompt = EncodedPrompt(*sampling.fit(request, params, tokens, service.facts))
-        end = service.texts.tokenizer.decode(prompt.tokens[-_TAG_TOKENS:])
-        # A grammar permits no thought.
-        thinks = params.grammar is None and parser.opens_thought(end)
-        self._readers = [MessageReader(*how, thinks) for _ in range(request.n or 1)]
+        tokens, params = sampling.fit(request, params, tokens, service.facts)
+        thinking = reasoning.of_prompt(service.texts.tokenizer, tokens)
+        params = reasoning.limited(params, thinking, service.facts)
+        opens = thinking is not None and thinking.stage is Stage.WITHIN
+        self._readers = [
+            MessageReader(*how, self._reasoning(thinking), opens) for _ in range(request.n or 1)
+        ]
+        prompt = EncodedPrompt(tokens, params)
         self._answers = Answers(service, request, [prompt], self._caller)
+
+    def _reasoning(self, thinking: Thinking | None) -> Reasoning | None:
+        """Returns what reads an answer's thought; None: it is a part of its text."""
+        if thinking is None or self._request.separate_reasoning is False:
+            return None
+        return Reasoning(thinking, self._service.texts.tokenizer)
 
     async def answer(self) -> Response:
         """Returns the whole answer; an `ApiError` says that the engine cannot."""
@@ -103,18 +112,20 @@ class Chat:
                     ids = self._answers.prompts[0].tokens if asks_ids and not begun else UNSET
                     event = self._header.chunk([role], usage, ids)
                     begun.add(piece.index)
-                self._answers.count(piece)
-                news = self._readers[piece.index].read(piece)
-                has_news = news.content or news.calls or piece.tokens or piece.finish_reason
-                if has_news or asks_ids:
+                news = self._read(piece)
+                if asks_ids or piece.tokens or piece.finish_reason or news.has_text:
                     event += self._header.chunk([self._delta(piece, news)], usage)
                 if event:
                     yield event
         yield self._header.last(usage) + DONE
 
     def _delta(self, piece: Piece, news: News) -> ChatDelta:
-        has_text = news.content or self._offer is None
-        delta = Delta(content=news.content if has_text else UNSET, tool_calls=news.calls or UNSET)
+        has_text = news.content or (self._offer is None and not news.reasoning)
+        thought = news.reasoning or UNSET
+        delta = Delta(
+            content=news.content if has_text else UNSET, tool_calls=news.calls or UNSET,
+            reasoning=thought, reasoning_content=thought,
+        )  # fmt: skip
         chat_delta = ChatDelta(piece.index, delta, self.logprobs_of(piece), news.finish_reason)
         if piece.finish_reason is not None:
             chat_delta.stop_reason = piece.stop_reason
@@ -126,8 +137,15 @@ class Chat:
         """Yields new parts of the message, for other encodings; errors as `answer`."""
         async with aclosing(self._answers.pieces()) as pieces:
             async for piece in pieces:
-                self._answers.count(piece)
-                yield piece, self._readers[piece.index].read(piece)
+                yield piece, self._read(piece)
+
+    def _read(self, piece: Piece) -> News:
+        """Counts a piece and reads it."""
+        self._answers.count(piece)
+        news = self._readers[piece.index].read(piece)
+        num_tokens = sum(reader.num_reasoning_tokens for reader in self._readers)
+        self.usage.completion_tokens_details = CompletionTokensDetails(num_tokens)
+        return news if self._request.include_reasoning is not False else news.without_reasoning
 
     @property
     def usage(self) -> Usage:

@@ -8,6 +8,7 @@ import msgspec
 from starlette.responses import Response
 
 from inference.planner.page import render
+from inference.server.endpoints import reasoning
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.event_stream import Events, EventStream
 from inference.server.service import Service
@@ -23,7 +24,8 @@ class Figures(msgspec.Struct):
         at: time of the engine's heartbeat, in seconds by a clock of the server.
         state: of the engine.
         model, max_context, max_seqs, max_top_logprobs: as in `Loaded`.
-        has_text, has_chats: the model has a tokenizer; the tokenizer has a chat template.
+        has_text, has_chats, has_thoughts: the model has a tokenizer; the tokenizer has a chat
+            template; it marks thoughts.
         running, waiting: sequences, as `Heartbeat` counts them.
         cache_used, page_waste, page_sharing, counters: as in `Heartbeat`.
         first_tokens, first_tokens_s: number of answers that have begun, and the sum of their TTFTs.
@@ -37,6 +39,7 @@ class Figures(msgspec.Struct):
     max_top_logprobs: int
     has_text: bool
     has_chats: bool
+    has_thoughts: bool
     running: int
     waiting: int
     cache_used: float
@@ -84,6 +87,7 @@ def now(service: Service) -> Figures:
         max_top_logprobs=facts.max_top_logprobs if facts else 0,
         has_text=text is not None,
         has_chats=text is not None and text.template is not None,
+        has_thoughts=text is not None and reasoning.marks_of(service.texts.tokenizer) is not None,
         running=heartbeat.num_running,
         waiting=heartbeat.num_waiting,
         cache_used=heartbeat.cache_used,

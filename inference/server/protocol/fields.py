@@ -212,6 +212,8 @@ class ChatRequest(Sampling, kw_only=True):
         chat_template_kwargs: further variables of the template.
         add_generation_prompt: the prompt ends with the start of the assistant's turn.
         continue_final_message: the model continues the last message.
+        separate_reasoning: the answer's thought is no part of its content (the default).
+        include_reasoning: the thought is returned (the default).
         reasoning_effort, documents: variables of the template, which has to read them.
     """
 
@@ -226,6 +228,9 @@ class ChatRequest(Sampling, kw_only=True):
     chat_template_kwargs: Variables | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    thinking_token_budget: Tokens | None = None
+    separate_reasoning: bool | None = None
+    include_reasoning: bool | None = None
     reasoning_effort: Effort | None = None
     documents: Annotated[list[dict[str, str]], Meta(max_length=MAX_MESSAGES)] | None = None
 

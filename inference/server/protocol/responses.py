@@ -11,6 +11,12 @@ class PromptTokensDetails(Struct):
     cached_tokens: int = 0
 
 
+class CompletionTokensDetails(Struct):
+    """Tokens of answers' thoughts."""
+
+    reasoning_tokens: int = 0
+
+
 class Usage(Struct):
     """Tokens of all prompts and all answers; the prompt of several answers counts once."""
 
@@ -18,6 +24,7 @@ class Usage(Struct):
     completion_tokens: int = 0
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class CompletionLogprobs(Struct):
@@ -114,20 +121,26 @@ class CallDelta(Struct):
 
 
 class AnswerMessage(Struct):
-    """The assistant's text and calls; the text is null if there are only calls."""
+    """The assistant's text and calls; the text is null if there are only calls. `reasoning`, and
+    the same as `reasoning_content`: the thought before them, if there is one.
+    """
 
     content: str | None
     role: str = "assistant"
     refusal: None = None
     tool_calls: list[ToolCall] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class Delta(Struct):
-    """The new part of the assistant's text and calls."""
+    """The new part of the assistant's thought, text and calls."""
 
     role: str | UnsetType = UNSET
     content: str | None | UnsetType = UNSET
     tool_calls: list[CallDelta] | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
 
 
 class ChatChoice(Struct):

@@ -26,6 +26,7 @@ def read(
     _check(request, facts)
     values = {name: _value(request, name, facts.vocab_size) for name in FIELDS}
     values |= {"max_new_tokens": _ANY_LENGTH, "grammar": grammar}
+    values["thinks"] = values["thinking_budget"] is not None  # until the prompt is known
     values["cache_salt"] = salt(client, request.cache_salt)
     try:
         return SamplingParams(**values)

@@ -15,7 +15,16 @@ _CONSOLE = {"/": "index.html"} | {
     f"/console/{name}": name
     for name in (
         *("console.css", "mark.svg", "main.js", "settings.js", "client.js", "conversation.js"),
-        *("answer.js", "text.js", "tokens.js", "tip.js", "live.js", "charts.js", "plan.js"),
+        *(
+            "answer.js",
+            "thought.js",
+            "text.js",
+            "tokens.js",
+            "tip.js",
+            "live.js",
+            "charts.js",
+            "plan.js",
+        ),
     )
 }
 _PLAN = {f"/plan/{name}": name for name in (*render.STYLES, *render.SCRIPTS)}

@@ -31,6 +31,12 @@ pytestmark = pytest.mark.quick_code
 MIXED = {"attn_q": "Q4_K", "attn_k": "Q4_K", "attn_v": "Q6_K", "attn_output": "Q5_0",
          "ffn_gate": "Q4_1", "ffn_up": "Q4_1", "ffn_down": "Q4_0", "token_embd": "Q8_0",
          "output": "F16"}  # fmt: skip
+OTHERS = MIXED | {"attn_q": "Q5_K", "attn_k": "IQ4_NL", "attn_v": "Q3_K", "attn_output": "IQ4_XS",
+                  "ffn_down": "Q2_K"}  # fmt: skip
+# Float16 numbers at such bytes of a block, for weights near 0.06 of random integers.
+SCALES = {"Q4_K": {0: 3e-4, 2: 2e-3}, "Q5_K": {0: 1.5e-4, 2: 2e-3}, "Q6_K": {208: 5e-5},
+          "Q3_K": {108: 1e-3}, "Q2_K": {80: 4e-3, 82: 6e-3}, "IQ4_NL": {0: 1e-3},
+          "IQ4_XS": {0: 5e-5}}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +57,9 @@ def write(path, types=MIXED):
             continue
         kind = gguf.GGMLQuantizationType[kind]
         values = np.asarray(values, np.float32)
-        if kind.name in ("Q4_K", "Q6_K"):
+        if kind.name in SCALES:
             data = blocks(kind, *values.shape)
-            offsets = {"Q4_K": {0: 3e-4, 2: 2e-3}, "Q6_K": {208: 5e-5}}[kind.name]
-            for offset, scale in offsets.items():  # of weights near 0.06
+            for offset, scale in SCALES[kind.name].items():
                 size = gguf.GGML_QUANT_SIZES[kind][1]
                 each = data.reshape(-1, size)[:, offset : offset + 2]
                 each[:] = np.frombuffer(np.float16(scale).tobytes(), np.uint8)
@@ -91,26 +96,33 @@ def numbers_of(engine):
     }
 
 
-def test_a_file_runs_as_it_is(tmp_path):
-    """Its own numbers in their own bits: only activations are rounded, to int8."""
+@pytest.mark.parametrize(
+    ("types", "activations", "near"), [(MIXED, "int8", 0.02), (OTHERS, "exact", 1e-4)],
+    ids=["mixed", "others"],
+)  # fmt: skip
+def test_a_file_runs_as_it_is(types, activations, near, tmp_path):
+    """Its own numbers in their own bits: activations alone are rounded, to int8, or nothing is."""
     native.need()
-    path = write(tmp_path / "mixed.gguf")
-    as_it_is = engine_of(path, weights="file", dtype="float32")
+    path = write(tmp_path / "mixed.gguf", types)
+    as_it_is = engine_of(path, weights="file", dtype="float32", activations=activations)
     leaves = params.flatten(as_it_is.model_runner.params)
     formats = {name.removesuffix("/.data"): leaf for name, leaf in leaves.items()}
     assert {name: leaf.dtype for name, leaf in formats.items() if "qkv" in name} == {
         f"layers/0/mixer/qkv/{part}": np.uint8 for part in range(3)
     }
     declared = params.flatten(as_it_is.config.model.parameters())
-    assert declared["layers/0/mixer/qkv/2"].format == "q6_k"
-    assert declared["layers/0/mixer/out"].format == "q5_0"
-    assert declared["layers/0/ffn/gate_up"].format == "q4_1"
+    paths = {
+        "attn_q": "mixer/qkv/0", "attn_k": "mixer/qkv/1", "attn_v": "mixer/qkv/2",
+        "attn_output": "mixer/out", "ffn_gate": "ffn/gate_up", "ffn_down": "ffn/down",
+    }  # fmt: skip
+    for name, parameter in paths.items():
+        assert declared[f"layers/0/{parameter}"].format == types[name].lower()
     exact = engine_of(path, weights="float32", dtype="float32")
     for name, numbers in numbers_of(exact).items():
         stack = [found for path, found in numbers_of(as_it_is).items() if path.startswith(name)]
         np.testing.assert_allclose(np.concatenate(stack), numbers, rtol=1e-5, atol=1e-9)
     expected = scores(exact)
-    np.testing.assert_allclose(scores(as_it_is), expected, atol=0.02 * np.abs(expected).max())
+    np.testing.assert_allclose(scores(as_it_is), expected, atol=near * np.abs(expected).max())
     rounded = engine_of(path, dtype="float32")
     assert np.abs(scores(rounded) - expected).max() > 1e-5  # bfloat16, once
     greedy = SamplingParams(max_new_tokens=8, ignore_eos=True)

@@ -126,6 +126,8 @@ class FakeEngine:
             planned, told = self.plan(params, seed), list(output)
             if params.grammar is not None:
                 planned = walk(self._grammars.start(params.grammar))
+                if params.thinks and tokenizer().decode(tokens).rstrip().endswith("<think>"):
+                    planned = [*b"</think>", *planned]
             assert planned[: len(told)] == told
             how = params.stop, params.min_tokens, params.skip_special_tokens
             own = Detokenizer(tokenizer(), *how)

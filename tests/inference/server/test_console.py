@@ -18,6 +18,7 @@ from inference.server.engine_process.plan_facts import plan_facts
 from inference.server.web.access import Keys
 from tests import chromium
 from tests.inference.server.fake_engine import MAX_SEQS, REPLY, FakeEngine
+from tests.inference.server.parrot import TEMPLATES, Parrot
 from tests.inference.server.running import running, wait_until
 
 pytestmark = chromium.needs_browser
@@ -100,6 +101,21 @@ def prompt_of(engine):
     return bytes(token for token in engine.prompts[-1] if token < 256).decode()
 
 
+@pytest.fixture
+def thinking(browser):
+    """A page of a model that thinks, and the engine."""
+    engine = Parrot(TEMPLATES["qwen"])
+    engine.says = "<think>\nTwo and two.\n\nSo four.\n</think>\n\nIt is **four**."
+    with running(engine) as one:
+        page = browser.page()
+        page.open(one.url + "/")
+        page.wait("document.getElementById('lamp').className === 'ready'")
+        page.wait("!document.getElementById('thought-control').hidden")
+        yield page, engine
+        assert page.problems() == []
+        page.close()
+
+
 # --- answers --------------------------------------------------------------------------------------
 
 
@@ -131,6 +147,32 @@ def test_what_is_set_is_what_is_asked(page, engine):
     page.click(".answer .under button:nth-of-type(2)")  # regenerates: the same seed
     page.wait(DONE)
     assert texts(page) == [first] and engine.params[-1].seed == 77
+
+
+def test_a_thought_is_folded_and_its_budget_fills(thinking):
+    page, engine = thinking
+    put(page, max_tokens=90, thinking_token_budget=40, n=2)
+    send(page, "2 + 2?")
+    assert texts(page) == ["It is **four**."] * 2
+    assert engine.params[-1].thinking_budget == 40 and engine.params[-1].thinks
+    count = len("Two and two.\n\nSo four.")
+    said = f"Thought: {count} tokens of 40"
+    assert texts(page, ".thought summary") == [said] * 2
+    assert page.do("document.querySelector('.thought progress').value") == count
+    assert not page.do("document.querySelector('.thought').open")
+    page.click(".thought summary")
+    assert page.text(".thought .inner") == "Two and two.So four."
+    assert page.do("document.querySelector('.thought').open")
+    page.click(".answer .under button:nth-of-type(1)")  # what is copied is the answer
+    put(page, thinking_token_budget="")
+    send(page, "Sure?")
+    assert engine.params[-1].thinking_budget is None
+    assert "It is **four**." in engine.prompt and "So four." not in engine.prompt
+    assert texts(page, ".turn:last-child .thought summary")[0] == f"Thought: {count} tokens"
+
+
+def test_a_model_without_thoughts_has_no_budget(page):
+    assert page.do("document.getElementById('thought-control').hidden")
 
 
 def test_answers_stand_side_by_side_and_one_of_them_goes_on(page, engine):

@@ -59,9 +59,10 @@ NARROWER = {
     "background": "none is stored", "conversation": "none is stored",
     "previous_response_id": "none is stored", "continue_final_message": "an answer that has begun",
     "documents": "the template", "reasoning": "the template", "reasoning_effort": "the template",
+    "thinking_token_budget": "the template",
     "bad_words": "what can be compiled", "add_generation_prompt": "continue_final_message",
     "system": "text, the context", "output_config": "the template, what can be compiled",
-    "thinking": "no budget", "context_management": "thoughts alone",
+    "thinking": "marks of thoughts, the context", "context_management": "thoughts alone",
 }  # fmt: skip
 # Fields without a declared limit, and what limits them.
 UNLIMITED = {

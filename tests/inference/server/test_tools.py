@@ -264,12 +264,10 @@ def test_the_format_can_be_named():
 @pytest.mark.parametrize("streams", [False, True])
 def test_what_the_prompt_began_to_think_is_no_call(streams):
     engine = Parrot(TEMPLATES["qwen"] + "{{ '<think>\n' }}")
-    engine.says = f"Or <tool_call>{{}}</tool_call>?\n{CALLS['hermes']}</think>\n{CALLS['hermes']}"
-    forced = f'<tool_call>\n{{"name": "weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
+    thought = f"Or <tool_call>{{}}</tool_call>?\n{CALLS['hermes']}"
+    engine.says = f"{thought}</think>\n{CALLS['hermes']}"
     with running(engine) as server:
         for asked, number in ({"tool_choice": "auto"}, 2), ({"tool_choice": "required"}, 1):
-            if number == 1:
-                engine.says = forced  # by a grammar, which permits no thought
             body = {"messages": ASKED, "tools": TOOLS, "stream": streams} | asked
             response = server.post(CHAT, **body)
             found = events.choices(events.read(response.text)) if streams else None

@@ -14,7 +14,8 @@ from layers.linear import linear
 from tests.layers.native import instruction_set, need  # noqa: F401
 
 _SCALES = {"q8_0": (0,), "q5_0": (0,), "q4_0": (0,), "q4_1": (0, 2), "q4_k": (0, 2),
-           "q6_k": (208,)}  # fmt: skip
+           "q5_k": (0, 2), "q6_k": (208,), "q3_k": (108,), "q2_k": (80, 82),
+           "iq4_nl": (0,), "iq4_xs": (0,)}  # fmt: skip
 _ALL = (*_SCALES, *quantized.OURS)
 # One of each way to multiply.
 _FORMATS = (
@@ -47,7 +48,7 @@ def _drawn(format, F, D, seed=0):
         values_FD = (rng.standard_normal((F, D // 32, 32)) * size).reshape(F, D)
         blocks = quantized.quantize(format, values_FD.astype(np.float32))
         return blocks, quantized.dequantize(format, blocks, D)
-    kind = gguf.GGMLQuantizationType[{"q4_k": "Q4_K", "q6_k": "Q6_K"}.get(format, format.upper())]
+    kind = gguf.GGMLQuantizationType[format.upper()]
     elements, size = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (F, D // elements, size), np.uint8)

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
 
@@ -11,6 +11,13 @@ class TextBlock(Struct, tag_field="type", tag="text"):
     """Text of the answer."""
 
     text: str = ""
+
+
+class ThinkingBlock(Struct, tag_field="type", tag="thinking"):
+    """The thought before an answer, which is not signed."""
+
+    thinking: str = ""
+    signature: str = ""
 
 
 class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
@@ -23,7 +30,13 @@ class ToolUseBlock(Struct, tag_field="type", tag="tool_use"):
     input: dict[str, Any]
 
 
-AnswerBlock = TextBlock | ToolUseBlock
+AnswerBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputDetails(Struct):
+    """Tokens of the answer's thought."""
+
+    thinking_tokens: int = 0
 
 
 class MessageUsage(Struct):
@@ -35,6 +48,7 @@ class MessageUsage(Struct):
     output_tokens: int = 0
     cache_read_input_tokens: int = 0
     cache_creation_input_tokens: int = 0
+    output_tokens_details: OutputDetails = field(default_factory=OutputDetails)
 
 
 class MessageBody(Struct, tag_field="type", tag="message"):
@@ -81,6 +95,12 @@ class NewText(Struct, tag_field="type", tag="text_delta"):
     text: str
 
 
+class NewThought(Struct, tag_field="type", tag="thinking_delta"):
+    """New text of a thought."""
+
+    thinking: str
+
+
 class NewInput(Struct, tag_field="type", tag="input_json_delta"):
     """New text of a call's input, which is JSON when it is complete."""
 
@@ -91,7 +111,7 @@ class BlockDelta(Event, tag="content_block_delta"):
     """The new part of a block."""
 
     index: int
-    delta: NewText | NewInput
+    delta: NewText | NewThought | NewInput
 
 
 class BlockStop(Event, tag="content_block_stop"):

@@ -21,7 +21,6 @@ from inference.server.protocol.fields import (
 from inference.server.protocol.tool_fields import Choice, Function, NamedFunction, Tool, ToolChoice
 from inference.server.protocol.tools import SWITCHES
 
-_BUDGET = "thinking_token_budget"  # field of a chat
 _SAME = MessagesFields.__struct_fields__  # fields with the meaning that they have in a chat
 _MODES: dict[str, Choice] = {"auto": "auto", "any": "required", "none": "none"}
 _CLEARS_THOUGHTS = "clear_thinking_"  # beginning of a type, before a date
@@ -30,7 +29,7 @@ _NAMES = (
     (r"messages\b.*", "messages"),
     (r"stop$", "stop_sequences"),
     (r"reasoning_effort", "output_config.effort"),
-    (_BUDGET, "thinking.budget_tokens"),
+    (r"thinking_token_budget", "thinking.budget_tokens"),
     (r"response_format\.json_schema\.schema", "output_config.format.schema"),
     (r"response_format(\.json_schema)?", "output_config.format"),
     (r"tools\[(\d+)\]\.function\.parameters", r"tools[\1].input_schema"),
@@ -48,7 +47,7 @@ def read(request: Request) -> ChatRequest:
     is_serial = choice is not None and choice.disable_parallel_tool_use
     last = request.messages[-1]
     return ChatRequest(
-        **more | _budget(request),
+        **more,
         messages=turns.read(request.system, request.messages),
         tools=[_tool(tool, n) for n, tool in enumerate(request.tools or ())] or None,
         tool_choice=None if choice is None else _choice(choice),
@@ -69,7 +68,13 @@ def renamed(error: ApiError) -> ApiError:
 
 def _sampling(request: MessagesRequest) -> dict[str, Any]:
     same = {name: getattr(request, name) for name in _SAME}
-    return same | {"max_tokens": request.max_tokens, "stop": request.stop_sequences}
+    thinking = request.thinking
+    budget = thinking.budget_tokens if thinking and thinking.type == "enabled" else None
+    return same | {
+        "max_tokens": request.max_tokens,
+        "stop": request.stop_sequences,
+        "thinking_token_budget": budget,
+    }
 
 
 def _check_edits(request: Request) -> None:
@@ -86,17 +91,6 @@ def _switches(request: Request) -> dict[str, str | int | float | bool | None]:
     if thinking is None or thinking.type == "adaptive":
         return {}
     return {name: thinking.type == "enabled" for name in SWITCHES}
-
-
-def _budget(request: Request) -> dict[str, int]:
-    """The field of a chat that limits the tokens of thoughts."""
-    budget = request.thinking.budget_tokens if request.thinking else None
-    if budget is None or isinstance(request, CountTokensRequest):
-        return {}
-    if _BUDGET not in ChatRequest.__struct_fields__:
-        why = "is not supported by this server: leave it out; max_tokens limits the whole answer"
-        raise invalid("thinking.budget_tokens", why, "unsupported")
-    return {_BUDGET: budget}
 
 
 def _tool(tool: ToolDefinition, n: int) -> Tool:

@@ -84,7 +84,9 @@ class ToolMode(Struct):
 
 
 class Thinking(Struct):
-    """Whether the model thinks, for templates that read it; `adaptive` leaves it to the model."""
+    """Whether the model thinks, for templates that read it; `adaptive` leaves it to the model.
+    `budget_tokens`: of a thought at most, with `enabled`; `display` has no effect.
+    """
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: Tokens | None = None

@@ -13,11 +13,19 @@ from inference.server.endpoints.anthropic.bodies import (
     Event,
     NewInput,
     NewText,
+    NewThought,
     TextBlock,
+    ThinkingBlock,
     ToolUseBlock,
 )
 from inference.server.endpoints.messages import News
 from inference.server.protocol.responses import CallDelta
+
+_DELTAS: dict[type[AnswerBlock], type[NewText] | type[NewThought] | type[NewInput]] = {
+    TextBlock: NewText,
+    ThinkingBlock: NewThought,
+    ToolUseBlock: NewInput,
+}
 
 
 class Output:
@@ -29,17 +37,15 @@ class Output:
         self._is_open = False  # the last block may grow
 
     def take(self, news: News) -> list[Event]:
-        """Adds the next piece of the answer; returns its events.
-
-        Within a piece the rest of an earlier call comes first. Reasoning apart from the text would
-        begin a thinking block between that and the text.
+        """Adds the next piece of the answer; returns its events. Within a piece the rest of an
+        earlier call comes first.
         """
         old = [call for call in news.calls if not isinstance(call.id, str)]
         events = [event for call in old for event in self._grow(call.function.arguments)]
-        if news.content:
-            if not (self._is_open and isinstance(self.blocks[-1], TextBlock)):
-                events += self._open(TextBlock())
-            events += self._grow(news.content)
+        for text, kind in ((news.reasoning, ThinkingBlock), (news.content, TextBlock)):
+            if text and not (self._is_open and isinstance(self.blocks[-1], kind)):
+                events += self._open(kind())
+            events += self._grow(text)
         for call in news.calls:
             if isinstance(call.id, str):
                 events += self._open(_block(call)) + self._grow(call.function.arguments)
@@ -53,6 +59,8 @@ class Output:
         block, text = self.blocks[-1], "".join(self._pieces)
         if isinstance(block, TextBlock):
             block.text = text
+        elif isinstance(block, ThinkingBlock):
+            block.thinking = text
         else:
             block.input = _read(text)
         return [BlockStop(len(self.blocks) - 1)]
@@ -67,8 +75,7 @@ class Output:
         if not text:
             return []
         self._pieces.append(text)
-        is_text = isinstance(self.blocks[-1], TextBlock)
-        delta = NewText(text) if is_text else NewInput(text)
+        delta = _DELTAS[type(self.blocks[-1])](text)
         return [BlockDelta(len(self.blocks) - 1, delta)]
 
 

@@ -83,7 +83,12 @@ class Messages:
     def _usage(self) -> MessageUsage:
         usage = self._chat.usage
         cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
-        return MessageUsage(usage.prompt_tokens - cached, usage.completion_tokens, cached)
+        details = usage.completion_tokens_details
+        thought = bodies.OutputDetails(details.reasoning_tokens if details else 0)
+        return MessageUsage(
+            usage.prompt_tokens - cached, usage.completion_tokens, cached,
+            output_tokens_details=thought,
+        )  # fmt: skip
 
 
 def encoded(event: Event) -> bytes:

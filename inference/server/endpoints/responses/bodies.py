@@ -37,7 +37,22 @@ class OutputCall(Struct, tag_field="type", tag="function_call"):
     status: Status = "in_progress"
 
 
-Item = OutputMessage | OutputCall
+class ReasoningText(Struct, tag_field="type", tag="reasoning_text"):
+    """Text of a thought."""
+
+    text: str = ""
+
+
+class OutputReasoning(Struct, tag_field="type", tag="reasoning"):
+    """The thought before an answer; it is not summarized."""
+
+    id: str
+    status: Status = "in_progress"
+    summary: list[Any] = []
+    content: list[ReasoningText] = []
+
+
+Item = OutputMessage | OutputCall | OutputReasoning
 
 
 class InputDetails(Struct):
@@ -48,7 +63,7 @@ class InputDetails(Struct):
 
 
 class OutputDetails(Struct):
-    """Reasoning tokens are part of the text, and not counted."""
+    """Tokens of the thought."""
 
     reasoning_tokens: int = 0
 
@@ -182,7 +197,7 @@ class ArgumentsDone(Event, tag="response.function_call_arguments.done"):
 
 
 class TextEvent(Event, kw_only=True):
-    """An event of the text of a message, its only content."""
+    """An event of the text of a message or a thought, its only content."""
 
     item_id: str
     output_index: int
@@ -190,9 +205,9 @@ class TextEvent(Event, kw_only=True):
 
 
 class PartAdded(TextEvent, tag="response.content_part.added"):
-    """The text of a message begins."""
+    """The text of a message or of a thought begins."""
 
-    part: OutputText
+    part: OutputText | ReasoningText
 
 
 class TextDelta(TextEvent, tag="response.output_text.delta"):
@@ -210,12 +225,24 @@ class TextDone(TextEvent, tag="response.output_text.done"):
 
 
 class PartDone(TextEvent, tag="response.content_part.done"):
-    """The whole text as a part of its message."""
+    """The whole text as a part of its message or thought."""
 
-    part: OutputText
+    part: OutputText | ReasoningText
+
+
+class ReasoningDelta(TextEvent, tag="response.reasoning_text.delta"):
+    """New text of a thought."""
+
+    delta: str
+
+
+class ReasoningDone(TextEvent, tag="response.reasoning_text.done"):
+    """The whole text of a thought."""
+
+    text: str
 
 
 AnyEvent = (
     Created | InProgress | ItemAdded | PartAdded | TextDelta | TextDone | PartDone | ArgumentsDelta
-    | ArgumentsDone | ItemDone | Completed | Cut | Failed
+    | ArgumentsDone | ReasoningDelta | ReasoningDone | ItemDone | Completed | Cut | Failed
 )  # fmt: skip

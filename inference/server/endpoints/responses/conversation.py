@@ -36,7 +36,7 @@ _UNSUPPORTED = {
     "background": "nothing is stored here; leave it out, or stream",
     "prompt": "this server keeps no templates",
 }
-_TEXTS = ("input_text", "output_text", "text")  # types of parts
+_TEXTS = ("input_text", "output_text", "text", "reasoning_text", "summary_text")  # of parts
 # Fields of a chat completion -> their names in a response, the longer names first.
 _NAMES = (
     (r"messages\b.*", "input"),
@@ -85,16 +85,19 @@ def _check(request: ResponsesRequest) -> None:
 
 
 def _messages(request: ResponsesRequest) -> list[ChatMessage]:
-    messages = []
+    messages: list[ChatMessage] = []
+    thought: str | None = None
     if request.instructions is not None:
         messages.append(ChatMessage("system", request.instructions))
     if isinstance(request.input, str):
         return [*messages, ChatMessage("user", request.input)]
     for index, item in enumerate(request.input):
         where = f"input[{index}]"
-        if item.type == "function_call":
+        if item.type == "reasoning":
+            thought = _thought(item, where)
+        elif item.type == "function_call":
             call = _call(item, where)
-            is_same_turn = messages and messages[-1].role == "assistant"
+            is_same_turn = thought is None and messages and messages[-1].role == "assistant"
             message = messages.pop() if is_same_turn else ChatMessage("assistant")
             message.tool_calls = [*(message.tool_calls or ()), call]
             messages.append(message)
@@ -105,7 +108,17 @@ def _messages(request: ResponsesRequest) -> list[ChatMessage]:
         else:
             content = _content(_required(item, "content", where), f"{where}.content")
             messages.append(ChatMessage(_required(item, "role", where), content))
+        if thought is not None and item.type != "reasoning":
+            if messages[-1].role == "assistant":
+                messages[-1].reasoning_content = thought
+            thought = None
     return messages
+
+
+def _thought(item: InputItem, where: str) -> str:
+    """Returns the text of an earlier thought, or of its summary."""
+    content = _content(item.content or item.summary or [], f"{where}.content")
+    return content if isinstance(content, str) else "\n".join(part.text or "" for part in content)
 
 
 def _call(item: InputItem, where: str) -> EarlierCall:

@@ -31,11 +31,12 @@ Content = str | Annotated[list[InputPart], Meta(max_length=MAX_MESSAGES)]
 
 
 class InputItem(Struct):
-    """A message (`role`, `content`), a call of a function (`call_id`, `name`, `arguments`), or its
-    output (`call_id`, `output`). Items of earlier answers can be sent unchanged.
+    """A message (`role`, `content`), a call of a function (`call_id`, `name`, `arguments`), its
+    output (`call_id`, `output`), or the thought before such (`content`). Items of earlier answers
+    can be sent unchanged.
     """
 
-    type: Literal["message", "function_call", "function_call_output"] | None = None
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] | None = None
     role: Literal["user", "assistant", "system", "developer"] | None = None
     content: Content | None = None
     call_id: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
@@ -44,6 +45,7 @@ class InputItem(Struct):
     output: Content | None = None
     id: Short | None = None
     status: Short | None = None
+    summary: Annotated[list[InputPart], Meta(max_length=MAX_MESSAGES)] | None = None
 
 
 class TextFormat(Struct, omit_defaults=True):
@@ -90,8 +92,8 @@ class ChosenTool(Struct, omit_defaults=True):
 
 
 class ReasoningConfig(Struct):
-    """The reasoning effort, for templates that read it. The other fields have no effect: reasoning
-    is part of the text, so none is summarized.
+    """The reasoning effort, for templates that read it. The other fields have no effect: thoughts
+    are not summarized.
     """
 
     effort: Effort | None = None

@@ -10,7 +10,9 @@ from inference.server.endpoints.responses.bodies import (
     Item,
     OutputCall,
     OutputMessage,
+    OutputReasoning,
     OutputText,
+    ReasoningText,
 )
 from inference.server.protocol.responses import CallDelta, ChatToken
 
@@ -27,11 +29,15 @@ class Output:
         """Adds the next piece of the answer; returns its events.
 
         Within a piece the rest of an earlier call comes first. Log-probabilities go with the next
-        text; calls have none.
+        text; thoughts and calls have none.
         """
         self._logprobs += logprobs
         old = [call for call in news.calls if not isinstance(call.id, str)]
         events = [event for call in old for event in self._call(call)]
+        if news.reasoning:
+            events += self._think(news.reasoning)
+        if self._is_thinking and not news.content:
+            self._logprobs = []
         if news.content:
             events += self._say(news.content)
         for call in news.calls:
@@ -40,10 +46,34 @@ class Output:
         return events
 
     def close(self, status: bodies.Status) -> list[Event]:
-        """Ends the answer, which has at least one message, perhaps empty; returns its events."""
-        is_text = not self.items or isinstance(self.items[-1], OutputMessage)
-        events = self._say("") if is_text and (self._logprobs or not self.items) else []
+        """Ends the answer, which has a message or a call, perhaps an empty one; returns its events.
+        An answer that was cut off may have a thought alone.
+        """
+        is_thought = self._is_thinking and status != "completed"
+        last = self.items[-1] if self.items else None
+        has_more = isinstance(last, OutputMessage) and self._logprobs
+        ends = isinstance(last, OutputMessage | OutputCall) and not has_more
+        events = [] if ends or is_thought else self._say("")
         return events + self._close(status)
+
+    def _think(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        if not self._is_thinking:
+            id = f"rs_{secrets.token_hex(14)}"
+            events += self._close("completed") + self._open(OutputReasoning(id))
+            events.append(bodies.PartAdded(item_id=id, output_index=self._at, part=ReasoningText()))
+        item = self.items[-1]
+        assert isinstance(item, OutputReasoning)
+        part = item.content[0] if item.content else ReasoningText()
+        item.content = [part]
+        part.text += text
+        delta = bodies.ReasoningDelta(item_id=item.id, output_index=self._at, delta=text)
+        return [*events, delta]
+
+    @property
+    def _is_thinking(self) -> bool:
+        """Whether the last item is a thought that may grow."""
+        return self._is_open and isinstance(self.items[-1], OutputReasoning)
 
     def _say(self, text: str) -> list[Event]:
         events: list[Event] = []
@@ -102,6 +132,12 @@ class Output:
             events = [
                 bodies.TextDone(item_id=item.id, output_index=at, text=text, logprobs=logprobs),
                 bodies.PartDone(item_id=item.id, output_index=at, part=part),
+            ]
+        elif isinstance(item, OutputReasoning):
+            (thought,) = item.content
+            events = [
+                bodies.ReasoningDone(item_id=item.id, output_index=at, text=thought.text),
+                bodies.PartDone(item_id=item.id, output_index=at, part=thought),
             ]
         else:
             name, arguments = item.name, item.arguments

@@ -101,9 +101,11 @@ class Respond:
         else:
             body.completed_at = int(time.time())
         cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else 0
+        details = usage.completion_tokens_details
         body.usage = ResponseUsage(
             usage.prompt_tokens, usage.completion_tokens, usage.total_tokens,
             bodies.InputDetails(cached),
+            bodies.OutputDetails(details.reasoning_tokens if details else 0),
         )  # fmt: skip
         last = bodies.Cut(response=body) if is_cut else bodies.Completed(response=body)
         return [*events, last]

@@ -26,15 +26,17 @@ def translate(
         if row is not None and body[name] in row.neutral:
             continue
         target, part = ("", "") if row is None else _target(row, declared)
+        if target in ROWS and target not in declared and ROWS[target].fate is Fate.REFUSED:
+            row = ROWS[target]
+        if row is not None and row.fate is Fate.REFUSED:
+            raise invalid(name, f"is not supported by this server: {row.why}", "unsupported")
         if row is None or row.fate is Fate.IGNORED or target and target not in declared:
             ignored.append(name)
-        elif row.fate is Fate.REFUSED:
-            raise invalid(name, f"is not supported by this server: {row.why}", "unsupported")
         else:
             if translated.get(target) is not None:
                 raise invalid(name, f"and {names.get(target, target)} exclude each other")
             value = body[name]
-            if isinstance(value, int | float):
+            if isinstance(value, int | float | str):
                 value = row.values.get(value, value)
             translated[target] = {part: value} if part else value
             names[target] = name

@@ -2,6 +2,7 @@
 // format.js.
 
 import { Text, make } from "./text.js";
+import { Thought } from "./thought.js";
 import { Alignment, tokensOf } from "./tokens.js";
 
 const WHY = { length: "cut off", stop: "", cancelled: "stopped" };
@@ -45,9 +46,13 @@ export class Answer {
   #first = null;
   #last = null;
   #alignment = new Alignment();
+  #budget;
+  #thought = null;
   #view;
 
-  constructor(name) {
+  /** `budget`: the most tokens of its thought, or null. */
+  constructor(name, budget = null) {
+    this.#budget = budget;
     this.element = make("section", "answer");
     this.element.setAttribute("aria-label", name);
     this.body = make("div", "body waits");
@@ -64,11 +69,17 @@ export class Answer {
   /** What a chunk says of it. */
   take(choice) {
     const text = choice.delta?.content ?? choice.text ?? "";
-    const tokens = tokensOf(choice);
-    if (text || tokens.length) {
+    const thought = choice.delta?.reasoning ?? "";
+    let tokens = tokensOf(choice);
+    if (text || thought || tokens.length) {
       this.#first ??= performance.now();
       this.#last = performance.now();
       this.#tokens += tokens.length || 1; // without log-probabilities a chunk is a token
+      if (thought) this.#think(thought);
+      if (text) this.#thought?.end();
+      else this.#thought?.count(tokens.length || 1);
+      // Tokens of a thought and of its marks are not in the text.
+      if (thought || (this.#thought && !this.text && !text)) tokens = [];
       this.text += text;
       for (const [part, token] of this.#alignment.take(text, tokens)) this.#view.push(part, token);
     }
@@ -82,6 +93,7 @@ export class Answer {
     this.reason = reason;
     for (const [part, token] of this.#alignment.end()) this.#view.push(part, token);
     this.#view.end();
+    this.#thought?.end();
     this.body.classList.remove("waits");
     this.#count();
   }
@@ -91,6 +103,14 @@ export class Answer {
     const problem = make("p", "problem", message);
     problem.setAttribute("role", "alert");
     this.body.after(problem);
+  }
+
+  #think(text) {
+    if (this.#thought === null) {
+      this.#thought = new Thought(this.#budget);
+      this.body.before(this.#thought.element);
+    }
+    this.#thought.take(text);
   }
 
   #count() {

@@ -25,11 +25,11 @@ class Turn {
   }
 
   /** Room for new answers in place of the old ones. */
-  begin(count) {
+  begin({ n, thinking_token_budget: budget }) {
     this.chosen = 0;
-    this.answers = Array.from({ length: count }, (_, at) => new Answer(`Answer ${at + 1}`));
+    this.answers = Array.from({ length: n }, (_, at) => new Answer(`Answer ${at + 1}`, budget));
     this.columns.replaceChildren(...this.answers.map((answer) => answer.element));
-    this.columns.classList.toggle("several", count > 1);
+    this.columns.classList.toggle("several", n > 1);
   }
 
   /** What can be done with the answers, once they are whole. */
@@ -153,7 +153,7 @@ export class Conversation {
 
   async #answer(turn) {
     const body = this.#body(turn);
-    turn.begin(body.n);
+    turn.begin(body);
     this.#stopping = new AbortController();
     this.page.changed(true);
     try {

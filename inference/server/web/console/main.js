@@ -59,6 +59,7 @@ const live = new Live({
     if (at("n").max !== String(most)) at("n").max = most;
     at("send").disabled = !isReady;
     settings.allowChats(!isReady || figures.has_chats);
+    settings.allowThoughts(isReady && figures.has_thoughts);
   },
   lost() {
     status("lost", "the server does not answer");

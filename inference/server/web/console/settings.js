@@ -19,6 +19,9 @@ export function sampling(figures) {
     stream_options: { include_usage: true },
   };
   if (at("max_tokens").value) found.max_tokens = Number(at("max_tokens").value);
+  const budget = at("thinking_token_budget");
+  if (kind() === "chat" && budget.value && !at("thought-control").hidden)
+    found.thinking_token_budget = Number(budget.value);
   if (at("seed").value) found.seed = Number(at("seed").value);
   const stop = at("stop").value.split("\n").filter(Boolean);
   if (stop.length) found.stop = stop;
@@ -44,6 +47,11 @@ export function allowChats(isAllowed) {
   const chat = document.querySelector('input[name="kind"][value="chat"]');
   chat.disabled = !isAllowed;
   if (!isAllowed && chat.checked) document.querySelector('input[name="kind"][value="text"]').click();
+}
+
+/** A budget bounds the thoughts of models that have some. */
+export function allowThoughts(isAllowed) {
+  at("thought-control").hidden = !isAllowed;
 }
 
 /** `onKind`: called when chats become completions, or the other way. */

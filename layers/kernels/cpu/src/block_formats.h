@@ -46,6 +46,16 @@ inline Ints words_of(const uint8_t* p) {
 #endif
 }
 
+// The four bits from SHIFT on of sixteen bytes, as floats.
+template <int SHIFT>
+inline Vector widen_nibbles(const uint8_t* p) {
+  Vector v;
+  UNROLL for (int i = 0; i < kRegisters; i++)
+    v.part[i] =
+        __builtin_convertvector(words_of<uint8_t>(p + i * kRegisterLanes) >> SHIFT & 15, Floats);
+  return v;
+}
+
 // Sixteen bytes, signed or not, as floats.
 template <class Byte>
 inline Vector widen_bytes(const uint8_t* p) {
@@ -135,6 +145,11 @@ struct Q4_K : Nibbles {
   }
 };
 
+struct Q5_K : Q4_K {
+  static constexpr BlockLayout kLayout = ridgeline::kQ5_K;
+  static Words16 integers(const uint8_t* group, int quad) { return Q5_0::integers(group, quad); }
+};
+
 struct Q6_K {
   static constexpr BlockLayout kLayout = ridgeline::kQ6_K;
   static constexpr bool kIsSigned = false, kHasMinimum = false, kHasHalves = true;
@@ -153,6 +168,82 @@ struct Q6_K {
   }
 };
 
+struct Twos {
+  static constexpr bool kIsSigned = false;
+  static Words16 integers(const uint8_t* group, int quad) {
+    Words16 w = load_words(group + quad / 4 * 64);
+    UNROLL for (auto& part : w.part)
+      part = part >> quad % 4 * 2 & 0x03030303u;
+    return w;
+  }
+};
+
+struct Threes : Twos {
+  static constexpr bool kHasHalves = false;
+  static Words16 integers(const uint8_t* group, int quad) {
+    const Words16 upper = load_words(group + 128);
+    Words16 w = Twos::integers(group, quad);
+    UNROLL for (int i = 0; i < kRegisters; i++)
+      w.part[i] |= (upper.part[i] >> quad & 0x01010101u) << 2;
+    return w;
+  }
+};
+
+struct Q3_K : Q6_K {
+  static constexpr BlockLayout kLayout = ridgeline::kQ3_K;
+  static constexpr int kOffset = 4;
+  static Words16 integers(const uint8_t* group, int quad) { return Threes::integers(group, quad); }
+};
+
+struct Q2_K : Twos {
+  static constexpr BlockLayout kLayout = ridgeline::kQ2_K;
+  static constexpr bool kHasMinimum = true, kHasHalves = true;
+  static constexpr int kOffset = 0;
+  static void scales(const uint8_t* group, const uint8_t* shared, GroupScales& out) {
+    const Vector d = widen_halves(shared);
+    out.d = d * widen_nibbles<0>(group);
+    out.second = d * widen_nibbles<0>(group + 16);
+  }
+  static Vector minimum(const uint8_t* half, const uint8_t* shared) {
+    return Vector::splat(0) - widen_halves(shared + 32) * widen_nibbles<4>(half);
+  }
+};
+
+// The bytes of a table of sixteen that codes stand for.
+inline Words16 look_up(Words16 codes, const void* table) {
+  UNROLL for (auto& part : codes.part) {
+#if defined(__AVX512F__)
+    const __m512i bytes = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table));
+    part = (Words)_mm512_shuffle_epi8(bytes, (__m512i)part);
+#elif defined(__AVX2__)
+    const __m256i bytes = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table));
+    part = (Words)_mm256_shuffle_epi8(bytes, (__m256i)part);
+#else
+    part = (Words)vqtbl1q_u8(vld1q_u8((const uint8_t*)table), (uint8x16_t)part);
+#endif
+  }
+  return codes;
+}
+
+struct IQ4_NL {
+  static constexpr BlockLayout kLayout = ridgeline::kIQ4_NL;
+  static constexpr bool kIsSigned = true, kHasMinimum = false, kHasHalves = false;
+  static constexpr int kOffset = 0;
+  static Words16 integers(const uint8_t* group, int quad) {
+    return look_up(Nibbles::integers(group, quad), ridgeline::kIQ4);
+  }
+  static void scales(const uint8_t* group, const uint8_t*, GroupScales& out) {
+    out.d = widen_halves(group);
+  }
+};
+
+struct IQ4_XS : IQ4_NL {
+  static constexpr BlockLayout kLayout = ridgeline::kIQ4_XS;
+  static void scales(const uint8_t* group, const uint8_t* shared, GroupScales& out) {
+    out.d = widen_halves(shared) * widen_bytes<int8_t>(group);
+  }
+};
+
 // Ours: what several groups share, or a whole row.
 struct Int8 {
   static constexpr BlockLayout kLayout = ridgeline::kInt8;
@@ -161,18 +252,6 @@ struct Int8 {
   static Words16 integers(const uint8_t* group, int quad) { return load_words(group + 64 * quad); }
   static void scales(const uint8_t*, const uint8_t* shared, GroupScales& out) {
     out.d = Vector::load((const float*)shared);
-  }
-};
-
-struct Threes {
-  static constexpr bool kIsSigned = false, kHasHalves = false;
-  static Words16 integers(const uint8_t* group, int quad) {
-    const Words16 upper = load_words(group + 128);
-    Words16 w = load_words(group + quad / 4 * 64);
-    UNROLL for (int i = 0; i < kRegisters; i++)
-      w.part[i] = (w.part[i] >> quad % 4 * 2 & 0x03030303u) |
-                  (upper.part[i] >> quad & 0x01010101u) << 2;
-    return w;
   }
 };
 
@@ -213,19 +292,7 @@ struct Mxfp4 : Nibbles {
   static Words16 integers(const uint8_t* group, int quad) {
     alignas(16) static constexpr uint8_t kNumbers[16] = {12, 13, 14, 15, 16, 18, 20, 24,
                                                          12, 11, 10, 9,  8,  6,  4,  0};
-    Words16 w = Nibbles::integers(group, quad);
-    UNROLL for (auto& part : w.part) {
-#if defined(__AVX512F__)
-      const __m512i table = _mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)kNumbers));
-      part = (Words)_mm512_shuffle_epi8(table, (__m512i)part);
-#elif defined(__AVX2__)
-      const __m256i table = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)kNumbers));
-      part = (Words)_mm256_shuffle_epi8(table, (__m256i)part);
-#else
-      part = (Words)vqtbl1q_u8(vld1q_u8(kNumbers), (uint8x16_t)part);
-#endif
-    }
-    return w;
+    return look_up(Nibbles::integers(group, quad), kNumbers);
   }
   static void scales(const uint8_t* group, const uint8_t*, GroupScales& out) {
     UNROLL for (int i = 0; i < kRegisters; i++) {

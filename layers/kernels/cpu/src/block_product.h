@@ -61,6 +61,12 @@ inline Ints dot(Ints sums, Words w, Words x) {
 #endif
 }
 
+// Halves of a group whose sums begin with different integers, and halves that have minima.
+template <class Format>
+constexpr int kStarts = Format::kHasHalves && !Format::kHasMinimum ? 2 : 1;
+template <class Format>
+constexpr int kMinima = Format::kHasMinimum ? 1 + Format::kHasHalves : 0;
+
 // Integers as `dot` takes them: by VNNI unsigned ones, which count as so much more than they are.
 template <class Format>
 constexpr int kOffset = Format::kIsSigned ? kSignedOffset : Format::kOffset;
@@ -123,7 +129,9 @@ struct BlockStrip {
     return out;
   }
   GroupFactors<Format> factors(int64_t g) const { return scales_of(g); }
-  Vector minimum(int64_t g) const { return Format::minimum(scales_at(g), shared(g)); }
+  Vector minimum(int64_t g, int half) const {
+    return Format::minimum(scales_at(g) + half * kStrip, shared(g));
+  }
   // Integers come from memory, in the order of their addresses: those that are due in a while are
   // fetched, which beyond a strip's end are the next one's.
   void fetch_ahead(int64_t g) const {
@@ -145,6 +153,8 @@ struct BlockStrips {
 // Activations of rows. Sixteen lie together, a group after the other: int8 [row, 32]; then [row]
 // what these are multiplied with, the sum of their numbers after that (float32), and what the sums
 // of products with each half of them begin with (int32): less what weights that count as more add.
+// Where halves have minima, both begin with the first of these, and the sum of the second half's
+// numbers is in place of the other.
 struct Int8Rows {
   static constexpr int64_t kTogether = ridgeline::kRowsTogether;
   static constexpr int64_t kGroupBytes = kTogether * (kDepth + 16);
@@ -160,7 +170,9 @@ struct Int8Rows {
   }
   int8_t* integers(int64_t g, int row = 0) const { return q + g * kGroupBytes + row * kDepth; }
   float& d(int64_t g, int row = 0) const { return scales[g * kGroupBytes / 4 + row]; }
-  float& sum(int64_t g, int row = 0) const { return (&d(g, row))[kTogether]; }
+  float& sum(int64_t g, int half, int row = 0) const {
+    return (&d(g, row))[(1 + 2 * half) * kTogether];
+  }
   int32_t& start(int64_t g, int half, int row = 0) const {
     return ((int32_t*)&d(g, row))[(2 + half) * kTogether];
   }
@@ -185,7 +197,8 @@ inline void multiply_half(const BlockStrips<Format>& strips, const Int8Rows& x, 
                           Sums (&products)[ROWS][STRIPS]) {
   constexpr int kQuads = 8 / GroupFactors<Format>::kHalves;
   UNROLL for (int r = 0; r < ROWS; r++) UNROLL
-    for (int s = 0; s < STRIPS; s++) products[r][s] = Sums::splat(x.start(g, half, r));
+    for (int s = 0; s < STRIPS; s++)
+      products[r][s] = Sums::splat(x.start(g, half % kStarts<Format>, r));
   UNROLL for (int quad = half * kQuads; quad < (half + 1) * kQuads; quad++) {
     Words16 w[STRIPS];
     UNROLL for (int s = 0; s < STRIPS; s++) {
@@ -212,8 +225,9 @@ inline void multiply_half_in_pairs(const BlockStrips<Format>& strips, const Int8
   // Of two features each: both of the first row, then of the second.
   int32x4_t sums[kPairs][kRegisters][2];
   UNROLL for (int r = 0; r < kPairs; r++) {
-    const int32x2_t first = vdup_n_s32(x.start(g, half, 2 * r));
-    const int32x2_t second = vdup_n_s32(x.start(g, half, 2 * r + 1));
+    const int start = half % kStarts<Format>;
+    const int32x2_t first = vdup_n_s32(x.start(g, start, 2 * r));
+    const int32x2_t second = vdup_n_s32(x.start(g, start, 2 * r + 1));
     UNROLL for (auto& of_four : sums[r])
       of_four[0] = of_four[1] = vcombine_s32(first, second);
   }
@@ -253,11 +267,12 @@ void store_results(const Vector (&sums)[ROWS][STRIPS], const Product& p, int64_t
     Vector minima[ROWS];
     if constexpr (Format::kHasMinimum) {
       UNROLL for (auto& minimum : minima) minimum = Vector::splat(0);
-      for (int64_t g = 0; g < p.depth / kDepth; g++) {
-        const Vector minimum = weights.minimum(g);
-        UNROLL for (int r = 0; r < ROWS; r++)
-          minima[r] = multiply_add(minimum, Vector::splat(x.sum(g, r)), minima[r]);
-      }
+      for (int64_t g = 0; g < p.depth / kDepth; g++) UNROLL
+        for (int half = 0; half < kMinima<Format>; half++) {
+          const Vector minimum = weights.minimum(g, half);
+          UNROLL for (int r = 0; r < ROWS; r++)
+            minima[r] = multiply_add(minimum, Vector::splat(x.sum(g, half, r)), minima[r]);
+        }
     }
     UNROLL for (int r = 0; r < ROWS; r++) {
       Vector y = sums[r][s];
@@ -424,14 +439,12 @@ void put_int8(const void* row, bool is_float32, int64_t size, int64_t depth, voi
       store_int8(integers[half], x.integers(g) + half * kLanes);
     }
     x.d(g) = d;
-    if constexpr (Format::kHasHalves) {
-      UNROLL for (int half = 0; half < 2; half++)
-        x.start(g, half) = kZeroBits - kOffset<Format> * sum(integers[half]);
-    } else {
-      UNROLL for (int i = 0; i < kRegisters; i++) integers[0].part[i] += integers[1].part[i];
-      const int32_t all = sum(integers[0]);
-      x.start(g, 0) = kZeroBits - kOffset<Format> * all;
-      x.sum(g) = d * (float)all;
+    if constexpr (!Format::kHasHalves) UNROLL
+      for (int i = 0; i < kRegisters; i++) integers[0].part[i] += integers[1].part[i];
+    UNROLL for (int half = 0; half < (Format::kHasHalves ? 2 : 1); half++) {
+      const int32_t all = sum(integers[half]);
+      if (half < kStarts<Format>) x.start(g, half) = kZeroBits - kOffset<Format> * all;
+      if (half < kMinima<Format>) x.sum(g, half) = d * (float)all;
     }
   }
 }
@@ -459,7 +472,12 @@ constexpr ridgeline::Blocks blocks_of_int8() {
           block_multiplier<Q4_0>(),
           block_multiplier<Q4_1>(),
           block_multiplier<Q4_K>(),
+          block_multiplier<Q5_K>(),
           block_multiplier<Q6_K>(),
+          block_multiplier<Q3_K>(),
+          block_multiplier<Q2_K>(),
+          block_multiplier<IQ4_NL>(),
+          block_multiplier<IQ4_XS>(),
           scaled_multiplier<Fp8Block>(),
           scaled_multiplier<Mxfp8>(),
           scaled_multiplier<Nvfp4>()};

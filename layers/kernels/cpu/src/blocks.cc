@@ -42,9 +42,9 @@ struct Place {
       integers[k * kStrip + feature] = (uint8_t)q;
     } else if (bits == 8) {
       *byte(quad, k) = (uint8_t)q;
-    } else if (bits == 3) {
+    } else if (bits <= 3) {
       *byte(quad / 4, k) |= (uint8_t)((q & 3) << quad % 4 * 2);
-      *byte(2, k) |= (uint8_t)(q >> 2 << quad);
+      if (bits == 3) *byte(2, k) |= (uint8_t)(q >> 2 << quad);
     } else {
       *byte(quad / 2, k) |= (uint8_t)((q & 15) << quad % 2 * 4);
       if (bits == 5) *byte(4, k) |= (uint8_t)(q >> 4 << quad);
@@ -56,17 +56,19 @@ struct Place {
     if (is_float && bits == 4) return integers[k / 2 * kStrip + feature] >> k % 2 * 4 & 15;
     if (is_float) return integers[k * kStrip + feature];
     if (bits == 8) return (int8_t)*byte(quad, k);
-    if (bits == 3)
-      return (*byte(quad / 4, k) >> quad % 4 * 2 & 3) | (*byte(2, k) >> quad & 1) << 2;
+    if (bits <= 3) {
+      const int low = *byte(quad / 4, k) >> quad % 4 * 2 & 3;
+      return bits == 2 ? low : low | (*byte(2, k) >> quad & 1) << 2;
+    }
     const int low = *byte(quad / 2, k) >> quad % 2 * 4 & 15;
     if (bits == 5) return low | (*byte(4, k) >> quad & 1) << 4;
     return bits == 4 ? low : low | (*byte(4 + quad / 4, k) >> quad % 4 * 2 & 3) << 4;
   }
 };
 
-// value = d[half] (q - offset - z) + m
+// value = d[half] (q - offset - z) + m[half]
 struct Scales {
-  float d[2], m = 0, z = 0;
+  float d[2], m[2] = {}, z = 0;
 };
 
 namespace {
@@ -99,6 +101,8 @@ float of_e2m1(int code) {
   const float twice[] = {0, 1, 2, 3, 4, 6, 8, 12};
   return code >> 3 ? -twice[code & 7] : twice[code & 7];
 }
+
+float of_iq4(int code) { return kIQ4[code]; }
 
 // The low halves of 16 bytes, then the high ones.
 void read_nibbles(const uint8_t* from, uint8_t* q) {
@@ -176,6 +180,7 @@ void read_nvfp4(const uint8_t* row, int64_t group, Group& g) {
   }
 }
 
+// IQ4_NL's lie likewise.
 void read_q4_0(const uint8_t* row, int64_t group, Group& g) {
   const uint8_t* block = row + group * 18;
   g.d = half_at(block);
@@ -189,16 +194,33 @@ void read_q4_1(const uint8_t* row, int64_t group, Group& g) {
   read_nibbles(block + 4, g.q);
 }
 
-void read_q4_k(const uint8_t* row, int64_t group, Group& g) {
-  const uint8_t* block = row + group / 8 * 144;
-  const uint8_t *scales = block + 4, *from = block + 16 + group % 8 / 2 * kDepth;
-  const int i = (int)(group % 8);
+// The scales and minima at the beginning of Q4_K's and Q5_K's blocks, of group `i`.
+void read_scales_and_minima(const uint8_t* block, int i, Group& g) {
+  const uint8_t* scales = block + 4;
   g.d = half_at(block);
   g.e = half_at(block + 2);
   // Six bits each: of the last four pairs, the upper two lie in the bytes of the first.
   g.s = i < 4 ? scales[i] & 63 : (scales[i + 4] & 15) | scales[i - 4] >> 6 << 4;
   g.t = i < 4 ? scales[i + 4] & 63 : scales[i + 4] >> 4 | scales[i] >> 6 << 4;
+}
+
+void read_q4_k(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 144;
+  const int i = (int)(group % 8);
+  const uint8_t* from = block + 16 + i / 2 * kDepth;
+  read_scales_and_minima(block, i, g);
   for (int k = 0; k < kDepth; k++) g.q[k] = i % 2 ? from[k] >> 4 : from[k] & 15;
+}
+
+void read_q5_k(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 176;
+  const int i = (int)(group % 8);
+  const uint8_t *upper = block + 16, *from = block + 48 + i / 2 * kDepth;
+  read_scales_and_minima(block, i, g);
+  for (int k = 0; k < kDepth; k++) {
+    const int nibble = i % 2 ? from[k] >> 4 : from[k] & 15;
+    g.q[k] = (uint8_t)(nibble | (upper[k] >> i & 1) << 4);
+  }
 }
 
 void read_q6_k(const uint8_t* row, int64_t group, Group& g) {
@@ -216,6 +238,42 @@ void read_q6_k(const uint8_t* row, int64_t group, Group& g) {
   g.d = half_at(block + 208);
 }
 
+void read_q3_k(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 110;
+  const int i = (int)(group % 8);
+  const uint8_t *lower = block + 32 + i / 4 * 32, *scales = block + 96;
+  for (int k = 0; k < kDepth; k++)
+    g.q[k] = (uint8_t)((lower[k] >> i % 4 * 2 & 3) | (block[k] >> i & 1) << 2);
+  // Six bits each: the lower four of all sixteen, then the upper two.
+  const auto scale = [&](int n) {
+    const int low = scales[n % 8] >> n / 8 * 4 & 15, upper = scales[8 + n % 4] >> n / 4 * 2 & 3;
+    return (uint8_t)((low | upper << 4) - 32);
+  };
+  g.s = scale(2 * i);
+  g.t = scale(2 * i + 1);
+  g.d = half_at(block + 108);
+}
+
+void read_q2_k(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 84;
+  const int i = (int)(group % 8);
+  const uint8_t* from = block + 16 + i / 4 * 32;
+  for (int k = 0; k < kDepth; k++) g.q[k] = from[k] >> i % 4 * 2 & 3;
+  g.s = block[2 * i];
+  g.t = block[2 * i + 1];
+  g.d = half_at(block + 80);
+  g.e = half_at(block + 82);
+}
+
+void read_iq4_xs(const uint8_t* row, int64_t group, Group& g) {
+  const uint8_t* block = row + group / 8 * 136;
+  const int i = (int)(group % 8);
+  const int low = block[4 + i / 2] >> i % 2 * 4 & 15, upper = block[2 + i / 4] >> i % 4 * 2 & 3;
+  g.d = half_at(block);
+  g.s = (uint8_t)((low | upper << 4) - 32);
+  read_nibbles(block + 8 + i * 16, g.q);
+}
+
 void put_half(uint8_t* row, int feature, Half half) { memcpy(row + 2 * feature, &half, 2); }
 
 float get_half(const uint8_t* row, int feature) { return to_float(half_at(row + 2 * feature)); }
@@ -227,18 +285,31 @@ Scales one_scale(const Place& p) {
 
 Scales scale_and_minimum(const Place& p) {
   const float d = get_half(p.scales, p.feature);
-  return {{d, d}, get_half(p.scales + 32, p.feature)};
+  const float m = get_half(p.scales + 32, p.feature);
+  return {{d, d}, {m, m}};
 }
 
 Scales shared_scale_and_minimum(const Place& p) {
   const float d = get_half(p.super, p.feature) * p.scales[p.feature];
-  return {{d, d}, -get_half(p.super + 32, p.feature) * p.scales[kStrip + p.feature]};
+  const float m = -get_half(p.super + 32, p.feature) * p.scales[kStrip + p.feature];
+  return {{d, d}, {m, m}};
+}
+
+Scales shared_scale(const Place& p) {
+  const float d = get_half(p.super, p.feature) * (int8_t)p.scales[p.feature];
+  return {{d, d}};
 }
 
 Scales scales_of_halves(const Place& p) {
   const float d = get_half(p.super, p.feature);
   const int8_t* s = (const int8_t*)p.scales + p.feature;
   return {{d * s[0], d * s[kStrip]}};
+}
+
+Scales scales_and_minima_of_halves(const Place& p) {
+  const float d = get_half(p.super, p.feature), e = get_half(p.super + 32, p.feature);
+  const uint8_t first = p.scales[p.feature], second = p.scales[kStrip + p.feature];
+  return {{d * (first & 15), d * (second & 15)}, {-e * (first >> 4), -e * (second >> 4)}};
 }
 
 Scales whole_scale(const Place& p) {
@@ -303,19 +374,27 @@ const BlockFormat kFormats[] = {
     integers<3, 128, true>("int3_asym", &Blocks::int3_asym),
     integers<3, 64, true>("int3_asym_g64", &Blocks::int3_asym),
     integers<3, 32, true>("int3_asym_g32", &Blocks::int3_asym),
-    {"mxfp4", kMxfp4, &Blocks::mxfp4, 0, power_of_two, read_mxfp4, 32, 17},
+    {"mxfp4", kMxfp4, &Blocks::mxfp4, 0, power_of_two, read_mxfp4, 32, 17, 0, false, nullptr,
+     of_e2m1},
     {"q8_0", kQ8_0, &Blocks::q8_0, 0, one_scale, read_q8_0, 32, 34},
     {"q5_0", kQ5_0, &Blocks::q5_0, 16, one_scale, read_q5_0, 32, 22},
     {"q4_0", kQ4_0, &Blocks::q4_0, 8, one_scale, read_q4_0, 32, 18},
     {"q4_1", kQ4_1, &Blocks::q4_1, 0, scale_and_minimum, read_q4_1, 32, 20},
     {"q4_k", kQ4_K, &Blocks::q4_k, 0, shared_scale_and_minimum, read_q4_k, 256, 144},
+    {"q5_k", kQ5_K, &Blocks::q5_k, 0, shared_scale_and_minimum, read_q5_k, 256, 176},
     {"q6_k", kQ6_K, &Blocks::q6_k, 32, scales_of_halves, read_q6_k, 256, 210},
+    {"q3_k", kQ3_K, &Blocks::q3_k, 4, scales_of_halves, read_q3_k, 256, 110},
+    {"q2_k", kQ2_K, &Blocks::q2_k, 0, scales_and_minima_of_halves, read_q2_k, 256, 84},
+    {"iq4_nl", kIQ4_NL, &Blocks::iq4_nl, 0, one_scale, read_q4_0, 32, 18, 0, false, nullptr,
+     of_iq4},
+    {"iq4_xs", kIQ4_XS, &Blocks::iq4_xs, 0, shared_scale, read_iq4_xs, 256, 136, 0, false, nullptr,
+     of_iq4},
     {"fp8_block", kFp8Block, &Blocks::fp8_block, 0, scale_of_strip, read_fp8_block, 128, 132, 0,
      true, &HalfBlocks::fp8_block},
     {"mxfp8", kMxfp8, &Blocks::mxfp8, 0, whole_power_of_two, read_mxfp8, 32, 33, 0, false,
      &HalfBlocks::mxfp8},
     {"nvfp4", kNvfp4, &Blocks::nvfp4, 0, scales_of_row_and_halves, read_nvfp4, 16, 9, 4, false,
-     &HalfBlocks::nvfp4},
+     &HalfBlocks::nvfp4, of_e2m1},
 };
 
 // Whether the scales fit in: those of a strip are one.
@@ -331,6 +410,7 @@ bool put_scales(const BlockFormat& format, const Place& place, const Group& g) {
     return true;
   }
   if (format.layout.group_bytes == 16) {
+    if (format.layout.super_bytes) put_half(place.super, feature, g.d);
     place.scales[feature] = g.s;
     return true;
   }
@@ -364,17 +444,15 @@ void read_row(const BlockFormat& format, const uint8_t* strips, int64_t width, i
               float* out) {
   const int64_t depth = padded(width, kDepth);
   auto* strip = (uint8_t*)strips + row / kStrip * format.layout.strip_bytes(depth);
-  const bool is_e2m1 = format.layout.bits == 4 &&
-                       (format.layout.group_bytes == 16 || format.layout.is_float);
   for (int64_t first = 0; first < width; first += kDepth) {
     const Place place(format.layout, strip, depth, first / kDepth, (int)(row % kStrip));
     const Scales scales = format.scales(place);
     for (int k = 0; k < kDepth && first + k < width; k++) {
       const int q = place.get(k);
-      const float number = is_e2m1                  ? of_e2m1(q)
+      const float number = format.number            ? format.number(q)
                            : format.layout.is_float ? of_fp8(q)
                                                     : (float)(q - format.offset) - scales.z;
-      out[first + k] = scales.d[k / 16] * number + scales.m;
+      out[first + k] = scales.d[k / 16] * number + scales.m[k / 16];
     }
   }
 }

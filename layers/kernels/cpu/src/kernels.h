@@ -173,7 +173,7 @@ struct Dense {
 // Weights in blocks.
 struct Blocks {
   Multiplier int8, w8a8, fp8, int4, int4_asym, int3, int3_asym, mxfp4;
-  Multiplier q8_0, q5_0, q4_0, q4_1, q4_k, q6_k;
+  Multiplier q8_0, q5_0, q4_0, q4_1, q4_k, q5_k, q6_k, q3_k, q2_k, iq4_nl, iq4_xs;
   Multiplier fp8_block, mxfp8, nvfp4;
 };
 

@@ -63,6 +63,18 @@ def test_events_of_calls(perch, parrot):
     assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
 
 
+def test_events_of_a_thought(perch, parrot):
+    parrot.says = "<think>Two.</think>Four."
+    events = streamed(perch)
+    assert kinds_of(events) == ["message_start", *BLOCK, *BLOCK, *END]
+    blocks = [data["content_block"] for name, data in events if name == BLOCK[0]]
+    assert blocks == [{"type": "thinking", "thinking": "", "signature": ""},
+                      {"type": "text", "text": ""}]  # fmt: skip
+    deltas = [data["delta"] for name, data in events if name == BLOCK[1] and data["index"] == 0]
+    assert {delta["type"] for delta in deltas} == {"thinking_delta"}
+    assert "".join(delta["thinking"] for delta in deltas) == "Two."
+
+
 def test_an_answer_without_a_text(perch, parrot):
     parrot.says = ""
     assert kinds_of(streamed(perch)) == ["message_start", *END]

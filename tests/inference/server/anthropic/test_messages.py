@@ -7,11 +7,9 @@ import json
 import anthropic
 import pytest
 
-from inference.server.endpoints.anthropic import conversation
-from inference.server.protocol.fields import ChatRequest
 from tests.inference.server.anthropic.asking import (
     ASKED,
-    COUNT,
+    CALL,
     HOW,
     NOW,
     PATH,
@@ -25,7 +23,7 @@ from tests.inference.server.anthropic.asking import (
     user,
 )
 from tests.inference.server.fake_engine import REPLY, TEMPLATE
-from tests.inference.server.parrot import CONTEXT, Parrot
+from tests.inference.server.parrot import CONTEXT, TEMPLATES, Parrot
 from tests.inference.server.running import running
 
 CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -138,20 +136,52 @@ def test_thinking_is_a_variable_of_the_template(thinking, expected):
         assert prompt_of(engine, **asked).endswith("so")
 
 
-BUDGET = {"type": "enabled", "budget_tokens": 3}
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("says, thought, answer", [
+    ("<think>\nTwo, ü.\n</think>\n\nFour.", "Two, ü.", "Four."), ("Four.", None, "Four."),
+    (f"<think>{CALL}</think>{CALL}", CALL, None), ("<think>Two", "Two", None),
+])  # fmt: skip
+def test_a_thought_is_a_block(client, parrot, says, thought, answer, streams):
+    parrot.says = says
+    asked = HOW | {"tools": [TOOL], "max_tokens": len(says.encode()) + 1}
+    if streams:
+        with client.messages.stream(**asked) as stream:
+            message = stream.get_final_message()
+    else:
+        message = client.messages.create(**asked)
+    *before, last = message.content
+    thoughts = [block.thinking for block in message.content if block.type == "thinking"]
+    assert thoughts == [thought] * (thought is not None) and len(before) <= 1
+    if answer:
+        assert (last.type, last.text) == ("text", answer)
+    else:
+        assert last.type == ("tool_use" if says.endswith("</tool_call>") else "thinking")
+    assert (message.usage.output_tokens_details.thinking_tokens > 0) is (thought is not None)
+    again = [*ASKED, assistant(*message.content)]
+    if last.type == "text":
+        assert client.messages.create(**HOW | {"messages": [*again, *ASKED]}).content
 
 
-@pytest.mark.skipif("thinking_token_budget" in ChatRequest.__struct_fields__, reason="it is obeyed")
-def test_a_budget_that_nothing_obeys_is_rejected(client):
-    with pytest.raises(anthropic.BadRequestError, match="thinking.budget_tokens is not supported"):
-        client.messages.create(**HOW | {"thinking": BUDGET})
+def test_a_budget_bounds_a_thought(client, parrot):
+    for kind, budget in (("enabled", 7), ("enabled", None), ("disabled", 7)):
+        thinking = {"type": kind} | ({"budget_tokens": budget} if budget else {})
+        client.messages.create(**HOW | {"thinking": thinking})
+        assert parrot.params[-1].thinking_budget == (budget if kind == "enabled" else None)
+    count = client.messages.count_tokens
+    thinking = {"type": "enabled", "budget_tokens": 7}
+    assert count(model="fake", messages=ASKED, thinking=thinking).input_tokens
 
 
-def test_a_budget_is_a_field_of_the_chat(plain, monkeypatch):
-    monkeypatch.setattr(conversation, "_BUDGET", "min_tokens")  # stands for the budget
-    plain.server.post(PATH, max_tokens=9, messages=ASKED, thinking=BUDGET)
-    assert plain.params[-1].min_tokens == 3
-    assert plain.server.post(COUNT, messages=ASKED, thinking=BUDGET).status_code == 200
+def test_a_budget_needs_marks_of_thoughts():
+    engine = Parrot(TEMPLATES["llama3"])
+    with running(engine) as server:
+        how = {"base_url": server.url, "api_key": "none", "max_retries": 0}
+        thinking = {"type": "enabled", "budget_tokens": 7}
+        with (
+            anthropic.Anthropic(**how) as client,
+            pytest.raises(anthropic.BadRequestError, match="thinking.budget_tokens needs a model"),
+        ):
+            client.messages.create(**HOW | {"thinking": thinking})
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -245,6 +245,20 @@ def test_functions_go_with_logprobs(talking, choice):
         assert told == ("Let me look." if choice == "auto" else "")
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_thoughts_have_no_logprobs(talking, streams):
+    talking.says = "<think>Hm.</think>Yes."
+    how = {"top_logprobs": 1, "include": ["message.output_text.logprobs"], "stream": streams}
+    response = talking.server.post(PATH, input="a", **how)
+    assert response.status_code == 200, response.text
+    last = events_of(response.text)[-1][1]["response"] if streams else response.json()
+    thought, message = last["output"]
+    assert thought["content"][0]["text"] == "Hm."
+    (part,) = message["content"]
+    told = "".join(token["token"] for token in part["logprobs"])
+    assert part["text"] == "Yes." and told.removesuffix("<|end|>") == "Yes."
+
+
 def test_a_piece_may_end_a_call_and_begin_others():
     """As it comes where a step has several tokens."""
     offer = OfferedTools([], {"weather": WEATHER["parameters"]}, {}, False, True)

@@ -1,0 +1,158 @@
+"""Thoughts at the beginning of answers: how families mark them, where one ends, and its text."""
+
+import dataclasses
+import enum
+import functools
+
+from inference.text.tokenizer import Tokenizer
+
+_SPACE = " \t\r\n"
+
+
+class Stage(enum.Enum):
+    """Where an answer is."""
+
+    BEFORE = "before"  # a thought may come
+    WITHIN = "within"
+    BEHIND = "behind"  # its thought, or it has none
+
+
+@dataclasses.dataclass(frozen=True)
+class Marks:
+    """What stands before and behind a thought, as text."""
+
+    opening: str
+    closing: str
+
+    def stage_after(self, prompt: str) -> Stage:
+        """Returns where an answer to a prompt begins, of which the end is enough."""
+        end = prompt.rstrip(_SPACE)
+        if end.endswith(self.opening):
+            return Stage.WITHIN
+        return Stage.BEHIND if end.endswith(self.closing) else Stage.BEFORE
+
+
+THINK = Marks("<think>", "</think>")
+MARKS = (
+    THINK,
+    Marks("[THINK]", "[/THINK]"),  # Magistral
+    Marks("<seed:think>", "</seed:think>"),
+    Marks("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
+    Marks("<|channel>thought", "<channel|>"),  # Gemma 4
+    Marks("\u25c1think\u25b7", "\u25c1/think\u25b7"),  # Kimi
+)
+
+
+@functools.lru_cache(maxsize=8)
+def of_template(template: str | None) -> Marks | None:
+    """Returns the marks that a chat template knows; None: it knows no thoughts."""
+    source = template or ""
+    known = (m for m in MARKS if m.opening in source or m.closing in source)
+    return next(known, None)
+
+
+def are_text(marks: Marks, tokenizer: Tokenizer) -> bool:
+    """Whether marks are seen in the text of answers: special tokens are not."""
+    return all(
+        mark in tokenizer.decode(tokenizer.encode(mark, add_special=False))
+        for mark in (marks.opening, marks.closing)
+    )
+
+
+class Progress:
+    """Where an answer is, token by token.
+
+    Attributes:
+        stage: of the answer.
+        num_tokens: in the thought, without those of its marks; while it goes on, with those of what
+            may become its closing.
+    """
+
+    def __init__(self, marks: Marks, stage: Stage):
+        self._opening, self._closing = marks.opening.encode(), marks.closing.encode()
+        self._first = stage
+        self.reset()
+
+    def reset(self) -> None:
+        """Begins the answer again."""
+        self.stage, self.num_tokens = self._first, 0
+        self._text, self._sizes = b"", [0]
+
+    def accept(self, token_bytes: bytes) -> None:
+        """Takes the bytes of the next token, those of special ones included."""
+        if self.stage is Stage.BEHIND:
+            return
+        self._text += token_bytes
+        if self.stage is Stage.BEFORE:
+            text = self._text.lstrip()
+            if text.startswith(self._opening):
+                self.stage, self._text = Stage.WITHIN, b""
+            elif not self._opening.startswith(text):
+                self.stage = Stage.BEHIND
+            return
+        self.num_tokens += 1
+        longest = len(self._closing) - 1 + len(token_bytes)
+        self._text = self._text[-longest:] if longest else b""
+        self._sizes = [*self._sizes[-len(self._closing) :], len(token_bytes)]
+        if (at := self._text.find(self._closing)) >= 0:
+            size = len(self._text) - at
+            while size > 0:
+                size -= self._sizes.pop()
+                self.num_tokens -= 1
+            self.stage = Stage.BEHIND
+
+
+class ThoughtReader:
+    """Divides an answer's text as it comes. The parts are the same wherever it is cut; blanks at
+    the ends of the thought, and before the answer behind it, belong to neither.
+    """
+
+    def __init__(self, marks: Marks, stage: Stage):
+        self._marks = marks
+        self._stage = stage
+        self._pending = ""  # may be a mark, or the blanks before one
+        self._is_blank = stage is not Stage.BEFORE  # so far, and then blanks are left out
+
+    def push(self, text: str) -> tuple[str, str]:
+        """Returns what is certain with further text: of the thought, and of the answer."""
+        self._pending += text
+        if self._stage is Stage.BEFORE:
+            self._read_opening()
+        thought = self._read_thought() if self._stage is Stage.WITHIN else ""
+        return thought, self._take() if self._stage is Stage.BEHIND else ""
+
+    def finish(self) -> tuple[str, str]:
+        """Returns the rest at the end of the answer."""
+        rest, self._pending = self._pending, ""
+        if self._stage is Stage.WITHIN:
+            return self._shown(rest.rstrip(_SPACE)), ""
+        return "", self._shown(rest)
+
+    def _read_opening(self) -> None:
+        opening, text = self._marks.opening, self._pending.lstrip(_SPACE)
+        if text.startswith(opening):
+            self._stage, self._pending, self._is_blank = Stage.WITHIN, text[len(opening) :], True
+        elif not opening.startswith(text):
+            self._stage = Stage.BEHIND
+
+    def _read_thought(self) -> str:
+        before, closing, behind = self._pending.partition(self._marks.closing)
+        if closing:
+            thought = self._shown(before.rstrip(_SPACE))
+            self._stage, self._pending, self._is_blank = Stage.BEHIND, behind, True
+            return thought
+        sizes = range(min(len(before), len(self._marks.closing) - 1), 0, -1)
+        ends = (size for size in sizes if before.endswith(self._marks.closing[:size]))
+        certain = before[: len(before) - next(ends, 0)].rstrip(_SPACE)
+        self._pending = before[len(certain) :]
+        return self._shown(certain)
+
+    def _take(self) -> str:
+        text, self._pending = self._pending, ""
+        return self._shown(text)
+
+    def _shown(self, text: str) -> str:
+        if self._is_blank:
+            text = text.lstrip(_SPACE)
+            self._is_blank = not text
+        return text
