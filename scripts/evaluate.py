@@ -1,6 +1,7 @@
 """Perplexity of a text: python -m scripts.evaluate --model=smollm2-135m --max_tokens=4096.
 
-With --against=MODEL also how far the model is from that one, such as the one it was quantized from.
+With --against=MODEL also how far the model is from that one, such as the one it was quantized from;
+with --task_file=FILE how many documents of a task it gets right.
 """
 
 from scripts import interrupts  # noqa: F401
@@ -18,30 +19,47 @@ from configs.errors import InputError
 from inference.benchmark.quality import perplexity
 from inference.files import user_files
 from scripts import common
-from scripts.flags import deployment_flags, host_flags, text_flag
+from scripts.flags import chat_flag, deployment_flags, host_flags, output_flag, text_flag
+from scripts.modes import evaluate_task
 
 if TYPE_CHECKING:
     from inference.checkpoints.resolve import Resolved
     from inference.engine import Engine
 
-_TEXT = text_flag.TEXT
+_TEXT, _OUTPUT = text_flag.TEXT, output_flag.OUTPUT
 _WINDOW = flags.DEFINE_integer("window", 512, "Tokens scored together; windows do not overlap.")
-_MAX_TOKENS = flags.DEFINE_integer("max_tokens", None, "Score only the first N tokens.")
+_MAX_TOKENS = flags.DEFINE_integer(
+    "max_tokens", None, "Score only the first N tokens; with --task_file the most of an answer."
+)
 _AGAINST = flags.DEFINE_string(
     "against", None, "As --model: compares distributions with another model of the same tokens."
 )
-for _module in (common, text_flag, deployment_flags, host_flags):
+_TASK = flags.DEFINE_string(
+    "task_file", None, "JSONL of choices, GSM8K, IFEval or exact matches: scores the model by it."
+)
+_shared = (common, chat_flag, text_flag, deployment_flags, host_flags, output_flag)
+for _module in _shared:
     flags.adopt_module_key_flags(_module)
 
 _MAX_BYTES = 16 << 20  # of a text: `tokenizers` takes some 300 bytes a token
 _WINDOWS_AT_ONCE = 64  # keeps every sequence of the engine busy, and the bar moving
 
 
+_OF_TEXTS = {"window", "text", "against"}
+_OF_TASKS = {"task_file", "chat", "output"}
+_KNOWN = {flag.name for flag in flags.FLAGS.get_key_flags_for_module(__name__)}
+_READ = {"evaluate": _KNOWN - _OF_TASKS, "evaluate --task_file": _KNOWN - _OF_TEXTS}
+
+
 def main(_: Sequence[str]) -> None:
-    if _WINDOW.value < 2:
-        raise InputError(f"--window is at least 2 tokens, not {_WINDOW.value}")
+    common.check_flags("evaluate" if _TASK.value is None else "evaluate --task_file", _READ)
     if _MAX_TOKENS.value is not None and _MAX_TOKENS.value < 2:
         raise InputError(f"--max_tokens is at least 2, not {_MAX_TOKENS.value}")
+    if _TASK.value is not None:
+        evaluate_task.run(_TASK.value, chat_flag.CHAT.value, _MAX_TOKENS.value, _OUTPUT.value)
+        return
+    if _WINDOW.value < 2:
+        raise InputError(f"--window is at least 2 tokens, not {_WINDOW.value}")
     path = _TEXT.value
     text = perplexity.default_text() if path is None else user_files.read_text(path, _MAX_BYTES)
     resolved, config = common.resolve_config({"max_seqs": 8})

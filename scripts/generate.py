@@ -22,7 +22,7 @@ from inference.request import SamplingParams
 from inference.text import prompts
 from inference.text.prompts import Prompt
 from scripts import common
-from scripts.flags import host_flags, output_flag, sampling_flags
+from scripts.flags import chat_flag, host_flags, output_flag, sampling_flags
 from scripts.flags.requests import input_flags
 from scripts.reports import costs
 from scripts.reports.batch_progress import BatchProgress
@@ -36,13 +36,13 @@ _PROMPT = flags.DEFINE_multi_string("prompt", [], "Text to continue (repeatable)
 _INPUT = input_flags.INPUT
 _OUTPUT = output_flag.OUTPUT
 _OVERWRITE = input_flags.OVERWRITE
-_CHAT = flags.DEFINE_bool("chat", False, "A prompt is a user's message: apply the chat template.")
+_CHAT = chat_flag.CHAT
 _NAIVE = flags.DEFINE_bool("naive", False, "Decode without a cache: slow, and an oracle.")
 _JSON_SCHEMA = flags.DEFINE_string(
     "json_schema", None, "File with a JSON schema that every answer follows."
 )
 _LOGPROBS = flags.DEFINE_integer("logprobs", None, "Report log-probabilities and K alternatives.")
-for _module in (common, host_flags, output_flag, input_flags, sampling_flags):
+for _module in (common, chat_flag, host_flags, output_flag, input_flags, sampling_flags):
     flags.adopt_module_key_flags(_module)
 
 _MAX_SCHEMA_BYTES = 1 << 20

@@ -23,6 +23,7 @@ _GROUPS = {  # by the module that defines a flag, or its name; those of the app 
     "scripts.flags.workload_flags": "Workload",
     "scripts.flags.shared_flags": "Workload",
     "scripts.flags.requests.input_flags": "Input and output",
+    "scripts.flags.chat_flag": "Input and output",
     "scripts.flags.output_flag": "Input and output",
     "scripts.flags.file_flags": "Input and output",
     "scripts.flags.json_lines_flag": "Input and output",

@@ -20,11 +20,13 @@ from inference.server.workers.jobs import (
     Decode,
     Encode,
     EncodeChat,
+    EncodeInfill,
     Job,
     JobFailed,
 )
 from inference.server.workers.pool import Pool, WorkerLost
 from inference.text import grammar
+from inference.text.infill import Gap
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls import constrain, formats
 from inference.text.tool_calls.formats import Format
@@ -120,6 +122,15 @@ class TextProcessor:
             plain, add_generation_prompt, tools, variables, continues, documents or None
         )
         return await self._ask(job, "messages")
+
+    async def encode_infill(self, gap: Gap, add_special: bool, limit: int | None) -> list[int]:
+        """Token ids of a prompt around a gap, of `limit` at most, for a model that fills gaps.
+
+        Raises:
+            ApiError: 400, the texts cannot be encoded, or take too long.
+        """
+        self._check_length(gap.num_chars, "prompt")
+        return await self._ask(EncodeInfill(gap, add_special, limit), "prompt")
 
     async def read_structure(
         self,

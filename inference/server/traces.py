@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _OPERATIONS = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
+    "/infill": "text_completion",
     "/v1/responses": "chat",
     "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",

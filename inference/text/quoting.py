@@ -74,6 +74,13 @@ class Quoter:
             )
         return self._pattern.findall(marked) != self._pattern.findall(rendered)
 
+    def encode_text(self, text: str, encode: Callable[..., list[int]]) -> list[int]:
+        """Token ids of a text, all of whose control tokens are text."""
+        if not self._pattern.search(text):
+            return encode(self._backend, text)
+        mark = unused_mark(text)
+        return self.encode(self._all.mark(text, mark), mark, encode)
+
     def encode(self, marked: str, mark: str, encode: Callable[..., list[int]]) -> list[int]:
         """Token ids of a marked rendering: `encode(backend, text)` gives those of plain text."""
         self._aliased = self._aliased or _AliasedTokenizer(self._backend, self._names)

@@ -51,12 +51,18 @@ def of_template(template: str | None) -> Marks | None:
     return next(known, None)
 
 
-def are_text(marks: Marks, tokenizer: Tokenizer) -> bool:
-    """Whether marks are seen in the text of answers: special tokens are not."""
-    return all(
+def in_text(tokenizer: Tokenizer) -> Marks | None:
+    """Returns the marks that a model's answers show; None: its template knows none, or they are
+    special tokens, which are no text.
+    """
+    marks = of_template(tokenizer.template)
+    if marks is None:
+        return None
+    are_text = all(
         mark in tokenizer.decode(tokenizer.encode(mark, add_special=False))
         for mark in (marks.opening, marks.closing)
     )
+    return marks if are_text else None
 
 
 class Progress:

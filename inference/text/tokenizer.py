@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # an engine of token ids alone needs neither
     import tokenizers
 
     from inference.text.chat_template import Message
+    from inference.text.infill import Infill
     from inference.text.quoting import Quoter
 
 
@@ -85,6 +86,11 @@ class Tokenizer:
         content = self.special_tokens.get(name)
         return None if content is None else self._backend.token_to_id(content)
 
+    def token_id(self, content: str) -> int | None:
+        """The id of a token of the model by its content; None: there is none."""
+        id: int | None = self._backend.token_to_id(content)
+        return id if id is not None and id < self.vocab_size else None
+
     def encode(self, text: str, add_special: bool = True) -> list[int]:
         """Returns the token ids of a text, with BOS and the like if `add_special`.
 
@@ -136,6 +142,34 @@ class Tokenizer:
     @functools.cached_property
     def longest_token(self) -> int:
         return max(len(self.token_bytes(token, False)) for token in range(self.vocab_size))
+
+    @functools.cached_property
+    def infill(self) -> "Infill | None":
+        """Writes prompts for models that fill gaps; None without tokens for that."""
+        from inference.text import infill, quoting  # most engines need neither
+
+        layout = infill.of_tokenizer(self)
+        if layout is None:
+            return None
+        quoter = quoting.Quoter(self._backend, layout.contents)
+        around, text = self.encode("a"), self.encode("a", add_special=False)
+        starts = (n for n in range(len(around)) if around[n : n + len(text)] == text)
+        return infill.Infill(
+            layout, functools.partial(quoter.encode_text, encode=self._encode),
+            around[: next(starts, 0)], self.strips_first_space,
+        )  # fmt: skip
+
+    def encode_infill(self, prefix: str, suffix: str) -> list[int]:
+        """Returns the token ids of a prompt whose answer belongs between the two texts.
+
+        Raises:
+            InputError: the model has no tokens for that, or as `encode`.
+        """
+        from inference.text.infill import MISSING, Gap
+
+        if self.infill is None:
+            raise InputError(MISSING)
+        return self.infill.encode(Gap(prefix, suffix))
 
     def with_template(self, name: str | None) -> "Tokenizer":
         """Returns the tokenizer with the chat template of this name; itself where the name is None.

@@ -1,4 +1,4 @@
-"""The flag that five apps share, so that one process can load all."""
+"""The flag that six apps share, so that one process can load all."""
 
 from absl import flags
 
@@ -6,5 +6,6 @@ OUTPUT = flags.DEFINE_string(
     "output",
     None,
     "generate: one JSON result a line, and beside it the configuration. plan: --verify's page. "
-    "convert, train, quantize: the directory, which must not exist yet.",
+    "evaluate: what the model made of each document of --task_file, a JSON line each. convert, "
+    "train, quantize: the directory, which must not exist yet.",
 )

@@ -52,7 +52,7 @@ def engine_needs(requests: Iterable[SamplingParams]) -> dict[str, int]:
     needs = {
         "penalties": any(params.needs_counts for params in requests),
         "prompt_budgets": any(params.prompt_budget is not None for params in requests),
-        "grammars": any(params.grammar is not None for params in requests),
+        "grammars": any(params.is_constrained for params in requests),
         "deterministic": _DETERMINISTIC.value,
         "top_logprobs": width and width + MAX_STOP_IDS,  # whichever tokens end its model's texts
     }

@@ -44,8 +44,11 @@ def test_commands(page, tmp_path, monkeypatch, capfd):
     assert all("python -m scripts." in block for block in found) and len(found) >= 2
     shim = tmp_path / "bin" / "python"
     shim.parent.mkdir()
-    settings = " ".join(map(shlex.quote, (*_SETTINGS, *_PAGES[page])))
-    shim.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} "$@" {settings}\n')
+    settings, of_page = (" ".join(map(shlex.quote, each)) for each in (_SETTINGS, _PAGES[page]))
+    shim.write_text(
+        f'#!/bin/sh\ncase "$*" in *--task_file=*) more= ;; *) more={shlex.quote(of_page)} ;; esac\n'
+        f'exec {shlex.quote(sys.executable)} "$@" {settings} $more\n'
+    )
     shim.chmod(0o755)
     folder = tmp_path / "folder"
     folder.mkdir()
@@ -76,6 +79,7 @@ def test_commands(page, tmp_path, monkeypatch, capfd):
         assert [json.loads(line).get("id") for line in answers] == ["greedy", "drawn", None]
         assert "answers.jsonl.config.json" in written
     elif page == "evaluate":
+        assert "acc" in json.loads((folder / "capitals.out").read_text())["met"]
         assert json.loads((folder / "score.json").read_text())["perplexity"] > 1
     else:
         assert {"talk.jsonl", "more.jsonl"} <= written

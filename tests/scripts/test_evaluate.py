@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 from inference.checkpoints import resolve
 from inference.engine import Engine
 from inference.outputs import Score
+from inference.request import SamplingParams
 from layers import decoder
 from layers.ragged import contiguous
 from scripts import evaluate
@@ -24,12 +25,17 @@ from tests.scripts import apps
 
 pytestmark = pytest.mark.quick_code
 
-_ARGS = (f"--model={apps.TINY}", "--window=24", "--set=engine.shapes.prefill_chunks=(1,)",
+_ARGS = (f"--model={apps.TINY}", "--set=engine.shapes.prefill_chunks=(1,)",
          "--set=engine.shapes.chunk_tokens=24", "--set=model.dtype=float32")  # fmt: skip
 
 
 @pytest.fixture
 def run(monkeypatch, capfd):
+    return lambda *args: apps.call(evaluate, monkeypatch, capfd, "--window=24", *_ARGS, *args)
+
+
+@pytest.fixture
+def run_task(monkeypatch, capfd):
     return lambda *args: apps.call(evaluate, monkeypatch, capfd, *_ARGS, *args)
 
 
@@ -127,7 +133,7 @@ def test_a_window_begins_with_what_comes_first_and_holds_no_end(
 def test_the_default_text_as_a_process(tmp_path):
     from pydoc_data.topics import topics
 
-    ran = apps.start("evaluate", *_ARGS, "--max_tokens=46", cache=tmp_path)
+    ran = apps.start("evaluate", "--window=24", *_ARGS, "--max_tokens=46", cache=tmp_path)
     assert ran.status == 0, ran.err
     digest = hashlib.sha256("\n".join(topics[key] for key in sorted(topics)).encode()).hexdigest()
     assert (
@@ -152,6 +158,94 @@ def test_a_model_beside_another(run, tmp_path):
     assert same["agreement"] == 1 and abs(same["kl"]) < 1e-6
 
 
+@pytest.fixture
+def tasks(tmp_path):
+    """Of choices, with equal and unequal ends, and of exact matches, the last of which is met."""
+    choices = [
+        {"text": f"The {word} waits for", "choices": [" memory", " it", "ever"], "label": n % 3}
+        for n, word in enumerate(("host", "step", "cache", "kernel", "prompt", "text", "model"))
+    ]
+    exact = [{"text": "Where does", "target": " it"}]
+    for name, documents in (("choices", choices), ("exact", exact)):
+        (tmp_path / name).write_text("".join(json.dumps(each) + "\n" for each in documents))
+    return {"choices": tmp_path / "choices", "exact": tmp_path / "exact"}
+
+
+def test_a_task_of_choices(run_task, tasks, tmp_path):
+    """Beside laws of logits without an engine; all bits are the same in whatever batch."""
+    found = {}
+    for size in (1, 8):
+        output = tmp_path / f"{size}.out"
+        ran = run_task(f"--task_file={tasks['choices']}", f"--set=engine.max_seqs={size}", "--json",
+                  f"--output={output}")  # fmt: skip
+        assert ran.status == 0, ran.err
+        found[size] = json.loads(ran.out), output.read_bytes()
+    assert found[1][1] == found[8][1] and found[1][0]["sha256"] == found[8][0]["sha256"]
+    report, lines = found[8][0], [json.loads(line) for line in found[8][1].splitlines()]
+    tokenizer = resolve.resolve(str(apps.TINY)).open(None).load_tokenizer()
+    laws_of = _laws_of(apps.TINY)
+    met = {"acc": [], "acc_norm": []}
+    for document, line in zip(_documents(tasks["choices"]), lines, strict=True):
+        count = len(tokenizer.encode(document["text"], add_special=False))
+        for end, logprob in zip(document["choices"], line["logprobs"], strict=True):
+            tokens = tokenizer.encode(document["text"] + end, add_special=False)
+            laws = laws_of([0, *tokens])
+            expected = sum(float(laws[i, t]) for i, t in enumerate(tokens) if i >= count)
+            assert logprob == pytest.approx(expected, rel=1e-4)
+        best = np.argmax(line["logprobs"]) == document["label"]
+        lengths = [len(end) for end in document["choices"]]
+        normed = np.argmax(np.divide(line["logprobs"], lengths)) == document["label"]
+        assert line["met"] == {"acc": [best], "acc_norm": [normed]}
+        met["acc"].append(best), met["acc_norm"].append(normed)
+    assert report["documents"] == 7 and report["left_out"] == 0
+    for name, each in met.items():
+        assert report["metrics"][name]["mean"] == np.mean(each)
+        error = np.std(each, ddof=1) / np.sqrt(len(each))
+        assert report["metrics"][name]["error"] == pytest.approx(error)
+
+
+def test_a_task_of_answers(run_task, tasks, tmp_path):
+    engine = Engine.from_model(str(apps.TINY), dtype="float32", deterministic=True, max_seqs=1)
+    (answer,) = engine.generate(["Where does"], SamplingParams(max_new_tokens=6))
+    output = tmp_path / "out"
+    ran = run_task(f"--task_file={tasks['exact']}", "--max_tokens=6", f"--output={output}")
+    assert json.loads(output.read_text())["answer"] == answer.text
+    assert ran.out.splitlines()[0] == "exact_match 0.0000"
+    assert ran.out.splitlines()[1].startswith("1 documents (SHA-256 of all answers and scores ")
+
+
+def test_flags_of_tasks_and_of_texts_do_not_mix(run_task, tasks, tmp_path):
+    task = f"--task_file={tasks['exact']}"
+    refused = {
+        "evaluate --task_file does not read --text: it goes with evaluate": [task, "--text=a"],
+        "evaluate does not read --chat: it goes with evaluate --task_file": ["--chat"],
+        "is not a file in an existing folder": [task, f"--output={tmp_path / 'none' / 'a'}"],
+        "--max_tokens is at least 2, not 1": [task, "--max_tokens=1"],
+    }
+    for message, args in refused.items():
+        assert message in run_task(*args).error
+
+
+def test_a_task_of_conversations(run_task, tasks, tmp_path):
+    """The document is a user's message, and a thought is no part of the answer."""
+    model = shutil.copytree(apps.TINY, tmp_path / "thinks")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    settings["chat_template"] = "{{ messages[0].content }}?<think>{# </think> #}"
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    output = tmp_path / "out"
+    ran = run_task(f"--model={model}", f"--task_file={tasks['exact']}", "--chat", "--max_tokens=6",
+                   f"--output={output}")  # fmt: skip
+    assert ran.status == 0 and json.loads(output.read_text())["answer"] == ""
+    del settings["chat_template"]
+    (model / "tokenizer_config.json").write_text(json.dumps(settings))
+    ran = run_task(f"--model={model}", f"--task_file={tasks['exact']}", "--chat")
+    assert ran.status == 1 and "has no chat template; leave it out" in ran.err.splitlines()[-1]
+
+
+def _documents(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
 def test_a_model_of_other_tokens_is_refused(run):
     ran = run("--against=smollm2-135m")
     assert ran.status == 1 and "has 49152 tokens, not the 320 of" in ran.err.splitlines()[-1]
@@ -169,11 +263,14 @@ def _doubled(tmp_path):
 
 def _log_laws(model, path):
     checkpoint = resolve.resolve(str(model)).open(None)
+    laws_of = _laws_of(model)
+    tokens = checkpoint.load_tokenizer().encode(path.read_text(), add_special=False)
+    windows = ([0, *tokens[start : start + 23]] for start in range(0, len(tokens), 23))
+    return np.concatenate([laws_of(window)[:-1] for window in windows])
+
+
+def _laws_of(model):
+    checkpoint = resolve.resolve(str(model)).open(None)
     config = dataclasses.replace(checkpoint.config, dtype="float32")
     params = checkpoint.load_params(decoder.param_infos(config), None)
-    tokens = checkpoint.load_tokenizer().encode(path.read_text(), add_special=False)
-    found = []
-    for start in range(0, len(tokens), 23):
-        window = np.array([0, *tokens[start : start + 23]])
-        found.append(_log_law(config)(params, window)[:-1])
-    return np.concatenate(found)
+    return lambda tokens: _log_law(config)(params, np.array(tokens))

@@ -22,6 +22,7 @@ from inference.checkpoints.gguf.gguf_scan import Header, StringArray
 from inference.checkpoints.gguf.pretokenizers import FAMILY_DEFAULTS, SPLITS
 from inference.files import atomic, digests
 from inference.text import panics
+from inference.text.infill import GGUF_NAMES
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 
 _FORMAT = 3  # of the cached file; a new number when the rebuilding changes
@@ -33,6 +34,7 @@ _SPECIAL_KEYS = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
+    **{f"{name}_token": f"{name}_token_id" for name in GGUF_NAMES},
 }
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import NamedTuple
 
 from starlette.responses import Response
 
+from inference.server.endpoints import gaps
 from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece, read_params
 from inference.server.endpoints.envelope import AnswerHeader, whole
 from inference.server.protocol import logprobs, parse, sampling
@@ -13,8 +15,9 @@ from inference.server.protocol.caller import Caller
 from inference.server.protocol.event_stream import DONE, Events
 from inference.server.protocol.fields import CompletionRequest
 from inference.server.protocol.logprobs import CompletionShape
-from inference.server.protocol.responses import CompletionChoice
+from inference.server.protocol.responses import CompletionChoice, Usage
 from inference.server.service import Service
+from inference.text.infill import Gap
 
 
 class _Echo(NamedTuple):
@@ -32,8 +35,16 @@ class _Echo(NamedTuple):
 class Completions:
     """A completion."""
 
-    def __init__(self, service: Service, request: CompletionRequest, caller: Caller):
+    def __init__(
+        self,
+        service: Service,
+        request: CompletionRequest,
+        caller: Caller,
+        gap: Gap | None = None,
+    ):
+        """`gap`: that the answer fills, in place of the request's prompt and suffix."""
         self._service = service
+        self._gap = gap
         self._request = request
         self._caller = caller
         self._header = AnswerHeader(service, request, "cmpl", "text_completion")
@@ -41,13 +52,17 @@ class Completions:
     async def prepare(self) -> None:
         """Reads the fields and encodes the prompts; an `ApiError` names a wrong field."""
         request, service = self._request, self._service
-        facts = service.facts
         parse.check_model(request.model, service.model_name)
-        inputs = parse.prompts(request.prompt)
+        gap = self._gap or gaps.read(request)
+        inputs = [] if gap else parse.prompts(request.prompt)
         params = await read_params(service, request, self._caller)
         prompts = []
         self._echoes: list[_Echo] = []
-        add_special = request.add_special_tokens is not False
+        self._gap_ends: set[int] = set()
+        if gap is not None:
+            prompt, self._gap_ends = await gaps.encode(service, request, gap, params)
+            prompts, self._echoes = [prompt], [_Echo("", 0)]
+        facts, add_special = service.facts, request.add_special_tokens is not False
         for input in inputs:
             if isinstance(input, str):
                 tokens = await service.texts.encode(input, "prompt", add_special)
@@ -78,7 +93,7 @@ class Completions:
             for choice in choices:
                 prompt_scores, texts = scores[choice.index // self._num_each], self._service.texts
                 choice.prompt_logprobs = logprobs.prompt_shape(texts.tokenizer, prompt_scores)
-        async for piece in self._pieces():
+        async for piece in self.pieces():
             choice = choices[piece.index]
             choice.text += piece.text
             tokens[piece.index] += piece.tokens
@@ -93,7 +108,7 @@ class Completions:
     async def events(self) -> Events:
         """Yields the answer as it comes; errors as `answer`."""
         begun: set[int] = set()
-        async with aclosing(self._pieces()) as pieces:
+        async with aclosing(self.pieces()) as pieces:
             async for piece in pieces:
                 if piece.is_visible or self._request.return_token_ids:
                     choice = self._choice(piece)
@@ -113,7 +128,7 @@ class Completions:
             choice.token_ids = list(piece.token_ids)
         return choice
 
-    async def _pieces(self) -> AsyncGenerator[Piece, None]:
+    async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yields echoed prompts, once the engine has begun, then pieces of their answers."""
         request, answers = self._request, self._answers
         scores: list = [() for _ in answers.prompts]
@@ -134,7 +149,15 @@ class Completions:
                 while first:
                     yield first.pop(0)
                 answers.count(piece)
-                yield piece
+                yield replace(piece, stop_reason=None) if self._is_end(piece) else piece
+
+    def _is_end(self, piece: Piece) -> bool:
+        """Whether a piece ends with an end token of gaps, which the request does not know."""
+        return piece.stop_reason in self._gap_ends
+
+    @property
+    def usage(self) -> Usage:
+        return self._answers.usage
 
     @property
     def _num_each(self) -> int:

@@ -8,10 +8,10 @@ import msgspec
 from starlette.responses import Response
 
 from inference.planner.page import render
-from inference.server.endpoints import reasoning
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.event_stream import Events, EventStream
 from inference.server.service import Service
+from inference.text import thoughts
 
 _EVERY_S = 1.0
 _ENCODER = msgspec.json.Encoder()
@@ -87,7 +87,7 @@ def now(service: Service) -> Figures:
         max_top_logprobs=facts.max_top_logprobs if facts else 0,
         has_text=text is not None,
         has_chats=text is not None and text.template is not None,
-        has_thoughts=text is not None and reasoning.marks_of(service.texts.tokenizer) is not None,
+        has_thoughts=text is not None and thoughts.in_text(service.texts.tokenizer) is not None,
         running=heartbeat.num_running,
         waiting=heartbeat.num_waiting,
         cache_used=heartbeat.cache_used,

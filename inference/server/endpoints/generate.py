@@ -8,20 +8,26 @@ from inference.server.endpoints.anthropic.fields import MessagesRequest
 from inference.server.endpoints.anthropic.respond import Messages, encoded
 from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.completions import Completions
+from inference.server.endpoints.infill import Filling
 from inference.server.endpoints.responses.fields import ResponsesRequest
 from inference.server.endpoints.responses.respond import Respond
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.event_stream import KEEP_ALIVE, EventStream, primed
-from inference.server.protocol.fields import ChatRequest, CompletionRequest
+from inference.server.protocol.fields import ChatRequest, CompletionRequest, InfillRequest
 from inference.server.service import Service
 
-_Request = CompletionRequest | ChatRequest | ResponsesRequest | MessagesRequest
-_Endpoint = Completions | Chat | Respond | Messages
+_Request = CompletionRequest | InfillRequest | ChatRequest | ResponsesRequest | MessagesRequest
+_Endpoint = Completions | Filling | Chat | Respond | Messages
 
 
 async def completions(service: Service, request: CompletionRequest, caller: Caller) -> Response:
     """Create a completion: continue texts, or score them."""
     return await _answer(service, Completions(service, request, caller), request, caller)
+
+
+async def infill(service: Service, request: InfillRequest, caller: Caller) -> Response:
+    """Fill the gap between two texts, as llama.cpp's server does."""
+    return await _answer(service, Filling(service, request, caller), request, caller)
 
 
 async def chat(service: Service, request: ChatRequest, caller: Caller) -> Response:

@@ -22,17 +22,9 @@ class Thinking(NamedTuple):
     stage: Stage
 
 
-def marks_of(tokenizer: Tokenizer) -> Marks | None:
-    """Returns the marks of a model's thoughts; None: its template marks none, or by special tokens,
-    which are no text.
-    """
-    marks = thoughts.of_template(tokenizer.template)
-    return marks if marks is not None and thoughts.are_text(marks, tokenizer) else None
-
-
 def of_prompt(tokenizer: Tokenizer, tokens: list[int]) -> Thinking | None:
     """Returns how answers to a prompt begin; None: the model has no thoughts."""
-    marks = marks_of(tokenizer)
+    marks = thoughts.in_text(tokenizer)
     if marks is None:
         return None
     end = tokenizer.decode(tokens[-_END_TOKENS:], skip_special=False)

@@ -174,13 +174,47 @@ class CompletionRequest(_CompletionFields, kw_only=True):
 
     Attributes:
         prompt: a text, token ids, or a list of one of the two.
+        suffix: the text after the answer, which fills the gap between prompt and suffix.
+        suffix_first: whether the suffix precedes the prompt where the model reads them.
     """
 
     prompt: Inputs = None
-    suffix: Short | None = None
+    suffix: str | None = None
+    suffix_first: bool | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     add_special_tokens: bool | None = None
+
+
+class ExtraFile(Struct):
+    """Another file, which the model reads first."""
+
+    text: str
+    filename: Short | None = None
+
+
+class InfillRequest(_CompletionFields, kw_only=True):
+    """POST /infill, as llama.cpp has it. The fields from `samplers` on, which its editors' plugins
+    send, have no effect.
+
+    Attributes:
+        input_prefix, input_suffix: the texts around the gap that the answer fills.
+        prompt: a text that follows `input_prefix`.
+        suffix_first: as in a completion.
+    """
+
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[ExtraFile], Meta(max_length=MAX_MESSAGES)] | None = None
+    prompt: str | None = None
+    suffix_first: bool | None = None
+    add_special_tokens: bool | None = None
+
+    samplers: Annotated[list[Short], Meta(max_length=64)] | None = None
+    n_indent: Tokens | None = None
+    t_max_prompt_ms: Tokens | None = None
+    t_max_predict_ms: Tokens | None = None
+    response_fields: Annotated[list[Short], Meta(max_length=64)] | None = None
 
 
 class ContentPart(Struct):

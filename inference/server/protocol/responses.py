@@ -63,6 +63,29 @@ class CompletionChoice(Struct):
     prompt_logprobs: PromptLogprobs | UnsetType = UNSET
 
 
+class InfillAnswer(Struct):
+    """What fills a gap, or the new part of it, in llama.cpp's fields.
+
+    Attributes:
+        tokens: ids of the new tokens; a whole answer has them with `return_token_ids`.
+        stop: it is the last part.
+        stop_type: what ended it: none, eos (an end token), limit or word (a stop text).
+        tokens_evaluated: of the prompt; `tokens_cached` of them had cached pages.
+        tokens_predicted: generated so far.
+    """
+
+    content: str
+    tokens: list[int]
+    stop: bool
+    model: str
+    tokens_evaluated: int
+    tokens_cached: int
+    tokens_predicted: int
+    stop_type: str = "none"
+    stopping_word: str = ""
+    index: int = 0
+
+
 class Alternative(Struct):
     """A token and its log-probability; `bytes`: of tokens that are no whole characters, too."""
 

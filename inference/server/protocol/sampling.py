@@ -43,14 +43,9 @@ def fit(
     Raises:
         ApiError: 400, the context does not hold the prompt; says how many tokens each has.
     """
-    is_chat, max_tokens = isinstance(request, ChatRequest), request.max_tokens
-    if is_chat and request.max_completion_tokens is not None:
-        max_tokens = request.max_completion_tokens
-    reserved = max_tokens if max_tokens and max_tokens < facts.max_context else 1
-    tokens = cut(
-        tokens, request.truncate_prompt_tokens, facts.max_context - reserved,
-        request.truncation_side or "left",
-    )  # fmt: skip
+    is_chat, max_tokens = isinstance(request, ChatRequest), _max_tokens(request)
+    limit, side = prompt_limit(request, facts), request.truncation_side or "left"
+    tokens = cut(tokens, limit, facts.max_context, side)
     room = facts.max_context - len(tokens)
     if max_tokens is None:
         max_tokens = max(1, room if is_chat else min(_DEFAULT_COMPLETION_TOKENS, room))
@@ -78,6 +73,14 @@ def cut(tokens: list[int], limit: int | None, room: int, side: Side) -> list[int
     return tokens[-limit:] if side == "left" else tokens[:limit]
 
 
+def prompt_limit(request: Sampling, facts: Loaded) -> int | None:
+    """The number of tokens to which `truncate_prompt_tokens` cuts a prompt; None: it does not."""
+    if request.truncate_prompt_tokens != -1:
+        return request.truncate_prompt_tokens or None
+    max_tokens = _max_tokens(request)
+    return facts.max_context - (max_tokens if max_tokens and max_tokens < facts.max_context else 1)
+
+
 def num_top_logprobs(request: Sampling) -> int | None:
     """Alternatives of each token in the answer; None: no log-probabilities."""
     if isinstance(request, CompletionRequest):
@@ -100,6 +103,12 @@ def invalid(message: str) -> ApiError:
 def salt(client: str, salt: str | None) -> str | None:
     """Returns the salt of a client's cached prefixes; None without an API key and without one."""
     return f"{client}/{salt or ''}" if client or salt else None
+
+
+def _max_tokens(request: Sampling) -> int | None:
+    limit = request.max_completion_tokens if isinstance(request, ChatRequest) else None
+    max_tokens: int | None = request.max_tokens if limit is None else limit
+    return max_tokens
 
 
 def _value(request: Sampling, name: str, vocab_size: int) -> Any:
@@ -145,8 +154,6 @@ def _check(request: Sampling, facts: Loaded) -> None:
         refuse("seed", "is not supported by a server whose drafts are accepted by rejection")
     check_at_most("n", request.n or 1, facts.max_seqs)
     if isinstance(request, CompletionRequest):
-        if request.suffix:
-            refuse("suffix", "is not supported by this server")
         if request.best_of is not None and request.stream:
             refuse("best_of", "cannot be streamed")
         check_at_most("best_of", request.best_of, facts.max_seqs)

@@ -17,6 +17,7 @@ class _PromptFields(msgspec.Struct):
     prompt: msgspec.Raw = msgspec.Raw()
     messages: msgspec.Raw = msgspec.Raw()
     input: msgspec.Raw = msgspec.Raw()
+    input_prefix: msgspec.Raw = msgspec.Raw()
 
 
 _DECODER = msgspec.json.Decoder(_PromptFields)
@@ -30,7 +31,8 @@ def prefixes(body: bytes, client: str) -> list[bytes]:
         fields = _DECODER.decode(body)
     except (msgspec.DecodeError, RecursionError):  # the replica will answer with the error
         return []
-    text = bytes(fields.messages) or bytes(fields.prompt) or bytes(fields.input)
+    sources = fields.input_prefix, fields.messages, fields.prompt, fields.input
+    text = next(filter(None, map(bytes, sources)), b"")
     digest, digests, start = hashlib.blake2b(client.encode(), digest_size=16), [], 0
     for end in (_FIRST_BYTES << n for n in range(_NUM_CUTS)):
         if end > len(text):

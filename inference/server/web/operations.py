@@ -91,6 +91,12 @@ OPERATIONS = (
         responses.TextCompletion, {"prompt": "Once upon a time", "max_tokens": 32},
     ),
     Operation(
+        "/infill", generate.infill, fields.InfillRequest, responses.InfillAnswer,
+        responses.InfillAnswer,
+        {"input_prefix": "def add(a, b):\n", "input_suffix": "\n\nprint(add(1, 2))\n",
+         "max_tokens": 32},
+    ),
+    Operation(
         "/v1/embeddings", embeddings, EmbeddingRequest, Embeddings,
         example={"input": ["A ridge", "where two slopes meet"]},
     ),

@@ -24,6 +24,7 @@ from inference.server.workers.jobs import (
     Done,
     Encode,
     EncodeChat,
+    EncodeInfill,
     FromWorker,
     Job,
     JobFailed,
@@ -93,6 +94,9 @@ class Worker:
             return tokenizer.encode(job.text, job.add_special)
         if isinstance(job, EncodeChat):
             return self._encode_chat(job)
+        if isinstance(job, EncodeInfill):
+            assert tokenizer.infill is not None  # the server asks only where there is one
+            return tokenizer.infill.encode(job.gap, job.add_special, job.limit)
         if isinstance(job, Decode):
             return tokenizer.decode(job.ids, skip_special=False)
         if isinstance(job, Convert):

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from inference.server.frames import Message, TextFacts
+from inference.text.infill import Gap
 
 _MB = 1 << 20
 _BASE_S, _MB_S = 2.0, 4.0  # of processor time; most texts take half a second a MB
@@ -34,6 +35,14 @@ class EncodeChat(Message):
     variables: dict[str, Any] = {}
     continues: bool = False
     documents: list[dict[str, str]] | None = None
+
+
+class EncodeInfill(Message):
+    """Arguments of `Infill.encode`."""
+
+    gap: Gap
+    add_special: bool
+    limit: int | None = None
 
 
 class Decode(Message):
@@ -67,7 +76,7 @@ class JobFailed(Message):
     is_last: bool = False
 
 
-Job = Encode | EncodeChat | Decode | Compile | Convert
+Job = Encode | EncodeChat | EncodeInfill | Decode | Compile | Convert
 ToWorker = Load | Job
 FromWorker = Done | JobFailed
 

@@ -199,6 +199,18 @@ def test_a_tokenizer_comes_back(make, tmp_path):
     }
 
 
+def test_marks_of_gaps_come_back(tmp_path):
+    names = {"fim_pre_token": "<before>", "fim_suf_token": "<after>", "fim_mid_token": "<between>"}
+    own, file = checkpoint(pieces(tmp_path, **names)), tmp_path / "model.gguf"
+    gguf_export.write(own, file)
+    fields = gguf.GGUFReader(file).fields
+    marks = [fields[f"tokenizer.ggml.{key}_id"].contents() for key in names]
+    one, two = checkpoint(file).load_tokenizer(), own.load_tokenizer()
+    assert marks == [two.special_id(key) for key in names] == [640, 641, 642]
+    ids = one.encode_infill("x", "y")
+    assert ids == two.encode_infill("x", "y") and [id for id in ids if id >= 640] == marks
+
+
 def test_templates_are_written(tmp_path):
     folder = pieces(tmp_path, chat_template="{{ messages }}")
     gguf_export.write(checkpoint(folder), tmp_path / "model.gguf")

@@ -21,6 +21,7 @@ from inference.text.grammar import Grammars
 from inference.text.tokenizer import Tokenizer, byte_alphabet
 
 START, END, REFUSED, CRASHES, HANGS, VOCAB = 256, 257, 258, 259, 260, 270
+GAP_MARKS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>", "<fim_pad>")  # from 261 on
 MAX_CONTEXT, MAX_SEQS, NUM_TOP, WIDTH = 512, 4, 20, 8
 COUNTED = (
     "decode_steps", "decode_step_seconds", "predicted_decode_step_seconds", "decode_step_bytes",
@@ -43,7 +44,7 @@ def tokenizer() -> Tokenizer:
         add_prefix_space=False, use_regex=False
     )
     backend.decoder = decoders.ByteLevel()
-    names = ("<|start|>", "<|end|>", "<|refused|>", "<|crashes|>", "<|hangs|>")
+    names = ("<|start|>", "<|end|>", "<|refused|>", "<|crashes|>", "<|hangs|>", *GAP_MARKS)
     backend.add_special_tokens([AddedToken(name, special=True) for name in names])
     return Tokenizer(backend, VOCAB, {"eos_token": "<|end|>"}, TEMPLATE)
 

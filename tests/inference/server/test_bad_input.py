@@ -136,7 +136,8 @@ OWN = {
         "logprobs": ([0, 20], [-1, 21, "x", True]),
         "best_of": ([1, MAX_SEQS], [0, MAX_SEQS + 1, "x"]),
         "echo": ([True, False], ["x", 1]),
-        "suffix": (["", None], ["end"]),
+        "suffix": (["", None, "end"], [1, ["end"]]),
+        "suffix_first": ([None], [True, False, "x"]),
     },
     CHAT: {
         "messages": (

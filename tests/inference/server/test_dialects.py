@@ -17,11 +17,12 @@ from tests.inference.server.running import running
 KNOWN = json.loads((Path(__file__).parent / "known_fields.json").read_text("utf-8"))
 KINDS = {each.path: each.body for each in OPERATIONS if each.body is not None}
 TEXT, CHAT, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/messages"
-PATHS = (CHAT, TEXT, "/v1/responses", MESSAGES, "/v1/embeddings")
+PATHS = (CHAT, TEXT, "/v1/responses", MESSAGES, "/v1/embeddings", "/infill")
 BODIES = {
     CHAT: {"messages": [{"role": "user", "content": "Hi"}]}, TEXT: {"prompt": "Hi"},
     "/v1/responses": {"input": "Hi"}, "/v1/embeddings": {"input": "Hi"},
     MESSAGES: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
+    "/infill": {"input_prefix": "a", "input_suffix": "b"},
 }  # fmt: skip
 ASKED = BODIES[CHAT]
 # Of fields that are obeyed, values that ask for something.

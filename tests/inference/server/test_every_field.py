@@ -29,6 +29,7 @@ VALID = {
     "/v1/responses": {"input": "a", "max_output_tokens": 1},
     "/v1/messages": ASKED | {"max_tokens": 1},
     "/v1/messages/count_tokens": ASKED,
+    "/infill": {"input_prefix": "a", "input_suffix": "b", "max_tokens": 1},
 }
 EXAMPLES = {
     fields.ChatMessage: ASKED["messages"][0],
@@ -44,12 +45,13 @@ EXAMPLES = {
 BESIDE = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
     "messages": {"prompt": None}, "tool_choice": {"tools": [TOOL]}, "min_tokens": {"max_tokens": 1},
+    "suffix_first": {"suffix": "b"},
 }  # fmt: skip
 # Fields whose values within the declared limits the server, or another field, may refuse.
 NARROWER = {
     "model": "it is another", "n": "slots", "best_of": "slots", "max_tokens": "the context",
     "max_completion_tokens": "the context", "min_tokens": "max_tokens", "messages": "the context",
-    "prompt": "prompts of one kind", "suffix": "none is served", "stop_token_ids": "the vocabulary",
+    "prompt": "prompts of one kind", "suffix": "echo", "stop_token_ids": "the vocabulary",
     "allowed_token_ids": "the vocabulary", "logit_bias": "the vocabulary",
     "tokens": "the vocabulary", "response_format": "what can be compiled",
     "structured_outputs": "one of several", "tool_choice": "tools that are given",
@@ -60,13 +62,17 @@ NARROWER = {
     "previous_response_id": "none is stored", "continue_final_message": "an answer that has begun",
     "documents": "the template", "reasoning": "the template", "reasoning_effort": "the template",
     "thinking_token_budget": "the template",
-    "bad_words": "what can be compiled", "add_generation_prompt": "continue_final_message",
+    "prompt_logprobs": "none in /infill", "truncation_side": "a prompt without a gap",
+    "input_extra": "the context", "bad_words": "what can be compiled",
+    "add_generation_prompt": "continue_final_message",
     "system": "text, the context", "output_config": "the template, what can be compiled",
     "thinking": "marks of thoughts, the context", "context_management": "thoughts alone",
 }  # fmt: skip
 # Fields without a declared limit, and what limits them.
 UNLIMITED = {
     "prompt": "16 characters a token of the context, 64 prompts", "messages": "the same",
+    "suffix": "the same", "input_prefix": "the same", "input_suffix": "the same",
+    "input_extra": "the same",
     "tokens": "the body", "response_format": "64 KiB of schema", "metadata": "the body",
     "structured_outputs": "64 KiB of grammar", "tools": "the body", "tool_choice": "the body",
     "chat_template_kwargs": "16 characters a token of the context", "input": "the same",

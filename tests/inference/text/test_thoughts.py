@@ -86,6 +86,10 @@ def test_templates_know_their_marks():
     assert thoughts.of_template("[THINK]{{ a }}[/THINK]") == MARKS[1]
 
 
-def test_special_tokens_are_no_text():
-    assert thoughts.are_text(THINK, tokenizer())
-    assert not thoughts.are_text(thoughts.Marks("<|start|>", "<|end|>"), tokenizer())
+def test_special_tokens_are_no_text(monkeypatch):
+    special = thoughts.Marks("<|start|>", "<|end|>")
+    monkeypatch.setattr(thoughts, "MARKS", (THINK, special))
+    known = tokenizer().with_template_text("<think>{{ a }}</think>")
+    assert thoughts.in_text(known) == THINK
+    known = tokenizer().with_template_text("<|start|>{{ a }}<|end|>")
+    assert thoughts.of_template(known.template) == special and thoughts.in_text(known) is None

@@ -14,6 +14,7 @@ from inference.checkpoints.gguf.export.export_metadata import Metadata
 from inference.checkpoints.gguf.gguf_checkpoint import GgufFile
 from inference.checkpoints.gguf.gguf_scan import Header, StringArray
 from inference.checkpoints.gguf.pretokenizers import GPT2, SPLITS
+from inference.text.infill import GGUF_NAMES
 from inference.text.tokenizer import MissingTokenizer, Tokenizer
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = 1, 2, 3, 4, 5, 6
@@ -164,6 +165,7 @@ def _pieces(
 def _ends(ids: Mapping[str, int], eos_ids: Sequence[int]) -> Metadata:
     """The tokens with a name, and three at most that end a sequence."""
     keys = {"bos_token": "bos", "unk_token": "unknown", "pad_token": "padding"}
+    keys |= {f"{name}_token": name for name in GGUF_NAMES}
     entries: Metadata = {
         f"tokenizer.ggml.{key}_token_id": ids[name] for name, key in keys.items() if name in ids
     }

@@ -74,6 +74,20 @@ def test_stop_and_the_best_of_some(create):
     assert len(found.choices) == 1
 
 
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_suffix_follows_the_answer(create, parrot, streams):
+    found = create(prompt="def f(", suffix="): pass", max_tokens=8, stream=streams)
+    choices = [chunk.choices[0] for chunk in (found if streams else [found])]
+    assert "".join(choice.text for choice in choices) == TEXT[:6]
+    assert parrot.prompt == "<fim_prefix>def f(<fim_suffix>): pass<fim_middle>"
+
+
+def test_what_a_suffix_does_not_go_with_is_named(create):
+    with pytest.raises(openai.BadRequestError) as error:
+        create(prompt=["a", "b"], suffix="c")
+    assert error.value.param == "suffix"
+
+
 def test_models(client):
     (model,) = client.models.list().data
     assert model.id == "fake" and model.object == "model" and model.owned_by

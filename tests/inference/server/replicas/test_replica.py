@@ -123,6 +123,9 @@ def test_prompts_share_the_digests_of_what_they_share():
     assert not set(first) & set(prefixes(chat(system, "a" * 900), "other"))
     assert prefixes(json.dumps({"prompt": "x" * 300}).encode(), "")
     assert len(prefixes(chat("x" * 10**6), "")) == 9
+    gaps = ({"input_prefix": "x" * 300, "prompt": line, "input_suffix": "y"} for line in "ab")
+    one, other = (prefixes(json.dumps(gap).encode(), "") for gap in gaps)
+    assert one == other and len(one) == 1
 
 
 @pytest.mark.parametrize(

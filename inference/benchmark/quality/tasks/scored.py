@@ -1,0 +1,174 @@
+"""A task's documents in an engine: ends of texts scored, questions answered greedily."""
+
+import dataclasses
+import itertools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from configs.errors import InputError
+from inference.benchmark.quality import perplexity
+from inference.benchmark.quality.tasks.documents import Choice, Document, Question, Verdict
+from inference.request import SamplingParams
+from inference.text import thoughts
+from inference.text.thoughts import ThoughtReader
+from inference.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from inference.engine import Engine
+
+_AT_ONCE = 64  # documents: keeps every sequence of the engine busy, and the bar moving
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What a model made of a document: an answer, or a log-probability of each choice; and what was
+    met.
+    """
+
+    answer: str | None
+    logprobs: tuple[float, ...]
+    verdict: Verdict
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {"answer": self.answer, "logprobs": self.logprobs, "met": dict(self.verdict)}
+        )
+
+
+class Metric(NamedTuple):
+    """The mean of what was met over all documents, and the standard error of that; None: of one."""
+
+    mean: float
+    error: float | None
+
+
+class Prompts:
+    """Texts of documents as prompts.
+
+    Args:
+        chat: they are messages of a user, as the chat template writes them; otherwise they follow
+            what the tokenizer puts before a text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, chat: bool):
+        self._tokenizer, self._chat = tokenizer, chat
+        self._start = perplexity.start(tokenizer)
+        self._marks = thoughts.in_text(tokenizer) if chat else None
+
+    def of(self, text: str) -> list[int]:
+        if self._chat:
+            messages = [{"role": "user", "content": text}]
+            return list(self._tokenizer.apply_chat_template(messages, True))
+        return self._start + self._encoded(text)
+
+    def with_end(self, text: str, end: str) -> tuple[list[int], int]:
+        """A text with an end of it, and how many tokens the end has: those behind as many as the
+        text has alone.
+        """
+        if self._chat:
+            tokens, ended = self.of(text), self._encoded(end)
+            return tokens + ended, len(ended)
+        whole = self._encoded(text + end)
+        num_end = len(whole) - len(self._encoded(text.rstrip()))  # as lm-eval divides them
+        return self._start + whole, num_end
+
+    def answer(self, prompt: list[int], text: str) -> str:
+        """An answer without its thought."""
+        if self._marks is None:
+            return text
+        before = self._tokenizer.decode(prompt[-16:], skip_special=False)
+        reader = ThoughtReader(self._marks, self._marks.stage_after(before))
+        return reader.push(text)[1] + reader.finish()[1]
+
+    def _encoded(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special=False)
+
+
+def run(
+    engine: "Engine",
+    documents: Sequence[Document],
+    prompts: Prompts,
+    max_new_tokens: int | None,
+) -> Iterator[Outcome]:
+    """Yields what the engine makes of each document, all of one form, in their order.
+
+    Args:
+        max_new_tokens: of an answer; None: as many as the document's task grants.
+
+    Raises:
+        InputError: a document and its answer are longer than the context.
+    """
+    for first in range(0, len(documents), _AT_ONCE):
+        part = documents[first : first + _AT_ONCE]
+        choices = [document for document in part if isinstance(document, Choice)]
+        questions = [document for document in part if isinstance(document, Question)]
+        yield from _scored(engine, choices, prompts)
+        yield from _answered(engine, questions, prompts, max_new_tokens)
+
+
+def metrics(outcomes: Iterable[Outcome]) -> dict[str, Metric]:
+    """Returns each metric over all outcomes, of which there is one at least."""
+    met: defaultdict[str, list[bool]] = defaultdict(list)
+    for outcome in outcomes:
+        for name, followed in outcome.verdict.items():
+            met[name] += followed
+    return {name: _metric(followed) for name, followed in met.items()}
+
+
+def _metric(met: Sequence[bool]) -> Metric:
+    mean = sum(met) / len(met)
+    if len(met) == 1:
+        return Metric(mean, None)
+    return Metric(mean, math.sqrt(mean * (1 - mean) / (len(met) - 1)))
+
+
+def _scored(engine: "Engine", documents: Sequence[Choice], prompts: Prompts) -> Iterator[Outcome]:
+    """By the log-probability of each end, and by that over its length in characters."""
+    ended = [
+        prompts.with_end(document.text, end) for document in documents for end in document.choices
+    ]
+    scores = engine.score([tokens for tokens, _ in ended])
+    sums = iter(
+        [sum(score.logprobs[-count:]) for score, (_, count) in zip(scores, ended, strict=True)]
+    )
+    for document in documents:
+        logprobs = tuple(itertools.islice(sums, len(document.choices)))
+        lengths = [len(end) for end in document.choices]
+        per_character = [logprob / n for logprob, n in zip(logprobs, lengths, strict=True)]
+        yield Outcome(
+            None,
+            logprobs,
+            {
+                "acc": [_likeliest(logprobs) == document.label],
+                "acc_norm": [_likeliest(per_character) == document.label],
+            },
+        )
+
+
+def _likeliest(logprobs: Sequence[float]) -> int:
+    return max(range(len(logprobs)), key=logprobs.__getitem__)
+
+
+def _answered(
+    engine: "Engine", documents: Sequence[Question], prompts: Prompts, max_new_tokens: int | None
+) -> Iterator[Outcome]:
+    tokens = [prompts.of(document.text) for document in documents]
+    room = engine.config.max_context
+    params = []
+    for prompt, document in zip(tokens, documents, strict=True):
+        num_new = document.max_new_tokens if max_new_tokens is None else max_new_tokens
+        if len(prompt) >= room:
+            raise InputError(
+                f"a text of {len(prompt)} tokens leaves no room for an answer in the context of "
+                f"{room}: {document.text[:60]!r}"
+            )
+        params.append(
+            SamplingParams(max_new_tokens=min(num_new, room - len(prompt)), stop=document.stop)
+        )
+    completions = engine.generate(tokens, params)
+    for prompt, document, completion in zip(tokens, documents, completions, strict=True):
+        answer = prompts.answer(prompt, completion.text)
+        yield Outcome(answer, (), document.judge(answer))

@@ -1,0 +1,80 @@
+"""POST /infill: fills a gap, with llama.cpp's fields; a completion with a suffix otherwise."""
+
+from contextlib import aclosing
+
+import msgspec
+from starlette.responses import Response
+
+from inference.server.endpoints.answers import Piece
+from inference.server.endpoints.completions import Completions
+from inference.server.endpoints.envelope import whole
+from inference.server.protocol.caller import Caller
+from inference.server.protocol.dialects.table import MAX_INT
+from inference.server.protocol.dialects.translate import renamed
+from inference.server.protocol.errors import ApiError, invalid
+from inference.server.protocol.event_stream import Events
+from inference.server.protocol.fields import CompletionRequest, InfillRequest
+from inference.server.protocol.responses import InfillAnswer
+from inference.server.service import Service
+from inference.text.infill import Gap
+
+_NAMES = {"prompt": "input_prefix", "suffix": "input_suffix"}
+_SHARED = set(CompletionRequest.__struct_fields__) & set(InfillRequest.__struct_fields__)
+_ENCODER = msgspec.json.Encoder()
+
+
+class Filling:
+    """An answer to /infill."""
+
+    def __init__(self, service: Service, request: InfillRequest, caller: Caller):
+        """Reads the request; an `ApiError` names a wrong field."""
+        if (request.n or 1) > 1:
+            raise invalid("n", "is 1 here: send POST /v1/completions with a suffix")
+        if request.prompt_logprobs is not None:
+            raise invalid("prompt_logprobs", "is not a field of /infill: send a completion")
+        fields = {name: getattr(request, name) for name in _SHARED}
+        if request.max_tokens is None:
+            fields["max_tokens"] = MAX_INT
+        completion = CompletionRequest(**fields)
+        files = tuple((file.filename or "", file.text) for file in request.input_extra or ())
+        prefix = request.input_prefix + (request.prompt or "")
+        gap = Gap(prefix, request.input_suffix, files, request.suffix_first)
+        self._completions = Completions(service, completion, caller, gap)
+        self._has_files = bool(files)
+        self._has_ids = bool(request.return_token_ids)
+        self._model = service.model_name
+
+    async def prepare(self) -> None:
+        """Encodes the texts; an `ApiError` names a wrong field."""
+        try:
+            await self._completions.prepare()
+        except ApiError as error:
+            is_full = self._has_files and error.code == "context_length_exceeded"
+            raise renamed(error, _NAMES | ({"prompt": "input_extra"} if is_full else {})) from None
+
+    async def answer(self) -> Response:
+        """Returns the whole answer; an `ApiError` says that the engine cannot."""
+        pieces = [piece async for piece in self._completions.pieces()]
+        ids = [id for piece in pieces for id in piece.token_ids] if self._has_ids else []
+        return whole(self._part("".join(piece.text for piece in pieces), ids, pieces[-1]))
+
+    async def events(self) -> Events:
+        """Yields the answer as it comes; errors as `answer`."""
+        ids: list[int] = []
+        async with aclosing(self._completions.pieces()) as pieces:
+            async for piece in pieces:
+                ids += piece.token_ids
+                if piece.is_visible:
+                    yield b"data: " + _ENCODER.encode(self._part(piece.text, ids, piece)) + b"\n\n"
+                    ids = []
+
+    def _part(self, text: str, ids: list[int], piece: Piece) -> InfillAnswer:
+        """The answer's part whose last piece this is."""
+        usage, word = self._completions.usage, piece.stop_reason
+        assert usage.prompt_tokens_details is not None
+        stop_type = {None: "none", "length": "limit"}.get(piece.finish_reason, "eos")
+        return InfillAnswer(
+            text, ids, piece.finish_reason is not None, self._model, usage.prompt_tokens,
+            usage.prompt_tokens_details.cached_tokens, usage.completion_tokens,
+            "word" if isinstance(word, str) else stop_type, word if isinstance(word, str) else "",
+        )  # fmt: skip

@@ -1,0 +1,145 @@
+"""Documents of tasks, and judgements of their answers beside lm-eval's."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+
+from configs.errors import InputError
+from inference.benchmark.quality.tasks import documents, instructions, scored
+from inference.benchmark.quality.tasks.documents import Choice
+
+CASES = Path(__file__).parents[3] / "golden" / "ifeval" / "cases.jsonl"
+
+
+@pytest.fixture
+def read(tmp_path):
+    def of(*lines: object):
+        path = tmp_path / "task.jsonl"
+        texts = (line if isinstance(line, str) else json.dumps(line) for line in lines)
+        path.write_text("\n".join(texts))
+        return documents.read(str(path))
+
+    return of
+
+
+def test_instructions_are_judged_as_lm_eval_does():
+    cases = [json.loads(line) for line in CASES.read_text("utf-8").splitlines()]
+    assert len({case["id"] for case in cases}) == 20
+    for case in cases:
+        checks = instructions.read("hello", [case["id"]], [case["kwargs"]])
+        met = instructions.judge(checks, case["answer"])
+        found = [met["prompt_level_strict_acc"][0], met["prompt_level_loose_acc"][0]]
+        assert found == case["met"], case
+        assert met["inst_level_strict_acc"] == found[:1]
+
+
+@pytest.mark.parametrize(
+    "id, kwargs, answer, is_met",
+    [
+        ("change_case:english_capital", {}, "LOUD, AND CLEAR.", True),
+        ("change_case:english_capital", {}, "Loud", False),
+        ("change_case:english_lowercase", {}, "quiet", True),
+        ("change_case:capital_word_frequency",
+         {"capital_relation": "at least", "capital_frequency": 2}, "GO to ROME-X now", True),
+        ("change_case:capital_word_frequency",
+         {"capital_relation": "less than", "capital_frequency": 2}, "GO to ROME now", False),
+        ("length_constraints:number_sentences",
+         {"relation": "at least", "num_sentences": 3}, 'One. "Two!" Three', True),
+        ("length_constraints:number_sentences",
+         {"relation": "less than", "num_sentences": 3}, "One. Two? Three!", False),
+    ],
+)  # fmt: skip
+def test_instructions_that_are_counted_by_rules_of_our_own(id, kwargs, answer, is_met):
+    (check,) = instructions.read("", [id], [kwargs])
+    assert check(answer) is is_met
+
+
+def test_several_instructions_count_apart_and_together(read):
+    line = {
+        "prompt": "Say it.",
+        "instruction_id_list": ["punctuation:no_comma", "combination:repeat_prompt"],
+        "kwargs": [{"num_words": None}, {}],
+    }
+    unjudged = {
+        "prompt": "Sag es.",
+        "instruction_id_list": ["language:response_language"],
+        "kwargs": [{"language": "de"}],
+    }
+    (one,), left_out = read(line, "", unjudged)
+    assert left_out == 1 and one.max_new_tokens == 1280
+    met = one.judge("*say* it. Done, yes")
+    assert met["inst_level_strict_acc"] == [False, False]
+    assert met["inst_level_loose_acc"] == [False, True]
+    assert met["prompt_level_loose_acc"] == [False]
+    outcomes = [scored.Outcome("", (), met), scored.Outcome("", (), one.judge("Say it. Done"))]
+    metrics = scored.metrics(outcomes)
+    assert metrics["inst_level_loose_acc"].mean == 3 / 4
+    assert metrics["prompt_level_loose_acc"] == (0.5, 0.5)
+    assert scored.metrics(outcomes[:1])["prompt_level_strict_acc"] == (0, None)
+
+
+@pytest.mark.parametrize(
+    "answer, strict, flexible",
+    [
+        ("It is 18.\n#### 1,018", True, True),
+        ("So $1,018.", False, True),
+        ("#### 1018. Then 7", True, False),
+        ("1018 or 7", False, False),
+        ("none", False, False),
+    ],
+)
+def test_numbers_of_answers(read, answer, strict, flexible):
+    (one,), _ = read({"question": "How many?", "answer": "1,000 and 18.\n#### 1,018"})
+    assert one.text == "Question: How many?\nAnswer:" and one.stop == ("Question:",)
+    assert one.judge(answer) == {
+        "exact_match_strict": [strict], "exact_match_flexible": [flexible]
+    }  # fmt: skip
+
+
+def test_choices_and_exact_matches(read):
+    found, _ = read({"text": "A", "choices": [" b", " c"], "label": 1, "id": 7})
+    assert found == [Choice("A", (" b", " c"), 1)]
+    (one,), _ = read({"text": "A", "target": " b", "stop": ["\n"]})
+    assert one.stop == ("\n",)
+    assert [one.judge(text)["exact_match"] for text in (" b", "b")] == [[True], [False]]
+
+
+@pytest.mark.parametrize(
+    "lines, why",
+    [
+        ([], "no line holds a document; each has choices, label, text, or"),
+        (["\n  \n"], "no line holds a document"),
+        ([{"prompt": "a"}], "line 1: a document has choices, label, text, or"),
+        (["[1]"], "line 1: Expected `object`, got `array`"),
+        (["{"], "line 1: Input data was truncated"),
+        (["[" * 100_000], "line 1: "),
+        ([{"text": "a", "choices": ["b"], "label": 0}], "choices are at least 2 texts"),
+        ([{"text": "a", "choices": ["b", ""], "label": 0}], "choices are at least 2 texts"),
+        ([{"text": "a", "choices": ["b", "c"], "label": 2}], "label is from 0 to 1, not 2"),
+        ([{"text": " ", "choices": ["b", "c"], "label": 0}], "is not empty"),
+        ([{"text": "a", "target": "b"}, {"question": "a", "answer": "b"}],
+         "line 2: Object missing required field `text`"),
+        ([{"question": "a", "answer": "12"}], "an answer ends in #### and a number"),
+        ([{"prompt": "a", "instruction_id_list": [], "kwargs": []}], "one entry an instruction"),
+        ([{"prompt": "a", "instruction_id_list": ["b"], "kwargs": [{}]}],
+         "instruction 'b' is not checked here; valid are keywords:existence"),
+        ([{"prompt": "a", "instruction_id_list": ["keywords:existence"], "kwargs": [{}]}],
+         "kwargs of keywords:existence: 'keywords' is missing"),
+        ([{"prompt": "a", "instruction_id_list": ["length_constraints:number_words"],
+           "kwargs": [{"relation": "about", "num_words": 3}]}], "a relation is one of at least"),
+        ([{"prompt": "a", "instruction_id_list": ["keywords:existence"],
+           "kwargs": [{"keywords": ["b", "("]}]}], "kwargs of keywords:existence: missing )"),
+    ],
+)  # fmt: skip
+def test_a_file_that_is_no_task(read, lines, why):
+    with pytest.raises(InputError) as refused:
+        read(*lines)
+    assert why in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_two_forms_need_different_fields():
+    """So the first that fits is the only one, but for documents with further fields."""
+    fields = documents._FIELDS.values()
+    assert not any(a <= b or b <= a for a, b in itertools.combinations(fields, 2))
