@@ -14,7 +14,7 @@ POOLINGS = ("last", "mean")
 
 _INT32, _INT64 = 2**31, 2**63
 _TEXT_BODIES = ("completions", "chat")
-_BODIES = (*_TEXT_BODIES, "responses")
+_BODIES = (*_TEXT_BODIES, "responses", "messages")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Field:
         kind: the values that Python accepts.
         doc: a sentence for `--help`, `/docs` and readers of `SamplingParams`.
         wire: its name over HTTP, where that is another.
-        bodies: the HTTP bodies that have it: completions, chat, responses, embeddings.
+        bodies: the HTTP bodies that have it: completions, chat, responses, messages, embeddings.
         wire_kind: the values that HTTP accepts; None: those of Python.
         wire_default: its value where an HTTP body leaves it out; None: that of Python.
         has_flag: whether `--name` sets it on command lines.
@@ -196,7 +196,7 @@ class SamplingParams:
         (),
         Texts(),
         "A text that ends the answer, which excludes it (a list, or a repeated flag, has several).",
-        bodies=_BODIES,
+        bodies=(*_TEXT_BODIES, "responses"),
         wire_kind=Texts(64, 256),
         has_flag=True,
     )

@@ -22,6 +22,7 @@ _OPERATIONS = {
     "/v1/completions": "text_completion",
     "/infill": "text_completion",
     "/v1/responses": "chat",
+    "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",
 }
 _PROVIDER = "ridgeline"

@@ -199,7 +199,10 @@ def _structure() -> Iterator[Case]:
     for model in ("none", "../../etc/passwd", "{{ 7 * 7 }}", "a" * 100_000, "\n", 3, [], {}):
         name = f"model {str(model)[:20]!r}"
         yield _raw(name, json.dumps(_BODIES[TEXT] | {"model": model}), (400, 404))
-    for path in ("/tokenize", "/detokenize", "/v1/embeddings", "/v1/responses"):
+    for path in (
+        *("/tokenize", "/detokenize", "/v1/embeddings", "/v1/responses", "/v1/messages"),
+        "/v1/messages/count_tokens",
+    ):
         for body in ("null", "[]", "{}", '{"tokens": [-1]}', '{"input": [[]]}', '{"prompt": 3}',
                      '{"input": {"a": 1}}', '{"tokens": [99999999999]}', '{"tokens": "x"}',
                      '{"input": null}', '{"input": [1, "a"]}'):  # fmt: skip

@@ -29,6 +29,18 @@ from inference.server.service import Service
 from inference.text.thoughts import Stage
 
 
+async def encode(
+    service: Service, request: ChatRequest, offer: tools.OfferedTools | None
+) -> list[int]:
+    """Token ids of a conversation with its tools; an `ApiError` names a wrong field."""
+    begins, continues = tools.check_turn(request)
+    offered = None if offer is None else offer.tools
+    variables = tools.variables(request, service.texts.tokenizer.template_for(offered) or "")
+    return await service.texts.encode_chat(
+        request.messages, begins, offered, variables, continues, request.documents
+    )
+
+
 class Chat:
     """A chat completion."""
 
@@ -45,12 +57,7 @@ class Chat:
         self._offer = tools.read(request)
         how = self._offer, service.tool_format
         params = await read_params(service, request, self._caller, *how)
-        begins, continues = tools.check_turn(request)
-        offered = None if self._offer is None else self._offer.tools
-        variables = tools.variables(request, service.texts.tokenizer.template_for(offered) or "")
-        tokens = await service.texts.encode_chat(
-            request.messages, begins, offered, variables, continues, request.documents
-        )
+        tokens = await encode(service, request, self._offer)
         tokens, params = sampling.fit(request, params, tokens, service.facts)
         thinking = reasoning.of_prompt(service.texts.tokenizer, tokens)
         params = reasoning.limited(params, thinking, service.facts)

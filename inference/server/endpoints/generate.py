@@ -1,19 +1,23 @@
-"""Completions, chats and responses, whole or as a stream of events."""
+"""Completions, chats, responses and messages, whole or as a stream of events."""
 
 from starlette.responses import Response
 
 from inference.server.endpoints.answers import stream_failed
+from inference.server.endpoints.anthropic.bodies import Ping
+from inference.server.endpoints.anthropic.fields import MessagesRequest
+from inference.server.endpoints.anthropic.respond import Messages, encoded
 from inference.server.endpoints.chat import Chat
 from inference.server.endpoints.completions import Completions
 from inference.server.endpoints.infill import Filling
 from inference.server.endpoints.responses.fields import ResponsesRequest
 from inference.server.endpoints.responses.respond import Respond
 from inference.server.protocol.caller import Caller
-from inference.server.protocol.event_stream import EventStream, primed
+from inference.server.protocol.event_stream import KEEP_ALIVE, EventStream, primed
 from inference.server.protocol.fields import ChatRequest, CompletionRequest, InfillRequest
 from inference.server.service import Service
 
-_Request = CompletionRequest | InfillRequest | ChatRequest | ResponsesRequest
+_Request = CompletionRequest | InfillRequest | ChatRequest | ResponsesRequest | MessagesRequest
+_Endpoint = Completions | Filling | Chat | Respond | Messages
 
 
 async def completions(service: Service, request: CompletionRequest, caller: Caller) -> Response:
@@ -39,8 +43,16 @@ async def responses(service: Service, request: ResponsesRequest, caller: Caller)
     return _with_format(service, request, response)
 
 
+async def messages(service: Service, request: MessagesRequest, caller: Caller) -> Response:
+    """Create a message: the next one of a conversation, in Anthropic's form."""
+    service.check_ready()
+    endpoint, ping = Messages(service, request, caller), encoded(Ping())
+    response = await _answer(service, endpoint, request, caller, ping)
+    return _with_format(service, request, response)
+
+
 def _with_format(
-    service: Service, request: ChatRequest | ResponsesRequest, response: Response
+    service: Service, request: ChatRequest | ResponsesRequest | MessagesRequest, response: Response
 ) -> Response:
     """Adds a header if the request has tools, and this model's calls are not parsed."""
     if request.tools and not service.tool_format.is_read:
@@ -50,9 +62,10 @@ def _with_format(
 
 async def _answer(
     service: Service,
-    endpoint: Completions | Filling | Chat | Respond,
+    endpoint: _Endpoint,
     request: _Request,
     caller: Caller,
+    keep_alive: bytes = KEEP_ALIVE,
 ) -> Response:
     """Answers a request; rejects it before any work if there is no room for one sequence."""
     service.check_room(caller, priority=request.priority or 0)
@@ -65,4 +78,6 @@ async def _answer(
     def last_event(error: Exception) -> bytes:
         return b"data: " + stream_failed(service, error).body() + b"\n\n"
 
-    return EventStream(events, service.limits.idle_s, last_event, service.metrics.disconnected)
+    return EventStream(
+        events, service.limits.idle_s, last_event, service.metrics.disconnected, keep_alive
+    )

@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import re
+from collections.abc import Iterable
 
 import msgspec
 from starlette.responses import Response
@@ -86,6 +88,15 @@ class ApiError(Exception):
         if self.param and message.startswith(self.param):
             message = param + message[len(self.param) :]
         return dataclasses.replace(self, message=message, param=param)
+
+    def renamed_by(self, names: Iterable[tuple[str, str]]) -> "ApiError":
+        """The same error in a request with other names: (pattern of a field here, its name there),
+        of which the first that matches counts.
+        """
+        for here, there in names:
+            if self.param and re.match(here, self.param):
+                return self.renamed(re.sub(here, there, self.param, count=1))
+        return self
 
 
 def invalid(param: str, why: str, code: str = "invalid_value") -> ApiError:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 DONE = b"data: [DONE]\n\n"
-_KEEP_ALIVE = b": keep-alive\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
 
 Events = AsyncGenerator[bytes, None]
 Result = TypeVar("Result")
@@ -34,7 +34,7 @@ async def primed(events: Events) -> Events:
 
 class EventStream(Response):
     """Sends events until they end, and closes them if the client disconnects. After `idle_s`
-    without an event, a comment keeps the connection open.
+    without an event, `keep_alive` keeps the connection open.
     """
 
     media_type = "text/event-stream"
@@ -45,9 +45,10 @@ class EventStream(Response):
         idle_s: float,
         failed: Callable[[Exception], bytes],
         on_leave: Callable[[], None] = lambda: None,
+        keep_alive: bytes = KEEP_ALIVE,
     ):
         """`failed`: returns the last event of a stream that fails; `on_leave`: called if the client
-        leaves before the end.
+        leaves before the end; `keep_alive`: a comment, or an event without effect.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -55,6 +56,7 @@ class EventStream(Response):
         self._idle_s = idle_s
         self._failed = failed
         self._on_leave = on_leave
+        self._keep_alive = keep_alive
         self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,7 +87,7 @@ class EventStream(Response):
         while True:
             await asyncio.sleep(max(0.0, self._sent_at + self._idle_s - time.monotonic()))
             if time.monotonic() - self._sent_at >= self._idle_s:
-                await put(_KEEP_ALIVE)
+                await put(self._keep_alive)
 
 
 async def unless_gone(

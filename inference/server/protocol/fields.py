@@ -144,9 +144,11 @@ if TYPE_CHECKING:  # a checker sees any name among the declared fields
 
     ChatFields = _Declared
     ResponsesFields = _Declared
+    MessagesFields = _Declared
     EmbeddingFields = _Declared
 else:
     ChatFields, ResponsesFields = _declared("chat", Common), _declared("responses", Common)
+    MessagesFields = _declared("messages", Common)
     EmbeddingFields = _declared("embeddings", Struct)
 
 

@@ -10,7 +10,8 @@ from inference.text import template_worker
 
 _Request = ChatRequest | TokenizeRequest
 
-_EFFORT, _SWITCHES = "reasoning_effort", ("enable_thinking", "thinking")
+_EFFORT = "reasoning_effort"
+SWITCHES = ("enable_thinking", "thinking")  # variables of templates: whether the model thinks
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _OWN_VARIABLES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message",
@@ -94,7 +95,7 @@ def variables(request: ChatRequest, template: str) -> dict[str, Any]:
     effort = request.reasoning_effort
     if effort is None:
         return variables
-    switches = {name: effort != "none" for name in _SWITCHES if name in read}
+    switches = {name: effort != "none" for name in SWITCHES if name in read}
     if _EFFORT in read:
         return switches | {_EFFORT: effort} | variables
     if effort == "none" and switches:

@@ -10,6 +10,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
+from inference.server.endpoints.anthropic import errors
+from inference.server.endpoints.anthropic.bodies import MessageStop
+from inference.server.endpoints.anthropic.errors import MessagesError
 from inference.server.endpoints.responses.bodies import Completed, Cut, Failed
 from inference.server.failures import as_api_error, log_failure, request_id
 from inference.server.protocol import caller
@@ -26,8 +29,9 @@ from inference.server.web.asgi_client import HttpStart
 
 _TRIES = 3  # replicas that may be lost with a request: it may be the cause
 _GRACE_S = 1.0  # for a replica to report the missed deadline itself
-_LAST = tuple(  # the last events of a response, which has no `[DONE]`
-    f"event: {kind.__struct_config__.tag}\n".encode() for kind in (Completed, Cut, Failed)
+_LAST = tuple(  # the last events of responses and messages, which have no `[DONE]`
+    f"event: {kind.__struct_config__.tag}\n".encode()
+    for kind in (Completed, Cut, Failed, MessageStop, MessagesError)
 )
 _LOST = ApiError(
     500,
@@ -72,7 +76,8 @@ class Gateway:
         except ReplicaLost:
             raise  # in the middle of an answer: closes the connection, so that the client notices
         except Exception as error:
-            await as_api_error(error).response()(scope, receive, send)
+            response = errors.response(as_api_error(error), scope["path"])
+            await response(scope, receive, send)
 
     async def _health(self) -> Response:
         """Health of the gateway; Ray checks the replicas."""
@@ -130,7 +135,7 @@ class Gateway:
         for _ in range(_TRIES):
             if deadline.left_s <= 0:
                 raise deadline.passed()
-            answer = _SentAnswer(send)
+            answer = _SentAnswer(send, request.path)
             try:
                 async with (
                     asyncio.timeout_at(deadline.at + _GRACE_S),
@@ -170,7 +175,7 @@ class Gateway:
         if refused is None:
             why = f"{_TRIES} replicas ended while they had this request: it is not tried again"
             raise ApiError(500, why, code="replica_lost", may_retry=False)
-        answer = _SentAnswer(send)
+        answer = _SentAnswer(send, request.path)
         await answer.begin(refused)
         await answer.end()
 
@@ -184,8 +189,10 @@ def _until(deadline: Deadline, request: HttpRequest) -> HttpRequest:
 class _SentAnswer:
     """The part of an answer that the client has got."""
 
-    def __init__(self, send: Send):
+    def __init__(self, send: Send, path: str):
+        """`path`: of the request, which determines the form of an error."""
         self._send = send
+        self._path = path
         self._headers: dict[bytes, bytes] | None = None
         self._num_bytes, self._last = 0, b""
 
@@ -223,7 +230,9 @@ class _SentAnswer:
         if not self.is_whole:
             if self._headers and b"content-length" in self._headers:
                 raise ReplicaLost
-            await self.go_on(b"data: " + error.body() + b"\n\n" + DONE)
+            is_message = errors.has_path(self._path)
+            last = errors.event(error) if is_message else b"data: " + error.body() + b"\n\n" + DONE
+            await self.go_on(last)
         await self.end()
 
     async def end(self) -> None:

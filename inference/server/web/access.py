@@ -15,15 +15,24 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from configs.errors import InputError
 from inference.files import key_file
+from inference.server.endpoints.anthropic import errors
 from inference.server.failures import request_id
 from inference.server.protocol.errors import ApiError, unavailable
 
 CLIENT = "ridgeline.client"  # key of a request's scope: the client's name; "" without keys
 REQUEST_ID = "x-request-id"  # header of requests and answers
+_API_KEY, _ANTHROPIC_ID = "x-api-key", "request-id"  # headers of Anthropic's clients
 OPEN_PATHS = ("/health", "/ready")  # need no key: probes have none
 _ID = re.compile(r"[A-Za-z0-9._-]{1,128}")
 _EXPOSED = (  # headers that pages of other origins can read
-    *(REQUEST_ID, "retry-after", "x-should-retry", "x-ignored-params", "x-relaxed-schema"),
+    *(
+        REQUEST_ID,
+        _ANTHROPIC_ID,
+        "retry-after",
+        "x-should-retry",
+        "x-ignored-params",
+        "x-relaxed-schema",
+    ),
     *("x-unread-tool-format", "www-authenticate"),
 )
 _MIN_KEY_CHARS = 16
@@ -144,13 +153,16 @@ class Access:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(raw=message.setdefault("headers", []))[REQUEST_ID] = id
+                answer_headers = MutableHeaders(raw=message.setdefault("headers", []))
+                answer_headers[REQUEST_ID] = id
+                if errors.has_path(scope["path"]):
+                    answer_headers[_ANTHROPIC_ID] = id
             await send(message)
 
         try:
             scope[CLIENT] = self._check(scope, headers)
         except ApiError as error:
-            await error.response()(scope, receive, send_with_id)
+            await errors.response(error, scope["path"])(scope, receive, send_with_id)
             return
         self._num_open += 1
         try:
@@ -177,13 +189,16 @@ class Access:
             )
         if self._keys is None or scope["path"] in self._pages:
             return ""
-        kind, _, key = headers.get("authorization", "").partition(" ")
-        is_one = len(headers.getlist("authorization")) == 1
-        client = self._keys.name(key.strip())
-        if not (client and is_one and kind.lower() == "bearer"):
-            raise ApiError(
-                401, "the header Authorization holds no key of this server", code="invalid_api_key"
-            )
+        keys = headers.getlist(_API_KEY)
+        for value in headers.getlist("authorization"):
+            kind, _, key = value.partition(" ")
+            keys.append(key.strip() if kind.lower() == "bearer" else "")
+        client = self._keys.name(keys[0]) if len(keys) == 1 else ""
+        if not client:
+            why = "the header Authorization, or x-api-key, holds no key of this server"
+            if len(keys) > 1:
+                why = "the headers Authorization and x-api-key hold several keys: send one"
+            raise ApiError(401, why, code="invalid_api_key")
         return client
 
     def _is_ours(self, host: str) -> bool:

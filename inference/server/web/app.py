@@ -9,6 +9,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from inference.server.endpoints.anthropic.errors import response as error_response
 from inference.server.failures import as_api_error
 from inference.server.protocol import caller, parse
 from inference.server.protocol.caller import Caller
@@ -43,13 +44,13 @@ def routed(service: Service) -> ASGIApp:
 
     def get(operation: Operation) -> Route:
         async def answer(request: Request) -> Response:
-            return await _answered(operation.work(service, **request.path_params))
+            return await _answered(operation.work(service, **request.path_params), operation.path)
 
         return Route(operation.path, answer, methods=["GET"])
 
     def post(operation: Operation) -> Route:
         async def answer(request: Request) -> Response:
-            return await _answered(_posted(service, request, operation))
+            return await _answered(_posted(service, request, operation), operation.path)
 
         return Route(operation.path, answer, methods=["POST"])
 
@@ -89,16 +90,18 @@ async def _posted(service: Service, request: Request, operation: Operation) -> R
     return response
 
 
-async def _answered(work: Awaitable[Response]) -> Response:
+async def _answered(work: Awaitable[Response], path: str) -> Response:
     """Turns exceptions into answers: one that leaves a route closes the client's connection."""
     try:
         return await work
     except Exception as error:
-        return as_api_error(error).response()
+        return error_response(as_api_error(error), path)
 
 
 async def _no_such_path(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     what = "method" if error.status_code == 405 else "path"
     failure = ApiError(error.status_code, f"this server has no such {what}")
-    return Response(failure.body(), failure.status, error.headers, "application/json")
+    response = error_response(failure, request.scope["path"])
+    response.headers.update(error.headers or {})
+    return response

@@ -8,6 +8,11 @@ import msgspec
 from starlette.responses import Response
 
 from inference.server.endpoints import console, generate, status, tokens
+from inference.server.endpoints.anthropic import bodies as anthropic_bodies
+from inference.server.endpoints.anthropic import errors as anthropic_errors
+from inference.server.endpoints.anthropic.errors import MessagesError
+from inference.server.endpoints.anthropic.fields import CountTokensRequest, MessagesRequest
+from inference.server.endpoints.anthropic.respond import count_tokens
 from inference.server.endpoints.embeddings import embeddings
 from inference.server.endpoints.envelope import whole
 from inference.server.endpoints.field_descriptions import DESCRIPTIONS
@@ -31,6 +36,7 @@ class Operation:
         body: type of a POST's body; None: a GET.
         answer, event: types of the answer's JSON, and of a stream's events; None: undescribed.
         example: a body.
+        error: type of an error's body.
     """
 
     path: str
@@ -39,6 +45,7 @@ class Operation:
     answer: type[msgspec.Struct] | None = None
     event: Any = None  # a type, or a union
     example: dict[str, object] | None = None
+    error: type[msgspec.Struct] = ErrorBody
 
 
 async def openapi(service: Service) -> Response:
@@ -68,6 +75,18 @@ OPERATIONS = (
         bodies.AnyEvent, {"input": "Why is the sky blue?", "max_output_tokens": 64},
     ),
     Operation(
+        anthropic_errors.PATH, generate.messages, MessagesRequest, anthropic_bodies.MessageBody,
+        anthropic_bodies.AnyEvent,
+        {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64},
+        MessagesError,
+    ),
+    Operation(
+        f"{anthropic_errors.PATH}/count_tokens", count_tokens, CountTokensRequest,
+        anthropic_bodies.TokenCount,
+        example={"messages": [{"role": "user", "content": "Why is the sky blue?"}]},
+        error=MessagesError,
+    ),
+    Operation(
         "/v1/completions", generate.completions, fields.CompletionRequest, responses.TextCompletion,
         responses.TextCompletion, {"prompt": "Once upon a time", "max_tokens": 32},
     ),
@@ -95,7 +114,7 @@ OPERATIONS = (
 def describe() -> dict[str, object]:
     """Describes all operations in OpenAPI."""
     kinds = [kind for op in OPERATIONS for kind in (op.body, op.answer, op.event) if kind]
-    kinds = list(dict.fromkeys([*kinds, ErrorBody]))
+    kinds = list(dict.fromkeys([*kinds, *(op.error for op in OPERATIONS)]))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     by_kind = dict(zip(kinds, schemas, strict=True))
     for name in (op.body.__name__ for op in OPERATIONS if op.body):
@@ -110,9 +129,12 @@ def describe() -> dict[str, object]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer"},
+                "api_key": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+            },
         },
-        "security": [{}, {"key": []}],
+        "security": [{}, {"key": []}, {"api_key": []}],
     }
 
 
@@ -121,9 +143,9 @@ def _described(operation: Operation, by_kind: Mapping[type, object]) -> dict[str
     if operation.answer is not None:
         content["application/json"] = {"schema": by_kind[operation.answer]}
     if operation.event is not None:
-        schema = {"anyOf": [by_kind[operation.event], by_kind[ErrorBody]]}
+        schema = {"anyOf": [by_kind[operation.event], by_kind[operation.error]]}
         content["text/event-stream"] = {"schema": schema}  # of the data of an event
-    failed = {"application/json": {"schema": by_kind[ErrorBody]}}
+    failed = {"application/json": {"schema": by_kind[operation.error]}}
     described: dict[str, object] = {
         "summary": (operation.work.__doc__ or "").strip().splitlines()[0],
         "responses": {

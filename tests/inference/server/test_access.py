@@ -35,7 +35,7 @@ def test_everything_but_probes_and_pages_needs_a_key(locked):
                 continue
             assert response.status_code == 401, path
             if method != "HEAD":
-                assert response.json()["error"]["code"] == "invalid_api_key"
+                assert response.json()["error"]["type"] == "authentication_error"
                 assert response.headers["www-authenticate"] == "Bearer"
     assert locked.http.get("//health").text == locked.http.get("/").text  # a host, and no path
     for path in ("/nothing", "/health/", "/v1/%2e%2e/health", "/%68ealth/x"):
@@ -114,6 +114,15 @@ def test_a_server_may_lie_under_a_path():
         assert client.get(path).status_code == 200
     assert paths == ["/v1/models", "/v1/models", "/", "/llm/ab/v1"]
     assert client.get("/llm/a").headers["location"] == "/llm/a/"
+
+
+@pytest.mark.parametrize("key, status", [(KEY, 200), (KEY[:-1], 401), (f"Bearer {KEY}", 401)])
+def test_keys_in_the_header_of_anthropics_clients(locked, key, status):
+    response = locked.http.post("/v1/completions", json=BODY, headers={"x-api-key": key})
+    assert response.status_code == status and KEY not in response.text
+    both = {"x-api-key": key, "authorization": f"Bearer {KEY}"}
+    response = locked.http.post("/v1/completions", json=BODY, headers=both)
+    assert response.status_code == 401 and "send one" in response.json()["error"]["message"]
 
 
 def test_one_key_is_enough(locked):

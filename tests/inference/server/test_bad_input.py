@@ -41,7 +41,12 @@ def the_next_request_is_served(server):
 def error_of(response, status=400):
     assert response.status_code == status, response.text
     assert response.headers["content-type"] == "application/json"
-    (name, found), = response.json().items()  # fmt: skip
+    body = response.json()
+    if body.pop("type", "") == "error":  # of Anthropic's shape, whose messages name the field
+        assert body.pop("request_id") == response.headers["request-id"]
+        place = re.match(r"[\w.\[\]]*", body["error"]["message"])[0]
+        body["error"] |= {"param": place, "code": None}
+    (name, found), = body.items()  # fmt: skip
     assert name == "error" and found.keys() == {"message", "type", "param", "code"}
     assert found["message"] and len(found["message"]) < 400 and not PRIVATE.search(found["message"])
     return found

@@ -7,6 +7,7 @@ import json
 import msgspec
 import pytest
 
+from inference.server.endpoints.anthropic import fields as anthropic
 from inference.server.protocol import fields
 from inference.server.protocol.parse import _whole
 from inference.server.web.operations import OPERATIONS
@@ -18,6 +19,7 @@ from tests.inference.server.test_bad_input import error_of
 KINDS = {each.path: each.body for each in OPERATIONS if each.body is not None}
 ASKED = {"messages": [{"role": "user", "content": "a"}]}
 TOOL = {"type": "function", "function": {"name": "x"}, "name": "x"}  # of chats and responses
+ANTHROPIC_TOOL = {"name": "x", "input_schema": {}}
 VALID = {
     "/v1/completions": {"prompt": "a", "max_tokens": 1},
     "/v1/chat/completions": ASKED | {"max_tokens": 1},
@@ -25,6 +27,8 @@ VALID = {
     "/detokenize": {"tokens": [1]},
     "/v1/embeddings": {"input": "a"},
     "/v1/responses": {"input": "a", "max_output_tokens": 1},
+    "/v1/messages": ASKED | {"max_tokens": 1},
+    "/v1/messages/count_tokens": ASKED,
     "/infill": {"input_prefix": "a", "input_suffix": "b", "max_tokens": 1},
 }
 EXAMPLES = {
@@ -32,6 +36,10 @@ EXAMPLES = {
     fields.ContentPart: {"type": "text", "text": "a"},
     fields.ResponseFormat: {"type": "json_schema", "json_schema": {"schema": {}}},
     fields.JsonSchema: {"schema": {}},
+    anthropic.Turn: ASKED["messages"][0],
+    anthropic.Block: {"type": "text", "text": "a"},
+    anthropic.ResultBlock: {"type": "text", "text": "a"},
+    anthropic.ToolDefinition: ANTHROPIC_TOOL,
 }
 # What a field needs beside it.
 BESIDE = {
@@ -57,6 +65,8 @@ NARROWER = {
     "prompt_logprobs": "none in /infill", "truncation_side": "a prompt without a gap",
     "input_extra": "the context", "bad_words": "what can be compiled",
     "add_generation_prompt": "continue_final_message",
+    "system": "text, the context", "output_config": "the template, what can be compiled",
+    "thinking": "marks of thoughts, the context", "context_management": "thoughts alone",
 }  # fmt: skip
 # Fields without a declared limit, and what limits them.
 UNLIMITED = {
@@ -68,7 +78,8 @@ UNLIMITED = {
     "chat_template_kwargs": "16 characters a token of the context", "input": "the same",
     "instructions": "the same", "documents": "the same", "text": "64 KiB of schema",
     "background": "none is stored", "conversation": "none is stored",
-    "previous_response_id": "none is stored",
+    "previous_response_id": "none is stored", "system": "the same",
+    "output_config": "64 KiB of schema",
 }  # fmt: skip
 
 
@@ -89,6 +100,8 @@ def bodies(path: str):
     names = {field.encode_name for field in msgspec.structs.fields(kind)}
     for case in declared.cases(kind, EXAMPLES):
         start = VALID[path] | {n: v for n, v in BESIDE.get(case.name, {}).items() if n in names}
+        if path.startswith("/v1/messages") and "tools" in start:
+            start["tools"] = [ANTHROPIC_TOOL]
         body = declared.with_value(start, case, EXAMPLES, kind)
         try:
             msgspec.convert({name: _whole(value) for name, value in body.items()}, kind)

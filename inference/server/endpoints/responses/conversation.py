@@ -1,6 +1,5 @@
 """Translates a request of /v1/responses into a chat completion."""
 
-import re
 from typing import Any
 
 from inference.server.endpoints.responses.fields import (
@@ -71,13 +70,7 @@ def read(request: ResponsesRequest) -> ChatRequest:
 
 def renamed(error: ApiError) -> ApiError:
     """Renames the field of a chat completion's error to that of the response's request."""
-    param = error.param
-    if param is None:
-        return error
-    field = next(
-        (re.sub(old, new, param, count=1) for old, new in _NAMES if re.match(old, param)), param
-    )
-    return error.renamed(field)
+    return error.renamed_by(_NAMES)
 
 
 def _check(request: ResponsesRequest) -> None:

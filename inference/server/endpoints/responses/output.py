@@ -23,14 +23,26 @@ class Output:
     def __init__(self) -> None:
         self.items: list[Item] = []
         self._is_open = False  # the last item may grow
+        self._logprobs: list[ChatToken] = []  # since the last text
 
     def take(self, news: News, logprobs: list[ChatToken]) -> list[Event]:
-        """Adds the next piece of the answer; returns its events."""
-        events: list[Event] = self._think(news.reasoning) if news.reasoning else []
-        if news.content or (logprobs and not self._is_thinking):
-            events += self._say(news.content, logprobs)
+        """Adds the next piece of the answer; returns its events.
+
+        Within a piece the rest of an earlier call comes first. Log-probabilities go with the next
+        text; thoughts and calls have none.
+        """
+        self._logprobs += logprobs
+        old = [call for call in news.calls if not isinstance(call.id, str)]
+        events = [event for call in old for event in self._call(call)]
+        if news.reasoning:
+            events += self._think(news.reasoning)
+        if self._is_thinking and not news.content:
+            self._logprobs = []
+        if news.content:
+            events += self._say(news.content)
         for call in news.calls:
-            events += self._call(call)
+            if isinstance(call.id, str):
+                events += self._call(call)
         return events
 
     def close(self, status: bodies.Status) -> list[Event]:
@@ -38,8 +50,10 @@ class Output:
         An answer that was cut off may have a thought alone.
         """
         is_thought = self._is_thinking and status != "completed"
-        ends = isinstance(self.items[-1] if self.items else None, OutputMessage | OutputCall)
-        events = [] if ends or is_thought else self._say("", [])
+        last = self.items[-1] if self.items else None
+        has_more = isinstance(last, OutputMessage) and self._logprobs
+        ends = isinstance(last, OutputMessage | OutputCall) and not has_more
+        events = [] if ends or is_thought else self._say("")
         return events + self._close(status)
 
     def _think(self, text: str) -> list[Event]:
@@ -61,8 +75,9 @@ class Output:
         """Whether the last item is a thought that may grow."""
         return self._is_open and isinstance(self.items[-1], OutputReasoning)
 
-    def _say(self, text: str, logprobs: list[ChatToken]) -> list[Event]:
+    def _say(self, text: str) -> list[Event]:
         events: list[Event] = []
+        logprobs, self._logprobs = self._logprobs, []
         if not (self._is_open and isinstance(self.items[-1], OutputMessage)):
             id = f"msg_{secrets.token_hex(14)}"
             events += self._close("completed") + self._open(OutputMessage(id))
@@ -82,6 +97,7 @@ class Output:
 
     def _call(self, news: CallDelta) -> list[Event]:
         events: list[Event] = []
+        self._logprobs = []
         if isinstance(news.id, str):  # a new one
             events += self._close("completed")
             name = news.function.name

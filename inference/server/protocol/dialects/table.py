@@ -1,5 +1,5 @@
-"""Fields of other servers (vLLM, SGLang, llama.cpp, TGI, OpenAI), and of other endpoints, that a
-body does not declare.
+"""Fields of other servers (vLLM, SGLang, llama.cpp, TGI, OpenAI, Anthropic), and of other
+endpoints, that a body does not declare.
 
 `docs/server.md` has the same table. Unknown fields are ignored and listed in a header.
 """
@@ -31,7 +31,8 @@ class ForeignField(NamedTuple):
         names: of the fields.
         fate: of each.
         why: why they are ignored, or what to send instead of rejected ones.
-        becomes: the declared field, or another name of it; with a dot, a field of an object.
+        becomes: the declared field, or another name of it; with a dot, a field of an object. The
+            first of several that a body declares.
         neutral: values without effect, which are dropped.
         values: value -> its value here, if different.
     """
@@ -76,8 +77,10 @@ TABLE = (
     ForeignField(("n_predict",), Fate.OBEYED, "", "max_tokens", (None,), {-1: MAX_INT}),
     _obeyed("max_completion_tokens max_output_tokens", "max_tokens", (None,)),
     _obeyed("max_tokens", "max_output_tokens", (None,)),
-    _obeyed("response_format", "text.format", (None, {"type": "text"})),
-    _obeyed("reasoning_effort", "reasoning.effort", (None,)),
+    _obeyed("response_format", "text.format output_config.format", (None, {"type": "text"})),
+    _obeyed("reasoning_effort", "reasoning.effort output_config.effort", (None,)),
+    _obeyed("stop", "stop_sequences", _UNSET),
+    _obeyed("stop_sequences", "stop", _UNSET),
     _obeyed("thinking_budget_tokens reasoning_budget_tokens", "thinking_token_budget", _UNLIMITED),
     ForeignField(
         ("reasoning_format",), Fate.OBEYED, "", "separate_reasoning", (None, "auto"),
@@ -91,7 +94,8 @@ TABLE = (
         "cache_prompt id_slot n_keep n_discard n_cache_reuse prediction prompt_cache_options "
         "prompt_cache_retention ngram_corpus_id routed_dp_rank disagg_prefill_dp_rank "
         "data_parallel_rank backend_sampling guided_decoding_backend stream_interval "
-        "sse_ping_interval speculative.n_max speculative.n_min speculative.p_min",
+        "sse_ping_interval speculative.n_max speculative.n_min speculative.p_min inference_geo "
+        "speed",
         "says how fast, or where, an answer is made",
     ),
     _ignored(
@@ -111,7 +115,7 @@ TABLE = (
     ),
     _ignored(
         "return_cached_tokens_details return_progress return_token_offsets timings_per_token "
-        "verbose stream_options",
+        "verbose stream_options diagnostics",
         "asks for figures beside the answer",
     ),
     _ignored("verbosity", "is a hint to models that were trained for it"),
@@ -149,9 +153,10 @@ TABLE = (
     _refused("messages", "send a prompt, or input"),
     _refused("input", "send messages, or a prompt"),
     _refused("prompt", "send messages, or input"),
-    _refused("instructions", "send a system message"),
+    _refused("instructions system", "send a system message"),
     _refused("text", "send response_format", {"format": {"type": "text"}}),
     _refused("functions", "send tools"),
+    _refused("container mcp_servers", "no tools run on this server"),
     _refused("function_call", "send tool_choice", "none", "auto"),
     _refused("web_search_options moderation", "nothing but the model is asked"),
     _refused("modalities", "answers are text", ["text"]),
@@ -179,6 +184,7 @@ def markdown() -> str:
     lines = ["| fields | what becomes of them |", "|---|---|"]
     for row in TABLE:
         names = ", ".join(f"`{name}`" for name in row.names)
-        does = f"`{row.becomes}`" if row.fate is Fate.OBEYED else f"{row.fate}: {row.why}"
+        targets = " or ".join(f"`{target}`" for target in row.becomes.split())
+        does = targets if row.fate is Fate.OBEYED else f"{row.fate}: {row.why}"
         lines.append(f"| {names} | {does} |")
     return "\n".join(lines) + "\n"

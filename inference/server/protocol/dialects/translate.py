@@ -47,7 +47,8 @@ def _target(row: ForeignField, declared: Collection[str]) -> tuple[str, str]:
     """The field, and the part of it, that a row becomes; if the field is not declared, the one that
     its own row becomes.
     """
-    target, _, part = row.becomes.partition(".")
+    fields = [field.partition(".") for field in row.becomes.split()] or [("", "", "")]
+    target, _, part = next((field for field in fields if field[0] in declared), fields[0])
     other = ROWS.get(target)
     if target not in declared and other is not None and other.fate is Fate.OBEYED:
         target, _, part = other.becomes.partition(".")

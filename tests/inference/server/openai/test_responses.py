@@ -6,6 +6,11 @@ import openai
 import pydantic
 import pytest
 
+from inference.server.endpoints.answers import Piece
+from inference.server.endpoints.messages import MessageReader
+from inference.server.endpoints.responses.output import Output
+from inference.server.protocol.tools import OfferedTools
+from inference.text.tool_calls import formats
 from tests.inference.server import fake_engine
 from tests.inference.server.described import validator
 from tests.inference.server.fake_engine import END, MAX_CONTEXT, REPLY, START
@@ -25,6 +30,7 @@ WEATHER = {
         "additionalProperties": False,
     },
 }  # fmt: skip
+SAYS = '<tool_call>\n{"name": "weather", "arguments": {"rain": true}}\n</tool_call>'
 CALL = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"rain":true}'}
 OUTPUT = {"type": "function_call_output", "call_id": "c1", "output": "wet"}
 
@@ -223,6 +229,47 @@ def test_functions_are_called(client, choice):
         assert stream.get_final_response().output[0].arguments == call.arguments
 
 
+@pytest.mark.parametrize("choice", ["auto", "required"])
+def test_functions_go_with_logprobs(talking, choice):
+    """Which are of the text alone."""
+    talking.says = f"Let me look.\n{SAYS}\n{SAYS}"
+    how = {"top_logprobs": 1, "include": ["message.output_text.logprobs"], "tool_choice": choice}
+    for streams in (False, True):
+        response = talking.server.post(PATH, input="a", tools=[WEATHER], stream=streams, **how)
+        assert response.status_code == 200, response.text
+        last = events_of(response.text)[-1][1]["response"] if streams else response.json()
+        *texts, call = last["output"]
+        assert call["type"] == "function_call" and json.loads(call["arguments"])
+        logprobs = [part["logprobs"] for text in texts for part in text.get("content", ())]
+        told = "".join(token["token"] for each in logprobs for token in each)
+        assert told == ("Let me look." if choice == "auto" else "")
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_thoughts_have_no_logprobs(talking, streams):
+    talking.says = "<think>Hm.</think>Yes."
+    how = {"top_logprobs": 1, "include": ["message.output_text.logprobs"], "stream": streams}
+    response = talking.server.post(PATH, input="a", **how)
+    assert response.status_code == 200, response.text
+    last = events_of(response.text)[-1][1]["response"] if streams else response.json()
+    thought, message = last["output"]
+    assert thought["content"][0]["text"] == "Hm."
+    (part,) = message["content"]
+    told = "".join(token["token"] for token in part["logprobs"])
+    assert part["text"] == "Yes." and told.removesuffix("<|end|>") == "Yes."
+
+
+def test_a_piece_may_end_a_call_and_begin_others():
+    """As it comes where a step has several tokens."""
+    offer = OfferedTools([], {"weather": WEATHER["parameters"]}, {}, False, True)
+    reader, output = MessageReader(offer, formats.by_name("hermes", None)), Output()
+    at = SAYS.index("true")
+    for piece in (SAYS[:at], f"{SAYS[at:]}\nAgain:\n{SAYS}"):
+        output.take(reader.read(Piece(0, piece)), [])
+    calls = [item.arguments for item in output.items if item.id.startswith("fc_")]
+    assert calls == ['{"rain": true}'] * 2 and len(output.items) == 3
+
+
 def test_what_functions_return_is_read(client, engine):
     items = [{"role": "user", "content": "a"}, CALL, OUTPUT]
     found = client.responses.create(**greedy(input=items, tools=[WEATHER], max_output_tokens=4))
@@ -233,9 +280,6 @@ def test_functions_that_may_not_be_called_are_text(client):
     asked = greedy(input="a", tools=[WEATHER], tool_choice="none", max_output_tokens=4)
     found = client.responses.create(**asked)
     assert found.output[0].type == "message" and found.tool_choice == "none"
-
-
-SAYS = '<tool_call>\n{"name": "weather", "arguments": {"rain": true}}\n</tool_call>'
 
 
 def test_a_text_and_calls_are_items_in_their_order(talking):

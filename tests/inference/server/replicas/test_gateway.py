@@ -72,6 +72,30 @@ def test_a_response_that_is_cut_ends_with_an_error():
         assert '"replica_lost"' in error and last == "data: [DONE]" and one.metric(LOST) == 1
 
 
+@pytest.mark.parametrize("tokens", [1, 6])
+def test_a_message_ends_with_its_last_event(pair, tokens):
+    asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": tokens, "stream": True}
+    lines = pair.http.post("/v1/messages", json=asked).text.splitlines()
+    assert lines[0] == "event: message_start" and lines[-3] == "event: message_stop"
+    assert pair.metric(LOST) == 0
+
+
+def test_a_message_that_is_cut_ends_with_an_error():
+    with running(FakeEngine(step_s=0.02), FakeEngine()) as one:
+        asked = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 400, "stream": True}
+        with one.http.stream("POST", "/v1/messages", json=asked) as response:
+            lines = response.iter_lines()
+            assert next(lines) == "event: message_start"
+            one.lose(0)
+            *_, name, error = [line for line in lines if line]
+        assert name == "event: error" and one.metric(LOST) == 1
+        assert '"api_error"' in error and response.headers["request-id"] in error
+        asked = {"messages": [], "max_tokens": 1}
+        assert one.http.post("/v1/messages", json=asked).json()["type"] == "error"
+        broken = {"content": b"{}", "headers": {"content-type": "text/plain"}}
+        assert one.http.post("/v1/messages", **broken).json()["type"] == "error"
+
+
 def test_a_stream_comes_event_by_event():
     with running(FakeEngine(step_s=0.02)) as one:
         asked = {"prompt": "a", "max_tokens": 20, "temperature": 0, "stream": True}
