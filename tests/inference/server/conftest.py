@@ -3,6 +3,7 @@
 import pytest
 
 from tests.inference.server.fake_engine import FakeEngine
+from tests.inference.server.parrot import TEMPLATES, Parrot
 from tests.inference.server.running import running
 
 
@@ -15,3 +16,22 @@ def engine():
 def server(engine):
     with running(engine) as one:
         yield one
+
+
+@pytest.fixture(scope="module")
+def bird():
+    return Parrot(TEMPLATES["qwen"])
+
+
+@pytest.fixture(scope="module")
+def perch(bird):
+    """The server before an engine that says what it is told to."""
+    with running(bird) as one:
+        yield one
+
+
+@pytest.fixture
+def parrot(bird):
+    """It, as it was at first."""
+    bird.says, bird.breaks_at, bird.failure = None, None, ""
+    return bird

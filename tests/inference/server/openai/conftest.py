@@ -3,28 +3,6 @@
 import openai
 import pytest
 
-from tests.inference.server.parrot import TEMPLATES, Parrot
-from tests.inference.server.running import running
-
-
-@pytest.fixture(scope="module")
-def bird():
-    return Parrot(TEMPLATES["qwen"])
-
-
-@pytest.fixture(scope="module")
-def perch(bird):
-    """The server before it."""
-    with running(bird) as one:
-        yield one
-
-
-@pytest.fixture
-def parrot(bird):
-    """It, as it was at first."""
-    bird.says, bird.breaks_at, bird.failure = None, None, ""
-    return bird
-
 
 @pytest.fixture(scope="module")
 def module_client(perch):
