@@ -5,17 +5,21 @@ import functools
 import re
 
 from configs.errors import InputError, shown
+from inference.text.tool_calls.shapes import Objects, Shape, Tagged
 
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """A format of calls: JSON objects with a name and arguments, and the text around them.
+    """A format of calls: their shape, and the text around one or several.
 
     Attributes:
         opening: before a call, or several; "": nothing does.
         closing: behind them.
+        aliases: other openings that some models write.
         brackets: a line that begins with one may be a call, or a list of them, without the opening.
-        key: of the arguments, as the grammar of such calls has it; both keys are understood.
+        shape: what stands between opening and closing.
+        gap: between those and a call.
+        between: between calls, each with its opening; inside of one opening if `is_section`.
         is_read: False: the template's calls have this name and stay text; what a request forces is
             plain JSON, as the other fields say.
     """
@@ -23,15 +27,52 @@ class Format:
     name: str
     opening: str = ""
     closing: str = ""
+    aliases: tuple[str, ...] = ()
     brackets: str = ""
-    key: str = "arguments"
+    shape: Shape = Objects()
+    gap: str = ""
+    between: str = "\n"
+    is_section: bool = False
     is_read: bool = True
 
+    @property
+    def openings(self) -> tuple[str, ...]:
+        return tuple(mark for mark in (self.opening, *self.aliases) if mark)
 
-HERMES = Format("hermes", "<tool_call>", "</tool_call>")
-LLAMA3_JSON = Format("llama3_json", "<|python_tag|>", brackets="{", key="parameters")
+
+HERMES = Format("hermes", "<tool_call>", "</tool_call>", gap="\n")
+LLAMA3_JSON = Format(
+    "llama3_json", "<|python_tag|>", brackets="{", shape=Objects("parameters"), between="; "
+)
 JSON = Format("json", brackets="{[")
-FORMATS = {format.name: format for format in (HERMES, LLAMA3_JSON, JSON)}
+_FUNCTION = Tagged(
+    "<parameter=", ">\n", "\n</parameter>\n", ">\n", head="<function=", tail="</function>\n"
+)
+_FORMATS = (
+    HERMES,
+    LLAMA3_JSON,
+    JSON,
+    Format("qwen3_coder", "<tool_call>", "</tool_call>", shape=_FUNCTION, gap="\n"),
+    Format(
+        "glm45", "<tool_call>", "</tool_call>",
+        shape=Tagged(
+            "<arg_key>", "</arg_key>\n", "</arg_value>\n", "\n", value_begin="<arg_value>"
+        ),
+    ),
+    Format(
+        "minimax_m2", "<minimax:tool_call>", "</minimax:tool_call>", gap="\n", between="",
+        is_section=True,
+        shape=Tagged(
+            '<parameter name="', '">', "</parameter>\n", '">\n', head='<invoke name="',
+            tail="</invoke>\n",
+        ),
+    ),
+    Format(
+        "seed_oss", "<seed:tool_call>", "</seed:tool_call>", gap="\n",
+        shape=dataclasses.replace(_FUNCTION, key_end=">", value_end="</parameter>\n"),
+    ),
+)  # fmt: skip
+FORMATS = {format.name: format for format in _FORMATS}
 AUTO = "auto"
 CHOICES = (AUTO, *FORMATS)
 
@@ -40,8 +81,9 @@ _PARAMETERS = re.compile(r'"name"[^{}]{1,60}"parameters"')
 _JSON_CALLS = re.compile(
     r"""["']name\\?["']\s*:|(?:calls?|calls?["']\]|(?<!\btool)\.function)\s*\|\s*tojson"""
 )
-# What templates write around calls in formats that are not read, by the names of vLLM's parsers.
-_UNREAD = {
+# What templates write around calls, by the names of vLLM's parsers.
+_MARKS = {
+    "<seed:tool_call>": "seed_oss",
     "<function=": "qwen3_coder",
     "<arg_key>": "glm45",
     "<minimax:tool_call>": "minimax_m2",
@@ -58,7 +100,6 @@ _UNREAD = {
     "<tool_calls>": "jamba",
     "<TOOLCALL>": "nemotron",
     "<function_calls>": "olmo3",
-    "<seed:tool_call>": "seed_oss",
     "<|action_start|>": "internlm",
     "<|START_ACTION|>": "cohere",
 }
@@ -83,11 +124,11 @@ def of_template(template: str | None) -> Format:
     source = template or ""
     if not knows_tools(source):
         return JSON
-    unread = next((name for mark, name in _UNREAD.items() if mark in source), None)
-    if unread is None and knows_calls(source) and not _JSON_CALLS.search(source):
-        unread = "unknown"
-    if unread is not None:
-        return dataclasses.replace(JSON, name=unread, is_read=False)
+    name = next((name for mark, name in _MARKS.items() if mark in source), None)
+    if name is None and knows_calls(source) and not _JSON_CALLS.search(source):
+        name = "unknown"
+    if name is not None:
+        return FORMATS.get(name) or dataclasses.replace(JSON, name=name, is_read=False)
     if HERMES.opening in source:
         return HERMES
     plain = source.replace('\\"', '"')  # in a string of Jinja

@@ -4,6 +4,7 @@ make trouble. What serves it cannot tell it from a real one.
 
 import dataclasses
 import functools
+import itertools
 import threading
 import time
 
@@ -57,10 +58,13 @@ def reply(n: int, seed: int | None = None) -> list[int]:
 def walk(state) -> list[int]:
     """The shortest text that a grammar permits, or nearly so."""
     tokens: list[int] = []
+    closing = itertools.cycle(b"\n</parameter>\n</arg_value>")  # of any text
     while END not in tokens:
         words = state.mask()
         permitted = [v for v in range(VOCAB) if words[v // 32] >> (v % 32) & 1]
         first = [token for token in (END, *b'"}],:{') if token in permitted]
+        if {0, *b"\n</>"} <= set(permitted):
+            first = [next(closing)]
         tokens.append((first or permitted)[0])
         state.accept(tokens[-1])
     return tokens

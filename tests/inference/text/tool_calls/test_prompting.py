@@ -29,15 +29,18 @@ def calling(arguments, **more):
 def test_the_format_of_a_template(template, name):
     assert formats.by_name("auto", template).name == name
     assert formats.by_name("hermes", template).name == "hermes"
-    with pytest.raises(InputError, match="one of auto, hermes, llama3_json, json, not 'pythonic'"):
-        formats.by_name("pythonic", template)
+    with pytest.raises(InputError, match="one of auto, hermes, llama3_json, json, .*, not 'nope'"):
+        formats.by_name("nope", template)
 
 
 SHOWS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for c in message.tool_calls %}"
-UNREAD = {
+READ = {
     "qwen3_coder": "<tool_call>\n<function={{ c.name }}>\n<parameter={{ key }}>\n{{ value }}",
+    "seed_oss": "<seed:tool_call>\n<function={{ c.name }}>\n<parameter={{ key }}>{{ value }}",
     "glm45": "<tool_call>{{ c.name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}",
     "minimax_m2": '<minimax:tool_call>\n<invoke name="{{ c.name }}">',
+}
+UNREAD = {
     "lfm2": "<|tool_call_start|>[{{ c.name }}({{ arguments }})]<|tool_call_end|>",
     "mistral": "[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}",
     "openai": "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>",
@@ -46,6 +49,12 @@ UNREAD = {
     "granite": "<|tool_call|>{{ message.tool_calls | tojson }}",
     "unknown": "CALL {{ c.name }} WITH {{ c.arguments }}",
 }
+
+
+@pytest.mark.parametrize("name", READ)
+def test_the_format_of_a_family(name):
+    found = formats.of_template(SHOWS + READ[name])
+    assert found is formats.FORMATS[name] and found.is_read
 
 
 @pytest.mark.parametrize("name, template", [

@@ -1,0 +1,120 @@
+"""Formats of calls as their models write them, and a plain reading of whole texts.
+
+`write` puts calls into a format; `read` finds them again by regular expressions alone. Both know
+the formats by their published descriptions, not by `formats.FORMATS`.
+"""
+
+import json
+import re
+
+CITY = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"}, "days": {"type": "integer"}, "is_long": {"type": "boolean"},
+    },
+    "required": ["city"],
+}  # fmt: skip
+SEARCH = {
+    "type": "object",
+    "properties": {
+        "query": {"$ref": "#/$defs/text"}, "filter": {"type": "object"}, "any": {},
+        "tags": {"type": "array", "items": {"type": "string"}},
+        "after": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+    },
+    "$defs": {"text": {"type": "string"}},
+}  # fmt: skip
+SCHEMAS: dict = {"weather": CITY, "web-search": SEARCH, "now": {"type": "object", "properties": {}}}
+TEXTS = {"city", "query"}  # parameters that are no JSON
+
+
+def _plain(value, key) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _value(text: str, key: str):
+    if key in TEXTS:
+        return text
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return text if key == "after" and not isinstance(value, str | None) else value
+
+
+class Tags:
+    """Parameters between tags, each call in a block of its own or several in one."""
+
+    def __init__(self, block, call, parameter, is_section=False):
+        """`block`, `call`, `parameter`: patterns with {} for what stands within them."""
+        self._block, self._call, self._parameter = block, call, parameter
+        self._is_section = is_section
+
+    def write(self, *calls) -> str:
+        texts = [
+            self._call.format(name, "".join(
+                self._parameter.format(key, _plain(value, key)) for key, value in given.items()
+            ))
+            for name, given in calls
+        ]  # fmt: skip
+        if self._is_section:
+            return self._block.format("".join(texts))
+        return "\n".join(map(self._block.format, texts))
+
+    def blocks(self, text: str):
+        """(start, end, calls) of each block; calls of it that are none end it."""
+        for match in re.finditer(_pattern(self._block, "(.*?)"), text, re.DOTALL):
+            calls, at = [], match.start(1)
+            body = "(.*)" if self._call.endswith("{}") else "(.*?)"
+            call = re.compile(_pattern(self._call, r"([\w.-]+)", body), re.DOTALL)
+            while (one := call.match(text, at, match.end(1))) and one[1] in SCHEMAS:
+                calls.append((one[1], self._arguments(one[2])))
+                at = one.end()
+            if calls:
+                is_whole = not text[at : match.end(1)].strip()
+                yield match.start(), match.end() if is_whole else at, calls
+
+    def _arguments(self, body: str) -> dict:
+        pairs = re.findall(_pattern(self._parameter, "(.*?)", "(.*?)"), body, re.DOTALL)
+        return {key: _value(value, key) for key, value in pairs}
+
+
+def _pattern(template: str, *groups: str) -> str:
+    """A regular expression of a text with {}, any blanks at its line ends."""
+    escaped = [re.escape(part).replace("\\\n", r"\s*") for part in template.split("{}")]
+    if template.count("\n{}\n"):  # a value within lines of its own
+        escaped = [
+            part.replace(r"\s*", r"\n?") if part.endswith(r">\s*") else part
+            for part in escaped[:-1]
+        ] + [escaped[-1].replace(r"\s*", r"\n?", 1)]
+    return "".join(a + b for a, b in zip(escaped, [*groups, ""], strict=True))
+
+
+FORMATS = {
+    "qwen3_coder": Tags("<tool_call>\n{}</tool_call>", "<function={}>\n{}</function>\n",
+                        "<parameter={}>\n{}\n</parameter>\n"),
+    "glm45": Tags("<tool_call>{}</tool_call>", "{}\n{}",
+                  "<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n"),
+    "minimax_m2": Tags("<minimax:tool_call>\n{}</minimax:tool_call>",
+                       '<invoke name="{}">\n{}</invoke>\n',
+                       '<parameter name="{}">{}</parameter>\n', is_section=True),
+    "seed_oss": Tags("<seed:tool_call>\n{}</seed:tool_call>", "<function={}>\n{}</function>\n",
+                     "<parameter={}>{}</parameter>\n"),
+}  # fmt: skip
+
+
+def read(format: str, text: str) -> tuple[str, list]:
+    """The text around calls, and names and arguments of these; thoughts are text."""
+    thoughts = [match.span() for match in re.finditer(r"<think>.*?</think>", text, re.DOTALL)]
+    if text.lstrip().startswith("<think>") and "</think>" not in text:
+        return text, []
+    content, calls, end = "", [], 0
+    for start, after, found in FORMATS[format].blocks(text):
+        if any(a <= start < b for a, b in thoughts):
+            continue
+        content = _joined(content, text[end:start].rstrip(), bool(calls))
+        calls, end = calls + found, after
+    return _joined(content, text[end:], bool(calls)), calls
+
+
+def _joined(content: str, text: str, follows_call: bool) -> str:
+    return content + (text.lstrip() if follows_call and not (content and text.strip()) else text)

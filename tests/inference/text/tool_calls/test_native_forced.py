@@ -1,0 +1,118 @@
+"""Calls in the formats of families that a grammar forces: they are read as calls of the schemas."""
+
+import json
+import random
+
+import jsonschema
+import pytest
+
+from inference.text import grammar
+from inference.text.grammar import Grammars
+from inference.text.tool_calls import constrain
+from inference.text.tool_calls.formats import FORMATS
+from inference.text.tool_calls.parser import Parser
+from inference.text.tool_calls.shapes import Tagged
+from tests.inference.server.fake_engine import END, tokenizer
+from tests.inference.text.test_grammar import follow, permitted
+from tests.inference.text.tool_calls import native
+from tests.inference.text.tool_calls.test_parser import whole
+
+SCHEMAS: dict = {
+    "f": {"type": "object", "properties": {
+        "s": {"type": "string"}, "n": {"$ref": "#/$defs/n"},
+        "kind": {"enum": ["a", "b\n", "</parameter>", "'\"", 7]}, "is_x": {"type": "boolean"},
+        "short": {"type": "string", "minLength": 1, "maxLength": 4}},
+        "required": ["n", "kind"], "additionalProperties": False,
+        "$defs": {"n": {"type": "integer", "maximum": 99}}},
+    "g-1": {"type": "object", "properties": {
+        "o": {"type": "object",
+              "properties": {"k": {"enum": ["</parameter>", "</arg_value>", "x"]}},
+              "required": ["k"], "additionalProperties": False},
+        "t": {"type": "array", "items": {"type": ["null", "string"]}, "minItems": 1},
+        "u": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "m": {"anyOf": [{"type": "integer", "minimum": 5}, {"const": "x"}]}, "any": {}},
+        "required": ["o", "u"]},
+    "empty": {"type": "object", "properties": {}, "additionalProperties": False},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def grammars():
+    return Grammars(tokenizer(), [END])
+
+
+def ends_of(format) -> list[bytes]:
+    """Texts that a walk takes where it can, so that it ends."""
+    shape = FORMATS[format].shape
+    ends = [shape.value_end.encode()] if isinstance(shape, Tagged) else []
+    return [*ends, b'"', b"]", b"}", b"'"]
+
+
+def walk(state, dice, ends) -> bytes:
+    """A text that a grammar permits, at random."""
+    tokens: list[int] = []
+    while not state.is_complete and len(tokens) < 4000:
+        choices = permitted(state)
+        end = dice.choice(ends)
+        if END in choices and dice.random() < 0.5:
+            break
+        if dice.random() < 0.3 and end[0] in choices:
+            for token in end:
+                if token not in permitted(state):
+                    break
+                tokens.append(token)
+                state.accept(token)
+            continue
+        choices = [token for token in choices if token != END] or [END]
+        tokens.append(dice.choice(choices))
+        state.accept(tokens[-1])
+    assert len(tokens) < 4000
+    return bytes(token for token in tokens if token != END)
+
+
+@pytest.mark.parametrize("format", native.FORMATS)
+@pytest.mark.parametrize("is_parallel", [False, True])
+def test_any_walk_is_read_as_calls_of_the_schemas(grammars, format, is_parallel):
+    dice = random.Random(format)
+    source = constrain.of_calls(FORMATS[format], SCHEMAS, is_parallel)
+    for _ in range(25):
+        text = walk(grammars.start(source), dice, ends_of(format)).decode()
+        parser = Parser(FORMATS[format], SCHEMAS)
+        content, calls = whole(parser.push(text) + parser.finish())
+        assert content == "" and calls and (is_parallel or len(calls) == 1), text
+        for name, arguments in calls:
+            jsonschema.validate(json.loads(arguments), SCHEMAS[name])
+            required = SCHEMAS[name].get("required", [])
+            assert [*json.loads(arguments)][: len(required)] == required
+
+
+WRITTEN = [("weather", {"city": "Zürich </p", "days": 2}), ("now", {}),
+           ("web-search", {"filter": {"a": ["</"]}, "after": None})]  # fmt: skip
+
+
+@pytest.mark.parametrize("format", native.FORMATS)
+def test_calls_as_models_write_them_are_permitted(grammars, format):
+    source = constrain.of_calls(FORMATS[format], native.SCHEMAS, True)
+    state = grammars.start(source)
+    follow(state, native.FORMATS[format].write(*WRITTEN))
+    assert state.is_complete or END in permitted(state)
+    for wrong in ({}, {"days": 2}, {"city": "a", "days": "b"}):
+        with pytest.raises(AssertionError):
+            follow(grammars.start(source), native.FORMATS[format].write(("weather", wrong)))
+    alone = constrain.of_calls(FORMATS[format], native.SCHEMAS, False)
+    with pytest.raises(AssertionError):
+        follow(grammars.start(alone), native.FORMATS[format].write(*WRITTEN))
+
+
+@pytest.mark.parametrize("format", native.FORMATS)
+@pytest.mark.parametrize("other, text", [
+    (grammar.of_json_schema({"type": "object"}), '{"q": 7}'),
+    (grammar.of_json_schema({"type": "array"}), '["a", {}]'),
+    (grammar.of_choices(["ja", "nein"]), "ja"),
+])  # fmt: skip
+def test_calls_or_something_else(grammars, format, other, text):
+    source = constrain.of_calls(FORMATS[format], native.SCHEMAS, True, other)
+    for answer in (text, native.FORMATS[format].write(*WRITTEN)):
+        state = grammars.start(source)
+        follow(state, answer)
+        assert state.is_complete or END in permitted(state)
