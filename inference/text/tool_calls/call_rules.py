@@ -10,7 +10,7 @@ from inference.text import grammar
 from inference.text.json_schema.document import Schema, constraints
 from inference.text.json_schema.document import values as listed_values
 from inference.text.tool_calls import values
-from inference.text.tool_calls.shapes import Named, Objects, Shape, Tagged
+from inference.text.tool_calls.shapes import NameThenJson, Objects, Shape, Tagged
 from inference.text.tool_calls.values import Parameters
 
 _ANY = "(?s:.*)"
@@ -53,11 +53,11 @@ class CallRules:
             before = self.text(f'{{"name": {json.dumps(name)}, "{shape.key}": ')
             after = self.text("}")
         else:
-            before, after = self._named(shape, name), self.text(shape.tail)
+            before, after = self._before(shape, name), self.text(shape.tail)
         self.lines.append(f"call_{n}: {before} arguments_{n} {after}")
         self.lines.append(f"arguments_{n}: {grammar.json_rule(schema)}")
 
-    def _named(self, shape: Named, name: str) -> str:
+    def _before(self, shape: NameThenJson, name: str) -> str:
         head = self.text(f"{shape.head}{shape.prefix}{name}")
         if not shape.id_pattern:
             return f"{head} {self.text(shape.name_end)}"
@@ -136,8 +136,8 @@ class _Value:
         self.relaxed |= keywords - _LENGTHS
         if not keywords & _LENGTHS:
             return _ANY
-        least, most = (self._schema.get(name, "") for name in ("minLength", "maxLength"))
-        return f"(?s:.{{{least or 0},{most}}})"
+        shortest, longest = (self._schema.get(name, "") for name in ("minLength", "maxLength"))
+        return f"(?s:.{{{shortest or 0},{longest}}})"
 
     def _closed(self, shape: Tagged, pattern: str) -> str:
         """Text of a pattern up to the end of the value, which it does not have in it."""
@@ -162,5 +162,5 @@ def _permits_any(schema: Schema) -> bool:
         return False
     branches = schema.get("anyOf", [])
     return isinstance(branches, list) and all(
-        isinstance(each, dict) and constraints(each) <= {"type"} for each in branches
+        isinstance(branch, dict) and constraints(branch) <= {"type"} for branch in branches
     )

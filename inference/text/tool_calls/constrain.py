@@ -95,7 +95,11 @@ def _sequence(format: Format, is_parallel: bool, rules: CallRules) -> str:
         if is_parallel and "[" in format.brackets:
             return f'call | "[" call (", " call){_MORE} "]"'
         return f"call ({between} call){_MORE}" if is_parallel else call
-    if format.is_section and is_parallel:
+    if isinstance(format.shape, Objects) and format.shape.is_list:
+        call = f'"[" call (", " call){_MORE} "]"' if is_parallel else '"[" call "]"'
+        is_parallel = False
+    elif format.is_section and is_parallel:
         call = f"call ({between} call){_MORE}"
+        is_parallel = False
     whole = f"{rules.text(opening)} {call} {rules.text(closing)}"
-    return f"{whole} ({between} {whole}){_MORE}" if is_parallel and not format.is_section else whole
+    return f"{whole} ({between} {whole}){_MORE}" if is_parallel else whole

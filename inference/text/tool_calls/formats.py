@@ -5,7 +5,7 @@ import functools
 import re
 
 from configs.errors import InputError, shown
-from inference.text.tool_calls.shapes import Objects, Shape, Tagged
+from inference.text.tool_calls.shapes import NameThenJson, Objects, Shape, Tagged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,6 +48,8 @@ JSON = Format("json", brackets="{[")
 _FUNCTION = Tagged(
     "<parameter=", ">\n", "\n</parameter>\n", ">\n", head="<function=", tail="</function>\n"
 )
+_LIST = Objects(is_list=True)
+_DEEPSEEK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _FORMATS = (
     HERMES,
     LLAMA3_JSON,
@@ -71,6 +73,34 @@ _FORMATS = (
         "seed_oss", "<seed:tool_call>", "</seed:tool_call>", gap="\n",
         shape=dataclasses.replace(_FUNCTION, key_end=">", value_end="</parameter>\n"),
     ),
+    Format(
+        "mistral", "[TOOL_CALLS]", between="", shape=NameThenJson("[ARGS]", id_mark="[CALL_ID]")
+    ),
+    Format(
+        "kimi_k2", "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>", between="",
+        is_section=True,
+        shape=NameThenJson(
+            "<|tool_call_argument_begin|>", head="<|tool_call_begin|>", prefix="functions.",
+            id_mark=":", id_pattern="[0-9]{1,2}", tail="<|tool_call_end|>",
+        ),
+    ),
+    Format(
+        "deepseek_v3", *_DEEPSEEK, is_section=True,
+        shape=NameThenJson(
+            "\n```json\n", head="<｜tool▁call▁begin｜>function<｜tool▁sep｜>",
+            tail="\n```<｜tool▁call▁end｜>",
+        ),
+    ),
+    Format(
+        "deepseek_v31", *_DEEPSEEK, between="", is_section=True,
+        shape=NameThenJson(
+            "<｜tool▁sep｜>", head="<｜tool▁call▁begin｜>", tail="<｜tool▁call▁end｜>"
+        ),
+    ),
+    Format("granite", "<|tool_call|>", aliases=("<tool_call>",), shape=_LIST),
+    Format("phi4", "functools", shape=_LIST),
+    Format("jamba", "<tool_calls>", "</tool_calls>", shape=_LIST),
+    Format("nemotron", "<TOOLCALL>", "</TOOLCALL>", shape=_LIST),
 )  # fmt: skip
 FORMATS = {format.name: format for format in _FORMATS}
 AUTO = "auto"
@@ -81,28 +111,30 @@ _PARAMETERS = re.compile(r'"name"[^{}]{1,60}"parameters"')
 _JSON_CALLS = re.compile(
     r"""["']name\\?["']\s*:|(?:calls?|calls?["']\]|(?<!\btool)\.function)\s*\|\s*tojson"""
 )
-# What templates write around calls, by the names of vLLM's parsers.
-_MARKS = {
-    "<seed:tool_call>": "seed_oss",
-    "<function=": "qwen3_coder",
-    "<arg_key>": "glm45",
-    "<minimax:tool_call>": "minimax_m2",
-    "<|tool_call_start|>": "lfm2",
-    "<|tool_list_start|>": "lfm2",
-    "[ARGS]": "mistral",
-    "<|channel|>": "openai",
-    "<｜tool▁call": "deepseek_v3",
-    "<｜DSML｜": "deepseek_v32",
-    "<|tool_calls_section_begin|>": "kimi_k2",
-    "<|tool_call>": "gemma4",
-    "<start_function_call>": "functiongemma",
-    "<|tool_call|>": "granite",
-    "<tool_calls>": "jamba",
-    "<TOOLCALL>": "nemotron",
-    "<function_calls>": "olmo3",
-    "<|action_start|>": "internlm",
-    "<|START_ACTION|>": "cohere",
-}
+# Names of vLLM's parsers, and what templates write around their calls; the first match counts.
+_MARKS = (
+    ("seed_oss", "<seed:tool_call>"),
+    ("qwen3_coder", "<function="),
+    ("glm45", "<arg_key>"),
+    ("minimax_m2", "<minimax:tool_call>"),
+    ("lfm2", "<|tool_call_start|>"),
+    ("lfm2", "<|tool_list_start|>"),
+    ("mistral", "[ARGS]"),
+    ("openai", "<|channel|>"),
+    ("deepseek_v3", "<｜tool▁call", "```json"),
+    ("deepseek_v31", "<｜tool▁call"),
+    ("deepseek_v32", "<｜DSML｜"),
+    ("kimi_k2", "<|tool_calls_section_begin|>"),
+    ("gemma4", "<|tool_call>"),
+    ("functiongemma", "<start_function_call>"),
+    ("granite", "<|tool_call|>"),
+    ("phi4", "functools["),
+    ("jamba", "<tool_calls>"),
+    ("nemotron", "<TOOLCALL>"),
+    ("olmo3", "<function_calls>"),
+    ("internlm", "<|action_start|>"),
+    ("cohere", "<|START_ACTION|>"),
+)
 
 
 def by_name(name: str, template: str | None) -> Format:
@@ -124,7 +156,7 @@ def of_template(template: str | None) -> Format:
     source = template or ""
     if not knows_tools(source):
         return JSON
-    name = next((name for mark, name in _MARKS.items() if mark in source), None)
+    name = next((name for name, *marks in _MARKS if all(mark in source for mark in marks)), None)
     if name is None and knows_calls(source) and not _JSON_CALLS.search(source):
         name = "unknown"
     if name is not None:

@@ -4,16 +4,16 @@ import json
 from collections.abc import Generator, Sequence
 
 from inference.text.tool_calls import object_calls, values
-from inference.text.tool_calls.shapes import Named, Tagged
+from inference.text.tool_calls.shapes import NameThenJson, Tagged
 from inference.text.tool_calls.stream import SPACE, Judge, Matcher, Reader, Stream
 from inference.text.tool_calls.values import Parameters, Schemas
 
 
 def read_block(
-    stream: Stream, shape: Named | Tagged, closing: str, schemas: Schemas
+    stream: Stream, shape: NameThenJson | Tagged, closing: str, schemas: Schemas
 ) -> Generator[None, str, None]:
     """Reads successive calls to their closing, or JSON, which some models write in their place.
-    Text that cannot belong to calls ends the block and is held.
+    Text that cannot belong to calls ends the block and is start.
     """
     c = yield from stream.hold_word()
     if c in "{[":
@@ -29,8 +29,8 @@ def read_block(
         if mark == tail and mark:
             stream.drop()
             marks = _marks(head, closing)
-        elif isinstance(shape, Named):
-            if not (yield from _read_named(stream, shape, schemas)):
+        elif isinstance(shape, NameThenJson):
+            if not (yield from _read_json(stream, shape, schemas)):
                 return
             marks = _marks(tail, head, closing)
         else:
@@ -47,7 +47,7 @@ def _marks(*marks: str) -> list[str]:
     return [mark for mark in marks if mark]
 
 
-def _read_named(stream: Stream, shape: Named, schemas: Schemas) -> Judge:
+def _read_json(stream: Stream, shape: NameThenJson, schemas: Schemas) -> Judge:
     """A call behind its head, and whether it is one."""
     name = yield from stream.hold_name()
     name = name if name in schemas else name.removeprefix(shape.prefix)
@@ -102,15 +102,15 @@ def _tell_text(stream: Stream, shape: Tagged) -> Generator[None, str, None]:
     """Adds a value, to its end, to a text of JSON."""
     pad, end = shape.pad, shape.value_end.strip()
     ends = {end, pad + end}
-    held = yield from stream.next()
-    if held == pad:
-        held = ""
-    while held not in ends:
-        if held and not any(end.startswith(held) for end in ends):
-            stream.tell_arguments(json.dumps(held[0], ensure_ascii=False)[1:-1])
-            held = held[1:]
+    start = yield from stream.next()
+    if start == pad:
+        start = ""
+    while start not in ends:
+        if start and not any(end.startswith(start) for end in ends):
+            stream.tell_arguments(json.dumps(start[0], ensure_ascii=False)[1:-1])
+            start = start[1:]
         else:
-            held += yield from stream.next()
+            start += yield from stream.next()
 
 
 def _next_value(stream: Stream, end: str) -> Reader:

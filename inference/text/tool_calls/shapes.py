@@ -20,7 +20,7 @@ class Objects:
 
 
 @dataclasses.dataclass(frozen=True)
-class Named:
+class NameThenJson:
     """A name, and the arguments as a JSON object.
 
     Attributes:
@@ -66,4 +66,4 @@ class Tagged:
         return "\n" if self.value_end.startswith("\n") else ""
 
 
-Shape = Objects | Named | Tagged
+Shape = Objects | NameThenJson | Tagged

@@ -91,10 +91,10 @@ class Parameters:
             return kinds
         for name in ("anyOf", "oneOf"):
             if branches := schema.get(name):
-                options = (self._types(each, resource, depth + 1) for each in as_list(branches))
+                options = (self._types(branch, resource, depth + 1) for branch in as_list(branches))
                 kinds &= frozenset().union(*options)
-        for each in as_list(schema.get("allOf", [])):
-            kinds &= self._types(each, resource, depth + 1)
+        for branch in as_list(schema.get("allOf", [])):
+            kinds &= self._types(branch, resource, depth + 1)
         return kinds
 
 

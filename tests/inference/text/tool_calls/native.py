@@ -78,6 +78,57 @@ class Tags:
         return {key: _value(value, key) for key, value in pairs}
 
 
+class Lists:
+    """JSON objects in a list between two texts."""
+
+    def __init__(self, block):
+        self._block = block
+
+    def write(self, *calls) -> str:
+        objects = [{"name": name, "arguments": given} for name, given in calls]
+        return self._block.format(json.dumps(objects, ensure_ascii=False))
+
+    def blocks(self, text: str):
+        before, after = map(re.escape, self._block.split("{}"))
+        for match in re.finditer(before, text):
+            try:
+                calls, end = json.JSONDecoder().raw_decode(text, match.end())
+            except ValueError:
+                continue
+            if all(call["name"] in SCHEMAS for call in calls):
+                end = re.compile(rf"(?:\s*{after})?(?<!\s)").match(text, end).end()
+                yield match.start(), end, [(call["name"], call["arguments"]) for call in calls]
+
+
+class Names:
+    """A name and a JSON object, each call behind marks."""
+
+    def __init__(self, block, head, tail="", between=""):
+        """`block`: a text with {} for the calls; `head`: of a call, with {name} and its number."""
+        self._block, self._head, self._tail, self._between = block, head, tail, between
+
+    def write(self, *calls) -> str:
+        texts = (
+            self._head.format(name=name, n=n) + json.dumps(given, ensure_ascii=False) + self._tail
+            for n, (name, given) in enumerate(calls)
+        )
+        return self._block.format(self._between.join(texts))
+
+    def blocks(self, text: str):
+        before, after = map(re.escape, self._block.split("{}"))
+        head = re.escape(self._head).replace(r"\{name\}", r"([\w-]+)").replace(r"\{n\}", r"\d+")
+        call, end = re.compile(rf"\s*{head}"), 0
+        for match in re.finditer(before, text):
+            calls, at = [], match.end()
+            while at >= end and (one := call.match(text, at)) and one[1] in SCHEMAS:
+                given, at = json.JSONDecoder().raw_decode(text, one.end())
+                at = re.compile(rf"{re.escape(self._tail)}|").match(text, at).end()
+                calls.append((one[1], given))
+            if calls:
+                end = re.compile(rf"{after}|").match(text, at).end()
+                yield match.start(), end, calls
+
+
 def _pattern(template: str, *groups: str) -> str:
     """A regular expression of a text with {}, any blanks at its line ends."""
     escaped = [re.escape(part).replace("\\\n", r"\s*") for part in template.split("{}")]
@@ -99,6 +150,17 @@ FORMATS = {
                        '<parameter name="{}">{}</parameter>\n', is_section=True),
     "seed_oss": Tags("<seed:tool_call>\n{}</seed:tool_call>", "<function={}>\n{}</function>\n",
                      "<parameter={}>{}</parameter>\n"),
+    "mistral": Names("{}", "[TOOL_CALLS]{name}[ARGS]"),
+    "kimi_k2": Names("<|tool_calls_section_begin|>{}<|tool_calls_section_end|>",
+                     "<|tool_call_begin|>functions.{name}:{n}<|tool_call_argument_begin|>",
+                     "<|tool_call_end|>"),
+    "deepseek_v3": Names("<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
+                         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{name}\n```json\n",
+                         "\n```<｜tool▁call▁end｜>", "\n"),
+    "deepseek_v31": Names("<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
+                          "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "granite": Lists("<|tool_call|>{}"), "phi4": Lists("functools{}"),
+    "jamba": Lists("<tool_calls>{}</tool_calls>"), "nemotron": Lists("<TOOLCALL>{}</TOOLCALL>"),
 }  # fmt: skip
 
 

@@ -102,7 +102,7 @@ def test_what_is_malformed_is_text(format, before):
         assert calls == [NOW]
 
 
-@pytest.mark.parametrize("format", native.FORMATS)
+@pytest.mark.parametrize("format", ["qwen3_coder", "glm45", "minimax_m2", "seed_oss"])
 def test_a_text_is_streamed_as_it_comes(format):
     parser = Parser(FORMATS[format], native.SCHEMAS)
     before, behind = written(format, [("weather", {"city": "@"})]).split("@")
@@ -112,3 +112,22 @@ def test_a_text_is_streamed_as_it_comes(format):
     assert part.text == "\\nof two lines "
     (part,) = parser.push("b" + behind)
     assert part.text == '<b"}' and not parser.finish()
+
+
+@pytest.mark.parametrize("format, text", [
+    ("mistral", '[TOOL_CALLS] [{"name": "now", "arguments": {}}]'),
+    ("mistral", "[TOOL_CALLS]now[CALL_ID]a1b2c3d4e[ARGS]{}"),
+    ("kimi_k2", "<|tool_calls_section_begin|>\n<|tool_call_begin|>now:12\n"
+                "<|tool_call_argument_begin|> {}<|tool_call_end|>\n<|tool_calls_section_end|>"),
+    ("kimi_k2", "<|tool_calls_section_begin|><|tool_call_begin|>functions.now"
+                "<|tool_call_argument_begin|>{}"),
+    ("granite", '<tool_call>[{"name": "now", "arguments": {}}]'),
+    ("qwen3_coder", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
+    ("qwen3_coder", "<tool_call><function=now></function></tool_call>"),
+    ("qwen3_coder", "<tool_call>\n<function=now>\n</tool_call>"),
+    ("glm45", "<tool_call>now</tool_call>"),
+    ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n"
+                    "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
+])  # fmt: skip
+def test_other_spellings(format, text):
+    assert read(format, text) == read(format, *text) == ("", [NOW])

@@ -38,15 +38,19 @@ READ = {
     "qwen3_coder": "<tool_call>\n<function={{ c.name }}>\n<parameter={{ key }}>\n{{ value }}",
     "seed_oss": "<seed:tool_call>\n<function={{ c.name }}>\n<parameter={{ key }}>{{ value }}",
     "glm45": "<tool_call>{{ c.name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}",
+    "mistral": "[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}",
+    "deepseek_v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.name }}\n```json\n",
+    "deepseek_v31": "<｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>{{ c.arguments }}",
+    "granite": "<|tool_call|>{{ message.tool_calls | tojson }}",
+    "phi4": 'functools[{"name": ',
+    "jamba": "<tool_calls>",
+    "nemotron": "<TOOLCALL>",
     "minimax_m2": '<minimax:tool_call>\n<invoke name="{{ c.name }}">',
 }
 UNREAD = {
     "lfm2": "<|tool_call_start|>[{{ c.name }}({{ arguments }})]<|tool_call_end|>",
-    "mistral": "[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}",
     "openai": "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>",
-    "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}",
-    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.name }}",
-    "granite": "<|tool_call|>{{ message.tool_calls | tojson }}",
     "unknown": "CALL {{ c.name }} WITH {{ c.arguments }}",
 }
 
