@@ -36,6 +36,12 @@ class Format:
     is_read: bool = True
 
     @property
+    def marks(self) -> tuple[str, ...]:
+        """All texts that the format has around names and values."""
+        texts = (text for text in dataclasses.astuple(self.shape) if isinstance(text, str))
+        return (self.opening, self.closing, *self.aliases, *texts)
+
+    @property
     def openings(self) -> tuple[str, ...]:
         return tuple(mark for mark in (self.opening, *self.aliases) if mark)
 

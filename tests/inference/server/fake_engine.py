@@ -44,7 +44,8 @@ def tokenizer() -> Tokenizer:
         add_prefix_space=False, use_regex=False
     )
     backend.decoder = decoders.ByteLevel()
-    names = ("<|start|>", "<|end|>", "<|refused|>", "<|crashes|>", "<|hangs|>")
+    names = ("<|start|>", "<|end|>", "<|refused|>", "<|crashes|>", "<|hangs|>", "[TOOL_CALLS]",
+             "[ARGS]")  # fmt: skip
     backend.add_special_tokens([AddedToken(name, special=True) for name in names])
     return Tokenizer(backend, VOCAB, {"eos_token": "<|end|>"}, TEMPLATE)
 
@@ -63,7 +64,7 @@ def walk(state) -> list[int]:
         words = state.mask()
         permitted = [v for v in range(VOCAB) if words[v // 32] >> (v % 32) & 1]
         first = [token for token in (END, *b'"}],:{') if token in permitted]
-        if {0, *b"\n</>"} <= set(permitted):
+        if END not in permitted and {0, *b"\n</>"} <= set(permitted):
             first = [next(closing)]
         tokens.append((first or permitted)[0])
         state.accept(tokens[-1])
@@ -131,8 +132,8 @@ class FakeEngine:
             if params.grammar is not None:
                 planned = walk(self._grammars.start(params.grammar))
             assert planned[: len(told)] == told
-            how = params.stop, params.min_tokens, params.skip_special_tokens
-            own = Detokenizer(tokenizer(), *how)
+            how = params.skip_special_tokens, params.shown_special_ids
+            own = Detokenizer(tokenizer(), params.stop, params.min_tokens, *how)
             own.push(told)
             sequence = _Sequence(
                 self._next_id, index, list(tokens), params, planned, own, len(told)

@@ -6,6 +6,7 @@ import jsonschema
 import pytest
 
 from tests.inference.server import events
+from tests.inference.server.fake_engine import END, tokenizer
 from tests.inference.server.parrot import TEMPLATES, Parrot
 from tests.inference.server.running import running
 from tests.inference.text.tool_calls import native
@@ -322,6 +323,39 @@ def test_calls_in_the_formats_of_families(streams, marks):
             assert name == "weather" and choice["finish_reason"] == "tool_calls"
             assert asked or (arguments, choice["message"]["content"]) == (ARGUMENTS, "Let me see.")
             assert "x-unread-tool-format" not in response.headers
+
+
+class Control(Parrot):
+    """Marks that are special tokens are such in what it says."""
+
+    def plan(self, params, seed):
+        return [*tokenizer().encode(self.says, add_special=False), END]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_marks_that_are_special_tokens(streams):
+    engine = Control("{{ tools }}{{ tool_calls }}[TOOL_CALLS][ARGS]")
+    engine.says = f"Let <|start|>me see.[TOOL_CALLS]weather[ARGS]{ARGUMENTS}"
+    marks = tuple(tokenizer().encode("[TOOL_CALLS][ARGS]"))
+    assert len(marks) == 2
+    with running(engine) as server:
+        for asked in ({}, {"tool_choice": "required"}, {"tool_choice": "none"}):
+            body = {"messages": ASKED, "tools": TOOLS[:1], "stream": streams} | asked
+            response = server.post(CHAT, **body, return_token_ids=True)
+            found = events.choices(events.read(response.text)) if streams else None
+            choice = streamed(found) if found else response.json()["choices"][0]
+            if asked.get("tool_choice") == "none":
+                assert choice["message"]["content"] == f"Let me see.weather{ARGUMENTS}"
+                assert engine.params[-1].shown_special_ids == ()
+                continue
+            ((name, arguments), *_) = called(choice)
+            jsonschema.validate(json.loads(arguments), CITY)
+            assert name == "weather" and engine.params[-1].shown_special_ids == marks
+            assert asked or (arguments, choice["message"]["content"]) == (ARGUMENTS, "Let me see.")
+            pieces = found or [choice]
+            assert [id for piece in pieces for id in piece.get("token_ids", ()) if id in marks] == [
+                *marks
+            ]
 
 
 WANTS_TEXTS = (
