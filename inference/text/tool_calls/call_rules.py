@@ -10,11 +10,12 @@ from inference.text import grammar
 from inference.text.json_schema.document import Schema, constraints
 from inference.text.json_schema.document import values as listed_values
 from inference.text.tool_calls import values
-from inference.text.tool_calls.shapes import NameThenJson, Objects, Shape, Tagged
+from inference.text.tool_calls.shapes import Literals, NameThenJson, Objects, Shape, Tagged
 from inference.text.tool_calls.values import Parameters
 
 _ANY = "(?s:.*)"
 _OBEYED = {"type", "properties", "required", "additionalProperties"}  # of arguments in tags
+_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _LENGTHS = {"minLength", "maxLength"}
 
 
@@ -49,6 +50,9 @@ class CallRules:
         if isinstance(shape, Tagged):
             self._add_tagged(shape, n, name, schema)
             return
+        if isinstance(shape, Literals):
+            self._add_literals(n, name, schema)
+            return
         if isinstance(shape, Objects):
             before = self.text(f'{{"name": {json.dumps(name)}, "{shape.key}": ')
             after = self.text("}")
@@ -62,6 +66,39 @@ class CallRules:
         if not shape.id_pattern:
             return f"{head} {self.text(shape.name_end)}"
         return f"{head} {self.text(shape.id_mark)} /{shape.id_pattern}/ {self.text(shape.name_end)}"
+
+    def _add_literals(self, n: int, name: str, schema: dict[str, Any]) -> None:
+        grammar.json_rule(schema)  # which rejects one that cannot be obeyed
+        parameters = Parameters(schema)
+        relaxed = parameters.constraints - _OBEYED
+        required: list[str] = []
+        options: list[str] = []
+        for m, (key, is_required) in enumerate(parameters.listed.items()):
+            if not _KEY.fullmatch(key):
+                if not is_required:
+                    continue
+                raise InputError(f"required={shown(key)}: no name of a parameter in Python")
+            rule = f"parameter_{n}_{m}"
+            self.lines.append(f'{rule}: "{key}=" {grammar.json_rule(parameters.alone(key))}')
+            (required if is_required else options).append(rule)
+        listed = ' ", " '.join(required)
+        for m, rule in enumerate(options):
+            after = f"options_{n}_{m + 1}" if m + 1 < len(options) else ""
+            self.lines.append(f'options_{n}_{m}: (", " {rule})? {after}')
+        if required and options:
+            listed += f" options_{n}_0"
+        elif options:
+            firsts = (
+                f"{rule} options_{n}_{m}" if m < len(options) else rule
+                for m, rule in enumerate(options, start=1)
+            )
+            listed = f"({' | '.join(firsts)})?"
+        self.lines.append(f'call_{n}: "{name}(" {listed} ")"')
+        self._relax(relaxed)
+
+    def _relax(self, keywords: set[str]) -> None:
+        if keywords:
+            self.lines.append(f'// "$comment": "relaxed: {", ".join(sorted(keywords))}"')
 
     def _add_tagged(self, shape: Tagged, n: int, name: str, schema: dict[str, Any]) -> None:
         grammar.json_rule(schema)  # which rejects one that cannot be obeyed
@@ -83,8 +120,7 @@ class CallRules:
             written.append(rule if is_required else f"{rule}?")
         begin, tail = self.text(f"{shape.head}{name}{shape.name_end}"), self.text(shape.tail)
         self.lines.append(f"call_{n}: {' '.join([begin, *written, tail])}")
-        if relaxed:
-            self.lines.append(f'// "$comment": "relaxed: {", ".join(sorted(relaxed))}"')
+        self._relax(relaxed)
 
 
 class _Value:

@@ -8,7 +8,7 @@ from configs.errors import InputError
 from inference.text import grammar
 from inference.text.tool_calls.call_rules import CallRules
 from inference.text.tool_calls.formats import Format
-from inference.text.tool_calls.shapes import Objects, Tagged
+from inference.text.tool_calls.shapes import Literals, Objects, Tagged
 from inference.text.tool_calls.values import Schemas
 
 MAX_CALLS = 32  # of one answer: there are models that would not end
@@ -91,14 +91,16 @@ def _sequence(format: Format, is_parallel: bool, rules: CallRules) -> str:
     if isinstance(format.shape, Tagged):
         closing = format.closing  # a call ends with its line
     between, call = rules.text(format.between), "call"
+    if isinstance(format.shape, Literals) or (
+        isinstance(format.shape, Objects) and format.shape.is_list
+    ):
+        calls = f'"[" call (", " call){_MORE} "]"' if is_parallel else '"[" call "]"'
+        return f"{rules.text(opening)} {calls} {rules.text(closing)}"
     if format.brackets:
         if is_parallel and "[" in format.brackets:
             return f'call | "[" call (", " call){_MORE} "]"'
         return f"call ({between} call){_MORE}" if is_parallel else call
-    if isinstance(format.shape, Objects) and format.shape.is_list:
-        call = f'"[" call (", " call){_MORE} "]"' if is_parallel else '"[" call "]"'
-        is_parallel = False
-    elif format.is_section and is_parallel:
+    if format.is_section and is_parallel:
         call = f"call ({between} call){_MORE}"
         is_parallel = False
     whole = f"{rules.text(opening)} {call} {rules.text(closing)}"

@@ -5,7 +5,7 @@ import functools
 import re
 
 from configs.errors import InputError, shown
-from inference.text.tool_calls.shapes import NameThenJson, Objects, Shape, Tagged
+from inference.text.tool_calls.shapes import Literals, NameThenJson, Objects, Shape, Tagged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,6 +103,8 @@ _FORMATS = (
             "<｜tool▁sep｜>", head="<｜tool▁call▁begin｜>", tail="<｜tool▁call▁end｜>"
         ),
     ),
+    Format("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", shape=Literals()),
+    Format("pythonic", brackets="[", shape=Literals()),
     Format("granite", "<|tool_call|>", aliases=("<tool_call>",), shape=_LIST),
     Format("phi4", "functools", shape=_LIST),
     Format("jamba", "<tool_calls>", "</tool_calls>", shape=_LIST),
@@ -137,6 +139,7 @@ _MARKS = (
     ("phi4", "functools["),
     ("jamba", "<tool_calls>"),
     ("nemotron", "<TOOLCALL>"),
+    ("pythonic", "[func_name1("),
     ("olmo3", "<function_calls>"),
     ("internlm", "<|action_start|>"),
     ("cohere", "<|START_ACTION|>"),

@@ -2,9 +2,9 @@
 
 from collections.abc import Generator
 
-from inference.text.tool_calls import marked_calls, object_calls
+from inference.text.tool_calls import literal_calls, marked_calls, object_calls
 from inference.text.tool_calls.formats import Format
-from inference.text.tool_calls.shapes import Objects
+from inference.text.tool_calls.shapes import Literals, Objects
 from inference.text.tool_calls.stream import SPACE, Part, Stream
 from inference.text.tool_calls.values import Schemas
 
@@ -116,6 +116,8 @@ class Parser:
         stream, shape, closing = self._stream, self._format.shape, self._format.closing
         if isinstance(shape, Objects):
             yield from object_calls.read_block(stream, closing, self._schemas, first)
+        elif isinstance(shape, Literals):
+            yield from literal_calls.read_block(stream, closing, self._schemas, first)
         else:
             yield from marked_calls.read_block(stream, shape, closing, self._schemas)
         yield from stream.hold_released()

@@ -66,4 +66,9 @@ class Tagged:
         return "\n" if self.value_end.startswith("\n") else ""
 
 
-Shape = Objects | NameThenJson | Tagged
+@dataclasses.dataclass(frozen=True)
+class Literals:
+    """A list of calls in Python, with literals as arguments: `[f(a=1, b="x"), g()]`."""
+
+
+Shape = Objects | NameThenJson | Tagged | Literals

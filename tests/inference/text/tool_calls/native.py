@@ -4,6 +4,7 @@
 the formats by their published descriptions, not by `formats.FORMATS`.
 """
 
+import ast
 import json
 import re
 
@@ -129,6 +130,46 @@ class Names:
                 yield match.start(), end, calls
 
 
+class Python:
+    """A list of calls in Python, between two texts or in a line of its own."""
+
+    def __init__(self, block):
+        self._block = block
+
+    def write(self, *calls, spell=repr) -> str:
+        texts = (
+            f"{name}({', '.join(f'{key}={spell(value)}' for key, value in given.items())})"
+            for name, given in calls
+        )
+        return self._block.format(f"[{', '.join(texts)}]")
+
+    def blocks(self, text: str):
+        before, after = map(re.escape, self._block.split("{}"))
+        call, last = re.compile(r"\s*([\w-]+)\("), 0
+        for match in re.finditer(rf"{before}\[", text):
+            line = text[last : match.start()].rpartition("\n")[2].rpartition("</think>")[2]
+            if match.start() < last or (not before and line.strip()):
+                continue
+            calls, at = [], match.end()
+            while (one := call.match(text, at)) and one[1] in SCHEMAS:
+                given, at = _python_arguments(text, one.end())
+                calls.append((one[1], given))
+                at = re.compile(",|").match(text, at).end()
+            if calls:
+                last = re.compile(rf"\]{after}").match(text, at).end()
+                yield match.start(), last, calls
+
+
+def _python_arguments(text: str, start: int) -> tuple[dict, int]:
+    for match in re.compile(r"\)").finditer(text, start):
+        try:
+            tree = ast.parse(f"f({text[start : match.end()]}", mode="eval").body
+        except SyntaxError:
+            continue
+        return {one.arg: ast.literal_eval(one.value) for one in tree.keywords}, match.end()
+    raise AssertionError("the call has no end")
+
+
 def _pattern(template: str, *groups: str) -> str:
     """A regular expression of a text with {}, any blanks at its line ends."""
     escaped = [re.escape(part).replace("\\\n", r"\s*") for part in template.split("{}")]
@@ -159,6 +200,7 @@ FORMATS = {
                          "\n```<｜tool▁call▁end｜>", "\n"),
     "deepseek_v31": Names("<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
                           "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "lfm2": Python("<|tool_call_start|>{}<|tool_call_end|>"), "pythonic": Python("{}"),
     "granite": Lists("<|tool_call|>{}"), "phi4": Lists("functools{}"),
     "jamba": Lists("<tool_calls>{}</tool_calls>"), "nemotron": Lists("<TOOLCALL>{}</TOOLCALL>"),
 }  # fmt: skip

@@ -65,7 +65,8 @@ def test_a_conversation(format, name):
     expected = native.read(format, text)
     assert read(format, text) == read(format, *text) == expected
     calls = [piece for piece in conversation if not isinstance(piece, str)]
-    if "thought" not in name and "unknown" not in name:
+    is_in_lines = format != "pythonic" or name != "text between"
+    if "thought" not in name and "unknown" not in name and is_in_lines:
         assert expected[1] == [
             call for one in calls for call in (one if isinstance(one[0], tuple) else [one])
         ]  # fmt: skip
@@ -125,9 +126,39 @@ def test_a_text_is_streamed_as_it_comes(format):
     ("qwen3_coder", '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'),
     ("qwen3_coder", "<tool_call><function=now></function></tool_call>"),
     ("qwen3_coder", "<tool_call>\n<function=now>\n</tool_call>"),
-    ("glm45", "<tool_call>now</tool_call>"),
+    ("glm45", "<tool_call>now</tool_call>"), ("pythonic", "[ now( ) ]"),
+    ("lfm2", '<|tool_call_start|>[{"name": "now", "arguments": {}}]<|tool_call_end|>'),
     ("deepseek_v3", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n"
                     "```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>"),
 ])  # fmt: skip
 def test_other_spellings(format, text):
     assert read(format, text) == read(format, *text) == ("", [NOW])
+
+
+@pytest.mark.parametrize("value, expected", [
+    ("'a\\n\\x41\\u00e9\\'\\q'", "a\nA\u00e9'\\q"), ('"a\nb"', "a\nb"), ("(1, -2.5, )", [1, -2.5]),
+    ("{'a': [True, None, {}], \"b\": ()}", {"a": [True, None, {}], "b": []}),
+    ("__import__('os')", "__import__('os')"), ("1 + 1", "1 + 1"), ("01", "01"),
+    ("'\\ud83d\\ude00'", "\U0001f600"), ("null", None), ("[" * 99 + "]" * 99, "[" * 99 + "]" * 99),
+])  # fmt: skip
+def test_literals(value, expected):
+    text = f"[weather(city={value}, days=1)]"
+    calls = [("weather", {"city": expected, "days": 1})]
+    assert read("pythonic", text) == read("pythonic", *text) == ("", calls)
+
+
+@pytest.mark.parametrize("text, content, arguments", [
+    ("[weather('a')]", "[weather('a')]", None), ("[weather(city)]", "[weather(city)]", None),
+    ("[weather(city='a' 'b')]", "'b')]", {"city": "a"}), ("[weather(city='a', 5)]", " 5)]", None),
+    ("[1, 2]", "[1, 2]", None), ("[now()", "", {}), ("[now() or]", "or]", {}),
+    ("[weather(city=[1, days=1)]", "]", {"city": "[1, days=1)"}),
+])  # fmt: skip
+def test_what_is_no_call_of_literals(text, content, arguments):
+    if arguments is None and not text.startswith("[weather(city='"):
+        assert read("pythonic", text) == read("pythonic", *text) == (content, [])
+        return
+    found, ((_, given),) = read("pythonic", text)
+    assert (found, [(_, given)]) == read("pythonic", *text)
+    assert found.strip() == content.strip() and given == (
+        {"city": "a"} if arguments is None else arguments
+    )

@@ -13,7 +13,7 @@ from inference.text.tool_calls.formats import FORMATS
 from inference.text.tool_calls.parser import Parser
 from inference.text.tool_calls.shapes import Tagged
 from tests.inference.server.fake_engine import END, tokenizer
-from tests.inference.text.test_grammar import follow, permitted
+from tests.inference.text.test_grammar import permitted
 from tests.inference.text.tool_calls import native
 from tests.inference.text.tool_calls.test_parser import whole
 
@@ -48,7 +48,20 @@ def ends_of(format) -> list[bytes]:
     return [*ends, b'"', b"]", b"}", b"'"]
 
 
-def walk(state, dice, ends) -> bytes:
+def grammar_of(format, schemas, is_parallel=True, other=None) -> str:
+    specials = tokenizer().specials_in(FORMATS[format].marks)
+    assert bool(specials) == (format == "mistral")  # as the tokenizer here has them
+    return constrain.of_calls(FORMATS[format], schemas, is_parallel, other, specials)
+
+
+def follow(state, text: str) -> None:
+    for token in tokenizer().encode(text, add_special=False):
+        assert token in permitted(state), (text, token)
+        state.accept(token)
+    assert not state.has_failed
+
+
+def walk(state, dice, ends) -> str:
     """A text that a grammar permits, at random."""
     tokens: list[int] = []
     while not state.is_complete and len(tokens) < 4000:
@@ -67,16 +80,16 @@ def walk(state, dice, ends) -> bytes:
         tokens.append(dice.choice(choices))
         state.accept(tokens[-1])
     assert len(tokens) < 4000
-    return bytes(token for token in tokens if token != END)
+    return tokenizer().decode((token for token in tokens if token != END), skip_special=False)
 
 
 @pytest.mark.parametrize("format", native.FORMATS)
 @pytest.mark.parametrize("is_parallel", [False, True])
 def test_any_walk_is_read_as_calls_of_the_schemas(grammars, format, is_parallel):
     dice = random.Random(format)
-    source = constrain.of_calls(FORMATS[format], SCHEMAS, is_parallel)
+    source = grammar_of(format, SCHEMAS, is_parallel)
     for _ in range(25):
-        text = walk(grammars.start(source), dice, ends_of(format)).decode()
+        text = walk(grammars.start(source), dice, ends_of(format))
         parser = Parser(FORMATS[format], SCHEMAS)
         content, calls = whole(parser.push(text) + parser.finish())
         assert content == "" and calls and (is_parallel or len(calls) == 1), text
@@ -91,18 +104,26 @@ WRITTEN = [("weather", {"city": "Zürich </p", "days": 2}), ("now", {}),
            ("web-search", {"filter": {"a": ["</"]}, "after": None})]  # fmt: skip
 
 
+def written(format, *calls) -> str:
+    """Calls as a grammar has them: literals of Python as JSON writes them."""
+    writer = native.FORMATS[format]
+    if not isinstance(writer, native.Python):
+        return writer.write(*calls)
+    return writer.write(*calls, spell=lambda value: json.dumps(value, ensure_ascii=False))
+
+
 @pytest.mark.parametrize("format", native.FORMATS)
 def test_calls_as_models_write_them_are_permitted(grammars, format):
-    source = constrain.of_calls(FORMATS[format], native.SCHEMAS, True)
+    source = grammar_of(format, native.SCHEMAS)
     state = grammars.start(source)
-    follow(state, native.FORMATS[format].write(*WRITTEN))
+    follow(state, written(format, *WRITTEN))
     assert state.is_complete or END in permitted(state)
     for wrong in ({}, {"days": 2}, {"city": "a", "days": "b"}):
         with pytest.raises(AssertionError):
-            follow(grammars.start(source), native.FORMATS[format].write(("weather", wrong)))
-    alone = constrain.of_calls(FORMATS[format], native.SCHEMAS, False)
+            follow(grammars.start(source), written(format, ("weather", wrong)))
+    alone = grammar_of(format, native.SCHEMAS, False)
     with pytest.raises(AssertionError):
-        follow(grammars.start(alone), native.FORMATS[format].write(*WRITTEN))
+        follow(grammars.start(alone), written(format, *WRITTEN))
 
 
 @pytest.mark.parametrize("format", native.FORMATS)
@@ -112,8 +133,8 @@ def test_calls_as_models_write_them_are_permitted(grammars, format):
     (grammar.of_choices(["ja", "nein"]), "ja"),
 ])  # fmt: skip
 def test_calls_or_something_else(grammars, format, other, text):
-    source = constrain.of_calls(FORMATS[format], native.SCHEMAS, True, other)
-    for answer in (text, native.FORMATS[format].write(*WRITTEN)):
+    source = grammar_of(format, native.SCHEMAS, True, other)
+    for answer in (text, written(format, *WRITTEN)):
         state = grammars.start(source)
         follow(state, answer)
         assert state.is_complete or END in permitted(state)

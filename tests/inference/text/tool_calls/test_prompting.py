@@ -35,6 +35,8 @@ def test_the_format_of_a_template(template, name):
 
 SHOWS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for c in message.tool_calls %}"
 READ = {
+    "lfm2": "<|tool_call_start|>[{{ c.name }}({{ arguments }})]<|tool_call_end|>",
+    "pythonic": "the format [func_name1(params_name1=params_value1)]",
     "qwen3_coder": "<tool_call>\n<function={{ c.name }}>\n<parameter={{ key }}>\n{{ value }}",
     "seed_oss": "<seed:tool_call>\n<function={{ c.name }}>\n<parameter={{ key }}>{{ value }}",
     "glm45": "<tool_call>{{ c.name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}",
@@ -49,7 +51,6 @@ READ = {
     "minimax_m2": '<minimax:tool_call>\n<invoke name="{{ c.name }}">',
 }
 UNREAD = {
-    "lfm2": "<|tool_call_start|>[{{ c.name }}({{ arguments }})]<|tool_call_end|>",
     "openai": "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>",
     "unknown": "CALL {{ c.name }} WITH {{ c.arguments }}",
 }
@@ -63,7 +64,6 @@ def test_the_format_of_a_family(name):
 
 @pytest.mark.parametrize("name, template", [
     *((name, SHOWS + calls) for name, calls in UNREAD.items()),
-    ("lfm2", "List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>"),
 ])  # fmt: skip
 def test_a_format_that_is_not_read_is_no_other(name, template):
     found = formats.of_template(template)
