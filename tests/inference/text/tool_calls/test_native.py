@@ -3,6 +3,8 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from inference.text.tool_calls.formats import FORMATS
 from inference.text.tool_calls.parser import Parser
@@ -162,3 +164,21 @@ def test_what_is_no_call_of_literals(text, content, arguments):
     assert found.strip() == content.strip() and given == (
         {"city": "a"} if arguments is None else arguments
     )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(list(native.FORMATS)), st.data())
+def test_however_a_text_is_made_and_cut(format, data):
+    """Of slices of calls, in any order."""
+    text = written(format, [ZURICH, NESTED, "</think>\n", ("nope", {}), NOW, "<think>"])
+    places = st.tuples(st.integers(0, len(text)), st.integers(0, 60))
+    slices = data.draw(st.lists(places, max_size=6))
+    answer = "".join(text[start : start + size] for start, size in slices)
+    parsers = [Parser(FORMATS[format], native.SCHEMAS) for _ in range(2)]
+    whole_parts = parsers[0].push(answer) + parsers[0].finish()
+    cut_parts = [part for c in answer for part in parsers[1].push(c)] + parsers[1].finish()
+    content, calls = whole(whole_parts)
+    assert whole(cut_parts) == (content, calls)
+    assert all(name in native.SCHEMAS for name, _ in calls)
+    if not calls:
+        assert content == answer
