@@ -6,6 +6,7 @@ import random
 import jsonschema
 import pytest
 
+from configs.errors import InputError
 from inference.text import grammar
 from inference.text.grammar import Grammars
 from inference.text.tool_calls import constrain
@@ -138,3 +139,31 @@ def test_calls_or_something_else(grammars, format, other, text):
         state = grammars.start(source)
         follow(state, answer)
         assert state.is_complete or END in permitted(state)
+
+
+def arguments(properties, **more) -> dict:
+    return {"f": {"type": "object", "properties": properties, **more}}
+
+
+@pytest.mark.parametrize("format, properties, more, names", [
+    ("qwen3_coder", {"a": {"type": "string", "pattern": "^x+$"}}, {}, ["pattern"]),
+    ("glm45", {"a": {"type": "string", "format": "uuid", "maxLength": 3}}, {}, ["format"]),
+    ("seed_oss", {"a": {"type": "array", "items": {"type": "string", "pattern": "x"}}}, {}, []),
+    ("pythonic", {"a": {"type": "string", "pattern": "^x+$"}}, {}, []),
+    ("lfm2", {"a": {}}, {"dependentRequired": {"a": ["b"]}, "minProperties": 1},
+     ["dependentRequired", "minProperties"]),
+])  # fmt: skip
+def test_what_is_not_obeyed_is_named(grammars, format, properties, more, names):
+    source = grammar_of(format, arguments(properties, **more))
+    assert grammar.relaxed(source) == names
+    assert grammars.start(source)
+
+
+@pytest.mark.parametrize("format, key", [
+    ("qwen3_coder", "a>b"), ("glm45", "a</arg_key>"), ("minimax_m2", " a"), ("pythonic", "a b"),
+])  # fmt: skip
+def test_names_of_parameters_that_cannot_be_written(grammars, format, key):
+    properties = {key: {"type": "integer"}, "b": {"type": "null"}}
+    with pytest.raises(InputError, match="no name of a parameter"):
+        grammar_of(format, arguments(properties, required=[key]))
+    assert grammars.start(grammar_of(format, arguments(properties, required=["b"])))
