@@ -311,6 +311,9 @@ class SamplingParams:
         "The text leaves special tokens out; the token that ends it never is text.",
         bodies=_BODIES,
     )
+    shown_special_ids: tuple[int, ...] = _field(
+        (), TokenIds(), "Special tokens that are text even where others are left out of it."
+    )
     pooling: str | None = _field(
         None,
         Choice(POOLINGS),

@@ -83,8 +83,8 @@ class RequestState:
             return ""
         params = sequence.params
         start = self._starts.get(sequence.id, sequence.num_prompt_tokens)
-        how = params.stop, params.min_tokens, params.skip_special_tokens
-        detokenizer = Detokenizer(self._tokenizer, *how)
+        how = params.skip_special_tokens, params.shown_special_ids
+        detokenizer = Detokenizer(self._tokenizer, params.stop, params.min_tokens, *how)
         detokenizer.push(sequence.tokens[sequence.num_prompt_tokens : start])
         self._detokenizers[sequence.id] = detokenizer
         return detokenizer.push(sequence.tokens[start:num_tokens])
@@ -156,8 +156,12 @@ class RequestState:
         """Text of a finished sequence that was not followed as it grew."""
         if self._tokenizer is None:
             return ""
-        skip_special = sequence.params.skip_special_tokens
-        detokenizer = Detokenizer(self._tokenizer, skip_special=skip_special)
+        params = sequence.params
+        detokenizer = Detokenizer(
+            self._tokenizer,
+            skip_special=params.skip_special_tokens,
+            shown_ids=params.shown_special_ids,
+        )
         tokens = _without_end(sequence, sequence.output_tokens)
         return detokenizer.push(tokens) + detokenizer.flush()
 

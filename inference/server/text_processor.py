@@ -169,8 +169,9 @@ class TextProcessor:
         """A grammar of calls, or of calls and texts of the grammar `other`, which `param` has. If
         it is invalid, compiles its parts one by one to name the invalid one in the error.
         """
+        specials = self.tokenizer.specials_in(format.marks)
         write = functools.partial(
-            constrain.of_calls, format, offer.schemas, offer.is_parallel, other
+            constrain.of_calls, format, offer.schemas, offer.is_parallel, other, specials
         )
         try:
             return await self._compile(write, "tools")

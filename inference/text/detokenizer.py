@@ -27,13 +27,16 @@ class Detokenizer:
         stop: Sequence[str] = (),
         min_tokens: int = 0,
         skip_special: bool = True,
+        shown_ids: Iterable[int] = (),
     ):
+        """`shown_ids`: special tokens that are text even with `skip_special`."""
         self.stopped: str | None = None
         self.num_tokens = 0
         self._stop = tuple(stop)
         self._starts = {text[:size] for text in stop for size in range(1, len(text))}
         self._min_tokens = min_tokens
         self._skip_special = skip_special
+        self._shown_ids = frozenset(shown_ids)
         self._decoder = incremental_decoder(tokenizer)
         self._pending = ""  # may be the start of a stop string
         self._at_start = tokenizer.strips_first_space
@@ -45,7 +48,8 @@ class Detokenizer:
             if self.stopped is not None:
                 break
             self.num_tokens += 1
-            text += self._until_stop(self._decoder.decode(token, self._skip_special))
+            skips = self._skip_special and token not in self._shown_ids
+            text += self._until_stop(self._decoder.decode(token, skips))
         return text
 
     def flush(self) -> str:

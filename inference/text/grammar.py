@@ -128,7 +128,7 @@ def without(words: Iterable[str]) -> str:
     """
     import llguidance
 
-    listed = "|".join(map(_literal, _filled("the words", words)))
+    listed = "|".join(map(literal, _filled("the words", words)))
     _check_length("the list of words", listed)
     return llguidance.LLMatcher.grammar_from_lark(
         f"start: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({listed})(?s:.*)/"
@@ -202,7 +202,7 @@ def _filled(what: str, texts: Iterable[str]) -> list[str]:
     return listed
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """A text as a part of a regular expression within slashes."""
     return "".join(f"\\x{{{ord(c):x}}}" if c in _SIGNS or c < " " else c for c in text)
 

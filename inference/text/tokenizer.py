@@ -139,6 +139,12 @@ class Tokenizer:
             cached = self._bytes[token] = b"" if content is None else self._to_bytes(content)
         return cached
 
+    def specials_in(self, texts: Iterable[str]) -> dict[str, int]:
+        """Ids of the special tokens that occur in some texts, by their own text."""
+        special = {self.added_tokens[id].content: id for id in self._special_ids}
+        listed = tuple(texts)
+        return {word: id for word, id in special.items() if any(word in text for text in listed)}
+
     @functools.cached_property
     def longest_token(self) -> int:
         return max(len(self.token_bytes(token, False)) for token in range(self.vocab_size))

@@ -64,11 +64,17 @@ async def read_params(
     offer: OfferedTools | None = None,
     format: Format = formats.JSON,
 ) -> SamplingParams:
-    """Reads how to sample, with a grammar that compiles; an `ApiError` names a wrong field."""
+    """Reads how to sample, with a grammar that compiles; an `ApiError` names a wrong field. The
+    text has the marks of calls even where they are special tokens.
+    """
     facts = service.facts
     grammar = await service.texts.read_structure(request, facts.accepts_grammars, offer, format)
     caller.relaxed.update(relaxed(grammar or ""))
-    return sampling.read(request, facts, grammar, caller.name)
+    params = sampling.read(request, facts, grammar, caller.name)
+    if offer is None:
+        return params
+    specials = service.texts.tokenizer.specials_in(format.marks)
+    return dataclasses.replace(params, shown_special_ids=tuple(specials.values()))
 
 
 class Answers:

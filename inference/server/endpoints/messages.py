@@ -8,7 +8,8 @@ from inference.server.endpoints.reasoning import Reasoning
 from inference.server.protocol.responses import AnswerMessage, CallDelta, FunctionDelta
 from inference.server.protocol.tools import OfferedTools
 from inference.text.tool_calls.formats import Format
-from inference.text.tool_calls.parser import Parser, Part
+from inference.text.tool_calls.parser import Parser
+from inference.text.tool_calls.stream import Part
 
 
 class News(NamedTuple):

@@ -1,22 +1,35 @@
 """Grammars of texts that are calls of tools and nothing else."""
 
 import json
+import types
 from collections.abc import Mapping
 
 from configs.errors import InputError
 from inference.text import grammar
+from inference.text.tool_calls.call_rules import CallRules
 from inference.text.tool_calls.formats import Format
+from inference.text.tool_calls.shapes import Literals, Objects, Tagged
+from inference.text.tool_calls.values import Schemas
 
 MAX_CALLS = 32  # of one answer: there are models that would not end
 _MORE = f"{{0,{MAX_CALLS - 1}}}"
 
-Schemas = Mapping[str, dict[str, object]]  # of the arguments, by names of functions
 
-
-def of_calls(format: Format, schemas: Schemas, is_parallel: bool, other: str | None = None) -> str:
+def of_calls(
+    format: Format,
+    schemas: Schemas,
+    is_parallel: bool,
+    other: str | None = None,
+    specials: Mapping[str, int] = types.MappingProxyType({}),
+) -> str:
     """One call of one of these functions, or several if `is_parallel`, with arguments that obey
-    their JSON schemas; or a text of the grammar `other`. Raises InputError if the schemas are too
-    long together.
+    their JSON schemas; or a text of the grammar `other`.
+
+    Args:
+        specials: ids of special tokens that the format's marks have in them, by their text.
+
+    Raises:
+        InputError: the schemas are too long together, or one cannot be obeyed.
     """
     num_chars = sum(len(json.dumps(schema)) for schema in schemas.values())
     if num_chars > grammar.MAX_CHARS:
@@ -25,30 +38,34 @@ def of_calls(format: Format, schemas: Schemas, is_parallel: bool, other: str | N
             f"{num_chars}"
         )
     if other is None:
-        return _lark(format, schemas, is_parallel, "start")
+        return _lark(format, schemas, is_parallel, "start", specials)
     schema = grammar.schema_of(other)
-    if format.brackets and schema is not None:
-        return _json_or(format, schemas, is_parallel, schema)
-    return grammar.either(_lark(format, schemas, is_parallel, "calls"), "calls", other)
+    if format.brackets and isinstance(format.shape, Objects) and schema is not None:
+        return _json_or(format, format.shape, schemas, is_parallel, schema)
+    return grammar.either(_lark(format, schemas, is_parallel, "calls", specials), "calls", other)
 
 
-def _lark(format: Format, schemas: Schemas, is_parallel: bool, first: str) -> str:
-    numbered = list(enumerate(schemas.items()))
-    rules = [f"call: {' | '.join(f'call_{n}' for n, _ in numbered)}"]
-    for n, (name, schema) in numbered:
-        head = f'{{"name": {json.dumps(name)}, "{format.key}": '
-        rules.append(f"call_{n}: {json.dumps(head)} arguments_{n} {json.dumps('}')}")
-        rules.append(f"arguments_{n}: {grammar.json_rule(schema)}")
-    return "\n".join([f"{first}: {_sequence(format, is_parallel)}", *rules])
+def _lark(
+    format: Format, schemas: Schemas, is_parallel: bool, first: str, specials: Mapping[str, int]
+) -> str:
+    rules = CallRules(format.shape, specials)
+    for n, (name, schema) in enumerate(schemas.items()):
+        rules.add(n, name, schema)
+    calls = " | ".join(f"call_{n}" for n, _ in enumerate(schemas))
+    lines = [f"{first}: {_sequence(format, is_parallel, rules)}", f"call: {calls}", *rules.lines]
+    return "\n".join(lines)
 
 
-def _json_or(format: Format, schemas: Schemas, is_parallel: bool, other: dict[str, object]) -> str:
+def _json_or(
+    format: Format, shape: Objects, schemas: Schemas, is_parallel: bool, other: dict[str, object]
+) -> str:
     """Calls as JSON of a schema, or that of another one. Both begin with the same bracket, one
     token of llguidance's lexer, since it does not go back behind that.
     """
-    options = [_call_schema(format, n, *schema) for n, schema in enumerate(schemas.items())]
+    options = [_call_schema(shape, n, *schema) for n, schema in enumerate(schemas.items())]
     calls = {"anyOf": options}
-    call, first = grammar.json_rule(calls), _sequence(format, is_parallel)
+    call = grammar.json_rule(calls)
+    first = _sequence(format, is_parallel, CallRules(shape, {}))
     if is_parallel and "[" in format.brackets:
         single = {"$ref": "#/$defs/call"}
         several = {"type": "array", "items": single, "minItems": 1, "maxItems": MAX_CALLS}
@@ -58,22 +75,33 @@ def _json_or(format: Format, schemas: Schemas, is_parallel: bool, other: dict[st
     return f"{rules}other: {grammar.json_rule(other)}"
 
 
-def _call_schema(format: Format, n: int, name: str, schema: dict[str, object]) -> dict[str, object]:
+def _call_schema(shape: Objects, n: int, name: str, schema: dict[str, object]) -> dict[str, object]:
     """Of a call; what a schema of arguments refers to is in itself."""
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, format.key: {"$id": f"arguments:{n}", **schema}},
-        "required": ["name", format.key],
+        "properties": {"name": {"const": name}, shape.key: {"$id": f"arguments:{n}", **schema}},
+        "required": ["name", shape.key],
         "additionalProperties": False,
     }
 
 
-def _sequence(format: Format, is_parallel: bool) -> str:
-    if format.closing:
-        call = f"{json.dumps(format.opening + chr(10))} call {json.dumps(chr(10) + format.closing)}"
-        return f'{call} ("\\n" {call}){_MORE}' if is_parallel else call
-    if not is_parallel:
-        return "call"
-    if "[" in format.brackets:
-        return f'call | "[" call (", " call){_MORE} "]"'
-    return f'call ("; " call){_MORE}'
+def _sequence(format: Format, is_parallel: bool, rules: CallRules) -> str:
+    """One call, or several, with the format's text around them."""
+    opening, closing = format.opening + format.gap, format.gap + format.closing
+    if isinstance(format.shape, Tagged):
+        closing = format.closing  # a call ends with its line
+    between, call = rules.text(format.between), "call"
+    if isinstance(format.shape, Literals) or (
+        isinstance(format.shape, Objects) and format.shape.is_list
+    ):
+        calls = f'"[" call (", " call){_MORE} "]"' if is_parallel else '"[" call "]"'
+        return f"{rules.text(opening)} {calls} {rules.text(closing)}"
+    if format.brackets:
+        if is_parallel and "[" in format.brackets:
+            return f'call | "[" call (", " call){_MORE} "]"'
+        return f"call ({between} call){_MORE}" if is_parallel else call
+    if format.is_section and is_parallel:
+        call = f"call ({between} call){_MORE}"
+        is_parallel = False
+    whole = f"{rules.text(opening)} {call} {rules.text(closing)}"
+    return f"{whole} ({between} {whole}){_MORE}" if is_parallel else whole

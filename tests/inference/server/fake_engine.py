@@ -4,6 +4,7 @@ make trouble. What serves it cannot tell it from a real one.
 
 import dataclasses
 import functools
+import itertools
 import threading
 import time
 
@@ -44,7 +45,8 @@ def tokenizer() -> Tokenizer:
         add_prefix_space=False, use_regex=False
     )
     backend.decoder = decoders.ByteLevel()
-    names = ("<|start|>", "<|end|>", "<|refused|>", "<|crashes|>", "<|hangs|>", *GAP_MARKS)
+    names = ("<|start|>", "<|end|>", "<|refused|>", "<|crashes|>", "<|hangs|>", *GAP_MARKS,
+             "[TOOL_CALLS]", "[ARGS]")  # fmt: skip
     backend.add_special_tokens([AddedToken(name, special=True) for name in names])
     return Tokenizer(backend, VOCAB, {"eos_token": "<|end|>"}, TEMPLATE)
 
@@ -58,10 +60,13 @@ def reply(n: int, seed: int | None = None) -> list[int]:
 def walk(state) -> list[int]:
     """The shortest text that a grammar permits, or nearly so."""
     tokens: list[int] = []
+    closing = itertools.cycle(b"\n</parameter>\n</arg_value>")  # of any text
     while END not in tokens:
         words = state.mask()
         permitted = [v for v in range(VOCAB) if words[v // 32] >> (v % 32) & 1]
         first = [token for token in (END, *b'"}],:{') if token in permitted]
+        if END not in permitted and {0, *b"\n</>"} <= set(permitted):
+            first = [next(closing)]
         tokens.append((first or permitted)[0])
         state.accept(tokens[-1])
     return tokens
@@ -130,8 +135,8 @@ class FakeEngine:
                 if params.thinks and tokenizer().decode(tokens).rstrip().endswith("<think>"):
                     planned = [*b"</think>", *planned]
             assert planned[: len(told)] == told
-            how = params.stop, params.min_tokens, params.skip_special_tokens
-            own = Detokenizer(tokenizer(), *how)
+            how = params.skip_special_tokens, params.shown_special_ids
+            own = Detokenizer(tokenizer(), params.stop, params.min_tokens, *how)
             own.push(told)
             sequence = _Sequence(
                 self._next_id, index, list(tokens), params, planned, own, len(told)

@@ -6,8 +6,10 @@ import jsonschema
 import pytest
 
 from tests.inference.server import events
+from tests.inference.server.fake_engine import END, tokenizer
 from tests.inference.server.parrot import TEMPLATES, Parrot
 from tests.inference.server.running import running
+from tests.inference.text.tool_calls import native
 
 CHAT = "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "How is it in Zürich?"}]
@@ -278,21 +280,80 @@ def test_what_the_prompt_began_to_think_is_no_call(streams):
 
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_format_that_is_not_read_is_said(streams, caplog):
-    engine = Parrot("{{ tools }}<tool_call>{{ tool_calls }}<arg_key>")
-    engine.says = "<tool_call>weather\n<arg_key>city</arg_key></tool_call>"
+    engine = Parrot("{{ tools }}<|START_ACTION|>{{ tool_calls }}")
+    engine.says = '<|START_ACTION|>[{"tool_name": "weather"}]<|END_ACTION|>'
     with running(engine) as server:
         body = {"messages": ASKED, "stream": streams}
         response = server.post(CHAT, **body, tools=TOOLS)
-        assert response.headers["x-unread-tool-format"] == "glm45"
+        assert response.headers["x-unread-tool-format"] == "cohere"
         found = events.choices(events.read(response.text)) if streams else None
         choice = streamed(found) if found else response.json()["choices"][0]
         assert choice["message"]["content"] == engine.says and not called(choice)
         assert "x-unread-tool-format" not in server.post(CHAT, **body).headers
         given = [{"type": "function", **one["function"]} for one in TOOLS]
         other = server.post("/v1/responses", input="a", tools=given, stream=streams)
-        assert other.headers["x-unread-tool-format"] == "glm45"
+        assert other.headers["x-unread-tool-format"] == "cohere"
     (line,) = [one for one in caplog.messages if one.startswith("tool calls:")]
-    assert "glm45, is not read" in line
+    assert "cohere, is not read" in line
+
+
+NATIVE = {
+    "<tool_call>\n<function=": "qwen3_coder", "<tool_call><arg_key>": "glm45",
+    "<minimax:tool_call>": "minimax_m2",
+    "<seed:tool_call>\n<function=": "seed_oss",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("streams", [False, True])
+@pytest.mark.parametrize("marks", NATIVE)
+def test_calls_in_the_formats_of_families(streams, marks):
+    engine = Parrot(f"{{{{ tools }}}}{{{{ tool_calls }}}}{marks}")
+    written = native.FORMATS[NATIVE[marks]].write(("weather", json.loads(ARGUMENTS)))
+    engine.says = f"Let me see.\n{written}"
+    with running(engine) as server:
+        for asked in ({}, {"tool_choice": "required"}):
+            body = {"messages": ASKED, "tools": TOOLS[:1], "stream": streams} | asked
+            response = server.post(CHAT, **body)
+            found = events.choices(events.read(response.text)) if streams else None
+            choice = streamed(found) if found else response.json()["choices"][0]
+            ((name, arguments), *_) = called(choice)
+            jsonschema.validate(json.loads(arguments), CITY)
+            assert name == "weather" and choice["finish_reason"] == "tool_calls"
+            assert asked or (arguments, choice["message"]["content"]) == (ARGUMENTS, "Let me see.")
+            assert "x-unread-tool-format" not in response.headers
+
+
+class Control(Parrot):
+    """Marks that are special tokens are such in what it says."""
+
+    def plan(self, params, seed):
+        return [*tokenizer().encode(self.says, add_special=False), END]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_marks_that_are_special_tokens(streams):
+    engine = Control("{{ tools }}{{ tool_calls }}[TOOL_CALLS][ARGS]")
+    engine.says = f"Let <|start|>me see.[TOOL_CALLS]weather[ARGS]{ARGUMENTS}"
+    marks = tuple(tokenizer().encode("[TOOL_CALLS][ARGS]"))
+    assert len(marks) == 2
+    with running(engine) as server:
+        for asked in ({}, {"tool_choice": "required"}, {"tool_choice": "none"}):
+            body = {"messages": ASKED, "tools": TOOLS[:1], "stream": streams} | asked
+            response = server.post(CHAT, **body, return_token_ids=True)
+            found = events.choices(events.read(response.text)) if streams else None
+            choice = streamed(found) if found else response.json()["choices"][0]
+            if asked.get("tool_choice") == "none":
+                assert choice["message"]["content"] == f"Let me see.weather{ARGUMENTS}"
+                assert engine.params[-1].shown_special_ids == ()
+                continue
+            ((name, arguments), *_) = called(choice)
+            jsonschema.validate(json.loads(arguments), CITY)
+            assert name == "weather" and engine.params[-1].shown_special_ids == marks
+            assert asked or (arguments, choice["message"]["content"]) == (ARGUMENTS, "Let me see.")
+            pieces = found or [choice]
+            assert [id for piece in pieces for id in piece.get("token_ids", ()) if id in marks] == [
+                *marks
+            ]
 
 
 WANTS_TEXTS = (

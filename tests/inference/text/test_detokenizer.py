@@ -176,3 +176,14 @@ def test_of_two_stop_strings_at_one_place_the_longer_is_reported():
     for stop in (("st", "sto"), ("sto", "st"), ("op", "sto", "st")):
         detokenizer = Detokenizer(tokenizer, stop)
         assert detokenizer.push(ids) == "" and detokenizer.stopped == "sto"
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_special_tokens_that_are_shown(name):
+    tokenizer = TOKENIZERS[name]
+    (word, id), *_ = tokenizer.specials_in(["a <|end|>", "</s>"]).items()
+    assert tokenizer.specials_in(["<|end", "s>"]) == {}
+    hello = tokenizer.encode("hello", add_special=False)
+    for shown, text in (((), "hellohello"), ((id,), f"hello{word}hello")):
+        detokenizer = Detokenizer(tokenizer, shown_ids=shown)
+        assert detokenizer.push([*hello, id, *hello]) + detokenizer.flush() == text

@@ -43,10 +43,10 @@ def grammars():
     return Grammars(tokenizer(), [END])
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_one_call_or_several(grammars, name):
     format = FORMATS[name]
-    first, more = (text.replace("KEY", format.key) for text in WRITTEN[name])
+    first, more = (text.replace("KEY", format.shape.key) for text in WRITTEN[name])
     state = grammars.start(constrain.of_calls(format, SCHEMAS, True))
     follow(state, first)
     assert (END in permitted(state)) == (name != "json")
@@ -63,17 +63,17 @@ def test_one_call_or_several(grammars, name):
             follow(state, wrong)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_there_are_not_too_many_calls(grammars, name):
     format = FORMATS[name]
-    first, more = (text.replace("KEY", format.key).rstrip("]") for text in WRITTEN[name])
+    first, more = (text.replace("KEY", format.shape.key).rstrip("]") for text in WRITTEN[name])
     state = grammars.start(constrain.of_calls(format, SCHEMAS, True))
     follow(state, first + more * (constrain.MAX_CALLS - 1))
     with pytest.raises(AssertionError):
         follow(state, more)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("other, text", [
     (grammar.of_json_schema({"type": "array"}), "[1, null]"),
     (grammar.of_json_schema(QUESTION), '{"q": 7}'), (grammar.of_json_schema(QUESTION), '{"q":7}'),
@@ -85,7 +85,10 @@ def test_there_are_not_too_many_calls(grammars, name):
 def test_calls_or_something_else(grammars, name, other, text):
     format = FORMATS[name]
     source = constrain.of_calls(format, SCHEMAS, True, other)
-    for asked, num_calls in (("".join(WRITTEN[name]).replace("KEY", format.key), 2), (text, 0)):
+    for asked, num_calls in (
+        ("".join(WRITTEN[name]).replace("KEY", format.shape.key), 2),
+        (text, 0),
+    ):
         state = grammars.start(source)
         follow(state, asked)
         assert END in permitted(state)
@@ -94,12 +97,12 @@ def test_calls_or_something_else(grammars, name, other, text):
         assert len(calls) == num_calls and told == (asked if not num_calls else "")
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("is_parallel", [False, True])
 def test_calls_or_an_object_and_nothing_else(grammars, name, is_parallel):
     format = FORMATS[name]
     source = constrain.of_calls(format, SCHEMAS, is_parallel, grammar.of_json_schema(QUESTION))
-    first, more = (text.replace("KEY", format.key) for text in WRITTEN[name])
+    first, more = (text.replace("KEY", format.shape.key) for text in WRITTEN[name])
     wrongs = ['{"q": 10}', '{"q": 1}; {"name"', first.replace("7", "700"),
               first.replace('"f"', '"h"')]  # fmt: skip
     for wrong in wrongs if is_parallel else [*wrongs, first.strip("[") + more]:
@@ -108,10 +111,10 @@ def test_calls_or_an_object_and_nothing_else(grammars, name, is_parallel):
     follow(grammars.start(source), first.strip("["))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WRITTEN)
 def test_an_object_beside_too_many_calls(grammars, name):
     format = FORMATS[name]
-    first, more = (text.replace("KEY", format.key).rstrip("]") for text in WRITTEN[name])
+    first, more = (text.replace("KEY", format.shape.key).rstrip("]") for text in WRITTEN[name])
     source = constrain.of_calls(format, SCHEMAS, True, grammar.of_json_schema(QUESTION))
     state = grammars.start(source)
     follow(state, first + more * (constrain.MAX_CALLS - 1))
@@ -129,7 +132,7 @@ def test_schemas_are_not_too_long_together():
                 constrain.of_calls(format, {"a": each, "b": each, "c": each}, True, other)
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize("is_parallel", [False, True])
 def test_any_walk_is_read_as_calls_of_the_schemas(grammars, name, is_parallel):
     dice, format = random.Random(name), FORMATS[name]

@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inference.text.tool_calls.formats import FORMATS
-from inference.text.tool_calls.parser import Parser, Part, opens_thought
+from inference.text.tool_calls.parser import Parser
+from inference.text.tool_calls.stream import Part
 
-NAMES = ("f", "get_weather")
+NAMES: dict = {"f": {}, "get_weather": {}}
 F = '{"name": "f", "arguments": {"a": [1, {"b": "}\\""}]}}'
 W = '{"name": "get_weather", "arguments": {"city": "Zürich 🙂"}}'
 CALLED_F, CALLED_W = ("f", '{"a": [1, {"b": "}\\""}]}'), ("get_weather", '{"city": "Zürich 🙂"}')
@@ -114,7 +115,7 @@ def test_a_call_behind_what_has_ended_or_is_no_json(format, before):
 CALLED = {"hermes": f"<tool_call>{F}</tool_call>", "llama3_json": F, "json": F}
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", CALLED)
 @pytest.mark.parametrize("before, behind, thinks", [
     ("<think>\nPerhaps\n", "\n</think>", False), ("Well. <think>", "</think>", False),
     ("<think><think>", "<</think></think>", False), ("\n", "\nSo.</think>", True),
@@ -128,13 +129,13 @@ def test_what_is_thought_is_no_call(format, before, behind, thinks):
         assert found == whole(read(format, *text, thinks=thinks)) == (thought, calls)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", CALLED)
 def test_a_thought_without_an_end_has_no_calls(format):
     for text, thinks in ((f"<think>\n{CALLED[format]}", False), (f"\n{CALLED[format]}", True)):
         assert whole(read(format, *text, thinks=thinks)) == (text, [])
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", CALLED)
 @pytest.mark.parametrize("before, behind, thinks", [
     ("The tag <think> opens one.\n", "", False), ("So</think> a <think>\n", " b", True),
     ("<think></think><think> <think>\n", "\n<think> b\n", False),
@@ -163,14 +164,6 @@ def test_a_thought_within_an_answer_waits_from_its_first_call_on():
     assert parser.push(call) == [Part(CALLED_F[1], 1, "f")]
     assert parser.push("<think> e" + call) == [Part("<think> e")]
     assert parser.finish() == [Part(CALLED_F[1], 2, "f")]
-
-
-@pytest.mark.parametrize("prompt, opens", [
-    ("<|assistant|>\n<think>\n", True), ("<think>", True), ("<think>\n\n</think>\n\n", False),
-    ("<think> is a tag<|assistant|>", False), ("", False),
-])  # fmt: skip
-def test_prompts_that_open_a_thought(prompt, opens):
-    assert opens_thought(prompt) is opens
 
 
 def test_a_call_is_told_while_it_is_written():
@@ -217,7 +210,7 @@ def test_however_a_text_is_cut(format, text, data):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.sampled_from(list(FORMATS)), st.text(st.characters(exclude_characters="[{"), max_size=20),
+@given(st.sampled_from(list(CALLED)), st.text(st.characters(exclude_characters="[{"), max_size=20),
        st.dictionaries(st.text(max_size=5), st.recursive(
            st.none() | st.booleans() | st.integers() | st.text(max_size=8),
            lambda each: st.lists(each, max_size=3) | st.dictionaries(st.text(max_size=3), each,
@@ -225,7 +218,7 @@ def test_however_a_text_is_cut(format, text, data):
            max_leaves=6), max_size=3), st.booleans(), st.sampled_from([None, 2]))  # fmt: skip
 def test_any_arguments_come_back(format, before, arguments, ascii, indent):
     one = FORMATS[format]
-    body = {"name": "f", one.key: arguments}
+    body = {"name": "f", one.shape.key: arguments}
     call = f"\n{one.opening}{json.dumps(body, ensure_ascii=ascii, indent=indent)}{one.closing}"
     told, ((name, found),) = whole(read(format, before + call))
     assert name == "f" and json.loads(found) == arguments

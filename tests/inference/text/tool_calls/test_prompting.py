@@ -29,28 +29,41 @@ def calling(arguments, **more):
 def test_the_format_of_a_template(template, name):
     assert formats.by_name("auto", template).name == name
     assert formats.by_name("hermes", template).name == "hermes"
-    with pytest.raises(InputError, match="one of auto, hermes, llama3_json, json, not 'pythonic'"):
-        formats.by_name("pythonic", template)
+    with pytest.raises(InputError, match="one of auto, hermes, llama3_json, json, .*, not 'nope'"):
+        formats.by_name("nope", template)
 
 
 SHOWS = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}{% for c in message.tool_calls %}"
-UNREAD = {
-    "qwen3_coder": "<tool_call>\n<function={{ c.name }}>\n<parameter={{ key }}>\n{{ value }}",
-    "glm45": "<tool_call>{{ c.name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}",
-    "minimax_m2": '<minimax:tool_call>\n<invoke name="{{ c.name }}">',
+READ = {
     "lfm2": "<|tool_call_start|>[{{ c.name }}({{ arguments }})]<|tool_call_end|>",
+    "pythonic": "the format [func_name1(params_name1=params_value1)]",
+    "qwen3_coder": "<tool_call>\n<function={{ c.name }}>\n<parameter={{ key }}>\n{{ value }}",
+    "seed_oss": "<seed:tool_call>\n<function={{ c.name }}>\n<parameter={{ key }}>{{ value }}",
+    "glm45": "<tool_call>{{ c.name }}\n<arg_key>{{ key }}</arg_key>\n<arg_value>{{ value }}",
     "mistral": "[TOOL_CALLS]{{ c.name }}[ARGS]{{ c.arguments | tojson }}",
-    "openai": "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>",
     "kimi_k2": "<|tool_calls_section_begin|><|tool_call_begin|>{{ c.id }}",
-    "deepseek_v3": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.name }}",
+    "deepseek_v3": "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ c.name }}\n```json\n",
+    "deepseek_v31": "<｜tool▁call▁begin｜>{{ c.name }}<｜tool▁sep｜>{{ c.arguments }}",
     "granite": "<|tool_call|>{{ message.tool_calls | tojson }}",
+    "phi4": 'functools[{"name": ',
+    "jamba": "<tool_calls>",
+    "nemotron": "<TOOLCALL>",
+    "minimax_m2": '<minimax:tool_call>\n<invoke name="{{ c.name }}">',
+}
+UNREAD = {
+    "openai": "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>",
     "unknown": "CALL {{ c.name }} WITH {{ c.arguments }}",
 }
 
 
+@pytest.mark.parametrize("name", READ)
+def test_the_format_of_a_family(name):
+    found = formats.of_template(SHOWS + READ[name])
+    assert found is formats.FORMATS[name] and found.is_read
+
+
 @pytest.mark.parametrize("name, template", [
     *((name, SHOWS + calls) for name, calls in UNREAD.items()),
-    ("lfm2", "List of tools: <|tool_list_start|>{{ tools | tojson }}<|tool_list_end|>"),
 ])  # fmt: skip
 def test_a_format_that_is_not_read_is_no_other(name, template):
     found = formats.of_template(template)
