@@ -1,10 +1,8 @@
 """Thoughts at the beginning of answers: how families mark them, where one ends, and its text."""
 
-import dataclasses
 import enum
 import functools
-
-from inference.text.tokenizer import Tokenizer
+from typing import NamedTuple
 
 _SPACE = " \t\r\n"
 
@@ -17,8 +15,7 @@ class Stage(enum.Enum):
     BEHIND = "behind"  # its thought, or it has none
 
 
-@dataclasses.dataclass(frozen=True)
-class Marks:
+class Marks(NamedTuple):
     """What stands before and behind a thought, as text."""
 
     opening: str
@@ -49,20 +46,6 @@ def of_template(template: str | None) -> Marks | None:
     source = template or ""
     known = (m for m in MARKS if m.opening in source or m.closing in source)
     return next(known, None)
-
-
-def in_text(tokenizer: Tokenizer) -> Marks | None:
-    """Returns the marks that a model's answers show; None: its template knows none, or they are
-    special tokens, which are no text.
-    """
-    marks = of_template(tokenizer.template)
-    if marks is None:
-        return None
-    are_text = all(
-        mark in tokenizer.decode(tokenizer.encode(mark, add_special=False))
-        for mark in (marks.opening, marks.closing)
-    )
-    return marks if are_text else None
 
 
 class Progress:

@@ -59,8 +59,9 @@ class Chat:
         params = await read_params(service, request, self._caller, *how)
         tokens = await encode(service, request, self._offer)
         tokens, params = sampling.fit(request, params, tokens, service.facts)
-        thinking = reasoning.of_prompt(service.texts.tokenizer, tokens)
-        params = reasoning.limited(params, thinking, service.facts)
+        tokenizer = service.texts.tokenizer
+        thinking = reasoning.of_prompt(tokenizer, tokens)
+        params = reasoning.limited(params, thinking, service.facts, tokenizer)
         opens = thinking is not None and thinking.stage is Stage.WITHIN
         self._readers = [
             MessageReader(*how, self._reasoning(thinking), opens) for _ in range(request.n or 1)

@@ -87,7 +87,7 @@ def now(service: Service) -> Figures:
         max_top_logprobs=facts.max_top_logprobs if facts else 0,
         has_text=text is not None,
         has_chats=text is not None and text.template is not None,
-        has_thoughts=text is not None and thoughts.in_text(service.texts.tokenizer) is not None,
+        has_thoughts=text is not None and thoughts.of_template(text.template) is not None,
         running=heartbeat.num_running,
         waiting=heartbeat.num_waiting,
         cache_used=heartbeat.cache_used,

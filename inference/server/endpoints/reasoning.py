@@ -24,15 +24,18 @@ class Thinking(NamedTuple):
 
 def of_prompt(tokenizer: Tokenizer, tokens: list[int]) -> Thinking | None:
     """Returns how answers to a prompt begin; None: the model has no thoughts."""
-    marks = thoughts.in_text(tokenizer)
+    marks = thoughts.of_template(tokenizer.template)
     if marks is None:
         return None
     end = tokenizer.decode(tokens[-_END_TOKENS:], skip_special=False)
     return Thinking(marks, marks.stage_after(end))
 
 
-def limited(params: SamplingParams, thinking: Thinking | None, facts: Loaded) -> SamplingParams:
-    """Returns how to sample an answer that may have a thought, of at most the request's budget.
+def limited(
+    params: SamplingParams, thinking: Thinking | None, facts: Loaded, tokenizer: Tokenizer
+) -> SamplingParams:
+    """Returns how to sample an answer that may have a thought, of at most the request's budget, and
+    whose text has the marks of that.
 
     Raises:
         ApiError: 400, a budget of thoughts that nothing marks, or more than the context.
@@ -40,7 +43,7 @@ def limited(params: SamplingParams, thinking: Thinking | None, facts: Loaded) ->
     budget = params.thinking_budget
     if budget is not None:
         if thinking is None:
-            why = "needs a model whose chat template marks thoughts as text"
+            why = "needs a model whose chat template marks thoughts"
             raise invalid(_BUDGET, why, "unsupported")
         if not facts.accepts_grammars:
             raise invalid(_BUDGET, "is not supported by this server", "unsupported")
@@ -48,7 +51,9 @@ def limited(params: SamplingParams, thinking: Thinking | None, facts: Loaded) ->
             raise invalid(_BUDGET, f"is at most the context of {facts.max_context} tokens")
     if thinking is None or thinking.stage is Stage.BEHIND:
         return dataclasses.replace(params, thinks=False, thinking_budget=None)
-    return dataclasses.replace(params, thinks=True)
+    specials = tokenizer.specials_in(thinking.marks)
+    shown = {*params.shown_special_ids, *specials.values()}
+    return dataclasses.replace(params, thinks=True, shown_special_ids=tuple(sorted(shown)))
 
 
 class Reasoning:

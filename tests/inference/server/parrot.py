@@ -48,3 +48,10 @@ class Parrot(FakeEngine):
             return dataclasses.replace(output, token_ids=[], text="", finish_reason="error",
                                        failure=self.failure)  # fmt: skip
         return output
+
+
+class Control(Parrot):
+    """Marks that are special tokens are such in what it says."""
+
+    def plan(self, params, seed):
+        return [*tokenizer().encode(self.says, add_special=False), END]

@@ -6,8 +6,8 @@ import jsonschema
 import pytest
 
 from tests.inference.server import events
-from tests.inference.server.fake_engine import END, tokenizer
-from tests.inference.server.parrot import TEMPLATES, Parrot
+from tests.inference.server.fake_engine import tokenizer
+from tests.inference.server.parrot import TEMPLATES, Control, Parrot
 from tests.inference.server.running import running
 from tests.inference.text.tool_calls import native
 
@@ -321,13 +321,6 @@ def test_calls_in_the_formats_of_families(streams, marks):
             assert name == "weather" and choice["finish_reason"] == "tool_calls"
             assert asked or (arguments, choice["message"]["content"]) == (ARGUMENTS, "Let me see.")
             assert "x-unread-tool-format" not in response.headers
-
-
-class Control(Parrot):
-    """Marks that are special tokens are such in what it says."""
-
-    def plan(self, params, seed):
-        return [*tokenizer().encode(self.says, add_special=False), END]
 
 
 @pytest.mark.parametrize("streams", [False, True])

@@ -8,7 +8,6 @@ import pytest
 
 from inference.text import thoughts
 from inference.text.thoughts import MARKS, THINK, Progress, Stage, ThoughtReader
-from tests.inference.server.fake_engine import tokenizer
 
 TEMPLATES = json.loads(
     (Path(__file__).parents[2] / "golden" / "chat-templates" / "expected.json").read_text("utf-8")
@@ -84,12 +83,3 @@ def test_templates_know_their_marks():
     assert known["qwen"] == THINK and known["llama3"] is None
     assert thoughts.of_template(None) is None
     assert thoughts.of_template("[THINK]{{ a }}[/THINK]") == MARKS[1]
-
-
-def test_special_tokens_are_no_text(monkeypatch):
-    special = thoughts.Marks("<|start|>", "<|end|>")
-    monkeypatch.setattr(thoughts, "MARKS", (THINK, special))
-    known = tokenizer().with_template_text("<think>{{ a }}</think>")
-    assert thoughts.in_text(known) == THINK
-    known = tokenizer().with_template_text("<|start|>{{ a }}<|end|>")
-    assert thoughts.of_template(known.template) == special and thoughts.in_text(known) is None

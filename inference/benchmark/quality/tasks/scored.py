@@ -48,15 +48,18 @@ class Metric(NamedTuple):
 class Prompts:
     """Texts of documents as prompts.
 
-    Args:
-        chat: they are messages of a user, as the chat template writes them; otherwise they follow
-            what the tokenizer puts before a text.
+    Attributes:
+        shown_ids: special tokens that mark thoughts, so that an answer's text has them.
     """
 
     def __init__(self, tokenizer: Tokenizer, chat: bool):
+        """`chat`: they are messages of a user, as the chat template writes them; otherwise they
+        follow what the tokenizer puts before a text.
+        """
         self._tokenizer, self._chat = tokenizer, chat
         self._start = perplexity.start(tokenizer)
-        self._marks = thoughts.in_text(tokenizer) if chat else None
+        self._marks = thoughts.of_template(tokenizer.template) if chat else None
+        self.shown_ids = tuple(tokenizer.specials_in(self._marks or ()).values())
 
     def of(self, text: str) -> list[int]:
         if self._chat:
@@ -166,7 +169,11 @@ def _answered(
                 f"{room}: {document.text[:60]!r}"
             )
         params.append(
-            SamplingParams(max_new_tokens=min(num_new, room - len(prompt)), stop=document.stop)
+            SamplingParams(
+                max_new_tokens=min(num_new, room - len(prompt)),
+                stop=document.stop,
+                shown_special_ids=prompts.shown_ids,
+            )
         )
     completions = engine.generate(tokens, params)
     for prompt, document, completion in zip(tokens, documents, completions, strict=True):

@@ -5,9 +5,11 @@ import json
 import openai
 import pytest
 
+from inference.text import thoughts
+from inference.text.thoughts import Marks
 from tests.inference.server import events
 from tests.inference.server.fake_engine import MAX_CONTEXT, FakeEngine
-from tests.inference.server.parrot import CONTEXT, TEMPLATES, Parrot
+from tests.inference.server.parrot import CONTEXT, TEMPLATES, Control, Parrot
 from tests.inference.server.running import running
 from tests.inference.server.test_bad_input import error_of
 
@@ -55,6 +57,21 @@ def test_a_thought_is_apart(template, says, thought, answer):
                         text += delta.content or ""
                         whole += getattr(delta, "reasoning_content", None) or ""
             assert (text, whole or None) == (answer, thought)
+
+
+def test_marks_that_are_special_tokens(monkeypatch):
+    """As Gemma's, here those of gaps; other special tokens stay out of the text."""
+    marks = Marks("<fim_prefix>thought", "<fim_suffix>")
+    monkeypatch.setattr(thoughts, "MARKS", (marks,))
+    engine = Control(THINKS.replace("<think>", marks.opening).replace("</think>", marks.closing))
+    engine.says = "<fim_prefix>thought\nTwo.<fim_suffix>Fo<fim_pad>ur."
+    with running(engine) as server, client_of(server) as client:
+        how = {"model": "fake", "messages": ASKED, "max_tokens": 40}
+        answer = client.chat.completions.create(**how)
+        message = answer.choices[0].message
+        assert (message.content, message.reasoning) == ("Four.", "Two.")
+        assert answer.usage.completion_tokens_details.reasoning_tokens == len("\nTwo.")
+        assert len(engine.params[-1].shown_special_ids) == 2 and engine.params[-1].thinks
 
 
 def test_its_tokens_are_counted_and_bounded():
@@ -114,7 +131,7 @@ def test_calls_come_behind_it():
 
 
 @pytest.mark.parametrize("template, budget, message", [
-    (TEMPLATES["llama3"], 5, "needs a model whose chat template marks thoughts as text"),
+    (TEMPLATES["llama3"], 5, "needs a model whose chat template marks thoughts"),
     (THINKS, CONTEXT + 1, f"is at most the context of {CONTEXT} tokens"),
 ])  # fmt: skip
 def test_a_budget_that_bounds_nothing(template, budget, message):
