@@ -120,6 +120,15 @@ class InputProcessor:
         if params.grammar is not None:
             self._grammars.start(params.grammar)
 
+    def _check_closing(self, closing: Tokens[int], params: SamplingParams) -> None:
+        """Raises InputError if the tokens that close a thought may not come."""
+        allowed = closing if params.allowed_token_ids is None else params.allowed_token_ids
+        banned = [*params.banned_token_ids, *(params.stop_token_ids if params.min_tokens else ())]
+        if not {*closing}.isdisjoint(banned) or not {*closing} <= {*allowed}:
+            raise InputError(
+                f"thinking_budget closes a thought with the tokens {[*closing]}: allow these"
+            )
+
     def _check_seed(self, params: SamplingParams) -> None:
         """What a request asks for; its answers have seeds of their own."""
         acceptance = self._config.engine.drafts.acceptance
@@ -230,7 +239,9 @@ class InputProcessor:
             return grammar
         thinking = Thinking(
             self._text_tokenizer, tokens[:num_prompt_tokens], params.thinking_budget, grammar,
-            () if grammar is None else self._eos_ids,
+            () if grammar is None else {*self._eos_ids, *params.stop_token_ids},
         )  # fmt: skip
+        if params.thinking_budget is not None:
+            self._check_closing(thinking.closing, params)
         thinking.start_over(output)
         return thinking

@@ -342,8 +342,8 @@ class SamplingParams:
             if not self.is_greedy or self.stop or self.best_of is not None:
                 raise InputError(
                     "beam_width takes no temperature, penalties, biases, min_tokens, "
-                    "allowed_token_ids, banned_token_ids, grammar, stop strings or best_of: leave "
-                    "those at their defaults"
+                    "allowed_token_ids, banned_token_ids, grammar, thinking_budget, stop strings "
+                    "or best_of: leave those at their defaults"
                 )
             if self.n > self.beam_width:
                 raise InputError(f"n is at most beam_width={self.beam_width}, not {shown(self.n)}")

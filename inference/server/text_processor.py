@@ -227,6 +227,8 @@ class TextProcessor:
             raise unusable(param, why) from None
         except RecursionError:
             raise unusable(param, "it is nested too deeply") from None
+        except OverflowError:
+            raise unusable(param, "it holds a whole number of more than 64 bits") from None
         except WorkerLost:
             raise unavailable("the text could not be processed: send it again") from None
         if isinstance(reply, JobFailed):

@@ -217,7 +217,7 @@ class Grammar:
     Attributes:
         has_failed: a token was not permitted, no token of the vocabulary continues the text, or it
             costs too much; nothing may follow.
-        failure: which of these, in words; empty where it has not failed, or llguidance broke.
+        failure: which of these, in a sentence; empty where it has not failed, or llguidance broke.
     """
 
     def __init__(self, matcher: "llguidance.LLMatcher", vocab_size: int, has_end: bool):
@@ -260,8 +260,8 @@ class Grammar:
 
     def _fail(self, why: str) -> None:
         if not self.has_failed:
-            logging.warning("an answer ends: its grammar %s", why)
-            self.has_failed, self.failure = True, why
+            self.has_failed, self.failure = True, f"its grammar {why}"
+            logging.warning("an answer ends: %s", self.failure)
 
     def _guard(self, call: Callable[..., object], *arguments: object) -> object:
         try:

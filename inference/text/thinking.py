@@ -11,7 +11,6 @@ from inference.text.thoughts import Progress, Stage
 from inference.text.tokenizer import Tokenizer
 
 UNLIMITED = 1 << 30  # tokens: more than any context has
-_END_TOKENS = 16  # a mark and the blanks behind it have at most so many
 
 
 class Thinking:
@@ -19,6 +18,7 @@ class Thinking:
     say; and behind it, or where none comes, the text of a grammar.
 
     Attributes:
+        closing: tokens that end a thought whose budget is spent.
         room: tokens that may be any, whatever they are; of the next one it depends on them.
     """
 
@@ -39,11 +39,10 @@ class Thinking:
         if marks is None:
             raise InputError("thinking_budget needs a chat template that marks thoughts")
         self._token_bytes = tokenizer.token_bytes
-        self._opening, self._closing = (
+        self._opening, self.closing = (
             tokenizer.encode(mark, add_special=False) for mark in (marks.opening, marks.closing)
         )
-        end = tokenizer.decode(prompt[-_END_TOKENS:], skip_special=False)
-        self._progress = Progress(marks, marks.stage_after(end))
+        self._progress = Progress(marks, marks.stage_after(tokenizer, prompt))
         self._budget = UNLIMITED if budget is None else budget
         self._behind = behind
         self._num_opening = self._num_closing = 0  # tokens of these that had to come
@@ -74,7 +73,7 @@ class Thinking:
 
     def mask(self) -> np.ndarray:
         if self._is_spent:
-            return self._only(self._closing[self._num_closing])
+            return self._only(self.closing[self._num_closing])
         if self._behind is None:
             return self._all
         if self._progress.stage is Stage.WITHIN:
@@ -82,12 +81,16 @@ class Thinking:
         if self._progress.stage is Stage.BEHIND:
             return self._behind.mask()
         opening = self._only(self._opening[self._num_opening])
-        return opening if self._num_opening else opening | self._behind.mask()
+        if self._num_opening:
+            return opening
+        others = self._behind.mask()
+        return others if self._is_ambiguous(others) else opening | others
 
     def accept(self, token: int) -> None:
         progress = self._progress
         if self._behind is not None and progress.stage is Stage.BEFORE:
-            if token != self._opening[self._num_opening]:
+            is_answer = not self._num_opening and self._is_ambiguous(self._behind.mask())
+            if is_answer or token != self._opening[self._num_opening]:
                 progress.stage = Stage.BEHIND
             self._num_opening += 1
         if progress.stage is Stage.BEHIND:
@@ -110,6 +113,12 @@ class Thinking:
         """Whether nothing but the closing may come."""
         progress = self._progress
         return progress.stage is Stage.WITHIN and progress.num_tokens >= self._budget
+
+    def _is_ambiguous(self, others: np.ndarray) -> bool:
+        """Whether an opening's first token may begin another text, too, of these first tokens: then
+        no thought comes, since a grammar does not go back.
+        """
+        return len(self._opening) > 1 and bool((others & self._only(self._opening[0])).any())
 
     def _only(self, *tokens: int) -> np.ndarray:
         mask = np.zeros_like(self._all)

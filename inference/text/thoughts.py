@@ -2,9 +2,13 @@
 
 import enum
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from inference.text.tokenizer import Tokenizer
+
 _SPACE = " \t\r\n"
+_END_TOKENS = 16  # a mark and the blanks behind it have at most so many
 
 
 class Stage(enum.Enum):
@@ -21,12 +25,17 @@ class Marks(NamedTuple):
     opening: str
     closing: str
 
-    def stage_after(self, prompt: str) -> Stage:
-        """Returns where an answer to a prompt begins, of which the end is enough."""
-        end = prompt.rstrip(_SPACE)
+    def stage_after(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> Stage:
+        """Returns where an answer to a prompt begins."""
+        end = tokenizer.decode(prompt[-_END_TOKENS:], skip_special=False).rstrip(_SPACE)
         if end.endswith(self.opening):
             return Stage.WITHIN
         return Stage.BEHIND if end.endswith(self.closing) else Stage.BEFORE
+
+    def stage_within(self, message: str) -> Stage:
+        """Returns where an answer goes on that has begun with a message."""
+        is_open = message.rfind(self.opening) > message.rfind(self.closing)
+        return Stage.WITHIN if is_open else Stage.BEHIND
 
 
 THINK = Marks("<think>", "</think>")
@@ -73,7 +82,7 @@ class Progress:
             return
         self._text += token_bytes
         if self.stage is Stage.BEFORE:
-            text = self._text.lstrip()
+            text = self._text.lstrip(_SPACE.encode())
             if text.startswith(self._opening):
                 self.stage, self._text = Stage.WITHIN, b""
             elif not self._opening.startswith(text):

@@ -140,9 +140,26 @@ def test_a_grammar_begins_at_once_where_no_thought_comes():
     assert json.loads(answer.text.partition("</think>")[2])
 
 
+def test_a_grammar_that_may_begin_as_a_thought_does():
+    """Of several tokens, of which the first may be either's: no thought comes."""
+    biased = {ord(c): 100.0 for c in "<"} | {ord(c): 50.0 for c in "h"}
+    params = asked(None, grammar='start: "<html>"', ignore_eos=False, logit_bias=biased)
+    assert make().generate([PROMPTS[0]], params)[0].text == "<html>"
+
+
+def test_no_token_that_stops_does_so_before_what_follows():
+    params = asked(9, grammar=JSON, ignore_eos=False, max_new_tokens=150, stop_token_ids=(97,))
+    params = dataclasses.replace(params, logit_bias={97: 100.0})
+    answer = make().generate([OPEN[1]], params)[0]
+    assert 97 not in answer.token_ids[: 9 + len(CLOSING)]
+
+
 @pytest.mark.parametrize("make_engine, params, cause", [
     (lambda: make(grammars=False), asked(3), "needs an engine built with engine.requests.grammars"),
     (make, asked(257), "thinking_budget is at most the context of 256, not 257"),
+    (make, asked(3, allowed_token_ids=(97, 98)), "closes a thought with the tokens .*: allow"),
+    (make, asked(3, banned_token_ids=(60,)), "closes a thought with the tokens .*: allow these"),
+    (make, asked(3, stop_token_ids=(60,), min_tokens=9), "closes a thought with the tokens"),
 ])  # fmt: skip
 def test_what_is_refused(make_engine, params, cause):
     with pytest.raises(InputError, match=cause):

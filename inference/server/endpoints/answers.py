@@ -179,7 +179,7 @@ class Answers:
 
     def _check_generated(self, output: RequestOutput) -> None:
         if output.failure:
-            why = f"the answer cannot go on: its grammar {output.failure}"
+            why = f"the answer cannot go on: {output.failure}"
             raise ApiError(400, why, code="grammar_failed", may_retry=False)
         if output.finish_reason == "error":
             self._service.metrics.corrupted()

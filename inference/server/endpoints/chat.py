@@ -10,7 +10,7 @@ from inference.server.endpoints import messages, reasoning
 from inference.server.endpoints.answers import Answers, EncodedPrompt, Piece, read_params
 from inference.server.endpoints.envelope import AnswerHeader, whole
 from inference.server.endpoints.messages import MessageReader, News
-from inference.server.endpoints.reasoning import Reasoning, Thinking
+from inference.server.endpoints.reasoning import AnswerStart, Reasoning
 from inference.server.protocol import logprobs, parse, sampling, tools
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.event_stream import DONE, Events
@@ -26,7 +26,7 @@ from inference.server.protocol.responses import (
     Usage,
 )
 from inference.server.service import Service
-from inference.text.thoughts import Stage
+from inference.text.thoughts import THINK, Stage
 
 
 async def encode(
@@ -39,6 +39,16 @@ async def encode(
     return await service.texts.encode_chat(
         request.messages, begins, offered, variables, continues, request.documents
     )
+
+
+def _begun(request: ChatRequest) -> str:
+    """The message that the answer continues; "": it is a message of its own."""
+    if not request.continue_final_message:
+        return ""
+    content = request.messages[-1].content
+    if isinstance(content, list):
+        return "\n".join(part.text or "" for part in content)
+    return content or ""
 
 
 class Chat:
@@ -60,20 +70,22 @@ class Chat:
         tokens = await encode(service, request, self._offer)
         tokens, params = sampling.fit(request, params, tokens, service.facts)
         tokenizer = service.texts.tokenizer
-        thinking = reasoning.of_prompt(tokenizer, tokens)
-        params = reasoning.limited(params, thinking, service.facts, tokenizer)
-        opens = thinking is not None and thinking.stage is Stage.WITHIN
+        start = reasoning.of_prompt(tokenizer, tokens, _begun(request))
+        holds_in_thoughts = bool(request.bad_words)
+        params = reasoning.limited(params, start, service.facts, tokenizer, holds_in_thoughts)
+        opens = start is not None and start.stage is Stage.WITHIN
+        marks = THINK if start is None else start.marks
         self._readers = [
-            MessageReader(*how, self._reasoning(thinking), opens) for _ in range(request.n or 1)
+            MessageReader(*how, self._reasoning(start), opens, marks) for _ in range(request.n or 1)
         ]
         prompt = EncodedPrompt(tokens, params)
         self._answers = Answers(service, request, [prompt], self._caller)
 
-    def _reasoning(self, thinking: Thinking | None) -> Reasoning | None:
+    def _reasoning(self, start: AnswerStart | None) -> Reasoning | None:
         """Returns what reads an answer's thought; None: it is a part of its text."""
-        if thinking is None or self._request.separate_reasoning is False:
+        if start is None or self._request.separate_reasoning is False:
             return None
-        return Reasoning(thinking, self._service.texts.tokenizer)
+        return Reasoning(start, self._service.texts.tokenizer)
 
     async def answer(self) -> Response:
         """Returns the whole answer; an `ApiError` says that the engine cannot."""

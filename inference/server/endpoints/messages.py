@@ -7,6 +7,7 @@ from inference.server.endpoints.answers import Piece
 from inference.server.endpoints.reasoning import Reasoning
 from inference.server.protocol.responses import AnswerMessage, CallDelta, FunctionDelta
 from inference.server.protocol.tools import OfferedTools
+from inference.text.thoughts import THINK, Marks
 from inference.text.tool_calls.formats import Format
 from inference.text.tool_calls.parser import Parser
 from inference.text.tool_calls.stream import Part
@@ -38,13 +39,14 @@ class MessageReader:
         format: Format,
         reasoning: Reasoning | None = None,
         thinks: bool = False,
+        marks: Marks = THINK,
     ):
         """`offer`: tools of the request; None: calls stay text. `reasoning`: reads the thought;
-        None: it is a part of the text, which begins with it if it `thinks`.
+        None: it is a part of the text, with its marks, which begins with it if it `thinks`.
         """
         self._reasoning = reasoning
         thinks = thinks and reasoning is None
-        self._parser = Parser(format, offer.schemas, thinks) if offer is not None else None
+        self._parser = Parser(format, offer.schemas, thinks, marks) if offer else None
         self._max_calls = 1 if offer is not None and not offer.is_parallel else None
         self._has_calls = False
 

@@ -12,56 +12,75 @@ from inference.text.thoughts import Marks, Progress, Stage, ThoughtReader
 from inference.text.tokenizer import Tokenizer
 
 _BUDGET = WIRE_NAMES["thinking_budget"]
-_END_TOKENS = 16  # a mark and the blanks behind it have at most so many
 
 
-class Thinking(NamedTuple):
-    """How answers to a prompt begin."""
+class AnswerStart(NamedTuple):
+    """Where answers to a prompt begin, of a model whose thoughts have these marks.
+
+    Attributes:
+        is_known: the engine finds the same stage at the end of the prompt.
+    """
 
     marks: Marks
     stage: Stage
+    is_known: bool = True
 
 
-def of_prompt(tokenizer: Tokenizer, tokens: list[int]) -> Thinking | None:
-    """Returns how answers to a prompt begin; None: the model has no thoughts."""
+def of_prompt(tokenizer: Tokenizer, tokens: list[int], begun: str) -> AnswerStart | None:
+    """Returns where answers to a prompt begin, which continue the message `begun`, if it is not
+    empty; None: the model has no thoughts.
+    """
     marks = thoughts.of_template(tokenizer.template)
     if marks is None:
         return None
-    end = tokenizer.decode(tokens[-_END_TOKENS:], skip_special=False)
-    return Thinking(marks, marks.stage_after(end))
+    stage = marks.stage_after(tokenizer, tokens)
+    if not begun or stage is Stage.WITHIN:
+        return AnswerStart(marks, stage)
+    return AnswerStart(marks, marks.stage_within(begun), is_known=False)
 
 
 def limited(
-    params: SamplingParams, thinking: Thinking | None, facts: Loaded, tokenizer: Tokenizer
+    params: SamplingParams,
+    start: AnswerStart | None,
+    facts: Loaded,
+    tokenizer: Tokenizer,
+    holds_in_thoughts: bool,
 ) -> SamplingParams:
     """Returns how to sample an answer that may have a thought, of at most the request's budget, and
     whose text has the marks of that.
+
+    Args:
+        holds_in_thoughts: the grammar permits any thought, and holds there, too, unless a budget
+            is what limits that.
 
     Raises:
         ApiError: 400, a budget of thoughts that nothing marks, or more than the context.
     """
     budget = params.thinking_budget
     if budget is not None:
-        if thinking is None:
+        if start is None:
             why = "needs a model whose chat template marks thoughts"
             raise invalid(_BUDGET, why, "unsupported")
         if not facts.accepts_grammars:
             raise invalid(_BUDGET, "is not supported by this server", "unsupported")
         if budget > facts.max_context:
             raise invalid(_BUDGET, f"is at most the context of {facts.max_context} tokens")
-    if thinking is None or thinking.stage is Stage.BEHIND:
+        if not start.is_known and start.stage is not Stage.BEHIND:
+            raise invalid(_BUDGET, "does not go with the beginning of a thought")
+    if start is None or start.stage is Stage.BEHIND:
         return dataclasses.replace(params, thinks=False, thinking_budget=None)
-    specials = tokenizer.specials_in(thinking.marks)
+    specials = tokenizer.specials_in((start.marks.opening, start.marks.closing))
     shown = {*params.shown_special_ids, *specials.values()}
-    return dataclasses.replace(params, thinks=True, shown_special_ids=tuple(sorted(shown)))
+    thinks = start.is_known and not (holds_in_thoughts and budget is None)
+    return dataclasses.replace(params, thinks=thinks, shown_special_ids=tuple(sorted(shown)))
 
 
 class Reasoning:
     """Reads the thought of one answer."""
 
-    def __init__(self, thinking: Thinking, tokenizer: Tokenizer):
-        self._reader = ThoughtReader(*thinking)
-        self._progress = Progress(*thinking)
+    def __init__(self, start: AnswerStart, tokenizer: Tokenizer):
+        self._reader = ThoughtReader(start.marks, start.stage)
+        self._progress = Progress(start.marks, start.stage)
         self._token_bytes = tokenizer.token_bytes
 
     @property

@@ -2,13 +2,12 @@
 
 from collections.abc import Generator
 
+from inference.text.thoughts import THINK, Marks
 from inference.text.tool_calls import literal_calls, marked_calls, object_calls
 from inference.text.tool_calls.formats import Format
 from inference.text.tool_calls.shapes import Literals, Objects
 from inference.text.tool_calls.stream import SPACE, Part, Stream
 from inference.text.tool_calls.values import Schemas
-
-_THOUGHT = ("<think>", "</think>")
 
 
 class Parser:
@@ -18,22 +17,25 @@ class Parser:
     follows. Until then it may turn out to be text (JSON of another shape, an unknown function).
     Blanks before a call belong to it.
 
-    A thought, between `<think>` and `</think>`, is text. A `<think>` behind the beginning of an
-    answer may be no more than a word: from the first call behind it on nothing is told until
-    `</think>` comes, and where none does, calls are calls.
+    A thought, between its marks, is text. An opening behind the beginning of an answer may be no
+    more than a word: from the first call behind it on nothing is told until the closing comes, and
+    where none does, calls are calls.
 
     Nothing is evaluated: names, and arguments that come before a name, are read as JSON.
     """
 
-    def __init__(self, format: Format, schemas: Schemas, thinks: bool = False):
+    def __init__(
+        self, format: Format, schemas: Schemas, thinks: bool = False, thought: Marks = THINK
+    ):
         """`schemas`: of the arguments of callable functions; if `thinks`, the prompt has opened a
-        thought.
+        thought, which `thought` marks.
         """
         self._format = format
         self._schemas = schemas
-        self._marks = (*format.openings, _THOUGHT[0])
+        self._marks = thought
+        self._openings = (*format.openings, thought.opening)
         self._stream = Stream(format.brackets)
-        self._thought: list[str] | None = None  # characters behind a `<think>` that may be a word
+        self._thought: list[str] | None = None  # characters behind an opening that may be a word
         self._num_told = self._num_before = 0  # of these; of the calls before them
         self._machine = self._read_all(thinks)
         next(self._machine)
@@ -45,7 +47,7 @@ class Parser:
             self._machine.send(character)
             if thought is not None:
                 thought.append(character)
-                if "".join(thought[-len(_THOUGHT[1]) :]) == _THOUGHT[1]:
+                if "".join(thought[-len(self._marks.closing) :]) == self._marks.closing:
                     self._end_thought(thought)
         return self._take()
 
@@ -88,9 +90,9 @@ class Parser:
         while True:
             pending = "".join(stream.pending)
             opening = next((mark for mark in openings if pending.endswith(mark)), "")
-            if self._thought is None and pending.endswith(_THOUGHT[0]):
+            if self._thought is None and pending.endswith(self._marks.opening):
                 is_first = not (stream.has_text or stream.num_calls)
-                is_first &= pending.strip(SPACE) == _THOUGHT[0]
+                is_first &= pending.strip(SPACE) == self._marks.opening
                 self._tell(pending)
                 stream.pending = []
                 if is_first:
@@ -105,7 +107,7 @@ class Parser:
                 self._keep(pending, 1)
                 yield from self._read_block(pending[-1])
             else:
-                size = max(_overlap(pending, mark) for mark in self._marks)
+                size = max(_overlap(pending, mark) for mark in self._openings)
                 self._keep(pending, size)
                 c = yield from stream.hold()
                 while not size and c in SPACE:  # there may be many
@@ -123,7 +125,7 @@ class Parser:
         yield from stream.hold_released()
 
     def _tell_thought(self) -> Generator[None, str, None]:
-        end, last = _THOUGHT[1], ""
+        end, last = self._marks.closing, ""
         while last != end:
             c = yield from self._stream.next()
             last = (last + c)[-len(end) :]

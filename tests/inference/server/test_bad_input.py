@@ -409,3 +409,15 @@ def test_whatever_fields_hold_no_answer_is_a_failure(server, path):
         if response.status_code != 200:
             assert response.status_code in (400, 404), (body, response.text)
             error_of(response, response.status_code)
+
+
+@pytest.mark.parametrize("path, fields, param", [
+    ("/v1/chat/completions", {"chat_template_kwargs": {"a": 2**64}}, "messages"),
+    ("/v1/chat/completions", {"tools": [{"type": "function", "function": {
+        "name": "f", "parameters": {"maximum": 2**64}}}], "tool_choice": "required"}, None),
+])  # fmt: skip
+def test_numbers_that_no_frame_holds(server, path, fields, param):
+    body = {"messages": [{"role": "user", "content": "a"}], **fields}
+    error = error_of(server.post(path, **body), 400)
+    assert param is None or error["param"] == param
+    assert error["message"]

@@ -8,6 +8,7 @@ import pytest
 
 from inference.text import thoughts
 from inference.text.thoughts import MARKS, THINK, Progress, Stage, ThoughtReader
+from tests.inference.server.fake_engine import tokenizer
 
 TEMPLATES = json.loads(
     (Path(__file__).parents[2] / "golden" / "chat-templates" / "expected.json").read_text("utf-8")
@@ -57,7 +58,24 @@ def test_it_is_divided_wherever_it_is_cut(text, stage, marks):
     ("<think>\n\n</think>\n\n", Stage.BEHIND), ("<think>a", Stage.BEFORE), ("", Stage.BEFORE),
 ])  # fmt: skip
 def test_how_a_prompt_begins_the_answer(prompt, stage):
-    assert THINK.stage_after(prompt) is stage
+    known = tokenizer()
+    assert THINK.stage_after(known, known.encode(prompt)) is stage
+
+
+@pytest.mark.parametrize("message, stage", [
+    ("Hi", Stage.BEHIND), ("<think>a", Stage.WITHIN), ("<think>a</think>b", Stage.BEHIND),
+    ("<think>a</think>b<think>c", Stage.WITHIN), ("</think>", Stage.BEHIND),
+])  # fmt: skip
+def test_how_a_message_goes_on(message, stage):
+    assert THINK.stage_within(message) is stage
+
+
+def test_blanks_are_the_same_to_text_and_tokens():
+    for blank, stage in (("\n", Stage.WITHIN), ("\v", Stage.BEHIND)):
+        progress = Progress(THINK, Stage.BEFORE)
+        progress.accept(f"{blank}<think>a".encode())
+        assert progress.stage is stage
+        assert bool(read("", f"{blank}<think>a")[0]) is (stage is Stage.WITHIN)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 30])

@@ -82,8 +82,7 @@ class Prompts:
         """An answer without its thought."""
         if self._marks is None:
             return text
-        before = self._tokenizer.decode(prompt[-16:], skip_special=False)
-        reader = ThoughtReader(self._marks, self._marks.stage_after(before))
+        reader = ThoughtReader(self._marks, self._marks.stage_after(self._tokenizer, prompt))
         return reader.push(text)[1] + reader.finish()[1]
 
     def _encoded(self, text: str) -> list[int]:

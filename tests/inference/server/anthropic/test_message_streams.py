@@ -115,7 +115,7 @@ def test_a_failure_before_the_first_token_is_a_status(client, parrot):
 
 
 def test_constraints_that_leave_no_token_are_the_requests_fault(client, parrot):
-    parrot.breaks_at, parrot.failure = 3, "permits nothing here"
+    parrot.breaks_at, parrot.failure = 3, "its grammar permits nothing here"
     with pytest.raises(anthropic.APIStatusError, match="permits nothing here") as error:
         list(client.messages.create(**HOW, stream=True))
     assert error.value.type == "invalid_request_error"

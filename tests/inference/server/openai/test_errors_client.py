@@ -87,7 +87,7 @@ def test_an_answer_that_fails_raises(client, parrot):
 
 
 def test_constraints_that_leave_no_token_are_the_requests_fault(client, parrot, perch):
-    parrot.breaks_at, parrot.failure = 3, "permits nothing here"
+    parrot.breaks_at, parrot.failure = 3, "its grammar permits nothing here"
     with pytest.raises(openai.BadRequestError, match="its grammar permits nothing here") as found:
         client.chat.completions.create(**HOW)
     assert found.value.code == "grammar_failed"

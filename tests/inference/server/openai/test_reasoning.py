@@ -141,6 +141,39 @@ def test_a_budget_that_bounds_nothing(template, budget, message):
         assert error["param"] == "thinking_token_budget" and message in error["message"]
 
 
+@pytest.mark.parametrize("begun, says, thought, answer", [
+    ("<think>\nfoo", "bar</think>Four.", "bar", "Four."),
+    ("x ", "<think>a</think>", None, "<think>a</think>"),
+    ("<think>a</think>", "Four.", None, "Four."),
+    ([{"type": "text", "text": "<think>"}], "a</think>b", "a", "b"),
+])  # fmt: skip
+def test_a_message_that_goes_on(begun, says, thought, answer):
+    engine = Parrot(THINKS)
+    engine.says = says
+    asked = {
+        "messages": [*ASKED, {"role": "assistant", "content": begun}],
+        "continue_final_message": True, "add_generation_prompt": False,
+    }  # fmt: skip
+    with running(engine) as server:
+        message = server.post(CHAT, **asked).json()["choices"][0]["message"]
+        assert (message["content"], message.get("reasoning")) == (answer, thought)
+        response = server.post(CHAT, **asked, thinking_token_budget=1)
+        if begun == "<think>\nfoo":
+            assert "the beginning of a thought" in error_of(response, 400)["message"]
+        else:
+            assert response.status_code == 200
+
+
+def test_words_that_no_thought_holds_either():
+    engine = Parrot(THINKS)
+    engine.says = "<think>a</think>b"
+    with running(engine) as server:
+        server.post(CHAT, messages=ASKED, bad_words=["x"])
+        assert engine.params[-1].grammar and not engine.params[-1].thinks
+        server.post(CHAT, messages=ASKED, bad_words=["x"], thinking_token_budget=9)
+        assert engine.params[-1].grammar and engine.params[-1].thinks
+
+
 def test_other_bodies_have_no_thoughts():
     with running(FakeEngine()) as server:
         for path, fields in (
