@@ -14,6 +14,11 @@ UNCHECKED = frozenset({"language:response_language"})  # no library here tells l
 
 _RELATIONS = ("at least", "less than")
 _SENTENCE = re.compile(r"[^.!?\s][^.!?]*(?:[.!?]+[\"')\]]*(?=\s|$)|$|[.!?])")
+# Blanks exclude newlines, and an open bracket without its end is one match, so that a search takes
+# time linear in the text.
+_STAR = re.compile(r"^[^\S\n]*\*[^*].*$", re.MULTILINE)
+_DASH = re.compile(r"^[^\S\n]*-.*$", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\[[^\]\n]*(\]?)")
 _CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _FENCES = ("```json", "```Json", "```JSON", "```")
 
@@ -123,8 +128,11 @@ def _postscript(text: str, marker: str) -> bool:
 
 
 def _num_bullets(text: str) -> int:
-    lines = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
-    return len(lines) + len(re.findall(r"^\s*-.*$", text, re.MULTILINE))
+    return len(_STAR.findall(text)) + len(_DASH.findall(text))
+
+
+def _num_placeholders(text: str) -> int:
+    return sum(bracket == "]" for bracket in _PLACEHOLDER.findall(text))
 
 
 def _num_highlights(text: str) -> int:
@@ -145,8 +153,11 @@ def _is_json(text: str) -> bool:
 
 
 def _has_title(text: str) -> bool:
-    titles = re.findall(r"<<[^\n]+>>", text)
-    return any(title.lstrip("<").rstrip(">").strip() for title in titles)
+    for line in text.split("\n"):
+        start, end = line.find("<<"), line.rfind(">>")
+        if 0 <= start < end and line[start : end + 2].lstrip("<").rstrip(">").strip():
+            return True
+    return False
 
 
 def _is_quoted(text: str) -> bool:
@@ -184,7 +195,7 @@ _INSTRUCTIONS: dict[str, Callable[[Mapping[str, Any]], Check]] = {
         lambda text: _first_word(text, w["num_paragraphs"], w["nth_paragraph"], w["first_word"])
     ),
     "detectable_content:number_placeholders": lambda w: (
-        lambda text: _found(r"\[.*?\]", text) >= w["num_placeholders"]
+        lambda text: _num_placeholders(text) >= w["num_placeholders"]
     ),
     "detectable_content:postscript": lambda w: (
         lambda text: _postscript(text, w["postscript_marker"])

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import random
+import re
 from pathlib import Path
 
 import pytest
@@ -54,6 +56,43 @@ def test_instructions_are_judged_as_lm_eval_does():
 def test_instructions_that_are_counted_by_rules_of_our_own(id, kwargs, answer, is_met):
     (check,) = instructions.read("", [id], [kwargs])
     assert check(answer) is is_met
+
+
+COUNTERS = {
+    "bullets": instructions._num_bullets,
+    "placeholders": instructions._num_placeholders,
+    "title": instructions._has_title,
+}
+
+
+def test_searches_find_what_the_published_patterns_do():
+    draw = random.Random(1)
+    pieces = ["\n", "\n\n", " ", "\t", "\r", "\v", "-", "*", "a", "[", "]", "<", "<<", ">", ">>"]
+    texts = ["".join(draw.choices(pieces, k=draw.randint(0, 12))) for _ in range(20_000)]
+    texts += [json.loads(line)["answer"] for line in CASES.read_text("utf-8").splitlines()]
+    for text in texts:
+        stars = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
+        dashes = re.findall(r"^\s*-.*$", text, re.MULTILINE)
+        titles = re.findall(r"<<[^\n]+>>", text)
+        assert {name: count(text) for name, count in COUNTERS.items()} == {
+            "bullets": len(stars) + len(dashes),
+            "placeholders": len(re.findall(r"\[.*?\]", text)),
+            "title": any(title.lstrip("<").rstrip(">").strip() for title in titles),
+        }, text
+
+
+@pytest.mark.parametrize(
+    "name, text, count",
+    [
+        ("bullets", "\n" * 1_000_000 + "- a", 1),
+        ("bullets", "\n" * 1_000_000 + "* a", 1),
+        ("placeholders", "[" * 1_000_000 + "\n[a]", 1),
+        ("title", "<" * 1_000_000 + "\n<<a>>", True),
+    ],
+)
+def test_long_answers_are_searched_once(name, text, count):
+    """A search of quadratic time would take hours."""
+    assert COUNTERS[name](text) == count
 
 
 def test_several_instructions_count_apart_and_together(read):
