@@ -4,6 +4,7 @@ import itertools
 import json
 import random
 import re
+from inspect import signature
 from pathlib import Path
 
 import pytest
@@ -165,17 +166,56 @@ def test_choices_and_exact_matches(read):
         ([{"prompt": "a", "instruction_id_list": ["b"], "kwargs": [{}]}],
          "instruction 'b' is not checked here; valid are keywords:existence"),
         ([{"prompt": "a", "instruction_id_list": ["keywords:existence"], "kwargs": [{}]}],
-         "kwargs of keywords:existence: 'keywords' is missing"),
+         "kwargs of keywords:existence: keywords is missing; valid is a list of texts"),
         ([{"prompt": "a", "instruction_id_list": ["length_constraints:number_words"],
-           "kwargs": [{"relation": "about", "num_words": 3}]}], "a relation is one of at least"),
+           "kwargs": [{"relation": "about", "num_words": 3}]}],
+         "number_words: relation='about': valid is 'at least' or 'less than'"),
         ([{"prompt": "a", "instruction_id_list": ["keywords:existence"],
-           "kwargs": [{"keywords": ["b", "("]}]}], "kwargs of keywords:existence: missing )"),
+           "kwargs": [{"keywords": ["b", "("]}]}],
+         "kwargs of keywords:existence: keywords: missing )"),
     ],
 )  # fmt: skip
 def test_a_file_that_is_no_task(read, lines, why):
     with pytest.raises(InputError) as refused:
         read(*lines)
     assert why in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "id, kwargs, why",
+    [
+        ("length_constraints:nth_paragraph_first_word",
+         {"num_paragraphs": 2, "nth_paragraph": 1, "first_word": 7},
+         "first_word=7: valid is a text"),
+        ("keywords:forbidden_words", {"forbidden_words": ["a", "(?i)x"]},
+         "forbidden_words: global flags not at the start of the expression at position 2 in "
+         r"'\\b(?i)x\\b'; valid is a regular expression"),
+        ("keywords:existence", {"keywords": "abc"}, "keywords='abc': valid is a list of texts"),
+        ("keywords:existence", {"keywords": ["a", 7]}, "keywords=['a', 7]: valid is a list of"),
+        ("keywords:frequency",
+         {"keyword": "a{99999999999999}", "frequency": 1, "relation": "at least"},
+         "keyword: the repetition number is too large in 'a{9"),
+        ("keywords:letter_frequency",
+         {"letter": "ab", "let_frequency": 1, "let_relation": "at least"},
+         "letter='ab': valid is one character"),
+        ("detectable_format:number_bullet_lists", {"num_bullets": True},
+         "num_bullets=True: valid is a whole number"),
+        ("detectable_format:multiple_sections", {"section_spliter": "(", "num_sections": 1},
+         "section_spliter: missing )"),
+        ("detectable_content:postscript", {"postscript_marker": "["},
+         "postscript_marker: unterminated character set"),
+    ],
+)  # fmt: skip
+def test_kwargs_are_checked_before_an_answer_is(id, kwargs, why):
+    with pytest.raises(InputError) as refused:
+        instructions.read("", [id], [kwargs])
+    assert str(refused.value).startswith(f"kwargs of {id}: {why}")
+
+
+def test_every_kwarg_has_a_type_and_a_use():
+    makers = instructions._INSTRUCTIONS.values()
+    names = {name for make in makers for name in signature(make).parameters}
+    assert names == instructions._KWARGS.keys()
 
 
 def test_two_forms_need_different_fields():
