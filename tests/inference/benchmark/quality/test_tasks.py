@@ -6,14 +6,19 @@ import random
 import re
 from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from configs.errors import InputError
 from inference.benchmark.quality.tasks import documents, instructions, scored
 from inference.benchmark.quality.tasks.documents import Choice
+from inference.checkpoints import tokenizer_files
+from inference.outputs import Score
 
-CASES = Path(__file__).parents[3] / "golden" / "ifeval" / "cases.jsonl"
+GOLDEN = Path(__file__).parents[3] / "golden"
+CASES = GOLDEN / "ifeval" / "cases.jsonl"
+TOKENIZER = GOLDEN / "llama-tokenizer"
 
 
 @pytest.fixture
@@ -96,6 +101,43 @@ def test_long_answers_are_searched_once(name, text, count):
     assert COUNTERS[name](text) == count
 
 
+@pytest.mark.parametrize("chat", [False, True])
+def test_only_the_tokens_of_an_end_are_scored(chat):
+    tokenizer = tokenizer_files.load_tokenizer(TOKENIZER, 320)
+    document = Choice("Question: 2+2=\nAnswer:", (" yes", " four"), 1)
+    prompts = scored.Prompts(tokenizer, chat)
+    (outcome,) = scored.run(Scorer(), [document], prompts, None)
+    for end, logprob in zip(document.choices, outcome.logprobs, strict=True):
+        tokens, first = prompts.with_end(document.text, end)
+        assert tokenizer.decode(tokens[first:]).strip() == end.strip()
+        assert logprob == -sum(range(first, len(tokens)))
+
+
+def test_an_end_without_a_token_of_its_own_is_rejected():
+    prompts = scored.Prompts(tokenizer_files.load_tokenizer(TOKENIZER, 320), chat=False)
+    document = Choice("Question: 2+2=\nAnswer: ye", ("s", " no"), 0)
+    with pytest.raises(InputError) as rejected:
+        list(scored.run(Scorer(), [document], prompts, None))
+    assert str(rejected.value) == (
+        "no token of its own begins with 's' behind 'Question: 2+2=\\nAnswer: ye'; put the blank "
+        "at the border into the choice"
+    )
+
+
+class Scorer:
+    """An engine by which a token's log-probability is its position below 0."""
+
+    def score(self, prompts):
+        return [Score(tokens, [-float(i) for i in range(1, len(tokens))], []) for tokens in prompts]
+
+    def generate(self, prompts, params):
+        return []
+
+    @property
+    def config(self):
+        return SimpleNamespace(max_context=256)
+
+
 def test_several_instructions_count_apart_and_together(read):
     line = {
         "prompt": "Say it.",
@@ -151,6 +193,8 @@ def test_choices_and_exact_matches(read):
     [
         ([], "no line holds a document; each has choices, label, text, or"),
         (["\n  \n"], "no line holds a document"),
+        ([{"prompt": "a", "instruction_id_list": ["language:response_language"], "kwargs": [{}]}],
+         "no check here can judge any of its 1 documents"),
         ([{"prompt": "a"}], "line 1: a document has choices, label, text, or"),
         (["[1]"], "line 1: Expected `object`, got `array`"),
         (["{"], "line 1: Input data was truncated"),
