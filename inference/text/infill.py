@@ -6,6 +6,7 @@ the suffix stay cached (Bavarian et al. 2022, section 3).
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
@@ -225,15 +226,18 @@ class Infill:
             start = [layout.repository, *self._encode(_PROJECT)]
         if layout.separator is not None:
             end = [layout.separator, *self._encode(_FILE)]
-        ids: list[int] = []
+        chunks: list[list[int]] = []  # from the last file on
+        num_ids = len(start) + len(end)
         for name, text in reversed(files):
             if layout.separator is not None:
                 chunk = [layout.separator, *self._encode(f"{name or _UNNAMED}\n{text}")]
             else:
                 chunk = self._encode(f"\n\n--- {name or 'snippet'} ---\n\n{text}")
-            if room is not None and len(start) + len(end) + len(chunk) + len(ids) > room:
+            num_ids += len(chunk)
+            if room is not None and num_ids > room:
                 break
-            ids = chunk + ids
+            chunks.append(chunk)
+        ids = list(itertools.chain.from_iterable(reversed(chunks)))
         return [*start, *ids, *end] if ids else []
 
     def _encode(self, text: str) -> list[int]:

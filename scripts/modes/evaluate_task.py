@@ -1,4 +1,4 @@
-"""`evaluate --task_file`: how many documents of a file a model gets right."""
+"""`evaluate --task_file`: scores a model on the documents of a file."""
 
 import hashlib
 from pathlib import Path
@@ -10,14 +10,15 @@ from scripts import common
 
 
 def run(path: str, chat: bool, max_tokens: int | None, output: str | None) -> None:
-    """Scores a task's documents, prints the metrics, and writes a line a document to `output`.
+    """Scores a task's documents, prints the metrics, and writes each outcome as a line of `output`.
 
-    The engine is deterministic, so neither the scores nor the answers depend on what else runs.
+    The engine is deterministic, so that a document's scores and answers do not depend on the other
+    sequences of a step.
     """
     target: Path | None = None
     if output is not None:
         target = user_files.check_target(f"--output={output}", output)
-    given, left_out = documents.read(path)
+    task_documents, left_out = documents.read(path)
     if chat:
         from inference.text import chat_template
 
@@ -31,9 +32,9 @@ def run(path: str, chat: bool, max_tokens: int | None, output: str | None) -> No
     engine = common.load_engine(checkpoint, config, greedy=True)
     outcomes = []
     with common.bars() as progress, common.compile_progress(engine):
-        for outcome in scored.run(engine, given, prompts, max_tokens):
+        for outcome in scored.run(engine, task_documents, prompts, max_tokens):
             outcomes.append(outcome)
-            progress(len(outcomes), len(given), "documents")
+            progress(len(outcomes), len(task_documents), "documents")
     lines = "".join(f"{outcome.to_json()}\n" for outcome in outcomes)
     if target is not None:
         user_files.write({target: lines.encode()})
@@ -42,7 +43,7 @@ def run(path: str, chat: bool, max_tokens: int | None, output: str | None) -> No
     if common.JSON.value:
         result = {
             "task": path,
-            "documents": len(given),
+            "documents": len(task_documents),
             "left_out": left_out,
             "metrics": {name: metric._asdict() for name, metric in metrics.items()},
             "sha256": digest,
@@ -52,5 +53,5 @@ def run(path: str, chat: bool, max_tokens: int | None, output: str | None) -> No
     for name, metric in metrics.items():
         error = "" if metric.error is None else f" ± {metric.error:.4f}"
         print(f"{name} {metric.mean:.4f}{error}")
-    unjudged = f", {left_out} left out that no check here can judge" if left_out else ""
-    print(f"{len(given)} documents{unjudged} (SHA-256 of all answers and scores {digest})")
+    note = f", {left_out} left out that no check here can judge" if left_out else ""
+    print(f"{len(task_documents)} documents{note} (SHA-256 of all answers and scores {digest})")

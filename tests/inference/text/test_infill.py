@@ -188,6 +188,20 @@ def test_a_limit_cuts_the_ends_away_from_the_gap(limit, prefix, suffix):
         one.infill.encode(Gap("a", "b"), limit=3)
 
 
+def test_many_files_are_copied_once(monkeypatch):
+    """`list.__add__` for each file would copy all files behind it."""
+
+    class Chunk(list):
+        def __add__(self, other):
+            raise AssertionError("a chunk was copied")
+
+    one = byte_level(*STAR)
+    monkeypatch.setattr(one.infill, "_encode_text", lambda text: Chunk(text.encode()))
+    files = tuple((f"{n}", "x") for n in range(3))
+    expected = "".join(f"\n\n--- {n} ---\n\nx" for n in range(3))
+    assert one.infill._file_ids(files, None) == list(expected.encode())
+
+
 def test_a_limit_drops_whole_files_from_the_first_on():
     one = byte_level(*QWEN, "<|file_sep|>")
     files = (("a", "1"), ("b", "2"))

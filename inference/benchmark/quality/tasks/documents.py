@@ -12,7 +12,7 @@ from configs.errors import InputError, shown
 from inference.benchmark.quality.tasks import instructions
 from inference.files import user_files
 
-# What was met, by the name of a metric, which is the share of all these over all documents.
+# Whether each criterion is met, by the name of a metric: the share of those met over all documents.
 Verdict = Mapping[str, Sequence[bool]]
 
 _MAX_BYTES = 256 << 20
@@ -30,7 +30,7 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A text, where an answer to it ends, and who judges that."""
+    """A text, the judge of an answer to it, and where an answer ends."""
 
     text: str
     judge: Callable[[str], Verdict]
@@ -43,8 +43,10 @@ Document = Choice | Question
 
 class _Line(msgspec.Struct, frozen=True):
     def document(self) -> Document | None:
-        """What it asks, None if nothing here can judge that; raises InputError if it asks nothing
-        that could be answered.
+        """Returns the line's document, or None if no check here can judge an answer to it.
+
+        Raises:
+            InputError: a field is invalid.
         """
         raise NotImplementedError
 
@@ -111,11 +113,12 @@ _WANTED = ", or ".join(", ".join(sorted(fields)) for fields in _FIELDS.values())
 
 
 def read(path: str) -> tuple[list[Document], int]:
-    """Reads a file's documents, all of the form of the first, and how many it leaves out, because
-    nothing here can judge their answers.
+    """Returns a file's documents, all of the form of the first, and the number of those left out,
+    because no check here can judge their answers.
 
     Raises:
-        InputError: it is unreadable, has none, or a line is none of that form.
+        InputError: the file is unreadable, has no document that can be judged, or a line has
+            another form.
     """
     lines = user_files.read_text(path, _MAX_BYTES).split("\n")
     documents: list[Document] = []
@@ -133,6 +136,8 @@ def read(path: str) -> tuple[list[Document], int]:
             left_out += 1
         else:
             documents.append(document)
+    if not documents and left_out:
+        raise InputError(f"{path}: no check here can judge any of its {left_out} documents")
     if not documents:
         raise InputError(f"{path}: no line holds a document; each has {_WANTED}")
     return documents, left_out
@@ -153,7 +158,9 @@ _IGNORED = re.compile(r",|\$|\.$")
 
 
 def _number_match(target: str, answer: str) -> Verdict:
-    """Whether the number behind #### is meant, and whether the last one of the answer is."""
+    """Compares the target with the number behind #### (strict), and with the answer's last number
+    (flexible).
+    """
     strict, numbers = _STRICT.search(answer), _FLEXIBLE.findall(answer)
     answers = {
         "exact_match_strict": "" if strict is None else strict[1],

@@ -4,25 +4,70 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from inspect import signature
+from typing import Annotated, Any, Literal
 
-from configs.errors import InputError, shown
+import msgspec
+
+from configs.errors import InputError, reason, shown
 
 Check = Callable[[str], bool]
 
 UNCHECKED = frozenset({"language:response_language"})  # no library here tells languages
 
-_RELATIONS = ("at least", "less than")
+_Relation = Literal["at least", "less than"]
+_Character = Annotated[str, msgspec.Meta(min_length=1, max_length=1)]
+_VALID = {
+    int: "a whole number",
+    str: "a text",
+    list[str]: "a list of texts",
+    _Relation: "'at least' or 'less than'",
+    _Character: "one character",
+}
+_KWARGS: dict[str, Any] = {  # a type of `_VALID` by the name of a keyword argument
+    "capital_frequency": int,
+    "capital_relation": _Relation,
+    "end_phrase": str,
+    "first_word": str,
+    "forbidden_words": list[str],
+    "frequency": int,
+    "keyword": str,
+    "keywords": list[str],
+    "let_frequency": int,
+    "let_relation": _Relation,
+    "letter": _Character,
+    "nth_paragraph": int,
+    "num_bullets": int,
+    "num_highlights": int,
+    "num_paragraphs": int,
+    "num_placeholders": int,
+    "num_sections": int,
+    "num_sentences": int,
+    "num_words": int,
+    "postscript_marker": str,
+    "prompt_to_repeat": str,
+    "relation": _Relation,
+    "section_spliter": str,
+}
 _SENTENCE = re.compile(r"[^.!?\s][^.!?]*(?:[.!?]+[\"')\]]*(?=\s|$)|$|[.!?])")
+# Blanks exclude newlines, and an open bracket without its end is one match, so that a search takes
+# time linear in the text.
+_STAR = re.compile(r"^[^\S\n]*\*[^*].*$", re.MULTILINE)
+_DASH = re.compile(r"^[^\S\n]*-.*$", re.MULTILINE)
+_PLACEHOLDER = re.compile(r"\[[^\]\n]*(\]?)")
 _CONSTRAINED = ("My answer is yes.", "My answer is no.", "My answer is maybe.")
 _FENCES = ("```json", "```Json", "```JSON", "```")
 
 
 def read(prompt: str, ids: Sequence[str], kwargs: Sequence[Mapping[str, Any]]) -> list[Check]:
-    """Returns a check an instruction.
+    """Returns a check for each instruction.
+
+    Args:
+        kwargs: keyword arguments of each instruction; those that it does not take, or that are
+            None, are ignored.
 
     Raises:
-        InputError: an instruction is unknown, or lacks what it is about.
+        InputError: an instruction is unknown, or lacks a keyword argument, or one is invalid.
     """
     if not ids or len(ids) != len(kwargs):
         raise InputError("instruction_id_list and kwargs have one entry an instruction, at least 1")
@@ -31,16 +76,14 @@ def read(prompt: str, ids: Sequence[str], kwargs: Sequence[Mapping[str, Any]]) -
         if id not in _INSTRUCTIONS:
             valid = ", ".join(_INSTRUCTIONS)
             raise InputError(f"instruction {shown(id)} is not checked here; valid are {valid}")
-        words = {name: value for name, value in values.items() if value is not None}
+        values = {name: value for name, value in values.items() if value is not None}
         if id == "combination:repeat_prompt":
-            words.setdefault("prompt_to_repeat", prompt)
+            values.setdefault("prompt_to_repeat", prompt)
+        make = _INSTRUCTIONS[id]
         try:
-            for pattern in _patterns(words):
-                re.compile(pattern)
-            check = _INSTRUCTIONS[id](words)
-            check("a")
-        except (KeyError, TypeError, ValueError, AttributeError, re.error) as error:
-            raise InputError(f"kwargs of {id}: {_why(error)}") from None
+            check = make(**{name: _kwarg(values, name) for name in signature(make).parameters})
+        except InputError as error:
+            raise InputError(f"kwargs of {id}: {error}") from None
         all_checks.append(check)
     return all_checks
 
@@ -63,24 +106,28 @@ def judge(checks: Sequence[Check], answer: str) -> dict[str, list[bool]]:
     }
 
 
-def _patterns(words: Mapping[str, Any]) -> list[str]:
-    """What is looked for as regular expressions."""
-    listed = [*words.get("keywords", ()), *words.get("forbidden_words", ())]
-    return listed + [words[name] for name in ("keyword", "section_spliter") if name in words]
+def _kwarg(values: Mapping[str, Any], name: str) -> Any:
+    valid = _VALID[_KWARGS[name]]
+    if name not in values:
+        raise InputError(f"{name} is missing; valid is {valid}")
+    try:
+        return msgspec.convert(values[name], _KWARGS[name])
+    except msgspec.ValidationError:
+        raise InputError(f"{name}={shown(values[name])}: valid is {valid}") from None
 
 
-def _why(error: Exception) -> str:
-    return f"{error} is missing" if isinstance(error, KeyError) else str(error)
+def _compiled(name: str, pattern: str, flags: re.RegexFlag = re.IGNORECASE) -> re.Pattern[str]:
+    """A pattern made of the keyword argument `name`."""
+    try:
+        return re.compile(pattern, flags)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise InputError(
+            f"{name}: {reason(error)} in {shown(pattern)}; valid is a regular expression"
+        ) from None
 
 
 def _compared(count: int, relation: str, limit: int) -> bool:
-    if relation not in _RELATIONS:
-        raise ValueError(f"a relation is one of {', '.join(_RELATIONS)}, not {shown(relation)}")
     return count >= limit if relation == "at least" else count < limit
-
-
-def _found(pattern: str, text: str, flags: re.RegexFlag = re.IGNORECASE) -> int:
-    return len(re.findall(pattern, text, flags))
 
 
 def _letter(text: str, letter: str) -> int:
@@ -108,23 +155,54 @@ def _two_responses(text: str) -> bool:
     return parts is not None and len(parts) == 2 and parts[0] != parts[1]
 
 
-def _first_word(text: str, paragraphs: int, nth: int, word: str) -> bool:
-    parts = text.split("\n\n")
-    count = sum(bool(part.strip()) for part in parts)
-    if count != paragraphs or not 0 < nth <= count or not parts[nth - 1].strip():
-        return False
-    first = parts[nth - 1].split()[0].lstrip("'").lstrip('"')
-    return re.split(r"[.,?!'\"]", first)[0].lower() == word.lower()
+def _has_first_word(num_paragraphs: int, nth_paragraph: int, first_word: str) -> Check:
+    def check(text: str) -> bool:
+        parts = text.split("\n\n")
+        count = sum(bool(part.strip()) for part in parts)
+        if count != num_paragraphs or not 0 < nth_paragraph <= count:
+            return False
+        words = parts[nth_paragraph - 1].split()
+        if not words:
+            return False
+        first = words[0].lstrip("'").lstrip('"')
+        return re.split(r"[.,?!'\"]", first)[0].lower() == first_word.lower()
+
+    return check
 
 
-def _postscript(text: str, marker: str) -> bool:
+def _all_found(keywords: Sequence[str]) -> Check:
+    patterns = [_compiled("keywords", keyword) for keyword in keywords]
+    return lambda text: all(pattern.search(text) for pattern in patterns)
+
+
+def _none_found(forbidden_words: Sequence[str]) -> Check:
+    patterns = [_compiled("forbidden_words", rf"\b{word}\b") for word in forbidden_words]
+    return lambda text: not any(pattern.search(text) for pattern in patterns)
+
+
+def _has_keyword(keyword: str, relation: str, frequency: int) -> Check:
+    pattern = _compiled("keyword", keyword)
+    return lambda text: _compared(len(pattern.findall(text)), relation, frequency)
+
+
+def _has_sections(section_spliter: str, num_sections: int) -> Check:
+    pattern = _compiled("section_spliter", rf"\s?{section_spliter}\s?\d+\s?", re.RegexFlag.NOFLAG)
+    return lambda text: len(pattern.findall(text)) >= num_sections
+
+
+def _has_postscript(postscript_marker: str) -> Check:
     patterns = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
-    return _found(patterns.get(marker, marker.lower()), text.lower()) > 0
+    pattern = patterns.get(postscript_marker, postscript_marker.lower())
+    compiled = _compiled("postscript_marker", pattern)
+    return lambda text: compiled.search(text.lower()) is not None
 
 
 def _num_bullets(text: str) -> int:
-    lines = re.findall(r"^\s*\*[^\*].*$", text, re.MULTILINE)
-    return len(lines) + len(re.findall(r"^\s*-.*$", text, re.MULTILINE))
+    return len(_STAR.findall(text)) + len(_DASH.findall(text))
+
+
+def _num_placeholders(text: str) -> int:
+    return sum(bracket == "]" for bracket in _PLACEHOLDER.findall(text))
 
 
 def _num_highlights(text: str) -> int:
@@ -145,8 +223,11 @@ def _is_json(text: str) -> bool:
 
 
 def _has_title(text: str) -> bool:
-    titles = re.findall(r"<<[^\n]+>>", text)
-    return any(title.lstrip("<").rstrip(">").strip() for title in titles)
+    for line in text.split("\n"):
+        start, end = line.find("<<"), line.rfind(">>")
+        if 0 <= start < end and line[start : end + 2].lstrip("<").rstrip(">").strip():
+            return True
+    return False
 
 
 def _is_quoted(text: str) -> bool:
@@ -158,66 +239,53 @@ def _num_capitals(text: str) -> int:
     return sum(word.isupper() for word in re.findall(r"\w+(?:['-]\w+)*", text))
 
 
-# By id: the check that an instruction's words make. Sentences and words in capitals are counted by
-# a rule of our own, where the paper's program has nltk's.
-_INSTRUCTIONS: dict[str, Callable[[Mapping[str, Any]], Check]] = {
-    "keywords:existence": lambda w: lambda text: all(_found(k, text) for k in w["keywords"]),
-    "keywords:frequency": lambda w: (
-        lambda text: _compared(_found(w["keyword"], text), w["relation"], w["frequency"])
+# By id: what makes a check of the keyword arguments that its parameters name. Sentences and words
+# in capitals are counted by a rule of our own, where the paper's program has nltk's.
+_INSTRUCTIONS: dict[str, Callable[..., Check]] = {
+    "keywords:existence": _all_found,
+    "keywords:frequency": _has_keyword,
+    "keywords:forbidden_words": _none_found,
+    "keywords:letter_frequency": lambda letter, let_relation, let_frequency: (
+        lambda text: _compared(_letter(text, letter), let_relation, let_frequency)
     ),
-    "keywords:forbidden_words": lambda w: (
-        lambda text: not any(_found(rf"\b{word}\b", text) for word in w["forbidden_words"])
+    "length_constraints:number_sentences": lambda relation, num_sentences: (
+        lambda text: _compared(len(_SENTENCE.findall(text)), relation, num_sentences)
     ),
-    "keywords:letter_frequency": lambda w: (
-        lambda text: _compared(_letter(text, w["letter"]), w["let_relation"], w["let_frequency"])
+    "length_constraints:number_paragraphs": lambda num_paragraphs: (
+        lambda text: _has_paragraphs(text, num_paragraphs)
     ),
-    "length_constraints:number_sentences": lambda w: (
-        lambda text: _compared(len(_SENTENCE.findall(text)), w["relation"], w["num_sentences"])
+    "length_constraints:number_words": lambda relation, num_words: (
+        lambda text: _compared(len(re.findall(r"\w+", text)), relation, num_words)
     ),
-    "length_constraints:number_paragraphs": lambda w: (
-        lambda text: _has_paragraphs(text, w["num_paragraphs"])
+    "length_constraints:nth_paragraph_first_word": _has_first_word,
+    "detectable_content:number_placeholders": lambda num_placeholders: (
+        lambda text: _num_placeholders(text) >= num_placeholders
     ),
-    "length_constraints:number_words": lambda w: (
-        lambda text: _compared(_found(r"\w+", text), w["relation"], w["num_words"])
+    "detectable_content:postscript": _has_postscript,
+    "detectable_format:number_bullet_lists": lambda num_bullets: (
+        lambda text: _num_bullets(text) == num_bullets
     ),
-    "length_constraints:nth_paragraph_first_word": lambda w: (
-        lambda text: _first_word(text, w["num_paragraphs"], w["nth_paragraph"], w["first_word"])
-    ),
-    "detectable_content:number_placeholders": lambda w: (
-        lambda text: _found(r"\[.*?\]", text) >= w["num_placeholders"]
-    ),
-    "detectable_content:postscript": lambda w: (
-        lambda text: _postscript(text, w["postscript_marker"])
-    ),
-    "detectable_format:number_bullet_lists": lambda w: (
-        lambda text: _num_bullets(text) == w["num_bullets"]
-    ),
-    "detectable_format:constrained_response": lambda w: (
+    "detectable_format:constrained_response": lambda: (
         lambda text: any(answer in text for answer in _CONSTRAINED)
     ),
-    "detectable_format:number_highlighted_sections": lambda w: (
-        lambda text: _num_highlights(text) >= w["num_highlights"]
+    "detectable_format:number_highlighted_sections": lambda num_highlights: (
+        lambda text: _num_highlights(text) >= num_highlights
     ),
-    "detectable_format:multiple_sections": lambda w: (
-        lambda text: (
-            _found(rf"\s?{w['section_spliter']}\s?\d+\s?", text, re.RegexFlag(0))
-            >= w["num_sections"]
-        )
+    "detectable_format:multiple_sections": _has_sections,
+    "detectable_format:json_format": lambda: _is_json,
+    "detectable_format:title": lambda: _has_title,
+    "combination:two_responses": lambda: _two_responses,
+    "combination:repeat_prompt": lambda prompt_to_repeat: (
+        lambda text: text.strip().lower().startswith(prompt_to_repeat.strip().lower())
     ),
-    "detectable_format:json_format": lambda w: _is_json,
-    "detectable_format:title": lambda w: _has_title,
-    "combination:two_responses": lambda w: _two_responses,
-    "combination:repeat_prompt": lambda w: (
-        lambda text: text.strip().lower().startswith(w["prompt_to_repeat"].strip().lower())
+    "startend:end_checker": lambda end_phrase: (
+        lambda text: text.strip().strip('"').lower().endswith(end_phrase.strip().lower())
     ),
-    "startend:end_checker": lambda w: (
-        lambda text: text.strip().strip('"').lower().endswith(w["end_phrase"].strip().lower())
+    "startend:quotation": lambda: _is_quoted,
+    "change_case:capital_word_frequency": lambda capital_relation, capital_frequency: (
+        lambda text: _compared(_num_capitals(text), capital_relation, capital_frequency)
     ),
-    "startend:quotation": lambda w: _is_quoted,
-    "change_case:capital_word_frequency": lambda w: (
-        lambda text: _compared(_num_capitals(text), w["capital_relation"], w["capital_frequency"])
-    ),
-    "change_case:english_capital": lambda w: str.isupper,
-    "change_case:english_lowercase": lambda w: str.islower,
-    "punctuation:no_comma": lambda w: lambda text: "," not in text,
+    "change_case:english_capital": lambda: str.isupper,
+    "change_case:english_lowercase": lambda: str.islower,
+    "punctuation:no_comma": lambda: lambda text: "," not in text,
 }

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from inference.benchmark.quality import perplexity
 from inference.benchmark.quality.tasks.documents import Choice, Document, Question, Verdict
 from inference.request import SamplingParams
@@ -24,8 +24,12 @@ _AT_ONCE = 64  # documents: keeps every sequence of the engine busy, and the bar
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """What a model made of a document: an answer, or a log-probability of each choice; and what was
-    met.
+    """A model's result for one document.
+
+    Attributes:
+        answer: to a question; None for a document with choices.
+        logprobs: of each choice; () for a question.
+        verdict: which criteria the result meets, by the name of a metric.
     """
 
     answer: str | None
@@ -39,22 +43,22 @@ class Outcome:
 
 
 class Metric(NamedTuple):
-    """The mean of what was met over all documents, and the standard error of that; None: of one."""
+    """The share of criteria met over all documents, and its standard error; None: of only one."""
 
     mean: float
     error: float | None
 
 
 class Prompts:
-    """Texts of documents as prompts.
+    """Encodes texts of documents as prompts.
 
     Attributes:
         shown_ids: special tokens that mark thoughts, so that an answer's text has them.
     """
 
     def __init__(self, tokenizer: Tokenizer, chat: bool):
-        """`chat`: they are messages of a user, as the chat template writes them; otherwise they
-        follow what the tokenizer puts before a text.
+        """`chat`: the chat template writes each text as a user's message; otherwise a text follows
+        the tokens that the tokenizer puts before it.
         """
         self._tokenizer, self._chat = tokenizer, chat
         self._start = perplexity.start(tokenizer)
@@ -68,18 +72,26 @@ class Prompts:
         return self._start + self._encoded(text)
 
     def with_end(self, text: str, end: str) -> tuple[list[int], int]:
-        """A text with an end of it, and how many tokens the end has: those behind as many as the
-        text has alone.
+        """Returns the tokens of a text and its end, and the position of the end's first token.
+
+        Raises:
+            InputError: the end has no token of its own, because it is merged into the text's last.
         """
         if self._chat:
-            tokens, ended = self.of(text), self._encoded(end)
-            return tokens + ended, len(ended)
-        whole = self._encoded(text + end)
-        num_end = len(whole) - len(self._encoded(text.rstrip()))  # as lm-eval divides them
-        return self._start + whole, num_end
+            prompt = self.of(text)
+            tokens = prompt + self._encoded(end)
+        else:
+            prompt = self._start + self._encoded(text.rstrip())  # as lm-eval divides them
+            tokens = self._start + self._encoded(text + end)
+        if len(prompt) >= len(tokens):
+            raise InputError(
+                f"no token of its own begins with {shown(end)} behind {shown(text[-60:])}; put the "
+                "blank at the border into the choice"
+            )
+        return tokens, len(prompt)
 
     def answer(self, prompt: list[int], text: str) -> str:
-        """An answer without its thought."""
+        """Returns an answer's text without the thought in it."""
         if self._marks is None:
             return text
         reader = ThoughtReader(self._marks, self._marks.stage_after(self._tokenizer, prompt))
@@ -95,18 +107,19 @@ def run(
     prompts: Prompts,
     max_new_tokens: int | None,
 ) -> Iterator[Outcome]:
-    """Yields what the engine makes of each document, all of one form, in their order.
+    """Yields the outcome of each document in their order; all documents have one form.
 
     Args:
         max_new_tokens: of an answer; None: as many as the document's task grants.
 
     Raises:
-        InputError: a document and its answer are longer than the context.
+        InputError: a document leaves no room for an answer in the context, or no token of its own
+            begins a choice.
     """
     for first in range(0, len(documents), _AT_ONCE):
-        part = documents[first : first + _AT_ONCE]
-        choices = [document for document in part if isinstance(document, Choice)]
-        questions = [document for document in part if isinstance(document, Question)]
+        batch = documents[first : first + _AT_ONCE]
+        choices = [document for document in batch if isinstance(document, Choice)]
+        questions = [document for document in batch if isinstance(document, Question)]
         yield from _scored(engine, choices, prompts)
         yield from _answered(engine, questions, prompts, max_new_tokens)
 
@@ -128,13 +141,16 @@ def _metric(met: Sequence[bool]) -> Metric:
 
 
 def _scored(engine: "Engine", documents: Sequence[Choice], prompts: Prompts) -> Iterator[Outcome]:
-    """By the log-probability of each end, and by that over its length in characters."""
-    ended = [
+    """Chooses by the log-probability of each end, and by that per character of the end."""
+    texts = [
         prompts.with_end(document.text, end) for document in documents for end in document.choices
     ]
-    scores = engine.score([tokens for tokens, _ in ended])
-    sums = iter(
-        [sum(score.logprobs[-count:]) for score, (_, count) in zip(scores, ended, strict=True)]
+    scores = engine.score([tokens for tokens, _ in texts])
+    sums = iter(  # the first token of a text has no log-probability
+        [
+            sum(score.logprobs[max(first - 1, 0) :])
+            for score, (_, first) in zip(scores, texts, strict=True)
+        ]
     )
     for document in documents:
         logprobs = tuple(itertools.islice(sums, len(document.choices)))
