@@ -14,16 +14,25 @@ from inference.text.tool_calls.stream import Part
 
 
 class News(NamedTuple):
-    """New text and calls of a message, and of the thought before them."""
+    """New parts of a message, text and calls in their order, and of the thought before them. A call
+    has one part at most.
+    """
 
-    content: str
-    calls: list[CallDelta]
+    parts: list[str | CallDelta]
     finish_reason: str | None
     reasoning: str = ""
 
     @property
+    def content(self) -> str:
+        return "".join(part for part in self.parts if isinstance(part, str))
+
+    @property
+    def calls(self) -> list[CallDelta]:
+        return [part for part in self.parts if isinstance(part, CallDelta)]
+
+    @property
     def has_text(self) -> bool:
-        return bool(self.content or self.calls or self.reasoning)
+        return bool(self.parts or self.reasoning)
 
     @property
     def without_reasoning(self) -> "News":
@@ -59,19 +68,18 @@ class MessageReader:
         if self._reasoning is not None:
             thought, text = self._reasoning.read(piece)
         if self._parser is None:
-            return News(text, [], piece.finish_reason, thought)
+            return News([text] if text else [], piece.finish_reason, thought)
         parts = self._parser.push(text)
         if piece.finish_reason is not None:
             parts += self._parser.finish()
-        content = "".join(part.text for part in parts if part.index is None)
-        calls: dict[int, CallDelta] = {}
-        for part in parts:
-            if part.index is not None and (self._max_calls is None or part.index < self._max_calls):
-                _add(calls, part.index, part)
-        self._has_calls |= bool(calls)
+        told = [_told(part) for part in parts if self._may_tell(part)]
+        self._has_calls |= any(isinstance(part, CallDelta) for part in told)
         is_call = self._has_calls and piece.finish_reason == "stop"
         reason = "tool_calls" if is_call else piece.finish_reason
-        return News(content, [*calls.values()], reason, thought)
+        return News(told, reason, thought)
+
+    def _may_tell(self, part: Part) -> bool:
+        return part.index is None or self._max_calls is None or part.index < self._max_calls
 
 
 def add(message: AnswerMessage, news: News) -> None:
@@ -90,11 +98,10 @@ def add(message: AnswerMessage, news: News) -> None:
         message.content = None
 
 
-def _add(calls: dict[int, CallDelta], index: int, part: Part) -> None:
-    if part.name is not None:
-        function = FunctionDelta(part.text, part.name)
-        calls[index] = CallDelta(index, function, f"call_{secrets.token_hex(12)}", "function")
-    elif index in calls:
-        calls[index].function.arguments += part.text
-    else:
-        calls[index] = CallDelta(index, FunctionDelta(part.text))
+def _told(part: Part) -> str | CallDelta:
+    if part.index is None:
+        return part.text
+    if part.name is None:
+        return CallDelta(part.index, FunctionDelta(part.text))
+    function = FunctionDelta(part.text, part.name)
+    return CallDelta(part.index, function, f"call_{secrets.token_hex(12)}", "function")

@@ -29,10 +29,11 @@ from inference.server.web.asgi_client import HttpStart
 
 _TRIES = 3  # replicas that may be lost with a request: it may be the cause
 _GRACE_S = 1.0  # for a replica to report the missed deadline itself
-_LAST = tuple(  # the last events of responses and messages, which have no `[DONE]`
+_LAST = tuple(  # the last events of responses and messages, behind which no `[DONE]` comes
     f"event: {kind.__struct_config__.tag}\n".encode()
     for kind in (Completed, Cut, Failed, MessageStop, MessagesError)
 )
+_INFILL, _STOP = "/infill", b'"stop":true,'  # its last event has no name and no `[DONE]`, either
 _LOST = ApiError(
     500,
     "the replica that generated this answer ended: send the request again",
@@ -190,7 +191,7 @@ class _SentAnswer:
     """The part of an answer that the client has got."""
 
     def __init__(self, send: Send, path: str):
-        """`path`: of the request, which determines the form of an error."""
+        """`path`: of the request, which determines the last event and the form of an error."""
         self._send = send
         self._path = path
         self._headers: dict[bytes, bytes] | None = None
@@ -206,7 +207,8 @@ class _SentAnswer:
         assert self._headers is not None
         length = self._headers.get(b"content-length")
         if length is None:
-            return self._last.endswith(DONE) or any(event in self._last for event in _LAST)
+            last = (_STOP,) if self._path == _INFILL else _LAST
+            return self._last.endswith(DONE) or any(mark in self._last for mark in last)
         return self._num_bytes == int(length)
 
     async def begin(self, start: HttpStart) -> None:

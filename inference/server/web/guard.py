@@ -11,6 +11,7 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from inference.server.endpoints.anthropic import errors
 from inference.server.protocol.errors import ApiError
 from inference.server.service import Limits
 
@@ -49,6 +50,7 @@ class GuardedProtocol(HttpToolsProtocol):
         super().__init__(*args, **kwargs)
         self._limits = limits
         self._stalled = stalled
+        self.url = b""  # of the last request
         self._in_head = True
         self._head_bytes = 0  # of a head or of trailers, since the last that was anything else
         self._trailer_bytes = 0
@@ -228,7 +230,8 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.cycle is not None:  # a request with an invalid body gets no other answer
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        body = error.body()
+        path = self.url.partition(b"?")[0].decode("latin-1")
+        body = errors.body(error) if errors.has_path(path) else error.body()
         head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(STATUS_LINE[error.status] + head % len(body) + body)
         self.close_gently()

@@ -92,6 +92,24 @@ def test_requests_that_end_their_connection(small, short, sent, status):
     assert server.http.get("/ready").status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens?beta=true"])
+@pytest.mark.parametrize("more, status, kind", [
+    ("X: a", 408, "timeout_error"),
+    ("X: " + "a" * 4000, 431, "invalid_request_error"),
+    ("Content-Length: -1\r\n", 400, "invalid_request_error"),
+])  # fmt: skip
+def test_requests_that_end_their_connection_are_refused_in_the_shape_of_their_path(
+    small, short, path, more, status, kind
+):
+    with connect(short if status == 408 else small) as connection:
+        head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+        connection.sendall(f"{head}Content-Length: 9\r\n{more}".encode())
+        answer, _, body = read_all(connection).partition(b"\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    refusal = json.loads(body)
+    assert (refusal["type"], refusal["error"]["type"]) == ("error", kind)
+
+
 @pytest.mark.parametrize("asked", [
     b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAEAAEAAAAIAAAAB\r\n",
     b"Connection: keep-alive\r\nConnection: upgrade\r\nUpgrade: websocket\r\n",

@@ -28,10 +28,12 @@ class MessagesErrorFacts(Struct):
 
 
 class MessagesError(Struct, tag_field="type", tag="error"):
-    """The body of an error, or the last event of a stream that failed."""
+    """The body of an error, or the last event of a stream that failed. A request that could not be
+    read has no id.
+    """
 
     error: MessagesErrorFacts
-    request_id: str
+    request_id: str | None
 
 
 def has_path(path: str) -> bool:
@@ -46,7 +48,7 @@ def body(error: ApiError) -> bytes:
     if param and not message.startswith(param):
         message = f"{param}: {message}"
     facts = MessagesErrorFacts(kind, message)
-    return msgspec.json.encode(MessagesError(facts, request_id.get()))
+    return msgspec.json.encode(MessagesError(facts, request_id.get() or None))
 
 
 def event(error: ApiError) -> bytes:

@@ -37,18 +37,15 @@ class Output:
         self._is_open = False  # the last block may grow
 
     def take(self, news: News) -> list[Event]:
-        """Adds the next piece of the answer; returns its events. Within a piece the rest of an
-        earlier call comes first.
-        """
-        old = [call for call in news.calls if not isinstance(call.id, str)]
-        events = [event for call in old for event in self._grow(call.function.arguments)]
-        for text, kind in ((news.reasoning, ThinkingBlock), (news.content, TextBlock)):
-            if text and not (self._is_open and isinstance(self.blocks[-1], kind)):
-                events += self._open(kind())
-            events += self._grow(text)
-        for call in news.calls:
-            if isinstance(call.id, str):
-                events += self._open(_block(call)) + self._grow(call.function.arguments)
+        """Adds the next piece of the answer; returns its events."""
+        events = self._write(news.reasoning, ThinkingBlock)
+        for part in news.parts:
+            if isinstance(part, str):
+                events += self._write(part, TextBlock)
+            else:
+                if isinstance(part.id, str):
+                    events += self._open(_block(part))
+                events += self._grow(part.function.arguments)
         return events
 
     def close(self) -> list[Event]:
@@ -64,6 +61,11 @@ class Output:
         else:
             block.input = _read(text)
         return [BlockStop(len(self.blocks) - 1)]
+
+    def _write(self, text: str, kind: type[TextBlock] | type[ThinkingBlock]) -> list[Event]:
+        has_one = self._is_open and isinstance(self.blocks[-1], kind)
+        events = self._open(kind()) if text and not has_one else []
+        return events + self._grow(text)
 
     def _open(self, block: AnswerBlock) -> list[Event]:
         events = self.close()

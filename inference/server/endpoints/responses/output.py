@@ -26,23 +26,15 @@ class Output:
         self._logprobs: list[ChatToken] = []  # since the last text
 
     def take(self, news: News, logprobs: list[ChatToken]) -> list[Event]:
-        """Adds the next piece of the answer; returns its events.
-
-        Within a piece the rest of an earlier call comes first. Log-probabilities go with the next
+        """Adds the next piece of the answer; returns its events. Log-probabilities go with the next
         text; thoughts and calls have none.
         """
         self._logprobs += logprobs
-        old = [call for call in news.calls if not isinstance(call.id, str)]
-        events = [event for call in old for event in self._call(call)]
-        if news.reasoning:
-            events += self._think(news.reasoning)
-        if self._is_thinking and not news.content:
+        events = self._think(news.reasoning) if news.reasoning else []
+        if self._is_thinking and not news.parts:
             self._logprobs = []
-        if news.content:
-            events += self._say(news.content)
-        for call in news.calls:
-            if isinstance(call.id, str):
-                events += self._call(call)
+        for part in news.parts:
+            events += self._say(part) if isinstance(part, str) else self._call(part)
         return events
 
     def close(self, status: bodies.Status) -> list[Event]:

@@ -156,3 +156,20 @@ def test_a_piece_may_end_a_call_and_begin_others():
         if hasattr(event, "delta"):
             inputs[event.index] += getattr(event.delta, "partial_json", "")
     assert [json.loads(part) for part in inputs.values() if part] == [{"rain": True}, {}]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, None])
+def test_blocks_are_the_same_wherever_the_answer_is_cut(size):
+    schemas = {"weather": TOOL["input_schema"], "now": NOW["input_schema"]}
+    offer, output = OfferedTools([], schemas, {}, False, True), Output()
+    reader = MessageReader(offer, formats.by_name("hermes", None))
+    says = f"Hi {CALL}\nbye {CALL_NOW}{CALL}\nso"
+    size = size or len(says)
+    for at in range(0, len(says), size):
+        output.take(reader.read(Piece(0, says[at : at + size])))
+    output.take(reader.read(Piece(0, "", finish_reason="stop")))
+    output.close()
+    assert [getattr(b, "text", None) or (b.name, b.input) for b in output.blocks] == [
+        "Hi", ("weather", {"rain": True}), "\nbye", ("now", {}), ("weather", {"rain": True}),
+        "\nso",
+    ]  # fmt: skip

@@ -270,6 +270,20 @@ def test_a_piece_may_end_a_call_and_begin_others():
     assert calls == ['{"rain": true}'] * 2 and len(output.items) == 3
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 7, None])
+def test_items_are_the_same_wherever_the_answer_is_cut(size):
+    offer = OfferedTools([], {"weather": WEATHER["parameters"]}, {}, False, True)
+    reader, output = MessageReader(offer, formats.by_name("hermes", None)), Output()
+    says = f"Hi {SAYS}\nbye {SAYS}{SAYS}\nso"
+    size = size or len(says)
+    for at in range(0, len(says), size):
+        output.take(reader.read(Piece(0, says[at : at + size])), [])
+    output.take(reader.read(Piece(0, "", finish_reason="stop")), [])
+    output.close("completed")
+    told = [i.content[0].text if hasattr(i, "content") else i.arguments for i in output.items]
+    assert told == ["Hi", '{"rain": true}', "\nbye", *['{"rain": true}'] * 2, "\nso"]
+
+
 def test_what_functions_return_is_read(client, engine):
     items = [{"role": "user", "content": "a"}, CALL, OUTPUT]
     found = client.responses.create(**greedy(input=items, tools=[WEATHER], max_output_tokens=4))

@@ -22,6 +22,7 @@ from tests.inference.server.test_connections import connect, request
 RETRIES, LOST = "ridgeline:replica_retries_total", "ridgeline:replica_lost_streams_total"
 LONG = 60
 TEXT = bytes(reply(LONG)).decode(errors="replace")
+GAP = {"input_prefix": "ab", "input_suffix": "cd"}
 KEYS = ["first-key-of-two", "other-key-of-two"]
 
 
@@ -94,6 +95,17 @@ def test_a_message_that_is_cut_ends_with_an_error():
         assert one.http.post("/v1/messages", json=asked).json()["type"] == "error"
         broken = {"content": b"{}", "headers": {"content-type": "text/plain"}}
         assert one.http.post("/v1/messages", **broken).json()["type"] == "error"
+
+
+def test_an_infill_that_is_cut_ends_with_an_error():
+    with running(FakeEngine(step_s=0.02), FakeEngine()) as one:
+        asked = GAP | {"n_predict": 400, "stream": True}
+        with one.http.stream("POST", "/infill", json=asked) as response:
+            lines = response.iter_lines()
+            assert '"stop":false,' in next(lines)
+            one.lose(0)
+            *_, error, last = [line for line in lines if line]
+        assert '"replica_lost"' in error and last == "data: [DONE]" and one.metric(LOST) == 1
 
 
 def test_a_stream_comes_event_by_event():
@@ -200,6 +212,9 @@ def test_a_stream_that_is_whole_has_no_error():
         wait_until(one.fleet.gone[0].is_set)
         one.fleet.gone[0].clear()
         assert response_to(one, max_output_tokens=6)[-1] == "response.incomplete"
+        one.fleet.gone[0].clear()
+        told = one.post("/infill", **GAP, n_predict=6, stream=True).text
+        assert told.endswith("\n\n") and '"stop":true,' in told.splitlines()[-2]
         assert one.metric(LOST) == 0
 
 
