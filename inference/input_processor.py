@@ -93,6 +93,8 @@ class InputProcessor:
             )
         if params.stop and self._tokenizer is None:
             raise InputError("stop strings need a tokenizer: use stop_token_ids")
+        if params.vote and self._tokenizer is None:
+            raise InputError("vote compares texts, which need a tokenizer")
         limit = self._config.engine.max_seqs
         for name in ("n", "best_of", "beam_width"):
             value = getattr(params, name) or 0

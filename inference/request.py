@@ -244,8 +244,17 @@ class SamplingParams:
         Number(int, 1),
         "Answers to sample; the n with the highest mean log-probability a token are returned, "
         "best first.",
-        bodies=("completions",),
+        bodies=_TEXT_BODIES,
         wire_kind=Number(int, 1, MAX_CHOICES),
+        has_flag=True,
+    )
+    vote: bool = _field(
+        False,
+        Switch(),
+        "Answers of best_of are ranked by how many of them say the same in the end: what "
+        "\\boxed{} holds, else the last number, else the last line (Wang et al. 2022, "
+        "arXiv 2203.11171).",
+        bodies=_TEXT_BODIES,
         has_flag=True,
     )
     beam_width: int = _field(
@@ -349,6 +358,8 @@ class SamplingParams:
                 raise InputError(f"n is at most beam_width={self.beam_width}, not {shown(self.n)}")
         elif self.n > self.num_samples:
             raise InputError(f"n is at most best_of={self.best_of}, not {shown(self.n)}")
+        if self.vote and self.best_of is None:
+            raise InputError("vote counts answers that best_of samples: give that as well")
         if not self.max_new_tokens and (self.beam_width or self.num_samples > 1):
             raise InputError(
                 "a prompt that is only read (max_new_tokens=0) has no answers: leave n=1"

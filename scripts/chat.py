@@ -26,7 +26,7 @@ _SYSTEM = flags.DEFINE_string("system", None, "What the model is told first; see
 for _module in (common, sampling_flags):
     flags.adopt_module_key_flags(_module)
 
-UNREAD = ("json", "n", "best_of", "beam_width")
+UNREAD = ("json", "n", "best_of", "vote", "beam_width")
 
 _HELP = """\
 /system TEXT   another instruction for the model; without TEXT none

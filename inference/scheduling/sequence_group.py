@@ -3,11 +3,14 @@
 import dataclasses
 import math
 from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable
 from collections.abc import Sequence as Items
 
 from inference.outputs import Completion, RequestOutput, alternatives
 from inference.scheduling.sequence import FinishReason, Sequence
 from inference.scheduling.step_schedule import Decisions
+from inference.text.ballots import ballot
 
 # An output of a request: its sequence, its text, and its score in a beam search.
 Result = tuple[Sequence, str, float | None]
@@ -140,15 +143,28 @@ class ParallelSampling(SequenceGroup):
         self._texts[sequence.id] = text
         self._open.add(sequence.id)
 
+    def _rank(self) -> Callable[[Sequence], tuple[int, float]]:
+        """What `best_of` ranks by: votes, where it counts them, then log-probability. What was cut
+        off has no vote.
+        """
+        ballots = {
+            sequence.id: ballot(self._texts[sequence.id])
+            for sequence in self.sequences
+            if self.params.vote and sequence.finish_reason is FinishReason.STOP
+        }
+        votes = Counter(ballots.values())
+        votes[""] = 0
+        return lambda sequence: (votes[ballots.get(sequence.id, "")], _mean_logprob(sequence))
+
     def _results(self) -> list[Result]:
         ranked = self.sequences
         if self.params.best_of is not None:
-            ranked = sorted(ranked, key=_mean_logprob, reverse=True)[: self.params.n]
+            ranked = sorted(ranked, key=self._rank(), reverse=True)[: self.params.n]
         return [(sequence, self._texts[sequence.id], None) for sequence in ranked]
 
 
 def _mean_logprob(sequence: Sequence) -> float:
-    """What `best_of` ranks by; a sequence that failed comes last."""
+    """Of a sequence's tokens; one that failed comes last."""
     if sequence.finish_reason is FinishReason.ERROR or not sequence.results.logprobs:
         return -math.inf
     return sum(sequence.results.logprobs) / len(sequence.results.logprobs)

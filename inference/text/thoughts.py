@@ -3,12 +3,16 @@
 import enum
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
-
-from inference.text.tokenizer import Tokenizer
+from typing import NamedTuple, Protocol
 
 _SPACE = " \t\r\n"
 _END_TOKENS = 16  # a mark and the blanks behind it have at most so many
+
+
+class Decoder(Protocol):
+    """What a `Tokenizer` does for this module, which imports none."""
+
+    def decode(self, ids: Sequence[int], skip_special: bool = True) -> str: ...
 
 
 class Stage(enum.Enum):
@@ -25,7 +29,7 @@ class Marks(NamedTuple):
     opening: str
     closing: str
 
-    def stage_after(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> Stage:
+    def stage_after(self, tokenizer: "Decoder", prompt: Sequence[int]) -> Stage:
         """Returns where an answer to a prompt begins."""
         end = tokenizer.decode(prompt[-_END_TOKENS:], skip_special=False).rstrip(_SPACE)
         if end.endswith(self.opening):

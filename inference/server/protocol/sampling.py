@@ -153,10 +153,10 @@ def _check(request: Sampling, facts: Loaded) -> None:
     if request.seed is not None and not facts.accepts_seeds:
         refuse("seed", "is not supported by a server whose drafts are accepted by rejection")
     check_at_most("n", request.n or 1, facts.max_seqs)
+    if request.best_of is not None and request.stream:
+        refuse("best_of", "cannot be streamed")
+    check_at_most("best_of", request.best_of, facts.max_seqs)
     if isinstance(request, CompletionRequest):
-        if request.best_of is not None and request.stream:
-            refuse("best_of", "cannot be streamed")
-        check_at_most("best_of", request.best_of, facts.max_seqs)
         check_at_most("logprobs", request.logprobs, facts.max_top_logprobs)
     elif isinstance(request, ChatRequest):
         if request.top_logprobs is not None and not request.logprobs:

@@ -1,6 +1,7 @@
 """Many answers to one prompt: each as if it had been asked for alone, on pages that are shared."""
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from configs.errors import InputError
 from inference.request import SamplingParams
 from inference.scheduling.sequence import derived_seed
+from inference.text.ballots import ballot
 from tests import fakes
 
 MODEL = fakes.llama(max_context=256)
@@ -131,6 +133,29 @@ def test_best_of_returns_the_most_likely(alone):
     ]
 
 
+def test_a_vote_returns_what_most_say():
+    """Of answers in a few digits; one that is cut off has no vote."""
+    digits_and_stop = (*b"123", 10)
+    sampled = dataclasses.replace(
+        DRAWN, n=8, best_of=8, allowed_token_ids=digits_and_stop, stop_token_ids=(10,),
+        max_new_tokens=3,
+    )  # fmt: skip
+    answers = each(make().generate([PROMPT], sampled)[0])
+    ended = [answer for answer in answers if answer[3] == "stop"]
+    votes = Counter(ballot(text) for _, _, text, _ in ended)
+    assert len(ended) < 8 and votes.most_common(1)[0][1] > 1
+
+    def rank(answer):
+        _, logprobs, text, reason = answer
+        num_votes = votes[ballot(text)] if reason == "stop" and text else 0
+        return -num_votes, -np.mean(logprobs)
+
+    by_vote = sorted(answers, key=rank)
+    assert by_vote != answers
+    asked = dataclasses.replace(sampled, n=3, vote=True)
+    assert each(make().generate([PROMPT], asked)[0]) == by_vote[:3]
+
+
 def test_the_best_say_what_stopped_them():
     stops = tuple(range(8))
     params = dataclasses.replace(DRAWN, n=3, best_of=6, max_new_tokens=60, stop_token_ids=stops)
@@ -197,6 +222,7 @@ def test_many_answers_in_little_room():
         ({"n": 0}, "n is a whole number from 1 on"),
         ({"n": 1.5}, "n is a whole number"),
         ({"n": 3, "best_of": 2}, "n is at most best_of=2, not 3"),
+        ({"vote": True}, "vote counts answers that best_of samples: give that as well"),
         ({"best_of": 0}, "best_of is a whole number from 1 on, not 0"),
         ({"beam_width": -1}, "beam_width is a whole number from 0"),
         ({"n": 3, "beam_width": 2}, "n is at most beam_width=2, not 3"),

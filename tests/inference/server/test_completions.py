@@ -224,7 +224,9 @@ def test_every_field_reaches_the_engine(server, engine):
     assert params.priority == 5
     assert (params.n, params.max_new_tokens) == (2, 9)
     answered(server.post(TEXT, prompt="a", best_of=3))
-    assert engine.params[-1].best_of == 3
+    assert engine.params[-1].best_of == 3 and not engine.params[-1].vote
+    answered(server.post(TEXT, prompt="a", best_of=3, vote=True))
+    assert engine.params[-1].vote
 
 
 def test_defaults_are_those_of_clients(server, engine):

@@ -45,7 +45,7 @@ EXAMPLES = {
 BESIDE = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
     "messages": {"prompt": None}, "tool_choice": {"tools": [TOOL]}, "min_tokens": {"max_tokens": 1},
-    "suffix_first": {"suffix": "b"},
+    "suffix_first": {"suffix": "b"}, "vote": {"best_of": 2},
 }  # fmt: skip
 # Fields whose values within the declared limits the server, or another field, may refuse.
 NARROWER = {
