@@ -185,7 +185,7 @@ def test_constraints_that_exclude_each_other_end_a_request_with_the_reason(more)
         outputs += engine.step()
     ends = [output for output in outputs if output.finish_reason is not None]
     assert len(ends) == more.get("n", 1) and {end.finish_reason for end in ends} == {"error"}
-    why = "permits no token that the request's other constraints permit"
+    why = "its grammar permits no token that the request's other constraints permit"
     assert {end.failure for end in ends} == {why}
 
 

@@ -1,6 +1,7 @@
 """What a step is said to do, and what all of them have done."""
 
 import collections
+from types import SimpleNamespace
 
 import pytest
 
@@ -24,12 +25,14 @@ def test_acceptance_is_that_of_drafts_behind_accepted_ones():
     assert Counters().num_accepted == 0 and Counters().acceptance == []
 
 
-@pytest.mark.parametrize("num_awaited, has_grammar, emits, awaits", [
-    (3, True, True, False), (4, True, True, True), (4, False, True, False), (4, True, False, False),
+@pytest.mark.parametrize("num_awaited, room, emits, awaits", [
+    (3, 0, True, False), (4, 0, True, True), (4, None, True, False), (4, 0, False, False),
+    (4, 3, True, True), (4, 4, True, False),
 ])  # fmt: skip
-def test_a_grammar_waits_for_tokens_of_earlier_steps_alone(num_awaited, has_grammar, emits, awaits):
-    """Of three that the row may emit, one behind two drafts."""
-    sequence = Sequence(1, SamplingParams(), [5], 1, grammar=object() if has_grammar else None)
+def test_a_constraint_waits_for_tokens_of_earlier_steps_alone(num_awaited, room, emits, awaits):
+    """Of three that the row may emit, one behind two drafts; `room` of them may be any."""
+    constraint = None if room is None else SimpleNamespace(room=room)
+    sequence = Sequence(1, SamplingParams(), [5], 1, constraint=constraint)
     sequence.in_flight.num_tokens = num_awaited
     chunk = ScheduledChunk(sequence, 0, 0, 0, 3, emits, num_drafts=2, most_accepted=2)
     shards = ShardSchedule(), ShardSchedule(decode=(chunk,))
