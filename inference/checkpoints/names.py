@@ -144,8 +144,8 @@ def _translate(scheme: _Scheme, config: ModelConfig, path: str, first: int = 0) 
     if layer and in_layer.startswith("mixer/"):
         in_layer = _of_kind(scheme, config.layers[int(layer[1])].mixer, in_layer)
     weight = _weight(scheme, in_layer)
-    own = scheme.in_layer(config.layers[int(layer[1])]) if layer else {}
-    tensors = own.get(weight) or scheme.tensors.get(weight)
+    of_layer = scheme.in_layer(config.layers[int(layer[1])]) if layer else {}
+    tensors = of_layer.get(weight) or scheme.tensors.get(weight)
     if tensors is None:
         raise InputError(f"parameter {path!r} has no counterpart in this checkpoint format")
     if weight != in_layer:

@@ -4,6 +4,7 @@ without the layers that predict a second token.
 
 import dataclasses
 import itertools
+import operator
 from collections.abc import Iterable, Sequence
 
 from configs.errors import InputError
@@ -162,14 +163,17 @@ def _gguf_glm_dsa(keys: GgufKeys) -> ModelFields:
             "before the first"
         )
     layers = (LayerSpec(latent, ffn) for ffn in ffns)
-    return {"num_layers": count, "pattern": _sharing(layers, [not own for own in chooses])}
+    return {
+        "num_layers": count,
+        "pattern": _sharing(layers, [*map(operator.not_, chooses)]),
+    }
 
 
 def _gguf_indexers(config: ModelConfig) -> Metadata:
     indexer = config.mixers(Latent)[0].indexer or Indexer(1, 1, 1)
     sizes = indexer.num_heads, indexer.head_width, indexer.top_k
-    own = [layer.mixer.choice_owner is None for layer in config.layers]
-    return dict(zip(_INDEXER, sizes, strict=True)) | {_TYPES: own}
+    chooses = [layer.mixer.choice_owner is None for layer in config.layers]
+    return dict(zip(_INDEXER, sizes, strict=True)) | {_TYPES: chooses}
 
 
 FAMILIES = (

@@ -186,7 +186,7 @@ def _gguf_metadata(config: ModelConfig) -> Metadata:
     if attends != [number % interval == 0 for number in range(1, len(attends) + 1)]:
         raise InputError(
             f"{config.name}: in a .gguf file every layer of so many attends, and here layers "
-            f"{[number for number, own in enumerate(attends) if own]}"
+            f"{[number for number, is_attention in enumerate(attends) if is_attention]}"
         )
     return {
         "ssm.conv_kernel": linear.conv_width,

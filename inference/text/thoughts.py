@@ -57,8 +57,8 @@ MARKS = (
 def of_template(template: str | None) -> Marks | None:
     """Returns the marks that a chat template knows; None: it knows no thoughts."""
     source = template or ""
-    known = (m for m in MARKS if m.opening in source or m.closing in source)
-    return next(known, None)
+    marks = (m for m in MARKS if m.opening in source or m.closing in source)
+    return next(marks, None)
 
 
 class Progress:
@@ -125,10 +125,10 @@ class ThoughtReader:
 
     def finish(self) -> tuple[str, str]:
         """Returns the rest at the end of the answer."""
-        rest, self._pending = self._pending, ""
+        pending, self._pending = self._pending, ""
         if self._stage is Stage.WITHIN:
-            return self._shown(rest.rstrip(_SPACE)), ""
-        return "", self._shown(rest)
+            return self._shown(pending.rstrip(_SPACE)), ""
+        return "", self._shown(pending)
 
     def _read_opening(self) -> None:
         opening, text = self._marks.opening, self._pending.lstrip(_SPACE)

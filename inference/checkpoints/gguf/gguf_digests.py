@@ -85,5 +85,7 @@ def _is_copied(header: Header) -> bool:
 
 def _start(header: Header) -> int:
     tensors = header.tensors.items()
-    weights = (own for name, own in tensors if name not in _FACTORS and own.data is header.data)
+    weights = (
+        entry for name, entry in tensors if name not in _FACTORS and entry.data is header.data
+    )
     return min((entry.position for entry in weights), default=len(header.data))

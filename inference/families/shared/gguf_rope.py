@@ -61,16 +61,16 @@ def llama3(keys: GgufKeys, share: float = 1.0) -> Rope:
     shape = keys.shapes.get(gguf_names.ROPE_FACTORS)
     if shape is None:
         return rope
-    plain = rope_math.inverse_frequencies(rope, keys.head_width)
-    if shape not in (plain.shape, (keys.head_width // 2,)):
+    frequencies = rope_math.inverse_frequencies(rope, keys.head_width)
+    if shape not in (frequencies.shape, (keys.head_width // 2,)):
         raise InputError(
-            f"{gguf_names.ROPE_FACTORS!r} is {list(shape)}; expected {list(plain.shape)}"
+            f"{gguf_names.ROPE_FACTORS!r} is {list(shape)}; expected {list(frequencies.shape)}"
         )
-    divisors, rest = np.split(keys.read_numbers(gguf_names.ROPE_FACTORS), [len(plain)])
+    divisors, unrotated = np.split(keys.read_numbers(gguf_names.ROPE_FACTORS), [len(frequencies)])
     context = keys.integer("rope.scaling.original_context_length", Llama3(1.0).original_context)
-    for high in (4.0, 1.0) if (rest == 1).all() else ():
+    for high in (4.0, 1.0) if (unrotated == 1).all() else ():
         candidate = Rope(rope.theta, Llama3(float(divisors.max()), 1.0, high, context), share)
-        expected = plain / rope_math.inverse_frequencies(candidate, keys.head_width)
+        expected = frequencies / rope_math.inverse_frequencies(candidate, keys.head_width)
         if np.allclose(divisors, expected, rtol=1e-3):
             return candidate
     raise InputError(f"{gguf_names.ROPE_FACTORS!r} does not follow the llama3 rule")

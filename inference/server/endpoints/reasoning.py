@@ -94,6 +94,6 @@ class Reasoning:
             self._progress.accept(self._token_bytes(token, skip_special=False))
         thought, answer = self._reader.push(piece.text)
         if piece.finish_reason is not None:
-            rest = self._reader.finish()
-            thought, answer = thought + rest[0], answer + rest[1]
+            last_thought, last_answer = self._reader.finish()
+            thought, answer = thought + last_thought, answer + last_answer
         return thought, answer

@@ -31,8 +31,8 @@ def of_model(config: ModelConfig) -> Metadata:
     _, reader = families.gguf_readers()[architecture]
     base = _state_metadata(config) if writer.has_states else _metadata(config, reader)
     general = {"general.architecture": architecture, "general.name": config.name}
-    own = base | writer.metadata(config)
-    return general | {f"{architecture}.{key}": value for key, value in own.items()}
+    keys = base | writer.metadata(config)
+    return general | {f"{architecture}.{key}": value for key, value in keys.items()}
 
 
 def writer_of(config: ModelConfig) -> GgufWriter:
@@ -125,7 +125,7 @@ def _in_float32(value: Any) -> Any:
         return tuple(map(_in_float32, value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return type(value)(**{name: _in_float32(own) for name, own in fields.items()})
+        return type(value)(**{name: _in_float32(field) for name, field in fields.items()})
     return value
 
 

@@ -233,10 +233,10 @@ def _bytes(config: ModelConfig, name: str, format: str, values: np.ndarray) -> n
 def _numbers(config: ModelConfig, tensors: list[_Tensor]) -> Metadata:
     """Takes the tensors that are metadata there, a number of each layer, out of the others."""
     keys = families.gguf(config).numbers
-    own = {key: [t for t in tensors if t.name.endswith(f".{key}")] for key in keys}
-    for tensor in itertools.chain.from_iterable(own.values()):
+    by_key = {key: [t for t in tensors if t.name.endswith(f".{key}")] for key in keys}
+    for tensor in itertools.chain.from_iterable(by_key.values()):
         tensors.remove(tensor)
-    return {key: [float(t.make().view(np.float32)[0, 0]) for t in of] for key, of in own.items()}
+    return {key: [float(t.make().view(np.float32)[0, 0]) for t in of] for key, of in by_key.items()}
 
 
 def _rope_factors(config: ModelConfig) -> Iterator[_Tensor]:
@@ -249,9 +249,11 @@ def _rope_factors(config: ModelConfig) -> Iterator[_Tensor]:
             by_name[gguf_names.LONG_FACTORS] = scaling.long
             by_name[gguf_names.SHORT_FACTORS] = scaling.short
         if isinstance(scaling, Llama3 | Proportional):
-            plain = rope_math.inverse_frequencies(dataclasses.replace(rope, scaling=None), head)
-            own = rope_math.inverse_frequencies(rope, head)
-            divisors = np.divide(plain, own, out=np.full(plain.shape, _NEVER), where=own > 0)
+            unscaled = rope_math.inverse_frequencies(dataclasses.replace(rope, scaling=None), head)
+            scaled = rope_math.inverse_frequencies(rope, head)
+            divisors = np.divide(
+                unscaled, scaled, out=np.full(unscaled.shape, _NEVER), where=scaled > 0
+            )
             by_name[gguf_names.ROPE_FACTORS] = [*divisors, *[1.0] * (head // 2 - len(divisors))]
     for name, factors in by_name.items():
         values = np.asarray(factors, np.float32)
