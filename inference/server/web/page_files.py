@@ -14,17 +14,10 @@ _DOCS = {"/docs": "docs.html", "/docs/docs.css": "docs.css", "/docs/docs.js": "d
 _CONSOLE = {"/": "index.html"} | {
     f"/console/{name}": name
     for name in (
-        *("console.css", "mark.svg", "main.js", "settings.js", "client.js", "conversation.js"),
-        *(
-            "answer.js",
-            "thought.js",
-            "text.js",
-            "tokens.js",
-            "tip.js",
-            "live.js",
-            "charts.js",
-            "plan.js",
-        ),
+        *("console.css", "calls.css", "mark.svg", "main.js", "settings.js", "client.js"),
+        *("conversation.js", "answer.js", "thought.js", "text.js", "tokens.js", "tip.js"),
+        *("tools.js", "calls.js", "call.js", "rows.js", "partial_json.js", "schema.js"),
+        *("buttons.js", "live.js", "charts.js", "plan.js"),
     )
 }
 _PLAN = {f"/plan/{name}": name for name in (*render.STYLES, *render.SCRIPTS)}

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import chromium
 from tests.inference.server.fake_engine import FakeEngine
 from tests.inference.server.parrot import TEMPLATES, Parrot
 from tests.inference.server.running import running
@@ -35,3 +36,9 @@ def parrot(bird):
     """It, as it was at first."""
     bird.says, bird.breaks_at, bird.failure = None, None, ""
     return bird
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with chromium.browser() as running_browser:
+        yield running_browser

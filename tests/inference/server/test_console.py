@@ -17,13 +17,13 @@ from inference.server.endpoints import console
 from inference.server.engine_process.plan_facts import plan_facts
 from inference.server.web.access import Keys
 from tests import chromium
+from tests.inference.server.console_page import DONE, READY, pick, put, send, texts
 from tests.inference.server.fake_engine import MAX_SEQS, REPLY, FakeEngine
 from tests.inference.server.parrot import TEMPLATES, Parrot
 from tests.inference.server.running import running, wait_until
 
 pytestmark = chromium.needs_browser
 KEY = "key-0123456789abcdef"
-DONE = "document.querySelector('.turn:last-child .answer') && !document.querySelector('.waits')"
 
 
 class Engine(FakeEngine):
@@ -52,49 +52,17 @@ def _often():
         yield
 
 
-@pytest.fixture(scope="module")
-def browser():
-    with chromium.browser() as one:
-        yield one
-
-
 @pytest.fixture
 def page(browser, server):
     """The console, ready; afterwards nothing was wrong, and nobody else was asked."""
     one = browser.page()
     one.open(server.url + "/")
-    one.wait("document.getElementById('lamp').className === 'ready'")
+    one.wait(READY)
     yield one
     assert one.problems() == []
     asked = one.requests()
     assert len(asked) > 10 and all(each.startswith(server.url + "/") for each in asked)
     one.close()
-
-
-def put(page, **values):
-    """Values of controls, as if a user had set them."""
-    for id, value in values.items():
-        page.do(
-            f"(() => {{ const found = document.getElementById('{id}'); found.value = "
-            f"{json.dumps(str(value))}; found.dispatchEvent(new Event('input', {{bubbles: true}}));"
-            "})()"
-        )
-
-
-def pick(page, name, value):
-    page.do(f"""document.querySelector('input[name="{name}"][value="{value}"]').click()""")
-
-
-def send(page, text, waits=True):
-    page.do("document.getElementById('prompt').focus()")
-    page.type(text)
-    page.press("Enter")
-    if waits:
-        page.wait(DONE)
-
-
-def texts(page, query=".turn:last-child .answer .body"):
-    return page.do(f"[...document.querySelectorAll('{query}')].map((each) => each.textContent)")
 
 
 def prompt_of(engine):
@@ -109,7 +77,7 @@ def thinking(browser):
     with running(engine) as one:
         page = browser.page()
         page.open(one.url + "/")
-        page.wait("document.getElementById('lamp').className === 'ready'")
+        page.wait(READY)
         page.wait("!document.getElementById('thought-control').hidden")
         yield page, engine
         assert page.problems() == []
@@ -407,9 +375,9 @@ def test_keys_alone_do_everything_and_all_has_a_name(page):
         page.press("Tab")
         if page.do("document.activeElement === document.body"):
             break
-    assert order[1:13] == [
-        *("kind", "system", "temperature", "top_p", "seed", "n", "max_tokens", "stop"),
-        *("view", "theme", "Planner", "API"),
+    assert order[1:14] == [
+        *("kind", "system", "edit-tools", "temperature", "top_p", "seed", "n", "max_tokens"),
+        *("stop", "view", "theme", "Planner", "API"),
     ]  # fmt: skip
     assert order[-2:] == ["clear", "send"] and "Regenerate" in order and "Edit" in order
     tree = page.call("Accessibility.getFullAXTree")["nodes"]
@@ -437,7 +405,7 @@ def test_light_dark_and_still(page):
         for query in ("body", "header", "#composer", "#system"):
             assert (luminance(page, query) < 60) is is_dark
     page.reload()
-    page.wait("document.getElementById('lamp').className === 'ready'")
+    page.wait(READY)
     assert luminance(page) < 60  # it is remembered
     page.do("document.querySelector('#chat').innerHTML = '<div class=\"body waits\"></div>'")
     move = "getComputedStyle(document.querySelector('.waits'), '::after').animationName"
@@ -485,12 +453,12 @@ def test_a_key_is_asked_for_and_a_wrong_one_is_refused(browser):
             if not is_right:
                 page.wait("document.getElementById('key-problem').textContent")
                 assert "refused this key" in page.text("#key-problem")
-        page.wait("document.getElementById('lamp').className === 'ready'")
+        page.wait(READY)
         put(page, max_tokens=5)
         send(page, "Hi")
         assert engine.params and page.do("Object.keys(localStorage).length") == 0
         page.reload()
-        page.wait("document.getElementById('lamp').className === 'ready'")
+        page.wait(READY)
         assert not page.do("document.getElementById('key-dialog').open")
         assert all("401" in each for each in page.problems())
         page.close()
@@ -552,7 +520,7 @@ def test_a_real_model(browser):
             threading.Thread(target=process.stderr.read, daemon=True).start()
             page = browser.page()
             page.open(url + "/")
-            page.wait("document.getElementById('lamp').className === 'ready'", 240)
+            page.wait(READY, 240)
             put(page, temperature=0, max_tokens=24)
             send(page, "What is the capital of France?", waits=False)
             page.wait(DONE, 120)

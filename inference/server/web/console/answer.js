@@ -1,45 +1,19 @@
 // One answer: its text as it comes, and what it took. `digits` and `seconds` are the planner's, from
 // format.js.
 
+import { copier } from "./buttons.js";
+import { Calls } from "./calls.js";
 import { Text, make } from "./text.js";
 import { Thought } from "./thought.js";
 import { Alignment, tokensOf } from "./tokens.js";
 
 const WHY = { length: "cut off", stop: "", cancelled: "stopped" };
-
-export const button = (name, work) => {
-  const found = make("button", "", name);
-  found.type = "button";
-  found.addEventListener("click", work);
-  return found;
-};
-
-/** Puts a text where it can be pasted from; by a selection where a page may not do so itself. */
-async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    const field = make("textarea");
-    field.value = text;
-    document.body.append(field);
-    field.select();
-    document.execCommand("copy");
-    field.remove();
-  }
-}
-
-/** A button that copies what `text` returns, and says that it did. */
-export function copier(text) {
-  const found = button("Copy", async () => {
-    await copy(text());
-    found.textContent = "Copied";
-    setTimeout(() => (found.textContent = "Copy"), 1500);
-  });
-  return found;
-}
+const BROKEN_OFF = ["length", "cancelled", "failed"];
 
 export class Answer {
   text = "";
+  thought = "";
+  calls = null;
   reason = null; // why it ended
   #tokens = 0;
   #sent = performance.now();
@@ -48,11 +22,16 @@ export class Answer {
   #alignment = new Alignment();
   #budget;
   #thought = null;
+  #schemaOf;
   #view;
 
-  /** `budget`: the most tokens of its thought, or null. */
-  constructor(name, budget = null) {
+  /**
+   * `budget`: the most tokens of its thought, or null; `schemaOf`: returns the schema of a function's
+   * arguments.
+   */
+  constructor(name, budget, schemaOf) {
     this.#budget = budget;
+    this.#schemaOf = schemaOf;
     this.element = make("section", "answer");
     this.element.setAttribute("aria-label", name);
     this.body = make("div", "body waits");
@@ -61,25 +40,43 @@ export class Answer {
     this.body.setAttribute("aria-label", `${name}: arrow keys lead along its tokens`);
     this.counts = make("span", "counts");
     this.under = make("div", "under");
-    this.under.append(this.counts, copier(() => this.text));
+    this.copier = copier(() => this.text);
+    this.under.append(this.counts, this.copier);
     this.element.append(this.body, this.under);
     this.#view = new Text(this.body);
+  }
+
+  /** Whether its calls can have results: nothing of it is missing. */
+  get isWhole() {
+    return !BROKEN_OFF.includes(this.reason);
+  }
+
+  /** Its messages of a conversation, none where it came to nothing; `goesOn`: with its thought. */
+  messages(goesOn) {
+    const content = this.text || null;
+    const results = this.calls?.responses;
+    if (!results) return content ? [{ role: "assistant", content }] : [];
+    const message = { role: "assistant", content, tool_calls: this.calls.requests };
+    if (goesOn && this.thought) message.reasoning_content = this.thought;
+    return [message, ...results];
   }
 
   /** What a chunk says of it. */
   take(choice) {
     const text = choice.delta?.content ?? choice.text ?? "";
     const thought = choice.delta?.reasoning ?? "";
+    const calls = choice.delta?.tool_calls ?? [];
     let tokens = tokensOf(choice);
-    if (text || thought || tokens.length) {
+    if (text || thought || calls.length || tokens.length) {
       this.#first ??= performance.now();
       this.#last = performance.now();
       this.#tokens += tokens.length || 1; // without log-probabilities a chunk is a token
       if (thought) this.#think(thought);
-      if (text) this.#thought?.end();
+      if (text || calls.length) this.#thought?.end();
       else this.#thought?.count(tokens.length || 1);
-      // Tokens of a thought and of its marks are not in the text.
-      if (thought || (this.#thought && !this.text && !text)) tokens = [];
+      if (calls.length) this.#call(calls);
+      // Tokens of a thought, of calls and of their marks are not in the text.
+      if (thought || this.calls || (this.#thought && !this.text && !text)) tokens = [];
       this.text += text;
       for (const [part, token] of this.#alignment.take(text, tokens)) this.#view.push(part, token);
     }
@@ -94,7 +91,9 @@ export class Answer {
     for (const [part, token] of this.#alignment.end()) this.#view.push(part, token);
     this.#view.end();
     this.#thought?.end();
+    this.calls?.end(this.isWhole);
     this.body.classList.remove("waits");
+    this.body.hidden = this.copier.hidden = this.calls !== null && !this.text;
     this.#count();
   }
 
@@ -105,7 +104,18 @@ export class Answer {
     this.body.after(problem);
   }
 
+  #call(deltas) {
+    if (this.calls === null) {
+      this.calls = new Calls(this.#schemaOf);
+      this.body.after(this.calls.element);
+      this.body.classList.remove("waits");
+      this.body.hidden = !this.text;
+    }
+    this.calls.take(deltas);
+  }
+
   #think(text) {
+    this.thought += text;
     if (this.#thought === null) {
       this.#thought = new Thought(this.#budget);
       this.body.before(this.#thought.element);

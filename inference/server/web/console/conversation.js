@@ -1,8 +1,10 @@
 // Turns: what was asked, and the answers to it side by side. They are kept here and nowhere else.
 
-import { Answer, button, copier } from "./answer.js";
+import { Answer } from "./answer.js";
+import { button, copier } from "./buttons.js";
 import { RequestError, ask, events } from "./client.js";
 import { make } from "./text.js";
+import { schemaOf } from "./tools.js";
 
 const PATHS = { chat: "v1/chat/completions", text: "v1/completions" };
 
@@ -10,26 +12,37 @@ class Turn {
   answers = [];
   chosen = 0; // the answer that a conversation goes on from
 
+  /** `asked`: null where the model goes on from results of the turn before. */
   constructor(conversation, asked) {
     this.asked = asked;
     this.conversation = conversation;
     this.element = make("article", "turn");
     this.question = make("div", "question");
     this.columns = make("div", "columns");
-    this.element.append(this.question, this.columns);
-    this.#showQuestion();
+    if (asked === null) this.element.classList.add("goes-on");
+    else this.element.append(this.question);
+    this.element.append(this.columns);
+    if (asked !== null) this.#showQuestion();
   }
 
-  get answered() {
-    return this.answers[this.chosen]?.text ?? "";
+  get answer() {
+    return this.answers[this.chosen];
   }
 
   /** Room for new answers in place of the old ones. */
-  begin({ n, thinking_token_budget: budget }) {
+  begin({ n, thinking_token_budget: budget = null, tools = [] }) {
     this.chosen = 0;
-    this.answers = Array.from({ length: n }, (_, at) => new Answer(`Answer ${at + 1}`, budget));
+    const schema = (name) => schemaOf(tools, name);
+    this.answers = Array.from({ length: n }, (_, at) => new Answer(`Answer ${at + 1}`, budget, schema));
     this.columns.replaceChildren(...this.answers.map((answer) => answer.element));
     this.columns.classList.toggle("several", n > 1);
+  }
+
+  /** `format`: of calls that the server does not read, or null. */
+  warn(format) {
+    if (format === null) return;
+    const words = `This model writes calls as ${format} does. The server does not read these: they stay text.`;
+    this.columns.before(make("p", "warning", words));
   }
 
   /** What can be done with the answers, once they are whole. */
@@ -41,16 +54,31 @@ class Turn {
         answer.under.append(button("Continue", () => conversation.write(this.asked + answer.text)));
       else if (this.answers.length > 1)
         answer.under.append((answer.choice = button("Go on from this", () => this.choose(at))));
+      if (answer.calls === null || !answer.isWhole) return;
+      answer.calls.offer(this.#replies(at));
+      answer.under.append(answer.calls.editor);
     });
     if (this.answers.length > 1 && conversation.kind === "chat") this.choose(0);
   }
 
   choose(chosen) {
+    if (chosen !== this.chosen) this.conversation.dropResults(this);
     this.chosen = chosen;
     this.answers.forEach((answer, at) => {
-      answer.choice.setAttribute("aria-pressed", at === chosen);
+      answer.choice?.setAttribute("aria-pressed", at === chosen);
       answer.element.classList.toggle("chosen", at === chosen);
     });
+  }
+
+  /** Where results of an answer's calls go. */
+  #replies(at) {
+    return {
+      isBusy: () => this.conversation.isBusy,
+      send: () => {
+        if (this.answers.length > 1) this.choose(at);
+        this.conversation.goOn(this);
+      },
+    };
   }
 
   #showQuestion() {
@@ -94,7 +122,7 @@ export class Conversation {
 
   /**
    * `kind`: chat or text; `element`: where turns are put; `page`: { fields(), system(),
-   * changed(isBusy), grown(), write(text), needKey() }.
+   * tools(followsResults), changed(isBusy, news), grown(), write(text), needKey() }.
    */
   constructor(kind, element, page) {
     this.kind = kind;
@@ -121,34 +149,60 @@ export class Conversation {
   }
 
   send(text) {
-    const turn = new Turn(this, text);
-    this.turns.push(turn);
-    this.element.append(turn.element);
-    return this.#answer(turn);
+    for (const answer of this.turns.at(-1)?.answers ?? []) answer.calls?.pass();
+    return this.#answer(this.#add(text));
   }
 
   /** Answers a turn anew; in a conversation what followed it goes. */
   again(turn) {
     if (this.isBusy) return;
-    if (this.kind === "chat") {
-      for (const later of this.turns.splice(this.turns.indexOf(turn) + 1)) later.element.remove();
-    }
+    if (this.kind === "chat") this.#drop(this.turns.indexOf(turn) + 1);
     return this.#answer(turn);
+  }
+
+  /** Answers results of a turn's calls; what followed it goes. */
+  goOn(turn) {
+    this.#drop(this.turns.indexOf(turn) + 1);
+    return this.#answer(this.#add(null));
+  }
+
+  /** Takes what follows results of a turn's calls away. */
+  dropResults(turn) {
+    const next = this.turns.indexOf(turn) + 1;
+    if (this.turns[next]?.asked === null) this.#drop(next);
+  }
+
+  #add(asked) {
+    const turn = new Turn(this, asked);
+    this.turns.push(turn);
+    this.element.append(turn.element);
+    return turn;
+  }
+
+  #drop(start) {
+    for (const turn of this.turns.splice(start)) turn.element.remove();
   }
 
   #body(turn) {
     const fields = this.page.fields();
     if (this.kind === "text") return { prompt: turn.asked, ...fields };
-    const messages = [];
+    return { messages: this.#messages(turn), ...fields, ...this.page.tools(turn.asked === null) };
+  }
+
+  /** Thoughts go back to the model where it goes on from the calls that they led to. */
+  #messages(turn) {
     const system = this.page.system();
-    if (system) messages.push({ role: "system", content: system });
-    for (const each of this.turns.slice(0, this.turns.indexOf(turn))) {
-      if (!each.answered) continue; // it failed
-      messages.push({ role: "user", content: each.asked });
-      messages.push({ role: "assistant", content: each.answered });
-    }
-    messages.push({ role: "user", content: turn.asked });
-    return { messages, ...fields };
+    const messages = system ? [{ role: "system", content: system }] : [];
+    const earlier = this.turns.slice(0, this.turns.indexOf(turn));
+    const start = turn.asked === null ? earlier.findLastIndex(({ asked }) => asked !== null) : Infinity;
+    earlier.forEach(({ asked, answer }, at) => {
+      const answered = answer.messages(at >= start);
+      if (!answered.length) return; // it failed, or its calls have no results
+      if (asked !== null) messages.push({ role: "user", content: asked });
+      messages.push(...answered);
+    });
+    if (turn.asked !== null) messages.push({ role: "user", content: turn.asked });
+    return messages;
   }
 
   async #answer(turn) {
@@ -158,6 +212,7 @@ export class Conversation {
     this.page.changed(true);
     try {
       const response = await ask(PATHS[this.kind], { body, signal: this.#stopping.signal });
+      turn.warn(response.headers.get("x-unread-tool-format"));
       for await (const event of events(response)) {
         for (const choice of event.choices) turn.answers[choice.index].take(choice);
         this.page.grown();
@@ -168,7 +223,7 @@ export class Conversation {
     } finally {
       this.#stopping = null;
       turn.offer();
-      this.page.changed(false);
+      this.page.changed(false, turn.answer.calls?.waiting);
     }
   }
 

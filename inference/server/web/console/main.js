@@ -5,6 +5,7 @@ import { Conversation } from "./conversation.js";
 import { Live } from "./live.js";
 import * as settings from "./settings.js";
 import * as tip from "./tip.js";
+import * as tools from "./tools.js";
 
 const at = (id) => document.getElementById(id);
 const prompt = at("prompt");
@@ -80,11 +81,13 @@ function sentence({ model, max_seqs: sequences, max_context: context }) {
 const page = {
   fields: () => settings.sampling(live.figures),
   system: settings.systemPrompt,
-  changed(isBusy) {
+  tools: tools.fields,
+  changed(isBusy, news = "") {
     at("send").hidden = isBusy;
     at("stop-answer").hidden = !isBusy;
-    at("said").textContent = isBusy ? "The answer begins." : "The answer has ended.";
-    if (isBusy) follow(true);
+    at("said").textContent = isBusy ? "The answer begins." : `The answer has ended. ${news}`.trim();
+    if (isBusy || news) follow(true);
+    if (document.activeElement === document.body) focusPrompt(); // what had the focus has gone
     showWelcome();
   },
   grown: () => follow(false),
@@ -108,6 +111,11 @@ function follow(always) {
     const left = box.scrollHeight - box.scrollTop - box.clientHeight;
     if (always || left < NEAR) box.scrollTop = box.scrollHeight;
   }
+}
+
+/** Not where it would bring a keyboard over the page. */
+function focusPrompt() {
+  if (!matchMedia("(pointer: coarse)").matches) prompt.focus();
 }
 
 function showWelcome() {
@@ -153,7 +161,7 @@ prompt.addEventListener("keydown", (event) => {
   send();
 });
 addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || at("key-dialog").open) return;
+  if (event.key !== "Escape" || document.querySelector("dialog[open]")) return;
   tip.hide();
   stop();
 });
@@ -169,6 +177,7 @@ at("clear").addEventListener("click", () => {
 
 tip.watch(at("scroller"));
 settings.start(showKind);
+tools.start();
 showKind(settings.kind());
-if (!matchMedia("(pointer: coarse)").matches) prompt.focus(); // or a keyboard covers the page
+focusPrompt();
 live.run();

@@ -65,7 +65,7 @@ export function start(onKind) {
     if (target.name === "theme") setTheme(target.value);
     if (target.name === "view") document.body.classList.toggle("tinted", target.value === "tinted");
     if (target.name === "kind") {
-      at("system-control").hidden = target.value !== "chat";
+      for (const id of ["system-control", "tools-control"]) at(id).hidden = target.value !== "chat";
       onKind(target.value);
     }
   });
