@@ -3,7 +3,8 @@
 const BLANKS = /[ \t\n\r]*/y;
 const STRING = /"(?:[^"\\\u0000-\u001f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*/y;
 const CUT_ESCAPE = /(?:\\(?:u[0-9a-fA-F]{0,3})?)?$/y;
-const WORD = /[-+.0-9a-zA-Z]*/y; // a number, true, false, null or the beginning of one
+const WORD = /[-+.0-9a-zA-Z]*/y; // a number, true, false or null
+const CUT_WORD = /^(?:t|tr|tru|f|fa|fal|fals|n|nu|nul|-?[-+.0-9eE]*)$/;
 
 /** Text that is not JSON: `index` is the first character that does not fit. */
 export class NotJson extends Error {
@@ -62,7 +63,7 @@ export function readPrefix(text) {
       JSON.parse(word);
       return new Literal(word);
     } catch {
-      if (word && at === text.length) return undefined; // more of it may come
+      if (at === text.length && CUT_WORD.test(word)) return undefined;
       at = start;
       fail("a value");
     }
