@@ -2,10 +2,13 @@
 
     python -m tests.screenshot docs/plan.png [SETTINGS] [WIDTH] [HEIGHT] [light|dark]
     python -m tests.screenshot console
+    python -m tests.screenshot calls
 
 The first is the planner's; SETTINGS are what follows # in the page's address, such as
-model=llama3-70b&hardware=h100&chips=4. The second writes docs/console*.png: the console of a server
-that it starts, before SmolLM2-135M.
+model=llama3-70b&hardware=h100&chips=4. The second writes docs/console.png, console-dark.png and
+console-phone.png: the console of a server that it starts, before SmolLM2-135M. The third writes
+docs/calls*.png: the same before an engine that says what is written here, a byte a token, because
+that model neither thinks nor calls.
 """
 
 import contextlib
@@ -21,6 +24,8 @@ from pathlib import Path
 
 from inference.planner.page import render
 from tests import chromium
+from tests.inference.server.parrot import TEMPLATES, Parrot
+from tests.inference.server.running import running
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -31,6 +36,9 @@ _OTHERS = ((0, 140), (3, 200), (9, 220), (10, 160), (13, 90), (24, 260), (26, 90
 _WATCHED_S = 45
 _IS_READY = "document.getElementById('lamp').className === 'ready'"
 _IS_DONE = "document.querySelector('.answer') && !document.querySelector('.waits')"
+_THOUGHT = "<think>\nTwo cities, so two calls. Neither needs the other's result.\n</think>\n\n"
+_EVENT_THOUGHT = "<think>\nThe review takes an hour. Lunch comes after it.\n</think>\n\n"
+_STEP_S = 0.02
 
 
 def plan(
@@ -85,6 +93,94 @@ def console() -> None:
         _ask(page, "Why is the sky blue?")
         page.wait(_IS_DONE, 300)
         page.picture(ROOT / "docs" / "console-phone.png")
+
+
+class _Scripted(Parrot):
+    """It says what it is told to, at a speed that can be watched."""
+
+    def __init__(self) -> None:
+        super().__init__(TEMPLATES["qwen"])
+        self.step_s = _STEP_S
+
+    def heartbeat(self):
+        heartbeat = super().heartbeat()
+        steps = self.num_steps
+        heartbeat.counters = {
+            "generated_tokens": steps, "decode_steps": steps, "decode_step_seconds": steps * _STEP_S
+        }  # fmt: skip
+        return heartbeat
+
+
+def calls() -> None:
+    """Writes pictures of thoughts, calls and their results."""
+    engine = _Scripted()
+    with running(engine, served_model_name="scripted") as server, chromium.browser() as browser:
+        page = browser.page(width=1280, height=1030)
+        _call_twice(page, server.url, engine)
+        _answer_calls(page)
+        engine.says = (
+            "<think>\nOslo is the colder one, and wet.\n</think>\n\nParis is the better choice: "
+            "clear and 18 to 21 degrees, while Oslo has rain and 9 degrees until Friday."
+        )
+        page.press("Enter")
+        page.wait(f"document.querySelectorAll('.turn').length === 2 && {_IS_DONE}", 60)
+        page.picture(ROOT / "docs" / "calls.png")
+        page.close()
+
+        page = browser.page(width=1280, height=860)
+        page.prefer(color_scheme="dark")
+        _offer(page, server.url, "calendar")
+        place = {"building": "North", "floor": 2}
+        review = {"title": "Review of the draft", "date": "2026-12-01", "minutes": 60}
+        lunch = {"title": "Lunch", "date": "2026-12-01", "place": {"building": "Canteen"}}
+        engine.says = _EVENT_THOUGHT + _calls(
+            ("create_event", review | {"guests": ["Ana", "Bo", "Chidi"], "place": place}),
+            ("create_event", lunch),
+        )
+        _ask(page, "Plan the review on 1 December, and lunch after it.")
+        page.wait("document.querySelectorAll('.call')[1]?.textContent.includes('Canteen')", 60)
+        page.picture(ROOT / "docs" / "calls-dark.png")
+        page.close()
+
+        page = browser.page()
+        page.resize(375, 812, 2, is_phone=True)
+        _call_twice(page, server.url, engine)
+        _answer_calls(page)
+        page.do("scrollTo(0, document.querySelector('.thought').offsetTop - 66)")
+        page.picture(ROOT / "docs" / "calls-phone.png")
+
+
+def _offer(page: chromium.Page, url: str, example: str) -> None:
+    page.open(url)
+    page.wait(_IS_READY)
+    page.do("document.getElementById('edit-tools').click()")
+    page.do(f"document.querySelector('[data-example=example-{example}]').click()")
+    page.do("document.querySelector('#tools-form [type=submit]').click()")
+    _set(page, max_tokens=900, thinking_token_budget=128)
+
+
+def _call_twice(page: chromium.Page, url: str, engine: _Scripted) -> None:
+    _offer(page, url, "weather")
+    arguments = {"days": 3, "unit": "celsius"}
+    engine.says = f"{_THOUGHT}I look at the forecasts of both." + _calls(
+        *(("get_weather", {"city": city} | arguments) for city in ("Paris", "Oslo"))
+    )
+    _ask(page, "Paris or Oslo for the next three days, if I want no rain?")
+    page.wait("document.querySelector('.replies:not([hidden])')", 60)
+
+
+def _answer_calls(page: chromium.Page) -> None:
+    """Types results, up to the key that sends them."""
+    page.do("document.querySelector('.reply textarea').focus()")
+    page.type('{"sky": "clear", "degrees": [18, 21, 19]}')
+    page.press("Enter")
+    page.type("rain and 9 degrees until Friday")
+
+
+def _calls(*calls: tuple[str, dict]) -> str:
+    """What a model of Qwen's kind writes to call functions."""
+    objects = [{"name": name, "arguments": arguments} for name, arguments in calls]
+    return "".join(f"<tool_call>\n{json.dumps(call)}\n</tool_call>\n" for call in objects)
 
 
 @contextlib.contextmanager
@@ -154,5 +250,7 @@ if __name__ == "__main__":
         sys.exit(f"error: no browser found; tried {', '.join(render.BROWSERS)}")
     if sys.argv[1:] == ["console"]:
         console()
+    elif sys.argv[1:] == ["calls"]:
+        calls()
     else:
         plan(*sys.argv[1:])

@@ -421,7 +421,7 @@ def test_nothing_is_wider_than_the_window(page):
     assert not page.do(wide)
     put(page, n=3, max_tokens=60)
     send(page, "W" * 200)
-    for width in (375, 760, 1000):
+    for width in (375, 760, 800, 1001):
         page.resize(width, 800, is_phone=width < 500)
         assert page.do("innerWidth") == width and page.do(folded) is (width < 761)
         if width < 761:

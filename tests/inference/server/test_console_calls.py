@@ -47,6 +47,15 @@ def page(browser, server):
     page.close()
 
 
+@pytest.fixture(scope="module")
+def modules(browser, server):
+    """A page whose modules are run alone."""
+    page = browser.page()
+    page.open(server.url + "/")
+    yield page
+    page.close()
+
+
 def offer(page, example="weather"):
     page.click("#edit-tools")
     page.click(f"[data-example=example-{example}]")
@@ -251,9 +260,9 @@ def test_tools_are_changed_and_taken_back(page, engine):
 # --- JSON and schemas -----------------------------------------------------------------------------
 
 
-def test_json_is_read_while_it_comes(page):
+def test_json_is_read_while_it_comes(modules):
     whole = r'{"a": "x\"\\ \u00e9\ud83d\ude42", "2": [1.5e3, [], {"b": null}], "1": {"c": true}} '
-    prefixes = evaluate(page, "partial_json.js", f"""
+    prefixes = evaluate(modules, "partial_json.js", f"""
         const plain = (value) => value instanceof Map ? [...value].map(([k, v]) => [k, plain(v)])
           : Array.isArray(value) ? value.map(plain) : value?.text ?? value ?? null;
         const text = {json.dumps(whole)};
@@ -273,8 +282,8 @@ TEXTS = ["{}", "[]", " [1, 2] ", '"a"', "[01]", "[1.]", "[-]", "{,}", "[,]", "[1
          '["\\u12"]', '{"a":1 "b":2}']  # fmt: skip
 
 
-def test_whole_json_is_what_the_browser_reads(page):
-    agreed = evaluate(page, "partial_json.js", f"""
+def test_whole_json_is_what_the_browser_reads(modules):
+    agreed = evaluate(modules, "partial_json.js", f"""
         const valid = (read) => {{ try {{ return read(); }} catch {{ return false; }} }};
         return {json.dumps(TEXTS)}.map((text) => [valid(() => (JSON.parse(text), true)),
           valid(() => !m.readPrefix(text + ' ').isCut)]);""")  # fmt: skip
@@ -304,23 +313,23 @@ CASES = [
 ]  # fmt: skip
 
 
-def test_verdicts_are_those_of_another_validator(page):
+def test_verdicts_are_those_of_another_validator(modules):
     pairs = [[schema, value] for schema, values in CASES for value in values]
     script = f"return {json.dumps(pairs)}.map((pair) => m.check(...pair));"
-    verdicts = evaluate(page, "schema.js", script)
+    verdicts = evaluate(modules, "schema.js", script)
     for (schema, value), verdict in zip(pairs, verdicts, strict=True):
         is_valid = jsonschema.Draft202012Validator(schema).is_valid(value)
         assert (verdict["problems"] == []) is is_valid, (schema, value, verdict)
         assert verdict["unread"] == []
 
 
-def test_what_is_not_checked_is_named(page):
+def test_what_is_not_checked_is_named(modules):
     schemas = [
         {"format": "email", "title": "T", "uniqueItems": True}, {"pattern": "("}, {"$ref": "#/x"},
         {"allOf": [{"$ref": "#"}]}, {"constructor": 1}, {"required": 5},
     ]  # fmt: skip
     script = f"return {json.dumps(schemas)}.map((schema) => m.check(schema, {{}}));"
-    unread = evaluate(page, "schema.js", script)
+    unread = evaluate(modules, "schema.js", script)
     names = [["format", "uniqueItems"], [], ["$ref"], ["$ref"], ["constructor"], ["required"]]
     assert unread == [{"problems": [], "unread": keywords} for keywords in names]
 

@@ -78,6 +78,7 @@ export class Answer {
       // Tokens of a thought, of calls and of their marks are not in the text.
       if (thought || this.calls || (this.#thought && !this.text && !text)) tokens = [];
       this.text += text;
+      if (text) this.body.hidden = false;
       for (const [part, token] of this.#alignment.take(text, tokens)) this.#view.push(part, token);
     }
     if (choice.finish_reason) this.end(choice.finish_reason);
@@ -88,7 +89,7 @@ export class Answer {
   end(reason) {
     if (this.reason !== null) return;
     this.reason = reason;
-    for (const [part, token] of this.#alignment.end()) this.#view.push(part, token);
+    this.#flush();
     this.#view.end();
     this.#thought?.end();
     this.calls?.end(this.isWhole);
@@ -104,8 +105,15 @@ export class Answer {
     this.body.after(problem);
   }
 
+  /** Shows text that waits for its tokens. */
+  #flush() {
+    for (const [part, token] of this.#alignment.end()) this.#view.push(part, token);
+    this.#alignment = new Alignment();
+  }
+
   #call(deltas) {
     if (this.calls === null) {
+      this.#flush();
       this.calls = new Calls(this.#schemaOf);
       this.body.after(this.calls.element);
       this.body.classList.remove("waits");

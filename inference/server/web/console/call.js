@@ -93,7 +93,7 @@ export class Call {
     const label = make("label", "", "Result");
     label.htmlFor = this.field.id = `result-${this.#id}`;
     this.field.setAttribute("aria-label", `Result of ${this.#name}`);
-    this.field.placeholder = "what it returns, text or JSON";
+    this.field.placeholder = "text or JSON";
     this.reply.replaceChildren(label, this.field);
     this.reply.hidden = false;
   }

@@ -11,6 +11,7 @@ const PATHS = { chat: "v1/chat/completions", text: "v1/completions" };
 class Turn {
   answers = [];
   chosen = 0; // the answer that a conversation goes on from
+  warning = null;
 
   /** `asked`: null where the model goes on from results of the turn before. */
   constructor(conversation, asked) {
@@ -20,9 +21,8 @@ class Turn {
     this.question = make("div", "question");
     this.columns = make("div", "columns");
     if (asked === null) this.element.classList.add("goes-on");
-    else this.element.append(this.question);
-    this.element.append(this.columns);
-    if (asked !== null) this.#showQuestion();
+    else this.#showQuestion();
+    this.element.append(this.question, this.columns);
   }
 
   get answer() {
@@ -40,9 +40,11 @@ class Turn {
 
   /** `format`: of calls that the server does not read, or null. */
   warn(format) {
+    this.warning?.remove();
     if (format === null) return;
     const words = `This model writes calls as ${format} does. The server does not read these: they stay text.`;
-    this.columns.before(make("p", "warning", words));
+    this.warning = make("p", "warning", words);
+    this.columns.before(this.warning);
   }
 
   /** What can be done with the answers, once they are whole. */
@@ -169,7 +171,9 @@ export class Conversation {
   /** Takes what follows results of a turn's calls away. */
   dropResults(turn) {
     const next = this.turns.indexOf(turn) + 1;
-    if (this.turns[next]?.asked === null) this.#drop(next);
+    if (this.turns[next]?.asked !== null) return;
+    this.stop();
+    this.#drop(next);
   }
 
   #add(asked) {

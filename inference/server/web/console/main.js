@@ -87,7 +87,7 @@ const page = {
     at("stop-answer").hidden = !isBusy;
     at("said").textContent = isBusy ? "The answer begins." : `The answer has ended. ${news}`.trim();
     if (isBusy || news) follow(true);
-    if (document.activeElement === document.body) focusPrompt(); // what had the focus has gone
+    if (isBusy && document.activeElement === document.body) focusPrompt(); // what had it has gone
     showWelcome();
   },
   grown: () => follow(false),
