@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from configs.errors import InputError
 
-KINDS = ("closed", "poisson", "trace")
+KINDS = ("closed", "poisson", "trace", "agents")
 MOST_TOKENS = 1 << 20  # of one draw: no distribution has a longer tail
 
 _TEXTS = "fixed:N, uniform:LOW:HIGH, lognormal:MEAN:SIGMA or lognormal:MEAN:SIGMA:MOST"
@@ -127,19 +127,23 @@ class Workload:
 
     Attributes:
         kind: 'closed' (`concurrency` requests at any time, the next as one ends), 'poisson' (`rate`
-            requests a second on average, whatever the engine makes of them) or 'trace' (as a file
-            says).
-        num_requests: how many; of a trace, the first as many, None for all.
+            requests a second on average, whatever the engine makes of them), 'trace' (as a file
+            says) or 'agents' (as 'closed', of sessions with several turns, each of which begins
+            with all that came before, and with tools that run between them).
+        num_requests: how many, of agents sessions; of a trace, the first as many, None for all.
         rate: requests a second of 'poisson'.
         burstiness: of 'poisson': the times between requests have a gamma distribution of this
             shape; 1 is Poisson's, less comes in bursts, more is regular.
-        concurrency: of 'closed'; None: all at once.
-        prompt: lengths of prompts, besides the shared prefix.
+        concurrency: of 'closed' and 'agents'; None: all at once.
+        prompt: lengths of prompts, besides the shared prefix; of agents those of first turns.
         output: tokens to generate.
         prefix_tokens: length of a prefix that some prompts share.
         prefix_share: the share of requests that begin with it.
         num_prefixes: different ones, which these requests have in turn.
         trace: path of the JSONL file of 'trace'.
+        turns: of an agent's session.
+        result: tokens of a tool's result, with which each further turn ends.
+        tool_s: mean seconds that a tool runs, of an exponential distribution.
         seed: of everything drawn.
     """
 
@@ -154,14 +158,20 @@ class Workload:
     prefix_share: float = 0.0
     num_prefixes: int = 1
     trace: str | None = None
+    turns: Lengths | None = None
+    result: Lengths = Fixed(256)
+    tool_s: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise InputError(f"workload.kind is one of {', '.join(KINDS)}, not {self.kind!r}")
         self._check_belongs("rate", "poisson", is_needed=True)
-        self._check_belongs("concurrency", "closed", is_needed=False)
+        self._check_belongs("concurrency", "closed", "agents", is_needed=False)
         self._check_belongs("trace", "trace", is_needed=True)
+        self._check_belongs("turns", "agents", is_needed=True)
+        if not 0 <= self.tool_s < math.inf:
+            raise InputError(f"workload.tool_s is a number of seconds from 0, not {self.tool_s}")
         if self.num_requests is None and self.kind != "trace":
             raise InputError(f"workload.num_requests is needed where kind is {self.kind!r}")
         for name in ("num_requests", "concurrency", "num_prefixes"):
@@ -191,11 +201,15 @@ class Workload:
         if self.kind == "trace":
             return None
         shared = self.prefix_share * self.prefix_tokens
-        return math.ceil(shared + self.prompt.mean + self.output.mean)
+        later = 0.0 if self.turns is None else self.turns.mean - 1
+        return math.ceil(
+            shared + self.prompt.mean + self.output.mean
+            + later * (self.result.mean + self.output.mean)
+        )  # fmt: skip
 
-    def _check_belongs(self, name: str, kind: str, is_needed: bool) -> None:
-        is_given = getattr(self, name) is not None
-        if is_given and self.kind != kind:
-            raise InputError(f"workload.{name} goes with kind {kind!r}, not with {self.kind!r}")
-        if is_needed and not is_given and self.kind == kind:
-            raise InputError(f"workload.{name} is needed where kind is {kind!r}")
+    def _check_belongs(self, name: str, *kinds: str, is_needed: bool) -> None:
+        is_given, kind = getattr(self, name) is not None, " or ".join(map(repr, kinds))
+        if is_given and self.kind not in kinds:
+            raise InputError(f"workload.{name} goes with kind {kind}, not with {self.kind!r}")
+        if is_needed and not is_given and self.kind in kinds:
+            raise InputError(f"workload.{name} is needed where kind is {kind}")

@@ -34,6 +34,8 @@ def follow(engine: Engine) -> None:
                     engine.fork(id, SamplingParams(**params))
             case "abort":
                 engine.abort(*arguments)
+            case "retain":
+                engine.retain(*arguments)
             case "step":
                 engine.step(*arguments)
             case "rebuild":

@@ -58,7 +58,7 @@ class PrefillWorker:
         receiver.before_admit = self.send
         self._mesh = meshes.for_prefill(config)
         config = config.for_prefill()
-        self.scheduler = Scheduler(config, cache_policy.offload_policy(config))
+        self.scheduler = Scheduler(config, cache_policy.page_costs(config))
         shapes = self.scheduler.shapes
         self.scheduler.shapes = tuple(shape for shape in shapes if not shape.decode[0])
         params = self.params_of(receiver.params)

@@ -1,6 +1,7 @@
 """Measures the engine beside what was predicted: python -m scripts.bench --concurrency=1,8,32.
 
 --workload=poisson --rate=2 --requests=64      requests that arrive at times of their own
+--workload=agents --concurrency=8              sessions of agents, whose tools run between turns
 --ablation                                     what each technique is worth, one after another
 --interference                                 a long prompt beside requests that decode
 --host_cost                                    the host's part of a step
@@ -96,7 +97,7 @@ def main(_: Sequence[str]) -> None:
     modes = [f"--{flag.name}" for flag in every if flag.value not in (False, None)]
     if len(modes) > 1:
         raise InputError(f"give one of {', '.join(modes)}")
-    usual = bench_modes.OPEN if workload_flags.is_open() else bench_modes.CLOSED
+    usual = bench_modes.OF_KIND[workload_flags.named_kind()]
     common.check_flags(modes[0] if modes else usual, bench_modes.READ)
     if _REPEATS.value < 1:
         raise InputError(f"--repeats is at least 1, not {_REPEATS.value}")
@@ -130,8 +131,13 @@ def _run_engine() -> None:
     from scripts.modes import bench_engine
 
     options = bench_engine.Options(START, _open, _RANDOM_WEIGHTS.value, _REPEATS.value, _PLOT.value)
-    if workload_flags.is_open():
-        bench_engine.run_open(options)
+    kind = workload_flags.named_kind()
+    if kind == "agents":
+        concurrency = shared_flags.whole_number(_CONCURRENCY) if _CONCURRENCY.present else 8
+        bench_engine.run_load(options, concurrency)
+        return
+    if kind != "closed":
+        bench_engine.run_load(options)
         return
     sizes = shared_flags.whole_numbers(_CONCURRENCY)
     bench_engine.run_closed(sizes, _PREFILL_TOKENS.value, _BESIDE.value, options)

@@ -1,7 +1,9 @@
 """Feeds requests to an engine as they arrive, and records when each of their tokens came."""
 
 import dataclasses
+import heapq
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -44,6 +46,9 @@ class Server(Protocol):
     def add_request(self, prompt: Sequence[int], params: SamplingParams) -> int:
         """Queues a prompt; returns the request's id."""
 
+    def retain(self, tokens: Sequence[int]) -> None:
+        """As `Engine.retain`."""
+
     def step(self, is_open: bool = False) -> Sequence[RequestOutput]:
         """Advances everything that can run; `is_open` says that more requests will come."""
 
@@ -58,6 +63,7 @@ class RequestRecord:
         token_s: when each token came.
         token_ids: the tokens.
         finish_reason: why it ended; None while it runs.
+        num_cached_tokens: of the prompt, found in the cache.
     """
 
     request: TimedRequest
@@ -65,6 +71,7 @@ class RequestRecord:
     token_s: list[float] = dataclasses.field(default_factory=list)
     token_ids: list[int] = dataclasses.field(default_factory=list)
     finish_reason: str | None = None
+    num_cached_tokens: int = 0
 
     @property
     def ttft_s(self) -> float:
@@ -139,37 +146,49 @@ def drive(
     params: SamplingParams = GREEDY,
     on_progress: Callable[[int], None] = lambda num_done: None,
 ) -> Run:
-    """Serves every request from its arrival to its end.
+    """Serves every request from its arrival to its end, and the turns that follow it.
 
     Args:
         server: idle; refuses a request by an InputError.
         requests: in the order of arrival.
-        concurrency: at most so many at a time; a further one then arrives as another ends.
+        concurrency: at most so many sessions at a time, the waits between turns included; a further
+            one then arrives as another ends.
         on_progress: called with the number of requests that have ended.
     """
     due, open_ = deque(requests), dict[int, RequestRecord]()
+    later: list[tuple[float, int, TimedRequest]] = []  # turns whose tools run, earliest first
     counted = dataclasses.asdict(server.scheduler.counters)
     server.records.clear()
     run, start = Run(), clock.now()
 
     def can_add() -> bool:
-        return bool(due) and (concurrency is None or len(open_) < concurrency)
+        return bool(due) and (concurrency is None or len(open_) + len(later) < concurrency)
 
-    while due or open_:
+    def next_arrival_s() -> float:
+        arrivals = [arrival_s for arrival_s, _, _ in later[:1]]
+        return min(arrivals + [due[0].arrival_s] if can_add() else arrivals, default=math.inf)
+
+    def add(request: TimedRequest, arrival_s: float) -> None:
+        request_params = dataclasses.replace(params, max_new_tokens=request.num_new_tokens)
+        record = RequestRecord(request, arrival_s)
+        open_[server.add_request(request.prompt, request_params)] = record
+        run.requests.append(record)
+
+    while due or later or open_:
         before = clock.now() - start
+        while later and later[0][0] <= before:
+            arrival_s, _, request = heapq.heappop(later)
+            add(request, arrival_s)
         while can_add() and due[0].arrival_s <= before:
             request = due.popleft()
-            request_params = dataclasses.replace(params, max_new_tokens=request.num_new_tokens)
             # A request that came while a step ran has waited since its own time.
-            record = RequestRecord(request, request.arrival_s if concurrency is None else before)
-            open_[server.add_request(request.prompt, request_params)] = record
-            run.requests.append(record)
+            add(request, request.arrival_s if concurrency is None else before)
         if not open_:
-            clock.sleep(max(0.0, due[0].arrival_s - before))
+            clock.sleep(max(0.0, next_arrival_s() - before))
             continue
         num_steps = server.scheduler.counters.num_steps
         # At full concurrency none comes before another ends, so no batch need wait for more.
-        outputs = server.step(is_open=can_add())
+        outputs = server.step(is_open=can_add() or bool(later))
         after = clock.now() - start
         for output in outputs:
             record = open_[output.id]
@@ -177,7 +196,12 @@ def drive(
             record.token_s += [after] * len(output.token_ids)
             if output.finish_reason is not None:
                 record.finish_reason = output.finish_reason
+                record.num_cached_tokens = output.num_cached_tokens
                 del open_[output.id]
+                if record.request.turns and output.finish_reason == "length":
+                    server.retain([*record.request.prompt, *record.token_ids])
+                    turn = record.request.followed_by(record.token_ids, after)
+                    heapq.heappush(later, (turn.arrival_s, output.id, turn))
                 on_progress(len(run.requests) - len(open_))
         scheduler = server.scheduler
         shards = zip(*(shard.usage() for shard in scheduler.shards), strict=True)
@@ -187,7 +211,7 @@ def drive(
         while server.records:
             run.records.append(server.records.popleft())
         if not outputs and scheduler.counters.num_steps == num_steps:
-            clock.sleep(min(_POLL_S, max(0.0, due[0].arrival_s - after)) if due else _POLL_S)
+            clock.sleep(min(_POLL_S, max(0.0, next_arrival_s() - after)))
     run.seconds = max(
         (record.token_s[-1] for record in run.requests if record.token_s), default=0.0
     )

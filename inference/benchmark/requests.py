@@ -2,7 +2,7 @@
 
 import dataclasses
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
 
@@ -19,21 +19,48 @@ _MOST_SECONDS = 1e9
 
 
 @dataclasses.dataclass(frozen=True)
+class Turn:
+    """What an agent sends `wait_s` seconds after an answer, behind all that came before."""
+
+    wait_s: float
+    tokens: tuple[int, ...]
+    num_new_tokens: int
+
+
+@dataclasses.dataclass(frozen=True)
 class TimedRequest:
-    """A prompt that arrives `arrival_s` seconds after the start and asks for `num_new_tokens`."""
+    """A prompt that arrives `arrival_s` seconds after the start and asks for `num_new_tokens`.
+
+    Attributes:
+        turn: of an agent's session, from 0.
+        turns: that follow.
+        num_earlier_tokens: of the prompt, which are the turn before and its answer.
+    """
 
     arrival_s: float
     prompt: tuple[int, ...]
     num_new_tokens: int
+    turn: int = 0
+    turns: tuple[Turn, ...] = ()
+    num_earlier_tokens: int = 0
 
     @property
     def num_tokens(self) -> int:
         """Length at its end."""
         return len(self.prompt) + self.num_new_tokens
 
+    def followed_by(self, answer: Sequence[int], ended_s: float) -> "TimedRequest":
+        """The session's next turn, after an answer that ended then."""
+        turn, *turns = self.turns
+        earlier = (*self.prompt, *answer)
+        return TimedRequest(
+            ended_s + turn.wait_s, (*earlier, *turn.tokens), turn.num_new_tokens,
+            self.turn + 1, tuple(turns), len(earlier),
+        )  # fmt: skip
+
 
 def generate(workload: Workload, vocab_size: int, max_context: int) -> list[TimedRequest]:
-    """The requests of a closed or poisson workload, in the order of arrival.
+    """The requests of a closed or poisson workload, or the first turns of agents, as they arrive.
 
     Workloads that differ only in how requests arrive have the same requests. The first of a poisson
     workload arrives at 0.

@@ -6,6 +6,11 @@ are evicted, least recently used first. An evicted leaf is offloaded to the host
 back is cheaper than computing it again. So preemption needs nothing of its own: a preempted
 sequence frees its pages, and its next admission is a match.
 
+A path that is expected again (`retain`), such as that of a conversation while a tool runs, is
+renewed in place of an eviction, as clocks give pages another chance (Corbato 1968). How often says
+its price, as in GreedyDual (Young 1994): one lifetime in the cache for each time that its pages
+cost as much as ordinary ones, whose price counts only if they are used again.
+
 Why an evictable page can always be evicted: in a group without a window a sequence has references
 to every page of its path, so nothing below an evictable page is in use; and since a path is freed
 deepest page first, the least recently used page of such a group is a leaf's. In a group with a
@@ -16,10 +21,11 @@ where one above them is evicted they leave the tree with it, and stay with the s
 
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import NamedTuple
 
 from configs.cache import CacheSpec
 from inference.kv_pages.page_pool import PagePool
-from inference.kv_pages.radix_tree import Node, RadixTree
+from inference.kv_pages.radix_tree import Node, RadixTree, Retention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,6 +41,25 @@ class Transfer:
     def kind(self) -> tuple[int, bool]:
         """What transfers of one call have in common."""
         return self.group, self.to_host
+
+
+_MAX_RENEWALS = 8  # of a path that never comes again
+
+
+class PageCosts(NamedTuple):
+    """What the planner says of cached pages, by the tokens with which they end.
+
+    Attributes:
+        should_offload: whether restoring a page is cheaper than computing it again.
+        return_percent: of the time that a prompt's first page takes, the time until a page is there
+            again that was evicted.
+    """
+
+    should_offload: Callable[[int], bool] = lambda num_tokens: True
+    return_percent: Callable[[int], int] = lambda num_tokens: 100
+
+
+EQUAL_COSTS = PageCosts()  # every page's; all are offloaded where there is a host pool
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,21 +91,21 @@ class PrefixCache:
         specs: Sequence[CacheSpec],
         page_tokens: int,
         host_pool: PagePool | None = None,
-        should_offload: Callable[[int], bool] = lambda num_tokens: True,
+        costs: PageCosts = EQUAL_COSTS,
     ):
         """Starts empty.
 
         Args:
             specs: what each page group caches.
             host_pool: host pages, in the same groups; None where nothing is offloaded.
-            should_offload: whether restoring a page that ends after `num_tokens` tokens is cheaper
-                than computing it again.
+            costs: of evicted pages.
         """
         self._pool = pool
         self._host_pool = host_pool or PagePool((1,) * len(specs))
         self._specs = tuple(specs)
         self._page_tokens = page_tokens
-        self._should_offload = should_offload
+        self._costs = costs
+        self._num_reused, self._num_evicted = 0, 0
         self._tree = RadixTree(pool, self._host_pool, self._specs)
         self._transfers: list[Transfer] = []
 
@@ -164,9 +189,13 @@ class PrefixCache:
         """
         needed = self._needed(len(match.nodes))
         parts = [[match.nodes[index] for index in indices] for indices in needed]
+        for node in match.nodes:
+            if node.retention and node.retention.deepest is node:  # it has come again
+                node.retention.num_renewals = 0
         for group, nodes in enumerate(parts):  # all of them, before an allocation evicts any
             for node in nodes:
                 self._tree.offloaded[group].pop(node.host_pages[group], None)
+                self._num_reused += node.pages[group] in self._tree.evictable[group]
                 if node.pages[group]:
                     self._tree.share(group, node.pages[group])
         for group, nodes in enumerate(parts):
@@ -223,6 +252,18 @@ class PrefixCache:
                     group_pages[index] = node.pages[group]
         return node
 
+    def retain(self, tokens: Sequence[int], key: Hashable = ()) -> None:
+        """Lets the cached pages of these tokens, which will come again, outlive others.
+
+        Args:
+            key: as for `match_prefix`.
+        """
+        match = self.match_prefix(tokens, key, len(tokens))
+        if match.nodes:
+            retention = Retention(match.nodes[-1], self._num_renewals(match.num_tokens))
+            for node in match.nodes:
+                node.retention = retention
+
     def drop(self, key: Hashable) -> None:
         """Removes all that was inserted under a key; pages in use stay with their sequences."""
         if root := self._tree.roots.children.get(key):
@@ -251,7 +292,8 @@ class PrefixCache:
         no page in use, the node's pages of all groups, which may be offloaded. A snapshot of states
         may be, wherever it is.
         """
-        node = next(iter(self._tree.evictable[group].values()))
+        node = self._victim(group)
+        self._num_evicted += 1
         device_pages = [(g, page) for g, page in enumerate(node.pages) if page]
         if self._specs[group].is_state and self._may_offload(node, [group]):
             self._offload(node, group, node.pages[group])
@@ -267,10 +309,30 @@ class PrefixCache:
                 if node.pages[g]:  # not gone with another group's
                     self._tree.evict(node, g)
 
+    def _victim(self, group: int) -> Node:
+        """The node of the least recently used page of a group, after every path before it that is
+        expected again was renewed, once.
+        """
+        renewed: set[Retention] = set()
+        while True:
+            node = next(iter(self._tree.evictable[group].values()))
+            retention = node.retention
+            if retention is None or not retention.num_renewals or retention in renewed:
+                return node
+            renewed.add(retention)
+            retention.num_renewals -= 1
+            self._tree.renew(retention.deepest)
+
+    def _num_renewals(self, num_tokens: int) -> int:
+        """How many lifetimes of ordinary pages a path of so many tokens is worth, at least one."""
+        num_reused = self._num_reused + 1  # nothing is known at first
+        percent = self._costs.return_percent(num_tokens) * (num_reused + self._num_evicted)
+        return min(_MAX_RENEWALS, max(1, percent // (100 * num_reused)))
+
     def _may_offload(self, node: Node, groups: Iterable[int]) -> bool:
         """Whether it pays to offload a node's pages, and the host has room in these groups."""
         has_room = all(self._host_pool.num_free_pages[g] or self._tree.offloaded[g] for g in groups)
-        return has_room and self._should_offload(node.depth * self._page_tokens)
+        return has_room and self._costs.should_offload(node.depth * self._page_tokens)
 
     def _offload(self, node: Node, group: int, page: int) -> None:
         """Moves an evictable page to the host; where that is full, in place of its least recently

@@ -26,6 +26,7 @@ class Node:
         host_pages: host page of each group, 0 where absent. No group has a page on both sides.
         children: by their edges.
         num_device_children: children with any page on the device.
+        retention: of the last path through it that is expected again.
     """
 
     edge: Hashable
@@ -35,11 +36,25 @@ class Node:
     host_pages: list[int]
     children: "dict[Hashable, Node]" = dataclasses.field(default_factory=dict)
     num_device_children: int = 0
+    retention: "Retention | None" = None
 
     @property
     def is_empty(self) -> bool:
         """Whether the node caches nothing and leads nowhere."""
         return not (self.children or any(self.pages) or any(self.host_pages))
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Retention:
+    """A path whose tokens are expected again.
+
+    Attributes:
+        deepest: its last node.
+        num_renewals: how often it is renewed in place of an eviction.
+    """
+
+    deepest: Node
+    num_renewals: int
 
 
 class RadixTree:
@@ -131,6 +146,17 @@ class RadixTree:
                 while above and above.depth > 0 and above.pages[group] in evictable:
                     evictable.move_to_end(above.pages[group])
                     above = above.parent
+
+    def renew(self, node: Node) -> None:
+        """Makes the evictable pages of a node's path the most recently used, parents after their
+        children.
+        """
+        above: Node | None = node
+        while above and above.depth > 0:
+            for group, page in enumerate(above.pages):
+                if page in self.evictable[group]:
+                    self.evictable[group].move_to_end(page)
+            above = above.parent
 
     def evict(self, node: Node, group: int) -> None:
         """Removes a node's page; in a group without a window the whole subtree, which is of no use

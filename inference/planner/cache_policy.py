@@ -1,10 +1,10 @@
 """What of a prompt is kept: the time of a copy against computing it again; and what that saves."""
 
 import functools
-from collections.abc import Callable
 
 from configs.engine import Config
 from configs.hardware.spec import HardwareSpec
+from inference.kv_pages.prefix_cache import PageCosts
 from inference.planner import report
 from inference.planner.calibration import store
 from inference.planner.cost import Rows, Work
@@ -13,17 +13,15 @@ from inference.planner.cost import Rows, Work
 NOMINAL = HardwareSpec("nominal", 0, read_bandwidth=10e9, rates={"bfloat16": 1e12})
 
 
-def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Callable[[int], bool]:
-    """num_tokens -> whether to offload a page that ends after so many tokens. Where `preemption` is
-    'auto', two copies of its bytes, there and back, must take less time than computing its tokens
-    in a prefill step; of a model with states those of a snapshot and of a full step's pages less
-    than that step.
+def page_costs(config: Config, hardware: HardwareSpec | None = None) -> PageCosts:
+    """What evicted pages cost. Where `preemption` is 'auto', a page is offloaded if two copies of
+    its bytes, there and back, take less time than computing its tokens in a prefill step; of a
+    model with states those of a snapshot and of a full step's pages less than that step. Its return
+    takes the shorter of the two; where nothing can be offloaded, it is computed.
 
     Args:
         hardware: the machine; None is the calibrated one, or else a nominal one.
     """
-    if config.engine.cache.preemption != "auto":
-        return lambda num_tokens: True  # 'recompute' has no host pages
     model, page, chunk = config.model, config.page_tokens, config.engine.shapes.chunk_tokens
     num_bytes: float = sum(model.page_bytes(page))
     if model.has_states:
@@ -32,26 +30,35 @@ def offload_policy(config: Config, hardware: HardwareSpec | None = None) -> Call
     machine = hardware or store.calibration(model) or NOMINAL
     copy_s = 2 * num_bytes / (machine.host_bandwidth or machine.read_bandwidth)
 
+    offloads, is_auto = any(config.num_host_pages), config.engine.cache.preemption == "auto"
+
     @functools.cache
-    def is_cheaper(num_tokens: int) -> bool:
+    def computed_s(num_tokens: int) -> float:
         work = Work(chunk, (Rows(1, chunk, max(chunk, num_tokens)),), 1)
-        return copy_s < report.work_seconds(model, work, machine) * page / chunk
+        return report.work_seconds(model, work, machine) * page / chunk
 
-    return is_cheaper
+    def should_offload(num_tokens: int) -> bool:
+        return not is_auto or copy_s < computed_s(num_tokens)
+
+    def return_percent(num_tokens: int) -> int:
+        return_s = computed_s(num_tokens)
+        if offloads and should_offload(num_tokens):
+            return_s = min(copy_s, return_s)
+        return round(100 * return_s / computed_s(page))
+
+    return PageCosts(should_offload, return_percent)
 
 
-def of_caches(
-    config: Config, hardware: HardwareSpec | None = None
-) -> tuple[Callable[[int], bool], int]:
-    """What a scheduler is told of costs: `offload_policy` and `snapshot_tokens`."""
-    return offload_policy(config, hardware), snapshot_tokens(config, hardware)
+def of_caches(config: Config, hardware: HardwareSpec | None = None) -> tuple[PageCosts, int]:
+    """What a scheduler is told of costs: `page_costs` and `snapshot_tokens`."""
+    return page_costs(config, hardware), snapshot_tokens(config, hardware)
 
 
 def snapshot_tokens(config: Config, hardware: HardwareSpec | None = None) -> int:
     """Tokens between two snapshots, whole pages: the engine's `snapshot_tokens`, or as many as take
     as long to compute in full steps as a snapshot takes to be made and read, and no fewer than
     a step computes, since a snapshot ends it. 0: the model has no states, or nothing holds any.
-    Arguments as of `offload_policy`.
+    Arguments as of `page_costs`.
     """
     if config.num_snapshots < 2:
         return 0

@@ -94,6 +94,10 @@ class Simulator:
         )  # fmt: skip
         return self._next_id
 
+    def retain(self, tokens: Tokens[int]) -> None:
+        """As `Engine.retain`."""
+        self.scheduler.retain(tokens)
+
     def step(self, is_open: bool = False) -> list[RequestOutput]:
         """As `Engine.step`: starts a step, and returns the outputs of the oldest one in flight."""
         schedule = self.scheduler.schedule(self.clock.now(), is_open)
@@ -121,6 +125,12 @@ class Simulator:
         if not self.scheduler.has_work:  # steps in flight serve no sequence any more
             self._steps.clear()
         return [
-            RequestOutput(commit.sequence.id, commit.tokens, "", commit.reason)
+            RequestOutput(
+                commit.sequence.id,
+                commit.tokens,
+                "",
+                commit.reason,
+                num_cached_tokens=commit.sequence.prefix.num_hit_tokens or 0,
+            )
             for commit in committed
         ]

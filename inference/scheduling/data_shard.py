@@ -2,10 +2,9 @@
 
 import itertools
 from bisect import insort
-from collections.abc import Callable
 
 from configs.engine import Config
-from inference.kv_pages.prefix_cache import Match
+from inference.kv_pages.prefix_cache import Match, PageCosts
 from inference.scheduling import queue
 from inference.scheduling.admission_control import AdmissionControl, LengthStatistics
 from inference.scheduling.page_manager import PageManager
@@ -28,17 +27,17 @@ class DataShard:
         self,
         config: Config,
         index: int,
-        should_offload: Callable[[int], bool],
+        costs: PageCosts,
         lengths: LengthStatistics,
         snapshot_tokens: int = 0,
     ):
-        """`index` is what `Sequence.shard` becomes; `should_offload` and `snapshot_tokens` as
+        """`index` is what `Sequence.shard` becomes; `costs` and `snapshot_tokens` as
         `PageManager` takes them; `lengths` are those of the engine.
         """
         self._config = config
         self._index = index
         self._lengths = lengths
-        self.pages = PageManager(config, should_offload, snapshot_tokens)
+        self.pages = PageManager(config, costs, snapshot_tokens)
         self.running: list[Sequence] = []
         self.free_slots = list(range(config.engine.max_seqs - 1, -1, -1))
         self.admissions: list[Admission] = []

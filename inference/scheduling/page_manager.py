@@ -2,26 +2,23 @@
 offloaded to the host when memory runs short.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from configs.cache import SNAPSHOT
 from configs.engine import Config
 from inference.kv_pages.page_pool import PagePool
-from inference.kv_pages.prefix_cache import Match, PrefixCache, Transfer
+from inference.kv_pages.prefix_cache import Match, PageCosts, PrefixCache, Transfer
 from inference.scheduling.sequence import Sequence
 
 
 class PageManager:
     """All pages of a data shard, on the device and on the host."""
 
-    def __init__(
-        self, config: Config, should_offload: Callable[[int], bool], snapshot_tokens: int = 0
-    ):
+    def __init__(self, config: Config, costs: PageCosts, snapshot_tokens: int = 0):
         """Starts with all pages free.
 
         Args:
-            should_offload: whether copying a page that ends after so many tokens back from the host
-                is cheaper than computing it again.
+            costs: of evicted pages.
             snapshot_tokens: as `engine.cache.snapshot_tokens`, whole pages; 0: no such distance.
         """
         self._config = config
@@ -32,7 +29,7 @@ class PageManager:
         self._has_states, self._snapshot_tokens = config.model.has_states, snapshot_tokens
         specs = [group.spec for group in config.cached_groups]
         self.pool, host_pool = PagePool(config.num_cached_pages), PagePool(config.num_host_pages)
-        self.prefix_cache = PrefixCache(self.pool, specs, self._page, host_pool, should_offload)
+        self.prefix_cache = PrefixCache(self.pool, specs, self._page, host_pool, costs)
         self._copy_sources: list[list[int]] = [[] for _ in specs]
 
     def match_prefix(self, sequence: Sequence) -> Match:

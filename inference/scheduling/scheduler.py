@@ -20,20 +20,28 @@ import heapq
 import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from collections.abc import Sequence as Tokens
 
 import numpy as np
 
 from configs.engine import Config
 from configs.errors import InputError
 from inference.kv_pages import prompt_pages
-from inference.kv_pages.prefix_cache import Match
+from inference.kv_pages.prefix_cache import EQUAL_COSTS, Match, PageCosts
 from inference.scheduling.adaptive_drafts import AdaptiveDrafts
 from inference.scheduling.admission_control import LengthStatistics
 from inference.scheduling.batch_policy import WholeBatches
 from inference.scheduling.data_shard import DataShard
 from inference.scheduling.queue import WaitingQueue, rank
-from inference.scheduling.sequence import FinishReason, Sequence, SequenceFault, Status, blame
+from inference.scheduling.sequence import (
+    FinishReason,
+    Sequence,
+    SequenceFault,
+    Status,
+    blame,
+    cache_key,
+)
 from inference.scheduling.step_output import Commit, StepOutput, StepResults
 from inference.scheduling.step_schedule import (
     Counters,
@@ -64,18 +72,17 @@ class Scheduler:
     def __init__(
         self,
         config: Config,
-        should_offload: Callable[[int], bool] = lambda num_tokens: True,
+        costs: PageCosts = EQUAL_COSTS,
         snapshot_tokens: int = 0,
     ):
-        """`should_offload`, `snapshot_tokens`: as `PageManager` takes them."""
+        """`costs`, `snapshot_tokens`: as `PageManager` takes them."""
         self.draft_policy: AdaptiveDrafts | None = None
         self._config = config
         self._engine = config.engine
         self.shapes = enumerate_shapes(config.engine)
         self._lengths = LengthStatistics()
         self._new_shard = functools.partial(
-            DataShard, config, should_offload=should_offload, lengths=self._lengths,
-            snapshot_tokens=snapshot_tokens,
+            DataShard, config, costs=costs, lengths=self._lengths, snapshot_tokens=snapshot_tokens
         )  # fmt: skip
         self.shards = tuple(map(self._new_shard, range(config.mesh.num_groups)))
         self.waiting = WaitingQueue(config.engine.scheduling.max_overtakes)
@@ -113,6 +120,18 @@ class Scheduler:
         self._check_fits(child)
         if not self.shards[parent.shard].fork(parent, child):
             self.waiting.add(child)
+
+    def retain(self, tokens: Tokens[int], cache_salt: str | None = None) -> None:
+        """Lets what is cached of a conversation outlive other prefixes until it goes on.
+
+        Args:
+            tokens: its prompt and its answer.
+            cache_salt: that of its requests.
+        """
+        if self._engine.cache.prefix_cache:
+            key = cache_key(self._engine.cache, 0, cache_salt)
+            for shard in self.shards:
+                shard.pages.prefix_cache.retain(tokens, key)
 
     def apply(self, decisions: Decisions) -> None:
         """Does what a search decided when its beams were committed; nothing of them is in

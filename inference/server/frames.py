@@ -51,6 +51,13 @@ class Abort(Message):
     id: int
 
 
+class Retain(Message):
+    """A conversation will go on: see `Engine.retain`."""
+
+    tokens: list[int]
+    cache_salt: str | None = None
+
+
 class Stop(Message):
     """Ends the engine's process."""
 
@@ -203,7 +210,7 @@ class Compiling(Message):
     """The loop waits for a compilation."""
 
 
-ToEngine = Add | Abort | Stop
+ToEngine = Add | Abort | Retain | Stop
 FromEngine = Loaded | Ready | Outputs | Refused | Heartbeat | Compiling
 
 _ENCODER = msgspec.msgpack.Encoder()

@@ -12,7 +12,7 @@ from configs.engine import Config
 from configs.errors import InputError
 from configs.hardware.spec import HardwareSpec
 from configs.workload import Fixed, Workload
-from inference.benchmark import first_start, measure, requests
+from inference.benchmark import agents, first_start, measure, requests
 from inference.benchmark.drive import GREEDY, Run
 from inference.benchmark.metrics import SloTargets
 from inference.benchmark.requests import TimedRequest
@@ -85,15 +85,19 @@ class _Bench:
         """A row of medians beside what was predicted before the runs; and the runs."""
         config = self.engine.config
         expected = measure.predict(config, load, self.machine, 0.0, concurrency, params)
-        predicted = measure.figures([expected], self.slo)
+        predicted: dict[str, Any] = measure.figures([expected], self.slo)
+        num_requests = agents.num_requests(load)
         before = self._num_compiles()
         with common.bars() as progress:
             runs = measure.measure(
                 self.engine, load, self.repeats, concurrency, params,
-                lambda done: progress(done, len(load), "serving"),
+                lambda done: progress(done, num_requests, "serving"),
             )  # fmt: skip
-        row: dict[str, Any] = {"concurrency": concurrency, "requests": len(load)}
+        row: dict[str, Any] = {"concurrency": concurrency, "requests": num_requests}
         row |= measure.figures(runs, self.slo)
+        if num_requests > len(load):
+            row["turns"] = agents.by_turn(runs, config.page_tokens)
+            predicted["turns"] = agents.by_turn([expected], config.page_tokens)
         row |= {"compiles": self._num_compiles() - before, "predicted": predicted}
         row |= {"snapshots": config.num_snapshots, "snapshot_bytes": config.state_bytes(0)}
         return row | {"predicted_output_tok_s": predicted["output_tok_s"]}, runs
@@ -170,8 +174,9 @@ def run_closed(sizes: list[int], prefill_tokens: int, beside: str | None, option
         file_flags.write(options.plot, bench_plot.closed(result["rows"], config.model.name))
 
 
-def run_open(options: Options) -> None:
-    workload, slo = workload_flags.read(), workload_flags.slo()
+def run_load(options: Options, concurrency: int | None = None) -> None:
+    """One row of a workload that arrives by itself, or of so many agents at a time."""
+    workload, slo = workload_flags.read(concurrency), workload_flags.slo()
     lines = requests.read_trace(workload.trace, workload.num_requests) if workload.trace else []
     if lines and options.is_random:
         raise InputError("a trace holds text: leave --random_weights out")
@@ -185,11 +190,13 @@ def run_open(options: Options) -> None:
         load = requests.from_trace(
             lines, *drawn, lambda text: load_tokenizer().encode(text), workload.seed
         )
+    elif workload.kind == "agents":
+        load = agents.sessions(workload, *drawn)
     else:
         load = requests.generate(workload, *drawn)
-    first = dataclasses.replace(load[0], arrival_s=0.0, num_new_tokens=1)
+    first = dataclasses.replace(load[0], arrival_s=0.0, num_new_tokens=1, turns=())
     bench = _Bench.of(checkpoint, config, slo, first, options)
-    row, runs = bench.serve(load, None, GREEDY)
+    row, runs = bench.serve(load, concurrency, GREEDY)
     result = bench.result([row | {"workload": workload.kind, "rate": workload.rate}])
     if common.JSON.value:
         common.print_json(result, config)

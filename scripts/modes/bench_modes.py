@@ -18,6 +18,10 @@ READ = {
         *("concurrency", "prefill_tokens", "beside", "plot", "json_lines"),
     ),
     "--workload=poisson or FILE.jsonl": (*_SERVING, "plot"),
+    "--workload=agents": (
+        *(name for name in _SERVING if name not in ("rate", "burstiness")),
+        *("concurrency", "turns", "result_lengths", "tool_s", "plot"),
+    ),
     "--ablation": (*_EVERY, *_LOAD, "ablation", "ablation_only", "repeats", "plot"),
     "--interference": (*_EVERY, *_FORMATS, "interference", "running", "long_tokens", "repeats"),
     "--host_cost": (*_EVERY, "host_cost"),
@@ -29,4 +33,6 @@ READ[URL] = (
     *("url", "api_key_file", "model", "json", "workload", "concurrency", *_LOAD),
     *("endpoint", "dataset", "dataset_path", "as_text", "vocab_size", "goodput"),
 )
-CLOSED, OPEN = list(READ)[:2]
+_CLOSED, _OPEN, _AGENTS = list(READ)[:3]
+# The mode of a workload's kind.
+OF_KIND = {"closed": _CLOSED, "poisson": _OPEN, "trace": _OPEN, "agents": _AGENTS}

@@ -76,7 +76,9 @@ async def _run(options: BenchOptions, workload: Workload) -> None:
 
 def _workload(options: BenchOptions) -> Workload:
     """Without --seed a new one each time, since a server may have cached an earlier run's."""
-    if options.concurrency is not None and workload_flags.is_open():
+    if workload_flags.named_kind() == "agents":
+        raise InputError("--workload=agents goes with an engine of its own: leave --url out")
+    if options.concurrency is not None and workload_flags.named_kind() != "closed":
         raise InputError("--concurrency goes with --workload=closed")
     if (options.dataset in ("sharegpt", "custom")) != (options.dataset_path is not None):
         raise InputError("--dataset_path goes with --dataset=sharegpt or custom, which need it")

@@ -131,6 +131,8 @@ def show_open(result: Mapping[str, Any]) -> None:
             for (group, waste), (_, planned) in zip(measured, predicted, strict=True):
                 print(f"{f'  that see {group}':30}{waste:>10}{planned:>10}")
     print()
+    if "turns" in row:
+        _show_turns(row["turns"], row["predicted"]["turns"])
     _show_snapshots(result)
     print(f"host {1e3 * row['host_step_s']:.2f} ms a step; {_compiles(result)}")
 
@@ -212,6 +214,20 @@ def _waste_by_group(result: Mapping[str, Any], figures: Mapping[str, Any]) -> li
     return [
         (name, f"{figures[key]:.1%}") for g, name in names if (key := f"kv_waste_{g}") in figures
     ]
+
+
+def _show_turns(turns: list[dict[str, Any]], predicted: list[dict[str, Any]]) -> None:
+    """A row for each turn of the agents' sessions; what is cached in tokens of all prompts."""
+    names = ("requests", "prompt", "cached", "kept", "new", "first token, s", "predicted, s")
+    print(f"{'turn':6}" + "".join(f"{name:>{max(9, len(name) + 2)}}" for name in names))
+    for row, expected in zip(turns, predicted, strict=False):
+        kept = f"{row['kept_share']:.1%}" if "kept_share" in row else ""
+        print(
+            f"{row['turn']:<6}{row['requests']:9.0f}{row['prompt_tokens']:9.0f}"
+            f"{row['hit_rate']:9.1%}{kept:>9}{row['new_tokens']:9.0f}"
+            f"{row['ttft_p50_s']:16.3f}{expected['ttft_p50_s']:14.3f}"
+        )
+    print()
 
 
 def _show_snapshots(result: Mapping[str, Any]) -> None:

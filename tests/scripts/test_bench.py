@@ -127,6 +127,21 @@ def test_requests_that_arrive_by_themselves(run, monkeypatch, tmp_path):
     assert any(line.startswith("goodput, share") and "100%" in line for line in lines)
 
 
+def test_agents(run, monkeypatch):
+    monkeypatch.setattr(common, "load_engine", lambda checkpoint, config: Instant(config))
+    load = ("--workload=agents", "--requests=3", "--concurrency=2", "--turns=fixed:2", *_SHORT,
+            "--prefix_tokens=32", "--result_lengths=fixed:20", "--repeats=2")  # fmt: skip
+    ran = run(*load, "--json")
+    assert ran.status == 0, ran.err
+    (row,) = json.loads(ran.out)["rows"]
+    assert (row["concurrency"], row["requests"], row["workload"]) == (2, 6, "agents")
+    assert [(turn["turn"], turn["requests"]) for turn in row["turns"]] == [(1, 3), (2, 3)]
+    assert [turn["requests"] for turn in row["predicted"]["turns"]] == [3, 3]
+    lines = run(*load).out.splitlines()
+    (head,) = [n for n, line in enumerate(lines) if line.startswith("turn")]
+    assert [line.split()[:2] for line in lines[head + 1 : head + 3]] == [["1", "3"], ["2", "3"]]
+
+
 def test_ablation(run, monkeypatch, tmp_path):
     monkeypatch.setattr(engines, "Engine", Instant)
     monkeypatch.setattr(uncached, "decode", lambda params, model, sequence: [0.5] * 4)
@@ -247,7 +262,8 @@ REFUSED = {
     ),
     "ablation of a few": (
         ["--ablation", "--concurrency=4"],
-        "error: --ablation does not read --concurrency: it goes with --workload=closed or --url\n",
+        "error: --ablation does not read --concurrency: it goes with --workload=closed or "
+        "--workload=agents or --url\n",
     ),
     "picture of decoding": (
         ["--decode=1x64", "--plot=x.png"],
@@ -269,7 +285,17 @@ REFUSED = {
         "does not read --json_lines: it goes with --workload=closed or --decode or --prefill",
     ),
     "another app's": (["--device=cpu"], "--workload=closed does not read --device\n"),
-    "workload": (["--workload=bursty"], "closed, poisson or a FILE.jsonl, not 'bursty'"),
+    "workload": (["--workload=bursty"], "poisson, agents or a FILE.jsonl, not 'bursty'"),
+    "turns of a closed load": (
+        ["--turns=fixed:2"],
+        "--workload=closed does not read --turns: it goes with --workload=agents",
+    ),
+    "turns": (["--workload=agents", "--turns=0"], "--turns: lengths are fixed:N, uniform"),
+    "agents at times": (
+        ["--workload=agents", "--rate=1"],
+        "--workload=agents does not read --rate",
+    ),
+    "many agents": (["--workload=agents", "--concurrency=1,2"], "is one number here, not '1,2'"),
     "no rate": (["--workload=poisson"], "workload.rate is needed where kind is 'poisson'"),
     "negative rate": (["--workload=poisson", "--rate=-1"], "a second above 0, not -1.0"),
     "rate of a closed load": (["--rate=1"], "workload.rate goes with kind 'poisson'"),

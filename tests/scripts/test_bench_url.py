@@ -81,6 +81,7 @@ def test_prompts_of_a_file_and_of_a_trace(run, server, monkeypatch, capfd, tmp_p
 
 REFUSED = {
     "a list of sizes": (["--concurrency=1,8"], "--concurrency is one number here"),
+    "agents": (["--workload=agents"], "agents goes with an engine of its own: leave --url out"),
     "open and closed": (["--workload=poisson", "--rate=1", "--concurrency=2"], "workload=closed"),
     "no file": (["--dataset=sharegpt"], "--dataset_path goes with"),
     "a file for nothing": (["--dataset_path=x"], "--dataset_path goes with"),

@@ -27,6 +27,7 @@ from inference.server.frames import (
     Outputs,
     Ready,
     Refused,
+    Retain,
     Stop,
 )
 from inference.server.protocol import sampling
@@ -239,6 +240,11 @@ class EngineClient:
                     self._writer.write(frames.encode(Abort(id)))
         self._forget(request)
         self._release()
+
+    def retain(self, tokens: Sequence[int], cache_salt: str | None) -> None:
+        """Lets what the engine cached of a conversation outlive other prefixes until it goes on."""
+        if self._writer is not None:
+            self._writer.write(frames.encode(Retain(list(tokens), cache_salt)))
 
     def _release(self) -> None:
         """Sends the requests that the engine has room for."""

@@ -151,6 +151,14 @@ class Answers:
                     )
         return scored
 
+    def retain(self, answer: Sequence[int]) -> None:
+        """Lets the cached pages of the only prompt and an answer outlive others: a call's result
+        comes next.
+        """
+        [prompt] = self.prompts
+        tokens = [*prompt.tokens, *answer]
+        self._service.client.retain(tokens, prompt.params.cache_salt)
+
     def _check_room(self, num_each: int) -> None:
         """Raises an `ApiError` unless there is room for `num_each` sequences of each prompt."""
         priority = self.prompts[0].params.priority

@@ -78,6 +78,7 @@ class Chat:
         self._readers = [
             MessageReader(*how, self._reasoning(start), opens, marks) for _ in range(request.n or 1)
         ]
+        self._token_ids: list[list[int]] = [[] for _ in self._readers]
         prompt = EncodedPrompt(tokens, params)
         self._answers = Answers(service, request, [prompt], self._caller)
 
@@ -156,6 +157,9 @@ class Chat:
         """Counts a piece and reads it."""
         self._answers.count(piece)
         news = self._readers[piece.index].read(piece)
+        self._token_ids[piece.index] += piece.token_ids
+        if news.finish_reason == "tool_calls":
+            self._answers.retain(self._token_ids[piece.index])
         num_tokens = sum(reader.num_reasoning_tokens for reader in self._readers)
         self.usage.completion_tokens_details = CompletionTokensDetails(num_tokens)
         return news if self._request.include_reasoning is not False else news.without_reasoning

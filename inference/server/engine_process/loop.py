@@ -19,6 +19,7 @@ from inference.server.frames import (
     Outputs,
     Ready,
     Refused,
+    Retain,
     ToEngine,
 )
 
@@ -109,6 +110,8 @@ class EngineLoop:
                 self._preparing.pop(message.id)[1].cancel()
             if message.id in self._ids:
                 self._forget(self._ids[message.id])
+        elif isinstance(message, Retain):
+            self._engine.retain(message.tokens, message.cache_salt)
         else:
             self._is_stopped = True
 

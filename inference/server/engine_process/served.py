@@ -43,6 +43,9 @@ class Served(Protocol):
     def abort(self, id: int) -> None:
         """Ends a request; an unknown id has no effect."""
 
+    def retain(self, tokens: Sequence[int], cache_salt: str | None) -> None:
+        """Lets what is cached of a conversation outlive other prefixes until it goes on."""
+
     def step(self) -> list[RequestOutput]:
         """Runs a step of the sequences that can run; returns their outputs."""
 

@@ -86,6 +86,9 @@ class ServedEngine:
     def abort(self, id: int) -> None:
         self._engine.abort(id)
 
+    def retain(self, tokens: Sequence[int], cache_salt: str | None) -> None:
+        self._engine.retain(tokens, cache_salt)
+
     def step(self) -> list[RequestOutput]:
         counters = self._engine.scheduler.counters
         num_steps = counters.num_steps

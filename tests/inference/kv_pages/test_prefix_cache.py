@@ -4,7 +4,7 @@ import pytest
 
 from configs.cache import SNAPSHOT, CacheSpec
 from inference.kv_pages.page_pool import PagePool
-from inference.kv_pages.prefix_cache import Match, PrefixCache, Transfer
+from inference.kv_pages.prefix_cache import Match, PageCosts, PrefixCache, Transfer
 
 
 def cache_of(num_pages, windows=(None,), page_tokens=2, host=None, **settings) -> PrefixCache:
@@ -379,9 +379,83 @@ def test_the_host_keeps_the_most_recently_used():
     assert cached(cache, "aabb") == 0 and cached(cache, "xxyy") == 4 and cache.num_nodes == 2
 
 
+def test_what_is_expected_again_outlives_what_was_used_later():
+    cache = cache_of([6])
+    put(cache, "aabb")
+    put(cache, "xxyy")
+    put(cache, "ccdd")
+    cache.retain("aabb!")
+    cache.free(0, cache.allocate(0, 2))
+    cache.check_integrity([])
+    assert [cached(cache, tokens) for tokens in ("aabb", "xxyy", "ccdd")] == [4, 0, 4]
+    put(cache, "eeff")
+    cache.allocate(0, 4)  # its one lifetime has begun after "ccdd", and "eeff" came later
+    assert [cached(cache, tokens) for tokens in ("aabb", "ccdd", "eeff")] == [0, 0, 4]
+
+
+def test_what_has_come_again_is_as_others():
+    cache = cache_of([6])
+    put(cache, "aabb")
+    cache.retain("aabb")
+    put(cache, "aabbcc")
+    put(cache, "xxyy")
+    cache.allocate(0, 4)
+    assert [cached(cache, tokens) for tokens in ("aabb", "xxyy")] == [0, 4]
+
+
+def test_all_that_is_expected_again_is_evicted_in_turn():
+    cache = cache_of([4])
+    put(cache, "aabb")
+    put(cache, "xxyy")
+    for tokens in ("aabb", "xxyy"):
+        cache.retain(tokens)
+    cache.free(0, cache.allocate(0, 2))
+    assert [cached(cache, tokens) for tokens in ("aabb", "xxyy")] == [0, 4]
+    assert cache.can_allocate((4,)) and len(cache.allocate(0, 4)) == 4
+
+
+@pytest.mark.parametrize(("percent", "num_lifetimes"), [(100, 1), (300, 3), (10**6, 8), (1, 1)])
+def test_a_price_buys_lifetimes(percent, num_lifetimes):
+    cache = cache_of([4], costs=PageCosts(return_percent=lambda num_tokens: percent))
+    for tokens in ("aabb", "xxyy"):
+        put(cache, tokens)
+    cache.retain("aabb")
+    survived = 0
+    for n in range(12):
+        put(cache, [2 * n, 2 * n, 2 * n + 1, 2 * n + 1])
+        survived += cached(cache, "aabb") == 4
+    assert survived == num_lifetimes
+
+
+def test_the_less_others_are_used_again_the_longer():
+    lifetimes = []
+    for is_used in (True, False):
+        cache = cache_of([4])
+        for n in range(4):
+            put(cache, [n] * 4)
+            run(cache, [n] * (5 if is_used else 1)).end()
+        put(cache, "aabb")
+        cache.retain("aabb")
+        lifetimes.append(cache.match_prefix("aabb!").nodes[-1].retention.num_renewals)
+    assert lifetimes == [1, 7]
+
+
+def test_a_state_that_is_expected_again_stays():
+    cache = cache_of([9, 1], (None, SNAPSHOT))
+    first = Run(cache, "abcdef")
+    first.pages[0] += cache.allocate(0, 3)
+    first.pages[1] += [0, *cache.allocate(1, 1), 0]
+    first.commit(6)
+    first.end()
+    cache.retain("abcdef")
+    cache.free(1, cache.allocate(1, 1))
+    assert cached(cache, "abcdef") == 0  # the only one there is room for
+    cache.check_integrity([])
+
+
 def test_pages_cheap_to_compute_are_dropped_with_what_depends_on_them():
     asked = []
-    cache = cache_of([3], host=[3], should_offload=lambda n: asked.append(n) or n > 4)
+    cache = cache_of([3], host=[3], costs=PageCosts(lambda n: asked.append(n) or n > 4))
     put(cache, "aabbcc")
     cache.allocate(0, 1)
     assert cached(cache, "aabbcc") == 6 and asked == [6]

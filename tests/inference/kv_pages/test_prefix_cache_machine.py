@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from configs.cache import CacheSpec
+from inference.kv_pages.prefix_cache import PageCosts
 from tests.inference.kv_pages.test_prefix_cache import Run, cache_of, run
 
 TOKENS = st.builds(
@@ -44,7 +45,7 @@ class CacheMachine(RuleBasedStateMachine):
     def build(self, page_tokens, windows, num_pages, host, offloads_from):
         self.size = page_tokens
         self.cache = cache_of(
-            num_pages, windows, page_tokens, host, should_offload=lambda n: n >= offloads_from
+            num_pages, windows, page_tokens, host, costs=PageCosts(lambda n: n >= offloads_from)
         )
         self.runs: list[Run] = []
         self.hoards: list[list[list[int]]] = []
@@ -117,6 +118,10 @@ class CacheMachine(RuleBasedStateMachine):
         user.commit(0)
         user.slide()
         return True
+
+    @rule(tokens=TOKENS, key=st.sampled_from([0, 0, 1]))
+    def retain(self, tokens, key):
+        self.cache.retain(tokens, key)
 
     @rule()
     def copy(self):

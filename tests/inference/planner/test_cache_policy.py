@@ -17,7 +17,7 @@ ENGINE = EngineConfig.of(page_tokens=64, chunk_tokens=64, max_seqs=2)
 
 def should_offload(chip, **changes):
     engine = ENGINE.replace(**changes)
-    return cache_policy.offload_policy(Config(fakes.llama("bfloat16"), engine), chip)
+    return cache_policy.page_costs(Config(fakes.llama("bfloat16"), engine), chip).should_offload
 
 
 def test_a_copy_goes_at_the_link_to_the_host():

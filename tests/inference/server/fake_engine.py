@@ -95,6 +95,7 @@ class FakeEngine:
         self.is_compiling = False
         self.params: list[SamplingParams] = []  # of all requests
         self.prompts: list[list[int]] = []
+        self.retained: list[tuple[list[int], str | None]] = []
         self.may_go_on = threading.Event()  # of a step that hangs
         self.gate = threading.Event()  # closed: no step begins, and no warm-up ends
         self.gate.set()
@@ -151,6 +152,9 @@ class FakeEngine:
     def abort(self, id: int) -> None:
         self.aborted += [id] * any(each.id == id for each in self.running)
         self.running = [each for each in self.running if each.id != id]
+
+    def retain(self, tokens, cache_salt) -> None:
+        self.retained.append((tokens, cache_salt))
 
     def step(self) -> list[RequestOutput]:
         self.gate.wait(60)

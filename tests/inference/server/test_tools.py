@@ -99,6 +99,16 @@ def called(choice):
     return [(call["function"]["name"], call["function"]["arguments"]) for call in calls]
 
 
+def test_what_waits_for_a_tool_is_retained(engine, say, format):
+    engine.retained.clear()
+    say(CALLS[format], cache_salt="mine")
+    answered = engine.prompts[-1]
+    say("No tool is needed.")  # after what was sent for the answer before
+    ((tokens, salt),) = engine.retained
+    assert salt == "/mine" and tokens[: len(answered)] == answered
+    assert tokenizer().decode(tokens[len(answered) :]).startswith(CALLS[format])
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_calls_come_as_calls(say, format, streams):
     choice = say(CALLS[format], stream=streams)
