@@ -179,13 +179,10 @@ class InputProcessor:
             first.needs_commit = True
             self._next_id += params.beam_width - 1
             return sequences
-        is_leader = num_siblings > 0 and len(tokens) > 1  # else nothing is shared
-        first.keeps_last |= is_leader
         for index in range(1, 1 + num_siblings):
             sibling_params = dataclasses.replace(params, seed=derived_seed(first.seed, index))
-            sibling = self._sequence(list(tokens), len(tokens), sibling_params)
-            sibling.leader = first if is_leader else None
-            sequences.append(sibling)
+            sequences.append(self._sequence(list(tokens), len(tokens), sibling_params))
+        first.lead(sequences[1:])
         return sequences
 
     def continuation(self, parent: Sequence, params: SamplingParams) -> Sequence:

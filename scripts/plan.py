@@ -21,7 +21,7 @@ from configs.hardware import catalog
 from configs.kinds import params
 from configs.precision import FORMATS, PLANNED
 from inference.files import user_files
-from inference.planner import acceptance, advise, cache_policy, parts, slo
+from inference.planner import acceptance, advise, cache_policy, parts, request_cost, slo
 from inference.planner.calibration import lookup
 from inference.planner.cost import Precision
 from inference.planner.deployment import ACCOUNTINGS, Deployment
@@ -45,6 +45,8 @@ _WEIGHTS, _CACHE = deployment_flags.WEIGHTS, deployment_flags.CACHE
 _MESH = deployment_flags.MESH
 _REPLICAS = replicas_flag.REPLICAS
 _SPECULATE = speculation_flags.SPECULATE
+_SAMPLES = flags.DEFINE_integer("samples", 1, "Answers that each request samples (best_of).")
+_THINKING = flags.DEFINE_integer("thinking_tokens", 0, "Tokens of thought before --new_tokens.")
 _PRICE = flags.DEFINE_float("price", None, "Dollars an hour of one chip.")
 _ACCOUNTING = flags.DEFINE_string("accounting", "exact", f"{' or '.join(ACCOUNTINGS)}.")
 _PLOT = file_flags.PLOT
@@ -175,7 +177,15 @@ def _sweep(
             for context in contexts
         ],
         "parts": parts.explain(deployment, batches[0], contexts[0]),
-    }
+    } | _requests(deployment, batches[0], contexts[0])
+
+
+def _requests(deployment: Deployment, batch: int, context: int) -> dict[str, object]:
+    """What other numbers of samples cost at a point, where --samples or --thinking_tokens asks."""
+    lengths, new = (batch, context), _new_tokens(0)
+    if not new or (_SAMPLES.value == 1 and not _THINKING.value):
+        return {}
+    return {"requests": request_cost.trade(deployment, *lengths, new, _THINKING.value)}
 
 
 def _page_groups(config: Config) -> list[dict[str, object]]:
@@ -236,6 +246,7 @@ def _deployment(config: Config) -> Deployment:
     return Deployment(
         config.model, chip, formats, config.mesh, replicas, speculation, _ACCOUNTING.value,
         snapshots=config.engine.cache.snapshots if config.num_snapshots > 1 else 0,
+        samples=_SAMPLES.value,
     )  # fmt: skip
 
 
@@ -254,7 +265,8 @@ def _automatic(text: str) -> bool:
 
 
 def _new_tokens(usual: int) -> int:
-    return int(_NEW_TOKENS.value) if _NEW_TOKENS.present else usual
+    """Tokens of each sample, its thought included."""
+    return _THINKING.value + (int(_NEW_TOKENS.value) if _NEW_TOKENS.present else usual)
 
 
 def _speculation(text: str) -> Speculation:
@@ -295,6 +307,10 @@ def _check_questions() -> None:
         raise InputError("--output needs --verify")
     if _SLO.value is None and _RATE.value is not None:
         raise InputError("--rate needs --slo")
+    if _THINKING.value < 0:
+        raise InputError(f"--thinking_tokens is at least 0, not {_THINKING.value}")
+    if _ADVISE.value and _SAMPLES.value != 1:
+        raise InputError("--advise ranks for requests of one sample: leave --samples out")
     for flag in (_CHIPS, _GOAL):
         if flag.present and not _ADVISE.value:
             raise InputError(f"--{flag.name} needs --advise")

@@ -90,14 +90,14 @@ def best(
 
     Args:
         deployment: its own speculation is ignored.
-        batch, context: sequences of a replica, and tokens of each.
+        batch, context: requests of a replica, and tokens of each sequence.
         greedy: at temperature 0, where drafts are accepted more often.
     """
     plain = dataclasses.replace(deployment, speculation=None)
     curve, usual = fitted(greedy), plain.decode_time(batch, context)
     fastest_drafts, best_rate = None, batch / usual.total_s
     local_s = usual.total_s - usual.overhead_s - usual.collective_s
-    sequences = -(-batch // plain.mesh.num_groups)
+    sequences = -(-batch // plain.mesh.num_groups) * plain.samples  # as if no prompt were shared
     for drafts in range(1, _MAX_DRAFTS + 1):
         # What is verified does not depend on the draft's size.
         free = dataclasses.replace(plain, speculation=Speculation(drafts, 0.0, 0.0))

@@ -98,22 +98,25 @@ class Rows:
 @dataclasses.dataclass(frozen=True)
 class Work:
     """What one step does: T packed tokens (padding included, unless it is left out), the rows they
-    belong to, Q rows of logits.
+    belong to, Q rows of logits. Each request has `samples` sequences, which run on one chip along
+    `expert`.
     """
 
     num_tokens: int
     rows: tuple[Rows, ...]
     num_logits: int
+    samples: int = 1
 
     @property
-    def num_sequences(self) -> int:
-        return sum(rows.count for rows in self.rows)
+    def num_requests(self) -> int:
+        return sum(rows.count for rows in self.rows) // self.samples
 
     @classmethod
-    def decode(cls, batch: int, context: int, drafts: int = 0) -> "Work":
-        """Each of `batch` sequences feeds its newest token, and drafts to be verified."""
-        tokens = batch * (1 + drafts)
-        return cls(tokens, (Rows(batch, 1 + drafts, context + drafts, drafts),), tokens)
+    def decode(cls, batch: int, context: int, drafts: int = 0, samples: int = 1) -> "Work":
+        """Each sequence of `batch` requests feeds its newest token, and drafts to be verified."""
+        count, width = batch * samples, 1 + drafts
+        rows = Rows(count, width, context + drafts, drafts)
+        return cls(count * width, (rows,), count * width, samples)
 
     @classmethod
     def prefill(cls, batch: int, context: int) -> "Work":
@@ -147,7 +150,7 @@ class Operation:
         copied: of a matrix's rows, the share that makes the cache.
         kind: what it runs as: 'matrix' (tokens and a layer's weights), 'attention' or 'other'.
         by_expert: whether chips along `expert` divide its weights.
-        sequences: whose tokens these are: chips that work for different ones divide them.
+        requests: whose tokens these are: chips that work for different ones divide them.
         rows: of a product with weights, tokens that each weight is multiplied with.
         expansion: how many times its bytes what is read of the cache has as activations.
         format: of most of its weights, where these have one of few bits of their own.
@@ -161,7 +164,7 @@ class Operation:
     activation_bytes: float = 0.0
     split: bool = True
     cache_parts: int = 1
-    sequences: int = 1
+    requests: int = 1
     rows: float = math.inf
     copied: float = 0.0
     kind: str = "other"
@@ -224,7 +227,7 @@ def evaluate(
     return Operation(
         declared.name, layers, float(layers * flops), moved["weights"], moved["cache"],
         moved["activations"], declared.is_split, declared.cache_parts,
-        max(1, work.num_sequences), _rows(declared, work, visited),
+        max(1, work.num_requests), _rows(declared, work, visited),
         declared.kv_rows / declared.all_rows, declared.kind, declared.by_expert,
         expanded / moved["cache"] if moved["cache"] else 1.0, _own_format(declared),
     )  # fmt: skip

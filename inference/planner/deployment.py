@@ -5,7 +5,7 @@ import functools
 import math
 from collections.abc import Iterable
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from configs.hardware.spec import HardwareSpec
 from configs.mesh import MOST_CHIPS, ONE_CHIP, Mesh
 from configs.model import ModelConfig
@@ -16,6 +16,7 @@ from inference.planner.roofline import Exchange, StepTime
 from inference.planner.speculation import Speculation
 
 ACCOUNTINGS = ("exact", "lecture")
+MAX_SAMPLES = 4096  # of a request
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,17 +24,18 @@ class Row:
     """One point. Bytes are of a whole replica, rates of all replicas.
 
     Attributes:
-        batch, context: sequences of a replica at the same time, and tokens of each prompt.
+        batch, context: requests of a replica at the same time, and tokens of each prompt.
         parameters: of the model.
-        weight_bytes, cache_bytes, memory_bytes: one copy of the weights, cache of all sequences at
+        weight_bytes, cache_bytes, memory_bytes: one copy of the weights, cache of all requests at
             their longest, both and snapshots; a draft model's included.
         fits: whether each chip holds its part.
         step_s: time of a decode step, at the mean length of the sequences; of proposing and
             verifying, where there are drafts.
-        ttft_s: time of the prefill of the whole batch.
+        ttft_s: time of the prefill of the whole batch; samples fork before the last prompt token,
+            and then take a step.
         output_tok_s: tokens a second while decoding.
-        request_s: prefill, which gives the first new token, and a step for each of the others; None
-            without new tokens.
+        request_s: the prefill, and a step for each token that it does not give; None without new
+            tokens.
         intensity: FLOPs a byte of the decode step, both as the accounting counts them.
         bound: what takes longest in a decode step.
         dollars_per_million: of output tokens while decoding; None without a price.
@@ -68,6 +70,7 @@ class Deployment:
     Attributes:
         precision: None stores everything in the model's dtype.
         replicas: copies of the whole mesh, with requests of their own.
+        samples: sequences of each request, which share the pages of its prompt and decode together.
         snapshots: of all layers' states, kept for prefixes on the chips of each data-parallel
             group beside those of its sequences; None: as many as it has sequences.
         accounting: 'exact' counts every byte and FLOP; 'lecture' reads all parameters and the whole
@@ -87,6 +90,7 @@ class Deployment:
     speculation: Speculation | None = None
     accounting: str = "exact"
     snapshots: int | None = 0
+    samples: int = 1
 
     def __post_init__(self) -> None:
         self.mesh.check(self.config)
@@ -103,6 +107,8 @@ class Deployment:
             raise InputError(f"at least 1 replica, not {self.replicas}")
         if self.replicas > MOST_CHIPS:
             raise InputError(f"at most {MOST_CHIPS} replicas")
+        if not 1 <= self.samples <= MAX_SAMPLES:
+            raise InputError(f"--samples is from 1 to {MAX_SAMPLES}, not {shown(self.samples)}")
         if self.mesh.model * self.mesh.expert > 1 and not self.hardware.link_bandwidth:
             raise InputError(f"{self.hardware.name} has no links: its mesh is one chip")
 
@@ -171,6 +177,18 @@ class Deployment:
         parts = cost.cache_by_parts(self.config, length, self.formats, drafts)
         return sum(num_bytes / min(self.mesh.model, part) for part, num_bytes in parts.items())
 
+    def request_bytes(self, context: int, new_tokens: int) -> float:
+        """Bytes of one request at its longest, stored once: what its samples see of the prompt, and
+        the tokens and states of each.
+        """
+        others = (self.samples - 1) * self.cache_bytes(new_tokens)
+        return self.cache_bytes(context + new_tokens) + others
+
+    def _chip_request_bytes(self, context: int, new_tokens: int) -> float:
+        """The same on each chip along `model`."""
+        others = (self.samples - 1) * self.chip_cache_bytes(new_tokens)
+        return self.chip_cache_bytes(context + new_tokens) + others
+
     @property
     def memory_room(self) -> float:
         """Bytes that the weights leave on each chip for the cache; negative where they do not
@@ -189,20 +207,22 @@ class Deployment:
         return self._on_chip(0)
 
     def num_snapshots(self, batch: int) -> int:
-        """Snapshots of one data-parallel group of a replica of `batch` sequences."""
-        return self._on_fullest(batch) if self.snapshots is None else self.snapshots
+        """Snapshots of one data-parallel group of a replica of `batch` requests."""
+        if self.snapshots is None:
+            return self._on_fullest(batch) * self.samples
+        return self.snapshots
 
     def largest_batch(self, context: int, new_tokens: int = 0) -> int:
-        """Sequences a replica holds at their longest; 0 where not even the weights fit."""
-        per_sequence, room = self.chip_cache_bytes(context + new_tokens), self.memory_room
+        """Requests a replica holds at their longest; 0 where not even the weights fit."""
+        per_request, room = self._chip_request_bytes(context, new_tokens), self.memory_room
         if self.snapshots is None:
-            per_sequence += self._chip_snapshot_bytes
+            per_request += self.samples * self._chip_snapshot_bytes
         else:
             room -= self.snapshots * self._chip_snapshot_bytes
-        return self.mesh.num_groups * max(0, math.floor(room / per_sequence))
+        return self.mesh.num_groups * max(0, math.floor(room / per_request))
 
     def _on_fullest(self, batch: int) -> int:
-        """Sequences of the chips that have most of them."""
+        """Requests of the chips that have most of them."""
         return math.ceil(batch / self.mesh.num_groups)
 
     # --- time -------------------------------------------------------------------------------------
@@ -212,11 +232,11 @@ class Deployment:
         return cost.step_operations(self.config, self.decode_work(batch, context), self.formats)
 
     def decode_time(self, batch: int, context: int) -> StepTime:
-        """Time of one decode step of a replica; where there are drafts it verifies them, what
-        proposes them comes on top.
+        """Time of one decode step of a replica's requests; where there are drafts it verifies
+        them, what proposes them comes on top.
         """
         if self.accounting == "lecture":
-            step_time = self._lecture_time(batch * (1 + self.drafts), batch, context)
+            step_time = self._lecture_time(self._num_fed(batch), batch, context)
             return dataclasses.replace(step_time, total_s=step_time.memory_s)
         return self._exact_time(self.decode_work(batch, context))
 
@@ -225,6 +245,29 @@ class Deployment:
         if self.accounting == "lecture":
             return self._lecture_time(batch * context, 0, context)
         return self._exact_time(self.prefill_work(batch, context))
+
+    def prompt_seconds(self, batch: int, context: int) -> float:
+        """Time of prefilling `batch` prompts; samples fork before the last token, if they can."""
+        length = max(1, context - (self.samples > 1))
+        return self.prefill_time(batch, length).total_s
+
+    def decoded_tokens(self, new_tokens: int) -> int:
+        """New tokens of a sequence that decode steps give: the prefill gives the first where
+        there is one sample.
+        """
+        return max(0, new_tokens - (self.samples == 1))
+
+    def mean_length(self, context: int, new_tokens: int) -> int:
+        """Tokens that a sequence has in its middle decode step."""
+        return context + max(0, new_tokens - (self.samples > 1)) // 2
+
+    def request_seconds(self, batch: int, context: int, new_tokens: int) -> float:
+        """Time of `batch` requests that start and end together: the prefill, and a step for each
+        token that it does not give.
+        """
+        step_s = self.step_seconds(batch, self.mean_length(context, new_tokens))
+        steps = self.decoded_tokens(new_tokens) / self.tokens_per_step
+        return self.prompt_seconds(batch, context) + steps * step_s
 
     def step_seconds(self, batch: int, context: int) -> float:
         """Time of one decode step: proposing, verifying."""
@@ -238,7 +281,12 @@ class Deployment:
 
     def decode_work(self, batch: int, context: int) -> Work:
         """A decode step of one data-parallel group."""
-        return Work.decode(math.ceil(batch / self.mesh.data), context, self.drafts)
+        requests = math.ceil(batch / self.mesh.data)
+        return Work.decode(requests, context, self.drafts, self.samples)
+
+    def _num_fed(self, batch: int) -> int:
+        """Tokens that all sequences of `batch` requests feed in a decode step."""
+        return batch * self.samples * (1 + self.drafts)
 
     def prefill_work(self, batch: int, context: int) -> Work:
         """A prefill of one data-parallel group."""
@@ -272,7 +320,7 @@ class Deployment:
     def _intensity(self, batch: int, context: int) -> float:
         """FLOPs a byte of a decode step."""
         if self.accounting == "lecture":
-            done = self._lecture_cost(batch * (1 + self.drafts), batch, context)
+            done = self._lecture_cost(self._num_fed(batch), batch, context)
         else:
             done = cost.total(self.decode_operations(batch, context))
         return done.flops / done.bytes
@@ -285,38 +333,41 @@ class Deployment:
         return StepTime(memory, compute, 0.0, 0.0, max(memory, compute))
 
     def _lecture_cost(self, num_tokens: int, num_read: int, context: int) -> Cost:
-        """Each chip's weights and the caches of `num_read` sequences once; two FLOPs a parameter
-        and token.
+        """Each chip's weights and the caches of `num_read` requests' sequences once; two FLOPs a
+        parameter and token.
         """
-        read = self._chip_target_bytes + self._on_fullest(num_read) * self._on_chip(context)
+        sequences = self._on_fullest(num_read) * self.samples
+        read = self._chip_target_bytes + sequences * self._on_chip(context)
         flops = 2 * num_tokens * weights.num_active_parameters(self.config) / self.mesh.num_chips
         return Cost(read, flops)
 
     # --- both -------------------------------------------------------------------------------------
 
     def row(self, batch: int, context: int, new_tokens: int = 0) -> Row:
-        """The point of `batch` prompts of `context` tokens that grow by `new_tokens`.
+        """The point of `batch` prompts of `context` tokens, each sample of which grows by
+        `new_tokens`.
 
         Raises:
             InputError: a size is out of range.
         """
         self.check_lengths(batch, context, new_tokens)
-        middle, longest = context + new_tokens // 2, context + new_tokens
-        weight_bytes, cached = self.weight_bytes, batch * self.cache_bytes(longest)
-        on_chip = self._on_fullest(batch) * self.chip_cache_bytes(longest)
+        middle, weight_bytes = self.mean_length(context, new_tokens), self.weight_bytes
+        cached = batch * self.request_bytes(context, new_tokens)
+        on_chip = self._on_fullest(batch) * self._chip_request_bytes(context, new_tokens)
         num_snapshots = self.num_snapshots(batch)
         on_chip += num_snapshots * self._chip_snapshot_bytes
         snapshots = self.mesh.num_groups * num_snapshots * self.snapshot_bytes
-        step_s, ttft_s = self.step_seconds(batch, middle), self.prefill_time(batch, context).total_s
+        step_s = self.step_seconds(batch, middle)
+        ttft_s = self.prompt_seconds(batch, context) + (self.samples > 1) * step_s
         tpot_s = step_s / self.tokens_per_step
-        rate = self.replicas * batch / tpot_s
+        rate = self.replicas * batch * self.samples / tpot_s
         price = self.hardware.price_per_hour
         hourly = None if price is None else price * self.mesh.num_chips * self.replicas
         return Row(
             batch, context, weights.num_parameters(self.config), weight_bytes, cached,
             weight_bytes + cached + snapshots,
             on_chip <= self.memory_room, step_s, ttft_s, rate,
-            ttft_s + (new_tokens - 1) * tpot_s if new_tokens else None,
+            self.request_seconds(batch, context, new_tokens) if new_tokens else None,
             self._intensity(batch, middle), self.decode_time(batch, middle).bound,
             None if hourly is None else hourly / 3600 / rate * 1e6, tpot_s,
             self.chip_weight_bytes + on_chip, snapshots,

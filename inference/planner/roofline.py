@@ -126,13 +126,13 @@ def per_chip(operation: Operation, mesh: Mesh) -> Operation:
 
     Chips along `model` divide heads and columns. Chips along `expert` divide the experts and, where
     tokens choose evenly, the work on them; around them each works for its own sequences, so there
-    they divide sequences and caches, not weights, and the fullest chip counts.
+    they divide requests and caches, not weights, and the fullest chip counts.
     """
     if mesh.model * mesh.expert == 1:
         return operation
     heads = mesh.model if operation.split else 1
     is_divided = operation.by_expert
-    share = 1 / mesh.expert if is_divided else fullest(operation.sequences, mesh)
+    share = 1 / mesh.expert if is_divided else fullest(operation.requests, mesh)
 
     def part(whole: float) -> float:
         return weights.divided(whole, heads, operation.copied, operation.cache_parts)
@@ -146,9 +146,9 @@ def per_chip(operation: Operation, mesh: Mesh) -> Operation:
     )
 
 
-def fullest(sequences: int, mesh: Mesh) -> float:
-    """Share of a data-parallel group's sequences that the fullest chip along `expert` works for."""
-    return math.ceil(sequences / mesh.expert) / sequences
+def fullest(requests: int, mesh: Mesh) -> float:
+    """Share of a data-parallel group's requests that the fullest chip along `expert` works for."""
+    return math.ceil(requests / mesh.expert) / requests
 
 
 def exchange(collective: Collective, work: Work, hardware: HardwareSpec, mesh: Mesh) -> Exchange:
@@ -161,7 +161,7 @@ def exchange(collective: Collective, work: Work, hardware: HardwareSpec, mesh: M
     chips = getattr(mesh, collective.axis)
     turns = (2 if collective.kind == "all-reduce" else 1) * (chips - 1)
     num_bytes = collective.num_bytes(work.num_tokens, work.num_logits)
-    num_bytes *= fullest(max(1, work.num_sequences), mesh)
+    num_bytes *= fullest(max(1, work.num_requests), mesh)
     bandwidth = hardware.link_bandwidth / hardware.link_axes
     seconds = turns * (num_bytes / chips / bandwidth + hardware.link_latency_s)
     return Exchange(collective, num_bytes, collective.count * seconds)

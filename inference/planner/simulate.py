@@ -15,7 +15,7 @@ from inference.planner import report
 from inference.request import SamplingParams
 from inference.scheduling.scheduler import Scheduler
 from inference.scheduling.sequence import History, Prefix, Sequence, cache_key
-from inference.scheduling.step_output import StepOutput
+from inference.scheduling.step_output import Commit, StepOutput
 from inference.scheduling.step_schedule import StepRecord, StepSchedule
 
 
@@ -77,6 +77,7 @@ class Simulator:
         self._host_s = host_s
         self._steps: deque[_StepInFlight] = deque()
         self._next_id = 0
+        self._requests: dict[int, int] = {}  # of a sequence that is not done, its request's id
 
     def add_request(self, prompt: Tokens[int], params: SamplingParams) -> int:
         """Queues a prompt; returns the request's id.
@@ -84,15 +85,19 @@ class Simulator:
         Raises:
             InputError: it could not finish even alone.
         """
+        first, *others = [self._sequence(list(prompt), params) for _ in range(params.num_samples)]
+        first.lead(others)
+        for sequence in (first, *others):
+            self.scheduler.add(sequence)
+            self._requests[sequence.id] = first.id
+        return first.id
+
+    def _sequence(self, tokens: list[int], params: SamplingParams) -> Sequence:
         self._next_id += 1
-        tokens, key = list(prompt), cache_key(self.config.engine.cache, self._next_id)
-        self.scheduler.add(
-            Sequence(
-                self._next_id, params, tokens, len(tokens), prefix=Prefix(key),
-                history=History(self.clock.now()),
-            )
-        )  # fmt: skip
-        return self._next_id
+        key, history = cache_key(self.config.engine.cache, self._next_id), History(self.clock.now())
+        return Sequence(
+            self._next_id, params, tokens, len(tokens), prefix=Prefix(key), history=history
+        )
 
     def retain(self, tokens: Tokens[int]) -> None:
         """As `Engine.retain`."""
@@ -124,13 +129,12 @@ class Simulator:
         self.records.append(StepRecord(schedule.shape, schedule.row_sizes, seconds, self._host_s))
         if not self.scheduler.has_work:  # steps in flight serve no sequence any more
             self._steps.clear()
-        return [
-            RequestOutput(
-                commit.sequence.id,
-                commit.tokens,
-                "",
-                commit.reason,
-                num_cached_tokens=commit.sequence.prefix.num_hit_tokens or 0,
-            )
-            for commit in committed
-        ]
+        return [self._output(commit) for commit in committed]
+
+    def _output(self, commit: Commit) -> RequestOutput:
+        id, finish = commit.sequence.id, commit.reason
+        first = self._requests[id] if finish is None else self._requests.pop(id)
+        num_cached = commit.sequence.prefix.num_hit_tokens or 0
+        return RequestOutput(
+            first, commit.tokens, "", finish, id - first, num_cached_tokens=num_cached
+        )

@@ -34,20 +34,22 @@ class Steady:
 
 
 def steady(deployment: Deployment, batch: int, context: int, new_tokens: int) -> Steady:
-    """What `batch` sequences of each replica see; rates are of all replicas.
+    """What `batch` requests of each replica see; rates are of all replicas.
 
     In the time that a request lives, the chips run the prompts of its `batch` peers, one at a time
-    (each group of chips with sequences of its own runs one), and the steps that give it its tokens
-    but the first, which its prefill gives.
+    (each group of chips with requests of its own runs one), and the steps that give it its tokens
+    but the first, which its prefill gives where there is one sample.
     """
-    steps = (new_tokens - 1) / deployment.tokens_per_step
-    step_s = deployment.step_seconds(batch, context + new_tokens // 2)
+    decoded = deployment.decoded_tokens(new_tokens)
+    steps = decoded / deployment.tokens_per_step
+    step_s = deployment.step_seconds(batch, deployment.mean_length(context, new_tokens))
     groups = min(batch, deployment.mesh.num_groups)
-    prefill_s = deployment.prefill_time(groups, context).total_s
+    prefill_s = deployment.prompt_seconds(groups, context)
     lives = math.ceil(batch / groups) * prefill_s + steps * step_s
     rate = deployment.replicas * batch / lives
-    tpot_s = (lives - prefill_s) / max(1, new_tokens - 1)
-    return Steady(step_s + prefill_s, prefill_s, tpot_s, rate, rate * new_tokens)
+    tpot_s = (lives - prefill_s) / max(1, decoded)
+    ttft_s = prefill_s + step_s * (1 + (deployment.samples > 1))
+    return Steady(ttft_s, prefill_s, tpot_s, rate, rate * new_tokens * deployment.samples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Disaggregated:
 def disaggregated(
     deployment: Deployment, batch: int, context: int, new_tokens: int
 ) -> Disaggregated:
-    """What a group of chips of its own for prompts is worth to `batch` sequences.
+    """What a group of chips of its own for prompts is worth to `batch` requests.
 
     Raises:
         InputError: a size is out of range.
@@ -90,13 +92,14 @@ def disaggregated(
     mesh = dataclasses.replace(deployment.mesh, data=groups, expert=1)
     together = steady(dataclasses.replace(deployment, mesh=mesh), batch, context, new_tokens)
     sent_s = transfer_s(deployment, context)
-    prefill_s = deployment.prefill_time(1, context).total_s
-    step_s = deployment.step_seconds(batch, context + new_tokens // 2)
+    prefill_s = deployment.prompt_seconds(1, context)
+    step_s = deployment.step_seconds(batch, deployment.mean_length(context, new_tokens))
     tpot_s = step_s / deployment.tokens_per_step
     ttft_s = prefill_s + sent_s + 2 * step_s  # a step in flight, and one of its last token
     rate = min(batch / (ttft_s + (new_tokens - 1) * tpot_s), 1 / prefill_s)  # of each side
     total = replicas * rate
-    apart = Steady(ttft_s, prefill_s, tpot_s, total, total * new_tokens)
+    tokens_s = total * new_tokens * deployment.samples
+    apart = Steady(ttft_s, prefill_s, tpot_s, total, tokens_s)
     return Disaggregated(
         apart, together, deployment.chip_cache_bytes(context) * mesh.model, sent_s,
         saved_s=(math.ceil(batch / groups) - 1) * prefill_s,
@@ -154,12 +157,12 @@ class Answer:
 
     Attributes:
         mesh: of one replica.
-        batch: most sequences at a time that meet them.
+        batch: most requests at a time that meet them.
         replicas: for the rate asked, busy for at most `UTILIZATION`; 1 without.
         load: share of what they can take that the rate is; None without.
         num_chips: of all replicas.
         replica: what one replica gives at that batch.
-        limited_by: what forbids one more sequence: 'memory', or the targets.
+        limited_by: what forbids one more request: 'memory', or the targets.
         dollars_per_million: of output tokens while all replicas are busy; None without a price.
     """
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import enum
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING, Protocol
 
@@ -237,6 +237,14 @@ class Sequence:
                 f"min_tokens bans at most {MAX_STOP_IDS} tokens, the model's own end tokens and "
                 f"stop_token_ids together, not {len(self.end_ids)}"
             )
+
+    def lead(self, others: Iterable["Sequence"]) -> None:
+        """Computes the prompt for other sequences of the request too, except for its last token: a
+        prompt of one token has nothing to share.
+        """
+        if self.num_prompt_tokens > 1:
+            for other in others:
+                other.leader, self.keeps_last = self, True
 
     @property
     def end_ids(self) -> frozenset[int]:

@@ -11,6 +11,7 @@ from configs.mesh import Mesh
 from inference.planner.advise import Choice
 from inference.planner.deployment import Deployment, Row
 from inference.planner.parts import Explanation, Step
+from inference.planner.request_cost import RequestCost
 from inference.planner.slo import Answer, Disaggregated
 from inference.planner.speculation import Speculation
 from scripts.reports import advice_text
@@ -50,6 +51,8 @@ def show(deployment: Deployment, plan: dict[str, Any]) -> None:
         advice_text.show(console, plan["advice"])
     else:
         _show_rows(console, plan["rows"], plan["speculation"])
+        if "requests" in plan:
+            _show_requests(console, deployment, plan["requests"])
         for line in _memory(deployment, plan["parts"], plan["largest_batch"]):
             console.print(line, markup=False, soft_wrap=True)
         if "snapshots" in plan:
@@ -117,6 +120,26 @@ def _drafts(drafts: Speculation | None) -> str:
     return f"k={drafts.drafts}{size}: {drafts.tokens_per_step:.2f} tokens a step"
 
 
+def _show_requests(
+    console: Console, deployment: Deployment, requests: Sequence[RequestCost]
+) -> None:
+    """What more samples cost, and how long one sample could think meanwhile."""
+    thinks, priced = requests[0].thinking_tokens > 0, requests[0].dollars is not None
+    columns = ["samples", "request", *["answer from"] * thinks, "chip-seconds", *["$"] * priced]
+    columns += ["tokens", "cache", "of a step's bytes", "fit", "one sample thinks for"]
+    table = new_table(columns)
+    for request in requests:
+        cells = [f"{request.samples}{' *' * (request.samples == deployment.samples)}"]
+        cells += [seconds(request.seconds), *[seconds(request.answer_s)] * thinks]
+        cells += [f"{request.chip_s:.4g}"]
+        cells += [f"{request.dollars:.3g}"] if request.dollars is not None else []
+        cells += [f"{request.tokens:,}", size(request.cache_bytes), f"{request.cache_share:.0%}"]
+        cells += [f"{request.largest_batch:,}", f"{request.equal_thinking_tokens:,} tokens"]
+        table.add_row(*cells)
+    console.print(table)
+    console.print("the last column: a thought with which one sample takes as many seconds")
+
+
 def _memory(
     deployment: Deployment, parts: Explanation, largest: Sequence[dict[str, int]]
 ) -> Iterable[str]:
@@ -132,7 +155,8 @@ def _memory(
         f"{size(parts.cache_bytes_per_sequence)} a sequence of {parts.context:,}"
     )
     fits = (f"{point['batch']:,} at {point['context']:,}" for point in largest)
-    yield f"largest batch: {', '.join(fits)}"
+    of_samples = f" of {deployment.samples} samples" if deployment.samples > 1 else ""
+    yield f"largest batch: {', '.join(fits)}{of_samples}"
 
 
 def _snapshots(snapshots: dict[str, int]) -> str:
@@ -228,7 +252,7 @@ def _total(step: Step) -> str:
 def _show_answers(console: Console, answers: Sequence[Answer]) -> None:
     first = answers[0]
     console.print(
-        f"smallest mesh: {first.mesh}, up to {first.batch} sequences (limit: {first.limited_by}), "
+        f"smallest mesh: {first.mesh}, up to {first.batch} requests (limit: {first.limited_by}), "
         f"{first.replicas} replicas of it = {first.num_chips} chips",
         markup=False, soft_wrap=True,
     )  # fmt: skip

@@ -208,6 +208,22 @@ def test_slo(answer, plan):
     assert "load" in shown and "time in the queue comes on top" in shown
 
 
+def test_samples_and_thoughts_of_a_request(answer, plan):
+    asked = ("--model=llama2-70b", "--mesh=model=4", "--context=1000", "--new_tokens=100",
+             "--samples=12", "--thinking_tokens=600", "--price=3")  # fmt: skip
+    found = answer(*asked)
+    (request,) = [each for each in found["requests"] if each["samples"] == 12]
+    (row,) = found["rows"]
+    assert request["seconds"] == row["request_s"] and request["tokens"] == 12 * 700
+    assert request["dollars"] == pytest.approx(3 * 4 * row["request_s"] / 3600)
+    assert request["cache_bytes"] == row["cache_bytes"]
+    assert request["largest_batch"] == found["largest_batch"][0]["batch"]
+    shown = plan(*asked).out
+    for words in ("12 *", "one sample thinks for", f"{request['equal_thinking_tokens']:,} tokens"):
+        assert words in shown
+    assert "requests" not in answer("--new_tokens=100")
+
+
 def test_advice(answer):
     asked = ("--model=llama2-70b", "--hardware=h100", "--chips=2", "--advise")
     found = answer(*asked)["advice"]
@@ -363,6 +379,9 @@ _REFUSED = {
     "draft cost": (["--speculate=4,0.5,inf"], "a draft's cost is at least 0"),
     "setting": (["--set=model.heads=3"], "unknown key 'model.heads'"),
     "setting's value": (["--model=llama2-13b", f"--set={_KV_HEADS}=7"], "not a multiple of"),
+    "samples": (["--samples=0"], "--samples is from 1 to 4096, not 0"),
+    "samples of advice": (["--advise", "--samples=2"], "leave --samples out"),
+    "thoughts": (["--thinking_tokens=-1"], "--thinking_tokens is at least 0, not -1"),
     "targets": (["--slo=fast"], "--slo is like ttft=0.5,tpot=0.03"),
     "targets below 0": (["--slo=ttft=-1"], "--slo ttft is a number of seconds above 0"),
     "targets not met": (["--model=llama2-70b", "--slo=tpot=1e-9"], "the fastest is model=8"),

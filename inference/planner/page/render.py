@@ -28,7 +28,7 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 ASSETS = Path(__file__).parent / "assets"
 STYLES = ("base.css", "page.css")
-SCRIPTS = ("plan.js", "format.js", "draw.js", "controls.js", "page.js")
+SCRIPTS = ("plan.js", "format.js", "draw.js", "trade.js", "controls.js", "page.js")
 
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; "

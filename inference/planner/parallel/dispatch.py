@@ -107,7 +107,7 @@ def forms(deployment: Deployment, work: Work) -> tuple[Dispatch, Dispatch]:
         ),
         sum(exchange.seconds for exchange in gathers),
     )
-    tokens = work.num_tokens * roofline.fullest(max(1, work.num_sequences), mesh)
+    tokens = work.num_tokens * roofline.fullest(max(1, work.num_requests), mesh)
     links = chips - 1 if chip.link_axes == 1 else chips * chips // 4
     sent = seconds = 0.0
     for layer in deployment.config.layers:

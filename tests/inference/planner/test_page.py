@@ -25,7 +25,7 @@ from configs.kinds.latent import Indexer, Latent
 from configs.mesh import Mesh
 from configs.model import LayerSpec, ModelConfig
 from configs.precision import CACHE_FORMATS, FORMATS, PLANNED
-from inference.planner import cost, weights
+from inference.planner import cost, request_cost, weights
 from inference.planner.cost import Precision
 from inference.planner.deployment import Deployment
 from inference.planner.page import render
@@ -126,13 +126,15 @@ def deployment(point):
         config, hardware, Precision(weights, cache, FORMATS[config.dtype]),
         Mesh(point.get("data", 1), point["chips"], point["expert"]), point["replicas"],
         Speculation(*drafts) if drafts[0] else None, point["accounting"], snapshots=None,
+        samples=point["samples"],
     )  # fmt: skip
 
 
 def figures(point):
     """All that the planner says of a point, under the page's names."""
-    plan, (batch, context, new) = deployment(point), map(point.get, LENGTHS)
-    middle = context + new // 2
+    plan, (batch, context, answer, thinking) = deployment(point), map(point.get, LENGTHS)
+    new = answer + thinking
+    middle = plan.mean_length(context, new)
     found = dataclasses.asdict(plan.row(batch, context, new))
     mixtures = [
         layer.ffn.experts for layer in plan.config.layers if layer.ffn and layer.ffn.experts
@@ -148,11 +150,15 @@ def figures(point):
         "tokens_per_step": plan.tokens_per_step,
         "ridge": plan.hardware.ridge(plan.formats.weights.compute),
     }
+    if new:
+        request = request_cost.request_cost(plan, batch, context, new, thinking)
+        found |= {f"request.{name}": value for name, value in dataclasses.asdict(request).items()}
+    prompt = max(1, context - (point["samples"] > 1))
     phases = {
         "decode": (plan.decode_time(batch, middle), plan.decode_operations(batch, middle)),
         "prefill": (
-            plan.prefill_time(batch, context),
-            cost.step_operations(plan.config, plan.prefill_work(batch, context), plan.formats),
+            plan.prefill_time(batch, prompt),
+            cost.step_operations(plan.config, plan.prefill_work(batch, prompt), plan.formats),
         ),
     }
     for phase, (time, operations) in phases.items():
@@ -174,13 +180,14 @@ def by_name(phase, operations):
 def flat(found):
     """A plan of the page under the same names."""
     flat = {name: value for name, value in found.items() if not isinstance(value, dict | list)}
+    flat |= {f"request.{name}": value for name, value in (found["request"] or {}).items()}
     for phase in ("decode", "prefill"):
         flat |= {f"{phase}.{name}": value for name, value in found[phase].items()}
         flat |= by_name(phase, found[f"{phase}_operations"])
     return flat
 
 
-LENGTHS = ("batch", "context", "new_tokens")
+LENGTHS = ("batch", "context", "new_tokens", "thinking_tokens")
 PARTS = ("layers", "flops", "weight_bytes", "cache_bytes", "activation_bytes")
 
 
@@ -193,6 +200,7 @@ def points(count, seed):
         config, hardware = MODELS[next(models)], next(chips)
         longest = min(config.max_context, 1 << 18)
         new = rng.choice((0, 1, 37, int(longest ** rng.uniform(0.1, 0.8))))
+        thinking = rng.choice((0, int((longest - new) ** rng.uniform(0, 0.8))))
         told = render.describe(config)
         least = min(told["divided"], default=1)
         heads = [n for n in range(1, least + 1) if least % n == 0]
@@ -203,8 +211,10 @@ def points(count, seed):
             "model": next(name for name, other in MODELS.items() if other is config),
             "hardware": hardware,
             "batch": int(4000 ** rng.random()),
-            "context": int((longest - new) ** rng.random()),
+            "context": int((longest - new - thinking) ** rng.random()),
             "new_tokens": new,
+            "thinking_tokens": thinking,
+            "samples": rng.choice((1, 1, 2, 7, 64)),
             "kv_heads": rng.choice([told["kv_heads"], rng.choice(kv_heads)]),
             "weights": rng.choice(PLANNED),
             "cache": rng.choice(list(CACHE_FORMATS)),
@@ -240,7 +250,9 @@ def is_possible(point):
 @pytest.mark.parametrize("rounds, seed", [(3, 3), pytest.param(12, 4, marks=pytest.mark.long)])
 def test_the_pages_figures_are_the_planners(rounds, seed, tmp_path):
     asked = points(rounds * len(MODELS), seed)
-    script = f"for (const p of {json.dumps(asked)}) results.push(plan(CATALOG, p)); finish();"
+    script = f"""for (const p of {json.dumps(asked)}) results.push({{...plan(CATALOG, p),
+      request: newTokensOf(p) ? {{...requestCost(CATALOG, p), thinking_tokens: p.thinking_tokens,
+        equal_thinking_tokens: equalThinkingTokens(CATALOG, p)}} : null}}); finish();"""
     answers = browse(tmp_path, script)
     assert len(answers) == len(asked)
     wrong = [
@@ -318,12 +330,21 @@ _MOVES = {
     "hardware": "write('hardware', 'h200');",
     "replicas": "write('replicas-typed', '3');",
     "price": "write('price', '3.25');",
+    "samples": "slide('samples', 5);",
+    "thinking": "write('thinking_tokens-typed', '1000');",
     "drafts": "slide('drafts', 4); slide('acceptance', 70); slide('draft_cost', 5);",
     "lecture": "pick('accounting', 'lecture');",
     "too large": "pick('accounting', 'exact'); write('batch-typed', '4000');",
     "mixture": "write('model', 'deepseek-v3.2'); slide('expert', 4);",
     "states": "write('model', 'mamba2-2.7b');",
 }
+
+
+# Figures of the page that only one request has.
+_OF_REQUEST = {
+    name: f"request.{name}"
+    for name in ("answer_s", "chip_s", "dollars", "tokens", "cache_share", "equal_thinking_tokens")
+} | {"request_bytes": "request.cache_bytes"}
 
 
 def position(ticks, axis, value, side):
@@ -357,7 +378,7 @@ def check_figure(look, name, value, shown, expected):
     elif name == "capacity_bytes":
         wanted = HARDWARE[look["state"]["hardware"]].memory_bytes
     else:
-        wanted = expected[name]
+        wanted = expected[_OF_REQUEST.get(name, name)]
     where = f"{name} after {look['step']}: {shown}"
     if name == "bound":
         assert value == wanted, where
@@ -367,6 +388,7 @@ def check_figure(look, name, value, shown, expected):
         assert float(value) == pytest.approx(wanted, rel=1e-6), where
         number, unit = re.fullmatch(r"\$?([\d.,]+) ?(.*)", shown).groups()
         factor = {"s": 1, "ms": 1e-3, "µs": 1e-6, "TB": 1e12, "GB": 1e9, "MB": 1e6, "kB": 1e3}
+        factor["%"] = 1e-2
         amount = float(number.replace(",", "")) * factor.get(unit, 1)
         assert amount == pytest.approx(wanted, rel=5.1e-3), where
 
@@ -390,7 +412,9 @@ def check_pictures(look, expected):
         if len(marks) > 1:
             at = position(look["ticks"], axis, expected[axis], 3)
             assert float(point["cy"]) == pytest.approx(at, abs=1), (look["step"], axis)
-    steps = math.ceil((look["state"]["new_tokens"] - 1) / expected["tokens_per_step"])
+    state = look["state"]
+    decoded = state["new_tokens"] + state["thinking_tokens"] - (state["samples"] == 1)
+    steps = math.ceil(decoded / expected["tokens_per_step"])
     assert look["request"].startswith(f"{steps:,} steps after the prefill"), look["step"]
     computing = [name for name, value in expected.items() if name.endswith(".flops") and value]
     assert look["dots"] == len(computing), look["step"]

@@ -20,6 +20,8 @@ function defaults(modelName) {
     batch: 32,
     context: Math.min(2048, Math.ceil(model.max_context / 2)),
     new_tokens: 256,
+    samples: 1,
+    thinking_tokens: 0,
     kv_heads: model.kv_heads,
     weights: model.dtype,
     cache: model.dtype,
@@ -48,7 +50,9 @@ function settled(wish) {
   const whole = (key, low, high) => clamp(Math.round(wish[key] ?? base[key]), low, high);
   state.batch = whole("batch", 1, 65536);
   state.new_tokens = whole("new_tokens", 0, config.max_context - 1);
-  state.context = whole("context", 1, config.max_context - state.new_tokens);
+  state.thinking_tokens = whole("thinking_tokens", 0, config.max_context - 1 - state.new_tokens);
+  state.samples = whole("samples", 1, 4096);
+  state.context = whole("context", 1, config.max_context - newTokensOf(state));
   state.kv_heads = nearestBelow(divisors(config.most_kv_heads), wish.kv_heads ?? base.kv_heads);
   state.weights = known(wish.weights, formats, base.weights);
   state.cache = known(wish.cache, Object.keys(CATALOG.cache_formats), base.cache);
@@ -164,17 +168,29 @@ const GROUPS = [
   [
     "Load",
     [
-      { key: "batch", label: "Sequences at once", stops: () => ladder(4096), typed: true },
+      { key: "batch", label: "Requests at once", stops: () => ladder(4096), typed: true },
       {
         key: "context",
         label: "Prompt tokens",
-        stops: () => ladder(Math.min(2 ** 20, config().max_context - state.new_tokens)),
+        stops: () => ladder(Math.min(2 ** 20, config().max_context - newTokensOf(state))),
         typed: true,
       },
       {
         key: "new_tokens",
         label: "New tokens",
         stops: () => ladder(Math.min(8192, config().max_context - 1), 0),
+        typed: true,
+      },
+    ],
+  ],
+  [
+    "Test-time compute",
+    [
+      { key: "samples", label: "Samples a request", stops: () => ladder(256), typed: true },
+      {
+        key: "thinking_tokens",
+        label: "Thinking tokens",
+        stops: () => ladder(Math.min(65536, config().max_context - 1 - state.new_tokens), 0),
         typed: true,
       },
     ],

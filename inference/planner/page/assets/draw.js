@@ -335,7 +335,7 @@ function drawCurves(p, points, width) {
       text(x(tick), bottom + 19, digits(tick), x(tick) > right - 14 ? "end" : "middle") +
       "</g>";
   }
-  markup += text(right, bottom + 35, "sequences at once", "end");
+  markup += text(right, bottom + 35, "requests at once", "end");
   for (const panel of panels) {
     const values = points.map((point) => point[panel.key]);
     const low = Math.min(...values),
@@ -407,8 +407,10 @@ function drawTimeline(p, newTokens, width) {
     `fill ${p.bound}`,
     'data-part="decode"',
   );
-  const steps = (newTokens - 1) / p.tokens_per_step, // the prefill gives the first
-    gap = (width - 1 - first) / Math.max(1, steps);
+  const { steps } = p,
+    gap = (width - 1 - first) / Math.max(1, steps),
+    answer = x(p.answer_s),
+    thinks = answer > first;
   if (gap >= 3) {
     for (let n = 1; n < steps; n++) {
       markup += line(first + n * gap, top, first + n * gap, top + height, "slices");
@@ -428,12 +430,15 @@ function drawTimeline(p, newTokens, width) {
       : text(width - 1, top + height + 17, lastLabel, "end strong");
   }
   if (first > 60) markup += text(0, top + height + 17, "prefill");
-  if (newTokens && width - first > 170) markup += text(first + 6, top + height + 17, "decode");
+  if (thinks) markup += line(answer, top - 5, answer, top + height + 5, "thin");
+  if (newTokens && (thinks ? answer : width) - first > (thinks ? 70 : 170))
+    markup += text(first + 6, top + height + 17, thinks ? "thought" : "decode");
+  if (thinks && width - answer > 200) markup += text(answer + 6, top + height + 17, "answer");
   const narrow = width < 620,
     half = narrow ? width : (width - 48) / 2;
   let y = top + height + 50;
   const phases = [
-    ["prefill", p.prefill, 0, p.ttft_s],
+    ["prefill", p.prefill, 0, p.prefill.total_s],
     ["decode", p.decode, p.draft_s, p.step_s],
   ];
   let tallest = 0;

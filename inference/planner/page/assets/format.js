@@ -39,6 +39,10 @@ const FLOPS = [
   [1e6, "MFLOP"],
   [1, "FLOP"],
 ];
+/** A price; '–' where there is none. */
+const dollars = (value) =>
+  value === null ? "–" : `$${value < 1000 ? value.toPrecision(3) : digits(value)}`;
+
 const said = (value, units) => scaled(value, units).join(" ");
 const bytes = (value) => said(value, BYTES);
 const seconds = (value) => (value === 0 ? "0 s" : said(value, SECONDS));

@@ -13,7 +13,8 @@ function show(id, value, shown) {
 function showFigures(p) {
   const d = p.deployment,
     { mesh } = d,
-    tokens = state.context + state.new_tokens;
+    newTokens = newTokensOf(state),
+    tokens = state.context + newTokens;
   show("step_s", p.step_s, scaled(p.step_s, SECONDS));
   at("step_note").textContent = d.drafts
     ? `${digits(p.tokens_per_step)} tokens a sequence`
@@ -28,14 +29,14 @@ function showFigures(p) {
   show("largest_batch", p.largest_batch, digits(p.largest_batch));
   at("largest_batch").style.color = p.fits ? "" : "var(--over)";
   at("batch_note").textContent = p.largest_batch
-    ? `of ${digits(tokens)} tokens each`
+    ? `of ${d.samples > 1 ? `${digits(d.samples)} × ${digits(tokens)} tokens` : `${digits(tokens)} tokens each`}`
     : "the weights leave no room";
   const price = d.hardware.price_per_hour ?? null,
     cost = p.dollars_per_million;
   show(
     "dollars_per_million",
     cost,
-    cost === null ? "–" : `$${cost < 1000 ? cost.toPrecision(3) : digits(cost)}`,
+    dollars(cost),
   );
   at("price_note").textContent = price === null ? "once a price is given" : `$${price} a chip-hour`;
   show("chip_weight_bytes", p.chip_weight_bytes, bytes(p.chip_weight_bytes));
@@ -52,6 +53,7 @@ function showFigures(p) {
     `links join ${d.hardware.linked_chips} chips; this counts all as joined`;
   at("sequence_note").textContent =
     `${bytes(p.chip_sequence_bytes)} a sequence` +
+    (d.samples > 1 ? `, ${bytes(p.chip_request_bytes)} a request` : "") +
     (p.snapshot_bytes ? `, ${bytes(p.chip_snapshot_bytes)} a snapshot of its states` : "");
   at("snapshots").hidden = !p.snapshot_bytes;
   const moved = p.decode.memory_s * bandwidthOf(d),
@@ -61,7 +63,7 @@ function showFigures(p) {
     `computing ${seconds(p.decode.compute_s)}`,
   ];
   if (p.decode.collective_s) parts.push(`exchanging ${seconds(p.decode.collective_s)}`);
-  const tokensOfStep = state.batch * (1 + d.drafts);
+  const tokensOfStep = tokensFed(d, state.batch);
   const counted =
     `${digits(tokensOfStep)} token${tokensOfStep > 1 ? "s" : ""}` +
     (d.drafts ? ", drafts among them," : "");
@@ -69,9 +71,26 @@ function showFigures(p) {
     `For ${counted} ` +
     `${chips} ${bytes(moved)}: ${parts.join(", ")}. The step <b>waits for ${WAITS[p.bound]}</b>.` +
     mixtureOf(p);
-  at("request_note").textContent = state.new_tokens
-    ? `${digits(Math.ceil((state.new_tokens - 1) / p.tokens_per_step))} steps after the prefill; in each, the longer part hides the shorter`
+  at("request_note").textContent = newTokens
+    ? `${digits(Math.ceil(p.steps))} steps after the prefill; in each, the longer part hides the shorter`
     : "the prefill alone";
+}
+
+/** What one request costs, and how long one sample could think meanwhile. */
+function showRequest() {
+  const hasTokens = newTokensOf(state) > 0;
+  at("request").hidden = !hasTokens;
+  if (!hasTokens) return;
+  const cost = requestCost(CATALOG, state);
+  const same = equalThinkingTokens(CATALOG, state);
+  show("request_s", cost.seconds, scaled(cost.seconds, SECONDS));
+  show("answer_s", cost.answer_s, scaled(cost.answer_s, SECONDS));
+  show("chip_s", cost.chip_s, scaled(cost.chip_s, SECONDS));
+  show("dollars", cost.dollars, dollars(cost.dollars));
+  show("tokens", cost.tokens, digits(cost.tokens));
+  show("request_bytes", cost.cache_bytes, bytes(cost.cache_bytes));
+  show("cache_share", cost.cache_share, [digits(100 * cost.cache_share), "%"]);
+  show("equal_thinking_tokens", same, digits(same));
 }
 
 /** What a step reads of a mixture, and a token of the model. */
@@ -133,6 +152,8 @@ function showCommand() {
   if (mesh.length) add("mesh", mesh.map((axis) => axis.join("=")).join(","));
   if (state.replicas > 1) add("replicas", state.replicas);
   if (state.price !== null) add("price", state.price);
+  if (state.samples > 1) add("samples", state.samples);
+  if (state.thinking_tokens) add("thinking_tokens", state.thinking_tokens);
   if (state.drafts) add("speculate", [state.drafts, state.acceptance, state.draft_cost].join(","));
   if (state.accounting !== "exact") add("accounting", state.accounting);
   at("command").textContent = words.join(" ");
@@ -169,15 +190,24 @@ function showPictures(p) {
   put(
     "curves",
     curves,
-    `At ${digits(p.batch)} sequences ${digits(p.output_tok_s)} tokens a second in steps of ` +
-      `${seconds(p.step_s)}; ${digits(p.largest_batch)} sequences fit`,
+    `At ${digits(p.batch)} requests ${digits(p.output_tok_s)} tokens a second in steps of ` +
+      `${seconds(p.step_s)}; ${digits(p.largest_batch)} requests fit`,
   );
   put(
     "timeline",
-    drawTimeline(p, state.new_tokens, width("timeline")),
+    drawTimeline(p, newTokensOf(state), width("timeline")),
     `First token after ${seconds(p.ttft_s)}` +
       (p.request_s ? `, last after ${seconds(p.request_s)}` : ""),
   );
+  if (p.request_s) {
+    const costs = tradeOf(CATALOG, state);
+    put(
+      "trade",
+      drawTrade(state, costs, width("trade")),
+      `${digits(state.samples)} samples take ${seconds(p.request_s)}; ${turnOf(costs)}`,
+    );
+    at("trade_note").textContent = turnOf(costs);
+  }
 }
 
 function pointed(event) {
@@ -215,6 +245,7 @@ function refresh() {
   const p = plan(CATALOG, state);
   showControls();
   showFigures(p);
+  showRequest();
   showOperations(p);
   showCommand();
   showPictures(p);

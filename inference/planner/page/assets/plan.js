@@ -31,6 +31,7 @@ function deployment(catalog, input) {
     rest: catalog.formats[model.dtype],
     formats: catalog.formats,
     replicas: input.replicas ?? 1,
+    samples: input.samples ?? 1,
     numChips: mesh.data * mesh.model * mesh.expert,
     numGroups: mesh.data * mesh.expert,
     drafts: input.drafts ?? 0,
@@ -77,11 +78,13 @@ const chipPart = (whole, chips, copied, parts) =>
 // --- a step --------------------------------------------------------------------------------------
 
 /** `count` sequences feed `queries` tokens each, the last of which sees `context` positions. */
-function decodeWork(batch, context, drafts) {
-  const numTokens = batch * (1 + drafts);
+function decodeWork(requests, context, drafts, samples) {
+  const count = requests * samples,
+    numTokens = count * (1 + drafts);
   return {
     numTokens,
-    count: batch,
+    requests,
+    count,
     queries: 1 + drafts,
     context: context + drafts,
     drafts,
@@ -91,6 +94,7 @@ function decodeWork(batch, context, drafts) {
 
 const prefillWork = (batch, context) => ({
   numTokens: batch * context,
+  requests: batch,
   count: batch,
   queries: context,
   context,
@@ -181,7 +185,7 @@ function evaluate(d, declared, work) {
     cache_parts: size("cache_parts"),
     copied: size("kv_rows") / size("all_rows"),
     rows: !declared.rows.length ? Infinity : visited ? count(declared.rows) / visited : 0,
-    sequences: work.count,
+    requests: work.requests,
     expansion: cache_bytes ? moved("cache", d.rest) / cache_bytes : 1,
   };
 }
@@ -213,15 +217,15 @@ function rateFor(d, found) {
 
 const bandwidthOf = ({ hardware }) => hardware.read_bandwidth * hardware.bandwidth_share;
 
-/** Share of a group's sequences that the fullest chip along `expert` works for. */
-const fullest = (sequences, mesh) => Math.ceil(sequences / mesh.expert) / sequences;
+/** Share of a group's requests that the fullest chip along `expert` works for. */
+const fullest = (requests, mesh) => Math.ceil(requests / mesh.expert) / requests;
 
 /** A chip's part of an operation. */
 function perChip({ mesh }, found) {
   const heads = found.split ? mesh.model : 1;
   const isDivided = found.by_expert;
   const part = (whole) => chipPart(whole, heads, found.copied, found.cache_parts);
-  const share = isDivided ? 1 / mesh.expert : fullest(found.sequences, mesh);
+  const share = isDivided ? 1 / mesh.expert : fullest(found.requests, mesh);
   const flops = part(found.flops) * share;
   const weight_bytes = part(found.weight_bytes) / (isDivided ? mesh.expert : 1);
   const cache_bytes = (found.cache_bytes / Math.min(heads, found.cache_parts)) * share;
@@ -274,9 +278,9 @@ function exactTime(d, work) {
   return timed(memory, compute, exchanged, overhead, overhead + hidden + exchanged);
 }
 
-function collectiveSeconds({ model, mesh, hardware }, { numTokens, count, numLogits }) {
+function collectiveSeconds({ model, mesh, hardware }, { numTokens, requests, numLogits }) {
   if (mesh.model * mesh.expert === 1 || !hardware.link_bandwidth) return 0;
-  const share = fullest(count, mesh);
+  const share = fullest(requests, mesh);
   const seconds = (moved, chips, kind) =>
     (kind === "all-reduce" ? 2 : 1) *
     (chips - 1) *
@@ -293,10 +297,10 @@ function collectiveSeconds({ model, mesh, hardware }, { numTokens, count, numLog
   return exchanged + sampled;
 }
 
-/** Weights and the caches of `numRead` sequences once; two FLOPs a parameter and token. */
+/** Weights and the caches of `numRead` requests once; two FLOPs a parameter and token. */
 function lectureCost(d, numTokens, numRead, context) {
   const cached = cacheBytes({ ...d, drafts: 0 }, context, d.mesh.model);
-  const bytes = chipWeightBytes(d) + Math.ceil(numRead / d.numGroups) * cached;
+  const bytes = chipWeightBytes(d) + Math.ceil(numRead / d.numGroups) * d.samples * cached;
   return { bytes, flops: (2 * numTokens * numActiveParameters(d)) / d.numChips };
 }
 
@@ -309,13 +313,16 @@ function lectureTime(d, numTokens, numRead, context) {
 }
 
 const decodeOf = (d, batch, context) =>
-  decodeWork(Math.ceil(batch / d.mesh.data), context, d.drafts);
+  decodeWork(Math.ceil(batch / d.mesh.data), context, d.drafts, d.samples);
 const prefillOf = (d, batch, context) => prefillWork(Math.ceil(batch / d.mesh.data), context);
+
+/** Tokens that all sequences of `batch` requests feed in a decode step. */
+const tokensFed = (d, batch) => batch * d.samples * (1 + d.drafts);
 
 /** Time of one decode step; where there are drafts it verifies them. */
 function decodeTime(d, batch, context) {
   if (!d.lecture) return exactTime(d, decodeOf(d, batch, context));
-  const found = lectureTime(d, batch * (1 + d.drafts), batch, context);
+  const found = lectureTime(d, tokensFed(d, batch), batch, context);
   return { ...found, total_s: found.memory_s };
 }
 
@@ -329,7 +336,7 @@ function prefillTime(d, batch, context) {
 /** FLOPs a byte of a decode step, as the accounting counts both. */
 function intensityOf(d, batch, context, operations) {
   const counted = d.lecture
-    ? [lectureCost(d, batch * (1 + d.drafts), batch, context)]
+    ? [lectureCost(d, tokensFed(d, batch), batch, context)]
     : operations;
   return sum(counted, (o) => o.flops) / sum(counted, (o) => o.bytes);
 }
@@ -351,36 +358,64 @@ function expectedTokens(acceptance, drafts) {
   return found;
 }
 
+// Samples of one request fork before the last token of its prompt, which each then decodes.
+const forks = (d) => (d.samples > 1 ? 1 : 0);
+const promptTokens = (d, context) => Math.max(1, context - forks(d));
+const decodedTokens = (d, newTokens) => Math.max(0, newTokens - 1 + forks(d));
+const meanLength = (d, context, newTokens) =>
+  context + Math.floor(Math.max(0, newTokens - forks(d)) / 2);
+
+/** Tokens of a sample, its thought included. */
+const newTokensOf = (input) => (input.thinking_tokens ?? 0) + (input.new_tokens ?? 0);
+
+/** Bytes of a request at its longest: its prompt once, and the tokens and states of each sample. */
+const requestBytes = (d, context, newTokens, chips = 1) =>
+  (cacheBytes(d, context + newTokens, chips) + (d.samples - 1) * cacheBytes(d, newTokens, chips)) *
+  d.models;
+
+/** Time of proposing drafts, of which a step verifies some. */
+const draftSeconds = (d, batch, context) =>
+  d.drafts && d.drafts * d.draftCost * decodeTime({ ...d, drafts: 0 }, batch, context).total_s;
+
+/** Time of `batch` requests that start and end together. */
+function requestSeconds(d, batch, context, newTokens) {
+  const middle = meanLength(d, context, newTokens);
+  const step = decodeTime(d, batch, middle).total_s + draftSeconds(d, batch, middle);
+  const steps = decodedTokens(d, newTokens) / expectedTokens(d.acceptance, d.drafts);
+  return prefillTime(d, batch, promptTokens(d, context)).total_s + steps * step;
+}
+
 /**
- * The point of `batch` prompts of `context` tokens that grow by `new_tokens`. Bytes are of a whole
- * replica unless they are a chip's, rates of all replicas.
+ * The point of `batch` prompts of `context` tokens, each sample of which grows by its new tokens.
+ * Bytes are of a whole replica unless they are a chip's, rates of all replicas.
  */
 function plan(catalog, input) {
   const d = deployment(catalog, input),
     { hardware, mesh } = d;
   const { batch, context } = input,
-    newTokens = input.new_tokens ?? 0;
-  const middle = context + Math.floor(newTokens / 2),
-    longest = context + newTokens;
+    newTokens = newTokensOf(input);
+  const middle = meanLength(d, context, newTokens);
   const held = weightBytes(d) * d.models,
-    cached = batch * cacheBytes(d, longest) * d.models;
+    cached = batch * requestBytes(d, context, newTokens);
   const capacity = hardware.memory_bytes ?? Infinity;
   const chipHeld = chipWeightBytes(d) * d.models,
     room = capacity - chipHeld;
-  const chipSequence = cacheBytes(d, longest, mesh.model) * d.models;
+  const chipSequence = cacheBytes(d, context + newTokens, mesh.model) * d.models;
   // of each sequence's states one for prefixes, as the command keeps them unless it is told
   const onFullest = Math.ceil(batch / d.numGroups),
     chipSnapshot = snapshotBytes(d, mesh.model);
-  const chipCached = onFullest * (chipSequence + chipSnapshot),
-    snapshots = d.numGroups * onFullest * snapshotBytes(d);
+  const chipRequest = requestBytes(d, context, newTokens, mesh.model),
+    chipHolds = chipRequest + d.samples * chipSnapshot;
+  const chipCached = onFullest * chipHolds,
+    snapshots = d.numGroups * onFullest * d.samples * snapshotBytes(d);
   const decode = decodeTime(d, batch, middle),
-    prefill = prefillTime(d, batch, context);
+    prefill = prefillTime(d, batch, promptTokens(d, context));
   const perStep = expectedTokens(d.acceptance, d.drafts);
-  const plain = d.drafts ? decodeTime({ ...d, drafts: 0 }, batch, middle).total_s : 0;
-  const draft = d.drafts * d.draftCost * plain,
+  const draft = draftSeconds(d, batch, middle),
     step = decode.total_s + draft;
   const perToken = step / perStep,
-    rate = (d.replicas * batch) / perToken;
+    rate = (d.replicas * batch * d.samples) / perToken;
+  const first = prefill.total_s + forks(d) * step;
   const decoding = stepOperations(d, decodeOf(d, batch, middle));
   const price = hardware.price_per_hour ?? null;
   return {
@@ -395,16 +430,17 @@ function plan(catalog, input) {
     snapshot_bytes: snapshots,
     fits: chipCached <= room,
     step_s: step,
-    ttft_s: prefill.total_s,
+    ttft_s: first,
     output_tok_s: rate,
-    request_s: newTokens ? prefill.total_s + (newTokens - 1) * perToken : null,
+    request_s: newTokens ? requestSeconds(d, batch, context, newTokens) : null,
+    answer_s: first + (input.thinking_tokens ?? 0) * perToken,
     intensity: intensityOf(d, batch, middle, decoding),
     bound: decode.bound,
     dollars_per_million:
       price === null ? null : ((price * d.numChips * d.replicas) / 3600 / rate) * 1e6,
     tpot_s: perToken,
     chip_bytes: chipHeld + chipCached,
-    largest_batch: d.numGroups * Math.max(0, Math.floor(room / (chipSequence + chipSnapshot))),
+    largest_batch: d.numGroups * Math.max(0, Math.floor(room / chipHolds)),
     chip_weight_bytes: chipHeld,
     chip_sequence_bytes: chipSequence,
     memory_room: room,
@@ -413,15 +449,56 @@ function plan(catalog, input) {
     decode,
     prefill,
     decode_operations: decoding,
-    prefill_operations: stepOperations(d, prefillOf(d, batch, context)),
+    prefill_operations: stepOperations(d, prefillOf(d, batch, promptTokens(d, context))),
     // what the pictures need beside the planner's own figures
     chip_cache_bytes: chipCached,
     chip_snapshot_bytes: chipSnapshot,
+    chip_request_bytes: chipRequest,
     capacity_bytes: capacity,
     draft_s: draft,
     on_fullest: onFullest,
+    steps: decodedTokens(d, newTokens) / perStep,
     deployment: d,
   };
+}
+
+// --- one request ---------------------------------------------------------------------------------
+
+/** What request_cost.py says of one of `batch` equal requests, except for the thought below. */
+function requestCost(catalog, input) {
+  const p = plan(catalog, input),
+    d = p.deployment,
+    newTokens = newTokensOf(input);
+  const chipSeconds = (p.request_s * d.numChips) / input.batch;
+  const moved = (of) => sum(p.decode_operations, of);
+  return {
+    samples: d.samples,
+    seconds: p.request_s,
+    answer_s: p.answer_s,
+    chip_s: chipSeconds,
+    dollars:
+      d.hardware.price_per_hour == null ? null : (d.hardware.price_per_hour * chipSeconds) / 3600,
+    tokens: d.samples * newTokens,
+    cache_bytes: requestBytes(d, input.context, newTokens),
+    cache_share: moved((o) => o.cache_bytes) / moved((o) => o.bytes),
+    largest_batch: p.largest_batch,
+  };
+}
+
+/** Thinking tokens with which one sample takes as many seconds, as far as the context allows. */
+function equalThinkingTokens(catalog, input) {
+  const answer = input.new_tokens ?? 0;
+  const time = (samples, newTokens) =>
+    requestSeconds(deployment(catalog, { ...input, samples }), input.batch, input.context, newTokens);
+  const limit = time(input.samples ?? 1, newTokensOf(input)) * (1 + 1e-9);
+  let low = 0,
+    high = catalog.models[input.model].max_context - input.context - answer;
+  while (low < high) {
+    const middle = Math.ceil((low + high) / 2);
+    if (time(1, answer + middle) <= limit) low = middle;
+    else high = middle - 1;
+  }
+  return low;
 }
 
 // --- what may be asked ---------------------------------------------------------------------------

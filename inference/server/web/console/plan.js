@@ -2,7 +2,7 @@
 
 import { RequestError, ask } from "./client.js";
 
-const SCRIPTS = ["plan.js", "format.js", "draw.js", "controls.js", "page.js"];
+const SCRIPTS = ["plan.js", "format.js", "draw.js", "trade.js", "controls.js", "page.js"];
 
 function say(message, role = "alert") {
   const found = document.createElement("p");
