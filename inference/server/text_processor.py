@@ -23,6 +23,7 @@ from inference.server.workers.jobs import (
     EncodeInfill,
     Job,
     JobFailed,
+    WriteTag,
 )
 from inference.server.workers.pool import Pool, WorkerLost
 from inference.text import grammar
@@ -148,7 +149,7 @@ class TextProcessor:
         spec = request.structured_outputs
         if spec is not None and spec.grammar is not None and grammar.is_gbnf(spec.grammar):
             spec.grammar = await self._ask(Convert(spec.grammar), "structured_outputs")
-        grammar_text, param = structure.read(request)
+        grammar_text, param = structure.read(request, await self._written_tag(request, accepts))
         if offer is not None and offer.is_required:
             if grammar_text is not None:
                 why = f"and {param} exclude each other, where a tool has to be called"
@@ -158,10 +159,20 @@ class TextProcessor:
             return None
         if not accepts:
             raise invalid(param, "is not supported by this server", "unsupported")
-        if offer is not None and param != "bad_words":  # which calls may hold no more than texts
+        if offer is not None and not structure.is_free(request):  # whose texts may be calls
             return await self._compile_calls(offer, format, grammar_text, param)
         assert grammar_text is not None
         return await self._compile(lambda: grammar_text, param)
+
+    async def _written_tag(self, request: Sampling, accepts: bool) -> str | None:
+        """The grammar of a request's structural tag, if it has one."""
+        tag, param = structure.tag(request)
+        if tag is None:
+            return None
+        if not accepts:
+            raise invalid(param, "is not supported by this server", "unsupported")
+        written: str = await self._ask(WriteTag(tag), param)
+        return written
 
     async def _compile_calls(
         self, offer: OfferedTools, format: Format, other: str | None, param: str

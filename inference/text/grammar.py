@@ -68,7 +68,15 @@ def of_json_schema(schema: dict[str, object]) -> str:
 
 def relaxed(grammar: str) -> list[str]:
     """Keywords of a grammar's schemas that some of its texts do not obey, such as `uniqueItems`."""
-    return sorted({name for match in _RELAXED.findall(grammar) for name in match.split(", ")})
+    parts = [grammar]
+    if grammar.startswith("{"):  # as text, what Lark has in quotes
+        parts += filter(
+            None, (part.get("lark_grammar") for part in json.loads(grammar)["grammars"])
+        )
+    names = (
+        name for part in parts for match in _RELAXED.findall(part) for name in match.split(", ")
+    )
+    return sorted(set(names))
 
 
 def of_regex(pattern: str) -> str:
@@ -77,6 +85,12 @@ def of_regex(pattern: str) -> str:
 
     _check_length("the regular expression", pattern)
     return llguidance.LLMatcher.grammar_from_regex(pattern)
+
+
+def in_slashes(pattern: str) -> str:
+    """A pattern as a lexeme in Lark; raises InputError if it is too long."""
+    lark: str = json.loads(of_regex(pattern))["grammars"][0]["lark_grammar"]
+    return lark.removeprefix("start: ")
 
 
 def of_choices(choices: Iterable[str]) -> str:

@@ -12,6 +12,7 @@ from inference.text.tokenizer import Tokenizer
 from tests import fakes
 from tests.inference.server.fake_engine import END, tokenizer
 from tests.inference.test_grammars import JSON, MODEL, PROMPTS, SETTINGS
+from tests.inference.text.test_structural_tags import written
 
 pytestmark = pytest.mark.quick_code
 
@@ -126,6 +127,18 @@ def test_a_grammar_is_of_the_text_behind_it(budget, settings):
         assert answer.token_ids[closing] == [*CLOSING] and answer.finish_reason == "stop"
         rest = bytes(token for token in answer.token_ids[closing.stop :] if token < 256)
         assert json.loads(rest).keys() == {"a", "b", "c"}
+
+
+def test_a_structural_tag_is_of_the_text_behind_it():
+    """A mark within a thought is text. Behind it a trigger begins a tag, up to a stop string."""
+    truth = {"type": "json_schema", "json_schema": {"type": "boolean"}}
+    tag = {"type": "tag", "begin": "<f=b>", "content": truth, "end": "</f>"}
+    calls = {"type": "triggered_tags", "triggers": ["<"], "tags": [tag]}
+    params = asked(9, grammar=written(calls), ignore_eos=False, max_new_tokens=99, stop=["</f>"])
+    params = dataclasses.replace(params, logit_bias={ord("<"): 30.0})
+    answer = make(**DRAFTS).generate([[*PROMPTS[1], *OPENING]], params)[0]
+    assert answer.text in [f"{'<' * 9}</think><f=b>{value}" for value in ("true", "false")]
+    assert answer.finish_reason == "stop"
 
 
 def test_a_grammar_begins_at_once_where_no_thought_comes():

@@ -9,7 +9,7 @@ from inference.request import SamplingParams
 from inference.server import traces
 from inference.server.client.generation import Generation
 from inference.server.failures import as_api_error
-from inference.server.protocol import logprobs, sampling
+from inference.server.protocol import logprobs, sampling, structure
 from inference.server.protocol.caller import Caller
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.fields import Sampling
@@ -65,15 +65,17 @@ async def read_params(
     format: Format = formats.JSON,
 ) -> SamplingParams:
     """Reads how to sample, with a grammar that compiles; an `ApiError` names a wrong field. The
-    text has the marks of calls even where they are special tokens.
+    text has the marks of calls and of structural tags even where they are special tokens.
     """
     facts = service.facts
     grammar = await service.texts.read_structure(request, facts.accepts_grammars, offer, format)
     caller.relaxed.update(relaxed(grammar or ""))
     params = sampling.read(request, facts, grammar, caller.name)
-    if offer is None:
+    tag, _ = structure.tag(request)
+    marks = [*(format.marks if offer is not None else ()), *([] if tag is None else [tag])]
+    if not marks:
         return params
-    specials = service.texts.tokenizer.specials_in(format.marks)
+    specials = service.texts.tokenizer.specials_in(marks)
     return dataclasses.replace(params, shown_special_ids=tuple(specials.values()))
 
 

@@ -81,16 +81,21 @@ class JsonSchema(Struct):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True):
-    """The form of an answer; `schema` and `value` are names of llama.cpp and TGI for a schema."""
+    """The form of an answer; `schema` and `value` are names of llama.cpp and TGI for a schema. A
+    structural tag has a `format`, or `structures` and their `triggers`.
+    """
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
+    format: dict[str, Any] | None = None
+    structures: list[dict[str, Any]] | None = None
+    triggers: list[str] | None = None
     schema: dict[str, Any] | None = None
     value: dict[str, Any] | None = None
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True):
-    """The form of an answer in vLLM's fields: one of the first five. The others accept only values
+    """The form of an answer in vLLM's fields: one of the first six. The others accept only values
     without effect.
     """
 
@@ -99,8 +104,8 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True):
     choice: Annotated[list[str], Meta(min_length=1, max_length=5000)] | None = None
     json_object: bool | None = None
     grammar: Annotated[str, Meta(min_length=1)] | None = None
+    structural_tag: Annotated[str, Meta(min_length=1)] | None = None
 
-    structural_tag: Annotated[str, Meta(max_length=0)] | None = None
     whitespace_pattern: Annotated[str, Meta(max_length=0)] | None = None
     disable_any_whitespace: bool | None = None
     disable_additional_properties: bool | None = None

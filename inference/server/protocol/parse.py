@@ -55,7 +55,7 @@ def parse(body: bytes, kind: type[Body]) -> Parsed:
         whole = {name: _whole(value) for name, value in body_here.items()}
         request = msgspec.convert(whole, kind)
     except msgspec.ValidationError as error:
-        raise renamed(_invalid(error), names) from None
+        raise renamed(invalid_field(error), names) from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
     return Parsed(request, ignored, names)
@@ -107,10 +107,11 @@ def _whole(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-def _invalid(error: msgspec.ValidationError) -> ApiError:
+def invalid_field(error: msgspec.ValidationError, root: str = "") -> ApiError:
+    """The error of a field, which lies in the field `root` of the request."""
     match = _PLACE.fullmatch(str(error))
     assert match is not None  # it matches anything
-    what, where = match["what"], match["where"] or None
+    what, where = match["what"], ".".join(filter(None, (root, match["where"]))) or None
     if absent := _MISSING.fullmatch(what):
         return missing(f"{where}.{absent[1]}" if where else absent[1])
     where = where and where.replace("[...]", "")  # a value of a mapping

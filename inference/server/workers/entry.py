@@ -30,9 +30,11 @@ from inference.server.workers.jobs import (
     JobFailed,
     Load,
     ToWorker,
+    WriteTag,
 )
 from inference.text import grammar
 from inference.text.grammar import Grammars
+from inference.text.structural_tags import formats
 from inference.text.tool_calls import prompting
 
 try:
@@ -101,6 +103,8 @@ class Worker:
             return tokenizer.decode(job.ids, skip_special=False)
         if isinstance(job, Convert):
             return grammar.of_gbnf(job.grammar)
+        if isinstance(job, WriteTag):
+            return formats.of_json(job.tag, tokenizer.specials_in)
         assert isinstance(job, Compile)
         self._grammars.start(job.grammar)
         return None

@@ -63,6 +63,12 @@ class Convert(Message):
     grammar: str
 
 
+class WriteTag(Message):
+    """A structural tag whose grammar is to be written (`formats.of_json`)."""
+
+    tag: str
+
+
 class Done(Message):
     """The result of a job: token ids, a text, or nothing."""
 
@@ -76,7 +82,7 @@ class JobFailed(Message):
     is_last: bool = False
 
 
-Job = Encode | EncodeChat | EncodeInfill | Decode | Compile | Convert
+Job = Encode | EncodeChat | EncodeInfill | Decode | Compile | Convert | WriteTag
 ToWorker = Load | Job
 FromWorker = Done | JobFailed
 
