@@ -3,12 +3,14 @@
 from scripts import interrupts  # noqa: F401
 
 # isort: split
+import contextlib
 import dataclasses
 import functools
 import re
 import socket
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +22,7 @@ from scripts.flags.host_flags import HOSTS
 from scripts.flags.requests import http_flags, serving_flags
 
 if TYPE_CHECKING:
+    from inference.server.batches.store import Store
     from inference.server.engine_process.served_engine import ServedEngine
     from inference.server.traces import Traces
     from inference.server.web.access import Keys, Site
@@ -34,6 +37,11 @@ _WARM_UP = serving_flags.WARM_UP
 _SOCKET = flags.DEFINE_integer(
     "engine_socket", None, "For serve itself: it starts its engine by this."
 )
+_BATCH_DIR = flags.DEFINE_string(
+    "batch_dir", None,
+    "Directory of files and batches of clients, which a restart continues; default: a temporary "
+    "one, which ends with the server.",
+)  # fmt: skip
 for _module in (common, http_flags, serving_flags):
     flags.adopt_module_key_flags(_module)
 
@@ -47,6 +55,7 @@ def main(_: Sequence[str]) -> None:
 
         entry.serve(_SOCKET.value, _load)
         return
+    from inference.server.batches.batch_service import BatchService
     from inference.server.client.engine_client import State
     from inference.server.client.launch import Subprocess
     from inference.server.service import Limits, Service
@@ -57,16 +66,43 @@ def main(_: Sequence[str]) -> None:
     url = url_of(listening)
     launcher = Subprocess([sys.executable, "-m", "scripts.serve", *sys.argv[1:]])
     limits = Limits(request_s=_REQUEST_S.value, queue_s=_QUEUE_S.value)
-    service = Service(launcher, limits, _SERVED_NAME.value, _TOOL_CALLS.value, warms_up=True)
+    with _store() as store:
+        service = Service(
+            launcher, limits, _SERVED_NAME.value, _TOOL_CALLS.value, warms_up=True,
+            batches=None if store is None else BatchService(store),
+        )  # fmt: skip
 
-    def tell(state: State) -> None:
-        if state is State.READY:
-            common.say(f"{service.model_name} is served at {url}/v1")
+        def tell(state: State) -> None:
+            if state is State.READY:
+                common.say(f"{service.model_name} is served at {url}/v1")
 
-    service.client.on_state = tell
-    common.say(f"{url} answers, while the model is loaded")
-    serve = functools.partial(serving.serve, service, listening, keys, _DRAIN_S.value, common.say)
-    _run(functools.partial(serve, traces=traces, site=site))
+        service.client.on_state = tell
+        common.say(f"{url} answers, while the model is loaded")
+        serve = functools.partial(
+            serving.serve, service, listening, keys, _DRAIN_S.value, common.say
+        )
+        _run(functools.partial(serve, traces=traces, site=site))
+
+
+@contextlib.contextmanager
+def _store() -> Iterator["Store | None"]:
+    """The directory of files and batches; None where there is none to write to."""
+    from inference.server.batches.store import Store
+
+    if _BATCH_DIR.value is not None:
+        yield Store(f"--batch_dir={_BATCH_DIR.value}", Path(_BATCH_DIR.value).expanduser())
+        return
+    try:
+        folder = tempfile.TemporaryDirectory(prefix="ridgeline-")
+    except OSError:
+        common.say("no files and batches are stored: there is no temporary directory")
+        yield None
+        return
+    with folder as path:
+        store = Store("the temporary directory of batches", Path(path))
+        yield store
+        if num_open := len(store.batches.open()):
+            common.say(f"batches that ended with the server: {num_open} (--batch_dir keeps them)")
 
 
 def read_keys() -> "Keys | None":

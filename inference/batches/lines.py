@@ -55,7 +55,14 @@ _BODY = msgspec.json.Decoder(_Body)
 
 def read(name: str) -> list[Line | BadLine]:
     """Reads all but blank lines; raises InputError if the file is unreadable or has none."""
-    lines: list[Line | BadLine] = []
+    lines = list(parsed(name))
+    if not lines:
+        raise InputError(f"{name}: no line holds a request; each is {WANTED}")
+    return lines
+
+
+def parsed(name: str) -> Iterator[Line | BadLine]:
+    """Yields all but blank lines; raises InputError if the file is unreadable."""
     numbers: dict[str, int] = {}
     for number, data in enumerate(_read(name), 1):
         if not data.strip():
@@ -66,10 +73,7 @@ def read(name: str) -> list[Line | BadLine]:
             if first != number:
                 why = f"custom_id {shown(line.custom_id)} is that of line {first}, too"
                 line = BadLine(number, line.custom_id, why)
-        lines.append(line)
-    if not lines:
-        raise InputError(f"{name}: no line holds a request; each is {WANTED}")
-    return lines
+        yield line
 
 
 def _read(name: str) -> Iterator[bytes]:

@@ -4,6 +4,7 @@ import dataclasses
 import logging
 import time
 
+from inference.server.batches.batch_service import BatchService
 from inference.server.client.engine_client import EngineClient, State
 from inference.server.client.launch import Launcher
 from inference.server.frames import Loaded
@@ -54,6 +55,7 @@ class Service:
         metrics: shown by `/metrics`.
         started: seconds since 1970.
         num_keys: number of clients' keys; with several, no client may fill the queue.
+        batches: files and batches of clients; None: none are stored here.
         is_draining: running requests continue, new ones are rejected.
     """
 
@@ -64,6 +66,7 @@ class Service:
         served_model_name: str | None = None,
         tool_call_parser: str = formats.AUTO,
         warms_up: bool = False,
+        batches: BatchService | None = None,
     ):
         """`served_model_name`: of the model, for clients; None: the engine's name for it.
         `tool_call_parser`: name of the format of tool calls. `warms_up`: starts a text worker with
@@ -73,6 +76,7 @@ class Service:
         self.client = EngineClient(launcher, self._load_texts, limits.heartbeat_s)
         self.started = int(time.time())
         self.num_keys = 0
+        self.batches = batches
         self.is_draining = False
         self.metrics = Metrics(self.client, lambda: self.model_name)
         self._served_model_name = served_model_name
@@ -93,6 +97,11 @@ class Service:
         if self.client.facts is None:
             raise unavailable("the model is being loaded")
         return self.client.facts
+
+    async def num_slots(self) -> int:
+        """Waits until the engine has loaded the model; returns its number of slots."""
+        await self.client.is_loaded.wait()
+        return self.facts.num_slots
 
     @property
     def texts(self) -> TextProcessor:
@@ -156,6 +165,8 @@ class Service:
                 f"{max_sequences} sequences in one request",
             )
         num_left = max_sequences - client.num_sequences - num_sequences
+        if caller.is_background:  # its batch bounds how many there are
+            return
         if num_left < 0:
             self.metrics.rejected("queue_full")
             raise unavailable("too many requests wait for the engine", client.end_s(-num_left))

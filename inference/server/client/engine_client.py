@@ -5,6 +5,7 @@ import contextlib
 import enum
 import itertools
 import logging
+import operator
 import signal
 import time
 from collections import Counter, deque
@@ -39,6 +40,9 @@ _KILLED = (0, -signal.SIGKILL, -signal.SIGTERM)  # 0: no engine has ended yet
 _END_S = 10.0  # for the process to end by itself
 _LOOKS = 4  # within the silence after which an engine counts as dead
 _AHEAD = 4  # the engine gets one request more for each 4 slots
+_SHARED = 4  # beside other requests, background requests start in every fourth slot only
+
+_IS_BACKGROUND = operator.attrgetter("is_background")
 
 _LOST = "the engine ended, and with it the request: send it again"
 _FAILED = "the engine failed at this request, more than once: it is not tried any further"
@@ -65,7 +69,7 @@ class EngineClient:
     greedy and seeded ones get the same tokens. Everything runs in one event loop.
 
     Attributes:
-        facts: the engine's description of itself; None until it is loaded.
+        facts: the engine's description of itself; None until `is_loaded` is set.
         heard_at: when the latest message came, of any kind.
         num_restarts: how often the engine ended and was started again.
         on_state: called with each new state.
@@ -82,6 +86,7 @@ class EngineClient:
         """
         self.state = State.LOADING
         self.facts: Loaded | None = None
+        self.is_loaded = asyncio.Event()
         self._totals = EngineTotals()
         self.heartbeat_at = time.monotonic()
         self.heard_at = time.monotonic()
@@ -93,8 +98,10 @@ class EngineClient:
         self._is_silent = False
         self._writer: asyncio.StreamWriter | None = None
         self._waiting = FairQueue()  # the engine gets what it can run and little more
+        self._background = FairQueue()  # requests for slots that these do not need
         self._sent: dict[PendingRequest, None] = {}  # sent to the engine and not ended
-        self._num_sent = 0  # sequences of these
+        self._num_sent = 0  # sequences of these, without background requests
+        self._num_in_background = 0  # sequences of background requests that were sent
         self._num_of_client: Counter[str] = Counter()  # sequences of each client, sent or waiting
         self._turnover = Turnover()
         self._open: dict[int, PendingRequest] = {}  # sent, by the ids of the engine's requests
@@ -115,6 +122,7 @@ class EngineClient:
 
     @property
     def num_sequences(self) -> int:
+        """Sequences sent or waiting, without background requests, which delay no other."""
         return self._num_of_client.total()
 
     def num_held(self, client: str) -> int:
@@ -130,7 +138,8 @@ class EngineClient:
         if num_missing <= 0:
             return 0.0
         # Answers that began together end together: until the first ends, no slot is free.
-        progresses = [request.progress for request in self._sent if request.progress is not None]
+        shares = (request.progress for request in self._sent if not request.is_background)
+        progresses = [share for share in shares if share is not None]
         remaining = self._turnover.remaining(max(progresses)) if progresses else None
         first = 1 if remaining is None else self.facts.num_slots * remaining
         return self._turnover.wait_s(first + num_missing - 1)
@@ -165,7 +174,7 @@ class EngineClient:
                     await asyncio.wait_for(self._stopped.wait(), pause_s)
         finally:
             self._enter(State.ENDED)
-            for request in [*self._sent, *self._waiting]:
+            for request in [*self._sent, *self._waiting, *self._background]:
                 self._fail(request, unavailable(_LOST))
             await self._launcher.end(0)
 
@@ -207,9 +216,14 @@ class EngineClient:
         params: SamplingParams,
         num_top_logprobs: int | None = None,
         client: str = "",
+        is_background: bool = False,
     ) -> PendingRequest:
         """Queues a prompt, whose outputs go to `inbox`. The engine gets it in the client's turn; a
         restarted engine gets the last one's unfinished requests before it.
+
+        Args:
+            is_background: the engine gets it in the client's turn among such requests, while slots
+                are free, and gives it back if other requests need its slots.
 
         Raises:
             ApiError: 503, there is no engine now.
@@ -217,10 +231,11 @@ class EngineClient:
         if self.facts is None or self._writer is None:
             raise unavailable(_LOST)
         request = PendingRequest(
-            inbox, tokens, params, num_top_logprobs, self.facts.accepts_seeds, client
+            inbox, tokens, params, num_top_logprobs, self.facts.accepts_seeds, client, is_background
         )
-        self._waiting.add(request)
-        self._num_of_client[client] += request.num_sequences
+        self._queue_of(request).add(request)
+        if not is_background:
+            self._num_of_client[client] += request.num_sequences
         self._release()
         try:
             if self._writer is not None:  # once the engine has read enough of the earlier ones
@@ -234,10 +249,7 @@ class EngineClient:
 
     def abort(self, request: PendingRequest) -> None:
         request.has_news.set()
-        if self._writer is not None:
-            for id in request.ids:
-                if id in self._open:
-                    self._writer.write(frames.encode(Abort(id)))
+        self._drop(request)
         self._forget(request)
         self._release()
 
@@ -246,17 +258,58 @@ class EngineClient:
         if self._writer is not None:
             self._writer.write(frames.encode(Retain(list(tokens), cache_salt)))
 
+    def _drop(self, request: PendingRequest) -> None:
+        """Has the engine end what it runs of a request."""
+        for id in request.ids:
+            if self._open.pop(id, None) is not None and self._writer is not None:
+                self._writer.write(frames.encode(Abort(id)))
+
     def _release(self) -> None:
         """Sends the requests that the engine has room for."""
         if self._holds or self._writer is None or self.facts is None:
             return
         max_sent = self.facts.num_slots + max(1, self.facts.num_slots // _AHEAD)
         while self._waiting and self._num_sent < max_sent:
-            request = self._waiting.pop()
-            self._sent[request] = None
-            self._num_sent += request.num_sequences
-            self._ask(request)
+            self._send(self._waiting.pop())
         self._turnover.look(is_full=self._num_sent >= self.facts.num_slots)
+        self._share_slots(self.facts.num_slots)
+
+    def _send(self, request: PendingRequest) -> None:
+        self._sent[request] = None
+        self._count_sent(request, request.num_sequences)
+        self._ask(request)
+
+    def _share_slots(self, num_slots: int) -> None:
+        """Takes slots back from background requests, the newest first, or gives them free ones."""
+        num_free = num_slots - self._num_sent
+        if self._num_in_background > num_free:
+            for request in [request for request in self._sent if request.is_background][::-1]:
+                self._take_back(request)
+                if self._num_in_background <= num_free:
+                    break
+        if self._num_sent:
+            num_free = min(num_free, max(1, num_slots // _SHARED))
+        while self._background:
+            num_sequences = self._background.next.num_sequences
+            if self._num_in_background + num_sequences > num_free:
+                break
+            self._send(self._background.pop())
+
+    def _take_back(self, request: PendingRequest) -> None:
+        self._drop(request)
+        request.take_back()
+        self._count_sent(request, -request.num_sequences)
+        del self._sent[request]
+        self._background.put_back(request)
+
+    def _queue_of(self, request: PendingRequest) -> FairQueue:
+        return self._background if request.is_background else self._waiting
+
+    def _count_sent(self, request: PendingRequest, num_sequences: int) -> None:
+        if request.is_background:
+            self._num_in_background += num_sequences
+        else:
+            self._num_sent += num_sequences
 
     def _ask(self, request: PendingRequest) -> None:
         """Sends the missing part of a request to the current engine."""
@@ -274,7 +327,7 @@ class EngineClient:
         alone until it has a token (`_note_end`).
         """
         was_killed = self._status in _KILLED
-        for request in list(self._sent):
+        for request in sorted(self._sent, key=_IS_BACKGROUND):
             if request not in self._sent:  # aborted meanwhile
                 continue
             if self._writer is None:
@@ -341,6 +394,7 @@ class EngineClient:
             self.heartbeat_at = self.heard_at
         elif isinstance(message, Loaded):
             self.facts = message
+            self.is_loaded.set()
             self._enter(State.WARMING)
         elif isinstance(message, Ready):
             self._enter(State.READY)
@@ -357,8 +411,10 @@ class EngineClient:
         if request is self._alone:
             self._alone = None
         num_before = request.num_sequences
-        self._turnover.add(*request.take(output))
-        self._waiting.served(request.client, len(output.token_ids))
+        progress = request.take(output)
+        if not request.is_background:
+            self._turnover.add(*progress)
+        self._queue_of(request).served(request.client, len(output.token_ids))
         self._leave(request, num_before - request.num_sequences)
         if not request.num_answers:
             self._forget(request)
@@ -371,19 +427,22 @@ class EngineClient:
     def _forget(self, request: PendingRequest) -> None:
         """Removes a request, whether sent, waiting or neither."""
         if request in self._sent:
-            self._turnover.add(request.num_left)
+            if not request.is_background:
+                self._turnover.add(request.num_left)
             self._leave(request, request.num_sequences)
             del self._sent[request]
-        elif request in self._waiting:
-            self._waiting.discard(request)
-            self._num_of_client[request.client] -= request.num_sequences
+        elif request in (queue := self._queue_of(request)):
+            queue.discard(request)
+            if not request.is_background:
+                self._num_of_client[request.client] -= request.num_sequences
         for id in request.ids:
             self._open.pop(id, None)
 
     def _leave(self, request: PendingRequest, num_sequences: int) -> None:
         """Removes ended sequences of a sent request from the counts."""
-        self._num_of_client[request.client] -= num_sequences
-        self._num_sent -= num_sequences
+        if not request.is_background:
+            self._num_of_client[request.client] -= num_sequences
+        self._count_sent(request, -num_sequences)
 
     def _enter(self, state: State) -> None:
         self.state = state

@@ -49,11 +49,21 @@ class FairQueue:
             self._served[request.client] = max(self._served[request.client], least)
         bisect.insort(self._waiting[request.client], request, key=_PRIORITY)
 
+    def put_back(self, request: PendingRequest) -> None:
+        """Adds a request that `pop` returned, before others of its client and priority."""
+        queue = self._waiting.setdefault(request.client, [])
+        bisect.insort_left(queue, request, key=_PRIORITY)
+        self._served[request.client] -= _PROMPT_WEIGHT * request.num_prompt_tokens
+
+    @property
+    def next(self) -> PendingRequest:
+        """The request that `pop` returns."""
+        return self._waiting[min(self._waiting, key=self._served.__getitem__)][0]
+
     def pop(self) -> PendingRequest:
-        client = min(self._waiting, key=self._served.__getitem__)
-        self._least = self._served[client]
-        request = self._waiting[client][0]
-        self._served[client] += _PROMPT_WEIGHT * request.num_prompt_tokens
+        request = self.next
+        self._least = self._served[request.client]
+        self._served[request.client] += _PROMPT_WEIGHT * request.num_prompt_tokens
         self.discard(request)
         return request
 

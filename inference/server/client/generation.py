@@ -57,8 +57,9 @@ class Generation:
 
         async with self._caller.deadline.enforce():
             request = await self._client.add(
-                inbox, tokens, params, num_top_logprobs, self._caller.name
-            )
+                inbox, tokens, params, num_top_logprobs, self._caller.name,
+                self._caller.is_background,
+            )  # fmt: skip
         self._requests.append(request)
         self._num_due += params.n
 

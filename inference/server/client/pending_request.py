@@ -11,6 +11,8 @@ from inference.request import SamplingParams
 from inference.scheduling.sequence import derived_seed
 from inference.server.frames import Add
 
+_LAST = 2**31 - 1  # value of `priority`, of which the lowest goes first
+
 Inbox = Callable[[RequestOutput | Exception], None]  # takes a request's outputs, or its error
 
 
@@ -19,6 +21,7 @@ class PendingRequest:
 
     Attributes:
         client: name of the client's key.
+        is_background: it runs in slots that no other request needs.
         since: when it came, by the monotonic clock.
         ids: ids of the engine's requests that serve it -> index of the first answer of each.
         num_engines: engines that it was sent to.
@@ -34,11 +37,13 @@ class PendingRequest:
         num_top_logprobs: int | None,
         accepts_seeds: bool,
         client: str = "",
+        is_background: bool = False,
     ):
         """`accepts_seeds`: a sampled request gets a seed, so that another engine draws the same."""
         if params.seed is None and accepts_seeds and params.temperature:
             params = dataclasses.replace(params, seed=secrets.randbits(63))
         self.client = client
+        self.is_background = is_background
         self.since = time.monotonic()
         self._waited_s = 0.0  # until the first engine got it
         self.ids: dict[int, int] = {}
@@ -105,6 +110,11 @@ class PendingRequest:
     def _share(self, tokens: Sequence[int]) -> float:
         return len(tokens) / self._max_tokens
 
+    def take_back(self) -> None:
+        """Notes that its engine drops it; a later message continues from the same tokens."""
+        self.ids = {}
+        self.num_engines -= 1
+
     def fail(self, error: Exception) -> None:
         self.has_news.set()
         self._inbox(error)
@@ -120,7 +130,9 @@ class PendingRequest:
         self.has_news.clear()
         self.ids = {}
         params, num_top_logprobs = self._params, self._num_top_logprobs
-        if self.client:  # priorities order one client's requests, and the queue has applied them
+        if self.is_background:
+            params = dataclasses.replace(params, priority=_LAST)
+        elif self.client:  # priorities order one client's requests: the queue has applied them
             params = dataclasses.replace(params, priority=0)
         if not any(self._emitted):
             self.ids[id := next(ids)] = 0

@@ -155,8 +155,10 @@ class Answers:
 
     def retain(self, answer: Sequence[int]) -> None:
         """Lets the cached pages of the only prompt and an answer outlive others: a call's result
-        comes next.
+        comes next. Not of a batch, which sends no result.
         """
+        if self._caller.is_background:
+            return
         [prompt] = self.prompts
         tokens = [*prompt.tokens, *answer]
         self._service.client.retain(tokens, prompt.params.cache_salt)

@@ -57,11 +57,13 @@ class Caller:
         name: of the client's key; "" without keys.
         deadline: of the end of the answer.
         relaxed: keywords of schemas that the answer may not obey; a header names them.
+        is_background: the request belongs to a batch, so others go before it.
     """
 
     name: str
     deadline: Deadline
     relaxed: set[str] = dataclasses.field(default_factory=set)
+    is_background: bool = False
 
     @classmethod
     def of(cls, name: str, timeout: str | None, max_s: float) -> "Caller":

@@ -1,6 +1,7 @@
 """Parses bodies; errors name the field."""
 
 import re
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
@@ -59,6 +60,14 @@ def parse(body: bytes, kind: type[Body]) -> Parsed:
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
     return Parsed(request, ignored, names)
+
+
+def query(params: Mapping[str, str], kind: type[Body]) -> Body:
+    """Parses the query of a URL; raises an `ApiError` (400) that names the parameter."""
+    try:
+        return msgspec.convert(dict(params), kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise invalid_field(error) from None
 
 
 def prompts(value: Any, param: str = "prompt", limit: int = MAX_PROMPTS) -> list[str | list[int]]:

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from inference.server import metrics
+from inference.server.endpoints import stored
 from inference.server.endpoints.anthropic import errors
 from inference.server.endpoints.anthropic.bodies import MessageStop
 from inference.server.endpoints.anthropic.errors import MessagesError
@@ -39,6 +40,13 @@ _LOST = ApiError(
     "the replica that generated this answer ended: send the request again",
     code="replica_lost",
 )
+_NOT_STORED = ApiError(
+    501,
+    "replicas store no files and batches: one scripts.serve does, and scripts.batch --url sends a "
+    "file of requests to this address",
+    code="unsupported",
+    may_retry=False,
+)
 _FORWARDED = (  # headers that replicas read
     "accept",
     "content-type",
@@ -67,6 +75,8 @@ class Gateway:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         handlers = {"/health": self._health, "/ready": self._ready, "/metrics": self._show_metrics}
         try:
+            if scope["path"].startswith(stored.PATHS):
+                raise _NOT_STORED
             if scope["path"] in handlers:
                 response = await handlers[scope["path"]]()
                 await response(scope, receive, send)

@@ -20,6 +20,7 @@ from inference.server.failures import request_id
 from inference.server.protocol.errors import ApiError, unavailable
 
 CLIENT = "ridgeline.client"  # key of a request's scope: the client's name; "" without keys
+BACKGROUND_S = "ridgeline.background_s"  # key of the scope: seconds for a batch's answer
 REQUEST_ID = "x-request-id"  # header of requests and answers
 _API_KEY, _ANTHROPIC_ID = "x-api-key", "request-id"  # headers of Anthropic's clients
 OPEN_PATHS = ("/health", "/ready")  # need no key: probes have none
@@ -47,12 +48,17 @@ class Keys:
     def __len__(self) -> int:
         return len(self._hashes)
 
+    @property
+    def names(self) -> frozenset[str]:
+        """The names of all clients."""
+        return frozenset(map(_name, self._hashes))
+
     def name(self, key: str) -> str:
         """The name of a key's client, "" if the key is unknown; takes constant time."""
         digest, is_known = _hash(key), False
         for key_digest in self._hashes:
             is_known |= hmac.compare_digest(digest, key_digest)
-        return hashlib.sha256(digest).hexdigest()[:32] if is_known else ""
+        return _name(digest) if is_known else ""
 
 
 def read_keys(label: str, path: str) -> Keys:
@@ -95,7 +101,7 @@ class Site:
         """Wraps an application: allows CORS for `origins`, and removes `root_path`."""
         if self.origins:
             app = CORSMiddleware(
-                app, allow_origins=self.origins, allow_methods=("GET", "POST"),
+                app, allow_origins=self.origins, allow_methods=("GET", "POST", "DELETE"),
                 allow_headers=("*",), expose_headers=_EXPOSED,
             )  # fmt: skip
         if not self.root_path:
@@ -216,6 +222,10 @@ def is_local(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+def _name(digest: bytes) -> str:
+    return hashlib.sha256(digest).hexdigest()[:32]
 
 
 def _hash(key: str) -> bytes:

@@ -12,13 +12,13 @@ from starlette.types import ASGIApp
 from inference.server.endpoints.anthropic.errors import response as error_response
 from inference.server.failures import as_api_error
 from inference.server.protocol import caller, parse
-from inference.server.protocol.caller import Caller
+from inference.server.protocol.caller import Caller, Deadline
 from inference.server.protocol.dialects.translate import renamed
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.event_stream import unless_gone
 from inference.server.service import Limits, Service
 from inference.server.web import body, page_files
-from inference.server.web.access import CLIENT, NO_PROXY, Access, Keys, Site
+from inference.server.web.access import BACKGROUND_S, CLIENT, NO_PROXY, Access, Keys, Site
 from inference.server.web.operations import OPERATIONS, Operation
 
 _MAX_NAMED = 16  # ignored fields that an answer names
@@ -42,35 +42,42 @@ def guarded(
 def routed(service: Service) -> ASGIApp:
     """The application without access control; its caller sets `CLIENT` in the scope."""
 
-    def get(operation: Operation) -> Route:
+    def route(operation: Operation) -> Route:
         async def answer(request: Request) -> Response:
-            return await _answered(operation.work(service, **request.path_params), operation.path)
+            return await _answered(_worked(service, request, operation), operation.path)
 
-        return Route(operation.path, answer, methods=["GET"])
+        return Route(operation.path, answer, methods=[operation.method])
 
-    def post(operation: Operation) -> Route:
-        async def answer(request: Request) -> Response:
-            return await _answered(_posted(service, request, operation), operation.path)
-
-        return Route(operation.path, answer, methods=["POST"])
-
-    routes = [get(op) if op.body is None else post(op) for op in OPERATIONS]
+    routes = [route(operation) for operation in OPERATIONS]
     routes += page_files.routes()
     app = Starlette(routes=routes, exception_handlers={HTTPException: _no_such_path})
     app.router.redirect_slashes = False
     return app
 
 
-async def _posted(service: Service, request: Request, operation: Operation) -> Response:
-    """Reads a body and answers it, unless the client disconnects first."""
-    limits = service.limits
+async def _worked(service: Service, request: Request, operation: Operation) -> Response:
+    """Calls the handler of an operation with what it takes."""
     try:
-        data = await body.read(request, limits.body_bytes, limits.body_s)
+        if operation.body is not None:
+            return await _posted(service, request, operation)
+        if operation.form is not None:
+            return await operation.work(service, request, request.scope[CLIENT])
     except ClientDisconnect:
         return Response(status_code=499)  # never sent
+    if operation.query is None:
+        return await operation.work(service, **request.path_params)
+    query = parse.query(request.query_params, operation.query)
+    return await operation.work(service, request.scope[CLIENT], query, **request.path_params)
+
+
+async def _posted(service: Service, request: Request, operation: Operation) -> Response:
+    """Reads a body and answers it, unless the client disconnects first."""
+    limits, scope = service.limits, request.scope
+    data = await body.read(request, limits.body_bytes, limits.body_s)
     assert operation.body is not None
-    timeout = request.headers.get(caller.TIMEOUT)
-    client = Caller.of(request.scope[CLIENT], timeout, limits.request_s)
+    client = Caller.of(scope[CLIENT], request.headers.get(caller.TIMEOUT), limits.request_s)
+    if (background_s := scope.get(BACKGROUND_S)) is not None:
+        client = Caller(scope[CLIENT], Deadline(background_s), is_background=True)
     parsed = parse.parse(data, operation.body)
     work = operation.work(service, parsed.request, client)
     working = await unless_gone(request.receive, work)

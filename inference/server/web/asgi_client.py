@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterable
 
 from starlette.types import ASGIApp, Message
 
-from inference.server.web.access import CLIENT
+from inference.server.web.access import BACKGROUND_S, CLIENT
 
 _LEAVE_S = 1.0  # for the application to end by itself after a disconnect
 
@@ -41,10 +41,12 @@ async def answer(
     query: bytes = b"",
     client: str = "",
     replica: str = "",
+    background_s: float | None = None,
 ) -> Parts:
     """Yields the parts of an answer as they come; closing the generator disconnects.
 
-    `client`: name of the client's key.
+    `client`: name of the client's key. `background_s`: the request belongs to a batch, and has so
+    many seconds.
     """
     messages: asyncio.Queue[Message | None] = asyncio.Queue()  # `max_tokens` bounds its length
     has_left = asyncio.Event()
@@ -53,6 +55,7 @@ async def answer(
         "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "scheme": "http",
         "method": method, "path": path, "raw_path": path.encode(), "query_string": query,
         "root_path": "", "headers": list(headers), "client": None, "server": None, CLIENT: client,
+        BACKGROUND_S: background_s,
     }  # fmt: skip
 
     async def receive() -> Message:

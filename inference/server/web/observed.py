@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inference.server.traces import Traces
@@ -24,8 +25,8 @@ class RequestObserver:
         self._answered = answered
         self._traces = traces
         self._exact = {op.path for op in OPERATIONS if "{" not in op.path}
-        templates = (op.path.replace(":path", "") for op in OPERATIONS if "{" in op.path)
-        self._templates = {path.partition("{")[0]: path for path in templates}
+        templates = (op.path for op in OPERATIONS if "{" in op.path)
+        self._templates = {p.replace(":path", ""): compile_path(p)[0] for p in templates}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -52,5 +53,5 @@ class RequestObserver:
         """The path under which a request is counted: `other` for paths that clients make up."""
         if path in self._exact:
             return path
-        matches = (full for start, full in self._templates.items() if path.startswith(start))
+        matches = (name for name, regex in self._templates.items() if regex.match(path))
         return next(matches, _OTHER)

@@ -1,13 +1,15 @@
 """The endpoints, and their description (OpenAPI 3.1)."""
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from inference.server.endpoints import console, generate, status, tokens
+from inference.server.batches import bodies as batch_bodies
+from inference.server.endpoints import batches, console, files, generate, status, tokens
 from inference.server.endpoints.anthropic import bodies as anthropic_bodies
 from inference.server.endpoints.anthropic import errors as anthropic_errors
 from inference.server.endpoints.anthropic.errors import MessagesError
@@ -32,8 +34,13 @@ class Operation:
 
     Attributes:
         path: in Starlette's syntax.
-        work: the handler; takes the service, and the path's parameters, or a body and its `Caller`.
-        body: type of a POST's body; None: a GET.
+        work: the handler; takes the service and the path's parameters. Before these it takes a body
+            and its `Caller`; or the HTTP request with a form, and the name of the client's key; or
+            this name and a query.
+        method: of HTTP.
+        body: type of a JSON body.
+        form: type of a form.
+        query: type of the query, where the answer depends on the key.
         answer, event: types of the answer's JSON, and of a stream's events; None: undescribed.
         example: a body.
         error: type of an error's body.
@@ -41,10 +48,13 @@ class Operation:
 
     path: str
     work: Callable[..., Awaitable[Response]]
+    method: str = "GET"
     body: type[msgspec.Struct] | None = None
     answer: type[msgspec.Struct] | None = None
     event: Any = None  # a type, or a union
     example: dict[str, object] | None = None
+    form: type[msgspec.Struct] | None = None
+    query: type[msgspec.Struct] | None = None
     error: type[msgspec.Struct] = ErrorBody
 
 
@@ -54,8 +64,8 @@ async def openapi(service: Service) -> Response:
 
 
 OPERATIONS = (
-    Operation("/v1/models", status.models, None, responses.Models),
-    Operation("/v1/models/{id:path}", status.model, None, responses.ServedModel),
+    Operation("/v1/models", status.models, answer=responses.Models),
+    Operation("/v1/models/{id:path}", status.model, answer=responses.ServedModel),
     Operation("/health", status.health),
     Operation("/ready", status.ready),
     Operation("/load", status.load),
@@ -66,54 +76,85 @@ OPERATIONS = (
     Operation("/console/events", console.figures, event=console.Figures),
     Operation("/console/plan", console.plan),
     Operation(
-        "/v1/chat/completions", generate.chat, fields.ChatRequest, responses.ChatCompletion,
+        "/v1/chat/completions", generate.chat, "POST", fields.ChatRequest, responses.ChatCompletion,
         responses.ChatChunk,
         {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64},
     ),
     Operation(
-        "/v1/responses", generate.responses, ResponsesRequest, bodies.ResponseBody,
+        "/v1/responses", generate.responses, "POST", ResponsesRequest, bodies.ResponseBody,
         bodies.AnyEvent, {"input": "Why is the sky blue?", "max_output_tokens": 64},
     ),
     Operation(
-        anthropic_errors.PATH, generate.messages, MessagesRequest, anthropic_bodies.MessageBody,
-        anthropic_bodies.AnyEvent,
+        anthropic_errors.PATH, generate.messages, "POST", MessagesRequest,
+        anthropic_bodies.MessageBody, anthropic_bodies.AnyEvent,
         {"messages": [{"role": "user", "content": "Why is the sky blue?"}], "max_tokens": 64},
         MessagesError,
     ),
     Operation(
-        f"{anthropic_errors.PATH}/count_tokens", count_tokens, CountTokensRequest,
+        f"{anthropic_errors.PATH}/count_tokens", count_tokens, "POST", CountTokensRequest,
         anthropic_bodies.TokenCount,
         example={"messages": [{"role": "user", "content": "Why is the sky blue?"}]},
         error=MessagesError,
     ),
     Operation(
-        "/v1/completions", generate.completions, fields.CompletionRequest, responses.TextCompletion,
-        responses.TextCompletion, {"prompt": "Once upon a time", "max_tokens": 32},
+        "/v1/completions", generate.completions, "POST", fields.CompletionRequest,
+        responses.TextCompletion, responses.TextCompletion,
+        {"prompt": "Once upon a time", "max_tokens": 32},
     ),
     Operation(
-        "/infill", generate.infill, fields.InfillRequest, responses.InfillAnswer,
+        "/infill", generate.infill, "POST", fields.InfillRequest, responses.InfillAnswer,
         responses.InfillAnswer,
         {"input_prefix": "def add(a, b):\n", "input_suffix": "\n\nprint(add(1, 2))\n",
          "max_tokens": 32},
     ),
     Operation(
-        "/v1/embeddings", embeddings, EmbeddingRequest, Embeddings,
+        "/v1/embeddings", embeddings, "POST", EmbeddingRequest, Embeddings,
         example={"input": ["A ridge", "where two slopes meet"]},
     ),
     Operation(
-        "/tokenize", tokens.tokenize, fields.TokenizeRequest, responses.Tokenized,
+        "/tokenize", tokens.tokenize, "POST", fields.TokenizeRequest, responses.Tokenized,
         example={"prompt": "A ridge"},
     ),
     Operation(
-        "/detokenize", tokens.detokenize, fields.DetokenizeRequest, responses.Detokenized,
+        "/detokenize", tokens.detokenize, "POST", fields.DetokenizeRequest, responses.Detokenized,
         example={"tokens": [65, 66]},
+    ),
+    Operation(
+        "/v1/files", files.create, "POST", answer=batch_bodies.FileBody, form=batch_bodies.FileForm
+    ),
+    Operation(
+        "/v1/files", files.listed, answer=batch_bodies.FileList, query=batch_bodies.FileQuery
+    ),
+    Operation(
+        "/v1/files/{id}", files.retrieve, answer=batch_bodies.FileBody, query=batch_bodies.NoQuery
+    ),
+    Operation(
+        "/v1/files/{id}", files.delete, "DELETE", answer=batch_bodies.DeletedFile,
+        query=batch_bodies.NoQuery,
+    ),
+    Operation("/v1/files/{id}/content", files.content, query=batch_bodies.NoQuery),
+    Operation(
+        "/v1/batches", batches.create, "POST", batch_bodies.BatchRequest, batch_bodies.BatchBody,
+        example={"input_file_id": "file-...", "endpoint": "/v1/chat/completions",
+                 "completion_window": "24h"},
+    ),
+    Operation(
+        "/v1/batches", batches.listed, answer=batch_bodies.BatchList, query=batch_bodies.BatchQuery
+    ),
+    Operation(
+        "/v1/batches/{id}", batches.retrieve, answer=batch_bodies.BatchBody,
+        query=batch_bodies.NoQuery,
+    ),
+    Operation(
+        "/v1/batches/{id}/cancel", batches.cancel, "POST", answer=batch_bodies.BatchBody,
+        query=batch_bodies.NoQuery,
     ),
 )  # fmt: skip
 
 
 def describe() -> dict[str, object]:
     """Describes all operations in OpenAPI."""
-    kinds = [kind for op in OPERATIONS for kind in (op.body, op.answer, op.event) if kind]
+    kinds = [k for op in OPERATIONS for k in (op.body, op.form, op.answer, op.event) if k]
     kinds = list(dict.fromkeys([*kinds, *(op.error for op in OPERATIONS)]))
     schemas, components = msgspec.json.schema_components(kinds, ref_template=_REFERENCE)
     by_kind = dict(zip(kinds, schemas, strict=True))
@@ -121,7 +162,9 @@ def describe() -> dict[str, object]:
         for field, schema in components[name]["properties"].items():
             if field in DESCRIPTIONS:
                 schema["description"] = DESCRIPTIONS[field]
-    paths = {op.path.replace(":path", ""): _described(op, by_kind) for op in OPERATIONS}
+    paths: defaultdict[str, dict[str, object]] = defaultdict(dict)
+    for op in OPERATIONS:
+        paths[op.path.replace(":path", "")][op.method.lower()] = _described(op, by_kind)
     return {
         "openapi": "3.1.0",
         "info": {"title": "Ridgeline", "version": "1"},
@@ -153,10 +196,22 @@ def _described(operation: Operation, by_kind: Mapping[type, object]) -> dict[str
             "default": {"description": "What went wrong.", "content": failed},
         },
     }
-    if "{id" in operation.path:
-        name = {"name": "id", "in": "path", "required": True, "schema": {"type": "string"}}
-        described["parameters"] = [name]
-    if operation.body is None:
-        return {"get": described}
-    body = {"application/json": {"schema": by_kind[operation.body], "example": operation.example}}
-    return {"post": described | {"requestBody": {"required": True, "content": body}}}
+    parameters = [_parameter("id", "path", {"type": "string"})] * ("{id" in operation.path)
+    if operation.query is not None:
+        schema = msgspec.json.schema(operation.query)["$defs"][operation.query.__name__]
+        parameters += [_parameter(n, "query", own) for n, own in schema["properties"].items()]
+    if parameters:
+        described["parameters"] = parameters
+    requested: dict[str, object] = {}
+    if operation.body is not None:
+        body = {"schema": by_kind[operation.body], "example": operation.example}
+        requested["application/json"] = body
+    if operation.form is not None:
+        requested["multipart/form-data"] = {"schema": by_kind[operation.form]}
+    if requested:
+        described["requestBody"] = {"required": True, "content": requested}
+    return described
+
+
+def _parameter(name: str, place: str, schema: object) -> dict[str, object]:
+    return {"name": name, "in": place, "required": place == "path", "schema": schema}

@@ -16,8 +16,9 @@ from configs.errors import InputError
 from inference.server.service import Limits, Service
 from inference.server.traces import Traces
 from inference.server.web.access import NO_PROXY, Keys, Site, is_local
-from inference.server.web.app import application
+from inference.server.web.app import application, routed
 from inference.server.web.guard import GuardedProtocol
+from inference.server.web.in_process import Background
 from inference.server.web.observed import RequestObserver
 from inference.server.web.report import report
 
@@ -157,12 +158,17 @@ async def serve(
     engine = asyncio.create_task(service.client.run())
     engine.add_done_callback(lambda _: server.handle_exit(0, None))
     started(server)
-    reports = asyncio.create_task(report(service, say, _REPORT_S)) if say else None
+    tasks = [asyncio.create_task(report(service, say, _REPORT_S))] if say else []
+    if service.batches is not None:
+        owners = frozenset([""]) if keys is None else keys.names
+        connect = functools.partial(Background, routed(service))
+        tasks.append(asyncio.create_task(service.batches.run(owners, connect, service.num_slots)))
     try:
         await server.serve(sockets=[listening])
     finally:
-        if reports is not None:
-            reports.cancel()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await service.client.stop()
         with contextlib.suppress(asyncio.CancelledError):
             await engine  # raises its error

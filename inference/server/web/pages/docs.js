@@ -108,11 +108,17 @@ function fields(schema) {
 // --- operations -----------------------------------------------------------------------------------
 
 function command(path, method, operation, needsKey) {
-  const url = new URL(path.replace("{id}", "MODEL"), location.href).href;
+  const id = path.startsWith("/v1/models") ? "MODEL" : "ID";
+  const url = new URL(path.replace("{id}", id), location.href).href;
   const parts = [`curl ${url}`];
   if (needsKey) parts.push('-H "Authorization: Bearer $KEY"');
-  const example = operation.requestBody?.content["application/json"].example;
-  if (method === "post") {
+  const content = operation.requestBody?.content ?? {};
+  const example = content["application/json"]?.example;
+  if (method === "delete" || (method === "post" && !operation.requestBody)) {
+    parts.push(`-X ${method.toUpperCase()}`);
+  }
+  if (content["multipart/form-data"]) parts.push("-F purpose=batch", "-F file=@requests.jsonl");
+  if (example) {
     const body = JSON.stringify(example, null, 2).replaceAll("'", "'\\''").replaceAll("\n", "\n  ");
     parts.push('-H "Content-Type: application/json"', `-d '${body}'`);
   }
@@ -163,7 +169,7 @@ function pretty(text) {
 
 /** A body to edit, a button that sends it, and the answer as it comes. */
 function trial(path, method, operation) {
-  const example = operation.requestBody?.content["application/json"].example;
+  const example = operation.requestBody?.content["application/json"]?.example;
   const address = element("input", { value: path, hidden: !path.includes("{"), spellcheck: false, ariaLabel: `path of ${path}` });
   const body = element("textarea", { value: example ? JSON.stringify(example, null, 2) : "", rows: 8, hidden: !example, spellcheck: false, ariaLabel: `body for ${path}` });
   const button = element("button", { type: "submit" }, "Send");
@@ -211,7 +217,7 @@ function section(path, method, operation, schemas, needsKey) {
   const body = element(
     "section", { id }, heading, element("p", {}, operation.summary),
     copyable(command(path, method, operation, needsKey)),
-    trial(path, method, operation),
+    ...(operation.requestBody?.content["multipart/form-data"] ? [] : [trial(path, method, operation)]),
     ...content("Fields", operation.requestBody?.content, schemas),
     ...content("Answer", operation.responses["200"].content, schemas),
   );
