@@ -2,11 +2,17 @@
 
 import asyncio
 import contextlib
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import httpx2
 
+from inference.server.batches import stored_files
+from inference.server.batches.batch_service import BatchService
+from inference.server.batches.store import Store
+from inference.server.batches.stored_files import StorageLimits
 from inference.server.client.launch import Launcher, Thread
 from inference.server.service import Limits, Service
 from inference.server.web import serving
@@ -33,6 +39,11 @@ class Running:
         """Greedy, unless something else is asked for."""
         greedy = {"temperature": 0} if path.endswith("completions") else {}
         return self.http.post(path, json=greedy | body)
+
+    def upload(self, text: str) -> str:
+        """The id of a file of requests."""
+        form = {"files": {"file": ("x", text)}, "data": {"purpose": "batch"}}
+        return self.http.post("/v1/files", **form).json()["id"]
 
     def wait_ready(self, seconds: float = 60) -> None:
         wait_until(lambda: self.http.get("/ready").status_code == 200, seconds)
@@ -61,6 +72,7 @@ def running(
     waits: bool = True,
     tool_call_parser: str = "auto",
     traces=None,
+    storage: StorageLimits = stored_files.USUAL,
 ):
     """`engine`: a fake one, or what launches another."""
     launcher = engine
@@ -68,7 +80,10 @@ def running(
         launcher = Thread(lambda: engine or FakeEngine())
     listening = serving.bound("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-    service = Service(launcher, limits, served_model_name, tool_call_parser)
+    batch_dir = tempfile.TemporaryDirectory()
+    store = Store("batch_dir", Path(batch_dir.name), storage)
+    batches = BatchService(store)
+    service = Service(launcher, limits, served_model_name, tool_call_parser, batches=batches)
     has_started, found, said = threading.Event(), {}, []
 
     def started(server):
@@ -98,3 +113,5 @@ def running(
         one.stop()
         thread.join(60)
         one.error = found.get("error")
+        store.close()
+        batch_dir.cleanup()

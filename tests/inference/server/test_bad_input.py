@@ -15,7 +15,7 @@ from tests.inference.server.fake_engine import MAX_CONTEXT, MAX_SEQS, REFUSED, V
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
 ASKED = [{"role": "user", "content": "Hi"}]
 BODIES = {TEXT: {"prompt": "Hi"}, CHAT: {"messages": ASKED}}
-PRIVATE = re.compile(r"0x[0-9a-f]{3,}|/[a-z]+/|\.py\b|Traceback", re.IGNORECASE)
+PRIVATE = re.compile(r"0x[0-9a-f]{3,}|(?<!/v1)/[a-z]+/|\.py\b|Traceback", re.IGNORECASE)
 BIG = 2**63
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}

@@ -13,6 +13,7 @@ from inference.server.protocol.parse import _whole
 from inference.server.web.operations import OPERATIONS
 from tests.inference.server import declared
 from tests.inference.server.fake_engine import FakeEngine
+from tests.inference.server.openai.test_batches_client import line
 from tests.inference.server.running import running
 from tests.inference.server.test_bad_input import error_of
 
@@ -30,6 +31,10 @@ VALID = {
     "/v1/messages": ASKED | {"max_tokens": 1},
     "/v1/messages/count_tokens": ASKED,
     "/infill": {"input_prefix": "a", "input_suffix": "b", "max_tokens": 1},
+    "/v1/batches": {
+        "endpoint": "/v1/completions",
+        "completion_window": "24h",
+    },
 }
 EXAMPLES = {
     fields.ChatMessage: ASKED["messages"][0],
@@ -66,6 +71,7 @@ NARROWER = {
     "input_extra": "the context", "bad_words": "what can be compiled",
     "add_generation_prompt": "continue_final_message",
     "system": "text, the context", "output_config": "the template, what can be compiled",
+    "input_file_id": "files that are there", "endpoint": "one of few", "completion_window": "24h",
     "thinking": "marks of thoughts, the context", "context_management": "thoughts alone",
 }  # fmt: skip
 # Fields without a declared limit, and what limits them.
@@ -86,6 +92,7 @@ UNLIMITED = {
 @pytest.fixture(scope="module")
 def server():
     with running(FakeEngine()) as one:
+        VALID["/v1/batches"]["input_file_id"] = one.upload(line("a"))
         yield one
         assert one.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200
 
@@ -123,7 +130,7 @@ def test_every_field_at_its_limits_and_past_them(server, path):
         if is_valid and response.status_code == 200:
             assert "x-ignored-params" not in response.headers, where
             continue
-        is_other = response.status_code == 404 and case.name == "model"
+        is_other = response.status_code == 404 and case.name in ("model", "input_file_id")
         error = error_of(response, 404 if is_other else 400)
         assert not is_valid or case.name in NARROWER, where
         named = (error["param"] or "").replace("[", ".").split(".")[0]

@@ -404,3 +404,13 @@ def test_nothing_stays_behind():
             )
         assert threading.active_count() <= before + 1
         assert not any(service.client.num_sequences for service in one.fleet.services)
+
+
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/batches", "/v1/files/file-x/content"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_files_and_batches_are_not_stored(pair, method, path):
+    response = pair.http.request(
+        method, path, **({"files": {"file": b""}} if method == "POST" else {})
+    )
+    assert response.status_code == 501 and response.headers["x-should-retry"] == "false"
+    assert "scripts.batch --url" in response.json()["error"]["message"]
