@@ -10,23 +10,23 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Set
 from collections.abc import Sequence as Items
 from pathlib import Path
 
-import numpy as np
-
 from configs import overrides
 from configs.engine import Config, EngineConfig
 from configs.errors import InputError
 from configs.settings.section import paths
 from inference import new_weights, prefill_worker
-from inference.checkpoints import resolve, weight_formats
+from inference.checkpoints import classifiers, resolve, weight_formats
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
+from inference.classifier import Classifier
 from inference.device_memory import DeviceMemory
 from inference.input_processor import InputProcessor
 from inference.new_weights import ParamsVersions
 from inference.open_requests import OpenRequests
-from inference.outputs import Completion, RequestOutput, Score, alternatives
+from inference.outputs import Completion, RequestOutput
 from inference.planner import cache_policy
 from inference.prefill_worker import PrefillWorker
+from inference.prompt_reader import PromptReader
 from inference.request import SamplingParams
 from inference.request_batch import Prompt, RequestBatch
 from inference.request_state import RequestState
@@ -42,7 +42,7 @@ from layers.params import Params
 from sharding import hosts
 
 
-class Engine:
+class Engine(PromptReader):
     """Runs many requests through one step at a time. Not thread-safe: one thread drives the
     device.
     """
@@ -153,10 +153,13 @@ class Engine:
             why_no_text = str(error)
         if draft is not None and tokenizer is not None:
             tokenizer.check_same(draft.load_tokenizer())
+        classifier = classifiers.of_checkpoint(
+            checkpoint, tokenizer, config.engine.requests.classifier_tokens
+        )
         read = new_weights.reader(config, checkpoint, progress, draft)
         ends = EndTokens(tokenizer, checkpoint.eos_ids)  # found while weights are read
         engine = cls(config, read, tokenizer, ends, why_no_text, expected, executables)
-        engine._declared = checkpoint.config
+        engine._declared, engine.classifier = checkpoint.config, classifier
         return engine
 
     def add_request(self, prompt: Prompt, params: SamplingParams, output: Items[int] = ()) -> int:
@@ -298,11 +301,13 @@ class Engine:
         """
         self._check_awake()
         hosts.current().check_alone("update_params")
+        classifier = self._classifier_of(source)
         params = new_weights.find(source, self.config, self._declared, progress)()
         self._finish_steps()
         if not keeps_pages:
             self.rebuild()  # first: where it fails, the old ones are still there
         self._memory.set_params(params)
+        self.classifier = classifier
         self._versions.advance(keeps_pages, self._requests.sequences)
         return self._versions.current
 
@@ -340,10 +345,21 @@ class Engine:
         """
         if not self._memory.is_free:
             raise InputError("the engine does not sleep: there is nothing to wake")
-        params = None if source is None else new_weights.find(source, self.config, self._declared)()
+        classifier, params = self.classifier, None
+        if source is not None:
+            classifier = self._classifier_of(source)
+            params = new_weights.find(source, self.config, self._declared)()
         has_pages = self._memory.restore(params)
+        self.classifier = classifier
         if source is not None:
             self._versions.advance(has_pages, self._requests.sequences)
+
+    def _classifier_of(self, source: Params | str | Path) -> Classifier | None:
+        """The head of new weights, which no tree of parameters has."""
+        if self.classifier is None:
+            return None
+        tokens = self.config.engine.requests.classifier_tokens
+        return new_weights.find_classifier(source, self.tokenizer, tokens)
 
     def _check_ready(self) -> None:
         """Does again what an interrupt has left half done."""
@@ -433,34 +449,6 @@ class Engine:
         """
         with RequestBatch(self, [prompt], [params]) as batch:
             yield from batch.outputs()
-
-    def score(self, texts: Items[Prompt]) -> list[Score]:
-        """Log-probability of every token of each text, computed in blocks: never all logits at
-        once.
-
-        Raises:
-            InputError: as `add_request`, or the model gave non-finite logits.
-        """
-        with RequestBatch(self, texts, [SamplingParams(max_new_tokens=0)] * len(texts)) as batch:
-            return [
-                Score(
-                    list(s.tokens), s.results.prompt_logprobs,
-                    alternatives(s.results.prompt_top_logprobs), s.history.params_versions,
-                )
-                for s in batch.read()
-            ]  # fmt: skip
-
-    def embed(self, texts: Items[Prompt], pooling: str = "last") -> list[np.ndarray]:
-        """A vector of each text, f32[D]: the hidden states behind the last norm of its 'last'
-        token, or their 'mean' over all its tokens, of whatever length.
-
-        Raises:
-            InputError: as `add_request` (the engine is built with `embeddings`), or the model gave
-                non-finite logits.
-        """
-        params = SamplingParams(max_new_tokens=0, pooling=pooling)
-        with RequestBatch(self, texts, [params] * len(texts)) as batch:
-            return [sequence.embedding for sequence in batch.read()]
 
     def queue(
         self, prompt: Prompt, params: SamplingParams, unread: deque[RequestOutput]

@@ -10,11 +10,13 @@ from configs.engine import Config
 from configs.errors import InputError, shown
 from configs.heads import Heads
 from configs.model import ModelConfig
-from inference.checkpoints import load, names, provenance, resolve, weight_formats
+from inference.checkpoints import classifiers, load, names, provenance, resolve, weight_formats
 from inference.checkpoints.checkpoint import Checkpoint
 from inference.checkpoints.load import Progress
 from inference.checkpoints.native import orbax_step
+from inference.classifier import Classifier
 from inference.scheduling.sequence import Sequence
+from inference.text.tokenizer import Tokenizer
 from layers import decoder, params
 from layers.kernels.linear import api as linear
 from layers.params import Params
@@ -125,6 +127,25 @@ def find(
     if stored != config.model.formats:
         raise InputError(f"{shown(str(source))} has its weights in other formats than the engine")
     return reader(config, checkpoint, progress)
+
+
+def find_classifier(
+    source: Params | str | Path, tokenizer: Tokenizer | None, tokens: str | None
+) -> Classifier:
+    """Returns the head that labels texts of new weights; `tokens` as `classifiers` has them.
+
+    Raises:
+        InputError: nothing but parameters is there, or no such head.
+    """
+    classifier = None
+    if isinstance(source, str | Path) and not orbax_step.is_step(Path(source)):
+        checkpoint = resolve.resolve(str(source)).open(None)
+        classifier = classifiers.of_checkpoint(checkpoint, tokenizer, tokens)
+    if classifier is None:
+        raise InputError(
+            "new weights of a classifier come with its head, and these have none: name a directory"
+        )
+    return classifier
 
 
 def _check_function(

@@ -96,6 +96,7 @@ def main(_: Sequence[str]) -> None:
     )
     start = time.monotonic()
     checkpoint = common.open_checkpoint(resolved)
+    checkpoint.check_no_classifier()
     contents = checkpoint.contents()
     stored = load.stored_dtype(model, contents.source, contents.name_map)
     model = dataclasses.replace(model, dtype="bfloat16" if stored == "bfloat16" else "float32")

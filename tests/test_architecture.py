@@ -30,7 +30,17 @@ SCHEDULER_NEVER = {
 
 # The rooms of inference/, each of which imports those before it only.
 ROOMS = (
-    *("files", "field_kinds", "request", "outputs", "text", "kv_pages", "scheduling", "sampling"),
+    *(
+        "files",
+        "field_kinds",
+        "request",
+        "outputs",
+        "classifier",
+        "text",
+        "kv_pages",
+        "scheduling",
+        "sampling",
+    ),
     *(
         "speculation",
         "runtime",
@@ -44,6 +54,7 @@ ROOMS = (
         "request_state",
         "open_requests",
         "request_batch",
+        "prompt_reader",
         "prefill_worker",
         "device_memory",
         "engine",

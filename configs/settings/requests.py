@@ -30,3 +30,9 @@ class RequestConfig(Section):
     embeddings: bool = setting(
         False, "Requests may ask for a vector of their prompts instead of tokens."
     )
+    classifier_tokens: str | None = setting(
+        None,
+        "Tokens with which a language model answers whether a document is relevant: one ('Yes'), "
+        "or two with the relevant one last ('no,yes'). Its scores then come from their logits.",
+        host_only=True,
+    )

@@ -13,6 +13,7 @@ from inference.checkpoints import end_tokens, load, text_files
 from inference.checkpoints.load import Place, Progress
 from inference.checkpoints.names import NameMap
 from inference.checkpoints.tensor_source import TensorSource
+from inference.classifier import Classifier
 from inference.text.tokenizer import Tokenizer
 from layers.params import Params
 
@@ -39,11 +40,13 @@ class Checkpoint:
 
     Attributes:
         tokenizer: the one that `load_tokenizer` returns; None: that of the files.
+        classifier: the head that labels texts, of a model that has one.
     """
 
     config: ModelConfig
     eos_ids: tuple[int, ...]
     tokenizer: Tokenizer | None = None
+    classifier: Classifier | None = None
     _built: list[Tokenizer] = dataclasses.field(default_factory=list, repr=False)  # copies share it
 
     def exact(self) -> "Checkpoint":
@@ -53,6 +56,14 @@ class Checkpoint:
     def contents(self) -> Contents:
         """Returns what a conversion to another format copies."""
         raise NotImplementedError
+
+    def check_no_classifier(self) -> None:
+        """Raises an `InputError` if a conversion would lose a head that labels texts."""
+        if self.classifier is not None:
+            raise InputError(
+                f"{self.config.name}: the head of a sequence classifier has no place in what would "
+                "be written; serve the directory as it is"
+            )
 
     def load_tokenizer(self) -> Tokenizer:
         """Returns the tokenizer, built once; raises an `InputError` if its files are unsound."""

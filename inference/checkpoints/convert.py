@@ -66,6 +66,7 @@ def convert(
             or cannot be written.
     """
     new_directory.check(output)
+    checkpoint.check_no_classifier()
     contents, model = checkpoint.contents(), checkpoint.config
     if smaller is not None and smaller != model:
         if to == "hf":

@@ -98,6 +98,7 @@ _MODULES = (
     *(seed_oss, exaone4, apertus, arcee, glm4, helium, internlm, nemotron_dense),
     *(cohere, phi, gpt_neox, stablelm, starcoder2, falcon),
 )
+_CLASSIFIER = "ForSequenceClassification"
 _LONGEST_NAME = 80  # characters that are compared
 ALL = registered(family for module in _MODULES for family in module.FAMILIES)
 
@@ -111,11 +112,22 @@ def of(config: ModelConfig) -> Family:
 
 
 def of_architecture(name: object) -> Family | None:
-    """Returns the family with this name in "architectures" of `config.json`, or None."""
+    """Returns the family with this name in "architectures" of `config.json`, or None; that of a
+    sequence classifier by the name of the language model that it was made of.
+    """
+    names = {name}
+    if is_classifier(name):
+        stem = str(name).removesuffix(_CLASSIFIER)
+        stems = stem, stem.removesuffix("Text")  # Gemma3TextForSequenceClassification
+        names = {f"{stem}{head}" for stem in stems for head in ("ForCausalLM", "LMHeadModel")}
     return next(
-        (family for family in ALL.values() if name in (family.architecture, *family.spellings)),
-        None,
+        (f for f in ALL.values() if not names.isdisjoint((f.architecture, *f.spellings))), None
     )
+
+
+def is_classifier(name: object) -> bool:
+    """Returns whether an architecture is that of a sequence classifier."""
+    return isinstance(name, str) and name.endswith(_CLASSIFIER)
 
 
 def unknown(architecture: object) -> str:

@@ -99,15 +99,25 @@ class Tokenizer:
         """
         return self._encode(self._backend, text, add_special)
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Returns the token ids of two texts, with the tokens that the tokenizer puts around and
+        between them; raises as `encode`.
+        """
+        return self._encode(self._backend, first, True, second)
+
     def _encode(
-        self, backend: "tokenizers.Tokenizer", text: str, add_special: bool = False
+        self,
+        backend: "tokenizers.Tokenizer",
+        text: str,
+        add_special: bool = False,
+        pair: str | None = None,
     ) -> list[int]:
         try:
-            text.encode()
+            f"{text}{pair or ''}".encode()
         except UnicodeEncodeError as error:
             raise InputError(f"the text is not valid Unicode: {error.reason}") from None
         encoding = panics.guard(
-            lambda: backend.encode(text, add_special_tokens=add_special),
+            lambda: backend.encode(text, pair, add_special_tokens=add_special),
             "cannot encode text",
             self.may_panic,
         )

@@ -25,6 +25,7 @@ import real_weights
 import special_tokens
 import tiny_changed
 import tiny_checkpoints
+import tiny_classifiers
 import tiny_compressed
 import tiny_predicting
 import tiny_quantized
@@ -96,6 +97,7 @@ def _write(root: pathlib.Path, args: argparse.Namespace) -> None:
         tiny_sentencepiece.write(root)
         tiny_changed.write(root)
         tiny_wholes.write(root)
+        tiny_classifiers.write(root)
     if args.only != "tiny":
         models = {name: _load_real(name, args.work) for name in _REAL}
         for name, (model, tokenizer) in models.items():

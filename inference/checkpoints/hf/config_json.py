@@ -145,7 +145,9 @@ def parse(raw: dict[str, object], directory: Path) -> ModelConfig:
         if family is None:
             raise InputError(families.unknown(architecture))
         keys.require_neutral(family.reads, **_NEUTRAL)
-        return family.model(keys, directory.resolve().name)
+        config = family.model(keys, directory.resolve().name)
+        # Without a head for tokens; where there is one nevertheless, `hf_directory` finds it.
+        return dataclasses.replace(config, tied=True) if is_classifier(raw) else config
 
 
 def parse_predicting(raw: dict[str, object], directory: Path) -> Eagle:
@@ -269,6 +271,11 @@ def is_headless(raw: dict[str, object]) -> bool:
     name = _architecture(raw)
     family = families.of_architecture(name)
     return family is not None and name in family.spellings and str(name).endswith("Model")
+
+
+def is_classifier(raw: dict[str, object]) -> bool:
+    """Returns whether a `config.json` is of a sequence classifier."""
+    return families.is_classifier(_architecture(raw))
 
 
 def _architecture(raw: dict[str, object]) -> object:

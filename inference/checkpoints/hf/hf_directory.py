@@ -12,7 +12,12 @@ from configs.heads import Eagle
 from configs.model import ModelConfig
 from inference.checkpoints import load, manifest, names, safetensors_file, text_files
 from inference.checkpoints.checkpoint import StoredDirectory
-from inference.checkpoints.hf import config_json, repository_code, split_tensors
+from inference.checkpoints.hf import (
+    config_json,
+    repository_code,
+    sequence_classifier,
+    split_tensors,
+)
 from inference.checkpoints.hf.config_json import Storage
 from inference.checkpoints.hf.quantized import schemes
 from inference.checkpoints.hf.quantized import tensors as few_bits
@@ -105,6 +110,10 @@ def open_directory(path: Path, config: ModelConfig) -> StoredDirectory:
         matrices = few_bits.matrices(source, storage.quantization)
         few_bits.warn(source.label, matrices)
         source = few_bits.dequantized(source, matrices)
+    classifier = None
+    if config_json.is_classifier(raw):
+        classifier, source = sequence_classifier.split(source, raw, config.width)
+        logging.warning("%s: labels texts; what continues them means nothing", path)
     source = tensors(source, config, storage.num_predicting)
     name_map = names.huggingface(config)
     if storage.quantization is not None and storage.quantization.method == "gptq":
@@ -113,7 +122,10 @@ def open_directory(path: Path, config: ModelConfig) -> StoredDirectory:
     if storage.is_packed or storage.quantization is not None:
         few_bits.check(source, config, name_map)
     load.check_parts(config, source, name_map)
-    return StoredDirectory.of(path, config, source, name_map, config_json.as_copied(raw, config))
+    directory = StoredDirectory.of(
+        path, config, source, name_map, config_json.as_copied(raw, config)
+    )
+    return dataclasses.replace(directory, classifier=classifier)
 
 
 def open_predicting(path: Path, config: Eagle) -> StoredDirectory:

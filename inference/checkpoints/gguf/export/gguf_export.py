@@ -83,6 +83,7 @@ def write(
             such a file, blocks are to be rounded again, or the file cannot be written.
     """
     new_directory.check(output)
+    checkpoint.check_no_classifier()
     model = export_metadata.renamed(dataclasses.replace(checkpoint.config, formats=()))
     metadata = export_metadata.of_model(model)
     contents = checkpoint.contents()
