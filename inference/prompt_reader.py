@@ -12,7 +12,7 @@ from inference.classifier import Classifier, similarity
 from inference.input_processor import InputProcessor
 from inference.outputs import Score, alternatives
 from inference.request import SamplingParams
-from inference.request_batch import Prompt, RequestBatch, Runs
+from inference.request_batch import Prompt, RequestBatch, Runs, check_listed
 from inference.text import pairs
 from inference.text.tokenizer import Tokenizer
 
@@ -77,6 +77,7 @@ class PromptReader(Runs):
                 "this model has no labels: give a sequence classifier, or name the tokens that it "
                 "answers with in engine.requests.classifier_tokens"
             )
+        check_listed(texts)
         logits = self._logits(self.classifier, texts)
         return list(map(self.classifier.probabilities, logits)) if use_activation else logits
 
@@ -98,13 +99,14 @@ class PromptReader(Runs):
             InputError: as `embed`, or the model has several labels, no tokenizer or no template.
         """
         classifier = self.classifier
+        check_listed(documents)
         if self.tokenizer is None:
             raise InputError("queries and documents are texts, and this engine has no tokenizer")
+        pairs.check(self.tokenizer.template, classifier)
         if classifier is None:
             query_D, *vectors = self.embed([query, *documents])
             scores = [similarity(query_D, vector_D) for vector_D in vectors]
         else:
-            classifier.check_scores(pairs.has_pairs(self.tokenizer.template))
             prompts = [pairs.encode(self.tokenizer, query, text, variables) for text in documents]
             logits = self._logits(classifier, prompts)
             scores = [classifier.score(logits_L, use_activation) for logits_L in logits]

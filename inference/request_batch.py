@@ -32,13 +32,18 @@ class Runs(Protocol):
         """Ends a request; one that has ended stays so."""
 
 
+def check_listed(prompts: Items[Prompt]) -> None:
+    """Raises an `InputError` for a single text in place of a list."""
+    if isinstance(prompts, str):
+        raise InputError("one text is given where a list of them is expected")
+
+
 class RequestBatch:
     """A context: all its requests are queued or none is, and none outlives it."""
 
     def __init__(self, engine: Runs, prompts: Items[Prompt], params: Items[SamplingParams]):
         """Queues nothing yet; raises an `InputError` for a single text in place of a list."""
-        if isinstance(prompts, str):
-            raise InputError("one text is given where a list of them is expected")
+        check_listed(prompts)
         self._engine = engine
         self._prompts = list(zip(prompts, params, strict=True))
         self._requests: list[RequestState] = []

@@ -115,13 +115,14 @@ def of_architecture(name: object) -> Family | None:
     """Returns the family with this name in "architectures" of `config.json`, or None; that of a
     sequence classifier by the name of the language model that it was made of.
     """
-    names = {name}
+    names: list[object] = [name]
     if is_classifier(name):
         stem = str(name).removesuffix(_CLASSIFIER)
         stems = stem, stem.removesuffix("Text")  # Gemma3TextForSequenceClassification
-        names = {f"{stem}{head}" for stem in stems for head in ("ForCausalLM", "LMHeadModel")}
+        names = [f"{stem}{head}" for stem in stems for head in ("ForCausalLM", "LMHeadModel")]
     return next(
-        (f for f in ALL.values() if not names.isdisjoint((f.architecture, *f.spellings))), None
+        (f for f in ALL.values() if any(name in names for name in (f.architecture, *f.spellings))),
+        None,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from inference.classifier import Classifier
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.text.tokenizer import Tokenizer
@@ -126,6 +127,7 @@ class Loaded(Message):
         num_groups: groups of chips, each with all weights.
         pooling: of embeddings, as in `SamplingParams`; None: no embeddings.
         embedding_width: dimensions of an embedding.
+        classifier: the head that labels and scores texts, if the model has one.
         plan: None: the planner does not support the model.
         cache: configuration of the pages, under vLLM's names.
     """
@@ -141,6 +143,7 @@ class Loaded(Message):
     text: TextFacts | None
     pooling: str | None = None
     embedding_width: int = 0
+    classifier: Classifier | None = None
     num_groups: int = 1
     plan: PlanFacts | None = None
     cache: dict[str, str] = {}

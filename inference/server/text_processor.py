@@ -21,6 +21,7 @@ from inference.server.workers.jobs import (
     Encode,
     EncodeChat,
     EncodeInfill,
+    EncodePair,
     Job,
     JobFailed,
     WriteTag,
@@ -132,6 +133,17 @@ class TextProcessor:
         """
         self._check_length(gap.num_chars, "prompt")
         return await self._ask(EncodeInfill(gap, add_special, limit), "prompt")
+
+    async def encode_pair(
+        self, query: str, document: str, variables: dict[str, object], param: str
+    ) -> list[int]:
+        """Token ids of a query and a document, as `pairs.encode`.
+
+        Raises:
+            ApiError: 400, the texts cannot be encoded, or take too long.
+        """
+        self._check_length(len(query) + len(document), param)
+        return await self._ask(EncodePair(query, document, variables), param)
 
     async def read_structure(
         self,

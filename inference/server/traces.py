@@ -24,6 +24,9 @@ _OPERATIONS = {
     "/v1/responses": "chat",
     "/v1/messages": "chat",
     "/v1/embeddings": "embeddings",
+    **dict.fromkeys(("/score", "/v1/score"), "score"),
+    **dict.fromkeys(("/rerank", "/v1/rerank", "/v2/rerank"), "rerank"),
+    **dict.fromkeys(("/classify", "/v1/classify"), "classify"),
 }
 _PROVIDER = "ridgeline"
 _EXPORT_S = 5.0  # for one attempt to send spans, and for all at the end

@@ -4,6 +4,8 @@ import re
 import types
 from collections.abc import Mapping
 
+from configs.errors import InputError
+from inference.classifier import Classifier
 from inference.text.tokenizer import Tokenizer
 
 _ROLES = "query", "document"
@@ -12,6 +14,17 @@ _ROLES = "query", "document"
 def has_pairs(template: str | None) -> bool:
     """Returns whether a chat template writes messages of the roles "query" and "document"."""
     return template is not None and all(re.search(rf"(['\"]){role}\1", template) for role in _ROLES)
+
+
+def check(template: str | None, classifier: Classifier | None) -> None:
+    """Raises an `InputError` if scores of pairs would mean nothing."""
+    if classifier is not None:
+        classifier.check_scores(has_pairs(template))
+    elif has_pairs(template):
+        raise InputError(
+            "the chat template asks the model about a query and a document: name the tokens that "
+            "it answers with in engine.requests.classifier_tokens"
+        )
 
 
 def encode(

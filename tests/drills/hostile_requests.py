@@ -201,7 +201,7 @@ def _structure() -> Iterator[Case]:
         yield _raw(name, json.dumps(_BODIES[TEXT] | {"model": model}), (400, 404))
     for path in (
         *("/tokenize", "/detokenize", "/v1/embeddings", "/v1/responses", "/v1/messages"),
-        "/v1/messages/count_tokens",
+        *("/v1/messages/count_tokens", "/v1/score", "/v1/rerank", "/classify"),
     ):
         for body in ("null", "[]", "{}", '{"tokens": [-1]}', '{"input": [[]]}', '{"prompt": 3}',
                      '{"input": {"a": 1}}', '{"tokens": [99999999999]}', '{"tokens": "x"}',

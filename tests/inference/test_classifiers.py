@@ -12,6 +12,8 @@ from configs.errors import InputError
 from inference.checkpoints import convert, mapped, resolve
 from inference.classifier import Classifier, similarity
 from inference.engine import Engine
+from inference.server import frames
+from inference.server.engine_process.served_engine import ServedEngine
 from inference.text import pairs
 from tests import fakes
 
@@ -174,6 +176,7 @@ def test_a_bias_is_added_and_scores_may_stay_logits(tmp_path):
     ({}, {"score.weight": np.zeros((5, 7), np.float32)}, r"'score.weight' is \[5, 7\]; expected"),
     ({}, {"score.bias": np.zeros(3, np.float32)}, r"'score.bias' is \[3\]; expected \[5\]"),
     ({"architectures": ["NewForSequenceClassification"]}, {}, "is not supported"),
+    ({"text_config": {}}, {}, "text_config: classifiers of images and texts are not served"),
 ])  # fmt: skip
 def test_unsound_heads_are_named(keys, tensors, cause, tmp_path):
     def make(stored):
@@ -194,10 +197,20 @@ def test_tokens_that_are_no_labels_are_named(path, tokens, cause):
         engine(path, classifier_tokens=tokens)
 
 
+def test_a_server_gets_the_head():
+    model = engine(REWARD)
+    facts = ServedEngine(model, "tiny", lambda: None).facts()
+    received = frames.FROM_ENGINE.decode(frames.encode(facts)[frames.HEADER_BYTES :])
+    assert received.classifier == model.classifier is not None
+
+
 def test_what_several_labels_or_copies_would_lose_is_refused(tmp_path):
     with pytest.raises(InputError, match="head of a sequence classifier has no place"):
         convert.convert(resolve.resolve(str(LABELS)).open(None), tmp_path / "copy", "hf")
     model = engine(LABELS)
+    for call in (lambda: model.classify("a"), lambda: model.rerank("q", "d")):
+        with pytest.raises(InputError, match="one text is given where a list"):
+            call()
     with pytest.raises(InputError, match="has no tokenizer"):
         model.rerank("q", ["d"])
     with pytest.raises(InputError, match="has 5 \\(calm, glad, sad, ...\\): classify"):

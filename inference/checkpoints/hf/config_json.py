@@ -205,6 +205,8 @@ def text_part(raw: dict[str, object]) -> dict[str, object]:
     by_type = {
         family.model_type or family.name: family for family in families.of_wrapper(architecture)
     }
+    if is_classifier(raw) and raw.get("text_config") is not None:
+        raise InputError("text_config: classifiers of images and texts are not served")
     if not by_type:
         return raw
     text = Keys(raw).nested("text_config")

@@ -9,6 +9,9 @@ ENDPOINTS = (  # what a batch may call, all of its lines the same
     "/v1/chat/completions",
     "/v1/completions",
     "/v1/embeddings",
+    "/v1/rerank",
+    "/v1/score",
+    "/v1/classify",
     "/v1/responses",
     "/v1/messages",
 )

@@ -69,6 +69,7 @@ class ServedEngine:
             num_groups=config.mesh.num_groups,
             pooling=self._pooling if config.engine.requests.embeddings else None,
             embedding_width=config.model.width,
+            classifier=self._engine.classifier,
             plan=plan_facts(config, self._hardware),
             cache=pages.described(config),
         )

@@ -1,6 +1,7 @@
 """Bodies of POST /v1/embeddings, and the encoding of vectors."""
 
 import base64
+from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal
 
 import numpy as np
@@ -17,26 +18,32 @@ from inference.server.protocol.fields import (
 MAX_INPUTS = 2048
 
 
-class EmbeddingRequest(EmbeddingFields, kw_only=True):
+class PooledRequest(EmbeddingFields, kw_only=True):
+    """Fields of all requests that read prompts alone; priority, cache_salt, truncate_prompt_tokens
+    and truncation_side are vLLM's. The first tokens of a text are kept unless its left side is cut;
+    user has no effect.
+    """
+
+    model: Short | None = None
+    truncate_prompt_tokens: TruncatedTokens | None = None
+    truncation_side: Side | None = None
+    user: Short | None = None
+
+
+class EmbeddingRequest(PooledRequest, kw_only=True):
     """POST /v1/embeddings. null stands for the default everywhere.
 
     Attributes:
         input: a text, token ids, or a list of one of the two.
         encoding_format: of vectors: lists of numbers, or the base64 of little-endian float32s.
         dimensions: vectors are cut after so many numbers, and have length 1 again.
-        priority, cache_salt, add_special_tokens, truncate_prompt_tokens, truncation_side: as vLLM
-            has them; the first tokens of a text are kept unless its left side is cut.
-        user: has no effect.
+        add_special_tokens: as vLLM has it.
     """
 
     input: Inputs = None
-    model: Short | None = None
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     add_special_tokens: bool | None = None
-    truncate_prompt_tokens: TruncatedTokens | None = None
-    truncation_side: Side | None = None
-    user: Short | None = None
 
 
 class Embedding(Struct):
@@ -47,11 +54,16 @@ class Embedding(Struct):
     object: str = "embedding"
 
 
-class EmbeddingUsage(Struct):
-    """Tokens of all inputs."""
+class PooledUsage(Struct):
+    """Tokens of all prompts."""
 
     prompt_tokens: int
     total_tokens: int
+
+    @classmethod
+    def of(cls, prompts: Iterable[Sequence[int]]) -> "PooledUsage":
+        num_tokens = sum(map(len, prompts))
+        return cls(num_tokens, num_tokens)
 
 
 class Embeddings(Struct):
@@ -59,7 +71,7 @@ class Embeddings(Struct):
 
     data: list[Embedding]
     model: str
-    usage: EmbeddingUsage
+    usage: PooledUsage
     object: str = "list"
 
 

@@ -1,6 +1,7 @@
 """Checks a request's tools and variables of the chat template."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 from inference.server.protocol.errors import invalid
@@ -75,10 +76,15 @@ def check_turn(request: _Request) -> tuple[bool, bool]:
     continues = bool(request.continue_final_message)
     if continues and request.add_generation_prompt:
         raise invalid("continue_final_message", "and add_generation_prompt exclude each other")
-    for name in request.chat_template_kwargs or ():
+    check_variables(request.chat_template_kwargs)
+    return not continues and request.add_generation_prompt is not False, continues
+
+
+def check_variables(variables: Iterable[str] | None) -> None:
+    """Raises an `ApiError` (400) if a variable of a template is one that only the server sets."""
+    for name in variables or ():
         if name in _OWN_VARIABLES:
             raise invalid("chat_template_kwargs", f"may not hold {name}")
-    return not continues and request.add_generation_prompt is not False, continues
 
 
 def variables(request: ChatRequest, template: str) -> dict[str, Any]:

@@ -9,20 +9,23 @@ import msgspec
 from starlette.responses import Response
 
 from inference.server.batches import bodies as batch_bodies
-from inference.server.endpoints import batches, console, files, generate, status, tokens
+from inference.server.endpoints import batches, console, files, generate, scoring, status, tokens
 from inference.server.endpoints.anthropic import bodies as anthropic_bodies
 from inference.server.endpoints.anthropic import errors as anthropic_errors
 from inference.server.endpoints.anthropic.errors import MessagesError
 from inference.server.endpoints.anthropic.fields import CountTokensRequest, MessagesRequest
 from inference.server.endpoints.anthropic.respond import count_tokens
+from inference.server.endpoints.classification import classify
 from inference.server.endpoints.embeddings import embeddings
 from inference.server.endpoints.envelope import whole
 from inference.server.endpoints.field_descriptions import DESCRIPTIONS
 from inference.server.endpoints.responses import bodies
 from inference.server.endpoints.responses.fields import ResponsesRequest
 from inference.server.protocol import fields, responses
+from inference.server.protocol.classification import Classified, ClassifyRequest
 from inference.server.protocol.embeddings import EmbeddingRequest, Embeddings
 from inference.server.protocol.errors import ErrorBody
+from inference.server.protocol.scoring import Reranked, RerankRequest, ScoreRequest, Scores
 from inference.server.service import Service
 
 _REFERENCE = "#/components/schemas/{name}"
@@ -110,6 +113,27 @@ OPERATIONS = (
     Operation(
         "/v1/embeddings", embeddings, "POST", EmbeddingRequest, Embeddings,
         example={"input": ["A ridge", "where two slopes meet"]},
+    ),
+    *(
+        Operation(
+            path, scoring.rerank, "POST", RerankRequest, Reranked,
+            example={"query": "What is a ridge?", "documents": ["Two slopes meet.", "A lake."]},
+        )
+        for path in ("/v1/rerank", "/v2/rerank", "/rerank")
+    ),
+    *(
+        Operation(
+            path, scoring.score, "POST", ScoreRequest, Scores,
+            example={"text_1": "What is a ridge?", "text_2": ["Two slopes meet.", "A lake."]},
+        )
+        for path in ("/v1/score", "/score")
+    ),
+    *(
+        Operation(
+            path, classify, "POST", ClassifyRequest, Classified,
+            example={"input": "A fine ridge"},
+        )
+        for path in ("/classify", "/v1/classify")
     ),
     Operation(
         "/tokenize", tokens.tokenize, "POST", fields.TokenizeRequest, responses.Tokenized,

@@ -25,6 +25,7 @@ from inference.server.workers.jobs import (
     Encode,
     EncodeChat,
     EncodeInfill,
+    EncodePair,
     FromWorker,
     Job,
     JobFailed,
@@ -32,7 +33,7 @@ from inference.server.workers.jobs import (
     ToWorker,
     WriteTag,
 )
-from inference.text import grammar
+from inference.text import grammar, pairs
 from inference.text.grammar import Grammars
 from inference.text.structural_tags import formats
 from inference.text.tool_calls import prompting
@@ -99,6 +100,8 @@ class Worker:
         if isinstance(job, EncodeInfill):
             assert tokenizer.infill is not None  # the server asks only where there is one
             return tokenizer.infill.encode(job.gap, job.add_special, job.limit)
+        if isinstance(job, EncodePair):
+            return pairs.encode(tokenizer, job.query, job.document, job.variables)
         if isinstance(job, Decode):
             return tokenizer.decode(job.ids, skip_special=False)
         if isinstance(job, Convert):

@@ -45,6 +45,14 @@ class EncodeInfill(Message):
     limit: int | None = None
 
 
+class EncodePair(Message):
+    """Arguments of `pairs.encode`."""
+
+    query: str
+    document: str
+    variables: dict[str, object] = {}
+
+
 class Decode(Message):
     """Token ids to decode, special ones included."""
 
@@ -82,7 +90,7 @@ class JobFailed(Message):
     is_last: bool = False
 
 
-Job = Encode | EncodeChat | EncodeInfill | Decode | Compile | Convert | WriteTag
+Job = Encode | EncodeChat | EncodeInfill | EncodePair | Decode | Compile | Convert | WriteTag
 ToWorker = Load | Job
 FromWorker = Done | JobFailed
 
@@ -92,7 +100,8 @@ FROM_WORKER: msgspec.msgpack.Decoder[FromWorker] = msgspec.msgpack.Decoder(FromW
 
 def limit_s(job: Job, num_bytes: int) -> float:
     """Limit of processor time of a job of `num_bytes`, in seconds."""
-    return _BASE_S + _TEMPLATE_S * isinstance(job, EncodeChat) + num_bytes // _MB * _MB_S
+    template_s = _TEMPLATE_S * isinstance(job, EncodeChat | EncodePair)
+    return _BASE_S + template_s + num_bytes // _MB * _MB_S
 
 
 def limit_bytes(num_bytes: int) -> int:

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models
 
 from configs.errors import InputError
+from inference.classifier import Classifier
 from inference.outputs import RequestOutput
 from inference.request import SamplingParams
 from inference.scheduling.sequence import derived_seed
@@ -86,7 +87,9 @@ class _Sequence:
 class FakeEngine:
     """As `Served`."""
 
-    def __init__(self, step_s: float = 0.0, has_text: bool = True):
+    def __init__(
+        self, step_s: float = 0.0, has_text: bool = True, classifier: Classifier | None = None
+    ):
         self.step_s = step_s
         self.running: list[_Sequence] = []
         self.aborted: list[int] = []
@@ -100,6 +103,7 @@ class FakeEngine:
         self.gate = threading.Event()  # closed: no step begins, and no warm-up ends
         self.gate.set()
         self._has_text = has_text
+        self._classifier = classifier
         self._grammars = Grammars(tokenizer(), [END])
         self._next_id = 100  # nobody else's ids
 
@@ -114,7 +118,9 @@ class FakeEngine:
         text = TextFacts.of(tokenizer()) if self._has_text else None
         sizes = MAX_CONTEXT, MAX_SEQS, NUM_TOP
         facts = "fake", "fake-1", *sizes, True, self._has_text, VOCAB, text
-        return Loaded(*facts, pooling="last", embedding_width=WIDTH, cache=CACHE)
+        return Loaded(
+            *facts, pooling="last", embedding_width=WIDTH, cache=CACHE, classifier=self._classifier
+        )
 
     def warm_up(self) -> None:
         self.gate.wait(60)
@@ -205,6 +211,15 @@ class FakeEngine:
 def vector(tokens: list[int]) -> np.ndarray:
     """What stands for the hidden state of a prompt."""
     return np.random.default_rng(tokens).normal(size=WIDTH).astype(np.float32)
+
+
+def head(*labels: str, **fields) -> Classifier:
+    """A head over what `vector` gives."""
+    weight = np.random.default_rng(7).normal(size=(len(labels), WIDTH)).astype("<f4").tobytes()
+    return Classifier(weight, bytes(4 * len(labels)), labels, **fields)
+
+
+HEAD = head("relevance", activation="sigmoid")
 
 
 def top(token: int, logprob: float) -> tuple[list[int], list[float]]:

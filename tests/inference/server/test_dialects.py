@@ -17,12 +17,16 @@ from tests.inference.server.running import running
 KNOWN = json.loads((Path(__file__).parent / "known_fields.json").read_text("utf-8"))
 KINDS = {each.path: each.body for each in OPERATIONS if each.body is not None}
 TEXT, CHAT, MESSAGES = "/v1/completions", "/v1/chat/completions", "/v1/messages"
-PATHS = (CHAT, TEXT, "/v1/responses", MESSAGES, "/v1/embeddings", "/infill")
+PATHS = (
+    *(CHAT, TEXT, "/v1/responses", MESSAGES, "/v1/embeddings", "/infill"),
+    *("/v1/score", "/v1/rerank", "/classify"),
+)
 BODIES = {
     CHAT: {"messages": [{"role": "user", "content": "Hi"}]}, TEXT: {"prompt": "Hi"},
     "/v1/responses": {"input": "Hi"}, "/v1/embeddings": {"input": "Hi"},
     MESSAGES: {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 9},
-    "/infill": {"input_prefix": "a", "input_suffix": "b"},
+    "/infill": {"input_prefix": "a", "input_suffix": "b"}, "/classify": {"input": "Hi"},
+    "/v1/score": {"text_1": "a", "text_2": "b"}, "/v1/rerank": {"query": "a", "documents": ["b"]},
 }  # fmt: skip
 ASKED = BODIES[CHAT]
 # Of fields that are obeyed, values that ask for something.
@@ -33,7 +37,7 @@ VALUES = {
     "cache_salt": "s", "max_output_tokens": 3, "text.format": {"type": "json_object"},
     "reasoning.effort": "low", "output_config.effort": "low", "stop": ["x"],
     "stop_sequences": ["x"], "output_config.format": {"type": "json_schema", "schema": {}},
-    "thinking_token_budget": 5, "separate_reasoning": False,
+    "thinking_token_budget": 5, "separate_reasoning": False, "use_activation": False,
 }  # fmt: skip
 SCHEMA = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"],
           "additionalProperties": False}  # fmt: skip

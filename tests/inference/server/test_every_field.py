@@ -12,12 +12,15 @@ from inference.server.protocol import fields
 from inference.server.protocol.parse import _whole
 from inference.server.web.operations import OPERATIONS
 from tests.inference.server import declared
-from tests.inference.server.fake_engine import FakeEngine
+from tests.inference.server.fake_engine import HEAD, FakeEngine
 from tests.inference.server.openai.test_batches_client import line
 from tests.inference.server.running import running
 from tests.inference.server.test_bad_input import error_of
 
-KINDS = {each.path: each.body for each in OPERATIONS if each.body is not None}
+# By the first path of each body.
+KINDS = {
+    path: kind for kind, path in {o.body: o.path for o in reversed(OPERATIONS)}.items() if kind
+}
 ASKED = {"messages": [{"role": "user", "content": "a"}]}
 TOOL = {"type": "function", "function": {"name": "x"}, "name": "x"}  # of chats and responses
 ANTHROPIC_TOOL = {"name": "x", "input_schema": {}}
@@ -27,6 +30,9 @@ VALID = {
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
     "/v1/embeddings": {"input": "a"},
+    "/v1/score": {"text_1": "a", "text_2": "b"},
+    "/v1/rerank": {"query": "a", "documents": ["b"]},
+    "/classify": {"input": "a"},
     "/v1/responses": {"input": "a", "max_output_tokens": 1},
     "/v1/messages": ASKED | {"max_tokens": 1},
     "/v1/messages/count_tokens": ASKED,
@@ -49,7 +55,8 @@ EXAMPLES = {
 # What a field needs beside it.
 BESIDE = {
     "stream_options": {"stream": True}, "top_logprobs": {"logprobs": True},
-    "messages": {"prompt": None}, "tool_choice": {"tools": [TOOL]}, "min_tokens": {"max_tokens": 1},
+    "messages": {"prompt": None, "input": None}, "tool_choice": {"tools": [TOOL]},
+    "min_tokens": {"max_tokens": 1},
     "suffix_first": {"suffix": "b"}, "vote": {"best_of": 2},
 }  # fmt: skip
 # Fields whose values within the declared limits the server, or another field, may refuse.
@@ -67,6 +74,8 @@ NARROWER = {
     "previous_response_id": "none is stored", "continue_final_message": "an answer that has begun",
     "documents": "the template", "reasoning": "the template", "reasoning_effort": "the template",
     "thinking_token_budget": "the template",
+    "instruction": "the template", "chat_template_kwargs": "the template",
+    "text_1": "the context", "text_2": "the context", "query": "the context",
     "prompt_logprobs": "none in /infill", "truncation_side": "a prompt without a gap",
     "input_extra": "the context", "bad_words": "what can be compiled",
     "add_generation_prompt": "continue_final_message",
@@ -82,6 +91,7 @@ UNLIMITED = {
     "tokens": "the body", "response_format": "64 KiB of schema", "metadata": "the body",
     "structured_outputs": "64 KiB of grammar", "tools": "the body", "tool_choice": "the body",
     "chat_template_kwargs": "16 characters a token of the context", "input": "the same",
+    "query": "the same", "text_1": "the same", "text_2": "the same",
     "instructions": "the same", "documents": "the same", "text": "64 KiB of schema",
     "background": "none is stored", "conversation": "none is stored",
     "previous_response_id": "none is stored", "system": "the same",
@@ -91,7 +101,7 @@ UNLIMITED = {
 
 @pytest.fixture(scope="module")
 def server():
-    with running(FakeEngine()) as one:
+    with running(FakeEngine(classifier=HEAD)) as one:
         VALID["/v1/batches"]["input_file_id"] = one.upload(line("a"))
         yield one
         assert one.post("/v1/completions", prompt="a", max_tokens=1).status_code == 200

@@ -9,11 +9,17 @@ from inference.server.web.access import Keys
 from inference.server.web.operations import OPERATIONS, describe
 from tests import chromium
 from tests.inference.server.described import validator
+from tests.inference.server.fake_engine import HEAD, FakeEngine
 from tests.inference.server.running import running
 
 KEY = "key-0123456789abcdef"
 POSTS = [each for each in OPERATIONS if each.body is not None]
 SHOWN = "document.querySelectorAll('section').length > 20"
+
+
+@pytest.fixture(scope="module")
+def engine():
+    return FakeEngine(classifier=HEAD)
 
 
 @pytest.fixture(scope="module")

@@ -89,6 +89,11 @@ TABLE = (
     _obeyed("n_cmpl", "n"),
     _obeyed("no_stop_trim", "include_stop_str_in_output"),
     _obeyed("extra_key", "cache_salt"),
+    _obeyed("activation softmax", "use_activation", (None,)),
+    _obeyed("instruct", "instruction"),
+    _obeyed("queries data_1", "text_1", (None,)),
+    _obeyed("items data_2", "text_2", (None,)),
+    _obeyed("documents", "text_2", (None, [])),
     _ignored("request_id rid session_id custom_labels", "names a request or its sender"),
     _ignored(
         "cache_prompt id_slot n_keep n_discard n_cache_reuse prediction prompt_cache_options "
@@ -155,6 +160,8 @@ TABLE = (
     _refused("prompt", "send messages, or input"),
     _refused("instructions system", "send a system message"),
     _refused("text", "send response_format", {"format": {"type": "text"}}),
+    _refused("rank_fields", "documents are texts, or objects with a text"),
+    _refused("max_chunks_per_doc", "send max_tokens_per_doc"),
     _refused("functions", "send tools"),
     _refused("container mcp_servers", "no tools run on this server"),
     _refused("function_call", "send tool_choice", "none", "auto"),

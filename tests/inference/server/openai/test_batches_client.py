@@ -213,7 +213,8 @@ def test_a_batch_is_answered(client):
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}),
     ("/v1/responses", {"input": "Hi", "max_output_tokens": 3}),
     ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3}),
-    ("/v1/embeddings", {"input": "Hi"}),
+    ("/v1/embeddings", {"input": "Hi"}), ("/v1/score", {"text_1": "a", "text_2": "b"}),
+    ("/v1/rerank", {"query": "a", "documents": ["b"]}),
 ])  # fmt: skip
 def test_every_endpoint(client, url, body):
     request = {"custom_id": "a", "method": "POST", "url": url, "body": body}
