@@ -121,8 +121,7 @@ def of_architecture(name: object) -> Family | None:
         stems = stem, stem.removesuffix("Text")  # Gemma3TextForSequenceClassification
         names = [f"{stem}{head}" for stem in stems for head in ("ForCausalLM", "LMHeadModel")]
     return next(
-        (f for f in ALL.values() if any(name in names for name in (f.architecture, *f.spellings))),
-        None,
+        (f for f in ALL.values() if any(n in names for n in (f.architecture, *f.spellings))), None
     )
 
 

@@ -14,12 +14,13 @@ from inference.classifier import Classifier, similarity
 from inference.engine import Engine
 from inference.server import frames
 from inference.server.engine_process.served_engine import ServedEngine
-from inference.text import pairs
+from inference.text import chat_template, pairs
 from tests import fakes
 
 pytestmark = pytest.mark.quick_code
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+ROOT = Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "tests" / "golden"
 NAMES = sorted(path.name for path in (GOLDEN / "classifiers").iterdir())
 REWARD, LABELS = (GOLDEN / "classifiers" / name for name in (NAMES[3], NAMES[5]))
 LANGUAGE_MODEL = GOLDEN / "llama-tokenizer"
@@ -227,3 +228,20 @@ def test_new_weights_bring_their_head(tmp_path):
     np.testing.assert_allclose(model.classify([tokens], use_activation=False)[0], -before)
     with pytest.raises(InputError, match="name a directory"):
         model.update_params(model.model_runner.params)
+
+
+def test_published_prompts_are_those_of_their_cards():
+    messages = [{"role": "query", "content": "Q"}, {"role": "document", "content": "D"}]
+    texts = {}
+    for path in (ROOT / "docs" / "rerankers").iterdir():
+        template = path.read_text("utf-8")
+        assert pairs.has_pairs(template)
+        how = {"add_generation_prompt": False, "variables": {"instruction": "I"}}
+        texts[path.stem] = chat_template.render(template, messages, **how)
+    assert texts["qwen3_reranker"] == (
+        "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query "
+        'and the Instruct provided. Note that the answer can only be "yes" or "no".<|im_end|>\n'
+        "<|im_start|>user\n<Instruct>: I\n<Query>: Q\n<Document>: D<|im_end|>\n"
+        "<|im_start|>assistant\n<think>\n\n</think>\n\n"
+    )
+    assert texts["bge_reranker_v2_gemma"] == "A: Q\nB: D\nI"

@@ -104,7 +104,8 @@ async def _scores(
         else:
             prompts = await _joined(service, request, texts, facts)
             prompts = [classifier.read_part(tokens) for tokens in prompts]
-    pooling = "last" if classifier else facts.pooling or "last"
+    assert facts.pooling is not None
+    pooling = facts.pooling if classifier is None else "last"
     data = await pooled.vectors(service, request, prompts, pooling, caller)
     vectors = [np.frombuffer(values, "<f4") for values in data]
     return _values(request, texts, classifier, vectors), PooledUsage.of(prompts)
