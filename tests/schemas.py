@@ -6,6 +6,7 @@ from typing import Any
 Schema = dict[str, Any]
 
 NAMES = ("name", "id", "tags", "größe", "is_active", "a b", "price", "x", "created_at", "数")
+PARAMETERS = ("query", "days", "is_long", "note_2", "tags", "X")  # names in any format
 WORDS = ("red", "green", "blue", "élan", "", "naïve", '"quoted"', "back\\slash", "new\nline", "🙂")
 PATTERNS = ("[a-z]{1,8}", "[A-Z]{2}-[0-9]{3}", r"\d{1,4}(\.\d{2})?", "(yes|no)", "x?y{2,3}z*w{0}")
 FORMATS = ("date", "time", "date-time", "uuid", "ipv4", "email")
@@ -34,6 +35,19 @@ DEFINITIONS: dict[str, Schema] = {
 def random_schema(dice: random.Random) -> Schema:
     """An object, of up to three levels."""
     return _object(dice, 3) | {"$defs": DEFINITIONS}
+
+
+def arguments(dice: random.Random) -> Schema:
+    """Of a function, whose texts have an end even where a format does not obey their patterns."""
+    names = dice.sample(PARAMETERS, dice.randint(1, 4))
+    properties = {name: _any(dice, 2) for name in names}
+    for part in properties.values():
+        if part.get("type") == "string":
+            part.setdefault("maxLength", 36)
+    schema = _closed(properties, dice.sample(names, dice.randint(0, len(names))))
+    if dice.random() < 0.2:
+        schema["dependentRequired"] = {names[0]: [names[-1]]}
+    return schema | {"$defs": DEFINITIONS}
 
 
 def _any(dice: random.Random, depth: int) -> Schema:
