@@ -10,9 +10,10 @@ import msgspec
 
 from configs.errors import InputError
 from inference.server.frames import TextFacts
-from inference.server.protocol import structure
+from inference.server.protocol import structure, tool_results
 from inference.server.protocol.errors import ApiError, invalid, missing, unavailable, unusable
 from inference.server.protocol.fields import ChatMessage, Sampling
+from inference.server.protocol.tool_fields import EarlierCall
 from inference.server.protocol.tools import OfferedTools
 from inference.server.workers.jobs import (
     Compile,
@@ -118,6 +119,7 @@ class TextProcessor:
             ApiError: 400, the messages are not supported, the template rejects them, or they take
                 too long.
         """
+        tool_results.check(messages)
         plain = [_plain(message, index) for index, message in enumerate(messages)]
         self._check_length(_num_chars([plain, tools, variables, documents]), "messages")
         job = EncodeChat(
@@ -296,8 +298,10 @@ def _plain(message: ChatMessage, index: int) -> dict[str, object]:
         if (value := getattr(message, name)) is not None:
             plain[name] = value
     if message.tool_calls:
-        plain["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": msgspec.to_builtins(call.function)}
-            for call in message.tool_calls
-        ]
+        plain["tool_calls"] = [_plain_call(call) for call in message.tool_calls]
     return plain
+
+
+def _plain_call(call: EarlierCall) -> dict[str, object]:
+    plain = {"type": "function", "function": msgspec.to_builtins(call.function)}
+    return plain if call.id is None else {"id": call.id, **plain}

@@ -252,7 +252,8 @@ class Tokenizer:
         message's content, which is to go on; `add_generation_prompt` is false then.
 
         Raises:
-            InputError: as `chat_text` and `encode`, or the two cannot be told apart.
+            InputError: as `chat_text` and `encode`, the two cannot be told apart, or the template
+                leaves out one of several system messages.
         """
         from inference.text import quoting
 
@@ -265,6 +266,7 @@ class Tokenizer:
 
         values = list(map(dict, messages)), tools, documents, dict(variables)
         text = write(*values)
+        _check_systems(messages, text)
         if self._quoter is None:
             sources = filter(None, (self.template, *self.templates.values()))
             self._quoter = quoting.Quoter(self._backend, sources)
@@ -277,6 +279,18 @@ class Tokenizer:
         if self._backend.encode_special_tokens:  # in texts they are text, in the template tokens
             return self._quoter.encode(text, mark, self._encode)
         return self._encode(self._backend, text)
+
+
+def _check_systems(messages: Sequence["Message"], text: str) -> None:
+    """Raises InputError if a template's text lacks one of several system messages."""
+    systems = [n for n, message in enumerate(messages) if message.get("role") == "system"]
+    for index in systems if len(systems) > 1 else ():
+        content = messages[index].get("content")
+        if isinstance(content, str) and content.strip() not in text:
+            raise InputError(
+                f"messages[{index}] is a system message that the chat template leaves out; send "
+                "one system message, before all others"
+            )
 
 
 _END = "\ue0f3\ue0e4"  # private use: where the content of an open message ends

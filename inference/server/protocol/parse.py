@@ -21,7 +21,7 @@ _WORDS = {
     "array": "a list", "object": "an object", "null": "null", ">=": "from", "<=": "up to",
     ">": "above",
 }  # fmt: skip
-_WORD = re.compile(r"`(\w+)`|(>=|<=|>)")
+_WORD = re.compile(r"`(\w+(?: \| \w+)*)`|(>=|<=|>)")  # `int | null`
 _MAX_TOKEN_ID = 2**31 - 1
 _MAX_WALKED = 65536  # items of a list that are converted; no field takes more
 
@@ -124,9 +124,13 @@ def invalid_field(error: msgspec.ValidationError, root: str = "") -> ApiError:
     if absent := _MISSING.fullmatch(what):
         return missing(f"{where}.{absent[1]}" if where else absent[1])
     where = where and where.replace("[...]", "")  # a value of a mapping
-    what = _WORD.sub(lambda word: _WORDS.get(word[1] or word[2], word[0]), what)
+    what = _WORD.sub(lambda match: _in_words(match[1] or match[2]), what)
     message = f"{where}: {what[0].lower()}{what[1:]}" if where else what
     return ApiError(400, message.replace("`", ""), where, "invalid_value")
+
+
+def _in_words(names: str) -> str:
+    return " or ".join(_WORDS.get(name, name) for name in names.split(" | "))
 
 
 def check_model(requested: str | None, served: str) -> None:

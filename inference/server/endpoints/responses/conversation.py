@@ -11,6 +11,7 @@ from inference.server.endpoints.responses.fields import (
     Mode,
     ResponsesRequest,
 )
+from inference.server.protocol import tool_results
 from inference.server.protocol.errors import ApiError, invalid, missing
 from inference.server.protocol.fields import (
     ChatMessage,
@@ -86,6 +87,7 @@ def _check(request: ResponsesRequest) -> None:
 
 def _messages(request: ResponsesRequest) -> list[ChatMessage]:
     messages: list[ChatMessage] = []
+    call_ids: set[str | None] = set()
     thought: str | None = None
     if request.instructions is not None:
         messages.append(ChatMessage("system", request.instructions))
@@ -101,9 +103,11 @@ def _messages(request: ResponsesRequest) -> list[ChatMessage]:
             message = messages.pop() if is_same_turn else ChatMessage("assistant")
             message.tool_calls = [*(message.tool_calls or ()), call]
             messages.append(message)
+            call_ids.add(call.id)
         elif item.type == "function_call_output":
             output = _content(_required(item, "output", where), f"{where}.output")
             id = _required(item, "call_id", where)
+            tool_results.check_answers(id, call_ids, f"{where}.call_id")
             messages.append(ChatMessage("tool", output, tool_call_id=id))
         else:
             content = _content(_required(item, "content", where), f"{where}.content")
