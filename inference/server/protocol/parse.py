@@ -1,10 +1,11 @@
 """Parses bodies; errors name the field."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from msgspec import inspect
 
 from configs.errors import shown
 from inference.server.protocol.dialects.translate import renamed, translate
@@ -16,6 +17,8 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 _KEY = "(?:`?key`? in )?"
 _PLACE = re.compile(rf"(?P<what>.*?)(?: - at {_KEY}`{_KEY}\$\.?(?P<where>.*)`)?", re.DOTALL)
 _MISSING = re.compile(r"Object missing required field `(\w+)`")
+_CHOICE = re.compile("Invalid enum value (.*)", re.DOTALL)
+_STEP = re.compile(r"\w+|\[\d+\]")  # of a place: messages[0].role
 _WORDS = {
     "int": "a whole number", "float": "a number", "str": "a text", "bool": "true or false",
     "array": "a list", "object": "an object", "null": "null", ">=": "from", "<=": "up to",
@@ -56,7 +59,7 @@ def parse(body: bytes, kind: type[Body]) -> Parsed:
         whole = {name: _whole(value) for name, value in body_here.items()}
         request = msgspec.convert(whole, kind)
     except msgspec.ValidationError as error:
-        raise renamed(invalid_field(error), names) from None
+        raise renamed(invalid_field(error, kind), names) from None
     except RecursionError:
         raise ApiError(400, "the body is nested too deeply") from None
     return Parsed(request, ignored, names)
@@ -67,7 +70,7 @@ def query(params: Mapping[str, str], kind: type[Body]) -> Body:
     try:
         return msgspec.convert(dict(params), kind, strict=False)
     except msgspec.ValidationError as error:
-        raise invalid_field(error) from None
+        raise invalid_field(error, kind) from None
 
 
 def prompts(value: Any, param: str = "prompt", limit: int = MAX_PROMPTS) -> list[str | list[int]]:
@@ -116,17 +119,39 @@ def _whole(value: Any) -> Any:
     return int(value) if is_whole else value
 
 
-def invalid_field(error: msgspec.ValidationError, root: str = "") -> ApiError:
-    """The error of a field, which lies in the field `root` of the request."""
+def invalid_field(error: msgspec.ValidationError, kind: Any, root: str = "") -> ApiError:
+    """The error of a field of a type `kind`, which lies in the field `root` of the request."""
     match = _PLACE.fullmatch(str(error))
     assert match is not None  # it matches anything
     what, where = match["what"], ".".join(filter(None, (root, match["where"]))) or None
     if absent := _MISSING.fullmatch(what):
         return missing(f"{where}.{absent[1]}" if where else absent[1])
+    if where and (choice := _CHOICE.fullmatch(what)):
+        steps = _STEP.findall(match["where"] or "")
+        valid = dict.fromkeys(_choices(inspect.type_info(kind), steps))
+        return invalid(where, f"is one of {', '.join(map(str, valid))}, not {choice[1][:80]}")
     where = where and where.replace("[...]", "")  # a value of a mapping
     what = _WORD.sub(lambda match: _in_words(match[1] or match[2]), what)
     message = f"{where}: {what[0].lower()}{what[1:]}" if where else what
     return ApiError(400, message.replace("`", ""), where, "invalid_value")
+
+
+def _choices(kind: inspect.Type, steps: list[str]) -> Iterator[object]:
+    """Yields the values that a field may have, `steps` into a type."""
+    match kind:
+        case inspect.Metadata(type=inner):
+            yield from _choices(inner, steps)
+        case inspect.UnionType(types=types):
+            for option in types:
+                yield from _choices(option, steps)
+        case inspect.LiteralType(values=values) if not steps:
+            yield from values
+        case inspect.ListType(item_type=item) if steps:
+            yield from _choices(item, steps[1:])
+        case inspect.StructType(fields=fields) if steps:
+            for field in fields:
+                if field.encode_name == steps[0]:
+                    yield from _choices(field.type, steps[1:])
 
 
 def _in_words(names: str) -> str:

@@ -84,7 +84,7 @@ def _tag_json(value: object, place: str) -> tuple[str, str]:
     try:
         read = msgspec.convert(value, _StructuralTag)
     except msgspec.ValidationError as error:
-        raise _of_tag(invalid_field(error, place), place) from None
+        raise _of_tag(invalid_field(error, _StructuralTag, place), place) from None
     except RecursionError:
         raise unusable(place, "it is nested too deeply") from None
     format, structures, triggers = read.format, read.structures, read.triggers

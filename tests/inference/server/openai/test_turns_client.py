@@ -83,7 +83,7 @@ def test_orders_that_a_template_writes(client, parrot, messages):
     ([{**USER, "tool_call_id": "a"}], "messages[0].tool_call_id", "role tool"),
     ([USER, {**calling(), "tool_calls": []}], "messages[1].content", "is required"),
     ([USER, {"role": "assistant"}], "messages[1].content", "is required"),
-    ([{"role": "function", "name": "f", "content": "4"}], "messages[0].role", "function"),
+    ([{"role": "function", "name": "f", "content": "4"}], "messages[0].role", "one of .* tool"),
 ])  # fmt: skip
 def test_messages_out_of_place_are_named(client, messages, param, why):
     error = error_of(client, messages)
