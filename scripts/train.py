@@ -26,6 +26,7 @@ from scripts.modes import train_heads, training_steps
 if TYPE_CHECKING:
     from inference.checkpoints.checkpoint import Checkpoint
     from inference.checkpoints.resolve import Resolved
+    from inference.training.loop import Data
     from inference.training.start import Subject
 
 _TASK = flags.DEFINE_enum(
@@ -61,14 +62,14 @@ def main(_: Sequence[str]) -> None:
         subject = train_heads.subject(_TASK.value, checkpoint, _TEXT.value)
     else:
         subject = _language_model(resolved, checkpoint)
-    from inference.training import export, windows
+    from inference.training import export
     from inference.training.step_folder import StepFolder
 
     recipe = subject.recipe
     training = recipe.training
-    data = windows.Windows(subject.tokens, training.window, training.batch, training.seed)
+    data, num_windows = _data(subject)
     folder = StepFolder(output.with_name(output.name + _CHECKPOINTS), _record(subject))
-    size = f"{len(subject.tokens)} tokens of text, {data.count} windows"
+    size = f"{len(subject.tokens)} tokens of text, {num_windows} windows"
     if is_there:
         common.say(f"{output} is there already, trained like this on {size}")
         return
@@ -82,6 +83,19 @@ def main(_: Sequence[str]) -> None:
     _report(recipe, output, folder.path, losses, seconds)
 
 
+def _data(subject: "Subject") -> "tuple[Data, int]":
+    """Batches by step, and the number of windows of the text."""
+    from inference.training.gap_windows import GapWindows
+    from inference.training.windows import Windows
+
+    training = subject.recipe.training
+    windows = Windows(subject.tokens, training.window, training.batch, training.seed)
+    if not training.fim_rate:
+        return windows, windows.count
+    tokenizer = subject.vocabulary.tokenizer
+    return GapWindows(windows, tokenizer, training.fim_rate, training.seed), windows.count
+
+
 def _language_model(resolved: "Resolved | None", checkpoint: "Checkpoint | None") -> "Subject":
     recipe = _recipe(resolved)
     from sharding import mesh as meshes  # brings JAX
@@ -90,7 +104,8 @@ def _language_model(resolved: "Resolved | None", checkpoint: "Checkpoint | None"
     from inference.training import losses, start, texts, token_file
 
     documents = texts.of_file(_TEXT.value) if _TEXT.value else texts.standard_library()
-    vocabulary = start.vocabulary(checkpoint, documents, recipe.model.vocab_size)
+    fills_gaps = recipe.training.fim_rate > 0
+    vocabulary = start.vocabulary(checkpoint, documents, recipe.model.vocab_size, fills_gaps)
     with common.bars() as progress:
         tokens, digest = token_file.of_texts(documents, vocabulary, progress)
     if _TASK.value == "draft":
@@ -174,6 +189,8 @@ def _record(subject: "Subject") -> dict[str, object]:
 
     training = dataclasses.asdict(subject.recipe.training)
     del training["checkpoint_every"]
+    if not training["fim_rate"]:  # as before there were gaps: such runs go on
+        del training["fim_rate"]
     start = None if subject.starts_from is None else provenance.weights_digest(subject.starts_from)
     return {
         "task": _TASK.value,

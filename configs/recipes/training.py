@@ -29,6 +29,7 @@ class TrainingConfig:
         clip_norm: the gradients of all parameters together are scaled down to this norm.
         checkpoint_every: steps between checkpoints; there is one at the end, too.
         seed: of the parameters and of the order of the windows.
+        fim_rate: share of the windows that have a gap, which the model learns to fill.
     """
 
     steps: int
@@ -44,6 +45,7 @@ class TrainingConfig:
     clip_norm: float = 1.0
     checkpoint_every: int = 100
     seed: int = 0
+    fim_rate: float = 0.0
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch", "window", "accumulate", "checkpoint_every"):
@@ -60,7 +62,7 @@ class TrainingConfig:
                 f"training.warmup_steps={self.warmup_steps} is below training.steps={self.steps}"
             )
         check_positive(self, "training.", "learning_rate", "clip_norm")
-        for name in ("last_learning_rate", "weight_decay", "beta1", "beta2"):
+        for name in ("last_learning_rate", "weight_decay", "beta1", "beta2", "fim_rate"):
             if not 0 <= getattr(self, name) <= 1:
                 raise InputError(f"training.{name} is from 0 to 1, not {getattr(self, name)}")
 

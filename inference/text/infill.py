@@ -194,7 +194,7 @@ class Infill:
                 not trained with this order.
         """
         order, marks = self.layout.order(gap.suffix_first), self.layout.marks
-        prefix, suffix = self._encode(gap.prefix), self._encode_within(gap.suffix)
+        prefix, suffix = self._encode(gap.prefix), self.encode_within(gap.suffix)
         first_ids = self._first_ids if add_special else []
         file_room = None
         if limit is not None:
@@ -246,8 +246,12 @@ class Infill:
             raise InputError("a text holds a mark of gaps that this tokenizer knows as a word")
         return ids
 
-    def _encode_within(self, text: str) -> list[int]:
-        """Encodes a text that follows others, without the blank before a first one."""
+    def encode_within(self, text: str) -> list[int]:
+        """Encodes a text that follows others, without the blank before a first one.
+
+        Raises:
+            InputError: the text cannot be encoded.
+        """
         if not text or not self._has_dummy_prefix:
             return self._encode(text)
         before, ids = self._encode("☺"), self._encode("☺" + text)

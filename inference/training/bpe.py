@@ -12,23 +12,26 @@ from inference.checkpoints import manifest, text_files
 from inference.files import cache_directory, user_files
 
 END = "<|endoftext|>"
+FIM_MARKS = ("<fim_prefix>", "<fim_suffix>", "<fim_middle>")  # StarCoder's
 
 _BYTES = 256
 
 
-def directory(texts: Sequence[str], vocab_size: int) -> Path:
+def directory(texts: Sequence[str], vocab_size: int, marks: Sequence[str] = ()) -> Path:
     """The directory of a tokenizer trained on texts, kept in the cache: `tokenizer.json` and
-    `tokenizer_config.json`. Its first token ends a document. Equal texts give equal tokens, fewer
-    than `vocab_size` where they are short.
+    `tokenizer_config.json`. Its first token ends a document; special tokens `marks` follow. Equal
+    texts give equal tokens, fewer than `vocab_size` where they are short.
 
     Raises:
         InputError: the vocabulary has no room for the bytes, or the cache cannot be written.
     """
-    if vocab_size < _BYTES + 1:
+    specials = (END, *marks)
+    if vocab_size < _BYTES + len(specials):
         raise InputError(
-            f"model.vocab_size={vocab_size}: a vocabulary has the {_BYTES} bytes and an end token"
+            f"model.vocab_size={vocab_size}: must be at least {_BYTES + len(specials)}, for the "
+            f"{_BYTES} bytes, an end token and {len(marks)} marks"
         )
-    digest = hashlib.sha256(str(vocab_size).encode())
+    digest = hashlib.sha256("".join([str(vocab_size), *marks]).encode())
     for text in texts:
         digest.update(hashlib.sha256(text.encode()).digest())
     folder = cache_directory.path() / "tokenizers" / digest.hexdigest()[:32]
@@ -36,7 +39,7 @@ def directory(texts: Sequence[str], vocab_size: int) -> Path:
         config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
         contents = {
             text_files.TOKENIZER_CONFIG: (json.dumps(config) + "\n").encode(),
-            text_files.TOKENIZER: _trained(texts, vocab_size).encode(),
+            text_files.TOKENIZER: _trained(texts, vocab_size, specials).encode(),
         }
         for files in (contents, {manifest.NAME: manifest.of_contents(contents)}):  # that one last
             user_files.write({folder / name: content for name, content in files.items()})
@@ -52,7 +55,7 @@ def _is_whole(folder: Path) -> bool:
     return True
 
 
-def _trained(texts: Sequence[str], vocab_size: int) -> str:
+def _trained(texts: Sequence[str], vocab_size: int, specials: Sequence[str]) -> str:
     import tokenizers
     from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -61,8 +64,9 @@ def _trained(texts: Sequence[str], vocab_size: int) -> str:
     backend.decoder = decoders.ByteLevel()
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size, special_tokens=[END], initial_alphabet=alphabet, show_progress=False
-    )
+        vocab_size=vocab_size, special_tokens=list(specials), initial_alphabet=alphabet,
+        show_progress=False,
+    )  # fmt: skip
     backend.train_from_iterator(texts, trainer)
     text: str = backend.to_str()
     return text

@@ -72,15 +72,18 @@ class Subject:
     start: Callable[[Progress | None], tuple[Params, Params | None]]
 
 
-def vocabulary(checkpoint: Checkpoint | None, texts: Sequence[str], vocab_size: int) -> Vocabulary:
-    """The vocabulary of a checkpoint; without one, a vocabulary trained on texts.
+def vocabulary(
+    checkpoint: Checkpoint | None, texts: Sequence[str], vocab_size: int, fills_gaps: bool = False
+) -> Vocabulary:
+    """The vocabulary of a checkpoint; without one, a vocabulary trained on texts, with marks around
+    gaps if it `fills_gaps`.
 
     Raises:
         InputError: as `bpe.directory`; or the checkpoint's tokenizer is missing, unsound, or of
             another size.
     """
     if checkpoint is None:
-        folder = bpe.directory(texts, vocab_size)
+        folder = bpe.directory(texts, vocab_size, bpe.FIM_MARKS if fills_gaps else ())
         tokenizer = tokenizer_files.load_tokenizer(folder, vocab_size)
         assert tokenizer.eos_id is not None
         return Vocabulary(tokenizer, text_files.read(folder), (tokenizer.eos_id,))

@@ -81,6 +81,10 @@ PAGES = (
     Page("docs/quantization.md", (*_CPU, "inference/quantize", "layers/quantized.py")),
     Page("docs/architectures.md", (*_CPU, *_STEP, "layers/recurrence", "inference/training")),
     Page("docs/speculation.md", (*_CPU, *_STEP, "inference/speculation")),
+    Page(
+        "docs/results/infill.md", ("inference/training", "inference/text/infill.py"),
+        ("-m", "scripts.reports.gaps"), 30,
+    ),
     Page("docs/scaling.md", _COMPILED),
     Page("docs/compiled_mixtures.md", _COMPILED),
 )  # fmt: skip

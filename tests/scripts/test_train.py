@@ -58,6 +58,19 @@ def test_what_is_trained_is_served(run, tmp_path):
     assert again.error.endswith("model: exists already\n")
 
 
+def test_a_model_that_fills_gaps(run, tmp_path):
+    """Is trained with marks; the vocabulary of another has none."""
+    gaps, plain = (str(tmp_path / name) for name in ("gaps", "plain"))
+    rate = "--set=training.fim_rate=0.5"
+    assert run(f"--output={gaps}", rate).status == run(f"--output={plain}").status == 0
+    words = resolve.resolve(gaps).open(None).load_tokenizer()
+    assert words.decode(words.encode_infill("a", "b"), skip_special=False) == (
+        "<fim_prefix>a<fim_suffix>b<fim_middle>"
+    )
+    refused = run(f"--model={plain}", f"--output={tmp_path / 'no'}", rate, settings=BRIEF)
+    assert "training.fim_rate=0.5: the tokenizer has no fill-in-the-middle" in refused.error
+
+
 WITH_STATES = {
     "based": ("--set=model.pattern.mixer.key_width=4", "--set=model.pattern.mixer.value_width=6"),
     "s4": ("--set=model.pattern.mixer.channels=16", "--set=model.pattern.mixer.state_width=3"),
@@ -140,6 +153,7 @@ def test_heads_for_what_was_trained(run, tmp_path):
     (("--task=medusa", "--model=smollm2-135m", "--mesh=model=2"), "heads are trained on one chip"),
     (("--task=s4", "--set=model.width=16"), "s4 channels=256 are those of the model, model.width="),
     (("--set=training.window=4000",), "training.window=4000 is at most the context of 512"),
+    (("--set=training.fim_rate=2",), "training.fim_rate is from 0 to 1, not 2"),
     (("--output=pyproject.toml",), "pyproject.toml: exists already"),
 ])  # fmt: skip
 def test_what_cannot_be_trained_is_refused(run, args, expected):

@@ -129,7 +129,8 @@ def invalid_field(error: msgspec.ValidationError, kind: Any, root: str = "") -> 
     if where and (choice := _CHOICE.fullmatch(what)):
         steps = _STEP.findall(match["where"] or "")
         valid = dict.fromkeys(_choices(inspect.type_info(kind), steps))
-        return invalid(where, f"is one of {', '.join(map(str, valid))}, not {choice[1][:80]}")
+        if valid:
+            return invalid(where, f"is one of {', '.join(map(str, valid))}, not {choice[1][:80]}")
     where = where and where.replace("[...]", "")  # a value of a mapping
     what = _WORD.sub(lambda match: _in_words(match[1] or match[2]), what)
     message = f"{where}: {what[0].lower()}{what[1:]}" if where else what
