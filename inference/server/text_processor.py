@@ -165,10 +165,11 @@ class TextProcessor:
             spec.grammar = await self._ask(Convert(spec.grammar), "structured_outputs")
         grammar_text, param = structure.read(request, await self._written_tag(request, accepts))
         if offer is not None and offer.is_required:
-            if grammar_text is not None:
+            is_schema = param == "response_format" and not structure.is_free(request)
+            if grammar_text is not None and not is_schema:
                 why = f"and {param} exclude each other, where a tool has to be called"
                 raise invalid("tool_choice", why)
-            param = "tool_choice"
+            grammar_text, param = None, "tool_choice"  # calls alone: no text has the format
         elif grammar_text is None:
             return None
         if not accepts:

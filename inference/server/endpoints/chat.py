@@ -3,7 +3,7 @@
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET
 from starlette.responses import Response
 
 from inference.server.endpoints import messages, reasoning
@@ -93,8 +93,8 @@ class Chat:
         choices = [ChatChoice(index, AnswerMessage("")) for index, _ in enumerate(self._readers)]
         for choice in choices:
             choice.logprobs = ChatLogprobs([]) if self._request.logprobs else None
-            choice.token_ids = [] if self._request.return_token_ids else UNSET
-        prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+            choice.token_ids = [] if self._request.return_token_ids else None
+        prompt_logprobs: PromptLogprobs | None = None
         if self._request.prompt_logprobs is not None:
             (scores,) = await self._answers.scores(self._request.prompt_logprobs)
             prompt_logprobs = logprobs.prompt_shape(self._service.texts.tokenizer, scores)
@@ -108,8 +108,8 @@ class Chat:
             choice.finish_reason, choice.stop_reason = news.finish_reason, piece.stop_reason
         answer = self._header.answer(choices, self._answers.usage)
         answer.prompt_logprobs = prompt_logprobs
-        if self._request.return_token_ids:
-            answer.prompt_token_ids = self._answers.prompts[0].tokens
+        asks_ids = bool(self._request.return_token_ids)
+        answer.prompt_token_ids = self._answers.prompts[0].tokens if asks_ids else None
         return whole(answer)
 
     async def events(self) -> Events:

@@ -86,8 +86,10 @@ class Completions:
         """Returns the whole answer; an `ApiError` says that the engine cannot."""
         choices = [CompletionChoice(index, "") for index in range(self._num_answers)]
         tokens: list[list] = [[] for _ in choices]
-        for choice in choices if self._request.return_token_ids else ():
-            choice.token_ids, choice.prompt_token_ids = [], self._prompt_of(choice.index).tokens
+        for choice in choices:
+            choice.token_ids = choice.prompt_token_ids = choice.prompt_logprobs = None
+            if self._request.return_token_ids:
+                choice.token_ids, choice.prompt_token_ids = [], self._prompt_of(choice.index).tokens
         if self._request.prompt_logprobs is not None:
             scores = await self._answers.scores(self._request.prompt_logprobs)
             for choice in choices:

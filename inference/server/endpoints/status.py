@@ -64,4 +64,5 @@ async def show_metrics(service: Service) -> Response:
 
 
 def _model(service: Service) -> ServedModel:
-    return ServedModel(service.model_name, service.started, service.facts.max_context)
+    name = service.model_name
+    return ServedModel(name, service.started, service.facts.max_context, root=name)

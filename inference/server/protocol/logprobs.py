@@ -63,9 +63,10 @@ class CompletionShape:
             logprobs.tokens.append(name)
             logprobs.text_offset.append(self._offset)
             logprobs.token_logprobs.append(None if logprob is None else max(logprob, _LOWEST))
-            logprobs.top_logprobs.append(None if logprob is None else self._top(ids, values))
-            if logprob is not None:  # takes precedence over another token of the same spelling
-                logprobs.top_logprobs[-1][name] = max(logprob, _LOWEST)  # type: ignore[index]
+            top = None
+            if logprob is not None:  # first, as in vLLM, also of tokens with the same spelling
+                top = self._top((id, *ids), (logprob, *values))
+            logprobs.top_logprobs.append(top)
             skip_special = self._skip_special and len(logprobs.tokens) > self._num_spelled
             self._offset += len(self._decoder.decode(id, skip_special))
         self._num_spelled -= len(logprobs.tokens)

@@ -96,7 +96,8 @@ def prompts(value: Any, param: str = "prompt", limit: int = MAX_PROMPTS) -> list
 def check_ids(ids: list[int], vocab_size: int, param: str) -> list[int]:
     """Returns the ids; raises an `ApiError` (400) if one is not in the vocabulary."""
     if max(ids, default=0) >= vocab_size:
-        raise invalid(param, f"holds token ids below {vocab_size}, not {max(ids)}")
+        why = f"holds a token id that is out of vocabulary, {max(ids)}; ids are below {vocab_size}"
+        raise invalid(param, why)
     return ids
 
 

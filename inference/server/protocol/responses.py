@@ -58,9 +58,10 @@ class CompletionChoice(Struct):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
+    # Null in whole answers that do not request them, missing in chunks.
+    token_ids: list[int] | None | UnsetType = UNSET
+    prompt_token_ids: list[int] | None | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None | UnsetType = UNSET
 
 
 class InfillAnswer(Struct):
@@ -174,7 +175,7 @@ class ChatChoice(Struct):
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: str | int | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatDelta(Struct):
@@ -200,9 +201,9 @@ class AnswerBody(Struct):
     choices: list[Any]
     usage: Usage | None | UnsetType = UNSET
     system_fingerprint: str | None = None
-    # Of chats; completions have both in each choice.
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    # Of chats; completions have both in each choice. Null and missing as there.
+    prompt_logprobs: PromptLogprobs | None | UnsetType = UNSET
+    prompt_token_ids: list[int] | None | UnsetType = UNSET
     obfuscation: str | UnsetType = UNSET  # of chunks, with `include_obfuscation`
 
 
@@ -225,11 +226,13 @@ class ChatChunk(AnswerBody):
 
 
 class ServedModel(Struct):
-    """The served model."""
+    """The served model, in vLLM's fields for adapters: it is its own `root`."""
 
     id: str
     created: int
     max_model_len: int
+    root: str
+    parent: None = None
     object: str = "model"
     owned_by: str = "ridgeline"
 

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from configs.errors import InputError
+from configs.errors import InputError, shown
 from inference.request import FIELDS, WIRE_NAMES, SamplingParams
 from inference.server.frames import Loaded
 from inference.server.protocol import errors
@@ -12,6 +12,7 @@ from inference.server.protocol.fields import ChatRequest, CompletionRequest, Sam
 
 _DEFAULT_COMPLETION_TOKENS = 16
 _ANY_LENGTH = 2**31 - 1
+_MAX_SHOWN = 3  # wrong names in a message
 
 
 def read(
@@ -125,10 +126,14 @@ def _value(request: Sampling, name: str, vocab_size: int) -> Any:
 
 
 def _biases(biases: dict[str, float], vocab_size: int) -> dict[int, float]:
-    for name in biases:
+    def is_id(name: str) -> bool:
         is_number = name.isascii() and name.isdigit() and len(name) < 11
-        if not is_number or int(name) >= vocab_size:
-            raise errors.invalid("logit_bias", f"has token ids below {vocab_size} as names")
+        return is_number and int(name) < vocab_size
+
+    if wrong := [shown(name) for name in biases if not is_id(name)]:
+        names = ", ".join(wrong[:_MAX_SHOWN])
+        why = f"has token ids below {vocab_size} as names, not {names}"
+        raise errors.invalid("logit_bias", why)
     return {int(name): bias for name, bias in biases.items()}
 
 

@@ -1,20 +1,16 @@
 """Tools, and calls of earlier messages, as chat templates read them."""
 
-import hashlib
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from inference.text.tool_calls import formats
+from inference.text.tool_calls import call_ids, formats
 
 _SYSTEM = """You can call functions:
 {tools}
 
 To call one, answer with JSON alone: {{"name": the function's name, "arguments": an object}}.
 To call several, answer with a list of such objects. Otherwise answer as usual."""
-_SHORT_IDS = re.compile(r"\blength\s*!=\s*9\b")  # in templates of Mistral's, which raise else
-_SHORT_ID = re.compile("[a-zA-Z0-9]{9}")
 
 
 def prepare(
@@ -23,12 +19,11 @@ def prepare(
     template: str | None,
 ) -> tuple[list[dict[str, object]], Sequence[dict[str, object]] | None]:
     """Adapts messages and tools to a template: calls' arguments, which clients send as JSON, become
-    objects; a template without tools gets a system message, one without calls gets text, and one
-    that wants ids of 9 characters gets those.
+    objects, and ids those that it reads; a template without tools gets a system message, one
+    without calls gets text.
     """
-    prepared = [_with_arguments(message, _loads) for message in messages]
-    if _SHORT_IDS.search(template or ""):
-        prepared = [_with_short_ids(message) for message in prepared]
+    renamed = call_ids.adapt(messages, template)
+    prepared = [_with_arguments(message, _loads) for message in renamed]
     if not formats.knows_calls(template):
         prepared = [_as_text(message) for message in prepared]
     if tools and not formats.knows_tools(template):
@@ -49,23 +44,6 @@ def _with_arguments(message: dict[str, Any], convert: Any) -> dict[str, Any]:
         arguments = convert(call["function"]["arguments"])
         calls.append({**call, "function": {**call["function"], "arguments": arguments}})
     return {**message, "tool_calls": calls}
-
-
-def _with_short_ids(message: dict[str, Any]) -> dict[str, Any]:
-    """With ids of 9 characters in place of others, the same for the same."""
-    fields = dict(message)
-    if fields.get("tool_call_id"):
-        fields["tool_call_id"] = _short(fields["tool_call_id"])
-    if calls := fields.get("tool_calls"):
-        names = (call.get("id") or str(n) for n, call in enumerate(calls))
-        fields["tool_calls"] = [
-            {**call, "id": _short(name)} for call, name in zip(calls, names, strict=True)
-        ]
-    return fields
-
-
-def _short(id: str) -> str:
-    return id if _SHORT_ID.fullmatch(id) else hashlib.sha256(id.encode()).hexdigest()[:9]
 
 
 def _loads(arguments: object) -> object:

@@ -279,6 +279,14 @@ def test_schemas_of_tools_that_cannot_be_compiled_are_told_with_their_place(serv
         assert auto.status_code == 200 or not is_short, auto.text
 
 
+def test_wrong_token_ids_are_named(server):
+    biases = {"1": 1, "bad": 1, str(VOCAB): 1}
+    found = error_of(server.post(TEXT, prompt="Hi", logit_bias=biases))
+    assert f"not 'bad', '{VOCAB}'" in found["message"] and found["param"] == "logit_bias"
+    found = error_of(server.post(TEXT, prompt=[VOCAB]))
+    assert "out of vocabulary" in found["message"] and str(VOCAB) in found["message"]
+
+
 def test_of_tools_and_a_schema_the_wrong_one_is_told(server):
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "nothing"}}}
     asked = {"messages": ASKED, "tools": [TOOL], "max_tokens": 1, "response_format": form}
@@ -316,9 +324,12 @@ def test_places_of_what_is_wrong_with_tools(server):
         ({"tools": [TOOL], "tool_choice": allowed},
          "tool_choice.allowed_tools.tools[1].function.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.allowed_tools"),
-        ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        ({"tools": [TOOL], "tool_choice": "required", "structured_outputs": {"regex": "a"}},
          "tool_choice"),
         ({"tools": [TOOL], "tool_choice": "required", "bad_words": ["a"]}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": "required", "response_format": {
+            "type": "structural_tag", "format": {"type": "const_string", "value": "a"}}},
+         "tool_choice"),
         ({"bad_words": ["a"], "structured_outputs": {"regex": "a"}}, "bad_words"),
         ({"bad_words": ["a"], "ignore_eos": True}, "ignore_eos"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),

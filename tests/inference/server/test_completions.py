@@ -5,9 +5,17 @@ import itertools
 import pytest
 
 from inference.scheduling.sequence import derived_seed
+from inference.server.protocol.logprobs import CompletionShape
 from inference.server.text_processor import TextProcessor
 from tests.inference.server import events
-from tests.inference.server.fake_engine import END, MAX_CONTEXT, MAX_SEQS, REPLY, reply
+from tests.inference.server.fake_engine import (
+    END,
+    MAX_CONTEXT,
+    MAX_SEQS,
+    REPLY,
+    reply,
+    tokenizer,
+)
 
 TEXT = "/v1/completions"
 
@@ -93,6 +101,23 @@ def test_log_probabilities_are_of_every_token(server):
     assert found["top_logprobs"][0] == {"G": -0.25, "H": -1.25}
     alone = answered(server.post(TEXT, prompt="Hi", max_tokens=1, logprobs=0))
     assert alone["choices"][0]["logprobs"]["top_logprobs"] == [{"G": -0.25}]
+
+
+def test_a_token_comes_before_likelier_ones():
+    """Clients of vLLM read the first name of `top_logprobs` as the token."""
+    shape = CompletionShape(tokenizer(), skip_special=True, as_ids=False)
+    found = shape.of([(ord("H"), -2.0, ((ord("G"), ord("H")), (-0.5, -2.0)))])
+    assert list(found.top_logprobs[0].items()) == [("H", -2.0), ("G", -0.5)]
+
+
+def test_what_was_not_requested_is_null_in_whole_answers(server):
+    """Clients of vLLM read these fields without a look whether they are there."""
+    (choice,) = answered(server.post(TEXT, prompt="Hi", max_tokens=1))["choices"]
+    assert {choice[name] for name in ("token_ids", "prompt_token_ids", "prompt_logprobs")} == {None}
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = answered(server.post("/v1/chat/completions", messages=messages, max_tokens=1))
+    assert chat["choices"][0]["token_ids"] is None
+    assert chat["prompt_token_ids"] is chat["prompt_logprobs"] is None
 
 
 @pytest.mark.parametrize("num_new", [0, 1, 3])

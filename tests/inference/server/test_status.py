@@ -21,6 +21,7 @@ IDS = [START, *b"user\nHi", END, START, *b"assistant\n"]
 def test_the_model_is_listed(server):
     (model,) = server.http.get("/v1/models").json()["data"]
     assert (model["id"], model["max_model_len"], model["object"]) == ("fake", MAX_CONTEXT, "model")
+    assert model["root"] == "fake" and model["parent"] is None  # no adapter of another
     assert server.http.get("/v1/models/fake").json() == model
     missing = server.http.get("/v1/models/other")
     assert missing.status_code == 404 and missing.json()["error"]["code"] == "model_not_found"

@@ -195,6 +195,15 @@ def test_beside_a_schema_an_answer_is_of_it_or_a_call(say):
     jsonschema.validate(json.loads(arguments), CITY)
 
 
+def test_a_schema_holds_for_no_call_that_has_to_come(say):
+    """Agents send the schema of their last answer with every request."""
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "null"}}}
+    choice = say(response_format=form, tools=TOOLS[:1], tool_choice="required")
+    ((_, arguments), *_) = called(choice)
+    jsonschema.validate(json.loads(arguments), CITY)
+    assert choice["message"]["content"] is None
+
+
 def test_log_probabilities_and_ids_go_on_beside_calls(server, engine, format):
     engine.says = CALLS[format]
     asked = {"messages": ASKED, "tools": TOOLS, "logprobs": True, "return_token_ids": True}

@@ -203,7 +203,6 @@ def test_an_answer_that_is_cut_off_is_an_error_of_the_helper(client):
     ({"tools": openai.omit, "tool_choice": "required"}, "tool_choice"),
     ({"tools": [{"type": "function", "function": {"name": "f", "parameters": {"$ref": "#/x"}}}],
       "tool_choice": "required"}, "tools[0].function.parameters"),
-    ({"tool_choice": "required", "response_format": {"type": "json_object"}}, "tool_choice"),
 ])  # fmt: skip
 def test_what_is_wrong_is_named(create, asked, param):
     with pytest.raises(openai.BadRequestError) as found:

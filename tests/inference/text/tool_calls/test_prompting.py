@@ -124,3 +124,27 @@ def test_calls_are_text_where_the_template_knows_none():
         {"role": "assistant", "content": '{"name": "f", "arguments": {}}'},
         {"role": "assistant", "content": f"Well\n[{one}, {one}]"},
     ]
+
+
+KIMI = "{% for c in m.tool_calls %}<|tool_call_begin|>{{ c['id'] }}<|tool_call_argument_begin|>"
+
+
+def test_ids_of_calls_are_those_that_the_template_reads():
+    """Mistral's rejects ids that have not 9 characters, and Kimi's writes nothing but the id."""
+    id = "call_0123456789abcdef01234567"
+    asked = [USER, calling("{}"), {"role": "tool", "tool_call_id": "1", "content": "a"},
+             calling("{}"), {"role": "tool", "tool_call_id": id, "content": "b"}]  # fmt: skip
+    asked[3]["tool_calls"][0]["id"] = id
+
+    def ids(template):
+        read, _ = prompting.prepare(asked, None, template)
+        calls = [call["id"] for message in read for call in message.get("tool_calls", ())]
+        return calls, [message["tool_call_id"] for message in read if message["role"] == "tool"]
+
+    calls, results = ids(TEMPLATES["mistral"])
+    assert calls == results and len(set(calls)) == 2
+    assert all(len(id) == 9 and id.isalnum() for id in calls)
+    assert ids(KIMI) == (["functions.f:0", "functions.f:1"],) * 2
+    assert ids(TEMPLATES["qwen"]) == (["1", id],) * 2
+    asked[3]["tool_calls"][0]["id"] = asked[4]["tool_call_id"] = "a1b2c3d4E"
+    assert ids(TEMPLATES["mistral"])[0] == [calls[0], "a1b2c3d4E"]
