@@ -8,6 +8,7 @@ from inference.kv_pages.prefix_cache import PageCosts
 from inference.planner import report
 from inference.planner.calibration import store
 from inference.planner.cost import Rows, Work
+from sharding import hosts
 
 # Assumed of a machine that was not calibrated, since a measurement would delay the engine.
 NOMINAL = HardwareSpec("nominal", 0, read_bandwidth=10e9, rates={"bfloat16": 1e12})
@@ -30,7 +31,8 @@ def page_costs(config: Config, hardware: HardwareSpec | None = None) -> PageCost
     machine = hardware or store.calibration(model) or NOMINAL
     copy_s = 2 * num_bytes / (machine.host_bandwidth or machine.read_bandwidth)
 
-    offloads, is_auto = any(config.num_host_pages), config.engine.cache.preemption == "auto"
+    offloads = max(config.num_host_pages) > 1  # page 0 means no page
+    is_auto = config.engine.cache.preemption == "auto"
 
     @functools.cache
     def computed_s(num_tokens: int) -> float:
@@ -50,7 +52,11 @@ def page_costs(config: Config, hardware: HardwareSpec | None = None) -> PageCost
 
 
 def of_caches(config: Config, hardware: HardwareSpec | None = None) -> tuple[PageCosts, int]:
-    """What a scheduler is told of costs: `page_costs` and `snapshot_tokens`."""
+    """What a scheduler is told of costs: `page_costs` and `snapshot_tokens`. Several hosts, whose
+    schedules must not differ, all assume the nominal machine unless one is named.
+    """
+    if hardware is None and hosts.current().count > 1:
+        hardware = NOMINAL
     return page_costs(config, hardware), snapshot_tokens(config, hardware)
 
 

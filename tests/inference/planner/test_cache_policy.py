@@ -8,6 +8,8 @@ from configs.engine import Config, EngineConfig
 from configs.hardware import catalog
 from configs.hardware.spec import HardwareSpec
 from inference.planner import cache_policy
+from inference.planner.calibration import store
+from sharding import hosts
 from tests import fakes
 
 # 64 tokens of a page and chunk: what they cost to compute, and to copy, follows from these alone.
@@ -50,6 +52,29 @@ def test_other_preemption_asks_for_no_times(preemption):
 
 def test_one_memory_needs_no_link():
     assert should_offload(dataclasses.replace(CHIP, host_bandwidth=None))(64)
+
+
+def test_pages_return_by_a_copy_only_where_the_host_has_room():
+    chip = dataclasses.replace(CHIP, host_bandwidth=1e12)
+    for preemption, returns_at_once in (("recompute", False), ("swap", True), ("auto", True)):
+        config = Config(fakes.llama("bfloat16"), ENGINE.replace(preemption=preemption))
+        percent = cache_policy.page_costs(config, chip).return_percent
+        assert (percent(64) < 100) == returns_at_once
+        assert percent(1 << 14) > percent(64) or returns_at_once
+
+
+def test_several_hosts_agree_whatever_each_measured(monkeypatch):
+    config = Config(fakes.llama("bfloat16"), ENGINE.replace(preemption="recompute"))
+
+    def percents(**measured):
+        machine = dataclasses.replace(CHIP, **measured)
+        monkeypatch.setattr(store, "calibration", lambda model: machine)
+        costs, _ = cache_policy.of_caches(config)
+        return [costs.return_percent(n) for n in range(64, 1 << 14, 1024)]
+
+    assert percents(attention_share=0.1) != percents()
+    monkeypatch.setattr(hosts, "_current", hosts.Hosts(count=2))
+    assert percents(attention_share=0.1) == percents()
 
 
 def test_every_accelerator_has_one():
