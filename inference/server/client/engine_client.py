@@ -287,11 +287,12 @@ class EngineClient:
                 self._take_back(request)
                 if self._num_in_background <= num_free:
                     break
-        if self._num_sent:
-            num_free = min(num_free, max(1, num_slots // _SHARED))
+        num_shared = max(1, num_slots // _SHARED) if self._num_sent else num_slots
         while self._background:
             num_sequences = self._background.next.num_sequences
-            if self._num_in_background + num_sequences > num_free:
+            # A request of more than that runs alone: otherwise all others would wait behind it.
+            num_usable = min(num_free, max(num_shared, num_sequences))
+            if self._num_in_background + num_sequences > num_usable:
                 break
             self._send(self._background.pop())
 

@@ -137,6 +137,20 @@ def test_a_request_waits_for_as_many_slots_as_it_has_sequences(server, engine):
     assert max(engine.num_at_once) == MAX_SEQS
 
 
+def test_a_wide_request_runs_beside_others_and_blocks_no_other(server, engine):
+    engine.gate.clear()
+    with ThreadPoolExecutor(1) as threads:
+        other = threads.submit(post, server, TEXT, KEYS[1], json={"prompt": "now"} | LONG)
+        wait_until(lambda: server.service.client.num_sequences == 1)
+        wide = line("wide", prompt="wide", n=MAX_SEQS - 1, max_tokens=4)
+        batch = started(server, [wide, line("narrow", prompt="narrow", max_tokens=4)])
+        wait_until(lambda: server.service.client._background)
+        engine.gate.set()
+        assert other.result().status_code == 200
+    ended(server, batch)
+    assert engine.ends == [b"wide"] * (MAX_SEQS - 1) + [b"narrow", b"now"]
+
+
 def test_batches_of_keys_take_turns(server, engine):
     engine.gate.clear()
     first = started(server, [line(f"r{n}", prompt="first", max_tokens=20) for n in range(40)])
