@@ -104,9 +104,7 @@ class BatchService:
         file = files.get(owner, request.input_file_id, "input_file_id").body
         if file.purpose != "batch":
             raise invalid("input_file_id", f"has the purpose {file.purpose}: upload it as batch")
-        if len(batches.open()) >= files.limits.open_batches:
-            why = f"{files.limits.open_batches} batches have not ended, the most at a time"
-            raise ApiError(429, why, code="too_many_batches", retry_s=_SWEEP_S)
+        self._check_number(owner)
         now, policy = int(time.time()), request.output_expires_after
         batch = StoredBatch(
             owner,
@@ -140,6 +138,19 @@ class BatchService:
         self._cancelled[id].set()
         await self.store.batches.save(batch)
         return batch.body
+
+    def _check_number(self, owner: str) -> None:
+        """Raises an `ApiError` (429) unless the owner may have a further batch at a time."""
+        owners = [batch.owner for batch in self.store.batches.open()]
+        limit, num_owned = self.store.files.limits.open_batches, owners.count(owner)
+        num_left = limit - len(owners) - 1
+        if num_left < 0:
+            why = f"{limit} batches have not ended, the most at a time"
+        elif len(self._owners) > 1 and num_owned > num_left:
+            why = f"{num_owned} batches of this key have not ended, which is its share"
+        else:
+            return
+        raise ApiError(429, why, code="too_many_batches", retry_s=_SWEEP_S)
 
     def _start(self, batch: StoredBatch) -> None:
         id = batch.body.id

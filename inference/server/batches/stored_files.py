@@ -142,10 +142,14 @@ class StoredFiles:
             if file.body.expires_at <= now and id not in used_ids:
                 self.delete(id)
 
-    def check_number(self) -> None:
-        """Raises `StorageFull` if there may be no further file."""
-        if len(self._files) >= self.limits.files:
+    def check_number(self, owner: str) -> None:
+        """Raises `StorageFull` unless the owner may have a further file."""
+        num_left = self.limits.files - len(self._files) - 1
+        if num_left < 0:
             raise StorageFull(f"this server stores {self.limits.files} files: delete some")
+        num_owned = sum(file.owner == owner for file in self._files.values())
+        if self.num_keys > 1 and num_owned > num_left:
+            raise StorageFull(f"this key has {num_owned} files, which is its share: delete some")
 
     def check_room(self, owner: str, num_bytes: int) -> None:
         """Raises `StorageFull` unless the owner may store so many bytes more."""

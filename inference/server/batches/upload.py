@@ -54,11 +54,11 @@ async def receive(
     if not options.get(b"boundary"):
         raise ApiError(400, "the header Content-Type has no boundary of the form's parts")
     declared = request.headers.get("content-length", "")
-    if declared.isdigit() and int(declared) > _READ * files.limits.file_bytes + _FORM_BYTES:
+    if declared.isdecimal() and int(declared) > _READ * files.limits.file_bytes + _FORM_BYTES:
         raise _too_large(files.limits)
     form = _Form(files, owner)
     try:
-        files.check_number()
+        files.check_number(owner)
         parser = MultipartParser(options[b"boundary"], form.callbacks)
         async with asyncio.timeout(max_s):
             await _read(request, parser, form, silence_s)

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from inference.request import SamplingParams
+from inference.server.batches.stored_files import StorageLimits
 from inference.server.client.fair_queue import FairQueue
 from inference.server.client.pending_request import PendingRequest
 from inference.server.service import QUEUED_PER_SEQ
@@ -149,6 +150,18 @@ def test_a_wide_request_runs_beside_others_and_blocks_no_other(server, engine):
         assert other.result().status_code == 200
     ended(server, batch)
     assert engine.ends == [b"wide"] * (MAX_SEQS - 1) + [b"narrow", b"now"]
+
+
+def test_no_key_takes_all_places_for_files():
+    form = {"files": {"file": ("x", line("r").encode())}, "data": {"purpose": "batch"}}
+    with running(FakeEngine(), keys=Keys(KEYS), storage=StorageLimits(files=5)) as server:
+
+        def uploaded(key):
+            return post(server, "/v1/files", key, **form)
+
+        assert [uploaded(KEYS[0]).status_code for _ in range(4)] == [200, 200, 200, 507]
+        assert "3 files, which is its share" in uploaded(KEYS[0]).json()["error"]["message"]
+        assert uploaded(KEYS[1]).status_code == 200
 
 
 def test_batches_of_keys_take_turns(server, engine):

@@ -284,12 +284,16 @@ def test_a_file_in_use_is_not_deleted(client, paused):
     assert client.files.delete(batch.output_file_id).deleted
 
 
-def test_batches_at_a_time_are_limited(client, paused):
-    batches = [start(client, lines("a")) for _ in range(3)]
+def test_batches_at_a_time_are_limited_and_each_key_has_its_share(client, stranger, paused):
+    batches = [start(client, lines("a")) for _ in range(2)]
     why = refused(lambda: start(client, lines("a")), openai.RateLimitError)
+    assert "2 batches of this key have not ended, which is its share" in why
+    other = start(stranger, lines("a"))
+    why = refused(lambda: start(stranger, lines("a")), openai.RateLimitError)
     assert "3 batches have not ended" in why
     paused.set()
-    assert [ended(client, batch).status for batch in batches] == ["completed"] * 3
+    assert [ended(client, batch).status for batch in batches] == ["completed"] * 2
+    assert ended(stranger, other).status == "completed"
 
 
 @pytest.mark.parametrize("name, value, valid", [
