@@ -7,6 +7,7 @@ import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator
 
+from configs.errors import reason
 from inference.batches import lines, records, run
 from inference.batches.lines import BadLine, Line
 from inference.batches.run import Transport
@@ -136,7 +137,10 @@ class BatchService:
             raise ApiError(409, why, code="batch_not_cancellable", may_retry=False)
         batch.body.status, batch.body.cancelling_at = "cancelling", int(time.time())
         self._cancelled[id].set()
-        await self.store.batches.save(batch)
+        try:
+            await self.store.batches.save(batch)
+        except OSError as error:  # a restart would go on with it
+            raise storage_full(error) from None
         return batch.body
 
     def _check_number(self, owner: str) -> None:
@@ -162,13 +166,19 @@ class BatchService:
         self._cancelled.pop(id, None)
 
     async def _complete(self, batch: StoredBatch) -> None:
-        """Brings a batch to its end, and logs why if it cannot: the next start tries again."""
+        """Brings a batch to its end; where the disk fails, it tries again later."""
+        id = batch.body.id
         try:
             if batch.outcome is None:
                 batch.outcome = await self._outcome(batch)
-            await self._end(batch, batch.outcome)
+            while True:
+                try:
+                    return await self._end(batch, batch.outcome)
+                except OSError as error:
+                    _log.warning("batch %s: %s; its end is written later", id, reason(error))
+                await asyncio.sleep(_SWEEP_S)
         except Exception:
-            _log.exception("batch %s could not be completed", batch.body.id)
+            _log.exception("batch %s could not be completed", id)
 
     async def _outcome(self, batch: StoredBatch) -> Status:
         """Answers a batch until it is done, cancelled or expired."""

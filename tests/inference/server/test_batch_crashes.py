@@ -3,6 +3,7 @@ file is cut off. Also a server that is killed.
 """
 
 import asyncio
+import errno
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ import pytest
 
 from configs.errors import InputError
 from inference.http_client.connections import Answer
-from inference.server.batches import batch_service
+from inference.server.batches import batch_service, stored_batches
 from inference.server.batches.batch_service import BatchService
 from inference.server.batches.bodies import ENDED, BatchRequest, FileBody
 from inference.server.batches.store import Store
@@ -248,6 +249,21 @@ def test_a_crash_while_a_file_is_uploaded_or_deleted(tmp_path, disk):
         if not has_failed:
             break
     assert is_whole == {0, 1} and not has_failed
+
+
+def test_a_batch_ends_once_the_disk_works_again(tmp_path, monkeypatch):
+    num_failures, write = iter(range(3)), stored_batches.write_state
+
+    def work(path, data):
+        if b'"outcome":"completed"' in data and next(num_failures, None) is not None:
+            raise OSError(errno.ENOSPC, "the disk is full")
+        write(path, data)
+
+    monkeypatch.setattr(stored_batches, "write_state", work)
+    monkeypatch.setattr(batch_service, "_SWEEP_S", 0)
+    served(tmp_path, create, Server(0))
+    check_whole(served(tmp_path, finish), "completed", 4)
+    assert next(num_failures, None) is None
 
 
 def test_a_damaged_end_of_results_is_answered_again(tmp_path):
