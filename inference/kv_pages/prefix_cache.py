@@ -119,6 +119,10 @@ class PrefixCache:
         free = self._pool.num_free_pages
         return tuple(n + len(pages) for n, pages in zip(free, self._tree.evictable, strict=True))
 
+    @property
+    def _num_evictable(self) -> int:
+        return sum(map(len, self._tree.evictable))
+
     def can_allocate(self, needs: Sequence[int]) -> bool:
         """Whether each group has as many free or evictable pages as `needs` asks of it."""
         return all(n <= m for n, m in zip(needs, self.num_available_pages, strict=True))
@@ -128,7 +132,9 @@ class PrefixCache:
         caller has asked `can_allocate`.
         """
         while self._pool.num_free_pages[group] < n:
+            num_before = self._num_evictable
             self._evict(group)
+            self._num_evicted += num_before - self._num_evictable
         return self._pool.allocate(group, n)
 
     def free(self, group: int, pages: Sequence[int]) -> None:
@@ -293,7 +299,6 @@ class PrefixCache:
         may be, wherever it is.
         """
         node = self._victim(group)
-        self._num_evicted += 1
         device_pages = [(g, page) for g, page in enumerate(node.pages) if page]
         if self._specs[group].is_state and self._may_offload(node, [group]):
             self._offload(node, group, node.pages[group])

@@ -440,6 +440,18 @@ def test_the_less_others_are_used_again_the_longer():
     assert lifetimes == [1, 7]
 
 
+@pytest.mark.parametrize("num_groups", [1, 2, 3])
+def test_the_number_of_groups_changes_no_lifetime(num_groups):
+    cache = cache_of([4] * num_groups, [None] * num_groups)
+    for n in range(60):
+        put(cache, [n] * 4)
+        if n % 3 == 2:
+            run(cache, [n] * 5).end()
+    cache.retain([59] * 4)
+    assert cache.match_prefix([59] * 5).nodes[-1].retention.num_renewals == 3
+    cache.check_integrity([])
+
+
 def test_a_state_that_is_expected_again_stays():
     cache = cache_of([9, 1], (None, SNAPSHOT))
     first = Run(cache, "abcdef")
