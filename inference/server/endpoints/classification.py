@@ -1,5 +1,6 @@
 """POST /classify: labels of texts, or of a conversation."""
 
+import asyncio
 import secrets
 import time
 
@@ -45,6 +46,7 @@ async def classify(service: Service, request: ClassifyRequest, caller: Caller) -
             values_L = classifier.probabilities(values_L)
         label = classifier.labels[int(values_L.argmax())]
         data.append(Labels(index, label, values_L.tolist(), len(classifier.labels)))
+        await asyncio.sleep(0)  # other requests run: with many labels all texts may take seconds
     id = f"classify-{secrets.token_hex(14)}"
     usage = PooledUsage.of(prompts)
     return whole(Classified(id, int(time.time()), service.model_name, data, usage))
