@@ -43,6 +43,11 @@ class Node:
         """Whether the node caches nothing and leads nowhere."""
         return not (self.children or any(self.pages) or any(self.host_pages))
 
+    def shorten_retained(self) -> None:
+        """Ends a path that is expected again at the parent, when its last node leaves the tree."""
+        if self.retention and self.retention.deepest is self and self.parent:
+            self.retention.deepest = self.parent
+
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Retention:
@@ -174,6 +179,8 @@ class RadixTree:
             for group in range(len(self._specs)):
                 self.remove_page(below, group)
             below.children.clear()
+        for below in reversed(nodes[1:]):
+            below.shorten_retained()
         self._num_nodes -= len(nodes) - 1
         self.prune(node)
 
@@ -181,6 +188,7 @@ class RadixTree:
         """Removes a node that is empty, and ancestors that are empty without it."""
         while node.is_empty and (parent := node.parent):
             del parent.children[node.edge]
+            node.shorten_retained()
             self._num_nodes -= 1
             node = parent
 
@@ -201,6 +209,9 @@ class RadixTree:
             raise RuntimeError("the nodes and the index of pages differ")
         if len(nodes) != self._num_nodes:
             raise RuntimeError(f"{len(nodes)} nodes, not {self._num_nodes}")
+        in_tree = set(nodes)
+        if any(node.retention and node.retention.deepest not in in_tree for node in nodes):
+            raise RuntimeError("a path that is expected again ends outside of the tree")
         for node in (roots, *nodes):
             if node.num_device_children != sum(any(c.pages) for c in node.children.values()):
                 raise RuntimeError(f"a node at depth {node.depth} miscounts its children")

@@ -403,6 +403,20 @@ def test_what_has_come_again_is_as_others():
     assert [cached(cache, tokens) for tokens in ("aabb", "xxyy")] == [0, 4]
 
 
+def test_what_has_come_again_in_part_is_as_others():
+    cache = cache_of([4], costs=PageCosts(return_percent=lambda num_tokens: 10**6))
+    put(cache, "aabbcc")
+    cache.retain("aabbcc")
+    other = run(cache, "xx")
+    cache.free(0, cache.allocate(0, 1))
+    assert cached(cache, "aabbcc") == 4, "there was no other page to evict"
+    other.end()
+    run(cache, "aabb!").end()
+    put(cache, "yy")
+    cache.allocate(0, 2)
+    assert [cached(cache, tokens) for tokens in ("xx", "aabb", "yy")] == [0, 2, 2]
+
+
 def test_all_that_is_expected_again_is_evicted_in_turn():
     cache = cache_of([4])
     put(cache, "aabb")
