@@ -1,7 +1,7 @@
 """Heads over the hidden state of a text's last token: labels of a classifier, scores of a reranker.
 
-The host computes them from the vector that a step returns, in float64 and one order of sums: labels
-depend on that vector alone, and steps, parameters and plans are those of the model without a head.
+The host computes them from the vector that a step returns, in float64 and one order of sums. So
+labels depend on that vector alone; steps, parameters and plans are those of the model without it.
 """
 
 import dataclasses

@@ -6,10 +6,10 @@ are evicted, least recently used first. An evicted leaf is offloaded to the host
 back is cheaper than computing it again. So preemption needs nothing of its own: a preempted
 sequence frees its pages, and its next admission is a match.
 
-A path that is expected again (`retain`), such as that of a conversation while a tool runs, is
-renewed in place of an eviction, as clocks give pages another chance (Corbato 1968). How often says
-its price, as in GreedyDual (Young 1994): one lifetime in the cache for each time that its pages
-cost as much as ordinary ones, whose price counts only if they are used again.
+A path that is expected again (`retain`), as of a conversation while a tool runs, is renewed in
+place of an eviction. So clocks give pages another chance (Corbato 1968). How often says its price,
+as in GreedyDual (Young 1994): one lifetime in the cache for each ordinary page that costs as much.
+The price of an ordinary page counts only if it is used again.
 
 Why an evictable page can always be evicted: in a group without a window a sequence has references
 to every page of its path, so nothing below an evictable page is in use; and since a path is freed

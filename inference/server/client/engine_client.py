@@ -222,8 +222,8 @@ class EngineClient:
         restarted engine gets the last one's unfinished requests before it.
 
         Args:
-            is_background: the engine gets it in the client's turn among such requests, while slots
-                are free, and gives it back if other requests need its slots.
+            is_background: the engine gets it while slots are free, in the client's turn among such
+                requests. It gives it back if other requests need its slots.
 
         Raises:
             ApiError: 503, there is no engine now.
