@@ -46,7 +46,7 @@ def num_requests(load: Iterable[TimedRequest]) -> int:
 def by_turn(runs: Sequence[Run], page_tokens: int) -> list[dict[str, float]]:
     """Figures of each turn, the first one first, over the requests of all runs.
 
-    `hit_rate` is the share of the prompt that was cached, `new_tokens` the mean of its other tokens.
+    `hit_rate` is the share of the prompt that was cached, `new_tokens` the mean of other tokens.
     `kept_share` is the cached share of the whole pages which the turn before left behind.
     """
     turns: dict[int, list[RequestRecord]] = defaultdict(list)

@@ -17,7 +17,7 @@ import pytest
 
 from configs.errors import InputError
 from inference.http_client.connections import Answer
-from inference.server.batches import batch_service, stored_batches
+from inference.server.batches import batch_service, results, stored_batches
 from inference.server.batches.batch_service import BatchService
 from inference.server.batches.bodies import ENDED, BatchRequest, FileBody
 from inference.server.batches.store import Store
@@ -273,6 +273,24 @@ def test_a_damaged_end_of_results_is_answered_again(tmp_path):
     whole = path.read_bytes()
     path.write_bytes(whole[: whole.index(b"\n") + 1] + b"\0" * 100 + b"\n" + whole)
     check_whole(served(tmp_path, finish), "completed", 4)
+
+
+def test_a_reader_that_nothing_awaits_drops_nothing(tmp_path, monkeypatch):
+    """Its batch was cancelled meanwhile, or expired, and got more results."""
+    served(tmp_path, partly, Server(2))
+    (path,) = (tmp_path / "partial").iterdir()
+    line, read = b'{"custom_id": "r4"}\n', results._ids
+
+    def late(path):
+        earlier = read(path)
+        path.write_bytes(path.read_bytes() + line)
+        return earlier
+
+    monkeypatch.setattr(results, "_ids", late)
+    store = Store("folder", tmp_path)
+    results.read(store.files, *store.batches.open())
+    store.close()
+    assert path.read_bytes().endswith(line)
 
 
 def test_batches_of_a_key_that_is_gone_wait_for_it(tmp_path):
