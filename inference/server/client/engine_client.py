@@ -102,6 +102,7 @@ class EngineClient:
         self._sent: dict[PendingRequest, None] = {}  # sent to the engine and not ended
         self._num_sent = 0  # sequences of these, without background requests
         self._num_in_background = 0  # sequences of background requests that were sent
+        self._is_short = False  # sequences wait in the engine, for slots or pages
         self._num_of_client: Counter[str] = Counter()  # sequences of each client, sent or waiting
         self._turnover = Turnover()
         self._open: dict[int, PendingRequest] = {}  # sent, by the ids of the engine's requests
@@ -280,8 +281,10 @@ class EngineClient:
         self._ask(request)
 
     def _share_slots(self, num_slots: int) -> None:
-        """Takes slots back from background requests, the newest first, or gives them free ones."""
-        num_free = num_slots - self._num_sent
+        """Takes slots back from background requests, the newest first, or gives them free ones.
+        Beside others they get none while the engine has sequences that wait for pages.
+        """
+        num_free = 0 if self._is_short and self._num_sent else num_slots - self._num_sent
         if self._num_in_background > num_free:
             for request in [request for request in self._sent if request.is_background][::-1]:
                 self._take_back(request)
@@ -389,6 +392,9 @@ class EngineClient:
                 self._pass_on(output)
             self._release()
         elif isinstance(message, Heartbeat):
+            self._is_short = message.num_waiting > message.num_deferred
+            if self._num_in_background or self._background:
+                self._release()
             message.num_waiting += self.num_sequences - self._num_sent
             message.oldest_waiting_s = max(message.oldest_waiting_s, self._waiting.oldest_s)
             self._totals.take(message)

@@ -80,6 +80,36 @@ def closed_with(engine, num_running: int) -> None:
     engine.gate.clear()
 
 
+class Crowded(Recorder):
+    """A request starts only where no other runs, as if it needed all pages."""
+
+    def step(self):
+        everything, self.running = self.running, self.running[:1]
+        outputs = super().step()
+        self.running += everything[1:]
+        return outputs
+
+    def heartbeat(self):
+        beat = super().heartbeat()
+        beat.num_waiting, beat.num_deferred = max(0, len(self.running) - 1), 0
+        return beat
+
+
+def test_other_requests_take_pages_back():
+    engine = Crowded()
+    with running(engine, keys=Keys(KEYS)) as server, ThreadPoolExecutor(1) as threads:
+        engine.step_s = 0.01
+        batch = started(server, [line("r", prompt="long", **LONG)])
+        wait_until(lambda: engine.running)
+        body = {"prompt": "now", "max_tokens": 3}
+        other = threads.submit(post, server, TEXT, KEYS[1], json=body)
+        assert other.result().status_code == 200
+        engine.step_s = 0.0
+        record = ended(server, batch)["r"]
+    assert engine.ends == [b"now", b"long"] and len(engine.aborted) == 1
+    assert text_of(record) == bytes(reply(NUM_TOKENS)).decode(errors="replace")
+
+
 @pytest.mark.parametrize("num_others", [1, MAX_SEQS])
 def test_other_requests_take_slots_back(server, engine, num_others):
     """The batch's answers continue from their tokens, and each has all of them once."""
