@@ -61,7 +61,7 @@ DESCRIPTIONS = {WIRE_NAMES[name]: field.doc for name, field in FIELDS.items() if
     "tool_choice": "Whether the answer may, must or must not call a function, or which one.",
     "tools": "Functions that the answer may call.",
     "top_logprobs": "Alternatives of each token, with their log-probabilities.",
-    "top_n": "Results at most, the best ones.",
+    "top_n": "Results at most, the best ones; 0: all.",
     "truncate_prompt_tokens": "The prompt keeps so many tokens; -1 leaves room for the answer.",
     "truncation": "disabled: a prompt that exceeds the context is refused.",
     "truncation_side": "The side on which truncate_prompt_tokens drops tokens.",

@@ -74,7 +74,7 @@ async def rerank(service: Service, request: RerankRequest, caller: Caller) -> Re
     )
     results = [RerankedDocument(index, value) for index, value in enumerate(scores)]
     results = sorted(results, key=lambda result: result.relevance_score, reverse=True)
-    results = results[: request.top_n]
+    results = results[: request.top_n or None]
     if request.return_documents is not False:
         for result in results:
             result.document = Document(documents[result.index])

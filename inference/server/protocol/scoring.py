@@ -52,13 +52,13 @@ class RerankRequest(PairRequest, kw_only=True):
     """POST /v1/rerank.
 
     Attributes:
-        top_n: results at most, the best ones.
+        top_n: results at most, the best ones; 0: all.
         return_documents: results have their documents (the default).
     """
 
     query: _Text
     documents: Annotated[list[_Text | Document], Meta(min_length=1, max_length=MAX_INPUTS)]
-    top_n: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    top_n: Annotated[int, Meta(ge=0, le=2**31 - 1)] | None = None
     return_documents: bool | None = None
 
 
