@@ -354,12 +354,15 @@ def compile_progress(
                 count = num_steps or executables.num_requested
                 say(f"compiling {min(len(executables.shapes) + 1, count)} of {count} steps")
 
+    thread = threading.Thread(target=watch, daemon=True)
     if shown:
-        threading.Thread(target=watch, daemon=True).start()
+        thread.start()
     try:
         yield ended
     finally:
         ended.set()
+        if shown:
+            thread.join()
 
 
 def say(line: str) -> None:

@@ -282,7 +282,9 @@ def test_the_planners_page_shows_the_planners_figures(values, tmp_path, monkeypa
     )  # nothing that chips must divide
     monkeypatch.setitem(test_page.MODELS, "states", states)
     asked = [p for p in test_page.points(60, seed=5) if p["model"] in ("newcomer", "states")]
-    script = f"for (const p of {json.dumps(asked)}) results.push(plan(CATALOG, p));"
+    script = (
+        f"{test_page.PLAN_SCRIPT} for (const p of {json.dumps(asked)}) results.push(planned(p));"
+    )
     script += "change({ model: 'states', hardware: 'h200' }); results.push(state.chips); finish();"
     *answers, chips = test_page.browse(tmp_path, script)
     assert chips == 1

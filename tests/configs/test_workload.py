@@ -67,7 +67,7 @@ def test_lengths_out_of_range(text, message):
 @pytest.mark.parametrize(
     "fields, message",
     [
-        (dict(kind="bursty"), "workload.kind is one of closed, poisson, trace, not 'bursty'"),
+        (dict(kind="bursty"), "is one of closed, poisson, trace, agents, not 'bursty'"),
         (dict(kind="poisson"), "workload.rate is needed where kind is 'poisson'"),
         (dict(kind="poisson", rate=-1.0), "workload.rate is a number of requests a second above 0"),
         (dict(kind="poisson", rate=float("nan")), "above 0, not nan"),

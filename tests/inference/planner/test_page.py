@@ -177,6 +177,11 @@ def by_name(phase, operations):
     return found
 
 
+PLAN_SCRIPT = """const planned = (p) => ({...plan(CATALOG, p),
+  request: newTokensOf(p) ? {...requestCost(CATALOG, p), thinking_tokens: p.thinking_tokens,
+    equal_thinking_tokens: equalThinkingTokens(CATALOG, p)} : null});"""
+
+
 def flat(found):
     """A plan of the page under the same names."""
     flat = {name: value for name, value in found.items() if not isinstance(value, dict | list)}
@@ -250,9 +255,9 @@ def is_possible(point):
 @pytest.mark.parametrize("rounds, seed", [(3, 3), pytest.param(12, 4, marks=pytest.mark.long)])
 def test_the_pages_figures_are_the_planners(rounds, seed, tmp_path):
     asked = points(rounds * len(MODELS), seed)
-    script = f"""for (const p of {json.dumps(asked)}) results.push({{...plan(CATALOG, p),
-      request: newTokensOf(p) ? {{...requestCost(CATALOG, p), thinking_tokens: p.thinking_tokens,
-        equal_thinking_tokens: equalThinkingTokens(CATALOG, p)}} : null}}); finish();"""
+    script = (
+        f"{PLAN_SCRIPT} for (const p of {json.dumps(asked)}) results.push(planned(p)); finish();"
+    )
     answers = browse(tmp_path, script)
     assert len(answers) == len(asked)
     wrong = [
