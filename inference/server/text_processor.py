@@ -12,7 +12,7 @@ from configs.errors import InputError
 from inference.server.frames import TextFacts
 from inference.server.protocol import structure, tool_results
 from inference.server.protocol.errors import ApiError, invalid, missing, unavailable, unusable
-from inference.server.protocol.fields import ChatMessage, Sampling
+from inference.server.protocol.fields import ChatMessage, ChatRequest, Sampling
 from inference.server.protocol.tool_fields import EarlierCall
 from inference.server.protocol.tools import OfferedTools
 from inference.server.workers.jobs import (
@@ -28,8 +28,10 @@ from inference.server.workers.jobs import (
     WriteTag,
 )
 from inference.server.workers.pool import Pool, WorkerLost
-from inference.text import grammar
+from inference.text import channel_rules, grammar
+from inference.text.channels import Channels
 from inference.text.infill import Gap
+from inference.text.layouts import Layout
 from inference.text.tokenizer import Tokenizer
 from inference.text.tool_calls import constrain, formats
 from inference.text.tool_calls.formats import Format
@@ -153,9 +155,13 @@ class TextProcessor:
         accepts: bool,
         offer: OfferedTools | None = None,
         format: Format = formats.JSON,
+        layout: Layout | None = None,
     ) -> str | None:
         """The grammar of a request's answer, or None. A worker compiles it first, unless it is
         known to be valid, so that a slow or invalid grammar delays no step of the engine.
+
+        Args:
+            layout: of an answer from its beginning on: the grammar has the headers of messages.
 
         Raises:
             ApiError: 400, the grammar is invalid or takes too long, or grammars are not supported.
@@ -174,10 +180,23 @@ class TextProcessor:
             return None
         if not accepts:
             raise invalid(param, "is not supported by this server", "unsupported")
+        header = layout.answer_header if layout is not None else ""
         if offer is not None and not structure.is_free(request):  # whose texts may be calls
-            return await self._compile_calls(offer, format, grammar_text, param)
+            specials = self.tokenizer.specials_in((*format.marks, header))
+            write = functools.partial(
+                constrain.of_calls, format, offer.schemas, offer.is_parallel, grammar_text,
+                specials, header,
+            )  # fmt: skip
+            return await self._compile_calls(write, offer, grammar_text, param)
         assert grammar_text is not None
-        return await self._compile(lambda: grammar_text, param)
+        if request.bad_words and isinstance(layout, Channels):
+            specials = self.tokenizer.specials_in(layout.texts)
+            is_chat = isinstance(request, ChatRequest)
+            has_thoughts = not is_chat or request.thinking_token_budget is None
+            text = channel_rules.without(layout, specials, request.bad_words, has_thoughts)
+        else:
+            text = grammar.behind(header, self.tokenizer.specials_in((header,)), grammar_text)
+        return await self._compile(lambda: text, param)
 
     async def _written_tag(self, request: Sampling, accepts: bool) -> str | None:
         """The grammar of a request's structural tag, if it has one."""
@@ -190,15 +209,11 @@ class TextProcessor:
         return written
 
     async def _compile_calls(
-        self, offer: OfferedTools, format: Format, other: str | None, param: str
+        self, write: Callable[[], str], offer: OfferedTools, other: str | None, param: str
     ) -> str:
-        """A grammar of calls, or of calls and texts of the grammar `other`, which `param` has. If
-        it is invalid, compiles its parts one by one to name the invalid one in the error.
+        """Compiles a grammar of calls and perhaps of texts of the grammar `other`, which `param`
+        has. If it is invalid, compiles its parts one by one to name the invalid one in the error.
         """
-        specials = self.tokenizer.specials_in(format.marks)
-        write = functools.partial(
-            constrain.of_calls, format, offer.schemas, offer.is_parallel, other, specials
-        )
         try:
             return await self._compile(write, "tools")
         except ApiError as error:

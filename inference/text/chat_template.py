@@ -20,7 +20,7 @@ from configs.errors import InputError
 from inference.text import template_worker
 
 _WALL_SECONDS = 20  # for each MB; the worker itself limits its CPU time
-_REASONING = ("reasoning_content", "thinking", "reasoning")
+THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
 
 Message = Mapping[str, Any]  # a JSON object; so are tools and documents
 
@@ -79,7 +79,7 @@ def render(
 def _normalized(message: Message) -> dict[str, object]:
     """A message as transformers passes it on: without None, reasoning under its usual names."""
     fields = {name: value for name, value in message.items() if value is not None}
-    reasoning = next((fields[name] for name in _REASONING if name in fields), None)
+    reasoning = next((fields[name] for name in THOUGHT_FIELDS if name in fields), None)
     if reasoning is None:
         return fields
     return {"thinking": reasoning, **fields, "reasoning_content": reasoning}

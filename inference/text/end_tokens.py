@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterable, Iterator, Set
 
 from configs.errors import InputError
+from inference.text import layouts
 from inference.text.tokenizer import Tokenizer
 
 # Words that no template looks for.
@@ -46,6 +47,9 @@ class EndTokens(Set[int]):
             "its tokenizer's end": self._tokenizer.eos_id,
             "the end of an answer in its chat template": of_template(self._tokenizer),
         }
+        layout = layouts.of_template(self._tokenizer.template)
+        for mark in layout.ends if layout is not None else ():
+            sources[f"{mark} ends messages in its chat template"] = self._tokenizer.token_id(mark)
         names = []
         for source, token in sources.items():
             if token is not None and token < self._tokenizer.vocab_size and token not in self._ids:

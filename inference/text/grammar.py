@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -142,18 +142,44 @@ def without(words: Iterable[str]) -> str:
     """
     import llguidance
 
+    return llguidance.LLMatcher.grammar_from_lark(f"start: TEXT\nTEXT: {terminal_without(words)}")
+
+
+def terminal_without(words: Iterable[str]) -> str:
+    """A terminal of Lark: any text without these words. Raises as `without`."""
     listed = "|".join(map(literal, _filled("the words", words)))
     _check_length("the list of words", listed)
-    return llguidance.LLMatcher.grammar_from_lark(
-        f"start: TEXT\nTEXT: /(?s:.*)/ & ~/(?s:.*)({listed})(?s:.*)/"
-    )
+    return f"/(?s:.*)/ & ~/(?s:.*)({listed})(?s:.*)/"
 
 
 def either(rules: str, name: str, other: str) -> str:
     """A Lark rule of this name that permits its own text, or that of another grammar."""
-    second = json.loads(other)["grammars"][0] if other.startswith("{") else {"lark_grammar": other}
-    first = {"lark_grammar": f"start: {name} | @other\n{rules}"}
-    return json.dumps({"grammars": [first, {**second, "name": "other"}]})
+    return _joined(f"start: {name} | @other\n{rules}", "other", other)
+
+
+def behind(text: str, specials: Mapping[str, int], other: str) -> str:
+    """A text, and then one of another grammar; `specials` as in `rule_text`."""
+    if not text:
+        return other
+    return _joined(f"start: {rule_text(text, specials)} @behind", "behind", other)
+
+
+def rule_text(text: str, specials: Mapping[str, int]) -> str:
+    """A text in a rule of Lark; `specials`: ids of special tokens in it, by their own text."""
+    words = sorted(map(re.escape, specials), key=len, reverse=True)
+    parts = re.split(f"({'|'.join(words)})", text) if words else [text]
+    quoted = (
+        f"<[{specials[part]}]>" if part in specials else json.dumps(part, ensure_ascii=False)
+        for part in parts if part
+    )  # fmt: skip
+    return " ".join(quoted)
+
+
+def _joined(rules: str, name: str, other: str) -> str:
+    """Rules in Lark that refer to another grammar by a name."""
+    is_list = other.startswith("{")
+    first, *more = json.loads(other)["grammars"] if is_list else [{"lark_grammar": other}]
+    return json.dumps({"grammars": [{"lark_grammar": rules}, {**first, "name": name}, *more]})
 
 
 def schema_of(text: str) -> dict[str, object] | None:

@@ -1,11 +1,10 @@
 """Thoughts at the beginning of answers: how families mark them, where one ends, and its text."""
 
 import enum
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-_SPACE = " \t\r\n"
+SPACE = " \t\r\n"
 _END_TOKENS = 16  # a mark and the blanks behind it have at most so many
 
 
@@ -23,15 +22,35 @@ class Stage(enum.Enum):
     BEHIND = "behind"  # its thought, or it has none
 
 
+class Segment(NamedTuple):
+    """A part of an answer's text."""
+
+    text: str
+    is_thought: bool
+
+
 class Marks(NamedTuple):
-    """What stands before and behind a thought, as text."""
+    """What stands before and behind a thought, as text.
+
+    Attributes:
+        between: what has to follow a closing before anything else.
+        exits: how an answer may go on behind a thought that has to end.
+        outside: marks that no thought has in it.
+        answer_header: what stands before the text for the user.
+        ends: end tokens of answers, beside those of the checkpoint.
+    """
 
     opening: str
     closing: str
+    between: str = ""
+    exits: tuple[str, ...] = ("",)
+    outside: tuple[str, ...] = ()
+    answer_header: str = ""
+    ends: tuple[str, ...] = ()
 
     def stage_after(self, tokenizer: "Decoder", prompt: Sequence[int]) -> Stage:
         """Returns where an answer to a prompt begins."""
-        end = tokenizer.decode(prompt[-_END_TOKENS:], skip_special=False).rstrip(_SPACE)
+        end = tokenizer.decode(prompt[-_END_TOKENS:], skip_special=False).rstrip(SPACE)
         if end.endswith(self.opening):
             return Stage.WITHIN
         return Stage.BEHIND if end.endswith(self.closing) else Stage.BEFORE
@@ -40,6 +59,17 @@ class Marks(NamedTuple):
         """Returns where an answer goes on that has begun with a message."""
         is_open = message.rfind(self.opening) > message.rfind(self.closing)
         return Stage.WITHIN if is_open else Stage.BEHIND
+
+    def shown(self, stage: Stage) -> tuple[str, ...]:
+        """Marks that the text of an answer has."""
+        return () if stage is Stage.BEHIND else (self.opening, self.closing)
+
+    def reader(self, stage: Stage, divides: bool = True) -> "ThoughtReader":
+        """Returns what reads an answer; unless it `divides` that, all of it is the answer."""
+        return ThoughtReader(self, stage, divides)
+
+    def progress(self, stage: Stage) -> "Progress":
+        return Progress(self, stage)
 
 
 THINK = Marks("<think>", "</think>")
@@ -53,14 +83,6 @@ MARKS = (
 )
 
 
-@functools.lru_cache(maxsize=8)
-def of_template(template: str | None) -> Marks | None:
-    """Returns the marks that a chat template knows; None: it knows no thoughts."""
-    source = template or ""
-    marks = (m for m in MARKS if m.opening in source or m.closing in source)
-    return next(marks, None)
-
-
 class Progress:
     """Where an answer is, token by token.
 
@@ -68,7 +90,10 @@ class Progress:
         stage: of the answer.
         num_tokens: in the thought, without those of its marks; while it goes on, with those of what
             may become its closing.
+        due: text that has to come before anything else.
     """
+
+    due = ""
 
     def __init__(self, marks: Marks, stage: Stage):
         self._opening, self._closing = marks.opening.encode(), marks.closing.encode()
@@ -86,7 +111,7 @@ class Progress:
             return
         self._text += token_bytes
         if self.stage is Stage.BEFORE:
-            text = self._text.lstrip(_SPACE.encode())
+            text = self._text.lstrip(SPACE.encode())
             if text.startswith(self._opening):
                 self.stage, self._text = Stage.WITHIN, b""
             elif not self._opening.startswith(text):
@@ -109,29 +134,31 @@ class ThoughtReader:
     the ends of the thought, and before the answer behind it, belong to neither.
     """
 
-    def __init__(self, marks: Marks, stage: Stage):
+    def __init__(self, marks: Marks, stage: Stage, divides: bool = True):
         self._marks = marks
-        self._stage = stage
+        self._stage = stage if divides else Stage.BEHIND
         self._pending = ""  # may be a mark, or the blanks before one
-        self._is_blank = stage is not Stage.BEFORE  # so far, and then blanks are left out
+        # Blanks are left out where nothing else came so far.
+        self._is_blank = divides and stage is not Stage.BEFORE
 
-    def push(self, text: str) -> tuple[str, str]:
+    def push(self, text: str) -> list[Segment]:
         """Returns what is certain with further text: of the thought, and of the answer."""
         self._pending += text
         if self._stage is Stage.BEFORE:
             self._read_opening()
         thought = self._read_thought() if self._stage is Stage.WITHIN else ""
-        return thought, self._take() if self._stage is Stage.BEHIND else ""
+        answer = self._take() if self._stage is Stage.BEHIND else ""
+        return [one for one in (Segment(thought, True), Segment(answer, False)) if one.text]
 
-    def finish(self) -> tuple[str, str]:
+    def finish(self) -> list[Segment]:
         """Returns the rest at the end of the answer."""
         pending, self._pending = self._pending, ""
-        if self._stage is Stage.WITHIN:
-            return self._shown(pending.rstrip(_SPACE)), ""
-        return "", self._shown(pending)
+        is_thought = self._stage is Stage.WITHIN
+        text = self._shown(pending.rstrip(SPACE) if is_thought else pending)
+        return [Segment(text, is_thought)] if text else []
 
     def _read_opening(self) -> None:
-        opening, text = self._marks.opening, self._pending.lstrip(_SPACE)
+        opening, text = self._marks.opening, self._pending.lstrip(SPACE)
         if text.startswith(opening):
             self._stage, self._pending, self._is_blank = Stage.WITHIN, text[len(opening) :], True
         elif not opening.startswith(text):
@@ -140,12 +167,12 @@ class ThoughtReader:
     def _read_thought(self) -> str:
         before, closing, behind = self._pending.partition(self._marks.closing)
         if closing:
-            thought = self._shown(before.rstrip(_SPACE))
+            thought = self._shown(before.rstrip(SPACE))
             self._stage, self._pending, self._is_blank = Stage.BEHIND, behind, True
             return thought
         sizes = range(min(len(before), len(self._marks.closing) - 1), 0, -1)
         ends = (size for size in sizes if before.endswith(self._marks.closing[:size]))
-        certain = before[: len(before) - next(ends, 0)].rstrip(_SPACE)
+        certain = before[: len(before) - next(ends, 0)].rstrip(SPACE)
         self._pending = before[len(certain) :]
         return self._shown(certain)
 
@@ -155,6 +182,6 @@ class ThoughtReader:
 
     def _shown(self, text: str) -> str:
         if self._is_blank:
-            text = text.lstrip(_SPACE)
+            text = text.lstrip(SPACE)
             self._is_blank = not text
         return text

@@ -1,4 +1,4 @@
-"""Chat templates in the habits of eight families, and what transformers renders with them.
+"""Chat templates in the habits of nine families, and what transformers renders with them.
 
 Each is written for this test: the control tokens and the order of a family's prompt, and the Jinja
 that its published template leans on. One row a template, conversation and generation prompt:
@@ -279,6 +279,72 @@ sort_keys=true, ensure_ascii=true) }})
 {% if add_generation_prompt %}<|turn|>assistant|{% endif %}
 """
 
+_HARMONY = """\
+{%- macro kind(spec) -%}
+    {%- if spec.type == 'array' -%}{{- kind(spec['items'] or {}) + '[]' -}}
+    {%- elif spec.enum -%}{{- '"' + spec.enum | join('" | "') + '"' -}}
+    {%- elif spec.type in ['number', 'integer'] -%}number
+    {%- else -%}{{- spec.type or 'any' -}}{%- endif -%}
+{%- endmacro -%}
+{{- '<|start|>system<|message|>Reasoning: ' }}
+{%- if reasoning_effort is not defined %}{%- set reasoning_effort = 'medium' %}{%- endif %}
+{{- reasoning_effort + '\\n\\n# Valid channels: analysis, commentary, final.' }}
+{%- if tools %}{{- "\\nCalls must go to the commentary channel: 'functions'." }}{%- endif %}
+{{- '<|end|>' }}
+{%- set is_told = messages[0].role in ['system', 'developer'] %}
+{%- if is_told or tools %}
+    {{- '<|start|>developer<|message|>' }}
+    {{- '# Instructions\\n\\n' + messages[0].content + '\\n\\n' if is_told else '' }}
+    {%- if tools %}
+        {{- '# Tools\\n\\nnamespace functions {\\n\\n' }}
+        {%- for tool in tools %}
+            {%- set f = tool.function %}
+            {{- '// ' + f.description + '\\ntype ' + f.name + ' = (_: {\\n' }}
+            {%- for name, spec in (f.parameters.properties or {}).items() %}
+                {{- name + ('' if name in (f.parameters.required or []) else '?') + ': ' }}
+                {{- kind(spec) + ',\\n' }}
+            {%- endfor %}
+            {{- '}) => any;\\n\\n' }}
+        {%- endfor %}
+        {{- '} // namespace functions' }}
+    {%- endif %}
+    {{- '<|end|>' }}
+{%- endif %}
+{%- set last = namespace(name=none) %}
+{%- for m in messages if m.role not in ['system', 'developer'] %}
+    {%- if m.role == 'assistant' %}
+        {%- if 'content' in m and '<|channel|>final<|message|>' in m.content %}
+            {{- raise_exception('Pass thoughts as thinking') }}
+        {%- endif %}
+        {%- if 'tool_calls' in m %}
+            {%- set call = m.tool_calls[0].function %}
+            {%- if m.content and m.thinking %}
+                {{- raise_exception('Cannot pass both content and thinking with calls') }}
+            {%- elif m.content or m.thinking %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' }}
+                {{- (m.content or m.thinking) + '<|end|>' }}
+            {%- endif %}
+            {{- '<|start|>assistant to=functions.' + call.name + '<|channel|>commentary json' }}
+            {{- '<|message|>' + call.arguments | tojson + '<|call|>' }}
+            {%- set last.name = call.name %}
+        {%- else %}
+            {%- set closes = loop.last and not add_generation_prompt %}
+            {%- if closes and 'thinking' in m %}
+                {{- '<|start|>assistant<|channel|>analysis<|message|>' + m.thinking + '<|end|>' }}
+            {%- endif %}
+            {{- '<|start|>assistant<|channel|>final<|message|>' + m.content }}
+            {{- '<|return|>' if closes else '<|end|>' }}
+        {%- endif %}
+    {%- elif m.role == 'tool' %}
+        {%- if last.name is none %}{{- raise_exception('A result without a call') }}{%- endif %}
+        {{- '<|start|>functions.' + last.name + ' to=assistant<|channel|>commentary<|message|>' }}
+        {{- m.content | tojson + '<|end|>' }}
+    {%- elif m.role == 'user' %}
+        {{- '<|start|>user<|message|>' + m.content + '<|end|>' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
+"""
 FAMILIES = {
     "smollm2": (_CHATML, "<|im_start|>", "<|im_end|>"),
     "llama2": (_LLAMA2, "<s>", "</s>"),
@@ -288,6 +354,7 @@ FAMILIES = {
     "qwen": (_QWEN, None, "<|im_end|>"),
     "phi3": (_PHI3, "<s>", "<|endoftext|>"),
     "tools": (_TOOLS, "<|begin|>", "<|end|>"),
+    "harmony": (_HARMONY, "<|startoftext|>", "<|return|>"),
 }
 _USER = {"role": "user", "content": "  Is 1 < 2 & 3 > 2?\n\"yes\" 'no' ünï 日本 {{ x }} \\n "}
 _ANSWER = {"role": "assistant", "content": " Yes: </b>\n\n1. <b>one</b>\n", "name": None}

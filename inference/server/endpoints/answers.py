@@ -18,6 +18,7 @@ from inference.server.protocol.responses import PromptTokensDetails, Usage
 from inference.server.protocol.tools import OfferedTools
 from inference.server.service import Service
 from inference.text.grammar import relaxed
+from inference.text.layouts import Layout
 from inference.text.tool_calls import formats
 from inference.text.tool_calls.formats import Format
 
@@ -63,12 +64,15 @@ async def read_params(
     caller: Caller,
     offer: OfferedTools | None = None,
     format: Format = formats.JSON,
+    layout: Layout | None = None,
 ) -> SamplingParams:
     """Reads how to sample, with a grammar that compiles; an `ApiError` names a wrong field. The
-    text has the marks of calls and of structural tags even where they are special tokens.
+    text has the marks of calls and of structural tags even where they are special tokens. `layout`:
+    of an answer from its beginning on.
     """
     facts = service.facts
-    grammar = await service.texts.read_structure(request, facts.accepts_grammars, offer, format)
+    how = offer, format, layout
+    grammar = await service.texts.read_structure(request, facts.accepts_grammars, *how)
     caller.relaxed.update(relaxed(grammar or ""))
     params = sampling.read(request, facts, grammar, caller.name)
     tag, _ = structure.tag(request)

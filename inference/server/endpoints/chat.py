@@ -26,7 +26,8 @@ from inference.server.protocol.responses import (
     Usage,
 )
 from inference.server.service import Service
-from inference.text.thoughts import THINK, Stage
+from inference.text import layouts
+from inference.text.thoughts import Stage
 
 
 async def encode(
@@ -65,28 +66,29 @@ class Chat:
         request, service = self._request, self._service
         parse.check_model(request.model, service.model_name)
         self._offer = tools.read(request)
-        how = self._offer, service.tool_format
+        tokenizer = service.texts.tokenizer
+        layout = layouts.of_template(tokenizer.template)
+        how = self._offer, service.tool_format, None if request.continue_final_message else layout
         params = await read_params(service, request, self._caller, *how)
         tokens = await encode(service, request, self._offer)
         tokens, params = sampling.fit(request, params, tokens, service.facts)
-        tokenizer = service.texts.tokenizer
         start = reasoning.of_prompt(tokenizer, tokens, _begun(request))
         holds_in_thoughts = bool(request.bad_words)
         params = reasoning.limited(params, start, service.facts, tokenizer, holds_in_thoughts)
-        opens = start is not None and start.stage is Stage.WITHIN
-        marks = THINK if start is None else start.marks
-        self._readers = [
-            MessageReader(*how, self._reasoning(start), opens, marks) for _ in range(request.n or 1)
-        ]
+        self._readers = [self._reader(start) for _ in range(request.n or 1)]
         self._token_ids: list[list[int]] = [[] for _ in self._readers]
         prompt = EncodedPrompt(tokens, params)
         self._answers = Answers(service, request, [prompt], self._caller)
 
-    def _reasoning(self, start: AnswerStart | None) -> Reasoning | None:
-        """Returns what reads an answer's thought; None: it is a part of its text."""
-        if start is None or self._request.separate_reasoning is False:
-            return None
-        return Reasoning(start, self._service.texts.tokenizer)
+    def _reader(self, start: AnswerStart | None) -> MessageReader:
+        """Returns what reads an answer."""
+        how = self._offer, self._service.tool_format
+        if start is None:
+            return MessageReader(*how)
+        divides = self._request.separate_reasoning is not False
+        reasoning = Reasoning(start, self._service.texts.tokenizer, divides)
+        thinks = start.stage is Stage.WITHIN and not divides
+        return MessageReader(*how, reasoning, thinks, start.layout)
 
     async def answer(self) -> Response:
         """Returns the whole answer; an `ApiError` says that the engine cannot."""
@@ -127,7 +129,7 @@ class Chat:
                     event = self._header.chunk([role], usage, ids)
                     begun.add(piece.index)
                 news = self._read(piece)
-                if asks_ids or piece.tokens or piece.finish_reason or news.has_text:
+                if asks_ids or piece.tokens or piece.finish_reason or news.parts:
                     event += self._header.chunk([self._delta(piece, news)], usage)
                 if event:
                     yield event

@@ -11,7 +11,7 @@ from inference.planner.page import render
 from inference.server.protocol.errors import ApiError
 from inference.server.protocol.event_stream import Events, EventStream
 from inference.server.service import Service
-from inference.text import thoughts
+from inference.text import layouts
 
 _EVERY_S = 1.0
 _ENCODER = msgspec.json.Encoder()
@@ -87,7 +87,7 @@ def now(service: Service) -> Figures:
         max_top_logprobs=facts.max_top_logprobs if facts else 0,
         has_text=text is not None,
         has_chats=text is not None and text.template is not None,
-        has_thoughts=text is not None and thoughts.of_template(text.template) is not None,
+        has_thoughts=text is not None and layouts.of_template(text.template) is not None,
         running=heartbeat.num_running,
         waiting=heartbeat.num_waiting,
         cache_used=heartbeat.cache_used,

@@ -1,26 +1,35 @@
-"""Splits an answer into its thought, text and tool calls."""
+"""Splits an answer into its thoughts, text and tool calls."""
 
 import secrets
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from inference.server.endpoints.answers import Piece
 from inference.server.endpoints.reasoning import Reasoning
 from inference.server.protocol.responses import AnswerMessage, CallDelta, FunctionDelta
 from inference.server.protocol.tools import OfferedTools
-from inference.text.thoughts import THINK, Marks
+from inference.text.layouts import Layout
+from inference.text.thoughts import THINK, Segment
 from inference.text.tool_calls.formats import Format
 from inference.text.tool_calls.parser import Parser
 from inference.text.tool_calls.stream import Part
 
 
-class News(NamedTuple):
-    """New parts of a message, text and calls in their order, and of the thought before them. A call
-    has one part at most.
-    """
+class Thought(NamedTuple):
+    """New text of a thought."""
 
-    parts: list[str | CallDelta]
+    text: str
+
+
+class News(NamedTuple):
+    """New parts of a message in their order: thoughts, text and calls, each call at most once."""
+
+    parts: list[Thought | str | CallDelta]
     finish_reason: str | None
-    reasoning: str = ""
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, Thought))
 
     @property
     def content(self) -> str:
@@ -31,12 +40,8 @@ class News(NamedTuple):
         return [part for part in self.parts if isinstance(part, CallDelta)]
 
     @property
-    def has_text(self) -> bool:
-        return bool(self.parts or self.reasoning)
-
-    @property
     def without_reasoning(self) -> "News":
-        return self._replace(reasoning="")
+        return self._replace(parts=[part for part in self.parts if not isinstance(part, Thought)])
 
 
 class MessageReader:
@@ -48,14 +53,13 @@ class MessageReader:
         format: Format,
         reasoning: Reasoning | None = None,
         thinks: bool = False,
-        marks: Marks = THINK,
+        layout: Layout = THINK,
     ):
-        """`offer`: tools of the request; None: calls stay text. `reasoning`: reads the thought;
-        None: it is a part of the text, with its marks, which begins with it if it `thinks`.
+        """`offer`: tools of the request; None: calls stay text. `reasoning`: reads thoughts, which
+        are a part of the text that has this layout, if it `thinks` from its beginning on.
         """
         self._reasoning = reasoning
-        thinks = thinks and reasoning is None
-        self._parser = Parser(format, offer.schemas, thinks, marks) if offer else None
+        self._parser = Parser(format, offer.schemas, thinks, layout) if offer else None
         self._max_calls = 1 if offer is not None and not offer.is_parallel else None
         self._has_calls = False
 
@@ -64,19 +68,26 @@ class MessageReader:
         return 0 if self._reasoning is None else self._reasoning.num_tokens
 
     def read(self, piece: Piece) -> News:
-        thought, text = "", piece.text
+        segments = [Segment(piece.text, is_thought=False)]
         if self._reasoning is not None:
-            thought, text = self._reasoning.read(piece)
-        if self._parser is None:
-            return News([text] if text else [], piece.finish_reason, thought)
-        parts = self._parser.push(text)
-        if piece.finish_reason is not None:
-            parts += self._parser.finish()
+            segments = self._reasoning.read(piece)
+        parts: list[Thought | str | CallDelta] = []
+        for text, is_thought in segments:
+            parts += [Thought(text)] if is_thought else self._read_answer(text)
+        if self._parser is not None and piece.finish_reason is not None:
+            parts += self._told(self._parser.finish())
+        is_call = self._has_calls and piece.finish_reason == "stop"
+        return News(parts, "tool_calls" if is_call else piece.finish_reason)
+
+    def _read_answer(self, text: str) -> Sequence[str | CallDelta]:
+        if self._parser is not None:
+            return self._told(self._parser.push(text))
+        return [text] if text else []
+
+    def _told(self, parts: list[Part]) -> list[str | CallDelta]:
         told = [_told(part) for part in parts if self._may_tell(part)]
         self._has_calls |= any(isinstance(part, CallDelta) for part in told)
-        is_call = self._has_calls and piece.finish_reason == "stop"
-        reason = "tool_calls" if is_call else piece.finish_reason
-        return News(told, reason, thought)
+        return told
 
     def _may_tell(self, part: Part) -> bool:
         return part.index is None or self._max_calls is None or part.index < self._max_calls

@@ -1,4 +1,4 @@
-"""The thought of an answer: its text apart from the answer's, and how many tokens it has."""
+"""The thoughts of an answer: their text apart from the answer's, and how many tokens they have."""
 
 import dataclasses
 from typing import NamedTuple
@@ -7,21 +7,22 @@ from inference.request import WIRE_NAMES, SamplingParams
 from inference.server.endpoints.answers import Piece
 from inference.server.frames import Loaded
 from inference.server.protocol.errors import invalid
-from inference.text import thoughts
-from inference.text.thoughts import Marks, Progress, Stage, ThoughtReader
+from inference.text import layouts
+from inference.text.layouts import Layout
+from inference.text.thoughts import Segment, Stage
 from inference.text.tokenizer import Tokenizer
 
 _BUDGET = WIRE_NAMES["thinking_budget"]
 
 
 class AnswerStart(NamedTuple):
-    """Where answers to a prompt begin, of a model whose thoughts have these marks.
+    """Where answers to a prompt begin, of a model whose thoughts are laid out so.
 
     Attributes:
         is_known: the engine finds the same stage at the end of the prompt.
     """
 
-    marks: Marks
+    layout: Layout
     stage: Stage
     is_known: bool = True
 
@@ -30,13 +31,13 @@ def of_prompt(tokenizer: Tokenizer, tokens: list[int], begun: str) -> AnswerStar
     """Returns where answers to a prompt begin, which continue the message `begun`, if it is not
     empty; None: the model has no thoughts.
     """
-    marks = thoughts.of_template(tokenizer.template)
-    if marks is None:
+    layout = layouts.of_template(tokenizer.template)
+    if layout is None:
         return None
-    stage = marks.stage_after(tokenizer, tokens)
+    stage = layout.stage_after(tokenizer, tokens)
     if not begun or stage is Stage.WITHIN:
-        return AnswerStart(marks, stage)
-    return AnswerStart(marks, marks.stage_within(begun), is_known=False)
+        return AnswerStart(layout, stage)
+    return AnswerStart(layout, layout.stage_within(begun), is_known=False)
 
 
 def limited(
@@ -67,33 +68,34 @@ def limited(
             raise invalid(_BUDGET, f"is at most the context of {facts.max_context} tokens")
         if not start.is_known and start.stage is not Stage.BEHIND:
             raise invalid(_BUDGET, "does not go with the beginning of a thought")
-    if start is None or start.stage is Stage.BEHIND:
+    if start is None:
         return dataclasses.replace(params, thinks=False, thinking_budget=None)
-    specials = tokenizer.specials_in((start.marks.opening, start.marks.closing))
-    shown = {*params.shown_special_ids, *specials.values()}
+    specials = tokenizer.specials_in(start.layout.shown(start.stage))
+    shown = tuple(sorted({*params.shown_special_ids, *specials.values()}))
+    params = dataclasses.replace(params, shown_special_ids=shown)
+    if start.stage is Stage.BEHIND:
+        return dataclasses.replace(params, thinks=False, thinking_budget=None)
     thinks = start.is_known and not (holds_in_thoughts and budget is None)
-    return dataclasses.replace(params, thinks=thinks, shown_special_ids=tuple(sorted(shown)))
+    return dataclasses.replace(params, thinks=thinks)
 
 
 class Reasoning:
-    """Reads the thought of one answer."""
+    """Reads the thoughts of one answer."""
 
-    def __init__(self, start: AnswerStart, tokenizer: Tokenizer):
-        self._reader = ThoughtReader(start.marks, start.stage)
-        self._progress = Progress(start.marks, start.stage)
+    def __init__(self, start: AnswerStart, tokenizer: Tokenizer, divides: bool = True):
+        """`divides`: otherwise thoughts are a part of the answer, with their marks."""
+        self._reader = start.layout.reader(start.stage, divides)
+        self._progress = start.layout.progress(start.stage)
         self._token_bytes = tokenizer.token_bytes
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the thought so far."""
+        """Tokens of the thoughts so far."""
         return self._progress.num_tokens
 
-    def read(self, piece: Piece) -> tuple[str, str]:
-        """Returns a piece's new text: of the thought, and of the answer."""
+    def read(self, piece: Piece) -> list[Segment]:
+        """Returns a piece's new text: of thoughts, and of the answer."""
         for token in piece.token_ids:
             self._progress.accept(self._token_bytes(token, skip_special=False))
-        thought, answer = self._reader.push(piece.text)
-        if piece.finish_reason is not None:
-            last_thought, last_answer = self._reader.finish()
-            thought, answer = thought + last_thought, answer + last_answer
-        return thought, answer
+        segments = self._reader.push(piece.text)
+        return segments if piece.finish_reason is None else segments + self._reader.finish()

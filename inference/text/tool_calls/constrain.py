@@ -21,12 +21,16 @@ def of_calls(
     is_parallel: bool,
     other: str | None = None,
     specials: Mapping[str, int] = types.MappingProxyType({}),
+    header: str = "",
 ) -> str:
     """One call of one of these functions, or several if `is_parallel`, with arguments that obey
     their JSON schemas; or a text of the grammar `other`.
 
     Args:
-        specials: ids of special tokens that the format's marks have in them, by their text.
+        specials: ids of special tokens that the format's marks or the header have in them, by their
+            text.
+        header: of a message for the user, where answers have such: before texts of `other`, and
+            before calls that are no messages of their own.
 
     Raises:
         InputError: the schemas are too long together, or one cannot be obeyed.
@@ -37,6 +41,21 @@ def of_calls(
             f"the schemas of functions have at most {grammar.MAX_CHARS} characters together, not "
             f"{num_chars}"
         )
+    if not format.is_message:
+        text = _calls(format, schemas, is_parallel, other, specials)
+        return grammar.behind(header, specials, text)
+    if other is not None:
+        other = grammar.behind(header, specials, other)
+    return _calls(format, schemas, is_parallel, other, specials)
+
+
+def _calls(
+    format: Format,
+    schemas: Schemas,
+    is_parallel: bool,
+    other: str | None,
+    specials: Mapping[str, int],
+) -> str:
     if other is None:
         return _lark(format, schemas, is_parallel, "start", specials)
     schema = grammar.schema_of(other)
@@ -88,6 +107,8 @@ def _call_schema(shape: Objects, n: int, name: str, schema: dict[str, object]) -
 def _sequence(format: Format, is_parallel: bool, rules: CallRules) -> str:
     """One call, or several, with the format's text around them."""
     opening, closing = format.opening + format.gap, format.gap + format.closing
+    if format.is_message:
+        return f"{rules.text(opening)} call"
     if isinstance(format.shape, Tagged):
         closing = format.closing  # a call ends with its line
     between, call = rules.text(format.between), "call"

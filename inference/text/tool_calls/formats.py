@@ -5,7 +5,7 @@ import functools
 import re
 
 from configs.errors import InputError, shown
-from inference.text.tool_calls.shapes import Literals, NameThenJson, Objects, Shape, Tagged
+from inference.text.tool_calls.shapes import Bare, Literals, NameThenJson, Objects, Shape, Tagged
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,6 +20,8 @@ class Format:
         shape: what stands between opening and closing.
         gap: between those and a call.
         between: between calls, each with its opening; inside of one opening if `is_section`.
+        is_message: a call is a message on a channel (`Channels`), whose closing ends the answer: so
+            a grammar leaves it out, and has one call.
         is_read: False: the template's calls have this name and stay text; what a request forces is
             plain JSON, as the other fields say.
     """
@@ -33,6 +35,7 @@ class Format:
     gap: str = ""
     between: str = "\n"
     is_section: bool = False
+    is_message: bool = False
     is_read: bool = True
 
     @property
@@ -76,6 +79,15 @@ _FORMATS = (
         ),
     ),
     Format(
+        "deepseek_v32", "<｜DSML｜function_calls>", "</｜DSML｜function_calls>", gap="\n",
+        between="", is_section=True,
+        shape=Tagged(
+            '<｜DSML｜parameter name="', '" string="', "</｜DSML｜parameter>\n", '">\n',
+            head='<｜DSML｜invoke name="', value_begin='false">', text_begin='true">',
+            tail="</｜DSML｜invoke>\n",
+        ),
+    ),
+    Format(
         "seed_oss", "<seed:tool_call>", "</seed:tool_call>", gap="\n",
         shape=dataclasses.replace(_FUNCTION, key_end=">", value_end="</parameter>\n"),
     ),
@@ -109,6 +121,15 @@ _FORMATS = (
     Format("phi4", "functools", shape=_LIST),
     Format("jamba", "<tool_calls>", "</tool_calls>", shape=_LIST),
     Format("nemotron", "<TOOLCALL>", "</TOOLCALL>", shape=_LIST),
+    Format("gemma4", "<|tool_call>", "<tool_call|>", between="", shape=Bare('<|"|>')),
+    Format(
+        "functiongemma", "<start_function_call>", "<end_function_call>", between="",
+        shape=Bare("<escape>"),
+    ),
+    Format(
+        "openai", "<|channel|>commentary to=", "<|call|>", between="", is_message=True,
+        shape=NameThenJson(" <|constrain|>json<|message|>", prefix="functions."),
+    ),
 )  # fmt: skip
 FORMATS = {format.name: format for format in _FORMATS}
 AUTO = "auto"
@@ -128,10 +149,10 @@ _MARKS = (
     ("lfm2", "<|tool_call_start|>"),
     ("lfm2", "<|tool_list_start|>"),
     ("mistral", "[ARGS]"),
-    ("openai", "<|channel|>"),
+    ("openai", "<|channel|>", "<|message|>"),
     ("deepseek_v3", "<｜tool▁call", "```json"),
     ("deepseek_v31", "<｜tool▁call"),
-    ("deepseek_v32", "<｜DSML｜"),
+    ("deepseek_v32", "｜DSML｜"),
     ("kimi_k2", "<|tool_calls_section_begin|>"),
     ("gemma4", "<|tool_call>"),
     ("functiongemma", "<start_function_call>"),

@@ -77,14 +77,15 @@ def _read_tagged(stream: Stream, shape: Tagged, ends: Sequence[str], schemas: Sc
     stream.is_in_call, parameters = True, Parameters(schemas[name])
     while mark == key_begin:
         key = (yield from stream.next_until(shape.key_end.strip())).strip()
-        mark = yield from stream.match([shape.value_begin])
+        begins = [shape.value_begin, *_marks(shape.text_begin)]
+        mark = yield from stream.match(begins)
         if mark is None:
             break
         stream.pending = []
         kinds, before = parameters.types(key), f"{separator}{json.dumps(key, ensure_ascii=False)}: "
-        if kinds == values.TEXT:
+        if mark == shape.text_begin if shape.text_begin else kinds == values.TEXT:
             stream.tell_arguments(before + '"')
-            yield from _tell_text(stream, shape)
+            yield from tell_text(stream, shape.value_end.strip(), shape.pad)
             stream.tell_arguments('"')
         else:
             text = yield from _next_value(stream, shape.value_end.strip())
@@ -98,12 +99,11 @@ def _read_tagged(stream: Stream, shape: Tagged, ends: Sequence[str], schemas: Sc
     return mark
 
 
-def _tell_text(stream: Stream, shape: Tagged) -> Generator[None, str, None]:
-    """Adds a value, to its end, to a text of JSON."""
-    pad, end = shape.pad, shape.value_end.strip()
+def tell_text(stream: Stream, end: str, pad: str = "") -> Generator[None, str, None]:
+    """Adds a value, to its end and the pad before that, to a text of JSON."""
     ends = {end, pad + end}
     start = yield from stream.next()
-    if start == pad:
+    if pad and start == pad:
         start = ""
     while start not in ends:
         if start and not any(end.startswith(start) for end in ends):

@@ -2,11 +2,12 @@
 
 from collections.abc import Generator
 
-from inference.text.thoughts import THINK, Marks
-from inference.text.tool_calls import literal_calls, marked_calls, object_calls
+from inference.text.layouts import Layout
+from inference.text.thoughts import SPACE, THINK
+from inference.text.tool_calls import bare_calls, literal_calls, marked_calls, object_calls
 from inference.text.tool_calls.formats import Format
-from inference.text.tool_calls.shapes import Literals, Objects
-from inference.text.tool_calls.stream import SPACE, Part, Stream
+from inference.text.tool_calls.shapes import Bare, Literals, Objects
+from inference.text.tool_calls.stream import Part, Stream
 from inference.text.tool_calls.values import Schemas
 
 
@@ -25,7 +26,7 @@ class Parser:
     """
 
     def __init__(
-        self, format: Format, schemas: Schemas, thinks: bool = False, thought: Marks = THINK
+        self, format: Format, schemas: Schemas, thinks: bool = False, thought: Layout = THINK
     ):
         """`schemas`: of the arguments of callable functions; if `thinks`, the prompt has opened a
         thought, which `thought` marks.
@@ -120,6 +121,8 @@ class Parser:
             yield from object_calls.read_block(stream, closing, self._schemas, first)
         elif isinstance(shape, Literals):
             yield from literal_calls.read_block(stream, closing, self._schemas, first)
+        elif isinstance(shape, Bare):
+            yield from bare_calls.read_block(stream, shape, closing, self._schemas)
         else:
             yield from marked_calls.read_block(stream, shape, closing, self._schemas)
         yield from stream.hold_released()

@@ -49,6 +49,7 @@ class Tagged:
         head, name_end: around the name.
         key_begin, key_end: around a parameter's name.
         value_begin, value_end: around its value.
+        text_begin: before a value that is text, where that differs from `value_begin`.
         tail: behind the parameters.
     """
 
@@ -58,6 +59,7 @@ class Tagged:
     name_end: str
     head: str = ""
     value_begin: str = ""
+    text_begin: str = ""
     tail: str = ""
 
     @property
@@ -71,4 +73,18 @@ class Literals:
     """A list of calls in Python, with literals as arguments: `[f(a=1, b="x"), g()]`."""
 
 
-Shape = Objects | NameThenJson | Tagged | Literals
+@dataclasses.dataclass(frozen=True)
+class Bare:
+    """A name and an object whose keys are bare, and whose texts are between marks, without escapes:
+    `call:f{a:<|"|>x<|"|>,b:[1,true]}`. A reader takes JSON's own texts in their place.
+
+    Attributes:
+        quote: before and behind a text.
+        head: before the name.
+    """
+
+    quote: str
+    head: str = "call:"
+
+
+Shape = Objects | NameThenJson | Tagged | Literals | Bare

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from inference.text import thoughts
+from inference.text import layouts
 from inference.text.thoughts import MARKS, THINK, Progress, Stage, ThoughtReader
 from tests.inference.server.fake_engine import tokenizer
 
@@ -26,8 +26,9 @@ TEXTS = [
 
 def read(text: str, *pieces: str, marks=THINK, stage=Stage.BEFORE) -> tuple[str, str]:
     reader = ThoughtReader(marks, stage)
-    found = [*(reader.push(piece) for piece in pieces or (text,)), reader.finish()]
-    return "".join(one for one, _ in found), "".join(two for _, two in found)
+    found = [part for piece in pieces or (text,) for part in reader.push(piece)] + reader.finish()
+    thought = "".join(part.text for part in found if part.is_thought)
+    return thought, "".join(part.text for part in found if not part.is_thought)
 
 
 def expected(text: str, marks=THINK, stage=Stage.BEFORE) -> tuple[str, str]:
@@ -97,7 +98,7 @@ def test_tokens_of_a_thought_are_counted(thought, size):
 
 
 def test_templates_know_their_marks():
-    known = {name: thoughts.of_template(family["template"]) for name, family in TEMPLATES.items()}
+    known = {name: layouts.of_template(family["template"]) for name, family in TEMPLATES.items()}
     assert known["qwen"] == THINK and known["llama3"] is None
-    assert thoughts.of_template(None) is None
-    assert thoughts.of_template("[THINK]{{ a }}[/THINK]") == MARKS[1]
+    assert layouts.of_template(None) is None
+    assert layouts.of_template("[THINK]{{ a }}[/THINK]") == MARKS[1]

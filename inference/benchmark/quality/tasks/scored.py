@@ -12,8 +12,8 @@ from configs.errors import InputError, shown
 from inference.benchmark.quality import perplexity
 from inference.benchmark.quality.tasks.documents import Choice, Document, Question, Verdict
 from inference.request import SamplingParams
-from inference.text import thoughts
-from inference.text.thoughts import ThoughtReader
+from inference.text import layouts
+from inference.text.thoughts import Stage
 from inference.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -62,8 +62,9 @@ class Prompts:
         """
         self._tokenizer, self._chat = tokenizer, chat
         self._start = perplexity.start(tokenizer)
-        self._marks = thoughts.of_template(tokenizer.template) if chat else None
-        self.shown_ids = tuple(tokenizer.specials_in(self._marks or ()).values())
+        self._layout = layouts.of_template(tokenizer.template) if chat else None
+        marks = self._layout.shown(Stage.BEFORE) if self._layout else ()
+        self.shown_ids = tuple(tokenizer.specials_in(marks).values())
 
     def of(self, text: str) -> list[int]:
         if self._chat:
@@ -92,10 +93,11 @@ class Prompts:
 
     def answer(self, prompt: list[int], text: str) -> str:
         """Returns an answer's text without the thought in it."""
-        if self._marks is None:
+        if self._layout is None:
             return text
-        reader = ThoughtReader(self._marks, self._marks.stage_after(self._tokenizer, prompt))
-        return reader.push(text)[1] + reader.finish()[1]
+        reader = self._layout.reader(self._layout.stage_after(self._tokenizer, prompt))
+        segments = reader.push(text) + reader.finish()
+        return "".join(segment.text for segment in segments if not segment.is_thought)
 
     def _encoded(self, text: str) -> list[int]:
         return self._tokenizer.encode(text, add_special=False)

@@ -18,7 +18,7 @@ from inference.server.endpoints.anthropic.bodies import (
     ThinkingBlock,
     ToolUseBlock,
 )
-from inference.server.endpoints.messages import News
+from inference.server.endpoints.messages import News, Thought
 from inference.server.protocol.responses import CallDelta
 
 _DELTAS: dict[type[AnswerBlock], type[NewText] | type[NewThought] | type[NewInput]] = {
@@ -38,10 +38,12 @@ class Output:
 
     def take(self, news: News) -> list[Event]:
         """Adds the next piece of the answer; returns its events."""
-        events = self._write(news.reasoning, ThinkingBlock)
+        events: list[Event] = []
         for part in news.parts:
             if isinstance(part, str):
                 events += self._write(part, TextBlock)
+            elif isinstance(part, Thought):
+                events += self._write(part.text, ThinkingBlock)
             else:
                 if isinstance(part.id, str):
                     events += self._open(_block(part))

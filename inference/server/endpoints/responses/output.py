@@ -3,7 +3,7 @@
 import copy
 import secrets
 
-from inference.server.endpoints.messages import News
+from inference.server.endpoints.messages import News, Thought
 from inference.server.endpoints.responses import bodies
 from inference.server.endpoints.responses.bodies import (
     Event,
@@ -30,11 +30,14 @@ class Output:
         text; thoughts and calls have none.
         """
         self._logprobs += logprobs
-        events = self._think(news.reasoning) if news.reasoning else []
-        if self._is_thinking and not news.parts:
-            self._logprobs = []
+        events: list[Event] = []
         for part in news.parts:
-            events += self._say(part) if isinstance(part, str) else self._call(part)
+            if isinstance(part, Thought):
+                events += self._think(part.text)
+            else:
+                events += self._say(part) if isinstance(part, str) else self._call(part)
+        if self._is_thinking:
+            self._logprobs = []
         return events
 
     def close(self, status: bodies.Status) -> list[Event]:

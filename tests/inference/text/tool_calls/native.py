@@ -79,6 +79,25 @@ class Tags:
         return {key: _value(value, key) for key, value in pairs}
 
 
+class Typed(Tags):
+    """Parameters whose tag says whether the value is text."""
+
+    def write(self, *calls) -> str:
+        texts = (
+            self._call.format(name, "".join(
+                self._parameter.format(key, str(isinstance(value, str)).lower(), _plain(value, key))
+                for key, value in given.items()
+            ))
+            for name, given in calls
+        )  # fmt: skip
+        return self._block.format("".join(texts))
+
+    def _arguments(self, body: str) -> dict:
+        triples = re.findall(_pattern(self._parameter, "(.*?)", "(.*?)", "(.*?)"), body, re.DOTALL)
+        return {key: value if is_text == "true" else json.loads(value)
+                for key, is_text, value in triples}  # fmt: skip
+
+
 class Lists:
     """JSON objects in a list between two texts."""
 
@@ -160,6 +179,42 @@ class Python:
                 yield match.start(), last, calls
 
 
+class Bare:
+    """A name and an object with bare keys, and texts between marks without escapes."""
+
+    def __init__(self, block, quote):
+        self._block, self._quote = block, quote
+
+    def write(self, *calls) -> str:
+        return "".join(self._block.format(f"call:{name}{self._spell(given)}")
+                       for name, given in calls)  # fmt: skip
+
+    def _spell(self, value) -> str:
+        if isinstance(value, str):
+            return self._quote + value + self._quote
+        if isinstance(value, list):
+            return f"[{','.join(map(self._spell, value))}]"
+        if isinstance(value, dict):
+            return f"{{{','.join(f'{key}:{self._spell(item)}' for key, item in value.items())}}}"
+        return json.dumps(value)
+
+    def blocks(self, text: str):
+        before, after = map(re.escape, self._block.split("{}"))
+        for match in re.finditer(rf"{before}call:([\w-]+)(?=\{{)", text):
+            if match[1] not in SCHEMAS:
+                continue
+            parts = text[match.end() :].split(self._quote)
+            ends = [
+                json.dumps(part, ensure_ascii=False) if n % 2 else
+                re.sub(r"([^\s{},\[\]:]+):", lambda key: json.dumps(key[1]) + ":", part)
+                for n, part in enumerate(parts)
+            ]  # fmt: skip
+            given, _ = json.JSONDecoder().raw_decode("".join(ends))
+            size = len(self._spell(given))
+            end = re.compile(rf"{after}|").match(text, match.end() + size).end()
+            yield match.start(), end, [(match[1], given)]
+
+
 def _python_arguments(text: str, start: int) -> tuple[dict, int]:
     for match in re.compile(r"\)").finditer(text, start):
         try:
@@ -189,6 +244,10 @@ FORMATS = {
     "minimax_m2": Tags("<minimax:tool_call>\n{}</minimax:tool_call>",
                        '<invoke name="{}">\n{}</invoke>\n',
                        '<parameter name="{}">{}</parameter>\n', is_section=True),
+    "deepseek_v32": Typed("<｜DSML｜function_calls>\n{}</｜DSML｜function_calls>",
+                          '<｜DSML｜invoke name="{}">\n{}</｜DSML｜invoke>\n',
+                          '<｜DSML｜parameter name="{}" string="{}">{}</｜DSML｜parameter>\n',
+                          is_section=True),
     "seed_oss": Tags("<seed:tool_call>\n{}</seed:tool_call>", "<function={}>\n{}</function>\n",
                      "<parameter={}>{}</parameter>\n"),
     "mistral": Names("{}", "[TOOL_CALLS]{name}[ARGS]"),
@@ -200,6 +259,10 @@ FORMATS = {
                          "\n```<｜tool▁call▁end｜>", "\n"),
     "deepseek_v31": Names("<｜tool▁calls▁begin｜>{}<｜tool▁calls▁end｜>",
                           "<｜tool▁call▁begin｜>{name}<｜tool▁sep｜>", "<｜tool▁call▁end｜>"),
+    "openai": Names("{}", "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>",
+                    "<|call|>"),
+    "gemma4": Bare("<|tool_call>{}<tool_call|>", '<|"|>'),
+    "functiongemma": Bare("<start_function_call>{}<end_function_call>", "<escape>"),
     "lfm2": Python("<|tool_call_start|>{}<|tool_call_end|>"), "pythonic": Python("{}"),
     "granite": Lists("<|tool_call|>{}"), "phi4": Lists("functools{}"),
     "jamba": Lists("<tool_calls>{}</tool_calls>"), "nemotron": Lists("<TOOLCALL>{}</TOOLCALL>"),

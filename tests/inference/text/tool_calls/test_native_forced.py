@@ -12,7 +12,7 @@ from inference.text.grammar import Grammars
 from inference.text.tool_calls import constrain
 from inference.text.tool_calls.formats import FORMATS
 from inference.text.tool_calls.parser import Parser
-from inference.text.tool_calls.shapes import Tagged
+from inference.text.tool_calls.shapes import Bare, Tagged
 from tests.inference.server.fake_engine import END, tokenizer
 from tests.inference.text.test_grammar import permitted
 from tests.inference.text.tool_calls import native
@@ -46,6 +46,7 @@ def ends_of(format) -> list[bytes]:
     """Texts that a walk takes where it can, so that it ends."""
     shape = FORMATS[format].shape
     ends = [shape.value_end.encode()] if isinstance(shape, Tagged) else []
+    ends += [shape.quote.encode()] if isinstance(shape, Bare) else []
     return [*ends, b'"', b"]", b"}", b"'"]
 
 
@@ -106,8 +107,10 @@ WRITTEN = [("weather", {"city": "Zürich </p", "days": 2}), ("now", {}),
 
 
 def written(format, *calls) -> str:
-    """Calls as a grammar has them: literals of Python as JSON writes them."""
+    """Calls as a grammar has them: literals of Python as JSON writes them, and one message."""
     writer = native.FORMATS[format]
+    if FORMATS[format].is_message:
+        return writer.write(calls[0]).removesuffix(FORMATS[format].closing)
     if not isinstance(writer, native.Python):
         return writer.write(*calls)
     return writer.write(*calls, spell=lambda value: json.dumps(value, ensure_ascii=False))
@@ -124,7 +127,7 @@ def test_calls_as_models_write_them_are_permitted(grammars, format):
             follow(grammars.start(source), written(format, ("weather", wrong)))
     alone = grammar_of(format, native.SCHEMAS, False)
     with pytest.raises(AssertionError):
-        follow(grammars.start(alone), written(format, *WRITTEN))
+        follow(grammars.start(alone), written(format, *WRITTEN) + written(format, WRITTEN[1]))
 
 
 @pytest.mark.parametrize("format", native.FORMATS)
@@ -150,6 +153,8 @@ def arguments(properties, **more) -> dict:
     ("glm45", {"a": {"type": "string", "format": "uuid", "maxLength": 3}}, {}, ["format"]),
     ("seed_oss", {"a": {"type": "array", "items": {"type": "string", "pattern": "x"}}}, {}, []),
     ("pythonic", {"a": {"type": "string", "pattern": "^x+$"}}, {}, []),
+    ("gemma4", {"a": {"type": "string", "pattern": "x"}, "b": {"type": "array", "minItems": 1}}, {},
+     ["pattern"]),
     ("lfm2", {"a": {}}, {"dependentRequired": {"a": ["b"]}, "minProperties": 1},
      ["dependentRequired", "minProperties"]),
 ])  # fmt: skip
@@ -160,7 +165,8 @@ def test_what_is_not_obeyed_is_named(grammars, format, properties, more, names):
 
 
 @pytest.mark.parametrize("format, key", [
-    ("qwen3_coder", "a>b"), ("glm45", "a</arg_key>"), ("minimax_m2", " a"), ("pythonic", "a b"),
+    ("qwen3_coder", "a>b"), ("glm45", "a</arg_key>"), ("minimax_m2", " a"), ("gemma4", "a:b"),
+    ("pythonic", "a b"),
 ])  # fmt: skip
 def test_names_of_parameters_that_cannot_be_written(grammars, format, key):
     properties = {key: {"type": "integer"}, "b": {"type": "null"}}

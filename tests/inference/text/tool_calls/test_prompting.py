@@ -48,10 +48,14 @@ READ = {
     "phi4": 'functools[{"name": ',
     "jamba": "<tool_calls>",
     "nemotron": "<TOOLCALL>",
+    "deepseek_v32": '<{{ dsml }}invoke name="{{ c.name }}">{% set dsml = "｜DSML｜" %}',
+    "gemma4": "<|tool_call>call:{{ c.name }}{",
+    "functiongemma": "<start_function_call>call:{{ c.name }}{",
+    "openai": "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>",
     "minimax_m2": '<minimax:tool_call>\n<invoke name="{{ c.name }}">',
 }
 UNREAD = {
-    "openai": "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>",
+    "cohere": "<|START_ACTION|>",
     "unknown": "CALL {{ c.name }} WITH {{ c.arguments }}",
 }
 
