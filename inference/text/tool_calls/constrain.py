@@ -112,9 +112,7 @@ def _sequence(format: Format, is_parallel: bool, rules: CallRules) -> str:
     if isinstance(format.shape, Tagged):
         closing = format.closing  # a call ends with its line
     between, call = rules.text(format.between), "call"
-    if isinstance(format.shape, Literals) or (
-        isinstance(format.shape, Objects) and format.shape.is_list
-    ):
+    if isinstance(format.shape, Literals | Objects) and format.shape.is_list:
         calls = f'"[" call (", " call){_MORE} "]"' if is_parallel else '"[" call "]"'
         return f"{rules.text(opening)} {calls} {rules.text(closing)}"
     if format.brackets:

@@ -117,6 +117,10 @@ _FORMATS = (
     ),
     Format("lfm2", "<|tool_call_start|>", "<|tool_call_end|>", shape=Literals()),
     Format("pythonic", brackets="[", shape=Literals()),
+    Format(
+        "olmo3", "<function_calls>", "</function_calls>", gap="\n", is_section=True,
+        shape=Literals(is_list=False),
+    ),
     Format("granite", "<|tool_call|>", aliases=("<tool_call>",), shape=_LIST),
     Format("phi4", "functools", shape=_LIST),
     Format("jamba", "<tool_calls>", "</tool_calls>", shape=_LIST),

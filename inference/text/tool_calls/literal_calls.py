@@ -11,10 +11,13 @@ from inference.text.tool_calls.values import Schemas
 def read_block(
     stream: Stream, closing: str, schemas: Schemas, first: str = ""
 ) -> Generator[None, str, None]:
-    """Reads a list of calls from `first` on, which is held, to its closing; or JSON, which some
-    models write in its place. Text that cannot belong to calls ends the block and is held.
+    """Reads a list of calls from `first` on, which is held, or calls in lines, to their closing; or
+    JSON, which some models write in their place. Text that cannot belong to calls ends the block
+    and is held.
     """
     if (first or (yield from stream.hold_word())) != "[":
+        if closing:
+            yield from _read_lines(stream, closing, schemas)
         return
     is_json = (yield from stream.hold_word()) == "{"
     stream.release()
@@ -30,6 +33,18 @@ def read_block(
         return
     stream.drop()
     if closing and (yield from stream.match([closing])) is not None:
+        stream.drop()
+
+
+def _read_lines(stream: Stream, closing: str, schemas: Schemas) -> Generator[None, str, None]:
+    """Reads calls from the first character of a name on, which is held."""
+    c = ""
+    while c != closing[0]:
+        stream.release()
+        if not (yield from _read_call(stream, schemas)):
+            return
+        c = yield from stream.hold_word()
+    if (yield from stream.matches(closing)):
         stream.drop()
 
 

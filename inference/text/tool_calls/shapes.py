@@ -70,7 +70,13 @@ class Tagged:
 
 @dataclasses.dataclass(frozen=True)
 class Literals:
-    """A list of calls in Python, with literals as arguments: `[f(a=1, b="x"), g()]`."""
+    """Calls in Python, with literals as arguments: `[f(a=1, b="x"), g()]`.
+
+    Attributes:
+        is_list: they are a list; otherwise each has a line of its own.
+    """
+
+    is_list: bool = True
 
 
 @dataclasses.dataclass(frozen=True)

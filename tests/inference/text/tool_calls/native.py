@@ -179,6 +179,29 @@ class Python:
                 yield match.start(), last, calls
 
 
+class Lines(Python):
+    """Calls in Python, each in a line."""
+
+    def write(self, *calls, spell=repr) -> str:
+        texts = (
+            f"{name}({', '.join(f'{key}={spell(value)}' for key, value in given.items())})\n"
+            for name, given in calls
+        )
+        return self._block.format("".join(texts))
+
+    def blocks(self, text: str):
+        before, after = map(re.escape, self._block.split("{}"))
+        call = re.compile(r"\s*([\w-]+)\(")
+        for match in re.finditer(before, text):
+            calls, at = [], match.end()
+            while (one := call.match(text, at)) and one[1] in SCHEMAS:
+                given, at = _python_arguments(text, one.end())
+                calls.append((one[1], given))
+            if calls:
+                end = re.compile(rf"\s*{after}|\s*").match(text, at).end()
+                yield match.start(), end, calls
+
+
 class Bare:
     """A name and an object with bare keys, and texts between marks without escapes."""
 
@@ -263,6 +286,7 @@ FORMATS = {
                     "<|call|>"),
     "gemma4": Bare("<|tool_call>{}<tool_call|>", '<|"|>'),
     "functiongemma": Bare("<start_function_call>{}<end_function_call>", "<escape>"),
+    "olmo3": Lines("<function_calls>\n{}</function_calls>"),
     "lfm2": Python("<|tool_call_start|>{}<|tool_call_end|>"), "pythonic": Python("{}"),
     "granite": Lists("<|tool_call|>{}"), "phi4": Lists("functools{}"),
     "jamba": Lists("<tool_calls>{}</tool_calls>"), "nemotron": Lists("<TOOLCALL>{}</TOOLCALL>"),

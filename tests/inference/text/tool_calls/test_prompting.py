@@ -49,6 +49,7 @@ READ = {
     "jamba": "<tool_calls>",
     "nemotron": "<TOOLCALL>",
     "deepseek_v32": '<{{ dsml }}invoke name="{{ c.name }}">{% set dsml = "｜DSML｜" %}',
+    "olmo3": "<function_calls>{{ function_calls }}</function_calls>",
     "gemma4": "<|tool_call>call:{{ c.name }}{",
     "functiongemma": "<start_function_call>call:{{ c.name }}{",
     "openai": "<|start|>assistant to=functions.{{ c.name }}<|channel|>commentary json<|message|>",
